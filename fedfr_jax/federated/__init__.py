@@ -1,0 +1,1 @@
+"""Vectorised federated training: who trains, on what device, and how it is summed."""

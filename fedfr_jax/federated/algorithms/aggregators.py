@@ -1,0 +1,31 @@
+"""Streamed reductions over clients: finish(sum over clients of summarize(...))."""
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.types import Aggregator
+
+
+def weighted_mean() -> Aggregator:
+    """sum_k w_k x_k / sum_k w_k in at least float32 (McMahan et al. 2017, alg. 1).
+
+    The weights of a cohort must not all be zero: then the mean is NaN, which the loop
+    reports instead of training on.
+    """
+
+    def summarize(update, weight):
+        weighted = jax.tree.map(
+            lambda x: _wide(x) * weight.astype(_wide(x).dtype), update
+        )
+        return weighted, weight
+
+    def finish(total):
+        weighted, weight = total
+        return jax.tree.map(lambda x: x / weight.astype(x.dtype), weighted)
+
+    return Aggregator(summarize, finish)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """`x` in float32, or as it is when already wider."""
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x

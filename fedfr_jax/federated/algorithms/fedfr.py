@@ -1,0 +1,164 @@
+"""FedFR: federated face recognition, generic and personalised, each term an option.
+
+Liu et al. 2022, "FedFR: Joint optimization federated framework for generic and
+personalized face recognition", arXiv:2112.12496. Clients share the backbone and the
+public class embeddings Phi_g; class embeddings of their own identities, the branch of
+decoupled feature customization and the previous local backbone never leave them.
+FedAvg on faces is this algorithm with a loss of local classes only and no preparation.
+
+Deviations, both options: the official code throws the averaged Phi_g away
+(`phi_update="frozen"`), and starts the contrastive term from a random previous network
+(`first_previous`); here the default averages, and starts from the global network.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.federated.algorithms.aggregators import weighted_mean
+from fedfr_jax.types import Algorithm, Client, ClientOutput, PyTree
+
+PHI_UPDATES = ("averaged", "frozen")
+WEIGHTS = {
+    "local": lambda client: client.num_local,
+    "local+extra": lambda client: client.num_local + client.num_extra,
+}
+
+
+class Server(NamedTuple):
+    """What goes down to every client."""
+
+    backbone: PyTree  # {"params": ..., "batch_stats": ...}
+    phi: jax.Array  # [M_g, D] public class embeddings, M_g may be 0
+
+
+class Personal(NamedTuple):
+    """What stays with a client."""
+
+    params: PyTree  # {"head": [M, D], "branch": ...}
+    previous: PyTree  # backbone variables after the client's last local training
+
+
+class Frozen(NamedTuple):
+    """Features that the contrastive term compares with, fixed during a round."""
+
+    global_features: Callable  # Features: (example [B], is_flipped [B]) -> [B, D]
+    previous: jax.Array  # [P, F, D] by position in the client's list and flip
+
+    def previous_features(self, position, is_flipped):
+        """Features [B, D] of positions [B] under flips [B]."""
+        flip = is_flipped.astype(jnp.int32) if self.previous.shape[1] > 1 else 0
+        return self.previous[position, flip]
+
+
+def fedfr(
+    train: Callable,
+    init_local: Callable,
+    *,
+    embed: Callable | None = None,
+    prepare: Callable | None = None,
+    phi_update: str = "averaged",
+    first_previous: Callable | None = None,
+    weigh: str = "local+extra",
+) -> Algorithm:
+    """Average backbone and Phi_g; keep head, branch and previous backbone.
+
+    Args:
+      train: `local_sgd(...)`; its loss takes the keywords `num_classes` and `frozen`.
+      init_local: key -> a new client's `Personal.params`.
+      embed: (backbone variables, images) -> [B, D] for the frozen features of the
+        previous backbone; None trains without a contrastive term.
+      prepare: `prepare_features(...)` or None.
+      phi_update: averaged (the paper) or frozen (the official code).
+      first_previous: key -> backbone variables a client starts from as its previous
+        one; None takes the global backbone.
+      weigh: aggregation weight, a client's `local` (paper) or `local+extra` (official
+        code) number of examples.
+
+    Raises:
+      ValueError: for an unknown option.
+    """
+    if phi_update not in PHI_UPDATES:
+        raise ValueError(
+            f"phi_update must be one of {PHI_UPDATES}, got {phi_update!r}."
+        )
+    if weigh not in WEIGHTS:
+        raise ValueError(f"weigh must be one of {tuple(WEIGHTS)}, got {weigh!r}.")
+
+    def init(variables):
+        return Server(variables["backbone"], variables["phi"])
+
+    def init_personal(key, server):
+        local_key, previous_key = jax.random.split(key)
+        previous = server.backbone
+        if first_previous:
+            previous = first_previous(previous_key)
+        return Personal(init_local(local_key), previous)
+
+    def client_update(key, server, personal, client):
+        frozen = None
+        if embed:
+            previous = position_features(embed, personal.previous, client)
+            frozen = Frozen(client.tables, previous)
+        backbone, stats = server.backbone["params"], server.backbone["batch_stats"]
+        shared = {"backbone": backbone, "phi": server.phi}
+        start = {"params": {**shared, **personal.params}, "batch_stats": stats}
+        end, metrics = train(
+            key, start, client, num_classes=client.num_classes, frozen=frozen
+        )
+        own = {name: end["params"][name] for name in personal.params}
+        local = {
+            "params": end["params"]["backbone"],
+            "batch_stats": end["batch_stats"],
+        }
+        update = jax.tree.map(jnp.subtract, Server(local, end["params"]["phi"]), server)
+        weight = WEIGHTS[weigh](client).astype(jnp.float32)
+        return ClientOutput(update, weight, Personal(own, local), metrics)
+
+    def server_update(server, result):
+        add = lambda x, d: x + d.astype(x.dtype)
+        new = jax.tree.map(add, server, result.aggregate)
+        return new if phi_update == "averaged" else new._replace(phi=server.phi)
+
+    def personalize(server, personal):
+        del server
+        return {"backbone": personal.previous, **personal.params}
+
+    return Algorithm(
+        init=init,
+        init_personal=init_personal,
+        client_update=client_update,
+        aggregator=weighted_mean(),
+        server_update=server_update,
+        personalize=personalize,
+        prepare=prepare,
+    )
+
+
+def position_features(embed: Callable, variables: PyTree, client: Client) -> jax.Array:
+    """Features of all the client's examples by position and flip, [P, F, D].
+
+    Computed once per round instead of in every step: with flips as the only
+    augmentation, a frozen network sees each example in two ways at most.
+    """
+    first = client.span(jnp.int32(0), jnp.bool_(False))
+    block, count = len(first.position), client.num_local + client.num_extra
+    shape = jax.eval_shape(embed, variables, first.images)
+    values = jnp.zeros(
+        (client.num_positions, client.num_flips, shape.shape[1]), shape.dtype
+    )
+
+    def body(carry):
+        start, values = carry
+        views = [
+            embed(variables, client.span(start, jnp.bool_(flip)).images)
+            for flip in range(client.num_flips)
+        ]
+        rows = jnp.stack(views, axis=1)
+        values = jax.lax.dynamic_update_slice_in_dim(values, rows, start, axis=0)
+        return start + block, values
+
+    ongoing = lambda carry: carry[0] < count
+    return jax.lax.while_loop(ongoing, body, (jnp.int32(0), values))[1]

@@ -1,0 +1,132 @@
+"""What a client is to the code that trains it: its rows of the table, as batches.
+
+Batches are gathered from the example table on the device, shuffled by a keyed
+permutation and mirrored by a keyed coin: both are functions of (seed, round, client,
+step), so a batch can be made anywhere, at any time, without state.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.federated import sampling
+from fedfr_jax.types import Batch, Client
+
+
+class Table(NamedTuple):
+    """All examples, on the device: first those of the clients, grouped, then public."""
+
+    images: jax.Array  # [T, H, W, C] uint8 (or float, with a matching decode)
+    labels: jax.Array  # [T] int32: the client's own class, or the public class
+
+
+class Population(NamedTuple):
+    """What the N clients own, in host memory."""
+
+    offsets: np.ndarray  # [N + 1] int64: client i owns rows offsets[i]:offsets[i + 1]
+    num_classes: np.ndarray  # [N] int32
+
+
+class Feed(NamedTuple):
+    """How batches are made of rows."""
+
+    batch_size: int  # B
+    decode: Callable = lambda images, is_flipped: (
+        images
+    )  # [B, ...] -> float [B, H, W, C]
+    shuffle: bool = True
+    drop_last: bool = False  # drop an epoch's last, partial batch
+    flip: float = 0.0  # probability of mirroring an image
+
+    def steps_per_epoch(self, num_examples):
+        """Steps in one pass over `num_examples` (int or array)."""
+        if self.drop_last:
+            return num_examples // self.batch_size
+        return -(-num_examples // self.batch_size)
+
+
+class Slots(NamedTuple):
+    """One number per lane and wave, [A, W, L] on the host, scalars inside a lane."""
+
+    client: jax.Array  # [] int32 id, -1 where idle
+    place: jax.Array  # [] int32 place in the cohort, 0 where idle
+    is_new: jax.Array  # [] bool: no personal row yet
+    offset: jax.Array  # [] int32 first row of the table
+    num_local: jax.Array  # [] int32
+    num_extra: jax.Array  # [] int32
+    num_classes: jax.Array  # [] int32
+    num_steps: jax.Array  # [] int32
+
+
+def client_view(
+    feed, max_local, key, slot, extra, table, round, *, shard=(0, 1)
+) -> Client:
+    """The `Client` that an algorithm sees: numbers, and functions that make batches.
+
+    Args:
+      feed: how batches are made.
+      max_local: static bound on anybody's own examples.
+      key: a function of (seed, round, client).
+      slot, extra, table, round: what the engine hands to a lane.
+      shard: (i, n): batches are the i-th of n equal parts, for a client that is
+        trained data parallel.
+    """
+    count = slot.num_local + slot.num_extra
+    part = feed.batch_size // shard[1]
+    bound = max_local + extra.examples.shape[1]
+    per_epoch = jnp.maximum(feed.steps_per_epoch(count), 1)
+    shuffle_key, flip_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
+
+    def rows_at(position, is_flipped):
+        is_extra = position >= slot.num_local
+        own = slot.offset + position
+        if capacity := extra.examples.shape[1]:
+            place = jnp.clip(position - slot.num_local, 0, capacity - 1)
+            own = jnp.where(is_extra, extra.examples[slot.place, place], own)
+        is_valid = position < count
+        row = jnp.where(is_valid, own, slot.offset)  # never wraps, never the last row
+        return Batch(
+            images=feed.decode(table.images[row], is_flipped),
+            labels=table.labels[row],
+            is_valid=is_valid,
+            is_extra=is_extra & is_valid,
+            example=row,
+            position=position,
+            is_flipped=is_flipped,
+        )
+
+    def batch(step):
+        start = (step % per_epoch) * feed.batch_size + shard[0] * part
+        position = start + jnp.arange(part, dtype=jnp.int32)
+        if feed.shuffle:
+            epoch_key = jax.random.fold_in(shuffle_key, step // per_epoch)
+            word = jax.random.bits(epoch_key, dtype=jnp.uint32)
+            position = sampling.permute(word, position, jnp.maximum(count, 1))
+        is_flipped = jnp.zeros(part, bool)
+        if feed.flip:
+            step_key = jax.random.fold_in(flip_key, step)
+            is_flipped = jax.random.bernoulli(step_key, feed.flip, (feed.batch_size,))
+            is_flipped = jax.lax.dynamic_slice_in_dim(is_flipped, shard[0] * part, part)
+        return rows_at(position, is_flipped)
+
+    def span(start, is_flipped):
+        position = start + jnp.arange(feed.batch_size, dtype=jnp.int32)
+        return rows_at(position, jnp.full(feed.batch_size, is_flipped))
+
+    return Client(
+        id=slot.client,
+        round=round,
+        num_local=slot.num_local,
+        num_extra=slot.num_extra,
+        num_classes=slot.num_classes,
+        num_steps=slot.num_steps,
+        epoch=lambda step: step // per_epoch,
+        batch=batch,
+        span=span,
+        num_positions=feed.batch_size * -(-bound // feed.batch_size),
+        num_flips=2 if feed.flip else 1,
+        tables=extra.tables,
+    )

@@ -1,0 +1,176 @@
+"""What the server computes for a cohort before it trains: features and hard negatives.
+
+Features of the public examples and of the cohort's own are computed once per round with
+the global network, spread over the devices. A public example is a hard negative of a
+client when its largest cosine with one of the client's examples exceeds a threshold
+(FedFR, Liu et al. 2022, arXiv:2112.12496, section 3.2). Similarities exist one block of
+the client's rows at a time, never local x public, and a client receives row numbers.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.features import build_embed
+from fedfr_jax.types import Cohort, Extra, PyTree
+
+BLOCK_SCORES = 2**23  # similarities held at once, per device
+
+
+class Features(NamedTuple):
+    """Frozen features of a round: a column of the table in compact form."""
+
+    values: jax.Array  # [R, F, D], F = 2 with flips, 1 without
+    place: jax.Array  # [T] int32: row of `values` that holds an example
+
+    def __call__(self, example: jax.Array, is_flipped: jax.Array) -> jax.Array:
+        """Features [B, D] of table rows [B] under flips [B]."""
+        flip = is_flipped.astype(jnp.int32) if self.values.shape[1] > 1 else 0
+        return self.values[self.place[example], flip]
+
+
+def prepare_features(
+    embed: Callable, *, threshold: float | None, capacity: int = 0
+) -> Callable:
+    """An `Algorithm.prepare`: frozen features and hard negatives of a cohort.
+
+    Args:
+      embed: (backbone variables, images [B, H, W, C]) -> [B, D].
+      threshold: cosine above which a public example is hard, strict; None selects
+        nothing.
+      capacity: most hard negatives of a client, the hardest first; 0 has no limit.
+    """
+    compiled = {}
+
+    def prepare(server: PyTree, sim, cohort: Cohort) -> Extra:
+        if not compiled:
+            compiled["embed"] = build_embed(embed, sim.feed, sim.mesh)
+            compiled["select"] = build_select(sim.mesh, threshold, capacity)
+        offsets, num_rows = sim.population.offsets, len(sim.table.labels)
+        rows, starts, counts = cohort_rows(offsets, cohort.ids)
+        public = np.arange(offsets[-1], num_rows)
+        place = np.zeros(num_rows, np.int32)
+        place[public] = len(rows) + np.arange(len(public))
+        place[rows[: counts.sum()]] = np.arange(counts.sum())
+        wanted = np.concatenate([rows, public]).astype(np.int32)
+        whole = meshes.replicated(sim.mesh)
+        values = compiled["embed"](server.backbone, sim.table, wanted)
+        values = jax.device_put(values[: len(wanted)], whole)
+        features = Features(values, jax.device_put(place, whole))
+        if threshold is None:
+            none = np.zeros((len(cohort.ids), 0), np.int32)
+            return Extra(features, none, np.zeros(len(cohort.ids), np.int32))
+        chosen, number = compiled["select"](
+            values[:, 0], starts, counts, first_public=len(rows)
+        )
+        return Extra(features, chosen + int(offsets[-1]), number)
+
+    return prepare
+
+
+def cohort_rows(offsets: np.ndarray, ids: np.ndarray):
+    """Table rows of a cohort's clients, one after the other.
+
+    Returns:
+      rows [R] padded to the largest that any cohort of this size needs (so that shapes
+      stay), and each client's starts [K] and counts [K] within them.
+    """
+    sizes = np.diff(offsets)
+    most = int(np.sort(sizes)[-len(ids) :].sum())
+    counts = sizes[ids].astype(np.int32)
+    starts = (np.cumsum(counts) - counts).astype(np.int32)
+    rows = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in ids])
+    return np.pad(rows, (0, most - len(rows))), starts, counts
+
+
+def build_select(mesh: Mesh, threshold: float | None, capacity: int) -> Callable:
+    """Hard negatives of every client of a cohort, clients cut over the devices.
+
+    Returns:
+      run(features [R, D], starts [K], counts [K], first_public=int) ->
+      (indices [K, X] int32 into the public rows, ascending, numbers [K] int32).
+    """
+    num_devices = mesh.shape[meshes.CLIENTS]
+
+    @partial(jax.jit, static_argnames="first_public")
+    def sharded(features, starts, counts, first_public):
+        def device(features, starts, counts):
+            public = features[first_public:]
+            one = lambda span: hard_negatives(
+                features, *span, public, threshold=threshold, capacity=capacity
+            )
+            return jax.lax.map(one, (starts, counts))
+
+        return jax.shard_map(
+            device,
+            mesh=mesh,
+            in_specs=(P(), P(meshes.CLIENTS), P(meshes.CLIENTS)),
+            out_specs=P(meshes.CLIENTS),
+            axis_names={meshes.CLIENTS},
+            check_vma=False,
+        )(features, starts, counts)
+
+    def run(features, starts, counts, *, first_public):
+        padding = (0, -len(starts) % num_devices)
+        spans = [np.pad(x, padding).astype(np.int32) for x in (starts, counts)]
+        spans = jax.device_put(spans, meshes.over_clients(mesh))
+        indices, numbers = sharded(features, *spans, first_public=first_public)
+        return indices[: len(starts)], numbers[: len(starts)]
+
+    return run
+
+
+def hard_negatives(
+    features: jax.Array,
+    start: jax.Array,
+    count: jax.Array,
+    public: jax.Array,
+    *,
+    threshold: float,
+    capacity: int = 0,
+) -> tuple[jax.Array, jax.Array]:
+    """Public rows that one client's own rows resemble.
+
+    Args:
+      features: [R, D]; the client's own rows are start:start + count.
+      public: [G, D]. Neither needs unit norm.
+      threshold: cosine in [-1, 1], strict.
+      capacity: X, most rows to return, the most similar; 0 for G.
+
+    Returns:
+      (indices [X] int32 ascending, 0 beyond the number; number [] int32).
+    """
+    num_public = len(public)
+    similarity = max_similarity(features, start, count, public)
+    is_hard = similarity > threshold
+    capacity = min(capacity or num_public, num_public)
+    if capacity < num_public:
+        weakest = jax.lax.top_k(similarity, capacity)[0][-1]
+        is_hard &= similarity >= weakest
+    (indices,) = jnp.nonzero(is_hard, size=capacity, fill_value=0)
+    return indices.astype(jnp.int32), jnp.minimum(is_hard.sum(), capacity).astype(
+        jnp.int32
+    )
+
+
+def max_similarity(features, start, count, public) -> jax.Array:
+    """Largest cosine of each public row [G] with rows start:start + count."""
+    block = min(max(BLOCK_SCORES // max(len(public), 1), 8), len(features))
+    unit = lambda x: x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    public = unit(public)
+
+    def body(i, best):
+        row = i * block + jnp.arange(block, dtype=jnp.int32)
+        own = unit(features[jnp.minimum(start + row, len(features) - 1)])
+        scores = jnp.where((row < count)[:, None], own @ public.T, -jnp.inf)
+        return jnp.maximum(best, scores.max(axis=0))
+
+    floor = jnp.full(len(public), -jnp.inf, public.dtype)
+    return jax.lax.fori_loop(0, (count + block - 1) // block, body, floor)

@@ -1,0 +1,142 @@
+"""The personal rows of all N clients, on disk, two versions each.
+
+A row is one client's flattened personal tree. Each client has two places in a sparse
+file and a stamp for each (1 + the round that wrote it, 0 for nothing); a write never
+touches the newest version that the last checkpoint can see, so a run that is killed at
+any moment and resumed at round R reads exactly the rows of round R: stamps after R do
+not count. Nothing is written until a client takes part, and memory does not grow with
+N.
+"""
+
+import os
+import pathlib
+import shutil
+import tempfile
+import weakref
+
+import jax
+import numpy as np
+
+from fedfr_jax import trees
+from fedfr_jax.types import PyTree
+
+
+class Store:
+    """Rows of `template`'s shape for `population` clients under `folder`.
+
+    Args:
+      template: pytree of arrays or shape structs, one client's personal state.
+      population: N.
+      folder: where the two files live; None takes a temporary folder.
+      resume_round: the store's time; rows written at or after it are forgotten.
+
+    Raises:
+      ValueError: when the files belong to another tree or population.
+    """
+
+    def __init__(self, template, population, folder=None, *, resume_round=0):
+        if folder is None:
+            folder = tempfile.mkdtemp()
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        folder = pathlib.Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._leaves, self._treedef = jax.tree.flatten(template)
+        self._row_bytes = max(trees.num_bytes(template), 1)
+        self.population = population
+        self._check_layout(folder / "layout.txt", template)
+        self._rows = os.open(folder / "rows.bin", os.O_RDWR | os.O_CREAT)
+        weakref.finalize(self, os.close, self._rows)
+        self._stamps = _open_stamps(folder / "stamps.bin", population)
+        self.rewind(resume_round)
+
+    def rewind(self, round: int) -> None:
+        """Forget what was written at or after `round`; protect what was before."""
+        self._protected = round
+        late = self._stamps > round
+        if late.any():
+            self._stamps[late] = 0
+
+    def gather(self, ids: np.ndarray) -> tuple[PyTree, np.ndarray]:
+        """Rows of `ids` [K] as a tree of [K, ...] and `is_new` [K] (never written).
+
+        A new client's row, and that of a negative id, is zero.
+        """
+        stamps = self._stamps[np.maximum(ids, 0)]
+        newest = stamps.argmax(axis=1)
+        is_new = (stamps.max(axis=1) == 0) | (ids < 0)
+        block = np.zeros((len(ids), self._row_bytes), np.uint8)
+        for k in np.flatnonzero(~is_new):
+            place = (int(ids[k]) * 2 + int(newest[k])) * self._row_bytes
+            os.preadv(self._rows, [block[k]], place)
+        return self._unpack(block), is_new
+
+    def scatter(self, ids: np.ndarray, rows: PyTree, round: int) -> None:
+        """Write `rows` (tree of [K, ...]) of `round`; negative ids are skipped.
+
+        Raises:
+          OSError: when the disk is full; the versions before this round stay whole.
+        """
+        block = self._pack(rows, len(ids))
+        for k in np.flatnonzero(ids >= 0):
+            version = self._free_version(int(ids[k]))
+            place = (int(ids[k]) * 2 + version) * self._row_bytes
+            self._stamps[ids[k], version] = 0
+            if os.pwrite(self._rows, block[k], place) != self._row_bytes:
+                raise OSError(f"store: client {ids[k]}'s row was written in part.")
+            self._stamps[ids[k], version] = round + 1
+
+    def flush(self, round: int) -> None:
+        """Put everything on disk and protect it: a checkpoint of `round` may follow."""
+        os.fsync(self._rows)
+        self._stamps.flush()
+        self._protected = round
+
+    def touched(self) -> np.ndarray:
+        """Ids that have a row, ascending, [n] int64."""
+        return np.flatnonzero(self._stamps.max(axis=1) > 0)
+
+    def _free_version(self, client: int) -> int:
+        stamps = self._stamps[client]
+        seen = np.where(stamps <= self._protected, stamps, 0)
+        return 1 - int(seen.argmax()) if seen.any() else 0
+
+    def _unpack(self, block):
+        leaves, start = [], 0
+        for leaf in self._leaves:
+            size = trees.num_bytes(leaf)
+            part = np.ascontiguousarray(block[:, start : start + size])
+            leaves.append(part.view(leaf.dtype).reshape(len(block), *leaf.shape))
+            start += size
+        return jax.tree.unflatten(self._treedef, leaves)
+
+    def _pack(self, rows, count):
+        parts = [
+            np.ascontiguousarray(np.asarray(leaf)).reshape(count, -1).view(np.uint8)
+            for leaf in jax.tree.leaves(rows)
+        ]
+        return (
+            np.concatenate(parts, axis=1) if parts else np.zeros((count, 1), np.uint8)
+        )
+
+    def _check_layout(self, path, template):
+        lines = [f"population {self.population}"] + [
+            f"{trees.path_name(p)} {tuple(x.shape)} {np.dtype(x.dtype)}"
+            for p, x in jax.tree_util.tree_leaves_with_path(template)
+        ]
+        if not path.exists():
+            path.write_text("\n".join(lines))
+        for old, new in zip(path.read_text().splitlines(), lines, strict=False):
+            if old != new:
+                raise ValueError(
+                    f"store {path.parent} must hold '{new}', got '{old}': it belongs "
+                    "to another model or population."
+                )
+
+
+def _open_stamps(path: pathlib.Path, population: int) -> np.memmap:
+    """[N, 2] int32 stamps, allocated whole so that a full disk fails here."""
+    size = population * 8
+    with open(path, "a+b") as file:
+        if os.path.getsize(path) != size:
+            os.posix_fallocate(file.fileno(), 0, size)
+    return np.memmap(path, np.int32, "r+", shape=(population, 2))

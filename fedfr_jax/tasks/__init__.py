@@ -1,0 +1,1 @@
+"""Tasks: a data set, a model, a loss and its evaluators, put together."""

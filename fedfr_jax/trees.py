@@ -1,0 +1,70 @@
+"""Pytree helpers that more than one room needs: paths, selection, counting."""
+
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.types import PyTree
+
+
+def path_name(path: tuple) -> str:
+    """Slash-joined name of a leaf: `params/stage3/conv1/kernel`."""
+    return "/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
+
+
+def matching(pattern: str) -> Callable[[PyTree], PyTree]:
+    """Predicate on tree paths: tree -> tree of bool, True where `pattern` is found.
+
+    Raises:
+      ValueError: when no leaf matches, because a renamed layer must not pass.
+    """
+
+    def select(tree):
+        found = jax.tree_util.tree_map_with_path(
+            lambda path, _: re.search(pattern, path_name(path)) is not None, tree
+        )
+        if not any(jax.tree.leaves(found)):
+            names = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(tree)]
+            raise ValueError(
+                f"path pattern must match a leaf of {names}, got {pattern!r}."
+            )
+        return found
+
+    return select
+
+
+def where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
+    """Leafwise select of `x` or `y` by a scalar condition."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)
+
+
+def keep(mask: PyTree, x: PyTree, y: PyTree) -> PyTree:
+    """Leaves of `x` where the static `mask` is True, else of `y`."""
+    return jax.tree.map(lambda m, a, b: a if m else b, mask, x, y)
+
+
+def num_bytes(tree: PyTree) -> int:
+    """Bytes that the leaves of `tree` hold (arrays or shape structs)."""
+    return sum(
+        int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize
+        for x in jax.tree.leaves(tree)
+    )
+
+
+def difference(a: PyTree, b: PyTree) -> str | None:
+    """First leaf in which two trees of arrays differ in name, shape or dtype."""
+
+    def describe(tree):
+        return {
+            path_name(p): (tuple(x.shape), str(x.dtype))
+            for p, x in jax.tree_util.tree_leaves_with_path(tree)
+        }
+
+    left, right = describe(a), describe(b)
+    for name in sorted(left.keys() | right.keys()):
+        if left.get(name) != right.get(name):
+            return f"{name}: {left.get(name)} against {right.get(name)}"
+    return None
