@@ -1,0 +1,51 @@
+# `make demo` and `make test` need Python >= 3.11 and nothing else.
+PYTHON ?= python3
+# Test processes; 0 runs in this one.
+JOBS ?= 2
+ARGS ?=
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: help demo test test-slow lint check bench clean
+
+help:
+	@echo "make demo       pretrain, FedAvg and FedFR on rendered faces; minutes on 2 cores"
+	@echo "make test       every test but the slow ones"
+	@echo "make test-slow  the slow ones"
+	@echo "make lint       ruff"
+	@echo "make check      lint and test, what CI runs"
+	@echo "make bench      speed and memory beside peers"
+	@echo "make clean      remove $(VENV) and caches; runs/ stays"
+	@echo "Settings: PYTHON=$(PYTHON) JOBS=$(JOBS) ARGS=..."
+
+# Built from nothing again whenever what it is built from changes.
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed, %s is %s: make PYTHON=..." % (sys.executable, sys.version.split()[0]))'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+demo: $(READY)
+	$(RUN) -m fedfr_jax train --config=configs/fedfr/demo.py --workdir=runs/demo --overwrite $(ARGS)
+
+test: $(READY)
+	$(RUN) -m pytest -m "not slow" -n $(JOBS) $(ARGS)
+
+test-slow: $(READY)
+	$(RUN) -m pytest -m slow $(ARGS)
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+check: lint test
+
+bench: $(READY)
+	$(RUN) experiments/benchmarks/run.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .hypothesis .ruff_cache build dist *.egg-info
+	find fedfr_jax tests configs experiments -name __pycache__ -type d -prune -exec rm -rf {} +

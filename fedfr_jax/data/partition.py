@@ -1,0 +1,300 @@
+"""Who holds which identities: clients, a public (global) set, and people nobody trains.
+
+`ms1m` is the split of FedFR (Liu et al., "FedFR: Joint Optimization Federated
+Framework for Generic and Personalized Face Recognition", AAAI 2022,
+https://arxiv.org/abs/2112.12496); `by_identity` makes the same kind of split from a
+set of any size. Both return rows of the source and decode nothing.
+
+Deviations: `by_identity` picks each identity's test images with the seed, the paper
+takes the first ones of the file; and it sets aside identities that no training sees,
+for which the paper has a second data set.
+"""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedfr_jax.data.identities import (
+    Need,
+    Partition,
+    assemble,
+    check_labels,
+    client_sizes,
+    draw,
+    group,
+)
+
+
+def by_identity(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    ids_per_client: int | Sequence[int],
+    num_global_ids: int,
+    num_unseen_ids: int = 0,
+    min_images: int = 4,
+    global_min_images: int = 0,
+    max_images: int = 0,
+    train_fraction: float = 0.6,
+    client_ids_from: np.ndarray | None = None,
+    global_ids_from: np.ndarray | None = None,
+    unseen_ids_from: np.ndarray | None = None,
+    seed: int = 0,
+) -> Partition:
+    """Disjoint identities for every client, the global set and the unseen set.
+
+    An identity's train and test images depend on the seed only, not on how many
+    clients there are.
+
+    Args:
+      labels: [T] int identity of each row, >= 0; gaps are allowed.
+      num_clients: N, >= 1.
+      ids_per_client: identities of each client, one number or N of them, each >= 1.
+      num_global_ids: K_g, identities of the public set; 0 makes it empty.
+      num_unseen_ids: K_u, identities of the set that no training sees.
+      min_images: a client's identity has at least this many images, >= 2.
+      global_min_images: the same for the global and unseen sets; 0 takes min_images.
+      max_images: images kept per identity, drawn with the seed; 0 keeps all.
+      train_fraction: share of an identity's images that is trained on, in (0, 1);
+        both sides get at least one image.
+      client_ids_from: [M] bool identities that clients may hold; None for all.
+      global_ids_from: [M] bool, the same for the global set.
+      unseen_ids_from: [M] bool, the same for the unseen set.
+      seed: any int >= 0.
+
+    Raises:
+      ValueError: too few identities (with the keys to lower), labels or settings out
+        of range.
+    """
+    labels = check_labels(labels)
+    sizes = client_sizes(num_clients, ids_per_client)
+    public_min = global_min_images or min_images
+    _check_images(min_images, public_min, max_images, train_fraction)
+    rng = np.random.default_rng(seed)
+    # One number per row, drawn before anything else: see the docstring.
+    order, starts = group(labels, rng.random(len(labels)))
+    counts = np.diff(starts)
+    mine, public, unseen = draw(
+        rng.permutation(len(counts)),
+        Need(
+            "num_clients, ids_per_client or min_images",
+            int(sizes.sum()),
+            _pool(counts >= min_images, client_ids_from, "client_ids_from"),
+        ),
+        Need(
+            "num_global_ids or global_min_images",
+            num_global_ids,
+            _pool(counts >= public_min, global_ids_from, "global_ids_from"),
+        ),
+        Need(
+            "num_unseen_ids or global_min_images",
+            num_unseen_ids,
+            _pool(counts >= public_min, unseen_ids_from, "unseen_ids_from"),
+        ),
+    )
+
+    def rows_of(identity):
+        rows = order[starts[identity] : starts[identity + 1]]
+        return rows[: max_images or len(rows)]
+
+    def split(rows):
+        num_train = int(np.clip(round(train_fraction * len(rows)), 1, len(rows) - 1))
+        return rows[:num_train], rows[num_train:]
+
+    return assemble(
+        np.split(mine, np.cumsum(sizes)[:-1]),
+        public,
+        unseen,
+        rows_of,
+        split,
+        counts,
+        min(min_images, public_min),
+    )
+
+
+def ms1m(
+    labels: np.ndarray,
+    *,
+    num_clients: int = 40,
+    ids_per_client: int = 100,
+    num_global_ids: int = 6000,
+    num_unseen_ids: int = 0,
+    num_test_images: int = 40,
+    client_images: tuple[int, int] = (100, 110),
+    global_images: tuple[int, int] = (60, 80),
+    seed: int = 100,
+) -> Partition:
+    """The split of FedFR's experiments on MS1M-ArcFace (85,742 identities).
+
+    The identities are shuffled. The first half gives the clients: those whose number
+    of images is strictly inside `client_images`, the first N * ids_per_client of
+    them; their first `num_test_images` images in file order are tested, the rest
+    trained. The last half gives the global set: those strictly inside
+    `global_images`, with all their images. The paper's generic set is IJB-C; here
+    `num_unseen_ids` more identities of the global kind may stand in for it.
+
+    Args:
+      labels: [T] int identity of each row in file order, >= 0.
+      num_clients: N, >= 1.
+      ids_per_client: identities of each client, >= 1.
+      num_global_ids: K_g.
+      num_unseen_ids: K_u, taken after the global ones.
+      num_test_images: test images per client identity, in [1, client_images[0]].
+      client_images: open interval of the images of a client's identity.
+      global_images: open interval of the images of a global identity.
+      seed: of Python's own generator; 100 in the paper.
+
+    Raises:
+      ValueError: too few identities (with the keys to lower), labels or settings out
+        of range.
+    """
+    labels = check_labels(labels)
+    sizes = client_sizes(num_clients, ids_per_client)
+    if not 1 <= num_test_images <= client_images[0]:
+        raise ValueError(
+            f"num_test_images must lie in [1, {client_images[0]}] (client_images), "
+            f"got {num_test_images}."
+        )
+    if min(num_global_ids, num_unseen_ids) < 0:
+        raise ValueError(
+            "num_global_ids and num_unseen_ids must not be negative, "
+            f"got {num_global_ids} and {num_unseen_ids}."
+        )
+    # Equal keys: a stable sort keeps the file order.
+    order, starts = group(labels, np.zeros(len(labels)))
+    counts = np.diff(starts)
+    shuffled = ms1m_order(labels, seed=seed)
+    half = len(shuffled) // 2
+    mine, public = draw(
+        shuffled,
+        Need(
+            "num_clients or ids_per_client (or widen client_images)",
+            int(sizes.sum()),
+            _inside(counts, client_images) & _among(shuffled[:half], len(counts)),
+        ),
+        Need(
+            "num_global_ids or num_unseen_ids (or widen global_images)",
+            num_global_ids + num_unseen_ids,
+            _inside(counts, global_images) & _among(shuffled[half:], len(counts)),
+        ),
+    )
+    return assemble(
+        np.split(mine, np.cumsum(sizes)[:-1]),
+        public[:num_global_ids],
+        public[num_global_ids:],
+        lambda identity: order[starts[identity] : starts[identity + 1]],
+        lambda rows: (rows[num_test_images:], rows[:num_test_images]),
+        counts,
+        0,
+    )
+
+
+def ms1m_order(labels: np.ndarray, *, seed: int = 100) -> np.ndarray:
+    """[M'] int32 identities by first appearance, then shuffled as Python shuffles.
+
+    >>> ms1m_order(np.arange(85742))[:8].tolist()
+    [74649, 1046, 49222, 35204, 14994, 60259, 22627, 30820]
+    """
+    identities, first = np.unique(labels, return_index=True)
+    order = identities[np.argsort(first)].tolist()
+    random.Random(seed).shuffle(order)
+    return np.array(order, np.int32)
+
+
+def report(partition: Partition) -> dict:
+    """What everybody holds, as plain numbers that JSON can keep.
+
+    Returns:
+      {"clients": N, "identities": {part: count}, "images": {part: count},
+      "per_client": {what: {"min", "q25", "median", "q75", "max"}},
+      "left_out": {reason: count}}; the parts are clients (train, test), global and
+      unseen.
+    """
+    p = partition
+    per_client = {
+        "identities": p.num_classes,
+        "train images": np.diff(p.train_offsets),
+        "test images": np.diff(p.test_offsets),
+    }
+    return {
+        "clients": len(p.num_classes),
+        "identities": {
+            "clients": int(p.num_classes.sum()),
+            "global": len(p.global_identities),
+            "unseen": len(p.unseen_identities),
+        },
+        "images": {
+            "train": len(p.train),
+            "test": len(p.test),
+            "global": len(p.global_examples),
+            "unseen": len(p.unseen_examples),
+        },
+        "per_client": {what: _quantiles(n) for what, n in per_client.items()},
+        "left_out": dict(p.left_out),
+    }
+
+
+def format_report(numbers: dict) -> str:
+    """The report as lines of text, for people."""
+    identities, images = numbers["identities"], numbers["images"]
+    who = f"{numbers['clients']} clients"
+    rows = [
+        ("part", "identities", "images"),
+        (f"{who}, train", identities["clients"], images["train"]),
+        (f"{who}, test", identities["clients"], images["test"]),
+        ("global", identities["global"], images["global"]),
+        ("unseen", identities["unseen"], images["unseen"]),
+    ]
+    lines = [f"{part:<22}{ids:>12}{number:>12}" for part, ids, number in rows]
+    lines += [""] + [f"{'per client':<22}" + "".join(f"{q:>9}" for q in _QUANTILES)]
+    lines += [
+        f"{what:<22}" + "".join(f"{row[q]:>9g}" for q in _QUANTILES)
+        for what, row in numbers["per_client"].items()
+    ]
+    lines += ["", "left out"]
+    lines += [f"  {why:<32}{number:>12}" for why, number in numbers["left_out"].items()]
+    return "\n".join(lines)
+
+
+_QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
+
+
+def _quantiles(numbers: np.ndarray) -> dict[str, float]:
+    return {q: float(np.quantile(numbers, at)) for q, at in _QUANTILES.items()}
+
+
+def _check_images(min_images, public_min, max_images, train_fraction):
+    rules = {
+        "min_images": (min_images, min_images >= 2, "be at least 2"),
+        "global_min_images": (public_min, public_min >= 1, "be at least 0"),
+        "max_images": (max_images, max_images == 0 or max_images > 1, "be 0 or >= 2"),
+        "train_fraction": (train_fraction, 0 < train_fraction < 1, "lie in (0, 1)"),
+    }
+    for key, (value, is_right, rule) in rules.items():
+        if not is_right:
+            raise ValueError(f"{key} must {rule}, got {value}.")
+
+
+def _pool(has_enough: np.ndarray, allowed: np.ndarray | None, key: str) -> np.ndarray:
+    """[M] bool identities with enough images that the mask `key` allows."""
+    if allowed is None:
+        return has_enough
+    allowed = np.asarray(allowed)
+    if allowed.dtype != bool or allowed.ndim != 1 or len(allowed) < len(has_enough):
+        raise ValueError(
+            f"{key} must be a mask over all {len(has_enough)} identities, got "
+            f"shape {allowed.shape} of {allowed.dtype}."
+        )
+    # Identities at the end of the source may have no image at all.
+    return has_enough & allowed[: len(has_enough)]
+
+
+def _inside(counts: np.ndarray, interval: tuple[int, int]) -> np.ndarray:
+    return (counts > interval[0]) & (counts < interval[1])
+
+
+def _among(identities: np.ndarray, num_identities: int) -> np.ndarray:
+    mask = np.zeros(num_identities, bool)
+    mask[identities] = True
+    return mask

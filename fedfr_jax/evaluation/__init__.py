@@ -1,0 +1,47 @@
+"""Recognition metrics: arrays in, {name: value in [0, 1]} out, nothing of a run."""
+
+from fedfr_jax.evaluation.identification import open_set_tpir, pair_tpir, rank_k
+from fedfr_jax.evaluation.personalized import (
+    OverClients,
+    client_identification,
+    client_verification,
+    client_verification_binned,
+    identification_1toN,
+    mean_over_clients,
+    verification_1to1,
+)
+from fedfr_jax.evaluation.templates import (
+    aggregate_templates,
+    pair_scores,
+    tar_nearest_far,
+    weigh_images,
+)
+from fedfr_jax.evaluation.verification import (
+    flip_sum,
+    generic_verification,
+    roc_curve,
+    tar_at_far,
+    ten_fold,
+)
+
+__all__ = [
+    "OverClients",
+    "aggregate_templates",
+    "client_identification",
+    "client_verification",
+    "client_verification_binned",
+    "flip_sum",
+    "generic_verification",
+    "identification_1toN",
+    "mean_over_clients",
+    "open_set_tpir",
+    "pair_scores",
+    "pair_tpir",
+    "rank_k",
+    "roc_curve",
+    "tar_at_far",
+    "tar_nearest_far",
+    "ten_fold",
+    "verification_1to1",
+    "weigh_images",
+]

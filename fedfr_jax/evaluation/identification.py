@@ -1,0 +1,166 @@
+"""Finding a probe in a gallery: rank-k, and open-set TPIR at a wanted FPIR.
+
+Two readings of FPIR live here, because the field prints both (InsightFace's two IJB-C
+scripts, github.com/deepinsight/insightface, recognition/_evaluation_/ijb):
+`pair_tpir` counts score pairs over the number of probes and asks for no rank;
+`open_set_tpir` counts unmated probes and asks for rank 1.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.evaluation.blocks import IGNORED, POSITIVE, gallery_blocks
+from fedfr_jax.evaluation.scores import (
+    check_rates,
+    exact_points,
+    metric_name,
+)
+
+_BLOCK_SIZE = 1 << 23  # scores held at once
+
+
+def pair_tpir(
+    probes, probe_labels, gallery, gallery_labels, *, fpirs: Sequence[float]
+) -> dict[str, float]:
+    """Share of mated scores above the k-th largest non-mated score, k = ceil(P * FPIR).
+
+    Every non-mated entry of the [P, G] score matrix is a negative: probes without a
+    mate against all, and mated probes against the other subjects. No rank condition.
+
+    Args:
+      probes: [P, D], normalised here.
+      probe_labels: [P] int.
+      gallery: [G, D], taken as it is; G >= 1 entries of any norm.
+      gallery_labels: [G] int.
+      fpirs: rates in (0, 1), false positives per probe.
+
+    Returns:
+      {"tpir@fpir=1e-02": ...}, in [0, 1].
+
+    Raises:
+      ValueError: when no score is mated, or fewer than k scores are non-mated.
+    """
+    check_rates("FPIR", fpirs)
+    blocks = gallery_blocks(probes, probe_labels, gallery, gallery_labels)
+    # Rounding undoes the error of the product, as in 1000 * 1e-3.
+    ranks = [math.ceil(round(len(probe_labels) * rate, 6)) - 1 for rate in fpirs]
+    points = exact_points(blocks, lambda num_negatives: [max(r, 0) for r in ranks])
+    names = [metric_name("tpir@fpir", rate) for rate in fpirs]
+    return dict(zip(names, points.tar.tolist(), strict=True))
+
+
+@functools.partial(jax.jit, static_argnames="num_probes")
+def _best(block, best, start, *, num_probes):
+    """Write one block's summary into best [3, P]; see `summarize_probes`."""
+    scores, kinds, low = block.scores, block.kinds, -jnp.inf
+    mated = jnp.max(jnp.where(kinds == POSITIVE, scores, low), axis=1)
+    is_other = (kinds != POSITIVE) & (kinds != IGNORED)
+    others = jnp.where(is_other, scores, low)
+    num_ahead = jnp.sum(others >= mated[:, None], axis=1).astype(scores.dtype)
+    new = jnp.stack([mated, jnp.max(others, axis=1), num_ahead])
+    # The last block slides back over probes that are done, and ignores them.
+    start = jnp.minimum(start, num_probes - new.shape[1])
+    is_new = jnp.any(kinds != IGNORED, axis=1)
+    old = jax.lax.dynamic_slice_in_dim(best, start, new.shape[1], axis=1)
+    new = jnp.where(is_new[None, :], new, old)
+    return jax.lax.dynamic_update_slice_in_dim(best, new, start, axis=1)
+
+
+def summarize_probes(probes, probe_labels, gallery, gallery_labels) -> np.ndarray:
+    """Best mated score, best other score, others that tie or beat the mate: [3, P].
+
+    A probe without a mate has best mated score -inf. Ties count against the probe, so
+    a collapsed network finds nobody.
+
+    Raises:
+      ValueError: for wrong shapes or features that are not finite.
+    """
+    num_probes, size = len(probe_labels), len(gallery_labels)
+    rows = max(1, min(num_probes, _BLOCK_SIZE // max(size, 1)))
+    blocks = gallery_blocks(
+        probes, probe_labels, gallery, gallery_labels, block=(rows, size)
+    )
+    best = None
+    for index, block in enumerate(blocks()):
+        if best is None:
+            best = jnp.full((3, num_probes), -jnp.inf, block.scores.dtype)
+        start = jnp.int32(index * rows)
+        best = _best(block, best, start, num_probes=num_probes)
+    return np.asarray(best)
+
+
+def rank_k(
+    probes,
+    probe_labels,
+    gallery,
+    gallery_labels,
+    *,
+    ranks: Sequence[int] = (1, 5, 10),
+) -> dict[str, float]:
+    """Share of mated probes whose mate is among the k best of the gallery.
+
+    Args:
+      probes: [P, D], normalised here; probes without a mate are left out.
+      probe_labels: [P] int.
+      gallery: [G, D], taken as it is.
+      gallery_labels: [G] int.
+      ranks: k >= 1.
+
+    Returns:
+      {"rank@1": ...}, in [0, 1].
+
+    Raises:
+      ValueError: when no probe has a mate, or a rank is below 1.
+    """
+    if min(ranks, default=1) < 1:
+        raise ValueError(f"ranks must be at least 1, got {min(ranks)}.")
+    best = summarize_probes(probes, probe_labels, gallery, gallery_labels)
+    num_ahead = best[2, _has_mate(best)]
+    return {f"rank@{k}": float(np.mean(num_ahead < k)) for k in ranks}
+
+
+def open_set_tpir(
+    probes, probe_labels, gallery, gallery_labels, *, fpirs: Sequence[float]
+) -> dict[str, float]:
+    """Share of mated probes at rank 1 above the threshold that unmated probes set.
+
+    The threshold is the max(floor(U * FPIR), 1)-th largest of the U unmated probes'
+    best scores: one unmated probe may touch it, none may pass, when U * FPIR < 1.
+
+    Args and Returns are those of `pair_tpir`, with FPIR in (0, 1].
+
+    Raises:
+      ValueError: when no probe is mated, or none is unmated.
+    """
+    return open_set_points(
+        summarize_probes(probes, probe_labels, gallery, gallery_labels), fpirs=fpirs
+    )[0]
+
+
+def open_set_points(
+    best: np.ndarray, *, fpirs: Sequence[float]
+) -> tuple[dict[str, float], np.ndarray]:
+    """TPIR by name and thresholds [T] from `summarize_probes`' [3, P]."""
+    check_rates("FPIR", [rate for rate in fpirs if rate != 1])
+    has_mate = _has_mate(best)
+    unmated = np.sort(best[1, ~has_mate])[::-1]
+    if not len(unmated):
+        raise ValueError("open-set probes must include one without a mate, got 0.")
+    mated, _, num_ahead = best[:, has_mate]
+    counts = [math.floor(round(len(unmated) * rate, 6)) for rate in fpirs]
+    thresholds = unmated[[max(count - 1, 0) for count in counts]]
+    tpir = [float(np.mean((num_ahead < 1) & (mated > t))) for t in thresholds]
+    names = [metric_name("tpir@fpir", rate) for rate in fpirs]
+    return dict(zip(names, tpir, strict=True)), thresholds
+
+
+def _has_mate(best: np.ndarray) -> np.ndarray:
+    has_mate = np.isfinite(best[0])
+    if not has_mate.any():
+        raise ValueError("probes must include one with a mate in the gallery, got 0.")
+    return has_mate

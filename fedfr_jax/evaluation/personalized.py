@@ -1,0 +1,217 @@
+"""Personalised face recognition: every client's own network on every client's images.
+
+FedFR (Liu et al., AAAI 2022, arXiv:2112.12496), protocol of the released evaluation.
+Client c embeds the test images of all clients with its own network. 1:1 compares its
+images with all images; 1:N searches all images in the gallery of its identities.
+
+Deviation: thresholds are exact order statistics. `client_verification_binned` is the
+released variant with bins of width 0.001 and interpolation, in fractions, unrounded.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.evaluation.blocks import check_features, pair_blocks, unit
+from fedfr_jax.evaluation.identification import pair_tpir
+from fedfr_jax.evaluation.scores import (
+    binned_tar,
+    cosine_histogram,
+    exact_tar,
+)
+
+FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+FPIRS = (1e-6, 1e-5, 1e-4, 1e-3)
+
+
+class OverClients(NamedTuple):
+    """A metric's mean and its distribution over N clients."""
+
+    mean: dict[str, float]
+    per_client: dict[str, np.ndarray]  # {name: [N] float64}
+
+
+def client_verification(
+    features, labels, is_own, *, fars: Sequence[float] = FARS
+) -> dict[str, float]:
+    """Exact TAR of one client's images against all images, at each FAR.
+
+    Each unordered pair with at least one own image counts once. The threshold is
+    negatives sorted downwards[floor(FAR * negatives)], accept score > threshold: the
+    measured FAR never exceeds the wanted one, and a FAR below 1 / negatives gives the
+    TAR at no false accept.
+
+    Args:
+      features: [Q, D] all test images through this client's network, normalised here.
+      labels: [Q] int identities, unique over clients.
+      is_own: [Q] bool, the client's test images.
+      fars: rates in (0, 1).
+
+    Returns:
+      {"tar@far=1e-05": ...}, in [0, 1].
+
+    Raises:
+      ValueError: without positive or negative pairs, for wrong shapes or for features
+        that are not finite.
+    """
+    return exact_tar(pair_blocks(features, labels, is_own), fars)
+
+
+def client_verification_binned(
+    features, labels, is_own, *, fars: Sequence[float] = FARS
+) -> dict[str, float]:
+    """The released protocol: 2001 bins of width 0.001, interpolated ROC.
+
+    Arguments, returns and errors are those of `client_verification`.
+    """
+    blocks = pair_blocks(features, labels, is_own)
+    return binned_tar(cosine_histogram(blocks), fars)
+
+
+def class_means(features, labels, classes) -> jax.Array:
+    """Means [C, D] of the classes' normalised features; their norm stays below 1.
+
+    Args:
+      features: [G, D] gallery images, normalised here.
+      labels: [G] int.
+      classes: [C] int, distinct.
+
+    Raises:
+      ValueError: when a class has no image.
+    """
+    check_features("gallery features", features, labels)
+    classes, labels = np.asarray(classes), np.asarray(labels)
+    if len(np.unique(classes)) != len(classes):
+        raise ValueError(f"gallery classes must be distinct, got {classes.tolist()}.")
+    place = np.full(len(labels), len(classes))
+    order = np.argsort(classes)
+    found = np.searchsorted(classes, labels, sorter=order).clip(0, len(classes) - 1)
+    is_wanted = classes[order[found]] == labels
+    place[is_wanted] = order[found[is_wanted]]
+    counts = np.bincount(place, minlength=len(classes) + 1)[:-1]
+    if not counts.all():
+        missing = classes[counts == 0].tolist()
+        raise ValueError(
+            f"every gallery class must have an image, got none of {missing}."
+        )
+    x = unit(jnp.asarray(features))
+    total = jax.ops.segment_sum(x, jnp.asarray(place), len(classes) + 1)[:-1]
+    return total / jnp.asarray(counts, total.dtype)[:, None]
+
+
+def client_identification(
+    features,
+    labels,
+    gallery_features,
+    gallery_labels,
+    own_classes,
+    *,
+    fpirs: Sequence[float] = FPIRS,
+) -> dict[str, float]:
+    """TPIR of all test images searched in the gallery of one client's identities.
+
+    A gallery entry is the mean of an identity's normalised training features, not
+    normalised again. The threshold is the ceil(Q * FPIR)-th largest of all non-mated
+    scores; TPIR is the share of mated scores above it, without a rank condition.
+
+    Args:
+      features: [Q, D] all test images through this client's network.
+      labels: [Q] int identities.
+      gallery_features: [G, D] training images (of at least the client's identities).
+      gallery_labels: [G] int.
+      own_classes: [C] int, the client's identities.
+      fpirs: rates in (0, 1), false positives per query.
+
+    Returns:
+      {"tpir@fpir=1e-05": ...}, in [0, 1].
+
+    Raises:
+      ValueError: when a class has no gallery image, when no query is mated, or when
+        fewer than ceil(Q * FPIR) scores are non-mated.
+    """
+    own_classes = np.asarray(own_classes)
+    gallery = class_means(gallery_features, gallery_labels, own_classes)
+    return pair_tpir(features, labels, gallery, own_classes, fpirs=fpirs)
+
+
+def verification_1to1(
+    features_of: Callable[[int], jax.Array],
+    labels,
+    own_classes: Sequence[Sequence[int]],
+    *,
+    fars: Sequence[float] = FARS,
+    verify: Callable[..., dict[str, float]] = client_verification,
+) -> OverClients:
+    """Personalised 1:1 over N clients; one client's features in memory at a time.
+
+    Args:
+      features_of: client -> [Q, D] all test images through that client's network.
+      labels: [Q] int identities.
+      own_classes: [N][C_n] identities of each client.
+      fars: rates in (0, 1).
+      verify: the protocol for one client.
+    """
+    labels = np.asarray(labels)
+    return mean_over_clients(
+        [
+            verify(features_of(client), labels, np.isin(labels, classes), fars=fars)
+            for client, classes in enumerate(own_classes)
+        ]
+    )
+
+
+def identification_1toN(  # noqa: N802 (the protocol's name)
+    features_of: Callable[[int], jax.Array],
+    labels,
+    gallery_of: Callable[[int], jax.Array],
+    gallery_labels,
+    own_classes: Sequence[Sequence[int]],
+    *,
+    fpirs: Sequence[float] = FPIRS,
+) -> OverClients:
+    """Personalised 1:N over N clients; one client's features in memory at a time.
+
+    Args:
+      features_of: client -> [Q, D] all test images through that client's network.
+      labels: [Q] int identities.
+      gallery_of: client -> [G, D] training images through that client's network.
+      gallery_labels: [G] int identities.
+      own_classes: [N][C_n] identities of each client.
+      fpirs: rates in (0, 1).
+    """
+    return mean_over_clients(
+        [
+            client_identification(
+                features_of(client),
+                labels,
+                gallery_of(client),
+                gallery_labels,
+                classes,
+                fpirs=fpirs,
+            )
+            for client, classes in enumerate(own_classes)
+        ]
+    )
+
+
+def mean_over_clients(results: Sequence[dict[str, float]]) -> OverClients:
+    """Unweighted mean of each metric over clients, and its [N] values.
+
+    Raises:
+      ValueError: without clients, or when clients report different metrics.
+    """
+    if not results:
+        raise ValueError("results must hold at least one client, got 0.")
+    names = results[0].keys()
+    for client, result in enumerate(results):
+        if result.keys() != names:
+            raise ValueError(
+                f"every client must report {sorted(names)}, "
+                f"got {sorted(result)} from client {client}."
+            )
+    per_client = {name: np.asarray([r[name] for r in results]) for name in names}
+    mean = {name: float(values.mean()) for name, values in per_client.items()}
+    return OverClients(mean, per_client)

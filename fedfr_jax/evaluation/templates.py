@@ -1,0 +1,291 @@
+"""IJB-style templates: sets of images of one subject, compared as one vector each.
+
+The IJB-C protocol (Maze et al., 2018) as InsightFace runs it: images of one medium (a
+video, a photograph) are averaged, media are summed, the sum is normalised. The released
+FedFR evaluation is the same without flip and with the detector's score as weight.
+
+1:1 reads the TAR at the ROC point whose FAR is nearest to the wanted one, which may
+exceed it; `drop_intermediate` thins the ROC first, as the scikit-learn default of the
+original does, and so changes the answer. 1:N is in identification.py.
+"""
+
+import csv
+import pathlib
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.evaluation.blocks import check_features, unit, widen
+from fedfr_jax.evaluation.scores import check_rates, metric_name
+
+FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+_PAIRS_AT_ONCE = 8192
+
+
+class Templates(NamedTuple):
+    """Normalised templates, in ascending order of their ids."""
+
+    features: jax.Array  # [U, D], unit rows
+    ids: np.ndarray  # [U] int64
+
+    def rows(self, wanted) -> np.ndarray:
+        """Rows [n] of the wanted template ids [n]; ValueError for an unknown id."""
+        wanted = np.asarray(wanted)
+        place = np.searchsorted(self.ids, wanted).clip(0, len(self.ids) - 1)
+        unknown = wanted[self.ids[place] != wanted]
+        if len(unknown):
+            raise ValueError(
+                f"template ids must be among the {len(self.ids)} aggregated ones, "
+                f"got {np.unique(unknown)[:5].tolist()}."
+            )
+        return place
+
+
+class TemplateImages(NamedTuple):
+    """One row of a template and media file per image."""
+
+    names: tuple[str, ...]  # T image files
+    template_ids: np.ndarray  # [T] int64
+    media_ids: np.ndarray  # [T] int64
+
+
+class Subjects(NamedTuple):
+    """A gallery or probe list, one row per template."""
+
+    template_ids: np.ndarray  # [U] int64, ascending
+    subject_ids: np.ndarray  # [U] int64
+
+
+def weigh_images(
+    features, *, flipped=None, detector_scores=None, keep_norm: bool = True
+) -> jax.Array:
+    """Image features [T, D] as they enter the templates.
+
+    Args:
+      features: [T, D], not normalised.
+      flipped: [T, D] features of the mirrored images, added when given.
+      detector_scores: [T] weights ("faceness"), multiplied when given.
+      keep_norm: False normalises each image before it is weighed.
+    """
+    x = jnp.asarray(features)
+    x = x if flipped is None else x + jnp.asarray(flipped).astype(x.dtype)
+    x = x if keep_norm else unit(x)
+    if detector_scores is None:
+        return x
+    return x * jnp.asarray(detector_scores).astype(x.dtype)[:, None]
+
+
+def aggregate_templates(features, template_ids, media_ids) -> Templates:
+    """Normalised sum over media of the mean over a medium's images, per template.
+
+    Args:
+      features: [T, D] from `weigh_images`.
+      template_ids: [T] int.
+      media_ids: [T] int; the same medium in two templates is two media.
+
+    Raises:
+      ValueError: for wrong shapes or features that are not finite.
+    """
+    check_features("image features", features, template_ids)
+    if np.shape(media_ids) != np.shape(template_ids):
+        raise ValueError(
+            f"media_ids must be [{len(template_ids)}], got {np.shape(media_ids)}."
+        )
+    ids, template = np.unique(np.asarray(template_ids), return_inverse=True)
+    pairs = np.stack([template, np.asarray(media_ids)], axis=1)
+    media, medium, counts = np.unique(
+        pairs, axis=0, return_inverse=True, return_counts=True
+    )
+    x = widen(jnp.asarray(features))
+    total = jax.ops.segment_sum(x, jnp.asarray(medium.ravel()), len(media))
+    means = total / jnp.asarray(counts, x.dtype)[:, None]
+    sums = jax.ops.segment_sum(means, jnp.asarray(media[:, 0]), len(ids))
+    return Templates(unit(sums), ids)
+
+
+@jax.jit
+def _pair_scores(features, pairs):
+    score = lambda pair: jnp.sum(features[pair[0]] * features[pair[1]])
+    return jax.lax.map(score, pairs, batch_size=_PAIRS_AT_ONCE)
+
+
+def pair_scores(templates: Templates, pairs) -> np.ndarray:
+    """Cosines [P] of the template id pairs [P, 2].
+
+    Raises:
+      ValueError: for wrong shapes or an id without a template.
+    """
+    pairs = np.asarray(pairs)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
+        raise ValueError(f"pairs must be [P, 2] with P > 0, got {pairs.shape}.")
+    rows = np.stack([templates.rows(pairs[:, i]) for i in (0, 1)], axis=1)
+    return np.asarray(_pair_scores(templates.features, jnp.asarray(rows, jnp.int32)))
+
+
+def roc_points(
+    is_same, scores, *, drop_intermediate: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """FAR [n] and TAR [n] at every distinct score, both ascending from (0, 0).
+
+    Args:
+      is_same: [P] bool.
+      scores: [P], larger is more alike.
+      drop_intermediate: leave out points on a straight line between their neighbours.
+
+    Raises:
+      ValueError: without pairs of both kinds, or for scores that are not finite.
+    """
+    is_same, scores = np.asarray(is_same, bool), np.asarray(scores)
+    if is_same.shape != scores.shape or scores.ndim != 1:
+        raise ValueError(
+            f"is_same and scores must both be [P], got {is_same.shape}, {scores.shape}."
+        )
+    if not is_same.any() or is_same.all() or not np.isfinite(scores).all():
+        raise ValueError(
+            "scores must be finite, of at least one same and one different pair, "
+            f"got {int(is_same.sum())} same among {len(is_same)}."
+        )
+    order = np.argsort(-scores, kind="stable")
+    is_last = np.append(np.diff(scores[order]) != 0, True)
+    accepted = np.flatnonzero(is_last) + 1
+    true = np.cumsum(is_same[order])[is_last]
+    false = accepted - true
+    if drop_intermediate and len(true) > 2:
+        bends = (np.diff(false, 2) != 0) | (np.diff(true, 2) != 0)
+        keep = np.concatenate([[True], bends, [True]])
+        true, false = true[keep], false[keep]
+    far, tar = np.append(0, false) / false[-1], np.append(0, true) / true[-1]
+    return far, tar
+
+
+def tar_nearest_far(
+    is_same,
+    scores,
+    *,
+    fars: Sequence[float] = FARS,
+    drop_intermediate: bool = True,
+) -> dict[str, float]:
+    """TAR in [0, 1] at the ROC point whose FAR is nearest to each wanted one.
+
+    Points equally near give the larger FAR, and at one FAR the larger TAR. Arguments
+    and errors are those of `roc_points`.
+    """
+    check_rates("FAR", fars)
+    far, tar = roc_points(is_same, scores, drop_intermediate=drop_intermediate)
+    far, tar = far[::-1], tar[::-1]
+    return {
+        metric_name("tar@far", wanted): float(tar[np.argmin(np.abs(far - wanted))])
+        for wanted in fars
+    }
+
+
+def area_under_curve(is_same, scores) -> float:
+    """Area under the ROC in [0, 1]. Arguments and errors are those of `roc_points`."""
+    far, tar = roc_points(is_same, scores, drop_intermediate=False)
+    return float(np.trapezoid(tar, far))
+
+
+def merge(*lists: Subjects) -> Subjects:
+    """Galleries as one, in the order given."""
+    return Subjects(*(np.concatenate(column) for column in zip(*lists, strict=True)))
+
+
+def _table(path, num_columns: int) -> np.ndarray:
+    """Whitespace-separated words [n, num_columns] of a text file."""
+    lines = pathlib.Path(path).read_text().splitlines()
+    rows = [line.split() for line in lines if line.strip()]
+    for number, row in enumerate(rows, start=1):
+        if len(row) != num_columns:
+            raise ValueError(
+                f"{path} must have {num_columns} words per line, "
+                f"got {len(row)} in row {number}."
+            )
+    if not rows:
+        raise ValueError(f"{path} must hold at least one row, got none.")
+    return np.asarray(rows)
+
+
+def _numbers(path, words: np.ndarray, dtype) -> np.ndarray:
+    try:
+        return words.astype(dtype)
+    except ValueError as error:
+        raise ValueError(f"{path} must hold numbers, got: {error}.") from None
+
+
+def read_template_media(path) -> TemplateImages:
+    """`ijbc_face_tid_mid.txt`: image, template and medium per line.
+
+    Raises:
+      ValueError: naming the file, for a wrong number of words or no integers.
+    """
+    table = _table(path, 3)
+    ids = _numbers(path, table[:, 1:], np.int64)
+    return TemplateImages(tuple(table[:, 0].tolist()), ids[:, 0], ids[:, 1])
+
+
+def read_landmarks(path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """`ijbc_name_5pts_score.txt`: image, five points and detector score per line.
+
+    Returns:
+      T names, landmarks [T, 5, 2] float32 (x, y in pixels of the loose crop) and
+      detector scores [T] float32.
+
+    Raises:
+      ValueError: naming the file, for a wrong number of words or no numbers.
+    """
+    table = _table(path, 12)
+    values = _numbers(path, table[:, 1:], np.float32)
+    return tuple(table[:, 0].tolist()), values[:, :10].reshape(-1, 5, 2), values[:, 10]
+
+
+def read_pairs(path) -> tuple[np.ndarray, np.ndarray]:
+    """`ijbc_template_pair_label.txt`: two templates and 1 or 0 per line.
+
+    Returns:
+      Template id pairs [P, 2] int64 and is_same [P] bool.
+
+    Raises:
+      ValueError: naming the file, for anything but three integers per line.
+    """
+    try:  # 15 million lines: the C parser, not the table of words
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # the file holds no row
+            table = np.loadtxt(path, dtype=np.int64, ndmin=2)
+    except (ValueError, UserWarning) as error:
+        raise ValueError(f"{path} must hold integers, got: {error}.") from None
+    if table.shape[1] != 3 or not np.isin(table[:, 2], (0, 1)).all():
+        raise ValueError(
+            f"{path} must hold two templates and 0 or 1 per line, "
+            f"got {table.shape[1]} columns with labels {np.unique(table[:, -1])[:5]}."
+        )
+    return table[:, :2], table[:, 2] == 1
+
+
+def read_subjects(path) -> Subjects:
+    """`ijbc_1N_gallery_G1.csv` and its like: a header, then one row per image.
+
+    The first two columns are the template and its subject; the rest is ignored.
+
+    Raises:
+      ValueError: naming the file, for no rows, no integers, or a template with two
+        subjects.
+    """
+    with open(path, newline="") as file:
+        rows = [row[:2] for row in csv.reader(file) if row][1:]
+    if not rows or any(len(row) < 2 for row in rows):
+        raise ValueError(
+            f"{path} must hold a header and rows that begin with template and subject, "
+            f"got {len(rows)} rows."
+        )
+    table = np.unique(_numbers(path, np.asarray(rows), np.int64), axis=0)
+    ids, counts = np.unique(table[:, 0], return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(
+            f"{path} must give each template one subject, "
+            f"got {counts.max()} for template {ids[counts.argmax()]}."
+        )
+    return Subjects(table[:, 0], table[:, 1])

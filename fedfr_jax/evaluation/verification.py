@@ -1,0 +1,224 @@
+"""Is this pair one person? Pair lists in ten folds, and all pairs of a labelled set.
+
+The ten-fold protocol of LFW (Huang et al., 2007) as InsightFace and FedFR run it:
+contiguous folds, thresholds 0, 0.01 .. 3.99 on the squared distance of normalised
+embeddings, accept distance < threshold.
+
+Deviation: TAR@FAR takes the largest threshold whose FAR on the other folds does not
+exceed the wanted one. The original interpolates FAR -> threshold over duplicate FARs,
+which current SciPy refuses.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.evaluation.blocks import check_features, pair_blocks, unit
+from fedfr_jax.evaluation.scores import (
+    check_rates,
+    cosine_histogram,
+    exact_tar,
+    metric_name,
+)
+
+THRESHOLDS = np.arange(0, 4, 0.01)  # squared distances of unit vectors lie in [0, 4]
+FARS = (1e-4, 1e-3, 1e-2, 1e-1)
+_ROC_BINS = 1 << 15  # per unit of cosine
+
+
+class PairCounts(NamedTuple):
+    """Accepted pairs per fold and threshold."""
+
+    same: np.ndarray  # [F, 400] int64, accepted pairs of one identity
+    different: np.ndarray  # [F, 400] int64, accepted pairs of two
+    num_same: np.ndarray  # [F] int64
+    num_different: np.ndarray  # [F] int64
+
+
+def flip_sum(embeddings, flipped) -> jax.Array:
+    """Normalised sum [Q, D] of the embeddings of images and of their mirror images."""
+    return unit(jnp.asarray(embeddings) + jnp.asarray(flipped))
+
+
+@jax.jit
+def _squared_distances(embeddings):
+    x = unit(embeddings)
+    return jnp.sum((x[0::2] - x[1::2]) ** 2, axis=1)
+
+
+def pair_distances(embeddings) -> np.ndarray:
+    """Squared distances [P] in [0, 4] of rows 2i and 2i + 1 of embeddings [2P, D].
+
+    Rows are normalised here.
+
+    Raises:
+      ValueError: for an odd number of rows, wrong rank, or values that are not finite.
+    """
+    check_features("embeddings", embeddings, np.zeros(len(embeddings)))
+    if len(embeddings) % 2:
+        raise ValueError(
+            f"embeddings must come in pairs of rows, got {len(embeddings)} rows."
+        )
+    return np.asarray(_squared_distances(jnp.asarray(embeddings)))
+
+
+def count_accepted(distances, is_same, *, folds: int = 10) -> PairCounts:
+    """Accepted pairs of each contiguous fold at every threshold.
+
+    The first P mod folds folds hold one pair more.
+
+    Args:
+      distances: [P] squared distances.
+      is_same: [P] bool.
+      folds: at least 2 and at most P.
+    """
+    distances, is_same = np.asarray(distances), np.asarray(is_same, bool)
+    if is_same.shape != distances.shape:
+        raise ValueError(
+            f"is_same must be [{len(distances)}], one per pair, got {is_same.shape}."
+        )
+    if not 2 <= folds <= len(distances):
+        raise ValueError(f"folds must lie in [2, {len(distances)} pairs], got {folds}.")
+    same, different = [], []
+    for part in np.array_split(np.arange(len(distances)), folds):
+        for counts, wanted in ((same, True), (different, False)):
+            chosen = np.sort(distances[part][is_same[part] == wanted])
+            # side="left" counts the distances strictly below each threshold.
+            counts.append([len(chosen), *np.searchsorted(chosen, THRESHOLDS)])
+    same, different = np.asarray(same), np.asarray(different)
+    return PairCounts(same[:, 1:], different[:, 1:], same[:, 0], different[:, 0])
+
+
+def fold_accuracies(counts: PairCounts) -> tuple[np.ndarray, np.ndarray]:
+    """Accuracy [F] in [0, 1] and threshold [F] of each fold.
+
+    The threshold is the first one with the best accuracy on the other folds.
+    """
+    correct = counts.same + counts.num_different[:, None] - counts.different
+    best = np.argmax(correct.sum(axis=0) - correct, axis=1)
+    num_pairs = counts.num_same + counts.num_different
+    return correct[np.arange(len(best)), best] / num_pairs, THRESHOLDS[best]
+
+
+def ten_fold(embeddings, is_same, *, folds: int = 10) -> dict[str, float]:
+    """Cross-validated accuracy of a pair list.
+
+    Args:
+      embeddings: [2P, D], rows 2i and 2i + 1 are pair i; normalised here.
+      is_same: [P] bool.
+      folds: at least 2.
+
+    Returns:
+      "accuracy" in [0, 1], "accuracy_std" (population, over folds) and "threshold"
+      (mean squared distance over folds, in [0, 4]).
+
+    Raises:
+      ValueError: for wrong shapes or values that are not finite.
+    """
+    counts = count_accepted(pair_distances(embeddings), is_same, folds=folds)
+    accuracy, thresholds = fold_accuracies(counts)
+    return {
+        "accuracy": float(accuracy.mean()),
+        "accuracy_std": float(accuracy.std()),
+        "threshold": float(thresholds.mean()),
+    }
+
+
+def fold_tar(
+    counts: PairCounts, far: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """TAR [F], measured FAR [F] and threshold [F] of each fold.
+
+    Each threshold is the largest whose FAR on the other folds is at most `far`; the
+    measured FAR on the fold itself may exceed it.
+
+    Raises:
+      ValueError: when a fold has no pair of one kind.
+    """
+    for name, numbers in (
+        ("same", counts.num_same),
+        ("different", counts.num_different),
+    ):
+        if not numbers.all():
+            raise ValueError(
+                f"every fold must hold a pair of {name} identity, "
+                f"got none in fold {int(np.argmin(numbers))}."
+            )
+    others = counts.different.sum(axis=0) - counts.different
+    num_others = counts.num_different.sum() - counts.num_different
+    # Threshold 0 accepts nobody, so one always fits.
+    fits = others <= far * num_others[:, None]
+    best = fits.shape[1] - 1 - np.argmax(fits[:, ::-1], axis=1)
+    fold = np.arange(len(best))
+    tar = counts.same[fold, best] / counts.num_same
+    return tar, counts.different[fold, best] / counts.num_different, THRESHOLDS[best]
+
+
+def tar_at_far(
+    embeddings, is_same, *, fars: Sequence[float] = FARS, folds: int = 10
+) -> dict[str, float]:
+    """Cross-validated TAR of a pair list at each FAR.
+
+    Args are those of `ten_fold`; fars in (0, 1).
+
+    Returns:
+      For each FAR "tar@far=1e-03", its population standard deviation over folds
+      "tar_std@far=1e-03", and the FAR measured on the held-out folds,
+      "measured_far@far=1e-03"; all in [0, 1].
+    """
+    check_rates("FAR", fars)
+    counts = count_accepted(pair_distances(embeddings), is_same, folds=folds)
+    result = {}
+    for far in fars:
+        tar, measured, _ = fold_tar(counts, far)
+        result[metric_name("tar@far", far)] = float(tar.mean())
+        result[metric_name("tar_std@far", far)] = float(tar.std())
+        result[metric_name("measured_far@far", far)] = float(measured.mean())
+    return result
+
+
+def generic_verification(
+    features, labels, *, fars: Sequence[float] = FARS
+) -> dict[str, float]:
+    """Exact TAR over all unordered pairs of identities that training never saw.
+
+    Args:
+      features: [Q, D], normalised here; memory does not grow with Q * Q.
+      labels: [Q] int.
+      fars: rates in (0, 1); a FAR below 1 / negatives gives the TAR at no false accept.
+
+    Returns:
+      {"tar@far=1e-03": ...}, in [0, 1].
+
+    Raises:
+      ValueError: without positive or negative pairs, or for bad features.
+    """
+    return exact_tar(pair_blocks(features, labels, np.ones(len(labels), bool)), fars)
+
+
+def roc_curve(features, labels, *, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """FAR [points] and TAR [points] over all unordered pairs, for plots.
+
+    FARs are log-spaced from 1 / negatives to 1. TAR is that of the loosest cosine bin
+    (width 3e-5) whose FAR does not exceed it, so the curve never flatters.
+
+    Raises:
+      ValueError: without positive or negative pairs, or for bad features.
+    """
+    blocks = pair_blocks(features, labels, np.ones(len(labels), bool))
+    histogram = cosine_histogram(blocks, bins_per_unit=_ROC_BINS)
+    totals = histogram.sum(axis=1)
+    if not totals.all():
+        raise ValueError(
+            "labels must give at least one positive and one negative pair, "
+            f"got {totals[1]} and {totals[0]}."
+        )
+    negatives, positives = np.pad(histogram[:, ::-1].cumsum(axis=1), ((0, 0), (1, 0)))
+    far = np.geomspace(1 / totals[0], 1, points)
+    # The last point's rounding must not lose the last negatives.
+    allowed = np.floor(np.round(far * totals[0], 6))
+    accepted = positives[np.searchsorted(negatives, allowed, side="right") - 1]
+    return far, accepted / totals[1]

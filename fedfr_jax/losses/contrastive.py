@@ -1,0 +1,48 @@
+"""Keep a feature near the global model's and away from the client's own past.
+
+Model-contrastive loss: Li, He, Song 2021 (MOON), https://arxiv.org/abs/2103.16257,
+equation 3; FedFR, https://arxiv.org/abs/2112.12496, applies it to the backbone's
+feature itself, without a projection head, and so can any caller.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.losses.margin import normalize
+
+
+def _pair_cosine(x, y):
+    # Each length is clamped by itself, at 1e-8, as the published code's library does.
+    return jnp.sum(normalize(x, eps=1e-8) * normalize(y, eps=1e-8), axis=-1)
+
+
+def model_contrastive(
+    features: jax.Array,
+    global_features: jax.Array,
+    previous_features: jax.Array,
+    *,
+    temperature: float = 0.5,
+) -> jax.Array:
+    """Cross entropy of telling the global model's feature from the previous models'.
+
+    -log(e^p / (e^p + sum_r e^q_r)), with p and q_r the cosines over the temperature.
+
+    Args:
+      features: [B, D] of the model in training; the only argument with a gradient.
+      global_features: [B, D] of the same images in the round's global model.
+      previous_features: [B, D] in the client's previous model, or [R, B, D] in R.
+      temperature: positive.
+
+    Returns:
+      [B], non-negative.
+    """
+    chex.assert_rank(features, 2)
+    chex.assert_equal_shape([features, global_features])
+    chex.assert_rank(previous_features, {2, 3})
+    previous = previous_features.reshape(-1, *features.shape)
+    frozen = jax.lax.stop_gradient((global_features, previous))
+    positive = _pair_cosine(features, frozen[0]) / temperature
+    negative = _pair_cosine(features[None], frozen[1]) / temperature
+    # softplus(q - p) is the cross entropy written so that nothing can overflow.
+    return jax.nn.softplus(jax.nn.logsumexp(negative, axis=0) - positive)

@@ -1,0 +1,190 @@
+"""Softmax over cosines with a margin on the true class.
+
+CosFace: Wang et al. 2018, https://arxiv.org/abs/1801.09414, equation 4. ArcFace:
+Deng et al. 2019, https://arxiv.org/abs/1801.07698, equation 3. Class filtering: An
+et al. 2022, https://arxiv.org/abs/2203.15565.
+
+Deviation from ArcFace: its code falls back to another margin when angle + margin
+passes pi. Like the later released code, this one does not: the logit is
+cos(angle + margin) everywhere, hence not monotone there.
+
+A margin function maps (cosine [B, M], labels [B]) to logits [B, M]. A label outside
+[0, M) marks no class, so no logit of its row is moved. All arrays are float32 or
+float64.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+def normalize(x: jax.Array, *, eps: float = 1e-12) -> jax.Array:
+    """Vectors of unit length, x / max(||x||, eps).
+
+    Args:
+      x: [..., D].
+      eps: shortest length that is scaled to one. A shorter vector is divided by it,
+        so the gradient is at most 1 / eps: large, but finite.
+
+    Returns:
+      [..., D].
+    """
+    # The square is clamped before its root: the root's own gradient at 0 is not finite.
+    square = jnp.sum(x * x, axis=-1, keepdims=True)
+    return x / jnp.sqrt(jnp.maximum(square, eps * eps))
+
+
+def cosine(features: jax.Array, weights: jax.Array) -> jax.Array:
+    """Cosine of every feature with every class weight.
+
+    Args:
+      features: [B, D], any length.
+      weights: [M, D], any length; a zero row has cosine 0 with everything.
+
+    Returns:
+      [B, M] in [-1, 1] up to rounding. Not clipped: that would stop the gradient, and
+      the functions that need the exact range enforce it themselves.
+    """
+    chex.assert_rank([features, weights], 2)
+    # Accelerators round the factors to 8 or 11 bits by default, and a scale of 64
+    # would carry that error into the logits.
+    return jnp.matmul(
+        normalize(features), normalize(weights).T, precision=jax.lax.Precision.HIGHEST
+    )
+
+
+def is_label(labels: jax.Array, num_classes: int) -> jax.Array:
+    """Where the class is the example's label, bool [B, M], for labels int [B]."""
+    chex.assert_rank(labels, 1)
+    return labels[:, None] == jnp.arange(num_classes, dtype=labels.dtype)[None]
+
+
+def _label_entry(matrix, labels):
+    # A select and a sum, not a gather: it is finite for a label outside [0, M).
+    return jnp.sum(jnp.where(is_label(labels, matrix.shape[1]), matrix, 0), axis=1)
+
+
+def cosface(
+    cosine: jax.Array, labels: jax.Array, *, scale: float = 64.0, margin: float = 0.4
+) -> jax.Array:
+    """CosFace logits, scale * (cosine - margin at the label).
+
+    Args:
+      cosine: [B, M].
+      labels: int [B].
+      scale: inverse temperature, positive.
+      margin: subtracted from the cosine of the true class.
+
+    Returns:
+      Logits [B, M].
+    """
+    chex.assert_rank(cosine, 2)
+    hit = is_label(labels, cosine.shape[1])
+    return scale * jnp.where(hit, cosine - margin, cosine)
+
+
+def _add_angle(cosine, margin):
+    # cos(a + m) = cos a cos m - sin a sin m. No arccos, and where the sine is 0 (or
+    # the cosine rounded past 1) the infinite slope of the root is selected away.
+    square = (1 - cosine) * (1 + cosine)
+    is_inside = square > 0
+    root = jnp.sqrt(jnp.where(is_inside, square, 1))
+    sine = jnp.where(is_inside, root, 0)
+    margin = jnp.asarray(margin, cosine.dtype)
+    return cosine * jnp.cos(margin) - sine * jnp.sin(margin)
+
+
+def arcface(
+    cosine: jax.Array, labels: jax.Array, *, scale: float = 64.0, margin: float = 0.5
+) -> jax.Array:
+    """ArcFace logits, scale * cos(angle + margin at the label), exact gradient.
+
+    d logit / d cosine of the label is scale * sin(angle + margin) / sin(angle), which
+    is unbounded near cosine = +-1. At +-1 itself, where the direction of the gradient
+    is undefined, scale * cos(margin) is used.
+
+    Args:
+      cosine: [B, M].
+      labels: int [B].
+      scale: inverse temperature, positive.
+      margin: added to the angle of the true class, radians.
+
+    Returns:
+      Logits [B, M].
+    """
+    chex.assert_rank(cosine, 2)
+    hit = is_label(labels, cosine.shape[1])
+    moved = _add_angle(_label_entry(cosine, labels), margin)
+    return scale * jnp.where(hit, moved[:, None], cosine)
+
+
+def arcface_straight_through(
+    cosine: jax.Array, labels: jax.Array, *, scale: float = 64.0, margin: float = 0.5
+) -> jax.Array:
+    """ArcFace logits whose gradient ignores the margin.
+
+    The widely used released code computes the margin in place outside automatic
+    differentiation, so d logit / d cosine = scale for every entry, the label included.
+    The values equal those of `arcface`, the training trajectory does not.
+
+    Args:
+      cosine: [B, M].
+      labels: int [B].
+      scale: inverse temperature, positive.
+      margin: added to the angle of the true class, radians.
+
+    Returns:
+      Logits [B, M].
+    """
+    logits = arcface(cosine, labels, scale=1.0, margin=margin)
+    return scale * (cosine + jax.lax.stop_gradient(logits - cosine))
+
+
+def interclass_filter(
+    cosine: jax.Array, labels: jax.Array, *, threshold: float
+) -> jax.Array:
+    """Neutralise other classes that look like the label noise of this example.
+
+    Args:
+      cosine: [B, M].
+      labels: int [B].
+      threshold: a wrong class whose cosine is above it (strictly) gets cosine 0.
+
+    Returns:
+      [B, M]: a filtered entry stays in the softmax as the constant 0, with no
+      gradient, as in the released code. Apply it before the margin.
+    """
+    chex.assert_rank(cosine, 2)
+    is_other = ~is_label(labels, cosine.shape[1])
+    return jnp.where(is_other & (cosine > threshold), 0, cosine)
+
+
+def mask_classes(logits: jax.Array, class_mask: jax.Array | None) -> jax.Array:
+    """Logits [B, M] with the classes where `class_mask` [M] is False out of reach.
+
+    They become a finite number so low that their probability is exactly 0, and a row
+    without any class still has no NaN in its value or its gradient.
+    """
+    if class_mask is None:
+        return logits
+    chex.assert_shape(class_mask, (logits.shape[1],))
+    return jnp.where(class_mask[None], logits, jnp.finfo(logits.dtype).min / 2)
+
+
+def softmax_cross_entropy(
+    logits: jax.Array, labels: jax.Array, class_mask: jax.Array | None = None
+) -> jax.Array:
+    """Cross entropy of one label per example, by log-sum-exp (no cap on the loss).
+
+    Args:
+      logits: [B, M].
+      labels: int [B].
+      class_mask: bool [M], False for a class that only pads the axis.
+
+    Returns:
+      [B], non-negative. For a label that is masked or outside [0, M) the value is
+      finite and meaningless; select it away.
+    """
+    chex.assert_rank(logits, 2)
+    logits = mask_classes(logits, class_mask)
+    return jax.nn.logsumexp(logits, axis=1) - _label_entry(logits, labels)

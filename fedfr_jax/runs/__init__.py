@@ -1,0 +1,1 @@
+"""Loops that train, and what they leave on disk."""

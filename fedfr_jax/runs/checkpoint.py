@@ -1,0 +1,86 @@
+"""Checkpoints of a run's state with Orbax: whole or not at all, the newest whole wins."""
+
+import logging
+import pathlib
+
+import jax
+import orbax.checkpoint as ocp
+
+from fedfr_jax import trees
+from fedfr_jax.types import PyTree
+
+KEEP = 2  # the newest, and one to fall back on when a disk damages it
+
+
+class Checkpointer:
+    """Numbered checkpoints of one pytree under `folder`.
+
+    A save is written aside and renamed when complete, so a killed process leaves the
+    previous checkpoint as the newest.
+    """
+
+    def __init__(self, folder: str | pathlib.Path):
+        self.folder = pathlib.Path(folder).resolve()
+        self._manager = ocp.CheckpointManager(
+            self.folder,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=KEEP, enable_async_checkpointing=False
+            ),
+        )
+
+    def latest(self) -> int | None:
+        """Number of the newest whole checkpoint."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: PyTree) -> None:
+        """Write `state` as checkpoint `step`, replacing nothing until it is whole.
+
+        Raises:
+          OSError: when it cannot be written (a full disk); names what is left.
+        """
+        try:
+            self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise OSError(
+                f"checkpoint {step} could not be written to {self.folder} ({error}); "
+                f"the last whole one is {self.latest()}."
+            ) from error
+
+    def restore(self, template: PyTree) -> tuple[int, PyTree] | None:
+        """Newest checkpoint that can be read: (step, state laid out like `template`).
+
+        Returns None when there is none at all.
+
+        Raises:
+          ValueError: when checkpoints exist and none fits: says which leaf differs.
+        """
+        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, template)
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        reasons = []
+        for step in steps:
+            try:
+                args = ocp.args.StandardRestore(shapes)
+                return step, self._manager.restore(step, args=args)
+            except Exception as error:  # damaged, or of another model
+                reasons.append(f"{step}: {self._difference(step, shapes) or error}")
+                logging.warning("checkpoint %d is not usable", step)
+        if reasons:
+            raise ValueError(
+                f"checkpoints in {self.folder} must fit the configured run, got "
+                + "; ".join(reasons)
+                + "."
+            )
+        return None
+
+    def close(self) -> None:
+        """Release the manager's threads."""
+        self._manager.close()
+
+    def _difference(self, step, shapes):
+        try:
+            saved = self._manager.item_metadata(step)
+            saved = getattr(saved, "tree", saved)
+            return trees.difference(saved, shapes)
+        except Exception:
+            return None

@@ -1,0 +1,113 @@
+"""The federated loop: one way, no callbacks.
+
+round r: play -> store, sinks, evaluation (when due), checkpoint (when due). The state
+of a run is (server, store); a run that is killed and started again continues from its
+last whole checkpoint and ends with the numbers of an uninterrupted one.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.federated.simulation import Outcome, Simulation, open_store, play
+from fedfr_jax.federated.store import Store
+from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.types import PyTree
+
+
+class Period(NamedTuple):
+    """How often things are due, in rounds; 0 is only after the last one."""
+
+    evaluate_every: int = 0
+    checkpoint_every: int = 1
+
+    def is_due(self, every: int, round: int, last: int) -> bool:
+        """Whether something is due after `round` (0-based)."""
+        return round == last or (every > 0 and (round + 1) % every == 0)
+
+
+def resume(
+    sim: Simulation, server: PyTree, folder
+) -> tuple[PyTree, Store, Checkpointer, int]:
+    """State at the newest whole checkpoint under `folder`, or the given start.
+
+    Returns:
+      (server, store, checkpointer, the round to play next).
+
+    Raises:
+      ValueError: when what is on disk belongs to another run.
+    """
+    checkpointer = Checkpointer(folder / "checkpoints")
+    found = checkpointer.restore(server)
+    next_round, server = found or (0, server)
+    store = open_store(sim, server, folder / "store", resume_round=next_round)
+    return server, store, checkpointer, next_round
+
+
+def train(
+    sim: Simulation,
+    server: PyTree,
+    store: Store,
+    checkpointer: Checkpointer | None,
+    *,
+    first_round: int,
+    num_rounds: int,
+    evaluate: Callable[[PyTree, Store], dict[str, float]],
+    sinks: Sequence[Callable] = (),
+    period: Period = Period(),  # noqa: B008 (a constant)
+) -> PyTree:
+    """Play rounds first_round..num_rounds-1; returns the last server.
+
+    Raises:
+      FloatingPointError: when a client's metric is not finite; names round, client,
+        metric and the checkpoint to go back to.
+    """
+    for round in range(first_round, num_rounds):
+        started = time.perf_counter()
+        server, outcome = play(sim, server, store, round)
+        check_finite(outcome, round, checkpointer)
+        scalars = summarize(outcome)
+        last = num_rounds - 1
+        if checkpointer and period.is_due(period.checkpoint_every, round, last):
+            store.flush(round + 1)
+            checkpointer.save(round + 1, server)
+        scalars["seconds"] = time.perf_counter() - started
+        if period.is_due(period.evaluate_every, round, last):
+            scalars.update(evaluate(server, store))
+        for sink in sinks:
+            sink(round, scalars)
+    return server
+
+
+def summarize(outcome: Outcome) -> dict[str, float]:
+    """A round's numbers: means over clients that took a step, and the schedule's cost."""
+    trained = outcome.metrics["steps"] > 0
+    scalars = {
+        name: float(values[trained].mean()) if trained.any() else 0.0
+        for name, values in outcome.metrics.items()
+    }
+    if outcome.num_extra.any():
+        scalars["hard_negatives"] = float(outcome.num_extra.mean())
+        scalars["hard_negatives_min"] = float(outcome.num_extra.min())
+        scalars["hard_negatives_max"] = float(outcome.num_extra.max())
+    plan = outcome.plan
+    scalars["clients_without_step"] = float((~trained).sum())
+    scalars["padded_over_useful"] = plan.executed_steps / max(plan.useful_steps, 1)
+    return scalars
+
+
+def check_finite(outcome: Outcome, round: int, checkpointer: Checkpointer | None):
+    """Raise FloatingPointError for the first client with a metric that is not finite."""
+    last = checkpointer.latest() if checkpointer else None
+    for name, values in outcome.metrics.items():
+        for client in outcome.ids[~np.isfinite(values)][:1]:
+            raise FloatingPointError(
+                f"{name} of client {client} must be finite in round {round}, got "
+                f"{values[outcome.ids == client][0]}; the last good checkpoint is "
+                f"{'none' if last is None else f'round {last}'}. Lower the learning "
+                "rate or clip gradients, then start the same command again."
+            )
+
+

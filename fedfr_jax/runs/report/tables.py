@@ -1,0 +1,142 @@
+"""The result table of a run, for a terminal, a log file and a README.
+
+All three read the summary `{"methods": {method: {section: {metric: number}}},
+"seconds": number}`, where the sections are generic and personalised. A list in place
+of a number (one per client, or per seed) shows as mean and standard deviation; the
+best method of a metric is marked.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Metrics whose name starts like this are better when small.
+SMALLER_IS_BETTER = ("eer", "error", "loss", "seconds")
+
+
+class _Row(NamedTuple):
+    section: str
+    metric: str
+    cells: tuple[str, ...]  # one per method
+    is_best: tuple[bool, ...]
+
+
+def result_table(summary: Mapping[str, Any]) -> Any:
+    """A rich Table, a row per metric and a column per method, best in bold.
+
+    Raises:
+      ValueError: the summary holds no method.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(caption=_caption(summary) or None, caption_justify="left")
+    table.add_column("protocol")
+    table.add_column("metric", no_wrap=True)
+    for method in _methods(summary):
+        table.add_column(method, justify="right")
+    previous = None
+    for row in _rows(summary):
+        is_new = row.section != previous
+        if is_new and previous is not None:
+            table.add_section()
+        cells = [
+            Text(cell, style="bold" if best else "")
+            for cell, best in zip(row.cells, row.is_best, strict=True)
+        ]
+        section = Text(row.section if is_new else "")
+        table.add_row(section, Text(row.metric), *cells)
+        previous = row.section
+    return table
+
+
+def plain_table(summary: Mapping[str, Any]) -> str:
+    """The same as lines of text; a star marks the best."""
+    methods = _methods(summary)
+    lines = [("protocol", "metric", *methods)]
+    for row in _rows(summary):
+        cells = [
+            cell + ("*" if best else " ")
+            for cell, best in zip(row.cells, row.is_best, strict=True)
+        ]
+        lines.append((row.section, row.metric, *cells))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    text = [
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([*text, _caption(summary)]).rstrip()
+
+
+def markdown_table(summary: Mapping[str, Any]) -> str:
+    """The way papers print it: a row per method, a column per metric, best in bold."""
+    rows = _rows(summary)
+    head = ["method"] + [f"{row.section} {row.metric}" for row in rows]
+    lines = [head, ["---"] + ["---:"] * len(rows)]
+    for i, method in enumerate(_methods(summary)):
+        cells = [f"**{r.cells[i]}**" if r.is_best[i] else r.cells[i] for r in rows]
+        lines.append([method, *cells])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _methods(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    methods = tuple(summary.get("methods", {}))
+    if not methods:
+        raise ValueError('summary["methods"] must name at least one method, got none.')
+    return methods
+
+
+def _rows(summary: Mapping[str, Any]) -> list[_Row]:
+    """Every metric that any method has, by section, in order of appearance."""
+    methods = [summary["methods"][name] for name in _methods(summary)]
+    names = {
+        (section, metric): None
+        for method in methods
+        for section, metrics in method.items()
+        if isinstance(metrics, Mapping)
+        for metric in metrics
+    }
+    sections = list(dict.fromkeys(section for section, _ in names))
+    rows = []
+    for section, metric in sorted(names, key=lambda name: sections.index(name[0])):
+        values = [method.get(section, {}).get(metric) for method in methods]
+        cells = tuple(_cell(value) for value in values)
+        rows.append(_Row(section, metric, cells, _best(metric, values)))
+    return rows
+
+
+def _numbers(value: Any) -> np.ndarray:
+    """The finite numbers of a value, [n]; None has none."""
+    flat = [np.nan if v is None else v for v in np.ravel(np.asarray(value, object))]
+    numbers = np.asarray(flat, np.float64)
+    return numbers[np.isfinite(numbers)]
+
+
+def _cell(value: Any) -> str:
+    numbers = _numbers(value)
+    if not numbers.size:
+        return "-"
+    mean = numbers.mean()
+    # Fixed digits for fractions, so that columns can be compared by eye.
+    if isinstance(value, Sequence | np.ndarray):
+        return f"{mean:.3f}±{numbers.std():.3f}"
+    return f"{mean:.4f}" if abs(mean) < 10 else f"{mean:.5g}"
+
+
+def _best(metric: str, values: Sequence[Any]) -> tuple[bool, ...]:
+    """Which methods have the best mean; nobody when there is nothing to compare."""
+    means = [float(n.mean()) if (n := _numbers(v)).size else None for v in values]
+    known = [mean for mean in means if mean is not None]
+    if len(known) < 2 or len(set(known)) < 2:
+        return (False,) * len(values)
+    best = (min if metric.lower().startswith(SMALLER_IS_BETTER) else max)(known)
+    return tuple(mean == best for mean in means)
+
+
+def _caption(summary: Mapping[str, Any]) -> str:
+    seconds = summary.get("seconds")
+    return "" if seconds is None else f"{seconds:.0f} s in all"

@@ -1,0 +1,249 @@
+"""Where a run's numbers go: a sink takes (round, {name: number}) and is closed once.
+
+A sink never decides what is measured. The files survive a kill at any moment: a line
+of metrics.jsonl is whole or dropped, summary.json is the old one or the new one, and a
+resumed run leaves the same lines as an uninterrupted one.
+"""
+
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Sink(Protocol):
+    """Takes the numbers of one round; rounds count from 0."""
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlSink:
+    """One line `{"round": r, name: number, ...}` per call, appended to a file.
+
+    JSON has no nan and no infinity: such a number is written as null and named under
+    the line's "not_finite" key.
+    """
+
+    def __init__(self, path: str | os.PathLike, *, resume_step: int | None = None):
+        """Open the file, repair its end, and forget what will be done again.
+
+        Args:
+          path: the file; its folder is created.
+          resume_step: the first round to come: lines of this and later rounds are
+            dropped, so 0 starts afresh; None keeps all.
+
+        Raises:
+          ValueError: a line before the last one is not such an object.
+        """
+        path = pathlib.Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [
+            row
+            for row in (read_jsonl(path) if path.exists() else [])
+            if resume_step is None or row["round"] < resume_step
+        ]
+        _replace(path, "".join(_line(row) for row in kept))
+        self._file = path.open("a", encoding="utf-8")
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._file.write(_line(_finite({"round": int(step), **scalars})))
+        # Flushed, a line outlives the process; only a power cut can still take it.
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardSink:
+    """Scalars for TensorBoard; one printed line and nothing more without tensorboardX.
+
+    A missing viewer must not end a run, so this is the one optional package whose
+    absence is no error.
+    """
+
+    def __init__(self, folder: str | os.PathLike, *, resume_step: int | None = None):
+        """Open the folder; TensorBoard hides the rounds from resume_step on."""
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            print("No TensorBoard scalars: pip install tensorboardX to have them.")
+            self._writer = None
+        else:
+            self._writer = SummaryWriter(str(folder), purge_step=resume_step)
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        if self._writer is None:
+            return
+        for name, value in scalars.items():
+            if math.isfinite(value):
+                self._writer.add_scalar(name, float(value), int(step))
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class ConsoleSink:
+    """Live progress: a bar on a terminal, plain lines anywhere else."""
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        name: str = "rounds",
+        metrics: tuple[str, ...] = (),
+        every_seconds: float = 1.0,
+        console: Any = None,
+    ):
+        """Start the clock and, on a terminal, the bar.
+
+        Args:
+          total: rounds of the whole run.
+          name: what is running.
+          metrics: names to show, in this order; () shows all.
+          every_seconds: least time between two plain lines; the last round is always
+            shown.
+          console: a rich Console; None takes standard output.
+        """
+        from rich.console import Console
+
+        self._console = console or Console()
+        self._total, self._name, self._metrics = total, name, metrics
+        self._every, self._last = every_seconds, -math.inf
+        self._start = time.monotonic()
+        self._bar = None
+        if self._console.is_terminal:
+            self._bar = _bar(self._console)
+            self._task = self._bar.add_task(name, total=total, numbers="")
+            self._bar.start()
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        names = self._metrics or tuple(scalars)
+        numbers = "  ".join(
+            f"{n} {float(scalars[n]):.4g}" for n in names if n in scalars
+        )
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step + 1, numbers=numbers)
+            return
+        now = time.monotonic()
+        if now - self._last < self._every and step + 1 < self._total:
+            return
+        self._last = now
+        self._console.print(
+            f"{self._name} {step + 1}/{self._total}  {now - self._start:.0f} s"
+            f"  {numbers}".rstrip(),
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
+    """Write JSON whole or not at all; arrays become lists.
+
+    A number that is not finite is written as null and named, by its dotted path, under
+    the key "not_finite".
+
+    Raises:
+      OSError: the disk is full or the folder cannot be written; an older file stays.
+    """
+    text = json.dumps(_finite(summary), indent=2, allow_nan=False)
+    _replace(pathlib.Path(path), text + "\n")
+
+
+def read_jsonl(path: str | os.PathLike) -> list[dict]:
+    """Rows of a JsonlSink's file; a torn last line is left out.
+
+    Raises:
+      ValueError: another line is not an object with a "round", with file and line.
+    """
+    lines = pathlib.Path(path).read_bytes().splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict) and isinstance(row.get("round"), int):
+            rows.append(row)
+        elif number < len(lines):
+            raise ValueError(
+                f'{path}, line {number}, must be a JSON object with a "round", '
+                f"got {line[:60]!r}."
+            )
+    return rows
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"
+
+
+def _finite(tree: Mapping[str, Any]) -> dict:
+    """The tree as JSON can hold it, with the paths of what it cannot hold."""
+    notes = {}
+    plain = _plain(tree, "", notes)
+    return plain | {"not_finite": notes} if notes else plain
+
+
+def _plain(value: Any, path: str, notes: dict[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            str(key): _plain(item, f"{path}.{key}" if path else str(key), notes)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{path}.{i}", notes) for i, item in enumerate(value)]
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, os.PathLike):
+        return str(value)
+    if not isinstance(value, float):
+        array = np.asarray(value)
+        if array.dtype == object:
+            raise TypeError(f"{path} must be a number or text, got {type(value)}.")
+        return _plain(array.tolist(), path, notes)
+    if math.isfinite(value):
+        return float(value)
+    notes[path] = str(float(value))
+    return None
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    """Write a file in one step: readers see the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def _bar(console):
+    from rich import progress
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[numbers]}", markup=False),
+        console=console,
+    )

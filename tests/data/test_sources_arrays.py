@@ -1,0 +1,111 @@
+"""Decoded arrays in an .npz, and Omniglot."""
+
+import zipfile
+
+import numpy as np
+import pytest
+
+from fedfr_jax.data.sources.arrays import arrays, omniglot
+
+
+def save(path, **values):
+    np.savez_compressed(path, **values)
+    return path
+
+
+@pytest.fixture
+def digits(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (6, 5, 4), np.uint8)
+    labels = np.array([7, 3, 3, 7, 9, 3])
+    return save(tmp_path / "d.npz", images=images, labels=labels, client=labels), images
+
+
+def test_images_come_back_bit_for_bit_with_dense_labels(digits):
+    path, images = digits
+    source = arrays(path, cameras="client")
+    assert source.image_shape == (5, 4, 1)
+    assert source.names == ("3", "7", "9")
+    assert source.labels.tolist() == [1, 0, 0, 1, 2, 0]
+    assert source.cameras.tolist() == [7, 3, 3, 7, 9, 3]
+    np.testing.assert_array_equal(source.read(np.array([4, 0]))[..., 0], images[[4, 0]])
+
+
+def test_size_channels_and_paper_are_converted(digits):
+    path, images = digits
+    source = arrays(path, channels=3, invert=True)
+    np.testing.assert_array_equal(source.read(np.array([2]))[0, ..., 1], ~images[2])
+    assert arrays(path, image_size=3).read(np.arange(6)).shape == (6, 3, 3, 1)
+    assert arrays(path, min_images=2).names == ("3", "7")
+
+
+def test_opening_reads_no_image(digits, tmp_path):
+    path, _ = digits
+    cut = tmp_path / "cut.npz"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(cut, "w") as new:
+        new.writestr("labels.npy", old.read("labels.npy"))
+        new.writestr("images.npy", old.read("images.npy")[:-30])
+    source = arrays(cut)
+    with pytest.raises(ValueError, match="cut.npz must hold 6 whole images"):
+        source.read(np.array([0]))
+
+
+def test_wrong_arrays_are_refused(digits, tmp_path):
+    path, images = digits
+    with pytest.raises(ValueError, match="d.npz.*arrays names"):
+        arrays(path, labels="names")
+    with pytest.raises(ValueError, match="d.npz.*array pictures"):
+        arrays(path, images="pictures")
+    with pytest.raises(ValueError, match="absent.npz must be a whole .npz"):
+        arrays(tmp_path / "absent.npz")
+    labels = np.arange(6)
+    for wrong in (images.astype(np.float32), images[:5], images[0]):
+        save(tmp_path / "w.npz", images=wrong, labels=labels)
+        with pytest.raises(ValueError, match=r"w.npz: images must be \[6, H, W\]"):
+            arrays(tmp_path / "w.npz")
+    save(tmp_path / "n.npz", images=images, labels=labels - 1)
+    with pytest.raises(ValueError, match="labels must be integers of at least 0"):
+        arrays(tmp_path / "n.npz")
+
+
+@pytest.fixture
+def characters(tmp_path):
+    """Three characters by four drawers; character m has m + 1 dark columns."""
+    images = np.ones((3, 4, 12, 12), bool)
+    for m in range(3):
+        images[m, :, :, : m + 1] = False
+    images = (images * np.uint8(255)).view(bool)  # True stored as 255, as the real set
+    labels = np.repeat(np.arange(3)[:, None], 4, axis=1)
+    save(tmp_path / "images_background.npz", images=images, labels=labels)
+    rows = ["label,global_id,alphabet,character", "0,1,Greek,character01"]
+    rows += ["1,2,Greek,character02", "2,3,Latin,character01"]
+    (tmp_path / "classes.csv").write_text("\n".join(rows))
+    return tmp_path
+
+
+def test_omniglot_is_white_ink_with_drawers_and_names(characters):
+    source = omniglot(characters, image_size=12)
+    assert source.names == (
+        "Greek/character01",
+        "Greek/character02",
+        "Latin/character01",
+    )
+    assert source.cameras.tolist() == [0, 1, 2, 3] * 3
+    image = source.read(np.array([9]))[0, ..., 0]
+    assert (image[:, :3] == 255).all() and (image[:, 3:] == 0).all()
+    assert omniglot(characters).image_shape == (28, 28, 1)
+
+
+def test_omniglot_without_a_name_for_each_class_is_refused(characters):
+    table = characters / "classes.csv"
+    table.write_text("\n".join(table.read_text().splitlines()[:-1]))
+    with pytest.raises(ValueError, match="classes.csv.*every label, got KeyError: '2'"):
+        omniglot(characters)
+
+
+def test_real_omniglot_has_964_characters_by_20_drawers(data_dir):
+    source = omniglot(data_dir("omniglot_background"), image_size=28)
+    assert len(source.names) == 964 and source.names[0] == "Arcadian/character01"
+    assert np.bincount(source.labels).tolist() == [20] * 964
+    assert np.bincount(source.cameras).tolist() == [964] * 20
+    images = source.read(np.arange(0, 19280, 50))
+    assert 10 < images.mean() < 40 and images.max() > 200  # little ink, on black

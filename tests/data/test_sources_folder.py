@@ -1,0 +1,301 @@
+"""Folders and zips: namings, alignment, pairs, and what is refused."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedfr_jax.data.align import ARCFACE_TEMPLATE, transform
+from fedfr_jax.data.sources import SOURCES, keep_rows, open_source
+from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
+
+COLUMNS = "name,score," + ",".join(f"x{i},y{i}" for i in range(1, 6))
+LANDMARKS = ARCFACE_TEMPLATE * 0.5 + 10  # on a 100 x 80 image
+
+
+def encode(image, kind="png"):
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, kind)
+    return file.getvalue()
+
+
+def picture(value, size=(8, 6)):
+    return encode(np.full((*size, 3), value, np.uint8))
+
+
+def fill(root, files):
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+def pack(path, files):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+PEOPLE = {
+    "s10/1.png": picture(3),
+    "s2/10.png": picture(2),
+    "s2/9.png": picture(1),
+    "README.txt": b"no image",
+    "s2/.hidden.png": b"no image",
+}
+
+
+@pytest.mark.parametrize("make", [fill, lambda root, f: pack(root / "a.zip", f)])
+def test_directory_and_zip_give_the_same_source(tmp_path, make):
+    source = folder(make(tmp_path, PEOPLE), image_size=(8, 6))
+    assert source.names == ("s2", "s10")  # numbers in order, not s10 before s2
+    assert source.labels.tolist() == [0, 0, 1] and source.labels.dtype == np.int32
+    images = source.read(np.array([2, 0, 1]))
+    assert images.shape == (3, 8, 6, 3) and images.dtype == np.uint8
+    assert images[:, 0, 0, 0].tolist() == [3, 1, 2]
+    assert source.image_shape == (8, 6, 3)
+
+
+def test_images_are_resized_with_antialiasing_and_made_grey(tmp_path):
+    stripes = np.zeros((64, 64, 3), np.uint8)
+    stripes[:, ::2] = 255
+    fill(tmp_path, {"a/1.png": encode(stripes)})
+    source = folder(tmp_path, image_size=8, channels=1)
+    assert source.image_shape == (8, 8, 1)
+    np.testing.assert_allclose(source.read(np.array([0])), 127.5, atol=5)
+
+
+def test_many_images_keep_their_order_across_threads(tmp_path):
+    files = {f"p{i % 5}/{i:03}.png": picture(i) for i in range(150)}
+    source = folder(fill(tmp_path, files), image_size=(8, 6))
+    order = np.random.default_rng(0).permutation(150)
+    values = np.array([[i for i in range(150) if i % 5 == p] for p in range(5)])
+    np.testing.assert_array_equal(
+        source.read(order)[:, 0, 0, 0], values.reshape(-1)[order]
+    )
+    assert source.read(np.array([], np.int32)).shape == (0, 8, 6, 3)
+
+
+def test_namings_read_identity_and_camera_from_the_name(tmp_path):
+    fill(
+        tmp_path / "fei",
+        {f"{s}-{v:02}.jpg": picture(0) for s in (2, 10) for v in (1, 2)},
+    )
+    source = fei(tmp_path / "fei", image_size=4)
+    assert source.names == ("2", "10")
+    assert source.cameras.tolist() == [0, 1, 0, 1]
+    fill(tmp_path / "market", {"0002_c1s1_000451_03.jpg": picture(0)})
+    fill(tmp_path / "market", {"-1_c6s2_000451_03.jpg": picture(0)})
+    source = folder(tmp_path / "market", image_size=4, naming="market1501")
+    assert set(source.names) == {"0002", "-1"}
+    own = r"(?P<identity>[a-z]+)[0-9]+\.png"
+    fill(tmp_path / "own", {"anna1.png": picture(0), "anna2.png": picture(0)})
+    assert folder(tmp_path / "own", image_size=4, naming=own).names == ("anna",)
+
+
+def test_under_takes_one_part_of_a_set(tmp_path):
+    fill(tmp_path, {"train/a/1.png": picture(1), "test/b/1.png": picture(2)})
+    assert folder(tmp_path, image_size=4, under="train").names == ("a",)
+    with pytest.raises(ValueError, match="must hold images below val/"):
+        folder(tmp_path, image_size=4, under="val")
+
+
+def test_common_outer_folders_are_no_part_of_the_names(tmp_path):
+    fill(tmp_path, {"set/x/a/1.png": picture(1), "set/x/b/1.png": picture(2)})
+    assert folder(tmp_path, image_size=4).names == ("a", "b")
+
+
+def test_identities_with_few_images_are_left_out(tmp_path):
+    counts = {"a": 3, "b": 1, "c": 2}
+    files = {
+        f"{p}/{i}.png": picture(ord(p)) for p, n in counts.items() for i in range(n)
+    }
+    source = folder(fill(tmp_path, files), image_size=4, min_images=2)
+    assert source.names == ("a", "c")
+    assert source.labels.tolist() == [0, 0, 0, 1, 1]
+    assert source.read(np.array([4]))[0, 0, 0, 0] == ord("c")
+    with pytest.raises(ValueError, match="1 of 3 identities remain, the largest has 3"):
+        folder(tmp_path, image_size=4, min_images=3)
+
+
+@pytest.fixture
+def small_lfw(tmp_path):
+    """Three people on 100 x 80 images with a bright left eye, as LFW is laid out."""
+    counts = {"Ada_B": 2, "Carl_D": 2, "Eve_F": 1}
+    image = np.zeros((100, 80, 3), np.uint8)
+    x, y = np.round(LANDMARKS[0]).astype(int)
+    image[y - 1 : y + 2, x - 1 : x + 2] = 255
+    names = [f"{p}/{p}_{i + 1:04}.jpg" for p, n in counts.items() for i in range(n)]
+    pack(tmp_path / "lfw.zip", {name: encode(image) for name in names})
+    row = "0.9," + ",".join(map(str, LANDMARKS.reshape(-1)))
+    lines = [COLUMNS, *(f"{name},{row}" for name in names)]
+    (tmp_path / "landmarks.csv").write_text("\n".join(lines))
+    pairs = "1\nAda_B\t1\t2\nCarl_D\t2\tEve_F\t1\n"
+    (tmp_path / "pairsDevTrain.txt").write_text(pairs)
+    return tmp_path
+
+
+def test_lfw_is_aligned_so_that_landmarks_meet_the_template(small_lfw):
+    source = lfw(small_lfw)
+    assert source.image_shape == (112, 112, 3)
+    np.testing.assert_allclose(source.landmarks[0], ARCFACE_TEMPLATE, atol=1e-3)
+    image = source.read(np.array([0]))[0, ..., 0].astype(np.float64)
+    y, x = np.mgrid[:112, :112]
+    eye = np.array([(x * image).sum(), (y * image).sum()]) / image.sum()
+    np.testing.assert_allclose(eye, ARCFACE_TEMPLATE[0], atol=1.0)
+
+
+@pytest.mark.parametrize("size", [28, 56, 160, (112, 96)])
+def test_landmarks_follow_the_aligned_image_to_any_size(small_lfw, size):
+    source = lfw(small_lfw, image_size=size)
+    image = source.read(np.array([0]))[0, ..., 0].astype(np.float64)
+    y, x = np.mgrid[: image.shape[0], : image.shape[1]]
+    eye = np.array([(x * image).sum(), (y * image).sum()]) / image.sum()
+    np.testing.assert_allclose(eye, source.landmarks[0, 0], atol=1.2)
+
+
+def test_without_alignment_landmarks_scale_with_the_image(small_lfw):
+    source = folder(
+        small_lfw / "lfw.zip",
+        image_size=(50, 40),
+        landmarks=small_lfw / "landmarks.csv",
+    )
+    half = transform(np.array([[0.5, 0, -0.25], [0, 0.5, -0.25]]), LANDMARKS)
+    np.testing.assert_allclose(source.landmarks[0], half, atol=1e-4)
+    assert source.read(np.array([0])).shape == (1, 50, 40, 3)
+    assert lfw(small_lfw, align=False).landmarks is None
+
+
+def test_lfw_pairs_follow_the_images_that_are_kept(small_lfw):
+    source = lfw(small_lfw)
+    assert source.pairs.indices.tolist() == [[0, 1], [3, 4]]
+    assert source.pairs.is_same.tolist() == [True, False]
+    kept = lfw(small_lfw, min_images=2)
+    assert kept.pairs.indices.tolist() == [[0, 1]]  # Eve_F has one image
+    assert lfw(small_lfw, pairs=None).pairs is None
+    turned = keep_rows(source, np.array([4, 3, 1]))
+    assert turned.pairs.indices.tolist() == [[1, 0]]
+    assert [turned.names[i] for i in turned.labels] == ["Eve_F", "Carl_D", "Ada_B"]
+
+
+def test_a_missing_landmark_row_names_file_and_image(small_lfw):
+    table = small_lfw / "landmarks.csv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join(lines[:-1]))
+    with pytest.raises(ValueError, match="landmarks.csv.*1 have none.*Eve_F_0001"):
+        lfw(small_lfw)
+    table.write_text("\n".join([*lines[:-1], "Eve_F/Eve_F_0001.jpg,1" + ",5" * 10]))
+    with pytest.raises(ValueError, match="do not coincide.*Eve_F"):
+        lfw(small_lfw)
+    table.write_text("name,x1\na,b")
+    with pytest.raises(ValueError, match="csv with the columns name, x1, y1"):
+        lfw(small_lfw)
+    table.unlink()
+    with pytest.raises(ValueError, match="landmarks.csv must be a csv"):
+        lfw(small_lfw)
+    with pytest.raises(ValueError, match="landmarks must name a csv"):
+        folder(small_lfw / "lfw.zip", image_size=56, align=True)
+
+
+def test_a_truncated_image_is_named(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    whole = encode(noise, "jpeg")
+    fill(tmp_path, {"a/1.jpg": whole, "a/2.jpg": whole[:300], "b/1.jpg": b"text"})
+    source = folder(tmp_path, image_size=8)
+    source.read(np.array([0]))
+    with pytest.raises(ValueError, match=r"a/2.jpg in .*must be a whole 8-bit image"):
+        source.read(np.arange(2))
+    with pytest.raises(ValueError, match=r"b/1.jpg in .*replace the file"):
+        source.read(np.array([2]))
+
+
+def test_16_bit_images_are_refused_rather_than_clipped(tmp_path):
+    fill(tmp_path, {"a/1.png": encode(np.full((4, 4), 40000, np.uint16))})
+    with pytest.raises(ValueError, match="more than 8 bits"):
+        folder(tmp_path, image_size=4).read(np.array([0]))
+
+
+def test_a_vanished_image_and_a_damaged_archive_are_named(tmp_path):
+    source = folder(fill(tmp_path / "d", {"a/1.png": picture(1)}), image_size=4)
+    (tmp_path / "d/a/1.png").unlink()
+    with pytest.raises(ValueError, match=r"1.png must be readable"):
+        source.read(np.array([0]))
+    path = pack(tmp_path / "z.zip", {"a/1.png": picture(1)})
+    data = path.read_bytes()
+    path.write_bytes(data.replace(picture(1)[40:60], bytes(20)))
+    with pytest.raises(ValueError, match=r"a/1.png in .*z.zip must be readable"):
+        folder(path, image_size=4).read(np.array([0]))
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match="z.zip must be a whole zip archive"):
+        folder(path, image_size=4)
+
+
+def test_empty_and_absent_folders_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="must hold images .*got none"):
+        folder(fill(tmp_path, {"a/notes.txt": b""}), image_size=4)
+    with pytest.raises(ValueError, match="nowhere must be a directory or a .zip"):
+        folder(tmp_path / "nowhere", image_size=4)
+
+
+def test_settings_outside_their_rule_are_refused(tmp_path):
+    fill(tmp_path, {"a/1.png": picture(1)})
+    with pytest.raises(ValueError, match="naming must be one of directory, subject"):
+        folder(tmp_path, image_size=4, naming="birthday")
+    with pytest.raises(ValueError, match="a/1.png in .*must be named as"):
+        folder(tmp_path, image_size=4, naming="subject-view")
+    with pytest.raises(ValueError, match="channels must be 1"):
+        folder(tmp_path, image_size=4, channels=4)
+    with pytest.raises(ValueError, match="image_size must be positive, got 0"):
+        folder(tmp_path, image_size=0)
+    source = folder(tmp_path, image_size=4)
+    for wrong in (-1, 1):
+        with pytest.raises(ValueError, match=r"indices must lie in \[0, 1\)"):
+            source.read(np.array([wrong]))
+
+
+def test_aligned_sizes_must_keep_the_template(small_lfw):
+    with pytest.raises(ValueError, match="image_size must be square or 112:96"):
+        lfw(small_lfw, image_size=(56, 40))
+
+
+def test_two_archives_in_a_folder_are_ambiguous(small_lfw):
+    pack(small_lfw / "other.zip", PEOPLE)
+    with pytest.raises(ValueError, match="must hold one .zip, got .*lfw.zip"):
+        lfw(small_lfw)
+
+
+def test_unknown_sources_and_settings_list_the_known_ones(tmp_path):
+    with pytest.raises(ValueError, match="one of arrays, .*, tfds, got imagenet"):
+        open_source("imagenet")
+    with pytest.raises(ValueError, match="source orl .*image_size.*'sice'"):
+        open_source("orl", data_dir=tmp_path, sice=3)
+    assert list(SOURCES) == sorted(SOURCES)
+
+
+def test_real_lfw_is_whole_and_aligned(data_dir):
+    source = lfw(data_dir("lfw_devtrain"), image_size=56)
+    assert (len(source.labels), len(source.names)) == (9525, 4038)
+    assert source.pairs.is_same.sum() == 1100 and len(source.pairs.is_same) == 2200
+    same = source.labels[source.pairs.indices]
+    np.testing.assert_array_equal(same[:, 0] == same[:, 1], source.pairs.is_same)
+    centre = source.landmarks.mean(0)
+    np.testing.assert_allclose(centre, ARCFACE_TEMPLATE / 2 - 0.25, atol=1)
+    middle = source.landmarks.mean(1) - (ARCFACE_TEMPLATE / 2 - 0.25).mean(0)
+    np.testing.assert_allclose(middle, 0, atol=1e-3)
+    images = source.read(np.arange(0, 9525, 100))
+    assert images.shape == (96, 56, 56, 3) and 80 < images.mean() < 150
+    assert len(lfw(data_dir("lfw_devtrain"), min_images=4).names) == 430
+
+
+def test_real_orl_and_fei_are_whole(data_dir):
+    faces = orl(data_dir("orl"))
+    assert np.bincount(faces.labels).tolist() == [10] * 40
+    assert faces.read(np.array([0, 399])).shape == (2, 112, 92, 1)
+    faces = fei(data_dir("fei28"))
+    assert np.bincount(faces.labels).tolist() == [14] * 200
+    assert np.bincount(faces.cameras).tolist() == [200] * 14
+    assert faces.read(np.array([5])).std() > 10

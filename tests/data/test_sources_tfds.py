@@ -1,0 +1,212 @@
+"""TensorFlow Datasets: a stand-in with its calls, and the real package if installed."""
+
+import importlib.util
+import inspect
+import io
+import sys
+import types
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedfr_jax.data.align import ARCFACE_TEMPLATE
+from fedfr_jax.data.sources.tfds import LAYOUTS, POINTS, tfds
+
+
+def png(image):
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "png")
+    return file.getvalue()
+
+
+class Feature(types.SimpleNamespace):
+    pass
+
+
+@pytest.fixture
+def stub(monkeypatch, tmp_path):
+    """Install a module that serves given examples as TFDS serves encoded ones."""
+    calls = []
+
+    def install(examples, shape, names=None, prepared=True):
+        features = {"image": Feature(shape=shape), "label": Feature(names=names)}
+
+        class Builder:
+            info = Feature(features=features, data_dir=str(tmp_path), name="stub")
+
+            def download_and_prepare(self):
+                calls.append("prepare")
+
+            def as_data_source(self, split=None, *, decoders=None):
+                calls.append((split, decoders))
+                if not prepared:
+                    raise NotImplementedError("stored as tfrecord.")
+                return examples
+
+        def builder(name, *, data_dir=None, file_format=None):
+            calls.append((name, data_dir, file_format))
+            return Builder()
+
+        module = types.ModuleType("tensorflow_datasets")
+        module.builder = builder
+        module.decode = types.SimpleNamespace(SkipDecoding=lambda: "skip")
+        monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
+        return calls
+
+    return install
+
+
+def test_classes_keep_their_names_and_images_stay_encoded(stub):
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
+    examples = [
+        {"image": png(image), "label": label}
+        for image, label in zip(images, (2, 0, 2), strict=True)
+    ]
+    calls = stub(examples, (8, 8, 3), names=["cat", "dog", "fox"])
+    source = tfds("cifar10", "test", data_dir="d")
+    assert calls == [
+        ("cifar10", "d", "array_record"),
+        "prepare",
+        ("test", {"image": "skip"}),
+    ]
+    assert source.names == ("cat", "dog", "fox")
+    assert source.labels.tolist() == [2, 0, 2] and source.labels.dtype == np.int32
+    np.testing.assert_array_equal(source.read(np.array([2, 1])), images[[2, 1]])
+    assert tfds("cifar10", image_size=4, channels=1).image_shape == (4, 4, 1)
+
+
+def test_lfw_names_become_identities(stub):
+    image = png(np.zeros((6, 6, 3), np.uint8))
+    examples = [{"image": image, "label": name} for name in (b"Bo", b"Al", b"Bo")]
+    stub(examples, (6, 6, 3))
+    source = tfds("lfw")
+    assert source.names == ("Al", "Bo") and source.labels.tolist() == [1, 0, 1]
+
+
+def test_celeb_a_has_identities_and_landmarks(stub):
+    points = np.round(ARCFACE_TEMPLATE * 1.1 + 20).astype(int)
+    at = {f"{p}_{axis}": int(v) for p, xy in zip(POINTS, points, strict=True)
+          for axis, v in zip("xy", xy, strict=True)}  # fmt: skip
+    image = png(np.zeros((218, 178, 3), np.uint8))
+    examples = [
+        {"image": image, "identity": {"Identity_No": number}, "landmarks": at}
+        for number in (2880, 17, 2880, 4)
+    ]
+    stub(examples, (218, 178, 3))
+    source = tfds("celeb_a")
+    assert source.names == ("4", "17", "2880")
+    assert source.labels.tolist() == [2, 1, 2, 0]
+    np.testing.assert_allclose(source.landmarks[0], points)
+    aligned = tfds("celeb_a", image_size=112, align=True)
+    np.testing.assert_allclose(aligned.landmarks[0], ARCFACE_TEMPLATE, atol=1.0)
+    assert aligned.read(np.array([0])).shape == (1, 112, 112, 3)
+    with pytest.raises(ValueError, match="0 of 3 identities remain"):
+        tfds("celeb_a", min_images=3)
+
+
+def test_omniglot_turns_to_white_ink_and_emnist_upright(stub):
+    paper = np.full((4, 4, 3), 255, np.uint8)
+    paper[1, 2] = 0
+    stub([{"image": png(paper), "label": 0}], (4, 4, 3), names=["0"])
+    ink = tfds("omniglot", channels=1).read(np.array([0]))[0, ..., 0]
+    assert ink[1, 2] == 255 and ink.sum() == 255
+    lying = np.arange(16, dtype=np.uint8).reshape(4, 4)
+    stub([{"image": png(lying), "label": 0}], (4, 4, 1), names=["0"])
+    upright = tfds("emnist/balanced").read(np.array([0]))[0, ..., 0]
+    np.testing.assert_array_equal(upright, lying.T)
+
+
+def test_labels_are_cached_without_a_second_pass(stub, tmp_path):
+    image = png(np.zeros((4, 4, 3), np.uint8))
+
+    class Counting(list):
+        passes = 0
+
+        def __iter__(self):
+            Counting.passes += 1
+            return super().__iter__()
+
+    stub(Counting([{"image": image, "label": b"a"}]), (4, 4, 3))
+    for _ in range(2):
+        tfds("lfw", cache=tmp_path.parent / "labels.npz")
+    assert Counting.passes == 1
+
+
+def test_what_cannot_be_served_is_refused(stub, monkeypatch):
+    with pytest.raises(ValueError, match="one of lfw, celeb_a, .*got imagenet"):
+        tfds("imagenet")
+    with pytest.raises(ValueError, match="align must be False for lfw"):
+        tfds("lfw", align=True)
+    image = png(np.zeros((4, 4, 3), np.uint8))
+    stub([{"image": image, "label": 5}], (4, 4, 3), names=["a", "b"])
+    with pytest.raises(ValueError, match=r"labels in \[0, 2\), got 5 to 5"):
+        tfds("mnist")
+    stub([{"image": b"cut", "label": 0}], (4, 4, 3), names=["a"])
+    with pytest.raises(ValueError, match="mnist train example 0 must be a whole 8-bit"):
+        tfds("mnist").read(np.array([0]))
+    stub([], (4, 4, 3), prepared=False)
+    with pytest.raises(ValueError, match="prepared as array_record.*NotImplemented"):
+        tfds("mnist")
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(ImportError, match=r"pip install fedfr_jax\[tfds\]"):
+        tfds("mnist")
+
+
+needs_tfds = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow_datasets") is None,
+    reason="tensorflow-datasets is not installed",
+)
+
+
+@needs_tfds
+@pytest.mark.filterwarnings("ignore")
+def test_the_real_package_has_the_calls_and_features(tmp_path):
+    import tensorflow_datasets as real
+
+    builder_class = real.core.DatasetBuilder
+    source = inspect.signature(builder_class.as_data_source).parameters
+    assert {"split", "decoders"} <= set(source)
+    assert callable(real.decode.SkipDecoding)
+    for name, layout in LAYOUTS.items():
+        info = real.builder(name, data_dir=tmp_path, file_format="array_record").info
+        assert len(info.features["image"].shape) == 3
+        feature = info.features
+        for key in layout.label:
+            feature = feature[key]
+        assert isinstance(feature, real.features.ClassLabel) == layout.is_class
+        if layout.has_landmarks:
+            wanted = {f"{p}_{axis}" for p in POINTS for axis in "xy"}
+            assert wanted == set(info.features["landmarks"])
+
+
+@needs_tfds
+@pytest.mark.filterwarnings("ignore")
+def test_a_really_prepared_set_is_read_without_tensorflow(tmp_path, monkeypatch):
+    import importlib.resources.abc
+
+    # tensorflow-datasets 4.9 imports this name when it writes, and does not install it.
+    monkeypatch.setitem(sys.modules, "importlib_resources", importlib.resources)
+    import tensorflow_datasets as real
+
+    images = np.random.default_rng(0).integers(0, 256, (6, 250, 250, 3), np.uint8)
+
+    def generate(self, downloads):
+        rows = enumerate(images)
+        return {
+            "train": (
+                (i, {"label": f"p{i // 2}", "image": io.BytesIO(png(image))})
+                for i, image in rows
+            )
+        }
+
+    builder = real.builder("lfw", data_dir=tmp_path, file_format="array_record")
+    monkeypatch.setattr(type(builder), "_split_generators", generate)
+    builder.download_and_prepare()
+    before = set(sys.modules)
+    source = tfds("lfw", data_dir=tmp_path)
+    assert source.names == ("p0", "p1", "p2")
+    found = source.read(np.arange(6))
+    for name, image in zip(source.labels, found, strict=True):
+        assert any((image == images[i]).all() for i in (2 * name, 2 * name + 1))
+    assert "tensorflow" not in set(sys.modules) - before

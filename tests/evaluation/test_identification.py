@@ -1,0 +1,84 @@
+"""Rank-k and open set: hand-worked cases, dense oracle, both IJB-C scripts' numbers."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfr_jax.evaluation import identification
+
+# Scores of three probes against a gallery of unit axes are the probes' coordinates.
+GALLERY = np.eye(3, dtype=np.float32)
+PROBES = np.float32([[0.8, 0.6, 0], [0.6, 0.8, 0], [0, 0.6, 0.8], [0.48, 0.6, 0.64]])
+
+
+def test_rank_k_by_hand():
+    result = identification.rank_k(
+        PROBES[:3], [0, 0, 0], GALLERY, [0, 1, 2], ranks=(1, 2, 3)
+    )
+    # Ranks 1, 2 and 3.
+    assert result == pytest.approx({"rank@1": 1 / 3, "rank@2": 2 / 3, "rank@3": 1.0})
+
+
+def test_open_set_by_hand():
+    # Two unmated probes (subject 9) with best scores 0.64 and 0.8.
+    probes, subjects = PROBES[[0, 1, 3, 2]], [0, 0, 9, 9]
+    result = identification.open_set_tpir(
+        probes, subjects, GALLERY, [0, 1, 2], fpirs=(0.1, 0.5, 1.0)
+    )
+    # 0.8 > 0.8 is false; at FPIR 1 only the rank-1 probe passes 0.64.
+    assert list(result.values()) == [0.0, 0.0, 0.5]
+
+
+def test_pair_tpir_by_hand():
+    result = identification.pair_tpir(
+        PROBES, [0, 1, 2, 9], GALLERY, [0, 1, 2], fpirs=(0.2, 0.99)
+    )
+    # Negatives from the top: 0.64, 0.6, 0.6, 0.6, 0.6, ...; k = 1 and 4.
+    assert list(result.values()) == [1.0, 1.0]
+
+
+def test_ties_count_against_the_probe():
+    same = np.ones((4, 3), np.float32)
+    result = identification.rank_k(same, [0, 1, 2, 0], same[:3], [0, 1, 2])
+    assert result == {"rank@1": 0.0, "rank@5": 1.0, "rank@10": 1.0}
+
+
+@settings(max_examples=6, deadline=None)
+@given(size=st.integers(1, 400), seed=st.integers(0, 3))
+def test_summaries_do_not_depend_on_the_block(size, seed):
+    random = np.random.default_rng(seed)
+    probes, gallery = (np.float32(random.standard_normal((n, 5))) for n in (37, 11))
+    probe_ids, gallery_ids = random.integers(14, size=37), random.permutation(14)[:11]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(identification, "_BLOCK_SIZE", size)
+        best = identification.summarize_probes(probes, probe_ids, gallery, gallery_ids)
+    probes /= np.linalg.norm(probes, axis=1, keepdims=True)
+    cosines, is_mate = probes @ gallery.T, probe_ids[:, None] == gallery_ids
+    mated = np.where(is_mate, cosines, -np.inf).max(axis=1)
+    others = np.where(is_mate, -np.inf, cosines)
+    np.testing.assert_allclose(best[0], mated, atol=1e-5)
+    np.testing.assert_allclose(best[1], others.max(axis=1), atol=1e-5)
+    has_mate = np.isfinite(mated)
+    ahead = (others > mated[:, None]).sum(axis=1)
+    np.testing.assert_array_equal(best[2][has_mate], ahead[has_mate])
+
+
+def test_probe_sets_of_one_kind_are_refused():
+    arguments = PROBES, [0, 1, 2, 0], GALLERY, [0, 1, 2]
+    with pytest.raises(ValueError, match="include one without a mate"):
+        identification.open_set_tpir(*arguments, fpirs=(0.1,))
+    strangers = PROBES, [9, 9, 9, 9], GALLERY, [0, 1, 2]
+    with pytest.raises(ValueError, match="with a mate"):
+        identification.rank_k(*strangers)
+    with pytest.raises(ValueError, match="with a mate"):
+        identification.open_set_tpir(*strangers, fpirs=(0.1,))
+    with pytest.raises(ValueError, match="one positive and one negative"):
+        identification.pair_tpir(*strangers, fpirs=(0.1,))
+    with pytest.raises(ValueError, match="ranks must be at least 1, got 0"):
+        identification.rank_k(*arguments, ranks=(0,))
+
+
+def test_more_false_positives_than_negatives_are_refused():
+    with pytest.raises(ValueError, match="below the 1 negatives, got 1"):
+        identification.pair_tpir(PROBES[:3], [0, 0, 1], GALLERY[:1], [0], fpirs=(0.5,))

@@ -1,0 +1,156 @@
+"""The personalised protocol against the released evaluation's numbers."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.evaluation import personalized
+from fedfr_jax.evaluation.blocks import pair_blocks
+from fedfr_jax.evaluation.scores import cosine_histogram
+
+CLASSES = np.arange(60).reshape(3, 20)
+
+
+@pytest.fixture
+def released(golden):
+    return golden("fedfr_personalized_eval")
+
+
+@pytest.mark.parametrize("is_double", [False, True])
+@pytest.mark.parametrize("client", range(3))
+def test_exact_tar_is_the_released_one(released, client, is_double):
+    with jax.enable_x64(is_double):
+        tar = personalized.client_verification(
+            released["features"].astype(np.float64 if is_double else np.float32),
+            released["labels"],
+            np.isin(released["labels"], CLASSES[client]),
+            fars=(1e-1, 1e-2, 1e-3, 1e-4),
+        )
+    expected = released[f"exact_tar_client{client}"]
+    # One positive of 15,600 may change sides with the summation order.
+    np.testing.assert_allclose(list(tar.values()), expected, atol=1.01 / 15_600)
+
+
+@pytest.mark.parametrize("client", range(3))
+def test_histogram_is_the_released_one_up_to_rounding(released, client):
+    is_own = np.isin(released["labels"], CLASSES[client])
+    histogram = cosine_histogram(
+        pair_blocks(released["features"], released["labels"], is_own)
+    )
+    expected = released[f"hist_client{client}"].T[::-1]
+    np.testing.assert_array_equal(histogram.sum(axis=1), expected.sum(axis=1))
+    # A score on a bin's edge moves by one bin; the cumulated counts barely move.
+    drift = np.abs(histogram.cumsum(axis=1) - expected.cumsum(axis=1))
+    assert drift.max() <= 5 and drift.sum() <= 200
+
+
+def test_binned_tar_is_the_released_table(released):
+    result = personalized.verification_1to1(
+        lambda client: released["features"],
+        released["labels"],
+        CLASSES,
+        fars=(1e-1, 1e-2, 1e-3, 1e-4),
+        verify=personalized.client_verification_binned,
+    )
+    percent = 100 * np.stack(list(result.per_client.values()), axis=1)
+    expected = released["tpr_percent_far_1e-1_to_1e-6"][:, :4]
+    np.testing.assert_allclose(percent, expected, atol=0.0101)
+    mean = 100 * np.array(list(result.mean.values()))
+    np.testing.assert_allclose(
+        mean, released["tpr_percent_mean_over_clients"][:4], atol=0.0101
+    )
+
+
+def test_gallery_is_the_released_mean_and_keeps_its_norm(released):
+    for client, classes in enumerate(CLASSES):
+        means = personalized.class_means(
+            released["gallery_image_features"],
+            released["gallery_image_labels"],
+            classes,
+        )
+        np.testing.assert_allclose(
+            means, released[f"gallery_client{client}"], atol=1e-6
+        )
+
+
+def test_tpir_is_the_released_one(released):
+    result = personalized.identification_1toN(
+        lambda client: released["features"],
+        released["labels"],
+        lambda client: released["gallery_image_features"],
+        released["gallery_image_labels"],
+        CLASSES,
+        fpirs=released["tpir_fpir"],
+    )
+    assert list(result.mean)[:2] == ["tpir@fpir=1e-06", "tpir@fpir=1e-05"]
+    per_client = np.stack(list(result.per_client.values()), axis=1)
+    np.testing.assert_allclose(per_client, released["tpir_clients"], atol=1e-9)
+    mean = list(result.mean.values())
+    np.testing.assert_allclose(mean, released["tpir_mean"], atol=1e-9)
+
+
+def test_scale_of_the_features_does_not_matter(released):
+    is_own = np.isin(released["labels"], CLASSES[0])
+    scale = np.random.default_rng(0).uniform(0.1, 9, (len(is_own), 1))
+    tars = [
+        personalized.client_verification(x, released["labels"], is_own, fars=(1e-2,))
+        for x in (released["features"], np.float32(released["features"] * scale))
+    ]
+    assert tars[0] == pytest.approx(tars[1], abs=2e-4)
+
+
+def test_each_client_is_judged_by_its_own_features():
+    labels = np.repeat(np.arange(4), 5)
+    good = np.eye(4, dtype=np.float32)[labels]
+    good += 0.01 * np.random.default_rng(0).standard_normal(good.shape)
+    bad = np.random.default_rng(1).standard_normal(good.shape)
+    result = personalized.verification_1to1(
+        lambda client: (good, bad)[client], labels, [[0, 1], [2, 3]], fars=(0.1,)
+    )
+    values = result.per_client["tar@far=1e-01"]
+    assert values[0] == 1 and values[1] < 0.7
+    assert result.mean["tar@far=1e-01"] == pytest.approx(values.mean())
+
+
+def test_order_of_classes_and_unused_gallery_images_change_nothing(released):
+    arguments = [released["features"], released["labels"]]
+    gallery = [released["gallery_image_features"], released["gallery_image_labels"]]
+    wanted = np.isin(gallery[1], CLASSES[1])
+    results = [
+        personalized.client_identification(*arguments, *gallery, CLASSES[1]),
+        personalized.client_identification(*arguments, *gallery, CLASSES[1][::-1]),
+        personalized.client_identification(
+            *arguments, gallery[0][wanted], gallery[1][wanted], CLASSES[1]
+        ),
+    ]
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_collapsed_network_accepts_nobody():
+    labels = np.repeat(np.arange(4), 5)
+    features = np.ones((20, 3), np.float32)
+    tar = personalized.client_verification(features, labels, labels < 2, fars=(0.1,))
+    assert tar == {"tar@far=1e-01": 0.0}
+    zero = personalized.client_verification(0 * features, labels, labels < 2)
+    assert set(zero.values()) == {0.0}
+
+
+def test_a_class_without_gallery_images_is_refused():
+    x, y = np.eye(3, dtype=np.float32), np.arange(3)
+    with pytest.raises(ValueError, match=r"got none of \[7\]"):
+        personalized.client_identification(x, y, x, y, [0, 7])
+    with pytest.raises(ValueError, match="distinct"):
+        personalized.client_identification(x, y, x, y, [0, 0])
+
+
+def test_queries_without_a_mate_are_refused():
+    x, y = np.eye(3, dtype=np.float32), np.arange(3)
+    with pytest.raises(ValueError, match="one positive and one negative"):
+        personalized.client_identification(x[:2], y[:2], x, y, [2])
+
+
+def test_clients_without_a_result_are_refused():
+    with pytest.raises(ValueError, match="at least one client"):
+        personalized.mean_over_clients([])
+    with pytest.raises(ValueError, match="from client 1"):
+        personalized.mean_over_clients([{"a": 1.0}, {"b": 1.0}])

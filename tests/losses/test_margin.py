@@ -1,0 +1,275 @@
+"""Margins and cross entropy against saved outputs, hand-worked cases and padding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from fedfr_jax.losses import LOSSES
+from fedfr_jax.losses.margin import (
+    arcface,
+    arcface_straight_through,
+    cosface,
+    cosine,
+    interclass_filter,
+    normalize,
+    softmax_cross_entropy,
+)
+
+PROPERTY = settings(max_examples=15, deadline=None, derandomize=True, database=None)
+# Compiled whole: tracing one operation at a time is what would make these tests slow.
+MARGINS = {name: jax.jit(margin) for name, margin in LOSSES.items()}
+entropy = jax.jit(softmax_cross_entropy)
+
+
+def assert_close(actual, expected, relative):
+    """Close relative to the largest entry: small entries carry its rounding."""
+    largest = np.abs(expected).max()
+    assert_allclose(actual, expected, rtol=relative, atol=relative * largest)
+
+
+def mean_loss(features, weights, labels, to_logits):
+    logits = to_logits(cosine(features, weights), labels)
+    return entropy(logits, labels).mean()
+
+
+def value_and_gradients(arrays, labels, to_logits, dtype):
+    features, weights = (jnp.asarray(a, dtype) for a in arrays)
+    labels = jnp.asarray(labels, jnp.int32)
+    grad = jax.value_and_grad(mean_loss, argnums=(0, 1))
+    return jax.jit(grad, static_argnums=3)(features, weights, labels, to_logits)
+
+
+def example(seed, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    features, weights = rng.normal(size=(6, 5)), rng.normal(size=(7, 5))
+    labels = rng.integers(0, 7, 6).astype(np.int32)
+    return features.astype(dtype), weights.astype(dtype), labels
+
+
+@pytest.mark.parametrize("dtype, relative", [("float64", 1e-10), ("float32", 1e-5)])
+def test_cosface_matches_the_official_loss_and_gradients(golden, dtype, relative):
+    want = golden("fedfr_cosface")
+    with jax.enable_x64(dtype == "float64"):
+        loss, (by_features, by_weights) = value_and_gradients(
+            (want["features"], want["weight"]),
+            want["labels"],
+            lambda c, y: cosface(c, y, scale=30.0, margin=0.4),
+            dtype,
+        )
+        features, weights = (
+            jnp.asarray(want[k], dtype) for k in ("features", "weight")
+        )
+        labels = jnp.asarray(want["labels"], jnp.int32)
+        cosines = jax.jit(cosine)(features, weights)
+        logits = cosface(cosines, labels, scale=30.0)
+        losses = entropy(logits, labels)
+        sharp = mean_loss(features, weights, labels, cosface)
+    assert_close(cosines, want["cosine"], relative)
+    assert_close(logits, want["logits"], relative)
+    assert_close(losses, want["per_sample_loss"], relative)
+    assert_close(sharp, want["loss_s64"], relative)
+    assert_close(loss, want["loss"], relative)
+    assert_close(by_features, want["grad_features"], relative)
+    assert_close(by_weights, want["grad_weight"], relative)
+
+
+GOLDEN_MARGINS = {
+    "cosface_m04": lambda c, y: cosface(c, y, scale=64.0, margin=0.4),
+    "arcface_m05": lambda c, y: arcface_straight_through(c, y, scale=64.0, margin=0.5),
+    "cosface_m04_filter": lambda c, y: cosface(
+        interclass_filter(c, y, threshold=0.3), y, scale=64.0, margin=0.4
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN_MARGINS)
+def test_logits_and_their_slope_match_insightface(golden, name):
+    want, to_logits = golden("bigface_margin"), GOLDEN_MARGINS[name]
+    labels = jnp.asarray(want["labels"], jnp.int32)
+    cosines = jnp.asarray(want["cos"])
+    slope = jax.grad(lambda c: to_logits(c, labels).sum())
+    assert_close(to_logits(cosines, labels), want[f"{name}/logits"], 1e-6)
+    shrunk = to_logits(0.9 * cosines, labels)
+    assert_close(shrunk, want[f"{name}/logits_at_0.9cos"], 1e-6)
+    assert_array_equal(slope(0.9 * cosines), want[f"{name}/dlogit_dcos_lib"])
+
+
+@pytest.mark.parametrize("name", GOLDEN_MARGINS)
+@pytest.mark.parametrize("dtype, relative", [("float64", 1e-10), ("float32", 1e-5)])
+def test_margin_losses_match_the_dense_reference(golden, name, dtype, relative):
+    want = golden("bigface_margin")
+    if name == "arcface_m05":
+        # Rows 0 and 1 have cosine +-1, where the angle, and so the logit, carries the
+        # square root of the rounding. The other rows are compared exactly below.
+        relative = {"float64": 1e-8, "float32": 1e-4}[dtype]
+    with jax.enable_x64(dtype == "float64"):
+        loss, (by_x, by_w) = value_and_gradients(
+            (want["x"], want["w"]), want["labels"], GOLDEN_MARGINS[name], dtype
+        )
+    assert_close(loss, want[f"{name}/dense64/loss"], relative)
+    assert_close(by_x, want[f"{name}/dense64/dx"], relative)
+    assert_close(by_w, want[f"{name}/dense64/dw"], relative)
+
+
+@pytest.mark.parametrize(
+    "to_logits, name",
+    [
+        (arcface, "arcface_exact_rows2_7"),
+        (arcface_straight_through, "arcface_straightthrough_rows2_7"),
+    ],
+)
+@pytest.mark.parametrize("dtype, relative", [("float64", 1e-10), ("float32", 1e-5)])
+def test_both_arcface_gradients_match_their_reference(
+    golden, to_logits, name, dtype, relative
+):
+    want = golden("bigface_margin")
+    arrays, labels = (want["x"][2:], want["w"]), want["labels"][2:]
+    with jax.enable_x64(dtype == "float64"):
+        loss, (by_x, by_w) = value_and_gradients(arrays, labels, to_logits, dtype)
+    assert_close(loss, want[f"{name}/loss"], relative)
+    assert_close(by_x, want[f"{name}/dx"], relative)
+    assert_close(by_w, want[f"{name}/dw"], relative)
+
+
+def test_exact_arcface_slope_is_the_ratio_of_sines(golden):
+    with jax.enable_x64(True):
+        angle = jnp.linspace(0.01, np.pi - 0.01, 50)
+        labels = jnp.zeros(50, jnp.int32)
+        slope = jax.grad(lambda c: arcface(c, labels).sum())(jnp.cos(angle)[:, None])
+        expected = 64 * jnp.sin(angle + 0.5) / jnp.sin(angle)
+    assert_allclose(slope[:, 0], expected, rtol=1e-10)
+
+
+def test_arcface_keeps_cosine_of_the_sum_past_pi():
+    logits = arcface(jnp.array([[-1.0]]), jnp.array([0]), scale=1.0, margin=0.5)
+    assert_allclose(logits, [[np.cos(np.pi + 0.5)]], rtol=1e-6)
+
+
+def test_interclass_filter_spares_the_label_and_the_threshold_itself():
+    cosines = jnp.array([[0.9, 0.5, 0.6, -0.7]])
+    kept = interclass_filter(cosines, jnp.array([0]), threshold=0.5)
+    assert_allclose(kept, [[0.9, 0.5, 0.0, -0.7]])
+
+
+def test_cosface_worked_by_hand():
+    logits = cosface(jnp.array([[0.5, 0.1]]), jnp.array([0]), scale=10.0, margin=0.4)
+    assert_allclose(logits, [[1.0, 1.0]], rtol=1e-6)
+    assert_allclose(entropy(logits, jnp.array([0])), [np.log(2)], 1e-6)
+
+
+@pytest.mark.parametrize("name", MARGINS)
+def test_a_label_outside_the_classes_moves_no_logit(name):
+    cosines = jnp.array([[0.3, -0.2], [0.1, 0.9]])
+    logits = MARGINS[name](cosines, jnp.array([2, -1]), scale=3.0, margin=0.4)
+    assert_allclose(logits, 3.0 * cosines, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", MARGINS)
+def test_margin_lowers_the_loss_of_no_example_inside_pi(name):
+    cosines, labels = np.linspace(-0.9, 0.9, 7).astype(np.float32)[:, None], np.zeros(7)
+    cosines = np.concatenate([cosines, cosines[::-1]], axis=1)
+    labels = labels.astype(np.int32)
+    plain = MARGINS[name](cosines, labels, scale=8.0, margin=0.0)
+    harder = MARGINS[name](cosines, labels, scale=8.0, margin=0.3)
+    assert np.all(entropy(harder, labels) > entropy(plain, labels))
+
+
+@pytest.mark.parametrize("name", MARGINS)
+def test_padding_classes_changes_no_value_and_gets_no_gradient(name):
+    @jax.jit
+    def run(features, weights, labels, class_mask):
+        def loss(features, weights):
+            logits = MARGINS[name](cosine(features, weights), labels, margin=0.4)
+            return entropy(logits, labels, class_mask).sum()
+
+        return jax.value_and_grad(loss, argnums=(0, 1))(features, weights)
+
+    @PROPERTY
+    @given(st.integers(0, 2**16), st.integers(0, 7), st.booleans())
+    def check(seed, first, is_zero):
+        features, weights, labels = example(seed)
+        loss, (by_features, by_weights) = run(
+            features, weights, labels, np.ones(7, bool)
+        )
+        filler = np.zeros((3, 5)) if is_zero else np.full((3, 5), 2.0)
+        padded = np.insert(weights, [first] * 3, filler.astype(np.float32), axis=0)
+        is_real = np.insert(np.ones(7, bool), [first] * 3, False)
+        moved = np.where(labels >= first, labels + 3, labels).astype(np.int32)
+        loss_2, (by_features_2, by_padded) = run(features, padded, moved, is_real)
+        assert_allclose(loss_2, loss, rtol=1e-5)
+        assert_close(by_features_2, by_features, 1e-4)
+        assert_close(by_padded[is_real], by_weights, 1e-4)
+        assert_array_equal(by_padded[~is_real], 0)
+
+    check()
+
+
+@pytest.mark.parametrize("name", MARGINS)
+def test_permuting_the_classes_permutes_logits_and_gradient(name):
+    @jax.jit
+    def run(features, weights, labels):
+        def loss(weights):
+            logits = MARGINS[name](cosine(features, weights), labels, margin=0.4)
+            return entropy(logits, labels).sum(), logits
+
+        return jax.grad(loss, has_aux=True)(weights)
+
+    @PROPERTY
+    @given(st.integers(0, 2**16), st.permutations(range(7)))
+    def check(seed, order):
+        features, weights, labels = example(seed)
+        gradient, logits = run(features, weights, labels)
+        place = np.argsort(order).astype(np.int32)
+        gradient_2, logits_2 = run(features, weights[order], place[labels])
+        assert_close(logits_2, np.asarray(logits)[:, order], 1e-5)
+        assert_close(gradient_2, np.asarray(gradient)[order], 1e-4)
+
+    check()
+
+
+@pytest.mark.parametrize("name", MARGINS)
+def test_float32_stays_finite_at_zero_vectors_and_at_cosine_one(name):
+    weights = np.array([[3.0, 4.0, 0.1], [0, 0, 0], [1, 2, 2]], np.float32)
+    features = np.concatenate([weights, -weights, 1e-15 * weights, 1e15 * weights])
+    labels = np.tile(np.arange(3, dtype=np.int32), 4)
+    loss, gradients = value_and_gradients(
+        (features, weights), labels, MARGINS[name], "float32"
+    )
+    assert np.isfinite(loss)
+    assert all(np.isfinite(g).all() for g in gradients)
+
+
+@pytest.mark.parametrize("name", MARGINS)
+@pytest.mark.parametrize("value", [1.0, -1.0, 1.0000001, -1.0000001, 0.99999994])
+def test_slope_is_finite_where_the_cosine_rounds_to_its_bounds(name, value):
+    cosines, labels = jnp.full((1, 1), value), jnp.zeros(1, jnp.int32)
+    logits, transpose = jax.vjp(lambda c: MARGINS[name](c, labels, margin=0.5), cosines)
+    (slope,) = transpose(jnp.ones_like(logits))
+    assert np.isfinite(slope).all() and np.isfinite(logits).all()
+
+
+def test_normalize_has_unit_length_and_the_clamped_slope_at_zero():
+    x = jnp.array([[3.0, 4.0], [0.0, 0.0]])
+    assert_allclose(normalize(x), [[0.6, 0.8], [0, 0]], rtol=1e-6)
+    slope = jax.jit(jax.jacobian(normalize))(jnp.zeros(2))
+    assert_allclose(slope, 1e12 * np.eye(2), rtol=1e-5)
+
+
+def test_cross_entropy_is_not_capped():
+    logits = jnp.array([[0.0, 500.0]])
+    assert_allclose(entropy(logits, jnp.array([0])), [500.0], rtol=1e-6)
+
+
+def test_cross_entropy_without_any_class_or_label_has_no_nan():
+    @jax.jit
+    @jax.value_and_grad
+    def run(logits, class_mask):
+        return entropy(logits, jnp.array([0, -1, 9]), class_mask).sum()
+
+    for mask in (jnp.zeros(4, bool), jnp.array([False, True, True, True])):
+        value, gradient = run(jnp.ones((3, 4)), mask)
+        assert np.isfinite(value) and np.isfinite(gradient).all()

@@ -1,0 +1,105 @@
+"""Every lowering of the convolution computes the same function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.models.conv import LOWERINGS, Conv, convolve
+
+# kernel size, stride, padding, input height and width
+CASES = [
+    (3, 1, 1, 7, 6),
+    (3, 2, 1, 7, 8),
+    (1, 2, 0, 7, 8),
+    (1, 1, 0, 5, 5),
+    (3, 1, 0, 6, 5),
+]
+
+
+def _arrays(case, leading=()):
+    size, stride, padding, height, width = case
+    keys = jax.random.split(jax.random.key(0), 2)
+    x = jax.random.normal(keys[0], (*leading, 2, height, width, 3))
+    kernel = jax.random.normal(keys[1], (*leading, size, size, 3, 4))
+    return x, kernel, {"stride": stride, "padding": padding}
+
+
+def _value_and_gradients(x, kernel, lowering, options):
+    y, pull = jax.vjp(lambda *a: convolve(*a, lowering=lowering, **options), x, kernel)
+    return y, pull(jnp.cos(y))
+
+
+def _naive(x, kernel, stride, padding):
+    x = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    size = kernel.shape[0]
+    rows = range(0, x.shape[1] - size + 1, stride)
+    columns = range(0, x.shape[2] - size + 1, stride)
+    windows = [[x[:, i : i + size, j : j + size] for j in columns] for i in rows]
+    return np.einsum("hwbijc,ijco->bhwo", np.array(windows), kernel)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("lowering", ["auto", *LOWERINGS])
+def test_a_lowering_is_the_sum_over_windows(case, lowering):
+    x, kernel, options = _arrays(case)
+    y = convolve(x, kernel, lowering=lowering, **options)
+    np.testing.assert_allclose(y, _naive(x, kernel, **options), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("lowering", ["auto", "im2col", "shift"])
+def test_lowerings_have_the_gradients_of_xla(case, lowering):
+    x, kernel, options = _arrays(case)
+    want = _value_and_gradients(x, kernel, "xla", options)
+    got = _value_and_gradients(x, kernel, lowering, options)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("lowering", ["auto", "im2col", "shift", "xla"])
+def test_vmap_over_kernels_equals_a_loop(case, lowering):
+    x, kernel, options = _arrays(case, leading=(3,))
+    step = lambda x, kernel: _value_and_gradients(x, kernel, lowering, options)
+    got = jax.jit(jax.vmap(step))(x, kernel)
+    for i in range(3):
+        want = _value_and_gradients(x[i], kernel[i], "xla", options)
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-5, atol=1e-5),
+            got,
+            want,
+        )
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_forward_mode_agrees_with_reverse_mode(lowering):
+    x, kernel, options = _arrays(CASES[1])
+    fn = lambda k: jnp.sum(jnp.sin(convolve(x, k, lowering=lowering, **options)))
+    tangent = jnp.ones_like(kernel)
+    _, slope = jax.jvp(fn, (kernel,), (tangent,))
+    np.testing.assert_allclose(slope, jnp.sum(jax.grad(fn)(kernel)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_half_precision_stays_half_and_close(lowering):
+    x, kernel, options = _arrays(CASES[0])
+    half = [a.astype(jnp.bfloat16) for a in (x, kernel)]
+    y = convolve(*half, lowering=lowering, **options)
+    assert y.dtype == jnp.bfloat16
+    want = convolve(x, kernel, lowering="xla", **options)
+    np.testing.assert_allclose(y.astype(jnp.float32), want, rtol=0.05, atol=0.2)
+
+
+def test_conv_computes_in_its_dtype_with_float32_parameters():
+    module = Conv(4, padding=1, use_bias=True, dtype="bfloat16")
+    y, variables = module.init_with_output(jax.random.key(0), jnp.ones((1, 4, 4, 3)))
+    assert y.dtype == jnp.bfloat16 and y.shape == (1, 4, 4, 4)
+    assert variables["params"]["kernel"].dtype == jnp.float32
+
+
+def test_an_unknown_lowering_lists_the_known_ones():
+    x, kernel, options = _arrays(CASES[0])
+    with pytest.raises(ValueError, match="auto, xla, im2col, shift.*'fft'"):
+        convolve(x, kernel, lowering="fft", **options)

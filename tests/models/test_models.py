@@ -1,0 +1,249 @@
+"""The contract every model keeps, and what is particular to each."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.models import MODELS
+
+TINY = {"widths": (4, 6, 8), "blocks": (1, 4, 2), "embedding_dim": 10}
+SETTINGS = {
+    "sphereface": TINY,
+    "iresnet": TINY,
+    "cnn": {"widths": (4, 6), "embedding_dim": 10},
+    "mlp": {"hidden": 10},
+}
+SHAPE = (30, 28, 3)
+members = pytest.mark.parametrize("name", MODELS)
+
+
+def _model(name, **settings):
+    return MODELS[name](SHAPE, **SETTINGS[name], **settings)
+
+
+def _images(num, seed=0):
+    return jax.random.uniform(jax.random.key(seed), (num, *SHAPE), minval=-1)
+
+
+@members
+def test_init_is_deterministic_and_depends_on_the_key(name):
+    model = _model(name)
+    a, b, c = (model.init(jax.random.key(seed)) for seed in (0, 0, 1))
+    assert set(a) == {"params", "batch_stats"}
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+    assert any(
+        not np.array_equal(x, y)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(c), strict=True)
+    )
+
+
+@members
+def test_blocks_of_a_stack_start_different(name):
+    for leaf in jax.tree.leaves(_model(name).init(jax.random.key(0))["params"]):
+        if leaf.ndim == 5:
+            assert not np.array_equal(leaf[0], leaf[1])
+
+
+@members
+@pytest.mark.parametrize("train", [False, True])
+def test_apply_gives_finite_embeddings_and_the_same_structure(name, train):
+    model = _model(name)
+    variables = model.init(jax.random.key(0))
+    embedding, stats = jax.jit(model.apply, static_argnums=2)(
+        variables, _images(3), train
+    )
+    assert embedding.shape == (3, model.embedding_dim) == (3, 10)
+    assert embedding.dtype == jnp.float32
+    assert np.all(np.isfinite(embedding))
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    assert shapes(stats) == shapes(variables["batch_stats"])
+
+
+@members
+def test_evaluation_of_an_image_does_not_depend_on_its_batch(name):
+    model = _model(name)
+    variables, x = model.init(jax.random.key(0)), _images(4)
+    full, stats = model.apply(variables, x, False)
+    single, _ = model.apply(variables, x[2:3], False)
+    np.testing.assert_allclose(full[2:3], single, rtol=1e-4, atol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, stats, variables["batch_stats"])
+
+
+@members
+@pytest.mark.parametrize("train", [False, True])
+def test_gradients_are_finite_on_black_and_on_zero_images(name, train):
+    model = _model(name)
+    variables = model.init(jax.random.key(0))
+
+    def loss(params, x):
+        own = {"params": params, "batch_stats": variables["batch_stats"]}
+        return jnp.sum(jnp.sin(model.apply(own, x, train)[0]))
+
+    gradient = jax.jit(jax.grad(loss))
+    for value in (-1.0, 0.0):
+        gradients = gradient(variables["params"], jnp.full((2, *SHAPE), value))
+        assert all(np.all(np.isfinite(g)) for g in jax.tree.leaves(gradients))
+
+
+@members
+def test_vmap_over_clients_equals_each_client_alone(name):
+    model = _model(name)
+    keys = jax.random.split(jax.random.key(0), 2)
+    variables = [model.init(key) for key in keys]
+    x = jnp.stack([_images(3, seed) for seed in (1, 2)])
+    run = jax.jit(lambda v, x: model.apply(v, x, True))
+    got = jax.jit(jax.vmap(run))(jax.tree.map(lambda *a: jnp.stack(a), *variables), x)
+    for i in range(2):
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-3, atol=1e-4),
+            got,
+            run(variables[i], x[i]),
+        )
+
+
+@members
+def test_float64_variables_compute_in_float64(name):
+    with jax.enable_x64(True):
+        model = _model(name)
+        variables = jax.tree.map(
+            lambda x: x.astype(jnp.float64), model.init(jax.random.key(0))
+        )
+        x = np.asarray(_images(3), np.float32)
+        embedding, stats = model.apply(variables, jnp.asarray(x), True)
+        assert embedding.dtype == jnp.float64
+        assert all(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(stats))
+
+
+@members
+def test_images_of_another_shape_are_refused(name):
+    model = _model(name)
+    variables = model.init(jax.random.key(0))
+    with pytest.raises(AssertionError):
+        model.apply(variables, jnp.zeros((2, 28, 28, 3)), False)
+    with pytest.raises(ValueError, match="image_shape"):
+        MODELS[name]((28, 0, 3))
+
+
+@pytest.mark.parametrize("name", ["sphereface", "iresnet"])
+def test_scanned_and_unrolled_stacks_are_the_same_network(name):
+    scanned, unrolled = _model(name, scan=True), _model(name, scan=False)
+    variables = scanned.init(jax.random.key(0))
+    jax.tree.map(
+        np.testing.assert_array_equal, variables, unrolled.init(jax.random.key(0))
+    )
+
+    def run(model):
+        loss = lambda v: jnp.sum(jnp.sin(model.apply(v, _images(3), True)[0]))
+        return model.apply(variables, _images(3), True), jax.jit(jax.grad(loss))(
+            variables
+        )
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4),
+        run(scanned),
+        run(unrolled),
+    )
+
+
+@pytest.mark.parametrize("name", ["sphereface", "iresnet", "cnn"])
+def test_half_precision_is_close_and_returns_float32(name):
+    variables = _model(name).init(jax.random.key(0))
+    want, _ = _model(name).apply(variables, _images(8), True)
+    got, _ = _model(name, dtype="bfloat16").apply(variables, _images(8), True)
+    assert got.dtype == jnp.float32
+    error = np.linalg.norm(got - want) / np.linalg.norm(want)
+    assert 0 < error < 0.05
+
+
+@pytest.mark.parametrize("name", ["sphereface", "iresnet", "cnn"])
+def test_lowerings_give_the_same_embeddings(name):
+    variables = _model(name).init(jax.random.key(0))
+    want, _ = _model(name, lowering="xla").apply(variables, _images(2), False)
+    for lowering in ("im2col", "shift"):
+        got, _ = _model(name, lowering=lowering).apply(variables, _images(2), False)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "count"),
+    [
+        ("sphereface", 64, 49_726_656),
+        # The official counts include the 512 frozen scales of the last BN.
+        ("iresnet", 18, 24_025_600 - 512),
+        ("iresnet", 50, 43_590_848 - 512),
+        ("iresnet", 200, 118_833_920 - 512),
+        ("iresnet", 1200, 654_429_376 - 512),
+    ],
+)
+def test_numbers_of_parameters_are_the_published_ones(name, depth, count):
+    model = MODELS[name]((112, 112, 3), depth=depth)
+    params = jax.eval_shape(model.init, jax.random.key(0))["params"]
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
+
+
+def test_sphereface_parameter_names_and_initial_values():
+    model = MODELS["sphereface"]((28, 28, 3), widths=(16, 32), blocks=(0, 3))
+    params = model.init(jax.random.key(0))["params"]
+    assert set(params) == {"stage1", "stage2", "fc"}
+    assert set(params["stage1"]) == {"first"}
+    blocks, first = params["stage2"]["blocks"], params["stage2"]["first"]
+    assert blocks["conv1"]["kernel"].shape == (3, 3, 3, 32, 32)
+    assert blocks["prelu2"]["slope"].shape == (3, 32)
+    np.testing.assert_allclose(jnp.std(blocks["conv2"]["kernel"]), 0.01, rtol=0.05)
+    bound = np.sqrt(6 / (9 * 16 + 9 * 32))
+    largest = jnp.max(jnp.abs(first["conv"]["kernel"]))
+    assert 0.99 * bound < largest <= bound
+    np.testing.assert_array_equal(first["conv"]["bias"], 0)
+    assert params["fc"]["kernel"].shape == (7 * 7 * 32, 512)
+
+
+def test_iresnet_parameter_names_and_initial_values():
+    model = MODELS["iresnet"]((28, 28, 3), widths=(16, 32), blocks=(1, 3))
+    variables = model.init(jax.random.key(0))
+    params = variables["params"]
+    assert set(params) == {"stem", "stage1", "stage2", "bn", "fc", "bn_out"}
+    assert set(params["stage1"]) == {"first"}
+    assert "shortcut" in params["stage1"]["first"]
+    blocks = params["stage2"]["blocks"]
+    assert blocks["conv1"]["kernel"].shape == (2, 3, 3, 32, 32)
+    np.testing.assert_allclose(jnp.std(blocks["conv1"]["kernel"]), 0.1, rtol=0.05)
+    assert variables["batch_stats"]["stage2"]["blocks"]["bn3"]["var"].shape == (2, 32)
+    assert set(params["bn_out"]) == {"bias"}
+
+
+def test_the_stride_can_sit_on_the_first_convolution():
+    first, second = (_model("iresnet", stride_on=s) for s in ("first", "second"))
+    variables = second.init(jax.random.key(0))
+    a, _ = first.apply(variables, _images(2), False)
+    b, _ = second.apply(variables, _images(2), False)
+    assert a.shape == b.shape and not np.allclose(a, b)
+
+
+@pytest.mark.parametrize("name", ["sphereface", "iresnet"])
+@pytest.mark.parametrize("size", [28, 56, 96, 112])
+def test_any_size_of_image_gives_a_network(name, size):
+    model = MODELS[name]((size, size, 3), widths=(2, 2, 2, 4), blocks=(1, 1, 1, 1))
+    params = jax.eval_shape(model.init, jax.random.key(0))["params"]
+    side = -(-size // 16)
+    assert params["fc"]["kernel"].shape == (side * side * 4, 512)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"depth": 19}, "depth must be one of .*, got 19"),
+        ({"blocks": (1, 1)}, "blocks must be at least"),
+        ({"blocks": (1, 1, 1, -1)}, "blocks must be at least"),
+        ({"stride_on": "third"}, "stride_on must be"),
+        ({"dropout": 0.4}, "dropout must be 0"),
+    ],
+)
+def test_impossible_iresnets_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MODELS["iresnet"]((112, 112, 3), **settings)
+
+
+def test_a_small_image_is_refused_by_cnn():
+    with pytest.raises(ValueError, match="at least 6 pixels"):
+        MODELS["cnn"]((5, 28, 1))

@@ -1,0 +1,74 @@
+"""Batch normalisation by hand, and its edges."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.models.norm import BatchNorm, PReLU
+
+X = jnp.array([[1.0, 10.0], [2.0, 10.0], [3.0, 10.0], [6.0, 10.0]])  # means 3, 10
+
+
+def _train(module, x):
+    variables = module.init(jax.random.key(0), x, train=False)
+    y, updated = module.apply(variables, x, train=True, mutable=["batch_stats"])
+    return y, updated["batch_stats"], variables
+
+
+def test_running_variance_takes_the_unbiased_variance_and_the_batch_the_biased_one():
+    y, stats, _ = _train(BatchNorm(), X)
+    biased = (4 + 1 + 0 + 9) / 4
+    np.testing.assert_allclose(y[:, 0], (X[:, 0] - 3) / np.sqrt(biased + 1e-5), 1e-5)
+    np.testing.assert_allclose(stats["mean"], [0.3, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(stats["var"], [0.9 + 0.1 * 14 / 3, 0.9], rtol=1e-6)
+
+
+def test_biased_running_variance_is_an_option():
+    _, stats, _ = _train(BatchNorm(unbiased=False), X)
+    np.testing.assert_allclose(stats["var"], [0.9 + 0.1 * 14 / 4, 0.9], rtol=1e-6)
+
+
+def test_a_constant_channel_gives_zero_and_finite_gradients():
+    module = BatchNorm()
+    y, _, variables = _train(module, X)
+    np.testing.assert_array_equal(y[:, 1], 0)
+    loss = lambda x: jnp.sum(
+        module.apply(variables, x, train=True, mutable=["batch_stats"])[0] ** 3
+    )
+    assert np.all(np.isfinite(jax.grad(loss)(X)))
+
+
+def test_evaluation_uses_the_running_statistics():
+    module = BatchNorm()
+    params = {"scale": jnp.array([2.0, 1.0]), "bias": jnp.array([0.0, 5.0])}
+    stats = {"mean": jnp.array([1.0, 8.0]), "var": jnp.array([4.0, 1.0])}
+    variables = {"params": params, "batch_stats": stats}
+    y = module.apply(variables, X, train=False)
+    np.testing.assert_allclose(y[3], [5.0, 7.0], rtol=1e-5)
+
+
+def test_a_frozen_scale_is_no_parameter():
+    y, _, variables = _train(BatchNorm(use_scale=False), X)
+    assert set(variables["params"]) == {"bias"}
+    np.testing.assert_allclose(jnp.std(y[:, 0]), 1, rtol=1e-5)
+
+
+def test_statistics_of_half_precision_inputs_are_float32():
+    # bfloat16 cannot tell 1000 from 1001: its own sums would lose the variance.
+    x = (1000 + 8 * jnp.arange(8.0)).astype(jnp.bfloat16).reshape(8, 1)
+    y, stats, _ = _train(BatchNorm(), x)
+    assert y.dtype == jnp.bfloat16 and stats["var"].dtype == jnp.float32
+    want = np.var(np.asarray(x, np.float32), ddof=1)
+    np.testing.assert_allclose(stats["var"], [0.9 + 0.1 * want], rtol=1e-5)
+
+
+def test_training_on_one_value_per_channel_is_refused():
+    with pytest.raises(ValueError, match="at least 2 values"):
+        _train(BatchNorm(), X[:1])
+
+
+def test_prelu_scales_the_negative_side_by_a_slope_per_channel():
+    variables = {"params": {"slope": jnp.array([0.25, 0.5])}}
+    y = PReLU().apply(variables, jnp.array([[-2.0, -2.0], [3.0, 0.0]]))
+    np.testing.assert_array_equal(y, [[-0.5, -1.0], [3.0, 0.0]])

@@ -1,0 +1,207 @@
+import io
+import json
+import os
+import sys
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from fedfr_jax.runs import sinks
+
+
+def run(path, rounds, resume_step=None):
+    sink = sinks.JsonlSink(path, resume_step=resume_step)
+    for r in rounds:
+        sink(r, {"loss": 1 / (r + 3), "steps": 7})
+    sink.close()
+
+
+def strict_json(text):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_a_line_is_the_round_and_its_numbers(tmp_path):
+    path = tmp_path / "new" / "metrics.jsonl"
+    run(path, range(2))
+    rows = [strict_json(line) for line in path.read_text().splitlines()]
+    assert rows == [
+        {"round": 0, "loss": 1 / 3, "steps": 7},
+        {"round": 1, "loss": 1 / 4, "steps": 7},
+    ]
+
+
+def test_a_line_is_on_disk_before_the_sink_is_closed(tmp_path):
+    sink = sinks.JsonlSink(tmp_path / "metrics.jsonl")
+    sink(0, {"loss": 1.0})
+    assert sinks.read_jsonl(tmp_path / "metrics.jsonl") == [{"round": 0, "loss": 1.0}]
+    sink.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 60))
+def test_a_killed_and_resumed_run_leaves_the_lines_of_an_uninterrupted_one(
+    tmp_path_factory, killed_at, checkpoint, torn
+):
+    folder = tmp_path_factory.mktemp("run")
+    whole, resumed = folder / "whole.jsonl", folder / "resumed.jsonl"
+    run(whole, range(6))
+    run(resumed, range(killed_at))
+    # The last line is cut anywhere, as when the process dies within the write.
+    content = resumed.read_bytes()
+    last_line = content.rstrip(b"\n").rfind(b"\n") + 1
+    resumed.write_bytes(content[: max(last_line, len(content) - torn)])
+    start = min(checkpoint, max(killed_at - 1, 0))
+    run(resumed, range(start, 6), resume_step=start)
+    assert resumed.read_bytes() == whole.read_bytes()
+
+
+def test_reopening_keeps_every_whole_line_and_drops_a_torn_one(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    run(path, range(3))
+    with path.open("a") as file:
+        file.write('{"round": 3, "lo')
+    run(path, [3])
+    assert [row["round"] for row in sinks.read_jsonl(path)] == [0, 1, 2, 3]
+
+
+def test_resume_at_zero_starts_afresh(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    run(path, range(3))
+    run(path, range(1), resume_step=0)
+    assert [row["round"] for row in sinks.read_jsonl(path)] == [0]
+
+
+@pytest.mark.parametrize("line", ["not json", "[1]", '{"loss": 1}', '{"round": "a"}'])
+def test_a_foreign_line_in_the_middle_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"round": 0}}\n{line}\n{{"round": 1}}\n')
+    with pytest.raises(ValueError, match="metrics.jsonl, line 2, must be a JSON"):
+        sinks.JsonlSink(path)
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_numbers_that_are_not_finite_become_null_and_are_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = sinks.JsonlSink(path)
+    sink(4, {"a": float("nan"), "b": np.float32(-np.inf), "c": 0.5})
+    sink.close()
+    row = strict_json(path.read_text())
+    notes = {"a": "nan", "b": "-inf"}
+    assert row == {"round": 4, "a": None, "b": None, "c": 0.5, "not_finite": notes}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0.5,
+        np.float64(0.5),
+        np.float32(0.5),
+        jnp.float32(0.5),
+        jnp.bfloat16(0.5),
+        np.array(0.5, ml_dtypes.bfloat16),
+    ],
+)
+def test_array_scalars_are_written_as_numbers(tmp_path, value):
+    sink = sinks.JsonlSink(tmp_path / "metrics.jsonl")
+    sink(np.int32(0), {"x": value, "n": np.int64(3)})
+    sink.close()
+    (row,) = sinks.read_jsonl(tmp_path / "metrics.jsonl")
+    assert row == {"round": 0, "x": 0.5, "n": 3} and isinstance(row["n"], int)
+
+
+def test_summary_is_valid_json_with_arrays_as_lists_and_notes_by_path(tmp_path):
+    path = tmp_path / "runs" / "summary.json"
+    fedfr = {"generic": {"tar": np.float32(0.25)}, "clients": jnp.arange(3)}
+    fedfr["personalised"] = {"tar": np.array([0.5, np.nan])}
+    summary = {"methods": {"fedfr": fedfr}, "plot": path, "seconds": 1.5, "x": None}
+    sinks.write_summary(path, summary)
+    read = strict_json(path.read_text())
+    assert read["methods"]["fedfr"] == {
+        "generic": {"tar": 0.25},
+        "clients": [0, 1, 2],
+        "personalised": {"tar": [0.5, None]},
+    }
+    assert read["plot"] == str(path) and read["x"] is None
+    assert read["not_finite"] == {"methods.fedfr.personalised.tar.1": "nan"}
+
+
+def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    sinks.write_summary(path, {"seconds": 1})
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        sinks.write_summary(path, {"seconds": 2})
+    with pytest.raises(TypeError, match="methods.a must be a number or text"):
+        sinks.write_summary(path, {"methods": {"a": object()}})
+    assert json.loads(path.read_text()) == {"seconds": 1}
+    assert os.listdir(tmp_path) == ["summary.json"]
+
+
+def test_tensorboard_scalars_are_written_and_nan_is_left_out(tmp_path, capfd):
+    pytest.importorskip("tensorboardX")
+    sink = sinks.TensorBoardSink(tmp_path, resume_step=2)
+    sink(2, {"generic/tar": jnp.float32(0.5), "loss": float("nan")})
+    sink.close()
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    assert b"generic/tar" in content and b"loss" not in content
+    assert capfd.readouterr().out == ""
+
+
+def test_without_tensorboardx_one_line_says_so_and_the_run_goes_on(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    sink = sinks.TensorBoardSink(tmp_path / "tb")
+    sink(0, {"loss": 1.0})
+    sink.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 and "pip install tensorboardX" in lines[0]
+
+
+def console(is_terminal):
+    return Console(file=io.StringIO(), force_terminal=is_terminal, width=100)
+
+
+def test_progress_without_a_terminal_is_one_plain_line_a_round():
+    screen = console(False)
+    sink = sinks.ConsoleSink(3, name="fedfr", console=screen, every_seconds=0)
+    for r in range(3):
+        sink(r, {"loss": jnp.float32(0.5), "tar@far=[1e-3]": 0.25})
+    sink.close()
+    lines = screen.file.getvalue().splitlines()
+    assert lines[0] == "fedfr 1/3  0 s  loss 0.5  tar@far=[1e-3] 0.25"
+    assert len(lines) == 3 and "\x1b" not in screen.file.getvalue()
+
+
+def test_plain_lines_are_spaced_in_time_but_the_last_round_is_always_shown():
+    screen = console(False)
+    sink = sinks.ConsoleSink(500, console=screen, every_seconds=3600)
+    for r in range(500):
+        sink(r, {"loss": 1.0})
+    sink.close()
+    shown = [line.split()[1] for line in screen.file.getvalue().splitlines()]
+    assert shown == ["1/500", "500/500"]
+
+
+def test_progress_on_a_terminal_is_a_bar_with_the_chosen_numbers():
+    screen = console(True)
+    sink = sinks.ConsoleSink(3, name="fedavg", metrics=("loss",), console=screen)
+    for r in range(3):
+        sink(r, {"other": 9.0, "loss": 0.125})
+    sink.close()
+    text = screen.file.getvalue()
+    assert "fedavg" in text and "3/3" in text and "loss 0.125" in text
+    assert "other" not in text
