@@ -131,5 +131,3 @@ def central(
     )
     init = lambda variables: State(variables, optimizer.init(variables["params"]))
     return Central(init, epoch, num_steps)
-
-

@@ -1,4 +1,4 @@
-"""Checkpoints of a run's state with Orbax: whole or not at all, the newest whole wins."""
+"""Checkpoints of a run's state with Orbax: whole or not at all, newest first."""
 
 import logging
 import pathlib
@@ -39,7 +39,8 @@ class Checkpointer:
           OSError: when it cannot be written (a full disk); names what is left.
         """
         try:
-            self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
+            args = ocp.args.StandardSave(_named(state))
+            self._manager.save(step, args=args, force=True)
             self._manager.wait_until_finished()
         except Exception as error:
             raise OSError(
@@ -55,13 +56,13 @@ class Checkpointer:
         Raises:
           ValueError: when checkpoints exist and none fits: says which leaf differs.
         """
-        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, template)
+        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named(template))
         steps = sorted(self._manager.all_steps(), reverse=True)
         reasons = []
         for step in steps:
             try:
                 args = ocp.args.StandardRestore(shapes)
-                return step, self._manager.restore(step, args=args)
+                return step, _refill(template, self._manager.restore(step, args=args))
             except Exception as error:  # damaged, or of another model
                 reasons.append(f"{step}: {self._difference(step, shapes) or error}")
                 logging.warning("checkpoint %d is not usable", step)
@@ -84,3 +85,15 @@ class Checkpointer:
             return trees.difference(saved, shapes)
         except Exception:
             return None
+
+
+def _named(tree: PyTree) -> dict:
+    """Leaves by path name, without the empty ones, which Orbax refuses."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {trees.path_name(path): x for path, x in leaves if x.size}
+
+
+def _refill(template: PyTree, leaves: dict) -> PyTree:
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: leaves.get(trees.path_name(path), x), template
+    )

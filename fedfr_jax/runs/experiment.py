@@ -107,22 +107,69 @@ def run_experiment(experiment: Experiment, workdir, *, say: Callable = print) ->
     stages = {"pretrained": judge_single(experiment, variables)}
     for name, method in experiment.methods.items():
         stages[name] = run_method(experiment, method, variables, workdir / name)
-    summary = {
-        "methods": {
-            name: {
-                "generic": stage.generic.metrics,
-                "personalised": stage.personalised.metrics,
-            }
-            for name, stage in stages.items()
-        },
-        "seconds": clock.stop(),
-    }
+    summary = {"methods": numbers(stages), "seconds": clock.stop()}
     write_summary(workdir / "summary.json", summary)
     paths = draw(stages, workdir)
     say(tables.result_table(summary))
     for path in [workdir / "summary.json", *paths]:
         say(str(path))
     return summary
+
+
+def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = print):
+    """Judge a run's last checkpoints again; returns and writes evaluation.json.
+
+    Raises:
+      ValueError: when a stage has not been trained to its end.
+    """
+    workdir = pathlib.Path(workdir)
+    ends = {"pretrained": experiment.pretraining.epochs}
+    ends |= {name: experiment.federation.rounds for name in experiment.methods}
+    for name, end in ends.items():
+        folder = workdir / name / "checkpoints"
+        done = Checkpointer(folder).latest() if folder.exists() else None
+        if done != end:
+            raise ValueError(
+                f"{folder} must hold checkpoint {end}, got {done}: train it first."
+            )
+    variables = pretrain(experiment, workdir / "pretrained")
+    stages = {"pretrained": judge_single(experiment, variables)}
+    for name, method in experiment.methods.items():
+        stages[name] = run_method(experiment, method, variables, workdir / name)
+    result = {"methods": numbers(stages)}
+    write_summary(workdir / "evaluation.json", result)
+    say(tables.result_table(result))
+    return result
+
+
+def numbers(stages: Mapping[str, Stage]) -> dict:
+    """{method: {"generic": {...}, "personalised": {...}}}."""
+    return {
+        name: {
+            "generic": stage.generic.metrics,
+            "personalised": stage.personalised.metrics,
+        }
+        for name, stage in stages.items()
+    }
+
+
+def same_config(workdir: pathlib.Path, text: str) -> None:
+    """Keep the config beside the run; another one must not resume it.
+
+    Raises:
+      ValueError: naming the first line that differs.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    path = workdir / "config.json"
+    if not path.exists():
+        path.write_text(text)
+    for old, new in zip(path.read_text().splitlines(), text.splitlines(), strict=False):
+        if old != new:
+            raise ValueError(
+                f"{path} must equal the config of this command to go on, got "
+                f"{old.strip()} there and {new.strip()} here; take another --workdir, "
+                "or --overwrite."
+            )
 
 
 class Clock:

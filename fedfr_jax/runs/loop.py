@@ -82,7 +82,7 @@ def train(
 
 
 def summarize(outcome: Outcome) -> dict[str, float]:
-    """A round's numbers: means over clients that took a step, and the schedule's cost."""
+    """A round's numbers: means over clients that took a step, and what it cost."""
     trained = outcome.metrics["steps"] > 0
     scalars = {
         name: float(values[trained].mean()) if trained.any() else 0.0
@@ -99,15 +99,25 @@ def summarize(outcome: Outcome) -> dict[str, float]:
 
 
 def check_finite(outcome: Outcome, round: int, checkpointer: Checkpointer | None):
-    """Raise FloatingPointError for the first client with a metric that is not finite."""
-    last = checkpointer.latest() if checkpointer else None
-    for name, values in outcome.metrics.items():
-        for client in outcome.ids[~np.isfinite(values)][:1]:
+    """Raise FloatingPointError for the first client with a bad metric."""
+    for client, values in zip(outcome.ids, _rows(outcome.metrics), strict=True):
+        check_scalars(values, round, checkpointer, who=f" of client {client}")
+
+
+def check_scalars(scalars, step: int, checkpointer, who: str = "") -> None:
+    """Raise FloatingPointError for the first number that is not finite."""
+    for name, value in scalars.items():
+        if not np.isfinite(value):
+            last = checkpointer.latest() if checkpointer else None
             raise FloatingPointError(
-                f"{name} of client {client} must be finite in round {round}, got "
-                f"{values[outcome.ids == client][0]}; the last good checkpoint is "
-                f"{'none' if last is None else f'round {last}'}. Lower the learning "
-                "rate or clip gradients, then start the same command again."
+                f"{name}{who} must be finite in round {step}, got {value}; the last "
+                f"good checkpoint is {'none' if last is None else f'round {last}'}. "
+                "Lower the learning rate, then start the same command again."
             )
 
 
+def _rows(columns):
+    names = list(columns)
+    return [
+        dict(zip(names, row, strict=True)) for row in np.stack([*columns.values()], 1)
+    ]

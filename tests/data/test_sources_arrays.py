@@ -51,13 +51,16 @@ def test_opening_reads_no_image(digits, tmp_path):
 
 def test_wrong_arrays_are_refused(digits, tmp_path):
     path, images = digits
-    with pytest.raises(ValueError, match="d.npz.*arrays names"):
+    with pytest.raises(ValueError, match="d.npz.*array names"):
         arrays(path, labels="names")
     with pytest.raises(ValueError, match="d.npz.*array pictures"):
         arrays(path, images="pictures")
     with pytest.raises(ValueError, match="absent.npz must be a whole .npz"):
         arrays(tmp_path / "absent.npz")
     labels = np.arange(6)
+    save(tmp_path / "c.npz", images=images, labels=labels, client=labels[:5])
+    with pytest.raises(ValueError, match="client must go with 6 labels, got 5"):
+        arrays(tmp_path / "c.npz", cameras="client")
     for wrong in (images.astype(np.float32), images[:5], images[0]):
         save(tmp_path / "w.npz", images=wrong, labels=labels)
         with pytest.raises(ValueError, match=r"w.npz: images must be \[6, H, W\]"):

@@ -1,0 +1,5 @@
+"""Commands of the launcher: thin, flags -> build -> call."""
+
+from fedfr_jax.commands import evaluate, prepare, train
+
+COMMANDS = {"train": train, "evaluate": evaluate, "prepare": prepare}

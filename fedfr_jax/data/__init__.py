@@ -1,0 +1,1 @@
+"""Images and who holds them."""

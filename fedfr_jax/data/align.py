@@ -1,0 +1,140 @@
+"""Five-point alignment: the similarity that carries landmarks onto a template.
+
+The least-squares similarity of Umeyama ("Least-squares estimation of transformation
+parameters between two point patterns", PAMI 1991), which in the plane is one complex
+quotient: with centred points p, q as complex numbers, scale * rotation is
+sum(conj(p) q) / sum(|p|^2). Reflections are excluded by construction. The template is
+ArcFace's (Deng et al., https://arxiv.org/abs/1801.07698).
+
+Coordinates are x, y with integers at pixel centres, as OpenCV counts them.
+"""
+
+import jax
+import numpy as np
+from PIL import Image, ImageOps
+
+# Eye at image left, eye at image right, nose, mouth left, mouth right, on 112 x 112.
+ARCFACE_TEMPLATE = np.array(
+    [
+        [38.2946, 51.6963],
+        [73.5318, 51.5014],
+        [56.0252, 71.7366],
+        [41.5493, 92.3655],
+        [70.7299, 92.2041],
+    ],
+    np.float32,
+)
+
+
+def arcface_template(size: tuple[int, int]) -> np.ndarray:
+    """The ArcFace template for a crop of `size`.
+
+    A square multiple of 128 follows the wider 128-pixel convention (same scale, x + 8,
+    y unchanged); every other size scales with its height and is cut or widened evenly
+    left and right, so (112, 96) is the older template with x - 8.
+
+    Args:
+      size: (H, W) in pixels.
+
+    Returns:
+      [5, 2] float32 x, y.
+
+    >>> arcface_template((112, 96))[0].round(4).astype(str).tolist()
+    ['30.2946', '51.6963']
+    """
+    height, width = size
+    if height == width and height % 128 == 0 and height % 112:
+        scale, shift = height / 128, 8.0
+    else:
+        scale = height / 112
+        shift = (width / scale - 112) / 2
+    template = (ARCFACE_TEMPLATE + np.array([shift, 0.0])) * scale
+    return template.astype(np.float32)
+
+
+def similarity(
+    landmarks: np.ndarray | jax.Array, template: np.ndarray | jax.Array
+) -> np.ndarray | jax.Array:
+    """The similarity M without reflection that best maps landmarks to the template.
+
+    Works on NumPy and on JAX arrays (traced too), in their own dtype.
+
+    Args:
+      landmarks: [..., 5, 2] x, y; any number of points from two on.
+      template: [5, 2] x, y.
+
+    Returns:
+      [..., 2, 3] with M @ [x, y, 1] close to the template. Landmarks that all coincide
+      fix no rotation; they get scale 0, so check for them before.
+    """
+    xp = landmarks.__array_namespace__()
+    target = xp.broadcast_to(
+        xp.asarray(template, dtype=landmarks.dtype), landmarks.shape
+    )
+    from_mean = landmarks.mean(axis=-2, keepdims=True)
+    to_mean = target.mean(axis=-2, keepdims=True)
+    px, py = _xy(landmarks - from_mean)
+    qx, qy = _xy(target - to_mean)
+    spread = (px * px + py * py).sum(axis=-1)
+    spread = xp.where(spread > 0, spread, xp.ones_like(spread))
+    a = (px * qx + py * qy).sum(axis=-1) / spread  # scale * cos
+    b = (px * qy - py * qx).sum(axis=-1) / spread  # scale * sin
+    linear = xp.stack([xp.stack([a, -b], axis=-1), xp.stack([b, a], axis=-1)], axis=-2)
+    shift = to_mean[..., 0, :] - (linear * from_mean).sum(axis=-1)
+    return xp.concatenate([linear, shift[..., None]], axis=-1)
+
+
+def _xy(points):
+    return points[..., 0], points[..., 1]
+
+
+def transform(matrices: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Map points [..., P, 2] by matrices [..., 2, 3]; returns [..., P, 2]."""
+    turned = np.einsum("...ij,...pj->...pi", matrices[..., :2], points)
+    return turned + matrices[..., None, :, 2]
+
+
+def rescale_points(
+    points: np.ndarray, old: tuple[int, int], new: tuple[int, int]
+) -> np.ndarray:
+    """Where points [..., 2] of an image of size `old` lie when it is resized to `new`.
+
+    Sizes are (H, W). Pixel areas scale, not pixel centres: x' = (x + 1/2) s - 1/2.
+    """
+    scale = np.array([new[1] / old[1], new[0] / old[0]], points.dtype)
+    return (points + 0.5) * scale - 0.5
+
+
+def warp(image: np.ndarray, matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Bilinear inverse warp; outside the image is black, and so is what it blends with.
+
+    Args:
+      image: [H, W, C] uint8 with C 1 or 3.
+      matrix: [2, 3] forward map, image x, y -> output x, y. Must be invertible.
+      size: (H', W') of the output.
+
+    Returns:
+      [H', W', C] uint8.
+    """
+    channels = image.shape[-1]
+    picture = Image.fromarray(image[..., 0] if channels == 1 else image)
+    warped = warp_picture(picture, matrix, size)
+    return np.asarray(warped).reshape(*size, channels)
+
+
+def warp_picture(
+    picture: Image.Image, matrix: np.ndarray, size: tuple[int, int]
+) -> Image.Image:
+    """`warp` of a Pillow image in mode L or RGB."""
+    inverse = np.linalg.inv(matrix[:, :2].astype(np.float64))
+    shift = -inverse @ matrix[:, 2]
+    # Pillow maps output to input, both with integers at pixel corners, and repeats the
+    # border pixel for half a pixel: one black frame makes the border blend to black.
+    shift = shift + 1.5 - inverse @ np.array([0.5, 0.5])
+    coefficients = np.concatenate([inverse, shift[:, None]], axis=1).reshape(-1)
+    return ImageOps.expand(picture, border=1).transform(
+        (size[1], size[0]),
+        Image.Transform.AFFINE,
+        tuple(coefficients.tolist()),
+        resample=Image.Resampling.BILINEAR,
+    )

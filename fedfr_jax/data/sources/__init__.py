@@ -1,0 +1,50 @@
+"""Where images come from: every factory here returns a `Source`.
+
+Opening a source lists it and reads labels; images are decoded when they are read.
+"""
+
+import inspect as signatures
+
+from fedfr_jax.data.faces_synthetic import faces_synthetic
+from fedfr_jax.data.sources.arrays import arrays, omniglot
+from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
+from fedfr_jax.data.sources.inspection import inspect
+from fedfr_jax.data.sources.pairs import bin_pairs
+from fedfr_jax.data.sources.recordio import recordio
+from fedfr_jax.data.sources.selection import keep_identities, keep_rows
+from fedfr_jax.data.sources.tfds import tfds
+from fedfr_jax.types import Source
+
+__all__ = ["SOURCES", "inspect", "keep_identities", "keep_rows", "open_source"]
+
+SOURCES = {
+    "arrays": arrays,
+    "bin_pairs": bin_pairs,
+    "faces_synthetic": faces_synthetic,
+    "fei": fei,
+    "folder": folder,
+    "lfw": lfw,
+    "omniglot": omniglot,
+    "orl": orl,
+    "recordio": recordio,
+    "tfds": tfds,
+}
+
+
+def open_source(name: str, **settings) -> Source:
+    """Open the source SOURCES[name] with its settings.
+
+    Raises:
+      ValueError: for an unknown name or setting, listing the known ones.
+    """
+    if name not in SOURCES:
+        raise ValueError(f"source must be one of {', '.join(SOURCES)}, got {name}.")
+    signature = signatures.signature(SOURCES[name])
+    try:
+        signature.bind(**settings)
+    except TypeError as error:
+        known = ", ".join(signature.parameters)
+        raise ValueError(
+            f"source {name} must be given its own settings ({known}), got {error}."
+        ) from error
+    return SOURCES[name](**settings)

@@ -1,0 +1,112 @@
+"""The files of a directory tree or of a zip archive, behind one view."""
+
+import os
+import pathlib
+import re
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+IMAGE_SUFFIXES = ".bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split()
+
+
+class Files(NamedTuple):
+    """Image files and how to read them."""
+
+    names: list[str]  # relative, with forward slashes, in natural order
+    read: Callable[[str], bytes]
+    origin: Callable[[str], str]  # what to call a file in an error
+
+
+def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
+    """List the images below `under` in a directory or in a .zip.
+
+    Hidden files and files that are no images are passed over.
+
+    Raises:
+      ValueError: when the path does not exist, is no archive, or holds no image.
+    """
+    path = pathlib.Path(path)
+    if path.is_dir():
+        names, read = _open_directory(path)
+    elif path.is_file():
+        names, read = _open_zip(path)
+    else:
+        raise ValueError(
+            f"{path} must be a directory or a .zip of images, but it does not exist."
+        )
+    prefix = under.strip("/") + "/" if under else ""
+    names = sorted(
+        (n for n in names if n.startswith(prefix) and _is_image(n)), key=natural_key
+    )
+    if not names:
+        raise ValueError(
+            f"{path} must hold images{f' below {prefix}' if prefix else ''} "
+            f"({' '.join(IMAGE_SUFFIXES)}), got none: check the path."
+        )
+    return Files(names, read, lambda name: f"{name} in {path}")
+
+
+def natural_key(text: str) -> list:
+    """Sort key under which s2 comes before s10.
+
+    >>> sorted(["s10", "s2", "t"], key=natural_key)
+    ['s2', 's10', 't']
+    """
+    return [
+        (0, int(part), part) if part.isdecimal() else (1, 0, part)
+        for part in re.split(r"([0-9]+)", text)
+    ]
+
+
+def _is_image(name: str) -> bool:
+    parts = name.split("/")
+    is_hidden = any(part.startswith((".", "__MACOSX")) for part in parts)
+    return not is_hidden and parts[-1].lower().endswith(tuple(IMAGE_SUFFIXES))
+
+
+def _open_directory(path: pathlib.Path):
+    names = [
+        pathlib.Path(folder, file).relative_to(path).as_posix()
+        for folder, _, files in os.walk(path, followlinks=True)
+        for file in files
+    ]
+
+    def read(name):
+        try:
+            return (path / name).read_bytes()
+        except OSError as error:
+            raise ValueError(
+                f"{path / name} must be readable, got {error.strerror}: "
+                "restore the file or open the folder again."
+            ) from error
+
+    return names, read
+
+
+def _open_zip(path: pathlib.Path):
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise ValueError(
+            f"{path} must be a whole zip archive, got {error}: copy it again."
+        ) from error
+
+    def read(name):
+        try:
+            return archive.read(name)
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            OSError,
+            RuntimeError,
+            KeyError,
+        ) as error:
+            raise ValueError(
+                f"{name} in {path} must be readable, got {error}: "
+                "copy or make the archive again."
+            ) from error
+
+    return archive.namelist(), read

@@ -1,0 +1,250 @@
+"""Folders and zips of images, whose names say who is on them.
+
+One reader; a naming is a regular expression over the relative path with a group
+`identity` and, where the name tells it, a group `camera`.
+"""
+
+import csv
+import os
+import pathlib
+import re
+
+import numpy as np
+
+from fedfr_jax.data.align import rescale_points
+from fedfr_jax.data.sources.files import Files, natural_key, open_files
+from fedfr_jax.data.sources.images import (
+    align_and_resize,
+    check_channels,
+    decode,
+    parse_size,
+    plan_alignment,
+    reader,
+)
+from fedfr_jax.data.sources.pairs import read_lfw_pairs
+from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.types import Source
+
+NAMINGS = {
+    "directory": r"(?P<identity>.+)/[^/]+",  # <identity>/<image>
+    "subject-view": r"(?:.*/)?(?P<identity>[^/]+)-(?P<camera>[0-9]+)\.[^./]+",
+    "market1501": r"(?:.*/)?(?P<identity>-?[0-9]+)_c(?P<camera>[0-9]+)s[^/]+",
+}
+
+
+def folder(
+    path: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int],
+    channels: int = 3,
+    naming: str = "directory",
+    under: str = "",
+    landmarks: str | os.PathLike | None = None,
+    align: bool = False,
+    min_images: int = 1,
+) -> Source:
+    """A directory or .zip of images, one identity per folder or per name.
+
+    Args:
+      path: the directory or archive.
+      image_size: side or (H, W) in pixels; images are stretched to it.
+      channels: 1 for grey, 3 for colour.
+      naming: a key of NAMINGS, or a regular expression over the whole relative path
+        with a group `identity` and perhaps a group `camera`.
+      under: only files below this sub-folder, such as "train".
+      landmarks: csv file with the columns name, x1, y1 ... x5, y5 (see
+        `read_landmarks`).
+      align: warp each face to the ArcFace template; needs landmarks.
+      min_images: identities with fewer images are left out.
+
+    Raises:
+      ValueError: naming the file, for an empty folder, a name outside the naming, a
+        missing landmark row, too few identities, or (when read) an unreadable image.
+    """
+    source, _ = _open_folder(
+        path, image_size, channels, naming, under, landmarks, align
+    )
+    return keep_identities(source, min_images, str(path))
+
+
+def orl(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] = (112, 92),
+    channels: int = 1,
+    min_images: int = 1,
+) -> Source:
+    """The AT&T (ORL) faces: 40 people x 10 grey images, s<id>/<number>.pgm."""
+    return folder(
+        _archive(data_dir),
+        image_size=image_size,
+        channels=channels,
+        min_images=min_images,
+    )
+
+
+def fei(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] = 28,
+    channels: int = 3,
+    min_images: int = 1,
+) -> Source:
+    """The FEI faces: 200 people x 14 views, <subject>-<view>.jpg; camera = view."""
+    return folder(
+        _archive(data_dir),
+        image_size=image_size,
+        channels=channels,
+        naming="subject-view",
+        min_images=min_images,
+    )
+
+
+def lfw(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] = 112,
+    channels: int = 3,
+    align: bool = True,
+    min_images: int = 1,
+    pairs: str | None = "pairsDevTrain.txt",
+) -> Source:
+    """Labeled Faces in the Wild: Name/Name_0001.jpg with landmarks and pairs.
+
+    Args:
+      data_dir: folder with one .zip (or the folders of the people), `landmarks.csv`
+        when `align`, and the pairs file.
+      image_size: side or (H, W) of the result.
+      channels: 1 for grey, 3 for colour.
+      align: warp to the ArcFace template by `landmarks.csv`.
+      min_images: people with fewer images are left out, and their pairs with them.
+      pairs: name of the pairs file of either view in `data_dir`; None for no pairs.
+    """
+    archive = _archive(data_dir)
+    landmarks = pathlib.Path(data_dir, "landmarks.csv") if align else None
+    source, names = _open_folder(
+        archive, image_size, channels, "directory", "", landmarks, align
+    )
+    if pairs is not None:
+        rows = {pathlib.PurePosixPath(n).stem: row for row, n in enumerate(names)}
+        source = source._replace(
+            pairs=read_lfw_pairs(pathlib.Path(data_dir, pairs), rows)
+        )
+    return keep_identities(source, min_images, str(archive))
+
+
+def read_landmarks(path: str | os.PathLike, files: Files) -> np.ndarray:
+    """Five landmarks per image, [T, 5, 2] float32 x, y, in the order of the files.
+
+    The csv names its columns: name (the image's relative path), x1, y1 ... x5, y5; the
+    points are eye at image left, eye at image right, nose, mouth corner at image left,
+    mouth corner at image right. Other columns and other images' rows are ignored.
+    """
+    columns = [f"{axis}{point}" for point in range(1, 6) for axis in "xy"]
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            points = {
+                row["name"]: [float(row[column]) for column in columns]
+                for row in csv.DictReader(file)
+            }
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} must be a csv with the columns name, {', '.join(columns)}, "
+            f"got {type(error).__name__}: {error}."
+        ) from error
+    missing = [name for name in files.names if name not in points]
+    if missing:
+        raise ValueError(
+            f"{path} must have landmarks for every image, but {len(missing)} have "
+            f"none, the first is {missing[0]}: add rows or set align=False."
+        )
+    landmarks = np.array([points[name] for name in files.names], np.float32)
+    landmarks = landmarks.reshape(-1, 5, 2)
+    is_usable = np.isfinite(landmarks).all((1, 2)) & (landmarks.std(1).max(1) > 0)
+    if not is_usable.all():
+        bad = files.names[int(np.argmin(is_usable))]
+        raise ValueError(
+            f"{path} must have five finite landmarks that do not coincide, "
+            f"got others for {bad}: correct the row."
+        )
+    return landmarks
+
+
+def _open_folder(path, image_size, channels, naming, under, landmarks, align):
+    size, channels = parse_size(image_size), check_channels(channels)
+    files = open_files(path, under=under)
+    labels, names, cameras = _index(files, naming, path, under)
+    points, matrices, canvas = None, None, None
+    if landmarks is not None:
+        points = read_landmarks(landmarks, files)
+    elif align:
+        raise ValueError("landmarks must name a csv file when align is True, got None.")
+    if align:
+        matrices, canvas, points = plan_alignment(points, size)
+    elif points is not None:
+        first = decode(files.read(files.names[0]), files.origin(files.names[0]), 3)
+        points = rescale_points(points, (first.height, first.width), size)
+
+    def load(row):
+        name = files.names[row]
+        image = decode(files.read(name), files.origin(name), channels)
+        if points is not None and not align and image.size != first.size:
+            raise ValueError(
+                f"{files.origin(name)} must have the first image's size {first.size} "
+                f"for its landmarks to hold, got {image.size}: set align=True."
+            )
+        matrix = None if matrices is None else matrices[row]
+        return align_and_resize(image, matrix, canvas, size)
+
+    shape = (*size, channels)
+    read = reader(load, len(labels), shape)
+    return Source(read, labels, names, shape, points, cameras), files.names
+
+
+def _index(files, naming, path, under):
+    if naming not in NAMINGS and "(?P<identity>" not in naming:
+        raise ValueError(
+            f"naming must be one of {', '.join(NAMINGS)} or a regular expression with "
+            f"a group `identity`, got {naming}."
+        )
+    pattern = re.compile(NAMINGS.get(naming, naming))
+    skip = len(under.strip("/")) + 1 if under else 0
+    matches = [pattern.fullmatch(name[skip:]) for name in files.names]
+    if None in matches:
+        stray = files.names[matches.index(None)]
+        raise ValueError(
+            f"{stray} in {path} must be named as {pattern.pattern} (naming={naming}): "
+            "move it, or choose another naming."
+        )
+    labels, names = _number([match["identity"] for match in matches])
+    cameras = None
+    if "camera" in pattern.groupindex:
+        cameras, _ = _number([match["camera"] for match in matches])
+    return labels, _without_common_folder(names), cameras
+
+
+def _number(words: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    names = sorted(set(words), key=natural_key)
+    number = {name: i for i, name in enumerate(names)}
+    return np.array([number[word] for word in words], np.int32), tuple(names)
+
+
+def _without_common_folder(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(names) < 2:
+        return names
+    while len({n.partition("/")[0] for n in names}) == 1 and all(
+        "/" in n for n in names
+    ):
+        names = tuple(name.partition("/")[2] for name in names)
+    return names
+
+
+def _archive(data_dir: str | os.PathLike) -> pathlib.Path:
+    """The one .zip in a data set's folder, or the folder itself where there is none."""
+    archives = sorted(pathlib.Path(data_dir).glob("*.zip"))
+    if len(archives) > 1:
+        raise ValueError(
+            f"{data_dir} must hold one .zip, got {[a.name for a in archives]}: "
+            "name the archive with the `folder` source."
+        )
+    return archives[0] if archives else pathlib.Path(data_dir)

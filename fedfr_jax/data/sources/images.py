@@ -1,0 +1,158 @@
+"""From encoded images to one uint8 array: decode, align, resize, many at a time."""
+
+import functools
+import io
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from PIL import Image
+
+from fedfr_jax.data.align import (
+    arcface_template,
+    rescale_points,
+    similarity,
+    transform,
+    warp_picture,
+)
+
+MODES = {1: "L", 3: "RGB"}
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+
+
+def parse_size(image_size: int | tuple[int, int]) -> tuple[int, int]:
+    """(H, W) of an `image_size` given as one side or as (H, W)."""
+    height, width = (
+        (image_size, image_size) if isinstance(image_size, int) else image_size
+    )
+    if height < 1 or width < 1:
+        raise ValueError(f"image_size must be positive, got {image_size}.")
+    return int(height), int(width)
+
+
+def check_channels(channels: int) -> int:
+    """`channels`, when it is 1 (grey) or 3 (colour)."""
+    if channels not in MODES:
+        raise ValueError(f"channels must be 1 (grey) or 3 (colour), got {channels}.")
+    return channels
+
+
+def decode(data: bytes, origin: str, channels: int) -> Image.Image:
+    """Decode an image file's bytes as grey or colour.
+
+    Args:
+      data: the file's bytes.
+      origin: what to call the image in an error.
+      channels: 1 or 3.
+
+    Raises:
+      ValueError: naming `origin` when the bytes are no whole 8-bit image.
+    """
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.mode[0] in "IF":  # Pillow would clip 16 and 32 bits to white
+                raise ValueError(f"mode {image.mode} has more than 8 bits per pixel")
+            return image.convert(MODES[channels])
+    except UNREADABLE as error:
+        raise ValueError(
+            f"{origin} must be a whole 8-bit image, got {error}: "
+            "replace the file or take it out of the set."
+        ) from error
+
+
+def resize(image: Image.Image, size: tuple[int, int]) -> np.ndarray:
+    """The image at (H, W) with antialiasing, as uint8 [H, W, C]."""
+    height, width = size
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image).reshape(height, width, -1)
+
+
+def plan_alignment(
+    landmarks: np.ndarray, size: tuple[int, int]
+) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
+    """How to bring faces to the ArcFace template at `size`.
+
+    The warp itself is not antialiased, so faces are warped to a canvas that is a
+    multiple of 112 pixels high and never smaller than the result, then reduced.
+
+    Args:
+      landmarks: [T, 5, 2] x, y in the stored images.
+      size: (H, W), square or 112:96 as the template's two crops are.
+
+    Returns:
+      matrices [T, 2, 3] to the canvas, the canvas (H, W), and the landmarks
+      [T, 5, 2] float32 in the result.
+    """
+    height, width = size
+    if height != width and height * 96 != width * 112:
+        raise ValueError(
+            f"image_size must be square or 112:96 when faces are aligned, got {size}."
+        )
+    times = -(-height // 112)
+    canvas = (112 * times, 112 * times if height == width else 96 * times)
+    matrices = similarity(landmarks.astype(np.float64), arcface_template(canvas))
+    moved = rescale_points(transform(matrices, landmarks), canvas, size)
+    return matrices, canvas, moved.astype(np.float32)
+
+
+def align_and_resize(
+    image: Image.Image,
+    matrix: np.ndarray | None,
+    canvas: tuple[int, int] | None,
+    size: tuple[int, int],
+) -> np.ndarray:
+    """Warp to the canvas where there is a matrix [2, 3], then resize to [H, W, C]."""
+    if matrix is not None:
+        image = warp_picture(image, matrix, canvas)
+    return resize(image, size)
+
+
+def reader(
+    load: Callable[[int], np.ndarray],
+    num_images: int,
+    image_shape: tuple[int, int, int],
+) -> Callable[[np.ndarray], np.ndarray]:
+    """`Source.read` from a function that loads one row, run on a thread per core.
+
+    Pillow releases the interpreter's lock while it decodes.
+
+    Raises (when read): ValueError for rows outside [0, num_images).
+    """
+
+    def read(indices):
+        rows = check_rows(indices, num_images)
+        images = np.empty((len(rows), *image_shape), np.uint8)
+
+        def fill(part):
+            for place in part:
+                images[place] = load(int(rows[place]))
+
+        parts = np.array_split(np.arange(len(rows)), min(4 * _cores(), len(rows) or 1))
+        for _ in _pool().map(fill, parts):  # the loop raises what a thread raised
+            pass
+        return images
+
+    return read
+
+
+def check_rows(indices: np.ndarray, num_images: int) -> np.ndarray:
+    """Indices as int64 [n], all in [0, num_images)."""
+    rows = np.asarray(indices, np.int64).reshape(-1)
+    if rows.size and (rows.min() < 0 or rows.max() >= num_images):
+        raise ValueError(
+            f"indices must lie in [0, {num_images}), got {rows.min()} to {rows.max()}."
+        )
+    return rows
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_cores(), thread_name_prefix="decode")

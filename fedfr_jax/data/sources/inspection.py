@@ -1,0 +1,71 @@
+"""What is in a source, and whether it can be read: the report of `fedfr prepare`."""
+
+import hashlib
+
+import numpy as np
+
+from fedfr_jax.types import Source
+
+QUANTILES = {"min": 0.0, "25%": 0.25, "median": 0.5, "75%": 0.75, "max": 1.0}
+BLOCK = 256
+MAX_LISTED = 20
+
+
+def inspect(source: Source, *, sample: int | None = None) -> dict:
+    """Count a source's identities and read its images.
+
+    Args:
+      source: any source.
+      sample: how many images to read, evenly spread; None reads all.
+
+    Returns:
+      A dict that json can write: images, identities, image_shape, images_per_identity
+      (min, 25%, median, 75%, max, mean), landmarks (bool), cameras and pairs (counts),
+      sampled, num_unreadable, unreadable (the first 20 messages), mean (pixel mean in
+      [0, 255] of what was read), and checksum (SHA-256 of labels, names and the pixels
+      that were read; it changes with the decoder's version too).
+    """
+    num_images = len(source.labels)
+    num_read = num_images if sample is None else min(sample, num_images)
+    rows = np.unique(np.linspace(0, num_images - 1, num_read).astype(np.int64))
+    counts = np.bincount(source.labels, minlength=len(source.names))
+    digest = hashlib.sha256(np.ascontiguousarray(source.labels, "<i4").tobytes())
+    digest.update("\n".join(source.names).encode())
+    errors, total, num_pixels = [], 0, 0
+    for start in range(0, len(rows), BLOCK):
+        for images in _read_what_can(source, rows[start : start + BLOCK], errors):
+            digest.update(images.tobytes())
+            total += int(images.sum(dtype=np.int64))
+            num_pixels += images.size
+    spread = {name: float(np.quantile(counts, q)) for name, q in QUANTILES.items()}
+    cameras = source.cameras
+    return {
+        "images": num_images,
+        "identities": len(source.names),
+        "image_shape": list(source.image_shape),
+        "images_per_identity": spread | {"mean": float(counts.mean())},
+        "landmarks": source.landmarks is not None,
+        "cameras": 0 if cameras is None else len(np.unique(cameras)),
+        "pairs": 0 if source.pairs is None else len(source.pairs.is_same),
+        "sampled": len(rows),
+        "num_unreadable": len(errors),
+        "unreadable": errors[:MAX_LISTED],
+        "mean": total / num_pixels if num_pixels else None,
+        "checksum": digest.hexdigest(),
+    }
+
+
+def _read_what_can(source, rows, errors):
+    """Yield the readable images of rows; append a message for every other one."""
+    try:
+        yield source.read(rows)
+        return
+    except ValueError:
+        pass  # one at a time tells which
+    for row in rows:
+        try:
+            image = source.read(np.array([row]))
+        except ValueError as error:
+            errors.append(str(error))
+        else:
+            yield image

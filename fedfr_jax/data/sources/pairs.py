@@ -1,0 +1,220 @@
+"""Verification pairs: InsightFace's .bin sets and the pairs files of LFW.
+
+A .bin set is a pickle of (encoded images, is_same), with 2P images as bytes, Python 2
+strings or uint8 arrays and P truth values; images 2i and 2i + 1 are pair i. Pickles can
+run code, so the unpickler here knows plain containers and stand-ins for arrays, and
+nothing else: not even NumPy's own constructors are called.
+"""
+
+import os
+import pathlib
+import pickle
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedfr_jax.data.sources.images import (
+    check_channels,
+    decode,
+    parse_size,
+    reader,
+    resize,
+)
+from fedfr_jax.types import Pairs, Source
+
+ENCODINGS = {"u1": np.uint8, "b1": np.bool_, "i8": np.int64, "i4": np.int32}
+
+
+def bin_pairs(
+    path: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] = 112,
+    channels: int = 3,
+) -> Source:
+    """An InsightFace .bin verification set (lfw.bin, cfp_fp.bin, agedb_30.bin, ...).
+
+    The file names nobody: the two images of a same pair share a label, and all others
+    have one of their own, so labels say nothing across pairs.
+    """
+    images, is_same = load_bin(path)
+    size, channels = parse_size(image_size), check_channels(channels)
+
+    def load(row):
+        return resize(decode(images[row], f"image {row} in {path}", channels), size)
+
+    is_second_of_same = np.stack([np.zeros_like(is_same), is_same], axis=1).reshape(-1)
+    labels = np.cumsum(~is_second_of_same, dtype=np.int32) - 1
+    names = tuple(str(label) for label in range(int(labels[-1]) + 1))
+    shape = (*size, channels)
+    indices = np.arange(len(images), dtype=np.int32).reshape(-1, 2)
+    return Source(
+        reader(load, len(images), shape),
+        labels.astype(np.int32),
+        names,
+        shape,
+        pairs=Pairs(indices, is_same),
+    )
+
+
+def load_bin(path: str | os.PathLike) -> tuple[list[bytes], np.ndarray]:
+    """Read a .bin set without running what is in it.
+
+    Returns:
+      2P encoded images, and is_same [P] bool.
+
+    Raises:
+      ValueError: naming the file, when it is truncated, holds something else, or asks
+        for anything but arrays and containers (the message names what it asked for).
+    """
+    try:
+        with open(path, "rb") as file:
+            images, is_same = _Unpickler(file, encoding="bytes").load()
+        images = [_encoded(image) for image in images]
+        is_same = _truths(is_same)
+    except _Forbidden as error:
+        raise ValueError(
+            f"{path} must hold only images and truth values, got a pickle that asks "
+            f"for {error}: do not open it with pickle, it may run code."
+        ) from error
+    except Exception as error:  # a damaged pickle raises almost anything
+        raise ValueError(
+            f"{path} must be a pickle of (2P encoded images, P truth values), "
+            f"got {type(error).__name__}: {error}."
+        ) from error
+    if len(images) != 2 * len(is_same) or not images:
+        raise ValueError(
+            f"{path} must hold two images per pair, got {len(images)} images "
+            f"for {len(is_same)} pairs."
+        )
+    return images, is_same
+
+
+def read_lfw_pairs(path: str | os.PathLike, rows: Mapping[str, int]) -> Pairs:
+    """Pairs of LFW's View 1 (`N` on the first line) or View 2 (`10<TAB>300`).
+
+    Each set (one, or each of ten folds) is N lines `name i j` of one person, then N
+    lines `name i other j` of two. The order is kept, so folds stay contiguous.
+
+    Args:
+      path: the pairs file.
+      rows: example index by "<name>_<number %04d>".
+
+    Raises:
+      ValueError: naming the file and line of a wrong count, format or missing image.
+    """
+    try:
+        lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+        header = [int(word) for word in lines[0].split()]
+    except (OSError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"{path} must be an LFW pairs file that starts with its counts, "
+            f"got {type(error).__name__}: {error}."
+        ) from error
+    num_sets, num_each = (1, *header)[-2:] if header else (0, 0)
+    lines = [line for line in lines[1:] if line.strip()]
+    if len(header) > 2 or len(lines) != 2 * num_sets * num_each or not lines:
+        raise ValueError(
+            f"{path} must have 2 lines per counted pair, got counts {header} and "
+            f"{len(lines)} pairs: the file is cut or mixed."
+        )
+    is_same = np.arange(len(lines)) // num_each % 2 == 0
+    indices = [
+        _find_pair(line, same, rows, f"{path} line {number}")
+        for number, (line, same) in enumerate(zip(lines, is_same, strict=True), 2)
+    ]
+    return Pairs(np.array(indices, np.int32), is_same)
+
+
+def _find_pair(line, is_same, rows, origin):
+    words = line.split("\t") if "\t" in line else line.split()
+    if len(words) != (3 if is_same else 4):
+        kind = "name i j" if is_same else "name i other j"
+        raise ValueError(f"{origin} must be `{kind}`, got {line!r}.")
+    people = [words[0], words[0 if is_same else 2]]
+    names = [
+        f"{name}_{number.strip():0>4}"
+        for name, number in zip(people, (words[1], words[-1]), strict=True)
+    ]
+    for name in names:
+        if name not in rows:
+            raise ValueError(
+                f"{origin} must pair images of the set, but {name} is not in it: "
+                "use the pairs file that belongs to these images, or pairs=None."
+            )
+    return [rows[name] for name in names]
+
+
+class _Forbidden(Exception):
+    """What a pickle asked for and does not get."""
+
+
+class _Dtype:
+    """Stand-in for numpy.dtype: its code, and the state that is not needed."""
+
+    def __init__(self, code=b"", *flags):
+        del flags
+        self.code = code.decode() if isinstance(code, bytes) else str(code)
+
+    def __setstate__(self, state):
+        if state[1] in (">", b">"):
+            raise ValueError("big-endian numbers")
+
+
+class _Array:
+    """Stand-in for numpy.ndarray: dtype, shape and bytes."""
+
+    def __init__(self, data=b"", dtype=None, shape=()):
+        self.data, self.dtype, self.shape = data, dtype, shape
+
+    def __setstate__(self, state):
+        _, self.shape, self.dtype, _, self.data = state
+
+
+def _latin1(text, encoding):
+    """How Python 3 writes bytes into old pickles."""
+    if encoding not in ("latin1", b"latin1"):
+        raise ValueError(f"encoding {encoding}")
+    return text.encode("latin1") if isinstance(text, str) else text
+
+
+ALLOWED = {
+    "numpy.ndarray": None,
+    "numpy.dtype": _Dtype,
+    "numpy.core.multiarray._reconstruct": lambda *of: _Array(),
+    "numpy.core.multiarray.scalar": lambda dtype, data: _Array(data, dtype),
+    "numpy.core.numeric._frombuffer": lambda data, dtype, shape, order: _Array(
+        bytes(data), dtype, shape
+    ),
+    "_codecs.encode": _latin1,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        wanted = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
+        if wanted not in ALLOWED:
+            raise _Forbidden(wanted)
+        return ALLOWED[wanted]
+
+
+def _encoded(image) -> bytes:
+    if isinstance(image, bytes | bytearray):
+        return bytes(image)
+    array = _to_numpy(image)
+    if array.dtype != np.uint8 or max(array.shape, default=0) != array.size:
+        raise ValueError(f"an image of {array.dtype} {array.shape}, not [n] uint8")
+    return array.tobytes()
+
+
+def _truths(is_same) -> np.ndarray:
+    if isinstance(is_same, _Array):
+        return _to_numpy(is_same).reshape(-1).astype(bool)
+    values = [_to_numpy(v) if isinstance(v, _Array) else v for v in is_same]
+    return np.array([bool(value) for value in values], bool)
+
+
+def _to_numpy(array: _Array) -> np.ndarray:
+    if array.dtype.code not in ENCODINGS:
+        raise ValueError(f"an array of {array.dtype.code}")
+    values = np.frombuffer(array.data, ENCODINGS[array.dtype.code])
+    return values.reshape(array.shape)

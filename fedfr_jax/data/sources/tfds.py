@@ -1,0 +1,163 @@
+"""TensorFlow Datasets by random access, without TensorFlow on the way.
+
+Examples come from `builder.as_data_source` with the images left encoded, and are
+decoded here as those of every other source. That needs a set prepared as array_record
+(https://www.tensorflow.org/datasets/data_source).
+"""
+
+import os
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from fedfr_jax.data.align import rescale_points
+from fedfr_jax.data.sources.images import (
+    align_and_resize,
+    check_channels,
+    decode,
+    parse_size,
+    plan_alignment,
+    reader,
+)
+from fedfr_jax.data.sources.index_cache import cached
+from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.types import Source
+
+POINTS = ("lefteye", "righteye", "nose", "leftmouth", "rightmouth")
+
+
+class Layout(NamedTuple):
+    """Where a data set keeps what is needed."""
+
+    label: tuple[str, ...] = ("label",)  # path of the identity in an example
+    is_class: bool = True  # a ClassLabel, else any word or number
+    has_landmarks: bool = False
+    is_ink: bool = False  # dark ink on paper, to be inverted
+    is_transposed: bool = False
+
+
+LAYOUTS = {
+    "lfw": Layout(is_class=False),
+    "celeb_a": Layout(("identity", "Identity_No"), is_class=False, has_landmarks=True),
+    "omniglot": Layout(is_ink=True),
+    "cifar10": Layout(),
+    "cifar100": Layout(),
+    "mnist": Layout(),
+    "emnist": Layout(is_transposed=True),  # as stored, letters lie on their side
+}
+
+
+def tfds(
+    dataset: str,
+    split: str = "train",
+    *,
+    data_dir: str | os.PathLike | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    align: bool = False,
+    min_images: int = 1,
+    cache: str | os.PathLike | None = None,
+) -> Source:
+    """A TensorFlow data set as a source; downloaded and prepared when it is not there.
+
+    Args:
+      dataset: a key of LAYOUTS, with an optional config such as emnist/balanced.
+      split: "train", "train[:10%]", "train+test", ...
+      data_dir: where TFDS keeps its sets; None is its default.
+      image_size: side or (H, W); None keeps the stored size.
+      channels: 1 or 3; None keeps the stored number.
+      align: warp to the ArcFace template; needs landmarks (celeb_a).
+      min_images: identities with fewer images are left out.
+      cache: file that keeps the labels, one per data set and split.
+
+    Raises:
+      ValueError: for an unknown set, one that is not prepared for random access, or
+        (when read) an unreadable image.
+      ImportError: saying what to install.
+    """
+    name = dataset.partition("/")[0]
+    if name not in LAYOUTS:
+        raise ValueError(f"dataset must be one of {', '.join(LAYOUTS)}, got {dataset}.")
+    layout = LAYOUTS[name]
+    if align and not layout.has_landmarks:
+        raise ValueError(f"align must be False for {name}, which has no landmarks.")
+    data, info = _open(dataset, split, data_dir)
+    stored_size = tuple(info.features["image"].shape)
+    size = parse_size(image_size or stored_size[:2])
+    channels = check_channels(channels or stored_size[2])
+    rows = cached(cache, info.data_dir, lambda: _scan(data, layout))
+    labels, names = _number(rows["labels"], layout, info)
+    points, matrices, canvas = rows.get("landmarks"), None, None
+    if align:
+        matrices, canvas, points = plan_alignment(points, size)
+    elif points is not None:
+        points = rescale_points(points, stored_size[:2], size)
+
+    def load(row):
+        origin = f"{dataset} {split} example {row}"
+        image = decode(bytes(data[row]["image"]), origin, channels)
+        if layout.is_transposed:
+            image = image.transpose(Image.Transpose.TRANSPOSE)
+        if layout.is_ink:
+            image = ImageOps.invert(image)
+        matrix = None if matrices is None else matrices[row]
+        return align_and_resize(image, matrix, canvas, size)
+
+    shape = (*size, channels)
+    read = reader(load, len(labels), shape)
+    source = Source(read, labels, names, shape, points)
+    return keep_identities(source, min_images, f"{dataset} {split}")
+
+
+def _open(dataset, split, data_dir):
+    """The random-access data of one split with images left encoded, and its info."""
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        raise ImportError(
+            "TensorFlow data sets need tensorflow-datasets: pip install fedfr_jax[tfds]"
+        ) from error
+    builder = tensorflow_datasets.builder(
+        dataset, data_dir=data_dir, file_format="array_record"
+    )
+    builder.download_and_prepare()  # nothing to do where it is there
+    decoders = {"image": tensorflow_datasets.decode.SkipDecoding()}
+    try:
+        return builder.as_data_source(split=split, decoders=decoders), builder.info
+    except (NotImplementedError, KeyError, AssertionError, ValueError) as error:
+        raise ValueError(
+            f"{dataset} split {split} must be prepared as array_record for random "
+            f"access, got {type(error).__name__}: {error} Check the split, "
+            "or choose a data_dir without an older copy."
+        ) from error
+
+
+def _scan(data, layout):
+    """Labels and landmarks of all examples; the images are read but not decoded."""
+    labels, landmarks = [], []
+    for example in data:
+        label = example
+        for key in layout.label:
+            label = label[key]
+        labels.append(label.decode() if isinstance(label, bytes) else label)
+        if layout.has_landmarks:
+            at = example["landmarks"]
+            landmarks.append([[at[f"{p}_x"], at[f"{p}_y"]] for p in POINTS])
+    rows = {"labels": np.array(labels)}
+    if layout.has_landmarks:
+        rows["landmarks"] = np.array(landmarks, np.float32)
+    return rows
+
+
+def _number(labels, layout, info):
+    if not layout.is_class:
+        names, labels = np.unique(labels, return_inverse=True)
+        return labels.astype(np.int32), tuple(str(name) for name in names)
+    names = tuple(info.features[layout.label[0]].names)
+    if labels.min() < 0 or labels.max() >= len(names):
+        raise ValueError(
+            f"{info.name} must have labels in [0, {len(names)}), "
+            f"got {labels.min()} to {labels.max()}."
+        )
+    return labels.astype(np.int32), names

@@ -1,0 +1,214 @@
+"""Face recognition: the device table of a partition, and how networks are judged.
+
+Generic: one network on identities that no training saw. Personalised: every client's
+own network on the test images of all clients (FedFR, section 4; protocol of its code).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.augment import decode
+from fedfr_jax.data.identities import Partition
+from fedfr_jax.evaluation.personalized import (
+    client_identification,
+    client_verification,
+    mean_over_clients,
+)
+from fedfr_jax.evaluation.verification import (
+    generic_verification,
+    roc_curve,
+    ten_fold,
+)
+from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.features import build_embed
+from fedfr_jax.types import PyTree, Source
+
+MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
+
+
+class Recognition(NamedTuple):
+    """A partition's images: what is trained on, and what is judged on."""
+
+    partition: Partition
+    table: Table  # clients' training rows ++ public rows
+    population: Population
+    judged: Table  # clients' test rows ++ unseen rows
+    test_identities: np.ndarray  # [E] source labels
+    train_identities: np.ndarray  # [C] source labels
+
+
+class Judgement(NamedTuple):
+    """Numbers of one protocol, and what its plots need."""
+
+    metrics: dict[str, float]
+    per_client: dict[str, np.ndarray]  # {name: [N]}, empty for the generic protocol
+    roc: tuple[np.ndarray, np.ndarray] | None  # (far, tar)
+
+
+def recognition(source: Source, partition: Partition) -> Recognition:
+    """Read every image of the partition once."""
+    p = partition
+    own = np.repeat(np.arange(len(p.num_classes)), np.diff(p.train_offsets))
+    identities = [p.identities[c][k] for c, k in zip(own, p.train_labels, strict=True)]
+    return Recognition(
+        partition=p,
+        table=Table(
+            source.read(np.concatenate([p.train, p.global_examples])),
+            np.concatenate([p.train_labels, p.global_labels]).astype(np.int32),
+        ),
+        population=Population(p.train_offsets.astype(np.int64), p.num_classes),
+        judged=Table(
+            source.read(np.concatenate([p.test, p.unseen_examples])),
+            np.concatenate([p.test_identities, p.unseen_labels]).astype(np.int32),
+        ),
+        test_identities=p.test_identities,
+        train_identities=np.array(identities, np.int32),
+    )
+
+
+class Judge:
+    """Embeds and scores; compiled once per embedding function.
+
+    Args:
+      task: the images.
+      mesh: images are spread over its client devices.
+      batch_size: images per device and call.
+      fars: false accept rates of 1:1, generic and personalised.
+      fpirs: false positive identification rates of personalised 1:N.
+      seed: of the generic pairs.
+    """
+
+    def __init__(
+        self,
+        task: Recognition,
+        mesh: Mesh,
+        *,
+        batch_size: int = 64,
+        fars: Sequence[float] = (1e-3, 1e-2),
+        fpirs: Sequence[float] = (1e-2, 1e-1),
+        seed: int = 0,
+    ):
+        self._task, self._mesh = task, mesh
+        self._feed, self._compiled = Feed(batch_size, decode), {}
+        self._fars, self._fpirs = tuple(fars), tuple(fpirs)
+        self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
+        self._tables = jax.device_put(
+            (task.table, task.judged), meshes.replicated(mesh)
+        )
+
+    def generic(self, embed: Callable, variables: PyTree) -> Judgement:
+        """Judge one network on the unseen identities.
+
+        Args:
+          embed: (variables, images [B, H, W, C]) -> [B, D]; keep one object per
+            network, it names the compiled function.
+        """
+        num_test = len(self._task.test_identities)
+        labels = self._task.partition.unseen_labels
+        rows = num_test + np.arange(len(labels))
+        features = self._embed(embed, variables, 1, rows)
+        metrics = generic_verification(features, labels, fars=self._fars)
+        indices, is_same = self._pairs
+        folds = ten_fold(features[indices.reshape(-1)], is_same)
+        metrics["accuracy"] = folds["accuracy"]
+        return Judgement(metrics, {}, roc_curve(features, labels))
+
+    def personalised(
+        self, embed: Callable, variables_of: Callable | None, variables: PyTree = None
+    ) -> Judgement:
+        """Judge every client's own network, or one network for all.
+
+        Args:
+          variables_of: client -> variables; None judges `variables` for everybody.
+        """
+        task = self._task
+        test = np.arange(len(task.test_identities))
+        train = np.arange(len(task.train_identities))
+        shared = None
+        if variables_of is None:
+            shared = (
+                self._embed(embed, variables, 1, test),
+                self._embed(embed, variables, 0, train),
+            )
+        results = []
+        for client, own in enumerate(task.partition.identities):
+            low, high = task.population.offsets[client : client + 2]
+            if shared is None:
+                network = variables_of(client)
+                queries = self._embed(embed, network, 1, test)
+                gallery = self._embed(embed, network, 0, train[low:high])
+            else:
+                queries, gallery = shared[0], shared[1][low:high]
+            results.append(self._judge_client(own, queries, gallery, low, high))
+        over = mean_over_clients(results)
+        return Judgement(over.mean, over.per_client, None)
+
+    def _judge_client(self, own, queries, gallery, low, high):
+        labels = self._task.test_identities
+        is_own = np.isin(labels, own)
+        verified = client_verification(queries, labels, is_own, fars=self._fars)
+        identified = client_identification(
+            queries,
+            labels,
+            gallery,
+            self._task.train_identities[low:high],
+            own,
+            fpirs=self._fpirs,
+        )
+        return {**verified, **identified}
+
+    def _embed(self, embed, variables, table, rows):
+        if embed not in self._compiled:
+            self._compiled[embed] = build_embed(embed, self._feed, self._mesh)
+        values = self._compiled[embed](
+            variables, self._tables[table], rows.astype(np.int32)
+        )
+        return np.asarray(values[: len(rows), 0])
+
+
+def balanced_pairs(labels: np.ndarray, most: int, seed: int):
+    """Half same, half different pairs in ten alternating blocks, as LFW lists them.
+
+    Args:
+      labels: [U] int identities.
+      most: upper bound on the number of pairs P.
+
+    Returns:
+      (indices [P, 2] int, is_same [P] bool), drawn with the seed; P is a multiple
+      of 20.
+
+    Raises:
+      ValueError: when the labels give fewer than ten pairs of either kind.
+    """
+    rng = np.random.default_rng(seed)
+    first = rng.integers(len(labels), size=8 * most)
+    order = np.argsort(labels, kind="stable")
+    start = np.searchsorted(labels, labels[first], sorter=order)
+    count = np.bincount(labels)[labels[first]]
+    same = order[start + rng.integers(count)]
+    different = rng.integers(len(labels), size=8 * most)
+    draws = [
+        _distinct(first, same, same != first),
+        _distinct(first, different, labels[first] != labels[different]),
+    ]
+    half = min(*(len(d) for d in draws), most // 2) // 10 * 10
+    if half < 10:
+        raise ValueError(
+            "partition.num_unseen_ids must give at least 10 pairs of one identity and "
+            f"10 of two, got {len(draws[0])} and {len(draws[1])}."
+        )
+    blocks = [d[:half].reshape(10, -1, 2) for d in draws]
+    indices = np.concatenate(blocks, axis=1).reshape(-1, 2)
+    is_same = np.tile(np.repeat([True, False], half // 10), 10)
+    return indices, is_same
+
+
+def _distinct(first, second, is_wanted):
+    pairs = np.sort(np.stack([first, second], axis=1)[is_wanted], axis=1)
+    _, places = np.unique(pairs, axis=0, return_index=True)
+    return pairs[np.sort(places)]
