@@ -18,7 +18,8 @@ from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.data.sources import inspect as inspect_source
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.runs.experiment import Experiment, Federation, Pretraining
+from fedfr_jax.runs.experiment import Experiment, Federation
+from fedfr_jax.runs.pretraining import Pretraining
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.tasks.methods import federated_faces
 from fedfr_jax.tasks.recognition import Judge, recognition

@@ -1,6 +1,12 @@
-"""Embeddings of many images with one network, spread over the client devices."""
+"""Features of frozen networks, each computed once per round and image, not per step.
+
+With mirroring as the only augmentation a frozen network sees each example in two ways
+at most; the features of both are kept, on the server's side by table row, on the
+client's side by position in its list of examples.
+"""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +15,31 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.types import Client, PyTree
+
+
+class Features(NamedTuple):
+    """Frozen features of a round: a column of the table in compact form."""
+
+    values: jax.Array  # [R, F, D], F = 2 with flips, 1 without
+    place: jax.Array  # [T] int32: row of `values` that holds an example
+
+    def __call__(self, example: jax.Array, is_flipped: jax.Array) -> jax.Array:
+        """Features [B, D] of table rows [B] under flips [B]."""
+        flip = is_flipped.astype(jnp.int32) if self.values.shape[1] > 1 else 0
+        return self.values[self.place[example], flip]
+
+
+class Frozen(NamedTuple):
+    """Features that the contrastive term compares with, fixed during a round."""
+
+    global_features: Features
+    previous: jax.Array  # [P, F, D] by position in the client's list and flip
+
+    def previous_features(self, position, is_flipped):
+        """Features [B, D] of positions [B] under flips [B]."""
+        flip = is_flipped.astype(jnp.int32) if self.previous.shape[1] > 1 else 0
+        return self.previous[position, flip]
 
 
 def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
@@ -51,3 +82,26 @@ def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
         )
 
     return run
+
+
+def position_features(embed: Callable, variables: PyTree, client: Client) -> jax.Array:
+    """Features of all the client's examples by position and flip, [P, F, D]."""
+    first = client.span(jnp.int32(0), jnp.bool_(False))
+    block, count = len(first.position), client.num_local + client.num_extra
+    shape = jax.eval_shape(embed, variables, first.images)
+    values = jnp.zeros(
+        (client.num_positions, client.num_flips, shape.shape[1]), shape.dtype
+    )
+
+    def body(carry):
+        start, values = carry
+        views = [
+            embed(variables, client.span(start, jnp.bool_(flip)).images)
+            for flip in range(client.num_flips)
+        ]
+        rows = jnp.stack(views, axis=1)
+        values = jax.lax.dynamic_update_slice_in_dim(values, rows, start, axis=0)
+        return start + block, values
+
+    ongoing = lambda carry: carry[0] < count
+    return jax.lax.while_loop(ongoing, body, (jnp.int32(0), values))[1]

@@ -9,7 +9,6 @@ the client's rows at a time, never local x public, and a client receives row num
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +17,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.features import build_embed
+from fedfr_jax.federated.features import Features, build_embed
 from fedfr_jax.types import Cohort, Extra, PyTree
 
 BLOCK_SCORES = 2**23  # similarities held at once, per device
-
-
-class Features(NamedTuple):
-    """Frozen features of a round: a column of the table in compact form."""
-
-    values: jax.Array  # [R, F, D], F = 2 with flips, 1 without
-    place: jax.Array  # [T] int32: row of `values` that holds an example
-
-    def __call__(self, example: jax.Array, is_flipped: jax.Array) -> jax.Array:
-        """Features [B, D] of table rows [B] under flips [B]."""
-        flip = is_flipped.astype(jnp.int32) if self.values.shape[1] > 1 else 0
-        return self.values[self.place[example], flip]
 
 
 def prepare_features(

@@ -25,7 +25,7 @@ class Simulation(NamedTuple):
     mesh: Mesh
     table: Table  # replicated on the mesh
     population: Population
-    local_epochs: Callable[[int], int]  # round -> E
+    local_epochs: Callable  # round -> E, or one per client [N]
     cohort_size: int  # K
     lanes: int  # L
     seed: int
@@ -49,7 +49,7 @@ def simulation(
     *,
     mesh: Mesh,
     cohort_size: int = 0,
-    local_epochs: int | tuple[int, ...] = 1,
+    local_epochs: int | tuple[int, ...] | Callable = 1,
     lanes: int = 1,
     seed: int = 0,
 ) -> Simulation:
@@ -59,7 +59,8 @@ def simulation(
       table: host or device arrays; copied to every device of the mesh once.
       cohort_size: K in [1, N]; 0 takes all clients in every round.
       local_epochs: passes over a client's examples; a tuple gives one per round and
-        its last entry stays.
+        its last entry stays; a function of the round gives a number, or an array [N]
+        of one per client.
       lanes: clients trained side by side on a device, L >= 1.
 
     Raises:
@@ -79,16 +80,15 @@ def simulation(
         raise ValueError(f"lanes must be at least 1, got {lanes}.")
     cohort_size = cohort_size or num_clients
     sampling.sample(seed, 0, num_clients, cohort_size)
-    epochs = (local_epochs,) if isinstance(local_epochs, int) else tuple(local_epochs)
-    if not epochs or min(epochs) < 0:
-        raise ValueError(f"local_epochs must not be negative, got {local_epochs}.")
+    if not callable(local_epochs):
+        local_epochs = _by_round(local_epochs)
     return Simulation(
         algorithm=algorithm,
         feed=feed,
         mesh=mesh,
         table=jax.device_put(table, meshes.replicated(mesh)),
         population=population,
-        local_epochs=lambda round: epochs[min(round, len(epochs) - 1)],
+        local_epochs=local_epochs,
         cohort_size=cohort_size,
         lanes=lanes,
         seed=seed,
@@ -96,17 +96,24 @@ def simulation(
     )
 
 
+def _by_round(local_epochs: int | tuple[int, ...]) -> Callable:
+    epochs = (local_epochs,) if isinstance(local_epochs, int) else tuple(local_epochs)
+    if not epochs or min(epochs) < 0:
+        raise ValueError(f"local_epochs must not be negative, got {local_epochs}.")
+    return lambda round: epochs[min(round, len(epochs) - 1)]
+
+
 def start(sim: Simulation, variables: PyTree) -> PyTree:
     """The server before round 0, replicated on the mesh."""
     return jax.device_put(sim.algorithm.init(variables), meshes.replicated(sim.mesh))
 
 
-def open_store(sim: Simulation, server: PyTree, folder=None, *, resume_round=0):
-    """The store that fits this algorithm's personal rows."""
+def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
+    """The store that fits this algorithm's personal rows; `resume` as in `Store`."""
     key = jax.random.key(sim.seed)
     template = jax.eval_shape(sim.algorithm.init_personal, key, server)
     num_clients = len(sim.population.num_classes)
-    return Store(template, num_clients, folder, resume_round=resume_round)
+    return Store(template, num_clients, folder, **resume)
 
 
 def play(
@@ -120,7 +127,8 @@ def play(
         extra = sim.algorithm.prepare(server, sim, Cohort(ids, round))
     num_extra = np.asarray(extra.num_examples)
     sizes = np.diff(sim.population.offsets)[ids] + num_extra
-    steps = sim.feed.steps_per_epoch(sizes) * sim.local_epochs(round)
+    epochs = np.broadcast_to(sim.local_epochs(round), num_clients)[ids]
+    steps = sim.feed.steps_per_epoch(sizes) * epochs
     plan = schedule(steps, num_devices=sim.mesh.shape[meshes.CLIENTS], lanes=sim.lanes)
     slots, slot_ids = _slots(sim.population, ids, plan, num_extra, steps)
     rows, is_new = store.gather(slot_ids.reshape(-1))

@@ -1,11 +1,10 @@
-"""The personal rows of all N clients, on disk, two versions each.
+"""The personal rows of all N clients, on disk, three versions each.
 
-A row is one client's flattened personal tree. Each client has two places in a sparse
+A row is one client's flattened personal tree. Each client has three places in a sparse
 file and a stamp for each (1 + the round that wrote it, 0 for nothing); a write never
-touches the newest version that the last checkpoint can see, so a run that is killed at
-any moment and resumed at round R reads exactly the rows of round R: stamps after R do
-not count. Nothing is written until a client takes part, and memory does not grow with
-N.
+touches what the last two checkpoints see, so a run that is killed at any moment and
+resumed at either, at round R, reads exactly the rows of round R: stamps after R do not
+count. Nothing is written until a client takes part, and memory does not grow with N.
 """
 
 import os
@@ -20,6 +19,9 @@ import numpy as np
 from fedfr_jax import trees
 from fedfr_jax.types import PyTree
 
+PROTECTED = 2  # checkpoints whose rows stay whole
+VERSIONS = PROTECTED + 1
+
 
 class Store:
     """Rows of `template`'s shape for `population` clients under `folder`.
@@ -29,12 +31,15 @@ class Store:
       population: N.
       folder: where the two files live; None takes a temporary folder.
       resume_round: the store's time; rows written at or after it are forgotten.
+      protected: rounds of older checkpoints that may still be resumed.
 
     Raises:
       ValueError: when the files belong to another tree or population.
     """
 
-    def __init__(self, template, population, folder=None, *, resume_round=0):
+    def __init__(
+        self, template, population, folder=None, *, resume_round=0, protected=()
+    ):
         if folder is None:
             folder = tempfile.mkdtemp()
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -47,12 +52,8 @@ class Store:
         self._rows = os.open(folder / "rows.bin", os.O_RDWR | os.O_CREAT)
         weakref.finalize(self, os.close, self._rows)
         self._stamps = _open_stamps(folder / "stamps.bin", population)
-        self.rewind(resume_round)
-
-    def rewind(self, round: int) -> None:
-        """Forget what was written at or after `round`; protect what was before."""
-        self._protected = round
-        late = self._stamps > round
+        self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
+        late = self._stamps > resume_round
         if late.any():
             self._stamps[late] = 0
 
@@ -66,7 +67,7 @@ class Store:
         is_new = (stamps.max(axis=1) == 0) | (ids < 0)
         block = np.zeros((len(ids), self._row_bytes), np.uint8)
         for k in np.flatnonzero(~is_new):
-            place = (int(ids[k]) * 2 + int(newest[k])) * self._row_bytes
+            place = (int(ids[k]) * VERSIONS + int(newest[k])) * self._row_bytes
             os.preadv(self._rows, [block[k]], place)
         return self._unpack(block), is_new
 
@@ -79,7 +80,7 @@ class Store:
         block = self._pack(rows, len(ids))
         for k in np.flatnonzero(ids >= 0):
             version = self._free_version(int(ids[k]))
-            place = (int(ids[k]) * 2 + version) * self._row_bytes
+            place = (int(ids[k]) * VERSIONS + version) * self._row_bytes
             self._stamps[ids[k], version] = 0
             if os.pwrite(self._rows, block[k], place) != self._row_bytes:
                 raise OSError(f"store: client {ids[k]}'s row was written in part.")
@@ -89,7 +90,7 @@ class Store:
         """Put everything on disk and protect it: a checkpoint of `round` may follow."""
         os.fsync(self._rows)
         self._stamps.flush()
-        self._protected = round
+        self._protected = (*self._protected, round)[-PROTECTED:]
 
     def touched(self) -> np.ndarray:
         """Ids that have a row, ascending, [n] int64."""
@@ -97,8 +98,12 @@ class Store:
 
     def _free_version(self, client: int) -> int:
         stamps = self._stamps[client]
-        seen = np.where(stamps <= self._protected, stamps, 0)
-        return 1 - int(seen.argmax()) if seen.any() else 0
+        needed = {
+            int(np.where(stamps <= round, stamps, 0).argmax())
+            for round in self._protected
+        }
+        free = [v for v in range(VERSIONS) if v not in needed]
+        return min(free, key=lambda v: stamps[v])
 
     def _unpack(self, block):
         leaves, start = [], 0
@@ -134,9 +139,9 @@ class Store:
 
 
 def _open_stamps(path: pathlib.Path, population: int) -> np.memmap:
-    """[N, 2] int32 stamps, allocated whole so that a full disk fails here."""
-    size = population * 8
+    """[N, VERSIONS] int32 stamps, allocated whole so that a full disk fails here."""
+    size = population * VERSIONS * 4
     with open(path, "a+b") as file:
         if os.path.getsize(path) != size:
             os.posix_fallocate(file.fileno(), 0, size)
-    return np.memmap(path, np.int32, "r+", shape=(population, 2))
+    return np.memmap(path, np.int32, "r+", shape=(population, VERSIONS))

@@ -32,6 +32,10 @@ class Checkpointer:
         """Number of the newest whole checkpoint."""
         return self._manager.latest_step()
 
+    def steps(self) -> tuple[int, ...]:
+        """Numbers of all whole checkpoints, ascending."""
+        return tuple(sorted(self._manager.all_steps()))
+
     def save(self, step: int, state: PyTree) -> None:
         """Write `state` as checkpoint `step`, replacing nothing until it is whole.
 
@@ -57,15 +61,19 @@ class Checkpointer:
           ValueError: when checkpoints exist and none fits: says which leaf differs.
         """
         shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named(template))
-        steps = sorted(self._manager.all_steps(), reverse=True)
+        steps = self.steps()[::-1]
         reasons = []
         for step in steps:
             try:
                 args = ocp.args.StandardRestore(shapes)
-                return step, _refill(template, self._manager.restore(step, args=args))
+                leaves = self._manager.restore(step, args=args)
             except Exception as error:  # damaged, or of another model
                 reasons.append(f"{step}: {self._difference(step, shapes) or error}")
                 logging.warning("checkpoint %d is not usable", step)
+                continue
+            for newer in (s for s in steps if s > step):
+                self._manager.delete(newer)
+            return step, _refill(template, leaves)
         if reasons:
             raise ValueError(
                 f"checkpoints in {self.folder} must fit the configured run, got "
@@ -80,9 +88,7 @@ class Checkpointer:
 
     def _difference(self, step, shapes):
         try:
-            saved = self._manager.item_metadata(step)
-            saved = getattr(saved, "tree", saved)
-            return trees.difference(saved, shapes)
+            return trees.difference(self._manager.item_metadata(step).tree, shapes)
         except Exception:
             return None
 

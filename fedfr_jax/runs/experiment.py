@@ -12,49 +12,21 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
-from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import decode
 from fedfr_jax.data.partition import format_report, report
-from fedfr_jax.federated.algorithms.local import sgd
 from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.simulation import simulation, start
 from fedfr_jax.runs import loop
-from fedfr_jax.runs.central import central, rate_schedule
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.pretraining import Pretraining, pretrain
 from fedfr_jax.runs.report import plots, tables
-from fedfr_jax.runs.sinks import (
-    ConsoleSink,
-    JsonlSink,
-    TensorBoardSink,
-    read_jsonl,
-    write_summary,
-)
-from fedfr_jax.tasks.face_loss import face_loss
+from fedfr_jax.runs.sinks import open_sinks, read_jsonl, write_summary
 from fedfr_jax.tasks.methods import FaceMethod, backbone_features
 from fedfr_jax.tasks.recognition import Judge, Judgement, Recognition
 from fedfr_jax.types import Model, PyTree
-
-
-class Pretraining(NamedTuple):
-    """Central CosFace on the public identities."""
-
-    epochs: int = 16
-    batch_size: int = 64
-    learning_rate: float = 0.05
-    warmup: float = 0.05  # fraction of all steps
-    milestones: tuple[float, ...] = ()  # fractions; none: a cosine to 0
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    margin_loss: str = "cosface"
-    scale: float = 30.0
-    margin: float = 0.4
-    flip: float = 0.5
-    checkpoint_every: int = 1  # epochs
 
 
 class Federation(NamedTuple):
@@ -103,7 +75,7 @@ def run_experiment(experiment: Experiment, workdir, *, say: Callable = print) ->
     facts = report(experiment.task.partition)
     write_summary(workdir / "partition.json", facts)
     say(format_report(facts))
-    variables = pretrain(experiment, workdir / "pretrained")
+    variables = start_of(experiment, workdir)
     stages = {"pretrained": judge_single(experiment, variables)}
     for name, method in experiment.methods.items():
         stages[name] = run_method(experiment, method, variables, workdir / name)
@@ -132,7 +104,7 @@ def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = prin
             raise ValueError(
                 f"{folder} must hold checkpoint {end}, got {done}: train it first."
             )
-    variables = pretrain(experiment, workdir / "pretrained")
+    variables = start_of(experiment, workdir)
     stages = {"pretrained": judge_single(experiment, variables)}
     for name, method in experiment.methods.items():
         stages[name] = run_method(experiment, method, variables, workdir / name)
@@ -186,77 +158,16 @@ class Clock:
         return total
 
 
-def pretrain(experiment: Experiment, folder: pathlib.Path) -> PyTree:
-    """Backbone variables and phi after central training on the public rows."""
-    settings, task, mesh = experiment.pretraining, experiment.task, experiment.mesh
-    first_row = len(task.train_identities)
-    num_rows = len(task.table.labels) - first_row
-    num_public = len(task.partition.global_identities)
-    feed = Feed(settings.batch_size, decode, flip=settings.flip)
-    total = settings.epochs * (num_rows // settings.batch_size)
-    rate = rate_schedule(
-        learning_rate=settings.learning_rate,
-        warmup=settings.warmup,
-        milestones=settings.milestones,
-        total=total,
-    )
-    optimizer = optax.chain(
-        sgd(momentum=settings.momentum, weight_decay=settings.weight_decay),
-        optax.scale_by_learning_rate(rate),
-    )
-    loss = face_loss(
+def start_of(experiment: Experiment, workdir: pathlib.Path) -> PyTree:
+    """What every method starts from: the pretrained backbone and phi."""
+    return pretrain(
         experiment.model,
-        margin_loss=settings.margin_loss,
-        scale=settings.scale,
-        margin=settings.margin,
-    )
-    trainer = central(
-        loss,
-        optimizer,
-        feed,
-        mesh,
-        first_row=first_row,
-        num_rows=num_rows,
+        experiment.task,
+        experiment.mesh,
+        experiment.pretraining,
+        workdir / "pretrained",
         seed=experiment.seed,
     )
-    whole = meshes.replicated(mesh)
-    variables = first_variables(experiment.model, num_public, experiment.seed)
-    state = jax.device_put(trainer.init(variables), whole)
-    checkpointer = Checkpointer(folder / "checkpoints")
-    first_epoch, state = checkpointer.restore(state) or (0, state)
-    if first_epoch < settings.epochs:
-        table = jax.device_put(task.table, whole)
-        sinks = open_sinks(folder, "pretraining", settings.epochs, first_epoch)
-        for epoch in range(first_epoch, settings.epochs):
-            state, metrics = trainer.epoch(state, table, jnp.int32(epoch))
-            scalars = {name: float(value) for name, value in metrics.items()}
-            loop.check_scalars(scalars, epoch, checkpointer)
-            due = loop.Period(checkpoint_every=settings.checkpoint_every)
-            if due.is_due(settings.checkpoint_every, epoch, settings.epochs - 1):
-                checkpointer.save(epoch + 1, state)
-            for sink in sinks:
-                sink(epoch, scalars)
-        close(sinks)
-    checkpointer.close()
-    params = state.variables["params"]
-    stats = state.variables["batch_stats"]
-    return {
-        "backbone": {"params": params["backbone"], "batch_stats": stats},
-        "phi": params["phi"],
-    }
-
-
-def first_variables(model: Model, num_public: int, seed: int) -> PyTree:
-    """Fresh backbone, public class embeddings N(0, 0.01^2), and no local class."""
-    backbone_key, phi_key = jax.random.split(jax.random.key(seed))
-    backbone = model.init(backbone_key)
-    dim = model.embedding_dim
-    params = {
-        "backbone": backbone["params"],
-        "phi": 0.01 * jax.random.normal(phi_key, (num_public, dim)),
-        "head": jnp.zeros((0, dim)),
-    }
-    return {"params": params, "batch_stats": backbone["batch_stats"]}
 
 
 def judge_single(experiment: Experiment, variables: PyTree) -> Stage:
@@ -296,19 +207,18 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
         metrics = judge.generic(embed, server.backbone).metrics
         return {f"generic/{k}": v for k, v in metrics.items()}
 
-    sinks = open_sinks(folder, folder.name, federation.rounds, first)
-    server = loop.train(
-        sim,
-        server,
-        store,
-        checkpointer,
-        first_round=first,
-        num_rounds=federation.rounds,
-        evaluate=evaluate,
-        sinks=sinks,
-        period=loop.Period(federation.evaluate_every, federation.checkpoint_every),
-    )
-    close(sinks)
+    with open_sinks(folder, folder.name, federation.rounds, first) as sinks:
+        server = loop.train(
+            sim,
+            server,
+            store,
+            checkpointer,
+            first_round=first,
+            num_rounds=federation.rounds,
+            evaluate=evaluate,
+            sinks=sinks,
+            period=loop.Period(federation.evaluate_every, federation.checkpoint_every),
+        )
     checkpointer.close()
 
     def variables_of(client):
@@ -323,22 +233,6 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
         judge.generic(embed, server.backbone),
         judge.personalised(method.embed, variables_of),
     )
-
-
-def open_sinks(folder: pathlib.Path, name: str, total: int, first: int) -> list:
-    """metrics.jsonl, TensorBoard and live progress of one stage."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return [
-        JsonlSink(folder / "metrics.jsonl", resume_step=first),
-        TensorBoardSink(folder / "tensorboard", resume_step=first),
-        ConsoleSink(total, name=name, metrics=("loss", "hard_negatives", "seconds")),
-    ]
-
-
-def close(sinks: list) -> None:
-    """Close every sink."""
-    for sink in sinks:
-        sink.close()
 
 
 def draw(stages: Mapping[str, Stage], workdir: pathlib.Path) -> list[pathlib.Path]:

@@ -23,9 +23,10 @@ class Period(NamedTuple):
     evaluate_every: int = 0
     checkpoint_every: int = 1
 
-    def is_due(self, every: int, round: int, last: int) -> bool:
-        """Whether something is due after `round` (0-based)."""
-        return round == last or (every > 0 and (round + 1) % every == 0)
+
+def is_due(every: int, round: int, last: int) -> bool:
+    """Whether something is due after `round` (0-based); always after the last."""
+    return round == last or (every > 0 and (round + 1) % every == 0)
 
 
 def resume(
@@ -42,7 +43,13 @@ def resume(
     checkpointer = Checkpointer(folder / "checkpoints")
     found = checkpointer.restore(server)
     next_round, server = found or (0, server)
-    store = open_store(sim, server, folder / "store", resume_round=next_round)
+    store = open_store(
+        sim,
+        server,
+        folder / "store",
+        resume_round=next_round,
+        protected=checkpointer.steps(),
+    )
     return server, store, checkpointer, next_round
 
 
@@ -70,11 +77,11 @@ def train(
         check_finite(outcome, round, checkpointer)
         scalars = summarize(outcome)
         last = num_rounds - 1
-        if checkpointer and period.is_due(period.checkpoint_every, round, last):
+        if checkpointer and is_due(period.checkpoint_every, round, last):
             store.flush(round + 1)
             checkpointer.save(round + 1, server)
         scalars["seconds"] = time.perf_counter() - started
-        if period.is_due(period.evaluate_every, round, last):
+        if is_due(period.evaluate_every, round, last):
             scalars.update(evaluate(server, store))
         for sink in sinks:
             sink(round, scalars)

@@ -5,6 +5,7 @@ of metrics.jsonl is whole or dropped, summary.json is the old one or the new one
 resumed run leaves the same lines as an uninterrupted one.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -247,3 +248,17 @@ def _bar(console):
         progress.TextColumn("{task.fields[numbers]}", markup=False),
         console=console,
     )
+
+
+@contextlib.contextmanager
+def open_sinks(folder: pathlib.Path, name: str, total: int, first: int):
+    """metrics.jsonl, TensorBoard and live progress of one stage, closed at the end."""
+    sinks = [
+        JsonlSink(folder / "metrics.jsonl", resume_step=first),
+        TensorBoardSink(folder / "tensorboard", resume_step=first),
+        ConsoleSink(total, name=name, metrics=("loss", "hard_negatives", "seconds")),
+    ]
+    with contextlib.ExitStack() as stack:
+        for sink in sinks:
+            stack.callback(sink.close)
+        yield sinks

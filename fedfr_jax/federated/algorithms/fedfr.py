@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.aggregators import weighted_mean
-from fedfr_jax.types import Algorithm, Client, ClientOutput, PyTree
+from fedfr_jax.federated.features import Frozen, position_features
+from fedfr_jax.types import Algorithm, ClientOutput, PyTree
 
 PHI_UPDATES = ("averaged", "frozen")
 WEIGHTS = {
@@ -39,18 +40,6 @@ class Personal(NamedTuple):
 
     params: PyTree  # {"head": [M, D], "branch": ...}
     previous: PyTree  # backbone variables after the client's last local training
-
-
-class Frozen(NamedTuple):
-    """Features that the contrastive term compares with, fixed during a round."""
-
-    global_features: Callable  # Features: (example [B], is_flipped [B]) -> [B, D]
-    previous: jax.Array  # [P, F, D] by position in the client's list and flip
-
-    def previous_features(self, position, is_flipped):
-        """Features [B, D] of positions [B] under flips [B]."""
-        flip = is_flipped.astype(jnp.int32) if self.previous.shape[1] > 1 else 0
-        return self.previous[position, flip]
 
 
 def fedfr(
@@ -135,30 +124,3 @@ def fedfr(
         personalize=personalize,
         prepare=prepare,
     )
-
-
-def position_features(embed: Callable, variables: PyTree, client: Client) -> jax.Array:
-    """Features of all the client's examples by position and flip, [P, F, D].
-
-    Computed once per round instead of in every step: with flips as the only
-    augmentation, a frozen network sees each example in two ways at most.
-    """
-    first = client.span(jnp.int32(0), jnp.bool_(False))
-    block, count = len(first.position), client.num_local + client.num_extra
-    shape = jax.eval_shape(embed, variables, first.images)
-    values = jnp.zeros(
-        (client.num_positions, client.num_flips, shape.shape[1]), shape.dtype
-    )
-
-    def body(carry):
-        start, values = carry
-        views = [
-            embed(variables, client.span(start, jnp.bool_(flip)).images)
-            for flip in range(client.num_flips)
-        ]
-        rows = jnp.stack(views, axis=1)
-        values = jax.lax.dynamic_update_slice_in_dim(values, rows, start, axis=0)
-        return start + block, values
-
-    ongoing = lambda carry: carry[0] < count
-    return jax.lax.while_loop(ongoing, body, (jnp.int32(0), values))[1]

@@ -1,0 +1,118 @@
+"""Central pretraining on the public identities: where every method starts from."""
+
+import pathlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.augment import decode
+from fedfr_jax.federated.algorithms.local import sgd
+from fedfr_jax.federated.client import Feed
+from fedfr_jax.runs import loop
+from fedfr_jax.runs.central import Central, central, rate_schedule
+from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.sinks import open_sinks
+from fedfr_jax.tasks.face_loss import face_loss
+from fedfr_jax.tasks.recognition import Recognition
+from fedfr_jax.types import Model, PyTree
+
+
+class Pretraining(NamedTuple):
+    """Central CosFace on the public identities."""
+
+    epochs: int = 16
+    batch_size: int = 64
+    learning_rate: float = 0.05
+    warmup: float = 0.05  # fraction of all steps
+    milestones: tuple[float, ...] = ()  # fractions; none: a cosine to 0
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    margin_loss: str = "cosface"
+    scale: float = 30.0
+    margin: float = 0.4
+    flip: float = 0.5
+    checkpoint_every: int = 1  # epochs
+
+
+def build_trainer(
+    model: Model, task: Recognition, mesh: Mesh, settings: Pretraining, seed: int
+) -> Central:
+    """Epochs of margin softmax over the task's public rows."""
+    first_row = len(task.train_identities)
+    num_rows = len(task.table.labels) - first_row
+    rate = rate_schedule(
+        learning_rate=settings.learning_rate,
+        warmup=settings.warmup,
+        milestones=settings.milestones,
+        total=settings.epochs * (num_rows // settings.batch_size),
+    )
+    optimizer = optax.chain(
+        sgd(momentum=settings.momentum, weight_decay=settings.weight_decay),
+        optax.scale_by_learning_rate(rate),
+    )
+    loss = face_loss(
+        model,
+        margin_loss=settings.margin_loss,
+        scale=settings.scale,
+        margin=settings.margin,
+    )
+    return central(
+        loss,
+        optimizer,
+        Feed(settings.batch_size, decode, flip=settings.flip),
+        mesh,
+        first_row=first_row,
+        num_rows=num_rows,
+        seed=seed,
+    )
+
+
+def pretrain(
+    model: Model,
+    task: Recognition,
+    mesh: Mesh,
+    settings: Pretraining,
+    folder: pathlib.Path,
+    *,
+    seed: int,
+) -> PyTree:
+    """Train, or go on, under `folder`: -> {"backbone": variables, "phi": [M_g, D]}."""
+    trainer = build_trainer(model, task, mesh, settings, seed)
+    num_public = len(task.partition.global_identities)
+    state = trainer.init(first_variables(model, num_public, seed))
+    state = jax.device_put(state, meshes.replicated(mesh))
+    checkpointer = Checkpointer(folder / "checkpoints")
+    first, state = checkpointer.restore(state) or (0, state)
+    if first < settings.epochs:
+        table = jax.device_put(task.table, meshes.replicated(mesh))
+        every = settings.checkpoint_every
+        with open_sinks(folder, "pretraining", settings.epochs, first) as sinks:
+            for epoch in range(first, settings.epochs):
+                state, metrics = trainer.epoch(state, table, jnp.int32(epoch))
+                scalars = {name: float(value) for name, value in metrics.items()}
+                loop.check_scalars(scalars, epoch, checkpointer)
+                if loop.is_due(every, epoch, settings.epochs - 1):
+                    checkpointer.save(epoch + 1, state)
+                for sink in sinks:
+                    sink(epoch, scalars)
+    checkpointer.close()
+    params, stats = state.variables["params"], state.variables["batch_stats"]
+    backbone = {"params": params["backbone"], "batch_stats": stats}
+    return {"backbone": backbone, "phi": params["phi"]}
+
+
+def first_variables(model: Model, num_public: int, seed: int) -> PyTree:
+    """Fresh backbone, public class embeddings N(0, 0.01^2), and no local class."""
+    backbone_key, phi_key = jax.random.split(jax.random.key(seed))
+    backbone = model.init(backbone_key)
+    dim = model.embedding_dim
+    params = {
+        "backbone": backbone["params"],
+        "phi": 0.01 * jax.random.normal(phi_key, (num_public, dim)),
+        "head": jnp.zeros((0, dim)),
+    }
+    return {"params": params, "batch_stats": backbone["batch_stats"]}

@@ -1,0 +1,255 @@
+"""The engine against a plain loop over clients, and its known traps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedfr_jax.federated.client import Population, Slots, Table, client_view
+from fedfr_jax.federated.engine import no_extra
+from fedfr_jax.federated.sampling import sample
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Cohort
+from tests.federated import toys
+
+ROUNDS = 2
+MESHES = {"1x1": (1, 1), "2x1": (2, 1), "8x1": (8, 1), "4x2": (4, 2)}
+
+
+def build(name, mesh=(1, 1), lanes=1, cohort_size=3, **options):
+    algorithm, variables = toys.TOYS[name](**options)
+    table, population = toys.problem()
+    sim = simulation(
+        algorithm,
+        toys.feed(),
+        table,
+        population,
+        mesh=make_mesh(*mesh),
+        cohort_size=cohort_size,
+        local_epochs=(3, 2),
+        lanes=lanes,
+        seed=7,
+    )
+    return sim, start(sim, variables)
+
+
+def run(sim, server, rounds=ROUNDS):
+    store = open_store(sim, server)
+    outcomes = []
+    for r in range(rounds):
+        server, outcome = play(sim, server, store, r)
+        outcomes.append(outcome)
+    return jax.device_get(server), store.gather(np.arange(5))[0], outcomes
+
+
+def plain_loop(sim, server, rounds=ROUNDS):
+    """Clients one after another, in any order, averaged in numpy float64."""
+    personal, sizes = {}, np.diff(sim.population.offsets)
+
+    @jax.jit
+    def update(server, row, slot, key, extra, round):
+        client = client_view(
+            sim.feed, int(sizes.max()), key, slot, extra, sim.table, round
+        )
+        update_key = jax.random.fold_in(key, 0)
+        return sim.algorithm.client_update(update_key, server, row, client)
+
+    for r in range(rounds):
+        ids = sample(sim.seed, r, 5, sim.cohort_size)
+        extra = no_extra(len(ids))
+        if sim.algorithm.prepare:
+            extra = sim.algorithm.prepare(server, sim, Cohort(ids, r))
+        outputs = []
+        for place, i in reversed(list(enumerate(ids))):
+            count = sizes[i] + int(extra.num_examples[place])
+            steps = sim.feed.steps_per_epoch(count) * sim.local_epochs(r)
+            slot = Slots(
+                client=i,
+                place=place,
+                is_new=False,
+                offset=sim.population.offsets[i],
+                num_local=sizes[i],
+                num_extra=extra.num_examples[place],
+                num_classes=sim.population.num_classes[i],
+                num_steps=steps,
+            )
+            slot = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), slot)
+            key = jax.random.fold_in(jax.random.key(sim.seed), slot.client)
+            if i not in personal:
+                first = jax.random.fold_in(key, 0)
+                personal[i] = sim.algorithm.init_personal(first, server)
+            key = jax.random.fold_in(jax.random.fold_in(key, 1), r)
+            output = update(server, personal[i], slot, key, extra, jnp.int32(r))
+            personal[i] = output.personal
+            outputs.append((output.update, float(output.weight)))
+        total = sum(weight for _, weight in outputs)
+        mean = jax.tree.map(
+            lambda *x, outputs=outputs, total=total: (
+                sum(
+                    np.asarray(a, np.float64) * w
+                    for a, (_, w) in zip(x, outputs, strict=True)
+                )
+                / total
+            ).astype(np.float32),
+            *(update for update, _ in outputs),
+        )
+        result = type("Result", (), {"aggregate": jax.tree.map(jnp.asarray, mean)})
+        server = sim.algorithm.server_update(server, result)
+    return jax.device_get(server), personal
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    return {name: plain_loop(*build(name)) for name in toys.TOYS}
+
+
+def assert_close(a, b, rtol=1e-5, atol=1e-5):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol, atol), a, b)
+
+
+@pytest.mark.parametrize("name", toys.TOYS)
+@pytest.mark.parametrize(
+    "mesh, lanes",
+    [("1x1", 1), ("1x1", 2), ("2x1", 1), ("2x1", 4), ("8x1", 2), ("4x2", 1)],
+)
+def test_engine_equals_a_plain_loop_over_clients(oracle, name, mesh, lanes):
+    server, rows, outcomes = run(*build(name, MESHES[mesh], lanes))
+    expected, personal = oracle[name]
+    assert_close(server, expected)
+    for client, row in personal.items():
+        ours = jax.tree.map(lambda x, c=client: x[c], rows)
+        assert_close(ours, row)
+    assert outcomes[0].metrics["steps"].min() > 0
+
+
+def test_hard_negatives_differ_between_clients_of_the_toy():
+    _, _, outcomes = run(*build("fedfr"))
+    assert len(set(outcomes[0].num_extra.tolist())) > 1
+
+
+@pytest.mark.parametrize("name", toys.TOYS)
+def test_a_round_compiles_once_whatever_the_cohort_and_its_sizes(name):
+    sim, server = build(name)
+    store = open_store(sim, server)
+    counts = []
+    for r in range(4):
+        server, outcome = play(sim, server, store, r)
+        counts.append((tuple(outcome.ids), sim.run._cache_size()))
+    assert len({ids for ids, _ in counts}) > 1
+    assert {size for _, size in counts} == {1}
+
+
+def test_a_padding_client_with_nan_changes_nothing():
+    sim, server = build("fedavg", (8, 1))
+    honest = sim.algorithm.client_update
+
+    def poisoned(key, server, personal, client):
+        output = honest(key, server, personal, client)
+        bad = jnp.where(client.id < 0, jnp.nan, 1.0)
+        return output._replace(
+            update=jax.tree.map(lambda x: x * bad, output.update),
+            weight=output.weight * bad,
+        )
+
+    table, population = toys.problem()
+    poisoned_sim = simulation(
+        sim.algorithm._replace(client_update=poisoned),
+        toys.feed(),
+        table,
+        population,
+        mesh=make_mesh(8, 1),
+        cohort_size=3,
+        local_epochs=(3, 2),
+        seed=7,
+    )
+    expected, _, _ = run(sim, server)
+    ours, _, _ = run(poisoned_sim, server)
+    assert_close(ours, expected, rtol=0, atol=0)
+
+
+def test_an_adaptive_server_leaves_running_statistics_to_the_average():
+    plain, _, _ = run(*build("fedavg"), rounds=1)
+    adam = optax.adam(0.1)
+    with jax.numpy_dtype_promotion("standard"):  # optax's own counts need it
+        ours, _, _ = run(*build("fedavg", server_optimizer=adam), rounds=1)
+    assert_close(ours.variables["batch_stats"], plain.variables["batch_stats"])
+    kernel = lambda server: server.variables["params"]["head"]["kernel"]
+    assert np.abs(kernel(ours) - kernel(plain)).max() > 1e-2
+
+
+def test_shorter_clients_in_a_wave_keep_momentum_and_statistics():
+    one, rows_one, _ = run(*build("fedavg", lanes=1, cohort_size=5))
+    many, rows_many, _ = run(*build("fedavg", lanes=4, cohort_size=5))
+    assert_close(one, many)
+    assert_close(rows_one, rows_many)
+
+
+def test_personal_leaves_are_neither_sent_nor_averaged():
+    sim, server = build("fedavg", personal="head", cohort_size=5)
+    before = np.asarray(server.variables["params"]["head"]["kernel"])
+    after, rows, _ = run(sim, server)
+    np.testing.assert_array_equal(after.variables["params"]["head"]["kernel"], before)
+    heads = rows["params"]["head"]["kernel"]
+    assert all(np.abs(h - before).max() > 1e-3 for h in heads)
+    assert rows["params"]["scale"] is None
+
+
+def test_a_pattern_that_matches_no_leaf_is_an_error():
+    with pytest.raises(ValueError, match="must match a leaf.*nowhere"):
+        build("fedavg", personal="nowhere")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"cohort_size": 6}, "cohort must lie in .*got 6"),
+        ({"lanes": 0}, "lanes must be at least 1, got 0"),
+        ({"local_epochs": -1}, "local_epochs must not be negative"),
+    ],
+)
+def test_bad_sizes_are_refused_before_anything_compiles(change, message):
+    algorithm, _ = toys.fedavg_toy()
+    table, population = toys.problem()
+    with pytest.raises(ValueError, match=message):
+        simulation(
+            algorithm, toys.feed(), table, population, mesh=make_mesh(1), **change
+        )
+
+
+def test_a_client_without_an_image_is_refused():
+    algorithm, _ = toys.fedavg_toy()
+    table, _ = toys.problem()
+    empty = Population(np.array([0, 5, 5, 9]), np.ones(3, np.int32))
+    with pytest.raises(ValueError, match="every client must own an image.*1"):
+        simulation(algorithm, toys.feed(), table, empty, mesh=make_mesh(1))
+
+
+def test_more_devices_than_exist_are_refused():
+    with pytest.raises(ValueError, match="must fit the 8 devices"):
+        make_mesh(16)
+
+
+def test_batches_of_an_epoch_visit_every_example_once():
+    table, population = toys.problem()
+    feed = toys.feed(batch_size=5)
+    slot = Slots(3, 0, False, 17, 12, 0, 3, 6)
+    slot = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), slot)
+    client = client_view(
+        feed,
+        12,
+        jax.random.key(0),
+        slot,
+        no_extra(1),
+        jax.tree.map(jnp.asarray, Table(*table)),
+        jnp.int32(0),
+    )
+    seen = []
+    for step in range(6):
+        batch = client.batch(jnp.int32(step))
+        seen.append(np.asarray(batch.example)[np.asarray(batch.is_valid)])
+    first, second = np.concatenate(seen[:3]), np.concatenate(seen[3:])
+    np.testing.assert_array_equal(np.sort(first), np.arange(17, 29))
+    np.testing.assert_array_equal(np.sort(second), np.arange(17, 29))
+    assert not np.array_equal(first, second)

@@ -1,0 +1,99 @@
+"""Personal rows: lazily made, never torn, true to the round of the checkpoint."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from fedfr_jax.federated.store import Store
+
+TEMPLATE = {"head": np.zeros((3, 2), np.float32), "count": np.zeros((), np.int32)}
+
+
+def rows(values):
+    values = np.asarray(values)
+    return {
+        "head": np.tile(values[:, None, None], (1, 3, 2)).astype(np.float32),
+        "count": values.astype(np.int32),
+    }
+
+
+def counts(store, ids):
+    return store.gather(np.asarray(ids))[0]["count"].tolist()
+
+
+def test_rows_come_back_as_written_and_others_are_new(tmp_path):
+    store = Store(TEMPLATE, 10, tmp_path)
+    store.scatter(np.array([3, 7]), rows([30, 70]), 0)
+    tree, is_new = store.gather(np.array([7, 1, 3]))
+    np.testing.assert_array_equal(tree["head"][:, 0, 0], [70, 0, 30])
+    np.testing.assert_array_equal(is_new, [False, True, False])
+    assert store.touched().tolist() == [3, 7]
+
+
+def test_a_negative_id_neither_reads_nor_writes_the_last_row(tmp_path):
+    store = Store(TEMPLATE, 10, tmp_path)
+    store.scatter(np.array([9]), rows([90]), 0)
+    store.scatter(np.array([-1]), rows([66]), 1)
+    tree, is_new = store.gather(np.array([-1, 9]))
+    assert is_new.tolist() == [True, False] and tree["count"].tolist() == [0, 90]
+
+
+def test_a_resumed_store_reads_the_rows_of_its_round(tmp_path):
+    store = Store(TEMPLATE, 4, tmp_path)
+    store.scatter(np.array([0, 1]), rows([1, 1]), 0)
+    store.scatter(np.array([0]), rows([2]), 1)
+    store.flush(2)
+    for round in (2, 3, 4):  # killed before the next checkpoint
+        store.scatter(np.array([0, 1, 2]), rows([round * 10] * 3), round)
+    resumed = Store(TEMPLATE, 4, tmp_path, resume_round=2)
+    assert counts(resumed, [0, 1]) == [2, 1]
+    assert resumed.gather(np.array([2]))[1].tolist() == [True]
+    resumed.scatter(np.array([0]), rows([5]), 2)
+    assert counts(resumed, [0]) == [5]
+
+
+def test_the_checkpoint_before_the_last_can_be_resumed_too(tmp_path):
+    store = Store(TEMPLATE, 2, tmp_path)
+    for round in range(5):
+        store.scatter(np.array([0]), rows([round]), round)
+        store.flush(round + 1)
+    store.scatter(np.array([0]), rows([66]), 5)
+    older = Store(TEMPLATE, 2, tmp_path, resume_round=4)
+    assert counts(older, [0]) == [3]
+
+
+def test_a_torn_write_leaves_the_checkpointed_version(tmp_path, monkeypatch):
+    store = Store(TEMPLATE, 4, tmp_path)
+    store.scatter(np.array([0]), rows([1]), 0)
+    store.flush(1)
+    whole = os.pwrite
+
+    def torn(file, data, place):
+        whole(file, data[: len(data) // 2], place)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", torn)
+    with pytest.raises(OSError, match="No space left"):
+        store.scatter(np.array([0]), rows([2]), 1)
+    monkeypatch.setattr(os, "pwrite", whole)
+    assert counts(store, [0]) == [1]
+    assert counts(Store(TEMPLATE, 4, tmp_path, resume_round=1), [0]) == [1]
+
+
+def test_a_store_of_another_model_is_refused(tmp_path):
+    Store(TEMPLATE, 4, tmp_path)
+    other = {**TEMPLATE, "head": np.zeros((3, 5), np.float32)}
+    with pytest.raises(ValueError, match=r"head \(3, 5\) float32', got 'head \(3, 2\)"):
+        Store(other, 4, tmp_path)
+    with pytest.raises(ValueError, match="population 5"):
+        Store(TEMPLATE, 5, tmp_path)
+
+
+def test_a_million_clients_take_no_space_until_they_take_part(tmp_path):
+    store = Store({"head": np.zeros((10, 64), np.float32)}, 10**6, tmp_path)
+    store.scatter(np.array([999_999]), {"head": np.ones((1, 10, 64), np.float32)}, 0)
+    used = sum(os.stat(tmp_path / f).st_blocks * 512 for f in os.listdir(tmp_path))
+    assert used < 20_000_000  # 7.7 GB if every row existed
+    assert store.gather(np.array([999_999]))[0]["head"].sum() == 640

@@ -1,0 +1,160 @@
+"""A stopped run goes on as if nothing had happened; a broken one says where."""
+
+import contextlib
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.federated.simulation import simulation, start
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.runs import loop
+from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.sinks import JsonlSink
+from tests.federated import toys
+
+ROUNDS = 5
+
+
+class Killed(Exception):
+    """Stands for SIGKILL: nothing after it runs."""
+
+
+def build(name, **changes):
+    algorithm, variables = toys.TOYS[name]()
+    algorithm = algorithm._replace(**changes)
+    table, population = toys.problem()
+    sim = simulation(
+        algorithm,
+        toys.feed(),
+        table,
+        population,
+        mesh=make_mesh(2),
+        cohort_size=3,
+        local_epochs=2,
+        seed=3,
+    )
+    return sim, start(sim, variables)
+
+
+def train(sim, server, folder, *, kill_at=None, checkpoint_every=2):
+    """Start or go on under `folder`; `kill_at` = (where, round)."""
+    server, store, checkpointer, first = loop.resume(sim, server, folder)
+    sink = JsonlSink(folder / "metrics.jsonl", resume_step=first)
+
+    def evaluate(server, store):
+        del store
+        return {"norm": float(sum(jnp.abs(x).sum() for x in jax.tree.leaves(server)))}
+
+    def killer(round, scalars):
+        if kill_at == ("after sinks", round):
+            raise Killed
+
+    save = checkpointer.save
+
+    def saving(step, state):
+        if kill_at == ("before checkpoint", step - 1):
+            raise Killed
+        save(step, state)
+
+    checkpointer.save = saving
+    with contextlib.closing(sink):
+        server = loop.train(
+            sim,
+            server,
+            store,
+            checkpointer,
+            first_round=first,
+            num_rounds=ROUNDS,
+            evaluate=evaluate,
+            sinks=[sink, killer],
+            period=loop.Period(evaluate_every=1, checkpoint_every=checkpoint_every),
+        )
+    return jax.device_get(server), store.gather(np.arange(5))
+
+
+def lines(folder):
+    rows = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+@pytest.mark.parametrize("name", toys.TOYS)
+def test_a_killed_run_ends_with_the_same_bits(tmp_path, name):
+    sim, server = build(name)
+    whole = train(sim, server, tmp_path / "whole")
+    broken = tmp_path / "broken"
+    stops = [("after sinks", 0), ("before checkpoint", 1), ("after sinks", 2)]
+    for kill_at in [*stops, ("before checkpoint", 4)]:
+        with pytest.raises(Killed):
+            train(sim, server, broken, kill_at=kill_at)
+    resumed = train(sim, server, broken)
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+    assert lines(broken) == lines(tmp_path / "whole")
+    assert [row["round"] for row in lines(broken)] == list(range(ROUNDS))
+
+
+def test_a_finished_run_is_read_and_not_repeated(tmp_path):
+    sim, server = build("fedavg")
+    first = train(sim, server, tmp_path)
+    again = train(sim, server, tmp_path, kill_at=("after sinks", 0))
+    jax.tree.map(np.testing.assert_array_equal, again, first)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
+    sim, server = build("fedavg")
+    folder = tmp_path / "broken"
+    whole = train(sim, server, tmp_path / "whole", checkpoint_every=1)
+    with pytest.raises(Killed):
+        train(sim, server, folder, kill_at=("before checkpoint", 3), checkpoint_every=1)
+    newest = folder / "checkpoints" / "3"
+    for file in newest.rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    resumed = train(sim, server, folder, checkpoint_every=1)
+    np.testing.assert_array_equal(
+        resumed[0].variables["params"]["head"]["kernel"],
+        whole[0].variables["params"]["head"]["kernel"],
+    )
+
+
+def test_a_checkpoint_of_another_model_names_the_leaf(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"w": jnp.zeros(3), "empty": jnp.zeros((0, 2))})
+    with pytest.raises(ValueError, match=r"w: \(\(3,\).*against \(\(4,\)"):
+        checkpointer.restore({"w": jnp.zeros(4), "empty": jnp.zeros((0, 2))})
+    step, state = checkpointer.restore({"w": jnp.ones(3), "empty": jnp.ones((0, 2))})
+    assert step == 1 and state["empty"].shape == (0, 2)
+    np.testing.assert_array_equal(state["w"], np.zeros(3))
+
+
+def test_a_full_disk_keeps_the_last_whole_checkpoint(tmp_path, monkeypatch):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"w": jnp.zeros(3)})
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpointer._manager, "save", full)
+    with pytest.raises(OSError, match="No space left.*the last whole one is 1"):
+        checkpointer.save(2, {"w": jnp.ones(3)})
+    assert checkpointer.restore({"w": jnp.ones(3)})[0] == 1
+
+
+def test_a_loss_that_is_not_finite_stops_with_round_client_and_checkpoint(tmp_path):
+    sim, _ = build("fedavg")
+    honest = sim.algorithm.client_update
+
+    def diverging(key, server, personal, client):
+        output = honest(key, server, personal, client)
+        is_bad = client.round == 3
+        loss = jnp.where(is_bad, jnp.nan, output.metrics["loss"])
+        return output._replace(metrics={**output.metrics, "loss": loss})
+
+    sim, server = build("fedavg", client_update=diverging)
+    sim = sim._replace(cohort_size=3)
+    message = r"loss of client \d must be finite in round 3, got nan.*round 2"
+    with pytest.raises(FloatingPointError, match=message):
+        train(sim, server, tmp_path)
+    assert [row["round"] for row in lines(tmp_path)] == [0, 1, 2]
