@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import rich
 from jax.sharding import Mesh
 
 from fedfr_jax.data.augment import decode
@@ -63,7 +64,9 @@ class Stage(NamedTuple):
     personalised: Judgement
 
 
-def run_experiment(experiment: Experiment, workdir, *, say: Callable = print) -> dict:
+def run_experiment(
+    experiment: Experiment, workdir, *, say: Callable = rich.print
+) -> dict:
     """Run or resume every stage; returns the summary that summary.json holds.
 
     Args:
@@ -88,7 +91,7 @@ def run_experiment(experiment: Experiment, workdir, *, say: Callable = print) ->
     return summary
 
 
-def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = print):
+def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = rich.print):
     """Judge a run's last checkpoints again; returns and writes evaluation.json.
 
     Raises:

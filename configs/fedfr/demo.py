@@ -1,0 +1,44 @@
+"""FedFR on rendered faces, the embedded default: pretraining, FedAvg, FedFR.
+
+    fedfr train --config=configs/fedfr/demo.py --workdir=runs/demo
+
+"""
+
+from configs import base
+
+
+def get_config():
+    """200 people pretrain, 100 federate on 10 clients, 60 are seen by nobody."""
+    config = base.get_config()
+    config.data = {
+        "name": "faces_synthetic",
+        "num_identities": 360,
+        "images_per_identity": 20,
+        "image_size": 32,
+        "difficulty": 0.7,
+    }
+    config.partition = {
+        "num_clients": 10,
+        "ids_per_client": 10,
+        "num_global_ids": 200,
+        "num_unseen_ids": 60,
+    }
+    config.model = {
+        "name": "sphereface",
+        "blocks": (1, 1, 1),
+        "widths": (32, 64, 128),
+        "embedding_dim": 128,
+    }
+    config.pretrain = {"epochs": 12, "batch_size": 64, "learning_rate": 0.1}
+    config.federation = {
+        "rounds": 5,
+        "local_epochs": (4, 4, 2),
+        "batch_size": 32,
+        "evaluate_every": 1,
+    }
+    for name in ("fedavg", "fedfr"):
+        config.methods[name].learning_rate = 0.01
+        config.methods[name].decay_epochs = (3, 3, 2)
+    config.methods.fedfr.threshold = 0.5
+    config.methods.fedfr.max_hard_negatives = 120
+    return config.lock()

@@ -1,0 +1,180 @@
+"""The launcher as a user meets it: help, mistakes, a whole run, and a kill."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedfr_jax.__main__ import main
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+CONFIG = '''"""A tiny run on arrays."""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.data = {"name": "arrays", "path": "PATH"}
+    config.partition = {
+        "num_clients": 3,
+        "ids_per_client": (2, 3, 2),
+        "num_global_ids": 6,
+        "num_unseen_ids": 6,
+    }
+    config.model = {
+        "name": "sphereface",
+        "blocks": (0, 0),
+        "widths": (4, 8),
+        "embedding_dim": 8,
+    }
+    config.pretrain = {"epochs": 3, "batch_size": 8, "learning_rate": 0.05}
+    config.federation = {"rounds": 3, "local_epochs": 2, "batch_size": 8}
+    config.evaluation = {"batch_size": 8, "fars": (0.1,), "fpirs": (0.5,)}
+    return config.lock()
+'''
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A config of 19 identities x 8 noisy 12x12 images, in a configs/ folder."""
+    rng = np.random.default_rng(0)
+    centres = rng.uniform(60, 190, size=(19, 1, 12, 12, 1))
+    images = centres + rng.normal(scale=30, size=(19, 8, 12, 12, 1))
+    labels = np.repeat(np.arange(19), 8)
+    path = tmp_path / "faces.npz"
+    images = images.clip(0, 255).astype(np.uint8).reshape(-1, 12, 12, 1)
+    np.savez(path, images=images, labels=labels)
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    (folder / "base.py").write_text((ROOT / "configs" / "base.py").read_text())
+    (folder / "tiny.py").write_text(CONFIG.replace("PATH", str(path)))
+    return folder / "tiny.py"
+
+
+def fedfr(*words, **options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
+    command = [sys.executable, "-m", "fedfr_jax", *map(str, words)]
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **options,
+    )
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+def results(workdir):
+    summary = json.loads((workdir / "summary.json").read_text())
+    rows = {
+        name: [
+            {k: v for k, v in json.loads(line).items() if k != "seconds"}
+            for line in (workdir / name / "metrics.jsonl").read_text().splitlines()
+        ]
+        for name in summary["methods"]
+    }
+    return summary["methods"], rows
+
+
+def test_a_run_killed_twice_ends_like_a_whole_one(config, tmp_path):
+    flags = [f"--config={config}"]
+    output = finish(fedfr("train", *flags, f"--workdir={tmp_path / 'whole'}"))
+    assert "fedavg" in output and "roc.png" in output
+    broken = tmp_path / "broken"
+    for stage in ("pretrained", "fedfr"):
+        process = fedfr("train", *flags, f"--workdir={broken}")
+        lines = broken / stage / "metrics.jsonl"
+        for _ in range(3000):
+            if lines.exists() and lines.read_text().count("\n"):
+                break
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not (broken / "summary.json").exists()
+    finish(fedfr("train", *flags, f"--workdir={broken}"))
+    assert results(broken) == results(tmp_path / "whole")
+    methods, _ = results(broken)
+    assert list(methods) == ["pretrained", "fedavg", "fedfr"]
+    for name in ("roc.png", "personalised.png", "rounds.png", "partition.json"):
+        assert (broken / name).stat().st_size > 0
+    assert list((broken / "fedfr" / "tensorboard").iterdir())
+    again = finish(fedfr("evaluate", *flags, f"--workdir={broken}"))
+    assert "tar@far" in again
+    evaluation = json.loads((broken / "evaluation.json").read_text())
+    assert evaluation["methods"] == methods
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "prepare"])
+def test_help_is_everywhere(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert "--config" in capsys.readouterr().out
+
+
+def test_help_lists_the_commands(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in ("train", "evaluate", "prepare"))
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["nosuch"], "command must be one of ['evaluate', 'prepare', 'train']"),
+        (["train"], "--config must name a config file"),
+        (["train", "--config=configs/none.py"], "--config must be one of"),
+        (["train", "--config=CONFIG"], "--workdir must name a folder"),
+        (["train", "--config=CONFIG", "--nosuch=1"], "flags must be of"),
+        (
+            ["train", "--config=CONFIG", "--workdir=w", "--config.model.width=3"],
+            "config.model must have keys of ['blocks', 'embedding_dim', 'name', "
+            "'widths'], got 'width' (did you mean widths?)",
+        ),
+        (
+            ["prepare", "--config=CONFIG", "--config.data.name=nosuch"],
+            "config.data.name must be one of",
+        ),
+        (
+            ["prepare", "--config=CONFIG", "--config.data.path=nosuch.npz"],
+            "nosuch.npz",
+        ),
+        (
+            ["prepare", "--config=CONFIG", "--config.partition.num_global_ids=99"],
+            "num_global_ids",
+        ),
+    ],
+)
+def test_a_mistake_is_one_clear_line(config, words, message, capsys):
+    code = main([w.replace("CONFIG", str(config)) for w in words])
+    printed = capsys.readouterr()
+    text = printed.err + printed.out
+    assert code == 2
+    assert message in text
+    assert len(text.strip().splitlines()) <= 2
+
+
+def test_prepare_reports_the_data_and_its_split(config, tmp_path, capsys):
+    assert main(["prepare", f"--config={config}", f"--workdir={tmp_path / 'w'}"]) == 0
+    assert "3 clients, train" in capsys.readouterr().out
+    facts = json.loads((tmp_path / "w" / "data.json").read_text())
+    assert facts["data"]["identities"] == 19
+
+
+def test_another_config_does_not_resume_a_run(config, tmp_path, capsys):
+    from fedfr_jax.runs.experiment import same_config
+
+    same_config(tmp_path / "w", '{\n "seed": 0\n}')
+    with pytest.raises(ValueError, match='got "seed": 0 there and "seed": 1 here'):
+        same_config(tmp_path / "w", '{\n "seed": 1\n}')

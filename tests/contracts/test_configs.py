@@ -1,0 +1,42 @@
+"""Every config under configs/ has keys that its functions know."""
+
+import inspect
+import pathlib
+import runpy
+
+import pytest
+
+from fedfr_jax.build import PARTITIONS, SECTIONS, plain
+from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.models import MODELS
+from fedfr_jax.runs.experiment import Federation
+from fedfr_jax.runs.pretraining import Pretraining
+from fedfr_jax.tasks.methods import federated_faces
+from fedfr_jax.tasks.recognition import Judge
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.py") if p.stem != "base")
+
+
+def check(function, settings, what):
+    known = inspect.signature(function).parameters
+    assert set(settings) <= set(known), f"{what}: {set(settings) - set(known)}"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_a_config_configures_functions_that_exist(path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    module = runpy.run_path(str(path))
+    config = plain(module["get_config"]())
+    assert set(config) == set(SECTIONS)
+    named = [("data", SOURCES), ("model", MODELS), ("partition", PARTITIONS)]
+    for section, family in named:
+        settings = dict(config[section])
+        name = settings.pop("name", "by_identity")
+        check(family[name], settings, f"{section}.{name}")
+    check(Pretraining, config["pretrain"], "pretrain")
+    check(Federation, config["federation"], "federation")
+    check(Judge, config["evaluation"], "evaluation")
+    for name, options in config["methods"].items():
+        check(federated_faces, options, name)
+    assert "--config=" + str(path.relative_to(ROOT)) in module["__doc__"]

@@ -1,0 +1,203 @@
+"""The synthetic faces: what an image depends on, its landmarks, how hard it is."""
+
+import jax
+import numpy as np
+import pytest
+from jax import random
+
+from fedfr_jax.data.faces_synthetic import (
+    conditions,
+    faces_synthetic,
+    identity,
+    landmarks,
+    render,
+)
+
+SIZE = 28
+
+
+def source(people=50, each=8, **settings):
+    settings = {"image_size": SIZE} | settings
+    return faces_synthetic(num_identities=people, images_per_identity=each, **settings)
+
+
+@pytest.fixture(scope="module")
+def photographs():
+    """50 people, 16 photographs of each at difficulty 1: [50, 16, 28, 28, 3]."""
+    faces = source(each=16)
+    images = faces.read(np.arange(800)).reshape(50, 16, SIZE, SIZE, 3)
+    return images.astype(np.float32), faces
+
+
+@pytest.mark.parametrize("size", [28, 48, 112])
+def test_every_size_shows_the_same_photograph(size):
+    faces = source(2, 2, image_size=size)
+    images = faces.read(np.arange(4))
+    assert faces.image_shape == (size, size, 3)
+    assert images.shape == (4, size, size, 3) and images.dtype == np.uint8
+    assert images.max() > 128 and images.min() < 64
+    coarse = source(2, 2).read(np.arange(4))
+    # Only sharp edges and noise depend on the size.
+    np.testing.assert_allclose(quarters(images), quarters(coarse), atol=12)
+    assert np.abs(quarters(images) - quarters(coarse)).mean() < 2
+
+
+def quarters(images):
+    """Means over a 4 x 4 grid of blocks."""
+    side = images.shape[1] // 4
+    blocks = images.astype(np.float32).reshape(-1, 4, side, 4, side, 3)
+    return blocks.mean(axis=(2, 4))
+
+
+def test_labels_and_names_follow_the_index():
+    faces = source(3, 4)
+    np.testing.assert_array_equal(faces.labels, np.repeat([0, 1, 2], 4))
+    assert faces.labels.dtype == np.int32
+    assert faces.names == ("id000000", "id000001", "id000002")
+    assert faces.landmarks.shape == (12, 5, 2)
+    assert faces.landmarks.dtype == np.float32
+
+
+def test_an_image_has_the_same_bits_alone_and_in_any_batch():
+    faces = source()
+    order = np.random.default_rng(0).permutation(400)[:75]
+    together = faces.read(order)
+    for place in (0, 31, 32, 63, 74):
+        alone = faces.read(order[place : place + 1])[0]
+        np.testing.assert_array_equal(alone, together[place])
+    np.testing.assert_array_equal(faces.read(order[::-1]), together[::-1])
+
+
+def test_an_image_depends_on_seed_person_and_number_only():
+    few, many = source(2, 3), source(900, 11)
+    rows = np.array([0 * 11 + 2, 1 * 11 + 0])
+    np.testing.assert_array_equal(few.read([2, 3]), many.read(rows))
+    np.testing.assert_allclose(few.landmarks[[2, 3]], many.landmarks[rows], rtol=1e-6)
+    other = source(2, 3, seed=1)
+    assert (few.read([2, 3]) != other.read([2, 3])).mean() > 0.5
+
+
+def test_reading_nothing_gives_no_image():
+    assert source().read(np.zeros(0, np.int64)).shape == (0, SIZE, SIZE, 3)
+
+
+def test_people_differ_where_photographs_of_one_hardly_do_at_difficulty_0():
+    images = source(30, 4, difficulty=0.0).read(np.arange(120)).astype(np.float32)
+    images = images.reshape(30, 4, -1)
+    between = np.abs(images[:, None, 0] - images[None, :, 1]).mean(axis=-1)
+    own = np.diag(between).copy()
+    between[np.diag_indices(30)] = np.inf
+    # Glasses are taken on and off at any difficulty.
+    assert (own < between.min(axis=1)).mean() > 0.9
+    assert np.median(own) < 0.3 * np.median(between[np.isfinite(between)])
+
+
+def test_photographs_of_one_person_spread_with_the_difficulty(photographs):
+    spread = [
+        source(20, 8, difficulty=d)
+        .read(np.arange(160))
+        .reshape(20, 8, SIZE, SIZE, 3)
+        .std(axis=1)
+        .mean()
+        for d in (0.0, 0.5, 1.0, 1.5)
+    ]
+    assert spread == sorted(spread)
+    assert spread[2] > 4 * spread[0]
+
+
+def test_a_linear_probe_on_pixels_fails_but_beats_chance(photographs):
+    images, _ = photographs
+    x = images.reshape(50, 16, -1).astype(np.float64) / 127.5 - 1.0
+    train = x[:, :8].reshape(400, -1)
+    test = x[:, 8:].reshape(400, -1)
+    train, test = train - train.mean(axis=0), test - train.mean(axis=0)
+    labels = np.repeat(np.arange(50), 8)
+    onehot = np.eye(50)[labels] - 1 / 50
+    kernel = train @ train.T
+    accuracy = []
+    for strength in (10.0, 100.0, 1000.0):
+        dual = np.linalg.solve(kernel + strength * np.eye(400), onehot)
+        guess = (test @ train.T @ dual).argmax(axis=1)
+        accuracy.append((guess == labels).mean())
+    assert 0.06 < max(accuracy) < 0.35
+
+
+def test_mean_colour_does_not_identify(photographs):
+    images, _ = photographs
+    colour = images.mean(axis=(2, 3))  # [50, 16, 3]
+    centre = colour[:, :8].mean(axis=1)
+    gap = ((colour[:, 8:, None] - centre[None, None]) ** 2).sum(axis=-1)
+    accuracy = (gap.argmin(axis=-1) == np.arange(50)[:, None]).mean()
+    assert accuracy < 0.15
+
+
+def test_landmarks_lie_in_the_image_in_anatomical_order(photographs):
+    _, faces = photographs
+    marks = faces.landmarks
+    inside = ((marks > -0.5) & (marks < SIZE - 0.5)).all(axis=-1)
+    assert inside.mean() > 0.99
+    left_eye, right_eye, tip, left_corner, right_corner = marks.transpose(1, 0, 2)
+    assert (left_eye[:, 0] < right_eye[:, 0]).all()
+    assert (left_corner[:, 0] < right_corner[:, 0]).mean() > 0.99
+    eyes, corners = (left_eye + right_eye) / 2, (left_corner + right_corner) / 2
+    assert (eyes[:, 1] < tip[:, 1]).all() and (tip[:, 1] < corners[:, 1]).all()
+
+
+def test_eyes_are_painted_where_the_landmarks_say(photographs):
+    images, faces = photographs
+    grey = images.reshape(800, SIZE, SIZE, 3).mean(axis=-1)
+    marks = faces.landmarks
+
+    def at(points):
+        x, y = np.clip(np.round(points).astype(int), 0, SIZE - 1).T
+        return grey[np.arange(800), y, x]
+
+    for eye, corner in ((0, 3), (1, 4)):
+        cheek = 0.55 * marks[:, eye] + 0.45 * marks[:, corner]
+        # Iris and lashes are darker than the cheek in most photographs.
+        assert (at(marks[:, eye]) < at(cheek)).mean() > 0.8
+
+
+def test_landmarks_scale_with_the_size():
+    @jax.jit
+    def both():
+        person, photograph = identity(random.key(0)), conditions(random.key(1))
+        return [landmarks(person, photograph, size) for size in (28, 112)]
+
+    small, large = (np.asarray(marks) for marks in both())
+    np.testing.assert_allclose(large + 0.5, 4 * (small + 0.5), rtol=1e-5)
+
+
+def test_images_are_float32_even_when_jax_is_in_double_precision():
+    def draw():
+        person, photograph = identity(random.key(0)), conditions(random.key(1))
+        return render(person, photograph, SIZE)
+
+    with jax.enable_x64(True):
+        image = jax.eval_shape(draw)
+    assert image.shape == (SIZE, SIZE, 3) and image.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_identities": 0},
+        {"images_per_identity": 0},
+        {"images_per_identity": 2.5},
+        {"image_size": 27},
+        {"image_size": 113},
+        {"seed": -1},
+        {"difficulty": -0.1},
+        {"difficulty": float("nan")},
+    ],
+)
+def test_a_wrong_argument_is_an_error_that_names_it(wrong):
+    settings = {"num_identities": 2, "images_per_identity": 2} | wrong
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must be"):
+        faces_synthetic(**settings)
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_an_index_outside_the_set_is_an_error(index):
+    with pytest.raises(ValueError, match="indices must be in"):
+        source(2, 2).read([index])
