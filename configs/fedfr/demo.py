@@ -1,6 +1,6 @@
 """FedFR on rendered faces, the embedded default: pretraining, FedAvg, FedFR.
 
-    fedfr train --config=configs/fedfr/demo.py --workdir=runs/demo
+fedfr train --config=configs/fedfr/demo.py --workdir=runs/demo
 
 """
 
@@ -29,7 +29,7 @@ def get_config():
         "widths": (32, 64, 128),
         "embedding_dim": 128,
     }
-    config.pretrain = {"epochs": 12, "batch_size": 64, "learning_rate": 0.1}
+    config.pretrain = {"epochs": 8, "optimizer": "adam", "learning_rate": 2e-3}
     config.federation = {
         "rounds": 5,
         "local_epochs": (4, 4, 2),

@@ -79,7 +79,7 @@ class Store:
         """
         block = self._pack(rows, len(ids))
         for k in np.flatnonzero(ids >= 0):
-            version = self._free_version(int(ids[k]))
+            version = self._free_version(int(ids[k]), round)
             place = (int(ids[k]) * VERSIONS + version) * self._row_bytes
             self._stamps[ids[k], version] = 0
             if os.pwrite(self._rows, block[k], place) != self._row_bytes:
@@ -96,11 +96,14 @@ class Store:
         """Ids that have a row, ascending, [n] int64."""
         return np.flatnonzero(self._stamps.max(axis=1) > 0)
 
-    def _free_version(self, client: int) -> int:
+    def _free_version(self, client: int, round: int) -> int:
+        """Where to write: the place of this round, else the oldest nobody needs."""
         stamps = self._stamps[client]
+        if round + 1 in stamps:
+            return int(np.flatnonzero(stamps == round + 1)[0])
         needed = {
-            int(np.where(stamps <= round, stamps, 0).argmax())
-            for round in self._protected
+            int(np.where(stamps <= past, stamps, 0).argmax())
+            for past in self._protected
         }
         free = [v for v in range(VERSIONS) if v not in needed]
         return min(free, key=lambda v: stamps[v])

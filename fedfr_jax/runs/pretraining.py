@@ -21,15 +21,24 @@ from fedfr_jax.tasks.recognition import Recognition
 from fedfr_jax.types import Model, PyTree
 
 
+OPTIMIZERS = {
+    # Coupled decay and momentum, as PyTorch has it; decoupled decay.
+    "sgd": lambda rate, decay: optax.chain(
+        sgd(momentum=0.9, weight_decay=decay), optax.scale_by_learning_rate(rate)
+    ),
+    "adam": lambda rate, decay: optax.adamw(rate, weight_decay=decay),
+}
+
+
 class Pretraining(NamedTuple):
     """Central CosFace on the public identities."""
 
     epochs: int = 16
     batch_size: int = 64
+    optimizer: str = "sgd"  # a name of OPTIMIZERS
     learning_rate: float = 0.05
     warmup: float = 0.05  # fraction of all steps
     milestones: tuple[float, ...] = ()  # fractions; none: a cosine to 0
-    momentum: float = 0.9
     weight_decay: float = 5e-4
     margin_loss: str = "cosface"
     scale: float = 30.0
@@ -50,10 +59,12 @@ def build_trainer(
         milestones=settings.milestones,
         total=settings.epochs * (num_rows // settings.batch_size),
     )
-    optimizer = optax.chain(
-        sgd(momentum=settings.momentum, weight_decay=settings.weight_decay),
-        optax.scale_by_learning_rate(rate),
-    )
+    if settings.optimizer not in OPTIMIZERS:
+        raise ValueError(
+            f"pretrain.optimizer must be one of {sorted(OPTIMIZERS)}, "
+            f"got {settings.optimizer!r}."
+        )
+    optimizer = OPTIMIZERS[settings.optimizer](rate, settings.weight_decay)
     loss = face_loss(
         model,
         margin_loss=settings.margin_loss,

@@ -1,6 +1,34 @@
 """Algorithms: pure functions for one client each."""
 
+from fedfr_jax.federated.algorithms.apfl import apfl
+from fedfr_jax.federated.algorithms.ditto import ditto
+from fedfr_jax.federated.algorithms.fedatt import fedatt
 from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.feddane import feddane
 from fedfr_jax.federated.algorithms.fedfr import fedfr
+from fedfr_jax.federated.algorithms.fednova import fednova
+from fedfr_jax.federated.algorithms.fedprox import fedprox
+from fedfr_jax.federated.algorithms.fedrep import fedrep
+from fedfr_jax.federated.algorithms.ifca import fesem, ifca
+from fedfr_jax.federated.algorithms.pfedme import pfedme
+from fedfr_jax.federated.algorithms.qfedavg import qfedavg
+from fedfr_jax.federated.algorithms.robust import robust
+from fedfr_jax.federated.algorithms.scaffold import scaffold
 
-ALGORITHMS = {"fedavg": fedavg, "fedfr": fedfr}
+ALGORITHMS = {
+    "apfl": apfl,
+    "ditto": ditto,
+    "fedatt": fedatt,
+    "fedavg": fedavg,
+    "feddane": feddane,
+    "fedfr": fedfr,
+    "fednova": fednova,
+    "fedprox": fedprox,
+    "fedrep": fedrep,
+    "fesem": fesem,
+    "ifca": ifca,
+    "pfedme": pfedme,
+    "qfedavg": qfedavg,
+    "robust": robust,
+    "scaffold": scaffold,
+}

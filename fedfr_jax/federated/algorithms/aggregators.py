@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.types import Aggregator
+from fedfr_jax.types import Aggregator, Client
 
 
 def weighted_mean() -> Aggregator:
@@ -24,6 +24,22 @@ def weighted_mean() -> Aggregator:
         return jax.tree.map(lambda x: x / weight.astype(x.dtype), weighted)
 
     return Aggregator(summarize, finish)
+
+
+def plain_sum() -> Aggregator:
+    """sum_k x_k in at least float32: a client puts its weights into x itself."""
+
+    def summarize(update, weight):
+        del weight
+        return jax.tree.map(_wide, update)
+
+    return Aggregator(summarize, finish=lambda total: total)
+
+
+def equally(client: Client) -> jax.Array:
+    """Aggregation weight 1: the mean is over clients, not over examples."""
+    del client
+    return jnp.float32(1)
 
 
 def _wide(x: jax.Array) -> jax.Array:

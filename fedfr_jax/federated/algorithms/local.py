@@ -19,9 +19,15 @@ class Progress(NamedTuple):
     """Carry of the local loop."""
 
     step: jax.Array  # [] int32
+    carry: PyTree
+    sums: PyTree  # {metric: []} summed over the steps so far
+
+
+class Iterate(NamedTuple):
+    """What a step of local SGD moves."""
+
     variables: PyTree
     opt_state: PyTree
-    sums: PyTree  # {metric: []} summed over the steps so far
 
 
 def sgd(*, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False):
@@ -49,6 +55,85 @@ def step_decay(rate: float, *, every: tuple[int, ...] | int = 0, factor: float =
     return learning_rate
 
 
+def over_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, PyTree]:
+    """Fold `body: (step [], carry) -> (carry, metrics)` over the client's own steps.
+
+    Returns:
+      (carry, metrics), where each metric is the mean over steps (0 for a client without
+      a step) beside `steps`.
+    """
+
+    def advance(progress: Progress) -> Progress:
+        carry, metrics = body(progress.step, progress.carry)
+        sums = jax.tree.map(jnp.add, progress.sums, metrics)
+        return Progress(progress.step + 1, carry, sums)
+
+    _, metrics = jax.eval_shape(body, jnp.int32(0), carry)
+    sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+    ongoing = lambda progress: progress.step < client.num_steps
+    end = jax.lax.while_loop(ongoing, advance, Progress(jnp.int32(0), carry, sums))
+    count = jnp.maximum(end.step, 1)
+    means = jax.tree.map(lambda x: x / count.astype(x.dtype), end.sums)
+    return end.carry, {**means, "steps": end.step.astype(jnp.float32)}
+
+
+def total_rate(learning_rate: Callable, client: Client) -> jax.Array:
+    """Sum of the learning rates of the client's steps, []."""
+    rate = lambda step: learning_rate(client.round, client.epoch(step))
+    zero = jnp.zeros((), jax.eval_shape(rate, jnp.int32(0)).dtype)
+    total, _ = over_steps(lambda step, sum: (sum + rate(step), {}), zero, client)
+    return total
+
+
+def over_examples(value_fn: Callable, client: Client) -> PyTree:
+    """Mean of `value_fn: batch -> tree` over all the client's examples, unflipped.
+
+    Batches count by their number of valid examples, which is exact where the value is
+    itself a mean over a batch's valid examples.
+    """
+    count = client.num_local + client.num_extra
+    read = lambda start: client.span(start, jnp.bool_(False))
+
+    def body(carry):
+        start, total = carry
+        batch = read(start)
+        number = batch.is_valid.sum()
+        total = jax.tree.map(
+            lambda t, x: t + x * number.astype(x.dtype), total, value_fn(batch)
+        )
+        return start + len(batch.is_valid), total
+
+    shapes = jax.eval_shape(lambda: value_fn(read(jnp.int32(0))))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    ongoing = lambda carry: carry[0] < count
+    _, total = jax.lax.while_loop(ongoing, body, (jnp.int32(0), zeros))
+    return jax.tree.map(lambda x: x / jnp.maximum(count, 1).astype(x.dtype), total)
+
+
+def sgd_step(loss_fn: Callable, optimizer: optax.GradientTransformation) -> Callable:
+    """One step of `local_sgd`: take(key, iterate, batch, rate, **loss_args).
+
+    Returns:
+      take -> (iterate, metrics), the metrics with the `loss` before the step.
+    """
+
+    def take(key, iterate: Iterate, batch, rate, **loss_args):
+        params, frozen = iterate.variables["params"], iterate.variables["batch_stats"]
+        loss_of = lambda params: loss_fn(
+            {"params": params, "batch_stats": frozen}, batch, key, **loss_args
+        )
+        (loss, aux), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+        stats, metrics = aux
+        direction, opt_state = optimizer.update(grads, iterate.opt_state, params)
+        params = jax.tree.map(
+            lambda p, d: p - rate.astype(p.dtype) * d, params, direction
+        )
+        variables = {"params": params, "batch_stats": stats}
+        return Iterate(variables, opt_state), {"loss": loss, **metrics}
+
+    return take
+
+
 def local_sgd(
     loss_fn: Callable,
     optimizer: optax.GradientTransformation,
@@ -67,41 +152,16 @@ def local_sgd(
       metric is the mean over steps (0 for a client without a step) beside `steps`.
     """
 
+    take = sgd_step(loss_fn, optimizer)
+
     def train(key: jax.Array, variables: PyTree, client: Client, **loss_args):
-        def evaluate(variables, step):
-            frozen = variables["batch_stats"]
+        def body(step, iterate):
+            rate = learning_rate(client.round, client.epoch(step))
             batch_key = jax.random.fold_in(key, step)
-            loss = lambda params: loss_fn(
-                {"params": params, "batch_stats": frozen},
-                client.batch(step),
-                batch_key,
-                **loss_args,
-            )
-            return jax.value_and_grad(loss, has_aux=True)(variables["params"])
+            return take(batch_key, iterate, client.batch(step), rate, **loss_args)
 
-        def body(carry: Progress) -> Progress:
-            (loss, (stats, metrics)), grads = evaluate(carry.variables, carry.step)
-            params = carry.variables["params"]
-            direction, opt_state = optimizer.update(grads, carry.opt_state, params)
-            rate = learning_rate(client.round, client.epoch(carry.step))
-            params = jax.tree.map(
-                lambda p, d: p - rate.astype(p.dtype) * d, params, direction
-            )
-            sums = jax.tree.map(jnp.add, carry.sums, {"loss": loss, **metrics})
-            variables = {"params": params, "batch_stats": stats}
-            return Progress(carry.step + 1, variables, opt_state, sums)
-
-        (loss, (_, metrics)), _ = jax.eval_shape(evaluate, variables, jnp.int32(0))
-        zero = lambda x: jnp.zeros(x.shape, x.dtype)
-        start = Progress(
-            step=jnp.int32(0),
-            variables=variables,
-            opt_state=optimizer.init(variables["params"]),
-            sums=jax.tree.map(zero, {"loss": loss, **metrics}),
-        )
-        end = jax.lax.while_loop(lambda c: c.step < client.num_steps, body, start)
-        count = jnp.maximum(end.step, 1)
-        means = jax.tree.map(lambda x: x / count.astype(x.dtype), end.sums)
-        return end.variables, {**means, "steps": end.step.astype(jnp.float32)}
+        start = Iterate(variables, optimizer.init(variables["params"]))
+        end, metrics = over_steps(body, start, client)
+        return end.variables, metrics
 
     return train

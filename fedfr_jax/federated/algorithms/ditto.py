@@ -1,0 +1,54 @@
+"""Ditto: beside the global model, a personal one that is held near it.
+
+Li et al. 2021, arXiv:2012.04221, algorithm 1: the global model is FedAvg's, and each
+client trains v_k on F_k(v) + lambda / 2 ||v - w||^2 with w the received model. The same
+batches train both, one training after the other; the authors' code alternates batch by
+batch and averages with equal weights (`weigh=equally`).
+"""
+
+from collections.abc import Callable
+
+import optax
+
+from fedfr_jax.federated.algorithms.fedavg import by_examples, fedavg
+from fedfr_jax.federated.algorithms.local import local_sgd
+from fedfr_jax.federated.algorithms.penalties import proximal
+from fedfr_jax.types import Algorithm
+
+
+def ditto(
+    loss_fn: Callable,
+    optimizer: optax.GradientTransformation,
+    learning_rate: Callable,
+    *,
+    strength: float = 1.0,
+    server_optimizer: optax.GradientTransformation | None = None,
+    weigh: Callable = by_examples,
+) -> Algorithm:
+    """FedAvg, and a personal model of all leaves per client.
+
+    Args:
+      loss_fn, optimizer, learning_rate: see `local_sgd`; used for both models.
+      strength: lambda >= 0, the pull of the personal model to the global one.
+      server_optimizer, weigh: see `fedavg`.
+    """
+    global_part = fedavg(
+        local_sgd(loss_fn, optimizer, learning_rate),
+        server_optimizer=server_optimizer,
+        weigh=weigh,
+    )
+    train_own = local_sgd(proximal(loss_fn, strength), optimizer, learning_rate)
+
+    def client_update(key, server, own, client):
+        nothing = global_part.init_personal(key, server)
+        output = global_part.client_update(key, server, nothing, client)
+        anchor = server.variables["params"]
+        own, metrics = train_own(key, own, client, anchor=anchor)
+        metrics = {**output.metrics, "personal_loss": metrics["loss"]}
+        return output._replace(personal=own, metrics=metrics)
+
+    return global_part._replace(
+        init_personal=lambda key, server: server.variables,
+        client_update=client_update,
+        personalize=lambda server, own: own,
+    )

@@ -1,0 +1,68 @@
+"""FedAtt: per tensor, clients that moved farther from the server count more.
+
+Ji et al. 2019, arXiv:1812.07108, algorithm 1: a = softmax_k(||w - w_k||) for every
+tensor, w+ = w - epsilon sum_k a_k (w - w_k). The norm is a function: `l2_norm`, or
+`spectral_norm` on matrices as in the authors' code. Deviations: no noise is added;
+running statistics are averaged with equal weights and without epsilon, which could
+make a variance negative.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.federated.algorithms.aggregators import plain_sum
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.types import Algorithm
+
+
+def l2_norm(x: jax.Array) -> jax.Array:
+    """Euclidean norm of all entries."""
+    return jnp.linalg.norm(x.reshape(-1))
+
+
+def spectral_norm(x: jax.Array) -> jax.Array:
+    """Largest singular value of a matrix, Euclidean norm of anything else."""
+    return jnp.linalg.norm(x, ord=2) if x.ndim == 2 else l2_norm(x)
+
+
+def fedatt(
+    train: Callable,
+    *,
+    epsilon: float = 1.2,
+    norm: Callable = l2_norm,
+    personal: str = "",
+) -> Algorithm:
+    """Attentive aggregation; every client's change is kept, K models of memory.
+
+    Args:
+      train: `local_sgd(...)`.
+      epsilon: step of the server.
+      norm: tensor -> [].
+      personal: see `fedavg`.
+    """
+    base = fedavg(train, personal=personal)
+
+    def client_update(key, server, rows, client):
+        output = base.client_update(key, server, rows, client)
+        return output._replace(update=(), upload=output.update)
+
+    def attend(change):  # [K, ...] -> [...]
+        attention = jax.nn.softmax(jax.vmap(norm)(change))
+        return epsilon * jnp.tensordot(attention, change, axes=1)
+
+    def server_update(server, result):
+        change = {
+            "params": jax.tree.map(attend, result.upload["params"]),
+            "batch_stats": jax.tree.map(
+                lambda x: x.mean(0), result.upload["batch_stats"]
+            ),
+        }
+        return base.server_update(server, result._replace(aggregate=change))
+
+    return base._replace(
+        client_update=client_update,
+        aggregator=plain_sum(),
+        server_update=server_update,
+    )

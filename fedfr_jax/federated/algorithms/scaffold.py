@@ -1,0 +1,86 @@
+"""SCAFFOLD: control variates that take a client's drift out of its gradients.
+
+Karimireddy et al. 2020, arXiv:1910.06378, algorithm 1 with option II. The correction
+`c - c_k` enters as a linear term of the loss. Deviations: under a learning rate that
+changes within a round, tau_k eta is the sum of the rates; running statistics are
+averaged plainly, whatever the server's rate.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedfr_jax.federated.algorithms.aggregators import plain_sum
+from fedfr_jax.federated.algorithms.local import local_sgd, total_rate
+from fedfr_jax.federated.algorithms.penalties import corrected
+from fedfr_jax.types import Algorithm, ClientOutput, PyTree
+
+
+class Server(NamedTuple):
+    """Global variables and the mean control, which is like their params."""
+
+    variables: PyTree
+    control: PyTree
+
+
+def scaffold(
+    loss_fn: Callable,
+    optimizer: optax.GradientTransformation,
+    learning_rate: Callable,
+    *,
+    population: int,
+    server_rate: float = 1.0,
+) -> Algorithm:
+    """Stochastic controlled averaging; clients count equally.
+
+    Args:
+      loss_fn, optimizer, learning_rate: see `local_sgd`. The method is defined for
+        plain SGD: momentum would make the control more than the mean gradient.
+      population: N, by which the cohort's gains are divided for the server's control.
+      server_rate: eta_g, on params.
+    """
+    train = local_sgd(corrected(loss_fn), optimizer, learning_rate)
+    subtract = lambda x, y: jax.tree.map(jnp.subtract, x, y)
+
+    def init(variables):
+        return Server(variables, optax.tree.zeros_like(variables["params"]))
+
+    def init_personal(key, server):
+        del key
+        return optax.tree.zeros_like(server.control)
+
+    def client_update(key, server, control, client):
+        correction = subtract(server.control, control)
+        end, metrics = train(key, server.variables, client, correction=correction)
+        change = subtract(end, server.variables)
+        travel = total_rate(learning_rate, client)
+
+        def gain_of(moved, mean_control):  # c_k+ - c_k; none for who took no step
+            gradient = -moved / jnp.where(travel > 0, travel, 1).astype(moved.dtype)
+            return jnp.where(travel > 0, gradient - mean_control, 0)
+
+        gain = jax.tree.map(gain_of, change["params"], server.control)
+        update = (change, gain, jnp.float32(1))
+        own = jax.tree.map(jnp.add, control, gain)
+        return ClientOutput(update, jnp.float32(1), own, metrics)
+
+    def server_update(server, result):
+        change, gain, count = result.aggregate
+        mean = jax.tree.map(lambda d: d / count.astype(d.dtype), change)
+        mean["params"] = optax.tree.scale(server_rate, mean["params"])
+        add = lambda x, d: x + d.astype(x.dtype)
+        variables = jax.tree.map(add, server.variables, mean)
+        move = lambda c, g: c + (g / population).astype(c.dtype)
+        return Server(variables, jax.tree.map(move, server.control, gain))
+
+    return Algorithm(
+        init=init,
+        init_personal=init_personal,
+        client_update=client_update,
+        aggregator=plain_sum(),
+        server_update=server_update,
+        personalize=lambda server, control: server.variables,
+    )

@@ -1,0 +1,83 @@
+"""FedOpt: adaptive steps of the server along the clients' mean change.
+
+Reddi et al. 2021, arXiv:2003.00295, algorithm 2, as optax transformations for
+`fedavg(server_optimizer=...)`, which hands them minus the mean change D:
+m = b1 m + (1 - b1) D, w+ = w + rate m / (sqrt(v) + tau), and v as each name says.
+There is no bias correction; the paper asks for v_-1 >= tau^2, here `initial` (0, as in
+most code). FedAvgM is Hsu et al. 2019, arXiv:1909.06335.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class Moments(NamedTuple):
+    """First and second moment of the mean change, like params."""
+
+    mean: optax.Updates
+    square: optax.Updates
+
+
+def fedavgm(
+    learning_rate: float = 1.0, *, momentum: float = 0.9, nesterov: bool = False
+) -> optax.GradientTransformation:
+    """Server momentum v = momentum v + D; w+ = w + rate v, or D + momentum v."""
+    return optax.sgd(learning_rate, momentum, nesterov)
+
+
+def fedadagrad(learning_rate: float, **settings) -> optax.GradientTransformation:
+    """v + D^2. Settings are those of `adaptive`."""
+    return adaptive(lambda v, square: v + square, learning_rate, **settings)
+
+
+def fedadam(
+    learning_rate: float, *, second: float = 0.99, **settings
+) -> optax.GradientTransformation:
+    """b2 v + (1 - b2) D^2, b2 = `second`. Settings are those of `adaptive`."""
+    rule = lambda v, square: second * v + (1 - second) * square
+    return adaptive(rule, learning_rate, **settings)
+
+
+def fedyogi(
+    learning_rate: float, *, second: float = 0.99, **settings
+) -> optax.GradientTransformation:
+    """v - (1 - b2) D^2 sign(v - D^2), b2 = `second`. Settings: see `adaptive`."""
+    rule = lambda v, square: v - (1 - second) * square * jnp.sign(v - square)
+    return adaptive(rule, learning_rate, **settings)
+
+
+def adaptive(
+    rule: Callable,
+    learning_rate: float,
+    *,
+    first: float = 0.9,
+    tau: float = 1e-3,
+    initial: float = 0.0,
+) -> optax.GradientTransformation:
+    """Step rate m / (sqrt(v) + tau) with v moved by `rule: (v, D^2) -> v`.
+
+    Args:
+      first: b1, the decay of m in [0, 1).
+      tau: degree of adaptivity, > 0.
+      initial: v before the first round.
+    """
+
+    def init(params):
+        start = jax.tree.map(lambda x: jnp.full_like(x, initial), params)
+        return Moments(optax.tree.zeros_like(params), start)
+
+    def update(descent, state, params=None):
+        del params
+        decay = lambda m, d: first * m + (1 - first) * d.astype(m.dtype)
+        mean = jax.tree.map(decay, state.mean, descent)
+        square = jax.tree.map(
+            lambda v, d: rule(v, jnp.square(d).astype(v.dtype)), state.square, descent
+        )
+        step = lambda m, v: -learning_rate * m / (jnp.sqrt(v) + tau)
+        return jax.tree.map(step, mean, square), Moments(mean, square)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,270 @@
+"""What every member of ALGORITHMS owes the engine, on five clients and a tiny model."""
+
+import collections
+import functools
+import pathlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedfr_jax.federated import algorithms, sampling
+from fedfr_jax.federated import simulation as simulations
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.local import local_sgd, sgd
+from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.simulation import Simulation, open_store, play, start
+from fedfr_jax.mesh import make_mesh
+
+SIZES = (3, 9, 5, 12, 7)
+COHORT, CLASSES, SEED = 3, 3, 3
+MESHES = ((1, 1), (2, 2), (8, 1))  # devices, lanes
+HEAD = "params/head"
+
+
+def loss_fn(variables, batch, key):
+    """Softmax regression through a linear body, with a running mean of the inputs."""
+    del key
+    params, stats = variables["params"], variables["batch_stats"]
+    logits = batch.images @ params["body"] @ params["head"] + params["bias"][None]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+    count = jnp.maximum(batch.is_valid.sum(), 1).astype(losses.dtype)
+    mean_of = lambda x: jnp.where(batch.is_valid, x, 0).sum() / count
+    mean = 0.9 * stats["mean"] + 0.1 * mean_of(batch.images.mean(axis=1))
+    is_right = (logits.argmax(axis=1) == batch.labels).astype(losses.dtype)
+    return mean_of(losses), ({"mean": mean}, {"accuracy": mean_of(is_right)})
+
+
+def face_loss(variables, batch, key, *, num_classes, frozen):
+    """The same for FedFR's tree: own classes first, then the public ones."""
+    del num_classes, frozen
+    params = variables["params"]
+    classes = jnp.concatenate([params["head"], params["phi"]])
+    flat = {
+        "body": params["backbone"]["body"],
+        "head": classes.T,
+        "bias": jnp.zeros(len(classes)),
+    }
+    return loss_fn({**variables, "params": flat}, batch, key)
+
+
+def variables_of(seed):
+    """Parameters and statistics of the tiny model."""
+    draw = np.random.default_rng(seed).normal
+    params = {
+        "body": draw(size=(6, 4), scale=0.5),
+        "head": draw(size=(4, CLASSES), scale=0.5),
+        "bias": np.zeros(CLASSES),
+    }
+    tree = {"params": params, "batch_stats": {"mean": np.zeros(())}}
+    return jax.tree.map(lambda x: x.astype(np.float32), tree)
+
+
+class Member(NamedTuple):
+    """An algorithm at test size, and what its server starts from."""
+
+    build: object
+    variables: object = variables_of(0)
+
+
+RATE = lambda round, epoch: jnp.float32(0.1)
+LOCAL = (loss_fn, sgd(), RATE)
+TWO_MODELS = jax.tree.map(lambda *x: np.stack(x), variables_of(0), variables_of(1))
+FACES = {
+    "backbone": {
+        "params": {"body": variables_of(0)["params"]["body"]},
+        "batch_stats": variables_of(0)["batch_stats"],
+    },
+    "phi": variables_of(1)["params"]["head"].T[:2],
+}
+
+
+def tiny(name, *args, **settings):
+    """Build the member `name`, which must exist."""
+    return lambda: ALGORITHMS[name](*args, **settings)
+
+
+MEMBERS = {
+    "apfl": Member(tiny("apfl", *LOCAL)),
+    "ditto": Member(tiny("ditto", *LOCAL)),
+    "fedatt": Member(tiny("fedatt", local_sgd(*LOCAL))),
+    "fedavg": Member(tiny("fedavg", local_sgd(*LOCAL), server_optimizer=optax.sgd(1))),
+    "feddane": Member(tiny("feddane", *LOCAL, strength=0.1)),
+    "fedfr": Member(
+        tiny(
+            "fedfr",
+            local_sgd(face_loss, sgd(momentum=0.9), RATE),
+            lambda key: {"head": 0.1 * jax.random.normal(key, (CLASSES, 4))},
+        ),
+        FACES,
+    ),
+    "fednova": Member(tiny("fednova", local_sgd(*LOCAL))),
+    "fedprox": Member(tiny("fedprox", *LOCAL, strength=0.1, personal="bias")),
+    "fedrep": Member(tiny("fedrep", *LOCAL, head=HEAD, head_epochs=1)),
+    "fesem": Member(tiny("fesem", local_sgd(*LOCAL)), TWO_MODELS),
+    "ifca": Member(tiny("ifca", local_sgd(*LOCAL), loss_fn), TWO_MODELS),
+    "pfedme": Member(tiny("pfedme", *LOCAL, personal_rate=0.05)),
+    "qfedavg": Member(
+        tiny("qfedavg", local_sgd(*LOCAL), loss_fn, q=1.0, learning_rate=0.1)
+    ),
+    "robust": Member(lambda: ALGORITHMS["robust"](fedavg(local_sgd(*LOCAL)))),
+    "scaffold": Member(tiny("scaffold", *LOCAL, population=len(SIZES))),
+}
+
+
+def table():
+    """Examples of all clients, then rows that nobody owns: not a number."""
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(sum(SIZES) + 4, 6)).astype(np.float32)
+    images[sum(SIZES) :] = np.nan
+    labels = rng.integers(0, CLASSES, len(images)).astype(np.int32)
+    return Table(images, labels)
+
+
+@functools.cache
+def simulated(name, devices, lanes) -> Simulation:
+    """A simulation that compiles once for all tests."""
+    return simulations.simulation(
+        MEMBERS[name].build(),
+        Feed(batch_size=4, shuffle=False),  # shuffling would double compile time
+        table(),
+        Population(np.cumsum([0, *SIZES]), np.full(len(SIZES), CLASSES, np.int32)),
+        mesh=make_mesh(devices),
+        cohort_size=COHORT,
+        local_epochs=2,
+        lanes=lanes,
+        seed=SEED,
+    )
+
+
+def rounds(name, sim, numbers, server=None, folder=None):
+    """Play rounds: -> (server, rows, metrics of all rounds) on the host."""
+    server = start(sim, MEMBERS[name].variables) if server is None else server
+    store = open_store(sim, server, folder, resume_round=numbers[0])
+    metrics = []
+    for r in numbers:
+        server, outcome = play(sim, server, store, r)
+        metrics.append(outcome.metrics)
+        if r == 1:
+            store.flush(2)
+    rows, is_new = store.gather(np.arange(len(SIZES)))
+    return jax.device_get(server), (rows, is_new), metrics
+
+
+@functools.cache
+def reference(name):
+    """Two rounds on one device, one client at a time."""
+    return rounds(name, simulated(name, *MESHES[0]), (0, 1))
+
+
+def assert_close(actual, expected):
+    """Leaves are finite and agree to float32's order of summation."""
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5),
+        actual,
+        expected,
+    )
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(actual))
+
+
+def assert_same_bits(actual, expected):
+    """Leaves are equal bit by bit."""
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(actual))
+
+
+def test_every_algorithm_is_under_contract():
+    assert MEMBERS.keys() == ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_training_moves_the_server(name):
+    server, _, metrics = reference(name)
+    before = MEMBERS[name].build().init(MEMBERS[name].variables)
+    moved = jax.tree.map(lambda a, b: not np.array_equal(a, b), server, before)
+    assert sum(jax.tree.leaves(moved)) >= 2
+    for values in metrics:
+        assert all(x.shape == (COHORT,) for x in values.values())
+        assert {"loss", "steps"} <= values.keys()
+
+
+@pytest.mark.parametrize("where", MESHES[1:], ids=str)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_devices_lanes_and_idle_slots_change_nothing(name, where):
+    assert_close(rounds(name, simulated(name, *where), (0, 1)), reference(name))
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_the_order_in_which_clients_arrive_changes_nothing(name, monkeypatch):
+    schedule = simulations.schedule
+
+    def reverse(*args, **settings):
+        plan = schedule(*args, **settings)
+        return plan._replace(slots=plan.slots[:, ::-1])
+
+    monkeypatch.setattr(simulations, "schedule", reverse)
+    actual = rounds(name, simulated(name, *MESHES[0]), (0, 1))
+    assert_close(actual, reference(name))
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_run_killed_in_round_2_resumes_to_the_same_bits(name, tmp_path):
+    sim = simulated(name, *MESHES[0])
+    whole = rounds(name, sim, (0, 1, 2, 3))
+    saved, _, _ = rounds(name, sim, (0, 1), folder=tmp_path)
+    rounds(name, sim, (2,), server=device_tree(sim, saved), folder=tmp_path)
+    server = device_tree(sim, saved)
+    resumed = rounds(name, sim, (2, 3), server=server, folder=tmp_path)
+    assert_same_bits(resumed[:2], whole[:2])
+
+
+def device_tree(sim, tree):
+    """A saved server, back on the devices."""
+    return jax.device_put(tree, simulations.meshes.replicated(sim.mesh))
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_examples_of_other_clients_are_never_seen(name):
+    sim = simulated(name, *MESHES[2])
+    ids = sampling.sample(SEED, 0, len(SIZES), COHORT)
+    assert 0 not in ids  # idle slots point at client 0
+    owner = np.repeat(np.arange(len(SIZES)), SIZES)
+    images = table().images
+    images[: len(owner)][~np.isin(owner, ids)] = np.nan
+    poisoned = jax.device_put(images, simulations.meshes.replicated(sim.mesh))
+    poisoned = sim._replace(table=sim.table._replace(images=poisoned))
+    assert_same_bits(rounds(name, poisoned, (0,)), rounds(name, sim, (0,)))
+
+
+@pytest.mark.parametrize("name", [n for n in MEMBERS if n != "fedfr"])
+def test_a_client_deploys_variables_of_the_model(name):
+    server, (rows, is_new), _ = reference(name)
+    client = int(np.flatnonzero(~is_new)[0])
+    row = jax.tree.map(lambda x: x[client], rows)
+    deployed = MEMBERS[name].build().personalize(server, row)
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    assert shapes(deployed) == shapes(variables_of(0))
+
+
+def test_no_two_algorithm_files_share_over_40_percent_of_their_lines():
+    folder = pathlib.Path(algorithms.__file__).parent
+    files = {path.stem: path for path in folder.glob("*.py")}
+    del files["__init__"]
+
+    def lines(path):
+        text = [line.strip() for line in path.read_text().splitlines()]
+        said = [t for t in text if any(c.isalpha() for c in t)]
+        return collections.Counter(
+            t for t in said if not t.startswith(("import ", "from "))
+        )
+
+    counts = {name: lines(path) for name, path in files.items()}
+    for a, left in counts.items():
+        for b, right in counts.items():
+            if a < b:
+                share = (left & right).total() / min(left.total(), right.total())
+                assert share <= 0.4, f"{a} and {b} share {share:.0%}"
