@@ -20,7 +20,6 @@ from fedfr_jax.tasks.face_loss import face_loss
 from fedfr_jax.tasks.recognition import Recognition
 from fedfr_jax.types import Model, PyTree
 
-
 OPTIMIZERS = {
     # Coupled decay and momentum, as PyTorch has it; decoupled decay.
     "sgd": lambda rate, decay: optax.chain(

@@ -19,15 +19,19 @@ CASES = [
 
 def _arrays(case, leading=()):
     size, stride, padding, height, width = case
-    keys = jax.random.split(jax.random.key(0), 2)
-    x = jax.random.normal(keys[0], (*leading, 2, height, width, 3))
-    kernel = jax.random.normal(keys[1], (*leading, size, size, 3, 4))
-    return x, kernel, {"stride": stride, "padding": padding}
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((*leading, 2, height, width, 3), np.float32)
+    kernel = rng.standard_normal((*leading, size, size, 3, 4), np.float32)
+    return jnp.asarray(x), jnp.asarray(kernel), {"stride": stride, "padding": padding}
 
 
 def _value_and_gradients(x, kernel, lowering, options):
-    y, pull = jax.vjp(lambda *a: convolve(*a, lowering=lowering, **options), x, kernel)
-    return y, pull(jnp.cos(y))
+    def run(x, kernel):
+        conv = lambda *a: convolve(*a, lowering=lowering, **options)
+        y, pull = jax.vjp(conv, x, kernel)
+        return y, pull(jnp.cos(y))
+
+    return jax.jit(run)(x, kernel)
 
 
 def _naive(x, kernel, stride, padding):
@@ -40,15 +44,15 @@ def _naive(x, kernel, stride, padding):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("lowering", ["auto", *LOWERINGS])
+@pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_lowering_is_the_sum_over_windows(case, lowering):
     x, kernel, options = _arrays(case)
-    y = convolve(x, kernel, lowering=lowering, **options)
+    y = jax.jit(lambda *a: convolve(*a, lowering=lowering, **options))(x, kernel)
     np.testing.assert_allclose(y, _naive(x, kernel, **options), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("lowering", ["auto", "im2col", "shift"])
+@pytest.mark.parametrize("lowering", ["im2col", "shift"])
 def test_lowerings_have_the_gradients_of_xla(case, lowering):
     x, kernel, options = _arrays(case)
     want = _value_and_gradients(x, kernel, "xla", options)
@@ -58,8 +62,8 @@ def test_lowerings_have_the_gradients_of_xla(case, lowering):
     )
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("lowering", ["auto", "im2col", "shift", "xla"])
+@pytest.mark.parametrize("case", CASES[1:4])
+@pytest.mark.parametrize("lowering", LOWERINGS)
 def test_vmap_over_kernels_equals_a_loop(case, lowering):
     x, kernel, options = _arrays(case, leading=(3,))
     step = lambda x, kernel: _value_and_gradients(x, kernel, lowering, options)
@@ -76,6 +80,7 @@ def test_vmap_over_kernels_equals_a_loop(case, lowering):
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_forward_mode_agrees_with_reverse_mode(lowering):
     x, kernel, options = _arrays(CASES[1])
+
     fn = lambda k: jnp.sum(jnp.sin(convolve(x, k, lowering=lowering, **options)))
     tangent = jnp.ones_like(kernel)
     _, slope = jax.jvp(fn, (kernel,), (tangent,))
@@ -97,6 +102,14 @@ def test_conv_computes_in_its_dtype_with_float32_parameters():
     y, variables = module.init_with_output(jax.random.key(0), jnp.ones((1, 4, 4, 3)))
     assert y.dtype == jnp.bfloat16 and y.shape == (1, 4, 4, 4)
     assert variables["params"]["kernel"].dtype == jnp.float32
+
+
+def test_auto_is_one_of_the_lowerings_and_the_default():
+    x, kernel, options = _arrays(CASES[1])
+    got = convolve(x, kernel, lowering="auto", **options)
+    np.testing.assert_array_equal(got, convolve(x, kernel, **options))
+    want = convolve(x, kernel, lowering="xla", **options)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_an_unknown_lowering_lists_the_known_ones():

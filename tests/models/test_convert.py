@@ -14,7 +14,8 @@ families = pytest.mark.parametrize("name", ["sphereface", "iresnet"])
 
 def _variables(name):
     model = MODELS[name](SHAPE, **SETTINGS)
-    leaves, structure = jax.tree.flatten(model.init(jax.random.key(0)))
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    leaves, structure = jax.tree.flatten(shapes)
     rng = np.random.default_rng(0)
     # Every entry another value, so that no permutation goes unnoticed.
     drawn = [rng.standard_normal(x.shape).astype(np.float32) for x in leaves]

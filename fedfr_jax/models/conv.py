@@ -1,0 +1,129 @@
+"""One convolution whose lowering can be chosen, because the fastest one is not always
+XLA's: inside a loop XLA:CPU runs its own convolution about ten times slower than a
+matrix product, and per-client kernels (vmap) turn it into a grouped convolution.
+
+Padding is explicit and symmetric, as in PyTorch. Measured in
+experiments/benchmarks/conv_lowering.py.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from fedfr_jax.models.initial import xavier_uniform
+from fedfr_jax.models.norm import per_channel, sum_dtype
+
+
+def convolve(
+    x: jax.Array,
+    kernel: jax.Array,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    lowering: str = "auto",
+) -> jax.Array:
+    """Cross-correlate images with a kernel.
+
+    Args:
+      x: [B, H, W, I] images.
+      kernel: [kh, kw, I, O], of x's dtype.
+      stride: step along both axes, at least 1.
+      padding: zeros added on each of the four sides.
+      lowering: one of LOWERINGS, or "auto": the fastest of the default backend.
+
+    Returns:
+      [B, (H + 2 padding - kh) // stride + 1, (W + ...) // stride + 1, O].
+
+    Raises:
+      ValueError: when the lowering is unknown.
+    """
+    if lowering == "auto":
+        lowering = "im2col" if jax.default_backend() == "cpu" else "xla"
+    if lowering not in LOWERINGS:
+        known = ", ".join(("auto", *LOWERINGS))
+        raise ValueError(f"lowering must be one of {known}, got {lowering!r}.")
+    return LOWERINGS[lowering](x, kernel, stride, padding)
+
+
+class Conv(nn.Module):
+    """Square convolution of NHWC images; params kernel [k, k, I, O] and bias [O]."""
+
+    features: int
+    kernel_size: int = 3
+    stride: int = 1
+    padding: int = 0
+    use_bias: bool = False
+    kernel_init: nn.initializers.Initializer = xavier_uniform()
+    dtype: jax.typing.DTypeLike | None = None  # of the computation; None: the kernel's
+    lowering: str = "auto"
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, H, W, I] -> [B, H', W', features], H' as in `convolve`."""
+        shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape)
+        dtype = self.dtype or kernel.dtype
+        y = convolve(
+            x.astype(dtype),
+            kernel.astype(dtype),
+            stride=self.stride,
+            padding=self.padding,
+            lowering=self.lowering,
+        )
+        if not self.use_bias:
+            return y
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return y + per_channel(bias.astype(dtype), y)
+
+
+def _xla(x, kernel, stride, padding):
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        (stride, stride),
+        ((padding, padding), (padding, padding)),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+
+# Without the checkpoint the patches, kh * kw times the activations, would be stored
+# for the backward pass; recomputing them costs no measurable time.
+@functools.partial(jax.checkpoint, static_argnums=(2, 3), prevent_cse=False)
+def _im2col(x, kernel, stride, padding):
+    """One product of patches [B H' W', kh kw I] with the kernel [kh kw I, O]."""
+    kh, kw, in_features, out_features = kernel.shape
+    x = _pad(x, padding)
+    # One axis after the other: half the compile time of kh * kw slices at once.
+    x = jnp.concatenate(_slide(x, 2, kw, stride), axis=-1)
+    x = jnp.concatenate(_slide(x, 1, kh, stride), axis=-1)
+    rows = x.reshape(-1, kh * kw * in_features)
+    y = rows @ kernel.reshape(kh * kw * in_features, out_features)
+    return y.reshape(*x.shape[:3], out_features)
+
+
+def _shift(x, kernel, stride, padding):
+    """Sum over the kernel's offsets of 1x1 convolutions: no patches in memory."""
+    kh, kw = kernel.shape[:2]
+    product = functools.partial(jnp.matmul, preferred_element_type=sum_dtype(x.dtype))
+    products = [
+        product(window, kernel[i, j])
+        for i, rows in enumerate(_slide(_pad(x, padding), 1, kh, stride))
+        for j, window in enumerate(_slide(rows, 2, kw, stride))
+    ]
+    return functools.reduce(jnp.add, products).astype(x.dtype)
+
+
+def _pad(x, padding):
+    return jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+
+
+def _slide(x, axis, size, stride):
+    """What every one of `size` offsets along an axis sees of x."""
+    extent = (x.shape[axis] - size) // stride * stride + 1
+    return [lax.slice_in_dim(x, i, i + extent, stride, axis) for i in range(size)]
+
+
+LOWERINGS = {"xla": _xla, "im2col": _im2col, "shift": _shift}

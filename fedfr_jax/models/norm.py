@@ -1,0 +1,89 @@
+"""Batch normalisation and PReLU with PyTorch's numbers.
+
+Batch normalisation: Ioffe and Szegedy, arXiv:1502.03167, algorithm 1. Deviation, on
+purpose and as in PyTorch: the batch is normalised with the biased variance, the running
+average takes the unbiased one. PReLU: He et al., arXiv:1502.01852, equation 1.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+
+def per_channel(value: jax.Array, x: jax.Array) -> jax.Array:
+    """Shape a vector [C] so that it broadcasts against x [..., C]."""
+    return value.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def sum_dtype(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
+    """The dtype to sum in: float32, or float64 for float64."""
+    return jnp.float64 if dtype == jnp.float64 else jnp.float32
+
+
+class BatchNorm(nn.Module):
+    """Normalise over all axes but the last; statistics are at least float32.
+
+    Params scale [C] (unless it is frozen at 1) and bias [C]; batch_stats mean, var [C].
+    """
+
+    use_scale: bool = True  # False freezes the scale at 1
+    unbiased: bool = True  # the running variance averages n / (n - 1) times the batch's
+    momentum: float = 0.9  # weight of the old statistics, in [0, 1]
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[..., C] -> [..., C] of the same dtype.
+
+        Raises:
+          ValueError: when training with a single value per channel.
+        """
+        shape = (x.shape[-1],)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape)
+        running_var = self.variable("batch_stats", "var", jnp.ones, shape)
+        z = x.astype(sum_dtype(x.dtype))
+        if train:
+            mean, var = self._batch_statistics(z, running_mean, running_var)
+        else:
+            mean = running_mean.value.astype(z.dtype)
+            var = running_var.value.astype(z.dtype)
+        gain = lax.rsqrt(var + self.epsilon)
+        if self.use_scale:
+            scale = self.param("scale", nn.initializers.ones, shape)
+            gain = gain * scale.astype(z.dtype)
+        bias = self.param("bias", nn.initializers.zeros, shape).astype(z.dtype)
+        y = (z - per_channel(mean, z)) * per_channel(gain, z) + per_channel(bias, z)
+        return y.astype(x.dtype)
+
+    def _batch_statistics(self, z, running_mean, running_var):
+        """Mean and biased variance of the batch; moves the running averages."""
+        num = z.size // z.shape[-1]
+        if num < 2:
+            raise ValueError(
+                "A batch that trains BatchNorm must hold at least 2 values per "
+                f"channel, got an input of shape {z.shape}."
+            )
+        axes = tuple(range(z.ndim - 1))
+        mean = jnp.mean(z, axes)
+        var = jnp.mean(jnp.square(z - per_channel(mean, z)), axes)
+        correction = num / (num - 1) if self.unbiased else 1.0
+        if not self.is_initializing():
+            self._move(running_mean, mean)
+            self._move(running_var, var * correction)
+        return mean, var
+
+    def _move(self, running, new):
+        old = running.value
+        step = (1 - self.momentum) * new.astype(old.dtype)
+        running.value = self.momentum * old + step
+
+
+class PReLU(nn.Module):
+    """x where positive, slope x elsewhere, with one learned slope per channel."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., C] -> [..., C]."""
+        slope = self.param("slope", nn.initializers.constant(0.25), (x.shape[-1],))
+        return jnp.where(x > 0, x, per_channel(slope.astype(x.dtype), x) * x)

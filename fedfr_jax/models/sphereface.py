@@ -1,0 +1,149 @@
+"""SphereFace: plain residual convolutions without batch normalisation.
+
+Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition",
+arXiv:1704.08063, table 2; in the form FedFR trains (64 layers, identity shortcuts).
+A stage is a strided 3x3 convolution with PReLU, then n blocks
+x + PReLU(conv(PReLU(conv(x)))); after the last stage one linear layer.
+
+Parameters, C = width of the stage, n = its number of blocks:
+  stage<i>/first/conv/kernel [3, 3, C', C], bias [C]     stage<i>/first/prelu/slope [C]
+  stage<i>/blocks/conv<1|2>/kernel [n, 3, 3, C, C]       (no "blocks" when n = 0)
+  stage<i>/blocks/prelu<1|2>/slope [n, C]
+  fc/kernel [h w C, D] with h, w, C in this order, bias [D]
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from fedfr_jax.models.conv import Conv
+from fedfr_jax.models.initial import normal, xavier_uniform
+from fedfr_jax.models.linen import from_linen, run_stack, stage_blocks
+from fedfr_jax.models.norm import PReLU
+from fedfr_jax.types import Model
+
+DEPTHS = {20: (1, 2, 4, 1), 64: (3, 7, 16, 3)}
+
+
+def sphereface(
+    image_shape: Sequence[int],
+    *,
+    depth: int = 64,
+    blocks: Sequence[int] | None = None,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    embedding_dim: int = 512,
+    lowering: str = "auto",
+    dtype: Any = None,
+    scan: bool = True,
+) -> Model:
+    """SphereFace-20 or -64, or any other numbers of blocks and widths.
+
+    Args:
+      image_shape: (H, W, C); every stage halves H and W, rounding up.
+      depth: a key of DEPTHS.
+      blocks: residual blocks of every stage, instead of `depth`.
+      widths: channels of every stage.
+      embedding_dim: D.
+      lowering: how convolutions are computed, see `conv.convolve`.
+      dtype: of the convolutions; None for the dtype of the parameters. The linear
+        layer always computes in the latter.
+      scan: run stacks of equal blocks by a scan; False unrolls them.
+
+    Raises:
+      ValueError: for an unknown depth, or blocks that do not fit the widths.
+    """
+    module = SphereFace(
+        blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=0),
+        widths=tuple(widths),
+        embedding_dim=embedding_dim,
+        lowering=lowering,
+        dtype=dtype,
+        scan=scan,
+    )
+    return from_linen(module, image_shape, embedding_dim)
+
+
+class SphereFace(nn.Module):
+    """The network; `sphereface` documents its attributes."""
+
+    blocks: tuple[int, ...]
+    widths: tuple[int, ...]
+    embedding_dim: int
+    lowering: str = "auto"
+    dtype: Any = None
+    scan: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C] -> [B, D]."""
+        param_dtype = x.dtype
+        settings = {"lowering": self.lowering, "dtype": self.dtype}
+        for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True)):
+            stage = Stage(width, num, self.scan, settings, name=f"stage{i + 1}")
+            x = stage(x, train)
+        x = x.reshape(x.shape[0], -1).astype(param_dtype)
+        fc = nn.Dense(self.embedding_dim, kernel_init=xavier_uniform(), name="fc")
+        return fc(x)
+
+
+class Stage(nn.Module):
+    """A strided convolution, then equal residual blocks."""
+
+    width: int
+    num_blocks: int
+    scan: bool
+    settings: dict[str, Any]  # of the convolutions
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
+        x = First(self.width, self.settings, name="first")(x)
+        if not self.num_blocks:
+            return x
+        block = Block(self.width, self.settings, name="blocks")
+        return run_stack(block, x, train, length=self.num_blocks, scan=self.scan)
+
+
+class First(nn.Module):
+    """The strided convolution at the start of a stage, with PReLU."""
+
+    width: int
+    settings: dict[str, Any]
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
+        conv = Conv(
+            self.width,
+            stride=2,
+            padding=1,
+            use_bias=True,
+            name="conv",
+            **self.settings,
+        )
+        return PReLU(name="prelu")(conv(x))
+
+
+class Block(nn.Module):
+    """x + PReLU(conv(PReLU(conv(x))))."""
+
+    width: int
+    settings: dict[str, Any]
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, width] -> [B, H, W, width]."""
+        del train
+        y = x
+        for i in ("1", "2"):
+            conv = Conv(
+                self.width,
+                padding=1,
+                kernel_init=normal(0.01),
+                name=f"conv{i}",
+                **self.settings,
+            )
+            y = PReLU(name=f"prelu{i}")(conv(y))
+        return x + y
