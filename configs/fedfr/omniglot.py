@@ -1,4 +1,8 @@
-"""FedFR on Omniglot: characters as identities."""
+"""FedFR on Omniglot: characters as identities, drawers as their photographs.
+
+fedfr train --config=configs/fedfr/omniglot.py --workdir=runs/omniglot
+
+"""
 
 import os
 
@@ -26,14 +30,22 @@ def get_config():
         "widths": (32, 64, 128),
         "embedding_dim": 128,
     }
-    config.pretrain = {"epochs": 20, "batch_size": 64, "learning_rate": 0.05}
+    config.pretrain = {
+        "epochs": 12,
+        "optimizer": "adam",
+        "learning_rate": 2e-3,
+        "flip": 0.0,
+    }
     config.federation = {
-        "rounds": 5,
-        "local_epochs": (4, 4, 2),
+        "rounds": 4,
+        "local_epochs": (4, 4, 3),
         "batch_size": 32,
+        "flip": 0.0,
         "evaluate_every": 1,
     }
-    config.methods.fedavg.learning_rate = 0.005
-    config.methods.fedfr.threshold = 0.6
-    config.methods.fedfr.learning_rate = 0.005
+    for name in ("fedavg", "fedfr"):
+        config.methods[name].learning_rate = 1e-3
+        config.methods[name].decay_epochs = (3, 3, 2)
+    config.methods.fedfr.threshold = 0.5
+    config.methods.fedfr.max_hard_negatives = 120
     return config.lock()

@@ -1,0 +1,48 @@
+"""FedFR on real faces: LFW's View-1 DevTrain people, aligned by their landmarks.
+
+fedfr train --config=configs/fedfr/lfw.py --workdir=runs/lfw
+
+"""
+
+import os
+
+from configs import base
+
+
+def get_config():
+    """400 people pretrain, 80 federate on 10 clients, 120 are seen by nobody."""
+    config = base.get_config()
+    folder = os.environ.get("FEDFR_DATA", "../shared/data")
+    config.data = {
+        "name": "lfw",
+        "data_dir": f"{folder}/lfw_devtrain",
+        "image_size": 48,
+    }
+    config.partition = {
+        "num_clients": 10,
+        "ids_per_client": 8,
+        "num_global_ids": 400,
+        "num_unseen_ids": 120,
+        "min_images": 10,
+        "global_min_images": 3,
+        "max_images": 30,
+    }
+    config.model = {
+        "name": "sphereface",
+        "blocks": (1, 1, 1),
+        "widths": (32, 64, 128),
+        "embedding_dim": 128,
+    }
+    config.pretrain = {"epochs": 30, "optimizer": "adam", "learning_rate": 2e-3}
+    config.federation = {
+        "rounds": 6,
+        "local_epochs": (4, 4, 3),
+        "batch_size": 32,
+        "evaluate_every": 1,
+    }
+    for name in ("fedavg", "fedfr"):
+        config.methods[name].learning_rate = 1e-3
+        config.methods[name].decay_epochs = (3, 3, 2)
+    config.methods.fedfr.threshold = 0.5
+    config.methods.fedfr.max_hard_negatives = 120
+    return config.lock()
