@@ -18,3 +18,26 @@ def get_config():
     config.evaluation = ConfigDict()
     config.methods = ConfigDict({"fedavg": FEDAVG, "fedfr": FEDFR})
     return config
+
+
+def table_rows(adapt, **common):
+    """Every row of FedFR's tables 1 and 2, beside the pretrained network.
+
+    Args:
+      adapt: `epochs` and `learning_rate` of the adaptation after the last round.
+      common: settings of `federated_faces` that all federated rows share.
+    """
+    no_branch = {**common, "branch": None}
+    return {
+        "local": {**common, **FEDAVG, "share": False},
+        "fedavg": {**common, **FEDAVG},
+        "fedface": {**common, **FEDAVG, "spreadout": 0.4},
+        "moon": {**no_branch, "public": False},
+        "hard_negatives": {**no_branch, "contrastive_weight": 0.0},
+        "contrastive": no_branch,
+        "finetune": {**no_branch, "adapt": {**adapt, "kind": "finetune"}},
+        "distill": {**no_branch, "adapt": {**adapt, "kind": "distill"}},
+        "cosface_branch": {**common, "branch": "cosface"},
+        "fedfr": common,
+        "central": {"kind": "central"},
+    }

@@ -5,6 +5,7 @@ signature is the schema: a key that it does not know is an error that lists thos
 knows.
 """
 
+import difflib
 import inspect
 import json
 import pathlib
@@ -13,16 +14,19 @@ from typing import Any
 
 import ml_collections
 
+from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import by_identity, format_report, ms1m, report
-from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.data.sources import SOURCES, names_from
 from fedfr_jax.data.sources import inspect as inspect_source
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
+from fedfr_jax.runs import dry_run as dry
 from fedfr_jax.runs.experiment import Experiment, Federation
 from fedfr_jax.runs.pretraining import Pretraining
 from fedfr_jax.runs.sinks import write_summary
-from fedfr_jax.tasks.methods import federated_faces
+from fedfr_jax.tasks.methods import FaceMethod, federated_faces
 from fedfr_jax.tasks.recognition import Judge, recognition
+from fedfr_jax.types import Model, Source
 
 PARTITIONS = {"by_identity": by_identity, "ms1m": ms1m}
 SECTIONS = (
@@ -45,18 +49,30 @@ def plain(value: Any) -> Any:
 
 
 def call(section: str, function: Callable, settings: Mapping, *args, **fixed):
-    """`function(*args, **fixed, **settings)`, or the known keys of `section`.
+    """`function(*args, **fixed, **settings)`, its signature being the schema.
 
     Raises:
-      ValueError: for a key that is not the function's, naming those that are.
+      ValueError: for a key that is not the function's (with those that are), one that
+        is missing, or a value of another kind than the default.
     """
-    names = list(inspect.signature(function).parameters)[len(args) :]
-    known = [name for name in names if name not in fixed]
-    for name in settings:
+    parameters = inspect.signature(function).parameters
+    known = [name for name in list(parameters)[len(args) :] if name not in fixed]
+    for name, value in settings.items():
         if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
             raise ValueError(
-                f"config.{section} must have keys of {sorted(known)}, got {name!r}."
+                f"config.{section} must have keys of {sorted(known)}, "
+                f"got {name!r}{hint}."
             )
+        is_number = isinstance(parameters[name].default, int | float)
+        if is_number and isinstance(value, str):
+            raise ValueError(
+                f"config.{section}.{name} must be a number, got {value!r}."
+            )
+    for name in known:
+        if parameters[name].default is inspect.Parameter.empty and name not in settings:
+            raise ValueError(f"config.{section} must have the key {name}, got none.")
     return function(*args, **fixed, **settings)
 
 
@@ -71,12 +87,21 @@ def choose(section: str, family: Mapping[str, Callable], settings: Mapping, *arg
     return call(section, family[name], settings, *args)
 
 
+def split(settings: Mapping, source: Source) -> Partition:
+    """The config's partition; the name of a joined part stands for its identities."""
+    settings = {"name": "by_identity", **settings}
+    for key in ("client_ids_from", "global_ids_from", "unseen_ids_from"):
+        if isinstance(settings.get(key), str):
+            where = f"config.partition.{key}"
+            settings[key] = names_from(source.names, settings[key], where)
+    return choose("partition", PARTITIONS, settings, source.labels)
+
+
 def prepare(config: ml_collections.ConfigDict, workdir: str | None) -> dict:
     """Open, inspect and split the config's data; print and (with a folder) save it."""
     settings = plain(config)
     source = choose("data", SOURCES, settings["data"])
-    split = {"name": "by_identity", **settings["partition"]}
-    facts = report(choose("partition", PARTITIONS, split, source.labels))
+    facts = report(split(settings["partition"], source))
     found = inspect_source(source)
     print(json.dumps(found, indent=1))
     print(format_report(facts))
@@ -86,6 +111,35 @@ def prepare(config: ml_collections.ConfigDict, workdir: str | None) -> dict:
             pathlib.Path(workdir) / "data.json", {"data": found, "partition": facts}
         )
     return found
+
+
+def build_method(
+    name: str,
+    options: Mapping,
+    pretraining: Mapping,
+    model: Model,
+    partition: Partition,
+) -> FaceMethod | Pretraining:
+    """A row of the result: `kind` federated (the default), or central on all images.
+
+    A central row takes the keys of `pretrain` that it does not set itself.
+    """
+    section, options = f"methods.{name}", dict(options)
+    kind = options.pop("kind", "federated")
+    if kind == "central":
+        return call(section, Pretraining, {**pretraining, **options})
+    if kind != "federated":
+        raise ValueError(
+            f"config.{section}.kind must be federated or central, got {kind!r}."
+        )
+    return call(
+        section,
+        federated_faces,
+        options,
+        model,
+        num_classes=int(partition.num_classes.max()),
+        num_clients=len(partition.num_classes),
+    )
 
 
 def build(config: ml_collections.ConfigDict) -> Experiment:
@@ -102,18 +156,10 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     federation = call("federation", Federation, settings["federation"])
     pretraining = call("pretrain", Pretraining, settings["pretrain"])
     source = choose("data", SOURCES, settings["data"])
-    split = {"name": "by_identity", **settings["partition"]}
-    partition = choose("partition", PARTITIONS, split, source.labels)
+    partition = split(settings["partition"], source)
     model = choose("model", MODELS, settings["model"], source.image_shape)
-    num_classes = int(partition.num_classes.max())
     methods = {
-        name: call(
-            f"methods.{name}",
-            federated_faces,
-            options,
-            model,
-            num_classes=num_classes,
-        )
+        name: build_method(name, options, settings["pretrain"], model, partition)
         for name, options in settings["methods"].items()
     }
     mesh = make_mesh()
@@ -129,3 +175,44 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
         methods=methods,
         seed=seed,
     )
+
+
+def dry_run(
+    config: ml_collections.ConfigDict, *, compile: bool, hard_negatives: int
+) -> dict[str, dict]:
+    """Print and return what a round of every method needs; nothing is read or trained.
+
+    With the `ms1m` partition the identities are made up, with the counts of the split;
+    any other config opens its data for the labels.
+    """
+    settings = plain(config)
+    federation = call("federation", Federation, settings["federation"])
+    if settings["partition"].get("name") == "ms1m":
+        data = settings["data"]
+        shape = (data["image_size"], data["image_size"], data.get("channels", 3))
+        labels = dry.made_up_labels(**settings["partition"])
+        partition = choose("partition", PARTITIONS, settings["partition"], labels)
+    else:
+        source = choose("data", SOURCES, settings["data"])
+        shape, partition = source.image_shape, split(settings["partition"], source)
+    family, given = MODELS, settings["model"]
+    model = choose("model", family, given, shape)
+    if "scan" in inspect.signature(family[given["name"]]).parameters:
+        given = {**given, "scan": False}
+    unrolled = choose("model", family, given, shape)
+    mesh, results = make_mesh(), {}
+    print(format_report(report(partition)))
+    for name, options in settings["methods"].items():
+        of = lambda m, n=name, o=options: build_method(
+            n, o, settings["pretrain"], m, partition
+        )
+        if isinstance(of(model), Pretraining):
+            continue
+        lowered, row = dry.lower_round(model, of(model), partition, federation, mesh)
+        flops = dry.operations(
+            unrolled, of(unrolled), partition, federation, hard_negatives=hard_negatives
+        )
+        compiled = lowered.compile() if compile else None
+        results[name] = dry.report(lowered, row, partition, flops, compiled)
+        print(f"\n{name}, on {mesh.size} devices\n{dry.format_report(results[name])}")
+    return results

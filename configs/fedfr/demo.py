@@ -15,7 +15,7 @@ def get_config():
         "num_identities": 360,
         "images_per_identity": 20,
         "image_size": 32,
-        "difficulty": 0.7,
+        "difficulty": 0.8,
     }
     config.partition = {
         "num_clients": 10,
@@ -29,15 +29,15 @@ def get_config():
         "widths": (32, 64, 128),
         "embedding_dim": 128,
     }
-    config.pretrain = {"epochs": 8, "optimizer": "adam", "learning_rate": 2e-3}
+    config.pretrain = {"epochs": 6, "optimizer": "adam", "learning_rate": 2e-3}
     config.federation = {
-        "rounds": 5,
-        "local_epochs": (4, 4, 2),
+        "rounds": 6,
+        "local_epochs": (4, 4, 3),
         "batch_size": 32,
         "evaluate_every": 1,
     }
     for name in ("fedavg", "fedfr"):
-        config.methods[name].learning_rate = 0.01
+        config.methods[name].learning_rate = 1e-3
         config.methods[name].decay_epochs = (3, 3, 2)
     config.methods.fedfr.threshold = 0.5
     config.methods.fedfr.max_hard_negatives = 120

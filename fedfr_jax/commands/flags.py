@@ -1,11 +1,11 @@
 """Flags that every command shares: --config, --config.key=value, --workdir."""
 
-import difflib
+import ast
 import pathlib
 import sys
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 
 def define(values: flags.FlagValues, *, needs_workdir: bool = True) -> None:
@@ -30,24 +30,71 @@ def parse(values: flags.FlagValues, command: str, argv: list[str]) -> None:
     Raises:
       ValueError: one line for an unknown flag, file or key, with the known ones.
     """
+    argv = _join_values(argv)
+    changes = [word for word in argv if word.startswith("--config.")]
+    argv = [word for word in argv if word not in changes]
     for word in argv:
         name, _, value = word.partition("=")
-        if name in ("--config", "-config"):
-            _find(pathlib.Path(value.partition(":")[0]))
+        if name == "--config":
+            _find(pathlib.Path(value))
     before, sys.argv = sys.argv, [command, *argv]  # config_flags reads it
     try:
         rest = values([command, *argv])[1:]
     except flags.UnrecognizedFlagError as error:
         known = sorted(set(values) - {"?", "h"})
         raise ValueError(f"{command}: flags must be of {known}, got {error}.") from None
-    except (flags.Error, AttributeError, KeyError) as error:
-        raise ValueError(_known_keys(str(error).strip("\"'"), argv)) from None
     finally:
         sys.argv = before
     if rest:
         raise ValueError(f"{command} must be given flags only, got {rest}.")
     if values["config"].value is None:
         raise ValueError(f"{command}: --config must name a config file, got none.")
+    for word in changes:
+        _change(values["config"].value, word)
+
+
+def _join_values(argv: list[str]) -> list[str]:
+    """`--config FILE` and `--workdir DIR` as `--config=FILE` and `--workdir=DIR`."""
+    joined = []
+    for word in argv:
+        if joined and joined[-1] in ("--config", "--workdir"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _change(config: ConfigDict, word: str) -> None:
+    """Apply `--config.section.key=value`; `build` judges the last key.
+
+    Raises:
+      ValueError: for a section that does not exist, listing those that do.
+    """
+    path, _, text = word.partition("=")
+    *sections, key = path.split(".")[1:]
+    place, section = "config", config
+    for name in sections or [key]:
+        if name not in section or (sections and not _is_section(section[name])):
+            known = [k for k in section if _is_section(section[k])] or list(section)
+            raise ValueError(f"{place} must have sections {known}, got {name!r}.")
+        place, section = f"{place}.{name}", section[name] if sections else section
+    with section.unlocked(), section.ignore_type():
+        section[key] = _value(text)
+
+
+def _is_section(value) -> bool:
+    return isinstance(value, ConfigDict)
+
+
+def _value(text: str):
+    """A Python literal, true, false or none in any case, or the text itself."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def workdir(values: flags.FlagValues, command: str) -> pathlib.Path:
@@ -66,25 +113,3 @@ def _find(path: pathlib.Path) -> None:
     folder = path.parent if path.parent.is_dir() else pathlib.Path("configs")
     known = sorted(str(p) for p in folder.rglob("*.py"))
     raise ValueError(f"--config must be one of {known}, got {str(path)!r}.")
-
-
-def _known_keys(message: str, argv: list[str]) -> str:
-    """One line for a wrong override: the keys of the section it aimed at."""
-    from ml_collections import ConfigDict
-
-    module = {}
-    file = next(w.partition("=")[2] for w in argv if w.startswith("--config="))
-    path = pathlib.Path(file.partition(":")[0])
-    exec(compile(path.read_text(), str(path), "exec"), module)
-    config = module["get_config"]()
-    for word in (w for w in argv if w.startswith("--config.")):
-        section, keys = config, word.partition("=")[0].split(".")[1:]
-        for depth, key in enumerate(keys):
-            if not isinstance(section, ConfigDict) or key not in section:
-                known = sorted(section) if isinstance(section, ConfigDict) else []
-                near = difflib.get_close_matches(key, known, 1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
-                place = ".".join(["config", *keys[:depth]])
-                return f"{place} must have keys of {known}, got {key!r}{hint}."
-            section = section[key]
-    return message.splitlines()[0]

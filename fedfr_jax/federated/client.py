@@ -29,6 +29,10 @@ class Population(NamedTuple):
     offsets: np.ndarray  # [N + 1] int64: client i owns rows offsets[i]:offsets[i + 1]
     num_classes: np.ndarray  # [N] int32
 
+    def sizes(self, ids: np.ndarray) -> np.ndarray:
+        """Examples of clients `ids` [K], without a look at the others."""
+        return self.offsets[ids + 1] - self.offsets[ids]
+
 
 class Feed(NamedTuple):
     """How batches are made of rows."""
@@ -81,13 +85,15 @@ def client_view(
     shuffle_key, flip_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
 
     def rows_at(position, is_flipped):
+        is_valid = position < count
+        # Padding repeats the client's own examples, in batch statistics too; it never
+        # reads another client's rows or the last one.
+        position = position % jnp.maximum(count, 1)
         is_extra = position >= slot.num_local
-        own = slot.offset + position
+        row = slot.offset + position
         if capacity := extra.examples.shape[1]:
             place = jnp.clip(position - slot.num_local, 0, capacity - 1)
-            own = jnp.where(is_extra, extra.examples[slot.place, place], own)
-        is_valid = position < count
-        row = jnp.where(is_valid, own, slot.offset)  # never wraps, never the last row
+            row = jnp.where(is_extra, extra.examples[slot.place, place], row)
         return Batch(
             images=feed.decode(table.images[row], is_flipped),
             labels=table.labels[row],

@@ -7,6 +7,14 @@ hands it a `Client` whose batches are gathered from the example table on the dev
 Weights of padding lanes are selected away, sums over clients are at least float32, and
 what a client draws is a function of (seed, round, client, step), so neither the
 number of devices nor that of lanes changes who sees what.
+
+Clients are dealt to shards; a shard is a scan on one device. `reduction="sum"` has a
+shard per device and one psum. `reduction="canonical"` has a fixed number of shards
+whatever the devices, sums each in the order of its clients, and adds the shards' sums
+by a fixed pairwise tree: the same bits on any number of devices, for one model of
+memory per shard. A single device is the exception: XLA compiles it without its SPMD
+passes and may round a client's own arithmetic otherwise (FedFR's by an ulp, plain
+FedAvg's not).
 """
 
 from collections.abc import Callable
@@ -22,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated.client import Feed, client_view
-from fedfr_jax.types import Algorithm, Extra, PyTree, RoundResult
+from fedfr_jax.types import Extra, PyTree, RoundResult
 
 
 class LaneOutput(NamedTuple):
@@ -34,30 +42,39 @@ class LaneOutput(NamedTuple):
     weight: jax.Array
 
 
+REDUCTIONS = ("sum", "canonical")
+
+
 def build_round(
-    algorithm: Algorithm, feed: Feed, mesh: Mesh, *, max_local: int, seed: int
+    make: Callable,
+    feed: Feed,
+    mesh: Mesh,
+    *,
+    max_local: int,
+    shards: int | None = None,
 ) -> Callable:
     """Compile-once function of a whole round; no client owns more than `max_local`.
 
+    Args:
+      make: hyper -> Algorithm, called on traced values, so that whatever a round is
+        handed as `hyper` is an argument of the compiled call and no constant.
+      shards: V of the canonical reduction; None sums over devices as they come.
+
     Returns:
-      run(server, rows, slots, order, extra, table, round) -> (server, rows, result):
-      `slots` is a `Slots` of [A, W, L] arrays and `rows` the personal trees laid out
-      alike (donated); `order` [K] int32 is each cohort member's flat slot, in whose
-      order the `RoundResult` comes back.
+      run(server, rows, slots, order, extra, table, round, key, hyper) ->
+      (server, rows, result): `slots` is a `Slots` of [V, W, L] arrays and `rows` the
+      personal trees laid out alike (donated); `order` [K] int32 is each cohort member's
+      flat slot, in whose order the `RoundResult` comes back; `key` is of the seed.
     """
-    lane = partial(_lane, algorithm, feed, max_local, seed)
 
     def device(server, rows, slots, shared):
-        one = lambda row, slot: lane(server, row, slot, *shared)
-
-        def wave(total, inputs):
-            summary, output = _over_lanes(one, inputs)
-            return jax.tree.map(lambda t, s: t + s.sum(0), total, summary), output
-
+        one = lambda row, slot: _lane(
+            make(shared[-1]), feed, max_local, server, row, slot, *shared[:-1]
+        )
+        if shards is not None:
+            return _over_shards(one, (rows, slots), slots.client)
         inputs = jax.tree.map(lambda x: x[0], (rows, slots))  # [W, L, ...]
-        shapes, _ = jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0], inputs))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        total, output = jax.lax.scan(wave, zeros, inputs)
+        total, output = _over_waves(one, inputs)
         total = jax.lax.psum(total, meshes.CLIENTS)
         return total, jax.tree.map(lambda x: x[None], output)
 
@@ -66,15 +83,19 @@ def build_round(
         device,
         mesh=mesh,
         in_specs=(whole, cut, cut, whole),
-        out_specs=(whole, cut),
+        out_specs=(whole if shards is None else cut, cut),
         axis_names={meshes.CLIENTS},
         check_vma=False,  # nothing inside a client's training is a collective
     )
 
     @partial(jax.jit, donate_argnums=1)
-    def run(server, rows, slots, order, extra, table, round):
-        total, output = sharded(server, rows, slots, (extra, table, round))
-        in_order = lambda x: x.reshape(-1, *x.shape[3:])[order]  # [A, W, L, ...]
+    def run(server, rows, slots, order, extra, table, round, key, hyper):
+        shared = (extra, table, round, key, hyper)
+        total, output = sharded(server, rows, slots, shared)
+        if shards is not None:
+            total = jax.tree.map(lambda x: _pairwise(x[:shards]), total)
+        algorithm = make(hyper)
+        in_order = lambda x: x.reshape(-1, *x.shape[3:])[order]  # [V, W, L, ...]
         result = RoundResult(
             aggregate=algorithm.aggregator.finish(total),
             upload=jax.tree.map(in_order, output.upload),
@@ -87,6 +108,59 @@ def build_round(
     return run
 
 
+def _pairwise(x: jax.Array) -> jax.Array:
+    """Sum over the leading axis by halves: the tree depends on its length alone."""
+    while (count := len(x)) > 1:
+        half = count // 2
+        x = jnp.concatenate([x[:half] + x[half : 2 * half], x[2 * half :]])
+    return x[0]
+
+
+def _over_waves(one, inputs):
+    """Scan waves of [W, L, ...]: -> (sum over clients, outputs [W, L, ...])."""
+
+    def wave(total, inputs):
+        summary, output = _over_lanes(one, inputs)
+        return jax.tree.map(lambda t, s: t + s.sum(0), total, summary), output
+
+    shapes, _ = jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0], inputs))
+    return jax.lax.scan(wave, _zeros(shapes), inputs)
+
+
+def _over_shards(one, inputs, client):
+    """Waves of [V', W, L, ...], each shard summed on its own: -> (sums [V', ...], ...).
+
+    One loop whose number of turns only the run knows (it ends with the last wave that
+    has a client), because a compiler that sees the number unrolls or fuses by it, and
+    then devices with few shards round otherwise than those with many. The barrier keeps
+    a client's arithmetic apart from the sum for the same reason.
+    """
+    num_shards, waves = client.shape[:2]
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
+    is_busy = (client.reshape(num_shards * waves, -1) >= 0).any(1)
+    turns = jnp.where(is_busy, jnp.arange(1, len(is_busy) + 1), 0).max()
+
+    def wave(i, carry):
+        totals, outputs = carry
+        own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), flat)
+        summary, output = jax.lax.optimization_barrier(_over_lanes(one, own))
+        add = lambda total, x: total.at[i // waves].add(x.sum(0))
+        put = lambda whole, x: whole.at[i].set(x)
+        return jax.tree.map(add, totals, summary), jax.tree.map(put, outputs, output)
+
+    summary, output = jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0], flat))
+    lanes = client.shape[2]
+    start = _zeros(summary, num_shards), _zeros(output, len(is_busy), lanes)
+    totals, outputs = jax.lax.fori_loop(0, turns, wave, start)
+    shaped = lambda x: x.reshape(client.shape + x.shape[2:])
+    return totals, jax.tree.map(shaped, outputs)
+
+
+def _zeros(shapes, *leading):
+    """Zeros of `shapes` behind the `leading` axes."""
+    return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape), x.dtype), shapes)
+
+
 def _over_lanes(one, inputs):
     """vmap over the lanes; a single lane is called plainly, which is faster."""
     lanes = jax.tree.leaves(inputs)[0].shape[0]
@@ -96,9 +170,9 @@ def _over_lanes(one, inputs):
     return jax.tree.map(lambda x: x[None], output)
 
 
-def _lane(algorithm, feed, max_local, seed, server, row, slot, extra, table, round):
+def _lane(algorithm, feed, max_local, server, row, slot, extra, table, round, key):
     """Train the client of one slot; an idle slot's sums are selected away."""
-    key = jax.random.fold_in(jax.random.key(seed), slot.client)
+    key = jax.random.fold_in(key, slot.client)
     fresh = lambda: algorithm.init_personal(jax.random.fold_in(key, 0), server)
     personal = jax.lax.cond(slot.is_new, fresh, lambda: row)
     round_key = jax.random.fold_in(jax.random.fold_in(key, 1), round)

@@ -84,6 +84,34 @@ def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
     return run
 
 
+def own_class_means(
+    embed: Callable, variables: PyTree, client: Client, num_classes: int
+) -> jax.Array:
+    """Mean feature of each of the client's own classes, unflipped, [M, D].
+
+    The features are averaged as they come; a class without an example is zero.
+    """
+    first = client.span(jnp.int32(0), jnp.bool_(False))
+    shape = jax.eval_shape(embed, variables, first.images)
+    sums = jnp.zeros((num_classes, shape.shape[1]), shape.dtype)
+
+    def body(carry):
+        start, sums, counts = carry
+        batch = client.span(start, jnp.bool_(False))
+        is_own = batch.is_valid & ~batch.is_extra
+        place = jnp.where(is_own, batch.labels, num_classes)  # the others drop out
+        one = jnp.ones(len(place), sums.dtype)
+        features = embed(variables, batch.images)
+        sums += jax.ops.segment_sum(features, place, num_classes)
+        counts += jax.ops.segment_sum(one, place, num_classes)
+        return start + len(place), sums, counts
+
+    ongoing = lambda carry: carry[0] < client.num_local
+    start = (jnp.int32(0), sums, jnp.zeros(num_classes, sums.dtype))
+    _, sums, counts = jax.lax.while_loop(ongoing, body, start)
+    return sums / jnp.maximum(counts, 1)[:, None]
+
+
 def position_features(embed: Callable, variables: PyTree, client: Client) -> jax.Array:
     """Features of all the client's examples by position and flip, [P, F, D]."""
     first = client.span(jnp.int32(0), jnp.bool_(False))

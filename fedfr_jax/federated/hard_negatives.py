@@ -5,6 +5,11 @@ the global network, spread over the devices. A public example is a hard negative
 client when its largest cosine with one of the client's examples exceeds a threshold
 (FedFR, Liu et al. 2022, arXiv:2112.12496, section 3.2). Similarities exist one block of
 the client's rows at a time, never local x public, and a client receives row numbers.
+
+By class instead of by image, a public class is hard when its embedding Phi_g resembles
+one of the client's classes, and all its images are taken. Deviation: the official code
+(which never calls this) compares Phi_g with the client's class embeddings; here the
+mean features of its classes stand for them, as the embeddings stay with the client.
 """
 
 from collections.abc import Callable
@@ -20,11 +25,16 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.features import Features, build_embed
 from fedfr_jax.types import Cohort, Extra, PyTree
 
+LEVELS = ("image", "class")
 BLOCK_SCORES = 2**23  # similarities held at once, per device
 
 
 def prepare_features(
-    embed: Callable, *, threshold: float | None, capacity: int = 0
+    embed: Callable,
+    *,
+    threshold: float | None,
+    capacity: int = 0,
+    level: str = "image",
 ) -> Callable:
     """An `Algorithm.prepare`: frozen features and hard negatives of a cohort.
 
@@ -33,7 +43,13 @@ def prepare_features(
       threshold: cosine above which a public example is hard, strict; None selects
         nothing.
       capacity: most hard negatives of a client, the hardest first; 0 has no limit.
+      level: whether an image is hard, or all those of a class.
+
+    Raises:
+      ValueError: for an unknown level.
     """
+    if level not in LEVELS:
+        raise ValueError(f"hard_negatives must be one of {LEVELS}, got {level!r}.")
     compiled = {}
 
     def prepare(server: PyTree, sim, cohort: Cohort) -> Extra:
@@ -54,8 +70,13 @@ def prepare_features(
         if threshold is None:
             none = np.zeros((len(cohort.ids), 0), np.int32)
             return Extra(features, none, np.zeros(len(cohort.ids), np.int32))
+        compared = values[:, 0]
+        if level == "class":
+            labels = np.asarray(sim.table.labels)
+            owner = class_of_row(labels[rows], counts)
+            compared = class_features(compared, owner, server.phi, labels[public])
         chosen, number = compiled["select"](
-            values[:, 0], starts, counts, first_public=len(rows)
+            compared, starts, counts, first_public=len(rows)
         )
         return Extra(features, chosen + int(offsets[-1]), number)
 
@@ -75,6 +96,38 @@ def cohort_rows(offsets: np.ndarray, ids: np.ndarray):
     starts = (np.cumsum(counts) - counts).astype(np.int32)
     rows = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in ids])
     return np.pad(rows, (0, most - len(rows))), starts, counts
+
+
+def class_of_row(labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Class of each of a cohort's rows [R], numbered over its clients; R for padding.
+
+    Args:
+      labels: [R] int, the own class within the client.
+      counts: [K] rows of each client, which lie one after the other.
+    """
+    used = int(counts.sum())
+    client = np.repeat(np.arange(len(counts)), counts)
+    name = client * (int(labels.max()) + 1) + labels[:used]
+    owner = np.full(len(labels), len(labels), np.int32)
+    owner[:used] = np.unique(name, return_inverse=True)[1]
+    return owner
+
+
+@jax.jit
+def class_features(features, owner, phi, public_labels) -> jax.Array:
+    """Rows [R + G, D] that stand for their class: own mean feature, or Phi_g.
+
+    Args:
+      features: [R + G, D] of the cohort's own and the public rows.
+      owner: [R] int32, see `class_of_row`.
+      phi: [M_g, D].
+      public_labels: [G] int32.
+    """
+    own = features[: len(owner)]
+    sums = jax.ops.segment_sum(own, owner, len(owner))
+    counts = jax.ops.segment_sum(jnp.ones(len(owner), own.dtype), owner, len(owner))
+    means = sums / jnp.maximum(counts, 1)[:, None]
+    return jnp.concatenate([means[owner], phi[public_labels].astype(own.dtype)])
 
 
 def build_select(mesh: Mesh, threshold: float | None, capacity: int) -> Callable:

@@ -4,17 +4,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import sampling
 from fedfr_jax.federated.client import Feed, Population, Slots, Table
-from fedfr_jax.federated.engine import build_round, no_extra
+from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
 from fedfr_jax.federated.schedule import Plan, schedule
 from fedfr_jax.federated.store import Store
-from fedfr_jax.types import Algorithm, Cohort, PyTree
+from fedfr_jax.types import Algorithm, Cohort, Extra, PyTree
+
+CANONICAL_SHARDS = 8
 
 
 class Simulation(NamedTuple):
@@ -29,13 +30,27 @@ class Simulation(NamedTuple):
     cohort_size: int  # K
     lanes: int  # L
     seed: int
+    shards: int | None  # V of the canonical reduction, None for plain sums
     run: Callable  # build_round's function
+    key: jax.Array  # [] key of the seed, on the mesh
+    hyper: PyTree  # what `run` hands to the algorithm's factory, on the mesh
+
+
+class Work(NamedTuple):
+    """A round's arguments in host memory, and what they mean."""
+
+    rows: PyTree  # [V, W, L, ...] personal rows
+    slots: Slots  # [V, W, L]
+    order: np.ndarray  # [K] int32 flat slot of each cohort member
+    extra: Extra
+    clients: np.ndarray  # [V, W, L] ids, -1 where idle
+    plan: Plan
 
 
 class Outcome(NamedTuple):
     """What one round leaves for the log."""
 
-    ids: np.ndarray  # [K] int64, ascending
+    ids: np.ndarray  # [K] int64, as in the cohort
     metrics: dict[str, np.ndarray]  # {name: [K]}
     num_extra: np.ndarray  # [K] int32 examples added by the server
     plan: Plan
@@ -52,6 +67,8 @@ def simulation(
     local_epochs: int | tuple[int, ...] | Callable = 1,
     lanes: int = 1,
     seed: int = 0,
+    reduction: str = "sum",
+    shards: int = CANONICAL_SHARDS,
 ) -> Simulation:
     """Check the pieces and put them together.
 
@@ -62,6 +79,12 @@ def simulation(
         its last entry stays; a function of the round gives a number, or an array [N]
         of one per client.
       lanes: clients trained side by side on a device, L >= 1.
+      reduction: sum (as fast as it gets; the last bits depend on the number of devices)
+        or canonical (from two devices on they do not, nor on the order of the cohort;
+        lanes still matter).
+      shards: V of the canonical reduction, best a multiple of every number of devices
+        that will be used; a cohort of K has places for K rounded up to V x lanes, and a
+        device holds the sums of V / devices shards.
 
     Raises:
       ValueError: when a client owns no example, or a size is out of range.
@@ -78,6 +101,12 @@ def simulation(
         )
     if lanes < 1:
         raise ValueError(f"lanes must be at least 1, got {lanes}.")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}.")
+    if shards < 1:
+        raise ValueError(f"shards must be at least 1, got {shards}.")
+    fixed = shards if reduction == "canonical" else None
+    whole = meshes.replicated(mesh)
     cohort_size = cohort_size or num_clients
     sampling.sample(seed, 0, num_clients, cohort_size)
     if not callable(local_epochs):
@@ -86,13 +115,22 @@ def simulation(
         algorithm=algorithm,
         feed=feed,
         mesh=mesh,
-        table=jax.device_put(table, meshes.replicated(mesh)),
+        table=jax.device_put(table, whole),
         population=population,
         local_epochs=local_epochs,
         cohort_size=cohort_size,
         lanes=lanes,
         seed=seed,
-        run=build_round(algorithm, feed, mesh, max_local=int(sizes.max()), seed=seed),
+        shards=fixed,
+        run=build_round(
+            lambda hyper: algorithm,
+            feed,
+            mesh,
+            max_local=int(sizes.max()),
+            shards=fixed,
+        ),
+        key=jax.device_put(jax.random.key(seed), whole),
+        hyper=(),
     )
 
 
@@ -122,44 +160,96 @@ def play(
     """Train one round: -> (server after it, what happened); rows go to the store."""
     num_clients = len(sim.population.num_classes)
     ids = sampling.sample(sim.seed, round, num_clients, sim.cohort_size)
+    return play_cohort(sim, server, store, Cohort(ids, round))
+
+
+def play_cohort(
+    sim: Simulation, server: PyTree, store: Store, cohort: Cohort
+) -> tuple[PyTree, Outcome]:
+    """`play` of clients that the caller has chosen, each once and in any order."""
+    work = assign(sim, server, store, cohort)
+    arguments = on_devices(sim, server, work, cohort.round)
+    try:
+        server, rows, result = sim.run(*arguments)
+        fetched = jax.device_get((rows, result.metrics))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise MemoryError(out_of_memory(sim, arguments)) from error
+        raise
+    metrics = put_away(store, work, cohort, fetched)
+    return server, Outcome(cohort.ids, metrics, work.extra.num_examples, work.plan)
+
+
+def on_devices(sim: Simulation, server: PyTree, work: Work, round: int) -> tuple:
+    """The arguments of `sim.run`."""
+    rows, slots = jax.device_put((work.rows, work.slots), meshes.over_clients(sim.mesh))
+    order, extra, number = jax.device_put(
+        (work.order, work.extra, np.int32(round)), meshes.replicated(sim.mesh)
+    )
+    return server, rows, slots, order, extra, sim.table, number, sim.key, sim.hyper
+
+
+def out_of_memory(sim: Simulation, arguments: tuple) -> str:
+    """Say what a round needs on a device, and how many lanes would fit."""
+    needed = sim.run.lower(*arguments).compile().memory_analysis()
+    fixed = needed.argument_size_in_bytes + needed.output_size_in_bytes
+    fixed -= needed.alias_size_in_bytes
+    working = needed.temp_size_in_bytes
+    gib = lambda size: f"{size / 2**30:.2f} GiB"
+    says = (
+        f"lanes must fit the device's memory, got {sim.lanes}: a round needs "
+        f"{gib(fixed)} for its arguments and results and {gib(working)} to train"
+    )
+    stats = sim.mesh.devices.flat[0].memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return f"{says}."
+    free = max(stats["bytes_limit"] - fixed, 0)
+    fits = min(int(sim.lanes * free / max(working, 1)), sim.lanes - 1)
+    return f"{says}, of {gib(stats['bytes_limit'])}: about {fits} lanes fit."
+
+
+def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Work:
+    """Prepare and schedule a cohort, and fetch its rows."""
+    ids = cohort.ids
     extra = no_extra(len(ids))
     if sim.algorithm.prepare:
-        extra = sim.algorithm.prepare(server, sim, Cohort(ids, round))
-    num_extra = np.asarray(extra.num_examples)
-    sizes = np.diff(sim.population.offsets)[ids] + num_extra
-    epochs = np.broadcast_to(sim.local_epochs(round), num_clients)[ids]
-    steps = sim.feed.steps_per_epoch(sizes) * epochs
-    plan = schedule(steps, num_devices=sim.mesh.shape[meshes.CLIENTS], lanes=sim.lanes)
-    slots, slot_ids = _slots(sim.population, ids, plan, num_extra, steps)
-    rows, is_new = store.gather(slot_ids.reshape(-1))
-    rows = jax.tree.map(lambda x: x.reshape(plan.slots.shape + x.shape[1:]), rows)
-    slots = slots._replace(is_new=is_new.reshape(plan.slots.shape))
-    order = np.argsort(plan.slots.reshape(-1), kind="stable")[-len(ids) :]
-    rows, slots = jax.device_put((rows, slots), meshes.over_clients(sim.mesh))
-    order = jax.device_put(order.astype(np.int32), meshes.replicated(sim.mesh))
-    extra = jax.device_put(extra, meshes.replicated(sim.mesh))
-    number = jax.device_put(jnp.int32(round), meshes.replicated(sim.mesh))
-    server, rows, result = sim.run(server, rows, slots, order, extra, sim.table, number)
-    rows = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[3:]), rows)
-    store.scatter(slot_ids.reshape(-1), rows, round)
-    metrics = {name: np.asarray(x) for name, x in result.metrics.items()}
-    return server, Outcome(ids, metrics, num_extra, plan)
-
-
-def _slots(population, ids, plan, num_extra, steps) -> tuple[Slots, np.ndarray]:
-    """Numbers of every slot, and the client ids, [A, W, L] (-1 where idle)."""
+        extra = sim.algorithm.prepare(server, sim, cohort)
+        extra = extra._replace(num_examples=np.asarray(extra.num_examples))
+    offset, num_local = sim.population.offsets[ids], sim.population.sizes(ids)
+    sizes = num_local + extra.num_examples
+    epochs = np.asarray(sim.local_epochs(cohort.round))
+    steps = sim.feed.steps_per_epoch(sizes) * (epochs[ids] if epochs.ndim else epochs)
+    plan = schedule(
+        steps,
+        num_devices=sim.mesh.shape[meshes.CLIENTS],
+        lanes=sim.lanes,
+        shards=sim.shards,
+        ids=ids,
+    )
     idle = plan.slots < 0
     place = np.where(idle, 0, plan.slots)
-    client = np.where(idle, -1, ids[place])
     number = lambda x: np.where(idle, 0, x[place]).astype(np.int32)
+    clients = np.where(idle, -1, ids[place])
+    rows, is_new = store.gather(clients.reshape(-1))
     slots = Slots(
-        client=client.astype(np.int32),
+        client=clients.astype(np.int32),
         place=place.astype(np.int32),
-        is_new=idle,
-        offset=population.offsets[:-1][np.maximum(client, 0)].astype(np.int32),
-        num_local=number(np.diff(population.offsets)[ids]),
-        num_extra=number(num_extra),
-        num_classes=number(population.num_classes[ids]),
+        is_new=is_new.reshape(idle.shape),
+        offset=number(offset),
+        num_local=number(num_local),
+        num_extra=number(extra.num_examples),
+        num_classes=number(sim.population.num_classes[ids]),
         num_steps=number(steps),
     )
-    return slots, client
+    order = np.empty(len(ids), np.int32)
+    order[plan.slots[~idle]] = np.flatnonzero(~idle)
+    rows = jax.tree.map(lambda x: x.reshape(idle.shape + x.shape[1:]), rows)
+    return Work(rows, slots, order, extra, clients, plan)
+
+
+def put_away(store: Store, work: Work, cohort: Cohort, fetched: tuple) -> dict:
+    """Hand a round's rows [V, W, L, ...] to the store; returns its metrics."""
+    rows, metrics = fetched
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
+    store.scatter(work.clients.reshape(-1), rows, cohort.round)
+    return metrics

@@ -5,13 +5,19 @@ file and a stamp for each (1 + the round that wrote it, 0 for nothing); a write 
 touches what the last two checkpoints see, so a run that is killed at any moment and
 resumed at either, at round R, reads exactly the rows of round R: stamps after R do not
 count. Nothing is written until a client takes part, and memory does not grow with N.
+
+One thread writes while the next round is prepared and trained; until a round's rows are
+on disk they are read from memory. An error of the writer is raised by the next call.
 """
 
+import fcntl
 import os
 import pathlib
 import shutil
 import tempfile
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +27,14 @@ from fedfr_jax.types import PyTree
 
 PROTECTED = 2  # checkpoints whose rows stay whole
 VERSIONS = PROTECTED + 1
+
+
+class Pending(NamedTuple):
+    """Rows that are on their way to the disk."""
+
+    ids: np.ndarray  # [K] int64, ascending
+    block: np.ndarray  # [K, row bytes] uint8
+    written: object  # Future
 
 
 class Store:
@@ -51,62 +65,108 @@ class Store:
         self._check_layout(folder / "layout.txt", template)
         self._rows = os.open(folder / "rows.bin", os.O_RDWR | os.O_CREAT)
         weakref.finalize(self, os.close, self._rows)
+        fcntl.flock(self._rows, fcntl.LOCK_EX)  # an earlier store may still be writing
+        is_fresh = not (folder / "stamps.bin").exists()
         self._stamps = _open_stamps(folder / "stamps.bin", population)
         self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
-        late = self._stamps > resume_round
-        if late.any():
-            self._stamps[late] = 0
+        if not is_fresh:
+            late = self._stamps > resume_round
+            if late.any():
+                self._stamps[late] = 0
+        fcntl.flock(self._rows, fcntl.LOCK_UN)
+        self._writer = ThreadPoolExecutor(1, "store")
+        self._pending = None
 
     def gather(self, ids: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """Rows of `ids` [K] as a tree of [K, ...] and `is_new` [K] (never written).
 
         A new client's row, and that of a negative id, is zero.
+
+        Raises:
+          OSError: when the last `scatter` could not write.
         """
+        pending = self._unwritten()
         stamps = self._stamps[np.maximum(ids, 0)]
         newest = stamps.argmax(axis=1)
         is_new = (stamps.max(axis=1) == 0) | (ids < 0)
         block = np.zeros((len(ids), self._row_bytes), np.uint8)
-        for k in np.flatnonzero(~is_new):
+        on_disk = ~is_new
+        if pending and len(pending.ids):
+            place = np.searchsorted(pending.ids, ids).clip(max=len(pending.ids) - 1)
+            found = pending.ids[place] == ids
+            block[found] = pending.block[place[found]]
+            is_new, on_disk = is_new & ~found, on_disk & ~found
+        for k in np.flatnonzero(on_disk) if self._leaves else ():
             place = (int(ids[k]) * VERSIONS + int(newest[k])) * self._row_bytes
             os.preadv(self._rows, [block[k]], place)
         return self._unpack(block), is_new
 
     def scatter(self, ids: np.ndarray, rows: PyTree, round: int) -> None:
-        """Write `rows` (tree of [K, ...]) of `round`; negative ids are skipped.
+        """Hand `rows` (tree of [K, ...]) of `round` to the writer.
+
+        Negative ids are skipped; the arrays must not change afterwards.
 
         Raises:
-          OSError: when the disk is full; the versions before this round stay whole.
+          OSError: when the rows before these could not be written, for instance to a
+            full disk; the versions before that round stay whole.
         """
-        block = self._pack(rows, len(ids))
-        for k in np.flatnonzero(ids >= 0):
-            version = self._free_version(int(ids[k]), round)
-            place = (int(ids[k]) * VERSIONS + version) * self._row_bytes
-            self._stamps[ids[k], version] = 0
-            if os.pwrite(self._rows, block[k], place) != self._row_bytes:
-                raise OSError(f"store: client {ids[k]}'s row was written in part.")
-            self._stamps[ids[k], version] = round + 1
+        self._wait()
+        kept = np.flatnonzero(ids >= 0)
+        kept = kept[np.argsort(ids[kept])]
+        ids, block = ids[kept].astype(np.int64), self._pack(rows, len(ids))
+        if not np.array_equal(kept, np.arange(len(block))):
+            block = block[kept]
+        fcntl.flock(self._rows, fcntl.LOCK_EX)
+        if not self._leaves:  # stamps alone are faster than a thread
+            return self._write(ids, block, round)
+        written = self._writer.submit(self._write, ids, block, round)
+        self._pending = Pending(ids, block, written)
 
     def flush(self, round: int) -> None:
         """Put everything on disk and protect it: a checkpoint of `round` may follow."""
+        self._wait()
         os.fsync(self._rows)
         self._stamps.flush()
         self._protected = (*self._protected, round)[-PROTECTED:]
 
     def touched(self) -> np.ndarray:
         """Ids that have a row, ascending, [n] int64."""
+        self._wait()
         return np.flatnonzero(self._stamps.max(axis=1) > 0)
 
-    def _free_version(self, client: int, round: int) -> int:
-        """Where to write: the place of this round, else the oldest nobody needs."""
-        stamps = self._stamps[client]
-        if round + 1 in stamps:
-            return int(np.flatnonzero(stamps == round + 1)[0])
-        needed = {
-            int(np.where(stamps <= past, stamps, 0).argmax())
-            for past in self._protected
-        }
-        free = [v for v in range(VERSIONS) if v not in needed]
-        return min(free, key=lambda v: stamps[v])
+    def _unwritten(self) -> Pending | None:
+        """Rows that are not on disk yet, if any; raises the writer's error."""
+        if self._pending and self._pending.written.done():
+            self._wait()
+        return self._pending
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.written.result()
+
+    def _write(self, ids, block, round) -> None:
+        """Rows first, then the stamps that make them count."""
+        try:
+            versions = self._free_versions(ids, round)
+            self._stamps[ids, versions] = 0
+            places = (ids * VERSIONS + versions) * self._row_bytes
+            for k, place in enumerate(places.tolist() if self._leaves else ()):
+                if os.pwrite(self._rows, block[k], place) != self._row_bytes:
+                    raise OSError(f"store: client {ids[k]}'s row was written in part.")
+            self._stamps[ids, versions] = round + 1
+        finally:
+            fcntl.flock(self._rows, fcntl.LOCK_UN)
+
+    def _free_versions(self, ids, round) -> np.ndarray:
+        """Where to write: the place of this round, else the oldest nobody needs [K]."""
+        stamps, each = np.array(self._stamps[ids]), np.arange(len(ids))
+        age = stamps.astype(np.int64)
+        for past in self._protected:
+            needed = np.where(stamps <= past, stamps, 0).argmax(axis=1)
+            age[each, needed] = np.iinfo(np.int64).max
+        age[stamps == round + 1] = -1
+        return age.argmin(axis=1)
 
     def _unpack(self, block):
         leaves, start = [], 0

@@ -19,6 +19,8 @@ from fedfr_jax.federated.client import Feed, Slots, Table, client_view
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.types import PyTree
 
+CENTRAL = 2**31 + 1  # folded into the seed; clients fold their ids, below 2^31
+
 
 class State(NamedTuple):
     """State of central training after some epochs."""
@@ -82,7 +84,8 @@ def central(
     slot = jax.tree.map(jnp.asarray, slot)
 
     def device(state: State, table: Table, epoch):
-        key = jax.random.fold_in(jax.random.key(seed), epoch)
+        stage = jax.random.fold_in(jax.random.key(seed), CENTRAL)
+        key = jax.random.fold_in(stage, epoch)
         shard = (jax.lax.axis_index(meshes.CLIENTS), num_devices)
         extra = no_extra(1)
         client = client_view(feed, 0, key, slot, extra, table, epoch, shard=shard)
@@ -112,7 +115,7 @@ def central(
         loss = lambda params: loss_fn(
             {**variables, "params": params},
             client.batch(i),
-            jax.random.fold_in(key, i),
+            jax.random.fold_in(jax.random.fold_in(key, 0), i),
             num_classes=jnp.int32(0),
             frozen=None,
         )

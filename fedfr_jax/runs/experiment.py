@@ -5,6 +5,7 @@ beside them summary.json, partition.json and the plots. Started again with the s
 command it goes on where it stopped; a finished stage is read, not repeated.
 """
 
+import contextlib
 import json
 import pathlib
 import time
@@ -22,10 +23,10 @@ from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.simulation import simulation, start
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.pretraining import Pretraining, pretrain
+from fedfr_jax.runs.pretraining import Pretraining, everyone, pretrain, public_means
 from fedfr_jax.runs.report import plots, tables
-from fedfr_jax.runs.sinks import open_sinks, read_jsonl, write_summary
-from fedfr_jax.tasks.methods import FaceMethod, backbone_features
+from fedfr_jax.runs.sinks import JsonlSink, open_sinks, read_jsonl, write_summary
+from fedfr_jax.tasks.methods import FaceMethod, backbone_features, last_simulation
 from fedfr_jax.tasks.recognition import Judge, Judgement, Recognition
 from fedfr_jax.types import Model, PyTree
 
@@ -53,7 +54,7 @@ class Experiment(NamedTuple):
     mesh: Mesh
     pretraining: Pretraining
     federation: Federation
-    methods: Mapping[str, FaceMethod]
+    methods: Mapping[str, FaceMethod | Pretraining]  # the latter: all images, central
     seed: int
 
 
@@ -81,7 +82,7 @@ def run_experiment(
     variables = start_of(experiment, workdir)
     stages = {"pretrained": judge_single(experiment, variables)}
     for name, method in experiment.methods.items():
-        stages[name] = run_method(experiment, method, variables, workdir / name)
+        stages[name] = run_row(experiment, method, variables, workdir / name)
     summary = {"methods": numbers(stages), "seconds": clock.stop()}
     write_summary(workdir / "summary.json", summary)
     paths = draw(stages, workdir)
@@ -99,7 +100,10 @@ def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = rich
     """
     workdir = pathlib.Path(workdir)
     ends = {"pretrained": experiment.pretraining.epochs}
-    ends |= {name: experiment.federation.rounds for name in experiment.methods}
+    rounds = experiment.federation.rounds
+    ends |= {
+        name: end_of(method, rounds) for name, method in experiment.methods.items()
+    }
     for name, end in ends.items():
         folder = workdir / name / "checkpoints"
         done = Checkpointer(folder).latest() if folder.exists() else None
@@ -110,7 +114,7 @@ def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = rich
     variables = start_of(experiment, workdir)
     stages = {"pretrained": judge_single(experiment, variables)}
     for name, method in experiment.methods.items():
-        stages[name] = run_method(experiment, method, variables, workdir / name)
+        stages[name] = run_row(experiment, method, variables, workdir / name)
     result = {"methods": numbers(stages)}
     write_summary(workdir / "evaluation.json", result)
     say(tables.result_table(result))
@@ -182,6 +186,24 @@ def judge_single(experiment: Experiment, variables: PyTree) -> Stage:
     )
 
 
+def run_row(experiment, method: FaceMethod | Pretraining, variables, folder) -> Stage:
+    """Train a method from `variables`, or one network on everybody's images."""
+    if isinstance(method, FaceMethod):
+        return run_method(experiment, method, variables, folder)
+    task, seed = everyone(experiment.task), experiment.seed
+    variables = pretrain(
+        experiment.model, task, experiment.mesh, method, folder, seed=seed
+    )
+    return judge_single(experiment, variables)
+
+
+def end_of(method: FaceMethod | Pretraining, rounds: int) -> int:
+    """Number of a row's last checkpoint."""
+    if isinstance(method, FaceMethod):
+        return rounds + (method.last_round is not None)
+    return method.epochs
+
+
 def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
     """Train one method from `variables`, or read its end, and judge it."""
     federation, judge = experiment.federation, experiment.judge
@@ -201,7 +223,10 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
         lanes=federation.lanes,
         seed=experiment.seed,
     )
-    server = start(sim, method.start(variables["backbone"], variables["phi"]))
+    backbone, phi = variables["backbone"], variables["phi"]
+    if method.init_fc:
+        phi = public_means(experiment.model, experiment.task, experiment.mesh, backbone)
+    server = start(sim, method.start(backbone, phi))
     server, store, checkpointer, first = loop.resume(sim, server, folder)
     embed = backbone_features(experiment.model)
 
@@ -210,18 +235,29 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
         metrics = judge.generic(embed, server.backbone).metrics
         return {f"generic/{k}": v for k, v in metrics.items()}
 
-    with open_sinks(folder, folder.name, federation.rounds, first) as sinks:
-        server = loop.train(
-            sim,
-            server,
-            store,
-            checkpointer,
-            first_round=first,
-            num_rounds=federation.rounds,
-            evaluate=evaluate,
-            sinks=sinks,
-            period=loop.Period(federation.evaluate_every, federation.checkpoint_every),
-        )
+    rounds, last = federation.rounds, method.last_round
+    period = loop.Period(federation.evaluate_every, federation.checkpoint_every)
+    parts = [(sim, first, rounds)]
+    if last:
+        parts.append((last_simulation(sim, last), max(first, rounds), rounds + 1))
+    clients = JsonlSink(folder / "clients.jsonl", resume_step=first)
+    with (
+        contextlib.closing(clients),
+        open_sinks(folder, folder.name, end_of(method, rounds), first) as sinks,
+    ):
+        for part, first_round, num_rounds in parts:
+            server = loop.train(
+                part,
+                server,
+                store,
+                checkpointer,
+                first_round=first_round,
+                num_rounds=num_rounds,
+                evaluate=evaluate,
+                sinks=sinks,
+                client_log=clients,
+                period=period,
+            )
     checkpointer.close()
 
     def variables_of(client):
@@ -245,6 +281,10 @@ def draw(stages: Mapping[str, Stage], workdir: pathlib.Path) -> list[pathlib.Pat
     plots.plot_personalised(
         paths[1], {n: s.personalised.per_client for n, s in stages.items()}
     )
+    generic = {
+        f"generic/{k}": v for k, v in stages["pretrained"].generic.metrics.items()
+    }
     rows = {n: read_jsonl(workdir / n / "metrics.jsonl") for n in stages}
-    plots.plot_rounds(paths[2], rows, ("loss", "classification"))
+    rows["pretrained"] = [{"round": 0, **generic}]  # a level: it has no rounds
+    plots.plot_rounds(paths[2], rows, ("loss", *generic))
     return paths

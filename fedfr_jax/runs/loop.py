@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.federated.simulation import Outcome, Simulation, open_store, play
@@ -63,29 +65,48 @@ def train(
     num_rounds: int,
     evaluate: Callable[[PyTree, Store], dict[str, float]],
     sinks: Sequence[Callable] = (),
+    client_log: Callable | None = None,
     period: Period = Period(),  # noqa: B008 (a constant)
 ) -> PyTree:
     """Play rounds first_round..num_rounds-1; returns the last server.
+
+    Args:
+      evaluate: (server, store) -> {name: number}, called when due.
+      sinks: take (round, {name: number}).
+      client_log: takes (round, {name: [K] list}).
 
     Raises:
       FloatingPointError: when a client's metric is not finite; names round, client,
         metric and the checkpoint to go back to.
     """
+    last = num_rounds - 1
     for round in range(first_round, num_rounds):
         started = time.perf_counter()
         server, outcome = play(sim, server, store, round)
         check_finite(outcome, round, checkpointer)
-        scalars = summarize(outcome)
-        last = num_rounds - 1
+        check_state(server, f"round {round}", checkpointer)
+        scalars = {**summarize(outcome), "seconds": time.perf_counter() - started}
+        if is_due(period.evaluate_every, round, last):
+            scalars.update(evaluate(server, store))
+        # Before the checkpoint: a line that is written twice is dropped at the
+        # resume, one that was never written would be missing for ever.
+        for sink in sinks:
+            sink(round, scalars)
+        if client_log:
+            client_log(round, by_client(outcome))
         if checkpointer and is_due(period.checkpoint_every, round, last):
             store.flush(round + 1)
             checkpointer.save(round + 1, server)
-        scalars["seconds"] = time.perf_counter() - started
-        if is_due(period.evaluate_every, round, last):
-            scalars.update(evaluate(server, store))
-        for sink in sinks:
-            sink(round, scalars)
     return server
+
+
+def by_client(outcome: Outcome) -> dict[str, list]:
+    """Each client's numbers of a round, one list per name in the cohort's order."""
+    return {
+        "client": outcome.ids.tolist(),
+        "hard_negatives": outcome.num_extra.tolist(),
+        **{name: values.tolist() for name, values in outcome.metrics.items()},
+    }
 
 
 def summarize(outcome: Outcome) -> dict[str, float]:
@@ -108,19 +129,43 @@ def summarize(outcome: Outcome) -> dict[str, float]:
 def check_finite(outcome: Outcome, round: int, checkpointer: Checkpointer | None):
     """Raise FloatingPointError for the first client with a bad metric."""
     for client, values in zip(outcome.ids, _rows(outcome.metrics), strict=True):
-        check_scalars(values, round, checkpointer, who=f" of client {client}")
+        where = f"client {client} in round {round}"
+        check_scalars(values, where, checkpointer)
 
 
-def check_scalars(scalars, step: int, checkpointer, who: str = "") -> None:
+def check_scalars(scalars, where: str, checkpointer: Checkpointer | None) -> None:
     """Raise FloatingPointError for the first number that is not finite."""
     for name, value in scalars.items():
         if not np.isfinite(value):
-            last = checkpointer.latest() if checkpointer else None
+            advice = _advice(checkpointer)
             raise FloatingPointError(
-                f"{name}{who} must be finite in round {step}, got {value}; the last "
-                f"good checkpoint is {'none' if last is None else f'round {last}'}. "
-                "Lower the learning rate, then start the same command again."
+                f"{name} of {where} must be finite, got {value}; {advice}"
             )
+
+
+def check_state(state: PyTree, where: str, checkpointer: Checkpointer | None) -> None:
+    """Raise FloatingPointError when a leaf of `state` holds a bad number.
+
+    A loss is taken before its step, so the last step of a round can spoil the
+    parameters under a finite loss.
+    """
+    if not _all_finite(state):
+        raise FloatingPointError(
+            f"parameters after {where} must be finite, got nan or infinity; "
+            + _advice(checkpointer)
+        )
+
+
+@jax.jit
+def _all_finite(state):
+    floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([jnp.isfinite(x).all() for x in floats]))
+
+
+def _advice(checkpointer):
+    last = checkpointer.latest() if checkpointer else None
+    good = "there is no checkpoint" if last is None else f"checkpoint {last} is good"
+    return f"{good}. Lower the learning rate and start again with --overwrite."
 
 
 def _rows(columns):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -12,6 +13,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import decode
 from fedfr_jax.federated.algorithms.local import sgd
 from fedfr_jax.federated.client import Feed
+from fedfr_jax.federated.features import build_embed
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.central import Central, central, rate_schedule
 from fedfr_jax.runs.checkpoint import Checkpointer
@@ -19,6 +21,8 @@ from fedfr_jax.runs.sinks import open_sinks
 from fedfr_jax.tasks.face_loss import face_loss
 from fedfr_jax.tasks.recognition import Recognition
 from fedfr_jax.types import Model, PyTree
+
+FIRST_WEIGHTS = 2**31  # folded into the seed; clients fold their ids, below 2^31
 
 OPTIMIZERS = {
     # Coupled decay and momentum, as PyTorch has it; decoupled decay.
@@ -104,20 +108,57 @@ def pretrain(
             for epoch in range(first, settings.epochs):
                 state, metrics = trainer.epoch(state, table, jnp.int32(epoch))
                 scalars = {name: float(value) for name, value in metrics.items()}
-                loop.check_scalars(scalars, epoch, checkpointer)
-                if loop.is_due(every, epoch, settings.epochs - 1):
-                    checkpointer.save(epoch + 1, state)
+                loop.check_scalars(scalars, f"epoch {epoch}", checkpointer)
+                loop.check_state(state, f"epoch {epoch}", checkpointer)
                 for sink in sinks:
                     sink(epoch, scalars)
+                if loop.is_due(every, epoch, settings.epochs - 1):
+                    checkpointer.save(epoch + 1, state)
     checkpointer.close()
     params, stats = state.variables["params"], state.variables["batch_stats"]
     backbone = {"params": params["backbone"], "batch_stats": stats}
     return {"backbone": backbone, "phi": params["phi"]}
 
 
+def everyone(task: Recognition) -> Recognition:
+    """The task whose public set holds the clients' training images too.
+
+    The clients' classes follow the public ones; training on it is the central upper
+    bound of federated training. What is judged stays.
+    """
+    p = task.partition
+    own = np.concatenate(p.identities)
+    order = np.argsort(own)
+    place = order[np.searchsorted(own, task.train_identities, sorter=order)]
+    labels = np.array(task.table.labels)
+    labels[: len(place)] = len(p.global_identities) + place
+    identities = np.concatenate([p.global_identities, own])
+    return task._replace(
+        partition=p._replace(global_identities=identities),
+        table=task.table._replace(labels=labels),
+        train_identities=task.train_identities[:0],
+    )
+
+
+def public_means(
+    model: Model, task: Recognition, mesh: Mesh, backbone: PyTree, batch_size: int = 64
+) -> jax.Array:
+    """Mean feature of every public class, unflipped, as they come, [M_g, D]."""
+    embed = lambda variables, images: model.apply(variables, images, False)[0]
+    first, labels = len(task.train_identities), task.partition.global_labels
+    rows = np.arange(first, first + len(labels), dtype=np.int32)
+    table = jax.device_put(task.table, meshes.replicated(mesh))
+    features = build_embed(embed, Feed(batch_size, decode), mesh)(backbone, table, rows)
+    sums = jax.ops.segment_sum(
+        features[: len(rows), 0], labels, len(task.partition.global_identities)
+    )
+    return sums / np.bincount(labels)[:, None].astype(sums.dtype)
+
+
 def first_variables(model: Model, num_public: int, seed: int) -> PyTree:
     """Fresh backbone, public class embeddings N(0, 0.01^2), and no local class."""
-    backbone_key, phi_key = jax.random.split(jax.random.key(seed))
+    start = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
+    backbone_key, phi_key = jax.random.split(start)
     backbone = model.init(backbone_key)
     dim = model.embedding_dim
     params = {

@@ -4,6 +4,9 @@ total = L_cos + contrastive_weight * L_con + branch_weight * L_branch (Liu et al
 arXiv:2112.12496, section 3): a margin softmax over the client's own classes followed by
 the public ones, a model-contrastive term against frozen features, and a branch of
 decoupled feature customization that sees the client's own classes only.
+
+Left out: the official code's `reweight_cosface`, which repeats logits to imitate the
+softmax over all clients' classes but cuts the gradient of L_cos while doing so.
 """
 
 from collections.abc import Callable
@@ -27,17 +30,22 @@ def masked_mean(values: jax.Array, is_valid: jax.Array) -> jax.Array:
 
 
 def init_local(
-    num_classes: int, dim: int, *, branch: str | None, converter: str = "linear"
+    num_classes: int,
+    dim: int,
+    *,
+    branch: str | None,
+    converter: str = "linear",
+    std: float = 0.01,
 ) -> Callable:
     """key -> {"head": [M, D], "branch": {...}} of a new client.
 
-    Head rows are N(0, 0.01^2); the branch starts from a copy of them, zero biases and
+    Head rows are N(0, std^2); the branch starts from a copy of them, zero biases and
     the converter's own start (the identity when linear).
     """
 
     def init(key):
         head_key, converter_key = jax.random.split(key)
-        head = 0.01 * jax.random.normal(head_key, (num_classes, dim))
+        head = std * jax.random.normal(head_key, (num_classes, dim))
         if branch is None:
             return {"head": head}
         return {

@@ -2,20 +2,35 @@
 
 A method is a set of switches of `federated_faces`: FedAvg has none, `public` adds the
 global data, `contrastive_weight` the contrastive term, `branch` the decoupled feature
-customization; all of them are FedFR.
+customization; all of them are FedFR. MOON is FedAvg with the contrastive term, FedFace
+FedAvg with `spreadout`, local training `share=False`; `adapt` appends the adaptation of
+Yu et al. to any method without a branch.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax.federated.algorithms.fedface import fedface
 from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
+from fedfr_jax.federated.features import own_class_means
 from fedfr_jax.federated.hard_negatives import prepare_features
+from fedfr_jax.federated.simulation import Simulation, simulation
+from fedfr_jax.losses.spreadout import spread
+from fedfr_jax.tasks.adaptation import adapted
 from fedfr_jax.tasks.face_loss import face_loss, init_local, personal_features
-from fedfr_jax.types import Algorithm, Model, PyTree
+from fedfr_jax.types import Algorithm, Client, Model, PyTree
+
+
+class LastRound(NamedTuple):
+    """A round of all clients after the last one, nothing aggregated."""
+
+    algorithm: Algorithm
+    epochs: int
 
 
 class FaceMethod(NamedTuple):
@@ -24,6 +39,8 @@ class FaceMethod(NamedTuple):
     algorithm: Algorithm
     start: Callable  # (backbone variables, phi [M_g, D]) -> variables for `init`
     embed: Callable  # (variables of `personalize`, images) -> [B, D]
+    last_round: LastRound | None = None
+    init_fc: bool = False  # hand `start` the public classes' mean features as phi
 
 
 def federated_faces(
@@ -49,6 +66,12 @@ def federated_faces(
     phi_update: str = "averaged",
     first_previous: str = "global",
     weigh: str = "local+extra",
+    hard_negatives: str = "image",
+    init_fc: bool = False,
+    share: bool = True,
+    spreadout: float | None = None,
+    num_clients: int = 0,
+    adapt: Mapping | None = None,
 ) -> FaceMethod:
     """FedFR with every term an option; the defaults are the paper's.
 
@@ -62,14 +85,25 @@ def federated_faces(
       contrastive_weight, branch, ...: see `face_loss`.
       phi_update, weigh: see `fedfr`.
       first_previous: global or random, the previous network of a new client.
+      hard_negatives: by image, or by class with all its images.
+      init_fc: start all class embeddings from mean features of the pretrained network,
+        not from N(0, 0.01^2) and the pretrained head.
+      share: False trains every client alone; its judged network is its own.
+      spreadout: cosine above which the server pushes the classes of all `num_clients`
+        clients apart after a round; None does not.
+      adapt: `epochs` of a last round, and the keywords of `adapted`; None for none.
 
     Raises:
-      ValueError: for an unknown option.
+      ValueError: for an unknown option, or options that exclude each other.
     """
     if first_previous not in ("global", "random"):
         raise ValueError(
             f"first_previous must be global or random, got {first_previous!r}."
         )
+    if not share and first_previous == "random":
+        raise ValueError("first_previous must be global with share=False, got random.")
+    if adapt is not None and branch is not None:
+        raise ValueError(f"branch must be None with adapt, got {branch!r}.")
     loss = face_loss(
         model,
         margin_loss=margin_loss,
@@ -88,25 +122,90 @@ def federated_faces(
     prepare = None
     if contrastive_weight or threshold is not None:
         prepare = prepare_features(
-            embed, threshold=threshold, capacity=max_hard_negatives
+            embed,
+            threshold=threshold,
+            capacity=max_hard_negatives,
+            level=hard_negatives,
         )
     algorithm = fedfr(
         local_sgd(loss, optimizer, step_decay(learning_rate, every=decay_epochs)),
         init_local(
-            num_classes, model.embedding_dim, branch=branch, converter=converter
+            num_classes,
+            model.embedding_dim,
+            branch=branch,
+            converter=converter,
+            std=0.0 if init_fc else 0.01,
         ),
         embed=embed if contrastive_weight else None,
         prepare=prepare,
         phi_update=phi_update,
         first_previous=model.init if first_previous == "random" else None,
         weigh=weigh,
+        begin=class_mean_start(embed) if init_fc else None,
+        share=share,
     )
+    if spreadout is not None:
+        apart = lambda *args, **mask: spread(*args, margin=spreadout, **mask)[0]
+        algorithm = fedface(algorithm, apart, num_clients=num_clients)
 
     def start(backbone: PyTree, phi: jax.Array) -> PyTree:
         phi = phi if public else jnp.zeros((0, model.embedding_dim), phi.dtype)
         return {"backbone": backbone, "phi": phi}
 
-    return FaceMethod(algorithm, start, personal_features(model, converter=converter))
+    return FaceMethod(
+        algorithm,
+        start,
+        personal_features(model, converter=converter),
+        last_round=last_round(algorithm, model, **adapt) if adapt else None,
+        init_fc=init_fc and public,
+    )
+
+
+def last_round(
+    algorithm: Algorithm, model: Model, *, epochs: int = 5, **settings
+) -> LastRound:
+    """`epochs` of `adapted(algorithm, model, **settings)`."""
+    known = ["epochs", *inspect.signature(adapted).parameters]
+    known = [name for name in known if name not in ("algorithm", "model")]
+    for name in settings:
+        if name not in known:
+            raise ValueError(f"adapt must have keys of {known}, got {name!r}.")
+    return LastRound(adapted(algorithm, model, **settings), epochs)
+
+
+def last_simulation(sim: Simulation, last: LastRound) -> Simulation:
+    """The simulation of the last round: all clients, another algorithm."""
+    return simulation(
+        last.algorithm,
+        sim.feed,
+        sim.table,
+        sim.population,
+        mesh=sim.mesh,
+        local_epochs=last.epochs,
+        lanes=sim.lanes,
+        seed=sim.seed,
+    )
+
+
+def class_mean_start(embed: Callable) -> Callable:
+    """`begin` of `fedfr`: a head of zeros becomes the own classes' mean features.
+
+    The branch's weights start as a copy. Over several lanes side by side the means are
+    computed in every round, and selected away in all but a client's first.
+    """
+
+    def begin(backbone: PyTree, params: PyTree, client: Client) -> PyTree:
+        def fresh():
+            head = params["head"]
+            means = own_class_means(embed, backbone, client, len(head))
+            new = {**params, "head": means.astype(head.dtype)}
+            if "branch" in params:
+                new["branch"] = {**params["branch"], "weights": new["head"]}
+            return new
+
+        return jax.lax.cond(jnp.any(params["head"] != 0), lambda: params, fresh)
+
+    return begin
 
 
 def backbone_features(model: Model) -> Callable:

@@ -138,9 +138,77 @@ def test_help_lists_the_commands(capsys):
         (["train", "--config=CONFIG"], "--workdir must name a folder"),
         (["train", "--config=CONFIG", "--nosuch=1"], "flags must be of"),
         (
-            ["train", "--config=CONFIG", "--workdir=w", "--config.model.width=3"],
-            "config.model must have keys of ['blocks', 'embedding_dim', 'name', "
-            "'widths'], got 'width' (did you mean widths?)",
+            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--config.model.width=3"],
+            "got 'width' (did you mean widths?)",
+        ),
+        (
+            [
+                "train",
+                "--config",
+                "CONFIG",
+                "--workdir=WORKDIR",
+                "--config.modle.depth=3",
+            ],
+            "config must have sections ['data', 'evaluation', 'federation', 'methods', "
+            "'model', 'partition', 'pretrain'], got 'modle'",
+        ),
+        (
+            [
+                "train",
+                "--config=CONFIG",
+                "--workdir=WORKDIR",
+                "--config.methods.fedfr.x=1",
+            ],
+            "config.methods.fedfr must have keys of [",
+        ),
+        (
+            [
+                "train",
+                "--config=CONFIG",
+                "--workdir=WORKDIR",
+                "--config.methods.fedfr.phi_update=thawed",
+            ],
+            "phi_update must be one of ('averaged', 'frozen'), got 'thawed'",
+        ),
+        (
+            [
+                "train",
+                "--config=CONFIG",
+                "--workdir=WORKDIR",
+                "--config.federation.lanes=0",
+            ],
+            "config.federation.lanes must be at least 1, got 0",
+        ),
+        (
+            [
+                "train",
+                "--config=CONFIG",
+                "--workdir=WORKDIR",
+                "--config.federation.rounds=x",
+            ],
+            "config.federation.rounds must be a number, got 'x'",
+        ),
+        (
+            [
+                "train",
+                "--config=CONFIG",
+                "--workdir=WORKDIR",
+                "--config.federation.cohort_size=9",
+            ],
+            "config.federation.cohort_size must lie in [0, 3], got 9",
+        ),
+        (
+            [
+                "train",
+                "--config=CONFIG",
+                "--workdir=WORKDIR",
+                "--config.pretrain.flip=2",
+            ],
+            "config.pretrain.flip must lie in [0, 1], got 2",
+        ),
+        (
+            ["prepare", "--config=CONFIG", "--config.data.name=fei"],
+            "config.data must have",
         ),
         (
             ["prepare", "--config=CONFIG", "--config.data.name=nosuch"],
@@ -156,8 +224,9 @@ def test_help_lists_the_commands(capsys):
         ),
     ],
 )
-def test_a_mistake_is_one_clear_line(config, words, message, capsys):
-    code = main([w.replace("CONFIG", str(config)) for w in words])
+def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
+    words = [w.replace("CONFIG", str(config)) for w in words]
+    code = main([w.replace("WORKDIR", str(tmp_path / "run")) for w in words])
     printed = capsys.readouterr()
     text = printed.err + printed.out
     assert code == 2
@@ -178,3 +247,17 @@ def test_another_config_does_not_resume_a_run(config, tmp_path, capsys):
     same_config(tmp_path / "w", '{\n "seed": 0\n}')
     with pytest.raises(ValueError, match='got "seed": 0 there and "seed": 1 here'):
         same_config(tmp_path / "w", '{\n "seed": 1\n}')
+
+
+@pytest.mark.slow
+def test_the_demo_ranks_fedfr_first(tmp_path):
+    """pytest -m slow -k demo: a few minutes."""
+    demo = ROOT / "configs" / "fedfr" / "demo.py"
+    process = fedfr("train", f"--config={demo}", f"--workdir={tmp_path}")
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    of = {name: m["personalised"] for name, m in summary["methods"].items()}
+    for metric in of["fedfr"]:
+        others = [of[name][metric] for name in ("pretrained", "fedavg")]
+        assert of["fedfr"][metric] > max(others), metric

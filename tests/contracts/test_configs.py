@@ -38,5 +38,7 @@ def test_a_config_configures_functions_that_exist(path, monkeypatch):
     check(Federation, config["federation"], "federation")
     check(Judge, config["evaluation"], "evaluation")
     for name, options in config["methods"].items():
-        check(federated_faces, options, name)
+        kind = {"federated": federated_faces, "central": Pretraining}
+        settings = {k: v for k, v in options.items() if k != "kind"}
+        check(kind[options.get("kind", "federated")], settings, name)
     assert "--config=" + str(path.relative_to(ROOT)) in module["__doc__"]

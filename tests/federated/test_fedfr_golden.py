@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax.federated.algorithms.aggregators import weighted_mean
 from fedfr_jax.federated.algorithms.fedfr import Personal, fedfr
 from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
 from fedfr_jax.federated.client import Feed, Population, Table
@@ -187,3 +188,23 @@ def test_a_capacity_keeps_the_hardest(golden):
     hardest = np.sort(np.argsort(-arrays["max_similarity"])[:10])
     assert int(number) == 10
     np.testing.assert_array_equal(indices, hardest)
+
+
+def test_the_weighted_mean_is_the_official_average(golden):
+    arrays = golden("fedfr_fedavg")
+    aggregator = weighted_mean()
+    names = [k.removeprefix("avg/") for k in arrays if k.startswith("avg/")]
+    names = [k for k in names if not k.endswith("num_batches_tracked")]
+    clients = [{n: arrays[f"client{c}/{n}"] for n in names} for c in range(3)]
+    for c, client in enumerate(clients):
+        client["phi"] = arrays[f"fc{c}"]
+    summaries = [
+        aggregator.summarize(jax.tree.map(jnp.asarray, client), jnp.float32(w))
+        for client, w in zip(clients, arrays["weights"], strict=True)
+    ]
+    total = jax.tree.map(lambda *x: sum(x), *summaries)
+    mean = aggregator.finish(total)
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    for name in names:
+        close(mean[name], arrays[f"avg/{name}"])
+    close(mean["phi"], arrays["fc_avg_p1"])

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -75,11 +76,39 @@ def test_a_torn_write_leaves_the_checkpointed_version(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", torn)
+    store.scatter(np.array([0]), rows([2]), 1)
     with pytest.raises(OSError, match="No space left"):
-        store.scatter(np.array([0]), rows([2]), 1)
+        store.flush(2)
     monkeypatch.setattr(os, "pwrite", whole)
     assert counts(store, [0]) == [1]
     assert counts(Store(TEMPLATE, 4, tmp_path, resume_round=1), [0]) == [1]
+
+
+def test_rows_are_read_from_memory_while_they_are_written(tmp_path, monkeypatch):
+    store, whole, release = Store(TEMPLATE, 9, tmp_path), os.pwrite, threading.Event()
+    store.scatter(np.array([2, 5]), rows([1, 1]), 0)
+    store.flush(1)
+
+    def slow(*args):
+        assert release.wait(20)
+        return whole(*args)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    store.scatter(np.array([7, -1, 5]), rows([3, 66, 2]), 1)
+    assert counts(store, [5, 2, 7, 8]) == [2, 1, 3, 0]
+    is_new = store.gather(np.array([5, 2, 7, 8, -1]))[1]
+    assert is_new.tolist() == [False, False, False, True, True]
+    release.set()
+    assert store.touched().tolist() == [2, 5, 7]
+    assert counts(store, [5, 2, 7, 8]) == [2, 1, 3, 0]
+
+
+def test_clients_without_personal_state_are_remembered(tmp_path):
+    store = Store({"head": None}, 4, tmp_path)
+    store.scatter(np.array([3, 1]), {"head": None}, 0)
+    assert store.touched().tolist() == [1, 3]
+    tree, is_new = store.gather(np.array([1, 2]))
+    assert tree == {"head": None} and is_new.tolist() == [False, True]
 
 
 def test_a_store_of_another_model_is_refused(tmp_path):

@@ -43,6 +43,7 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2):
     """Start or go on under `folder`; `kill_at` = (where, round)."""
     server, store, checkpointer, first = loop.resume(sim, server, folder)
     sink = JsonlSink(folder / "metrics.jsonl", resume_step=first)
+    clients = JsonlSink(folder / "clients.jsonl", resume_step=first)
 
     def evaluate(server, store):
         del store
@@ -58,9 +59,11 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2):
         if kill_at == ("before checkpoint", step - 1):
             raise Killed
         save(step, state)
+        if kill_at == ("after checkpoint", step - 1):
+            raise Killed
 
     checkpointer.save = saving
-    with contextlib.closing(sink):
+    with contextlib.closing(sink), contextlib.closing(clients):
         server = loop.train(
             sim,
             server,
@@ -70,6 +73,7 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2):
             num_rounds=ROUNDS,
             evaluate=evaluate,
             sinks=[sink, killer],
+            client_log=clients,
             period=loop.Period(evaluate_every=1, checkpoint_every=checkpoint_every),
         )
     return jax.device_get(server), store.gather(np.arange(5))
@@ -85,14 +89,16 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, name):
     sim, server = build(name)
     whole = train(sim, server, tmp_path / "whole")
     broken = tmp_path / "broken"
-    stops = [("after sinks", 0), ("before checkpoint", 1), ("after sinks", 2)]
-    for kill_at in [*stops, ("before checkpoint", 4)]:
+    stops = [("after sinks", 0), ("before checkpoint", 1), ("after checkpoint", 1)]
+    for kill_at in [*stops, ("after sinks", 2), ("after checkpoint", 4)]:
         with pytest.raises(Killed):
             train(sim, server, broken, kill_at=kill_at)
     resumed = train(sim, server, broken)
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
     assert lines(broken) == lines(tmp_path / "whole")
     assert [row["round"] for row in lines(broken)] == list(range(ROUNDS))
+    log = lambda folder: (folder / "clients.jsonl").read_text()
+    assert log(broken) == log(tmp_path / "whole")
 
 
 def test_a_finished_run_is_read_and_not_repeated(tmp_path):
@@ -154,7 +160,21 @@ def test_a_loss_that_is_not_finite_stops_with_round_client_and_checkpoint(tmp_pa
 
     sim, server = build("fedavg", client_update=diverging)
     sim = sim._replace(cohort_size=3)
-    message = r"loss of client \d must be finite in round 3, got nan.*round 2"
+    message = r"loss of client \d in round 3 must be finite, got nan.*checkpoint 2 is"
     with pytest.raises(FloatingPointError, match=message):
         train(sim, server, tmp_path)
     assert [row["round"] for row in lines(tmp_path)] == [0, 1, 2]
+
+
+def test_a_step_that_spoils_the_server_under_a_finite_loss_is_not_kept(tmp_path):
+    sim, _ = build("fedavg")
+    honest = sim.algorithm.client_update
+
+    def spoiling(key, server, personal, client):
+        output = honest(key, server, personal, client)
+        spoil = lambda x: jnp.where(client.round == 3, jnp.nan, x)
+        return output._replace(update=jax.tree.map(spoil, output.update))
+
+    sim, server = build("fedavg", client_update=spoiling)
+    with pytest.raises(FloatingPointError, match="after round 3.*checkpoint 3 is good"):
+        train(sim, server, tmp_path, checkpoint_every=1)

@@ -4,18 +4,37 @@ Opening a source lists it and reads labels; images are decoded when they are rea
 """
 
 import inspect as signatures
+from collections.abc import Mapping
 
 from fedfr_jax.data.faces_synthetic import faces_synthetic
 from fedfr_jax.data.sources.arrays import arrays, omniglot
 from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
 from fedfr_jax.data.sources.inspection import inspect
+from fedfr_jax.data.sources.join import join_sources, names_from
 from fedfr_jax.data.sources.pairs import bin_pairs
 from fedfr_jax.data.sources.recordio import recordio
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
 from fedfr_jax.data.sources.tfds import tfds
 from fedfr_jax.types import Source
 
-__all__ = ["SOURCES", "inspect", "keep_identities", "keep_rows", "open_source"]
+__all__ = [
+    "SOURCES",
+    "inspect",
+    "keep_identities",
+    "keep_rows",
+    "names_from",
+    "open_source",
+]
+
+
+def join(*, parts: Mapping[str, Mapping]) -> Source:
+    """Several sources as one, see `join_sources`.
+
+    Args:
+      parts: {part: {"name": a key of SOURCES, and that source's settings}}.
+    """
+    return join_sources({part: open_source(**of) for part, of in parts.items()})
+
 
 SOURCES = {
     "arrays": arrays,
@@ -23,6 +42,7 @@ SOURCES = {
     "faces_synthetic": faces_synthetic,
     "fei": fei,
     "folder": folder,
+    "join": join,
     "lfw": lfw,
     "omniglot": omniglot,
     "orl": orl,

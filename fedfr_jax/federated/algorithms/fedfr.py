@@ -51,6 +51,8 @@ def fedfr(
     phi_update: str = "averaged",
     first_previous: Callable | None = None,
     weigh: str = "local+extra",
+    begin: Callable | None = None,
+    share: bool = True,
 ) -> Algorithm:
     """Average backbone and Phi_g; keep head, branch and previous backbone.
 
@@ -65,6 +67,10 @@ def fedfr(
         one; None takes the global backbone.
       weigh: aggregation weight, a client's `local` (paper) or `local+extra` (official
         code) number of examples.
+      begin: (backbone variables, `Personal.params`, client) -> the parameters that
+        the client's round starts from; None starts from its own.
+      share: False trains every client alone, from its previous backbone; the server
+        stays as it was.
 
     Raises:
       ValueError: for an unknown option.
@@ -87,17 +93,20 @@ def fedfr(
         return Personal(init_local(local_key), previous)
 
     def client_update(key, server, personal, client):
+        base = server.backbone if share else personal.previous
+        own = personal.params
+        if begin:
+            own = begin(base, own, client)
         frozen = None
         if embed:
             previous = position_features(embed, personal.previous, client)
             frozen = Frozen(client.tables, previous)
-        backbone, stats = server.backbone["params"], server.backbone["batch_stats"]
-        shared = {"backbone": backbone, "phi": server.phi}
-        start = {"params": {**shared, **personal.params}, "batch_stats": stats}
+        shared = {"backbone": base["params"], "phi": server.phi}
+        start = {"params": {**shared, **own}, "batch_stats": base["batch_stats"]}
         end, metrics = train(
             key, start, client, num_classes=client.num_classes, frozen=frozen
         )
-        own = {name: end["params"][name] for name in personal.params}
+        own = {name: end["params"][name] for name in own}
         local = {
             "params": end["params"]["backbone"],
             "batch_stats": end["batch_stats"],
@@ -107,6 +116,8 @@ def fedfr(
         return ClientOutput(update, weight, Personal(own, local), metrics)
 
     def server_update(server, result):
+        if not share:
+            return server
         add = lambda x, d: x + d.astype(x.dtype)
         new = jax.tree.map(add, server, result.aggregate)
         return new if phi_update == "averaged" else new._replace(phi=server.phi)

@@ -1,0 +1,63 @@
+"""FedFR's tables in small on faces: LFW's DevTrain people and FEI's.
+
+python experiments/fedfr_tables/run.py --config=configs/fedfr/table_faces.py \
+    --workdir=runs/table_faces
+"""
+
+import os
+
+from configs import base
+
+
+def get_config():
+    """400 of LFW pretrain, 200 of both federate, 120 of LFW are seen by nobody."""
+    config = base.get_config()
+    folder = os.environ.get("FEDFR_DATA", "../shared/data")
+    config.data = {
+        "name": "join",
+        "parts": {
+            "lfw": {
+                "name": "lfw",
+                "data_dir": f"{folder}/lfw_devtrain",
+                "image_size": 32,
+            },
+            "fei": {
+                "name": "fei",
+                "data_dir": f"{folder}/fei28",
+                "image_size": 32,
+            },
+        },
+    }
+    config.partition = {
+        "num_clients": 20,
+        "ids_per_client": 10,
+        "num_global_ids": 400,
+        "num_unseen_ids": 120,
+        "min_images": 10,
+        "global_min_images": 3,
+        "max_images": 30,
+        "global_ids_from": "lfw",
+        "unseen_ids_from": "lfw",
+        "seed": 0,
+    }
+    config.model = {
+        "name": "sphereface",
+        "blocks": (1, 1, 1),
+        "widths": (32, 64, 128),
+        "embedding_dim": 128,
+    }
+    config.pretrain = {"epochs": 30, "optimizer": "adam", "learning_rate": 2e-3}
+    config.federation = {
+        "rounds": 5,
+        "local_epochs": (4, 4, 3),
+        "batch_size": 32,
+        "checkpoint_every": 0,
+    }
+    config.methods = base.table_rows(
+        {"epochs": 4, "learning_rate": 1e-3},
+        learning_rate=1e-3,
+        decay_epochs=(3, 3, 2),
+        threshold=0.5,
+        max_hard_negatives=120,
+    )
+    return config.lock()

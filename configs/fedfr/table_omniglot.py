@@ -1,0 +1,54 @@
+"""FedFR's tables in small on Omniglot: characters as identities.
+
+python experiments/fedfr_tables/run.py --config=configs/fedfr/table_omniglot.py \
+    --workdir=runs/table_omniglot
+"""
+
+import os
+
+from configs import base
+
+
+def get_config():
+    """480 classes pretrain, 400 federate on 40 clients, 84 are seen by nobody."""
+    config = base.get_config()
+    folder = os.environ.get("FEDFR_DATA", "../shared/data")
+    config.data = {
+        "name": "omniglot",
+        "data_dir": f"{folder}/omniglot_background",
+        "image_size": 28,
+    }
+    config.partition = {
+        "num_clients": 40,
+        "ids_per_client": 10,
+        "num_global_ids": 480,
+        "num_unseen_ids": 84,
+        "seed": 0,
+    }
+    config.model = {
+        "name": "sphereface",
+        "blocks": (1, 1, 1),
+        "widths": (32, 64, 128),
+        "embedding_dim": 128,
+    }
+    config.pretrain = {
+        "epochs": 12,
+        "optimizer": "adam",
+        "learning_rate": 2e-3,
+        "flip": 0.0,
+    }
+    config.federation = {
+        "rounds": 4,
+        "local_epochs": (4, 4, 3),
+        "batch_size": 32,
+        "flip": 0.0,
+        "checkpoint_every": 0,
+    }
+    config.methods = base.table_rows(
+        {"epochs": 4, "learning_rate": 1e-3},
+        learning_rate=1e-3,
+        decay_epochs=(3, 3, 2),
+        threshold=0.5,
+        max_hard_negatives=120,
+    )
+    return config.lock()

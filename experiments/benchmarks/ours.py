@@ -1,0 +1,121 @@
+"""This engine on the same work: the product's own simulation, nothing special-cased."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import phases
+import workloads
+
+from fedfr_jax.__main__ import use_every_core
+from fedfr_jax.federated import simulation
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
+from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.initial import xavier_uniform
+from fedfr_jax.tasks.face_loss import masked_mean
+from fedfr_jax.tasks.methods import federated_faces
+
+
+def classifier(work):
+    """(algorithm, variables, logits, Feed) of FedAvg on images with a linear head."""
+    model = MODELS[work.model](work.image_shape)
+    backbone = model.init(jax.random.key(0))
+    shape = (model.embedding_dim, work.num_classes)
+    kernel = xavier_uniform()(jax.random.key(1), shape)
+    head = {"kernel": kernel, "bias": jnp.zeros(work.num_classes)}
+    params = {"backbone": backbone["params"], "head": head}
+
+    def logits(variables, images, train):
+        params, stats = variables["params"], variables["batch_stats"]
+        backbone = {"params": params["backbone"], "batch_stats": stats}
+        features, stats = model.apply(backbone, images, train)
+        head = params["head"]
+        return features @ head["kernel"] + head["bias"][None], stats
+
+    def loss(variables, batch, key):
+        del key
+        values, stats = logits(variables, batch.images, True)
+        logs = jax.nn.log_softmax(values)
+        losses = -jnp.take_along_axis(logs, batch.labels[:, None], 1)[:, 0]
+        return masked_mean(losses, batch.is_valid), (stats, {})
+
+    algorithm = fedavg(local_sgd(loss, sgd(), step_decay(work.rate)))
+    variables = {"params": params, "batch_stats": backbone["batch_stats"]}
+    return algorithm, variables, logits, Feed(work.batch_size, shuffle=False)
+
+
+def faces(work):
+    """The same of FedFR: all three terms, public classes, no hard negatives."""
+    model = MODELS[work.model](
+        work.image_shape,
+        blocks=workloads.BLOCKS,
+        widths=workloads.WIDTHS,
+        embedding_dim=workloads.DIM,
+    )
+    method = federated_faces(
+        model,
+        num_classes=work.num_classes,
+        learning_rate=work.rate,
+        decay_epochs=0,
+        threshold=None,
+    )
+    shape = (workloads.NUM_PUBLIC, workloads.DIM)
+    phi = 0.01 * jax.random.normal(jax.random.key(1), shape)
+    start = method.start(model.init(jax.random.key(0)), phi)
+    mirror = lambda x, is_flipped: jnp.where(
+        is_flipped[:, None, None, None], x[:, :, ::-1], x
+    )
+    feed = Feed(work.batch_size, decode=mirror, drop_last=True, flip=0.5)
+    return method.algorithm, start, None, feed
+
+
+def build(work, data):
+    """(simulation, server, logits or None)."""
+    make = faces if work.model == "sphereface" else classifier
+    algorithm, variables, logits, feed = make(work)
+    num_rows = work.population * work.examples
+    sim = simulation.simulation(
+        algorithm,
+        feed,
+        Table(
+            data.images.reshape(num_rows, *work.image_shape), data.labels.reshape(-1)
+        ),
+        Population(
+            np.arange(work.population + 1) * work.examples,
+            np.full(work.population, work.num_classes, np.int32),
+        ),
+        mesh=make_mesh(),
+        cohort_size=work.cohort,
+        local_epochs=work.epochs,
+    )
+    return sim, simulation.start(sim, variables), logits
+
+
+def main():
+    args = workloads.arguments(__doc__)
+    use_every_core()  # before JAX first asks for devices
+    work = workloads.WORKLOADS[args.workload]
+    data = workloads.make_data(work)
+    sim, server, logits = build(work, data)
+    store, clock = simulation.open_store(sim, server), workloads.Clock()
+    for round in range(1 + args.rounds):
+        with clock:
+            server, outcome = simulation.play(sim, server, store, round)
+            jax.block_until_ready(server)
+    plan, test, facts = outcome.plan, None, {"loss": outcome.metrics["loss"].mean()}
+    if logits:
+        apply = jax.jit(lambda v, x: logits(v, x, False)[0].argmax(1))
+        test = lambda: apply(server.variables, data.test_images)
+        facts = {"accuracy": (np.asarray(test()) == data.test_labels).mean()}
+        rate = work.steps * phases.step_flops(sim, server, work) / min(clock.wall[1:])
+        facts["fraction_of_matmul_rate"] = rate / phases.matmul_rate()
+    facts["executed_over_useful"] = plan.executed_steps / plan.useful_steps
+    parts = phases.seconds(sim, server, work, test)
+    facts["phases"] = [[name, value] for name, value in parts.items()]
+    workloads.report(f"jax {jax.__version__}", clock, **facts)
+
+
+if __name__ == "__main__":
+    main()

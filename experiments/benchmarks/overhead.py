@@ -1,0 +1,91 @@
+"""What a round costs beside arithmetic: one scalar, nothing to learn from it.
+
+    python experiments/benchmarks/overhead.py [--clients=1000] [--lanes=1] [--devices=1]
+
+Prints milliseconds per round, median and fastest, of the host's part (sampling,
+scheduling, copies, rows, metrics) and of the compiled call, which for an empty model is
+the engine's own: keys, batch indices and loops.
+"""
+
+import argparse
+import os
+import statistics
+import time
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--lanes", type=int, default=1)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--reduction", default="sum")
+    return parser.parse_args()
+
+
+def empty(num_clients, num_devices, **options):
+    """A simulation of a model of one scalar; clients own one example each."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    from fedfr_jax.federated.algorithms.fedavg import fedavg
+    from fedfr_jax.federated.client import Feed, Population, Table
+    from fedfr_jax.federated.simulation import open_store, simulation, start
+    from fedfr_jax.mesh import make_mesh
+
+    def train(key, variables, client):
+        del key
+        return variables, {"steps": client.num_steps.astype(jnp.float32)}
+
+    sim = simulation(
+        fedavg(train),
+        Feed(1),
+        Table(np.zeros((num_clients, 1), np.float32), np.zeros(num_clients, np.int32)),
+        Population(np.arange(num_clients + 1), np.ones(num_clients, np.int32)),
+        mesh=make_mesh(num_devices),
+        **options,
+    )
+    server = start(sim, {"params": {"x": jnp.zeros(())}, "batch_stats": {}})
+    return sim, server, open_store(sim, server)
+
+
+def main():
+    """Print host, device and total milliseconds per round."""
+    args = parse_arguments()
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "")
+        + f" --xla_force_host_platform_device_count={args.devices}"
+    )
+    import jax
+
+    from fedfr_jax.federated.simulation import play
+
+    sim, server, store = empty(
+        args.clients, args.devices, lanes=args.lanes, reduction=args.reduction
+    )
+    spent, inside, run = [], [], sim.run
+
+    def timed(*arguments):
+        jax.block_until_ready(arguments)
+        begin = time.perf_counter()
+        result = jax.block_until_ready(run(*arguments))
+        inside.append(1e3 * (time.perf_counter() - begin))
+        return result
+
+    sim = sim._replace(run=timed)
+    for round in range(-2, args.rounds):
+        begin = time.perf_counter()
+        server, _ = play(sim, server, store, round % args.rounds)
+        spent.append(1e3 * (time.perf_counter() - begin))
+    spent, inside = spent[2:], inside[2:]
+    host = [total - device for total, device in zip(spent, inside, strict=True)]
+    print(f"{jax.devices()[0].device_kind}, {vars(args)}")
+    for name, values in (("host", host), ("compiled", inside), ("total", spent)):
+        print(
+            f"{name:9} median {statistics.median(values):.2f} ms, "
+            f"fastest {min(values):.2f} ms"
+        )
+
+
+if __name__ == "__main__":
+    main()

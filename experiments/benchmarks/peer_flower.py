@@ -1,0 +1,101 @@
+"""Flower's simulation runtime: one Ray actor per core, FedAvg, its own cohorts.
+
+A round is what lies between two calls of the server's evaluation.
+"""
+
+import os
+import pathlib
+import tempfile
+
+os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0")
+os.environ["PYTHONPATH"] = str(pathlib.Path(__file__).parent)  # of the actors
+
+import flwr
+import numpy as np
+import torch
+import workloads
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from torch_models import accuracy, network, tensors, train
+
+
+def client_app(folder: str, work) -> ClientApp:
+    """Trains on the rows of its partition, read from memory-mapped files."""
+    app = ClientApp()
+
+    @app.train()
+    def fit(message, context):
+        torch.set_num_threads(1)
+        client = int(context.node_config["partition-id"])
+        rows = [
+            np.load(f"{folder}/{name}.npy", mmap_mode="r")[client]
+            for name in ("images", "labels")
+        ]
+        model = network(work)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        train(model, *tensors(*rows), work)
+        content = {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"num-examples": work.examples}),
+        }
+        return Message(content=RecordDict(content), reply_to=message)
+
+    return app
+
+
+def server_app(work, num_rounds: int, clock, final: dict) -> ServerApp:
+    """FedAvg over a fraction of all nodes; leaves the last arrays in `final`."""
+    app = ServerApp()
+
+    def between(round, arrays):
+        if round:
+            clock.__exit__()
+        final["arrays"] = arrays
+        clock.__enter__()
+        return MetricRecord({"round": float(round)})
+
+    @app.main()
+    def run(grid, context):
+        del context
+        strategy = FedAvg(
+            fraction_train=work.cohort / work.population,
+            fraction_evaluate=0.0,
+            min_train_nodes=work.cohort,
+            min_evaluate_nodes=0,
+            min_available_nodes=work.population,
+        )
+        start = ArrayRecord(network(work).state_dict())
+        strategy.start(grid, start, num_rounds=num_rounds, evaluate_fn=between)
+
+    return app
+
+
+def main():
+    args = workloads.arguments(__doc__)
+    work = workloads.WORKLOADS[args.workload]
+    data, clock, final = workloads.make_data(work), workloads.Clock(), {}
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/images.npy", data.images)
+        np.save(f"{folder}/labels.npy", data.labels)
+        ray = {"num_cpus": args.threads, "include_dashboard": False}
+        ray |= {"logging_level": "ERROR", "log_to_driver": False}
+        run_simulation(
+            server_app=server_app(work, 1 + args.rounds, clock, final),
+            client_app=client_app(folder, work),
+            num_supernodes=work.population,
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                "init_args": ray,
+            },
+        )
+    model = network(work)
+    model.load_state_dict(final["arrays"].to_torch_state_dict())
+    test = tensors(data.test_images, data.test_labels)
+    workloads.report(flwr.__version__, clock, accuracy=accuracy(model, *test))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""apple/pfl-research with PyTorch: `SimulatedBackend` in one process."""
+
+import importlib.metadata
+import itertools
+import logging
+
+import torch
+import workloads
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.aggregate.weighting import WeightByDatapoints
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+from pfl.metrics import Weighted
+from pfl.model.pytorch import PyTorchModel
+from torch_models import accuracy, network, tensors
+
+
+class Classifier(torch.nn.Module):
+    """The loss and the metrics are the module's own in pfl."""
+
+    def __init__(self, work):
+        super().__init__()
+        self.network = network(work)
+
+    def forward(self, images):
+        return self.network(images)
+
+    def loss(self, images, labels, eval=False):
+        self.train(not eval)
+        return torch.nn.functional.cross_entropy(self(images), labels)
+
+    @torch.no_grad()
+    def metrics(self, images, labels, eval=True):
+        value = self.loss(images, labels, eval).item()
+        return {"loss": Weighted.from_unweighted(value)}
+
+
+class Rounds(TrainingProcessCallback):
+    """Reads the clock between central iterations."""
+
+    def __init__(self):
+        self.clock = workloads.Clock()
+
+    def on_train_begin(self, *, model):
+        self.clock.__enter__()
+        return super().on_train_begin(model=model)
+
+    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        self.clock.__exit__()
+        self.clock.__enter__()
+        return super().after_central_iteration(
+            aggregate_metrics, model, central_iteration=central_iteration
+        )
+
+
+def main():
+    logging.disable(logging.WARNING)
+    args = workloads.arguments(__doc__)
+    torch.set_num_threads(args.threads)
+    work = workloads.WORKLOADS[args.workload]
+    data = workloads.make_data(work)
+    users = list(zip(*tensors(data.images, data.labels), strict=True))
+    cohorts = (workloads.cohort(work, round) for round in itertools.count())
+    order = itertools.chain.from_iterable(cohorts)
+    dataset = FederatedDataset.from_slices(users, lambda: int(next(order)))
+    module, rounds = Classifier(work), Rounds()
+    model = PyTorchModel(
+        model=module,
+        local_optimizer_create=torch.optim.SGD,
+        central_optimizer=torch.optim.SGD(module.parameters(), 1.0),
+    )
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=1 + args.rounds,
+            evaluation_frequency=10**6,
+            train_cohort_size=work.cohort,
+            val_cohort_size=0,
+        ),
+        SimulatedBackend(
+            training_data=dataset,
+            val_data=dataset,
+            postprocessors=[WeightByDatapoints()],
+        ),
+        model,
+        NNTrainHyperParams(
+            local_learning_rate=work.rate,
+            local_num_epochs=work.epochs,
+            local_batch_size=work.batch_size,
+        ),
+        NNEvalHyperParams(local_batch_size=1000),
+        callbacks=[rounds],
+    )
+    test = tensors(data.test_images, data.test_labels)
+    version = f"{importlib.metadata.version('pfl')}, torch {torch.__version__}"
+    workloads.report(version, rounds.clock, accuracy=accuracy(module, *test))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Where a round of this engine spends its time, and how near the arithmetic it is."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.federated import sampling, simulation
+from fedfr_jax.models import MODELS
+
+
+def median_seconds(function, repeats: int = 3) -> float:
+    """Median wall time of a call, after one that is not counted."""
+    taken = []
+    for _ in range(1 + repeats):
+        begin = time.perf_counter()
+        jax.block_until_ready(function())
+        taken.append(time.perf_counter() - begin)
+    return float(np.median(taken[1:]))
+
+
+def seconds(sim, server, work, test) -> dict:
+    """Median seconds of a round's parts, each measured on its own, and of evaluating.
+
+    A round of no local epochs runs the same compiled code but the steps: what is left
+    is the transfer and the schedule on the host, and the copies and sums of `run`.
+    FedFR's frozen features of the server's backbone count with the former, those of
+    the clients' previous ones with the latter.
+    """
+    store = simulation.open_store(sim, server)
+    inside = []
+
+    def timed(*arguments):
+        begin = time.perf_counter()
+        result = jax.block_until_ready(sim.run(*arguments))
+        inside.append(time.perf_counter() - begin)
+        return result
+
+    def play(sim):
+        inside.clear()
+        total = median_seconds(lambda: simulation.play(sim, server, store, 0)[0])
+        return total, float(np.median(inside[1:]))
+
+    total, run = play(sim._replace(run=timed))
+    _, idle = play(sim._replace(run=timed, local_epochs=lambda round: 0))
+    size = (sim.seed, 1, work.population, work.cohort)
+    sample = median_seconds(lambda: sampling.sample(*size))
+    return {
+        "sample": sample,
+        "schedule, transfer, store": total - run - sample,
+        "train": run - idle,
+        "aggregate": idle,
+        "evaluate": median_seconds(test) if test else 0.0,
+    }
+
+
+def step_flops(sim, server, work) -> float:
+    """Floating-point operations of one local step with XLA's own convolutions."""
+    model = MODELS[work.model](
+        work.image_shape, **({"lowering": "xla"} if work.model == "cnn" else {})
+    )
+
+    def loss(params, head, images):
+        variables = {"params": params, "batch_stats": {}}
+        features, _ = model.apply(variables, images, True)
+        return jnp.sum(jax.nn.log_softmax(features @ head))
+
+    params = server.variables["params"]
+    images = jnp.zeros((work.batch_size, *work.image_shape))
+    step = jax.jit(jax.grad(loss, (0, 1)))
+    cost = step.lower(params["backbone"], params["head"]["kernel"], images)
+    return float(cost.cost_analysis()["flops"])
+
+
+def matmul_rate(size: int = 1024) -> float:
+    """Operations per second of one matrix product on every device at once."""
+    devices = jax.devices()
+    ones = [jax.device_put(jnp.ones((size, size)), device) for device in devices]
+    product = jax.jit(lambda x: x @ x)
+    taken = median_seconds(lambda: [product(x) for x in ones], 15)
+    return len(devices) * 2 * size**3 / taken

@@ -1,0 +1,221 @@
+"""Seconds per round of this engine and of its peers, on the same work and in turns.
+
+    python experiments/benchmarks/run.py
+    python experiments/benchmarks/run.py --workloads=mlp_many --systems=ours,torch
+
+Every repeat runs each system once per workload, one after another, each in its own
+process and virtual environment, so that a slow spell of the machine meets all alike.
+Writes results/<machine>.json after every process, and the table of README.md at the
+end. A system that cannot be installed or does not finish is a row with the reason.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from typing import NamedTuple
+
+import environments
+import table
+import workloads
+
+HERE = pathlib.Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+CORES = len(os.sched_getaffinity(0))
+
+
+class System(NamedTuple):
+    """A script per workload, the environment that runs it, and its threads."""
+
+    script: str
+    environment: str | None  # None: this interpreter
+    threads: int = CORES
+    face_script: str | None = None  # of fedfr_step
+
+
+SYSTEMS = {
+    "ours": System("ours.py", None, face_script="ours.py"),
+    "torch": System("peer_torch.py", "torch", face_script="peer_torch_face.py"),
+    "torch-1": System("peer_torch.py", "torch", 1),
+    "fedjax": System("peer_fedjax.py", "fedjax"),
+    "pfl": System("peer_pfl.py", "pfl"),
+    "pfl-1": System("peer_pfl.py", "pfl", 1),
+    "flower": System("peer_flower.py", "flower"),
+    "tff": System("peer_tff.py", "tff"),
+}
+
+
+def main():
+    args = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the child too
+    path = args.output / f"{machine()}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = json.loads(path.read_text()) if path.exists() else []
+    kept = [row for row in kept if row["workload"] not in args.workloads]
+    pairs = [(w, s) for w in args.workloads for s in args.systems if script_of(w, s)]
+    runs, failures = {pair: [] for pair in pairs}, {}
+    for _ in range(args.repeats):
+        for pair in pairs:
+            if pair in failures:
+                continue
+            try:
+                runs[pair].append(run_once(*pair, args.rounds, args.timeout))
+                seconds = statistics.median(runs[pair][-1]["seconds"])
+                print(*pair, f"{seconds:.4f} s", flush=True)
+            except RuntimeError as error:
+                failures[pair] = str(error)
+                print(*pair, f"failed: {error}", flush=True)
+            rows = kept + summarize(runs, failures)
+            path.write_text(json.dumps(rows, indent=1) + "\n")
+    if args.output == RESULTS:
+        table.write(HERE / "README.md", path.stem, json.loads(path.read_text()))
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Flags; lists are given with commas."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    every = (
+        ("workloads", workloads.WORKLOADS, workloads.MEASURED),
+        ("systems", SYSTEMS, SYSTEMS),
+    )
+    for name, known, default in every:
+        parser.add_argument(
+            f"--{name}", type=choice_of(known), default=default, help=", ".join(known)
+        )
+    parser.add_argument("--rounds", type=int, default=5, help="timed, per process")
+    parser.add_argument("--repeats", type=int, default=3, help="processes per system")
+    parser.add_argument("--timeout", type=float, default=900, help="s per process")
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=RESULTS, help="other folders: no table"
+    )
+    return parser.parse_args()
+
+
+def choice_of(known):
+    """Parser of a list with commas whose entries must be known."""
+
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(
+                    f"must be of {', '.join(known)}, got {name!r}."
+                )
+        return names
+
+    return parse
+
+
+def script_of(workload: str, system: str) -> str | None:
+    """File that runs the workload; None when the system has none."""
+    if workloads.WORKLOADS[workload].model == "sphereface":
+        return SYSTEMS[system].face_script
+    return SYSTEMS[system].script
+
+
+def run_once(workload: str, system: str, rounds: int, timeout: float) -> dict:
+    """What the system's script reports of one process.
+
+    Raises:
+      RuntimeError: when it cannot be installed, fails or takes too long.
+    """
+    environment = SYSTEMS[system].environment
+    python = environments.python_of(environment) if environment else sys.executable
+    threads, mark = SYSTEMS[system].threads, uuid.uuid4().hex
+    command = [python, str(HERE / script_of(workload, system))]
+    command += [f"--workload={workload}", f"--rounds={rounds}", f"--threads={threads}"]
+    settings = {
+        **os.environ,
+        workloads.MARK: mark,
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONWARNINGS": "ignore",
+    }
+    if environment is None:
+        settings["PYTHONPATH"] = str(HERE.parents[1])
+    # A file and not a pipe: an orphan that holds a pipe open would be waited for.
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = subprocess.Popen(
+            command, env=settings, stdout=log, stderr=subprocess.STDOUT
+        )
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"took longer than {timeout:.0f} s") from None
+        finally:
+            end(mark)
+            process.wait()
+        log.seek(0)
+        output = log.read()
+    for line in output.splitlines():
+        if line.startswith(workloads.PREFIX):
+            return json.loads(line.removeprefix(workloads.PREFIX))
+    last = (output.strip().splitlines() or ["no output"])[-1][:300]
+    raise RuntimeError(f"exit code {process.returncode}: {last}")
+
+
+def end(mark: str) -> None:
+    """Kill what is left of a run: some systems leave orphans behind."""
+    for process in workloads.processes(mark):
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def summarize(runs: dict, failures: dict) -> list[dict]:
+    """One row per workload and system, over the rounds of all processes."""
+    rows, medians = [], {}
+    for (workload, system), results in runs.items():
+        row = {"workload": workload, "system": system}
+        if (workload, system) in failures:
+            row["failure"] = failures[workload, system]
+        if results:
+            row |= figures(workloads.WORKLOADS[workload], results)
+            medians[workload, system] = row["seconds_median"]
+        if len(row) > 2:
+            rows.append(row)
+    for row in rows:
+        ours = medians.get((row["workload"], "ours"))
+        if ours and "seconds_median" in row:
+            row["ratio_to_ours"] = row["seconds_median"] / ours
+    return rows
+
+
+def figures(work, results: list[dict]) -> dict:
+    """Figures of a row; facts that are not times come from the last process."""
+    seconds = [x for result in results for x in result["seconds"]]
+    known = ("seconds", "cpu_seconds", "first_seconds", "peak_mib")
+    return {
+        "seconds_min": min(seconds),
+        "seconds_median": statistics.median(seconds),
+        "rounds": len(seconds),
+        "clients_per_second": work.cohort / statistics.median(seconds),
+        "cpu_seconds": min(x for result in results for x in result["cpu_seconds"]),
+        "peak_mib": max(result["peak_mib"] for result in results),
+        "first_seconds": statistics.median(r["first_seconds"] for r in results),
+        "threads": CORES,
+        "date": time.strftime("%Y-%m-%d"),
+        **{k: v for k, v in results[-1].items() if k not in known},
+    }
+
+
+def machine() -> str:
+    """Processor and cores as a file name."""
+    text = pathlib.Path("/proc/cpuinfo").read_text()
+    found = re.search(r"model name\s*:\s*(.+)", text)
+    name = found.group(1) if found else "unknown"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + f"-{CORES}core"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Rows of a benchmark as tables of a README, between two markers."""
+
+import pathlib
+
+BEGIN, END = "<!-- results: run.py writes from here -->", "<!-- to here -->"
+COLUMNS = (
+    # heading, key, format
+    ("system", "system", "{}"),
+    ("version", "version", "{}"),
+    ("s/round min", "seconds_min", "{:.4f}"),
+    ("median", "seconds_median", "{:.4f}"),
+    ("clients/s", "clients_per_second", "{:.0f}"),
+    ("time / ours", "ratio_to_ours", "{:.2f}"),
+    ("accuracy", "accuracy", "{:.3f}"),
+    ("loss", "loss", "{:.3f}"),
+    ("CPU s/round", "cpu_seconds", "{:.2f}"),
+    ("peak MiB", "peak_mib", "{:.0f}"),
+    ("first round s", "first_seconds", "{:.1f}"),
+)
+
+
+def write(path: pathlib.Path, machine: str, rows: list[dict]) -> None:
+    """Replace what stands between the markers of the file.
+
+    Raises:
+      ValueError: when the file has no markers.
+    """
+    text = path.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"{path} must hold the markers {BEGIN} and {END} once.")
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    parts = [BEGIN, f"Machine: {machine}.", *tables(rows), END]
+    path.write_text(before + "\n\n".join(parts) + after)
+
+
+def tables(rows: list[dict]) -> list[str]:
+    """One table per workload, and what this engine says of itself."""
+    parts = []
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        own = [row for row in rows if row["workload"] == workload]
+        parts += [f"### {workload}", table(own)]
+        parts += [engine(row) for row in own if "phases" in row]
+    return parts
+
+
+def table(rows: list[dict]) -> str:
+    """Columns that any row fills; a failure stands in the version's place."""
+    used = [c for c in COLUMNS if any(c[1] in row for row in rows)]
+    lines = [" | ".join(c[0] for c in used), " | ".join("---" for _ in used)]
+    for row in rows:
+        if "failure" in row:
+            row = {**row, "version": row["failure"].replace("|", "/")}
+        cells = [form.format(row[key]) if key in row else "" for _, key, form in used]
+        lines.append(" | ".join(cells))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def engine(row: dict) -> str:
+    """Phases of a round and the figures of compute."""
+    parts = [f"{name} {1e3 * seconds:.1f}" for name, seconds in row["phases"]]
+    text = f"Phases of this engine, ms: {', '.join(parts)}."
+    if "fraction_of_matmul_rate" in row:
+        percent = 100 * row["fraction_of_matmul_rate"]
+        text += f" Arithmetic at {percent:.0f} % of the machine's matmul rate."
+    return f"{text} Executed over useful steps {row['executed_over_useful']:.3f}."

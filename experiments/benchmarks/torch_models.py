@@ -1,0 +1,84 @@
+"""The networks, the plain local training and the accuracy in PyTorch."""
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from workloads import BLOCKS, DIM, WIDTHS, Workload
+
+
+def network(work: Workload) -> nn.Module:
+    """The classifier, Glorot uniform with zero biases."""
+    height, _, channels = work.image_shape
+    if work.model == "mlp":
+        pixels = height * height * channels
+        layers = [nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU()]
+        width = 64
+    else:
+        width, pooled = 128, (height - 4) // 2
+        layers = [nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3)]
+        layers += [nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+        layers += [nn.Linear(64 * pooled**2, width), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(width, work.num_classes))
+    torch.manual_seed(0)
+    for layer in model:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+    return model
+
+
+def tensors(images: np.ndarray, labels: np.ndarray) -> tuple:
+    """Channels first, contiguous; labels int64."""
+    images = np.ascontiguousarray(np.moveaxis(images, -1, -3))
+    return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
+
+
+def train(model: nn.Module, images, labels, work: Workload) -> None:
+    """A client's local training, in place."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=work.rate)
+    model.train()
+    for _ in range(work.epochs):
+        for batch, target in zip(
+            images.split(work.batch_size), labels.split(work.batch_size), strict=True
+        ):
+            optimizer.zero_grad(set_to_none=True)
+            functional.cross_entropy(model(batch), target).backward()
+            optimizer.step()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images, labels) -> float:
+    """Fraction of the test images that are classified rightly."""
+    model.eval()
+    return (model(images).argmax(1) == labels).float().mean().item()
+
+
+class Residual(nn.Module):
+    """x + PReLU(conv(PReLU(conv(x))))."""
+
+    def __init__(self, width):
+        super().__init__()
+        convs = [nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2)]
+        self.body = nn.Sequential(convs[0], nn.PReLU(width), convs[1], nn.PReLU(width))
+        for conv in convs:
+            nn.init.normal_(conv.weight, std=0.01)
+
+    def forward(self, x):
+        return x + self.body(x)
+
+
+def sphereface(work: Workload) -> nn.Module:
+    """The backbone of fedfr_step, images to [B, DIM]."""
+    torch.manual_seed(0)
+    layers, previous, size = [], work.image_shape[2], work.image_shape[0]
+    for width, blocks in zip(WIDTHS, BLOCKS, strict=True):
+        conv = nn.Conv2d(previous, width, 3, stride=2, padding=1)
+        nn.init.xavier_uniform_(conv.weight)
+        nn.init.zeros_(conv.bias)
+        layers += [conv, nn.PReLU(width), *(Residual(width) for _ in range(blocks))]
+        previous, size = width, -(-size // 2)
+    last = nn.Linear(previous * size**2, DIM)
+    nn.init.xavier_uniform_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, nn.Flatten(), last)

@@ -1,0 +1,54 @@
+"""Sources side by side: images of one after the other, identities never merged."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedfr_jax.data.sources.images import check_rows
+from fedfr_jax.types import Source
+
+
+def join_sources(parts: Mapping[str, Source]) -> Source:
+    """One source of several; names are <part>/<name>.
+
+    People in more than one part count as different ones: join sets that share nobody.
+    Landmarks, cameras and pairs are dropped.
+
+    Raises:
+      ValueError: without parts, or when their images differ in shape.
+    """
+    shapes = {name: part.image_shape for name, part in parts.items()}
+    if len(set(shapes.values())) != 1:
+        raise ValueError(f"parts must have images of one shape, got {shapes}.")
+    sources = list(parts.values())
+    starts = np.cumsum([0, *(len(s.labels) for s in sources)])
+    first = np.cumsum([0, *(len(s.names) for s in sources)])
+    shape = sources[0].image_shape
+
+    def read(indices):
+        rows = check_rows(indices, int(starts[-1]))
+        images = np.empty((len(rows), *shape), np.uint8)
+        owner = np.searchsorted(starts, rows, side="right") - 1
+        for i, source in enumerate(sources):
+            is_here = owner == i
+            if is_here.any():
+                images[is_here] = source.read(rows[is_here] - starts[i])
+        return images
+
+    labels = [s.labels + n for s, n in zip(sources, first[:-1], strict=True)]
+    names = [f"{part}/{name}" for part, s in parts.items() for name in s.names]
+    return Source(read, np.concatenate(labels).astype(np.int32), tuple(names), shape)
+
+
+def names_from(names: tuple[str, ...], part: str, key: str) -> np.ndarray:
+    """Identities [M] bool whose name starts with `part`/.
+
+    Raises:
+      ValueError: naming `key` and the parts there are, when there is none.
+    """
+    parts = np.array([name.partition("/")[0] for name in names])
+    if part not in parts:
+        known = sorted(set(parts.tolist()))
+        shown = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
+        raise ValueError(f"{key} must be a part of the source ({shown}), got {part}.")
+    return parts == part

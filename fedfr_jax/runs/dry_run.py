@@ -1,0 +1,223 @@
+"""What one federated round will need, without images, memory or training.
+
+The round is lowered (and, if asked, compiled) from shapes alone. Memory is the
+compiler's. Floating-point operations are the compiler's for one step and one image,
+times how often they happen; it counts a loop's body once, so networks are unrolled for
+the count, and the loops are multiplied here.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
+from fedfr_jax.data.augment import decode
+from fedfr_jax.data.identities import Partition
+from fedfr_jax.data.partition import ms1m_order
+from fedfr_jax.federated.client import Feed, Population, Slots, Table
+from fedfr_jax.federated.engine import build_round, no_extra
+from fedfr_jax.federated.schedule import schedule
+from fedfr_jax.federated.store import VERSIONS
+from fedfr_jax.runs.experiment import Federation
+from fedfr_jax.tasks.methods import FaceMethod, backbone_features
+from fedfr_jax.types import Cohort, Model
+
+GIB = 2**30
+
+
+class Shapes(NamedTuple):
+    """What `Algorithm.prepare` reads of a simulation, with shapes for arrays."""
+
+    feed: Feed
+    mesh: Mesh
+    table: Table
+    population: Population
+
+
+def made_up_labels(
+    *,
+    num_clients: int = 40,
+    ids_per_client: int = 100,
+    num_global_ids: int = 6000,
+    num_unseen_ids: int = 0,
+    client_images: tuple[int, int] = (100, 110),
+    global_images: tuple[int, int] = (60, 80),
+    seed: int = 100,
+    **others,
+) -> np.ndarray:
+    """Labels [T] int32 of a set that `ms1m` with these settings can split.
+
+    Every identity has the number of images in the middle of its interval.
+    """
+    del others
+    half = max(num_clients * ids_per_client, num_global_ids + num_unseen_ids)
+    order = ms1m_order(np.arange(2 * half), seed=seed)
+    counts = np.empty(2 * half, np.int64)
+    counts[order[:half]] = sum(client_images) // 2
+    counts[order[half:]] = sum(global_images) // 2
+    return np.repeat(np.arange(2 * half, dtype=np.int32), counts)
+
+
+def lower_round(
+    model: Model,
+    method: FaceMethod,
+    partition: Partition,
+    federation: Federation,
+    mesh: Mesh,
+):
+    """`jax.stages.Lowered` of a round, and the shape of one client's personal row."""
+    p, whole = partition, meshes.replicated(mesh)
+    feed = Feed(
+        federation.batch_size,
+        decode,
+        drop_last=federation.drop_last,
+        flip=federation.flip,
+    )
+    population = Population(p.train_offsets.astype(np.int64), p.num_classes)
+    cohort_size = federation.cohort_size or len(p.num_classes)
+    num_rows = len(p.train) + len(p.global_examples)
+    array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
+    on_mesh = lambda tree: jax.tree.map(lambda x: array(x.shape, x.dtype), tree)
+    table = Table(
+        array((num_rows, *model.image_shape), jnp.uint8), array((num_rows,), jnp.int32)
+    )
+    key = on_mesh(jax.eval_shape(jax.random.key, 0))
+    phi = array((len(p.global_identities), model.embedding_dim), jnp.float32)
+    begin = lambda key, phi: method.algorithm.init(method.start(model.init(key), phi))
+    server = on_mesh(jax.eval_shape(begin, key, phi))
+    row = jax.eval_shape(method.algorithm.init_personal, key, server)
+    extra = no_extra(cohort_size)
+    if method.algorithm.prepare:
+        cohort = Cohort(np.arange(cohort_size), 0)
+        extra = jax.eval_shape(
+            lambda server, table: method.algorithm.prepare(
+                server, Shapes(feed, mesh, table, population), cohort
+            ),
+            server,
+            table,
+        )
+    plan = schedule(
+        np.ones(cohort_size, np.int64),
+        num_devices=mesh.devices.shape[0],
+        lanes=federation.lanes,
+    )
+    cut = lambda x: jax.ShapeDtypeStruct(
+        plan.slots.shape + x.shape, x.dtype, sharding=meshes.over_clients(mesh)
+    )
+    slots = Slots(*[jax.ShapeDtypeStruct((), jnp.int32)] * len(Slots._fields))
+    slots = slots._replace(is_new=jax.ShapeDtypeStruct((), jnp.bool_))
+    run = build_round(
+        lambda hyper: method.algorithm,
+        feed,
+        mesh,
+        max_local=int(np.diff(p.train_offsets).max()),
+    )
+    lowered = run.lower(
+        server,
+        jax.tree.map(cut, row),
+        jax.tree.map(cut, slots),
+        array((cohort_size,), jnp.int32),
+        on_mesh(extra),
+        table,
+        array((), jnp.int32),
+        key,
+        (),
+    )
+    return lowered, row
+
+
+def memory(compiled) -> dict[str, float]:
+    """GiB per device of a compiled round, by what it is for."""
+    found = compiled.memory_analysis()
+    return {
+        "arguments": found.argument_size_in_bytes / GIB,
+        "results": found.output_size_in_bytes / GIB,
+        "results in place of arguments": found.alias_size_in_bytes / GIB,
+        "temporary": found.temp_size_in_bytes / GIB,
+    }
+
+
+def operations(
+    unrolled: Model,
+    method: FaceMethod,
+    partition: Partition,
+    federation: Federation,
+    *,
+    hard_negatives: int,
+) -> dict[str, float]:
+    """Floating-point operations of round 0, by what they are for.
+
+    Args:
+      unrolled: the model without scans.
+      method: built on it.
+      hard_negatives: that every client is assumed to select.
+    """
+    one = federation._replace(lanes=1)
+    mesh = meshes.make_mesh(1)
+    lowered, _ = lower_round(unrolled, method, partition, one, mesh)
+    batch, num_flips = federation.batch_size, 2 if federation.flip else 1
+    images = jax.ShapeDtypeStruct((batch, *unrolled.image_shape), jnp.float32)
+    backbone = jax.eval_shape(unrolled.init, jax.random.key(0))
+    forward = _flops(jax.jit(backbone_features(unrolled)).lower(backbone, images))
+    step = _flops(lowered)
+    is_contrastive = "contrastive" in lowered.out_info[2].metrics
+    if is_contrastive:  # the loop over frozen features was counted once, too
+        step -= num_flips * forward
+    own = np.diff(partition.train_offsets)
+    has_extra = lowered.in_avals[0][4].examples.shape[1] > 0
+    total = own + (hard_negatives if has_extra else 0)
+    feed = Feed(batch, drop_last=federation.drop_last)
+    epochs = np.ravel(federation.local_epochs)[0]
+    steps = int((feed.steps_per_epoch(total) * epochs).sum())
+    number = {"steps": float(steps), "local steps": steps * step}
+    num_public = len(partition.global_examples)
+    if is_contrastive:
+        blocks = num_flips * int((-(-total // batch)).sum())
+        number["previous networks' features"] = blocks * forward
+    if method.algorithm.prepare:
+        images = int(own.sum()) + num_public
+        number["global network's features"] = num_flips * images * forward / batch
+    if has_extra:
+        similarity = 2.0 * unrolled.embedding_dim * float(own.sum()) * num_public
+        number["similarities"] = similarity
+    return number
+
+
+def _flops(lowered) -> float:
+    return float(lowered.cost_analysis()["flops"])
+
+
+def report(
+    lowered, row, partition: Partition, flops: Mapping[str, float], compiled=None
+) -> dict:
+    """Everything as plain numbers."""
+    count = {k: v for k, v in flops.items() if k != "steps"}
+    personal = trees.num_bytes(row)
+    server = trees.num_bytes(lowered.in_avals[0][0])
+    images = trees.num_bytes(lowered.in_avals[0][5])
+    return {
+        "GiB": {
+            "server": server / GIB,
+            "images and labels, per device": images / GIB,
+            "personal rows on disk": VERSIONS
+            * len(partition.num_classes)
+            * personal
+            / GIB,
+            **({} if compiled is None else memory(compiled)),
+        },
+        "FLOP": {**count, "round 0": sum(count.values())},
+        "local steps of round 0": int(flops["steps"]),
+    }
+
+
+def format_report(numbers: Mapping) -> str:
+    """The report as lines of text."""
+    lines = [f"{k:<42}{v:>12.3f} GiB" for k, v in numbers["GiB"].items()]
+    lines += [f"{k:<42}{v:>12.3e} FLOP" for k, v in numbers["FLOP"].items()]
+    lines += [f"{'local steps of round 0':<42}{numbers['local steps of round 0']:>12}"]
+    return "\n".join(lines)

@@ -1,0 +1,79 @@
+"""What a run is told: its two sections of numbers, and their ranges."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Pretraining(NamedTuple):
+    """Central margin softmax on the public identities."""
+
+    epochs: int = 16
+    batch_size: int = 64
+    optimizer: str = "sgd"  # a name of OPTIMIZERS
+    learning_rate: float = 0.05
+    warmup: float = 0.05  # fraction of all steps
+    milestones: tuple[float, ...] = ()  # fractions; none: a cosine to 0
+    weight_decay: float = 5e-4
+    margin_loss: str = "cosface"
+    scale: float = 30.0
+    margin: float = 0.4
+    flip: float = 0.5
+    checkpoint_every: int = 1  # epochs
+
+
+class Federation(NamedTuple):
+    """What the federated methods of an experiment share."""
+
+    rounds: int = 20
+    cohort_size: int = 0  # 0: all clients
+    local_epochs: int | tuple[int, ...] = (10, 8, 6, 4)
+    batch_size: int = 64
+    drop_last: bool = False
+    flip: float = 0.5
+    lanes: int = 1
+    evaluate_every: int = 0  # rounds between generic evaluations; 0: after the last
+    checkpoint_every: int = 1
+
+
+def check_pretraining(settings: Pretraining, section: str, num_rows: int) -> None:
+    """Raise ValueError for a number out of range; `num_rows` public images exist."""
+    bounds = {
+        "epochs": (0, math.inf),
+        "batch_size": (1, num_rows),
+        "learning_rate": (0, math.inf),
+        "warmup": (0, 1),
+        "milestones": (0, 1),
+        "weight_decay": (0, math.inf),
+        "scale": (0, math.inf),
+        "flip": (0, 1),
+        "checkpoint_every": (0, math.inf),
+    }
+    check_ranges(section, settings._asdict(), bounds)
+
+
+def check_federation(settings: Federation, num_clients: int) -> None:
+    """Raise ValueError for a number out of range."""
+    bounds = {
+        "rounds": (1, math.inf),
+        "cohort_size": (0, num_clients),
+        "local_epochs": (0, math.inf),
+        "batch_size": (1, math.inf),
+        "flip": (0, 1),
+        "lanes": (1, math.inf),
+        "evaluate_every": (0, math.inf),
+        "checkpoint_every": (0, math.inf),
+    }
+    check_ranges("federation", settings._asdict(), bounds)
+
+
+def check_ranges(section: str, values: Mapping[str, Any], bounds: Mapping) -> None:
+    """Raise ValueError for the first value, or entry of one, outside its bounds."""
+    for name, (low, high) in bounds.items():
+        value = values[name]
+        entries = value if isinstance(value, tuple | list) else (value,)
+        for entry in entries:
+            if not low <= entry <= high:
+                end = f"lie in [{low}, {high}]"
+                rule = f"be at least {low}" if high == math.inf else end
+                raise ValueError(f"config.{section}.{name} must {rule}, got {value}.")
