@@ -21,8 +21,13 @@ from fedfr_jax.data.sources import inspect as inspect_source
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs import dry_run as dry
-from fedfr_jax.runs.experiment import Experiment, Federation
-from fedfr_jax.runs.pretraining import Pretraining
+from fedfr_jax.runs.experiment import Experiment
+from fedfr_jax.runs.settings import (
+    Federation,
+    Pretraining,
+    check_federation,
+    check_pretraining,
+)
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.tasks.methods import FaceMethod, federated_faces
 from fedfr_jax.tasks.recognition import Judge, recognition
@@ -162,6 +167,13 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
         name: build_method(name, options, settings["pretrain"], model, partition)
         for name, options in settings["methods"].items()
     }
+    num_public = len(partition.global_examples)
+    check_federation(federation, len(partition.num_classes))
+    check_pretraining(pretraining, "pretrain", num_public)
+    for name, method in methods.items():
+        if isinstance(method, Pretraining):
+            num_rows = num_public + len(partition.train)
+            check_pretraining(method, f"methods.{name}", num_rows)
     mesh = make_mesh()
     task = recognition(source, partition)
     judge = call("evaluation", Judge, settings["evaluation"], task, mesh, seed=seed)

@@ -13,5 +13,11 @@ def main(argv: list[str]) -> None:
     folder = workdir(values, "evaluate")
     from fedfr_jax.build import build
     from fedfr_jax.runs.experiment import evaluate_experiment
+    from fedfr_jax.runs.workdir import claim
 
-    evaluate_experiment(build(values["config"].value), folder)
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} must hold a trained run, got no config.json.")
+    config = values["config"].value
+    text = config.to_json_best_effort(indent=1)
+    with claim(folder, text, but_for="evaluation"):
+        evaluate_experiment(build(config), folder)

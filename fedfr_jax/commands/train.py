@@ -39,10 +39,12 @@ def main(argv: list[str]) -> None:
         return
     folder = workdir(values, "train")
     from fedfr_jax.build import build
-    from fedfr_jax.runs.experiment import run_experiment, same_config
+    from fedfr_jax.runs.experiment import run_experiment
+    from fedfr_jax.runs.workdir import claim
 
     experiment = build(values["config"].value)
     if values["overwrite"].value:
         shutil.rmtree(folder, ignore_errors=True)
-    same_config(folder, values["config"].value.to_json_best_effort(indent=1))
-    run_experiment(experiment, folder)
+    lock = claim(folder, values["config"].value.to_json_best_effort(indent=1))
+    with lock:
+        run_experiment(experiment, folder)

@@ -65,6 +65,16 @@ class Slots(NamedTuple):
     num_steps: jax.Array  # [] int32
 
 
+def client_key(key: jax.Array, client: jax.Array | int) -> jax.Array:
+    """A client's own key, from the run's."""
+    return jax.random.fold_in(key, client)
+
+
+def first_personal_key(key: jax.Array) -> jax.Array:
+    """What a client's first personal state is drawn with, from its own key."""
+    return jax.random.fold_in(key, 0)
+
+
 def client_view(
     feed, max_local, key, slot, extra, table, round, *, shard=(0, 1)
 ) -> Client:

@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.federated.client import Feed, client_view
+from fedfr_jax.federated.client import Feed, client_key, client_view, first_personal_key
 from fedfr_jax.types import Extra, PyTree, RoundResult
 
 
@@ -172,8 +172,8 @@ def _over_lanes(one, inputs):
 
 def _lane(algorithm, feed, max_local, server, row, slot, extra, table, round, key):
     """Train the client of one slot; an idle slot's sums are selected away."""
-    key = jax.random.fold_in(key, slot.client)
-    fresh = lambda: algorithm.init_personal(jax.random.fold_in(key, 0), server)
+    key = client_key(key, slot.client)
+    fresh = lambda: algorithm.init_personal(first_personal_key(key), server)
     personal = jax.lax.cond(slot.is_new, fresh, lambda: row)
     round_key = jax.random.fold_in(jax.random.fold_in(key, 1), round)
     client = client_view(feed, max_local, round_key, slot, extra, table, round)

@@ -53,9 +53,13 @@ def prepare_features(
     compiled = {}
 
     def prepare(server: PyTree, sim, cohort: Cohort) -> Extra:
-        if not compiled:
-            compiled["embed"] = build_embed(embed, sim.feed, sim.mesh)
-            compiled["select"] = build_select(sim.mesh, threshold, capacity)
+        place_of = (sim.mesh, sim.feed)
+        if place_of not in compiled:
+            compiled[place_of] = (
+                build_embed(embed, sim.feed, sim.mesh),
+                build_select(sim.mesh, threshold, capacity),
+            )
+        embed_rows, select = compiled[place_of]
         offsets, num_rows = sim.population.offsets, len(sim.table.labels)
         rows, starts, counts = cohort_rows(offsets, cohort.ids)
         public = np.arange(offsets[-1], num_rows)
@@ -64,7 +68,7 @@ def prepare_features(
         place[rows[: counts.sum()]] = np.arange(counts.sum())
         wanted = np.concatenate([rows, public]).astype(np.int32)
         whole = meshes.replicated(sim.mesh)
-        values = compiled["embed"](server.backbone, sim.table, wanted)
+        values = embed_rows(server.backbone, sim.table, wanted)
         values = jax.device_put(values[: len(wanted)], whole)
         features = Features(values, jax.device_put(place, whole))
         if threshold is None:
@@ -75,9 +79,7 @@ def prepare_features(
             labels = np.asarray(sim.table.labels)
             owner = class_of_row(labels[rows], counts)
             compared = class_features(compared, owner, server.phi, labels[public])
-        chosen, number = compiled["select"](
-            compared, starts, counts, first_public=len(rows)
-        )
+        chosen, number = select(compared, starts, counts, first_public=len(rows))
         return Extra(features, chosen + int(offsets[-1]), number)
 
     return prepare

@@ -11,6 +11,7 @@ on disk they are read from memory. An error of the writer is raised by the next 
 """
 
 import fcntl
+import itertools
 import os
 import pathlib
 import shutil
@@ -192,8 +193,11 @@ class Store:
             for p, x in jax.tree_util.tree_leaves_with_path(template)
         ]
         if not path.exists():
-            path.write_text("\n".join(lines))
-        for old, new in zip(path.read_text().splitlines(), lines, strict=False):
+            draft = path.with_suffix(".tmp")
+            draft.write_text("\n".join(lines))
+            os.replace(draft, path)
+        kept = path.read_text().splitlines()
+        for old, new in itertools.zip_longest(kept, lines, fillvalue="nothing"):
             if old != new:
                 raise ValueError(
                     f"store {path.parent} must hold '{new}', got '{old}': it belongs "

@@ -23,7 +23,7 @@ from fedfr_jax.federated.client import Feed, Population, Slots, Table
 from fedfr_jax.federated.engine import build_round, no_extra
 from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.store import VERSIONS
-from fedfr_jax.runs.experiment import Federation
+from fedfr_jax.runs.settings import Federation
 from fedfr_jax.tasks.methods import FaceMethod, backbone_features
 from fedfr_jax.types import Cohort, Model
 

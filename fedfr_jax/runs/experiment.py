@@ -6,9 +6,7 @@ command it goes on where it stopped; a finished stage is read, not repeated.
 """
 
 import contextlib
-import json
 import pathlib
-import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -19,30 +17,18 @@ from jax.sharding import Mesh
 
 from fedfr_jax.data.augment import decode
 from fedfr_jax.data.partition import format_report, report
-from fedfr_jax.federated.client import Feed
+from fedfr_jax.federated.client import Feed, client_key, first_personal_key
 from fedfr_jax.federated.simulation import simulation, start
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.pretraining import Pretraining, everyone, pretrain, public_means
+from fedfr_jax.runs.pretraining import everyone, pretrain, public_means
 from fedfr_jax.runs.report import plots, tables
+from fedfr_jax.runs.settings import Federation, Pretraining
 from fedfr_jax.runs.sinks import JsonlSink, open_sinks, read_jsonl, write_summary
+from fedfr_jax.runs.workdir import Clock
 from fedfr_jax.tasks.methods import FaceMethod, backbone_features, last_simulation
 from fedfr_jax.tasks.recognition import Judge, Judgement, Recognition
 from fedfr_jax.types import Model, PyTree
-
-
-class Federation(NamedTuple):
-    """What the federated methods of an experiment share."""
-
-    rounds: int = 20
-    cohort_size: int = 0  # 0: all clients
-    local_epochs: int | tuple[int, ...] = (10, 8, 6, 4)
-    batch_size: int = 64
-    drop_last: bool = False
-    flip: float = 0.5
-    lanes: int = 1
-    evaluate_every: int = 0  # rounds between generic evaluations; 0: after the last
-    checkpoint_every: int = 1
 
 
 class Experiment(NamedTuple):
@@ -81,9 +67,11 @@ def run_experiment(
     say(format_report(facts))
     variables = start_of(experiment, workdir)
     stages = {"pretrained": judge_single(experiment, variables)}
+    clock.note()
     for name, method in experiment.methods.items():
         stages[name] = run_row(experiment, method, variables, workdir / name)
-    summary = {"methods": numbers(stages), "seconds": clock.stop()}
+        clock.note()
+    summary = {"methods": numbers(stages), "seconds": clock.note()}
     write_summary(workdir / "summary.json", summary)
     paths = draw(stages, workdir)
     say(tables.result_table(summary))
@@ -130,39 +118,6 @@ def numbers(stages: Mapping[str, Stage]) -> dict:
         }
         for name, stage in stages.items()
     }
-
-
-def same_config(workdir: pathlib.Path, text: str) -> None:
-    """Keep the config beside the run; another one must not resume it.
-
-    Raises:
-      ValueError: naming the first line that differs.
-    """
-    workdir.mkdir(parents=True, exist_ok=True)
-    path = workdir / "config.json"
-    if not path.exists():
-        path.write_text(text)
-    for old, new in zip(path.read_text().splitlines(), text.splitlines(), strict=False):
-        if old != new:
-            raise ValueError(
-                f"{path} must equal the config of this command to go on, got "
-                f"{old.strip()} there and {new.strip()} here; take another --workdir, "
-                "or --overwrite."
-            )
-
-
-class Clock:
-    """Seconds of a run, those of its interrupted starts included."""
-
-    def __init__(self, path: pathlib.Path):
-        self._path, self._started = path, time.perf_counter()
-        self._before = json.loads(path.read_text())["seconds"] if path.exists() else 0.0
-
-    def stop(self) -> float:
-        """Total seconds, also written down."""
-        total = self._before + time.perf_counter() - self._started
-        write_summary(self._path, {"seconds": total})
-        return total
 
 
 def start_of(experiment: Experiment, workdir: pathlib.Path) -> PyTree:
@@ -264,8 +219,8 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
         rows, is_new = store.gather(np.array([client]))
         row = jax.tree.map(lambda x: x[0], rows)
         if is_new[0]:  # never drawn: what it would start from
-            key = jax.random.fold_in(jax.random.key(experiment.seed), client)
-            row = method.algorithm.init_personal(key, server)
+            key = client_key(sim.key, client)
+            row = method.algorithm.init_personal(first_personal_key(key), server)
         return method.algorithm.personalize(server, row)
 
     return Stage(

@@ -5,6 +5,7 @@ of a run is (server, store); a run that is killed and started again continues fr
 last whole checkpoint and ends with the numbers of an uninterrupted one.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -82,7 +83,8 @@ def train(
     last = num_rounds - 1
     for round in range(first_round, num_rounds):
         started = time.perf_counter()
-        server, outcome = play(sim, server, store, round)
+        with _names_round(round, checkpointer):
+            server, outcome = play(sim, server, store, round)
         check_finite(outcome, round, checkpointer)
         check_state(server, f"round {round}", checkpointer)
         scalars = {**summarize(outcome), "seconds": time.perf_counter() - started}
@@ -95,9 +97,23 @@ def train(
         if client_log:
             client_log(round, by_client(outcome))
         if checkpointer and is_due(period.checkpoint_every, round, last):
-            store.flush(round + 1)
+            with _names_round(round, checkpointer):
+                store.flush(round + 1)
             checkpointer.save(round + 1, server)
     return server
+
+
+@contextlib.contextmanager
+def _names_round(round, checkpointer):
+    """Say which round a disk that is full or gone has stopped, and what is left."""
+    try:
+        yield
+    except OSError as error:
+        last = checkpointer.latest() if checkpointer else None
+        raise OSError(
+            f"personal rows of round {round} could not be written ({error}); the last "
+            f"whole checkpoint is {last}: make room and start the same command again."
+        ) from error
 
 
 def by_client(outcome: Outcome) -> dict[str, list]:

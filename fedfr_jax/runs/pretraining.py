@@ -1,7 +1,6 @@
 """Central pretraining on the public identities: where every method starts from."""
 
 import pathlib
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from fedfr_jax.federated.features import build_embed
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.central import Central, central, rate_schedule
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.settings import Pretraining
 from fedfr_jax.runs.sinks import open_sinks
 from fedfr_jax.tasks.face_loss import face_loss
 from fedfr_jax.tasks.recognition import Recognition
@@ -31,23 +31,6 @@ OPTIMIZERS = {
     ),
     "adam": lambda rate, decay: optax.adamw(rate, weight_decay=decay),
 }
-
-
-class Pretraining(NamedTuple):
-    """Central CosFace on the public identities."""
-
-    epochs: int = 16
-    batch_size: int = 64
-    optimizer: str = "sgd"  # a name of OPTIMIZERS
-    learning_rate: float = 0.05
-    warmup: float = 0.05  # fraction of all steps
-    milestones: tuple[float, ...] = ()  # fractions; none: a cosine to 0
-    weight_decay: float = 5e-4
-    margin_loss: str = "cosface"
-    scale: float = 30.0
-    margin: float = 0.4
-    flip: float = 0.5
-    checkpoint_every: int = 1  # epochs
 
 
 def build_trainer(

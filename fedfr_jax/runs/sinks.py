@@ -50,7 +50,7 @@ class JsonlSink:
             for row in (read_jsonl(path) if path.exists() else [])
             if resume_step is None or row["round"] < resume_step
         ]
-        _replace(path, "".join(_line(row) for row in kept))
+        write_text(path, "".join(_line(row) for row in kept))
         self._file = path.open("a", encoding="utf-8")
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -161,7 +161,7 @@ def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
       OSError: the disk is full or the folder cannot be written; an older file stays.
     """
     text = json.dumps(_finite(summary), indent=2, allow_nan=False)
-    _replace(pathlib.Path(path), text + "\n")
+    write_text(pathlib.Path(path), text + "\n")
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict]:
@@ -221,7 +221,7 @@ def _plain(value: Any, path: str, notes: dict[str, str]) -> Any:
     return None
 
 
-def _replace(path: pathlib.Path, text: str) -> None:
+def write_text(path: pathlib.Path, text: str) -> None:
     """Write a file in one step: readers see the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".tmp")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.__main__ import main
+from fedfr_jax.runs.workdir import claim
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIG = '''"""A tiny run on arrays."""
@@ -92,7 +93,7 @@ def results(workdir):
 def test_a_run_killed_twice_ends_like_a_whole_one(config, tmp_path):
     flags = [f"--config={config}"]
     output = finish(fedfr("train", *flags, f"--workdir={tmp_path / 'whole'}"))
-    assert "fedavg" in output and "roc.png" in output
+    assert "fedavg" in output and "roc.png" in "".join(output.split())
     broken = tmp_path / "broken"
     for stage in ("pretrained", "fedfr"):
         process = fedfr("train", *flags, f"--workdir={broken}")
@@ -241,12 +242,23 @@ def test_prepare_reports_the_data_and_its_split(config, tmp_path, capsys):
     assert facts["data"]["identities"] == 19
 
 
-def test_another_config_does_not_resume_a_run(config, tmp_path, capsys):
-    from fedfr_jax.runs.experiment import same_config
+def test_a_folder_belongs_to_one_config_and_one_process(tmp_path):
+    text = '{"seed": 0, "model": {"depth": 20}, "evaluation": {"fars": [0.1]}}'
+    with claim(tmp_path, text):
+        with pytest.raises(ValueError, match="must be used by one process"):
+            claim(tmp_path, text).close()
+    for change, message in [
+        (("20", "64"), "got model.depth 20 there and 64 here"),
+        (("0.1", "0.2"), "evaluation.fars"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            claim(tmp_path, text.replace(*change)).close()
+    claim(tmp_path, text.replace("0.1", "0.2"), but_for="evaluation").close()
 
-    same_config(tmp_path / "w", '{\n "seed": 0\n}')
-    with pytest.raises(ValueError, match='got "seed": 0 there and "seed": 1 here'):
-        same_config(tmp_path / "w", '{\n "seed": 1\n}')
+
+def test_evaluate_refuses_a_folder_without_a_run(config, tmp_path, capsys):
+    code = main(["evaluate", f"--config={config}", f"--workdir={tmp_path / 'none'}"])
+    assert code == 2 and "must hold a trained run" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -126,3 +126,9 @@ def test_a_million_clients_take_no_space_until_they_take_part(tmp_path):
     used = sum(os.stat(tmp_path / f).st_blocks * 512 for f in os.listdir(tmp_path))
     assert used < 20_000_000  # 7.7 GB if every row existed
     assert store.gather(np.array([999_999]))[0]["head"].sum() == 640
+
+
+def test_a_model_with_more_leaves_is_refused(tmp_path):
+    Store(TEMPLATE, 4, tmp_path)
+    with pytest.raises(ValueError, match="z .*got 'nothing'"):
+        Store({**TEMPLATE, "z": np.zeros(2, np.float32)}, 4, tmp_path)

@@ -1,0 +1,70 @@
+"""A work folder belongs to one config and one process, and knows its seconds."""
+
+import fcntl
+import json
+import pathlib
+import time
+
+from fedfr_jax.runs.sinks import write_summary, write_text
+
+
+class Clock:
+    """Seconds of a run, those of its interrupted starts included."""
+
+    def __init__(self, path: pathlib.Path):
+        self._path, self._started = path, time.perf_counter()
+        self._before = json.loads(path.read_text())["seconds"] if path.exists() else 0.0
+
+    def note(self) -> float:
+        """Total seconds so far, also written down."""
+        total = self._before + time.perf_counter() - self._started
+        write_summary(self._path, {"seconds": total})
+        return total
+
+
+def claim(workdir: pathlib.Path, config: str, *, but_for: str = ""):
+    """Keep `config` (JSON lines) beside the run, and others out of its folder.
+
+    Args:
+      but_for: name of a top-level section that may differ.
+
+    Returns:
+      The lock, held as long as the object lives.
+
+    Raises:
+      ValueError: when the folder belongs to another config (naming the first line
+        that differs) or another process uses it.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    lock = (workdir / ".lock").open("w")
+    try:
+        _check(lock, workdir, config, but_for)
+    except ValueError:
+        lock.close()
+        raise
+    return lock
+
+
+def _check(lock, workdir, config, but_for):
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ValueError(
+            f"{workdir} must be used by one process, got two: wait for the other."
+        ) from None
+    path = workdir / "config.json"
+    if not path.exists():
+        write_text(path, config)
+    old, new = json.loads(path.read_text()), json.loads(config)
+    for section in sorted(old.keys() | new.keys()):
+        before, now = old.get(section), new.get(section)
+        if section == but_for or before == now:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            keys = sorted(before.keys() | now.keys())
+            key = next(k for k in keys if before.get(k) != now.get(k))
+            section, before, now = f"{section}.{key}", before.get(key), now.get(key)
+        raise ValueError(
+            f"{path} must equal the config of this command to go on, got {section} "
+            f"{before} there and {now} here; take another --workdir, or --overwrite."
+        )
