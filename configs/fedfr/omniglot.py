@@ -31,7 +31,7 @@ def get_config():
         "embedding_dim": 128,
     }
     config.pretrain = {
-        "epochs": 12,
+        "epochs": 5,
         "optimizer": "adam",
         "learning_rate": 2e-3,
         "flip": 0.0,
