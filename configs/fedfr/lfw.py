@@ -33,9 +33,9 @@ def get_config():
         "widths": (32, 64, 128),
         "embedding_dim": 128,
     }
-    config.pretrain = {"epochs": 30, "optimizer": "adam", "learning_rate": 2e-3}
+    config.pretrain = {"epochs": 15, "optimizer": "adam", "learning_rate": 2e-3}
     config.federation = {
-        "rounds": 6,
+        "rounds": 5,
         "local_epochs": (4, 4, 3),
         "batch_size": 32,
         "evaluate_every": 1,

@@ -10,7 +10,7 @@ from configs import base
 
 
 def get_config():
-    """480 classes pretrain, 400 federate on 40 clients, 84 are seen by nobody."""
+    """480 classes pretrain, 400 federate on 20 clients, 84 are seen by nobody."""
     config = base.get_config()
     folder = os.environ.get("FEDFR_DATA", "../shared/data")
     config.data = {
@@ -19,8 +19,8 @@ def get_config():
         "image_size": 28,
     }
     config.partition = {
-        "num_clients": 40,
-        "ids_per_client": 10,
+        "num_clients": 20,
+        "ids_per_client": 20,
         "num_global_ids": 480,
         "num_unseen_ids": 84,
     }
@@ -31,7 +31,7 @@ def get_config():
         "embedding_dim": 128,
     }
     config.pretrain = {
-        "epochs": 5,
+        "epochs": 3,
         "optimizer": "adam",
         "learning_rate": 2e-3,
         "flip": 0.0,
