@@ -147,6 +147,6 @@ def first_variables(model: Model, num_public: int, seed: int) -> PyTree:
     params = {
         "backbone": backbone["params"],
         "phi": 0.01 * jax.random.normal(phi_key, (num_public, dim)),
-        "head": jnp.zeros((0, dim)),
+        "head": None,  # no local classes
     }
     return {"params": params, "batch_stats": backbone["batch_stats"]}

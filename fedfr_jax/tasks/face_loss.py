@@ -123,10 +123,14 @@ def face_loss(
         params, stats = variables["params"], variables["batch_stats"]
         backbone = {"params": params["backbone"], "batch_stats": stats}
         features, stats = model.apply(backbone, batch.images, True)
-        num_own = params["head"].shape[0]  # padded to the largest client's classes
+        head, phi = (
+            params["head"],
+            params["phi"],
+        )  # None where there are no such classes
+        weights = jnp.concatenate([x for x in (head, phi) if x is not None])
+        num_own = 0 if head is None else len(head)  # padded to the largest client's
         own_mask = jnp.arange(num_own, dtype=jnp.int32) < num_classes
-        mask = jnp.concatenate([own_mask, jnp.ones(len(params["phi"]), bool)])
-        weights = jnp.concatenate([params["head"], params["phi"]])
+        mask = jnp.concatenate([own_mask, jnp.ones(len(weights) - num_own, bool)])
         labels = jnp.where(batch.is_extra, num_own + batch.labels, batch.labels)
         logits = logits_of(
             cosine(features, weights), labels, scale=scale, margin=margin

@@ -149,7 +149,7 @@ def federated_faces(
         algorithm = fedface(algorithm, apart, num_clients=num_clients)
 
     def start(backbone: PyTree, phi: jax.Array) -> PyTree:
-        phi = phi if public else jnp.zeros((0, model.embedding_dim), phi.dtype)
+        phi = phi if public else None
         return {"backbone": backbone, "phi": phi}
 
     return FaceMethod(

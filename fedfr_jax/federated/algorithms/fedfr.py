@@ -32,7 +32,7 @@ class Server(NamedTuple):
     """What goes down to every client."""
 
     backbone: PyTree  # {"params": ..., "batch_stats": ...}
-    phi: jax.Array  # [M_g, D] public class embeddings, M_g may be 0
+    phi: jax.Array | None  # [M_g, D] public class embeddings, None without any
 
 
 class Personal(NamedTuple):
