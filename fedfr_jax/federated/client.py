@@ -65,6 +65,17 @@ class Slots(NamedTuple):
     num_steps: jax.Array  # [] int32
 
 
+def pack(slots: Slots) -> np.ndarray:
+    """All numbers of the slots as one int32 array [A, W, L, 8]: one copy to a device."""
+    return np.stack(slots, axis=-1, dtype=np.int32, casting="unsafe")
+
+
+def unpack(packed: jax.Array) -> Slots:
+    """`pack` undone, inside jit."""
+    slots = Slots(*jnp.moveaxis(packed, -1, 0))
+    return slots._replace(is_new=slots.is_new > 0)
+
+
 def client_key(key: jax.Array, client: jax.Array | int) -> jax.Array:
     """A client's own key, from the run's."""
     return jax.random.fold_in(key, client)

@@ -29,7 +29,13 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.federated.client import Feed, client_key, client_view, first_personal_key
+from fedfr_jax.federated.client import (
+    Feed,
+    client_key,
+    client_view,
+    first_personal_key,
+    unpack,
+)
 from fedfr_jax.types import Extra, PyTree, RoundResult
 
 
@@ -62,7 +68,7 @@ def build_round(
 
     Returns:
       run(server, rows, slots, order, extra, table, round, key, hyper) ->
-      (server, rows, result): `slots` is a `Slots` of [V, W, L] arrays and `rows` the
+      (server, rows, result): `slots` is a packed `Slots` [V, W, L, 8] and `rows` the
       personal trees laid out alike (donated); `order` [K] int32 is each cohort member's
       flat slot, in whose order the `RoundResult` comes back; `key` is of the seed.
     """
@@ -91,7 +97,7 @@ def build_round(
     @partial(jax.jit, donate_argnums=1)
     def run(server, rows, slots, order, extra, table, round, key, hyper):
         shared = (extra, table, round, key, hyper)
-        total, output = sharded(server, rows, slots, shared)
+        total, output = sharded(server, rows, unpack(slots), shared)
         if shards is not None:
             total = jax.tree.map(lambda x: _pairwise(x[:shards]), total)
         algorithm = make(hyper)

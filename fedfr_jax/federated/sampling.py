@@ -61,8 +61,8 @@ def permute_host(key: int, index: np.ndarray, n: int) -> np.ndarray:
         b = np.uint32((n + int(a) - 1) // int(a))
         word = np.array([key % 2**32], np.uint32)
         x = _feistel(np.asarray(index, np.uint32), word, a, b)
-        while np.any(outside := x >= n):
-            x = np.where(outside, _feistel(x, word, a, b), x)
+        while len(outside := np.flatnonzero(x >= n)):
+            x[outside] = _feistel(x[outside], word, a, b)
     return x.astype(np.int64)
 
 
@@ -79,6 +79,8 @@ def sample(seed: int, round: int, population: int, cohort: int) -> np.ndarray:
         raise ValueError(
             f"cohort must lie in [1, {population}] (the population), got {cohort}."
         )
+    if cohort == population:
+        return np.arange(population)
     epoch, turn = divmod(round, population // cohort)
     key = np.random.SeedSequence((seed, epoch)).generate_state(1)[0]
     index = turn * cohort + np.arange(cohort)

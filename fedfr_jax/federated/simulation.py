@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import sampling
-from fedfr_jax.federated.client import Feed, Population, Slots, Table
+from fedfr_jax.federated.client import Feed, Population, Slots, Table, pack
 from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
 from fedfr_jax.federated.schedule import Plan, schedule
 from fedfr_jax.federated.store import Store
@@ -182,9 +182,11 @@ def play_cohort(
 
 def on_devices(sim: Simulation, server: PyTree, work: Work, round: int) -> tuple:
     """The arguments of `sim.run`."""
-    rows, slots = jax.device_put((work.rows, work.slots), meshes.over_clients(sim.mesh))
-    order, extra, number = jax.device_put(
-        (work.order, work.extra, np.int32(round)), meshes.replicated(sim.mesh)
+    cut, whole = meshes.over_clients(sim.mesh), meshes.replicated(sim.mesh)
+    extra = work.extra._replace(num_examples=())  # the slots say it
+    rows, slots, order, extra, number = jax.device_put(
+        (work.rows, pack(work.slots), work.order, extra, np.int32(round)),
+        (cut, cut, whole, whole, whole),
     )
     return server, rows, slots, order, extra, sim.table, number, sim.key, sim.hyper
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import sampling
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population, Table, pack
 from fedfr_jax.federated.engine import build_round
 from fedfr_jax.federated.simulation import (
     Outcome,
@@ -119,7 +119,7 @@ def play_sweep(
         cohorts.append(Cohort(ids, round))
         works.append(assign(sim, member(servers, s), stores[s], cohorts[s]))
     mesh = sims[0].mesh
-    inputs = [(work.rows, work.slots, work.order, work.extra) for work in works]
+    inputs = [(work.rows, pack(work.slots), work.order, work.extra) for work in works]
     rows, slots, order, extra = jax.tree.map(lambda *x: np.stack(x), *inputs)
     cut = NamedSharding(mesh, P(None, meshes.CLIENTS))
     rows, slots = jax.device_put((rows, slots), cut)

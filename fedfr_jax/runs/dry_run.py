@@ -109,8 +109,7 @@ def lower_round(
     cut = lambda x: jax.ShapeDtypeStruct(
         plan.slots.shape + x.shape, x.dtype, sharding=meshes.over_clients(mesh)
     )
-    slots = Slots(*[jax.ShapeDtypeStruct((), jnp.int32)] * len(Slots._fields))
-    slots = slots._replace(is_new=jax.ShapeDtypeStruct((), jnp.bool_))
+    slots = jax.ShapeDtypeStruct((len(Slots._fields),), jnp.int32)
     run = build_round(
         lambda hyper: method.algorithm,
         feed,
@@ -120,7 +119,7 @@ def lower_round(
     lowered = run.lower(
         server,
         jax.tree.map(cut, row),
-        jax.tree.map(cut, slots),
+        cut(slots),
         array((cohort_size,), jnp.int32),
         on_mesh(extra),
         table,
