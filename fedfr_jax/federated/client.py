@@ -66,7 +66,7 @@ class Slots(NamedTuple):
 
 
 def pack(slots: Slots) -> np.ndarray:
-    """All numbers of the slots as one int32 array [A, W, L, 8]: one copy to a device."""
+    """All numbers of the slots, int32 [A, W, L, 8]: one copy to a device."""
     return np.stack(slots, axis=-1, dtype=np.int32, casting="unsafe")
 
 
