@@ -12,9 +12,7 @@ Clients are dealt to shards; a shard is a scan on one device. `reduction="sum"` 
 shard per device and one psum. `reduction="canonical"` has a fixed number of shards
 whatever the devices, sums each in the order of its clients, and adds the shards' sums
 by a fixed pairwise tree: the same bits on any number of devices, for one model of
-memory per shard. A single device is the exception: XLA compiles it without its SPMD
-passes and may round a client's own arithmetic otherwise (FedFR's by an ulp, plain
-FedAvg's not).
+memory per shard.
 """
 
 from collections.abc import Callable
@@ -49,6 +47,9 @@ class LaneOutput(NamedTuple):
 
 
 REDUCTIONS = ("sum", "canonical")
+# XLA merges common subexpressions once more when it partitions for several devices, and
+# what is merged decides what is fused and so how it is rounded.
+SAME_BITS = {"xla_disable_hlo_passes": "cse"}
 
 
 def build_round(
@@ -94,7 +95,9 @@ def build_round(
         check_vma=False,  # nothing inside a client's training is a collective
     )
 
-    @partial(jax.jit, donate_argnums=1)
+    options = None if shards is None else SAME_BITS
+
+    @partial(jax.jit, donate_argnums=1, compiler_options=options)
     def run(server, rows, slots, order, extra, table, round, key, hyper):
         shared = (extra, table, round, key, hyper)
         total, output = sharded(server, rows, unpack(slots), shared)

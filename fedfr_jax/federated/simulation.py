@@ -80,8 +80,7 @@ def simulation(
         of one per client.
       lanes: clients trained side by side on a device, L >= 1.
       reduction: sum (as fast as it gets; the last bits depend on the number of devices)
-        or canonical (from two devices on they do not, nor on the order of the cohort;
-        lanes still matter).
+        or canonical (they do not, nor on the order of the cohort; lanes still matter).
       shards: V of the canonical reduction, best a multiple of every number of devices
         that will be used; a cohort of K has places for K rounded up to V x lanes, and a
         device holds the sums of V / devices shards.
