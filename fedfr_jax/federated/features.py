@@ -77,9 +77,7 @@ def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
 
     def run(variables, table, rows):
         rows = np.pad(rows, (0, -len(rows) % (num_devices * feed.batch_size)))
-        return sharded(
-            variables, table, jax.device_put(rows, meshes.over_clients(mesh))
-        )
+        return sharded(variables, table, meshes.put(rows, meshes.over_clients(mesh)))
 
     return run
 

@@ -39,11 +39,12 @@ class Simulation(NamedTuple):
 class Work(NamedTuple):
     """A round's arguments in host memory, and what they mean."""
 
-    rows: PyTree  # [V, W, L, ...] personal rows
+    rows: PyTree  # [V', W, L, ...] personal rows of this process' shards
     slots: Slots  # [V, W, L]
     order: np.ndarray  # [K] int32 flat slot of each cohort member
     extra: Extra
     clients: np.ndarray  # [V, W, L] ids, -1 where idle
+    own: np.ndarray  # [V'] this process' shards, all of them in a single process
     plan: Plan
 
 
@@ -115,7 +116,7 @@ def simulation(
         algorithm=algorithm,
         feed=feed,
         mesh=mesh,
-        table=jax.device_put(table, whole),
+        table=meshes.put(table, whole),
         population=population,
         local_epochs=local_epochs,
         cohort_size=cohort_size,
@@ -129,7 +130,7 @@ def simulation(
             max_local=int(sizes.max()),
             shards=fixed,
         ),
-        key=jax.device_put(jax.random.key(seed), whole),
+        key=meshes.put(jax.random.key(seed), whole),
         hyper=(),
     )
 
@@ -143,7 +144,7 @@ def _by_round(local_epochs: int | tuple[int, ...]) -> Callable:
 
 def start(sim: Simulation, variables: PyTree) -> PyTree:
     """The server before round 0, replicated on the mesh."""
-    return jax.device_put(sim.algorithm.init(variables), meshes.replicated(sim.mesh))
+    return meshes.put(sim.algorithm.init(variables), meshes.replicated(sim.mesh))
 
 
 def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
@@ -151,7 +152,9 @@ def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
     key = jax.random.key(sim.seed)
     template = jax.eval_shape(sim.algorithm.init_personal, key, server)
     num_clients = len(sim.population.num_classes)
-    return Store(template, num_clients, folder, **resume)
+    sharer = jax.process_index() if jax.process_count() > 1 else None
+    with meshes.first_before_others("store"):
+        return Store(template, num_clients, folder, sharer=sharer, **resume)
 
 
 def play(
@@ -171,7 +174,8 @@ def play_cohort(
     arguments = on_devices(sim, server, work, cohort.round)
     try:
         server, rows, result = sim.run(*arguments)
-        fetched = jax.device_get((rows, result.metrics))
+        own = meshes.fetch_own(rows, sim.mesh, len(work.clients))
+        fetched = own, meshes.fetch(result.metrics)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             raise MemoryError(out_of_memory(sim, arguments)) from error
@@ -182,8 +186,9 @@ def play_cohort(
 
 def on_devices(sim: Simulation, server: PyTree, work: Work, round: int) -> tuple:
     """The arguments of `sim.run`."""
-    rows, slots = jax.device_put((work.rows, work.slots), meshes.over_clients(sim.mesh))
-    order, extra, number = jax.device_put(
+    rows = meshes.put_own(work.rows, sim.mesh, len(work.clients))
+    slots = meshes.put(work.slots, meshes.over_clients(sim.mesh))
+    order, extra, number = meshes.put(
         (work.order, work.extra, np.int32(round)), meshes.replicated(sim.mesh)
     )
     return server, rows, slots, order, extra, sim.table, number, sim.key, sim.hyper
@@ -214,7 +219,7 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     extra = no_extra(len(ids))
     if sim.algorithm.prepare:
         extra = sim.algorithm.prepare(server, sim, cohort)
-        extra = extra._replace(num_examples=np.asarray(extra.num_examples))
+        extra = extra._replace(num_examples=meshes.fetch(extra.num_examples))
     offset, num_local = sim.population.offsets[ids], sim.population.sizes(ids)
     sizes = num_local + extra.num_examples
     epochs = np.asarray(sim.local_epochs(cohort.round))
@@ -230,11 +235,17 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     place = np.where(idle, 0, plan.slots)
     number = lambda x: np.where(idle, 0, x[place]).astype(np.int32)
     clients = np.where(idle, -1, ids[place])
-    rows, is_new = store.gather(clients.reshape(-1))
+    own = meshes.own_shards(sim.mesh, len(clients))
+    if jax.process_count() > 1:  # who held a client before may be another process
+        store.settle()
+        meshes.barrier("rows are on disk")
+    rows, known = store.gather(clients[own].reshape(-1))
+    is_new = np.ones(idle.shape, bool)
+    is_new[own] = known.reshape(len(own), *idle.shape[1:])
     slots = Slots(
         client=clients.astype(np.int32),
         place=place.astype(np.int32),
-        is_new=is_new.reshape(idle.shape),
+        is_new=is_new,
         offset=number(offset),
         num_local=number(num_local),
         num_extra=number(extra.num_examples),
@@ -243,13 +254,16 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     )
     order = np.empty(len(ids), np.int32)
     order[plan.slots[~idle]] = np.flatnonzero(~idle)
-    rows = jax.tree.map(lambda x: x.reshape(idle.shape + x.shape[1:]), rows)
-    return Work(rows, slots, order, extra, clients, plan)
+    shape = (len(own), *idle.shape[1:])
+    rows = jax.tree.map(lambda x: x.reshape(shape + x.shape[1:]), rows)
+    return Work(rows, slots, order, extra, clients, own, plan)
 
 
 def put_away(store: Store, work: Work, cohort: Cohort, fetched: tuple) -> dict:
-    """Hand a round's rows [V, W, L, ...] to the store; returns its metrics."""
+    """Hand a round's rows [V', W, L, ...] to the store; returns its metrics."""
     rows, metrics = fetched
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
-    store.scatter(work.clients.reshape(-1), rows, cohort.round)
+    others = np.delete(work.clients, work.own, axis=0).reshape(-1)
+    own = work.clients[work.own].reshape(-1)
+    store.scatter(own, rows, cohort.round, others=others)
     return metrics

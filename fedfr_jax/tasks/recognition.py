@@ -7,7 +7,6 @@ own network on the test images of all clients (FedFR, section 4; protocol of its
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -97,9 +96,7 @@ class Judge:
         self._feed, self._compiled = Feed(batch_size, decode), {}
         self._fars, self._fpirs = tuple(fars), tuple(fpirs)
         self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
-        self._tables = jax.device_put(
-            (task.table, task.judged), meshes.replicated(mesh)
-        )
+        self._tables = meshes.put((task.table, task.judged), meshes.replicated(mesh))
 
     def generic(self, embed: Callable, variables: PyTree) -> Judgement:
         """Judge one network on the unseen identities.
@@ -168,7 +165,7 @@ class Judge:
         values = self._compiled[embed](
             variables, self._tables[table], rows.astype(np.int32)
         )
-        return np.asarray(values[: len(rows), 0])
+        return meshes.fetch(values)[: len(rows), 0]
 
 
 def balanced_pairs(labels: np.ndarray, most: int, seed: int):
