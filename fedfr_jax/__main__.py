@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         print(f"command must be one of {sorted(COMMANDS)}, got {argv[0]!r}.")
         return 2
     command = COMMANDS[argv[0]]
-    if {"-h", "--help"} & set(argv[1 : 2 if argv[0] == "launch" else None]):
+    if {"-h", "--help"} & set(argv[1:2] if argv[0] == "launch" else argv[1:]):
         print(f"{command.__doc__}\n\n  fedfr {command.main.__doc__}\n")
         print("FILE is a Python file with get_config(); its keys are those of the")
         print("functions that it configures, and --config.key=value changes one.")

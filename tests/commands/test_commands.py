@@ -59,8 +59,8 @@ def config(tmp_path):
     return folder / "tiny.py"
 
 
-def fedfr(*words, **options):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
+def fedfr(*words, xla_flags="", **options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": xla_flags}
     command = [sys.executable, "-m", "fedfr_jax", *map(str, words)]
     return subprocess.Popen(
         command,
@@ -118,26 +118,32 @@ def test_a_run_killed_twice_ends_like_a_whole_one(config, tmp_path):
     assert evaluation["methods"] == methods
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "prepare"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "prepare", "launch"])
 def test_help_is_everywhere(command, capsys):
     assert main([command, "--help"]) == 0
-    assert "--config" in capsys.readouterr().out
+    expected = "--processes" if command == "launch" else "--config"
+    assert expected in capsys.readouterr().out
 
 
 def test_help_lists_the_commands(capsys):
     assert main([]) == 0
     text = capsys.readouterr().out
-    assert all(command in text for command in ("train", "evaluate", "prepare"))
+    assert all(command in text for command in ("train", "evaluate", "prepare", "launch"))
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["nosuch"], "command must be one of ['evaluate', 'prepare', 'train']"),
+        (["nosuch"], "command must be one of ['evaluate', 'launch', 'prepare', 'train']"),
         (["train"], "--config must name a config file"),
         (["train", "--config=configs/none.py"], "--config must be one of"),
         (["train", "--config=CONFIG"], "--workdir must name a folder"),
         (["train", "--config=CONFIG", "--nosuch=1"], "flags must be of"),
+        (
+            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--process_id=1"],
+            "coordinator, num_processes and process_id must be given together",
+        ),
+        (["launch", "--hosts=2", "train"], "coordinator must be HOST:PORT"),
         (
             ["train", "--config=CONFIG", "--workdir=WORKDIR", "--config.model.width=3"],
             "got 'width' (did you mean widths?)",
@@ -259,6 +265,44 @@ def test_a_folder_belongs_to_one_config_and_one_process(tmp_path):
 def test_evaluate_refuses_a_folder_without_a_run(config, tmp_path, capsys):
     code = main(["evaluate", f"--config={config}", f"--workdir={tmp_path / 'none'}"])
     assert code == 2 and "must hold a trained run" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_killed_once_ends_like_a_whole_one(config, tmp_path):
+    """An experiment whole, from pretraining to the last plot."""
+    flags = [f"--config={config}", "--config.federation.evaluate_every=1"]
+    alone = "--xla_force_host_platform_device_count=2"
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finish(fedfr("train", *flags, f"--workdir={whole}", xla_flags=alone))
+    one = "--xla_force_host_platform_device_count=1"
+    command = ["launch", "--processes=2", "train", *flags, f"--workdir={broken}"]
+    process = fedfr(*command, xla_flags=one)
+    lines = broken / "fedfr" / "metrics.jsonl"
+    while process.poll() is None:
+        if lines.exists() and lines.read_text().count("\n"):
+            kill_child(process.pid, "--process_id=1")
+            break
+        time.sleep(0.02)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, output
+    assert "process 1 of 2 ended with signal 9; the others were stopped." in output
+    finish(fedfr(*command, xla_flags=one))
+    methods, rows = results(broken)
+    expected_methods, expected_rows = results(whole)
+    for name in expected_methods:
+        for protocol, metrics in expected_methods[name].items():
+            close = pytest.approx(metrics, rel=1e-3, abs=1e-3)
+            assert methods[name][protocol] == close
+        for row, expected in zip(rows[name], expected_rows[name], strict=True):
+            assert row == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    assert (broken / "roc.png").stat().st_size > 0
+
+
+def kill_child(parent, word):
+    """SIGKILL the child process whose command line has `word`."""
+    for pid in pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        if word in pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def run(name, folder, stop, *, kill=0, **options):
     from fedfr_jax import mesh as meshes
     from fedfr_jax.federated.simulation import simulation, start
     from fedfr_jax.runs import loop
-    from fedfr_jax.runs.sinks import JsonlSink
+    from fedfr_jax.runs.sinks import open_sinks
     from tests.federated import toys
 
     algorithm, variables = TOYS[name](toys)
@@ -70,17 +70,17 @@ def run(name, folder, stop, *, kill=0, **options):
         if kill and round == kill:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    log = [JsonlSink(folder / "metrics.jsonl", resume_step=first)]
-    server = loop.train(
-        sim,
-        server,
-        store,
-        checkpointer,
-        first_round=first,
-        num_rounds=stop,
-        evaluate=lambda server, store: {},
-        sinks=[*(log if meshes.is_first() else []), killer],
-    )
+    with open_sinks(folder, name, ROUNDS, first) as sinks:
+        server = loop.train(
+            sim,
+            server,
+            store,
+            checkpointer,
+            first_round=first,
+            num_rounds=stop,
+            evaluate=lambda server, store: {},
+            sinks=[*sinks, killer],
+        )
     checkpointer.close()
     server = meshes.fetch(server)
     rows, is_new = store.gather(np.arange(len(toys.SIZES)))
