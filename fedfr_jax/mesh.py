@@ -100,11 +100,14 @@ def _whole_of(x: jax.Array) -> NamedSharding:
     return replicated(x.sharding.mesh)
 
 
-def own_shards(mesh: Mesh, num_shards: int) -> np.ndarray:
-    """Which of V shards over the `clients` devices this process has, ascending [V']."""
+def own_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
+    """Which shards over the `clients` devices this process has, ascending [V'].
+
+    There are V of them, a multiple of the devices; 0 is one per device.
+    """
     here = jax.process_index()
     is_own = [any(d.process_index == here for d in row) for row in mesh.devices]
-    return np.flatnonzero(np.repeat(is_own, num_shards // len(is_own)))
+    return np.flatnonzero(np.repeat(is_own, max(num_shards // len(is_own), 1)))
 
 
 def put_own(tree: PyTree, mesh: Mesh, num_shards: int) -> PyTree:
@@ -112,30 +115,32 @@ def put_own(tree: PyTree, mesh: Mesh, num_shards: int) -> PyTree:
     sharding = over_clients(mesh)
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
-    place = {int(v): i for i, v in enumerate(own_shards(mesh, num_shards))}
+    place = {v: i for i, v in enumerate(own_shards(mesh, num_shards).tolist())}
 
     def one(x):
         def part(index):
             start, stop, _ = index[0].indices(num_shards)
-            return x[(slice(place[start], place[start] + stop - start), *index[1:])]
+            return x[place[start] : place[start] + stop - start]
 
         return jax.make_array_from_callback((num_shards, *x.shape[1:]), sharding, part)
 
     return jax.tree.map(one, tree)
 
 
-def fetch_own(tree: PyTree, mesh: Mesh, num_shards: int) -> PyTree:
+def fetch_own(tree: PyTree) -> PyTree:
     """This process' own [V', ...] of arrays [V, ...] that `clients` devices hold."""
     if jax.process_count() == 1:
         return jax.device_get(tree)
-    own = own_shards(mesh, num_shards)
-    place = {int(v): i for i, v in enumerate(own)}
 
     def one(x):
-        host = np.empty((len(own), *x.shape[1:]), x.dtype)
+        bounds = lambda shard: shard.index[0].indices(len(x))[:2]
+        starts, count = {}, 0
+        for start, stop in sorted({bounds(shard) for shard in x.addressable_shards}):
+            starts[start], count = count, count + stop - start
+        host = np.empty((count, *x.shape[1:]), x.dtype)
         for shard in x.addressable_shards:
-            start, stop, _ = shard.index[0].indices(num_shards)
-            here = slice(place[start], place[start] + stop - start)
+            start, stop = bounds(shard)
+            here = slice(starts[start], starts[start] + stop - start)
             host[(here, *shard.index[1:])] = shard.data
         return host
 

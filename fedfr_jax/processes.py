@@ -12,6 +12,12 @@ from collections.abc import MutableMapping
 
 HEARTBEAT = 60
 DEVICES_FLAG = "--xla_force_host_platform_device_count"
+# XLA's CPU devices give up on one that trains a minute longer than the others.
+PATIENCE = {
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 3600,
+    "--xla_cpu_collective_call_terminate_timeout_seconds": 30 * 86400,
+    "--xla_cpu_collective_timeout_seconds": 30 * 86400,
+}
 
 
 def join(
@@ -54,12 +60,16 @@ def use_every_core(
 ) -> None:
     """One JAX device per core where the CPU computes, unless XLA_FLAGS says other.
 
-    The cores of the machine are cut between `num_processes` processes.
+    The cores of the machine are cut between `num_processes` processes, and a device
+    waits for the others for as long as their clients take.
     """
-    given = environment.get("XLA_FLAGS", "")
-    if DEVICES_FLAG not in given:
-        cores = max(len(os.sched_getaffinity(0)) // num_processes, 1)
-        environment["XLA_FLAGS"] = f"{given} {DEVICES_FLAG}={cores}".strip()
+    words = environment.get("XLA_FLAGS", "").split()
+    given = {word.partition("=")[0] for word in words}
+    cores = max(len(os.sched_getaffinity(0)) // num_processes, 1)
+    for flag, value in {DEVICES_FLAG: cores, **PATIENCE}.items():
+        if flag not in given:
+            words.append(f"{flag}={value}")
+    environment["XLA_FLAGS"] = " ".join(words)
 
 
 def end(code: int) -> None:

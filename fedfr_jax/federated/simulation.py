@@ -12,7 +12,9 @@ from fedfr_jax.federated import sampling
 from fedfr_jax.federated.client import Feed, Population, Slots, Table
 from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
 from fedfr_jax.federated.schedule import Plan, schedule
+from fedfr_jax.federated.segments import Segments, build_segments, play_segments
 from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.stream import Stream, placed
 from fedfr_jax.types import Algorithm, Cohort, Extra, PyTree
 
 CANONICAL_SHARDS = 8
@@ -24,7 +26,7 @@ class Simulation(NamedTuple):
     algorithm: Algorithm
     feed: Feed
     mesh: Mesh
-    table: Table  # replicated on the mesh
+    table: Table | Stream  # a Table is replicated on the mesh
     population: Population
     local_epochs: Callable  # round -> E, or one per client [N]
     cohort_size: int  # K
@@ -34,6 +36,7 @@ class Simulation(NamedTuple):
     run: Callable  # build_round's function
     key: jax.Array  # [] key of the seed, on the mesh
     hyper: PyTree  # what `run` hands to the algorithm's factory, on the mesh
+    segments: Segments | None = None  # instead of `run`, for a Stream
 
 
 class Work(NamedTuple):
@@ -55,12 +58,13 @@ class Outcome(NamedTuple):
     metrics: dict[str, np.ndarray]  # {name: [K]}
     num_extra: np.ndarray  # [K] int32 examples added by the server
     plan: Plan
+    waited: float = 0.0  # seconds that the training waited for a Stream's input
 
 
 def simulation(
     algorithm: Algorithm,
     feed: Feed,
-    table: Table,
+    table: Table | Stream,
     population: Population,
     *,
     mesh: Mesh,
@@ -74,7 +78,8 @@ def simulation(
     """Check the pieces and put them together.
 
     Args:
-      table: host or device arrays; copied to every device of the mesh once.
+      table: host or device arrays, copied to every device of the mesh once; or a
+        `stream`, read while a round is trained.
       cohort_size: K in [1, N]; 0 takes all clients in every round.
       local_epochs: passes over a client's examples; a tuple gives one per round and
         its last entry stays; a function of the round gives a number, or an array [N]
@@ -95,9 +100,9 @@ def simulation(
     if (sizes < 1).any():
         empty = np.flatnonzero(sizes < 1)[:5].tolist()
         raise ValueError(f"every client must own an image, got none for {empty}.")
-    if population.offsets[-1] > len(table.images):
+    if population.offsets[-1] > len(table.labels):
         raise ValueError(
-            f"clients' rows must lie in the table's {len(table.images)}, "
+            f"clients' rows must lie in the table's {len(table.labels)}, "
             f"got {population.offsets[-1]}."
         )
     if lanes < 1:
@@ -112,26 +117,27 @@ def simulation(
     sampling.sample(seed, 0, num_clients, cohort_size)
     if not callable(local_epochs):
         local_epochs = _by_round(local_epochs)
+    make = lambda hyper: algorithm
+    segments = None
+    if isinstance(table, Stream):
+        segments = build_segments(
+            make, feed, mesh, sizes=sizes, cohort_size=cohort_size, shards=fixed
+        )
     return Simulation(
         algorithm=algorithm,
         feed=feed,
         mesh=mesh,
-        table=meshes.put(table, whole),
+        table=placed(table, mesh),
         population=population,
         local_epochs=local_epochs,
         cohort_size=cohort_size,
         lanes=lanes,
         seed=seed,
         shards=fixed,
-        run=build_round(
-            lambda hyper: algorithm,
-            feed,
-            mesh,
-            max_local=int(sizes.max()),
-            shards=fixed,
-        ),
+        run=build_round(make, feed, mesh, max_local=int(sizes.max()), shards=fixed),
         key=meshes.put(jax.random.key(seed), whole),
         hyper=(),
+        segments=segments,
     )
 
 
@@ -171,10 +177,17 @@ def play_cohort(
 ) -> tuple[PyTree, Outcome]:
     """`play` of clients that the caller has chosen, each once and in any order."""
     work = assign(sim, server, store, cohort)
+    if sim.segments:
+        server, fetched, waited = play_segments(
+            sim.segments, sim, server, work, cohort.round
+        )
+        metrics = put_away(store, work, cohort, fetched)
+        count = work.extra.num_examples
+        return server, Outcome(cohort.ids, metrics, count, work.plan, waited)
     arguments = on_devices(sim, server, work, cohort.round)
     try:
         server, rows, result = sim.run(*arguments)
-        own = meshes.fetch_own(rows, sim.mesh, len(work.clients))
+        own = meshes.fetch_own(rows)
         fetched = own, meshes.fetch(result.metrics)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):

@@ -128,13 +128,18 @@ def test_help_is_everywhere(command, capsys):
 def test_help_lists_the_commands(capsys):
     assert main([]) == 0
     text = capsys.readouterr().out
-    assert all(command in text for command in ("train", "evaluate", "prepare", "launch"))
+    assert all(
+        command in text for command in ("train", "evaluate", "prepare", "launch")
+    )
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["nosuch"], "command must be one of ['evaluate', 'launch', 'prepare', 'train']"),
+        (
+            ["nosuch"],
+            "command must be one of ['evaluate', 'launch', 'prepare', 'train']",
+        ),
         (["train"], "--config must name a config file"),
         (["train", "--config=configs/none.py"], "--config must be one of"),
         (["train", "--config=CONFIG"], "--workdir must name a folder"),
@@ -214,6 +219,19 @@ def test_help_lists_the_commands(capsys):
             "config.pretrain.flip must lie in [0, 1], got 2",
         ),
         (
+            [
+                "train",
+                "--config=CONFIG",
+                "--workdir=WORKDIR",
+                "--config.federation.table=disk",
+            ],
+            "table must be one of ('auto', 'device', 'stream'), got 'disk'",
+        ),
+        (
+            ["prepare", "--config=CONFIG", "--verify"],
+            "--verify must be given --pack or packed data",
+        ),
+        (
             ["prepare", "--config=CONFIG", "--config.data.name=fei"],
             "config.data must have",
         ),
@@ -246,6 +264,34 @@ def test_prepare_reports_the_data_and_its_split(config, tmp_path, capsys):
     assert "3 clients, train" in capsys.readouterr().out
     facts = json.loads((tmp_path / "w" / "data.json").read_text())
     assert facts["data"]["identities"] == 19
+
+
+def test_prepare_packs_the_data_once_and_finds_damage(config, tmp_path, capsys):
+    words = ["prepare", f"--config={config}", f"--pack={tmp_path / 'p'}", "--verify"]
+    assert main(words) == 0
+    first = capsys.readouterr().out
+    assert "images-00000.npy: rows 0 to 151" in first and "3 clients, train" in first
+    assert main(words) == 0
+    assert "rows 0 to 151" not in capsys.readouterr().out
+    shard = tmp_path / "p" / "images-00000.npy"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    assert main(words) == 2
+    assert f"another for {shard}" in capsys.readouterr().err
+
+
+def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(config, tmp_path):
+    assert main(["prepare", f"--config={config}", f"--pack={tmp_path / 'p'}"]) == 0
+    words = ["train", f"--config={config}", "--config.federation.rounds=1"]
+    words += ["--config.federation.local_epochs=1", "--config.pretrain.epochs=1"]
+    stream = ["--config.federation.table=stream", "--config.federation.table_gib=2e-5"]
+    data = ["--config.data.name=packed", f"--config.data.path={tmp_path / 'p'}"]
+    assert main([*words, f"--workdir={tmp_path / 'device'}"]) == 0
+    assert main([*words, *stream, *data, f"--workdir={tmp_path / 'stream'}"]) == 0
+    methods, rows = results(tmp_path / "stream")
+    assert "seconds_waiting_for_input" in rows["fedfr"][0]
+    assert methods == results(tmp_path / "device")[0]
 
 
 def test_a_folder_belongs_to_one_config_and_one_process(tmp_path):
@@ -300,7 +346,9 @@ def test_a_run_of_two_processes_killed_once_ends_like_a_whole_one(config, tmp_pa
 
 def kill_child(parent, word):
     """SIGKILL the child process whose command line has `word`."""
-    for pid in pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+    for pid in (
+        pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    ):
         if word in pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
             os.kill(int(pid), signal.SIGKILL)
 

@@ -152,5 +152,5 @@ def test_a_single_process_has_all_shards_and_no_barrier():
     values = np.arange(8.0).reshape(8, 1)
     there = meshes.put_own(values, mesh, 8)
     assert len(there.sharding.device_set) == 4
-    np.testing.assert_array_equal(meshes.fetch_own(there, mesh, 8), values)
+    np.testing.assert_array_equal(meshes.fetch_own(there), values)
     assert len(toys.SIZES) == 5
