@@ -2,12 +2,16 @@
 
 import os
 import sys
+import traceback
+
+from fedfr_jax import processes
 
 HELP = """usage: fedfr <command> --config=FILE [--config.key=value ...] [--workdir=DIR]
 
   train      pretrain, then train every method of the config; goes on after a stop
   evaluate   judge the checkpoints of a run again
   prepare    inspect the config's data set and how it is split
+  launch     run a command as several processes of this machine
 
 fedfr <command> --help lists a command's flags."""
 
@@ -17,14 +21,15 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(HELP)
         return 0
-    use_every_core()
+    if argv[0] != "launch":  # which deals the cores to the processes that it starts
+        processes.use_every_core()
     from fedfr_jax.commands import COMMANDS
 
     if argv[0] not in COMMANDS:
         print(f"command must be one of {sorted(COMMANDS)}, got {argv[0]!r}.")
         return 2
     command = COMMANDS[argv[0]]
-    if {"-h", "--help"} & set(argv[1:]):
+    if {"-h", "--help"} & set(argv[1:2] if argv[0] == "launch" else argv[1:]):
         print(f"{command.__doc__}\n\n  fedfr {command.main.__doc__}\n")
         print("FILE is a Python file with get_config(); its keys are those of the")
         print("functions that it configures, and --config.key=value changes one.")
@@ -40,18 +45,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def use_every_core() -> None:
-    """One JAX device per core where the CPU computes, unless XLA_FLAGS says other."""
-    flag = "--xla_force_host_platform_device_count"
-    given = os.environ.get("XLA_FLAGS", "")
-    if flag not in given:
-        cores = len(os.sched_getaffinity(0))
-        os.environ["XLA_FLAGS"] = f"{given} {flag}={cores}".strip()
-
-
 def run() -> None:
     """Entry point of the console script."""
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    processes.end(code)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,19 @@ knows.
 import difflib
 import inspect
 import json
+import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
+from jax.sharding import Mesh
 
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import by_identity, format_report, ms1m, report
-from fedfr_jax.data.sources import SOURCES, names_from
+from fedfr_jax.data.sources import SOURCES, names_from, pack, verify
 from fedfr_jax.data.sources import inspect as inspect_source
+from fedfr_jax.federated.stream import fits
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs import dry_run as dry
@@ -102,10 +105,29 @@ def split(settings: Mapping, source: Source) -> Partition:
     return choose("partition", PARTITIONS, settings, source.labels)
 
 
-def prepare(config: ml_collections.ConfigDict, workdir: str | None) -> dict:
-    """Open, inspect and split the config's data; print and (with a folder) save it."""
+def prepare(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    *,
+    folder: str | None = None,
+    check: bool = False,
+) -> dict:
+    """Open, inspect and split the config's data; print and (with a workdir) save it.
+
+    Args:
+      folder: where to pack the images first, None for nowhere.
+      check: compare the checksums of the packed set: `folder`, or the config's data.
+    """
     settings = plain(config)
-    source = choose("data", SOURCES, settings["data"])
+    data = settings["data"]
+    if folder:
+        pack(choose("data", SOURCES, data), folder, say=print)
+        data = {"name": "packed", "path": folder}
+    if check:
+        if data.get("name") != "packed":
+            raise ValueError("--verify must be given --pack or packed data, got none.")
+        print(f"{verify(data['path'])} files of {data['path']} are as written")
+    source = choose("data", SOURCES, data)
     facts = report(split(settings["partition"], source))
     found = inspect_source(source)
     print(json.dumps(found, indent=1))
@@ -147,6 +169,22 @@ def build_method(
     )
 
 
+def streams(
+    federation: Federation, source: Source, partition: Partition, mesh: Mesh
+) -> bool:
+    """Whether images stay on the host: as told, or when they do not fit the devices.
+
+    In a run of several processes they do: each reads the images of its own clients.
+    """
+    if federation.table != "auto":
+        return federation.table == "stream"
+    if mesh.is_multi_process:
+        return True
+    p = partition
+    parts = (p.train, p.global_examples, p.test, p.unseen_examples)
+    return not fits(sum(map(len, parts)) * math.prod(source.image_shape), mesh)
+
+
 def build(config: ml_collections.ConfigDict) -> Experiment:
     """Everything that `run_experiment` needs; images are read, nothing is trained.
 
@@ -175,7 +213,10 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
             num_rows = num_public + len(partition.train)
             check_pretraining(method, f"methods.{name}", num_rows)
     mesh = make_mesh()
-    task = recognition(source, partition)
+    streamed = None
+    if streams(federation, source, partition, mesh):
+        streamed = int(federation.table_gib * 2**30)
+    task = recognition(source, partition, stream_bytes=streamed)
     judge = call("evaluation", Judge, settings["evaluation"], task, mesh, seed=seed)
     return Experiment(
         model=model,

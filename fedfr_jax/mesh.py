@@ -1,9 +1,20 @@
-"""The device mesh: clients along one axis, the shards of one model along the other."""
+"""The device mesh: clients along one axis, the shards of one model along the other.
+
+In a run of several processes every process runs the same program on the same numbers,
+and an array on the mesh has parts that a process cannot see. So host values come onto
+the mesh and back by the functions here alone; in a single process they are JAX's own.
+"""
+
+import contextlib
+from collections.abc import Iterator
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from fedfr_jax.types import PyTree
 
 CLIENTS = "clients"
 MODEL = "model"
@@ -17,7 +28,8 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
       num_model_shards: devices along `model`, in [1, devices].
 
     Raises:
-      ValueError: when more devices are asked for than exist.
+      ValueError: when more devices are asked for than exist, or when a process would
+        have none of them.
     """
     devices = jax.devices()
     wanted = num_client_shards or max(len(devices) // num_model_shards, 1)
@@ -27,6 +39,12 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
             f"got {wanted} x {num_model_shards}."
         )
     grid = np.array(devices[: wanted * num_model_shards])
+    if (used := len({d.process_index for d in grid})) < jax.process_count():
+        raise ValueError(
+            "mesh clients x model must have devices of all "
+            f"{jax.process_count()} processes, got {wanted} x {num_model_shards} "
+            f"of {used}."
+        )
     return Mesh(
         grid.reshape(wanted, num_model_shards),
         (CLIENTS, MODEL),
@@ -42,3 +60,109 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def over_clients(mesh: Mesh) -> NamedSharding:
     """The leading axis is cut over the `clients` devices."""
     return NamedSharding(mesh, P(CLIENTS))
+
+
+def put(tree: PyTree, sharding: NamedSharding) -> PyTree:
+    """Copy `tree`, which is the same in every process, onto the mesh.
+
+    A process copies the parts of its own devices only; what is on the mesh already
+    moves from device to device.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(lambda x: _put_parts(x, sharding), tree)
+
+
+def _put_parts(x, sharding):
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _put_parts(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def fetch(tree: PyTree) -> PyTree:
+    """Whole arrays in host memory, in every process; all must ask for them."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+
+    def whole(x):
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            return x
+        return x if x.is_fully_replicated else jax.device_put(x, _whole_of(x))
+
+    return jax.device_get(jax.tree.map(whole, tree))
+
+
+def _whole_of(x: jax.Array) -> NamedSharding:
+    return replicated(x.sharding.mesh)
+
+
+def own_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
+    """Which shards over the `clients` devices this process has, ascending [V'].
+
+    There are V of them, a multiple of the devices; 0 is one per device.
+    """
+    here = jax.process_index()
+    is_own = [any(d.process_index == here for d in row) for row in mesh.devices]
+    return np.flatnonzero(np.repeat(is_own, max(num_shards // len(is_own), 1)))
+
+
+def put_own(tree: PyTree, mesh: Mesh, num_shards: int) -> PyTree:
+    """Arrays [V, ...] over the `clients` devices from each process' own [V', ...]."""
+    sharding = over_clients(mesh)
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+    place = {v: i for i, v in enumerate(own_shards(mesh, num_shards).tolist())}
+
+    def one(x):
+        def part(index):
+            start, stop, _ = index[0].indices(num_shards)
+            return x[place[start] : place[start] + stop - start]
+
+        return jax.make_array_from_callback((num_shards, *x.shape[1:]), sharding, part)
+
+    return jax.tree.map(one, tree)
+
+
+def fetch_own(tree: PyTree) -> PyTree:
+    """This process' own [V', ...] of arrays [V, ...] that `clients` devices hold."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+
+    def one(x):
+        bounds = lambda shard: shard.index[0].indices(len(x))[:2]
+        starts, count = {}, 0
+        for start, stop in sorted({bounds(shard) for shard in x.addressable_shards}):
+            starts[start], count = count, count + stop - start
+        host = np.empty((count, *x.shape[1:]), x.dtype)
+        for shard in x.addressable_shards:
+            start, stop = bounds(shard)
+            here = slice(starts[start], starts[start] + stop - start)
+            host[(here, *shard.index[1:])] = shard.data
+        return host
+
+    return jax.tree.map(one, tree)
+
+
+def is_first() -> bool:
+    """Whether this process is the one that prints and writes a run's files."""
+    return jax.process_index() == 0
+
+
+def barrier(name: str) -> None:
+    """Wait until every process has come to the barrier of this name."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+@contextlib.contextmanager
+def first_before_others(name: str) -> Iterator[None]:
+    """The first process runs the block, then all others do."""
+    if not is_first():
+        barrier(name)
+    yield
+    if is_first():
+        barrier(name)

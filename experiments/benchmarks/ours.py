@@ -6,7 +6,6 @@ import numpy as np
 import phases
 import workloads
 
-from fedfr_jax.__main__ import use_every_core
 from fedfr_jax.federated import simulation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
@@ -14,6 +13,7 @@ from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.initial import xavier_uniform
+from fedfr_jax.processes import use_every_core
 from fedfr_jax.tasks.face_loss import masked_mean
 from fedfr_jax.tasks.methods import federated_faces
 

@@ -21,8 +21,8 @@ from absl import flags
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
-from fedfr_jax.__main__ import use_every_core  # noqa: E402
 from fedfr_jax.commands.flags import define, parse, workdir  # noqa: E402
+from fedfr_jax.processes import use_every_core  # noqa: E402
 
 # Rows that go on from another row's last round, which is trained once.
 ADAPTED = {"finetune": "contrastive", "distill": "contrastive"}

@@ -1,5 +1,10 @@
 """Commands of the launcher: thin, flags -> build -> call."""
 
-from fedfr_jax.commands import evaluate, prepare, train
+from fedfr_jax.commands import evaluate, launch, prepare, train
 
-COMMANDS = {"train": train, "evaluate": evaluate, "prepare": prepare}
+COMMANDS = {
+    "train": train,
+    "evaluate": evaluate,
+    "prepare": prepare,
+    "launch": launch,
+}

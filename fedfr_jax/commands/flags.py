@@ -1,4 +1,4 @@
-"""Flags that every command shares: --config, --config.key=value, --workdir."""
+"""Flags that commands share: --config, --config.key=value, --workdir, --distributed."""
 
 import ast
 import pathlib
@@ -6,6 +6,8 @@ import sys
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
+
+from fedfr_jax import processes
 
 
 def define(values: flags.FlagValues, *, needs_workdir: bool = True) -> None:
@@ -22,6 +24,32 @@ def define(values: flags.FlagValues, *, needs_workdir: bool = True) -> None:
         "changes one of its keys",
         flag_values=values,
     )
+
+
+def define_processes(values: flags.FlagValues) -> None:
+    """Define the flags by which several processes find each other on `values`."""
+    flags.DEFINE_bool(
+        "distributed",
+        False,
+        "one of several processes that a cluster has started",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "coordinator",
+        None,
+        "HOST:PORT of process 0, on plain hosts",
+        flag_values=values,
+    )
+    flags.DEFINE_integer("num_processes", None, "on plain hosts", flag_values=values)
+    flags.DEFINE_integer("process_id", None, "on plain hosts", flag_values=values)
+
+
+def join_processes(values: flags.FlagValues) -> None:
+    """Join the others if the flags say that there are any."""
+    names = ("coordinator", "num_processes", "process_id")
+    given = [values[name].value for name in names]
+    if values["distributed"].value or any(x is not None for x in given):
+        processes.join(*given)
 
 
 def parse(values: flags.FlagValues, command: str, argv: list[str]) -> None:

@@ -1,10 +1,14 @@
 """Pretrain and train every method of a config, or go on where a run stopped."""
 
-import shutil
-
 from absl import flags
 
-from fedfr_jax.commands.flags import define, parse, workdir
+from fedfr_jax.commands.flags import (
+    define,
+    define_processes,
+    join_processes,
+    parse,
+    workdir,
+)
 
 
 def main(argv: list[str]) -> None:
@@ -12,9 +16,14 @@ def main(argv: list[str]) -> None:
 
     train --config=... --dry_run [--compile] [--hard_negatives=N] prints the memory and
     the operations that a round needs, and trains nothing.
+
+    --distributed: this is one of the processes that Slurm, Open MPI or Kubernetes has
+    started or that run on a TPU pod; elsewhere --coordinator=HOST:PORT
+    --num_processes=N --process_id=I, which `fedfr launch` gives by itself.
     """
     values = flags.FlagValues()
     define(values)
+    define_processes(values)
     flags.DEFINE_bool(
         "overwrite", False, "start afresh in --workdir", flag_values=values
     )
@@ -38,13 +47,12 @@ def main(argv: list[str]) -> None:
         )
         return
     folder = workdir(values, "train")
+    join_processes(values)
     from fedfr_jax.build import build
     from fedfr_jax.runs.experiment import run_experiment
-    from fedfr_jax.runs.workdir import claim
+    from fedfr_jax.runs.workdir import claim_for_all
 
     experiment = build(values["config"].value)
-    if values["overwrite"].value:
-        shutil.rmtree(folder, ignore_errors=True)
-    lock = claim(folder, values["config"].value.to_json_best_effort(indent=1))
-    with lock:
+    text = values["config"].value.to_json_best_effort(indent=1)
+    with claim_for_all(folder, text, is_fresh=values["overwrite"].value):
         run_experiment(experiment, folder)

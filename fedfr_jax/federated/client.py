@@ -22,6 +22,37 @@ class Table(NamedTuple):
     images: jax.Array  # [T, H, W, C] uint8 (or float, with a matching decode)
     labels: jax.Array  # [T] int32: the client's own class, or the public class
 
+    def place(self, example, position):
+        """Where examples [B] at positions [B] of a client's list lie: at their row."""
+        del position
+        return example
+
+
+class Shard(NamedTuple):
+    """The rows of some clients only, each client's whole list in one piece."""
+
+    images: jax.Array  # [R, H, W, C]
+    labels: jax.Array  # [R] int32
+    start: jax.Array  # [] int32 where the client's list begins
+
+    def place(self, example, position):
+        """Where examples [B] at positions [B] of a client's list lie."""
+        del example
+        return self.start + position
+
+
+class Window(NamedTuple):
+    """The rows of some batches, one after the other, as they are taken."""
+
+    images: jax.Array  # [R, H, W, C]
+    labels: jax.Array  # [R] int32
+    start: jax.Array  # [] int32 where the batch that is asked for next begins
+
+    def place(self, example, position):
+        """Where a batch's examples [B] lie."""
+        del example
+        return self.start + jnp.arange(len(position), dtype=jnp.int32)
+
 
 class Population(NamedTuple):
     """What the N clients own, in host memory."""
@@ -113,11 +144,12 @@ def client_view(
         is_extra = position >= slot.num_local
         row = slot.offset + position
         if capacity := extra.examples.shape[1]:
-            place = jnp.clip(position - slot.num_local, 0, capacity - 1)
-            row = jnp.where(is_extra, extra.examples[slot.place, place], row)
+            number = jnp.clip(position - slot.num_local, 0, capacity - 1)
+            row = jnp.where(is_extra, extra.examples[slot.place, number], row)
+        place = table.place(row, position)
         return Batch(
-            images=feed.decode(table.images[row], is_flipped),
-            labels=table.labels[row],
+            images=feed.decode(table.images[place], is_flipped),
+            labels=table.labels[place],
             is_valid=is_valid,
             is_extra=is_extra & is_valid,
             example=row,

@@ -75,13 +75,13 @@ def build_round(
     """
 
     def device(server, rows, slots, shared):
-        one = lambda row, slot: _lane(
+        one = lambda row, slot: train_slot(
             make(shared[-1]), feed, max_local, server, row, slot, *shared[:-1]
         )
         if shards is not None:
-            return _over_shards(one, (rows, slots), slots.client)
+            return over_shards(one, (rows, slots), slots.client)
         inputs = jax.tree.map(lambda x: x[0], (rows, slots))  # [W, L, ...]
-        total, output = _over_waves(one, inputs)
+        total, output = over_waves(one, inputs)
         total = jax.lax.psum(total, meshes.CLIENTS)
         return total, jax.tree.map(lambda x: x[None], output)
 
@@ -102,22 +102,27 @@ def build_round(
         shared = (extra, table, round, key, hyper)
         total, output = sharded(server, rows, unpack(slots), shared)
         if shards is not None:
-            total = jax.tree.map(lambda x: _pairwise(x[:shards]), total)
-        algorithm = make(hyper)
-        in_order = lambda x: x.reshape(-1, *x.shape[3:])[order]  # [V, W, L, ...]
-        result = RoundResult(
-            aggregate=algorithm.aggregator.finish(total),
-            upload=jax.tree.map(in_order, output.upload),
-            metrics=jax.tree.map(in_order, output.metrics),
-            weights=in_order(output.weight),
-            round=round,
-        )
-        return algorithm.server_update(server, result), output.personal, result
+            total = jax.tree.map(lambda x: pairwise(x[:shards]), total)
+        server, result = next_server(make(hyper), server, total, output, order, round)
+        return server, output.personal, result
 
     return run
 
 
-def _pairwise(x: jax.Array) -> jax.Array:
+def next_server(algorithm, server, total, output, order, round):
+    """Aggregate sums, put outputs [V, W, L, ...] into the cohort's order, move on."""
+    in_order = lambda x: x.reshape(-1, *x.shape[3:])[order]
+    result = RoundResult(
+        aggregate=algorithm.aggregator.finish(total),
+        upload=jax.tree.map(in_order, output.upload),
+        metrics=jax.tree.map(in_order, output.metrics),
+        weights=in_order(output.weight),
+        round=round,
+    )
+    return algorithm.server_update(server, result), result
+
+
+def pairwise(x: jax.Array) -> jax.Array:
     """Sum over the leading axis by halves: the tree depends on its length alone."""
     while (count := len(x)) > 1:
         half = count // 2
@@ -125,47 +130,56 @@ def _pairwise(x: jax.Array) -> jax.Array:
     return x[0]
 
 
-def _over_waves(one, inputs):
-    """Scan waves of [W, L, ...]: -> (sum over clients, outputs [W, L, ...])."""
+def over_waves(one, inputs, total=None):
+    """Scan waves of [W, L, ...]: -> (sum over clients, outputs [W, L, ...]).
+
+    The sum goes on from `total` where it is given.
+    """
 
     def wave(total, inputs):
         summary, output = _over_lanes(one, inputs)
         return jax.tree.map(lambda t, s: t + s.sum(0), total, summary), output
 
-    shapes, _ = jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0], inputs))
-    return jax.lax.scan(wave, _zeros(shapes), inputs)
+    if total is None:
+        shapes, _ = jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0], inputs))
+        total = zeros_of(shapes)
+    return jax.lax.scan(wave, total, inputs)
 
 
-def _over_shards(one, inputs, client):
+def over_shards(one, inputs, client, totals=None, owner=None):
     """Waves of [V', W, L, ...], each shard summed on its own: -> (sums [V', ...], ...).
 
     One loop whose number of turns only the run knows (it ends with the last wave that
     has a client), because a compiler that sees the number unrolls or fuses by it, and
     then devices with few shards round otherwise than those with many. The barrier keeps
-    a client's arithmetic apart from the sum for the same reason.
+    a client's arithmetic apart from the sum for the same reason. With `totals` the sums
+    go on from there, and `owner` [V' W] says whose sum a wave is part of.
     """
     num_shards, waves = client.shape[:2]
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
     is_busy = (client.reshape(num_shards * waves, -1) >= 0).any(1)
     turns = jnp.where(is_busy, jnp.arange(1, len(is_busy) + 1), 0).max()
+    shard_of = lambda i: i // waves if owner is None else owner[i]
 
     def wave(i, carry):
         totals, outputs = carry
         own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), flat)
         summary, output = jax.lax.optimization_barrier(_over_lanes(one, own))
-        add = lambda total, x: total.at[i // waves].add(x.sum(0))
+        add = lambda total, x: total.at[shard_of(i)].add(x.sum(0))
         put = lambda whole, x: whole.at[i].set(x)
         return jax.tree.map(add, totals, summary), jax.tree.map(put, outputs, output)
 
     summary, output = jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0], flat))
     lanes = client.shape[2]
-    start = _zeros(summary, num_shards), _zeros(output, len(is_busy), lanes)
+    if totals is None:
+        totals = zeros_of(summary, num_shards)
+    start = totals, zeros_of(output, len(is_busy), lanes)
     totals, outputs = jax.lax.fori_loop(0, turns, wave, start)
     shaped = lambda x: x.reshape(client.shape + x.shape[2:])
     return totals, jax.tree.map(shaped, outputs)
 
 
-def _zeros(shapes, *leading):
+def zeros_of(shapes, *leading):
     """Zeros of `shapes` behind the `leading` axes."""
     return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape), x.dtype), shapes)
 
@@ -179,7 +193,7 @@ def _over_lanes(one, inputs):
     return jax.tree.map(lambda x: x[None], output)
 
 
-def _lane(algorithm, feed, max_local, server, row, slot, extra, table, round, key):
+def train_slot(algorithm, feed, max_local, server, row, slot, extra, table, round, key):
     """Train the client of one slot; an idle slot's sums are selected away."""
     key = client_key(key, slot.client)
     fresh = lambda: algorithm.init_personal(first_personal_key(key), server)

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.stream import Stream, blocks
 from fedfr_jax.types import Client, PyTree
 
 
@@ -47,39 +48,49 @@ def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
 
     Returns:
       run(variables, table, rows [R] int32) -> [R', F, D] with R' >= R: the tail is
-      padding that keeps blocks whole.
+      padding that keeps blocks whole. `table` is a `Table` or a `Stream`.
     """
     num_devices = mesh.shape[meshes.CLIENTS]
+    cut = P(meshes.CLIENTS)
 
-    def block(variables, table, rows):
-        images = table.images[rows]
-        views = [jnp.zeros(len(rows), bool), jnp.ones(len(rows), bool)][
+    def block(variables, images):
+        views = [jnp.zeros(len(images), bool), jnp.ones(len(images), bool)][
             : 2 if feed.flip else 1
         ]
         decoded = [feed.decode(images, flipped) for flipped in views]
         return jnp.stack([embed(variables, x) for x in decoded], axis=1)
 
-    def device(variables, table, rows):
-        blocks = rows.reshape(-1, feed.batch_size)
-        values = jax.lax.map(lambda r: block(variables, table, r), blocks)
+    def gathered(variables, table, rows):
+        one = lambda rows: block(variables, table.images[rows])
+        values = jax.lax.map(one, rows.reshape(-1, feed.batch_size))
         return values.reshape(-1, *values.shape[2:])
 
-    sharded = jax.jit(
+    def streamed(variables, images):
+        parts = images.reshape(-1, feed.batch_size, *images.shape[1:])
+        values = jax.lax.map(lambda images: block(variables, images), parts)
+        return values.reshape(-1, *values.shape[2:])
+
+    over_devices = lambda function, *specs: jax.jit(
         jax.shard_map(
-            device,
+            function,
             mesh=mesh,
-            in_specs=(P(), P(), P(meshes.CLIENTS)),
-            out_specs=P(meshes.CLIENTS),
+            in_specs=specs,
+            out_specs=cut,
             axis_names={meshes.CLIENTS},
             check_vma=False,
         )
     )
+    gathered = over_devices(gathered, P(), P(), cut)
+    streamed = over_devices(streamed, P(), cut)
 
     def run(variables, table, rows):
+        if isinstance(table, Stream):
+            values = []
+            for images in blocks(table, rows, mesh, feed.batch_size):
+                values.append(jax.block_until_ready(streamed(variables, images)))
+            return jnp.concatenate(values)
         rows = np.pad(rows, (0, -len(rows) % (num_devices * feed.batch_size)))
-        return sharded(
-            variables, table, jax.device_put(rows, meshes.over_clients(mesh))
-        )
+        return gathered(variables, table, meshes.put(rows, meshes.over_clients(mesh)))
 
     return run
 

@@ -69,14 +69,14 @@ def prepare_features(
         wanted = np.concatenate([rows, public]).astype(np.int32)
         whole = meshes.replicated(sim.mesh)
         values = embed_rows(server.backbone, sim.table, wanted)
-        values = jax.device_put(values[: len(wanted)], whole)
-        features = Features(values, jax.device_put(place, whole))
+        values = meshes.put(values[: len(wanted)], whole)
+        features = Features(values, meshes.put(place, whole))
         if threshold is None:
             none = np.zeros((len(cohort.ids), 0), np.int32)
             return Extra(features, none, np.zeros(len(cohort.ids), np.int32))
         compared = values[:, 0]
         if level == "class":
-            labels = np.asarray(sim.table.labels)
+            labels = meshes.fetch(sim.table.labels)
             owner = class_of_row(labels[rows], counts)
             compared = class_features(compared, owner, server.phi, labels[public])
         chosen, number = select(compared, starts, counts, first_public=len(rows))
@@ -162,7 +162,7 @@ def build_select(mesh: Mesh, threshold: float | None, capacity: int) -> Callable
     def run(features, starts, counts, *, first_public):
         padding = (0, -len(starts) % num_devices)
         spans = [np.pad(x, padding).astype(np.int32) for x in (starts, counts)]
-        spans = jax.device_put(spans, meshes.over_clients(mesh))
+        spans = meshes.put(spans, meshes.over_clients(mesh))
         indices, numbers = sharded(features, *spans, first_public=first_public)
         return indices[: len(starts)], numbers[: len(starts)]
 

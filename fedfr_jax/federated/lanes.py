@@ -22,6 +22,7 @@ from fedfr_jax.federated.simulation import (
     on_devices,
     open_store,
 )
+from fedfr_jax.federated.stream import resident
 from fedfr_jax.types import Cohort, PyTree
 
 CANDIDATES = (1, 2, 4, 8, 16)
@@ -43,6 +44,7 @@ def auto_lanes(
         cohort, or that do not fit its memory, are left out.
       say: prints the choice in one line.
     """
+    resident(sim.table, "auto_lanes")
     num_shards = sim.shards or sim.mesh.shape[meshes.CLIENTS]
     most = max(sim.cohort_size // num_shards, 1)
     candidates = tuple(lanes for lanes in candidates if lanes <= most) or (1,)

@@ -12,7 +12,9 @@ from fedfr_jax.federated import sampling
 from fedfr_jax.federated.client import Feed, Population, Slots, Table, pack
 from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
 from fedfr_jax.federated.schedule import Plan, schedule
+from fedfr_jax.federated.segments import Segments, build_segments, play_segments
 from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.stream import Stream, placed
 from fedfr_jax.types import Algorithm, Cohort, Extra, PyTree
 
 CANONICAL_SHARDS = 8
@@ -24,7 +26,7 @@ class Simulation(NamedTuple):
     algorithm: Algorithm
     feed: Feed
     mesh: Mesh
-    table: Table  # replicated on the mesh
+    table: Table | Stream  # a Table is replicated on the mesh
     population: Population
     local_epochs: Callable  # round -> E, or one per client [N]
     cohort_size: int  # K
@@ -34,16 +36,18 @@ class Simulation(NamedTuple):
     run: Callable  # build_round's function
     key: jax.Array  # [] key of the seed, on the mesh
     hyper: PyTree  # what `run` hands to the algorithm's factory, on the mesh
+    segments: Segments | None = None  # instead of `run`, for a Stream
 
 
 class Work(NamedTuple):
     """A round's arguments in host memory, and what they mean."""
 
-    rows: PyTree  # [V, W, L, ...] personal rows
+    rows: PyTree  # [V', W, L, ...] personal rows of this process' shards
     slots: Slots  # [V, W, L]
     order: np.ndarray  # [K] int32 flat slot of each cohort member
     extra: Extra
     clients: np.ndarray  # [V, W, L] ids, -1 where idle
+    own: np.ndarray  # [V'] this process' shards, all of them in a single process
     plan: Plan
 
 
@@ -54,12 +58,13 @@ class Outcome(NamedTuple):
     metrics: dict[str, np.ndarray]  # {name: [K]}
     num_extra: np.ndarray  # [K] int32 examples added by the server
     plan: Plan
+    waited: float = 0.0  # seconds that the training waited for a Stream's input
 
 
 def simulation(
     algorithm: Algorithm,
     feed: Feed,
-    table: Table,
+    table: Table | Stream,
     population: Population,
     *,
     mesh: Mesh,
@@ -73,7 +78,8 @@ def simulation(
     """Check the pieces and put them together.
 
     Args:
-      table: host or device arrays; copied to every device of the mesh once.
+      table: host or device arrays, copied to every device of the mesh once; or a
+        `stream`, read while a round is trained.
       cohort_size: K in [1, N]; 0 takes all clients in every round.
       local_epochs: passes over a client's examples; a tuple gives one per round and
         its last entry stays; a function of the round gives a number, or an array [N]
@@ -93,9 +99,9 @@ def simulation(
     if (sizes < 1).any():
         empty = np.flatnonzero(sizes < 1)[:5].tolist()
         raise ValueError(f"every client must own an image, got none for {empty}.")
-    if population.offsets[-1] > len(table.images):
+    if population.offsets[-1] > len(table.labels):
         raise ValueError(
-            f"clients' rows must lie in the table's {len(table.images)}, "
+            f"clients' rows must lie in the table's {len(table.labels)}, "
             f"got {population.offsets[-1]}."
         )
     if lanes < 1:
@@ -110,26 +116,27 @@ def simulation(
     sampling.sample(seed, 0, num_clients, cohort_size)
     if not callable(local_epochs):
         local_epochs = _by_round(local_epochs)
+    make = lambda hyper: algorithm
+    segments = None
+    if isinstance(table, Stream):
+        segments = build_segments(
+            make, feed, mesh, sizes=sizes, cohort_size=cohort_size, shards=fixed
+        )
     return Simulation(
         algorithm=algorithm,
         feed=feed,
         mesh=mesh,
-        table=jax.device_put(table, whole),
+        table=placed(table, mesh),
         population=population,
         local_epochs=local_epochs,
         cohort_size=cohort_size,
         lanes=lanes,
         seed=seed,
         shards=fixed,
-        run=build_round(
-            lambda hyper: algorithm,
-            feed,
-            mesh,
-            max_local=int(sizes.max()),
-            shards=fixed,
-        ),
-        key=jax.device_put(jax.random.key(seed), whole),
+        run=build_round(make, feed, mesh, max_local=int(sizes.max()), shards=fixed),
+        key=meshes.put(jax.random.key(seed), whole),
         hyper=(),
+        segments=segments,
     )
 
 
@@ -142,7 +149,7 @@ def _by_round(local_epochs: int | tuple[int, ...]) -> Callable:
 
 def start(sim: Simulation, variables: PyTree) -> PyTree:
     """The server before round 0, replicated on the mesh."""
-    return jax.device_put(sim.algorithm.init(variables), meshes.replicated(sim.mesh))
+    return meshes.put(sim.algorithm.init(variables), meshes.replicated(sim.mesh))
 
 
 def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
@@ -150,7 +157,9 @@ def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
     key = jax.random.key(sim.seed)
     template = jax.eval_shape(sim.algorithm.init_personal, key, server)
     num_clients = len(sim.population.num_classes)
-    return Store(template, num_clients, folder, **resume)
+    sharer = jax.process_index() if jax.process_count() > 1 else None
+    with meshes.first_before_others("store"):
+        return Store(template, num_clients, folder, sharer=sharer, **resume)
 
 
 def play(
@@ -167,10 +176,18 @@ def play_cohort(
 ) -> tuple[PyTree, Outcome]:
     """`play` of clients that the caller has chosen, each once and in any order."""
     work = assign(sim, server, store, cohort)
+    if sim.segments:
+        server, fetched, waited = play_segments(
+            sim.segments, sim, server, work, cohort.round
+        )
+        metrics = put_away(store, work, cohort, fetched)
+        count = work.extra.num_examples
+        return server, Outcome(cohort.ids, metrics, count, work.plan, waited)
     arguments = on_devices(sim, server, work, cohort.round)
     try:
         server, rows, result = sim.run(*arguments)
-        fetched = jax.device_get((rows, result.metrics))
+        own = meshes.fetch_own(rows)
+        fetched = own, meshes.fetch(result.metrics)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             raise MemoryError(out_of_memory(sim, arguments)) from error
@@ -181,11 +198,11 @@ def play_cohort(
 
 def on_devices(sim: Simulation, server: PyTree, work: Work, round: int) -> tuple:
     """The arguments of `sim.run`."""
-    cut, whole = meshes.over_clients(sim.mesh), meshes.replicated(sim.mesh)
     extra = work.extra._replace(num_examples=())  # the slots say it
-    rows, slots, order, extra, number = jax.device_put(
-        (work.rows, pack(work.slots), work.order, extra, np.int32(round)),
-        (cut, cut, whole, whole, whole),
+    rows = meshes.put_own(work.rows, sim.mesh, len(work.clients))
+    slots = meshes.put(pack(work.slots), meshes.over_clients(sim.mesh))
+    order, extra, number = meshes.put(
+        (work.order, extra, np.int32(round)), meshes.replicated(sim.mesh)
     )
     return server, rows, slots, order, extra, sim.table, number, sim.key, sim.hyper
 
@@ -215,7 +232,7 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     extra = no_extra(len(ids))
     if sim.algorithm.prepare:
         extra = sim.algorithm.prepare(server, sim, cohort)
-        extra = extra._replace(num_examples=np.asarray(extra.num_examples))
+        extra = extra._replace(num_examples=meshes.fetch(extra.num_examples))
     offset, num_local = sim.population.offsets[ids], sim.population.sizes(ids)
     sizes = num_local + extra.num_examples
     epochs = np.asarray(sim.local_epochs(cohort.round))
@@ -231,11 +248,17 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     place = np.where(idle, 0, plan.slots)
     number = lambda x: np.where(idle, 0, x[place]).astype(np.int32)
     clients = np.where(idle, -1, ids[place])
-    rows, is_new = store.gather(clients.reshape(-1))
+    own = meshes.own_shards(sim.mesh, len(clients))
+    if jax.process_count() > 1:  # who held a client before may be another process
+        store.settle()
+        meshes.barrier("rows are on disk")
+    rows, known = store.gather(clients[own].reshape(-1))
+    is_new = np.ones(idle.shape, bool)
+    is_new[own] = known.reshape(len(own), *idle.shape[1:])
     slots = Slots(
         client=clients.astype(np.int32),
         place=place.astype(np.int32),
-        is_new=is_new.reshape(idle.shape),
+        is_new=is_new,
         offset=number(offset),
         num_local=number(num_local),
         num_extra=number(extra.num_examples),
@@ -244,13 +267,16 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     )
     order = np.empty(len(ids), np.int32)
     order[plan.slots[~idle]] = np.flatnonzero(~idle)
-    rows = jax.tree.map(lambda x: x.reshape(idle.shape + x.shape[1:]), rows)
-    return Work(rows, slots, order, extra, clients, plan)
+    shape = (len(own), *idle.shape[1:])
+    rows = jax.tree.map(lambda x: x.reshape(shape + x.shape[1:]), rows)
+    return Work(rows, slots, order, extra, clients, own, plan)
 
 
 def put_away(store: Store, work: Work, cohort: Cohort, fetched: tuple) -> dict:
-    """Hand a round's rows [V, W, L, ...] to the store; returns its metrics."""
+    """Hand a round's rows [V', W, L, ...] to the store; returns its metrics."""
     rows, metrics = fetched
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
-    store.scatter(work.clients.reshape(-1), rows, cohort.round)
+    others = np.delete(work.clients, work.own, axis=0).reshape(-1)
+    own = work.clients[work.own].reshape(-1)
+    store.scatter(own, rows, cohort.round, others=others)
     return metrics

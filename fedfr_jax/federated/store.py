@@ -8,6 +8,10 @@ count. Nothing is written until a client takes part, and memory does not grow wi
 
 One thread writes while the next round is prepared and trained; until a round's rows are
 on disk they are read from memory. An error of the writer is raised by the next call.
+
+Processes of one run share the folder: each writes rows of its own clients, at places
+that all of them know, because all keep the stamps of all rows. The first one alone
+writes the stamps down, so that no two hosts change the same page of a file.
 """
 
 import fcntl
@@ -47,14 +51,26 @@ class Store:
       folder: where the two files live; None takes a temporary folder.
       resume_round: the store's time; rows written at or after it are forgotten.
       protected: rounds of older checkpoints that may still be resumed.
+      sharer: this process' number among those of a run, of which 0 comes first; None
+        when it is alone.
 
     Raises:
-      ValueError: when the files belong to another tree or population.
+      ValueError: when the files belong to another tree or population, or are not told
+        in a run of several processes.
     """
 
     def __init__(
-        self, template, population, folder=None, *, resume_round=0, protected=()
+        self,
+        template,
+        population,
+        folder=None,
+        *,
+        resume_round=0,
+        protected=(),
+        sharer=None,
     ):
+        if folder is None and sharer is not None:
+            raise ValueError("store must be given a folder that all processes see.")
         if folder is None:
             folder = tempfile.mkdtemp()
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -68,7 +84,8 @@ class Store:
         weakref.finalize(self, os.close, self._rows)
         fcntl.flock(self._rows, fcntl.LOCK_EX)  # an earlier store may still be writing
         is_fresh = not (folder / "stamps.bin").exists()
-        self._stamps = _open_stamps(folder / "stamps.bin", population)
+        self._stamps = _open_stamps(folder / "stamps.bin", population, not sharer)
+        self._is_shared = sharer is not None
         self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
         if not is_fresh:
             late = self._stamps > resume_round
@@ -97,15 +114,19 @@ class Store:
             found = pending.ids[place] == ids
             block[found] = pending.block[place[found]]
             is_new, on_disk = is_new & ~found, on_disk & ~found
+        if self._is_shared and not pending:  # a network's file system reads anew
+            fcntl.flock(self._rows, fcntl.LOCK_SH)
+            fcntl.flock(self._rows, fcntl.LOCK_UN)
         for k in np.flatnonzero(on_disk) if self._leaves else ():
             place = (int(ids[k]) * VERSIONS + int(newest[k])) * self._row_bytes
             os.preadv(self._rows, [block[k]], place)
         return self._unpack(block), is_new
 
-    def scatter(self, ids: np.ndarray, rows: PyTree, round: int) -> None:
+    def scatter(self, ids: np.ndarray, rows: PyTree, round: int, others=()) -> None:
         """Hand `rows` (tree of [K, ...]) of `round` to the writer.
 
-        Negative ids are skipped; the arrays must not change afterwards.
+        Negative ids are skipped; the arrays must not change afterwards. `others` are
+        the ids whose rows of this round other processes write.
 
         Raises:
           OSError: when the rows before these could not be written, for instance to a
@@ -117,11 +138,21 @@ class Store:
         ids, block = ids[kept].astype(np.int64), self._pack(rows, len(ids))
         if not np.array_equal(kept, np.arange(len(block))):
             block = block[kept]
+        others = np.asarray(others, np.int64)
+        others = others[others >= 0]
         fcntl.flock(self._rows, fcntl.LOCK_EX)
         if not self._leaves:  # stamps alone are faster than a thread
-            return self._write(ids, block, round)
-        written = self._writer.submit(self._write, ids, block, round)
+            return self._write(ids, block, round, others)
+        written = self._writer.submit(self._write, ids, block, round, others)
         self._pending = Pending(ids, block, written)
+
+    def settle(self) -> None:
+        """Wait until all rows are on disk.
+
+        Raises:
+          OSError: when the last `scatter` could not write.
+        """
+        self._wait()
 
     def flush(self, round: int) -> None:
         """Put everything on disk and protect it: a checkpoint of `round` may follow."""
@@ -146,16 +177,17 @@ class Store:
         if pending:
             pending.written.result()
 
-    def _write(self, ids, block, round) -> None:
+    def _write(self, ids, block, round, others) -> None:
         """Rows first, then the stamps that make them count."""
         try:
-            versions = self._free_versions(ids, round)
-            self._stamps[ids, versions] = 0
-            places = (ids * VERSIONS + versions) * self._row_bytes
+            everyone = np.concatenate([ids, others])
+            versions = self._free_versions(everyone, round)
+            self._stamps[everyone, versions] = 0
+            places = (ids * VERSIONS + versions[: len(ids)]) * self._row_bytes
             for k, place in enumerate(places.tolist() if self._leaves else ()):
                 if os.pwrite(self._rows, block[k], place) != self._row_bytes:
                     raise OSError(f"store: client {ids[k]}'s row was written in part.")
-            self._stamps[ids, versions] = round + 1
+            self._stamps[everyone, versions] = round + 1
         finally:
             fcntl.flock(self._rows, fcntl.LOCK_UN)
 
@@ -205,10 +237,14 @@ class Store:
                 )
 
 
-def _open_stamps(path: pathlib.Path, population: int) -> np.memmap:
-    """[N, VERSIONS] int32 stamps, allocated whole so that a full disk fails here."""
+def _open_stamps(path: pathlib.Path, population: int, is_kept: bool) -> np.memmap:
+    """[N, VERSIONS] int32 stamps, allocated whole so that a full disk fails here.
+
+    Changes go to the file if they are to be kept, else to this process' memory.
+    """
     size = population * VERSIONS * 4
     with open(path, "a+b") as file:
         if os.path.getsize(path) != size:
             os.posix_fallocate(file.fileno(), 0, size)
-    return np.memmap(path, np.int32, "r+", shape=(population, VERSIONS))
+    mode = "r+" if is_kept else "c"
+    return np.memmap(path, np.int32, mode, shape=(population, VERSIONS))

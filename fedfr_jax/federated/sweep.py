@@ -28,6 +28,7 @@ from fedfr_jax.federated.simulation import (
     simulation,
 )
 from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.stream import resident
 from fedfr_jax.types import Cohort, PyTree
 
 
@@ -68,7 +69,7 @@ def sweep(
             f"hypers must be one per seed, got {len(hypers)} for {len(seeds)} seeds."
         )
     whole = meshes.replicated(mesh)
-    table = jax.device_put(table, whole)
+    table = jax.device_put(resident(table, "a sweep"), whole)
     sims = tuple(
         simulation(make(h), feed, table, population, mesh=mesh, seed=s, **options)
         for h, s in zip(hypers, seeds, strict=True)

@@ -15,6 +15,7 @@ import numpy as np
 import rich
 from jax.sharding import Mesh
 
+from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import decode
 from fedfr_jax.data.partition import format_report, report
 from fedfr_jax.federated.client import Feed, client_key, first_personal_key
@@ -57,8 +58,9 @@ def run_experiment(
     """Run or resume every stage; returns the summary that summary.json holds.
 
     Args:
-      say: prints one line or table.
+      say: prints one line or table, in the first process.
     """
+    say = say if meshes.is_first() else _say_nothing
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     clock = Clock(workdir / "seconds.json")
@@ -86,6 +88,7 @@ def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = rich
     Raises:
       ValueError: when a stage has not been trained to its end.
     """
+    say = say if meshes.is_first() else _say_nothing
     workdir = pathlib.Path(workdir)
     ends = {"pretrained": experiment.pretraining.epochs}
     rounds = experiment.federation.rounds
@@ -107,6 +110,10 @@ def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = rich
     write_summary(workdir / "evaluation.json", result)
     say(tables.result_table(result))
     return result
+
+
+def _say_nothing(*args) -> None:
+    del args
 
 
 def numbers(stages: Mapping[str, Stage]) -> dict:
@@ -195,9 +202,8 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
     parts = [(sim, first, rounds)]
     if last:
         parts.append((last_simulation(sim, last), max(first, rounds), rounds + 1))
-    clients = JsonlSink(folder / "clients.jsonl", resume_step=first)
     with (
-        contextlib.closing(clients),
+        open_client_log(folder, first) as clients,
         open_sinks(folder, folder.name, end_of(method, rounds), first) as sinks,
     ):
         for part, first_round, num_rounds in parts:
@@ -218,6 +224,7 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
     def variables_of(client):
         rows, is_new = store.gather(np.array([client]))
         row = jax.tree.map(lambda x: x[0], rows)
+        row = meshes.put(row, meshes.replicated(sim.mesh))
         if is_new[0]:  # never drawn: what it would start from
             key = client_key(sim.key, client)
             row = method.algorithm.init_personal(first_personal_key(key), server)
@@ -229,8 +236,22 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
     )
 
 
+@contextlib.contextmanager
+def open_client_log(folder: pathlib.Path, first: int):
+    """clients.jsonl of one stage, None but in the first process."""
+    if not meshes.is_first():
+        yield None
+        return
+    with contextlib.closing(
+        JsonlSink(folder / "clients.jsonl", resume_step=first)
+    ) as log:
+        yield log
+
+
 def draw(stages: Mapping[str, Stage], workdir: pathlib.Path) -> list[pathlib.Path]:
-    """The three plots of a run; returns their paths."""
+    """The three plots of a run; returns their paths. The first process draws."""
+    if not meshes.is_first():
+        return []
     paths = [workdir / f"{name}.png" for name in ("roc", "personalised", "rounds")]
     plots.plot_roc(paths[0], {n: s.generic.roc for n, s in stages.items()})
     plots.plot_personalised(

@@ -13,6 +13,7 @@ from fedfr_jax.data.augment import decode
 from fedfr_jax.federated.algorithms.local import sgd
 from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.features import build_embed
+from fedfr_jax.federated.stream import placed
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.central import Central, central, rate_schedule
 from fedfr_jax.runs.checkpoint import Checkpointer
@@ -81,11 +82,11 @@ def pretrain(
     trainer = build_trainer(model, task, mesh, settings, seed)
     num_public = len(task.partition.global_identities)
     state = trainer.init(first_variables(model, num_public, seed))
-    state = jax.device_put(state, meshes.replicated(mesh))
+    state = meshes.put(state, meshes.replicated(mesh))
     checkpointer = Checkpointer(folder / "checkpoints")
     first, state = checkpointer.restore(state) or (0, state)
     if first < settings.epochs:
-        table = jax.device_put(task.table, meshes.replicated(mesh))
+        table = placed(task.table, mesh)
         every = settings.checkpoint_every
         with open_sinks(folder, "pretraining", settings.epochs, first) as sinks:
             for epoch in range(first, settings.epochs):
@@ -130,7 +131,7 @@ def public_means(
     embed = lambda variables, images: model.apply(variables, images, False)[0]
     first, labels = len(task.train_identities), task.partition.global_labels
     rows = np.arange(first, first + len(labels), dtype=np.int32)
-    table = jax.device_put(task.table, meshes.replicated(mesh))
+    table = placed(task.table, mesh)
     features = build_embed(embed, Feed(batch_size, decode), mesh)(backbone, table, rows)
     sums = jax.ops.segment_sum(
         features[: len(rows), 0], labels, len(task.partition.global_identities)

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+TABLES = ("auto", "device", "stream")
+
 
 class Pretraining(NamedTuple):
     """Central margin softmax on the public identities."""
@@ -34,6 +36,8 @@ class Federation(NamedTuple):
     lanes: int = 1
     evaluate_every: int = 0  # rounds between generic evaluations; 0: after the last
     checkpoint_every: int = 1
+    table: str = "auto"  # where the examples are: on the device, or a stream to it
+    table_gib: float = 1.0  # GiB that streamed examples may take on a device
 
 
 def check_pretraining(settings: Pretraining, section: str, num_rows: int) -> None:
@@ -63,7 +67,12 @@ def check_federation(settings: Federation, num_clients: int) -> None:
         "lanes": (1, math.inf),
         "evaluate_every": (0, math.inf),
         "checkpoint_every": (0, math.inf),
+        "table_gib": (2**-20, math.inf),
     }
+    if settings.table not in TABLES:
+        raise ValueError(
+            f"config.federation.table must be one of {TABLES}, got {settings.table!r}."
+        )
     check_ranges("federation", settings._asdict(), bounds)
 
 

@@ -2,7 +2,8 @@
 
 A sink never decides what is measured. The files survive a kill at any moment: a line
 of metrics.jsonl is whole or dropped, summary.json is the old one or the new one, and a
-resumed run leaves the same lines as an uninterrupted one.
+resumed run leaves the same lines as an uninterrupted one. Of several processes the
+first alone writes.
 """
 
 import contextlib
@@ -15,6 +16,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
+
+from fedfr_jax import mesh as meshes
 
 
 class Sink(Protocol):
@@ -223,6 +226,8 @@ def _plain(value: Any, path: str, notes: dict[str, str]) -> Any:
 
 def write_text(path: pathlib.Path, text: str) -> None:
     """Write a file in one step: readers see the old one or the new one."""
+    if not meshes.is_first():
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".tmp")
     try:
@@ -253,6 +258,9 @@ def _bar(console):
 @contextlib.contextmanager
 def open_sinks(folder: pathlib.Path, name: str, total: int, first: int):
     """metrics.jsonl, TensorBoard and live progress of one stage, closed at the end."""
+    if not meshes.is_first():
+        yield []
+        return
     sinks = [
         JsonlSink(folder / "metrics.jsonl", resume_step=first),
         TensorBoardSink(folder / "tensorboard", resume_step=first),

@@ -1,10 +1,14 @@
 """A work folder belongs to one config and one process, and knows its seconds."""
 
+import contextlib
 import fcntl
 import json
 import pathlib
+import shutil
 import time
+from collections.abc import Iterator
 
+from fedfr_jax import mesh as meshes
 from fedfr_jax.runs.sinks import write_summary, write_text
 
 
@@ -20,6 +24,20 @@ class Clock:
         total = self._before + time.perf_counter() - self._started
         write_summary(self._path, {"seconds": total})
         return total
+
+
+@contextlib.contextmanager
+def claim_for_all(
+    workdir: pathlib.Path, config: str, *, is_fresh: bool = False, but_for: str = ""
+) -> Iterator[None]:
+    """`claim` by the first of several processes; `is_fresh` empties the folder."""
+    with contextlib.ExitStack() as stack:
+        with meshes.first_before_others("work folder"):
+            if meshes.is_first():
+                if is_fresh:
+                    shutil.rmtree(workdir, ignore_errors=True)
+                stack.enter_context(claim(workdir, config, but_for=but_for))
+        yield
 
 
 def claim(workdir: pathlib.Path, config: str, *, but_for: str = ""):

@@ -7,7 +7,6 @@ own network on the test images of all clients (FedFR, section 4; protocol of its
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -26,6 +25,7 @@ from fedfr_jax.evaluation.verification import (
 )
 from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.features import build_embed
+from fedfr_jax.federated.stream import Stream, placed, stream
 from fedfr_jax.types import PyTree, Source
 
 MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
@@ -35,9 +35,9 @@ class Recognition(NamedTuple):
     """A partition's images: what is trained on, and what is judged on."""
 
     partition: Partition
-    table: Table  # clients' training rows ++ public rows
+    table: Table | Stream  # clients' training rows ++ public rows
     population: Population
-    judged: Table  # clients' test rows ++ unseen rows
+    judged: Table | Stream  # clients' test rows ++ unseen rows
     test_identities: np.ndarray  # [E] source labels
     train_identities: np.ndarray  # [C] source labels
 
@@ -50,21 +50,34 @@ class Judgement(NamedTuple):
     roc: tuple[np.ndarray, np.ndarray] | None  # (far, tar)
 
 
-def recognition(source: Source, partition: Partition) -> Recognition:
-    """Read every image of the partition once."""
+def recognition(
+    source: Source, partition: Partition, *, stream_bytes: int | None = None
+) -> Recognition:
+    """Read every image of the partition once, or as often as it is needed.
+
+    Args:
+      stream_bytes: bytes that the images may take on a device; None takes them all.
+    """
     p = partition
+
+    def table(rows, labels):
+        labels = labels.astype(np.int32)
+        if stream_bytes is None:
+            return Table(source.read(rows), labels)
+        return stream(lambda i: source.read(rows[i]), labels, memory=stream_bytes)
+
     own = np.repeat(np.arange(len(p.num_classes)), np.diff(p.train_offsets))
     identities = [p.identities[c][k] for c, k in zip(own, p.train_labels, strict=True)]
     return Recognition(
         partition=p,
-        table=Table(
-            source.read(np.concatenate([p.train, p.global_examples])),
-            np.concatenate([p.train_labels, p.global_labels]).astype(np.int32),
+        table=table(
+            np.concatenate([p.train, p.global_examples]),
+            np.concatenate([p.train_labels, p.global_labels]),
         ),
         population=Population(p.train_offsets.astype(np.int64), p.num_classes),
-        judged=Table(
-            source.read(np.concatenate([p.test, p.unseen_examples])),
-            np.concatenate([p.test_identities, p.unseen_labels]).astype(np.int32),
+        judged=table(
+            np.concatenate([p.test, p.unseen_examples]),
+            np.concatenate([p.test_identities, p.unseen_labels]),
         ),
         test_identities=p.test_identities,
         train_identities=np.array(identities, np.int32),
@@ -97,9 +110,7 @@ class Judge:
         self._feed, self._compiled = Feed(batch_size, decode), {}
         self._fars, self._fpirs = tuple(fars), tuple(fpirs)
         self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
-        self._tables = jax.device_put(
-            (task.table, task.judged), meshes.replicated(mesh)
-        )
+        self._tables = placed(task.table, mesh), placed(task.judged, mesh)
 
     def generic(self, embed: Callable, variables: PyTree) -> Judgement:
         """Judge one network on the unseen identities.
@@ -168,7 +179,7 @@ class Judge:
         values = self._compiled[embed](
             variables, self._tables[table], rows.astype(np.int32)
         )
-        return np.asarray(values[: len(rows), 0])
+        return meshes.fetch(values)[: len(rows), 0]
 
 
 def balanced_pairs(labels: np.ndarray, most: int, seed: int):

@@ -59,8 +59,8 @@ def config(tmp_path):
     return folder / "tiny.py"
 
 
-def fedfr(*words, **options):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
+def fedfr(*words, xla_flags="", **options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": xla_flags}
     command = [sys.executable, "-m", "fedfr_jax", *map(str, words)]
     return subprocess.Popen(
         command,
@@ -118,26 +118,37 @@ def test_a_run_killed_twice_ends_like_a_whole_one(config, tmp_path):
     assert evaluation["methods"] == methods
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "prepare"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "prepare", "launch"])
 def test_help_is_everywhere(command, capsys):
     assert main([command, "--help"]) == 0
-    assert "--config" in capsys.readouterr().out
+    expected = "--processes" if command == "launch" else "--config"
+    assert expected in capsys.readouterr().out
 
 
 def test_help_lists_the_commands(capsys):
     assert main([]) == 0
     text = capsys.readouterr().out
-    assert all(command in text for command in ("train", "evaluate", "prepare"))
+    assert all(
+        command in text for command in ("train", "evaluate", "prepare", "launch")
+    )
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["nosuch"], "command must be one of ['evaluate', 'prepare', 'train']"),
+        (
+            ["nosuch"],
+            "command must be one of ['evaluate', 'launch', 'prepare', 'train']",
+        ),
         (["train"], "--config must name a config file"),
         (["train", "--config=configs/none.py"], "--config must be one of"),
         (["train", "--config=CONFIG"], "--workdir must name a folder"),
         (["train", "--config=CONFIG", "--nosuch=1"], "flags must be of"),
+        (
+            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--process_id=1"],
+            "coordinator, num_processes and process_id must be given together",
+        ),
+        (["launch", "--hosts=2", "train"], "coordinator must be HOST:PORT"),
         (
             ["train", "--config=CONFIG", "--workdir=WORKDIR", "--config.model.width=3"],
             "got 'width' (did you mean widths?)",
@@ -208,6 +219,19 @@ def test_help_lists_the_commands(capsys):
             "config.pretrain.flip must lie in [0, 1], got 2",
         ),
         (
+            [
+                "train",
+                "--config=CONFIG",
+                "--workdir=WORKDIR",
+                "--config.federation.table=disk",
+            ],
+            "table must be one of ('auto', 'device', 'stream'), got 'disk'",
+        ),
+        (
+            ["prepare", "--config=CONFIG", "--verify"],
+            "--verify must be given --pack or packed data",
+        ),
+        (
             ["prepare", "--config=CONFIG", "--config.data.name=fei"],
             "config.data must have",
         ),
@@ -242,6 +266,34 @@ def test_prepare_reports_the_data_and_its_split(config, tmp_path, capsys):
     assert facts["data"]["identities"] == 19
 
 
+def test_prepare_packs_the_data_once_and_finds_damage(config, tmp_path, capsys):
+    words = ["prepare", f"--config={config}", f"--pack={tmp_path / 'p'}", "--verify"]
+    assert main(words) == 0
+    first = capsys.readouterr().out
+    assert "images-00000.npy: rows 0 to 151" in first and "3 clients, train" in first
+    assert main(words) == 0
+    assert "rows 0 to 151" not in capsys.readouterr().out
+    shard = tmp_path / "p" / "images-00000.npy"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    assert main(words) == 2
+    assert f"another for {shard}" in capsys.readouterr().err
+
+
+def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(config, tmp_path):
+    assert main(["prepare", f"--config={config}", f"--pack={tmp_path / 'p'}"]) == 0
+    words = ["train", f"--config={config}", "--config.federation.rounds=1"]
+    words += ["--config.federation.local_epochs=1", "--config.pretrain.epochs=1"]
+    stream = ["--config.federation.table=stream", "--config.federation.table_gib=2e-5"]
+    data = ["--config.data.name=packed", f"--config.data.path={tmp_path / 'p'}"]
+    assert main([*words, f"--workdir={tmp_path / 'device'}"]) == 0
+    assert main([*words, *stream, *data, f"--workdir={tmp_path / 'stream'}"]) == 0
+    methods, rows = results(tmp_path / "stream")
+    assert "seconds_waiting_for_input" in rows["fedfr"][0]
+    assert methods == results(tmp_path / "device")[0]
+
+
 def test_a_folder_belongs_to_one_config_and_one_process(tmp_path):
     text = '{"seed": 0, "model": {"depth": 20}, "evaluation": {"fars": [0.1]}}'
     with claim(tmp_path, text):
@@ -259,6 +311,46 @@ def test_a_folder_belongs_to_one_config_and_one_process(tmp_path):
 def test_evaluate_refuses_a_folder_without_a_run(config, tmp_path, capsys):
     code = main(["evaluate", f"--config={config}", f"--workdir={tmp_path / 'none'}"])
     assert code == 2 and "must hold a trained run" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_killed_once_ends_like_a_whole_one(config, tmp_path):
+    """An experiment whole, from pretraining to the last plot."""
+    flags = [f"--config={config}", "--config.federation.evaluate_every=1"]
+    alone = "--xla_force_host_platform_device_count=2"
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finish(fedfr("train", *flags, f"--workdir={whole}", xla_flags=alone))
+    one = "--xla_force_host_platform_device_count=1"
+    command = ["launch", "--processes=2", "train", *flags, f"--workdir={broken}"]
+    process = fedfr(*command, xla_flags=one)
+    lines = broken / "fedfr" / "metrics.jsonl"
+    while process.poll() is None:
+        if lines.exists() and lines.read_text().count("\n"):
+            kill_child(process.pid, "--process_id=1")
+            break
+        time.sleep(0.02)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, output
+    assert "process 1 of 2 ended with signal 9; the others were stopped." in output
+    finish(fedfr(*command, xla_flags=one))
+    methods, rows = results(broken)
+    expected_methods, expected_rows = results(whole)
+    for name in expected_methods:
+        for protocol, metrics in expected_methods[name].items():
+            close = pytest.approx(metrics, rel=1e-3, abs=1e-3)
+            assert methods[name][protocol] == close
+        for row, expected in zip(rows[name], expected_rows[name], strict=True):
+            assert row == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    assert (broken / "roc.png").stat().st_size > 0
+
+
+def kill_child(parent, word):
+    """SIGKILL the child process whose command line has `word`."""
+    for pid in (
+        pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    ):
+        if word in pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 @pytest.mark.slow

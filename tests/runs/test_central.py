@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.federated.client import Table
+from fedfr_jax.federated.stream import stream
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.central import central, rate_schedule
 from tests.federated import toys
@@ -26,9 +26,12 @@ def centred_loss(variables, batch, key, *, num_classes, frozen):
     return -picked.mean(), (variables["batch_stats"], {})
 
 
-def train(num_devices, loss_fn, epochs=2):
-    table, population = toys.problem()
-    labels = np.minimum(table.labels, 2)
+def train(num_devices, loss_fn, epochs=2, memory=0):
+    table, _ = toys.problem()
+    table = table._replace(labels=np.minimum(table.labels, 2))
+    if memory:
+        images = table.images
+        table = stream(lambda rows: images[rows], table.labels, memory=memory)
     mesh = make_mesh(num_devices)
     trainer = central(
         loss_fn,
@@ -41,9 +44,7 @@ def train(num_devices, loss_fn, epochs=2):
     )
     state = trainer.init(toys.norm_variables())
     for epoch in range(epochs):
-        state, metrics = trainer.epoch(
-            state, Table(table.images, labels), jnp.int32(epoch)
-        )
+        state, metrics = trainer.epoch(state, table, jnp.int32(epoch))
     return jax.device_get(state), metrics
 
 
@@ -64,6 +65,18 @@ def test_batch_statistics_are_each_devices_own():
     # ... but each device centred its own part: this is not SyncBN.
     kernel = lambda s: s.variables["params"]["head"]["kernel"]
     assert np.abs(kernel(four) - kernel(one)).max() > 1e-4
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+@pytest.mark.parametrize("steps", [1, 2, 9])
+def test_streamed_images_train_alike(num_devices, steps):
+    """Three steps an epoch, in pieces of one, of two, and at once."""
+    memory = steps * 2 * (8 // num_devices) * 68
+    expected, metrics = train(num_devices, loss)
+    actual, streamed = train(num_devices, loss, memory=memory)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+    jax.tree.map(close, actual, expected)
+    jax.tree.map(close, streamed, metrics)
 
 
 def test_rates_warm_up_and_drop_at_milestones():

@@ -51,6 +51,19 @@ def test_rows_of_the_table_are_the_partitions_images(task):
     np.testing.assert_array_equal(task.test_identities, labels[p.test])
 
 
+def test_streamed_images_are_judged_alike(task):
+    task, _ = task
+    made, _ = source()
+    streamed = recognition(made, task.partition, stream_bytes=2 * 40 * 8)
+    network = np.random.default_rng(1).normal(size=(36, 5)).astype(np.float32)
+    options = {"batch_size": 8, "fars": (0.1,), "fpirs": (0.5,)}
+    judges = [Judge(t, make_mesh(2), **options) for t in (task, streamed)]
+    expected, actual = (judge.generic(embed, network) for judge in judges)
+    assert actual.metrics == expected.metrics
+    expected, actual = (judge.personalised(embed, None, network) for judge in judges)
+    assert actual.metrics == expected.metrics
+
+
 @pytest.mark.parametrize("num_devices", [1, 4])
 def test_the_judge_scores_each_clients_own_network(task, num_devices):
     task, images = task

@@ -11,6 +11,7 @@ from fedfr_jax.data.sources.arrays import arrays, omniglot
 from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
 from fedfr_jax.data.sources.inspection import inspect
 from fedfr_jax.data.sources.join import join_sources, names_from
+from fedfr_jax.data.sources.packed import pack, packed, verify
 from fedfr_jax.data.sources.pairs import bin_pairs
 from fedfr_jax.data.sources.recordio import recordio
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
@@ -24,6 +25,8 @@ __all__ = [
     "keep_rows",
     "names_from",
     "open_source",
+    "pack",
+    "verify",
 ]
 
 
@@ -46,6 +49,7 @@ SOURCES = {
     "lfw": lfw,
     "omniglot": omniglot,
     "orl": orl,
+    "packed": packed,
     "recordio": recordio,
     "tfds": tfds,
 }

@@ -19,6 +19,7 @@ from fedfr_jax.federated.algorithms.penalties import corrected, proximal
 from fedfr_jax.federated.client import Slots, client_view
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.hard_negatives import cohort_rows
+from fedfr_jax.federated.stream import resident
 from fedfr_jax.types import Algorithm, Client, Extra, PyTree
 
 
@@ -68,7 +69,7 @@ def feddane(
             server.variables,
             rows.astype(np.int32),
             np.int32(counts.sum()),
-            sim.table,
+            resident(sim.table, "feddane"),
             np.int32(cohort.round),
         )
         return no_extra(len(cohort.ids))._replace(tables=mean)

@@ -1,0 +1,154 @@
+"""Start the processes of one run on this machine, and stop them together."""
+
+import collections
+import itertools
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from absl import flags
+
+from fedfr_jax.processes import use_every_core
+
+KEPT = 40  # last lines of a process that are shown when it fails
+NOISE = ("[Gloo] Rank",)
+
+
+def main(argv: list[str]) -> None:
+    """launch --processes=N [--hosts=H --host=I --coordinator=HOST:PORT] train ...
+
+    Everything from the command on is handed to N processes on this machine. With
+    several hosts the same line is started on each of them, with its number --host in
+    [0, H); HOST is the first of them. The first process prints; of the others only a
+    failure is shown.
+    """
+    values = flags.FlagValues()
+    whole = {"flag_values": values, "lower_bound": 0}
+    flags.DEFINE_integer("processes", 2, "processes on this machine", **whole)
+    flags.DEFINE_integer("hosts", 1, "machines", **whole)
+    flags.DEFINE_integer("host", 0, "number of this machine", **whole)
+    flags.DEFINE_string("coordinator", None, "HOST:PORT", flag_values=values)
+    start = next((i for i, w in enumerate(argv) if not w.startswith("-")), len(argv))
+    own, words = [w for w in argv[:start] if w != "--"], argv[start:]
+    try:
+        values(["launch", *own])
+    except flags.Error as error:
+        raise ValueError(f"launch: {error}") from None
+    count, hosts, host = (values[n].value for n in ("processes", "hosts", "host"))
+    address = values["coordinator"].value
+    if not words:
+        raise ValueError("launch must be given a command to start, got none.")
+    if count < 1 or not host < hosts:
+        raise ValueError(
+            "launch: processes must be at least 1 and host less than hosts, "
+            f"got {count}, {host} and {hosts}."
+        )
+    if hosts > 1 and not address:
+        raise ValueError("launch: coordinator must be HOST:PORT with several hosts.")
+    launch(
+        [sys.executable, "-m", "fedfr_jax", *words],
+        range(host * count, host * count + count),
+        total=hosts * count,
+        coordinator=address or f"localhost:{free_port()}",
+    )
+
+
+def launch(command: list[str], ids: range, *, total: int, coordinator: str) -> None:
+    """Run `command` as processes `ids` of `total`, to the end of all.
+
+    Each is told --coordinator, --num_processes and --process_id, as `join` needs them.
+
+    Raises:
+      ChildProcessError: when one of them failed; the others are stopped by then.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    use_every_core(environment, num_processes=len(ids))
+    place = [f"--coordinator={coordinator}", f"--num_processes={total}"]
+    children = {
+        i: subprocess.Popen(
+            [*command, *place, f"--process_id={i}"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        for i in ids
+    }
+    kept = {i: collections.deque(maxlen=KEPT) for i in ids}
+    readers = [
+        threading.Thread(target=_read, args=(child, i == 0, kept[i]), daemon=True)
+        for i, child in children.items()
+    ]
+    for reader in readers:
+        reader.start()
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        failed = _wait(children)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for child in children.values():
+            child.kill()
+            child.wait()
+        for reader in readers:
+            reader.join()
+    if failed is None:
+        return
+    for line in kept[failed] if failed else ():
+        print(f"[{failed}] {line}", end="")
+    raise ChildProcessError(_says(failed, children[failed].returncode, total, command))
+
+
+def _read(child, is_first: bool, kept: collections.deque) -> None:
+    """Print what the first process prints; keep the end of what the others do."""
+    for line in child.stdout:
+        if line.startswith(NOISE):
+            continue
+        if is_first:
+            print(line, end="", flush=True)
+        else:
+            kept.append(line)
+
+
+def _wait(children) -> int | None:
+    """The first process that is seen to have failed, or None when all are done."""
+    while True:
+        codes = {i: child.poll() for i, child in children.items()}
+        for i, code in codes.items():
+            if code:
+                return i
+        if all(code == 0 for code in codes.values()):
+            return None
+        time.sleep(0.1)
+
+
+def _says(failed: int, code: int, total: int, command: list[str]) -> str:
+    how = f"code {code}" if code > 0 else f"signal {-code}"
+    says = f"process {failed} of {total} ended with {how}; the others were stopped."
+    if code == 2:  # a mistake, which the process has explained
+        return says
+    return f"{says} Start the same command again to go on from {_newest(command)}."
+
+
+def _newest(command: list[str]) -> str:
+    """Name the newest whole checkpoint of the run that `command` starts."""
+    folders = [w.partition("=")[2] for w in command if w.startswith("--workdir=")]
+    folders += [b for a, b in itertools.pairwise(command) if a == "--workdir"]
+    found = [p for f in folders for p in pathlib.Path(f).glob("*/checkpoints/*")]
+    found = [p for p in found if p.name.isdigit()]
+    if not found:
+        return "the beginning"
+    newest = max(found, key=lambda p: p.stat().st_mtime)
+    return f"checkpoint {newest.name} of {newest.parent.parent.name}"
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]

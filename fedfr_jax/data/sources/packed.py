@@ -1,0 +1,265 @@
+"""Decoded images in memory-mapped shards, written once from any source.
+
+A packed folder holds `images-00000.npy`, ... ([R, H, W, C] uint8 each, the last one
+shorter), `labels.npy`, where the source has them `landmarks.npy`, `cameras.npy`,
+`pairs.npy` and `is_same.npy`, `names.json`, and `index.json`, which is written last:
+without it the set is not whole. Each file is put in place by renaming; `shards.jsonl`
+gets a line with its size and SHA-256 afterwards, so a killed preparation goes on
+with the first shard that has no line or another size. The lines end up in `index.json`.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+
+from fedfr_jax.data.sources.images import check_rows
+from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.types import Pairs, Source
+
+FORMAT = 1
+SHARD_BYTES = 2**28
+READ_ROWS = 256  # decoded at once while packing
+INDEX, LINES, NAMES = "index.json", "shards.jsonl", "names.json"
+
+
+def pack(
+    source: Source,
+    folder: str | os.PathLike,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    say: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Write `source` into `folder`, or go on where an earlier call was killed.
+
+    Args:
+      shard_bytes: most bytes of images in a file; a shard has one image at least.
+      say: takes a line per shard written.
+
+    Raises:
+      ValueError: when the folder holds another set, or an image cannot be read.
+    """
+    folder, num_images = pathlib.Path(folder), len(source.labels)
+    folder.mkdir(parents=True, exist_ok=True)
+    image_bytes = int(np.prod(source.image_shape))
+    rows_per_shard = min(max(shard_bytes // image_bytes, 1), num_images)
+    arrays = _arrays(source)
+    head = {
+        "format": FORMAT,
+        "num_images": num_images,
+        "image_shape": list(source.image_shape),
+        "rows_per_shard": rows_per_shard,
+        "source": _digest(source, arrays),
+    }
+    if (folder / INDEX).exists():
+        return _check_head(folder / INDEX, _read_json(folder / INDEX), head)
+    done = _begin(folder / LINES, head)
+    for start in range(0, num_images, rows_per_shard):
+        name = f"images-{start // rows_per_shard:05d}.npy"
+        if not _is_whole(folder / name, done.get(name)):
+            rows = np.arange(start, min(start + rows_per_shard, num_images))
+            write = functools.partial(_write_images, source=source, rows=rows)
+            done[name] = _put(folder / name, write)
+            _append(folder / LINES, {"file": name, **done[name]})
+            say(f"{folder / name}: rows {start} to {rows[-1]}")
+    for key, values in arrays.items():
+        write = lambda file, values=values: np.save(file, values, allow_pickle=False)
+        done[f"{key}.npy"] = _put(folder / f"{key}.npy", write)
+    names = json.dumps(list(source.names)).encode()
+    done[NAMES] = _put(folder / NAMES, lambda file: file.write(names))
+    files = {name: done[name] for name in sorted(done)}
+    index = json.dumps({**head, "files": files}, indent=1).encode()
+    _put(folder / INDEX, lambda file: file.write(index))
+    (folder / LINES).unlink(missing_ok=True)
+
+
+def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
+    """The set that `pack` wrote into the folder `path`.
+
+    Opening reads labels and names and looks at the size of every file; `read` touches
+    the rows asked for and no others.
+
+    Args:
+      min_images: identities with fewer images are left out.
+
+    Raises:
+      ValueError: naming the file, when the set is not whole or a file is missing or of
+        another size than was written.
+    """
+    folder = pathlib.Path(path)
+    index = _open_index(folder)
+    for name, facts in index["files"].items():
+        size = _size(folder / name)
+        if size != facts["bytes"]:
+            raise ValueError(
+                f"{folder / name} must have {facts['bytes']} bytes, "
+                f"got {'no file' if size is None else size}: copy or pack it again."
+            )
+    arrays = {
+        key: np.load(folder / f"{key}.npy", allow_pickle=False)
+        for key in ("labels", "landmarks", "cameras", "pairs", "is_same")
+        if f"{key}.npy" in index["files"]
+    }
+    has_pairs = "pairs" in arrays
+    source = Source(
+        read=_reader(folder, index),
+        labels=arrays["labels"],
+        names=tuple(_read_json(folder / NAMES)),
+        image_shape=tuple(index["image_shape"]),
+        landmarks=arrays.get("landmarks"),
+        cameras=arrays.get("cameras"),
+        pairs=Pairs(arrays["pairs"], arrays["is_same"]) if has_pairs else None,
+    )
+    return keep_identities(source, min_images, str(folder))
+
+
+def verify(path: str | os.PathLike) -> int:
+    """Read every file of a packed set again; returns how many there are.
+
+    Raises:
+      ValueError: naming every file whose SHA-256 is not that of its writing.
+    """
+    folder = pathlib.Path(path)
+    files = _open_index(folder)["files"]
+    damaged = [
+        str(folder / name)
+        for name, facts in files.items()
+        if _size(folder / name) is None or _sha256(folder / name) != facts["sha256"]
+    ]
+    if damaged:
+        raise ValueError(
+            "files must have the SHA-256 that they were written with, got another for "
+            f"{', '.join(damaged)}: copy or pack them again."
+        )
+    return len(files)
+
+
+def _reader(folder, index):
+    num_images, size = index["num_images"], index["rows_per_shard"]
+    shape = tuple(index["image_shape"])
+
+    @functools.cache
+    def shard(number):
+        return np.load(folder / f"images-{number:05d}.npy", mmap_mode="r")
+
+    def read(indices):
+        rows = check_rows(indices, num_images)
+        images = np.empty((len(rows), *shape), np.uint8)
+        where = rows // size
+        for number in np.unique(where).tolist():
+            here = np.flatnonzero(where == number)
+            images[here] = shard(number)[rows[here] - number * size]
+        return images
+
+    return read
+
+
+def _arrays(source):
+    """What a source has beside images and names, in a fixed order."""
+    arrays = {"labels": source.labels.astype(np.int32)}
+    if source.landmarks is not None:
+        arrays["landmarks"] = source.landmarks.astype(np.float32)
+    if source.cameras is not None:
+        arrays["cameras"] = source.cameras.astype(np.int32)
+    if source.pairs is not None:
+        arrays["pairs"], arrays["is_same"] = source.pairs
+    return arrays
+
+
+def _digest(source, arrays):
+    """SHA-256 of everything of a source but its pixels: is it the same set?"""
+    digest = hashlib.sha256("\n".join(source.names).encode())
+    for key, values in arrays.items():
+        digest.update(f"{key} {values.shape} {values.dtype}".encode())
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
+
+
+def _write_images(file, *, source, rows):
+    shape = (len(rows), *source.image_shape)
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    for start in range(0, len(rows), READ_ROWS):
+        file.write(source.read(rows[start : start + READ_ROWS]).tobytes())
+
+
+def _put(path, write):
+    """Write a file aside, put it in place; returns its bytes and SHA-256."""
+    draft = path.with_name(f"{path.name}.tmp")
+    with open(draft, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    facts = {"bytes": draft.stat().st_size, "sha256": _sha256(draft)}
+    draft.replace(path)
+    return facts
+
+
+def _begin(path, head):
+    """Facts of the shards that are written already, after a look at the first line."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    if not lines:
+        path.write_bytes(json.dumps(head).encode() + b"\n")
+        return {}
+    try:
+        first, *lines = [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise ValueError(
+            f"{path} must hold lines of JSON, got {error}: remove the folder."
+        ) from error
+    _check_head(path, first, head)
+    whole = path.read_bytes()
+    cut = whole.rfind(b"\n") + 1
+    if cut < len(whole):  # a line that the kill tore
+        os.truncate(path, cut)
+    return {line.pop("file"): line for line in lines}
+
+
+def _append(path, line):
+    with open(path, "ab") as file:
+        file.write(json.dumps(line).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_head(path, found, head):
+    for key, value in head.items():
+        if found.get(key) != value:
+            raise ValueError(
+                f"{path} must be of this source and shard size ({key} {value}), got "
+                f"{found.get(key)}: pack into another folder or remove this one."
+            )
+
+
+def _is_whole(path, facts):
+    return facts is not None and _size(path) == facts["bytes"]
+
+
+def _size(path):
+    return path.stat().st_size if path.exists() else None
+
+
+def _sha256(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _open_index(folder):
+    if not (folder / INDEX).exists():
+        begun = "begun" if (folder / LINES).exists() else "not there"
+        raise ValueError(
+            f"{folder} must hold a whole packed set with its {INDEX}, but it is "
+            f"{begun}: run `fedfr prepare --pack` to its end."
+        )
+    return _read_json(folder / INDEX)
+
+
+def _read_json(path):
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} must be readable JSON, got {error}.") from error

@@ -1,0 +1,204 @@
+"""A round in segments, each on a table of its own clients' rows only.
+
+The compiled round of `engine`, cut along the waves: a segment is some waves of every
+device. Its table holds on each device the rows of that device's clients, each client's
+own examples followed by those that the server adds, and is read and copied while the
+segment before trains. Sums travel from segment to segment, one per shard, and are added
+up at the end, so that a round gives what it gives in one call.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.client import Feed, Shard, Slots
+from fedfr_jax.federated.engine import (
+    SAME_BITS,
+    next_server,
+    over_shards,
+    over_waves,
+    pairwise,
+    train_slot,
+    zeros_of,
+)
+from fedfr_jax.federated.layout import fit, lay_out, read_rows, room_for
+from fedfr_jax.federated.stream import ahead, on_own_devices
+from fedfr_jax.types import PyTree
+
+
+class Part(NamedTuple):
+    """A segment's clients: `w` waves on each of A devices."""
+
+    rows: PyTree  # [A, w, L, ...] personal rows
+    slots: Slots  # [A, w, L]
+    starts: jax.Array  # [A, w, L] int32 first row of the device's own table
+    owner: jax.Array  # [A, w] int32 which of the device's shards a wave belongs to
+
+
+class Segments(NamedTuple):
+    """The compiled pieces of a round in segments."""
+
+    # start(server, part, table, shared) -> total, zeros
+    # run(total, server, part, table, shared) -> (total, LaneOutput [A, w, L, ...])
+    # finish(server, total, outputs, order, round, hyper) -> (server, RoundResult)
+    start: Callable
+    run: Callable
+    finish: Callable
+    most_rows: np.ndarray  # [K] int64 rows of the 1, 2, ... largest clients together
+
+
+def build_segments(
+    make: Callable,
+    feed: Feed,
+    mesh: Mesh,
+    *,
+    sizes: np.ndarray,
+    cohort_size: int,
+    shards: int | None = None,
+) -> Segments:
+    """`build_round` in several calls, see `Segments`.
+
+    Args:
+      sizes: [N] examples of every client; `shards` as in `build_round`.
+
+    Returns:
+      functions in which `table` is a `Table` cut over the devices, each having the rows
+      of its own clients, and `shared` is (extra, round, key, hyper). `total` (donated)
+      and the outputs stay cut over the devices; `order` [K] indexes the outputs, put
+      together along their waves and flattened.
+    """
+    num_devices = mesh.shape[meshes.CLIENTS]
+    num_sums = -(-(shards or num_devices) // num_devices) * num_devices
+    most_rows = np.cumsum(np.sort(sizes)[::-1][:cohort_size])
+    max_local = int(most_rows[0])
+    cut, whole = P(meshes.CLIENTS), P()
+
+    def lane(server, table, shared):
+        *shared, hyper = shared
+        extra, *rest = shared
+        return lambda row, slot, start: train_slot(
+            *(make(hyper), feed, max_local, server, row, slot, extra),
+            Shard(*table, start),
+            *rest,
+        )
+
+    def device(total, server, part, table, shared):
+        one, inputs = lane(server, table, shared), part[:3]
+        if shards is not None:
+            owner = part.owner[0]
+            return over_shards(one, inputs, part.slots.client, total, owner)
+        total, inputs = jax.tree.map(lambda x: x[0], (total, inputs))
+        return jax.tree.map(lambda x: x[None], over_waves(one, inputs, total))
+
+    sharded = jax.shard_map(
+        device,
+        mesh=mesh,
+        in_specs=(cut, whole, cut, cut, whole),
+        out_specs=(cut, cut),
+        axis_names={meshes.CLIENTS},
+        check_vma=False,
+    )
+    add = jax.shard_map(
+        lambda x: jax.lax.psum(jax.tree.map(lambda x: x[0], x), meshes.CLIENTS),
+        mesh=mesh,
+        in_specs=cut,
+        out_specs=whole,
+        axis_names={meshes.CLIENTS},
+        check_vma=False,
+    )
+
+    @partial(jax.jit, out_shardings=meshes.over_clients(mesh))
+    def start(server, part, table, shared):
+        inputs = jax.tree.map(lambda x: x[0, 0, 0], part[:3])
+        summary, _ = jax.eval_shape(lane(server, table, shared), *inputs)
+        return zeros_of(summary, num_sums)
+
+    options = None if shards is None else SAME_BITS
+
+    @partial(jax.jit, donate_argnums=0, compiler_options=options)
+    def run(total, server, part, table, shared):
+        return sharded(total, server, part, table, shared)
+
+    @jax.jit
+    def finish(server, total, outputs, order, round, hyper):
+        if shards is None:
+            total = add(total)
+        else:
+            total = jax.tree.map(lambda x: pairwise(x[:shards]), total)
+        output = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)
+        return next_server(make(hyper), server, total, output, order, round)
+
+    return Segments(start, run, finish, most_rows)
+
+
+def play_segments(
+    segments: Segments, sim, server: PyTree, work, round: int
+) -> tuple[PyTree, tuple, float]:
+    """Train one round of a `Simulation` and its `Work`, segment by segment.
+
+    Returns:
+      (server, (rows [V', W, L, ...] of this process' shards, metrics {name: [K]}) in
+      host memory, seconds that the training waited for its input).
+    """
+    mesh, slots = sim.mesh, work.slots
+    num_devices = mesh.shape[meshes.CLIENTS]
+    shards, waves, lanes = slots.client.shape
+    examples = meshes.fetch(work.extra.examples)
+    size = fit(
+        sim.table,
+        segments.most_rows,
+        lanes=lanes,
+        waves=shards // num_devices * waves,
+        room=room_for(
+            examples.shape[1], int(slots.num_extra.max()), int(segments.most_rows[0])
+        ),
+    )
+    layout = lay_out(work, num_devices, size)
+    own = meshes.own_shards(mesh).tolist()
+
+    def load(i):
+        def make(a):
+            here = slice(i * size.waves, (i + 1) * size.waves)
+            of = lambda tree, a: jax.tree.map(lambda x: x[a : a + 1, here], tree)
+            part = Part(of(layout.rows, own.index(a)), *of(layout[1:4], a))
+            slots, starts = jax.tree.map(lambda x: x[0], part[1:3])
+            return part, read_rows(sim.table, slots, starts, examples, size.rows)
+
+        return on_own_devices(mesh, make)
+
+    whole = meshes.replicated(mesh)
+    extra, number, order = meshes.put(
+        (work.extra, np.int32(round), layout.order), whole
+    )
+    shared = (extra, number, sim.key, sim.hyper)
+    total, outputs, rows, waited = None, [], [], 0.0
+    loaded = ahead(load, size.segments)
+    for _ in range(size.segments):
+        begin = time.perf_counter()
+        part, table = next(loaded)
+        waited += time.perf_counter() - begin
+        if total is None:
+            total = segments.start(server, part, table, shared)
+        total, output = segments.run(total, server, part, table, shared)
+        rows[-1:] = meshes.fetch_own(rows[-1:])  # of the segment before, meanwhile
+        rows.append(output.personal)
+        outputs.append(output._replace(personal=()))
+        jax.block_until_ready(output.weight)  # two tables exist, not more
+    del part, table
+    server, result = segments.finish(server, total, outputs, order, number, sim.hyper)
+    rows[-1:] = meshes.fetch_own(rows[-1:])
+
+    def in_one(*x):
+        x = np.concatenate(x, axis=1)[:, : layout.num_waves]
+        return x.reshape(-1, waves, *x.shape[2:])
+
+    rows = jax.tree.map(in_one, *rows)
+    return server, (rows, meshes.fetch(result.metrics)), waited

@@ -1,0 +1,144 @@
+"""Examples that stay on the host and are read piece by piece while the devices work.
+
+A `Stream` stands wherever a `Table` does. Each device is handed only the rows that it
+needs next: one thread reads them and copies them over while the piece before is being
+worked on, so that a device holds two pieces at a time, however large the data. In a run
+of several processes each reads for its own devices only.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.client import Table
+from fedfr_jax.types import PyTree
+
+MEMORY = 2**30
+
+
+class Stream(NamedTuple):
+    """All examples, on the host, in a `Table`'s order: make it with `stream`."""
+
+    read: Callable[[np.ndarray], np.ndarray]  # [n] int64 -> [n, H, W, C]
+    labels: np.ndarray  # [T] int32
+    image: jax.ShapeDtypeStruct  # of one image
+    memory: int
+    waves: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of an example on a device."""
+        return int(np.prod(self.image.shape)) * self.image.dtype.itemsize + 4
+
+
+def stream(
+    read: Callable[[np.ndarray], np.ndarray],
+    labels: np.ndarray,
+    *,
+    memory: int = MEMORY,
+    waves: int = 0,
+) -> Stream:
+    """A table that is never on a device as a whole.
+
+    Args:
+      read: rows [n] int64 -> images [n, H, W, C], uint8 as a rule; called from another
+        thread.
+      labels: [T] int32: the client's own class, or the public class.
+      memory: bytes that the examples may take on a device.
+      waves: waves of clients per segment of a round; 0 takes as many as fit `memory`.
+
+    Raises:
+      ValueError: when `memory` or `waves` is out of range.
+    """
+    if memory < 1 or waves < 0:
+        raise ValueError(
+            "a stream's memory must be at least 1 and its waves at least 0, "
+            f"got {memory} and {waves}."
+        )
+    first = read(np.zeros(1, np.int64))
+    image = jax.ShapeDtypeStruct(first.shape[1:], first.dtype)
+    return Stream(read, np.asarray(labels, np.int32), image, int(memory), waves)
+
+
+def fits(num_bytes: int, mesh: Mesh) -> bool:
+    """Whether arrays of `num_bytes` can be on every device, twice, with room to train.
+
+    Asks the devices, and the host, which holds the arrays too; the devices of a CPU
+    share its memory, with a copy each.
+    """
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    own = mesh.local_mesh.devices
+    stats = own.flat[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return 3 * num_bytes <= min(stats["bytes_limit"], host)
+    return 3 * num_bytes * own.size <= host
+
+
+def placed(table: Table | Stream, mesh: Mesh) -> Table | Stream:
+    """A table on every device of the mesh; a stream stays where it is."""
+    if isinstance(table, Stream):
+        return table
+    return meshes.put(table, meshes.replicated(mesh))
+
+
+def resident(table: Table | Stream, user: str) -> Table:
+    """The table, or a ValueError that names who needs it on the device."""
+    if isinstance(table, Stream):
+        raise ValueError(f"{user} must be given a device table, got a stream.")
+    return table
+
+
+def ahead(load: Callable[[int], PyTree], count: int) -> Iterator[PyTree]:
+    """load(0), ..., load(count - 1), each begun when the one before is handed out."""
+    with ThreadPoolExecutor(1, "stream") as reader:
+        later = reader.submit(load, 0)
+        for i in range(1, count + 1):
+            value = later.result()
+            later = reader.submit(load, i) if i < count else None
+            yield value
+
+
+def on_own_devices(mesh: Mesh, make: Callable[[int], PyTree]) -> PyTree:
+    """Arrays [A * r, ...] cut over the `clients` devices, from each device's [r, ...].
+
+    Args:
+      make: a -> host arrays of the a-th place along `clients`; called once for each
+        place in which this process has a device. The arrays must not change afterwards.
+
+    Returns:
+      the arrays, when they have arrived.
+    """
+    made = {a: jax.tree.flatten(make(a)) for a in meshes.own_shards(mesh).tolist()}
+    parts = {a: leaves for a, (leaves, _) in made.items()}
+    like, treedef = next(iter(made.values()))
+    sharding = meshes.over_clients(mesh)
+
+    def join(i, leaf):
+        count = len(leaf)
+        shape = (len(mesh.devices) * count, *leaf.shape[1:])
+        own = lambda index: parts[(index[0].start or 0) // count][i]
+        return jax.make_array_from_callback(shape, sharding, own)
+
+    arrays = [join(i, leaf) for i, leaf in enumerate(like)]
+    return jax.block_until_ready(jax.tree.unflatten(treedef, arrays))
+
+
+def blocks(table: Stream, rows: np.ndarray, mesh: Mesh, batch_size: int) -> Iterator:
+    """Images of `rows` [R], in order, as arrays [A * b, H, W, C] cut over the devices.
+
+    All have one shape: b is a multiple of `batch_size`, and row 0 fills up the last.
+    """
+    num_devices = mesh.shape[meshes.CLIENTS]
+    fits = table.memory // (2 * table.row_bytes * batch_size)
+    needed = -(-len(rows) // (num_devices * batch_size))
+    size = batch_size * max(min(fits, needed), 1)
+    rows = np.pad(rows, (0, -len(rows) % (num_devices * size))).astype(np.int64)
+    rows = rows.reshape(-1, num_devices, size)
+    load = lambda i: on_own_devices(mesh, lambda a: table.read(rows[i, a]))
+    return ahead(load, len(rows))

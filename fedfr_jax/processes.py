@@ -1,0 +1,82 @@
+"""A run of several processes: how they find each other, and how they end together.
+
+JAX finds the others by itself under Slurm, Open MPI, Kubernetes and on TPU pods; plain
+hosts say where the first process listens. Nobody waits for a process that has ended:
+JAX's coordinator stops all of them when one has been silent for HEARTBEAT seconds, and
+`launch` and schedulers sooner.
+"""
+
+import os
+import sys
+from collections.abc import MutableMapping
+
+HEARTBEAT = 60
+DEVICES_FLAG = "--xla_force_host_platform_device_count"
+# XLA's CPU devices give up on one that trains a minute longer than the others.
+PATIENCE = {
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 3600,
+    "--xla_cpu_collective_call_terminate_timeout_seconds": 30 * 86400,
+    "--xla_cpu_collective_timeout_seconds": 30 * 86400,
+}
+
+
+def join(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Become one process of a run; before anything is computed.
+
+    Args:
+      coordinator: host:port where process 0 listens; None, like the numbers, leaves
+        it to JAX to find out from the cluster.
+
+    Raises:
+      ValueError: when only some are given, or there is no cluster that JAX knows.
+    """
+    import jax
+
+    given = (coordinator, num_processes, process_id)
+    if None in given and given != (None, None, None):
+        raise ValueError(
+            "coordinator, num_processes and process_id must be given together, "
+            f"got {given}."
+        )
+    if num_processes is not None and not 0 <= process_id < num_processes:
+        raise ValueError(
+            f"process_id must lie in [0, {num_processes - 1}], got {process_id}."
+        )
+    try:
+        jax.distributed.initialize(*given, heartbeat_timeout_seconds=HEARTBEAT)
+    except ValueError as error:
+        raise ValueError(
+            f"distributed must be used in a cluster that JAX knows, got: {error} On "
+            "plain hosts give --coordinator, --num_processes and --process_id."
+        ) from None
+
+
+def use_every_core(
+    environment: MutableMapping[str, str] = os.environ, *, num_processes: int = 1
+) -> None:
+    """One JAX device per core where the CPU computes, unless XLA_FLAGS says other.
+
+    The cores of the machine are cut between `num_processes` processes, and a device
+    waits for the others for as long as their clients take.
+    """
+    words = environment.get("XLA_FLAGS", "").split()
+    given = {word.partition("=")[0] for word in words}
+    cores = max(len(os.sched_getaffinity(0)) // num_processes, 1)
+    for flag, value in {DEVICES_FLAG: cores, **PATIENCE}.items():
+        if flag not in given:
+            words.append(f"{flag}={value}")
+    environment["XLA_FLAGS"] = " ".join(words)
+
+
+def end(code: int) -> None:
+    """Exit; a process that fails among several does not wait for the others."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    jax = sys.modules.get("jax")
+    if code and jax and jax.distributed.is_initialized():
+        os._exit(code)  # a polite exit would wait for processes that wait for this one
+    sys.exit(code)

@@ -1,0 +1,203 @@
+"""The packed format against its source, after kills, and damaged on purpose."""
+
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedfr_jax.data.sources import SOURCES, pack, verify
+from fedfr_jax.data.sources.packed import packed
+from fedfr_jax.data.sources.recordio import recordio, write_face_set
+from fedfr_jax.types import Pairs, Source
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+SHAPE = (6, 5, 3)
+SHARD = 10 * 90  # bytes of ten images
+
+
+def source(count=47, delay=0.0):
+    """Images that a row number makes, with everything that a source may have."""
+
+    def read(rows):
+        time.sleep(delay * len(rows))
+        images = [np.random.default_rng(r).integers(256, size=SHAPE) for r in rows]
+        return np.array(images, np.uint8).reshape(-1, *SHAPE)
+
+    rng = np.random.default_rng(0)
+    pairs = Pairs(rng.integers(count, size=(4, 2)).astype(np.int32), np.arange(4) < 2)
+    return Source(
+        read,
+        rng.integers(3, size=count).astype(np.int32),
+        ("ada", "böb", "cy"),
+        SHAPE,
+        landmarks=rng.normal(size=(count, 5, 2)).astype(np.float32),
+        cameras=rng.integers(2, size=count).astype(np.int32),
+        pairs=pairs,
+    )
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def assert_equal(actual, expected, rows):
+    np.testing.assert_array_equal(actual.read(rows), expected.read(rows))
+    assert actual.names == expected.names
+    assert actual.image_shape == expected.image_shape
+    for name in ("labels", "landmarks", "cameras", "pairs"):
+        ours, theirs = actual._asdict()[name], expected._asdict()[name]
+        assert (ours is None) == (theirs is None)
+        if theirs is not None:
+            np.testing.assert_equal(tuple(ours), tuple(theirs))
+
+
+def test_a_packed_set_is_its_source(tmp_path):
+    whole, lines = source(), []
+    pack(whole, tmp_path / "p", shard_bytes=SHARD, say=lines.append)
+    rows = np.random.default_rng(1).integers(47, size=60)
+    assert_equal(SOURCES["packed"](tmp_path / "p"), whole, rows)
+    assert len(lines) == 5
+    assert verify(tmp_path / "p") == 5 + 6
+    assert not list((tmp_path / "p").glob("*.tmp"))
+
+
+def test_reading_touches_only_the_shards_asked_for(tmp_path):
+    pack(source(), tmp_path, shard_bytes=SHARD)
+    opened = packed(tmp_path)
+    (tmp_path / "images-00002.npy").unlink()
+    np.testing.assert_array_equal(opened.read([45, 3]), source().read([45, 3]))
+    with pytest.raises(FileNotFoundError, match="images-00002"):
+        opened.read([25])
+    with pytest.raises(ValueError, match=r"indices must lie in \[0, 47\)"):
+        opened.read([47])
+
+
+def test_identities_with_few_images_can_be_left_out(tmp_path):
+    whole = source()
+    pack(whole, tmp_path)
+    counts = np.bincount(whole.labels)
+    kept = packed(tmp_path, min_images=int(counts.min()) + 1)
+    assert len(kept.names) == 2
+    assert len(kept.labels) == 47 - counts.min()
+
+
+def test_recordio_is_packed(tmp_path):
+    def jpeg(value):
+        file = io.BytesIO()
+        Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(file, "jpeg")
+        return file.getvalue()
+
+    labels = [0, 0, 1, 2, 2]
+    images = [jpeg(40 * i) for i in range(5)]
+    write_face_set(tmp_path / "train.rec", images, labels, image_size=(8, 8))
+    records = recordio(tmp_path)
+    pack(records, tmp_path / "p", shard_bytes=1)  # an image per shard
+    assert_equal(packed(tmp_path / "p"), records, np.array([4, 0, 2, 2]))
+    assert len(list((tmp_path / "p").glob("images-*"))) == 5
+
+
+def test_packing_killed_at_any_moment_goes_on_to_the_same_files(tmp_path):
+    pack(source(), tmp_path / "whole", shard_bytes=SHARD)
+    program = (
+        "import pathlib, sys; from tests.data.test_packed import *;"
+        "pack(source(delay=0.01), sys.argv[1], shard_bytes=SHARD)"
+    )
+    folder = tmp_path / "broken"
+    for wanted in (1, 3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(folder)], cwd=ROOT, env=os.environ
+        )
+        lines = folder / "shards.jsonl"
+        until = time.monotonic() + 240
+        while time.monotonic() < until:
+            if lines.exists() and lines.read_text().count("\n") > wanted:
+                break
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with pytest.raises(ValueError, match=f"{folder} must hold a whole.*begun"):
+            packed(folder)
+    with open(folder / "shards.jsonl", "ab") as file:
+        file.write(b'{"file": "ima')  # a line that was being written
+    (folder / "images-00000.npy").write_bytes(b"short")
+    written = []
+    pack(source(), folder, shard_bytes=SHARD, say=written.append)
+    assert 1 <= len(written) < 5 and "images-00000" in written[0]
+    for name in folder.glob("*.tmp"):
+        raise AssertionError(name)
+    assert contents(folder) == contents(tmp_path / "whole")
+
+
+def test_a_finished_set_is_not_written_again(tmp_path):
+    pack(source(), tmp_path, shard_bytes=SHARD)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+
+    def read(rows):
+        raise AssertionError(rows)
+
+    pack(source()._replace(read=read), tmp_path, shard_bytes=SHARD)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_another_set_is_not_mixed_in(tmp_path, is_finished):
+    pack(source(), tmp_path, shard_bytes=SHARD)
+    if not is_finished:
+        index = json.loads((tmp_path / "index.json").read_text())
+        del index["files"]
+        (tmp_path / "shards.jsonl").write_text(json.dumps(index) + "\n")
+        (tmp_path / "index.json").unlink()
+    with pytest.raises(ValueError, match="must be of this source and shard size"):
+        pack(source(48), tmp_path, shard_bytes=SHARD)
+    relabelled = source()._replace(cameras=None)
+    with pytest.raises(ValueError, match="source"):
+        pack(relabelled, tmp_path, shard_bytes=SHARD)
+
+
+@pytest.mark.parametrize("name", ["images-00001.npy", "labels.npy", "names.json"])
+def test_a_flipped_bit_is_found_and_named(tmp_path, name):
+    pack(source(), tmp_path, shard_bytes=SHARD)
+    path = tmp_path / name
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=f"another for {path}: copy"):
+        verify(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 128, 500])
+def test_a_truncated_shard_is_named_on_opening(tmp_path, size):
+    pack(source(), tmp_path, shard_bytes=SHARD)
+    path = tmp_path / "images-00003.npy"
+    os.truncate(path, size)
+    with pytest.raises(ValueError, match=f"{path} must have 1028 bytes, got {size}"):
+        packed(tmp_path)
+    path.unlink()
+    with pytest.raises(ValueError, match=f"{path} must have 1028 bytes, got no file"):
+        packed(tmp_path)
+
+
+def test_a_folder_without_a_set_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must hold a whole packed set.*not there"):
+        packed(tmp_path)
+
+
+def test_an_image_that_cannot_be_read_stops_the_packing_with_its_name(tmp_path):
+    def read(rows):
+        if 33 in rows:
+            raise ValueError("33.png must be a whole image")
+        return source().read(rows)
+
+    broken = source()._replace(read=read)
+    with pytest.raises(ValueError, match="33.png"):
+        pack(broken, tmp_path, shard_bytes=SHARD)
+    pack(source(), tmp_path, shard_bytes=SHARD)  # once it is mended
+    assert verify(tmp_path) == 11

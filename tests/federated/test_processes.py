@@ -1,0 +1,156 @@
+"""Several real processes with gloo: same numbers, any number of them, and a kill."""
+
+import os
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax import processes
+from fedfr_jax.commands import launch
+from fedfr_jax.federated.store import Store
+from tests.federated import process_worker, toys
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    before = os.getcwd()
+    os.chdir(ROOT)
+    yield
+    os.chdir(before)
+
+
+def start(workdir, *flags, count, names="fedavg,fedfr"):
+    """Run the worker as `count` processes to their end."""
+    command = [sys.executable, "-m", "tests.federated.process_worker", *flags]
+    command += [f"--workdir={workdir}", f"--algorithms={names}"]
+    coordinator = f"localhost:{launch.free_port()}"
+    launch.launch(command, range(count), total=count, coordinator=coordinator)
+
+
+def assert_same(folder, expected):
+    ends, rows = process_worker.result(folder)
+    wanted_ends, wanted_rows = process_worker.result(expected)
+    for got, wanted in zip(ends, wanted_ends, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    assert len(rows) == len(wanted_rows) == process_worker.ROUNDS
+    for got, wanted in zip(rows, wanted_rows, strict=True):
+        got.pop("padded_over_useful"), wanted.pop("padded_over_useful")
+        assert got == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted runs of a single process, this one."""
+    folder = tmp_path_factory.mktemp("whole")
+    for name in process_worker.TOYS:
+        process_worker.run(name, folder / name, process_worker.ROUNDS)
+    return folder
+
+
+def test_two_processes_then_one_then_two_give_the_run_of_one(tmp_path, whole):
+    start(tmp_path, "--devices=2", "--stop=2", count=2)
+    for name in process_worker.TOYS:
+        process_worker.run(name, tmp_path / name, 3)  # in this process, on 8 devices
+    start(tmp_path, "--devices=1", count=2)
+    for name in process_worker.TOYS:
+        assert_same(tmp_path / name, whole / name)
+
+
+@pytest.mark.slow
+def test_one_process_then_four_then_two_give_the_run_of_one(tmp_path, whole):
+    for name in process_worker.TOYS:
+        process_worker.run(name, tmp_path / name, 1)
+    start(tmp_path, "--devices=1", "--stop=4", count=4)
+    start(tmp_path, "--devices=2", count=2)
+    for name in process_worker.TOYS:
+        assert_same(tmp_path / name, whole / name)
+
+
+def test_a_killed_process_stops_the_others_and_the_run_goes_on(tmp_path, whole):
+    flags = ["--devices=1", "--kill=2"]
+    message = (
+        "process 1 of 2 ended with signal 9; the others were stopped. Start the same "
+        r"command again to go on from checkpoint \d of fedavg."
+    )
+    with pytest.raises(ChildProcessError, match=message):
+        start(tmp_path, *flags, count=2, names="fedavg")
+    assert not (tmp_path / "fedavg" / "result.npz").exists()
+    start(tmp_path, *flags, count=2, names="fedavg")
+    assert_same(tmp_path / "fedavg", whole / "fedavg")
+
+
+def test_a_failing_process_is_shown_and_named(capfd):
+    says = "import sys; sys.exit(print('a mistake') or 2 * (sys.argv[-1][-1] == '1'))"
+    with pytest.raises(ChildProcessError, match="process 1 of 2 ended with code 2; "):
+        command = [sys.executable, "-c", says]
+        launch.launch(command, range(2), total=2, coordinator="localhost:1")
+    assert "[1] a mistake" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "must be given a command"),
+        (["--processes=0", "train"], "processes must be at least 1"),
+        (["--hosts=2", "--host=2", "train"], "host less than hosts"),
+        (["--hosts=2", "train"], "coordinator must be HOST:PORT"),
+        (["--nosuch=1", "train"], "nosuch"),
+    ],
+)
+def test_launch_refuses_what_it_cannot_start(words, message):
+    with pytest.raises(ValueError, match=message):
+        launch.main(words)
+
+
+def test_join_wants_all_places_or_none():
+    with pytest.raises(ValueError, match="must be given together"):
+        processes.join("localhost:1", 2)
+    with pytest.raises(ValueError, match=r"process_id must lie in \[0, 1\], got 2"):
+        processes.join("localhost:1", 2, 2)
+
+
+def test_processes_share_a_store_whose_stamps_one_writes(tmp_path):
+    """Each writes its clients, reads the others', and all agree on the places."""
+    template = {"x": np.zeros(2, np.float32)}
+    rows = lambda *x: {"x": np.repeat(np.float32(x)[:, None], 2, axis=1)}
+    sharers = [Store(template, 6, tmp_path, sharer=i) for i in range(3)]
+    for round in range(4):
+        ids = np.roll(np.arange(6), round).reshape(3, 2)  # clients move
+        for i, store in enumerate(sharers[:: 1 - 2 * (round % 2)]):
+            others = np.delete(ids, i, axis=0).reshape(-1)
+            store.scatter(ids[i], rows(*(100 * round + ids[i])), round, others=others)
+        for store in sharers:
+            store.settle()
+        for store in sharers:
+            tree, is_new = store.gather(np.arange(6))
+            np.testing.assert_array_equal(tree["x"][:, 0], 100 * round + np.arange(6))
+            assert not is_new.any()
+        for store in sharers:
+            store.flush(round + 1)
+    alone = Store(template, 6, tmp_path, resume_round=3, protected=(2,))
+    np.testing.assert_array_equal(
+        alone.gather(np.arange(6))[0]["x"][:, 0], 200 + np.arange(6)
+    )
+
+
+def test_a_shared_store_needs_a_folder():
+    with pytest.raises(ValueError, match="a folder that all processes see"):
+        Store({"x": np.zeros(2)}, 3, sharer=0)
+
+
+def test_a_single_process_has_all_shards_and_no_barrier():
+    mesh = meshes.make_mesh(4)
+    assert meshes.own_shards(mesh, 8).tolist() == list(range(8))
+    meshes.barrier("nobody else")
+    values = np.arange(8.0).reshape(8, 1)
+    there = meshes.put_own(values, mesh, 8)
+    assert len(there.sharding.device_set) == 4
+    np.testing.assert_array_equal(meshes.fetch_own(there), values)
+    assert len(toys.SIZES) == 5

@@ -1,0 +1,216 @@
+"""A streamed table gives what the table on the device gives, piece by piece."""
+
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedfr_jax.data.augment import decode
+from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.features import build_embed
+from fedfr_jax.federated.layout import fit, room_for
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.stream import ahead, on_own_devices, stream
+from fedfr_jax.mesh import make_mesh
+from tests.federated import toys
+
+ROUNDS = 2
+
+
+class Reader:
+    """Reads rows of an array and remembers which."""
+
+    def __init__(self, images):
+        self.images, self.seen = images, []
+
+    def __call__(self, rows):
+        self.seen.append(np.asarray(rows))
+        return self.images[rows]
+
+
+def build(name, mesh=(1, 1), *, streamed=None, reader=None, lanes=1, **options):
+    algorithm, variables = toys.TOYS[name]()
+    table, population = toys.problem()
+    if streamed is not None:
+        table = stream(reader or Reader(table.images), table.labels, **streamed)
+    sim = simulation(
+        algorithm,
+        toys.feed(),
+        table,
+        population,
+        mesh=make_mesh(*mesh),
+        local_epochs=(3, 2),
+        lanes=lanes,
+        seed=7,
+        **{"cohort_size": 4, **options},
+    )
+    return sim, start(sim, variables)
+
+
+def run(sim, server, rounds=ROUNDS):
+    store, outcomes = open_store(sim, server), []
+    for r in range(rounds):
+        server, outcome = play(sim, server, store, r)
+        outcomes.append(outcome)
+    metrics = [(o.ids, o.metrics, o.num_extra) for o in outcomes]
+    return jax.device_get(server), store.gather(np.arange(5)), metrics
+
+
+def assert_same(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+@pytest.mark.parametrize("name", toys.TOYS)
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("mesh", [(1, 1), (2, 1), (2, 2)], ids=str)
+def test_a_streamed_round_equals_the_round_on_the_device(name, mesh, lanes):
+    """Segments of one wave, uneven clients, hard negatives: the same bits."""
+    expected = run(*build(name, mesh, lanes=lanes))
+    actual = run(*build(name, mesh, lanes=lanes, streamed={"waves": 1}))
+    assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("name", toys.TOYS)
+@pytest.mark.parametrize("waves", [0, 2])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_canonical_reduction_streams(name, devices, waves):
+    options = {"reduction": "canonical", "shards": 3, "cohort_size": 5}
+    expected = run(*build(name, (devices, 1), **options))
+    actual = run(*build(name, (devices, 1), streamed={"waves": waves}, **options))
+    assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("waves", [2, 3])
+def test_the_length_of_segments_changes_nothing(waves):
+    expected = run(*build("fedfr", cohort_size=5))
+    actual = run(*build("fedfr", cohort_size=5, streamed={"waves": waves}))
+    assert_same(actual, expected)
+
+
+def test_only_rows_of_the_cohort_are_read():
+    table, population = toys.problem()
+    reader = Reader(table.images)
+    sim, server = build("fedavg", streamed={"waves": 1}, reader=reader, cohort_size=2)
+    reader.seen.clear()
+    _, _, ((ids, _, _),) = run(sim, server, rounds=1)
+    offsets = population.offsets
+    own = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in ids])
+    np.testing.assert_array_equal(np.sort(np.concatenate(reader.seen)), own)
+
+
+def test_segments_compile_once_whatever_the_cohort_and_its_hard_negatives():
+    sim, server = build("fedfr", streamed={"waves": 1}, cohort_size=3)
+    room = room_for(toys.NUM_PUBLIC, 0, int(toys.SIZES.max()))
+    assert room < toys.NUM_PUBLIC  # without a limit the room follows the round
+    store, counts, rooms = open_store(sim, server), [], set()
+    for r in range(4):
+        server, outcome = play(sim, server, store, r)
+        most = int(outcome.num_extra.max())
+        rooms.add(room_for(toys.NUM_PUBLIC, most, int(toys.SIZES.max())))
+        counts.append((tuple(outcome.ids), sim.segments.run._cache_size()))
+    assert len({ids for ids, _ in counts}) > 1
+    assert counts[-1][1] == len(rooms)
+    sim, server = build("fedavg", streamed={"waves": 1}, cohort_size=3)
+    run(sim, server, rounds=4)
+    assert sim.segments.run._cache_size() == 1
+
+
+def test_features_of_a_stream_are_read_in_blocks_of_its_memory():
+    table, _ = toys.problem()
+    reader, mesh = Reader(table.images), make_mesh(2)
+    model = toys.linear_model()
+    embed = lambda variables, x: model.apply(variables, x, False)[0]
+    variables = model.init(jax.random.key(0))
+    rows = np.random.default_rng(0).permutation(len(table.labels))[:37]
+    features = build_embed(embed, toys.feed(), mesh)
+    place = lambda x: jax.device_put(x, NamedSharding(mesh, P()))
+    expected = features(variables, place(table), rows.astype(np.int32))
+    streamed = stream(reader, table.labels, memory=4 * 2 * 2 * 68)
+    actual = features(variables, streamed, rows)
+    np.testing.assert_array_equal(actual[:37], expected[:37])
+    assert {len(seen) for seen in reader.seen[1:]} == {8}
+
+
+def test_segments_fit_the_memory_and_never_fall_below_a_wave():
+    table = stream(Reader(np.zeros((2, 10, 10, 1), np.uint8)), np.zeros(2))
+    most_rows = np.cumsum([50, 30, 10, 5, 5])
+    of = lambda memory, waves=0: fit(
+        table._replace(memory=memory, waves=waves), most_rows, lanes=2, waves=5, room=1
+    )
+    assert of(1) == (5, 1, 50 + 30 + 2)
+    assert of(2 * 104 * (95 + 4)) == (3, 2, 95 + 4)
+    assert of(10**9) == (1, 5, 100 + 10)
+    assert of(10**9, waves=4) == (2, 3, 100 + 6)
+
+
+def test_room_for_added_examples_is_their_limit_or_a_power_of_two():
+    assert room_for(0, 0, 10) == 0
+    assert room_for(10, 3, 10) == 10
+    assert [room_for(100, most, 10) for most in (0, 1, 3, 64, 65)] == [1, 1, 4, 64, 100]
+
+
+def test_the_next_piece_is_loaded_while_the_one_before_is_used():
+    events = []
+
+    def load(i):
+        events.append(("load", i, threading.get_ident()))
+        return i
+
+    for i in ahead(load, 3):
+        time.sleep(0.05)
+        events.append(("use", i, threading.get_ident()))
+    names = [event[:2] for event in events]
+    assert names.index(("load", 1)) < names.index(("use", 0))
+    assert names.index(("load", 2)) > names.index(("use", 0))
+    assert {event[2] for event in events if event[0] == "load"}.isdisjoint(
+        event[2] for event in events if event[0] == "use"
+    )
+
+
+def test_an_error_of_the_reader_ends_the_round():
+    def broken(rows):
+        if len(rows) > 1:
+            raise ValueError("shard 3 is gone")
+        return np.zeros((1, 4, 4, 1), np.float32)
+
+    sim, server = build("fedavg", streamed={}, reader=broken)
+    with pytest.raises(ValueError, match="shard 3 is gone"):
+        run(sim, server)
+
+
+def test_every_device_has_its_own_part():
+    mesh = make_mesh(2, 2)
+    asked = []
+
+    def make(a):
+        asked.append(a)
+        return {"x": np.full((3, 2), a)}
+
+    array = on_own_devices(mesh, make)["x"]
+    np.testing.assert_array_equal(array, np.repeat([0, 1], 3)[:, None] * [1, 1])
+    assert asked == [0, 1]
+    assert array.addressable_shards[0].data.shape == (3, 2)
+
+
+@pytest.mark.parametrize("wrong", [{"memory": 0}, {"waves": -1}])
+def test_bad_settings_are_refused(wrong):
+    with pytest.raises(ValueError, match="memory must be at least 1 and its waves"):
+        stream(Reader(np.zeros((1, 2, 2, 1), np.uint8)), np.zeros(1), **wrong)
+
+
+def test_bytes_are_decoded_on_the_device():
+    images = np.random.default_rng(0).integers(256, size=(9, 4, 4, 1), dtype=np.uint8)
+    reader = Reader(images)
+    algorithm, variables = toys.fedavg_toy()
+    labels = np.arange(9, dtype=np.int32) % 3
+    clients = Population(np.array([0, 4, 9]), np.full(2, 3, np.int32))
+    ends = []
+    for table in (stream(reader, labels, waves=1), toys.Table(images, labels)):
+        feed = Feed(4, decode, flip=0.5)
+        sim = simulation(algorithm, feed, table, clients, mesh=make_mesh(1))
+        ends.append(run(sim, start(sim, variables), rounds=1)[0])
+    assert_same(*ends)
