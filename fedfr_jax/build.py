@@ -18,6 +18,7 @@ from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import by_identity, format_report, ms1m, report
 from fedfr_jax.data.sources import SOURCES, names_from
 from fedfr_jax.data.sources import inspect as inspect_source
+from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs import dry_run as dry
@@ -29,6 +30,13 @@ from fedfr_jax.runs.settings import (
     check_pretraining,
 )
 from fedfr_jax.runs.sinks import write_summary
+from fedfr_jax.tasks.classical import (
+    ARGUMENTS,
+    CHOICES,
+    CLUSTERED,
+    FIXED,
+    classical_faces,
+)
 from fedfr_jax.tasks.methods import FaceMethod, federated_faces
 from fedfr_jax.tasks.recognition import Judge, recognition
 from fedfr_jax.types import Model, Source
@@ -127,7 +135,9 @@ def build_method(
 ) -> FaceMethod | Pretraining:
     """A row of the result: `kind` federated (the default), or central on all images.
 
-    A central row takes the keys of `pretrain` that it does not set itself.
+    A federated row is FedFR with its terms as options, or another `algorithm` with the
+    options of its factory. A central row takes the keys of `pretrain` that it does not
+    set itself.
     """
     section, options = f"methods.{name}", dict(options)
     kind = options.pop("kind", "federated")
@@ -137,14 +147,62 @@ def build_method(
         raise ValueError(
             f"config.{section}.kind must be federated or central, got {kind!r}."
         )
-    return call(
-        section,
-        federated_faces,
-        options,
-        model,
-        num_classes=int(partition.num_classes.max()),
-        num_clients=len(partition.num_classes),
+    counts = {
+        "num_classes": int(partition.num_classes.max()),
+        "num_clients": len(partition.num_classes),
+    }
+    algorithm = options.pop("algorithm", "fedfr")
+    if algorithm == "fedfr":
+        return call(section, federated_faces, options, model, **counts)
+    own = algorithm_options(section, algorithm, options)
+    make = lambda factory, given, arguments, fixed: call(
+        section, factory, given, *arguments, **fixed
     )
+    rest = {k: v for k, v in options.items() if k not in own}
+    settings = {"options": own, **counts}
+    return call(section, classical_faces, rest, model, algorithm, make, **settings)
+
+
+def algorithm_options(section: str, name: str, options: Mapping) -> dict:
+    """Those of `options` that are the algorithm's own, functions chosen by name.
+
+    Raises:
+      ValueError: for an unknown algorithm, or a key that neither it nor the local
+        training has.
+    """
+    if name not in ARGUMENTS:
+        known = sorted([*ARGUMENTS, "fedfr"])
+        raise ValueError(
+            f"config.{section}.algorithm must be one of {known}, got {name!r}."
+        )
+    keyword = lambda function: {
+        name: parameter
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind == parameter.KEYWORD_ONLY
+    }
+    own = keyword(ALGORITHMS[name]).keys() - FIXED.get(name, {}).keys()
+    common = keyword(classical_faces).keys() - {"options", "num_classes", "num_clients"}
+    if name not in CLUSTERED:
+        common -= {"groups", "spread"}
+    for key in options:
+        if key not in own | common:
+            raise ValueError(
+                f"config.{section} must have keys of {sorted(own | common)}, "
+                f"got {key!r}."
+            )
+    return {
+        key: choose_function(f"{section}.{key}", key, value)
+        for key, value in options.items()
+        if key in own
+    }
+
+
+def choose_function(section: str, key: str, value: Any) -> Any:
+    """An option that is a function: its name, or a mapping with settings."""
+    if key not in CHOICES or value is None:
+        return value
+    settings = value if isinstance(value, Mapping) else {"name": value}
+    return choose(section, CHOICES[key], settings)
 
 
 def build(config: ml_collections.ConfigDict) -> Experiment:

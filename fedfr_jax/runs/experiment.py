@@ -187,7 +187,7 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
 
     def evaluate(server, store):
         del store
-        metrics = judge.generic(embed, server.backbone).metrics
+        metrics = judge.generic(embed, method.generic(server)).metrics
         return {f"generic/{k}": v for k, v in metrics.items()}
 
     rounds, last = federation.rounds, method.last_round
@@ -224,7 +224,7 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
         return method.algorithm.personalize(server, row)
 
     return Stage(
-        judge.generic(embed, server.backbone),
+        judge.generic(embed, method.generic(server)),
         judge.personalised(method.embed, variables_of),
     )
 
