@@ -84,7 +84,8 @@ def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = rich
     """Judge a run's last checkpoints again; returns and writes evaluation.json.
 
     Raises:
-      ValueError: when a stage has not been trained to its end.
+      ValueError: when a stage has not been trained to its end, or its last checkpoint
+        cannot be read; nothing is trained and nothing deleted.
     """
     workdir = pathlib.Path(workdir)
     ends = {"pretrained": experiment.pretraining.epochs}
@@ -93,12 +94,7 @@ def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = rich
         name: end_of(method, rounds) for name, method in experiment.methods.items()
     }
     for name, end in ends.items():
-        folder = workdir / name / "checkpoints"
-        done = Checkpointer(folder).latest() if folder.exists() else None
-        if done != end:
-            raise ValueError(
-                f"{folder} must hold checkpoint {end}, got {done}: train it first."
-            )
+        check_end(workdir / name / "checkpoints", end)
     variables = start_of(experiment, workdir)
     stages = {"pretrained": judge_single(experiment, variables)}
     for name, method in experiment.methods.items():
@@ -107,6 +103,24 @@ def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = rich
     write_summary(workdir / "evaluation.json", result)
     say(tables.result_table(result))
     return result
+
+
+def check_end(folder: pathlib.Path, end: int) -> None:
+    """Raise ValueError unless checkpoint `end` is the newest in `folder` and whole."""
+    done = None
+    if folder.exists():
+        with contextlib.closing(Checkpointer(folder)) as checkpointer:
+            done = checkpointer.latest()
+            why = checkpointer.why_unreadable(end) if done == end else None
+    if done != end:
+        raise ValueError(
+            f"{folder} must hold checkpoint {end}, got {done}: train it first."
+        )
+    if why:
+        raise ValueError(
+            f"checkpoint {end} in {folder} must be readable to be evaluated, got "
+            f"{why!r}: `fedfr train` goes on from the one before."
+        )
 
 
 def numbers(stages: Mapping[str, Stage]) -> dict:
