@@ -116,5 +116,6 @@ def test_there_is_one_loop_over_rounds():
 
 
 def test_nothing_of_a_workplace_is_in_the_tree():
-    for path in [*FILES, *ROOT.glob("*.md"), *ROOT.glob("configs/**/*.py")]:
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    for path in [*FILES, *texts, *ROOT.glob("configs/**/*.py")]:
         assert not re.search(r"/(work|root|tmp)/", path.read_text()), path
