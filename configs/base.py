@@ -1,5 +1,7 @@
 """What every face experiment shares; an experiment's file overrides it."""
 
+import os
+
 from ml_collections import ConfigDict
 
 FEDAVG = {"public": False, "contrastive_weight": 0.0, "branch": None}
@@ -18,6 +20,44 @@ def get_config():
     config.evaluation = ConfigDict()
     config.methods = ConfigDict({"fedavg": FEDAVG, "fedfr": FEDFR})
     return config
+
+
+def data_dir(name):
+    """Folder or file `name` under $FEDFR_DATA."""
+    return f"{os.environ.get('FEDFR_DATA', '../shared/data')}/{name}"
+
+
+def small_network():
+    """SphereFace of three blocks, for images of 28 to 48 pixels."""
+    return {
+        "name": "sphereface",
+        "blocks": (1, 1, 1),
+        "widths": (32, 64, 128),
+        "embedding_dim": 128,
+    }
+
+
+def short_pretraining(epochs, **others):
+    """Adam, which small sets need fewer epochs with."""
+    return {"epochs": epochs, "optimizer": "adam", "learning_rate": 2e-3, **others}
+
+
+def short_rounds(rounds, **others):
+    """Rounds of few local epochs, each judged."""
+    return {
+        "rounds": rounds,
+        "local_epochs": (4, 4, 3),
+        "batch_size": 32,
+        "evaluate_every": 1,
+        **others,
+    }
+
+
+def small_methods():
+    """FedAvg and FedFR with the rates and hard negatives of small sets."""
+    rate = {"learning_rate": 1e-3, "decay_epochs": (3, 3, 2)}
+    negatives = {"threshold": 0.5, "max_hard_negatives": 120}
+    return {"fedavg": {**FEDAVG, **rate}, "fedfr": {**FEDFR, **rate, **negatives}}
 
 
 def table_rows(adapt, **common):

@@ -1,16 +1,10 @@
-"""From a config to the objects of a run.
+"""From a config to the objects of a run; `schema` says what a section may hold."""
 
-Every section of a config is the keyword arguments of one function, so the function's
-signature is the schema: a key that it does not know is an error that lists those it
-knows.
-"""
-
-import difflib
 import inspect
 import json
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
@@ -20,6 +14,7 @@ from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import by_identity, format_report, ms1m, report
 from fedfr_jax.data.sources import SOURCES, names_from, pack, verify
 from fedfr_jax.data.sources import inspect as inspect_source
+from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.stream import fits
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
@@ -32,6 +27,14 @@ from fedfr_jax.runs.settings import (
     check_pretraining,
 )
 from fedfr_jax.runs.sinks import write_summary
+from fedfr_jax.schema import call, choose
+from fedfr_jax.tasks.classical import (
+    ARGUMENTS,
+    CHOICES,
+    CLUSTERED,
+    FIXED,
+    classical_faces,
+)
 from fedfr_jax.tasks.methods import FaceMethod, federated_faces
 from fedfr_jax.tasks.recognition import Judge, recognition
 from fedfr_jax.types import Model, Source
@@ -54,45 +57,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, ml_collections.ConfigDict | Mapping):
         return {k: plain(v) for k, v in value.items()}
     return value
-
-
-def call(section: str, function: Callable, settings: Mapping, *args, **fixed):
-    """`function(*args, **fixed, **settings)`, its signature being the schema.
-
-    Raises:
-      ValueError: for a key that is not the function's (with those that are), one that
-        is missing, or a value of another kind than the default.
-    """
-    parameters = inspect.signature(function).parameters
-    known = [name for name in list(parameters)[len(args) :] if name not in fixed]
-    for name, value in settings.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(
-                f"config.{section} must have keys of {sorted(known)}, "
-                f"got {name!r}{hint}."
-            )
-        is_number = isinstance(parameters[name].default, int | float)
-        if is_number and isinstance(value, str):
-            raise ValueError(
-                f"config.{section}.{name} must be a number, got {value!r}."
-            )
-    for name in known:
-        if parameters[name].default is inspect.Parameter.empty and name not in settings:
-            raise ValueError(f"config.{section} must have the key {name}, got none.")
-    return function(*args, **fixed, **settings)
-
-
-def choose(section: str, family: Mapping[str, Callable], settings: Mapping, *args):
-    """Build the member of `family` that `settings["name"]` names."""
-    settings = dict(settings)
-    name = settings.pop("name", None)
-    if name not in family:
-        raise ValueError(
-            f"config.{section}.name must be one of {sorted(family)}, got {name!r}."
-        )
-    return call(section, family[name], settings, *args)
 
 
 def split(settings: Mapping, source: Source) -> Partition:
@@ -149,7 +113,9 @@ def build_method(
 ) -> FaceMethod | Pretraining:
     """A row of the result: `kind` federated (the default), or central on all images.
 
-    A central row takes the keys of `pretrain` that it does not set itself.
+    A federated row is FedFR with its terms as options, or another `algorithm` with the
+    options of its factory. A central row takes the keys of `pretrain` that it does not
+    set itself.
     """
     section, options = f"methods.{name}", dict(options)
     kind = options.pop("kind", "federated")
@@ -159,14 +125,62 @@ def build_method(
         raise ValueError(
             f"config.{section}.kind must be federated or central, got {kind!r}."
         )
-    return call(
-        section,
-        federated_faces,
-        options,
-        model,
-        num_classes=int(partition.num_classes.max()),
-        num_clients=len(partition.num_classes),
+    counts = {
+        "num_classes": int(partition.num_classes.max()),
+        "num_clients": len(partition.num_classes),
+    }
+    algorithm = options.pop("algorithm", "fedfr")
+    if algorithm == "fedfr":
+        return call(section, federated_faces, options, model, **counts)
+    own = algorithm_options(section, algorithm, options)
+    make = lambda factory, given, arguments, fixed: call(
+        section, factory, given, *arguments, **fixed
     )
+    rest = {k: v for k, v in options.items() if k not in own}
+    settings = {"options": own, **counts}
+    return call(section, classical_faces, rest, model, algorithm, make, **settings)
+
+
+def algorithm_options(section: str, name: str, options: Mapping) -> dict:
+    """Those of `options` that are the algorithm's own, functions chosen by name.
+
+    Raises:
+      ValueError: for an unknown algorithm, or a key that neither it nor the local
+        training has.
+    """
+    if name not in ARGUMENTS:
+        known = sorted([*ARGUMENTS, "fedfr"])
+        raise ValueError(
+            f"config.{section}.algorithm must be one of {known}, got {name!r}."
+        )
+    keyword = lambda function: {
+        name: parameter
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind == parameter.KEYWORD_ONLY
+    }
+    own = keyword(ALGORITHMS[name]).keys() - FIXED.get(name, {}).keys()
+    common = keyword(classical_faces).keys() - {"options", "num_classes", "num_clients"}
+    if name not in CLUSTERED:
+        common -= {"groups", "spread"}
+    for key in options:
+        if key not in own | common:
+            raise ValueError(
+                f"config.{section} must have keys of {sorted(own | common)}, "
+                f"got {key!r}."
+            )
+    return {
+        key: choose_function(f"{section}.{key}", key, value)
+        for key, value in options.items()
+        if key in own
+    }
+
+
+def choose_function(section: str, key: str, value: Any) -> Any:
+    """An option that is a function: its name, or a mapping with settings."""
+    if key not in CHOICES or value is None:
+        return value
+    settings = value if isinstance(value, Mapping) else {"name": value}
+    return choose(section, CHOICES[key], settings)
 
 
 def streams(

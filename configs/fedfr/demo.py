@@ -25,22 +25,8 @@ def get_config():
         "num_global_ids": 200,
         "num_unseen_ids": 60,
     }
-    config.model = {
-        "name": "sphereface",
-        "blocks": (1, 1, 1),
-        "widths": (32, 64, 128),
-        "embedding_dim": 128,
-    }
-    config.pretrain = {"epochs": 6, "optimizer": "adam", "learning_rate": 2e-3}
-    config.federation = {
-        "rounds": 6,
-        "local_epochs": (4, 4, 3),
-        "batch_size": 32,
-        "evaluate_every": 1,
-    }
-    for name in ("fedavg", "fedfr"):
-        config.methods[name].learning_rate = 1e-3
-        config.methods[name].decay_epochs = (3, 3, 2)
-    config.methods.fedfr.threshold = 0.5
-    config.methods.fedfr.max_hard_negatives = 120
+    config.model = base.small_network()
+    config.pretrain = base.short_pretraining(6)
+    config.federation = base.short_rounds(6)
+    config.methods = base.small_methods()
     return config.lock()

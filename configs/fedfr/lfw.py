@@ -6,18 +6,15 @@ fedfr train --config=configs/fedfr/lfw.py --workdir=runs/lfw
 clients: pretrained 0.140, FedAvg 0.161, FedFR 0.208 (2026-11-20, seed 0, jax 0.10.2).
 """
 
-import os
-
 from configs import base
 
 
 def get_config():
     """400 people pretrain, 80 federate on 10 clients, 120 are seen by nobody."""
     config = base.get_config()
-    folder = os.environ.get("FEDFR_DATA", "../shared/data")
     config.data = {
         "name": "lfw",
-        "data_dir": f"{folder}/lfw_devtrain",
+        "data_dir": base.data_dir("lfw_devtrain"),
         "image_size": 48,
     }
     config.partition = {
@@ -29,22 +26,8 @@ def get_config():
         "global_min_images": 3,
         "max_images": 30,
     }
-    config.model = {
-        "name": "sphereface",
-        "blocks": (1, 1, 1),
-        "widths": (32, 64, 128),
-        "embedding_dim": 128,
-    }
-    config.pretrain = {"epochs": 15, "optimizer": "adam", "learning_rate": 2e-3}
-    config.federation = {
-        "rounds": 5,
-        "local_epochs": (4, 4, 3),
-        "batch_size": 32,
-        "evaluate_every": 1,
-    }
-    for name in ("fedavg", "fedfr"):
-        config.methods[name].learning_rate = 1e-3
-        config.methods[name].decay_epochs = (3, 3, 2)
-    config.methods.fedfr.threshold = 0.5
-    config.methods.fedfr.max_hard_negatives = 120
+    config.model = base.small_network()
+    config.pretrain = base.short_pretraining(15)
+    config.federation = base.short_rounds(5)
+    config.methods = base.small_methods()
     return config.lock()

@@ -10,8 +10,6 @@ the set (IJB-C is not there), and the pretraining schedule is the one that its c
 suggests, at 256 images a step.
 """
 
-import os
-
 from configs import base
 
 
@@ -19,10 +17,9 @@ def get_config():
     """6,000 people pretrain, 4,000 federate, 500 are seen by nobody."""
     config = base.get_config()
     config.seed = 100
-    folder = os.environ.get("FEDFR_DATA", "../shared/data")
     config.data = {
         "name": "recordio",
-        "path": f"{folder}/faces_emore/train.rec",
+        "path": base.data_dir("faces_emore/train.rec"),
         "image_size": 112,
     }
     config.partition = {"name": "ms1m", "num_unseen_ids": 500}

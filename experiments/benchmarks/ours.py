@@ -18,9 +18,9 @@ from fedfr_jax.tasks.face_loss import masked_mean
 from fedfr_jax.tasks.methods import federated_faces
 
 
-def classifier(work):
-    """(algorithm, variables, logits, Feed) of FedAvg on images with a linear head."""
-    model = MODELS[work.model](work.image_shape)
+def classification(work, model=None):
+    """(loss of `local_sgd`, variables, logits) of a backbone with a linear head."""
+    model = model or MODELS[work.model](work.image_shape)
     backbone = model.init(jax.random.key(0))
     shape = (model.embedding_dim, work.num_classes)
     kernel = xavier_uniform()(jax.random.key(1), shape)
@@ -41,8 +41,14 @@ def classifier(work):
         losses = -jnp.take_along_axis(logs, batch.labels[:, None], 1)[:, 0]
         return masked_mean(losses, batch.is_valid), (stats, {})
 
-    algorithm = fedavg(local_sgd(loss, sgd(), step_decay(work.rate)))
     variables = {"params": params, "batch_stats": backbone["batch_stats"]}
+    return loss, variables, logits
+
+
+def classifier(work, model=None):
+    """(algorithm, variables, logits, Feed) of FedAvg on images with a linear head."""
+    loss, variables, logits = classification(work, model)
+    algorithm = fedavg(local_sgd(loss, sgd(), step_decay(work.rate)))
     return algorithm, variables, logits, Feed(work.batch_size, shuffle=False)
 
 
@@ -71,10 +77,15 @@ def faces(work):
     return method.algorithm, start, None, feed
 
 
-def build(work, data):
-    """(simulation, server, logits or None)."""
+def build(work, data, made=None, **options):
+    """(simulation, server, logits or None).
+
+    Args:
+      made: what `classifier` or `faces` gives; None for the workload's own.
+      options: of `simulation`, such as lanes.
+    """
     make = faces if work.model == "sphereface" else classifier
-    algorithm, variables, logits, feed = make(work)
+    algorithm, variables, logits, feed = made or make(work)
     num_rows = work.population * work.examples
     sim = simulation.simulation(
         algorithm,
@@ -86,9 +97,9 @@ def build(work, data):
             np.arange(work.population + 1) * work.examples,
             np.full(work.population, work.num_classes, np.int32),
         ),
-        mesh=make_mesh(),
         cohort_size=work.cohort,
         local_epochs=work.epochs,
+        **{"mesh": make_mesh(), **options},
     )
     return sim, simulation.start(sim, variables), logits
 

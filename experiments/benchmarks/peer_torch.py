@@ -6,12 +6,20 @@ from torch_models import accuracy, network, tensors, train
 
 
 def main():
-    args = workloads.arguments(__doc__)
+    args = workloads.arguments(
+        __doc__,
+        device={"default": "cpu", "help": "cpu or cuda"},
+        clients={"type": int, "default": 0, "help": "all in every round"},
+    )
     torch.set_num_threads(args.threads)
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as XLA does
     work = workloads.WORKLOADS[args.workload]
+    if args.clients:
+        work = workloads.everyone(work, args.clients)
     data = workloads.make_data(work)
-    images, labels = tensors(data.images, data.labels)
-    model = network(work)
+    on_device = lambda *arrays: [x.to(args.device) for x in tensors(*arrays)]
+    images, labels = on_device(data.images, data.labels)
+    model = network(work).to(args.device)
     server = {name: x.clone() for name, x in model.state_dict().items()}
     clock = workloads.Clock()
     for round in range(1 + args.rounds):
@@ -23,8 +31,10 @@ def main():
                 for name, x in model.state_dict().items():
                     total[name].add_(x, alpha=1 / work.cohort)
             server = total
+            if args.device == "cuda":
+                torch.cuda.synchronize()
     model.load_state_dict(server)
-    test = tensors(data.test_images, data.test_labels)
+    test = on_device(data.test_images, data.test_labels)
     workloads.report(torch.__version__, clock, accuracy=accuracy(model, *test))
 
 

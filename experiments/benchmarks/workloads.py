@@ -84,13 +84,24 @@ def cohort(work: Workload, round: int) -> np.ndarray:
     return random.choice(work.population, work.cohort, replace=False)
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """--workload, --rounds (timed, after one that is not), --threads."""
+def arguments(description: str, **more: dict) -> argparse.Namespace:
+    """--workload, --rounds (timed, after one that is not), --threads.
+
+    Args:
+      more: flags of one script, name -> keywords of `add_argument`.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    for name, settings in more.items():
+        parser.add_argument(f"--{name}", **settings)
     return parser.parse_args()
+
+
+def everyone(work: Workload, num_clients: int) -> Workload:
+    """The same work of `num_clients` clients, all of them in every round."""
+    return work._replace(population=num_clients, cohort=num_clients)
 
 
 def processes(run: str) -> list[int]:

@@ -82,6 +82,20 @@ class Checkpointer:
             )
         return None
 
+    def why_unreadable(self, step: int) -> str | None:
+        """What is wrong with checkpoint `step`, None when all of it can be read."""
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        try:
+            saved = self._manager.item_metadata(step).tree
+            shapes = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), saved
+            )
+            args = ocp.args.StandardRestore(shapes)
+            self._manager.restore(step, args=args)
+        except Exception as error:  # whatever Orbax makes of a damaged file
+            return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return None
+
     def close(self) -> None:
         """Release the manager's threads."""
         self._manager.close()

@@ -86,7 +86,8 @@ def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = rich
     """Judge a run's last checkpoints again; returns and writes evaluation.json.
 
     Raises:
-      ValueError: when a stage has not been trained to its end.
+      ValueError: when a stage has not been trained to its end, or its last checkpoint
+        cannot be read; nothing is trained and nothing deleted.
     """
     say = say if meshes.is_first() else _say_nothing
     workdir = pathlib.Path(workdir)
@@ -96,12 +97,7 @@ def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = rich
         name: end_of(method, rounds) for name, method in experiment.methods.items()
     }
     for name, end in ends.items():
-        folder = workdir / name / "checkpoints"
-        done = Checkpointer(folder).latest() if folder.exists() else None
-        if done != end:
-            raise ValueError(
-                f"{folder} must hold checkpoint {end}, got {done}: train it first."
-            )
+        check_end(workdir / name / "checkpoints", end)
     variables = start_of(experiment, workdir)
     stages = {"pretrained": judge_single(experiment, variables)}
     for name, method in experiment.methods.items():
@@ -114,6 +110,24 @@ def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = rich
 
 def _say_nothing(*args) -> None:
     del args
+
+
+def check_end(folder: pathlib.Path, end: int) -> None:
+    """Raise ValueError unless checkpoint `end` is the newest in `folder` and whole."""
+    done = None
+    if folder.exists():
+        with contextlib.closing(Checkpointer(folder)) as checkpointer:
+            done = checkpointer.latest()
+            why = checkpointer.why_unreadable(end) if done == end else None
+    if done != end:
+        raise ValueError(
+            f"{folder} must hold checkpoint {end}, got {done}: train it first."
+        )
+    if why:
+        raise ValueError(
+            f"checkpoint {end} in {folder} must be readable to be evaluated, got "
+            f"{why!r}: `fedfr train` goes on from the one before."
+        )
 
 
 def numbers(stages: Mapping[str, Stage]) -> dict:
@@ -194,7 +208,7 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
 
     def evaluate(server, store):
         del store
-        metrics = judge.generic(embed, server.backbone).metrics
+        metrics = judge.generic(embed, method.generic(server)).metrics
         return {f"generic/{k}": v for k, v in metrics.items()}
 
     rounds, last = federation.rounds, method.last_round
@@ -231,7 +245,7 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
         return method.algorithm.personalize(server, row)
 
     return Stage(
-        judge.generic(embed, server.backbone),
+        judge.generic(embed, method.generic(server)),
         judge.personalised(method.embed, variables_of),
     )
 

@@ -41,6 +41,7 @@ class FaceMethod(NamedTuple):
     embed: Callable  # (variables of `personalize`, images) -> [B, D]
     last_round: LastRound | None = None
     init_fc: bool = False  # hand `start` the public classes' mean features as phi
+    generic: Callable = lambda server: server.backbone  # -> the judged network
 
 
 def federated_faces(

@@ -1,14 +1,20 @@
-"""Small federated problems that several tests share."""
+"""Small federated problems that several tests share, and golden rounds of them."""
+
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
 from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.hard_negatives import prepare_features
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.face_loss import face_loss, init_local
 from fedfr_jax.types import Model
 
@@ -104,3 +110,85 @@ def fedfr_toy(**options):
 
 
 TOYS = {"fedavg": fedavg_toy, "fedfr": fedfr_toy}
+
+
+# --- Golden rounds, in float64
+
+MESHES = [(1, 1), (2, 2)]  # devices, lanes
+close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
+
+
+class Replay(NamedTuple):
+    """What the rounds left: the server after each, the last rows, the last metrics."""
+
+    servers: list
+    rows: object
+    metrics: dict
+
+
+def replay(algorithm, examples, variables, *, where=(1, 1), rows=None, rounds=1, tau=1):
+    """Play rounds in float64 with one full batch per step; client k takes tau[k]."""
+    images, labels = examples
+    sizes = [len(x) for x in images]
+    population = Population(
+        np.cumsum([0, *sizes]), np.full(len(sizes), 3, dtype=np.int32)
+    )
+    sim = simulation(
+        algorithm,
+        Feed(batch_size=max(sizes), shuffle=False),
+        Table(np.concatenate(images), np.concatenate(labels).astype(np.int32)),
+        population,
+        mesh=make_mesh(where[0]),
+        local_epochs=lambda round: np.asarray(tau),
+        lanes=where[1],
+    )
+    server = start(sim, variables)
+    store = open_store(sim, server)
+    ids = np.arange(len(sizes))
+    first = 0
+    if rows is not None:
+        store.scatter(ids, rows, first)
+        first = 1
+    servers = []
+    for r in range(first, first + rounds):
+        server, outcome = play(sim, server, store, r)
+        servers.append(jax.device_get(server))
+    return Replay(servers, store.gather(ids)[0], outcome.metrics)
+
+
+# --- Softmax regression: fl_rounds
+
+
+def loss_fn(variables, batch, key):
+    """Mean cross-entropy of a linear model over the valid examples."""
+    del key
+    params = variables["params"]
+    logits = batch.images @ params["W"] + params["b"][None]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+    count = jnp.maximum(batch.is_valid.sum(), 1).astype(losses.dtype)
+    loss = jnp.where(batch.is_valid, losses, 0).sum() / count
+    return loss, (variables["batch_stats"], {})
+
+
+RATE = lambda round, epoch: jnp.full((), 0.1)
+LOCAL = (loss_fn, sgd(), RATE)
+
+
+def unflat(w):
+    """Variables of flat parameters [..., 18]."""
+    w = np.asarray(w)
+    params = {"W": w[..., :15].reshape(*w.shape[:-1], 5, 3), "b": w[..., 15:]}
+    return {"params": params, "batch_stats": {}}
+
+
+def flat(params):
+    """Flat parameters [..., 18]."""
+    params = params.get("params", params)
+    head = np.reshape(params["W"], (*np.shape(params["b"])[:-1], 15))
+    return np.concatenate([head, params["b"]], axis=-1)
+
+
+def play_golden(arrays, algorithm, **options):
+    examples = [[arrays[f"{name}{k}"] for k in range(3)] for name in "xy"]
+    variables = options.pop("variables", None) or unflat(arrays["w0"])
+    return replay(algorithm, examples, variables, tau=arrays["tau"], **options)

@@ -12,6 +12,7 @@ from fedfr_jax.federated.simulation import simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.experiment import check_end
 from fedfr_jax.runs.sinks import JsonlSink
 from tests.federated import toys
 
@@ -123,6 +124,23 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
         resumed[0].variables["params"]["head"]["kernel"],
         whole[0].variables["params"]["head"]["kernel"],
     )
+
+
+def test_a_last_checkpoint_that_cannot_be_read_is_refused_and_kept(tmp_path):
+    state = {"w": jnp.arange(3.0), "empty": jnp.zeros((0, 2))}
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state)
+    check_end(tmp_path, 2)
+    with pytest.raises(ValueError, match="must hold checkpoint 3, got 2: train it"):
+        check_end(tmp_path, 3)
+    for file in (tmp_path / "2").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    with pytest.raises(ValueError, match="checkpoint 2 in .* must be readable"):
+        check_end(tmp_path, 2)
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        assert checkpointer.steps() == (1, 2)
 
 
 def test_a_checkpoint_of_another_model_names_the_leaf(tmp_path):

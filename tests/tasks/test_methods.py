@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 
 from fedfr_jax.build import build_method
-from fedfr_jax.data.partition import by_identity
 from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.hard_negatives import class_features, class_of_row
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.pretraining import Pretraining, everyone, public_means
 from fedfr_jax.tasks.methods import backbone_features, federated_faces, last_simulation
-from fedfr_jax.tasks.recognition import recognition
-from fedfr_jax.types import Model, Source
+from fedfr_jax.types import Model
 
 SIDE, DIM, SIZES = 4, 8, (2, 3, 2)
 PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
@@ -59,26 +57,6 @@ def linear_model():
 
 MODEL = linear_model()
 BACKBONE = MODEL.init(jax.random.key(5))
-
-
-@pytest.fixture(scope="module")
-def task():
-    """Three clients of 2, 3 and 2 identities, 4 public and 3 unseen ones."""
-    rng = np.random.default_rng(0)
-    centres = rng.uniform(60, 190, size=(14, 1, SIDE, SIDE, 1))
-    images = centres + rng.normal(scale=25, size=(14, 6, SIDE, SIDE, 1))
-    images = images.clip(0, 255).astype(np.uint8).reshape(-1, SIDE, SIDE, 1)
-    labels = np.repeat(np.arange(14, dtype=np.int32), 6)
-    names = tuple(map(str, range(14)))
-    source = Source(lambda rows: images[rows], labels, names, (SIDE, SIDE, 1))
-    partition = by_identity(
-        labels,
-        num_clients=3,
-        ids_per_client=SIZES,
-        num_global_ids=4,
-        num_unseen_ids=3,
-    )
-    return recognition(source, partition)
 
 
 def decode(images, is_flipped):

@@ -29,25 +29,38 @@ def fedavgm(
     return optax.sgd(learning_rate, momentum, nesterov)
 
 
-def fedadagrad(learning_rate: float, **settings) -> optax.GradientTransformation:
+def fedadagrad(
+    learning_rate: float, *, first: float = 0.9, tau: float = 1e-3, initial: float = 0.0
+) -> optax.GradientTransformation:
     """v + D^2. Settings are those of `adaptive`."""
-    return adaptive(lambda v, square: v + square, learning_rate, **settings)
+    rule = lambda v, square: v + square
+    return adaptive(rule, learning_rate, first=first, tau=tau, initial=initial)
 
 
 def fedadam(
-    learning_rate: float, *, second: float = 0.99, **settings
+    learning_rate: float,
+    *,
+    second: float = 0.99,
+    first: float = 0.9,
+    tau: float = 1e-3,
+    initial: float = 0.0,
 ) -> optax.GradientTransformation:
     """b2 v + (1 - b2) D^2, b2 = `second`. Settings are those of `adaptive`."""
     rule = lambda v, square: second * v + (1 - second) * square
-    return adaptive(rule, learning_rate, **settings)
+    return adaptive(rule, learning_rate, first=first, tau=tau, initial=initial)
 
 
 def fedyogi(
-    learning_rate: float, *, second: float = 0.99, **settings
+    learning_rate: float,
+    *,
+    second: float = 0.99,
+    first: float = 0.9,
+    tau: float = 1e-3,
+    initial: float = 0.0,
 ) -> optax.GradientTransformation:
     """v - (1 - b2) D^2 sign(v - D^2), b2 = `second`. Settings: see `adaptive`."""
     rule = lambda v, square: v - (1 - second) * square * jnp.sign(v - square)
-    return adaptive(rule, learning_rate, **settings)
+    return adaptive(rule, learning_rate, first=first, tau=tau, initial=initial)
 
 
 def adaptive(

@@ -1,0 +1,90 @@
+"""What gpu.py compares the engine with: one data-parallel network, a PyTorch loop."""
+
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import time
+import uuid
+
+import jax
+import jax.numpy as jnp
+import optax
+import ours
+import workloads
+
+from fedfr_jax.data.augment import decode
+from fedfr_jax.federated.client import Feed, Table
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import MODELS
+from fedfr_jax.runs.central import central
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def data_parallel(work, settings: dict, data, rounds: int) -> dict:
+    """One network on the images of all clients, the whole cohort's batch at once."""
+    row = {"system": "data parallel"}
+    model = MODELS[work.model](work.image_shape, **settings)
+    loss, variables, _ = ours.classification(work, model)
+    of_central = lambda v, batch, key, **_: loss(v, batch, key)
+    num_rows = work.population * work.examples
+    table = Table(data.images.reshape(num_rows, *work.image_shape), data.labels.ravel())
+    table, batch = jax.device_put(table), work.cohort * work.batch_size
+    while batch:
+        stage = central(
+            of_central,
+            optax.sgd(work.rate),
+            Feed(batch, decode),
+            make_mesh(1),
+            first_row=0,
+            num_rows=num_rows,
+            seed=0,
+        )
+        state, spent = stage.init(jax.tree.map(jnp.copy, variables)), []
+        try:
+            for epoch in range(1 + rounds):
+                begin = time.perf_counter()
+                state, _ = jax.block_until_ready(
+                    stage.epoch(state, table, jnp.int32(epoch))
+                )
+                spent.append(time.perf_counter() - begin)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                return {**row, "failure": first_line(error)}
+            batch //= 2
+            continue
+        seconds, images = statistics.median(spent[1:]), stage.num_steps * batch
+        row |= {"batch_size": batch, "seconds_median": seconds}
+        return {**row, "images_per_second": images / seconds}
+    return {**row, "failure": "no batch fits the memory"}
+
+
+def torch_loop(name: str, clients: int, python: str, rounds: int) -> dict:
+    """The clients one after another in PyTorch, on the same device."""
+    row = {"system": "torch"}
+    device = "cpu" if jax.default_backend() == "cpu" else "cuda"
+    flags = {"workload": name, "rounds": rounds, "device": device}
+    flags["clients"] = clients
+    done = subprocess.run(
+        [
+            python,
+            str(HERE / "peer_torch.py"),
+            *(f"--{k}={v}" for k, v in flags.items()),
+        ],
+        env={**os.environ, workloads.MARK: uuid.uuid4().hex},
+        capture_output=True,
+        text=True,
+    )
+    for line in done.stdout.splitlines():
+        if line.startswith(workloads.PREFIX):
+            found = json.loads(line.removeprefix(workloads.PREFIX))
+            seconds = statistics.median(found["seconds"])
+            return {**row, "seconds_median": seconds, "version": found["version"]}
+    return {**row, "failure": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+
+
+def first_line(error: Exception) -> str:
+    """Enough of an error for a table."""
+    return str(error).splitlines()[0][:200]

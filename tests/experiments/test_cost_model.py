@@ -1,0 +1,101 @@
+"""The formula of docs/scale.md: its tables, its limits, and what it was checked on."""
+
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+FOLDER = ROOT / "experiments" / "benchmarks"
+
+
+@pytest.fixture
+def costs(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import cost_model
+
+    return cost_model
+
+
+def test_the_tables_of_the_document_are_what_the_formula_gives(costs):
+    text = (ROOT / "docs" / "scale.md").read_text()
+    assert costs.with_tables(text) == text, "run cost_model.py --write"
+
+
+def test_a_document_without_markers_is_refused(costs):
+    with pytest.raises(ValueError, match="must hold .* once"):
+        costs.with_tables("nothing")
+
+
+@pytest.mark.parametrize("example", ["many phones", "face recognition"])
+@pytest.mark.parametrize("machine", ["TPU v5p-256", "8 x H200"])
+def test_every_term_is_named_in_the_document(costs, example, machine):
+    text = (ROOT / "docs" / "scale.md").read_text()
+    terms = costs.seconds(costs.EXAMPLES[example], costs.MACHINES[machine])
+    assert all(f"| {term} |" in text for term in terms)
+    assert all(value >= 0 for value in terms.values())
+    needed = costs.needs(costs.EXAMPLES[example], costs.MACHINES[machine])["device"]
+    assert needed < costs.MACHINES[machine].capacity
+
+
+def test_the_population_is_in_the_disk_alone(costs):
+    work, machine = costs.EXAMPLES["many phones"], costs.MACHINES["8 x H200"]
+    more = work._replace(population=10 * work.population)
+    assert costs.seconds(more, machine) == costs.seconds(work, machine)
+    few, many = (costs.needs(w, machine)["disk"] for w in (work, more))
+    assert many == 10 * few
+
+
+def test_hand_worked_terms(costs):
+    machine = costs.Machine(
+        devices=4,
+        hosts=2,
+        flops=1e9,
+        memory=1e9,
+        capacity=1e9,
+        interconnect=1e6,
+        link=1e3,
+        disk=1e3,
+        host_client=0.1,
+        device_client=0.2,
+        step=0.5,
+    )
+    work = costs.Round(
+        population=100,
+        cohort=8,
+        examples=10,
+        batch=4,
+        epochs=2,
+        parameters=1000,
+        forward=1e6,
+        frozen=4,
+        row=50,
+        image=1000,
+        lanes=2,
+        waste=1.5,
+        is_streamed=True,
+        checkpoint_every=4,
+    )
+    found = costs.seconds(work, machine)
+    steps = 8 * 2 * 3 * 1.5
+    expected = {
+        "sampling and schedule": 0.4,
+        "rows read": 0.2,
+        "client overhead": 0.4,
+        "step overhead": steps / 2 * 0.5 / 4,
+        "training": 3 * 80 * 2 * 1e6 * 1.5 / 4e9,
+        "frozen features": 80 * 4 * 1e6 / 4e9,
+        "parameter traffic": 20_000 * steps / 4e9,
+        "sums over clients": 12_000 * 8 / 4e9,
+        "all-reduce": 8000 * 3 / 4 / 1e6,
+    }
+    busy = sum(expected.values())
+    expected["input stall"] = 80_000 / 4e3 - busy
+    expected["rows written, stall"] = 0.0
+    expected["checkpoint"] = 1.0
+    assert found == pytest.approx(expected)
+
+
+def test_measured_rounds_are_within_half_of_the_prediction(costs):
+    assert len(costs.MEASURED) >= 2
+    for name, row in costs.MEASURED.items():
+        assert costs.predicted(name) == pytest.approx(row["cpu_seconds"], rel=0.5), name

@@ -1,0 +1,59 @@
+"""Which leaves train when: private heads, alone and in phases."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.fedrep import fedrep
+from fedfr_jax.federated.algorithms.local import local_sgd, sgd
+from fedfr_jax.federated.algorithms.phases import phased_sgd
+from tests.federated.toys import LOCAL, MESHES, RATE, close, loss_fn, replay
+
+
+def tanh_loss(variables, batch, key):
+    """Cross-entropy of tanh(x W + b) Wh + bh."""
+    p = variables["params"]
+    hidden = jnp.tanh(batch.images @ p["base"]["W"] + p["base"]["b"][None])
+    head = {"W": p["head"]["W"], "b": p["head"]["b"]}
+    return loss_fn({**variables, "params": head}, batch._replace(images=hidden), key)
+
+
+TANH = (tanh_loss, sgd(), RATE)
+HEAD = "params/head"
+PERSONAL = {  # name: (algorithm, epochs)
+    "fedper": (lambda: fedavg(local_sgd(*TANH), personal=HEAD), 4),
+    "fedper_finetune": (
+        lambda: fedavg(phased_sgd(*TANH, phases=((HEAD, 0), ("", 1))), personal=HEAD),
+        5,
+    ),
+    "fedrep": (lambda: fedrep(*TANH, head=HEAD, head_epochs=4), 5),
+}
+
+
+@pytest.mark.parametrize("where", MESHES, ids=str)
+@pytest.mark.parametrize("name", PERSONAL)
+def test_private_heads_equal_the_golden_round(golden, name, where):
+    arrays = golden("fedper_round")
+    build, epochs = PERSONAL[name]
+    base = {k: arrays[f"base_{k}"] for k in "Wb"}
+    heads = {k: np.stack([arrays[f"head{c}_{k}"] for c in range(3)]) for k in "Wb"}
+    shape = {"base": base, "head": jax.tree.map(lambda x: x[0], heads)}
+    nothing = jax.tree.map(lambda x: None, base)
+    rows = {"params": {"base": nothing, "head": heads}, "batch_stats": {}}
+    examples = [[arrays[f"{n}{c}"] for c in range(3)] for n in "xy"]
+    with jax.enable_x64(True):
+        variables = {"params": shape, "batch_stats": {}}
+        end = replay(build(), examples, variables, where=where, rows=rows, tau=epochs)
+    for k in "Wb":
+        close(end.servers[0].variables["params"]["base"][k], arrays[f"{name}_base_{k}"])
+        for c in range(3):
+            expected = arrays[f"{name}_head{c}_{k}"]
+            close(end.rows["params"]["head"][k][c], expected)
+
+
+@pytest.mark.parametrize("phases", [(), (("a", 1),), (("a", 0), ("b", 0))])
+def test_phases_must_start_at_rising_epochs(phases):
+    with pytest.raises(ValueError, match="rising epochs from 0"):
+        phased_sgd(*LOCAL, phases=phases)

@@ -1,0 +1,238 @@
+"""Every method's golden round, replayed through the real engine, and its limits."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.federated.algorithms.aggregators import equally
+from fedfr_jax.federated.algorithms.apfl import apfl
+from fedfr_jax.federated.algorithms.ditto import ditto
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.feddane import feddane
+from fedfr_jax.federated.algorithms.fednova import fednova, momentum_norm
+from fedfr_jax.federated.algorithms.fedprox import fedprox
+from fedfr_jax.federated.algorithms.ifca import fesem, ifca, nearest
+from fedfr_jax.federated.algorithms.local import local_sgd, sgd
+from fedfr_jax.federated.algorithms.pfedme import pfedme
+from fedfr_jax.federated.algorithms.qfedavg import qfedavg
+from fedfr_jax.federated.algorithms.robust import robust, trimmed_mean
+from fedfr_jax.federated.algorithms.scaffold import scaffold
+from tests.federated.toys import (
+    LOCAL,
+    MESHES,
+    RATE,
+    close,
+    flat,
+    loss_fn,
+    play_golden,
+    unflat,
+)
+
+
+def numpy_sgd(arrays, k, w):
+    """Client k's steps from flat `w`, without JAX."""
+    x, y = arrays[f"x{k}"], arrays[f"y{k}"]
+    for _ in range(arrays["tau"][k]):
+        logits = x @ w[:15].reshape(5, 3) + w[15:]
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        p[np.arange(len(y)), y] -= 1
+        gradient = np.concatenate([(x.T @ p).ravel(), p.sum(0)]) / len(y)
+        w = w - 0.1 * gradient
+    return w
+
+
+def check_fedavg(arrays, where):
+    end = play_golden(arrays, fedavg(local_sgd(*LOCAL)), where=where)
+    close(flat(end.servers[0].variables), arrays["fedavg"])
+
+
+def check_fairavg(arrays, where):
+    end = play_golden(arrays, fedavg(local_sgd(*LOCAL), weigh=equally), where=where)
+    close(flat(end.servers[0].variables), arrays["fairavg"])
+
+
+def check_local_training(arrays, where):
+    algorithm = fedavg(local_sgd(*LOCAL), personal=".")
+    end = play_golden(arrays, algorithm, where=where)
+    close(flat(end.rows), arrays["local_sgd"])
+    close(flat(end.servers[0].variables), arrays["w0"])
+
+
+def check_fedprox(arrays, where):
+    algorithm = fedprox(*LOCAL, strength=float(arrays["fedprox_mu"]))
+    end = play_golden(arrays, algorithm, where=where)
+    close(flat(end.servers[0].variables), arrays["fedprox"])
+
+
+def check_feddane(arrays, where):
+    algorithm = feddane(*LOCAL, strength=float(arrays["fedprox_mu"]))
+    end = play_golden(arrays, algorithm, where=where)
+    close(flat(end.servers[0].variables), arrays["feddane"])
+
+
+def check_fednova(arrays, where):
+    end = play_golden(arrays, fednova(local_sgd(*LOCAL)), where=where)
+    close(flat(end.servers[0]), arrays["fednova"])
+
+
+def check_fednova_momentum(arrays, where):
+    rho = float(arrays["fednova_mom_rho"])
+    train = local_sgd(loss_fn, sgd(momentum=rho), RATE)
+    end = play_golden(arrays, fednova(train, norm=momentum_norm(rho)), where=where)
+    close(flat(end.servers[0]), arrays["fednova_mom"])
+
+
+def check_qfedavg(arrays, where):
+    train = local_sgd(*LOCAL)
+    algorithm = qfedavg(train, loss_fn, q=float(arrays["qfedavg_q"]), learning_rate=0.1)
+    end = play_golden(arrays, algorithm, where=where)
+    close(flat(end.servers[0]), arrays["qfedavg"])
+    close(end.metrics["start_loss"], arrays["loss0"], rtol=0, atol=2e-10)
+
+
+def check_scaffold(arrays, where):
+    end = play_golden(arrays, scaffold(*LOCAL, population=3), where=where, rounds=2)
+    for server, expected in zip(end.servers, arrays["scaffold"], strict=True):
+        close(flat(server.variables), expected)
+    close(flat(end.servers[0].variables), arrays["fairavg"])  # zero controls
+    close(flat(end.servers[1].control), arrays["scaffold_c"])
+    close(flat(end.rows), arrays["scaffold_ci"])
+
+
+def check_ditto(arrays, where):
+    algorithm = ditto(*LOCAL, strength=float(arrays["ditto_lambda"]))
+    rows = unflat(arrays["ditto_v0"])
+    end = play_golden(arrays, algorithm, where=where, rows=rows)
+    close(flat(end.rows), arrays["ditto_v"])
+    close(flat(end.servers[0].variables), arrays["fedavg"])
+
+
+def check_apfl(arrays, where):
+    own = {"v": unflat(arrays["ditto_v0"])["params"], "alpha": np.full(3, 0.5)}
+    rows = {"params": own, "batch_stats": {}}
+    end = play_golden(arrays, apfl(*LOCAL), where=where, rows=rows)
+    close(flat(end.rows["params"]["v"]), arrays["apfl_v"])
+    close(end.rows["params"]["alpha"], arrays["apfl_alpha"])
+    close(flat(end.servers[0].variables), arrays["apfl_global"])
+
+
+def check_pfedme(arrays, where, kind="paper", decay=0.0):
+    algorithm = pfedme(
+        loss_fn,
+        sgd(weight_decay=decay),
+        lambda round, epoch: jnp.full((), 0.005),
+        personal_rate=0.05,
+    )
+    end = play_golden(arrays, algorithm, where=where)
+    close(flat(end.rows), arrays[f"pfedme_{kind}_theta"])
+    close(flat(end.servers[0].variables), arrays[f"pfedme_{kind}_global"])
+
+
+def check_ifca(arrays, where):
+    centers, groups = arrays["cluster_centers"], arrays["ifca_assign"]
+    algorithm = ifca(local_sgd(*LOCAL), loss_fn)
+    end = play_golden(arrays, algorithm, where=where, variables=unflat(centers))
+    np.testing.assert_array_equal(end.rows, groups)
+    trained = np.stack([numpy_sgd(arrays, k, centers[j]) for k, j in enumerate(groups)])
+    expected = [trained[groups == j].mean(0) for j in range(2)]
+    close(flat(end.servers[0]), expected)
+
+
+def check_fesem(arrays, where):
+    variables = unflat(np.concatenate([arrays["cluster_centers"], arrays["w0"][None]]))
+    variables["params"]["W"][2] += 9  # a model that nobody trains or joins
+    before = np.array([1, 1, 0], np.int32)
+    end = play_golden(
+        arrays, fesem(local_sgd(*LOCAL)), where=where, variables=variables, rows=before
+    )
+    models = flat(variables)
+    trained = np.stack([numpy_sgd(arrays, k, models[j]) for k, j in enumerate(before)])
+    distance = ((trained[:, None] - models[None]) ** 2).sum(-1)
+    groups = distance.argmin(1)
+    np.testing.assert_array_equal(end.rows, groups)
+    for j in range(3):
+        is_in = groups == j
+        expected = trained[is_in].mean(0) if is_in.any() else models[j]
+        close(flat(end.servers[0])[j], expected)
+
+
+CHECKS = {
+    "fedavg": check_fedavg,
+    "fairavg": check_fairavg,
+    "local": check_local_training,
+    "fedprox": check_fedprox,
+    "feddane": check_feddane,
+    "fednova": check_fednova,
+    "fednova_momentum": check_fednova_momentum,
+    "qfedavg": check_qfedavg,
+    "scaffold": check_scaffold,
+    "ditto": check_ditto,
+    "apfl": check_apfl,
+    "pfedme": check_pfedme,
+    "pfedme_code": partial(check_pfedme, kind="code", decay=1e-3),
+    "ifca": check_ifca,
+    "fesem": check_fesem,
+}
+
+
+VARIANTS = ("fairavg", "fednova_momentum", "local", "pfedme_code")  # played once
+
+
+@pytest.mark.parametrize(
+    "name, where",
+    [(n, w) for n in CHECKS for w in MESHES if n not in VARIANTS or w == MESHES[1]],
+    ids=str,
+)
+def test_a_round_equals_the_golden_one(golden, name, where):
+    with jax.enable_x64(True):
+        CHECKS[name](golden("fl_rounds"), where)
+
+
+LIMITS = {
+    "fedprox with mu 0": (lambda: fedprox(*LOCAL, strength=0.0), "fedavg"),
+    "q-fedavg with q 0": (
+        lambda: qfedavg(local_sgd(*LOCAL), loss_fn, q=0.0, learning_rate=0.1),
+        "fairavg",
+    ),
+    "a trimmed mean that trims nothing": (
+        lambda: robust(fedavg(local_sgd(*LOCAL)), combine=trimmed_mean(0.3)),
+        "fairavg",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_method_in_its_limit_is_fedavg(golden, name):
+    build, expected = LIMITS[name]
+    arrays = golden("fl_rounds")
+    with jax.enable_x64(True):
+        server = play_golden(arrays, build()).servers[0]
+        close(flat(getattr(server, "variables", server)), arrays[expected])
+
+
+def test_ifca_with_one_model_is_uniform_fedavg(golden):
+    arrays = golden("fl_rounds")
+    with jax.enable_x64(True):
+        algorithm = ifca(local_sgd(*LOCAL), loss_fn)
+        end = play_golden(arrays, algorithm, variables=unflat(arrays["w0"][None]))
+        close(flat(end.servers[0])[0], arrays["fairavg"])
+
+
+def test_the_median_of_changes_is_numpys(golden):
+    arrays = golden("fl_rounds")
+    with jax.enable_x64(True):
+        end = play_golden(arrays, robust(fedavg(local_sgd(*LOCAL))), where=(2, 2))
+        expected = np.median(arrays["local_sgd"], axis=0)
+        close(flat(end.servers[0].variables), expected)
+
+
+def test_fesem_joins_the_nearest_model(golden):
+    arrays = golden("fl_rounds")
+    with jax.enable_x64(True):
+        models = jax.tree.map(jnp.asarray, unflat(arrays["cluster_centers"]))
+        groups = [nearest(models, unflat(w)) for w in arrays["local_sgd"]]
+        np.testing.assert_array_equal(groups, arrays["fesem_assign"])
