@@ -6,6 +6,7 @@ A key that the function does not know is an error that lists those it knows.
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from typing import get_args
 
 
 def call(section: str, function: Callable, settings: Mapping, *args, **fixed):
@@ -26,7 +27,8 @@ def call(section: str, function: Callable, settings: Mapping, *args, **fixed):
                 f"got {name!r}{hint}."
             )
         is_number = isinstance(parameters[name].default, int | float)
-        if is_number and isinstance(value, str):
+        may_be_word = str in get_args(parameters[name].annotation)
+        if is_number and isinstance(value, str) and not may_be_word:
             raise ValueError(
                 f"config.{section}.{name} must be a number, got {value!r}."
             )

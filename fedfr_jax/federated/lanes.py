@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.memory import is_out_of_memory
 from fedfr_jax.federated.simulation import (
     Simulation,
     assign,
@@ -101,7 +102,7 @@ def seconds(sim: Simulation, server: PyTree, cohort: Cohort) -> float:
         try:
             jax.block_until_ready(sim.run(*arguments))
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if not is_out_of_memory(error):
                 raise
             return float("inf")
         spent.append(time.perf_counter() - begin)

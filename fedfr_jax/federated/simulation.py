@@ -11,6 +11,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import sampling
 from fedfr_jax.federated.client import Feed, Population, Slots, Table, pack
 from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
+from fedfr_jax.federated.memory import check_memory, is_out_of_memory, out_of_memory
 from fedfr_jax.federated.schedule import Plan, schedule
 from fedfr_jax.federated.segments import Segments, build_segments, play_segments
 from fedfr_jax.federated.store import Store
@@ -183,13 +184,14 @@ def play_cohort(
         metrics = put_away(store, work, cohort, fetched)
         count = work.extra.num_examples
         return server, Outcome(cohort.ids, metrics, count, work.plan, waited)
+    check_memory(sim, server, work.rows)
     arguments = on_devices(sim, server, work, cohort.round)
     try:
         server, rows, result = sim.run(*arguments)
         own = meshes.fetch_own(rows)
         fetched = own, meshes.fetch(result.metrics)
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" in str(error):
+        if is_out_of_memory(error):
             raise MemoryError(out_of_memory(sim, arguments)) from error
         raise
     metrics = put_away(store, work, cohort, fetched)
@@ -205,25 +207,6 @@ def on_devices(sim: Simulation, server: PyTree, work: Work, round: int) -> tuple
         (work.order, extra, np.int32(round)), meshes.replicated(sim.mesh)
     )
     return server, rows, slots, order, extra, sim.table, number, sim.key, sim.hyper
-
-
-def out_of_memory(sim: Simulation, arguments: tuple) -> str:
-    """Say what a round needs on a device, and how many lanes would fit."""
-    needed = sim.run.lower(*arguments).compile().memory_analysis()
-    fixed = needed.argument_size_in_bytes + needed.output_size_in_bytes
-    fixed -= needed.alias_size_in_bytes
-    working = needed.temp_size_in_bytes
-    gib = lambda size: f"{size / 2**30:.2f} GiB"
-    says = (
-        f"lanes must fit the device's memory, got {sim.lanes}: a round needs "
-        f"{gib(fixed)} for its arguments and results and {gib(working)} to train"
-    )
-    stats = sim.mesh.devices.flat[0].memory_stats()
-    if not stats or "bytes_limit" not in stats:
-        return f"{says}."
-    free = max(stats["bytes_limit"] - fixed, 0)
-    fits = min(int(sim.lanes * free / max(working, 1)), sim.lanes - 1)
-    return f"{says}, of {gib(stats['bytes_limit'])}: about {fits} lanes fit."
 
 
 def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Work:

@@ -104,7 +104,7 @@ def lower_round(
     plan = schedule(
         np.ones(cohort_size, np.int64),
         num_devices=mesh.devices.shape[0],
-        lanes=federation.lanes,
+        lanes=federation.first_lanes,
     )
     cut = lambda x: jax.ShapeDtypeStruct(
         plan.slots.shape + x.shape, x.dtype, sharding=meshes.over_clients(mesh)

@@ -19,12 +19,13 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import decode
 from fedfr_jax.data.partition import format_report, report
 from fedfr_jax.federated.client import Feed, client_key, first_personal_key
+from fedfr_jax.federated.lanes import auto_lanes
 from fedfr_jax.federated.simulation import simulation, start
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.pretraining import everyone, pretrain, public_means
 from fedfr_jax.runs.report import plots, tables
-from fedfr_jax.runs.settings import Federation, Pretraining
+from fedfr_jax.runs.settings import AUTO, Federation, Pretraining
 from fedfr_jax.runs.sinks import JsonlSink, open_sinks, read_jsonl, write_summary
 from fedfr_jax.runs.workdir import Clock
 from fedfr_jax.tasks.methods import FaceMethod, backbone_features, last_simulation
@@ -196,7 +197,7 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
         mesh=experiment.mesh,
         cohort_size=federation.cohort_size,
         local_epochs=federation.local_epochs,
-        lanes=federation.lanes,
+        lanes=federation.first_lanes,
         seed=experiment.seed,
     )
     backbone, phi = variables["backbone"], variables["phi"]
@@ -204,6 +205,8 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
         phi = public_means(experiment.model, experiment.task, experiment.mesh, backbone)
     server = start(sim, method.start(backbone, phi))
     server, store, checkpointer, first = loop.resume(sim, server, folder)
+    if federation.lanes == AUTO and first < federation.rounds:
+        sim = auto_lanes(sim, server)
     embed = backbone_features(experiment.model)
 
     def evaluate(server, store):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 TABLES = ("auto", "device", "stream")
+AUTO = "auto"
 
 
 class Pretraining(NamedTuple):
@@ -33,11 +34,16 @@ class Federation(NamedTuple):
     batch_size: int = 64
     drop_last: bool = False
     flip: float = 0.5
-    lanes: int = 1
+    lanes: int | str = 1  # auto: measured once per program and device, and kept
     evaluate_every: int = 0  # rounds between generic evaluations; 0: after the last
     checkpoint_every: int = 1
     table: str = "auto"  # where the examples are: on the device, or a stream to it
     table_gib: float = 1.0  # GiB that streamed examples may take on a device
+
+    @property
+    def first_lanes(self) -> int:
+        """Lanes to build a simulation with, before they are measured."""
+        return 1 if self.lanes == AUTO else self.lanes
 
 
 def check_pretraining(settings: Pretraining, section: str, num_rows: int) -> None:
@@ -73,7 +79,12 @@ def check_federation(settings: Federation, num_clients: int) -> None:
         raise ValueError(
             f"config.federation.table must be one of {TABLES}, got {settings.table!r}."
         )
-    check_ranges("federation", settings._asdict(), bounds)
+    if isinstance(settings.lanes, str) and settings.lanes != AUTO:
+        raise ValueError(
+            f"config.federation.lanes must be a number or auto, got {settings.lanes!r}."
+        )
+    numbers = {**settings._asdict(), "lanes": settings.first_lanes}
+    check_ranges("federation", numbers, bounds)
 
 
 def check_ranges(section: str, values: Mapping[str, Any], bounds: Mapping) -> None:

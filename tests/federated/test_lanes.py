@@ -1,12 +1,16 @@
 """Lanes that are measured, remembered, and refused when they do not fit."""
 
 import json
+import math
 
 import jax
+import jax.numpy as jnp
 import pytest
 
-from fedfr_jax.federated import lanes
-from fedfr_jax.federated.simulation import open_store, play
+from fedfr_jax import trees
+from fedfr_jax.federated import lanes, memory
+from fedfr_jax.federated.simulation import open_store, play, simulation
+from tests.federated import toys
 from tests.federated.test_engine import build
 
 
@@ -36,14 +40,53 @@ def test_a_wave_is_timed_on_the_real_program():
     play(sim, server, open_store(sim, server), 0)  # the server is still there
 
 
+def out_of_reach(**fields):
+    """A client that asks for 2^52 bytes: no machine has the addresses."""
+    side = 2**25
+
+    def client_update(key, server, personal, client):
+        x = client.num_local.astype(jnp.float32) + jnp.arange(side, dtype=jnp.float32)
+        products = jnp.sort(x[:, None] * x[None, :], axis=1)
+        return honest(key, server, personal, client)._replace(
+            metrics={"middle": products[client.id, side // 2]}
+        )
+
+    sim, server = build("fedavg", cohort_size=3, **fields)
+    honest = sim.algorithm.client_update
+    algorithm = sim.algorithm._replace(client_update=client_update)
+    table, population = toys.problem()
+    options = {"mesh": sim.mesh, "cohort_size": 3, "lanes": sim.lanes}
+    return simulation(algorithm, sim.feed, table, population, **options), server
+
+
 def test_lanes_that_do_not_fit_say_what_is_needed():
-    sim, server = build("fedavg", lanes=2, cohort_size=3)
-
-    class Full:
-        lower = sim.run.lower
-
-        def __call__(self, *arguments):
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-
+    sim, server = out_of_reach(lanes=2)
     with pytest.raises(MemoryError, match="got 2: a round needs .* GiB to train"):
-        play(sim._replace(run=Full()), server, open_store(sim, server), 0)
+        play(sim, server, open_store(sim, server), 0)
+
+
+def test_lanes_that_do_not_fit_are_not_chosen():
+    sim, server = out_of_reach()
+    assert lanes.seconds(sim, server, lanes.Cohort(lanes.np.arange(3), 0)) == math.inf
+
+
+@pytest.mark.parametrize(
+    "personal, most_lanes, message",
+    [
+        ("", 2, "lanes must .*, got 4: .* at most 2 lanes fit"),
+        ("head", 0, "cohort_size must fit .*, got 3: the personal rows"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_compiled(
+    monkeypatch, personal, most_lanes, message
+):
+    sim, server = build("fedavg", lanes=4, cohort_size=3, personal=personal)
+    free = (most_lanes + 0.5) * trees.num_bytes(server)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    with pytest.raises(MemoryError, match=message):
+        play(sim, server, open_store(sim, server), 0)
+    assert sim.run._cache_size() == 0
+
+
+def test_a_device_that_does_not_tell_its_memory_is_not_asked():
+    assert memory.free_bytes(jax.devices("cpu")[0]) is None
