@@ -15,6 +15,7 @@ from jax import lax
 
 from fedfr_jax.models.initial import xavier_uniform
 from fedfr_jax.models.norm import per_channel, sum_dtype
+from fedfr_jax.models.winograd import convolve_3x3, slide
 
 
 def convolve(
@@ -41,11 +42,19 @@ def convolve(
       ValueError: when the lowering is unknown.
     """
     if lowering == "auto":
-        lowering = "im2col" if jax.default_backend() == "cpu" else "xla"
+        lowering = _fastest(x.shape, kernel.shape, stride)
     if lowering not in LOWERINGS:
         known = ", ".join(("auto", *LOWERINGS))
         raise ValueError(f"lowering must be one of {known}, got {lowering!r}.")
     return LOWERINGS[lowering](x, kernel, stride, padding)
+
+
+def _fastest(image_shape, kernel_shape, stride):
+    """The lowering to take on the default backend, by measurement."""
+    if jax.default_backend() != "cpu":
+        return "xla"
+    is_winograd = kernel_shape[:2] == (3, 3) and stride == 1 and kernel_shape[2] >= 8
+    return "winograd" if is_winograd else "im2col"
 
 
 class Conv(nn.Module):
@@ -97,8 +106,8 @@ def _im2col(x, kernel, stride, padding):
     kh, kw, in_features, out_features = kernel.shape
     x = _pad(x, padding)
     # One axis after the other: half the compile time of kh * kw slices at once.
-    x = jnp.concatenate(_slide(x, 2, kw, stride), axis=-1)
-    x = jnp.concatenate(_slide(x, 1, kh, stride), axis=-1)
+    x = jnp.concatenate(slide(x, 2, kw, stride), axis=-1)
+    x = jnp.concatenate(slide(x, 1, kh, stride), axis=-1)
     rows = x.reshape(-1, kh * kw * in_features)
     y = rows @ kernel.reshape(kh * kw * in_features, out_features)
     return y.reshape(*x.shape[:3], out_features)
@@ -110,20 +119,23 @@ def _shift(x, kernel, stride, padding):
     product = functools.partial(jnp.matmul, preferred_element_type=sum_dtype(x.dtype))
     products = [
         product(window, kernel[i, j])
-        for i, rows in enumerate(_slide(_pad(x, padding), 1, kh, stride))
-        for j, window in enumerate(_slide(rows, 2, kw, stride))
+        for i, rows in enumerate(slide(_pad(x, padding), 1, kh, stride))
+        for j, window in enumerate(slide(rows, 2, kw, stride))
     ]
     return functools.reduce(jnp.add, products).astype(x.dtype)
+
+
+def _winograd(x, kernel, stride, padding):
+    if kernel.shape[:2] != (3, 3) or stride != 1:
+        raise ValueError(
+            'lowering="winograd" must have a 3x3 kernel and stride 1, got a kernel of '
+            f"{kernel.shape[0]}x{kernel.shape[1]} and stride {stride}."
+        )
+    return convolve_3x3(x, kernel, padding)
 
 
 def _pad(x, padding):
     return jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
 
 
-def _slide(x, axis, size, stride):
-    """What every one of `size` offsets along an axis sees of x."""
-    extent = (x.shape[axis] - size) // stride * stride + 1
-    return [lax.slice_in_dim(x, i, i + extent, stride, axis) for i in range(size)]
-
-
-LOWERINGS = {"xla": _xla, "im2col": _im2col, "shift": _shift}
+LOWERINGS = {"xla": _xla, "im2col": _im2col, "shift": _shift, "winograd": _winograd}
