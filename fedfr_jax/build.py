@@ -264,8 +264,10 @@ def dry_run(
         shape, partition = source.image_shape, split(settings["partition"], source)
     family, given = MODELS, settings["model"]
     model = choose("model", family, given, shape)
-    if "scan" in inspect.signature(family[given["name"]]).parameters:
-        given = {**given, "scan": False}
+    # Operations are those of the plain convolution, without scans that hide them.
+    counted = {"scan": False, "lowering": "im2col"}
+    known = inspect.signature(family[given["name"]]).parameters
+    given = {**given, **{k: v for k, v in counted.items() if k in known}}
     unrolled = choose("model", family, given, shape)
     mesh, results = make_mesh(), {}
     print(format_report(report(partition)))

@@ -14,6 +14,8 @@ CASES = [
     (1, 2, 0, 7, 8),
     (1, 1, 0, 5, 5),
     (3, 1, 0, 6, 5),
+    (3, 1, 0, 4, 3),
+    (3, 1, 2, 9, 1),
 ]
 
 
@@ -52,13 +54,14 @@ def test_a_lowering_is_the_sum_over_windows(case, lowering):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("lowering", ["im2col", "shift"])
+@pytest.mark.parametrize("lowering", ["im2col", "shift", "winograd"])
 def test_lowerings_have_the_gradients_of_xla(case, lowering):
     x, kernel, options = _arrays(case)
     want = _value_and_gradients(x, kernel, "xla", options)
     got = _value_and_gradients(x, kernel, lowering, options)
+    atol = 4e-5 if lowering == "winograd" else 1e-5  # the largest numbers are near 10
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol), got, want
     )
 
 
@@ -77,7 +80,7 @@ def test_vmap_over_kernels_equals_a_loop(case, lowering):
         )
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", ["xla", "im2col", "shift"])
 def test_forward_mode_agrees_with_reverse_mode(lowering):
     x, kernel, options = _arrays(CASES[1])
 
@@ -97,6 +100,49 @@ def test_half_precision_stays_half_and_close(lowering):
     np.testing.assert_allclose(y.astype(jnp.float32), want, rtol=0.05, atol=0.2)
 
 
+@pytest.mark.parametrize("case", [CASES[0], *CASES[4:]])
+def test_winograd_is_exact_but_for_rounding(case):
+    with jax.enable_x64(True):
+        x, kernel, options = _arrays(case)
+        x, kernel = x.astype(jnp.float64), kernel.astype(jnp.float64)
+        want = _value_and_gradients(x, kernel, "xla", options)
+        got = _value_and_gradients(x, kernel, "winograd", options)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12),
+            got,
+            want,
+        )
+
+
+def test_winograd_rounds_little_with_many_channels():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 8, 8, 256), np.float32)
+    kernel = rng.standard_normal((3, 3, 256, 8), np.float32)
+    y = convolve(jnp.asarray(x), jnp.asarray(kernel), padding=1, lowering="winograd")
+    error = y - _naive(x.astype(np.float64), kernel, stride=1, padding=1)
+    assert np.sqrt(np.mean(np.square(error)) / y.var()) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("image", "channels", "options", "expected"),
+    [
+        ((8, 8, 8), 8, {"padding": 1}, "winograd"),
+        ((8, 8, 7), 8, {"padding": 1}, "im2col"),
+        ((8, 8, 8), 8, {"padding": 1, "stride": 2}, "im2col"),
+        ((4, 4, 8), 8, {"padding": 1}, "im2col"),  # 8 tiles
+        ((1, 1, 8), 8, {"padding": 1}, "im2col"),
+    ],
+)
+def test_auto_on_the_cpu_goes_by_shape(image, channels, options, expected):
+    if jax.default_backend() != "cpu":
+        pytest.skip("the rule is the CPU's")
+    x, kernel = jnp.ones((8, *image)), jnp.ones((3, 3, image[2], channels))
+    text = lambda lowering: str(
+        jax.make_jaxpr(lambda *a: convolve(*a, lowering=lowering, **options))(x, kernel)
+    )
+    assert text("auto") == text(expected) != text("xla")
+
+
 def test_conv_computes_in_its_dtype_with_float32_parameters():
     module = Conv(4, padding=1, use_bias=True, dtype="bfloat16")
     y, variables = module.init_with_output(jax.random.key(0), jnp.ones((1, 4, 4, 3)))
@@ -114,5 +160,5 @@ def test_auto_is_one_of_the_lowerings_and_the_default():
 
 def test_an_unknown_lowering_lists_the_known_ones():
     x, kernel, options = _arrays(CASES[0])
-    with pytest.raises(ValueError, match="auto, xla, im2col, shift.*'fft'"):
+    with pytest.raises(ValueError, match="auto, xla, im2col, shift, winograd.*'fft'"):
         convolve(x, kernel, lowering="fft", **options)
