@@ -66,7 +66,7 @@ def stream(
     return Stream(read, np.asarray(labels, np.int32), image, int(memory), waves)
 
 
-def fits(num_bytes: int, mesh: Mesh) -> bool:
+def fits_devices(num_bytes: int, mesh: Mesh) -> bool:
     """Whether arrays of `num_bytes` can be on every device, twice, with room to train.
 
     Asks the devices, and the host, which holds the arrays too; the devices of a CPU
