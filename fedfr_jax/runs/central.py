@@ -208,7 +208,8 @@ def _streamed(steps: Steps, mesh: Mesh) -> Callable:
     @jax.jit
     def order(epoch):
         each = jax.vmap(jax.vmap(steps.rows, (None, None, 0)), (None, 0, None))
-        rows = each(epoch, jnp.arange(num_devices), jnp.arange(steps.num_steps))
+        count = lambda n: jnp.arange(n, dtype=jnp.int32)
+        rows = each(epoch, count(num_devices), count(steps.num_steps))
         return rows.reshape(num_devices, -1)  # [A, S * part], as each device takes them
 
     def run(state, table, epoch):
