@@ -15,7 +15,7 @@ from fedfr_jax.data.partition import by_identity, format_report, ms1m, report
 from fedfr_jax.data.sources import SOURCES, names_from, pack, verify
 from fedfr_jax.data.sources import inspect as inspect_source
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.stream import fits
+from fedfr_jax.federated.stream import fits_devices
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs import dry_run as dry
@@ -196,7 +196,8 @@ def streams(
         return True
     p = partition
     parts = (p.train, p.global_examples, p.test, p.unseen_examples)
-    return not fits(sum(map(len, parts)) * math.prod(source.image_shape), mesh)
+    num_images = sum(len(rows) for rows in parts)
+    return not fits_devices(num_images * math.prod(source.image_shape), mesh)
 
 
 def build(config: ml_collections.ConfigDict) -> Experiment:

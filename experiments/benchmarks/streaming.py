@@ -1,6 +1,6 @@
 """Examples streamed from disk against the same table on the device.
 
-    python experiments/benchmarks/streaming.py [--memory_mib=2] [--clients=200] ...
+    python experiments/benchmarks/streaming.py [--memory_mib=0.5] [--clients=300] ...
 
 Packs random images into memory-mapped shards, several times what the streamed examples
 may take on a device, and trains the small CNN on both tables, in turns, dropping the
@@ -24,14 +24,14 @@ SHAPE, CLASSES = (28, 28, 1), 10
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--examples", type=int, default=200, help="of each client")
-    parser.add_argument("--cohort", type=int, default=20)
+    parser.add_argument("--clients", type=int, default=300)
+    parser.add_argument("--examples", type=int, default=120, help="of each client")
+    parser.add_argument("--cohort", type=int, default=12)
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--lanes", type=int, default=1)
-    parser.add_argument("--memory_mib", type=float, default=2.0)
+    parser.add_argument("--memory_mib", type=float, default=0.5)
     parser.add_argument("--shard_mib", type=float, default=4.0)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--folder", help="of the packed set; a temporary one")

@@ -85,7 +85,7 @@ def _join_values(argv: list[str]) -> list[str]:
     """`--config FILE` and `--workdir DIR` as `--config=FILE` and `--workdir=DIR`."""
     joined = []
     for word in argv:
-        if joined and joined[-1] in ("--config", "--workdir"):
+        if joined and joined[-1] in ("--config", "--workdir", "--pack"):
             joined[-1] += f"={word}"
         else:
             joined.append(word)

@@ -178,9 +178,17 @@ def play_cohort(
     """`play` of clients that the caller has chosen, each once and in any order."""
     work = assign(sim, server, store, cohort)
     if sim.segments:
-        server, fetched, waited = play_segments(
-            sim.segments, sim, server, work, cohort.round
-        )
+        try:
+            server, fetched, waited = play_segments(
+                sim.segments, sim, server, work, cohort.round
+            )
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" in str(error):
+                raise MemoryError(
+                    "lanes and the stream's memory must fit the device, "
+                    f"got {sim.lanes} and {sim.table.memory} bytes."
+                ) from error
+            raise
         metrics = put_away(store, work, cohort, fetched)
         count = work.extra.num_examples
         return server, Outcome(cohort.ids, metrics, count, work.plan, waited)

@@ -66,7 +66,7 @@ def stream(
     return Stream(read, np.asarray(labels, np.int32), image, int(memory), waves)
 
 
-def fits(num_bytes: int, mesh: Mesh) -> bool:
+def fits_devices(num_bytes: int, mesh: Mesh) -> bool:
     """Whether arrays of `num_bytes` can be on every device, twice, with room to train.
 
     Asks the devices, and the host, which holds the arrays too; the devices of a CPU
@@ -135,10 +135,11 @@ def blocks(table: Stream, rows: np.ndarray, mesh: Mesh, batch_size: int) -> Iter
     All have one shape: b is a multiple of `batch_size`, and row 0 fills up the last.
     """
     num_devices = mesh.shape[meshes.CLIENTS]
-    fits = table.memory // (2 * table.row_bytes * batch_size)
+    most = table.memory // (2 * table.row_bytes * batch_size)
     needed = -(-len(rows) // (num_devices * batch_size))
-    size = batch_size * max(min(fits, needed), 1)
-    rows = np.pad(rows, (0, -len(rows) % (num_devices * size))).astype(np.int64)
-    rows = rows.reshape(-1, num_devices, size)
+    size = batch_size * max(min(most, needed), 1)
+    count = max(-(-len(rows) // (num_devices * size)), 1)
+    rows = np.pad(rows, (0, count * num_devices * size - len(rows))).astype(np.int64)
+    rows = rows.reshape(count, num_devices, size)
     load = lambda i: on_own_devices(mesh, lambda a: table.read(rows[i, a]))
-    return ahead(load, len(rows))
+    return ahead(load, count)

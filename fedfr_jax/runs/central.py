@@ -129,7 +129,10 @@ def central(
 
         return jax.lax.fori_loop(first, last, step, (state, sums))
 
-    rows = lambda epoch, index, i: view(_NO_TABLE, epoch, index)[1].batch(i).example
+    def rows(epoch, index, i):
+        no_table = Table(jnp.zeros((1, 1, 1, 1), jnp.uint8), jnp.zeros(1, jnp.int32))
+        return view(no_table, epoch, index)[1].batch(i).example
+
     steps = Steps(take, zeros, rows, num_steps, feed.batch_size // num_devices)
     whole, streamed = _whole(steps, mesh), _streamed(steps, mesh)
 
@@ -139,9 +142,6 @@ def central(
 
     init = lambda variables: State(variables, optimizer.init(variables["params"]))
     return Central(init, epoch, num_steps)
-
-
-_NO_TABLE = Table(np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int32))
 
 
 class Steps(NamedTuple):
@@ -208,7 +208,8 @@ def _streamed(steps: Steps, mesh: Mesh) -> Callable:
     @jax.jit
     def order(epoch):
         each = jax.vmap(jax.vmap(steps.rows, (None, None, 0)), (None, 0, None))
-        rows = each(epoch, jnp.arange(num_devices), jnp.arange(steps.num_steps))
+        count = lambda n: jnp.arange(n, dtype=jnp.int32)
+        rows = each(epoch, count(num_devices), count(steps.num_steps))
         return rows.reshape(num_devices, -1)  # [A, S * part], as each device takes them
 
     def run(state, table, epoch):

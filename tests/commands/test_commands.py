@@ -289,9 +289,13 @@ def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(config, tmp_p
     data = ["--config.data.name=packed", f"--config.data.path={tmp_path / 'p'}"]
     assert main([*words, f"--workdir={tmp_path / 'device'}"]) == 0
     assert main([*words, *stream, *data, f"--workdir={tmp_path / 'stream'}"]) == 0
+    expected, device = results(tmp_path / "device")
     methods, rows = results(tmp_path / "stream")
+    assert methods.keys() == expected.keys()
+    for name in ("pretrained", "fedavg", "fedfr"):
+        loss = pytest.approx(device[name][0]["loss"], rel=1e-4)
+        assert rows[name][0]["loss"] == loss
     assert "seconds_waiting_for_input" in rows["fedfr"][0]
-    assert methods == results(tmp_path / "device")[0]
 
 
 def test_a_folder_belongs_to_one_config_and_one_process(tmp_path):

@@ -57,7 +57,8 @@ def run(sim, server, rounds=ROUNDS):
         server, outcome = play(sim, server, store, r)
         outcomes.append(outcome)
     metrics = [(o.ids, o.metrics, o.num_extra) for o in outcomes]
-    return jax.device_get(server), store.gather(np.arange(5)), metrics
+    everyone = np.arange(len(sim.population.num_classes))
+    return jax.device_get(server), store.gather(everyone), metrics
 
 
 def assert_same(actual, expected):
