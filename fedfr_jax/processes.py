@@ -1,22 +1,22 @@
 """A run of several processes: how they find each other, and how they end together.
 
 JAX finds the others by itself under Slurm, Open MPI, Kubernetes and on TPU pods; plain
-hosts say where the first process listens. Nobody waits for a process that has ended:
-JAX's coordinator stops all of them when one has been silent for HEARTBEAT seconds, and
-`launch` and schedulers sooner.
+hosts say where the first process listens. All have to come within STARTUP seconds.
+Nobody waits for a process that has ended: JAX's coordinator stops all of them when one
+has been silent for HEARTBEAT seconds, and `launch` and schedulers sooner.
 """
 
 import os
 import sys
 from collections.abc import MutableMapping
 
-HEARTBEAT = 60
+HEARTBEAT, STARTUP = 60, 900  # seconds
 DEVICES_FLAG = "--xla_force_host_platform_device_count"
 # XLA's CPU devices give up on one that trains a minute longer than the others.
 PATIENCE = {
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 3600,
-    "--xla_cpu_collective_call_terminate_timeout_seconds": 30 * 86400,
-    "--xla_cpu_collective_timeout_seconds": 30 * 86400,
+    "--xla_cpu_collective_call_terminate_timeout_seconds": 7 * 86400,
+    "--xla_cpu_collective_timeout_seconds": 7 * 86400,
 }
 
 
@@ -46,8 +46,16 @@ def join(
         raise ValueError(
             f"process_id must lie in [0, {num_processes - 1}], got {process_id}."
         )
+    # Two programs on their way to a CPU device at once could meet the other processes'
+    # programs in another order, and all would wait for ever.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
-        jax.distributed.initialize(*given, heartbeat_timeout_seconds=HEARTBEAT)
+        jax.distributed.initialize(
+            *given,
+            cluster_detection_method="deactivate" if coordinator else None,
+            initialization_timeout=STARTUP,
+            heartbeat_timeout_seconds=HEARTBEAT,
+        )
     except ValueError as error:
         raise ValueError(
             f"distributed must be used in a cluster that JAX knows, got: {error} On "

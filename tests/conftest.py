@@ -13,6 +13,9 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+from fedfr_jax.processes import use_every_core  # noqa: E402
+
+use_every_core()  # the devices are given: only their patience on a busy machine
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

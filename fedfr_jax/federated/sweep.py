@@ -62,12 +62,15 @@ def sweep(
       options: as in `simulation`.
 
     Raises:
-      ValueError: when the numbers of members differ, or as `simulation` does.
+      ValueError: when the numbers of members differ, in a run of several processes, or
+        as `simulation` does.
     """
     if not 0 < len(hypers) == len(seeds):
         raise ValueError(
             f"hypers must be one per seed, got {len(hypers)} for {len(seeds)} seeds."
         )
+    if jax.process_count() > 1:
+        raise ValueError(f"a sweep must run in one process, got {jax.process_count()}.")
     whole = meshes.replicated(mesh)
     table = jax.device_put(resident(table, "a sweep"), whole)
     sims = tuple(

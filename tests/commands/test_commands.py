@@ -350,9 +350,8 @@ def test_a_run_of_two_processes_killed_once_ends_like_a_whole_one(config, tmp_pa
 
 def kill_child(parent, word):
     """SIGKILL the child process whose command line has `word`."""
-    for pid in (
-        pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    ):
+    children = pathlib.Path(f"/proc/{parent}/task/{parent}/children")
+    for pid in children.read_text().split():
         if word in pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
             os.kill(int(pid), signal.SIGKILL)
 

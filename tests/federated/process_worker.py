@@ -1,7 +1,7 @@
 """One process of a small federated run: python -m tests.federated.process_worker.
 
-[--devices=D] [--stop=R] [--rows_read=FILE] --algorithms=a,b --workdir=DIR and, among
-several, the flags that `launch` gives.
+[--devices=D] [--stop=R] [--kill=R] [--table=stream] --algorithms=a,b --workdir=DIR and,
+among several, the flags that `launch` gives.
 """
 
 import json
@@ -29,7 +29,8 @@ def main(argv):
     kill = int(given["kill"]) if is_victim else 0
     for name in given["algorithms"].split(","):
         folder = pathlib.Path(given["workdir"]) / name
-        run(name, folder, int(given.get("stop", ROUNDS)), kill=kill)
+        streamed = given.get("table") == "stream"
+        run(name, folder, int(given.get("stop", ROUNDS)), kill=kill, streamed=streamed)
 
 
 def kill_now(given):
@@ -42,18 +43,27 @@ def kill_now(given):
     return True
 
 
-def run(name, folder, stop, *, kill=0, **options):
-    """Start or go on under `folder` up to round `stop`; result.npz has the end."""
+def run(name, folder, stop, *, kill=0, streamed=False):
+    """Start or go on under `folder` up to round `stop`; result.npz has the end.
+
+    Of a stream, read-I.npz says which rows process I read and whose they should be.
+    """
     import jax
 
     from fedfr_jax import mesh as meshes
     from fedfr_jax.federated.simulation import simulation, start
+    from fedfr_jax.federated.stream import stream
     from fedfr_jax.runs import loop
     from fedfr_jax.runs.sinks import open_sinks
     from tests.federated import toys
 
     algorithm, variables = TOYS[name](toys)
     table, population = toys.problem()
+    rows_read, clients = [], []
+    if streamed:
+        read = lambda rows, images=table.images: rows_read.append(rows) or images[rows]
+        table = stream(read, table.labels, memory=2 * 12 * 68)  # a client at a time
+        rows_read.clear()
     sim = simulation(
         algorithm,
         toys.feed(),
@@ -63,7 +73,6 @@ def run(name, folder, stop, *, kill=0, **options):
         cohort_size=4,
         local_epochs=2,
         seed=3,
-        **options,
     )
     server, store, checkpointer, first = loop.resume(sim, start(sim, variables), folder)
 
@@ -71,6 +80,8 @@ def run(name, folder, stop, *, kill=0, **options):
         if kill and round == kill:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    gather = store.gather
+    store.gather = lambda ids: clients.append(ids[ids >= 0]) or gather(ids)
     with open_sinks(folder, name, ROUNDS, first) as sinks:
         server = loop.train(
             sim,
@@ -84,7 +95,11 @@ def run(name, folder, stop, *, kill=0, **options):
         )
     checkpointer.close()
     server = meshes.fetch(server)
-    rows, is_new = store.gather(np.arange(len(toys.SIZES)))
+    own = [np.arange(*population.offsets[i : i + 2]) for x in clients for i in x]
+    if streamed:
+        path = folder / f"read-{jax.process_index()}.npz"
+        np.savez(path, read=np.concatenate(rows_read), own=np.concatenate(own))
+    rows, is_new = gather(np.arange(len(toys.SIZES)))
     if meshes.is_first():
         leaves = jax.tree.leaves((server, rows))
         np.savez(folder / "result.npz", *leaves, is_new)

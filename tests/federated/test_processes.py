@@ -1,6 +1,5 @@
 """Several real processes with gloo: same numbers, any number of them, and a kill."""
 
-import os
 import pathlib
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 from fedfr_jax import mesh as meshes
 from fedfr_jax import processes
 from fedfr_jax.commands import launch
+from fedfr_jax.federated.sampling import sample
 from fedfr_jax.federated.store import Store
 from tests.federated import process_worker, toys
 
@@ -19,11 +19,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 @pytest.fixture(autouse=True)
 def path(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    before = os.getcwd()
-    os.chdir(ROOT)
-    yield
-    os.chdir(before)
+    monkeypatch.chdir(ROOT)
 
 
 def start(workdir, *flags, count, names="fedavg,fedfr"):
@@ -58,9 +54,23 @@ def test_two_processes_then_one_then_two_give_the_run_of_one(tmp_path, whole):
     start(tmp_path, "--devices=2", "--stop=2", count=2)
     for name in process_worker.TOYS:
         process_worker.run(name, tmp_path / name, 3)  # in this process, on 8 devices
-    start(tmp_path, "--devices=1", count=2)
+    start(tmp_path, "--devices=1", "--table=stream", count=2)
     for name in process_worker.TOYS:
         assert_same(tmp_path / name, whole / name)
+    check_reading(tmp_path / "fedavg", num_rounds=2, count=2)
+
+
+def check_reading(folder, *, num_rounds, count):
+    """Each process read the rows of its own clients, and nobody's twice."""
+    parts = [dict(np.load(folder / f"read-{i}.npz")) for i in range(count)]
+    for part in parts:
+        assert len(part["read"]) > 0
+        np.testing.assert_array_equal(np.sort(part["read"]), np.sort(part["own"]))
+    offsets = np.concatenate([[0], np.cumsum(toys.SIZES)])
+    cohorts = [sample(3, r, 5, 4) for r in range(5 - num_rounds, 5)]
+    wanted = [np.arange(*offsets[i : i + 2]) for ids in cohorts for i in ids]
+    everything = np.concatenate([part["read"] for part in parts])
+    np.testing.assert_array_equal(np.sort(everything), np.sort(np.concatenate(wanted)))
 
 
 @pytest.mark.slow
@@ -153,4 +163,10 @@ def test_a_single_process_has_all_shards_and_no_barrier():
     there = meshes.put_own(values, mesh, 8)
     assert len(there.sharding.device_set) == 4
     np.testing.assert_array_equal(meshes.fetch_own(there), values)
-    assert len(toys.SIZES) == 5
+
+
+def test_a_mesh_fits_the_devices():
+    with pytest.raises(
+        ValueError, match="must fit the 8 devices that exist, got 9 x 1"
+    ):
+        meshes.make_mesh(9)
