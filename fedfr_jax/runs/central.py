@@ -83,9 +83,8 @@ def central(
     slot = Slots(-1, 0, False, first_row, num_rows, 0, 0, num_steps)
     slot = jax.tree.map(jnp.asarray, slot)
 
-    def device(state: State, table: Table, epoch):
-        stage = jax.random.fold_in(jax.random.key(seed), CENTRAL)
-        key = jax.random.fold_in(stage, epoch)
+    def device(state: State, table: Table, epoch, key):
+        key = jax.random.fold_in(key, epoch)
         shard = (jax.lax.axis_index(meshes.CLIENTS), num_devices)
         extra = no_extra(1)
         client = client_view(feed, 0, key, slot, extra, table, epoch, shard=shard)
@@ -121,16 +120,20 @@ def central(
         )
         return jax.value_and_grad(loss, has_aux=True)(variables["params"])
 
-    epoch = jax.jit(
+    run = jax.jit(
         jax.shard_map(
             device,
             mesh=mesh,
-            in_specs=(P(), P(), P()),
+            in_specs=(P(), P(), P(), P()),
             out_specs=P(),
             axis_names={meshes.CLIENTS},
             check_vma=False,
         ),
         donate_argnums=0,
     )
+    # An argument, not a constant: the programs of all seeds are one in the cache.
+    key = jax.random.fold_in(jax.random.key(seed), CENTRAL)
+    key = jax.device_put(key, meshes.replicated(mesh))
+    epoch = lambda state, table, number: run(state, table, number, key)
     init = lambda variables: State(variables, optimizer.init(variables["params"]))
     return Central(init, epoch, num_steps)
