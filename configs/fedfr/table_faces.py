@@ -62,7 +62,7 @@ def get_config():
         {"epochs": 4, "learning_rate": 1e-3},
         learning_rate=1e-3,
         decay_epochs=(5, 4, 3),
-        threshold=0.6,
-        max_hard_negatives=200,
+        threshold=0.4,
+        max_hard_negatives=300,
     )
     return config.lock()

@@ -40,15 +40,20 @@ def main(argv: list[str]) -> None:
     folder, config = workdir(values, "run.py"), values["config"].value
     remember_programs(folder)
     names = values["rows"].value or ["pretrained", *config.methods]
-    seeds = [int(s) for s in values["seeds"].value]
-    runs = {str(s): run_seed(config, s, folder / f"seed{s}", names) for s in seeds}
-    for seed in seeds:
-        draw(runs[str(seed)], folder / f"seed{seed}")
-    name, target = name_of(argv), pathlib.Path(values["results"].value)
+    runs = {}
+    for seed in map(int, values["seeds"].value):
+        place = folder / f"seed{seed}"
+        runs[str(seed)] = run_seed(config, seed, place, names)
+        draw(runs[str(seed)], place)
+        publish(runs, name_of(argv), pathlib.Path(values["results"].value))
+
+
+def publish(runs: dict, name: str, target: pathlib.Path) -> None:
+    """Write and print what the seeds so far say."""
     write_results(target / "results.json", name, runs)
     text = table(runs) + "\n\n" + claims(runs)
     write_between(target / "README.md", name, f"{provenance()}\n\n{text}")
-    print(text)
+    print(text, flush=True)
 
 
 def name_of(argv: list[str]) -> str:

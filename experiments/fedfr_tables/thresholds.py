@@ -67,6 +67,8 @@ def at_thresholds(config, grid: list[str]):
 
 def count(config, seed: int, folder: pathlib.Path, grid: list[str]) -> np.ndarray:
     """Mean number of public images that each threshold gives a client, [T]."""
+    import jax
+
     from fedfr_jax.build import build
     from fedfr_jax.data.augment import decode
     from fedfr_jax.federated.client import Feed
@@ -86,10 +88,11 @@ def count(config, seed: int, folder: pathlib.Path, grid: list[str]) -> np.ndarra
         backbone_features(experiment.model), Feed(64, decode), experiment.mesh
     )
     rows = np.arange(len(table.labels), dtype=np.int32)
-    features = np.asarray(embed(backbone, table, rows))[: len(rows), 0]
+    features = embed(backbone, table, rows)[: len(rows), 0]
     own, public = features[: offsets[-1]], features[offsets[-1] :]
-    spans = zip(offsets, np.diff(offsets), strict=False)
-    nearest = np.array([max_similarity(own, *span, public) for span in spans])  # [N, G]
+    nearest = jax.jit(lambda start, size: max_similarity(own, start, size, public))
+    spans = zip(offsets[:-1], np.diff(offsets), strict=True)
+    nearest = np.array([nearest(*span) for span in spans])  # [N, G]
     above = nearest[None] > np.array(grid, np.float32)[:, None, None]
     return above.sum(axis=2).mean(axis=1)
 
