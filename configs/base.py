@@ -20,12 +20,13 @@ def get_config():
     return config
 
 
-def table_rows(adapt, **common):
+def table_rows(adapt, *, central=None, **common):
     """Every row of FedFR's tables 1 and 2, beside the pretrained network.
 
     Args:
       adapt: `epochs` and `learning_rate` of the adaptation after the last round.
       common: settings of `federated_faces` that all federated rows share.
+      central: what the central row sets otherwise than `pretrain`.
     """
     no_branch = {**common, "branch": None}
     return {
@@ -39,5 +40,5 @@ def table_rows(adapt, **common):
         "distill": {**no_branch, "adapt": {**adapt, "kind": "distill"}},
         "cosface_branch": {**common, "branch": "cosface"},
         "fedfr": common,
-        "central": {"kind": "central"},
+        "central": {"kind": "central", **(central or {})},
     }

@@ -10,7 +10,7 @@ from configs import base
 
 
 def get_config():
-    """480 classes pretrain, 200 federate on 20 clients, 200 are seen by nobody."""
+    """480 classes pretrain, 400 federate on 10 clients, 84 are seen by nobody."""
     config = base.get_config()
     folder = os.environ.get("FEDFR_DATA", "../shared/data")
     config.data = {
@@ -19,10 +19,10 @@ def get_config():
         "image_size": 28,
     }
     config.partition = {
-        "num_clients": 20,
-        "ids_per_client": 10,
+        "num_clients": 10,
+        "ids_per_client": 40,
         "num_global_ids": 480,
-        "num_unseen_ids": 200,
+        "num_unseen_ids": 84,
         "seed": config.get_ref("seed"),
     }
     config.model = {
@@ -40,16 +40,17 @@ def get_config():
     }
     config.federation = {
         "rounds": 3,
-        "local_epochs": (6, 5, 4),
+        "local_epochs": (4, 3, 3),
         "batch_size": 16,
         "flip": 0.0,
         "checkpoint_every": 0,
     }
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": 1e-3},
+        central={"epochs": 11},  # as many steps as pretraining
         learning_rate=1e-3,
-        decay_epochs=(5, 4, 3),
-        threshold=0.6,
-        max_hard_negatives=200,
+        decay_epochs=(3, 2, 2),
+        threshold=0.75,
+        max_hard_negatives=300,
     )
     return config.lock()

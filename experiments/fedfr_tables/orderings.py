@@ -13,6 +13,21 @@ import subprocess
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
+# In the order of the paper's tables; a row that is not here follows.
+ROWS = (
+    "pretrained",
+    "local",
+    "fedavg",
+    "fedface",
+    "moon",
+    "hard_negatives",
+    "contrastive",
+    "fedfr",
+    "finetune",
+    "distill",
+    "cosface_branch",
+    "central",
+)
 # (what the paper finds, protocol, the better row, the worse row)
 CLAIMS = (
     ("FedAvg helps personalised", "personalised", "fedavg", "pretrained"),
@@ -41,6 +56,12 @@ def columns(runs: dict) -> list[tuple[str, str]]:
     return [(p, m) for p in ("generic", "personalised") for m in first[p]]
 
 
+def in_order(names) -> list[str]:
+    """Rows as ROWS lists them, others behind in their own order."""
+    place = {name: i for i, name in enumerate(ROWS)}
+    return sorted(names, key=lambda name: place.get(name, len(ROWS)))
+
+
 def values_of(runs: dict, row: str, protocol: str, metric: str) -> np.ndarray:
     """[seeds]."""
     return np.array([rows[row][protocol][metric] for rows in runs.values()])
@@ -60,7 +81,7 @@ def spread(values: np.ndarray) -> str:
 
 def table(runs: dict) -> str:
     """Markdown: a line per row, mean and standard deviation in percent."""
-    names = list(next(iter(runs.values())))
+    names = in_order(next(iter(runs.values())))
     heads = [f"{p} {m}" for p, m in columns(runs)]
     lines = ["| row | " + " | ".join([*heads, "HN", "s"]) + " |"]
     lines.append("|---" * (len(heads) + 3) + "|")

@@ -20,7 +20,14 @@ from absl import flags
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent.parent), str(HERE)]
 
-from orderings import claims, provenance, table, write_between, write_results  # noqa: E402
+from orderings import (  # noqa: E402
+    claims,
+    in_order,
+    provenance,
+    table,
+    write_between,
+    write_results,
+)
 
 from fedfr_jax.__main__ import use_every_core  # noqa: E402
 from fedfr_jax.commands.flags import define, parse, workdir  # noqa: E402
@@ -39,7 +46,7 @@ def main(argv: list[str]) -> None:
     parse(values, "run.py", argv)
     folder, config = workdir(values, "run.py"), values["config"].value
     remember_programs(folder)
-    names = values["rows"].value or ["pretrained", *config.methods]
+    names = values["rows"].value or in_order(["pretrained", *config.methods])
     runs = {}
     for seed in map(int, values["seeds"].value):
         place = folder / f"seed{seed}"
@@ -134,6 +141,7 @@ def draw(rows: dict, folder: pathlib.Path) -> None:
     """The plots of a seed: generic ROC and DET, personalised rates of every client."""
     from fedfr_jax.runs.report import plots
 
+    rows = {name: rows[name] for name in in_order(rows)}
     curves = {name: row["roc"] for name, row in rows.items()}
     plots.plot_roc(folder / "roc.png", curves)
     plots.plot_det(folder / "det.png", curves)
