@@ -118,7 +118,7 @@ def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
     from fedfr_jax.runs.experiment import judge_single, run_row, start_of
     from fedfr_jax.runs.workdir import claim
 
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), time.process_time()
     variables = start_of(experiment, folder)
     if name == "pretrained":
         stage = judge_single(experiment, variables)
@@ -133,7 +133,11 @@ def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
         "personalised": stage.personalised.metrics,
         "of_client": {k: v.tolist() for k, v in stage.personalised.per_client.items()},
         "roc": [x.tolist() for x in stage.generic.roc],
-        "cost": {"seconds": time.perf_counter() - begun, **chosen(folder / name)},
+        "cost": {
+            "seconds": round(time.perf_counter() - begun, 1),
+            "core_seconds": round(time.process_time() - used, 1),
+            **chosen(folder / name),
+        },
     }
 
 

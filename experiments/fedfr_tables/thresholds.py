@@ -14,7 +14,14 @@ import sys
 
 import numpy as np
 from absl import flags
-from orderings import mean_rate, provenance, table, write_between, write_results
+from orderings import (
+    core_seconds,
+    mean_rate,
+    provenance,
+    table,
+    write_between,
+    write_results,
+)
 from run import HERE, name_of, remember_programs, run_seed, seeded, use_every_core
 
 from fedfr_jax.commands.flags import define, parse, workdir
@@ -117,9 +124,9 @@ def plot(path: pathlib.Path, counted: dict[str, float], runs: dict) -> None:
     number, cost, rate = figure.subplots(1, 3)
     number.plot([float(t) for t in counted], counted.values(), "o-", color="#0072B2")
     number.set(yscale="symlog", ylim=(0, None), title="hard negatives of a client")
-    seconds = [[r[name]["cost"]["seconds"] for name in names] for r in runs.values()]
-    cost.plot(trained, np.mean(seconds, axis=0), "o-", color="#D55E00")
-    cost.set(ylim=(0, None), title="seconds of training and judging")
+    seconds = [core_seconds(runs, name) for name in names]
+    cost.plot(trained, seconds, "o-", color="#D55E00")
+    cost.set(ylim=(0, None), title="core seconds, training and judging")
     colours = {"generic": "#009E73", "personalised": "#CC79A7"}
     for protocol, colour in colours.items():
         rates = [mean_rate(runs, name, protocol).mean() for name in names]
