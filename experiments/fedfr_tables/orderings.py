@@ -81,7 +81,9 @@ def spread(values: np.ndarray) -> str:
 
 def core_seconds(runs: dict, row: str) -> float:
     """Mean seconds of all cores together; other programs beside a run do not count."""
-    return float(np.mean([rows[row]["cost"]["core_seconds"] for rows in runs.values()]))
+    costs = [rows[row]["cost"] for rows in runs.values()]
+    known = [cost["core_seconds"] for cost in costs if "core_seconds" in cost]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def table(runs: dict) -> str:
