@@ -145,7 +145,7 @@ def plot_rounds(
       path: the PNG file.
       rows: method -> rows of its metrics.jsonl; a row needs "round" and may lack a
         metric or hold null. A method with a single row (it has no rounds) is drawn
-        as a level line.
+        as a level line, one with a single number as a point.
       metrics: what to draw.
 
     Raises:
@@ -158,17 +158,28 @@ def plot_rounds(
         raise ValueError(f"metrics must be among {sorted(known)}, got {list(metrics)}.")
     figure, panels = _panels(len(metrics), 4.2, 3.2)
     lines = {}
+    last = max((row["round"] for of in rows.values() for row in of), default=0)
     for axes, metric in zip(panels, metrics, strict=True):
+        drawn = []
         for i, (method, of) in enumerate(rows.items()):
             points = [(r["round"], r[metric]) for r in of if r.get(metric) is not None]
             if not points:
                 continue
-            if len(points) == 1:
+            drawn += [value for _, value in points]
+            if len(of) == 1:
                 line = axes.axhline(points[0][1], alpha=0.8, **_line(i))
             else:
-                line = axes.plot(*zip(*points, strict=True), marker=".", **_line(i))[0]
+                line = axes.plot(*zip(*points, strict=True), marker="o", **_line(i))[0]
+                line.set_markersize(3 if len(points) > 1 else 6)
             lines.setdefault(method, line)
-        axes.set(title=metric, xlabel="round")
+        # A level line alone would leave both axes at 0 to 1.
+        edge = 0.05 * (max(drawn) - min(drawn)) or 0.05
+        axes.set(
+            title=metric,
+            xlabel="round",
+            xlim=(-0.04 * max(last, 1), 1.04 * max(last, 1)),
+            ylim=(min(drawn) - edge, max(drawn) + edge),
+        )
         axes.xaxis.get_major_locator().set_params(integer=True)
     lines = {method: lines[method] for method in rows if method in lines}
     # About 0.09 inch a letter and 0.6 for the handle.
