@@ -38,7 +38,8 @@ def table_rows(adapt, *, central=None, **common):
         "contrastive": no_branch,
         "finetune": {**no_branch, "adapt": {**adapt, "kind": "finetune"}},
         "distill": {**no_branch, "adapt": {**adapt, "kind": "distill"}},
-        "cosface_branch": {**common, "branch": "cosface"},
+        # Its loss is that of the main term, which weighs 1; 10 is for BCE over its scale.
+        "cosface_branch": {**common, "branch": "cosface", "branch_weight": 1.0},
         "fedfr": common,
         "central": {"kind": "central", **(central or {})},
     }
