@@ -38,7 +38,7 @@ def table_rows(adapt, *, central=None, **common):
         "contrastive": no_branch,
         "finetune": {**no_branch, "adapt": {**adapt, "kind": "finetune"}},
         "distill": {**no_branch, "adapt": {**adapt, "kind": "distill"}},
-        # Its loss is that of the main term, which weighs 1; 10 is for BCE over its scale.
+        # The same loss as the main term has, so the same weight; 10 is for BCE.
         "cosface_branch": {**common, "branch": "cosface", "branch_weight": 1.0},
         "fedfr": common,
         "central": {"kind": "central", **(central or {})},
