@@ -154,7 +154,11 @@ def write_between(path: pathlib.Path, name: str, text: str) -> None:
 
 
 def provenance() -> str:
-    """Date and commit of a result."""
-    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
-    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    return f"{datetime.date.today().isoformat()}, commit {commit or 'unknown'}"
+    """Date and commit of a result; "-dirty" when code or configs differ from it."""
+    git = lambda *words: subprocess.run(
+        ["git", "-C", str(HERE), *words], capture_output=True, text=True
+    ).stdout.strip()
+    commit = git("rev-parse", "--short", "HEAD") or "unknown"
+    if git("diff", "HEAD", "--name-only", "--", ":/*.py"):
+        commit += "-dirty"
+    return f"{datetime.date.today().isoformat()}, commit {commit}"
