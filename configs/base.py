@@ -60,12 +60,13 @@ def small_methods():
     return {"fedavg": {**FEDAVG, **rate}, "fedfr": {**FEDFR, **rate, **negatives}}
 
 
-def table_rows(adapt, **common):
+def table_rows(adapt, *, central=None, **common):
     """Every row of FedFR's tables 1 and 2, beside the pretrained network.
 
     Args:
       adapt: `epochs` and `learning_rate` of the adaptation after the last round.
       common: settings of `federated_faces` that all federated rows share.
+      central: what the central row sets otherwise than `pretrain`.
     """
     no_branch = {**common, "branch": None}
     return {
@@ -77,7 +78,8 @@ def table_rows(adapt, **common):
         "contrastive": no_branch,
         "finetune": {**no_branch, "adapt": {**adapt, "kind": "finetune"}},
         "distill": {**no_branch, "adapt": {**adapt, "kind": "distill"}},
-        "cosface_branch": {**common, "branch": "cosface"},
+        # The same loss as the main term has, so the same weight; 10 is for BCE.
+        "cosface_branch": {**common, "branch": "cosface", "branch_weight": 1.0},
         "fedfr": common,
-        "central": {"kind": "central"},
+        "central": {"kind": "central", **(central or {})},
     }

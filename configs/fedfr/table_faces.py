@@ -19,12 +19,12 @@ def get_config():
             "lfw": {
                 "name": "lfw",
                 "data_dir": f"{folder}/lfw_devtrain",
-                "image_size": 32,
+                "image_size": 28,
             },
             "fei": {
                 "name": "fei",
                 "data_dir": f"{folder}/fei28",
-                "image_size": 32,
+                "image_size": 28,
             },
         },
     }
@@ -33,9 +33,9 @@ def get_config():
         "ids_per_client": 10,
         "num_global_ids": 400,
         "num_unseen_ids": 120,
-        "min_images": 10,
+        "min_images": 14,
         "global_min_images": 3,
-        "max_images": 30,
+        "max_images": 14,
         "global_ids_from": "lfw",
         "unseen_ids_from": "lfw",
         "seed": 0,
@@ -43,21 +43,26 @@ def get_config():
     config.model = {
         "name": "sphereface",
         "blocks": (1, 1, 1),
-        "widths": (32, 64, 128),
-        "embedding_dim": 128,
+        "widths": (16, 32, 64),
+        "embedding_dim": 64,
     }
-    config.pretrain = {"epochs": 30, "optimizer": "adam", "learning_rate": 2e-3}
+    config.pretrain = {
+        "epochs": 40,
+        "optimizer": "adam",
+        "learning_rate": 2e-3,
+        "checkpoint_every": 0,
+    }
     config.federation = {
-        "rounds": 5,
-        "local_epochs": (4, 4, 3),
-        "batch_size": 32,
+        "rounds": 3,
+        "local_epochs": (6, 5, 4),
+        "batch_size": 16,
         "checkpoint_every": 0,
     }
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": 1e-3},
         learning_rate=1e-3,
-        decay_epochs=(3, 3, 2),
-        threshold=0.5,
-        max_hard_negatives=120,
+        decay_epochs=(5, 4, 3),
+        threshold=0.4,
+        max_hard_negatives=300,
     )
     return config.lock()

@@ -10,7 +10,7 @@ from configs import base
 
 
 def get_config():
-    """480 classes pretrain, 400 federate on 40 clients, 84 are seen by nobody."""
+    """480 classes pretrain, 400 federate on 10 clients, 84 are seen by nobody."""
     config = base.get_config()
     folder = os.environ.get("FEDFR_DATA", "../shared/data")
     config.data = {
@@ -19,36 +19,38 @@ def get_config():
         "image_size": 28,
     }
     config.partition = {
-        "num_clients": 40,
-        "ids_per_client": 10,
+        "num_clients": 10,
+        "ids_per_client": 40,
         "num_global_ids": 480,
         "num_unseen_ids": 84,
-        "seed": 0,
+        "seed": config.get_ref("seed"),
     }
     config.model = {
         "name": "sphereface",
         "blocks": (1, 1, 1),
-        "widths": (32, 64, 128),
-        "embedding_dim": 128,
+        "widths": (16, 32, 64),
+        "embedding_dim": 64,
     }
     config.pretrain = {
-        "epochs": 12,
+        "epochs": 16,
         "optimizer": "adam",
         "learning_rate": 2e-3,
         "flip": 0.0,
+        "checkpoint_every": 0,
     }
     config.federation = {
-        "rounds": 4,
-        "local_epochs": (4, 4, 3),
-        "batch_size": 32,
+        "rounds": 3,
+        "local_epochs": (4, 3, 3),
+        "batch_size": 16,
         "flip": 0.0,
         "checkpoint_every": 0,
     }
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": 1e-3},
+        central={"epochs": 11},  # as many steps as pretraining
         learning_rate=1e-3,
-        decay_epochs=(3, 3, 2),
-        threshold=0.5,
-        max_hard_negatives=120,
+        decay_epochs=(3, 2, 2),
+        threshold=0.75,
+        max_hard_negatives=300,
     )
     return config.lock()

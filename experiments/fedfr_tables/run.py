@@ -1,17 +1,16 @@
 """FedFR's tables 1 and 2 in small: every row, some seeds, mean and deviation.
 
     python experiments/fedfr_tables/run.py --config=configs/fedfr/table_omniglot.py \
-        --workdir=runs/table_omniglot [--seeds=0,1,2]
+        --workdir=runs/table_omniglot [--seeds=0,1,2] [--rows=pretrained,fedavg,...]
 
 Goes on where it was stopped. Writes the data set's part of results.json (every metric
 of every row and seed) and of README.md, both beside this file or under --results.
 """
 
-import datetime
 import json
+import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import time
 
@@ -19,26 +18,22 @@ import numpy as np
 from absl import flags
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent.parent))
+sys.path[:0] = [str(HERE.parent.parent), str(HERE)]
+
+from orderings import (  # noqa: E402
+    claims,
+    in_order,
+    provenance,
+    table,
+    write_between,
+    write_results,
+)
 
 from fedfr_jax.commands.flags import define, parse, workdir  # noqa: E402
 from fedfr_jax.processes import use_every_core  # noqa: E402
 
 # Rows that go on from another row's last round, which is trained once.
 ADAPTED = {"finetune": "contrastive", "distill": "contrastive"}
-# (what the paper finds, protocol, the better row, the worse row)
-CLAIMS = (
-    ("FedAvg helps personalised", "personalised", "fedavg", "pretrained"),
-    ("FedAvg hurts generic", "generic", "pretrained", "fedavg"),
-    ("hard negatives help generic", "generic", "hard_negatives", "fedavg"),
-    ("hard negatives help personalised", "personalised", "hard_negatives", "fedavg"),
-    ("contrastive helps generic", "generic", "contrastive", "hard_negatives"),
-    ("contrastive costs personalised", "personalised", "hard_negatives", "contrastive"),
-    ("the branch restores personalised", "personalised", "fedfr", "hard_negatives"),
-    ("BCE beats a CosFace branch", "personalised", "fedfr", "cosface_branch"),
-    ("a CosFace branch beats KD", "personalised", "cosface_branch", "distill"),
-    ("KD beats fine-tuning", "personalised", "distill", "finetune"),
-)
 
 
 def main(argv: list[str]) -> None:
@@ -46,156 +41,152 @@ def main(argv: list[str]) -> None:
     values = flags.FlagValues()
     define(values)
     flags.DEFINE_list("seeds", ["0", "1", "2"], "seeds to run", flag_values=values)
+    flags.DEFINE_list("rows", [], "rows to run; none: all", flag_values=values)
     flags.DEFINE_string("results", str(HERE), "where they go", flag_values=values)
     parse(values, "run.py", argv)
     folder, config = workdir(values, "run.py"), values["config"].value
-    seeds = [int(s) for s in values["seeds"].value]
-    runs = {str(s): run_seed(config, s, folder / f"seed{s}") for s in seeds}
-    file = next(w.partition("=")[2] for w in argv if w.startswith("--config="))
-    name = pathlib.Path(file).stem.removeprefix("table_")
-    target = pathlib.Path(values["results"].value)
+    remember_programs(folder)
+    names = values["rows"].value or in_order(["pretrained", *config.methods])
+    runs = {}
+    for seed in map(int, values["seeds"].value):
+        place = folder / f"seed{seed}"
+        runs[str(seed)] = run_seed(config, seed, place, names)
+        draw(runs[str(seed)], place)
+        publish(runs, name_of(argv), pathlib.Path(values["results"].value))
+
+
+def publish(runs: dict, name: str, target: pathlib.Path) -> None:
+    """Write and print what the seeds so far say."""
     write_results(target / "results.json", name, runs)
     text = table(runs) + "\n\n" + claims(runs)
     write_between(target / "README.md", name, f"{provenance()}\n\n{text}")
-    print(text)
+    print(text, flush=True)
+
+
+def name_of(argv: list[str]) -> str:
+    """A table's name, from its config file's."""
+    file = next(w.partition("=")[2] for w in argv if w.startswith("--config="))
+    return pathlib.Path(file).stem.removeprefix("table_")
+
+
+def remember_programs(folder: pathlib.Path) -> None:
+    """Keep compiled programs beside the run: all seeds need the same ones."""
+    place = str((folder / "compiled").resolve())
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", place)
 
 
 def seeded(config, seed: int):
-    """The config with `seed` for the data, the networks and the training."""
-    config = config.copy_and_resolve_references()
+    """The config with `seed`, and with what refers to it."""
     with config.unlocked():
-        config.seed = config.partition.seed = seed
-    return config
+        config.seed = seed
+    return config.copy_and_resolve_references()
 
 
-def run_seed(config, seed: int, folder: pathlib.Path) -> dict:
-    """{row: {"generic", "personalised", "cost"}} of one seed, each kept once done."""
+def run_seed(config, seed: int, folder: pathlib.Path, names: list[str]) -> dict:
+    """{row: what `run_one` returns} of one seed, each kept once done.
+
+    The folder may hold rows of other tables; all but their own settings is the same.
+    """
     from fedfr_jax.build import build
-    from fedfr_jax.runs.experiment import judge_single, run_row, same_config, start_of
+    from fedfr_jax.runs.workdir import claim
 
     config = seeded(config, seed)
-    same_config(folder, config.to_json_best_effort(indent=1))
-    path = folder / "rows.json"
-    rows = json.loads(path.read_text()) if path.exists() else {}
-    names = ["pretrained", *config.methods]
-    if set(names) <= set(rows):
-        return rows
-    experiment = build(config)
+    text = config.to_json_best_effort(indent=1)
+    settings = {"pretrained": None, **json.loads(text)["methods"]}
+    with claim(folder, text, but_for="methods"):
+        path = folder / "rows.json"
+        rows = json.loads(path.read_text()) if path.exists() else {}
+        for name in names:
+            if rows.get(name, {}).get("settings") not in (None, settings[name]):
+                raise ValueError(
+                    f"{path}: the settings of {name} must be those of this command, "
+                    f"got {rows[name]['settings']}; take another --workdir."
+                )
+        missing = [name for name in names if name not in rows]
+        if missing:
+            experiment = build(config)
+            for name in missing:
+                rows[name] = run_one(experiment, folder, name, settings[name])
+                path.write_text(json.dumps(rows, indent=1))
+                seconds = rows[name]["cost"]["seconds"]
+                print(f"seed {seed}, {name}: {seconds:.0f} s", flush=True)
+    return {name: rows[name] for name in names}
+
+
+def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
+    """Train and judge one row, or go on with it."""
+    from fedfr_jax.runs.experiment import judge_single, run_row, start_of
+    from fedfr_jax.runs.workdir import claim
+
+    begun, used = time.perf_counter(), time.process_time()
     variables = start_of(experiment, folder)
-    for name in names:
-        if name in rows:
-            continue
-        begun = time.perf_counter()
-        if name == "pretrained":
-            stage = judge_single(experiment, variables)
-        else:
-            go_on_from(folder, name)
+    if name == "pretrained":
+        stage = judge_single(experiment, variables)
+    else:
+        go_on_from(folder, name)
+        with claim(folder / name, json.dumps({"settings": settings})):
             method = experiment.methods[name]
             stage = run_row(experiment, method, variables, folder / name)
-        rows[name] = {
-            "generic": stage.generic.metrics,
-            "personalised": stage.personalised.metrics,
-            "cost": {"seconds": time.perf_counter() - begun, **cost(folder / name)},
-        }
-        path.write_text(json.dumps(rows, indent=1))
-        print(f"seed {seed}, {name}: {rows[name]['cost']['seconds']:.0f} s", flush=True)
-    return rows
+    return {
+        "settings": settings,
+        "generic": stage.generic.metrics,
+        "personalised": stage.personalised.metrics,
+        "of_client": {k: v.tolist() for k, v in stage.personalised.per_client.items()},
+        "roc": [x.tolist() for x in stage.generic.roc],
+        "cost": {
+            "seconds": round(time.perf_counter() - begun, 1),
+            "core_seconds": round(time.process_time() - used, 1),
+            **chosen(folder / name),
+        },
+    }
+
+
+def draw(rows: dict, folder: pathlib.Path) -> None:
+    """The plots of a seed: generic ROC and DET, personalised rates of every client."""
+    from fedfr_jax.runs.report import plots
+
+    rows = {name: rows[name] for name in in_order(rows)}
+    curves = {name: row["roc"] for name, row in rows.items()}
+    plots.plot_roc(folder / "roc.png", curves)
+    plots.plot_det(folder / "det.png", curves)
+    of_client = {name: row["of_client"] for name, row in rows.items()}
+    plots.plot_personalised(folder / "personalised.png", of_client)
 
 
 def go_on_from(folder: pathlib.Path, name: str) -> None:
     """Give an adapted row the rounds that another row has played already."""
     source = folder / ADAPTED.get(name, name)
     if source.exists() and not (folder / name).exists():
-        shutil.copytree(source, folder / f"{name}.part")
-        (folder / f"{name}.part").rename(folder / name)
+        draft = folder / f"{name}.part"
+        shutil.rmtree(draft, ignore_errors=True)  # of a copy that was interrupted
+        shutil.copytree(source, draft, ignore=shutil.ignore_patterns("config.json"))
+        draft.rename(folder / name)
 
 
-def cost(folder: pathlib.Path) -> dict[str, float]:
-    """Mean hard negatives per client and round of a row that has any."""
+def chosen(folder: pathlib.Path) -> dict:
+    """Hard negatives of a row that has any.
+
+    Returns:
+      hard_negatives: mean over clients and rounds; of_round: mean of each round [R];
+      of_client: mean over rounds of each client [N].
+    """
     from fedfr_jax.runs.sinks import read_jsonl
 
-    lines = read_jsonl(folder / "metrics.jsonl")
-    numbers = [x["hard_negatives"] for x in lines if "hard_negatives" in x]
-    return {"hard_negatives": float(np.mean(numbers))} if numbers else {}
-
-
-def columns(runs: dict) -> list[tuple[str, str]]:
-    """(protocol, metric) of every number that all rows have."""
-    first = next(iter(next(iter(runs.values())).values()))
-    return [(p, m) for p in ("generic", "personalised") for m in first[p]]
-
-
-def values_of(runs: dict, row: str, protocol: str, metric: str) -> np.ndarray:
-    """[seeds]."""
-    return np.array([rows[row][protocol][metric] for rows in runs.values()])
-
-
-def table(runs: dict) -> str:
-    """Markdown: a line per row, mean and standard deviation in percent."""
-    names = list(next(iter(runs.values())))
-    heads = [f"{p} {m}" for p, m in columns(runs)]
-    lines = ["| row | " + " | ".join([*heads, "HN", "s"]) + " |"]
-    lines.append("|---" * (len(heads) + 3) + "|")
-    for name in names:
-        cells = []
-        for protocol, metric in columns(runs):
-            x = 100 * values_of(runs, name, protocol, metric)
-            cells.append(f"{x.mean():.1f} ± {x.std():.1f}")
-        costs = [rows[name]["cost"] for rows in runs.values()]
-        chosen = np.mean([c.get("hard_negatives", 0.0) for c in costs])
-        seconds = np.mean([c["seconds"] for c in costs])
-        cells += [f"{chosen:.0f}", f"{seconds:.0f}"]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def claims(runs: dict) -> str:
-    """Markdown: the paper's orderings, on the mean over a protocol's rates."""
-    first = next(iter(runs.values()))
-    lines = [
-        "| the paper | protocol | difference, each seed | holds |",
-        "|---|---|---|---|",
+    path = folder / "clients.jsonl"
+    lines = read_jsonl(path) if path.exists() else []
+    lines = [x for x in lines if any(x["hard_negatives"])]
+    if not lines:
+        return {}
+    order = [np.argsort(x["client"]) for x in lines]
+    numbers = [
+        np.array(x["hard_negatives"])[i] for x, i in zip(lines, order, strict=True)
     ]
-    for text, protocol, better, worse in CLAIMS:
-        if not {better, worse} <= set(first):
-            continue
-        rates = [m for p, m in columns(runs) if p == protocol and "@" in m]
-        gain = np.mean(
-            [
-                values_of(runs, better, protocol, m)
-                - values_of(runs, worse, protocol, m)
-                for m in rates
-            ],
-            axis=0,
-        )
-        holds = "yes" if (gain > 0).all() else "no" if (gain < 0).all() else "unclear"
-        shown = ", ".join(f"{100 * g:+.1f}" for g in gain)
-        lines.append(f"| {text} | {protocol} | {shown} | {holds} |")
-    return "\n".join(lines)
-
-
-def write_results(path: pathlib.Path, name: str, runs: dict) -> None:
-    """Replace one data set's part of results.json."""
-    results = json.loads(path.read_text()) if path.exists() else {}
-    results[name] = {"made": provenance(), "seeds": runs}
-    path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-
-
-def write_between(path: pathlib.Path, name: str, text: str) -> None:
-    """Replace what stands between a data set's two markers."""
-    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    before = path.read_text() if path.exists() else ""
-    if start not in before:
-        before += f"\n{start}\n{end}\n"
-    head, _, rest = before.partition(start)
-    path.write_text(f"{head}{start}\n{text}\n{end}{rest.partition(end)[2]}")
-
-
-def provenance() -> str:
-    """Date and commit of a result."""
-    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
-    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    return f"{datetime.date.today().isoformat()}, commit {commit or 'unknown'}"
+    numbers = np.array(numbers, np.float64)  # [R, N]
+    return {
+        "hard_negatives": float(numbers.mean()),
+        "of_round": numbers.mean(axis=1).round(1).tolist(),
+        "of_client": numbers.mean(axis=0).round(1).tolist(),
+    }
 
 
 if __name__ == "__main__":

@@ -3,45 +3,143 @@
     python experiments/fedfr_tables/thresholds.py --workdir=runs/table_omniglot \
         --config=configs/fedfr/table_omniglot.py [--thresholds=0.3,...] [--seeds=0]
 
-Trains the FedFR row at each threshold (without a cap on the number) from the pretrained
-network that the table's run left in the same --workdir, or makes one.
+Counts what every threshold selects with the pretrained network, and trains the FedFR
+row, without a cap on the number, at those that select at most --most images a client.
+It shares the pretrained network with the table's run in the same --workdir. Writes
+thresholds_<name>.png beside the table.
 """
 
 import pathlib
 import sys
 
+import numpy as np
 from absl import flags
-from run import HERE, run_seed, table, use_every_core, write_between, write_results
+from orderings import (
+    core_seconds,
+    mean_rate,
+    provenance,
+    table,
+    write_between,
+    write_results,
+)
+from run import HERE, name_of, remember_programs, run_seed, seeded, use_every_core
 
 from fedfr_jax.commands.flags import define, parse, workdir
 
 
 def main(argv: list[str]) -> None:
-    """Run every threshold and seed, then write results and table."""
+    """Count, run the thresholds of every seed, write results, table and plot."""
     values = flags.FlagValues()
     define(values)
-    grid = ["0.3", "0.4", "0.5", "0.6", "0.7", "0.8"]
+    grid = ["0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9"]
     flags.DEFINE_list("thresholds", grid, "cosines", flag_values=values)
+    flags.DEFINE_integer("most", 600, "most images to train on", flag_values=values)
     flags.DEFINE_list("seeds", ["0"], "seeds to run", flag_values=values)
     flags.DEFINE_string("results", str(HERE), "where they go", flag_values=values)
     parse(values, "thresholds.py", argv)
-    folder = workdir(values, "thresholds.py") / "thresholds"
-    config = values["config"].value.copy_and_resolve_references()
+    folder, config = workdir(values, "thresholds.py"), values["config"].value
+    remember_programs(folder)
+    grid, seeds = values["thresholds"].value, [int(s) for s in values["seeds"].value]
+    counts = np.mean([count(config, s, folder / f"seed{s}", grid) for s in seeds], 0)
+    rows = [
+        f"t_HN {t}"
+        for t, number in zip(grid, counts, strict=True)
+        if number <= values["most"].value
+    ]
+    config = at_thresholds(config, grid)
+    runs = {
+        str(s): run_seed(config, s, folder / f"seed{s}", ["pretrained", *rows])
+        for s in seeds
+    }
+    target, name = pathlib.Path(values["results"].value), name_of(argv)
+    counted = dict(zip(grid, counts.tolist(), strict=True))
+    write_results(target / "results.json", f"{name} thresholds", runs, counted=counted)
+    plot(target / f"thresholds_{name}.png", counted, runs)
+    text = f"{provenance()}\n\n{counts_table(counted)}\n\n{table(runs)}"
+    write_between(target / "README.md", f"{name} thresholds", text)
+    print(text)
+
+
+def at_thresholds(config, grid: list[str]):
+    """The config with the FedFR row at every threshold, and no other."""
+    config = config.copy_and_resolve_references()
     own = config.methods.fedfr.to_dict()
     with config.unlocked():
         config.methods = {
             f"t_HN {t}": {**own, "threshold": float(t), "max_hard_negatives": 0}
-            for t in values["thresholds"].value
+            for t in grid
         }
-    runs = {
-        s: run_seed(config, int(s), folder / f"seed{s}") for s in values["seeds"].value
-    }
-    file = next(w.partition("=")[2] for w in argv if w.startswith("--config="))
-    name = pathlib.Path(file).stem.removeprefix("table_") + " thresholds"
-    target = pathlib.Path(values["results"].value)
-    write_results(target / "results.json", name, runs)
-    write_between(target / "README.md", name, table(runs))
-    print(table(runs))
+    return config
+
+
+def count(config, seed: int, folder: pathlib.Path, grid: list[str]) -> np.ndarray:
+    """Mean number of public images that each threshold gives a client, [T]."""
+    import jax
+
+    from fedfr_jax.build import build
+    from fedfr_jax.data.augment import decode
+    from fedfr_jax.federated.client import Feed
+    from fedfr_jax.federated.features import build_embed
+    from fedfr_jax.federated.hard_negatives import max_similarity
+    from fedfr_jax.runs.experiment import start_of
+    from fedfr_jax.runs.workdir import claim
+    from fedfr_jax.tasks.methods import backbone_features
+
+    config = seeded(config, seed)
+    text = config.to_json_best_effort(indent=1)
+    with claim(folder, text, but_for="methods"):
+        experiment = build(config)
+        backbone = start_of(experiment, folder)["backbone"]
+    table, offsets = experiment.task.table, experiment.task.population.offsets
+    embed = build_embed(
+        backbone_features(experiment.model), Feed(64, decode), experiment.mesh
+    )
+    rows = np.arange(len(table.labels), dtype=np.int32)
+    features = embed(backbone, table, rows)[: len(rows), 0]
+    own, public = features[: offsets[-1]], features[offsets[-1] :]
+    nearest = jax.jit(lambda start, size: max_similarity(own, start, size, public))
+    spans = zip(offsets[:-1], np.diff(offsets), strict=True)
+    nearest = np.array([nearest(*span) for span in spans])  # [N, G]
+    above = nearest[None] > np.array(grid, np.float32)[:, None, None]
+    return above.sum(axis=2).mean(axis=1)
+
+
+def counts_table(counted: dict[str, float]) -> str:
+    """Markdown: images that a client gets before the first round."""
+    lines = [
+        "| t_HN | " + " | ".join(counted) + " |",
+        "|---" * (len(counted) + 1) + "|",
+    ]
+    cells = [f"{number:.0f}" for number in counted.values()]
+    return "\n".join([*lines, "| images of a client | " + " | ".join(cells) + " |"])
+
+
+def plot(path: pathlib.Path, counted: dict[str, float], runs: dict) -> None:
+    """Count, cost and both protocols' mean rates over the threshold."""
+    from matplotlib.figure import Figure
+
+    names = [name for name in next(iter(runs.values())) if name.startswith("t_HN")]
+    trained = [float(name.split()[1]) for name in names]
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    number, cost, rate = figure.subplots(1, 3)
+    number.plot([float(t) for t in counted], counted.values(), "o-", color="#0072B2")
+    number.set(yscale="symlog", ylim=(0, None), title="hard negatives of a client")
+    seconds = [core_seconds(runs, name) for name in names]
+    cost.plot(trained, seconds, "o-", color="#D55E00")
+    cost.set(ylim=(0, None), title="core seconds, training and judging")
+    colours = {"generic": "#009E73", "personalised": "#CC79A7"}
+    for protocol, colour in colours.items():
+        rates = [mean_rate(runs, name, protocol).mean() for name in names]
+        rate.plot(trained, rates, "o-", color=colour, label=f"{protocol}, FedFR")
+        start = mean_rate(runs, "pretrained", protocol).mean()
+        rate.axhline(start, color=colour, linestyle=":", label=f"{protocol}, start")
+    rate.set(title="mean of the rates")
+    figure.legend(loc="outside right center")
+    for axes in figure.axes:
+        axes.set_xlabel("threshold t_HN")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

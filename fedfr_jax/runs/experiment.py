@@ -266,18 +266,21 @@ def open_client_log(folder: pathlib.Path, first: int):
 
 
 def draw(stages: Mapping[str, Stage], workdir: pathlib.Path) -> list[pathlib.Path]:
-    """The three plots of a run; returns their paths. The first process draws."""
+    """The four plots of a run; returns their paths. The first process draws."""
     if not meshes.is_first():
         return []
-    paths = [workdir / f"{name}.png" for name in ("roc", "personalised", "rounds")]
-    plots.plot_roc(paths[0], {n: s.generic.roc for n, s in stages.items()})
+    names = ("roc", "det", "personalised", "rounds")
+    paths = [workdir / f"{name}.png" for name in names]
+    curves = {n: s.generic.roc for n, s in stages.items()}
+    plots.plot_roc(paths[0], curves)
+    plots.plot_det(paths[1], curves)
     plots.plot_personalised(
-        paths[1], {n: s.personalised.per_client for n, s in stages.items()}
+        paths[2], {n: s.personalised.per_client for n, s in stages.items()}
     )
     generic = {
         f"generic/{k}": v for k, v in stages["pretrained"].generic.metrics.items()
     }
     rows = {n: read_jsonl(workdir / n / "metrics.jsonl") for n in stages}
     rows["pretrained"] = [{"round": 0, **generic}]  # a level: it has no rounds
-    plots.plot_rounds(paths[2], rows, ("loss", *generic))
+    plots.plot_rounds(paths[3], rows, ("loss", *generic))
     return paths

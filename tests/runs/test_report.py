@@ -101,6 +101,15 @@ def test_roc_leaves_out_far_zero_and_takes_any_order(tmp_path):
     assert path.read_bytes() == (tmp_path / "again.png").read_bytes()
 
 
+def test_det_draws_errors_and_takes_a_perfect_curve(tmp_path):
+    path = tmp_path / "det.png"
+    perfect = (FAR, np.ones_like(FAR))
+    report.plot_det(path, {"fedfr": (FAR, FAR**0.1), "perfect": perfect})
+    assert_is_drawn(path)
+    with pytest.raises(ValueError, match="must have a far > 0"):
+        report.plot_det(path, {"a": ([0.0], [1.0])})
+
+
 def test_personalised_plot_takes_few_many_and_missing_clients(tmp_path):
     rng = np.random.default_rng(0)
     values = {

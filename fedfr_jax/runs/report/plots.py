@@ -39,25 +39,63 @@ def plot_roc(
     Raises:
       ValueError: no curve, or a curve without a point at far > 0.
     """
-    if not curves:
-        raise ValueError("curves must hold at least one method, got none.")
     figure = _figure(7.6, 4.8)
     axes = figure.subplots()
-    lowest = 1.0
-    for i, (method, (far, tar)) in enumerate(curves.items()):
+    for i, (method, (far, tar)) in enumerate(_above_zero(curves).items()):
+        axes.plot(far, tar, label=method, **_line(i))
+    axes.set(ylim=(0.0, 1.02), ylabel="true accept rate")
+    _save_rates(figure, path, curves)
+
+
+def plot_det(
+    path: str | os.PathLike, curves: Mapping[str, tuple[Sequence, Sequence]]
+) -> None:
+    """False reject rate over false accept rate, both logarithmic, a line per method.
+
+    The error rates that are close to 1 on a ROC are told apart here; the dotted line
+    holds the points of equal error.
+
+    Args:
+      path: the PNG file.
+      curves: as for `plot_roc`; points without a false reject are left out, too.
+
+    Raises:
+      ValueError: no curve, or a curve without a point at far > 0.
+    """
+    figure = _figure(7.6, 4.8)
+    axes = figure.subplots()
+    lowest = 0.1
+    for i, (method, (far, tar)) in enumerate(_above_zero(curves).items()):
+        rejected = np.where(tar < 1, 1 - tar, np.nan)
+        axes.plot(far, rejected, label=method, **_line(i))
+        lowest = min(lowest, float(np.nanmin(rejected, initial=1.0)))
+    axes.axline((0.1, 0.1), (1, 1), color="0.6", linestyle=":", linewidth=1)
+    axes.set(yscale="log", ylim=(lowest, 1.0), ylabel="false reject rate")
+    _save_rates(figure, path, curves)
+
+
+def _above_zero(curves) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Each curve's points at far > 0, in the order of far."""
+    if not curves:
+        raise ValueError("curves must hold at least one method, got none.")
+    kept = {}
+    for method, (far, tar) in curves.items():
         far, tar = np.asarray(far, np.float64), np.asarray(tar, np.float64)
-        is_drawn = far > 0
-        if not is_drawn.any():
+        order = np.argsort(far, kind="stable")
+        order = order[far[order] > 0]
+        if not order.size:
             raise ValueError(f"curves[{method!r}] must have a far > 0, got {far}.")
-        order = np.argsort(far[is_drawn], kind="stable")
-        lowest = min(lowest, float(far[is_drawn].min()))
-        axes.plot(far[is_drawn][order], tar[is_drawn][order], label=method, **_line(i))
-    axes.set(
+        kept[method] = far[order], tar[order]
+    return kept
+
+
+def _save_rates(figure, path, curves) -> None:
+    """Finish a plot of generic verification over false accept rates."""
+    lowest = min(far[0] for far, _ in _above_zero(curves).values())
+    figure.axes[0].set(
         xscale="log",
         xlim=(min(lowest, 0.5), 1.0),
-        ylim=(0.0, 1.02),
         xlabel="false accept rate",
-        ylabel="true accept rate",
         title="Generic verification",
     )
     # Inside, it would cover the curves of poor or of many methods.
@@ -107,7 +145,7 @@ def plot_rounds(
       path: the PNG file.
       rows: method -> rows of its metrics.jsonl; a row needs "round" and may lack a
         metric or hold null. A method with a single row (it has no rounds) is drawn
-        as a level line.
+        as a level line, one with a single number as a point.
       metrics: what to draw.
 
     Raises:
@@ -120,17 +158,28 @@ def plot_rounds(
         raise ValueError(f"metrics must be among {sorted(known)}, got {list(metrics)}.")
     figure, panels = _panels(len(metrics), 4.2, 3.2)
     lines = {}
+    last = max((row["round"] for of in rows.values() for row in of), default=0)
     for axes, metric in zip(panels, metrics, strict=True):
+        drawn = []
         for i, (method, of) in enumerate(rows.items()):
             points = [(r["round"], r[metric]) for r in of if r.get(metric) is not None]
             if not points:
                 continue
-            if len(points) == 1:
+            drawn += [value for _, value in points]
+            if len(of) == 1:
                 line = axes.axhline(points[0][1], alpha=0.8, **_line(i))
             else:
-                line = axes.plot(*zip(*points, strict=True), marker=".", **_line(i))[0]
+                line = axes.plot(*zip(*points, strict=True), marker="o", **_line(i))[0]
+                line.set_markersize(3 if len(points) > 1 else 6)
             lines.setdefault(method, line)
-        axes.set(title=metric, xlabel="round")
+        # A level line alone would leave both axes at 0 to 1.
+        edge = 0.05 * (max(drawn) - min(drawn)) or 0.05
+        axes.set(
+            title=metric,
+            xlabel="round",
+            xlim=(-0.04 * max(last, 1), 1.04 * max(last, 1)),
+            ylim=(min(drawn) - edge, max(drawn) + edge),
+        )
         axes.xaxis.get_major_locator().set_params(integer=True)
     lines = {method: lines[method] for method in rows if method in lines}
     # About 0.09 inch a letter and 0.6 for the handle.

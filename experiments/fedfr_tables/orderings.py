@@ -1,0 +1,164 @@
+"""What the tables say: a line per row, and which of the paper's orderings hold.
+
+Pure functions of {seed: {row: {"generic", "personalised", "cost", ...}}}, as run.py
+keeps it.
+"""
+
+import datetime
+import json
+import pathlib
+import re
+import subprocess
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).resolve().parent
+# In the order of the paper's tables; a row that is not here follows.
+ROWS = (
+    "pretrained",
+    "local",
+    "fedavg",
+    "fedface",
+    "moon",
+    "hard_negatives",
+    "contrastive",
+    "fedfr",
+    "finetune",
+    "distill",
+    "cosface_branch",
+    "central",
+)
+# (what the paper finds, protocol, the better row, the worse row)
+CLAIMS = (
+    ("FedAvg helps personalised", "personalised", "fedavg", "pretrained"),
+    ("FedAvg hurts generic", "generic", "pretrained", "fedavg"),
+    ("hard negatives help generic", "generic", "hard_negatives", "fedavg"),
+    ("hard negatives help personalised", "personalised", "hard_negatives", "fedavg"),
+    ("contrastive helps generic", "generic", "contrastive", "hard_negatives"),
+    ("contrastive costs personalised", "personalised", "hard_negatives", "contrastive"),
+    ("the branch helps personalised", "personalised", "fedfr", "contrastive"),
+    ("the branch restores personalised", "personalised", "fedfr", "hard_negatives"),
+    ("FedFR beats its start, generic", "generic", "fedfr", "pretrained"),
+    ("FedFR beats FedFace", "personalised", "fedfr", "fedface"),
+    ("FedFR beats MOON", "personalised", "fedfr", "moon"),
+    ("BCE beats a CosFace branch", "personalised", "fedfr", "cosface_branch"),
+    ("a CosFace branch beats KD", "personalised", "cosface_branch", "distill"),
+    ("KD beats fine-tuning", "personalised", "distill", "finetune"),
+    ("central 10k is the upper bound", "personalised", "central", "fedfr"),
+)
+SAME = ("the branch leaves generic as it is", "generic", "fedfr", "contrastive")
+TOLERANCE = 0.01  # a mean rate that changes by less has not changed
+
+
+def columns(runs: dict) -> list[tuple[str, str]]:
+    """(protocol, metric) of every number that all rows have."""
+    first = next(iter(next(iter(runs.values())).values()))
+    return [(p, m) for p in ("generic", "personalised") for m in first[p]]
+
+
+def in_order(names) -> list[str]:
+    """Rows as ROWS lists them, others behind in their own order."""
+    place = {name: i for i, name in enumerate(ROWS)}
+    return sorted(names, key=lambda name: place.get(name, len(ROWS)))
+
+
+def values_of(runs: dict, row: str, protocol: str, metric: str) -> np.ndarray:
+    """[seeds]."""
+    return np.array([rows[row][protocol][metric] for rows in runs.values()])
+
+
+def mean_rate(runs: dict, row: str, protocol: str) -> np.ndarray:
+    """Mean over a protocol's rates (TAR@FAR and TPIR@FPIR, not accuracy), [seeds]."""
+    rates = [m for p, m in columns(runs) if p == protocol and "@" in m]
+    return np.mean([values_of(runs, row, protocol, m) for m in rates], axis=0)
+
+
+def spread(values: np.ndarray) -> str:
+    """Mean and sample deviation over seeds, in percent."""
+    deviation = f" ± {100 * values.std(ddof=1):.1f}" if len(values) > 1 else ""
+    return f"{100 * values.mean():.1f}{deviation}"
+
+
+def core_seconds(runs: dict, row: str) -> float:
+    """Mean seconds of all cores together; other programs beside a run do not count."""
+    costs = [rows[row]["cost"] for rows in runs.values()]
+    known = [cost["core_seconds"] for cost in costs if "core_seconds" in cost]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def table(runs: dict) -> str:
+    """Markdown: a line per row, mean and standard deviation in percent."""
+    names = in_order(next(iter(runs.values())))
+    heads = [f"{p} {m}" for p, m in columns(runs)]
+    lines = ["| row | " + " | ".join([*heads, "HN", "core s"]) + " |"]
+    lines.append("|---" * (len(heads) + 3) + "|")
+    for name in names:
+        cells = [spread(values_of(runs, name, p, m)) for p, m in columns(runs)]
+        costs = [rows[name]["cost"] for rows in runs.values()]
+        chosen = np.mean([c.get("hard_negatives", 0.0) for c in costs])
+        cells += [f"{chosen:.0f}", f"{core_seconds(runs, name):.0f}"]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def verdict(gain: np.ndarray) -> str:
+    """Whether a difference has one sign in every seed: yes, no, or unclear."""
+    return "yes" if (gain > 0).all() else "no" if (gain < 0).all() else "unclear"
+
+
+def claims(runs: dict) -> str:
+    """Markdown: the paper's orderings, on the mean over a protocol's rates."""
+    known = set(next(iter(runs.values())))
+    lines = [
+        "| the paper | protocol | rows | difference in points, each seed | holds |",
+        "|---|---|---|---|---|",
+    ]
+    for claim in (*CLAIMS, SAME):
+        text, protocol, better, worse = claim
+        if not {better, worse} <= known:
+            continue
+        gain = mean_rate(runs, better, protocol) - mean_rate(runs, worse, protocol)
+        holds = verdict(gain)
+        if claim is SAME:
+            holds = verdict(TOLERANCE - np.abs(gain))
+        shown = ", ".join(f"{100 * g:+.1f}" for g in gain)
+        rows = f"{better} - {worse}"
+        lines.append(f"| {text} | {protocol} | {rows} | {shown} | {holds} |")
+    return "\n".join(lines)
+
+
+def write_results(path: pathlib.Path, name: str, runs: dict, **notes) -> None:
+    """Replace one part of results.json, curves left out; a list stands in one line."""
+    results = json.loads(path.read_text()) if path.exists() else {}
+    kept = {
+        seed: {
+            row: {k: v for k, v in found.items() if k != "roc"}
+            for row, found in rows.items()
+        }
+        for seed, rows in runs.items()
+    }
+    results[name] = {"made": provenance(), "seeds": kept, **notes}
+    text = json.dumps(results, indent=1, sort_keys=True)
+    flat = lambda found: re.sub(r"\s+", " ", found[0])
+    path.write_text(re.sub(r"\[[^\[\]{}]*\]", flat, text) + "\n")
+
+
+def write_between(path: pathlib.Path, name: str, text: str) -> None:
+    """Replace what stands between a part's two markers."""
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before = path.read_text() if path.exists() else ""
+    if start not in before:
+        before += f"\n{start}\n{end}\n"
+    head, _, rest = before.partition(start)
+    path.write_text(f"{head}{start}\n{text}\n{end}{rest.partition(end)[2]}")
+
+
+def provenance() -> str:
+    """Date and commit of a result; "-dirty" when code or configs differ from it."""
+    git = lambda *words: subprocess.run(
+        ["git", "-C", str(HERE), *words], capture_output=True, text=True
+    ).stdout.strip()
+    commit = git("rev-parse", "--short", "HEAD") or "unknown"
+    if git("diff", "HEAD", "--name-only", "--", ":/*.py"):
+        commit += "-dirty"
+    return f"{datetime.date.today().isoformat()}, commit {commit}"

@@ -1,0 +1,56 @@
+"""Generic and personalised metrics of the pretrained network over its epochs.
+
+    python experiments/fedfr_tables/saturation.py --workdir=runs/saturation_omniglot \
+        --config=configs/fedfr/table_omniglot.py [--epochs=2,4,8,16] [--seeds=0]
+
+Orderings are judged from a network whose generic metric has stopped rising: this is
+how to choose `pretrain.epochs`. Every number of epochs is a run with its own schedule.
+"""
+
+import pathlib
+import sys
+
+from absl import flags
+from orderings import provenance, table, write_between, write_results
+from run import HERE, name_of, remember_programs, run_seed, use_every_core
+
+from fedfr_jax.commands.flags import define, parse, workdir
+
+
+def main(argv: list[str]) -> None:
+    """Pretrain for every number of epochs, then write results and table."""
+    values = flags.FlagValues()
+    define(values)
+    flags.DEFINE_list("epochs", ["2", "4", "8", "16"], "epochs", flag_values=values)
+    flags.DEFINE_list("seeds", ["0"], "seeds to run", flag_values=values)
+    flags.DEFINE_string("results", str(HERE), "where they go", flag_values=values)
+    parse(values, "saturation.py", argv)
+    folder, config = workdir(values, "saturation.py"), values["config"].value
+    remember_programs(folder)
+    runs = {}
+    for seed in values["seeds"].value:
+        runs[seed] = {}
+        for epochs in values["epochs"].value:
+            place = folder / f"epochs{epochs}" / f"seed{seed}"
+            one = with_epochs(config, int(epochs))
+            row = run_seed(one, int(seed), place, ["pretrained"])["pretrained"]
+            runs[seed][f"{epochs} epochs"] = row
+    name = f"{name_of(argv)} saturation"
+    target = pathlib.Path(values["results"].value)
+    write_results(target / "results.json", name, runs)
+    write_between(target / "README.md", name, f"{provenance()}\n\n{table(runs)}")
+    print(table(runs))
+
+
+def with_epochs(config, epochs: int):
+    """The config with a pretraining of `epochs` and no federated row."""
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.pretrain.epochs = epochs
+        config.methods = {}
+    return config
+
+
+if __name__ == "__main__":
+    use_every_core()
+    main(sys.argv[1:])

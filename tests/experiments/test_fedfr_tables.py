@@ -1,0 +1,205 @@
+"""The tables' scripts on rows that are made up: resumption, verdicts, files."""
+
+import json
+import pathlib
+import shutil
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedfr_tables"
+sys.path.insert(0, str(FOLDER))
+
+import orderings  # noqa: E402
+import run  # noqa: E402
+import thresholds  # noqa: E402
+
+from fedfr_jax.runs import experiment as stages  # noqa: E402
+from fedfr_jax.runs.workdir import claim  # noqa: E402
+
+CLIENT = {"round": 0, "client": [1, 0], "hard_negatives": [4, 8]}
+
+
+def row(generic=0.5, personalised=0.5, **cost):
+    return {
+        "settings": None,
+        "generic": {"tar@far=1e-02": generic, "accuracy": 0.9},
+        "personalised": {"tar@far=1e-02": personalised},
+        "roc": [[0.1, 1.0], [0.5, 1.0]],
+        "cost": {"seconds": 9.0, "core_seconds": 3.0, **cost},
+    }
+
+
+def runs_of(**rates):
+    """{row: personalised rate of each seed} as three seeds' runs."""
+    return {
+        str(s): {name: row(personalised=x[s]) for name, x in rates.items()}
+        for s in range(3)
+    }
+
+
+@pytest.mark.parametrize(
+    "gain, holds",
+    [
+        ((0.1, 0.2, 0.001), "yes"),
+        ((-0.1, -0.2, -0.1), "no"),
+        ((0.1, 0.2, -0.001), "unclear"),
+        ((0.1, 0.2, 0.0), "unclear"),
+    ],
+)
+def test_an_ordering_holds_only_with_one_sign_in_every_seed(gain, holds):
+    assert orderings.verdict(np.array(gain)) == holds
+    runs = runs_of(
+        pretrained=(0.5, 0.5, 0.5), fedavg=[0.5 + g for g in gain], moon=(0, 0, 0)
+    )
+    lines = orderings.claims(runs).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    assert cells[0][1] == "FedAvg helps personalised"
+    assert cells[0][3:6] == [
+        "fedavg - pretrained",
+        ", ".join(f"{100 * g:+.1f}" for g in gain),
+        holds,
+    ]
+
+
+def test_the_branch_leaves_generic_as_it_is_within_a_point():
+    runs = runs_of(fedfr=(0.9, 0.9, 0.9), contrastive=(0.5, 0.5, 0.5))
+    for change, holds in ((0.005, "yes"), (-0.005, "yes"), (0.02, "no")):
+        for rows in runs.values():
+            rows["fedfr"] = row(generic=0.5 + change, personalised=0.9)
+        assert orderings.claims(runs).splitlines()[-1].endswith(f"| {holds} |")
+
+
+def test_the_deviation_over_seeds_is_that_of_a_sample():
+    text = orderings.table(runs_of(fedavg=(0.1, 0.2, 0.3)))
+    assert "| 20.0 ± 10.0 |" in text.splitlines()[-1]
+    one = {"0": {"fedavg": row(personalised=0.2, hard_negatives=7.0)}}
+    assert "| 20.0 | 7 | 3 |" in orderings.table(one).splitlines()[-1]
+
+
+def test_results_keep_other_tables_and_lists_in_one_line(tmp_path):
+    path = tmp_path / "results.json"
+    orderings.write_results(path, "faces", {"0": {"fedavg": row(of_client=[1.0, 2.0])}})
+    orderings.write_results(path, "omniglot", {"0": {}}, counted={"0.5": 3.0})
+    assert '"of_client": [ 1.0, 2.0 ]' in path.read_text()
+    found = json.loads(path.read_text())
+    assert set(found) == {"faces", "omniglot"}
+    assert "roc" not in found["faces"]["seeds"]["0"]["fedavg"]
+    assert found["omniglot"]["counted"] == {"0.5": 3.0}
+
+
+def test_a_part_of_the_readme_is_replaced_between_its_markers(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("top\n<!-- faces -->\nold\n<!-- /faces -->\nbottom\n")
+    orderings.write_between(path, "faces", "new")
+    orderings.write_between(path, "omniglot", "more")
+    text = path.read_text()
+    assert text.startswith("top\n<!-- faces -->\nnew\n<!-- /faces -->\nbottom\n")
+    assert text.endswith("<!-- omniglot -->\nmore\n<!-- /omniglot -->\n")
+
+
+@pytest.fixture
+def rows_played(monkeypatch):
+    """Stages that only count: a row's folder lists who wrote into it."""
+    played = []
+
+    def run_row(experiment, method, variables, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "rounds.txt").open("a") as file:
+            file.write(f"{folder.name}\n")
+        (folder / "clients.jsonl").write_text(json.dumps(CLIENT) + "\n")
+        played.append(folder.name)
+        if method == "killed":
+            raise KeyboardInterrupt
+        return judgement()
+
+    def judgement(*_):
+        generic = SimpleNamespace(metrics={"tar@far=1e-02": 0.5}, roc=np.ones((2, 3)))
+        own = SimpleNamespace(metrics={"tar@far=1e-02": 0.5}, per_client={})
+        return stages.Stage(generic, own)
+
+    def build(config):
+        return SimpleNamespace(methods={k: None for k in config.methods})
+
+    monkeypatch.setattr("fedfr_jax.build.build", build)
+    monkeypatch.setattr(stages, "run_row", run_row)
+    monkeypatch.setattr(stages, "start_of", lambda *_: None)
+    monkeypatch.setattr(stages, "judge_single", judgement)
+    return played
+
+
+def config_of(**methods):
+    return ConfigDict({"seed": 0, "methods": methods})
+
+
+def test_an_adapted_row_goes_on_from_a_copy_and_no_row_is_played_twice(
+    tmp_path, rows_played
+):
+    config = config_of(contrastive={"a": 1}, finetune={"a": 2}, distill={"a": 3})
+    # A copy that a kill has interrupted.
+    (tmp_path / "finetune.part").mkdir()
+    (tmp_path / "finetune.part" / "rounds.txt").write_text("torn")
+    run.run_seed(config, 0, tmp_path, ["contrastive", "finetune"])
+    assert (tmp_path / "finetune" / "rounds.txt").read_text() == (
+        "contrastive\nfinetune\n"
+    )
+    assert (tmp_path / "contrastive" / "rounds.txt").read_text() == "contrastive\n"
+    names = ["pretrained", "contrastive", "finetune", "distill"]
+    rows = run.run_seed(config, 0, tmp_path, names)
+    assert rows_played == ["contrastive", "finetune", "distill"]
+    assert list(rows) == names
+
+
+def test_a_killed_adapted_row_keeps_its_copy(tmp_path, rows_played, monkeypatch):
+    config = config_of(contrastive={}, distill={})
+    killed = SimpleNamespace(methods={"contrastive": None, "distill": "killed"})
+    with monkeypatch.context() as patch:
+        patch.setattr("fedfr_jax.build.build", lambda config: killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.run_seed(config, 0, tmp_path, ["contrastive", "distill"])
+    run.run_seed(config, 0, tmp_path, ["contrastive", "distill"])
+    assert rows_played == ["contrastive", "distill", "distill"]
+    text = (tmp_path / "distill" / "rounds.txt").read_text()
+    assert text == "contrastive\ndistill\ndistill\n"
+
+
+def test_a_row_of_other_settings_is_refused_by_name(tmp_path, rows_played):
+    run.run_seed(config_of(fedavg={"rate": 1}), 0, tmp_path, ["fedavg"])
+    run.run_seed(config_of(moon={"rate": 2}), 0, tmp_path, ["moon"])
+    with pytest.raises(ValueError, match="settings of fedavg must be those"):
+        run.run_seed(config_of(fedavg={"rate": 2}), 0, tmp_path, ["fedavg"])
+    # Begun, not finished.
+    shutil.move(tmp_path / "rows.json", tmp_path / "gone.json")
+    with pytest.raises(ValueError, match="rate 1 there and 2 here"):
+        run.run_seed(config_of(fedavg={"rate": 2}), 0, tmp_path, ["fedavg"])
+    with pytest.raises(ValueError, match="got seed 0 there and 1 here"):
+        run.run_seed(config_of(), 1, tmp_path, ["pretrained"])
+    with claim(tmp_path, json.dumps({"seed": 0}), but_for="methods"):
+        pass  # the lock is free again
+
+
+def test_hard_negatives_are_kept_by_client_and_by_round(tmp_path):
+    second = {"round": 1, "client": [0, 1], "hard_negatives": [10, 2]}
+    adapted = {"round": 2, "client": [0, 1], "hard_negatives": [0, 0]}
+    lines = [json.dumps(x) + "\n" for x in (CLIENT, second, adapted)]
+    (tmp_path / "clients.jsonl").write_text("".join(lines))
+    assert run.chosen(tmp_path) == {
+        "hard_negatives": 6.0,
+        "of_round": [6.0, 6.0],
+        "of_client": [9.0, 3.0],
+    }
+    assert run.chosen(tmp_path / "pretrained") == {}
+
+
+def test_the_study_draws_count_cost_and_both_protocols(tmp_path):
+    names = ("pretrained", "t_HN 0.6", "t_HN 0.7")
+    runs = {"0": {name: row() for name in names}}
+    counted = {"0.5": 900.0, "0.6": 300.0, "0.7": 0.0}
+    thresholds.plot(tmp_path / "study.png", counted, runs)
+    assert (tmp_path / "study.png").stat().st_size > 5000
+    assert thresholds.counts_table(counted).splitlines()[-1] == (
+        "| images of a client | 900 | 300 | 0 |"
+    )
