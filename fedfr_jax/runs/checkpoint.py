@@ -23,6 +23,7 @@ class Checkpointer:
         self.folder = pathlib.Path(folder).resolve()
         self._manager = ocp.CheckpointManager(
             self.folder,
+            item_handlers=ocp.StandardCheckpointHandler(),  # reads them in any process
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=KEEP, enable_async_checkpointing=False
             ),

@@ -287,8 +287,8 @@ def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(config, tmp_p
     words += ["--config.federation.local_epochs=1", "--config.pretrain.epochs=1"]
     stream = ["--config.federation.table=stream", "--config.federation.table_gib=2e-5"]
     data = ["--config.data.name=packed", f"--config.data.path={tmp_path / 'p'}"]
-    assert main([*words, f"--workdir={tmp_path / 'device'}"]) == 0
-    assert main([*words, *stream, *data, f"--workdir={tmp_path / 'stream'}"]) == 0
+    finish(fedfr(*words, f"--workdir={tmp_path / 'device'}"))
+    finish(fedfr(*words, *stream, *data, f"--workdir={tmp_path / 'stream'}"))
     expected, device = results(tmp_path / "device")
     methods, rows = results(tmp_path / "stream")
     assert methods.keys() == expected.keys()
