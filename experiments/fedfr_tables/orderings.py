@@ -101,7 +101,8 @@ def table(runs: dict, *, has_costs: bool = True) -> str:
     for name in names:
         cells = [spread(values_of(runs, name, p, m)) for p, m in columns(runs)]
         if has_costs:
-            cells += [f"{chosen(runs, name):.0f}", f"{core_seconds(runs, name):.0f}"]
+            seconds = f"{core_seconds(runs, name):.0f}".replace("nan", "-")
+            cells += [f"{chosen(runs, name):.0f}", seconds]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -131,7 +131,7 @@ def plot(path: pathlib.Path, counted: dict[str, float], runs: dict) -> None:
     number.set(yscale="symlog", ylim=(0, None), title="hard negatives of a client")
     seconds = [core_seconds(runs, name) for name in names]
     cost.plot(trained, seconds, "o-", color="#D55E00")
-    cost.set(ylim=(0, None), title="core seconds, training and judging")
+    cost.set(ylim=(0, None), title="core seconds of the row")
     colours = {"generic": "#009E73", "personalised": "#CC79A7"}
     for protocol, colour in colours.items():
         rates = [mean_rate(runs, name, protocol).mean() for name in names]
