@@ -86,17 +86,23 @@ def core_seconds(runs: dict, row: str) -> float:
     return float(np.mean(known)) if known else float("nan")
 
 
-def table(runs: dict) -> str:
+def chosen(runs: dict, row: str) -> float:
+    """Mean hard negatives of a client in a round; 0 for a row without any."""
+    costs = [rows[row]["cost"] for rows in runs.values()]
+    return float(np.mean([cost.get("hard_negatives", 0.0) for cost in costs]))
+
+
+def table(runs: dict, *, has_costs: bool = True) -> str:
     """Markdown: a line per row, mean and standard deviation in percent."""
     names = in_order(next(iter(runs.values())))
     heads = [f"{p} {m}" for p, m in columns(runs)]
-    lines = ["| row | " + " | ".join([*heads, "HN", "core s"]) + " |"]
-    lines.append("|---" * (len(heads) + 3) + "|")
+    heads += ["HN", "core s"] if has_costs else []
+    lines = ["| row | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for name in names:
         cells = [spread(values_of(runs, name, p, m)) for p, m in columns(runs)]
-        costs = [rows[name]["cost"] for rows in runs.values()]
-        chosen = np.mean([c.get("hard_negatives", 0.0) for c in costs])
-        cells += [f"{chosen:.0f}", f"{core_seconds(runs, name):.0f}"]
+        if has_costs:
+            seconds = f"{core_seconds(runs, name):.0f}".replace("nan", "-")
+            cells += [f"{chosen(runs, name):.0f}", seconds]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

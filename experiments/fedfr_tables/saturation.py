@@ -38,8 +38,9 @@ def main(argv: list[str]) -> None:
     name = f"{name_of(argv)} saturation"
     target = pathlib.Path(values["results"].value)
     write_results(target / "results.json", name, runs)
-    write_between(target / "README.md", name, f"{provenance()}\n\n{table(runs)}")
-    print(table(runs))
+    text = f"{provenance()}\n\n{table(runs, has_costs=False)}"
+    write_between(target / "README.md", name, text)
+    print(text)
 
 
 def with_epochs(config, epochs: int):

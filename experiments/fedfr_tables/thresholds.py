@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
     grid, seeds = values["thresholds"].value, [int(s) for s in values["seeds"].value]
     counts = np.mean([count(config, s, folder / f"seed{s}", grid) for s in seeds], 0)
     rows = [
-        f"t_HN {t}"
+        name_at(t)
         for t, number in zip(grid, counts, strict=True)
         if number <= values["most"].value
     ]
@@ -60,13 +60,18 @@ def main(argv: list[str]) -> None:
     print(text)
 
 
+def name_at(threshold: str) -> str:
+    """Name of a row; a config's keys hold no dots."""
+    return f"t_HN {100 * float(threshold):.0f}%"
+
+
 def at_thresholds(config, grid: list[str]):
     """The config with the FedFR row at every threshold, and no other."""
     config = config.copy_and_resolve_references()
     own = config.methods.fedfr.to_dict()
     with config.unlocked():
         config.methods = {
-            f"t_HN {t}": {**own, "threshold": float(t), "max_hard_negatives": 0}
+            name_at(t): {**own, "threshold": float(t), "max_hard_negatives": 0}
             for t in grid
         }
     return config
@@ -119,14 +124,14 @@ def plot(path: pathlib.Path, counted: dict[str, float], runs: dict) -> None:
     from matplotlib.figure import Figure
 
     names = [name for name in next(iter(runs.values())) if name.startswith("t_HN")]
-    trained = [float(name.split()[1]) for name in names]
+    trained = [float(name.split()[1].strip("%")) / 100 for name in names]
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     number, cost, rate = figure.subplots(1, 3)
     number.plot([float(t) for t in counted], counted.values(), "o-", color="#0072B2")
     number.set(yscale="symlog", ylim=(0, None), title="hard negatives of a client")
     seconds = [core_seconds(runs, name) for name in names]
     cost.plot(trained, seconds, "o-", color="#D55E00")
-    cost.set(ylim=(0, None), title="core seconds, training and judging")
+    cost.set(ylim=(0, None), title="core seconds of the row")
     colours = {"generic": "#009E73", "personalised": "#CC79A7"}
     for protocol, colour in colours.items():
         rates = [mean_rate(runs, name, protocol).mean() for name in names]

@@ -195,8 +195,16 @@ def test_hard_negatives_are_kept_by_client_and_by_round(tmp_path):
 
 
 def test_the_study_draws_count_cost_and_both_protocols(tmp_path):
-    names = ("pretrained", "t_HN 0.6", "t_HN 0.7")
+    names = ["pretrained", *map(thresholds.name_at, ("0.6", "0.7"))]
     runs = {"0": {name: row() for name in names}}
+    config = config_of(fedfr={"threshold": 0.4, "branch": "bce"})
+    found = thresholds.at_thresholds(config, ["0.6", "0.7"]).methods.to_dict()
+    assert list(found) == names[1:] == ["t_HN 60%", "t_HN 70%"]
+    assert found["t_HN 60%"] == {
+        "threshold": 0.6,
+        "branch": "bce",
+        "max_hard_negatives": 0,
+    }
     counted = {"0.5": 900.0, "0.6": 300.0, "0.7": 0.0}
     thresholds.plot(tmp_path / "study.png", counted, runs)
     assert (tmp_path / "study.png").stat().st_size > 5000
