@@ -62,15 +62,21 @@ def over_clients(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(CLIENTS))
 
 
-def put(tree: PyTree, sharding: NamedSharding) -> PyTree:
+def put(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
     """Copy `tree`, which is the same in every process, onto the mesh.
 
     A process copies the parts of its own devices only; what is on the mesh already
-    moves from device to device.
+    moves from device to device. `sharding` is one for all, or a tree of one per leaf.
     """
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
-    return jax.tree.map(lambda x: _put_parts(x, sharding), tree)
+    return jax.tree.map(_put_parts, tree, _for_each(tree, sharding))
+
+
+def _for_each(tree, sharding):
+    if isinstance(sharding, NamedSharding):
+        return jax.tree.map(lambda _: sharding, tree)
+    return sharding
 
 
 def _put_parts(x, sharding):
@@ -110,21 +116,26 @@ def own_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
     return np.flatnonzero(np.repeat(is_own, max(num_shards // len(is_own), 1)))
 
 
-def put_own(tree: PyTree, mesh: Mesh, num_shards: int) -> PyTree:
-    """Arrays [V, ...] over the `clients` devices from each process' own [V', ...]."""
-    sharding = over_clients(mesh)
-    if jax.process_count() == 1:
-        return jax.device_put(tree, sharding)
-    place = {v: i for i, v in enumerate(own_shards(mesh, num_shards).tolist())}
+def put_own(tree: PyTree, shardings: PyTree, num_shards: int) -> PyTree:
+    """Arrays [V, ...] over the `clients` devices from each process' own [V', ...].
 
-    def one(x):
+    `shardings` are one per leaf, and cut the leading axis over the `clients` devices.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings)
+
+    def one(x, sharding):
+        own = own_shards(sharding.mesh, num_shards).tolist()
+        place = {v: i for i, v in enumerate(own)}
+
         def part(index):
             start, stop, _ = index[0].indices(num_shards)
-            return x[place[start] : place[start] + stop - start]
+            here = slice(place[start], place[start] + stop - start)
+            return x[(here, *index[1:])]
 
         return jax.make_array_from_callback((num_shards, *x.shape[1:]), sharding, part)
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(one, tree, shardings)
 
 
 def fetch_own(tree: PyTree) -> PyTree:
