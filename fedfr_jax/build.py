@@ -264,7 +264,7 @@ def dry_run(
         source = choose("data", SOURCES, settings["data"])
         shape, partition = source.image_shape, split(settings["partition"], source)
     family, given = MODELS, settings["model"]
-    model = choose("model", family, given, shape)
+    model = gathered(choose("model", family, given, shape))
     if "scan" in inspect.signature(family[given["name"]]).parameters:
         given = {**given, "scan": False}
     unrolled = choose("model", family, given, shape)

@@ -28,8 +28,8 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
       num_model_shards: devices along `model`, in [1, devices].
 
     Raises:
-      ValueError: when more devices are asked for than exist, or when a process would
-        have none of them.
+      ValueError: when more devices are asked for than exist, when a process would
+        have none of them, or when one model's devices are of several processes.
     """
     devices = jax.devices()
     wanted = num_client_shards or max(len(devices) // num_model_shards, 1)
@@ -45,8 +45,14 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
             f"{jax.process_count()} processes, got {wanted} x {num_model_shards} "
             f"of {used}."
         )
+    grid = grid.reshape(wanted, num_model_shards)
+    if any(len({d.process_index for d in row}) > 1 for row in grid):
+        raise ValueError(
+            "mesh model shards must divide the devices of every process, "
+            f"got {num_model_shards}."
+        )
     return Mesh(
-        grid.reshape(wanted, num_model_shards),
+        grid,
         (CLIENTS, MODEL),
         axis_types=(AxisType.Auto, AxisType.Auto),
     )
@@ -116,10 +122,10 @@ def own_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
     return np.flatnonzero(np.repeat(is_own, max(num_shards // len(is_own), 1)))
 
 
-def put_own(tree: PyTree, shardings: PyTree, num_shards: int) -> PyTree:
+def put_own(tree: PyTree, shardings: NamedSharding | PyTree, num_shards: int) -> PyTree:
     """Arrays [V, ...] over the `clients` devices from each process' own [V', ...].
 
-    `shardings` are one per leaf, and cut the leading axis over the `clients` devices.
+    `shardings`, one for all or one per leaf, cut the leading axis over `clients`.
     """
     if jax.process_count() == 1:
         return jax.device_put(tree, shardings)
@@ -135,7 +141,7 @@ def put_own(tree: PyTree, shardings: PyTree, num_shards: int) -> PyTree:
 
         return jax.make_array_from_callback((num_shards, *x.shape[1:]), sharding, part)
 
-    return jax.tree.map(one, tree, shardings)
+    return jax.tree.map(one, tree, _for_each(tree, shardings))
 
 
 def fetch_own(tree: PyTree) -> PyTree:

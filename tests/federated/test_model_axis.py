@@ -24,7 +24,7 @@ from fedfr_jax.tasks.methods import federated_faces
 from fedfr_jax.types import Cohort
 
 SHAPE, BATCH, PUBLIC, CLASSES = (8, 8, 3), 4, 160, 128
-SIZES = np.array([8, 3, 5, 13])  # 2, 1, 2 and 4 steps: 3 on one device, 6 on the other
+SIZES = np.array([8, 3, 5, 13])  # and as many public images as are similar
 
 
 def build(num_model_shards):
@@ -51,13 +51,22 @@ def build(num_model_shards):
 
 @functools.cache
 def two_rounds(num_model_shards):
-    """(server, rows, the compiled round): a compiled round takes one layout only."""
+    """(server, rows, the compiled round): a compiled round takes one layout only.
+
+    In float64, because a hundred steps of an untrained network lead away from each
+    other whatever is rounded otherwise.
+    """
+    with jax.enable_x64(True):
+        return _two_rounds(num_model_shards)
+
+
+def _two_rounds(num_model_shards):
     sim, server = build(num_model_shards)
     store = open_store(sim, server)
     work = assign(sim, server, store, Cohort(np.arange(4), 0))
     compiled = sim.run.lower(*on_devices(sim, server, work, 0)).compile()
-    steps = work.slots.num_steps.sum(axis=(1, 2))
-    assert steps[0] != steps[1]
+    steps = work.slots.num_steps
+    assert (steps[0] != steps[1]).all()  # in every wave, on the two client devices
     sim = sim._replace(run=compiled)
     for round in range(2):
         server, _ = play(sim, server, store, round)
@@ -65,7 +74,7 @@ def two_rounds(num_model_shards):
 
 
 def test_a_network_over_four_devices_learns_what_one_device_does():
-    close = lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-5)
+    close = lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-8)
     cut, whole = two_rounds(4), two_rounds(1)
     jax.tree.map(close, cut[:2], whole[:2])
 
@@ -89,9 +98,9 @@ def test_a_device_holds_about_a_quarter_between_steps():
     cut, whole = (two_rounds(n)[2].memory_analysis() for n in (4, 1))
     images = (SIZES.sum() + PUBLIC) * (np.prod(SHAPE) + 4)
     lasting = lambda found: found.argument_size_in_bytes - images
-    assert lasting(cut) < 0.35 * lasting(whole)
-    assert cut.output_size_in_bytes < 0.35 * whole.output_size_in_bytes
-    assert cut.temp_size_in_bytes < 0.7 * whole.temp_size_in_bytes
+    assert lasting(cut) < 0.4 * lasting(whole)
+    assert cut.output_size_in_bytes < 0.4 * whole.output_size_in_bytes
+    assert cut.temp_size_in_bytes < 0.6 * whole.temp_size_in_bytes
 
 
 @pytest.mark.parametrize(
