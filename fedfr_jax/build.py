@@ -15,6 +15,7 @@ from fedfr_jax.data.partition import by_identity, format_report, ms1m, report
 from fedfr_jax.data.sources import SOURCES, names_from, pack, verify
 from fedfr_jax.data.sources import inspect as inspect_source
 from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.stream import fits_devices
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
@@ -215,7 +216,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     pretraining = call("pretrain", Pretraining, settings["pretrain"])
     source = choose("data", SOURCES, settings["data"])
     partition = split(settings["partition"], source)
-    model = choose("model", MODELS, settings["model"], source.image_shape)
+    model = gathered(choose("model", MODELS, settings["model"], source.image_shape))
     methods = {
         name: build_method(name, options, settings["pretrain"], model, partition)
         for name, options in settings["methods"].items()
@@ -227,7 +228,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
         if isinstance(method, Pretraining):
             num_rows = num_public + len(partition.train)
             check_pretraining(method, f"methods.{name}", num_rows)
-    mesh = make_mesh()
+    mesh = make_mesh(num_model_shards=federation.model_shards)
     streamed = None
     if streams(federation, source, partition, mesh):
         streamed = int(federation.table_gib * 2**30)
@@ -264,13 +265,13 @@ def dry_run(
         source = choose("data", SOURCES, settings["data"])
         shape, partition = source.image_shape, split(settings["partition"], source)
     family, given = MODELS, settings["model"]
-    model = choose("model", family, given, shape)
+    model = gathered(choose("model", family, given, shape))
     # Operations are those of the plain convolution, without scans that hide them.
     counted = {"scan": False, "lowering": "im2col"}
     known = inspect.signature(family[given["name"]]).parameters
     given = {**given, **{k: v for k, v in counted.items() if k in known}}
     unrolled = choose("model", family, given, shape)
-    mesh, results = make_mesh(), {}
+    mesh, results = make_mesh(num_model_shards=federation.model_shards), {}
     print(format_report(report(partition)))
     for name, options in settings["methods"].items():
         of = lambda m, n=name, o=options: build_method(

@@ -28,8 +28,8 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
       num_model_shards: devices along `model`, in [1, devices].
 
     Raises:
-      ValueError: when more devices are asked for than exist, or when a process would
-        have none of them.
+      ValueError: when more devices are asked for than exist, when a process would
+        have none of them, or when one model's devices are of several processes.
     """
     devices = jax.devices()
     wanted = num_client_shards or max(len(devices) // num_model_shards, 1)
@@ -45,8 +45,14 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
             f"{jax.process_count()} processes, got {wanted} x {num_model_shards} "
             f"of {used}."
         )
+    grid = grid.reshape(wanted, num_model_shards)
+    if any(len({d.process_index for d in row}) > 1 for row in grid):
+        raise ValueError(
+            "mesh model shards must divide the devices of every process, "
+            f"got {num_model_shards}."
+        )
     return Mesh(
-        grid.reshape(wanted, num_model_shards),
+        grid,
         (CLIENTS, MODEL),
         axis_types=(AxisType.Auto, AxisType.Auto),
     )
@@ -62,15 +68,21 @@ def over_clients(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(CLIENTS))
 
 
-def put(tree: PyTree, sharding: NamedSharding) -> PyTree:
+def put(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
     """Copy `tree`, which is the same in every process, onto the mesh.
 
     A process copies the parts of its own devices only; what is on the mesh already
-    moves from device to device.
+    moves from device to device. `sharding` is one for all, or a tree of one per leaf.
     """
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
-    return jax.tree.map(lambda x: _put_parts(x, sharding), tree)
+    return jax.tree.map(_put_parts, tree, _for_each(tree, sharding))
+
+
+def _for_each(tree, sharding):
+    if isinstance(sharding, NamedSharding):
+        return jax.tree.map(lambda _: sharding, tree)
+    return sharding
 
 
 def _put_parts(x, sharding):
@@ -110,21 +122,26 @@ def own_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
     return np.flatnonzero(np.repeat(is_own, max(num_shards // len(is_own), 1)))
 
 
-def put_own(tree: PyTree, mesh: Mesh, num_shards: int) -> PyTree:
-    """Arrays [V, ...] over the `clients` devices from each process' own [V', ...]."""
-    sharding = over_clients(mesh)
-    if jax.process_count() == 1:
-        return jax.device_put(tree, sharding)
-    place = {v: i for i, v in enumerate(own_shards(mesh, num_shards).tolist())}
+def put_own(tree: PyTree, shardings: NamedSharding | PyTree, num_shards: int) -> PyTree:
+    """Arrays [V, ...] over the `clients` devices from each process' own [V', ...].
 
-    def one(x):
+    `shardings`, one for all or one per leaf, cut the leading axis over `clients`.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings)
+
+    def one(x, sharding):
+        own = own_shards(sharding.mesh, num_shards).tolist()
+        place = {v: i for i, v in enumerate(own)}
+
         def part(index):
             start, stop, _ = index[0].indices(num_shards)
-            return x[place[start] : place[start] + stop - start]
+            here = slice(place[start], place[start] + stop - start)
+            return x[(here, *index[1:])]
 
         return jax.make_array_from_callback((num_shards, *x.shape[1:]), sharding, part)
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(one, tree, _for_each(tree, shardings))
 
 
 def fetch_own(tree: PyTree) -> PyTree:

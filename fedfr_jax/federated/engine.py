@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
+from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import (
     Feed,
     client_key,
@@ -73,6 +74,7 @@ def build_round(
       personal trees laid out alike (donated); `order` [K] int32 is each cohort member's
       flat slot, in whose order the `RoundResult` comes back; `key` is of the seed.
     """
+    make = model_axis.held(mesh, make, feed.batch_size)
 
     def device(server, rows, slots, shared):
         one = lambda row, slot: train_slot(

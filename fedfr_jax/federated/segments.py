@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Feed, Shard, Slots
 from fedfr_jax.federated.engine import (
     SAME_BITS,
@@ -75,6 +76,7 @@ def build_segments(
       and the outputs stay cut over the devices; `order` [K] indexes the outputs, put
       together along their waves and flattened.
     """
+    make = model_axis.held(mesh, make, feed.batch_size)
     num_devices = mesh.shape[meshes.CLIENTS]
     num_sums = -(-(shards or num_devices) // num_devices) * num_devices
     most_rows = np.cumsum(np.sort(sizes)[::-1][:cohort_size])

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated import sampling
+from fedfr_jax.federated import model_axis, sampling
 from fedfr_jax.federated.client import Feed, Population, Slots, Table, pack
 from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
 from fedfr_jax.federated.memory import check_memory, is_out_of_memory, out_of_memory
@@ -149,8 +149,9 @@ def _by_round(local_epochs: int | tuple[int, ...]) -> Callable:
 
 
 def start(sim: Simulation, variables: PyTree) -> PyTree:
-    """The server before round 0, replicated on the mesh."""
-    return meshes.put(sim.algorithm.init(variables), meshes.replicated(sim.mesh))
+    """The server before round 0, on every client device, cut over `model`."""
+    server = sim.algorithm.init(variables)
+    return meshes.put(server, model_axis.places(sim.mesh, server))
 
 
 def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
@@ -209,7 +210,8 @@ def play_cohort(
 def on_devices(sim: Simulation, server: PyTree, work: Work, round: int) -> tuple:
     """The arguments of `sim.run`."""
     extra = work.extra._replace(num_examples=())  # the slots say it
-    rows = meshes.put_own(work.rows, sim.mesh, len(work.clients))
+    places = model_axis.places_of_rows(sim.mesh, work.rows)
+    rows = meshes.put_own(work.rows, places, len(work.clients))
     slots = meshes.put(pack(work.slots), meshes.over_clients(sim.mesh))
     order, extra, number = meshes.put(
         (work.order, extra, np.int32(round)), meshes.replicated(sim.mesh)

@@ -19,6 +19,7 @@ from fedfr_jax import trees
 from fedfr_jax.data.augment import decode
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import ms1m_order
+from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Feed, Population, Slots, Table
 from fedfr_jax.federated.engine import build_round, no_extra
 from fedfr_jax.federated.schedule import schedule
@@ -89,7 +90,8 @@ def lower_round(
     key = on_mesh(jax.eval_shape(jax.random.key, 0))
     phi = array((len(p.global_identities), model.embedding_dim), jnp.float32)
     begin = lambda key, phi: method.algorithm.init(method.start(model.init(key), phi))
-    server = on_mesh(jax.eval_shape(begin, key, phi))
+    server = jax.eval_shape(begin, key, phi)
+    server = _placed(server, model_axis.places(mesh, server))
     row = jax.eval_shape(method.algorithm.init_personal, key, server)
     extra = no_extra(cohort_size)
     if method.algorithm.prepare:
@@ -106,10 +108,9 @@ def lower_round(
         num_devices=mesh.devices.shape[0],
         lanes=federation.first_lanes,
     )
-    cut = lambda x: jax.ShapeDtypeStruct(
-        plan.slots.shape + x.shape, x.dtype, sharding=meshes.over_clients(mesh)
-    )
-    slots = jax.ShapeDtypeStruct((len(Slots._fields),), jnp.int32)
+    laid = lambda x: jax.ShapeDtypeStruct(plan.slots.shape + x.shape, x.dtype)
+    rows = jax.tree.map(laid, row)
+    slots = laid(jax.ShapeDtypeStruct((len(Slots._fields),), jnp.int32))
     run = build_round(
         lambda hyper: method.algorithm,
         feed,
@@ -118,8 +119,8 @@ def lower_round(
     )
     lowered = run.lower(
         server,
-        jax.tree.map(cut, row),
-        cut(slots),
+        _placed(rows, model_axis.places_of_rows(mesh, rows)),
+        _placed(slots, meshes.over_clients(mesh)),
         array((cohort_size,), jnp.int32),
         on_mesh(extra),
         table,
@@ -128,6 +129,12 @@ def lower_round(
         (),
     )
     return lowered, row
+
+
+def _placed(shapes, shardings):
+    """The shape structs, each with its sharding."""
+    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+    return jax.tree.map(place, shapes, shardings)
 
 
 def memory(compiled) -> dict[str, float]:

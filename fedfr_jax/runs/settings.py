@@ -35,6 +35,7 @@ class Federation(NamedTuple):
     drop_last: bool = False
     flip: float = 0.5
     lanes: int | str = 1  # auto: measured once per program and device, and kept
+    model_shards: int = 1  # devices that hold one network's parameters together
     evaluate_every: int = 0  # rounds between generic evaluations; 0: after the last
     checkpoint_every: int = 1
     table: str = "auto"  # where the examples are: on the device, or a stream to it
@@ -71,6 +72,7 @@ def check_federation(settings: Federation, num_clients: int) -> None:
         "batch_size": (1, math.inf),
         "flip": (0, 1),
         "lanes": (1, math.inf),
+        "model_shards": (1, math.inf),
         "evaluate_every": (0, math.inf),
         "checkpoint_every": (0, math.inf),
         "table_gib": (2**-20, math.inf),

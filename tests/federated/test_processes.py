@@ -160,7 +160,7 @@ def test_a_single_process_has_all_shards_and_no_barrier():
     assert meshes.own_shards(mesh, 8).tolist() == list(range(8))
     meshes.barrier("nobody else")
     values = np.arange(8.0).reshape(8, 1)
-    there = meshes.put_own(values, mesh, 8)
+    there = meshes.put_own(values, meshes.over_clients(mesh), 8)
     assert len(there.sharding.device_set) == 4
     np.testing.assert_array_equal(meshes.fetch_own(there), values)
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax.federated.model_axis import whole
 from fedfr_jax.types import Client, PyTree
 
 
@@ -120,7 +121,7 @@ def sgd_step(loss_fn: Callable, optimizer: optax.GradientTransformation) -> Call
     def take(key, iterate: Iterate, batch, rate, **loss_args):
         params, frozen = iterate.variables["params"], iterate.variables["batch_stats"]
         loss_of = lambda params: loss_fn(
-            {"params": params, "batch_stats": frozen}, batch, key, **loss_args
+            whole({"params": params, "batch_stats": frozen}), batch, key, **loss_args
         )
         (loss, aux), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
         stats, metrics = aux
