@@ -65,7 +65,8 @@ def main():
         )
         end = time.perf_counter()
         seconds = {"1:1": round(middle - start, 2), "1:N": round(end - middle, 2)}
-        print(json.dumps({"client": client, "seconds": seconds, **tar, **tpir}))
+        found = {"client": client, "seconds": seconds, **tar, **tpir}
+        print(json.dumps(found), flush=True)
     total = {"seconds": round(time.perf_counter() - begin, 1), **vars(args)}
     print(json.dumps({"peak_rss_gib": round(peak_gib(), 2), **total}))
 
