@@ -106,13 +106,14 @@ def launch(command: list[str], ids: range, *, total: int, coordinator: str) -> N
 
 def _read(child, is_first: bool, kept: collections.deque) -> None:
     """Print what the first process prints; keep the end of what the others do."""
-    for line in child.stdout:
-        if line.startswith(NOISE):
-            continue
-        if is_first:
-            print(line, end="", flush=True)
-        else:
-            kept.append(line)
+    with child.stdout as lines:
+        for line in lines:
+            if line.startswith(NOISE):
+                continue
+            if is_first:
+                print(line, end="", flush=True)
+            else:
+                kept.append(line)
 
 
 def _wait(children) -> int | None:

@@ -20,7 +20,7 @@ def check_memory(sim, server: PyTree, rows: PyTree) -> None:
     Args:
       sim: the Simulation; its table and `server` are on the devices already.
     """
-    free = free_bytes(sim.mesh.devices.flat[0])
+    free = free_bytes(sim.mesh.local_devices[0])
     if free is None:
         return
     num_shards = sim.mesh.shape[meshes.MODEL]
@@ -62,7 +62,7 @@ def out_of_memory(sim, arguments: tuple) -> str:
         f"lanes must fit the device's memory, got {sim.lanes}: a round needs "
         f"{_gib(fixed)} for its arguments and results and {_gib(working)} to train"
     )
-    stats = sim.mesh.devices.flat[0].memory_stats()
+    stats = sim.mesh.local_devices[0].memory_stats()
     if not stats or "bytes_limit" not in stats:
         return f"{says}."
     free = max(stats["bytes_limit"] - fixed, 0)

@@ -110,7 +110,8 @@ def result(folder):
     with np.load(folder / "result.npz") as arrays:
         ends = [arrays[name] for name in arrays.files]
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    rows = [{k: v for k, v in json.loads(x).items() if k != "seconds"} for x in lines]
+    is_fact = lambda name: not name.startswith("seconds")
+    rows = [{k: v for k, v in json.loads(x).items() if is_fact(k)} for x in lines]
     return ends, rows
 
 
