@@ -79,13 +79,15 @@ def held(mesh: Mesh, make: Callable, batch_size: int) -> Callable:
 
 
 def _held(mesh, algorithm):
-    # Inside the engine's shard_map, where only `model` is left to cut.
+    # Inside the engine's shard_map only `model` is left to cut; where shapes alone are
+    # asked for there is no mesh.
     def hold(tree):
         cut = lambda x, spec: with_sharding_constraint(x, spec) if spec else x
-        return jax.tree.map(lambda x: cut(x, _spec(mesh, x.shape)), tree)
+        of = lambda x: cut(x, _spec(mesh, x.shape))
+        return jax.tree.map(of, tree) if _is_cut() else tree
 
     def cut_batch(batch):
-        return with_sharding_constraint(batch, P(meshes.MODEL))
+        return with_sharding_constraint(batch, P(meshes.MODEL)) if _is_cut() else batch
 
     def client_update(key, server, personal, client):
         batch, span = client.batch, client.span
