@@ -117,7 +117,9 @@ def build_segments(
         check_vma=False,
     )
 
-    @partial(jax.jit, out_shardings=meshes.over_clients(mesh))
+    placed = meshes.over_clients(mesh)  # said, or the first segment compiles on its own
+
+    @partial(jax.jit, out_shardings=placed)
     def start(server, part, table, shared):
         inputs = jax.tree.map(lambda x: x[0, 0, 0], part[:3])
         summary, _ = jax.eval_shape(lane(server, table, shared), *inputs)
@@ -125,7 +127,7 @@ def build_segments(
 
     options = None if shards is None else SAME_BITS
 
-    @partial(jax.jit, donate_argnums=0, compiler_options=options)
+    @partial(jax.jit, donate_argnums=0, out_shardings=placed, compiler_options=options)
     def run(total, server, part, table, shared):
         return sharded(total, server, part, table, shared)
 
