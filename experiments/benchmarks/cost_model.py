@@ -186,7 +186,7 @@ def example_table() -> str:
 CONSTANTS = {
     "flops": 54.4e9,
     "memory": 10e9,  # assumed
-    "host_client": 1.2e-6,  # overhead.py; host and compiled call together
+    "host_client": 0.73e-6,  # overhead.py; host and compiled call together
     "device_client": 0.0,
 }
 MEASURED = {
