@@ -1,7 +1,7 @@
 """This engine on one accelerator: beside PyTorch, and what the client axis costs.
 
     python experiments/benchmarks/gpu.py [--parts=clients,iresnet] [--profile=FOLDER]
-        [--torch-python=PATH] [--lanes=1,4,16,64] [--lowerings=xla,im2col,shift]
+        [--torch-python=PATH] [--lanes=1,4,16,64] [--lowerings=xla,im2col]
     python experiments/benchmarks/gpu.py --smoke    # tiny, on a CPU, in seconds
 
 clients: emnist_cnn and cifar_cnn, 1,024 clients in every round, float32 (TF32 where the

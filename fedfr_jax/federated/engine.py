@@ -138,6 +138,8 @@ def over_waves(one, inputs, total=None):
     The sum goes on from `total` where it is given.
     """
 
+    one = jax.jit(one, inline=True)  # traced once, for shapes and for the loop
+
     def wave(total, inputs):
         summary, output = _over_lanes(one, inputs)
         return jax.tree.map(lambda t, s: t + s.sum(0), total, summary), output
@@ -157,6 +159,7 @@ def over_shards(one, inputs, client, totals=None, owner=None):
     a client's arithmetic apart from the sum for the same reason. With `totals` the sums
     go on from there, and `owner` [V' W] says whose sum a wave is part of.
     """
+    one = jax.jit(one, inline=True)
     num_shards, waves = client.shape[:2]
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
     is_busy = (client.reshape(num_shards * waves, -1) >= 0).any(1)

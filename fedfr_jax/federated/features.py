@@ -54,11 +54,8 @@ def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
     cut = P(meshes.CLIENTS)
 
     def block(variables, images):
-        views = [jnp.zeros(len(images), bool), jnp.ones(len(images), bool)][
-            : 2 if feed.flip else 1
-        ]
-        decoded = [feed.decode(images, flipped) for flipped in views]
-        return jnp.stack([embed(variables, x) for x in decoded], axis=1)
+        view = lambda flip: feed.decode(images, jnp.full(len(images), flip))
+        return embed_views(embed, variables, view, 2 if feed.flip else 1)
 
     def gathered(variables, table, rows):
         one = lambda rows: block(variables, table.images[rows])
@@ -93,6 +90,18 @@ def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
         return gathered(variables, table, meshes.put(rows, meshes.over_clients(mesh)))
 
     return run
+
+
+def embed_views(
+    embed: Callable, variables: PyTree, view: Callable, num_flips: int
+) -> jax.Array:
+    """Features [B, F, D] of `view: flipped [] bool -> images [B, H, W, C]`.
+
+    One batch of all views: half the network to compile that one after the other has.
+    """
+    views = [view(jnp.bool_(flip)) for flip in range(num_flips)]
+    values = embed(variables, jnp.concatenate(views))
+    return values.reshape(num_flips, -1, *values.shape[1:]).swapaxes(0, 1)
 
 
 def own_class_means(
@@ -134,11 +143,8 @@ def position_features(embed: Callable, variables: PyTree, client: Client) -> jax
 
     def body(carry):
         start, values = carry
-        views = [
-            embed(variables, client.span(start, jnp.bool_(flip)).images)
-            for flip in range(client.num_flips)
-        ]
-        rows = jnp.stack(views, axis=1)
+        view = lambda flip: client.span(start, flip).images
+        rows = embed_views(embed, variables, view, client.num_flips)
         values = jax.lax.dynamic_update_slice_in_dim(values, rows, start, axis=0)
         return start + block, values
 

@@ -19,7 +19,7 @@ from flax import linen as nn
 from jax import lax
 
 from fedfr_jax.models.initial import xavier_uniform
-from fedfr_jax.models.norm import per_channel, sum_dtype
+from fedfr_jax.models.norm import per_channel
 from fedfr_jax.models.winograd import convolve_3x3, slide, tiling
 
 
@@ -115,26 +115,14 @@ def _xla(x, kernel, stride, padding):
 @functools.partial(jax.checkpoint, static_argnums=(2, 3), prevent_cse=False)
 def _im2col(x, kernel, stride, padding):
     """One product of patches [B H' W', kh kw I] with the kernel [kh kw I, O]."""
-    kh, kw, in_features, out_features = kernel.shape
+    kh, kw, _, out_features = kernel.shape
     x = _pad(x, padding)
     # One axis after the other: half the compile time of kh * kw slices at once.
-    x = jnp.concatenate(slide(x, 2, kw, stride), axis=-1)
-    x = jnp.concatenate(slide(x, 1, kh, stride), axis=-1)
-    rows = x.reshape(-1, kh * kw * in_features)
-    y = rows @ kernel.reshape(kh * kw * in_features, out_features)
+    for axis, size in ((2, kw), (1, kh)):
+        x = slide(x, axis, size, stride, to=3)
+        x = x.reshape(*x.shape[:3], -1)
+    y = x.reshape(-1, x.shape[-1]) @ kernel.reshape(-1, out_features)
     return y.reshape(*x.shape[:3], out_features)
-
-
-def _shift(x, kernel, stride, padding):
-    """Sum over the kernel's offsets of 1x1 convolutions: no patches in memory."""
-    kh, kw = kernel.shape[:2]
-    product = functools.partial(jnp.matmul, preferred_element_type=sum_dtype(x.dtype))
-    products = [
-        product(window, kernel[i, j])
-        for i, rows in enumerate(slide(_pad(x, padding), 1, kh, stride))
-        for j, window in enumerate(slide(rows, 2, kw, stride))
-    ]
-    return functools.reduce(jnp.add, products).astype(x.dtype)
 
 
 def _winograd(x, kernel, stride, padding):
@@ -152,4 +140,4 @@ def _pad(x, padding):
     return jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
 
 
-LOWERINGS = {"xla": _xla, "im2col": _im2col, "shift": _shift, "winograd": _winograd}
+LOWERINGS = {"xla": _xla, "im2col": _im2col, "winograd": _winograd}

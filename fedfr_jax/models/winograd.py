@@ -109,7 +109,7 @@ def _batched_dot(x, y, axis):
 
 def _image_tiles(x, t, padding):
     """B' d B of all tiles, [(m + 2)^2, tiles, I]."""
-    x = _extend(x, padding, (t.rows * t.m + 2, t.columns * t.m + 2))
+    x = _extend(x, padding, ((t.rows + 1) * t.m, (t.columns + 1) * t.m))
     return _to_tiles(TRANSFORMS[t.m][0], x, t.m)
 
 
@@ -133,15 +133,15 @@ def _extend(x, before, sizes):
     return jnp.pad(x.astype(sum_dtype(x.dtype)), ((0, 0), *pads, (0, 0)))
 
 
-# Below, one axis after the other as whole arrays: it compiles several times faster
-# than a^2 separate tiles, and each pass reads few arrays.
+# Below, one axis after the other as whole arrays, and the small matrices as matrix
+# products: fewer and smaller kernels to compile than tile by tile or sum by sum.
 
 
 def _to_tiles(matrix, x, m):
     """Cut x [B, H, W, C] at every m-th pixel and apply matrix [a, n] to both axes of
     the n x n pixels that begin there: -> [a^2, tiles, C]."""
     for axis in (2, 2):  # the columns; then the rows, behind the new axis
-        x = jnp.stack(_combine(matrix, slide(x, axis, matrix.shape[1], m)))
+        x = _apply(matrix, slide(x, axis, matrix.shape[1], m, to=0))
     return x.reshape(len(matrix) ** 2, -1, x.shape[-1])
 
 
@@ -151,29 +151,39 @@ def _from_tiles(matrix, tiles, t):
     size = matrix.shape[1]
     x = tiles.reshape(size, size, t.images, t.rows, t.columns, -1)
     for axis in (2, 2):  # the rows; then the columns, now the leading axis
-        x = _overlap_add(_combine(matrix, list(x)), axis, t.m)
+        x = _overlap_add(list(_apply(matrix, x)), axis, t.m)
     return x
 
 
-def _combine(matrix, parts):
-    """Linear combinations of arrays, one for each row of the matrix."""
-    scaled = lambda factor, x: x if factor == 1 else float(factor) * x
-    return [
-        functools.reduce(
-            jnp.add, [scaled(f, x) for f, x in zip(row, parts, strict=True) if f]
-        )
-        for row in matrix
-    ]
+def _apply(matrix, x):
+    """matrix [a, n] times x [n, ...], -> [a, ...]."""
+    matrix = jnp.asarray(matrix, x.dtype)
+    return jnp.tensordot(matrix, x, 1, precision=lax.Precision.HIGHEST)
 
 
-def slide(x: jax.Array, axis: int, size: int, stride: int) -> list[jax.Array]:
-    """What every one of `size` offsets along an axis sees of x."""
-    extent = (x.shape[axis] - size) // stride * stride + 1
-    return [lax.slice_in_dim(x, i, i + extent, stride, axis) for i in range(size)]
+def slide(x: jax.Array, axis: int, size: int, stride: int, *, to: int) -> jax.Array:
+    """The windows of `size` at every `stride`-th place along an axis.
+
+    Returns:
+      x with the axis of windows in place of `axis`, and an axis [size] at `to`.
+    """
+    count = (x.shape[axis] - size) // stride + 1
+    parts = -(-size // stride)  # a window lies in so many strides
+    beyond = (count + parts - 1) * stride - x.shape[axis]
+    pads = [(0, beyond if i == axis else 0, 0) for i in range(x.ndim)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), pads)
+    x = x.reshape(*x.shape[:axis], -1, stride, *x.shape[axis + 1 :])
+    pieces = []
+    for part in range(parts):
+        piece = lax.slice_in_dim(x, part, part + count, axis=axis)
+        width = min(stride, size - part * stride)
+        piece = lax.slice_in_dim(piece, 0, width, axis=axis + 1)
+        pieces.append(jnp.moveaxis(piece, axis + 1, to))
+    return jnp.concatenate(pieces, to)
 
 
 def _overlap_add(parts, axis, stride):
-    """The transpose of `slide` where the size is less than twice the stride."""
+    """Add windows up where they came from; they are shorter than two strides."""
     if beyond := len(parts) - stride:  # parts that lie in the next stride
         pad = lambda x, low, high: jnp.pad(
             x, [(low, high) if i == axis else (0, 0) for i in range(x.ndim)]

@@ -54,7 +54,7 @@ def test_a_lowering_is_the_sum_over_windows(case, lowering):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("lowering", ["im2col", "shift", "winograd"])
+@pytest.mark.parametrize("lowering", ["im2col", "winograd"])
 def test_lowerings_have_the_gradients_of_xla(case, lowering):
     x, kernel, options = _arrays(case)
     want = _value_and_gradients(x, kernel, "xla", options)
@@ -80,7 +80,7 @@ def test_vmap_over_kernels_equals_a_loop(case, lowering):
         )
 
 
-@pytest.mark.parametrize("lowering", ["xla", "im2col", "shift"])
+@pytest.mark.parametrize("lowering", ["xla", "im2col"])
 def test_forward_mode_agrees_with_reverse_mode(lowering):
     x, kernel, options = _arrays(CASES[1])
 
@@ -160,5 +160,5 @@ def test_auto_is_one_of_the_lowerings_and_the_default():
 
 def test_an_unknown_lowering_lists_the_known_ones():
     x, kernel, options = _arrays(CASES[0])
-    with pytest.raises(ValueError, match="auto, xla, im2col, shift, winograd.*'fft'"):
+    with pytest.raises(ValueError, match="auto, xla, im2col, winograd.*'fft'"):
         convolve(x, kernel, lowering="fft", **options)

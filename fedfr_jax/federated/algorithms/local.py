@@ -64,6 +64,8 @@ def over_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, P
       a step) beside `steps`.
     """
 
+    body = jax.jit(body, inline=True)  # traced once, for shapes and for the loop
+
     def advance(progress: Progress) -> Progress:
         carry, metrics = body(progress.step, progress.carry)
         sums = jax.tree.map(jnp.add, progress.sums, metrics)
