@@ -6,8 +6,8 @@ fedfr train --config=configs/fedfr/ms1m_40x100.py --dry_run --compile
 Needs InsightFace's faces_emore (train.rec, train.idx, property) under
 $FEDFR_DATA/faces_emore, and devices that hold the images beside the training: the dry
 run says how much. Unlike the paper's, the generic protocol is on 500 more identities of
-the set (IJB-C is not there), and the pretraining schedule is the one that its config
-suggests, at 256 images a step.
+the set; --config.evaluation.templates=FOLDER adds IJB-C, where you have it. The
+pretraining schedule is the one that the paper's config suggests, at 256 images a step.
 """
 
 from configs import base

@@ -24,7 +24,14 @@ from fedfr_jax.evaluation.verification import (
     ten_fold,
 )
 
+# The personalised 1:1 of one client: exact order statistics, or the released bins.
+CLIENT_VERIFICATIONS = {
+    "binned": client_verification_binned,
+    "exact": client_verification,
+}
+
 __all__ = [
+    "CLIENT_VERIFICATIONS",
     "OverClients",
     "aggregate_templates",
     "client_identification",

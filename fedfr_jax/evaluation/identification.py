@@ -24,6 +24,12 @@ from fedfr_jax.evaluation.scores import (
 _BLOCK_SIZE = 1 << 23  # scores held at once
 
 
+def num_accepted(num_probes: int, fpir: float) -> int:
+    """k = ceil(P * FPIR), at least 1: `pair_tpir` needs as many non-mated scores."""
+    # Rounding undoes the error of the product, as in 1000 * 1e-3.
+    return max(math.ceil(round(num_probes * fpir, 6)), 1)
+
+
 def pair_tpir(
     probes, probe_labels, gallery, gallery_labels, *, fpirs: Sequence[float]
 ) -> dict[str, float]:
@@ -47,9 +53,8 @@ def pair_tpir(
     """
     check_rates("FPIR", fpirs)
     blocks = gallery_blocks(probes, probe_labels, gallery, gallery_labels)
-    # Rounding undoes the error of the product, as in 1000 * 1e-3.
-    ranks = [math.ceil(round(len(probe_labels) * rate, 6)) - 1 for rate in fpirs]
-    points = exact_points(blocks, lambda num_negatives: [max(r, 0) for r in ranks])
+    counts = [num_accepted(len(probe_labels), rate) for rate in fpirs]
+    points = exact_points(blocks, lambda num_negatives: [k - 1 for k in counts])
     names = [metric_name("tpir@fpir", rate) for rate in fpirs]
     return dict(zip(names, points.tar.tolist(), strict=True))
 

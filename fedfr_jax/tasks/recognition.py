@@ -4,7 +4,7 @@ Generic: one network on identities that no training saw. Personalised: every cli
 own network on the test images of all clients (FedFR, section 4; protocol of its code).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +13,8 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import decode
 from fedfr_jax.data.identities import Partition
-from fedfr_jax.evaluation.personalized import (
-    client_identification,
-    client_verification,
-    mean_over_clients,
-)
+from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
+from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
 from fedfr_jax.evaluation.verification import (
     generic_verification,
     roc_curve,
@@ -26,9 +23,15 @@ from fedfr_jax.evaluation.verification import (
 from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.features import build_embed
 from fedfr_jax.federated.stream import Stream, placed, stream
+from fedfr_jax.schema import call
+from fedfr_jax.tasks.judged_files import held, settings_of
+from fedfr_jax.tasks.pair_list import pair_list
+from fedfr_jax.tasks.template_set import template_set
 from fedfr_jax.types import PyTree, Source
 
 MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
+# Key of config.evaluation -> how its metrics begin, and the files that it opens.
+FILES = {"pairs": ("pairs_", pair_list), "templates": ("ijb_", template_set)}
 
 
 class Recognition(NamedTuple):
@@ -93,7 +96,15 @@ class Judge:
       batch_size: images per device and call.
       fars: false accept rates of 1:1, generic and personalised.
       fpirs: false positive identification rates of personalised 1:N.
+      pairs: settings of `pair_list`, or its path alone, whose metrics "pairs_..." join
+        the generic ones; None leaves it out.
+      templates: settings of `template_set`, or its path alone, likewise "ijb_...".
+      personalised: thresholds of personalised 1:1, a key of CLIENT_VERIFICATIONS: exact
+        order statistics, or the released evaluation's bins.
       seed: of the generic pairs.
+
+    Raises:
+      ValueError: for files and settings that do not fit, before anything is compiled.
     """
 
     def __init__(
@@ -104,12 +115,22 @@ class Judge:
         batch_size: int = 64,
         fars: Sequence[float] = (1e-3, 1e-2),
         fpirs: Sequence[float] = (1e-2, 1e-1),
+        pairs: str | Mapping | None = None,
+        templates: str | Mapping | None = None,
+        personalised: str = "exact",
         seed: int = 0,
     ):
+        if personalised not in list(CLIENT_VERIFICATIONS):
+            raise ValueError(
+                "config.evaluation.personalised must be one of "
+                f"{sorted(CLIENT_VERIFICATIONS)}, got {personalised!r}."
+            )
+        self._verify = CLIENT_VERIFICATIONS[personalised]
         self._task, self._mesh = task, mesh
-        self._feed, self._compiled = Feed(batch_size, decode), {}
+        self._batch_size, self._compiled = batch_size, {}
         self._fars, self._fpirs = tuple(fars), tuple(fpirs)
         self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
+        self._files = _open_files(task, mesh, pairs=pairs, templates=templates)
         self._tables = placed(task.table, mesh), placed(task.judged, mesh)
 
     def generic(self, embed: Callable, variables: PyTree) -> Judgement:
@@ -127,6 +148,11 @@ class Judge:
         indices, is_same = self._pairs
         folds = ten_fold(features[indices.reshape(-1)], is_same)
         metrics["accuracy"] = folds["accuracy"]
+        for prefix, (files, table) in self._files.items():
+            rows = np.arange(files.num_images)
+            seen = self._views(embed, variables, table, rows, files.is_mirrored)
+            found = files.metrics(seen)
+            metrics |= {f"{prefix}{name}": value for name, value in found.items()}
         return Judgement(metrics, {}, roc_curve(features, labels))
 
     def personalised(
@@ -162,7 +188,7 @@ class Judge:
     def _judge_client(self, own, queries, gallery, low, high):
         labels = self._task.test_identities
         is_own = np.isin(labels, own)
-        verified = client_verification(queries, labels, is_own, fars=self._fars)
+        verified = self._verify(queries, labels, is_own, fars=self._fars)
         identified = client_identification(
             queries,
             labels,
@@ -174,12 +200,33 @@ class Judge:
         return {**verified, **identified}
 
     def _embed(self, embed, variables, table, rows):
-        if embed not in self._compiled:
-            self._compiled[embed] = build_embed(embed, self._feed, self._mesh)
-        values = self._compiled[embed](
-            variables, self._tables[table], rows.astype(np.int32)
-        )
-        return meshes.fetch(values)[: len(rows), 0]
+        return self._views(embed, variables, self._tables[table], rows, False)[:, 0]
+
+    def _views(self, embed, variables, table, rows, is_mirrored):
+        """Features [n, F, D] of table rows, F = 2 with those of mirror images."""
+        if (embed, is_mirrored) not in self._compiled:
+            feed = Feed(self._batch_size, decode, flip=float(is_mirrored))
+            run = build_embed(embed, feed, self._mesh)
+            self._compiled[embed, is_mirrored] = run
+        run = self._compiled[embed, is_mirrored]
+        values = run(variables, table, rows.astype(np.int32))
+        return meshes.fetch(values)[: len(rows)]
+
+
+def _open_files(task: Recognition, mesh: Mesh, **given):
+    """{prefix: (files, their images)} of the wanted keys of FILES."""
+    judged = task.judged
+    is_stream = isinstance(judged, Stream)
+    shape = judged.image.shape if is_stream else judged.images.shape[1:]
+    opened = {}
+    for key, settings in given.items():
+        prefix, open_set = FILES[key]
+        if settings:
+            section = f"evaluation.{key}"
+            settings = settings_of(section, settings)
+            opened[prefix] = call(section, open_set, settings, shape)
+    tables = task.table, judged
+    return {p: (f, held(f, shape, tables, mesh)) for p, f in opened.items()}
 
 
 def balanced_pairs(labels: np.ndarray, most: int, seed: int):

@@ -16,6 +16,7 @@ from fedfr_jax.data.sources.files import Files, natural_key, open_files
 from fedfr_jax.data.sources.images import (
     align_and_resize,
     check_channels,
+    check_landmarks,
     decode,
     parse_size,
     plan_alignment,
@@ -159,15 +160,7 @@ def read_landmarks(path: str | os.PathLike, files: Files) -> np.ndarray:
             f"none, the first is {missing[0]}: add rows or set align=False."
         )
     landmarks = np.array([points[name] for name in files.names], np.float32)
-    landmarks = landmarks.reshape(-1, 5, 2)
-    is_usable = np.isfinite(landmarks).all((1, 2)) & (landmarks.std(1).max(1) > 0)
-    if not is_usable.all():
-        bad = files.names[int(np.argmin(is_usable))]
-        raise ValueError(
-            f"{path} must have five finite landmarks that do not coincide, "
-            f"got others for {bad}: correct the row."
-        )
-    return landmarks
+    return check_landmarks(landmarks.reshape(-1, 5, 2), files.names, path)
 
 
 def _open_folder(path, image_size, channels, naming, under, landmarks, align):

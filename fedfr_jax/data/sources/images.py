@@ -3,7 +3,7 @@
 import functools
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -67,6 +67,25 @@ def resize(image: Image.Image, size: tuple[int, int]) -> np.ndarray:
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image).reshape(height, width, -1)
+
+
+def check_landmarks(
+    landmarks: np.ndarray, names: Sequence[str], path: str | os.PathLike
+) -> np.ndarray:
+    """`landmarks` [T, 5, 2] of the images `names` [T], if they can align the faces.
+
+    Raises:
+      ValueError: naming `path`, where they are from, and the first image whose
+        landmarks are not finite or coincide.
+    """
+    is_usable = np.isfinite(landmarks).all((1, 2)) & (landmarks.std(1).max(1) > 0)
+    if not is_usable.all():
+        bad = names[int(np.argmin(is_usable))]
+        raise ValueError(
+            f"{path} must have five finite landmarks that do not coincide, "
+            f"got others for {bad}: correct the row."
+        )
+    return landmarks
 
 
 def plan_alignment(

@@ -1,0 +1,57 @@
+"""Images by name, in the order of a list, aligned by landmarks that the list brings."""
+
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedfr_jax.data.sources.files import open_files
+from fedfr_jax.data.sources.images import (
+    align_and_resize,
+    check_channels,
+    decode,
+    plan_alignment,
+    reader,
+)
+
+
+def loose_images(
+    path: str | os.PathLike,
+    names: Sequence[str],
+    image_shape: tuple[int, int, int],
+    *,
+    landmarks: np.ndarray | None = None,
+) -> Callable[[np.ndarray], np.ndarray]:
+    """`Source.read` of the named images of a directory or .zip.
+
+    Args:
+      path: the directory or archive; its other images are passed over.
+      names: T paths relative to `path`, with forward slashes; a name may come twice.
+      image_shape: (H, W, C) of the result.
+      landmarks: [T, 5, 2] x, y in the stored images, checked by `check_landmarks`:
+        faces are warped to the ArcFace template. None stretches the images.
+
+    Raises:
+      ValueError: naming the path, when a named image is missing, when H and W are
+        neither square nor 112:96 and faces are aligned, or (when read) for an
+        unreadable image.
+    """
+    size, channels = image_shape[:2], check_channels(image_shape[2])
+    files = open_files(path)
+    known = set(files.names)
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise ValueError(
+            f"{path} must hold every listed image, but {len(missing)} of {len(names)} "
+            f"are missing, the first is {missing[0]} (it does hold {files.names[0]})."
+        )
+    matrices, canvas = None, None
+    if landmarks is not None:
+        matrices, canvas, _ = plan_alignment(landmarks, size)
+
+    def load(row):
+        image = decode(files.read(names[row]), files.origin(names[row]), channels)
+        matrix = None if matrices is None else matrices[row]
+        return align_and_resize(image, matrix, canvas, size)
+
+    return reader(load, len(names), image_shape)
