@@ -40,13 +40,12 @@ def get_config():
         "fars": (1e-6, 1e-5, 1e-4),
         "fpirs": (1e-5, 1e-4),
     }
-    config.methods = {
-        "fedfr": {
-            "learning_rate": 1e-3,
-            "decay_epochs": (8, 6, 4, 3),
-            "threshold": 0.4,
-            "contrastive_weight": 5.0,
-            "branch_weight": 10.0,
-        }
-    }
+    config.methods = base.table_rows(
+        {"epochs": 5, "learning_rate": 1e-3},
+        learning_rate=1e-3,
+        decay_epochs=(8, 6, 4, 3),
+        threshold=0.4,
+        contrastive_weight=5.0,
+        branch_weight=10.0,
+    )
     return config.lock()
