@@ -10,6 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
+from fedfr_jax.__main__ import main
 from fedfr_jax.build import plan
 from fedfr_jax.commands.dry_run import dry_run as dry_run_config
 from fedfr_jax.data.partition import ms1m
@@ -227,6 +228,13 @@ def test_a_dry_run_refuses_what_a_run_would(scaled_down, section, key, value, me
         dry_run_config(scaled_down, compile=False)
 
 
-def test_an_unknown_row_is_named_beside_the_known_ones(scaled_down):
-    with pytest.raises(ValueError, match="--rows must be of .*'fedfr'.*got 'nosuch'"):
-        dry_run_config(scaled_down, rows=["nosuch"])
+def test_the_paper_size_is_opened_in_seconds_and_an_unknown_row_named(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setenv("FEDFR_DATA", str(tmp_path))
+    config = ROOT / "configs" / "fedfr" / "ms1m_40x100.py"
+    words = ["train", f"--config={config}", "--dry_run", "--rows=fedfr,nosuch"]
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert "1137500 made-up images of 13000 people, 29 MB" in said.out
+    assert "--rows must be of ['central'," in said.err and "got 'nosuch'" in said.err
