@@ -5,7 +5,7 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 from jax.sharding import Mesh
@@ -19,7 +19,6 @@ from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.stream import fits_devices
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.runs import dry_run as dry
 from fedfr_jax.runs.experiment import Experiment
 from fedfr_jax.runs.settings import (
     Federation,
@@ -37,7 +36,7 @@ from fedfr_jax.tasks.classical import (
     classical_faces,
 )
 from fedfr_jax.tasks.methods import FaceMethod, federated_faces
-from fedfr_jax.tasks.recognition import Judge, recognition
+from fedfr_jax.tasks.recognition import Judge, Recognition, recognition
 from fedfr_jax.types import Model, Source
 
 PARTITIONS = {"by_identity": by_identity, "ms1m": ms1m}
@@ -201,17 +200,29 @@ def streams(
     return not fits_devices(num_images * math.prod(source.image_shape), mesh)
 
 
-def build(config: ml_collections.ConfigDict) -> Experiment:
-    """Everything that `run_experiment` needs; images are read, nothing is trained.
+class Plan(NamedTuple):
+    """A config as objects, before any image is read."""
+
+    settings: dict[str, Any]
+    source: Source
+    partition: Partition
+    model: Model
+    mesh: Mesh
+    pretraining: Pretraining
+    federation: Federation
+    methods: dict[str, FaceMethod | Pretraining]
+
+
+def plan(config: ml_collections.ConfigDict | Mapping) -> Plan:
+    """Open the data, split it and build the methods; no image is read.
 
     Raises:
-      ValueError: for anything wrong in the config or the data, before any compile.
+      ValueError: for anything wrong in the config or the data.
     """
     settings = plain(config)
     for name in settings:
         if name not in SECTIONS:
             raise ValueError(f"config must have keys of {SECTIONS}, got {name!r}.")
-    seed = settings["seed"]
     federation = call("federation", Federation, settings["federation"])
     pretraining = call("pretrain", Pretraining, settings["pretrain"])
     source = choose("data", SOURCES, settings["data"])
@@ -229,61 +240,42 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
             num_rows = num_public + len(partition.train)
             check_pretraining(method, f"methods.{name}", num_rows)
     mesh = make_mesh(num_model_shards=federation.model_shards)
-    streamed = None
-    if streams(federation, source, partition, mesh):
-        streamed = int(federation.table_gib * 2**30)
-    task = recognition(source, partition, stream_bytes=streamed)
-    judge = call("evaluation", Judge, settings["evaluation"], task, mesh, seed=seed)
-    return Experiment(
+    return Plan(
+        settings=settings,
+        source=source,
+        partition=partition,
         model=model,
-        task=task,
-        judge=judge,
         mesh=mesh,
         pretraining=pretraining,
         federation=federation,
         methods=methods,
-        seed=seed,
     )
 
 
-def dry_run(
-    config: ml_collections.ConfigDict, *, compile: bool, hard_negatives: int
-) -> dict[str, dict]:
-    """Print and return what a round of every method needs; nothing is read or trained.
+def build(config: ml_collections.ConfigDict) -> Experiment:
+    """Everything that `run_experiment` needs; images are read, nothing is trained.
 
-    With the `ms1m` partition the identities are made up, with the counts of the split;
-    any other config opens its data for the labels.
+    Raises:
+      ValueError: for anything wrong in the config or the data, before any compile.
     """
-    settings = plain(config)
-    federation = call("federation", Federation, settings["federation"])
-    if settings["partition"].get("name") == "ms1m":
-        data = settings["data"]
-        shape = (data["image_size"], data["image_size"], data.get("channels", 3))
-        labels = dry.made_up_labels(**settings["partition"])
-        partition = choose("partition", PARTITIONS, settings["partition"], labels)
-    else:
-        source = choose("data", SOURCES, settings["data"])
-        shape, partition = source.image_shape, split(settings["partition"], source)
-    family, given = MODELS, settings["model"]
-    model = gathered(choose("model", family, given, shape))
-    # Operations are those of the plain convolution, without scans that hide them.
-    counted = {"scan": False, "lowering": "im2col"}
-    known = inspect.signature(family[given["name"]]).parameters
-    given = {**given, **{k: v for k, v in counted.items() if k in known}}
-    unrolled = choose("model", family, given, shape)
-    mesh, results = make_mesh(num_model_shards=federation.model_shards), {}
-    print(format_report(report(partition)))
-    for name, options in settings["methods"].items():
-        of = lambda m, n=name, o=options: build_method(
-            n, o, settings["pretrain"], m, partition
-        )
-        if isinstance(of(model), Pretraining):
-            continue
-        lowered, row = dry.lower_round(model, of(model), partition, federation, mesh)
-        flops = dry.operations(
-            unrolled, of(unrolled), partition, federation, hard_negatives=hard_negatives
-        )
-        compiled = lowered.compile() if compile else None
-        results[name] = dry.report(lowered, row, partition, flops, compiled)
-        print(f"\n{name}, on {mesh.size} devices\n{dry.format_report(results[name])}")
-    return results
+    parts, streamed = plan(config), None
+    if streams(parts.federation, parts.source, parts.partition, parts.mesh):
+        streamed = int(parts.federation.table_gib * 2**30)
+    return assemble(
+        parts, recognition(parts.source, parts.partition, stream_bytes=streamed)
+    )
+
+
+def assemble(parts: Plan, task: Recognition) -> Experiment:
+    """The experiment on a plan's images."""
+    seed, evaluation = parts.settings["seed"], parts.settings["evaluation"]
+    return Experiment(
+        model=parts.model,
+        task=task,
+        judge=call("evaluation", Judge, evaluation, task, parts.mesh, seed=seed),
+        mesh=parts.mesh,
+        pretraining=parts.pretraining,
+        federation=parts.federation,
+        methods=parts.methods,
+        seed=seed,
+    )

@@ -143,7 +143,7 @@ def write_results(path: pathlib.Path, name: str, runs: dict, **notes) -> None:
         }
         for seed, rows in runs.items()
     }
-    results[name] = {"made": provenance(), "seeds": kept, **notes}
+    results[name] = {"made": made(runs), "seeds": kept, **notes}
     text = json.dumps(results, indent=1, sort_keys=True)
     flat = lambda found: re.sub(r"\s+", " ", found[0])
     path.write_text(re.sub(r"\[[^\[\]{}]*\]", flat, text) + "\n")
@@ -159,8 +159,14 @@ def write_between(path: pathlib.Path, name: str, text: str) -> None:
     path.write_text(f"{head}{start}\n{text}\n{end}{rest.partition(end)[2]}")
 
 
+def made(runs: dict) -> str:
+    """Dates and commits of all rows of all seeds, each once."""
+    stamps = {row["made"] for rows in runs.values() for row in rows.values()}
+    return "; ".join(sorted(stamps))
+
+
 def provenance() -> str:
-    """Date and commit of a result; "-dirty" when code or configs differ from it."""
+    """Date and commit of a row; "-dirty" when code or configs differ from it."""
     git = lambda *words: subprocess.run(
         ["git", "-C", str(HERE), *words], capture_output=True, text=True
     ).stdout.strip()

@@ -23,6 +23,7 @@ sys.path[:0] = [str(HERE.parent.parent), str(HERE)]
 from orderings import (  # noqa: E402
     claims,
     in_order,
+    made,
     provenance,
     table,
     write_between,
@@ -59,7 +60,7 @@ def publish(runs: dict, name: str, target: pathlib.Path) -> None:
     """Write and print what the seeds so far say."""
     write_results(target / "results.json", name, runs)
     text = table(runs) + "\n\n" + claims(runs)
-    write_between(target / "README.md", name, f"{provenance()}\n\n{text}")
+    write_between(target / "README.md", name, f"{made(runs)}\n\n{text}")
     print(text, flush=True)
 
 
@@ -128,6 +129,7 @@ def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
             method = experiment.methods[name]
             stage = run_row(experiment, method, variables, folder / name)
     return {
+        "made": provenance(),
         "settings": settings,
         "generic": stage.generic.metrics,
         "personalised": stage.personalised.metrics,

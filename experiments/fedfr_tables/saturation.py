@@ -11,7 +11,7 @@ import pathlib
 import sys
 
 from absl import flags
-from orderings import provenance, table, write_between, write_results
+from orderings import made, table, write_between, write_results
 from run import HERE, name_of, remember_programs, run_seed, use_every_core
 
 from fedfr_jax.commands.flags import define, parse, workdir
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     name = f"{name_of(argv)} saturation"
     target = pathlib.Path(values["results"].value)
     write_results(target / "results.json", name, runs)
-    text = f"{provenance()}\n\n{table(runs, has_costs=False)}"
+    text = f"{made(runs)}\n\n{table(runs, has_costs=False)}"
     write_between(target / "README.md", name, text)
     print(text)
 

@@ -16,8 +16,8 @@ import numpy as np
 from absl import flags
 from orderings import (
     core_seconds,
+    made,
     mean_rate,
-    provenance,
     table,
     write_between,
     write_results,
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
     counted = dict(zip(grid, counts.tolist(), strict=True))
     write_results(target / "results.json", f"{name} thresholds", runs, counted=counted)
     plot(target / f"thresholds_{name}.png", counted, runs)
-    text = f"{provenance()}\n\n{counts_table(counted)}\n\n{table(runs)}"
+    text = f"{made(runs)}\n\n{counts_table(counted)}\n\n{table(runs)}"
     write_between(target / "README.md", f"{name} thresholds", text)
     print(text)
 

@@ -14,8 +14,9 @@ from fedfr_jax.commands.flags import (
 def main(argv: list[str]) -> None:
     """train --config=... --workdir=... [--overwrite] [--config.key=value].
 
-    train --config=... --dry_run [--compile] [--hard_negatives=N] prints the memory and
-    the operations that a round needs, and trains nothing.
+    train --config=... --dry_run [--rows=fedfr,...] [--nocompile] [--hard_negatives=N]
+    goes the same way up to the images, compiles a round of every row and prints the
+    memory and the operations that it needs. MS1M need not be there.
 
     --distributed: this is one of the processes that Slurm, Open MPI or Kubernetes has
     started or that run on a TPU pod; elsewhere --coordinator=HOST:PORT
@@ -28,7 +29,8 @@ def main(argv: list[str]) -> None:
         "overwrite", False, "start afresh in --workdir", flag_values=values
     )
     flags.DEFINE_bool("dry_run", False, "say what a round needs", flag_values=values)
-    flags.DEFINE_bool("compile", False, "dry run: and compile it", flag_values=values)
+    flags.DEFINE_list("rows", [], "dry run: of these; none: all", flag_values=values)
+    flags.DEFINE_bool("compile", True, "dry run: for memory", flag_values=values)
     flags.DEFINE_integer(
         "hard_negatives",
         10_000,
@@ -38,10 +40,11 @@ def main(argv: list[str]) -> None:
     )
     parse(values, "train", argv)
     if values["dry_run"].value:
-        from fedfr_jax.build import dry_run
+        from fedfr_jax.commands.dry_run import dry_run
 
         dry_run(
             values["config"].value,
+            rows=values["rows"].value,
             compile=values["compile"].value,
             hard_negatives=values["hard_negatives"].value,
         )

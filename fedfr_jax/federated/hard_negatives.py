@@ -62,7 +62,8 @@ def prepare_features(
         embed_rows, select = compiled[place_of]
         offsets, num_rows = sim.population.offsets, len(sim.table.labels)
         rows, starts, counts = cohort_rows(offsets, cohort.ids)
-        public = np.arange(offsets[-1], num_rows)
+        # Without a threshold nobody is handed a public example.
+        public = np.arange(offsets[-1], num_rows if threshold is not None else 0)
         place = np.zeros(num_rows, np.int32)
         place[public] = len(rows) + np.arange(len(public))
         place[rows[: counts.sum()]] = np.arange(counts.sum())

@@ -1,12 +1,15 @@
 """What one federated round will need, without images, memory or training.
 
-The round is lowered (and, if asked, compiled) from shapes alone. Memory is the
-compiler's. Floating-point operations are the compiler's for one step and one image,
-times how often they happen; it counts a loop's body once, so networks are unrolled for
-the count, and the loops are multiplied here.
+The round is lowered and compiled from shapes alone. Memory is the compiler's.
+Floating-point operations are the compiler's for one step and one image, times how often
+they happen; it counts a loop's body once, so networks are unrolled for the count, and
+the loops are multiplied here. Data that is not there is made up, with the same counts.
 """
 
-from collections.abc import Mapping
+import contextlib
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
@@ -19,6 +22,8 @@ from fedfr_jax import trees
 from fedfr_jax.data.augment import decode
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import ms1m_order
+from fedfr_jax.data.sources.images import parse_size
+from fedfr_jax.data.sources.recordio import rec_path, write_stand_in
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Feed, Population, Slots, Table
 from fedfr_jax.federated.engine import build_round, no_extra
@@ -26,7 +31,7 @@ from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.store import VERSIONS
 from fedfr_jax.runs.settings import Federation
 from fedfr_jax.tasks.methods import FaceMethod, backbone_features
-from fedfr_jax.types import Cohort, Model
+from fedfr_jax.types import Cohort, Model, Source
 
 GIB = 2**30
 
@@ -62,6 +67,37 @@ def made_up_labels(
     counts[order[:half]] = sum(client_images) // 2
     counts[order[half:]] = sum(global_images) // 2
     return np.repeat(np.arange(2 * half, dtype=np.int32), counts)
+
+
+@contextlib.contextmanager
+def stand_in(settings: Mapping, *, say: Callable = print) -> Iterator[Mapping]:
+    """The settings, with a set of the same counts where their .rec is not there.
+
+    Only for `recordio` data that `ms1m` splits. The set lies in a temporary folder for
+    as long as the context.
+    """
+    data, counts = settings["data"], settings["partition"]
+    is_split = data.get("name") == "recordio" and counts.get("name") == "ms1m"
+    if not is_split or "path" not in data or rec_path(data["path"]).exists():
+        yield settings
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        labels = made_up_labels(**counts)
+        size = parse_size(data.get("image_size") or 112)
+        write_stand_in(rec_path(folder), labels, image_size=size)
+        megabytes = sum(p.stat().st_size for p in pathlib.Path(folder).iterdir()) / 1e6
+        say(
+            f"{data['path']} is not there: {len(labels)} made-up images of "
+            f"{labels[-1] + 1} people, {megabytes:.0f} MB, stand in for it.\n"
+        )
+        # The set's own index must not be kept as that of the one it stands in for.
+        yield {**settings, "data": {**data, "path": folder, "cache": None}}
+
+
+def unread(source: Source) -> Source:
+    """The source with black images, for whoever only needs to know their shape."""
+    shape = source.image_shape
+    return source._replace(read=lambda rows: np.zeros((len(rows), *shape), np.uint8))
 
 
 def lower_round(
@@ -140,12 +176,14 @@ def _placed(shapes, shardings):
 def memory(compiled) -> dict[str, float]:
     """GiB per device of a compiled round, by what it is for."""
     found = compiled.memory_analysis()
-    return {
+    number = {
         "arguments": found.argument_size_in_bytes / GIB,
         "results": found.output_size_in_bytes / GIB,
         "results in place of arguments": found.alias_size_in_bytes / GIB,
         "temporary": found.temp_size_in_bytes / GIB,
     }
+    needed = sum(number.values()) - 2 * number["results in place of arguments"]
+    return {**number, "the round, per device": needed}
 
 
 def operations(

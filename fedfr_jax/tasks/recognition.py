@@ -243,6 +243,8 @@ def balanced_pairs(labels: np.ndarray, most: int, seed: int):
     Raises:
       ValueError: when the labels give fewer than ten pairs of either kind.
     """
+    if not len(labels):
+        raise ValueError("partition.num_unseen_ids must be at least 2, got 0.")
     rng = np.random.default_rng(seed)
     first = rng.integers(len(labels), size=8 * most)
     order = np.argsort(labels, kind="stable")

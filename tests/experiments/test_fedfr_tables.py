@@ -23,8 +23,9 @@ from fedfr_jax.runs.workdir import claim  # noqa: E402
 CLIENT = {"round": 0, "client": [1, 0], "hard_negatives": [4, 8]}
 
 
-def row(generic=0.5, personalised=0.5, **cost):
+def row(generic=0.5, personalised=0.5, made="2026-01-01, commit abc", **cost):
     return {
+        "made": made,
         "settings": None,
         "generic": {"tar@far=1e-02": generic, "accuracy": 0.9},
         "personalised": {"tar@far=1e-02": personalised},
@@ -89,6 +90,13 @@ def test_results_keep_other_tables_and_lists_in_one_line(tmp_path):
     assert set(found) == {"faces", "omniglot"}
     assert "roc" not in found["faces"]["seeds"]["0"]["fedavg"]
     assert found["omniglot"]["counted"] == {"0.5": 3.0}
+    assert found["faces"]["made"] == "2026-01-01, commit abc"
+
+
+def test_a_table_names_every_commit_that_its_rows_ran_on():
+    old, new = row(made="2026-01-01, commit abc"), row(made="2026-01-02, commit def")
+    runs = {"0": {"fedavg": old, "fedfr": new}, "1": {"fedavg": old}}
+    assert orderings.made(runs) == "2026-01-01, commit abc; 2026-01-02, commit def"
 
 
 def test_a_part_of_the_readme_is_replaced_between_its_markers(tmp_path):

@@ -1,13 +1,20 @@
 """A dry run reads no image, and its numbers are those of hand-made counts."""
 
+import pathlib
+import runpy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from PIL import Image
 
-from fedfr_jax.build import dry_run as dry_run_config
+from fedfr_jax.__main__ import main
+from fedfr_jax.build import plan
+from fedfr_jax.commands.dry_run import dry_run as dry_run_config
 from fedfr_jax.data.partition import ms1m
+from fedfr_jax.data.sources.recordio import write_stand_in
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import dry_run
 from fedfr_jax.runs.experiment import Federation
@@ -23,6 +30,9 @@ SPLIT = {
     "global_images": (6, 10),
     "num_test_images": 4,
 }
+ROOT = pathlib.Path(__file__).parent.parent.parent
+ROWS = """local fedavg fedface moon hard_negatives contrastive finetune distill
+          cosface_branch fedfr central""".split()
 FORWARD = 2 * BATCH * SIDE * SIDE * DIM
 
 
@@ -101,9 +111,9 @@ def test_fedfr_is_counted_with_its_features_and_memory(partition):
 
 
 def test_a_config_without_its_data_still_runs_dry(capsys):
-    config = ConfigDict({"seed": 0, "pretrain": {}, "evaluation": {}})
+    config = ConfigDict({"seed": 0, "pretrain": {"batch_size": 8}, "evaluation": {}})
     config.data = {"name": "recordio", "path": "nowhere/train.rec", "image_size": 16}
-    config.partition = {"name": "ms1m", **SPLIT}
+    config.partition = {"name": "ms1m", **SPLIT, "num_unseen_ids": 6}
     config.model = {
         "name": "sphereface",
         "blocks": (1, 1),
@@ -117,3 +127,114 @@ def test_a_config_without_its_data_still_runs_dry(capsys):
     assert set(results) == {"fedavg"}
     assert results["fedavg"]["local steps of round 0"] == 2 * 5
     assert "GiB" in capsys.readouterr().out
+
+
+@pytest.fixture
+def scaled_down(monkeypatch, tmp_path):
+    """The paper's config with few people and a small network; its data is not there."""
+    monkeypatch.setenv("FEDFR_DATA", str(tmp_path))
+    monkeypatch.syspath_prepend(str(ROOT))
+    path = ROOT / "configs" / "fedfr" / "ms1m_40x100.py"
+    config = runpy.run_path(str(path))["get_config"]()
+    with config.unlocked():
+        config.data.image_size = 16
+        config.partition.update({**SPLIT, "num_unseen_ids": 6})
+        config.model = {"name": "sphereface", "blocks": (0,), "widths": (4,)}
+        config.model.embedding_dim = 8
+        config.pretrain.batch_size = config.federation.batch_size = BATCH
+        config.federation.local_epochs = (3, 2)
+    return config
+
+
+def test_a_stand_in_is_opened_and_split_as_the_real_set_would_be(scaled_down, tmp_path):
+    wanted = {**SPLIT, "num_unseen_ids": 6}
+    with dry_run.stand_in(scaled_down) as settings:
+        folder = pathlib.Path(settings["data"]["path"])
+        assert {x.name for x in folder.iterdir()} == {
+            "train.rec",
+            "train.idx",
+            "property",
+        }
+        parts = plan(settings)
+    assert not folder.exists() and not list(tmp_path.iterdir())
+    p = parts.partition
+    assert p.num_classes.tolist() == [3, 3]
+    assert np.diff(p.train_offsets).tolist() == [33, 33]
+    assert np.diff(p.test_offsets).tolist() == [12, 12]
+    assert [len(p.global_examples), len(p.unseen_examples)] == [5 * 8, 6 * 8]
+    expected = ms1m(dry_run.made_up_labels(**wanted), **wanted)
+    np.testing.assert_array_equal(p.train, expected.train)
+    np.testing.assert_array_equal(p.global_examples, expected.global_examples)
+    assert parts.source.image_shape == (16, 16, 3)
+    assert set(parts.methods) == set(ROWS)
+
+
+def test_a_set_that_is_there_is_used(scaled_down, tmp_path):
+    (tmp_path / "faces_emore").mkdir()
+    counts = np.bincount(dry_run.made_up_labels(**SPLIT, num_unseen_ids=6))
+    counts[counts == 15] += 2  # images of a client's identity
+    labels = np.repeat(np.arange(len(counts)), counts)
+    write_stand_in(tmp_path / "faces_emore" / "train.rec", labels)
+    with dry_run.stand_in(scaled_down) as settings:
+        assert settings["data"]["path"] == scaled_down.data.path
+        p = plan(settings).partition
+    assert np.diff(p.train_offsets).tolist() == [39, 39]
+
+
+def test_the_papers_config_in_small_is_compiled_and_reads_no_image(
+    scaled_down, monkeypatch, capsys
+):
+    def decode(*args):
+        raise AssertionError("an image was decoded")
+
+    monkeypatch.setattr(Image, "open", decode)
+    with dry_run.stand_in(scaled_down) as settings:
+        with pytest.raises(AssertionError, match="decoded"):
+            plan(settings).source.read(np.arange(1))
+    numbers = dry_run_config(scaled_down, rows=["fedfr"], hard_negatives=10)["fedfr"]
+    gib = numbers["GiB"]
+    assert all(value > 0 for value in gib.values())
+    assert gib["arguments"] > gib["images and labels, per device"]
+    needed = gib["arguments"] + gib["results"] + gib["temporary"]
+    needed -= gib["results in place of arguments"]
+    np.testing.assert_allclose(gib["the round, per device"], needed)
+    assert all(value > 0 for value in numbers["FLOP"].values())
+    assert numbers["local steps of round 0"] == 2 * 3 * ((33 + 10) // BATCH)
+    assert "2 clients, train                 6          66" in capsys.readouterr().out
+
+
+def test_equal_rounds_are_reported_once_and_central_rows_have_none(scaled_down, capsys):
+    rows = ["fedavg", "contrastive", "finetune", "central"]
+    found = dry_run_config(scaled_down, rows=rows, compile=False)
+    assert list(found) == ["fedavg", "contrastive", "finetune"]
+    assert found["finetune"] is found["contrastive"]
+    assert found["contrastive"] != found["fedavg"]
+    assert "arguments" not in found["fedavg"]["GiB"]
+    assert "finetune: the round of contrastive" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "section, key, value, message",
+    [
+        ("evaluation", "far", 0.1, "config.evaluation must have keys of"),
+        ("partition", "num_unseen_ids", 0, "num_unseen_ids must be at least 2"),
+        ("federation", "table", "disk", "config.federation.table must be one of"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_would(scaled_down, section, key, value, message):
+    with scaled_down.unlocked():
+        scaled_down[section][key] = value
+    with pytest.raises(ValueError, match=message):
+        dry_run_config(scaled_down, compile=False)
+
+
+def test_the_paper_size_is_opened_in_seconds_and_an_unknown_row_named(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setenv("FEDFR_DATA", str(tmp_path))
+    config = ROOT / "configs" / "fedfr" / "ms1m_40x100.py"
+    words = ["train", f"--config={config}", "--dry_run", "--rows=fedfr,nosuch"]
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert "1137500 made-up images of 13000 people, 29 MB" in said.out
+    assert "--rows must be of ['central'," in said.err and "got 'nosuch'" in said.err

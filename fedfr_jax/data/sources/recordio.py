@@ -6,11 +6,13 @@ labels (first, end) of identity c's images. im2rec: every record is an image.
 """
 
 import bisect
+import io
 import os
 import pathlib
 from collections.abc import Sequence
 
 import numpy as np
+from PIL import Image
 
 from fedfr_jax.data.sources.images import (
     check_channels,
@@ -60,7 +62,7 @@ def recordio(
       ValueError: naming the file, for a truncated .rec, an .idx that does not fit it,
         missing keys, or labels that are no integers in [0, classes).
     """
-    path = _rec_path(path)
+    path = rec_path(path)
     data = _map(path)
     rows = cached(cache, path, lambda: _scan(path, data))
     offsets, labels = rows["offsets"], rows["labels"]
@@ -88,7 +90,7 @@ def label_vectors(path: str | os.PathLike) -> np.ndarray:
 
     For sets that keep more than the identity, such as 3-D face parameters.
     """
-    path = _rec_path(path)
+    path = rec_path(path)
     data = _map(path)
     rows = _scan(path, data)
     vectors = [
@@ -118,31 +120,64 @@ def write_face_set(
       labels: [N] identities in ascending order, none of 0 .. C - 1 without images.
       image_size: (H, W), which `property` states.
     """
+    records = [
+        Record(int(label), image, key)
+        for key, (label, image) in enumerate(zip(labels, images, strict=True), 1)
+    ]
+    keys = range(1, len(records) + 1)
+    _write_classic(path, records, keys, _ranges(labels), image_size)
+
+
+def write_stand_in(
+    path: str | os.PathLike,
+    labels: Sequence[int],
+    *,
+    image_size: tuple[int, int] = (112, 112),
+) -> None:
+    """Write a classic set of grey images, all images of an identity being one record.
+
+    The .idx lists that record once for each of them, so millions of images take some
+    megabytes; `recordio` reads them as any others. Arguments as in `write_face_set`.
+    """
+    file = io.BytesIO()
+    Image.new("RGB", image_size[::-1], (128, 128, 128)).save(file, "jpeg")
+    ranges = _ranges(labels)
+    records = [
+        Record(c, file.getvalue(), int(first)) for c, (first, _) in enumerate(ranges)
+    ]
+    keys = [range(*pair) for pair in ranges.tolist()]
+    _write_classic(path, records, keys, ranges, image_size)
+
+
+def _ranges(labels):
+    """(first, end) keys of every identity's images, [C, 2]."""
     labels = np.asarray(labels)
     counts = np.bincount(labels)
     if (np.diff(labels) < 0).any() or (counts == 0).any():
         raise ValueError("labels must ascend from 0 without gaps in a classic set.")
-    end = len(images) + 1
     borders = 1 + np.concatenate([[0], np.cumsum(counts)])
-    ranges = np.stack([borders[:-1], borders[1:]], axis=1)
+    return np.stack([borders[:-1], borders[1:]], axis=1)
+
+
+def _write_classic(path, records, keys, ranges, image_size):
+    """Header, image records under their keys, a record for each identity; property."""
+    end = int(ranges[-1, 1])
+    people = range(end, end + len(ranges))
     write_recordio(
         path,
         [
-            Record(np.array([end, end + len(counts)]), b""),
-            *(
-                Record(int(label), image, key)
-                for key, (label, image) in enumerate(
-                    zip(labels, images, strict=True), 1
-                )
-            ),
-            *(Record(pair, b"", end + c) for c, pair in enumerate(ranges)),
+            Record(np.array([end, people.stop]), b""),
+            *records,
+            *(Record(pair, b"", c) for c, pair in zip(people, ranges, strict=True)),
         ],
+        keys=[0, *keys, *people],
     )
-    text = f"{len(counts)},{image_size[0]},{image_size[1]}"
+    text = f"{len(ranges)},{image_size[0]},{image_size[1]}"
     pathlib.Path(path).with_name("property").write_text(text, encoding="ascii")
 
 
-def _rec_path(path):
+def rec_path(path: str | os.PathLike) -> pathlib.Path:
+    """The .rec that `recordio` opens for a path."""
     path = pathlib.Path(path)
     return path / "train.rec" if path.is_dir() else path
 

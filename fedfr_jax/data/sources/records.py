@@ -154,21 +154,22 @@ def write_recordio(
     path: str | os.PathLike,
     records: Iterable[Record],
     *,
-    keys: Sequence[int] | None = None,
+    keys: Sequence[int | Sequence[int]] | None = None,
 ) -> None:
     """Write records as <path>.rec and <path>.idx, as mxnet's own writer does.
 
     Args:
       path: the .rec file; the .idx is put beside it.
       records: in the order of the file.
-      keys: the key of each record; None counts from 0.
+      keys: the key of each record, or all of its keys; None counts from 0.
     """
     path = pathlib.Path(path)
     lines = []
     with open(path, "wb") as file:
         for number, record in enumerate(records):
-            key = number if keys is None else keys[number]
-            lines.append(f"{key}\t{file.tell()}\n")
+            own = np.atleast_1d(number if keys is None else keys[number])
+            place = file.tell()
+            lines.extend(f"{key}\t{place}\n" for key in own.tolist())
             file.write(_chunks(_join(record)))
     path.with_suffix(".idx").write_text("".join(lines), encoding="ascii")
 
