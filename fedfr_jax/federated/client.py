@@ -15,6 +15,8 @@ import numpy as np
 from fedfr_jax.federated import sampling
 from fedfr_jax.types import Batch, Client
 
+BLOCK = 2**16  # clients that are looked at together
+
 
 class Table(NamedTuple):
     """All examples, on the device: first those of the clients, grouped, then public."""
@@ -57,12 +59,23 @@ class Window(NamedTuple):
 class Population(NamedTuple):
     """What the N clients own, in host memory."""
 
-    offsets: np.ndarray  # [N + 1] int64: client i owns rows offsets[i]:offsets[i + 1]
+    offsets: np.ndarray  # [N + 1] int: client i owns rows offsets[i]:offsets[i + 1]
     num_classes: np.ndarray  # [N] int32
+    falling: np.ndarray = np.zeros(0, np.int64)  # [.] what is known of `largest`
 
     def sizes(self, ids: np.ndarray) -> np.ndarray:
         """Examples of clients `ids` [K], without a look at the others."""
         return self.offsets[ids + 1] - self.offsets[ids]
+
+    def largest(self, count: int) -> np.ndarray:
+        """Examples of the `count` largest clients, falling; no copy of everybody's."""
+        if count <= len(self.falling):
+            return self.falling[:count]
+        most, block = np.zeros(0, np.int64), max(count, BLOCK)
+        for start in range(0, len(self.num_classes), block):
+            sizes = np.diff(self.offsets[start : start + block + 1])
+            most = np.sort(np.concatenate([most, sizes]))[::-1][:count]
+        return most
 
 
 class Feed(NamedTuple):

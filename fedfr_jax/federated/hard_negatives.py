@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.features import Features, build_embed
 from fedfr_jax.types import Cohort, Extra, PyTree
 
@@ -61,7 +62,7 @@ def prepare_features(
             )
         embed_rows, select = compiled[place_of]
         offsets, num_rows = sim.population.offsets, len(sim.table.labels)
-        rows, starts, counts = cohort_rows(offsets, cohort.ids)
+        rows, starts, counts = cohort_rows(sim.population, cohort.ids)
         # Without a threshold nobody is handed a public example.
         public = np.arange(offsets[-1], num_rows if threshold is not None else 0)
         place = np.zeros(num_rows, np.int32)
@@ -86,16 +87,15 @@ def prepare_features(
     return prepare
 
 
-def cohort_rows(offsets: np.ndarray, ids: np.ndarray):
+def cohort_rows(population: Population, ids: np.ndarray):
     """Table rows of a cohort's clients, one after the other.
 
     Returns:
       rows [R] padded to the largest that any cohort of this size needs (so that shapes
       stay), and each client's starts [K] and counts [K] within them.
     """
-    sizes = np.diff(offsets)
-    most = int(np.sort(sizes)[-len(ids) :].sum())
-    counts = sizes[ids].astype(np.int32)
+    offsets, most = population.offsets, int(population.largest(len(ids)).sum())
+    counts = population.sizes(ids).astype(np.int32)
     starts = (np.cumsum(counts) - counts).astype(np.int32)
     rows = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in ids])
     return np.pad(rows, (0, most - len(rows))), starts, counts

@@ -53,7 +53,6 @@ class Segments(NamedTuple):
     start: Callable
     run: Callable
     finish: Callable
-    most_rows: np.ndarray  # [K] int64 rows of the 1, 2, ... largest clients together
 
 
 def build_segments(
@@ -61,14 +60,13 @@ def build_segments(
     feed: Feed,
     mesh: Mesh,
     *,
-    sizes: np.ndarray,
-    cohort_size: int,
+    max_local: int,
     shards: int | None = None,
 ) -> Segments:
     """`build_round` in several calls, see `Segments`.
 
     Args:
-      sizes: [N] examples of every client; `shards` as in `build_round`.
+      max_local, shards: as in `build_round`.
 
     Returns:
       functions in which `table` is a `Table` cut over the devices, each having the rows
@@ -79,8 +77,6 @@ def build_segments(
     make = model_axis.held(mesh, make, feed.batch_size)
     num_devices = mesh.shape[meshes.CLIENTS]
     num_sums = -(-(shards or num_devices) // num_devices) * num_devices
-    most_rows = np.cumsum(np.sort(sizes)[::-1][:cohort_size])
-    max_local = int(most_rows[0])
     cut, whole = P(meshes.CLIENTS), P()
 
     def lane(server, table, shared):
@@ -140,7 +136,7 @@ def build_segments(
         output = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)
         return next_server(make(hyper), server, total, output, order, round)
 
-    return Segments(start, run, finish, most_rows)
+    return Segments(start, run, finish)
 
 
 def play_segments(
@@ -156,14 +152,13 @@ def play_segments(
     num_devices = mesh.shape[meshes.CLIENTS]
     shards, waves, lanes = slots.client.shape
     examples = meshes.fetch(work.extra.examples)
+    largest = sim.population.largest(sim.cohort_size)
     size = fit(
         sim.table,
-        segments.most_rows,
+        np.cumsum(largest),
         lanes=lanes,
         waves=shards // num_devices * waves,
-        room=room_for(
-            examples.shape[1], int(slots.num_extra.max()), int(segments.most_rows[0])
-        ),
+        room=room_for(examples.shape[1], int(slots.num_extra.max()), int(largest[0])),
     )
     layout = lay_out(work, num_devices, size)
     own = meshes.own_shards(mesh).tolist()

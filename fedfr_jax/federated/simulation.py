@@ -95,16 +95,18 @@ def simulation(
     Raises:
       ValueError: when a client owns no example, or a size is out of range.
     """
-    num_clients = len(population.num_classes)
-    sizes = np.diff(population.offsets)
-    if (sizes < 1).any():
-        empty = np.flatnonzero(sizes < 1)[:5].tolist()
+    num_clients, offsets = len(population.num_classes), population.offsets
+    is_empty = offsets[1:] <= offsets[:-1]
+    if is_empty.any():
+        empty = np.flatnonzero(is_empty)[:5].tolist()
         raise ValueError(f"every client must own an image, got none for {empty}.")
-    if population.offsets[-1] > len(table.labels):
+    num_rows = len(table.labels)
+    if offsets[-1] > num_rows:
         raise ValueError(
-            f"clients' rows must lie in the table's {len(table.labels)}, "
-            f"got {population.offsets[-1]}."
+            f"clients' rows must lie in the table's {num_rows}, got {offsets[-1]}."
         )
+    if num_rows >= 2**31:
+        raise ValueError(f"a table must have less than 2^31 rows, got {num_rows}.")
     if lanes < 1:
         raise ValueError(f"lanes must be at least 1, got {lanes}.")
     if reduction not in REDUCTIONS:
@@ -115,14 +117,17 @@ def simulation(
     whole = meshes.replicated(mesh)
     cohort_size = cohort_size or num_clients
     sampling.sample(seed, 0, num_clients, cohort_size)
+    population = population._replace(
+        offsets=offsets.astype(np.int32, copy=False),
+        falling=population.largest(cohort_size),
+    )
+    max_local = int(population.falling[0])
     if not callable(local_epochs):
         local_epochs = _by_round(local_epochs)
     make = lambda hyper: algorithm
     segments = None
     if isinstance(table, Stream):
-        segments = build_segments(
-            make, feed, mesh, sizes=sizes, cohort_size=cohort_size, shards=fixed
-        )
+        segments = build_segments(make, feed, mesh, max_local=max_local, shards=fixed)
     return Simulation(
         algorithm=algorithm,
         feed=feed,
@@ -134,7 +139,7 @@ def simulation(
         lanes=lanes,
         seed=seed,
         shards=fixed,
-        run=build_round(make, feed, mesh, max_local=int(sizes.max()), shards=fixed),
+        run=build_round(make, feed, mesh, max_local=max_local, shards=fixed),
         key=meshes.put(jax.random.key(seed), whole),
         hyper=(),
         segments=segments,

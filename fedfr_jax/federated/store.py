@@ -16,6 +16,7 @@ writes the stamps down, so that no two hosts change the same page of a file.
 
 import fcntl
 import itertools
+import mmap
 import os
 import pathlib
 import shutil
@@ -32,6 +33,7 @@ from fedfr_jax.types import PyTree
 
 PROTECTED = 2  # checkpoints whose rows stay whole
 VERSIONS = PROTECTED + 1
+BLOCK = 2**16  # clients whose stamps are searched together
 
 
 class Pending(NamedTuple):
@@ -87,10 +89,13 @@ class Store:
         self._stamps = _open_stamps(folder / "stamps.bin", population, not sharer)
         self._is_shared = sharer is not None
         self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
-        if not is_fresh:
-            late = self._stamps > resume_round
+        for start in () if is_fresh else range(0, population, BLOCK):
+            part = self._stamps[start : start + BLOCK]
+            late = part > resume_round
             if late.any():
-                self._stamps[late] = 0
+                part[late] = 0
+        # From here on a cohort's own pages come into memory, and not those around.
+        self._stamps.base.madvise(mmap.MADV_RANDOM)
         fcntl.flock(self._rows, fcntl.LOCK_UN)
         self._writer = ThreadPoolExecutor(1, "store")
         self._pending = None
@@ -164,7 +169,7 @@ class Store:
     def touched(self) -> np.ndarray:
         """Ids that have a row, ascending, [n] int64."""
         self._wait()
-        return np.flatnonzero(self._stamps.max(axis=1) > 0)
+        return np.flatnonzero(self._stamps.any(axis=1))
 
     def _unwritten(self) -> Pending | None:
         """Rows that are not on disk yet, if any; raises the writer's error."""

@@ -90,7 +90,10 @@ def placed(table: Table | Stream, mesh: Mesh) -> Table | Stream:
 def resident(table: Table | Stream, user: str) -> Table:
     """The table, or a ValueError that names who needs it on the device."""
     if isinstance(table, Stream):
-        raise ValueError(f"{user} must be given a device table, got a stream.")
+        raise ValueError(
+            f"{user} must be given a device table, got a stream: "
+            'use config.federation.table = "device", or a `Table`.'
+        )
     return table
 
 

@@ -77,7 +77,7 @@ def sweep(
         simulation(make(h), feed, table, population, mesh=mesh, seed=s, **options)
         for h, s in zip(hypers, seeds, strict=True)
     )
-    max_local = int(np.diff(population.offsets).max())
+    max_local = int(population.largest(1)[0])
     one = build_round(make, feed, mesh, max_local=max_local, shards=sims[0].shards)
     stacked = jax.tree.map(lambda *x: np.asarray(x, np.float32), *hypers)
     key = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))

@@ -1,7 +1,7 @@
 """One process of a small federated run: python -m tests.federated.process_worker.
 
-[--devices=D] [--stop=R] [--kill=R] [--table=stream] --algorithms=a,b --workdir=DIR and,
-among several, the flags that `launch` gives.
+[--devices=D] [--model_shards=M] [--lanes=L] [--stop=R] [--kill=R] [--table=stream]
+--algorithms=a,b --workdir=DIR and, among several, the flags that `launch` gives.
 """
 
 import json
@@ -29,8 +29,15 @@ def main(argv):
     kill = int(given["kill"]) if is_victim else 0
     for name in given["algorithms"].split(","):
         folder = pathlib.Path(given["workdir"]) / name
-        streamed = given.get("table") == "stream"
-        run(name, folder, int(given.get("stop", ROUNDS)), kill=kill, streamed=streamed)
+        run(
+            name,
+            folder,
+            int(given.get("stop", ROUNDS)),
+            kill=kill,
+            streamed=given.get("table") == "stream",
+            model_shards=int(given.get("model_shards", 1)),
+            lanes=int(given.get("lanes", 1)),
+        )
 
 
 def kill_now(given):
@@ -43,7 +50,7 @@ def kill_now(given):
     return True
 
 
-def run(name, folder, stop, *, kill=0, streamed=False):
+def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes=1):
     """Start or go on under `folder` up to round `stop`; result.npz has the end.
 
     Of a stream, read-I.npz says which rows process I read and whose they should be.
@@ -51,12 +58,15 @@ def run(name, folder, stop, *, kill=0, streamed=False):
     import jax
 
     from fedfr_jax import mesh as meshes
+    from fedfr_jax.federated import model_axis
     from fedfr_jax.federated.simulation import simulation, start
     from fedfr_jax.federated.stream import stream
     from fedfr_jax.runs import loop
     from fedfr_jax.runs.sinks import open_sinks
     from tests.federated import toys
 
+    if model_shards > 1:
+        model_axis.SMALLEST = 16  # the toys' leaves are small
     algorithm, variables = TOYS[name](toys)
     table, population = toys.problem()
     rows_read, clients = [], []
@@ -69,8 +79,9 @@ def run(name, folder, stop, *, kill=0, streamed=False):
         toys.feed(),
         table,
         population,
-        mesh=meshes.make_mesh(),
+        mesh=meshes.make_mesh(0, model_shards),
         cohort_size=4,
+        lanes=lanes,
         local_epochs=2,
         seed=3,
     )
@@ -93,6 +104,8 @@ def run(name, folder, stop, *, kill=0, streamed=False):
             evaluate=lambda server, store: {},
             sinks=[*sinks, killer],
         )
+    cut = [x for x in jax.tree.leaves(server) if not x.sharding.is_fully_replicated]
+    assert bool(cut) == (model_shards > 1)
     checkpointer.close()
     server = meshes.fetch(server)
     own = [np.arange(*population.offsets[i : i + 2]) for x in clients for i in x]

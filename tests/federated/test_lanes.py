@@ -5,11 +5,14 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedfr_jax import trees
 from fedfr_jax.federated import lanes, memory
-from fedfr_jax.federated.simulation import open_store, play, simulation
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.stream import resident, stream
+from fedfr_jax.mesh import make_mesh
 from tests.federated import toys
 from tests.federated.test_engine import build
 
@@ -33,9 +36,44 @@ def test_lanes_are_measured_once_and_remembered(tmp_path, monkeypatch):
     assert len(json.loads((tmp_path / "fedfr_jax" / "lanes.json").read_text())) == 2
 
 
+def test_lanes_of_a_stream_are_measured_on_the_rows_of_the_clients_that_are_timed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    table, population = toys.problem()
+    rows_read = []
+    read = lambda rows: rows_read.append(np.asarray(rows)) or table.images[rows]
+    streamed = stream(read, table.labels, waves=1)
+    algorithm, variables = toys.fedavg_toy()
+    sim = simulation(
+        algorithm,
+        toys.feed(),
+        streamed,
+        population,
+        mesh=make_mesh(1),
+        cohort_size=2,
+    )
+    server, asked = start(sim, variables), []
+    rows_read.clear()
+    seconds = lanes.seconds_once
+    monkeypatch.setattr(
+        lanes, "seconds_once", lambda *x: asked.append(seconds(*x)) or asked[-1]
+    )
+    chosen = lanes.auto_lanes(sim, server, candidates=(1, 2, 4), say=lambda x: None)
+    assert len(asked) == 2 * (lanes.REPEATS + 1) and 0 < min(asked)
+    own = np.arange(population.offsets[2])
+    np.testing.assert_array_equal(np.unique(np.concatenate(rows_read)), own)
+    spent = min(asked[1:4]), min(asked[5:])
+    assert chosen.lanes == 1 + int(np.argmin(spent))
+    other = sim._replace(table=streamed._replace(waves=2))  # another stream
+    cohort = lanes.Cohort(np.arange(2), 0)
+    names = {lanes.fingerprint(x, server, cohort, (1, 2)) for x in (sim, other)}
+    assert len(names) == 2
+
+
 def test_a_wave_is_timed_on_the_real_program():
     sim, server = build("fedavg", cohort_size=3)
-    cohort = lanes.Cohort(lanes.np.arange(3), 0)
+    cohort = lanes.Cohort(np.arange(3), 0)
     assert 0 < lanes.seconds(sim, server, cohort) < 10
     play(sim, server, open_store(sim, server), 0)  # the server is still there
 
@@ -67,7 +105,7 @@ def test_lanes_that_do_not_fit_say_what_is_needed():
 
 def test_lanes_that_do_not_fit_are_not_chosen():
     sim, server = out_of_reach()
-    assert lanes.seconds(sim, server, lanes.Cohort(lanes.np.arange(3), 0)) == math.inf
+    assert lanes.seconds(sim, server, lanes.Cohort(np.arange(3), 0)) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -90,3 +128,12 @@ def test_what_cannot_fit_is_refused_before_it_is_compiled(
 
 def test_a_device_that_does_not_tell_its_memory_is_not_asked():
     assert memory.free_bytes(jax.devices("cpu")[0]) is None
+
+
+def test_who_needs_a_device_table_says_how_to_get_one():
+    table, _ = toys.problem()
+    streamed = stream(lambda rows: table.images[rows], table.labels)
+    with pytest.raises(
+        ValueError, match="feddane must .* got a stream: .*table = .dev"
+    ):
+        resident(streamed, "feddane")

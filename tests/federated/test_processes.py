@@ -54,7 +54,8 @@ def test_two_processes_then_one_then_two_give_the_run_of_one(tmp_path, whole):
     start(tmp_path, "--devices=2", "--stop=2", count=2)
     for name in process_worker.TOYS:
         process_worker.run(name, tmp_path / name, 3)  # in this process, on 8 devices
-    start(tmp_path, "--devices=1", "--table=stream", count=2)
+    last = ["--devices=2", "--model_shards=2", "--lanes=2", "--table=stream"]
+    start(tmp_path, *last, count=2)
     for name in process_worker.TOYS:
         assert_same(tmp_path / name, whole / name)
     check_reading(tmp_path / "fedavg", num_rounds=2, count=2)

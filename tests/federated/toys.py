@@ -13,6 +13,7 @@ from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
 from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.hard_negatives import prepare_features
+from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.face_loss import face_loss, init_local
@@ -87,7 +88,7 @@ def linear_model():
         kernel = jax.random.normal(key, (16, DIM))
         return {"params": {"kernel": kernel}, "batch_stats": {}}
 
-    return Model(init, apply, SHAPE, DIM)
+    return gathered(Model(init, apply, SHAPE, DIM))
 
 
 def fedfr_toy(**options):

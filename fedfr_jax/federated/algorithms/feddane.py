@@ -64,7 +64,7 @@ def feddane(
                 return gradient(jax.random.key(client.round), variables, client)
 
             compiled["mean"] = jax.jit(mean)
-        rows, _, counts = cohort_rows(sim.population.offsets, cohort.ids)
+        rows, _, counts = cohort_rows(sim.population, cohort.ids)
         mean = compiled["mean"](
             server.variables,
             rows.astype(np.int32),

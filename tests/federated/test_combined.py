@@ -1,0 +1,58 @@
+"""Networks cut over devices together with lanes, streams and canonical sums."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.federated import model_axis
+from tests.federated.test_engine import assert_close
+from tests.federated.test_reduction import digest
+from tests.federated.test_stream import build, run
+
+CANONICAL = {"reduction": "canonical", "shards": 4}
+STREAM = {"streamed": {"waves": 1}}
+
+
+@pytest.fixture(autouse=True)
+def cut(monkeypatch):
+    """The toys' leaves are small: cut them too."""
+    monkeypatch.setattr(model_axis, "SMALLEST", 16)
+
+
+@functools.cache
+def whole(name):
+    """Server, rows and metrics of the plain run, one device to a network."""
+    return run(*build(name, (2, 1), cohort_size=5))
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("fedavg", {"lanes": 2}),
+        ("fedavg", STREAM),
+        ("fedavg", CANONICAL),
+        ("fedfr", {"lanes": 2, **CANONICAL}),
+        ("fedfr", {"lanes": 2, **STREAM}),
+        ("fedfr", {"lanes": 2, **STREAM, **CANONICAL}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "-".join(x),
+)
+def test_a_cut_network_learns_what_a_whole_one_does(name, options):
+    sim, server = build(name, (2, 2), cohort_size=5, **options)
+    leaves = jax.tree.leaves(server)
+    assert any(not leaf.sharding.is_fully_replicated for leaf in leaves)
+    ours, rows, metrics = run(sim, server)
+    expected, expected_rows, expected_metrics = whole(name)
+    assert_close(ours, expected)
+    assert_close(rows, expected_rows)
+    for got, wanted in zip(metrics, expected_metrics, strict=True):
+        np.testing.assert_array_equal(got[2], wanted[2])
+        assert_close(got[1], wanted[1])
+
+
+def test_canonical_bits_of_a_cut_network_do_not_depend_on_the_client_devices():
+    """The parts of a network do change its last bits: they cut its batches."""
+    found = [run(*build("fedavg", (n, 2), cohort_size=5, **CANONICAL)) for n in (1, 4)]
+    assert len({digest(state[:2]) for state in found}) == 1

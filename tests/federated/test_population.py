@@ -1,0 +1,92 @@
+"""What a round costs is up to its cohort, however many clients there are."""
+
+import re
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedfr_jax.federated import client, store
+from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.hard_negatives import cohort_rows
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.stream import Stream
+from fedfr_jax.mesh import make_mesh
+from tests.federated import toys
+
+MANY = 10**6
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 10])
+def test_the_largest_clients_are_found_block_by_block(count, monkeypatch):
+    sizes = np.array([4, 1, 9, 9, 2, 3, 8, 1, 7, 5])
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    population = Population(offsets, np.ones(10, np.int32))
+    monkeypatch.setattr(client, "BLOCK", 3)
+    largest = population.largest(count)
+    np.testing.assert_array_equal(largest, np.sort(sizes)[::-1][:count])
+    known = population._replace(falling=population.largest(3))
+    np.testing.assert_array_equal(known.largest(count), largest)
+
+
+def everyone(num_clients):
+    """A simulation in which each client owns one image of 16 numbers."""
+    algorithm, variables = toys.fedavg_toy(personal="head")
+    sim = simulation(
+        algorithm,
+        Feed(1, lambda images, is_flipped: images.astype(np.float32)),
+        Table(np.ones((num_clients, 16), np.uint8), np.zeros(num_clients, np.int32)),
+        Population(
+            np.arange(num_clients + 1, dtype=np.int32), np.ones(num_clients, np.int32)
+        ),
+        mesh=make_mesh(1),
+        cohort_size=8,
+    )
+    return sim, start(sim, variables)
+
+
+def test_a_round_of_eight_clients_allocates_nothing_for_the_other_million():
+    sim, server = everyone(MANY)
+    rows = open_store(sim, server)
+    server, _ = play(sim, server, rows, 0)  # compiles
+    tracemalloc.start()
+    server, outcome = play(sim, server, rows, 1)
+    cohort_rows(sim.population, outcome.ids)
+    rows.settle()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(rows.touched()) == 16
+    assert peak < MANY / 4  # bytes: not even one per client
+
+
+def test_a_store_asks_for_the_pages_of_its_cohort_only(tmp_path):
+    kept = store.Store({"head": np.zeros(4, np.float32)}, MANY, tmp_path)
+    kept.gather(np.arange(8) * 100_000)
+    maps = Path("/proc/self/smaps").read_text()
+    (flags,) = re.findall(rf"{tmp_path}/stamps.bin\n(?:.+\n)*?VmFlags: (.+)", maps)
+    assert "rr" in flags.split()  # no read-ahead
+
+
+def test_rows_after_the_resumed_round_are_forgotten_in_every_block(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(store, "BLOCK", 3)
+    template, ids = {"x": np.zeros(1, np.float32)}, np.arange(8)
+    first = store.Store(template, 8, tmp_path)
+    first.scatter(ids[::2], {"x": np.ones((4, 1), np.float32)}, 0)
+    first.flush(1)
+    first.scatter(ids, {"x": np.full((8, 1), 2, np.float32)}, 1)
+    first.settle()
+    rows, is_new = store.Store(template, 8, tmp_path, resume_round=1).gather(ids)
+    np.testing.assert_array_equal(is_new, ids % 2 == 1)
+    np.testing.assert_array_equal(rows["x"][::2, 0], 1)
+
+
+def test_rows_that_an_int32_cannot_number_are_refused():
+    labels = np.broadcast_to(np.int32(0), 2**31)
+    table = Stream(None, labels, None, 1, 0)
+    algorithm, _ = toys.fedavg_toy()
+    population = Population(np.array([0, 1]), np.ones(1, np.int32))
+    with pytest.raises(ValueError, match="less than 2.31 rows, got 2147483648"):
+        simulation(algorithm, toys.feed(), table, population, mesh=make_mesh(1))
