@@ -149,7 +149,7 @@ def build(part: Part, data, lowering: str, lanes: int):
 
 
 def compiled_round(sim, server):
-    """(compiled call, play(call, server, round) -> (server, result))."""
+    """(compiled call, play(call, server, round) -> (server, metrics))."""
     store = simulations.open_store(sim, server)
 
     def arguments(server, round):
@@ -158,8 +158,8 @@ def compiled_round(sim, server):
         return simulations.on_devices(sim, server, work, round)
 
     def play(call, server, round):
-        server, rows, result = call(*arguments(server, round))
-        fetched = jax.device_get((rows, result.metrics))
+        server, rows, metrics = call(*arguments(server, round))
+        fetched = jax.device_get((rows, metrics))
         return jax.block_until_ready(server), fetched[1]
 
     return sim.run.lower(*arguments(server, 0)).compile(), play

@@ -70,9 +70,10 @@ def build_round(
 
     Returns:
       run(server, rows, slots, order, extra, table, round, key, hyper) ->
-      (server, rows, result): `slots` is a packed `Slots` [V, W, L, 8] and `rows` the
+      (server, rows, metrics): `slots` is a packed `Slots` [V, W, L, 8] and `rows` the
       personal trees laid out alike (donated); `order` [K] int32 is each cohort member's
-      flat slot, in whose order the `RoundResult` comes back; `key` is of the seed.
+      flat slot, in whose order metrics {name: [K]} come back; `key` is of the seed. The
+      aggregate, as large as the server, stays inside.
     """
     make = model_axis.held(mesh, make, feed.batch_size)
 
@@ -105,8 +106,8 @@ def build_round(
         total, output = sharded(server, rows, unpack(slots), shared)
         if shards is not None:
             total = jax.tree.map(lambda x: pairwise(x[:shards]), total)
-        server, result = next_server(make(hyper), server, total, output, order, round)
-        return server, output.personal, result
+        server, metrics = next_server(make(hyper), server, total, output, order, round)
+        return server, output.personal, metrics
 
     return run
 
@@ -121,7 +122,7 @@ def next_server(algorithm, server, total, output, order, round):
         weights=in_order(output.weight),
         round=round,
     )
-    return algorithm.server_update(server, result), result
+    return algorithm.server_update(server, result), result.metrics
 
 
 def pairwise(x: jax.Array) -> jax.Array:

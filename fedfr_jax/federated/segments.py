@@ -49,7 +49,7 @@ class Segments(NamedTuple):
 
     # start(server, part, table, shared) -> total, zeros
     # run(total, server, part, table, shared) -> (total, LaneOutput [A, w, L, ...])
-    # finish(server, total, outputs, order, round, hyper) -> (server, RoundResult)
+    # finish(server, total, outputs, order, round, hyper) -> (server, metrics)
     start: Callable
     run: Callable
     finish: Callable
@@ -192,7 +192,7 @@ def play_segments(
         outputs.append(output._replace(personal=()))
         jax.block_until_ready(output.weight)  # two tables exist, not more
     del part, table
-    server, result = segments.finish(server, total, outputs, order, number, sim.hyper)
+    server, metrics = segments.finish(server, total, outputs, order, number, sim.hyper)
     rows[-1:] = meshes.fetch_own(rows[-1:])
 
     def in_one(*x):
@@ -200,4 +200,4 @@ def play_segments(
         return x.reshape(-1, waves, *x.shape[2:])
 
     rows = jax.tree.map(in_one, *rows)
-    return server, (rows, meshes.fetch(result.metrics)), waited
+    return server, (rows, meshes.fetch(metrics)), waited

@@ -201,9 +201,9 @@ def play_cohort(
     check_memory(sim, server, work.rows)
     arguments = on_devices(sim, server, work, cohort.round)
     try:
-        server, rows, result = sim.run(*arguments)
+        server, rows, metrics = sim.run(*arguments)
         own = meshes.fetch_own(rows)
-        fetched = own, meshes.fetch(result.metrics)
+        fetched = own, meshes.fetch(metrics)
     except jax.errors.JaxRuntimeError as error:
         if is_out_of_memory(error):
             raise MemoryError(out_of_memory(sim, arguments)) from error

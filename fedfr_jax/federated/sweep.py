@@ -130,10 +130,10 @@ def play_sweep(
     order, extra, number = jax.device_put(
         (order, extra, np.int32(round)), meshes.replicated(mesh)
     )
-    servers, rows, result = runs.run(
+    servers, rows, metrics = runs.run(
         servers, rows, slots, order, extra, sims[0].table, number, runs.key, runs.hyper
     )
-    rows, metrics = jax.device_get((rows, result.metrics))
+    rows, metrics = jax.device_get((rows, metrics))
     outcomes = []
     for s, (work, cohort) in enumerate(zip(works, cohorts, strict=True)):
         own = jax.tree.map(lambda x, s=s: x[s], (rows, metrics))

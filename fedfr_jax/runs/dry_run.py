@@ -209,7 +209,7 @@ def operations(
     backbone = jax.eval_shape(unrolled.init, jax.random.key(0))
     forward = _flops(jax.jit(backbone_features(unrolled)).lower(backbone, images))
     step = _flops(lowered)
-    is_contrastive = "contrastive" in lowered.out_info[2].metrics
+    is_contrastive = "contrastive" in lowered.out_info[2]
     if is_contrastive:  # the loop over frozen features was counted once, too
         step -= num_flips * forward
     own = np.diff(partition.train_offsets)

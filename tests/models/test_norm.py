@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.models.norm import BatchNorm, PReLU
+from fedfr_jax.models.norm import BatchNorm, PReLU, normalize
 
 X = jnp.array([[1.0, 10.0], [2.0, 10.0], [3.0, 10.0], [6.0, 10.0]])  # means 3, 10
 
@@ -72,3 +72,24 @@ def test_prelu_scales_the_negative_side_by_a_slope_per_channel():
     variables = {"params": {"slope": jnp.array([0.25, 0.5])}}
     y = PReLU().apply(variables, jnp.array([[-2.0, -2.0], [3.0, 0.0]]))
     np.testing.assert_array_equal(y, [[-0.5, -1.0], [3.0, 0.0]])
+
+
+def test_the_gradient_is_that_of_the_formula():
+    def formula(z, scale, bias):
+        mean = z.mean((0, 1, 2), keepdims=True)
+        var = ((z - mean) ** 2).mean((0, 1, 2), keepdims=True)
+        shape = (1, 1, 1, -1)
+        unit = (z - mean) / jnp.sqrt(var + 1e-5)
+        return unit * scale.reshape(shape) + bias.reshape(shape)
+
+    with jax.enable_x64(True):
+        keys = jax.random.split(jax.random.key(0), 4)
+        z = 3 + jax.random.normal(keys[0], (4, 3, 2, 5), jnp.float64)
+        scale, bias = (jax.random.normal(k, (5,), jnp.float64) for k in keys[1:3])
+        pull = jax.random.normal(keys[3], z.shape, jnp.float64)
+        total = lambda f: lambda *args: (pull * f(*args)).sum()
+        own = total(lambda *args: normalize(*args, 1e-5)[0])
+        got = jax.grad(own, (0, 1, 2))(z, scale, bias)
+        want = jax.grad(total(formula), (0, 1, 2))(z, scale, bias)
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)

@@ -1,0 +1,135 @@
+"""How long a round's first call takes to trace and compile, network by network.
+
+    python experiments/benchmarks/compile_time.py [--networks=iresnet18,iresnet50]
+        [--methods=fedavg,fedfr] [--unrolled] [--out=results/compile.json]
+
+Nothing is trained: rounds are lowered from shapes at 112 pixels with 64 images a step,
+FedFR with what it prepares (features and hard negatives). XLA compiles on several
+threads, so on a busy machine the CPU seconds say more than the clock's.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import time
+
+import jax
+import numpy as np
+
+from fedfr_jax.data.augment import decode
+from fedfr_jax.data.partition import ms1m
+from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import MODELS
+from fedfr_jax.runs import dry_run
+from fedfr_jax.runs.settings import Federation
+from fedfr_jax.tasks.methods import federated_faces
+from fedfr_jax.types import Cohort
+
+NETWORKS = {
+    "sphereface20": {"name": "sphereface", "depth": 20},
+    "sphereface64": {"name": "sphereface", "depth": 64},
+    "iresnet18": {"name": "iresnet", "depth": 18},
+    "iresnet34": {"name": "iresnet", "depth": 34},
+    "iresnet50": {"name": "iresnet", "depth": 50},
+    "iresnet100": {"name": "iresnet", "depth": 100},
+}
+METHODS = {
+    "fedavg": {"public": False, "contrastive_weight": 0.0, "branch": None},
+    "fedfr": {},
+}
+SPLIT = {"num_clients": 4, "ids_per_client": 100, "num_global_ids": 600}
+SIZE, BATCH = 112, 64
+
+
+def main():
+    """Print a table, and write it as JSON when asked."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--networks", default=",".join(list(NETWORKS)[:5]))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--unrolled", action="store_true", help="without scans")
+    parser.add_argument("--out", type=pathlib.Path)
+    arguments = parser.parse_args()
+    print(f"{'network':14} {'method':8} {'trace s':>8} {'compile s':>10} {'CPU s':>7}")
+    for network in arguments.networks.split(","):
+        for method in arguments.methods.split(","):
+            row = time_round(network, method, scan=not arguments.unrolled)
+            print(
+                f"{network:14} {method:8} {row['trace_seconds']:8.1f} "
+                f"{row['compile_seconds']:10.1f} {row['user_cpu_seconds']:7.1f}",
+                flush=True,
+            )
+            if arguments.out:
+                write(arguments.out, f"{network} {method}", row)
+
+
+def write(path, name, row):
+    """Put a row beside what it was measured on; the others of the file stay."""
+    device = jax.devices()[0]
+    facts = {
+        "command": "python experiments/benchmarks/compile_time.py",
+        "pixels": SIZE,
+        "batch": BATCH,
+        "jax": jax.__version__,
+        "device": device.device_kind,
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = json.loads(path.read_text())["rows"] if path.exists() else {}
+    text = json.dumps({**facts, "rows": {**rows, name: row}}, indent=1)
+    path.write_text(text + "\n")
+
+
+def time_round(network: str, method: str, *, scan: bool) -> dict[str, float]:
+    """Seconds to trace and to compile all that the first round calls."""
+    jax.clear_caches()
+    settings = dict(NETWORKS[network])
+    factory = MODELS[settings.pop("name")]
+    model = factory((SIZE, SIZE, 3), scan=scan, **settings)
+    partition = ms1m(dry_run.made_up_labels(**SPLIT), **SPLIT)
+    chosen = federated_faces(
+        model, num_classes=int(partition.num_classes.max()), **METHODS[method]
+    )
+    federation = Federation(batch_size=BATCH, local_epochs=1)
+    mesh = make_mesh(1)
+    user = os.times().user
+    begin = time.perf_counter()
+    lowered = dry_run.lower_round(model, chosen, partition, federation, mesh)[0]
+    programs = [lowered, *prepared(chosen, lowered, partition, federation, mesh)]
+    middle = time.perf_counter()
+    for program in programs:
+        program.compile()
+    end = time.perf_counter()
+    return {
+        "trace_seconds": round(middle - begin, 2),
+        "compile_seconds": round(end - middle, 2),
+        "user_cpu_seconds": round(os.times().user - user, 2),
+    }
+
+
+def prepared(method, lowered, partition, federation, mesh) -> list:
+    """What FedFR computes before its clients train, lowered."""
+    if not method.algorithm.prepare:
+        return []
+    arguments = lowered.in_avals[0]
+    as_shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+    server, table = jax.tree.map(as_shape, (arguments[0], arguments[5]))
+    feed = Feed(
+        federation.batch_size,
+        decode,
+        drop_last=federation.drop_last,
+        flip=federation.flip,
+    )
+    population = Population(partition.train_offsets, partition.num_classes)
+    cohort = Cohort(np.arange(len(partition.num_classes)), 0)
+    prepare = lambda server, table: method.algorithm.prepare(
+        server, dry_run.Shapes(feed, mesh, table, population), cohort
+    )
+    return [jax.jit(prepare).lower(server, table)]
+
+
+if __name__ == "__main__":
+    main()
