@@ -13,6 +13,8 @@ A margin function maps (cosine [B, M], labels [B]) to logits [B, M]. A label out
 float64.
 """
 
+import math
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -169,6 +171,34 @@ def mask_classes(logits: jax.Array, class_mask: jax.Array | None) -> jax.Array:
         return logits
     chex.assert_shape(class_mask, (logits.shape[1],))
     return jnp.where(class_mask[None], logits, jnp.finfo(logits.dtype).min / 2)
+
+
+def repeat_others(
+    logits: jax.Array,
+    labels: jax.Array,
+    number: jax.Array | int,
+    times: int,
+    class_mask: jax.Array | None = None,
+) -> jax.Array:
+    """Let the softmax count an example's first other classes `times` more often.
+
+    In `softmax_cross_entropy` as if `times` copies of the `number` first logits that
+    are neither the label's nor masked were appended: a client's stand-in for the
+    classes of all others (FedFR's released code, `reweight_cosface`).
+
+    Args:
+      logits: [B, M].
+      labels: int [B].
+      class_mask: bool [M], False for a class that only pads the axis.
+
+    Returns:
+      [B, M].
+    """
+    is_other = ~is_label(labels, logits.shape[1])
+    if class_mask is not None:
+        is_other &= class_mask[None]
+    is_first = is_other & (jnp.cumsum(is_other, axis=1) <= number)
+    return jnp.where(is_first, logits + math.log1p(times), logits)
 
 
 def softmax_cross_entropy(

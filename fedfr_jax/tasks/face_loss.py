@@ -4,9 +4,6 @@ total = L_cos + contrastive_weight * L_con + branch_weight * L_branch (Liu et al
 arXiv:2112.12496, section 3): a margin softmax over the client's own classes followed by
 the public ones, a model-contrastive term against frozen features, and a branch of
 decoupled feature customization that sees the client's own classes only.
-
-Left out: the official code's `reweight_cosface`, which repeats logits to imitate the
-softmax over all clients' classes but cuts the gradient of L_cos while doing so.
 """
 
 from collections.abc import Callable
@@ -17,10 +14,11 @@ import jax.numpy as jnp
 from fedfr_jax.losses import CONVERTERS, LOSSES
 from fedfr_jax.losses.binary import binary_branch
 from fedfr_jax.losses.contrastive import model_contrastive
-from fedfr_jax.losses.margin import cosine, softmax_cross_entropy
+from fedfr_jax.losses.margin import cosine, repeat_others, softmax_cross_entropy
 from fedfr_jax.types import Model, PyTree
 
 BRANCHES = ("bce", "cosface")
+REWEIGHTS = ("mended", "official")
 
 
 def masked_mean(values: jax.Array, is_valid: jax.Array) -> jax.Array:
@@ -85,6 +83,8 @@ def face_loss(
     branch_weight: float = 10.0,
     converter: str = "linear",
     detach_branch: bool = False,
+    reweight: str | None = None,
+    num_clients: int = 0,
 ) -> Callable:
     """Loss of `local_sgd` over params {"backbone", "phi", "head", "branch"}.
 
@@ -95,13 +95,17 @@ def face_loss(
         None without a branch.
       converter: a name of CONVERTERS, between backbone and branch.
       detach_branch: stop the branch's gradient before the backbone.
+      reweight: None, or repeat logits to imitate the softmax over the classes of all
+        `num_clients` (`repeat_others`): mended, or official, which cuts the gradient of
+        L_cos as the released `--reweight_cosface` does.
 
     Raises:
-      ValueError: for an unknown margin loss, branch or converter.
+      ValueError: for an unknown margin loss, branch, converter or reweight.
     """
     _check_name("margin_loss", margin_loss, LOSSES)
     _check_name("branch", branch, (None, *BRANCHES))
     _check_name("converter", converter, CONVERTERS)
+    _check_name("reweight", reweight, (None, *REWEIGHTS))
     logits_of = LOSSES[margin_loss]
 
     def branch_loss(params, features, batch, labels, class_mask):
@@ -135,6 +139,10 @@ def face_loss(
         logits = logits_of(
             cosine(features, weights), labels, scale=scale, margin=margin
         )
+        if reweight:
+            logits = repeat_others(logits, labels, num_classes, num_clients - 1, mask)
+        if reweight == "official":
+            logits = jax.lax.stop_gradient(logits)
         per_example = softmax_cross_entropy(logits, labels, mask)
         metrics = {"classification": masked_mean(per_example, batch.is_valid)}
         total = metrics["classification"]

@@ -64,6 +64,7 @@ def federated_faces(
     branch_weight: float = 10.0,
     converter: str = "linear",
     detach_branch: bool = False,
+    reweight: str | None = None,
     phi_update: str = "averaged",
     first_previous: str = "global",
     weigh: str = "local+extra",
@@ -116,6 +117,8 @@ def federated_faces(
         branch_weight=branch_weight,
         converter=converter,
         detach_branch=detach_branch,
+        reweight=reweight,
+        num_clients=num_clients,
     )
     optimizer = sgd(momentum=momentum, weight_decay=weight_decay)
     threshold = threshold if public else None

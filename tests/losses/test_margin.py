@@ -16,6 +16,7 @@ from fedfr_jax.losses.margin import (
     cosine,
     interclass_filter,
     normalize,
+    repeat_others,
     softmax_cross_entropy,
 )
 
@@ -257,6 +258,29 @@ def test_normalize_has_unit_length_and_the_clamped_slope_at_zero():
     assert_allclose(normalize(x), [[0.6, 0.8], [0, 0]], rtol=1e-6)
     slope = jax.jit(jax.jacobian(normalize))(jnp.zeros(2))
     assert_allclose(slope, 1e12 * np.eye(2), rtol=1e-5)
+
+
+def test_repeated_others_are_the_same_as_appended_copies():
+    logits = jax.random.normal(jax.random.key(0), (3, 6))
+    labels, number, times = jnp.array([0, 2, 5]), 2, 7
+    class_mask = jnp.array([True, True, False, True, True, True])
+    # The first two of each row that are neither the label nor masked.
+    first = np.array([[1, 3], [0, 1], [0, 1]])
+
+    def appended(logits):
+        own = jnp.where(class_mask[None], logits, -jnp.inf)
+        copies = jnp.tile(jnp.take_along_axis(logits, first, 1), (1, times))
+        every = jnp.concatenate([own, copies], axis=1)
+        picked = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+        return (jax.nn.logsumexp(every, axis=1) - picked)[jnp.array([0, 2])]
+
+    def repeated(logits):
+        more = repeat_others(logits, labels, number, times, class_mask)
+        return entropy(more, labels, class_mask)[jnp.array([0, 2])]
+
+    assert_allclose(repeated(logits), appended(logits), rtol=1e-6)
+    slope = lambda f: jax.grad(lambda x: f(x).sum())(logits)
+    assert_allclose(slope(repeated), slope(appended), rtol=1e-5, atol=1e-7)
 
 
 def test_cross_entropy_is_not_capped():

@@ -166,6 +166,39 @@ def test_the_branch_leaves_the_aggregate_alone_when_detached(task):
         assert differs(kernel, np.eye(DIM, dtype=np.float32)[None])
 
 
+def test_reweighting_trains_otherwise_and_officially_not_at_all(task):
+    ends = {}
+    for kind in (None, "mended", "official"):
+        options = {**PLAIN, "weight_decay": 0.0, "reweight": kind}
+        _, server, _, _ = run(task, options, rounds=1)
+        ends[kind] = server.backbone["params"]["kernel"]
+    np.testing.assert_array_equal(ends["official"], BACKBONE["params"]["kernel"])
+    assert differs(ends["mended"], BACKBONE["params"]["kernel"])
+    assert differs(ends["mended"], ends[None])
+
+
+def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(task):
+    seen = []
+
+    def apply(variables, x, train):
+        if not train:
+            jax.debug.callback(lambda: seen.append(len(x)))
+        return MODEL.apply(variables, x, train)
+
+    counted = MODEL._replace(apply=apply)
+    method = federated_faces(counted, num_classes=3, threshold=0.0)
+    feed, tables = Feed(8, decode, flip=0.5), (task.table, task.population)
+    sim = simulation(method.algorithm, feed, *tables, mesh=make_mesh(1), local_epochs=5)
+    server = start(sim, method.start(BACKBONE, jnp.ones((4, DIM))))
+    _, outcome = play(sim, server, open_store(sim, server), 0)
+    jax.effects_barrier()
+    whole = lambda number: int((8 * -(-np.asarray(number) // 8)).sum())  # in batches
+    by_clients = whole(task.population.sizes(outcome.ids) + outcome.num_extra)
+    by_the_server = whole(len(task.table.labels))
+    assert outcome.num_extra.any()
+    assert sum(seen) == 2 * (by_clients + by_the_server)
+
+
 def test_phi_is_averaged_or_frozen(task):
     phi = jax.random.normal(jax.random.key(6), (4, DIM))
     _, averaged, _, _ = run(task, ADDED)
