@@ -224,7 +224,7 @@ def operations(
         blocks = num_flips * int((-(-total // batch)).sum())
         number["previous networks' features"] = blocks * forward
     if method.algorithm.prepare:
-        images = int(own.sum()) + num_public
+        images = int(own.sum()) + (num_public if has_extra else 0)
         number["global network's features"] = num_flips * images * forward / batch
     if has_extra:
         similarity = 2.0 * unrolled.embedding_dim * float(own.sum()) * num_public
