@@ -98,10 +98,12 @@ def embed_views(
     """Features [B, F, D] of `view: flipped [] bool -> images [B, H, W, C]`.
 
     One batch of all views: half the network to compile that one after the other has.
+    An image's views lie side by side, so that a batch that is cut stays cut.
     """
     views = [view(jnp.bool_(flip)) for flip in range(num_flips)]
-    values = embed(variables, jnp.concatenate(views))
-    return values.reshape(num_flips, -1, *values.shape[1:]).swapaxes(0, 1)
+    images = jnp.stack(views, axis=1)
+    values = embed(variables, images.reshape(-1, *images.shape[2:]))
+    return values.reshape(*images.shape[:2], -1)
 
 
 def own_class_means(
