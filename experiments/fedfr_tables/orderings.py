@@ -62,6 +62,11 @@ def in_order(names) -> list[str]:
     return sorted(names, key=lambda name: place.get(name, len(ROWS)))
 
 
+def rows_of_all(runs: dict) -> set[str]:
+    """Rows that every seed has."""
+    return set.intersection(*map(set, runs.values()))
+
+
 def values_of(runs: dict, row: str, protocol: str, metric: str) -> np.ndarray:
     """[seeds]."""
     return np.array([rows[row][protocol][metric] for rows in runs.values()])
@@ -94,7 +99,7 @@ def chosen(runs: dict, row: str) -> float:
 
 def table(runs: dict, *, has_costs: bool = True) -> str:
     """Markdown: a line per row, mean and standard deviation in percent."""
-    names = in_order(next(iter(runs.values())))
+    names = in_order(rows_of_all(runs))
     heads = [f"{p} {m}" for p, m in columns(runs)]
     heads += ["HN", "core s"] if has_costs else []
     lines = ["| row | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
@@ -114,7 +119,7 @@ def verdict(gain: np.ndarray) -> str:
 
 def claims(runs: dict) -> str:
     """Markdown: the paper's orderings, on the mean over a protocol's rates."""
-    known = set(next(iter(runs.values())))
+    known = rows_of_all(runs)
     lines = [
         "| the paper | protocol | rows | difference in points, each seed | holds |",
         "|---|---|---|---|---|",
@@ -133,20 +138,23 @@ def claims(runs: dict) -> str:
     return "\n".join(lines)
 
 
-def write_results(path: pathlib.Path, name: str, runs: dict, **notes) -> None:
-    """Replace one part of results.json, curves left out; a list stands in one line."""
+def write_results(path: pathlib.Path, name: str, runs: dict, **notes) -> dict:
+    """Put rows into one part of results.json, curves left out, lists in one line.
+
+    Returns:
+      The part's {seed: {row: ...}}: rows and seeds that were not run again stay.
+    """
     results = json.loads(path.read_text()) if path.exists() else {}
-    kept = {
-        seed: {
-            row: {k: v for k, v in found.items() if k != "roc"}
-            for row, found in rows.items()
-        }
-        for seed, rows in runs.items()
-    }
-    results[name] = {"made": made(runs), "seeds": kept, **notes}
+    kept = results.get(name, {}).get("seeds", {})
+    for seed, rows in runs.items():
+        for row, found in rows.items():
+            new = {k: v for k, v in found.items() if k != "roc"}
+            kept.setdefault(seed, {})[row] = new
+    results[name] = {"made": made(kept), "seeds": kept, **notes}
     text = json.dumps(results, indent=1, sort_keys=True)
     flat = lambda found: re.sub(r"\s+", " ", found[0])
     path.write_text(re.sub(r"\[[^\[\]{}]*\]", flat, text) + "\n")
+    return kept
 
 
 def write_between(path: pathlib.Path, name: str, text: str) -> None:

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
 
 def publish(runs: dict, name: str, target: pathlib.Path) -> None:
     """Write and print what the seeds so far say."""
-    write_results(target / "results.json", name, runs)
+    runs = write_results(target / "results.json", name, runs)
     text = table(runs) + "\n\n" + claims(runs)
     write_between(target / "README.md", name, f"{made(runs)}\n\n{text}")
     print(text, flush=True)

@@ -93,6 +93,18 @@ def test_results_keep_other_tables_and_lists_in_one_line(tmp_path):
     assert found["faces"]["made"] == "2026-01-01, commit abc"
 
 
+def test_rows_that_are_not_run_again_stay(tmp_path):
+    path = tmp_path / "results.json"
+    both = {s: {"fedavg": row(), "fedfr": row()} for s in ("0", "1")}
+    orderings.write_results(path, "faces", both)
+    again = {"0": {"fedfr": row(generic=0.9)}}
+    kept = orderings.write_results(path, "faces", again)
+    assert kept == json.loads(path.read_text())["faces"]["seeds"]
+    rates = {s: kept[s]["fedfr"]["generic"] for s in kept}
+    assert rates["0"] == row(generic=0.9)["generic"] != rates["1"]
+    assert set(kept["0"]) == {"fedavg", "fedfr"}
+
+
 def test_a_table_names_every_commit_that_its_rows_ran_on():
     old, new = row(made="2026-01-01, commit abc"), row(made="2026-01-02, commit def")
     runs = {"0": {"fedavg": old, "fedfr": new}, "1": {"fedavg": old}}
