@@ -9,10 +9,12 @@ threads, so on a busy machine the CPU seconds say more than the clock's.
 """
 
 import argparse
+import datetime
 import json
 import os
 import pathlib
 import platform
+import subprocess
 import time
 
 import jax
@@ -70,6 +72,8 @@ def write(path, name, row):
     device = jax.devices()[0]
     facts = {
         "command": "python experiments/benchmarks/compile_time.py",
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
         "pixels": SIZE,
         "batch": BATCH,
         "jax": jax.__version__,
@@ -81,6 +85,12 @@ def write(path, name, row):
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
     text = json.dumps({**facts, "rows": {**rows, name: row}}, indent=1)
     path.write_text(text + "\n")
+
+
+def commit() -> str:
+    """The checkout's commit."""
+    words = ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "--short"]
+    return subprocess.run([*words, "HEAD"], capture_output=True, text=True).stdout[:-1]
 
 
 def time_round(network: str, method: str, *, scan: bool) -> dict[str, float]:
