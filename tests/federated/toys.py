@@ -1,5 +1,6 @@
 """Small federated problems that several tests share, and golden rounds of them."""
 
+import itertools
 from functools import partial
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedfr import fedfr
@@ -193,3 +195,12 @@ def play_golden(arrays, algorithm, **options):
     examples = [[arrays[f"{name}{k}"] for k in range(3)] for name in "xy"]
     variables = options.pop("variables", None) or unflat(arrays["w0"])
     return replay(algorithm, examples, variables, tau=arrays["tau"], **options)
+
+
+def others_are_slow(chosen: set, *axes) -> list:
+    """Parameters of a test: all combinations, those not chosen marked slow."""
+    missing = chosen - set(itertools.product(*axes))
+    assert not missing, missing
+    mark = lambda case: () if case in chosen else pytest.mark.slow
+    cases = itertools.product(*axes)
+    return [pytest.param(*case, marks=mark(case)) for case in cases]
