@@ -264,14 +264,10 @@ def _quantiles(numbers: np.ndarray) -> dict[str, float]:
     return {q: float(np.quantile(numbers, at)) for q, at in _QUANTILES.items()}
 
 
-def _check_images(min_images, global_min_images, max_images, train_fraction):
+def _check_images(min_images, public_min, max_images, train_fraction):
     rules = {
         "min_images": (min_images, min_images >= 2, "be at least 2"),
-        "global_min_images": (
-            global_min_images,
-            global_min_images >= 0,
-            "be at least 0",
-        ),
+        "global_min_images": (public_min, public_min >= 0, "be at least 0"),
         "max_images": (max_images, max_images == 0 or max_images > 1, "be 0 or >= 2"),
         "train_fraction": (train_fraction, 0 < train_fraction < 1, "lie in (0, 1)"),
     }
