@@ -72,12 +72,12 @@ def report_rows(
         if not isinstance(method, FaceMethod):
             continue
         lowered, row = dry.lower_round(parts.model, method, *shared, parts.mesh)
-        text = hashlib.sha256(lowered.as_text().encode()).digest()
-        if text in first:
-            found[name] = found[first[text]]
-            print(f"\n{name}: the round of {first[text]}", flush=True)
+        digest = hashlib.sha256(lowered.as_text().encode()).digest()
+        if digest in first:
+            found[name] = found[first[digest]]
+            print(f"\n{name}: the round of {first[digest]}", flush=True)
             continue
-        first[text] = name
+        first[digest] = name
         options = parts.settings["methods"][name], parts.settings["pretrain"]
         of_counted = build_method(name, *options, counted, parts.partition)
         flops = dry.operations(

@@ -49,6 +49,10 @@ def main(argv: list[str]) -> None:
             hard_negatives=values["hard_negatives"].value,
         )
         return
+    for name in ("rows", "compile", "hard_negatives"):
+        if values[name].present:
+            given = values[name].value
+            raise ValueError(f"--{name} must come with --dry_run, got {given!r}.")
     folder = workdir(values, "train")
     join_processes(values)
     from fedfr_jax.build import build

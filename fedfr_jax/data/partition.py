@@ -70,7 +70,7 @@ def by_identity(
     labels = check_labels(labels)
     sizes = client_sizes(num_clients, ids_per_client)
     public_min = global_min_images or min_images
-    _check_images(min_images, public_min, max_images, train_fraction)
+    _check_images(min_images, global_min_images, max_images, train_fraction)
     rng = np.random.default_rng(seed)
     # One number per row, drawn before anything else: see the docstring.
     order, starts = group(labels, rng.random(len(labels)))
@@ -267,7 +267,7 @@ def _quantiles(numbers: np.ndarray) -> dict[str, float]:
 def _check_images(min_images, public_min, max_images, train_fraction):
     rules = {
         "min_images": (min_images, min_images >= 2, "be at least 2"),
-        "global_min_images": (public_min, public_min >= 1, "be at least 0"),
+        "global_min_images": (public_min, public_min >= 0, "be at least 0"),
         "max_images": (max_images, max_images == 0 or max_images > 1, "be 0 or >= 2"),
         "train_fraction": (train_fraction, 0 < train_fraction < 1, "lie in (0, 1)"),
     }

@@ -185,7 +185,8 @@ def hard_negatives(
       features: [R, D]; the client's own rows are start:start + count.
       public: [G, D]. Neither needs unit norm.
       threshold: cosine in [-1, 1], strict.
-      capacity: X, most rows to return, the most similar; 0 for G.
+      capacity: X, most rows to return, the most similar and of equals the first; 0
+        for G.
 
     Returns:
       (indices [X] int32 ascending, 0 beyond the number; number [] int32).
@@ -195,12 +196,11 @@ def hard_negatives(
     is_hard = similarity > threshold
     capacity = min(capacity or num_public, num_public)
     if capacity < num_public:
-        weakest = jax.lax.top_k(similarity, capacity)[0][-1]
-        is_hard &= similarity >= weakest
+        # By place, not by similarity: equals of the weakest may be more than fit.
+        _, hardest = jax.lax.top_k(similarity, capacity)
+        is_hard &= jnp.zeros_like(is_hard).at[hardest].set(True)
     (indices,) = jnp.nonzero(is_hard, size=capacity, fill_value=0)
-    return indices.astype(jnp.int32), jnp.minimum(is_hard.sum(), capacity).astype(
-        jnp.int32
-    )
+    return indices.astype(jnp.int32), is_hard.sum().astype(jnp.int32)
 
 
 def max_similarity(features, start, count, public) -> jax.Array:

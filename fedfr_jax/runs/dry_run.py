@@ -3,14 +3,15 @@
 The round is lowered and compiled from shapes alone. Memory is the compiler's.
 Floating-point operations are the compiler's for one step and one image, times how often
 they happen; it counts a loop's body once, so networks are unrolled for the count, and
-the loops are multiplied here. Data that is not there is made up, with the same counts.
+the loops are multiplied here. Left out is what else happens once per round: the
+server's update, a client's start and class means, what IFCA and q-FedAvg ask of all its
+images. Data that is not there is made up, with the same counts.
 """
 
 import contextlib
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,30 +20,22 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.data.augment import decode
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import ms1m_order
 from fedfr_jax.data.sources.images import parse_size
 from fedfr_jax.data.sources.recordio import rec_path, write_stand_in
 from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Feed, Population, Slots, Table
-from fedfr_jax.federated.engine import build_round, no_extra
+from fedfr_jax.federated.client import Slots
+from fedfr_jax.federated.engine import build_round
 from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.store import VERSIONS
+from fedfr_jax.runs import step_cost
+from fedfr_jax.runs.round_shapes import placed, round_shapes
 from fedfr_jax.runs.settings import Federation
 from fedfr_jax.tasks.methods import FaceMethod, backbone_features
-from fedfr_jax.types import Cohort, Model, Source
+from fedfr_jax.types import Model, Source
 
 GIB = 2**30
-
-
-class Shapes(NamedTuple):
-    """What `Algorithm.prepare` reads of a simulation, with shapes for arrays."""
-
-    feed: Feed
-    mesh: Mesh
-    table: Table
-    population: Population
 
 
 def made_up_labels(
@@ -108,69 +101,34 @@ def lower_round(
     mesh: Mesh,
 ):
     """`jax.stages.Lowered` of a round, and the shape of one client's personal row."""
-    p, whole = partition, meshes.replicated(mesh)
-    feed = Feed(
-        federation.batch_size,
-        decode,
-        drop_last=federation.drop_last,
-        flip=federation.flip,
-    )
-    population = Population(p.train_offsets.astype(np.int64), p.num_classes)
-    cohort_size = federation.cohort_size or len(p.num_classes)
-    num_rows = len(p.train) + len(p.global_examples)
-    array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
-    on_mesh = lambda tree: jax.tree.map(lambda x: array(x.shape, x.dtype), tree)
-    table = Table(
-        array((num_rows, *model.image_shape), jnp.uint8), array((num_rows,), jnp.int32)
-    )
-    key = on_mesh(jax.eval_shape(jax.random.key, 0))
-    phi = array((len(p.global_identities), model.embedding_dim), jnp.float32)
-    begin = lambda key, phi: method.algorithm.init(method.start(model.init(key), phi))
-    server = jax.eval_shape(begin, key, phi)
-    server = _placed(server, model_axis.places(mesh, server))
-    row = jax.eval_shape(method.algorithm.init_personal, key, server)
-    extra = no_extra(cohort_size)
-    if method.algorithm.prepare:
-        cohort = Cohort(np.arange(cohort_size), 0)
-        extra = jax.eval_shape(
-            lambda server, table: method.algorithm.prepare(
-                server, Shapes(feed, mesh, table, population), cohort
-            ),
-            server,
-            table,
-        )
+    shapes = round_shapes(model, method, partition, federation, mesh)
+    whole, cohort_size = meshes.replicated(mesh), shapes.cohort_size
     plan = schedule(
         np.ones(cohort_size, np.int64),
         num_devices=mesh.devices.shape[0],
         lanes=federation.first_lanes,
     )
     laid = lambda x: jax.ShapeDtypeStruct(plan.slots.shape + x.shape, x.dtype)
-    rows = jax.tree.map(laid, row)
+    rows = jax.tree.map(laid, shapes.row)
     slots = laid(jax.ShapeDtypeStruct((len(Slots._fields),), jnp.int32))
     run = build_round(
         lambda hyper: method.algorithm,
-        feed,
+        shapes.feed,
         mesh,
-        max_local=int(np.diff(p.train_offsets).max()),
+        max_local=shapes.max_local,
     )
     lowered = run.lower(
-        server,
-        _placed(rows, model_axis.places_of_rows(mesh, rows)),
-        _placed(slots, meshes.over_clients(mesh)),
-        array((cohort_size,), jnp.int32),
-        on_mesh(extra),
-        table,
-        array((), jnp.int32),
-        key,
+        shapes.server,
+        placed(rows, model_axis.places_of_rows(mesh, rows)),
+        placed(slots, meshes.over_clients(mesh)),
+        jax.ShapeDtypeStruct((cohort_size,), jnp.int32, sharding=whole),
+        shapes.extra,
+        shapes.table,
+        jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
+        shapes.key,
         (),
     )
-    return lowered, row
-
-
-def _placed(shapes, shardings):
-    """The shape structs, each with its sharding."""
-    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
-    return jax.tree.map(place, shapes, shardings)
+    return lowered, shapes.row
 
 
 def memory(compiled) -> dict[str, float]:
@@ -201,26 +159,32 @@ def operations(
       method: built on it.
       hard_negatives: that every client is assumed to select.
     """
-    one = federation._replace(lanes=1)
     mesh = meshes.make_mesh(1)
-    lowered, _ = lower_round(unrolled, method, partition, one, mesh)
+    shapes = round_shapes(unrolled, method, partition, federation, mesh)
+    program, output = step_cost.trace_client(
+        method.algorithm,
+        shapes.feed,
+        shapes.max_local,
+        shapes.server,
+        shapes.row,
+        shapes.extra,
+        shapes.table,
+        shapes.key,
+    )
     batch, num_flips = federation.batch_size, 2 if federation.flip else 1
     images = jax.ShapeDtypeStruct((batch, *unrolled.image_shape), jnp.float32)
     backbone = jax.eval_shape(unrolled.init, jax.random.key(0))
-    forward = _flops(jax.jit(backbone_features(unrolled)).lower(backbone, images))
-    step = _flops(lowered)
-    is_contrastive = "contrastive" in lowered.out_info[2]
-    if is_contrastive:  # the loop over frozen features was counted once, too
-        step -= num_flips * forward
+    embed = jax.jit(backbone_features(unrolled))
+    forward = step_cost.flops(embed.lower(backbone, images))
+    step = step_cost.step_flops(program)
     own = np.diff(partition.train_offsets)
-    has_extra = lowered.in_avals[0][4].examples.shape[1] > 0
+    has_extra = shapes.extra.examples.shape[1] > 0
     total = own + (hard_negatives if has_extra else 0)
-    feed = Feed(batch, drop_last=federation.drop_last)
     epochs = np.ravel(federation.local_epochs)[0]
-    steps = int((feed.steps_per_epoch(total) * epochs).sum())
+    steps = int((shapes.feed.steps_per_epoch(total) * epochs).sum())
     number = {"steps": float(steps), "local steps": steps * step}
     num_public = len(partition.global_examples)
-    if is_contrastive:
+    if "contrastive" in output.metrics:
         blocks = num_flips * int((-(-total // batch)).sum())
         number["previous networks' features"] = blocks * forward
     if method.algorithm.prepare:
@@ -230,10 +194,6 @@ def operations(
         similarity = 2.0 * unrolled.embedding_dim * float(own.sum()) * num_public
         number["similarities"] = similarity
     return number
-
-
-def _flops(lowered) -> float:
-    return float(lowered.cost_analysis()["flops"])
 
 
 def report(

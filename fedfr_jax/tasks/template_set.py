@@ -98,7 +98,7 @@ def template_set(
             lists = [existing(f"{SECTION}.gallery", path, name) for name in lists]
             file = existing(f"{SECTION}.probes", path, probes)
             fpirs = rates_of(f"{SECTION}.fpirs", fpirs)
-            ranks = [int(k) for k in np.ravel(ranks)]
+            ranks = _ranks_of(ranks)
             scores.append(_one_to_many(lists, file, ids, fpirs, ranks))
         if not scores:
             raise ValueError("pairs or probes must name a file, got None for both.")
@@ -114,6 +114,16 @@ def template_set(
         return {name: value for score in scores for name, value in score(found).items()}
 
     return JudgedFiles(read, len(listed.names), flip, metrics)
+
+
+def _ranks_of(values) -> list[int]:
+    """Whole numbers as a list; one number is a rank too."""
+    ranks = np.ravel(np.array(values, dtype=object)).tolist()
+    if not all(isinstance(k, int | np.integer) for k in ranks):
+        raise ValueError(
+            f"config.{SECTION}.ranks must be whole numbers, got {values!r}."
+        )
+    return ranks
 
 
 def _landmarks_of(file: pathlib.Path, names: tuple[str, ...]):

@@ -228,6 +228,18 @@ def test_help_lists_the_commands(capsys):
             "table must be one of ('auto', 'device', 'stream'), got 'disk'",
         ),
         (
+            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--rows=fedfr"],
+            "--rows must come with --dry_run, got ['fedfr']",
+        ),
+        (
+            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--nocompile"],
+            "--compile must come with --dry_run, got False",
+        ),
+        (
+            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--hard_negatives=0"],
+            "--hard_negatives must come with --dry_run, got 0",
+        ),
+        (
             ["prepare", "--config=CONFIG", "--verify"],
             "--verify must be given --pack or packed data",
         ),

@@ -209,7 +209,7 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
         ({"ids_per_client": 1.5}, "ids_per_client"),
         ({"num_global_ids": -1}, "num_global_ids"),
         ({"min_images": 1}, "min_images must be at least 2"),
-        ({"global_min_images": -1}, "global_min_images"),
+        ({"global_min_images": -1}, "global_min_images must be at least 0, got -1"),
         ({"max_images": 1}, "max_images"),
         ({"max_images": -3}, "max_images"),
         ({"train_fraction": 1.0}, "train_fraction"),

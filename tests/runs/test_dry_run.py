@@ -110,6 +110,55 @@ def test_fedfr_is_counted_with_its_features_and_memory(partition):
     assert "FLOP" in dry_run.format_report(numbers)
 
 
+PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
+
+
+@pytest.fixture(scope="module")
+def counted(partition):
+    """Operations of a row, by its options."""
+
+    def count(**options):
+        method = federated_faces(MODEL, num_classes=3, **options)
+        federation = Federation(batch_size=BATCH, local_epochs=1)
+        return dry_run.operations(
+            MODEL, method, partition, federation, hard_negatives=15
+        )
+
+    return count
+
+
+@pytest.fixture(scope="module")
+def fedavg_flops(counted):
+    return counted(**PLAIN)
+
+
+@pytest.mark.parametrize(
+    "once",
+    [
+        {"spreadout": 0.7, "num_clients": 2},
+        {"init_fc": True},
+        {"first_previous": "random"},
+        {"share": False},
+    ],
+)
+def test_what_happens_once_per_round_is_no_part_of_the_steps(
+    counted, fedavg_flops, once
+):
+    assert counted(**PLAIN, **once) == fedavg_flops
+
+
+def test_frozen_features_are_counted_beside_the_steps(counted, fedavg_flops):
+    plain = fedavg_flops["local steps"]
+    moon = counted(**{**PLAIN, "contrastive_weight": 5.0})
+    # Three comparisons of features, there and back, but no network.
+    steps = moon["steps"]
+    assert 0 < moon["local steps"] - plain < steps * FORWARD / 2
+    # Own images only, in two views each.
+    features = 2 * 66 / BATCH * FORWARD
+    assert moon["global network's features"] == pytest.approx(features, rel=0.05)
+    assert "similarities" not in moon
+
+
 def test_a_config_without_its_data_still_runs_dry(capsys):
     config = ConfigDict({"seed": 0, "pretrain": {"batch_size": 8}, "evaluation": {}})
     config.data = {"name": "recordio", "path": "nowhere/train.rec", "image_size": 16}

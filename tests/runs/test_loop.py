@@ -1,6 +1,7 @@
 """A stopped run goes on as if nothing had happened; a broken one says where."""
 
 import contextlib
+import functools
 import json
 
 import jax
@@ -23,6 +24,7 @@ class Killed(Exception):
     """Stands for SIGKILL: nothing after it runs."""
 
 
+@functools.cache  # compiled once for several tests
 def build(name, **changes):
     algorithm, variables = toys.TOYS[name]()
     algorithm = algorithm._replace(**changes)
@@ -100,6 +102,23 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, name):
     assert [row["round"] for row in lines(broken)] == list(range(ROUNDS))
     log = lambda folder: (folder / "clients.jsonl").read_text()
     assert log(broken) == log(tmp_path / "whole")
+
+
+def test_the_log_holds_the_hard_negatives_that_each_client_got(tmp_path):
+    sim, server = build("fedfr")
+    honest, given = sim.algorithm.prepare, []
+
+    def prepare(server, sim, cohort):
+        extra = honest(server, sim, cohort)
+        given.append((cohort.ids.tolist(), np.asarray(extra.num_examples).tolist()))
+        return extra
+
+    watched = sim._replace(algorithm=sim.algorithm._replace(prepare=prepare))
+    train(watched, server, tmp_path)
+    rows = (tmp_path / "clients.jsonl").read_text().splitlines()
+    logged = [json.loads(row) for row in rows]
+    assert [(row["client"], row["hard_negatives"]) for row in logged] == given
+    assert len(given) == ROUNDS and len({n for _, x in given for n in x}) > 2
 
 
 def test_a_finished_run_is_read_and_not_repeated(tmp_path):

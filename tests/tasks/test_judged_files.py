@@ -417,7 +417,10 @@ def test_listed_images_that_are_missing_are_refused(broken):
     data = image.read_bytes()
     image.unlink()
     try:
-        message = "templates: .*loose_crop must hold .* 1 of 260 .* the first is 7.png"
+        message = (
+            "templates: .*loose_crop must hold every listed image, got none for 1 of "
+            r"260, first 7.png \(it holds "
+        )
         with pytest.raises(ValueError, match=message):
             template_set((112, 112, 1), path=broken)
     finally:
@@ -434,6 +437,10 @@ def test_protocols_that_judge_nothing_or_need_more_are_refused(release):
     for wrong in ({"ranks": (0, 1)}, {"ranks": 0}, {"gallery": None}):
         with pytest.raises(ValueError, match="gallery must name a file and ranks"):
             template_set(SHAPE, path=release, align=False, **wrong)
+    for wrong in ("few", (1, 2.5), (1, None), ((1,), (2, 3))):
+        message = "config.evaluation.templates.ranks must be whole numbers, got"
+        with pytest.raises(ValueError, match=message):
+            template_set(SHAPE, path=release, align=False, ranks=wrong)
     with pytest.raises(ValueError, match="templates.fars must be one or more rates"):
         template_set(SHAPE, path=release, align=False, fars="few")
     bare = template_set(

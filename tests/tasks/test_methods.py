@@ -12,7 +12,7 @@ from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.pretraining import Pretraining, everyone, public_means
 from fedfr_jax.tasks.methods import backbone_features, federated_faces, last_simulation
-from fedfr_jax.types import Model
+from fedfr_jax.types import Cohort, Model
 
 SIDE, DIM, SIZES = 4, 8, (2, 3, 2)
 PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
@@ -240,18 +240,24 @@ def test_a_client_trained_alone_never_meets_the_others(task):
 
 
 def test_class_level_takes_whole_classes_by_phi(task):
-    sim, server, _, outcomes = run(task, ROWS["class level"], rounds=1)
+    sim, _, _, outcomes = run(task, ROWS["class level"], rounds=1)
     phi = np.asarray(jax.random.normal(jax.random.key(6), (4, DIM)))
     labels, offsets = task.table.labels, task.population.offsets
     images = decode(task.table.images, np.zeros(len(labels), bool))
     features = np.asarray(MODEL.apply(BACKBONE, images, False)[0])
     unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+    cohort = Cohort(np.arange(3, dtype=np.int32), 0)
+    server = start(sim, method_of(ROWS["class level"]).start(BACKBONE, phi))
+    chosen = np.asarray(sim.algorithm.prepare(server, sim, cohort).examples)
+    some = False
     for c, number in enumerate(outcomes[0].num_extra):
         own = slice(offsets[c], offsets[c + 1])
         means = [features[own][labels[own] == k].mean(axis=0) for k in range(SIZES[c])]
         is_hard = (unit(np.stack(means)) @ unit(phi).T > 0).any(axis=0)
-        assert number == is_hard[labels[offsets[-1] :]].sum()
-    assert server is not None and sim.algorithm.prepare is not None
+        hard = offsets[-1] + np.flatnonzero(is_hard[labels[offsets[-1] :]])
+        np.testing.assert_array_equal(chosen[c, :number], hard)
+        some |= is_hard.any() and not is_hard.all()
+    assert some  # neither everything nor nothing
 
 
 def test_rows_stand_for_their_class_and_padding_for_nothing():

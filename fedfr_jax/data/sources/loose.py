@@ -42,8 +42,8 @@ def loose_images(
     missing = [name for name in names if name not in known]
     if missing:
         raise ValueError(
-            f"{path} must hold every listed image, but {len(missing)} of {len(names)} "
-            f"are missing, the first is {missing[0]} (it does hold {files.names[0]})."
+            f"{path} must hold every listed image, got none for {len(missing)} of "
+            f"{len(names)}, first {missing[0]} (it holds {files.names[0]})."
         )
     matrices, canvas = None, None
     if landmarks is not None:

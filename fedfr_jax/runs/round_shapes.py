@@ -1,0 +1,97 @@
+"""The arguments of a round as shapes, from which it is lowered without any data."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.augment import decode
+from fedfr_jax.data.identities import Partition
+from fedfr_jax.federated import model_axis
+from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.engine import no_extra
+from fedfr_jax.runs.settings import Federation
+from fedfr_jax.tasks.methods import FaceMethod
+from fedfr_jax.types import Cohort, Extra, Model, PyTree
+
+
+class Shapes(NamedTuple):
+    """What `Algorithm.prepare` reads of a simulation, with shapes for arrays."""
+
+    feed: Feed
+    mesh: Mesh
+    table: Table
+    population: Population
+
+
+class RoundShapes(NamedTuple):
+    """What a round is handed, with shapes for arrays."""
+
+    feed: Feed
+    max_local: int
+    cohort_size: int
+    server: PyTree
+    row: PyTree  # of one client
+    extra: Extra
+    table: Table
+    key: jax.ShapeDtypeStruct
+
+
+def round_shapes(
+    model: Model,
+    method: FaceMethod,
+    partition: Partition,
+    federation: Federation,
+    mesh: Mesh,
+) -> RoundShapes:
+    """Shapes of round 0's arguments, placed on the mesh."""
+    p, whole = partition, meshes.replicated(mesh)
+    feed = Feed(
+        federation.batch_size,
+        decode,
+        drop_last=federation.drop_last,
+        flip=federation.flip,
+    )
+    population = Population(p.train_offsets.astype(np.int64), p.num_classes)
+    cohort_size = federation.cohort_size or len(p.num_classes)
+    num_rows = len(p.train) + len(p.global_examples)
+    array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
+    on_mesh = lambda tree: jax.tree.map(lambda x: array(x.shape, x.dtype), tree)
+    table = Table(
+        array((num_rows, *model.image_shape), jnp.uint8), array((num_rows,), jnp.int32)
+    )
+    key = on_mesh(jax.eval_shape(jax.random.key, 0))
+    phi = array((len(p.global_identities), model.embedding_dim), jnp.float32)
+    begin = lambda key, phi: method.algorithm.init(method.start(model.init(key), phi))
+    server = jax.eval_shape(begin, key, phi)
+    server = placed(server, model_axis.places(mesh, server))
+    row = jax.eval_shape(method.algorithm.init_personal, key, server)
+    extra = no_extra(cohort_size)
+    if method.algorithm.prepare:
+        cohort = Cohort(np.arange(cohort_size), 0)
+        extra = jax.eval_shape(
+            lambda server, table: method.algorithm.prepare(
+                server, Shapes(feed, mesh, table, population), cohort
+            ),
+            server,
+            table,
+        )
+    return RoundShapes(
+        feed=feed,
+        max_local=int(np.diff(p.train_offsets).max()),
+        cohort_size=cohort_size,
+        server=server,
+        row=row,
+        extra=on_mesh(extra),
+        table=table,
+        key=key,
+    )
+
+
+def placed(shapes, shardings):
+    """The shape structs, each with its sharding."""
+    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+    return jax.tree.map(place, shapes, shardings)
