@@ -3,9 +3,9 @@
 total = L_cos + contrastive_weight * L_con + branch_weight * L_branch (Liu et al. 2022,
 arXiv:2112.12496, section 3): a margin softmax over the client's own classes followed by
 the public ones, a model-contrastive term against frozen features, and a branch of
-decoupled feature customization, over the client's own classes (its own images only, or
-the public ones as negatives) or, as the first term, over the public classes too. Which
-of these the paper's CosFace branch is, is not published.
+decoupled feature customization. It sees the client's own classes, with public images as
+negatives (bce) or left out (cosface), or the public classes too (cosface_all); which of
+the latter two is the paper's CosFace branch is not published.
 """
 
 import inspect

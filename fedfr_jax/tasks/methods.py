@@ -7,7 +7,6 @@ FedAvg with `spreadout`, local training `share=False`; `adapt` appends the adapt
 Yu et al. to any method without a branch.
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -206,15 +205,13 @@ def spread_apart(margin: float | None, options: Mapping | None) -> Callable | No
         without a margin.
     """
     options = {} if options is None else options
-    known = set(inspect.signature(spread).parameters) if margin is not None else set()
-    check_keys(
-        "spreadout_options", options, known - {"weights", "margin", "class_mask"}
-    )
+    known = set() if margin is None else set(inspect.signature(spread).parameters)
+    known -= {"weights", "margin", "class_mask"}
+    check_keys("spreadout_options", options, known)
     check_numbers("spreadout_options.", options)
     if margin is None:
         return None
-    apart = functools.partial(spread, margin=margin, **options)
-    return lambda heads, *, class_mask: apart(heads, class_mask=class_mask)[0]
+    return lambda heads, **mask: spread(heads, margin=margin, **options, **mask)[0]
 
 
 def last_round(algorithm: Algorithm, model: Model, settings: Mapping) -> LastRound:
