@@ -5,7 +5,7 @@ import os
 from ml_collections import ConfigDict
 
 FEDAVG = {"public": False, "contrastive_weight": 0.0, "branch": None}
-FEDFR = {}  # the defaults are the paper's
+FEDFR = {}  # the defaults; see federated_faces for what the paper has otherwise
 
 
 def get_config():

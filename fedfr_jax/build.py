@@ -27,7 +27,7 @@ from fedfr_jax.runs.settings import (
     check_pretraining,
 )
 from fedfr_jax.runs.sinks import write_summary
-from fedfr_jax.schema import call, choose
+from fedfr_jax.schema import call, choose, naming
 from fedfr_jax.tasks.classical import (
     ARGUMENTS,
     CHOICES,
@@ -131,14 +131,16 @@ def build_method(
     }
     algorithm = options.pop("algorithm", "fedfr")
     if algorithm == "fedfr":
-        return call(section, federated_faces, options, model, **counts)
+        with naming(section):
+            return call(section, federated_faces, options, model, **counts)
     own = algorithm_options(section, algorithm, options)
     make = lambda factory, given, arguments, fixed: call(
         section, factory, given, *arguments, **fixed
     )
     rest = {k: v for k, v in options.items() if k not in own}
     settings = {"options": own, **counts}
-    return call(section, classical_faces, rest, model, algorithm, make, **settings)
+    with naming(section):
+        return call(section, classical_faces, rest, model, algorithm, make, **settings)
 
 
 def algorithm_options(section: str, name: str, options: Mapping) -> dict:

@@ -24,16 +24,29 @@ def normalize(x: jax.Array, *, eps: float = 1e-12) -> jax.Array:
     """Vectors of unit length, x / max(||x||, eps).
 
     Args:
-      x: [..., D].
-      eps: shortest length that is scaled to one. A shorter vector is divided by it,
-        so the gradient is at most 1 / eps: large, but finite.
+      x: [..., D], of any finite length: one whose square overflows has its direction.
+      eps: shortest length that is scaled to one, below 1/2. A shorter vector is divided
+        by it, so the gradient is at most 1 / eps: large, but finite.
 
     Returns:
       [..., D].
     """
+    x = x * _power_below(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
     # The square is clamped before its root: the root's own gradient at 0 is not finite.
+    # A vector that was scaled has a square of at least 1/4, which no clamp reaches.
     square = jnp.sum(x * x, axis=-1, keepdims=True)
     return x / jnp.sqrt(jnp.maximum(square, eps * eps))
+
+
+def _power_below(largest):
+    """A power of two, so exact to multiply with, that takes `largest` below 4.
+
+    1 for what is below 1 already. It cancels, so nothing is derived through it.
+    """
+    _, exponent = jnp.frexp(jax.lax.stop_gradient(largest))
+    # The inverse of the last power would not be a normal number, which may become 0.
+    exponent = jnp.clip(exponent, 0, jnp.finfo(largest.dtype).maxexp - 2)
+    return jnp.ldexp(jnp.ones_like(largest), -exponent)
 
 
 def cosine(features: jax.Array, weights: jax.Array) -> jax.Array:

@@ -1,8 +1,9 @@
 """What a run is told: its two sections of numbers, and their ranges."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from fedfr_jax.schema import check_ranges
 
 TABLES = ("auto", "device", "stream")
 AUTO = "auto"
@@ -60,7 +61,7 @@ def check_pretraining(settings: Pretraining, section: str, num_rows: int) -> Non
         "flip": (0, 1),
         "checkpoint_every": (0, math.inf),
     }
-    check_ranges(section, settings._asdict(), bounds)
+    check_ranges(f"config.{section}.", settings._asdict(), bounds)
 
 
 def check_federation(settings: Federation, num_clients: int) -> None:
@@ -86,16 +87,4 @@ def check_federation(settings: Federation, num_clients: int) -> None:
             f"config.federation.lanes must be a number or auto, got {settings.lanes!r}."
         )
     numbers = {**settings._asdict(), "lanes": settings.first_lanes}
-    check_ranges("federation", numbers, bounds)
-
-
-def check_ranges(section: str, values: Mapping[str, Any], bounds: Mapping) -> None:
-    """Raise ValueError for the first value, or entry of one, outside its bounds."""
-    for name, (low, high) in bounds.items():
-        value = values[name]
-        entries = value if isinstance(value, tuple | list) else (value,)
-        for entry in entries:
-            if not low <= entry <= high:
-                end = f"lie in [{low}, {high}]"
-                rule = f"be at least {low}" if high == math.inf else end
-                raise ValueError(f"config.{section}.{name} must {rule}, got {value}.")
+    check_ranges("config.federation.", numbers, bounds)

@@ -40,6 +40,7 @@ from fedfr_jax.losses import LOSSES
 from fedfr_jax.losses.margin import cosine, softmax_cross_entropy
 from fedfr_jax.tasks.face_loss import init_local, masked_mean, personal_features
 from fedfr_jax.tasks.methods import FaceMethod
+from fedfr_jax.tasks.option_ranges import check_numbers
 from fedfr_jax.types import Algorithm, Model, PyTree
 
 
@@ -138,6 +139,15 @@ def classical_faces(
     Raises:
       ValueError: for an unknown name or an option out of range.
     """
+    numbers = {
+        "learning_rate": learning_rate,
+        "decay_epochs": decay_epochs,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "scale": scale,
+        "margin": margin,
+    }
+    check_numbers("", numbers)
     if margin_loss not in LOSSES:
         raise ValueError(
             f"margin_loss must be one of {list(LOSSES)}, got {margin_loss!r}."

@@ -3,10 +3,13 @@
 total = L_cos + contrastive_weight * L_con + branch_weight * L_branch (Liu et al. 2022,
 arXiv:2112.12496, section 3): a margin softmax over the client's own classes followed by
 the public ones, a model-contrastive term against frozen features, and a branch of
-decoupled feature customization that sees the client's own classes only.
+decoupled feature customization. It sees the client's own classes, with public images as
+negatives (bce) or left out (cosface), or the public classes too (cosface_all); which of
+the latter two is the paper's CosFace branch is not published.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +18,11 @@ from fedfr_jax.losses import CONVERTERS, LOSSES
 from fedfr_jax.losses.binary import binary_branch
 from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.margin import cosine, repeat_others, softmax_cross_entropy
+from fedfr_jax.schema import check_keys
+from fedfr_jax.tasks.option_ranges import check_numbers
 from fedfr_jax.types import Model, PyTree
 
-BRANCHES = ("bce", "cosface")
+BRANCHES = ("bce", "cosface", "cosface_all")
 REWEIGHTS = ("mended", "official")
 
 
@@ -81,6 +86,7 @@ def face_loss(
     temperature: float = 0.5,
     branch: str | None = None,
     branch_weight: float = 10.0,
+    branch_options: Mapping | None = None,
     converter: str = "linear",
     detach_branch: bool = False,
     reweight: str | None = None,
@@ -91,50 +97,63 @@ def face_loss(
     Args:
       margin_loss: a name of LOSSES, with its `scale` and `margin`.
       contrastive_weight: 0 leaves the term, and the frozen features, out.
-      branch: bce (SphereFace2), cosface (over the own classes, own images only), or
-        None without a branch.
+      branch: bce (SphereFace2), cosface (`margin_loss` over the own classes, own images
+        only), cosface_all (over own and public classes, all images), or None without a
+        branch.
+      branch_options: keywords of the branch's loss: `scale`, `margin`, `t` and
+        `positive_weight` of `binary_branch`; `scale` and `margin` of a cosface branch,
+        which are those of the first term unless given.
       converter: a name of CONVERTERS, between backbone and branch.
-      detach_branch: stop the branch's gradient before the backbone.
+      detach_branch: stop the branch's gradient before what clients share: the backbone,
+        and the public classes of cosface_all.
       reweight: None, or repeat logits to imitate the softmax over the classes of all
         `num_clients` (`repeat_others`): mended, or official, which cuts the gradient of
         L_cos as the released `--reweight_cosface` does.
 
     Raises:
-      ValueError: for an unknown margin loss, branch, converter or reweight.
+      ValueError: for an unknown margin loss, branch, converter, reweight or option of
+        the branch, an option out of range, or a reweight without clients.
     """
     _check_name("margin_loss", margin_loss, LOSSES)
     _check_name("branch", branch, (None, *BRANCHES))
     _check_name("converter", converter, CONVERTERS)
     _check_name("reweight", reweight, (None, *REWEIGHTS))
+    if reweight and num_clients < 1:
+        raise ValueError(
+            f"num_clients must be at least 1 with reweight, got {num_clients}."
+        )
+    branch_options = _branch_options(branch, branch_options, LOSSES[margin_loss])
     logits_of = LOSSES[margin_loss]
 
-    def branch_loss(params, features, batch, labels, class_mask):
-        features = jax.lax.stop_gradient(features) if detach_branch else features
-        customized = CONVERTERS[converter].apply(params["converter"], features)
+    def branch_loss(params, features, phi, batch, labels, num_classes):
+        shared = jax.lax.stop_gradient if detach_branch else lambda x: x
+        customized = CONVERTERS[converter].apply(params["converter"], shared(features))
+        weights = params["weights"]
         if branch == "bce":
+            mask = valid_classes(len(weights), num_classes)
             values = binary_branch(
-                customized, params["weights"], params["bias"], labels, class_mask
+                customized, weights, params["bias"], labels, mask, **branch_options
             )
             return masked_mean(values, batch.is_valid)
-        logits = logits_of(
-            cosine(customized, params["weights"]), labels, scale=scale, margin=margin
-        )
-        values = softmax_cross_entropy(logits, labels, class_mask)
-        return masked_mean(values, batch.is_valid & ~batch.is_extra)
+        if branch == "cosface_all" and phi is not None:
+            weights = jnp.concatenate([weights, shared(phi)])
+        settings = {"scale": scale, "margin": margin, **branch_options}
+        logits = logits_of(cosine(customized, weights), labels, **settings)
+        num_own = len(params["weights"])
+        mask = valid_classes(num_own, num_classes, len(weights) - num_own)
+        values = softmax_cross_entropy(logits, labels, mask)
+        is_other = batch.is_extra & (branch == "cosface")
+        return masked_mean(values, batch.is_valid & ~is_other)
 
     def loss_fn(variables, batch, key, *, num_classes, frozen):
         del key
         params, stats = variables["params"], variables["batch_stats"]
         backbone = {"params": params["backbone"], "batch_stats": stats}
         features, stats = model.apply(backbone, batch.images, True)
-        head, phi = (
-            params["head"],
-            params["phi"],
-        )  # None where there are no such classes
+        head, phi = params["head"], params["phi"]  # None without such classes
         weights = jnp.concatenate([x for x in (head, phi) if x is not None])
         num_own = 0 if head is None else len(head)  # padded to the largest client's
-        own_mask = jnp.arange(num_own, dtype=jnp.int32) < num_classes
-        mask = jnp.concatenate([own_mask, jnp.ones(len(weights) - num_own, bool)])
+        mask = valid_classes(num_own, num_classes, len(weights) - num_own)
         labels = jnp.where(batch.is_extra, num_own + batch.labels, batch.labels)
         logits = logits_of(
             cosine(features, weights), labels, scale=scale, margin=margin
@@ -156,12 +175,29 @@ def face_loss(
             metrics["contrastive"] = masked_mean(per_example, batch.is_valid)
             total += contrastive_weight * metrics["contrastive"]
         if branch:
-            value = branch_loss(params["branch"], features, batch, labels, own_mask)
-            metrics["branch"] = value
-            total += branch_weight * value
+            metrics["branch"] = branch_loss(
+                params["branch"], features, phi, batch, labels, num_classes
+            )
+            total += branch_weight * metrics["branch"]
         return total, (stats, metrics)
 
     return loss_fn
+
+
+def valid_classes(num_own: int, num_classes: jax.Array, num_public: int = 0):
+    """Bool [M + M_g]: the client's `num_classes` of M = `num_own`, all public ones."""
+    own = jnp.arange(num_own, dtype=jnp.int32) < num_classes
+    return jnp.concatenate([own, jnp.ones(num_public, bool)])
+
+
+def _branch_options(branch, options, margin_loss):
+    options = {} if options is None else options
+    loss = binary_branch if branch == "bce" else margin_loss
+    parameters = inspect.signature(loss).parameters.values() if branch else ()
+    known = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
+    check_keys("branch_options", options, known)
+    check_numbers("branch_options.", options)
+    return dict(options)
 
 
 def _check_name(what, name, known):

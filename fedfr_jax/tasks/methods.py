@@ -21,8 +21,10 @@ from fedfr_jax.federated.features import own_class_means
 from fedfr_jax.federated.hard_negatives import prepare_features
 from fedfr_jax.federated.simulation import Simulation, simulation
 from fedfr_jax.losses.spreadout import spread
+from fedfr_jax.schema import check_keys
 from fedfr_jax.tasks.adaptation import adapted
 from fedfr_jax.tasks.face_loss import face_loss, init_local, personal_features
+from fedfr_jax.tasks.option_ranges import check_numbers
 from fedfr_jax.types import Algorithm, Client, Model, PyTree
 
 
@@ -62,6 +64,7 @@ def federated_faces(
     temperature: float = 0.5,
     branch: str | None = "bce",
     branch_weight: float = 10.0,
+    branch_options: Mapping | None = None,
     converter: str = "linear",
     detach_branch: bool = False,
     reweight: str | None = None,
@@ -72,10 +75,15 @@ def federated_faces(
     init_fc: bool = False,
     share: bool = True,
     spreadout: float | None = None,
+    spreadout_options: Mapping | None = None,
     num_clients: int = 0,
     adapt: Mapping | None = None,
 ) -> FaceMethod:
-    """FedFR with every term an option; the defaults are the paper's.
+    """FedFR with every term an option.
+
+    The defaults are the paper's, or the released code's where it says nothing, but for
+    two: `weigh` is the released code's (the paper weighs clients by their local images
+    alone), and `first_previous` is ours (the code takes a random network).
 
     Args:
       num_classes: M, the most identities of any client.
@@ -91,19 +99,42 @@ def federated_faces(
       init_fc: start all class embeddings from mean features of the pretrained network,
         not from N(0, 0.01^2) and the pretrained head.
       share: False trains every client alone; its judged network is its own.
-      spreadout: cosine above which the server pushes the classes of all `num_clients`
-        clients apart after a round; None does not.
+      spreadout: cosine above which the server pushes the classes of all clients of the
+        cohort apart after a round; None does not.
+      spreadout_options: `steps`, `learning_rate`, `momentum` and `weight_decay` of
+        `spread`.
+      num_clients: of the population, for `spreadout` and `reweight`.
       adapt: `epochs` of a last round, and the keywords of `adapted`; None for none.
 
     Raises:
-      ValueError: for an unknown option, or options that exclude each other.
+      ValueError: for an unknown option, one out of range, or options that exclude each
+        other.
     """
+    numbers = {
+        "learning_rate": learning_rate,
+        "decay_epochs": decay_epochs,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "scale": scale,
+        "margin": margin,
+        "threshold": threshold,
+        "max_hard_negatives": max_hard_negatives,
+        "contrastive_weight": contrastive_weight,
+        "temperature": temperature,
+        "branch_weight": branch_weight,
+        "spreadout": spreadout,
+        "num_clients": num_clients,
+    }
+    check_numbers("", numbers)
     if first_previous not in ("global", "random"):
         raise ValueError(
             f"first_previous must be global or random, got {first_previous!r}."
         )
     if not share and first_previous == "random":
         raise ValueError("first_previous must be global with share=False, got random.")
+    for name, value in (("adapt", adapt), ("spreadout", spreadout)):
+        if not share and value is not None:
+            raise ValueError(f"share must be True with {name}, got False.")
     if adapt is not None and branch is not None:
         raise ValueError(f"branch must be None with adapt, got {branch!r}.")
     loss = face_loss(
@@ -115,6 +146,7 @@ def federated_faces(
         temperature=temperature,
         branch=branch,
         branch_weight=branch_weight,
+        branch_options=branch_options,
         converter=converter,
         detach_branch=detach_branch,
         reweight=reweight,
@@ -148,8 +180,8 @@ def federated_faces(
         begin=class_mean_start(embed) if init_fc else None,
         share=share,
     )
-    if spreadout is not None:
-        apart = lambda *args, **mask: spread(*args, margin=spreadout, **mask)[0]
+    apart = spread_apart(spreadout, spreadout_options)
+    if apart:
         algorithm = fedface(algorithm, apart, num_clients=num_clients)
 
     def start(backbone: PyTree, phi: jax.Array) -> PyTree:
@@ -160,20 +192,39 @@ def federated_faces(
         algorithm,
         start,
         personal_features(model, converter=converter),
-        last_round=last_round(algorithm, model, **adapt) if adapt else None,
+        last_round=None if adapt is None else last_round(algorithm, model, adapt),
         init_fc=init_fc and public,
     )
 
 
-def last_round(
-    algorithm: Algorithm, model: Model, *, epochs: int = 5, **settings
-) -> LastRound:
-    """`epochs` of `adapted(algorithm, model, **settings)`."""
-    known = ["epochs", *inspect.signature(adapted).parameters]
-    known = [name for name in known if name not in ("algorithm", "model")]
-    for name in settings:
-        if name not in known:
-            raise ValueError(f"adapt must have keys of {known}, got {name!r}.")
+def spread_apart(margin: float | None, options: Mapping | None) -> Callable | None:
+    """`spread` of `fedface` at a margin, None without one.
+
+    Raises:
+      ValueError: for an option that `spread` does not have, one out of range, or any
+        without a margin.
+    """
+    options = {} if options is None else options
+    known = set() if margin is None else set(inspect.signature(spread).parameters)
+    known -= {"weights", "margin", "class_mask"}
+    check_keys("spreadout_options", options, known)
+    check_numbers("spreadout_options.", options)
+    if margin is None:
+        return None
+    return lambda heads, **mask: spread(heads, margin=margin, **options, **mask)[0]
+
+
+def last_round(algorithm: Algorithm, model: Model, settings: Mapping) -> LastRound:
+    """`epochs` (5 unless given) of `adapted(algorithm, model, **settings)`.
+
+    Raises:
+      ValueError: for a setting that `adapted` does not have, or one out of range.
+    """
+    known = {"epochs", *inspect.signature(adapted).parameters}
+    check_keys("adapt", settings, known - {"algorithm", "model"})
+    settings = {"epochs": 5, **settings}
+    check_numbers("adapt.", settings)
+    epochs = settings.pop("epochs")
     return LastRound(adapted(algorithm, model, **settings), epochs)
 
 

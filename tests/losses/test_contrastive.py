@@ -55,6 +55,24 @@ def test_one_previous_model_needs_no_axis(golden):
     assert_array_equal(flat, stacked)
 
 
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("length", [1e30, 1e-30])
+def test_features_of_any_length_have_their_cosine(golden, which, length):
+    # A random residual network, the official first previous one, reaches 1e26.
+    want = golden("fedfr_contrastive")
+    names = ("features", "global_features", "last_features")
+    arrays = [np.asarray(want[name], np.float64) for name in names]
+    arrays[which] = arrays[which] * length
+    unit = [x / np.maximum(np.linalg.norm(x, axis=1), 1e-8)[:, None] for x in arrays]
+    positive, negative = ((unit[0] * x).sum(1) / 0.5 for x in unit[1:])
+    arrays = [jnp.asarray(x, jnp.float32) for x in arrays]
+    losses = model_contrastive(*arrays)
+    assert_allclose(losses, np.logaddexp(0, negative - positive), rtol=1e-5)
+    _, gradient = VALUE_AND_GRAD(*arrays)
+    assert np.isfinite(gradient).all()
+    assert np.asarray(gradient).any()
+
+
 def test_frozen_features_get_no_gradient(golden):
     want = golden("moon_loss")
     gradients = jax.jit(jax.grad(mean_loss, argnums=(1, 2)))(

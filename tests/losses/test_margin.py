@@ -253,6 +253,53 @@ def test_slope_is_finite_where_the_cosine_rounds_to_its_bounds(name, value):
     assert np.isfinite(slope).all() and np.isfinite(logits).all()
 
 
+@pytest.mark.parametrize("length", [1e36, 1e30, 1e20, 1.0, 1e-6])
+def test_a_direction_is_that_of_any_length_that_the_type_holds(length):
+    # Untrained residual networks without statistics reach 1e26, whose square does not.
+    direction = np.float32([[1.0, -2.0, 2.0], [0.0, 0.6, 0.8]])
+    x = jnp.asarray(direction * np.float32(length))
+    unit = direction / np.linalg.norm(direction, axis=1, keepdims=True)
+    assert_allclose(jax.jit(normalize)(x), unit, rtol=1e-6)
+    slope = jax.jit(jax.jacobian(normalize))(x[0])
+    expected = np.eye(3) - np.outer(unit[0], unit[0])
+    length = np.linalg.norm(np.float64(x[0]))
+    assert_allclose(np.float64(slope) * length, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_the_longest_and_the_zero_vector_have_finite_directions_and_slopes(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        most = float(jnp.finfo(dtype).max)
+        x = jnp.asarray([[most, -most], [most, 0.0], [0.0, 0.0]], dtype)
+        eps = {"float16": 1e-2}.get(dtype, 1e-12)
+        unit = jax.jit(lambda x: normalize(x, eps=eps))
+        root = 0.5**0.5
+        actual = np.asarray(unit(x), np.float64)
+        assert_allclose(actual, [[root, -root], [1, 0], [0, 0]], atol=4e-3)
+        slope = jax.jit(jax.grad(lambda x: unit(x).sum()))(x)
+        assert np.isfinite(np.asarray(slope, np.float64)).all()
+
+
+def test_a_vector_shorter_than_eps_is_divided_by_eps():
+    x = jnp.float32([[3e-30, 4e-30], [3e-14, 4e-14]])
+    assert_allclose(jax.jit(normalize)(x), np.float64(x) * 1e12, rtol=1e-6)
+    slope = jax.jit(jax.jacobian(normalize))(x[0])
+    assert_allclose(slope, 1e12 * np.eye(2), rtol=1e-6)
+
+
+def test_the_guard_of_long_vectors_moves_no_bit_of_others():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(64, 16)) * 10.0 ** rng.integers(-6, 7, size=(64, 1))
+    x = jnp.asarray(x, jnp.float32)
+    plain = lambda x: (
+        x / jnp.sqrt(jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), 1e-24))
+    )
+    assert_array_equal(jax.jit(normalize)(x), jax.jit(plain)(x))
+    total = lambda function: lambda x: (function(x) * jnp.arange(16.0)[None]).sum()
+    slope, expected = (jax.jit(jax.grad(total(f)))(x) for f in (normalize, plain))
+    assert_allclose(slope, expected, rtol=1e-5, atol=1e-7 / np.abs(x).max())
+
+
 def test_normalize_has_unit_length_and_the_clamped_slope_at_zero():
     x = jnp.array([[3.0, 4.0], [0.0, 0.0]])
     assert_allclose(normalize(x), [[0.6, 0.8], [0, 0]], rtol=1e-6)

@@ -9,6 +9,7 @@ from fedfr_jax.build import build_method
 from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.hard_negatives import class_features, class_of_row
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.pretraining import Pretraining, everyone, public_means
 from fedfr_jax.tasks.methods import backbone_features, federated_faces, last_simulation
@@ -23,6 +24,7 @@ ROWS = {
     "contrastive": {**ADDED, "contrastive_weight": 5.0},
     "fedfr": {"threshold": 0.0},
     "cosface branch": {"threshold": 0.0, "branch": "cosface"},
+    "cosface on all": {"threshold": 0.0, "branch": "cosface_all"},
     "moon": {**PLAIN, "contrastive_weight": 5.0, "first_previous": "random"},
     "class level": {**ADDED, "hard_negatives": "class"},
     "init_fc": {"threshold": 0.0, "init_fc": True},
@@ -142,7 +144,7 @@ def test_a_contrastive_weight_of_zero_is_no_contrastive_term(task):
 
 def test_a_threshold_of_one_or_none_selects_nothing(task):
     _, none, _, first = run(task, {**ADDED, "threshold": None})
-    _, one, _, second = run(task, {**ADDED, "threshold": 1.1})
+    _, one, _, second = run(task, {**ADDED, "threshold": 1.0})
     assert not any(o.num_extra.any() for o in [*first, *second])
     assert_same(none, one)
     _, _, _, some = run(task, ADDED)
@@ -158,7 +160,7 @@ def test_moon_has_the_term_and_no_public_data(task):
 
 def test_the_branch_leaves_the_aggregate_alone_when_detached(task):
     _, without, _, _ = run(task, ADDED)
-    for branch in ("bce", "cosface"):
+    for branch in ("bce", "cosface", "cosface_all"):
         detached = {**ADDED, "branch": branch, "detach_branch": True}
         _, server, rows, _ = run(task, detached)
         assert_same(server, without)
@@ -374,12 +376,104 @@ def test_backbone_features_ignore_the_branch(task):
     [
         ({"adapt": {}}, "branch must be None with adapt"),
         ({**PLAIN, "adapt": {"kind": "prune"}}, "adapt.kind must be one of"),
-        ({**PLAIN, "adapt": {"rate": 1}}, "adapt must have keys of .'epochs', 'kind'"),
+        ({**PLAIN, "adapt": {"rate": 1}}, "adapt must have keys of .'alpha', 'epochs'"),
         ({"hard_negatives": "pixel"}, "hard_negatives must be one of"),
         ({**PLAIN, "share": False, "first_previous": "random"}, "must be global"),
         ({**PLAIN, "spreadout": 0.4}, "num_clients must be at least 1"),
+        ({"reweight": "mended"}, "num_clients must be at least 1 with reweight, got 0"),
+        ({**PLAIN, "share": False, "adapt": {}}, "share must be True with adapt"),
+        ({**PLAIN, "share": False, "spreadout": 0.4}, "must be True with spreadout"),
+        ({"branch_options": {"r": 30}}, "of .'margin', 'positive_weight', .*got 'r'"),
+        ({"branch": "cosface", "branch_options": {"t": 3}}, ".'margin', 'scale'., got"),
+        (
+            {**PLAIN, "branch_options": {"t": 3}},
+            "branch_options must have keys of .., ",
+        ),
+        ({"branch_options": 3}, "branch_options must be a mapping, got 3"),
+        (
+            {"spreadout_options": {"steps": 3}},
+            "spreadout_options must have keys of .., ",
+        ),
+        (
+            {
+                **PLAIN,
+                "spreadout": 0.4,
+                "num_clients": 3,
+                "spreadout_options": {"r": 1},
+            },
+            "must have keys of .'learning_rate', 'momentum', 'steps', ",
+        ),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         federated_faces(MODEL, num_classes=3, **options)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_hard_negatives": -1}, "max_hard_negatives must be at least 0, got -1."),
+        ({"temperature": 0}, "temperature must be positive, got 0."),
+        ({"temperature": None}, "temperature must be a number, got None."),
+        ({"threshold": 7}, "threshold must lie in [-1, 1], got 7."),
+        ({"threshold": float("nan")}, "threshold must lie in [-1, 1], got nan."),
+        ({"decay_epochs": -1}, "decay_epochs must be at least 0, got -1."),
+        ({"decay_epochs": (3, -2)}, "decay_epochs must be at least 0, got (3, -2)."),
+        ({"learning_rate": -0.1}, "learning_rate must be at least 0, got -0.1."),
+        ({"momentum": 1.5}, "momentum must lie in [0, 1], got 1.5."),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0."),
+        ({"scale": 0.0}, "scale must be positive, got 0.0."),
+        ({"margin": -0.4}, "margin must be at least 0, got -0.4."),
+        ({"contrastive_weight": -5}, "contrastive_weight must be at least 0, got -5."),
+        ({"branch_weight": -10}, "branch_weight must be at least 0, got -10."),
+        ({"spreadout": 2.0}, "spreadout must lie in [-1, 1], got 2.0."),
+        ({"spreadout": "0.4"}, "spreadout must be a number, got '0.4'."),
+        (
+            {"branch_options": {"t": 0.5}},
+            "branch_options.t must be at least 1, got 0.5.",
+        ),
+        (
+            {"branch_options": {"positive_weight": 70}},
+            "branch_options.positive_weight must lie in [0, 1], got 70.",
+        ),
+        (
+            {"spreadout": 0.4, "spreadout_options": {"steps": -1}},
+            "spreadout_options.steps must be at least 0, got -1.",
+        ),
+        (
+            {"branch": None, "adapt": {"epochs": -3}},
+            "adapt.epochs must be at least 0, got -3.",
+        ),
+        (
+            {"branch": None, "adapt": {"temperature": 0.0}},
+            "adapt.temperature must be positive, got 0.0.",
+        ),
+    ],
+)
+def test_a_number_out_of_range_is_refused_with_its_row(task, options, message):
+    with pytest.raises(ValueError) as caught:
+        build_method("mine", options, {}, MODEL, task.partition)
+    assert str(caught.value) == f"config.methods.mine: {message}"
+
+
+def test_an_unknown_key_names_its_row_once(task):
+    with pytest.raises(ValueError, match="^config.methods.mine must have keys of"):
+        build_method("mine", {"thresold": 0.4}, {}, MODEL, task.partition)
+
+
+def test_the_options_of_the_spread_out_reach_the_server(task):
+    row = {**ROWS["fedface"], "weight_decay": 0.0}
+    options = {"steps": 3, "learning_rate": 0.5, "momentum": 0.0, "weight_decay": 0.1}
+    _, server, rows, _ = run(task, {**row, "spreadout_options": options}, rounds=1)
+    mask = np.arange(3)[None] < np.array(SIZES)[:, None]
+    heads = rows.params["head"].reshape(-1, DIM)
+    expected, _ = spread(heads, margin=0.0, class_mask=mask.reshape(-1), **options)
+    np.testing.assert_allclose(server.heads.reshape(-1, DIM), expected, atol=1e-6)
+    _, other, _, _ = run(task, row, rounds=1)
+    assert differs(server.heads, other.heads)
+
+
+def test_an_adaptation_without_settings_is_five_epochs_of_fine_tuning():
+    method = federated_faces(MODEL, num_classes=3, branch=None, adapt={})
+    assert method.last_round.epochs == 5

@@ -6,9 +6,11 @@ public class embeddings Phi_g; class embeddings of their own identities, the bra
 decoupled feature customization and the previous local backbone never leave them.
 FedAvg on faces is this algorithm with a loss of local classes only and no preparation.
 
-Deviations, both options: the official code throws the averaged Phi_g away
+Deviations, all options: the official code throws the averaged Phi_g away
 (`phi_update="frozen"`), and starts the contrastive term from a random previous network
-(`first_previous`); here the default averages, and starts from the global network.
+(`first_previous`); here the default averages, and starts from the global network. The
+paper weighs clients by their local images (`weigh="local"`); the default counts the
+hard negatives too, as the official code does.
 """
 
 from collections.abc import Callable

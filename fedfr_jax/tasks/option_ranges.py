@@ -1,0 +1,42 @@
+"""The ranges of the numbers that a face method is told, one table for all its parts."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fedfr_jax.schema import POSITIVE, check_ranges
+
+NOT_NEGATIVE, FRACTION, COSINE = (0, math.inf), (0, 1), (-1, 1)
+BOUNDS = {
+    "alpha": FRACTION,
+    "branch_weight": NOT_NEGATIVE,
+    "contrastive_weight": NOT_NEGATIVE,
+    "decay_epochs": NOT_NEGATIVE,
+    "epochs": NOT_NEGATIVE,
+    "learning_rate": NOT_NEGATIVE,
+    "margin": NOT_NEGATIVE,
+    "max_hard_negatives": NOT_NEGATIVE,
+    "momentum": FRACTION,
+    "num_clients": NOT_NEGATIVE,
+    "positive_weight": FRACTION,
+    "scale": POSITIVE,
+    "spreadout": COSINE,
+    "steps": NOT_NEGATIVE,
+    "t": (1, math.inf),
+    "temperature": POSITIVE,
+    "threshold": COSINE,
+    "weight_decay": NOT_NEGATIVE,
+}
+MAY_BE_NONE = ("spreadout", "threshold")
+
+
+def check_numbers(prefix: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first of `options` that is out of its range.
+
+    Args:
+      prefix: goes before the names in the message, as in "adapt.".
+      options: those without a range are not looked at.
+    """
+    is_none = lambda name: options[name] is None and name in MAY_BE_NONE
+    names = [name for name in options if name in BOUNDS and not is_none(name)]
+    check_ranges(prefix, options, {name: BOUNDS[name] for name in names})
