@@ -25,7 +25,7 @@ from fedfr_jax.data.partition import ms1m
 from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.runs import dry_run
+from fedfr_jax.runs import dry_run, round_shapes
 from fedfr_jax.runs.settings import Federation
 from fedfr_jax.tasks.methods import federated_faces
 from fedfr_jax.types import Cohort
@@ -136,7 +136,7 @@ def prepared(method, lowered, partition, federation, mesh) -> list:
     population = Population(partition.train_offsets, partition.num_classes)
     cohort = Cohort(np.arange(len(partition.num_classes)), 0)
     prepare = lambda server, table: method.algorithm.prepare(
-        server, dry_run.Shapes(feed, mesh, table, population), cohort
+        server, round_shapes.Shapes(feed, mesh, table, population), cohort
     )
     return [jax.jit(prepare).lower(server, table)]
 

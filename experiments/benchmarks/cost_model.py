@@ -179,28 +179,30 @@ def example_table() -> str:
     return markdown(rows)
 
 
-# --- Rounds that check the formula, in CPU seconds of a 2-core AMD EPYC, 2026-11.
-# A plain JAX scan over clients on the work of workloads.py, one device; R is set by
-# emnist_cnn and predicts the others. docs/scale.md says what this does not check.
+# --- Rounds of the engine that check the formula, as measured_costs.py printed them:
+# CPU seconds of a 2-core AMD EPYC, 2026-11-20, one device. R is that of single steps
+# of the same network outside of the engine.
 
 CONSTANTS = {
-    "flops": 54.4e9,
-    "memory": 10e9,  # assumed
-    "host_client": 0.73e-6,  # overhead.py; host and compiled call together
-    "device_client": 0.0,
+    "memory": 4.78e9,
+    "host_client": 0.75e-6,
+    "device_client": 0.074e-6,
 }
 MEASURED = {
     "emnist_cnn": {
-        "cpu_seconds": 1.74,
-        "work": Round(500, 32, 40, 20, 1, parameters=1_206_590, forward=24.0e6),
+        "cpu_seconds": 1.329,
+        "flops": 70.7e9,
+        "work": Round(500, 32, 40, 20, 1, parameters=1_198_592, forward=24.02e6),
     },
     "cifar_cnn": {
-        "cpu_seconds": 4.43,
-        "work": Round(500, 50, 50, 10, 1, parameters=1_626_442, forward=33.7e6),
+        "cpu_seconds": 3.878,
+        "flops": 61.3e9,
+        "work": Round(500, 50, 50, 10, 1, parameters=1_625_152, forward=33.36e6),
     },
     "mlp_many": {
-        "cpu_seconds": 0.10,
-        "work": Round(2000, 512, 20, 10, 1, parameters=50_890, forward=0.102e6),
+        "cpu_seconds": 0.1215,
+        "flops": 29.5e9,
+        "work": Round(2000, 512, 20, 10, 1, parameters=50_240, forward=0.0683e6),
     },
 }
 
@@ -214,10 +216,11 @@ def predicted(name: str) -> float:
         interconnect=1,
         link=1,
         disk=1,
+        flops=MEASURED[name]["flops"],
         **CONSTANTS,
     )
     parts = seconds(MEASURED[name]["work"], machine)
-    # R, set by whole steps, holds the parameter traffic; nothing is saved.
+    # R, that of whole steps, holds the parameter traffic; nothing is saved.
     return sum(parts.values()) - parts["parameter traffic"] - parts["checkpoint"]
 
 
