@@ -131,7 +131,7 @@ def build_method(
     }
     algorithm = options.pop("algorithm", "fedfr")
     if algorithm == "fedfr":
-        with naming(section):
+        with naming(f"config.{section}"):
             return call(section, federated_faces, options, model, **counts)
     own = algorithm_options(section, algorithm, options)
     make = lambda factory, given, arguments, fixed: call(
@@ -139,7 +139,7 @@ def build_method(
     )
     rest = {k: v for k, v in options.items() if k not in own}
     settings = {"options": own, **counts}
-    with naming(section):
+    with naming(f"config.{section}"):
         return call(section, classical_faces, rest, model, algorithm, make, **settings)
 
 

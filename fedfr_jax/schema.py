@@ -82,11 +82,11 @@ def check_ranges(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> Non
 
 
 @contextlib.contextmanager
-def naming(section: str) -> Iterator[None]:
-    """Name the section in a ValueError that names no key of the config yet."""
+def naming(what: Any) -> Iterator[None]:
+    """Put `what`, a section of the config or a file, before errors that lack one."""
     try:
         yield
     except ValueError as error:
         if str(error).startswith("config."):
             raise
-        raise ValueError(f"config.{section}: {error}") from error
+        raise ValueError(f"{what}: {error}") from error

@@ -4,11 +4,10 @@ All that can be wrong in the files and the settings is found when a set is opene
 before anything is trained; errors name the key of the config and the file.
 """
 
-import contextlib
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,14 +80,3 @@ def rates_of(key: str, values: Any) -> tuple[float, ...]:
         raise ValueError(f"config.{key} must be one or more rates, got {values!r}.")
     check_rates(f"config.{key}", rates)
     return rates
-
-
-@contextlib.contextmanager
-def naming(what: Any) -> Iterator[None]:
-    """Put `what`, a section of the config or a file, before errors that lack one."""
-    try:
-        yield
-    except ValueError as error:
-        if str(error).startswith("config."):
-            raise
-        raise ValueError(f"{what}: {error}") from error

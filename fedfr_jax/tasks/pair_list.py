@@ -17,8 +17,8 @@ from fedfr_jax.evaluation.verification import (
     tar_at_far,
     ten_fold,
 )
-from fedfr_jax.schema import choose
-from fedfr_jax.tasks.judged_files import JudgedFiles, naming, rates_of
+from fedfr_jax.schema import choose, naming
+from fedfr_jax.tasks.judged_files import JudgedFiles, rates_of
 from fedfr_jax.types import Source
 
 SECTION = "evaluation.pairs"

@@ -28,7 +28,8 @@ from fedfr_jax.evaluation.templates import (
     tar_nearest_far,
     weigh_images,
 )
-from fedfr_jax.tasks.judged_files import JudgedFiles, existing, naming, rates_of
+from fedfr_jax.schema import naming
+from fedfr_jax.tasks.judged_files import JudgedFiles, existing, rates_of
 
 SECTION = "evaluation.templates"
 GALLERY = ("meta/ijbc_1N_gallery_G1.csv", "meta/ijbc_1N_gallery_G2.csv")
