@@ -83,10 +83,8 @@ def build_round(
         )
         if shards is not None:
             return over_shards(one, (rows, slots), slots.client)
-        inputs = jax.tree.map(lambda x: x[0], (rows, slots))  # [W, L, ...]
-        total, output = over_waves(one, inputs)
-        total = jax.lax.psum(total, meshes.CLIENTS)
-        return total, jax.tree.map(lambda x: x[None], output)
+        total, output = over_waves(one, (rows, slots))
+        return jax.lax.psum(total, meshes.CLIENTS), output
 
     cut, whole = P(meshes.CLIENTS), P()
     sharded = jax.shard_map(
@@ -134,21 +132,48 @@ def pairwise(x: jax.Array) -> jax.Array:
 
 
 def over_waves(one, inputs, total=None):
-    """Scan waves of [W, L, ...]: -> (sum over clients, outputs [W, L, ...]).
+    """Scan waves of [1, W, L, ...]: -> (sum over clients, outputs [1, W, L, ...]).
 
     The sum goes on from `total` where it is given.
     """
-
     one = jax.jit(one, inline=True)  # traced once, for shapes and for the loop
+    rows, *others = inputs
 
-    def wave(total, inputs):
-        summary, output = _over_lanes(one, inputs)
-        return jax.tree.map(lambda t, s: t + s.sum(0), total, summary), output
+    def wave(carry, inputs):
+        total, rows = carry
+        summary, output, rows = play_wave(one, rows, *inputs)
+        return (jax.tree.map(lambda t, s: t + s.sum(0), total, summary), rows), output
 
     if total is None:
-        shapes, _ = jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0], inputs))
-        total = zeros_of(shapes)
-    return jax.lax.scan(wave, total, inputs)
+        total = zeros_of(shapes_of(one, inputs)[0])
+    numbers = jnp.arange(jax.tree.leaves(others)[0].shape[1], dtype=jnp.int32)
+    waves = numbers, *jax.tree.map(lambda x: x[0], others)
+    (total, rows), outputs = jax.lax.scan(wave, (total, rows), waves)
+    outputs = jax.tree.map(lambda x: x[None], outputs)
+    return total, outputs._replace(personal=rows)
+
+
+def play_wave(one, rows, i, *inputs):
+    """Train wave i of personal rows [1, W, L, ...] and the wave's inputs [L, ...].
+
+    A new row takes the old one's place, so that there is no second copy of them.
+
+    Returns:
+      (summaries [L, ...], outputs [L, ...] but for the rows, rows).
+    """
+    # By both leading axes: XLA:CPU copies all rows where one of them is dropped.
+    zero = jnp.zeros_like(i)
+    at = lambda x: (zero, i, *[zero] * (x.ndim - 2))
+    get = lambda x: jax.lax.dynamic_slice(x, at(x), (1, 1, *x.shape[2:]))[0, 0]
+    put = lambda x, new: jax.lax.dynamic_update_slice(x, new[None, None], at(x))
+    summary, output = _over_lanes(one, (jax.tree.map(get, rows), *inputs))
+    rows = jax.tree.map(put, rows, output.personal)
+    return summary, output._replace(personal=()), rows
+
+
+def shapes_of(one, inputs):
+    """What a lane gives, as shapes, for inputs [V', W, L, ...]."""
+    return jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0, 0], inputs))
 
 
 def over_shards(one, inputs, client, totals=None, owner=None):
@@ -161,27 +186,32 @@ def over_shards(one, inputs, client, totals=None, owner=None):
     go on from there, and `owner` [V' W] says whose sum a wave is part of.
     """
     one = jax.jit(one, inline=True)
-    num_shards, waves = client.shape[:2]
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
-    is_busy = (client.reshape(num_shards * waves, -1) >= 0).any(1)
-    turns = jnp.where(is_busy, jnp.arange(1, len(is_busy) + 1), 0).max()
+    num_shards, waves, lanes = client.shape
+    count = num_shards * waves
+    rows, *others = jax.tree.map(lambda x: x.reshape(1, count, *x.shape[2:]), inputs)
+    is_busy = (client.reshape(count, -1) >= 0).any(1)
+    turns = jnp.where(is_busy, jnp.arange(1, count + 1), 0).max()
     shard_of = lambda i: i // waves if owner is None else owner[i]
 
     def wave(i, carry):
-        totals, outputs = carry
-        own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), flat)
-        summary, output = jax.lax.optimization_barrier(_over_lanes(one, own))
+        totals, rows, outputs = carry
+        own = jax.tree.map(
+            lambda x: jax.lax.dynamic_index_in_dim(x[0], i, 0, False), others
+        )
+        played = play_wave(one, rows, i, *own)
+        summary, output, rows = jax.lax.optimization_barrier(played)
         add = lambda total, x: total.at[shard_of(i)].add(x.sum(0))
         put = lambda whole, x: whole.at[i].set(x)
-        return jax.tree.map(add, totals, summary), jax.tree.map(put, outputs, output)
+        totals = jax.tree.map(add, totals, summary)
+        return totals, rows, jax.tree.map(put, outputs, output)
 
-    summary, output = jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0], flat))
-    lanes = client.shape[2]
+    summary, output = shapes_of(one, inputs)
     if totals is None:
         totals = zeros_of(summary, num_shards)
-    start = totals, zeros_of(output, len(is_busy), lanes)
-    totals, outputs = jax.lax.fori_loop(0, turns, wave, start)
-    shaped = lambda x: x.reshape(client.shape + x.shape[2:])
+    start = totals, rows, zeros_of(output._replace(personal=()), count, lanes)
+    totals, rows, outputs = jax.lax.fori_loop(0, turns, wave, start)
+    outputs = jax.tree.map(lambda x: x[None], outputs)._replace(personal=rows)
+    shaped = lambda x: x.reshape(client.shape + x.shape[3:])
     return totals, jax.tree.map(shaped, outputs)
 
 

@@ -27,6 +27,7 @@ from fedfr_jax.federated.engine import (
     over_shards,
     over_waves,
     pairwise,
+    shapes_of,
     train_slot,
     zeros_of,
 )
@@ -93,8 +94,8 @@ def build_segments(
         if shards is not None:
             owner = part.owner[0]
             return over_shards(one, inputs, part.slots.client, total, owner)
-        total, inputs = jax.tree.map(lambda x: x[0], (total, inputs))
-        return jax.tree.map(lambda x: x[None], over_waves(one, inputs, total))
+        total, output = over_waves(one, inputs, jax.tree.map(lambda x: x[0], total))
+        return jax.tree.map(lambda x: x[None], total), output
 
     sharded = jax.shard_map(
         device,
@@ -117,8 +118,7 @@ def build_segments(
 
     @partial(jax.jit, out_shardings=placed)
     def start(server, part, table, shared):
-        inputs = jax.tree.map(lambda x: x[0, 0, 0], part[:3])
-        summary, _ = jax.eval_shape(lane(server, table, shared), *inputs)
+        summary, _ = shapes_of(lane(server, table, shared), part[:3])
         return zeros_of(summary, num_sums)
 
     options = None if shards is None else SAME_BITS

@@ -21,6 +21,7 @@ from fedfr_jax.federated.features import own_class_means
 from fedfr_jax.federated.hard_negatives import prepare_features
 from fedfr_jax.federated.simulation import Simulation, simulation
 from fedfr_jax.losses.spreadout import spread
+from fedfr_jax.models.bundle import bundled
 from fedfr_jax.schema import check_keys
 from fedfr_jax.tasks.adaptation import adapted
 from fedfr_jax.tasks.face_loss import face_loss, init_local, personal_features
@@ -137,6 +138,7 @@ def federated_faces(
             raise ValueError(f"share must be True with {name}, got False.")
     if adapt is not None and branch is not None:
         raise ValueError(f"branch must be None with adapt, got {branch!r}.")
+    model, bundle, unbundle = bundled(model)
     loss = face_loss(
         model,
         margin_loss=margin_loss,
@@ -186,7 +188,7 @@ def federated_faces(
 
     def start(backbone: PyTree, phi: jax.Array) -> PyTree:
         phi = phi if public else None
-        return {"backbone": backbone, "phi": phi}
+        return {"backbone": bundle(backbone), "phi": phi}
 
     return FaceMethod(
         algorithm,
@@ -194,6 +196,7 @@ def federated_faces(
         personal_features(model, converter=converter),
         last_round=None if adapt is None else last_round(algorithm, model, adapt),
         init_fc=init_fc and public,
+        generic=lambda server: unbundle(server.backbone),
     )
 
 
