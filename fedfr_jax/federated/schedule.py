@@ -1,9 +1,10 @@
-"""Which shard trains which client when: longest processing time first, then waves.
+"""Which shard trains which client when: waves of equals, longest processing time first.
 
-Clients are dealt to shards by falling number of steps, each to the least loaded shard
-that has a place left (Graham 1969), and a shard's clients, still by falling steps, are
-cut into waves of L lanes: a wave runs as many steps as its longest client. A device
-runs one shard, or several of a number that does not depend on the devices.
+A wave of L lanes runs as many steps as its longest client, so clients are cut into
+waves by falling number of steps, which is the least that waves can take together. Whole
+waves are dealt to shards, the longest first, each to the least loaded shard that has a
+place left (Graham 1969). A device runs one shard, or several of a number that does not
+depend on the devices.
 """
 
 import heapq
@@ -42,13 +43,12 @@ def schedule(
     count, shards = len(num_steps), shards or num_devices
     ties = np.arange(count) if ids is None else ids
     order = np.lexsort((ties, -num_steps))
-    waves = -(-count // (shards * lanes))
-    dealt = np.full((-(-shards // num_devices) * num_devices, waves * lanes), -1)
-    if shards == 1:
-        dealt[0, :count] = order
-    else:
-        _deal(dealt[:shards], order, num_steps)
-    slots = dealt.reshape(-1, waves, lanes).astype(np.int32)
+    num_waves = -(-count // (shards * lanes))  # of a shard
+    cut = np.full((-(-count // lanes), lanes), -1, np.int32)
+    cut.reshape(-1)[:count] = order
+    whole = -(-shards // num_devices) * num_devices
+    slots = np.full((whole, num_waves, lanes), -1, np.int32)
+    slots[_deal(num_steps[cut[:, 0]], shards, num_waves)] = cut
     steps = np.where(slots >= 0, np.take(num_steps, slots, mode="clip"), 0)
     longest = steps.max(axis=2).reshape(num_devices, -1).sum(axis=1)  # [A]
     return Plan(
@@ -59,17 +59,19 @@ def schedule(
     )
 
 
-def _deal(dealt: np.ndarray, order: np.ndarray, num_steps: np.ndarray) -> None:
-    """Fill `dealt` [V, places] in place, least loaded shard first."""
-    places = dealt.shape[1]
-    shards = [[] for _ in dealt]
-    loads = [(0, 0, shard) for shard in range(len(dealt))]
-    for client, steps in zip(order.tolist(), num_steps[order].tolist(), strict=True):
-        load, taken, shard = loads[0]
-        shards[shard].append(client)
-        if taken + 1 < places:
-            heapq.heapreplace(loads, (load + steps, taken + 1, shard))
+def _deal(length: np.ndarray, shards: int, places: int) -> tuple:
+    """Shard and place [n] of waves of falling `length`, least loaded shard first."""
+    if shards == 1:
+        return 0, slice(len(length))
+    # Among equals by reversed bits, so that a device's shards do not come together.
+    shard_of = sorted(range(shards), key=lambda shard: f"{shard:032b}"[::-1])
+    loads, owners, taken = [(0, 0, i) for i in range(shards)], [], []
+    for steps in length.tolist():
+        load, place, i = loads[0]
+        owners.append(shard_of[i])
+        taken.append(place)
+        if place + 1 < places:
+            heapq.heapreplace(loads, (load + steps, place + 1, i))
         else:
             heapq.heappop(loads)
-    for row, clients in zip(dealt, shards, strict=True):
-        row[: len(clients)] = clients
+    return owners, taken

@@ -205,8 +205,8 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
         phi = public_means(experiment.model, experiment.task, experiment.mesh, backbone)
     server = start(sim, method.start(backbone, phi))
     server, store, checkpointer, first = loop.resume(sim, server, folder)
-    if federation.lanes == AUTO and first < federation.rounds:
-        sim = auto_lanes(sim, server)
+    if federation.lanes == AUTO and first < end_of(method, federation.rounds):
+        sim = auto_lanes(sim, server, store, kept=folder / "lanes.json")
     embed = backbone_features(experiment.model)
 
     def evaluate(server, store):

@@ -1,6 +1,6 @@
 """One process of a small federated run: python -m tests.federated.process_worker.
 
-[--devices=D] [--model_shards=M] [--lanes=L] [--stop=R] [--kill=R] [--table=stream]
+[--devices=D] [--model_shards=M] [--lanes=L|auto] [--stop=R] [--kill=R] [--table=stream]
 --algorithms=a,b --workdir=DIR and, among several, the flags that `launch` gives.
 """
 
@@ -36,7 +36,7 @@ def main(argv):
             kill=kill,
             streamed=given.get("table") == "stream",
             model_shards=int(given.get("model_shards", 1)),
-            lanes=int(given.get("lanes", 1)),
+            lanes=given.get("lanes", "1"),
         )
 
 
@@ -50,7 +50,7 @@ def kill_now(given):
     return True
 
 
-def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes=1):
+def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"):
     """Start or go on under `folder` up to round `stop`; result.npz has the end.
 
     Of a stream, read-I.npz says which rows process I read and whose they should be.
@@ -81,11 +81,13 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes=1):
         population,
         mesh=meshes.make_mesh(0, model_shards),
         cohort_size=4,
-        lanes=lanes,
+        lanes=1 if lanes == "auto" else int(lanes),
         local_epochs=2,
         seed=3,
     )
     server, store, checkpointer, first = loop.resume(sim, start(sim, variables), folder)
+    if lanes == "auto":
+        sim = choose_lanes(sim, server, store, folder)
 
     def killer(round, scalars):
         if kill and round == kill:
@@ -116,6 +118,32 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes=1):
     if meshes.is_first():
         leaves = jax.tree.leaves((server, rows))
         np.savez(folder / "result.npz", *leaves, is_new)
+
+
+def choose_lanes(sim, server, store, folder):
+    """`auto_lanes` by processes that have each their own opinion and cache.
+
+    The first is for two lanes, the others for one; chosen-I.json has, of every choice,
+    the lanes that process I has measured, those that it got and what it said.
+    """
+    import jax
+
+    from fedfr_jax.federated import lanes
+
+    number, measured, facts = jax.process_index(), lanes.seconds, []
+
+    def seconds(sim, *rest):
+        asked.append(sim.lanes)
+        return 0.0 * measured(sim, *rest) + (sim.lanes != max(2 - number, 1))
+
+    lanes.seconds, kept = seconds, folder / "lanes.json"
+    for caches, own in [("ab", None), ("ca", None), ("ad", kept), ("ef", kept)]:
+        os.environ["XDG_CACHE_HOME"] = str(folder / caches[number])
+        asked, said = [], []
+        chosen = lanes.auto_lanes(sim, server, store, kept=own, say=said.append)
+        facts.append([asked, chosen.lanes, len(said)])
+    (folder / f"chosen-{number}.json").write_text(json.dumps(facts))
+    return chosen
 
 
 def result(folder):

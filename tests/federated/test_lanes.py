@@ -2,6 +2,7 @@
 
 import json
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +27,16 @@ def test_lanes_are_measured_once_and_remembered(tmp_path, monkeypatch):
     said = []
     for _ in range(2):
         sim, server = build("fedavg", cohort_size=3)
-        sim = lanes.auto_lanes(sim, server, candidates=(1, 2, 4), say=said.append)
+        store = open_store(sim, server)
+        sim = lanes.auto_lanes(
+            sim, server, store, candidates=(1, 2, 4), say=said.append
+        )
         assert sim.lanes == 2
     assert asked == [1, 2]  # no lane without a client, and none measured again
     assert said[0] == said[1] and said[0].startswith("lanes: 2")
     other, server = build("fedavg", cohort_size=3, personal="head")
-    lanes.auto_lanes(other, server, candidates=(1, 2), say=said.append)
+    store = open_store(other, server)
+    lanes.auto_lanes(other, server, store, candidates=(1, 2), say=said.append)
     assert asked == [1, 2, 1, 2]  # another program
     assert len(json.loads((tmp_path / "fedfr_jax" / "lanes.json").read_text())) == 2
 
@@ -54,28 +59,77 @@ def test_lanes_of_a_stream_are_measured_on_the_rows_of_the_clients_that_are_time
         cohort_size=2,
     )
     server, asked = start(sim, variables), []
+    store = open_store(sim, server)
     rows_read.clear()
     seconds = lanes.seconds_once
     monkeypatch.setattr(
         lanes, "seconds_once", lambda *x: asked.append(seconds(*x)) or asked[-1]
     )
-    chosen = lanes.auto_lanes(sim, server, candidates=(1, 2, 4), say=lambda x: None)
+    chosen = lanes.auto_lanes(
+        sim, server, store, candidates=(1, 2, 4), say=lambda x: None
+    )
     assert len(asked) == 2 * (lanes.REPEATS + 1) and 0 < min(asked)
     own = np.arange(population.offsets[2])
     np.testing.assert_array_equal(np.unique(np.concatenate(rows_read)), own)
     spent = min(asked[1:4]), min(asked[5:])
     assert chosen.lanes == 1 + int(np.argmin(spent))
     other = sim._replace(table=streamed._replace(waves=2))  # another stream
-    cohort = lanes.Cohort(np.arange(2), 0)
-    names = {lanes.fingerprint(x, server, cohort, (1, 2)) for x in (sim, other)}
+    names = {lanes.fingerprint(x, server, store, (1, 2)) for x in (sim, other)}
     assert len(names) == 2
 
 
 def test_a_wave_is_timed_on_the_real_program():
     sim, server = build("fedavg", cohort_size=3)
     cohort = lanes.Cohort(np.arange(3), 0)
-    assert 0 < lanes.seconds(sim, server, cohort) < 10
-    play(sim, server, open_store(sim, server), 0)  # the server is still there
+    store = open_store(sim, server)
+    assert 0 < lanes.seconds(sim, server, store, cohort) < 10
+    play(sim, server, store, 0)  # the server is still there
+
+
+@pytest.mark.parametrize(
+    "times, asked",
+    [
+        ((4, 3, 2, 1), [1, 2, 4, 8]),
+        ((4, 3, 5, 2), [1, 2, 4, 8]),  # slower once is no reason to stop
+        ((1, 2, 3, 0.5), [1, 2, 4]),
+        ((4, math.inf, 1, 1), [1, 2]),  # more lanes do not fit either
+    ],
+)
+def test_more_lanes_are_tried_until_they_do_not_pay_or_fit(monkeypatch, times, asked):
+    sim, server = build("fedavg", cohort_size=3)
+    took = dict(zip((1, 2, 4, 8), times, strict=True))
+    monkeypatch.setattr(lanes, "seconds", lambda sim, *_: 3 * took[sim.lanes])
+    spent = lanes.measure(sim, server, None, (1, 2, 4, 8))
+    assert spent == {x: took[x] for x in asked}  # a client's: the cohort has three
+
+
+def test_an_accelerator_is_tried_with_more_lanes_than_a_cpu():
+    device = lambda kind: types.SimpleNamespace(platform=kind)
+    mesh = lambda kind: types.SimpleNamespace(devices=np.array([[device(kind)]]))
+    assert lanes.powers(mesh("cpu")) == (1, 2, 4, 8, 16)
+    assert lanes.powers(mesh("gpu")) == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def test_a_run_keeps_its_lanes_as_long_as_there_are_clients_for_them(
+    tmp_path, monkeypatch
+):
+    kept, said = tmp_path / "run" / "lanes.json", []
+    # Another machine has another cache and another opinion.
+    for machine, cohort_size, fastest, wanted in [
+        ("a", 4, 2, 2),
+        ("b", 4, 4, 2),
+        ("b", 1, 1, 1),
+    ]:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
+        took = lambda sim, *_, best=fastest: 1.0 + (sim.lanes != best)
+        monkeypatch.setattr(lanes, "seconds", took)
+        sim, server = build("fedavg", cohort_size=cohort_size)
+        store = open_store(sim, server)
+        sim = lanes.auto_lanes(sim, server, store, kept=kept, say=said.append)
+        assert sim.lanes == wanted
+    starts = ["lanes: 2 (measured", "lanes: 2 (as this run began", "lanes: 1 (measured"]
+    assert [x[: len(y)] for x, y in zip(said, starts, strict=True)] == starts
+    assert json.loads(kept.read_text()) == {"lanes": 1}
 
 
 def out_of_reach(**fields):
@@ -105,7 +159,8 @@ def test_lanes_that_do_not_fit_say_what_is_needed():
 
 def test_lanes_that_do_not_fit_are_not_chosen():
     sim, server = out_of_reach()
-    assert lanes.seconds(sim, server, lanes.Cohort(np.arange(3), 0)) == math.inf
+    store, cohort = open_store(sim, server), lanes.Cohort(np.arange(3), 0)
+    assert lanes.seconds(sim, server, store, cohort) == math.inf
 
 
 @pytest.mark.parametrize(
