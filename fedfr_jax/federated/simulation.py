@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
 from fedfr_jax.federated import model_axis, sampling
 from fedfr_jax.federated.client import Feed, Population, Slots, Table, pack
 from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
@@ -259,10 +261,33 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
 
 
 def put_away(store: Store, work: Work, cohort: Cohort, fetched: tuple) -> dict:
-    """Hand a round's rows [V', W, L, ...] to the store; returns its metrics."""
+    """Hand a round's rows [V', W, L, ...] to the store; returns its metrics.
+
+    Raises:
+      FloatingPointError: when a number of a row is not finite; none is put away.
+    """
     rows, metrics = fetched
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
     others = np.delete(work.clients, work.own, axis=0).reshape(-1)
     own = work.clients[work.own].reshape(-1)
+    check_rows(rows, own, cohort.round)
     store.scatter(own, rows, cohort.round, others=others)
     return metrics
+
+
+def check_rows(rows: PyTree, clients: np.ndarray, round: int) -> None:
+    """Raise FloatingPointError when a client's row of `rows` [n, ...] has a bad number.
+
+    Args:
+      clients: [n] ids, negative where nobody trained.
+    """
+    for path, x in jax.tree_util.tree_leaves_with_path(rows):
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            continue
+        is_fine = np.isfinite(x).reshape(len(x), -1).all(axis=1) | (clients < 0)
+        if not is_fine.all():
+            name, client = trees.path_name(path), clients[is_fine.argmin()]
+            raise FloatingPointError(
+                f"personal {name} of client {client} after round {round} must be "
+                "finite, got nan or infinity"
+            )
