@@ -36,10 +36,10 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         command.main(argv[1:])
-    except (ValueError, ImportError, OSError, FloatingPointError) as error:
+    except (ValueError, ImportError, OSError, FloatingPointError, MemoryError) as error:
         if os.environ.get("FEDFR_DEBUG"):
             raise
-        print(f"{error}", file=sys.stderr)
+        print(str(error) or type(error).__name__, file=sys.stderr)
         print("(FEDFR_DEBUG=1 shows where.)", file=sys.stderr)
         return 2
     return 0

@@ -1,50 +1,107 @@
-"""Whether a round fits a device: asked before it compiles, explained when it does not.
+"""Whether a round fits a device: asked before it compiles and before it first runs.
 
 Before the first compile only the least that a round can need is known: its personal
-rows, and one more copy of the server's state for each lane. Backends that do not tell
-their memory (CPU) are not asked.
+rows, and a network of its own for each lane. The compiler then tells what else a round
+takes; what lies on the device already (server, table, arguments) is in use and not
+asked for again. The devices of a CPU share what the machine has available.
 """
 
+import contextlib
+import pathlib
+import re
+import weakref
+from collections.abc import Callable, Iterator
+
 import jax
+from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.types import PyTree
 
 GIB = 2**30
+MEMINFO = pathlib.Path("/proc/meminfo")  # of Linux
+# Compiled function -> {shapes of its arguments: what it needs}, of those let through.
+_NEEDS = weakref.WeakKeyDictionary()
 
 
 def check_memory(sim, server: PyTree, rows: PyTree) -> None:
-    """Raise MemoryError when a round cannot fit; `rows` [V, W, L, ...] of all devices.
+    """Raise MemoryError when a round cannot fit.
 
     Args:
       sim: the Simulation; its table and `server` are on the devices already.
+      rows: [V', W, L, ...] personal rows of this process' shards.
     """
-    free = free_bytes(sim.mesh.local_devices[0])
+    free = free_bytes(sim.mesh)
     if free is None:
         return
-    num_shards = sim.mesh.shape[meshes.MODEL]
-    fixed = trees.num_bytes(rows) / sim.mesh.size
-    per_lane = trees.num_bytes(server) / num_shards
+    # A stream's rows come and go with its segments.
+    fixed = 0 if sim.segments else trees.num_bytes(rows) / len(sim.mesh.local_devices)
     if fixed > free:
         raise MemoryError(
             f"cohort_size must fit the devices' memory, got {sim.cohort_size}: the "
             f"personal rows need {_gib(fixed)} on each, {_gib(free)} are free."
         )
-    if fixed + sim.lanes * per_lane > free:
-        needed, fits = fixed + sim.lanes * per_lane, int((free - fixed) / per_lane)
+    num_shards = sim.mesh.shape[meshes.MODEL]
+    if fixed + sim.lanes * trees.num_bytes(server) / num_shards <= free:
+        return
+    # A server may hold more than a lane trains: several networks, or momentum.
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype), rows)
+    network = jax.eval_shape(sim.algorithm.personalize, server, row)
+    per_lane = trees.num_bytes(network) / num_shards
+    needed = fixed + sim.lanes * per_lane
+    if needed > free:
+        fits = int((free - fixed) / per_lane)
         raise MemoryError(
-            f"lanes must fit the device's memory, got {sim.lanes}: a round needs at "
-            f"least {_gib(needed)}, {_gib(free)} are free: at most {fits} lanes fit."
+            f"{_knobs(sim)}: a round needs at least {_gib(needed)}, {_gib(free)} are "
+            f"free: {_fitting('at most', fits, fixed + per_lane)}"
         )
 
 
-def free_bytes(device) -> int | None:
-    """Memory of a device that nothing holds; None where the backend does not say."""
-    stats = device.memory_stats() or {}
-    if "bytes_limit" not in stats:
+@contextlib.contextmanager
+def guarded(sim, run: Callable) -> Iterator[Callable]:
+    """Yield the jitted `run`, refused on its first call if it needs more than is free.
+
+    Raises:
+      MemoryError: then, and when a device runs out of memory within the block: says
+        what `run` needs and how many lanes would fit.
+    """
+    needed = None
+
+    def call(*arguments):
+        nonlocal needed
+        known = _NEEDS.setdefault(run, {})
+        shapes = tuple(x.shape for x in jax.tree.leaves(arguments))
+        needed = known.get(shapes)
+        if needed is None:  # compiled here, for the call below too
+            needed = run.lower(*arguments).compile().memory_analysis()
+            free = free_bytes(sim.mesh)
+            if None not in (needed, free) and sum(_fresh(needed)) > free:
+                raise MemoryError(_says(sim, needed))
+            known[shapes] = needed
+        return run(*arguments)
+
+    try:
+        yield call
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MemoryError(_says(sim, needed)) from error
+
+
+def free_bytes(mesh: Mesh) -> int | None:
+    """Memory of a device that nothing holds; None where nobody says.
+
+    A CPU's devices each have their share of what the machine has available.
+    """
+    own = mesh.local_devices
+    stats = own[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    if own[0].platform != "cpu" or not MEMINFO.exists():
         return None
-    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    found = re.search(r"^MemAvailable: +(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
+    return found and int(found[1]) * 1024 // len(own)
 
 
 def is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
@@ -52,22 +109,43 @@ def is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
-def out_of_memory(sim, arguments: tuple) -> str:
-    """Say what a round needs on a device, and how many lanes would fit."""
-    needed = sim.run.lower(*arguments).compile().memory_analysis()
-    fixed = needed.argument_size_in_bytes + needed.output_size_in_bytes
-    fixed -= needed.alias_size_in_bytes
-    working = needed.temp_size_in_bytes
+def _fresh(needed) -> tuple[int, int]:
+    """Bytes that a run takes beside its arguments: for its results, and to train."""
+    results = needed.output_size_in_bytes - needed.alias_size_in_bytes
+    return max(results, 0), needed.temp_size_in_bytes
+
+
+def _says(sim, needed) -> str:
+    """What a round needs on a device, and how many lanes would fit."""
+    if needed is None:
+        return f"{_knobs(sim)}."
+    results, working = _fresh(needed)
     says = (
-        f"lanes must fit the device's memory, got {sim.lanes}: a round needs "
-        f"{_gib(fixed)} for its arguments and results and {_gib(working)} to train"
+        f"{_knobs(sim)}: a round needs {_gib(needed.argument_size_in_bytes)} for its "
+        f"arguments, {_gib(results)} for its results and {_gib(working)} to train"
     )
-    stats = sim.mesh.local_devices[0].memory_stats()
-    if not stats or "bytes_limit" not in stats:
+    free = free_bytes(sim.mesh)
+    if free is None:
         return f"{says}."
-    free = max(stats["bytes_limit"] - fixed, 0)
-    fits = min(int(sim.lanes * free / max(working, 1)), sim.lanes - 1)
-    return f"{says}, of {_gib(stats['bytes_limit'])}: about {fits} lanes fit."
+    # What lanes share counts for each of them here, so that one lane needs no less.
+    fits = int(sim.lanes * max(free - results, 0) / max(working, 1))
+    fitting = _fitting("about", min(fits, sim.lanes - 1), results + working / sim.lanes)
+    return f"{says}, {_gib(free)} are free beside the arguments: {fitting}"
+
+
+def _knobs(sim) -> str:
+    if sim.segments:
+        return (
+            "lanes and the stream's memory must fit the device, "
+            f"got {sim.lanes} and {sim.table.memory} bytes"
+        )
+    return f"lanes must fit the device's memory, got {sim.lanes}"
+
+
+def _fitting(how: str, lanes: int, one: float) -> str:
+    if lanes < 1:
+        return f"not even one lane fits, which needs at least {_gib(one)}."
+    return f"{how} {lanes} {'lane fits' if lanes == 1 else 'lanes fit'}."
 
 
 def _gib(size: float) -> str:

@@ -4,14 +4,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
 from fedfr_jax.federated import model_axis, sampling
 from fedfr_jax.federated.client import Feed, Population, Slots, Table, pack
 from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
-from fedfr_jax.federated.memory import check_memory, is_out_of_memory, out_of_memory
+from fedfr_jax.federated.memory import check_memory, guarded
 from fedfr_jax.federated.schedule import Plan, schedule
 from fedfr_jax.federated.segments import Segments, build_segments, play_segments
 from fedfr_jax.federated.store import Store
@@ -183,33 +185,21 @@ def play_cohort(
 ) -> tuple[PyTree, Outcome]:
     """`play` of clients that the caller has chosen, each once and in any order."""
     work = assign(sim, server, store, cohort)
-    if sim.segments:
-        try:
-            server, fetched, waited = play_segments(
-                sim.segments, sim, server, work, cohort.round
-            )
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" in str(error):
-                raise MemoryError(
-                    "lanes and the stream's memory must fit the device, "
-                    f"got {sim.lanes} and {sim.table.memory} bytes."
-                ) from error
-            raise
-        metrics = put_away(store, work, cohort, fetched)
-        count = work.extra.num_examples
-        return server, Outcome(cohort.ids, metrics, count, work.plan, waited)
     check_memory(sim, server, work.rows)
-    arguments = on_devices(sim, server, work, cohort.round)
-    try:
-        server, rows, metrics = sim.run(*arguments)
-        own = meshes.fetch_own(rows)
-        fetched = own, meshes.fetch(metrics)
-    except jax.errors.JaxRuntimeError as error:
-        if is_out_of_memory(error):
-            raise MemoryError(out_of_memory(sim, arguments)) from error
-        raise
+    waited = 0.0
+    if sim.segments:
+        with guarded(sim, sim.segments.run) as run:
+            server, fetched, waited = play_segments(
+                sim.segments._replace(run=run), sim, server, work, cohort.round
+            )
+    else:
+        with guarded(sim, sim.run) as run:
+            arguments = on_devices(sim, server, work, cohort.round)
+            server, rows, metrics = run(*arguments)
+            fetched = meshes.fetch_own(rows), meshes.fetch(metrics)
     metrics = put_away(store, work, cohort, fetched)
-    return server, Outcome(cohort.ids, metrics, work.extra.num_examples, work.plan)
+    count = work.extra.num_examples
+    return server, Outcome(cohort.ids, metrics, count, work.plan, waited)
 
 
 def on_devices(sim: Simulation, server: PyTree, work: Work, round: int) -> tuple:
@@ -271,10 +261,33 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
 
 
 def put_away(store: Store, work: Work, cohort: Cohort, fetched: tuple) -> dict:
-    """Hand a round's rows [V', W, L, ...] to the store; returns its metrics."""
+    """Hand a round's rows [V', W, L, ...] to the store; returns its metrics.
+
+    Raises:
+      FloatingPointError: when a number of a row is not finite; none is put away.
+    """
     rows, metrics = fetched
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
     others = np.delete(work.clients, work.own, axis=0).reshape(-1)
     own = work.clients[work.own].reshape(-1)
+    check_rows(rows, own, cohort.round)
     store.scatter(own, rows, cohort.round, others=others)
     return metrics
+
+
+def check_rows(rows: PyTree, clients: np.ndarray, round: int) -> None:
+    """Raise FloatingPointError when a client's row of `rows` [n, ...] has a bad number.
+
+    Args:
+      clients: [n] ids, negative where nobody trained.
+    """
+    for path, x in jax.tree_util.tree_leaves_with_path(rows):
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            continue
+        is_fine = np.isfinite(x).reshape(len(x), -1).all(axis=1) | (clients < 0)
+        if not is_fine.all():
+            name, client = trees.path_name(path), clients[is_fine.argmin()]
+            raise FloatingPointError(
+                f"personal {name} of client {client} after round {round} must be "
+                "finite, got nan or infinity"
+            )

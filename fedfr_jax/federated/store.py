@@ -11,7 +11,9 @@ on disk they are read from memory. An error of the writer is raised by the next 
 
 Processes of one run share the folder: each writes rows of its own clients, at places
 that all of them know, because all keep the stamps of all rows. The first one alone
-writes the stamps down, so that no two hosts change the same page of a file.
+writes the stamps down, so that no two hosts change the same page of a file. Writers
+share a lock on the rows, since no two write at the same place; whoever opens the store
+takes it alone, so that nothing of an earlier run is written after it was forgotten.
 """
 
 import fcntl
@@ -22,6 +24,7 @@ import pathlib
 import shutil
 import tempfile
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -82,7 +85,8 @@ class Store:
         self._row_bytes = max(trees.num_bytes(template), 1)
         self.population = population
         self._check_layout(folder / "layout.txt", template)
-        self._rows = os.open(folder / "rows.bin", os.O_RDWR | os.O_CREAT)
+        self._path = folder / "rows.bin"
+        self._rows = os.open(self._path, os.O_RDWR | os.O_CREAT)
         weakref.finalize(self, os.close, self._rows)
         fcntl.flock(self._rows, fcntl.LOCK_EX)  # an earlier store may still be writing
         is_fresh = not (folder / "stamps.bin").exists()
@@ -107,6 +111,7 @@ class Store:
 
         Raises:
           OSError: when the last `scatter` could not write.
+          ValueError: when the file ends within a row.
         """
         pending = self._unwritten()
         stamps = self._stamps[np.maximum(ids, 0)]
@@ -122,9 +127,14 @@ class Store:
         if self._is_shared and not pending:  # a network's file system reads anew
             fcntl.flock(self._rows, fcntl.LOCK_SH)
             fcntl.flock(self._rows, fcntl.LOCK_UN)
+        read = lambda part, place: os.preadv(self._rows, [part], place)
         for k in np.flatnonzero(on_disk) if self._leaves else ():
             place = (int(ids[k]) * VERSIONS + int(newest[k])) * self._row_bytes
-            os.preadv(self._rows, [block[k]], place)
+            if not _in_full(read, block[k], place):
+                raise ValueError(
+                    f"{self._path} must hold client {ids[k]}'s row whole, got a file "
+                    "that ends before it or within it."
+                )
         return self._unpack(block), is_new
 
     def scatter(self, ids: np.ndarray, rows: PyTree, round: int, others=()) -> None:
@@ -134,6 +144,7 @@ class Store:
         the ids whose rows of this round other processes write.
 
         Raises:
+          ValueError: when the rows are longer or shorter than the store's.
           OSError: when the rows before these could not be written, for instance to a
             full disk; the versions before that round stay whole.
         """
@@ -145,7 +156,7 @@ class Store:
             block = block[kept]
         others = np.asarray(others, np.int64)
         others = others[others >= 0]
-        fcntl.flock(self._rows, fcntl.LOCK_EX)
+        fcntl.flock(self._rows, fcntl.LOCK_SH)  # other processes may write theirs
         if not self._leaves:  # stamps alone are faster than a thread
             return self._write(ids, block, round, others)
         written = self._writer.submit(self._write, ids, block, round, others)
@@ -184,14 +195,17 @@ class Store:
 
     def _write(self, ids, block, round, others) -> None:
         """Rows first, then the stamps that make them count."""
+        write = lambda part, place: os.pwrite(self._rows, part, place)
         try:
             everyone = np.concatenate([ids, others])
             versions = self._free_versions(everyone, round)
             self._stamps[everyone, versions] = 0
             places = (ids * VERSIONS + versions[: len(ids)]) * self._row_bytes
             for k, place in enumerate(places.tolist() if self._leaves else ()):
-                if os.pwrite(self._rows, block[k], place) != self._row_bytes:
-                    raise OSError(f"store: client {ids[k]}'s row was written in part.")
+                if not _in_full(write, block[k], place):
+                    raise OSError(
+                        f"{self._path}: client {ids[k]}'s row was written in part."
+                    )
             self._stamps[everyone, versions] = round + 1
         finally:
             fcntl.flock(self._rows, fcntl.LOCK_UN)
@@ -220,9 +234,13 @@ class Store:
             np.ascontiguousarray(np.asarray(leaf)).reshape(count, -1).view(np.uint8)
             for leaf in jax.tree.leaves(rows)
         ]
-        return (
-            np.concatenate(parts, axis=1) if parts else np.zeros((count, 1), np.uint8)
-        )
+        parts = parts or [np.zeros((count, 1), np.uint8)]
+        if (size := sum(part.shape[1] for part in parts)) != self._row_bytes:
+            raise ValueError(
+                f"client_update must give a row of {self._row_bytes} bytes, as "
+                f"init_personal does, got {size}."
+            )
+        return np.concatenate(parts, axis=1)
 
     def _check_layout(self, path, template):
         lines = [f"population {self.population}"] + [
@@ -240,6 +258,14 @@ class Store:
                     f"store {path.parent} must hold '{new}', got '{old}': it belongs "
                     "to another model or population."
                 )
+
+
+def _in_full(move: Callable, row: np.ndarray, place: int) -> bool:
+    """Whether `move(part, place)` took the whole row; one call ends at 2 GiB."""
+    done = 0
+    while done < len(row) and (count := move(row[done:], place + done)):
+        done += count
+    return done == len(row)
 
 
 def _open_stamps(path: pathlib.Path, population: int, is_kept: bool) -> np.memmap:

@@ -77,8 +77,8 @@ def train(
       client_log: takes (round, {name: [K] list}).
 
     Raises:
-      FloatingPointError: when a client's metric is not finite; names round, client,
-        metric and the checkpoint to go back to.
+      FloatingPointError: when a client's metric or personal row is not finite; names
+        round, client, metric or leaf, and the checkpoint to go back to.
     """
     last = num_rounds - 1
     for round in range(first_round, num_rounds):
@@ -107,9 +107,11 @@ def train(
 
 @contextlib.contextmanager
 def _names_round(round, checkpointer):
-    """Say which round a disk that is full or gone has stopped, and what is left."""
+    """Say which round a full disk or a bad row has stopped, and what is left."""
     try:
         yield
+    except FloatingPointError as error:
+        raise FloatingPointError(f"{error}; {_advice(checkpointer)}") from error
     except OSError as error:
         last = checkpointer.latest() if checkpointer else None
         raise OSError(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.__main__ import main
+from fedfr_jax.commands import COMMANDS
 from fedfr_jax.runs.workdir import claim
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -40,6 +41,21 @@ def get_config():
     config.evaluation = {"batch_size": 8, "fars": (0.1,), "fpirs": (0.5,)}
     return config.lock()
 '''
+
+
+def test_what_does_not_fit_memory_is_one_line(monkeypatch, capsys):
+    def fails(words):
+        raise error
+
+    monkeypatch.delenv("FEDFR_DEBUG", raising=False)
+    monkeypatch.setattr(COMMANDS["train"], "main", fails)
+    error = MemoryError("lanes must fit the device's memory, got 64.")
+    assert main(["train"]) == 2
+    says = capsys.readouterr().err.splitlines()
+    assert says[0] == "lanes must fit the device's memory, got 64." and len(says) == 2
+    error = MemoryError()  # Python's own says nothing
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err.startswith("MemoryError\n")
 
 
 @pytest.fixture

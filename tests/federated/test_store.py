@@ -1,14 +1,19 @@
 """Personal rows: lazily made, never torn, true to the round of the checkpoint."""
 
 import errno
+import multiprocessing
 import os
+import random
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from fedfr_jax.federated.store import Store
+from tests.federated import store_writer
 
+KILLS = 12
 TEMPLATE = {"head": np.zeros((3, 2), np.float32), "count": np.zeros((), np.int32)}
 
 
@@ -132,3 +137,123 @@ def test_a_model_with_more_leaves_is_refused(tmp_path):
     Store(TEMPLATE, 4, tmp_path)
     with pytest.raises(ValueError, match="z .*got 'nothing'"):
         Store({**TEMPLATE, "z": np.zeros(2, np.float32)}, 4, tmp_path)
+
+
+def test_a_row_that_the_file_has_lost_is_no_row_of_zeros(tmp_path):
+    store = Store(TEMPLATE, 4, tmp_path)
+    store.scatter(np.array([0, 2]), rows([1, 3]), 0)
+    store.settle()
+    path = tmp_path / "rows.bin"
+    os.truncate(path, path.stat().st_size - 1)
+    assert counts(store, [0]) == [1]
+    with pytest.raises(ValueError, match="rows.bin must hold client 2's row whole"):
+        store.gather(np.array([0, 2]))
+    os.truncate(path, 0)
+    with pytest.raises(ValueError, match="rows.bin must hold client 0's row whole"):
+        store.gather(np.array([0, 2]))
+
+
+def test_a_row_longer_than_a_call_may_move_is_written_and_read_whole(
+    tmp_path, monkeypatch
+):
+    """Linux moves 2 GiB in a call; here 5 bytes."""
+    write, read = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda f, part, at: write(f, part[:5], at))
+    monkeypatch.setattr(os, "preadv", lambda f, to, at: read(f, [to[0][:5]], at))
+    store = Store(TEMPLATE, 4, tmp_path)
+    store.scatter(np.array([1, 2]), rows([10, 20]), 0)
+    store.settle()
+    tree, _ = store.gather(np.array([2, 1]))
+    for name, wanted in rows([20, 10]).items():
+        np.testing.assert_array_equal(tree[name], wanted)
+
+
+@pytest.fixture
+def held_write(monkeypatch):
+    """(started, release) of the first row that is written from now on."""
+    whole, started, release = os.pwrite, threading.Event(), threading.Event()
+
+    def hold(*args):
+        if not started.is_set():
+            started.set()
+            assert release.wait(20)
+        return whole(*args)
+
+    monkeypatch.setattr(os, "pwrite", hold)
+    yield started, release
+    release.set()
+
+
+def test_processes_that_share_a_store_write_at_the_same_time(tmp_path, held_write):
+    started, release = held_write
+    first, second = (Store(TEMPLATE, 4, tmp_path, sharer=i) for i in range(2))
+    first.scatter(np.array([0]), rows([1]), 0, others=[2])
+    assert started.wait(20)
+
+    def write():
+        second.scatter(np.array([2]), rows([3]), 0, others=[0])
+        second.settle()
+
+    other = threading.Thread(target=write, daemon=True)
+    other.start()
+    other.join(10)
+    assert not other.is_alive() and not release.is_set()
+    release.set()
+    first.settle()
+    assert counts(first, [0, 2]) == counts(second, [0, 2]) == [1, 3]
+
+
+def test_a_store_is_opened_after_what_an_earlier_one_still_writes(tmp_path, held_write):
+    started, release = held_write
+    earlier, opened = Store(TEMPLATE, 4, tmp_path), []
+    earlier.scatter(np.array([0]), rows([1]), 5)
+    assert started.wait(20)
+    later = threading.Thread(
+        target=lambda: opened.append(Store(TEMPLATE, 4, tmp_path, resume_round=3))
+    )
+    later.start()
+    later.join(0.2)
+    assert later.is_alive()
+    release.set()
+    later.join(20)
+    assert opened[0].gather(np.array([0]))[1].tolist() == [True]  # forgotten
+
+
+def test_no_row_is_torn_by_a_writer_that_is_killed(tmp_path):
+    """Killed at any moment: every row is the one that its checkpoint saw."""
+    processes = multiprocessing.get_context("forkserver")  # imports once
+    processes.set_forkserver_preload(["tests.federated.store_writer"])
+    moments, everyone = random.Random(0), np.arange(store_writer.CLIENTS)
+    for _ in range(KILLS):
+        writer = processes.Process(
+            target=store_writer.write_for_ever, args=(tmp_path,), daemon=True
+        )
+        before = store_writer.checkpoint(tmp_path)
+        writer.start()
+        wait_until(lambda past=before: store_writer.checkpoint(tmp_path) > past)
+        time.sleep(moments.uniform(0, 0.1))
+        writer.kill()
+        writer.join(20)
+        now = store_writer.checkpoint(tmp_path)
+        store = Store(
+            store_writer.TEMPLATE, store_writer.CLIENTS, tmp_path, resume_round=now
+        )
+        tree, is_new = store.gather(everyone)
+        wanted = store_writer.value(everyone, now - 1)
+        np.testing.assert_array_equal(tree["x"].min(axis=1), wanted)
+        np.testing.assert_array_equal(tree["x"].max(axis=1), wanted)
+        assert not is_new.any()
+
+
+def wait_until(is_true):
+    end = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_a_row_of_another_length_is_refused(tmp_path):
+    store = Store(TEMPLATE, 4, tmp_path)
+    with pytest.raises(ValueError, match="give a row of 28 bytes, .* got 4"):
+        store.scatter(np.array([1]), {"count": np.ones(1, np.int32)}, 0)
+    assert store.touched().tolist() == []

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.simulation import simulation, start
+from fedfr_jax.federated import sampling
+from fedfr_jax.federated.simulation import check_rows, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
@@ -201,6 +202,40 @@ def test_a_loss_that_is_not_finite_stops_with_round_client_and_checkpoint(tmp_pa
     with pytest.raises(FloatingPointError, match=message):
         train(sim, server, tmp_path)
     assert [row["round"] for row in lines(tmp_path)] == [0, 1, 2]
+
+
+def test_a_personal_row_that_is_not_finite_is_not_kept(tmp_path):
+    """The server's own numbers and all metrics are fine; one element is not."""
+    sim, _ = build("fedfr")
+    honest = sim.algorithm.client_update
+    victim = sampling.sample(3, 3, 5, 3)[1]
+
+    def spoiling(key, server, personal, client):
+        output = honest(key, server, personal, client)
+        is_bad = (client.round == 3) & (client.id == victim)
+        row, head = output.personal, output.personal.params["head"]
+        head = head.at[-1, -1].set(jnp.where(is_bad, jnp.inf, head[-1, -1]))
+        row = row._replace(params={**row.params, "head": head})
+        return output._replace(personal=row)
+
+    sim, server = build("fedfr", client_update=spoiling)
+    message = (
+        f"personal .?params/head of client {victim} after round 3 must be finite, "
+        "got nan or infinity; checkpoint 3 is good"
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        train(sim, server, tmp_path, checkpoint_every=1)
+    _, store, _, next_round = loop.resume(sim, server, tmp_path)
+    assert next_round == 3 and [row["round"] for row in lines(tmp_path)] == [0, 1, 2]
+    for x in jax.tree.leaves(store.gather(np.arange(5))[0]):
+        assert np.isfinite(x).all()
+
+
+def test_idle_places_and_whole_numbers_are_no_bad_rows():
+    rows = {"x": np.array([[1.0], [np.nan]]), "n": np.array([7, -1])}
+    check_rows(rows, np.array([4, -1]), 0)
+    with pytest.raises(FloatingPointError, match="x of client 9 after round 2"):
+        check_rows(rows, np.array([4, 9]), 2)
 
 
 def test_a_step_that_spoils_the_server_under_a_finite_loss_is_not_kept(tmp_path):

@@ -1,0 +1,175 @@
+"""What does not fit is refused with what it needs, and nothing that fits is."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
+from fedfr_jax.federated import memory
+from fedfr_jax.federated import simulation as rounds
+from fedfr_jax.federated.algorithms.server_optimizers import fedadam
+from fedfr_jax.federated.simulation import open_store, play
+from tests.federated import test_engine, test_stream
+
+LANES = 2
+
+
+class Counted:
+    """A jitted function that nobody has asked yet what it needs."""
+
+    def __init__(self, run):
+        self.run, self.lower, self.calls = run, run.lower, 0
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        return self.run(*arguments)
+
+
+@functools.cache  # compiled once for several tests
+def compiled(table, lanes):
+    build = test_engine.build if table == "resident" else test_stream.build
+    options = {} if table == "resident" else {"streamed": {}}
+    return build("fedavg", lanes=lanes, cohort_size=3, **options)
+
+
+def fresh(table, lanes=LANES):
+    """(sim, its counted program, server)."""
+    sim, server = compiled(table, lanes)
+    if table == "resident":
+        run = Counted(sim.run)
+        return sim._replace(run=run), run, server
+    run = Counted(sim.segments.run)
+    return sim._replace(segments=sim.segments._replace(run=run)), run, server
+
+
+def play_one(sim, server):
+    return play(sim, server, open_store(sim, server), 0)
+
+
+def give(monkeypatch, free):
+    monkeypatch.setattr(memory, "free_bytes", lambda mesh: free)
+
+
+def needs_of(*what):
+    """Bytes that a round takes beside its arguments."""
+    sim, run, server = fresh(*what)
+    play_one(sim, server)
+    (needed,) = memory._NEEDS[run].values()
+    return sum(memory._fresh(needed))
+
+
+@pytest.mark.parametrize("table", ["resident", "stream"])
+def test_a_round_is_refused_when_its_program_needs_more_than_is_free(
+    monkeypatch, table
+):
+    needed = needs_of(table)
+    sim, run, server = fresh(table)
+    give(monkeypatch, needed - 1)
+    for _ in range(2):  # the second time too
+        with pytest.raises(MemoryError, match="got 2.* to train, .*about 1 lane fits"):
+            play_one(sim, server)
+    assert run.calls == 0
+    give(monkeypatch, needed)
+    play_one(sim, server)
+    assert run.calls == 1
+
+
+def test_not_even_one_lane_is_said_so_with_what_it_needs(monkeypatch):
+    needed = needs_of("resident", 1)
+    sim, _, server = fresh("resident", 1)
+    one = "not even one lane fits, which needs at least .* GiB"
+    give(monkeypatch, needed - 1)
+    with pytest.raises(MemoryError, match=f"got 1.* to train, .* {one}"):
+        play_one(sim, server)
+    give(monkeypatch, 0.5 * trees.num_bytes(server))
+    with pytest.raises(MemoryError, match=f"got 1.* at least .* are free: {one}"):
+        play_one(sim, server)
+
+
+@pytest.mark.parametrize("table", ["resident", "stream"])
+def test_running_out_of_memory_says_what_the_round_needs(monkeypatch, table):
+    def exhausted(*args):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    sim, _, server = fresh(table)
+    monkeypatch.setattr(meshes, "fetch_own", exhausted)
+    with pytest.raises(MemoryError, match="got 2.* GiB to train, .* are free beside"):
+        play_one(sim, server)
+
+
+def test_a_device_without_room_for_the_arguments_says_which_settings(monkeypatch):
+    def exhausted(*args):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    sim, _, server = fresh("resident")
+    monkeypatch.setattr(rounds, "on_devices", exhausted)
+    with pytest.raises(MemoryError, match="lanes must fit the device's memory, got 2"):
+        play_one(sim, server)
+
+
+def test_a_round_that_was_asked_what_it_needs_compiles_once(caplog):
+    sim, server = test_engine.build("fedavg", lanes=3)
+    store = open_store(sim, server)
+    with jax.log_compiles():
+        for round in range(2):
+            server, _ = play(sim, server, store, round)
+    line = "Finished XLA compilation of jit(run)"
+    assert sum(line in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_server_that_holds_more_than_a_lane_trains_is_not_refused_for_it(monkeypatch):
+    options = {"lanes": 2, "cohort_size": 3}
+    sim, server = test_engine.build("fedavg", server_optimizer=fedadam(0.1), **options)
+    network = trees.num_bytes(server.variables)
+    assert trees.num_bytes(server) > 2.5 * network
+    rows = jax.tree.map(lambda x: x[None, None], personal_rows(sim, server, 2))
+    give(monkeypatch, 2.5 * network)
+    memory.check_memory(sim, server, rows)
+    give(monkeypatch, 1.5 * network)
+    with pytest.raises(MemoryError, match="at most 1 lane fits"):
+        memory.check_memory(sim, server, rows)
+
+
+def personal_rows(sim, server, count):
+    return open_store(sim, server).gather(np.arange(count))[0]
+
+
+def test_rows_of_this_process_lie_on_its_own_devices(monkeypatch):
+    sim, server = test_engine.build("fedavg", mesh=(4, 1), personal="head")
+    rows = jax.tree.map(lambda x: x[:, None, None], personal_rows(sim, server, 4))
+    two_of_four = SimpleNamespace(
+        local_devices=sim.mesh.local_devices[:2], shape=sim.mesh.shape, size=4
+    )
+    each = trees.num_bytes(rows) / 2
+    give(monkeypatch, each - 1)
+    with pytest.raises(MemoryError, match="the personal rows need"):
+        memory.check_memory(sim._replace(mesh=two_of_four), server, rows)
+    give(monkeypatch, each + trees.num_bytes(server))
+    memory.check_memory(sim._replace(mesh=two_of_four), server, rows)
+
+
+def test_the_devices_of_a_cpu_share_what_the_machine_has_available(
+    monkeypatch, tmp_path
+):
+    told = tmp_path / "meminfo"
+    told.write_text("MemTotal:  9999 kB\nMemFree:  1 kB\nMemAvailable:    4096 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", told)
+    free = [memory.free_bytes(meshes.make_mesh(count)) for count in (1, 4)]
+    assert free == [4 * 2**20, 2**20]
+    told.write_text("MemTotal:  9999 kB\n")  # a kernel before 3.14
+    assert memory.free_bytes(meshes.make_mesh(1)) is None
+    told.unlink()
+    assert memory.free_bytes(meshes.make_mesh(1)) is None
+
+
+def test_an_accelerator_is_asked_for_its_own_memory_only():
+    def free(stats):
+        device = SimpleNamespace(memory_stats=lambda: stats, platform="gpu")
+        return memory.free_bytes(SimpleNamespace(local_devices=[device] * 2))
+
+    assert free({"bytes_limit": 100, "bytes_in_use": 30}) == 70
+    assert free(None) is None
