@@ -113,6 +113,14 @@ def test_fedfr_is_counted_with_its_features_and_memory(partition):
 PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
 
 
+def test_the_canonical_reduction_is_lowered_with_its_shards(partition):
+    method = federated_faces(MODEL, num_classes=3, **PLAIN)
+    settings = {"reduction": "canonical", "shards": 6}
+    federation = Federation(batch_size=BATCH, local_epochs=1, **settings)
+    lowered, _ = dry_run.lower_round(MODEL, method, partition, federation, make_mesh(2))
+    assert lowered.in_avals[0][2].shape == (6, 1, 1, 8)  # packed slots [V, W, L, 8]
+
+
 @pytest.fixture(scope="module")
 def counted(partition):
     """Operations of a row, by its options."""
