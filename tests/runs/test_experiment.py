@@ -13,7 +13,12 @@ from fedfr_jax.federated.simulation import simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.experiment import Experiment, run_method
 from fedfr_jax.runs.settings import Federation, Pretraining, check_federation
-from fedfr_jax.tasks.methods import LastRound, federated_faces, last_simulation
+from fedfr_jax.tasks.methods import (
+    FaceMethod,
+    LastRound,
+    federated_faces,
+    last_simulation,
+)
 from fedfr_jax.tasks.recognition import Judgement
 from tests.federated import toys
 
@@ -70,25 +75,24 @@ SETTINGS = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip": 0.0}
 
 
 def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
-    """The rounds, and the last one that adapts every client."""
     settings = {**SETTINGS, "reduction": "canonical", "shards": 2}
     federation = call("federation", Federation, settings)
     check_federation(federation, 5)
-    model, ends = toys.linear_model(), []
-    method = federated_faces(
-        model,
-        num_classes=3,
-        learning_rate=0.01,
-        public=False,
-        contrastive_weight=0.0,
-        branch=None,
-        adapt={"kind": "finetune", "epochs": 1},
+    algorithm, variables = toys.fedavg_toy()
+    method = FaceMethod(
+        algorithm,
+        start=lambda backbone, phi: backbone,
+        embed=None,
+        last_round=LastRound(algorithm, 1),
+        generic=lambda server: server.variables,
     )
-    start = {"backbone": model.init(jax.random.key(0)), "phi": None}
+    start, ends = {"backbone": variables, "phi": None}, []
     for devices in (1, 2):
         seen = []
         judged = lambda embed, network, seen=seen: seen.append(network) or NOTHING
-        whole = experiment(model, federation, devices=devices, generic=judged)
+        whole = experiment(
+            toys.linear_model(), federation, devices=devices, generic=judged
+        )
         folder = tmp_path / str(devices)
         run_method(whole, method, start, folder)
         assert len(seen) == 3  # after either round, and at the end
