@@ -118,12 +118,12 @@ def _names_round(round, checkpointer):
         ) from error
 
 
-def by_client(outcome: Outcome) -> dict[str, list]:
-    """Each client's numbers of a round, one list per name in the cohort's order."""
+def by_client(outcome: Outcome) -> dict[str, np.ndarray]:
+    """Each client's numbers of a round, [K] per name in the cohort's order."""
     return {
-        "client": outcome.ids.tolist(),
-        "hard_negatives": outcome.num_extra.tolist(),
-        **{name: values.tolist() for name, values in outcome.metrics.items()},
+        "client": outcome.ids,
+        "hard_negatives": outcome.num_extra,
+        **outcome.metrics,
     }
 
 
