@@ -110,6 +110,17 @@ def test_fedfr_is_counted_with_its_features_and_memory(partition):
     assert "FLOP" in dry_run.format_report(numbers)
 
 
+def test_hard_negatives_by_class_are_counted_too(partition):
+    count = lambda level: dry_run.operations(
+        MODEL,
+        federated_faces(MODEL, num_classes=3, hard_negatives=level),
+        partition,
+        Federation(batch_size=BATCH, local_epochs=1),
+        hard_negatives=15,
+    )
+    assert count("class") == count("image")
+
+
 PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
 
 
