@@ -68,6 +68,14 @@ def over_clients(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(CLIENTS))
 
 
+def sum_over_clients(mesh: Mesh, tree: PyTree) -> PyTree:
+    """Sum over the `clients` devices, inside a shard_map over them.
+
+    XLA refuses a sum over one device when `model` has several.
+    """
+    return jax.lax.psum(tree, CLIENTS) if mesh.shape[CLIENTS] > 1 else tree
+
+
 def put(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
     """Copy `tree`, which is the same in every process, onto the mesh.
 

@@ -16,7 +16,6 @@ memory per shard.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -61,7 +60,25 @@ def build_round(
     max_local: int,
     shards: int | None = None,
 ) -> Callable:
-    """Compile-once function of a whole round; no client owns more than `max_local`.
+    """Compile-once function of a whole round: `round_function`, its `rows` donated."""
+    run = round_function(make, feed, mesh, max_local=max_local, shards=shards)
+    return jax.jit(run, donate_argnums=1, compiler_options=compiler_options(shards))
+
+
+def compiler_options(shards: int | None) -> dict | None:
+    """What the reduction over `shards`, see `round_function`, asks of the compiler."""
+    return None if shards is None else SAME_BITS
+
+
+def round_function(
+    make: Callable,
+    feed: Feed,
+    mesh: Mesh,
+    *,
+    max_local: int,
+    shards: int | None = None,
+) -> Callable:
+    """A whole round, to be compiled; no client owns more than `max_local`.
 
     Args:
       make: hyper -> Algorithm, called on traced values, so that whatever a round is
@@ -71,7 +88,7 @@ def build_round(
     Returns:
       run(server, rows, slots, order, extra, table, round, key, hyper) ->
       (server, rows, metrics): `slots` is a packed `Slots` [V, W, L, 8] and `rows` the
-      personal trees laid out alike (donated); `order` [K] int32 is each cohort member's
+      personal trees laid out alike; `order` [K] int32 is each cohort member's
       flat slot, in whose order metrics {name: [K]} come back; `key` is of the seed. The
       aggregate, as large as the server, stays inside.
     """
@@ -85,7 +102,7 @@ def build_round(
             return over_shards(one, (rows, slots), slots.client)
         inputs = jax.tree.map(lambda x: x[0], (rows, slots))  # [W, L, ...]
         total, output = over_waves(one, inputs)
-        total = jax.lax.psum(total, meshes.CLIENTS)
+        total = meshes.sum_over_clients(mesh, total)
         return total, jax.tree.map(lambda x: x[None], output)
 
     cut, whole = P(meshes.CLIENTS), P()
@@ -98,9 +115,6 @@ def build_round(
         check_vma=False,  # nothing inside a client's training is a collective
     )
 
-    options = None if shards is None else SAME_BITS
-
-    @partial(jax.jit, donate_argnums=1, compiler_options=options)
     def run(server, rows, slots, order, extra, table, round, key, hyper):
         shared = (extra, table, round, key, hyper)
         total, output = sharded(server, rows, unpack(slots), shared)

@@ -99,8 +99,9 @@ def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
     def run(variables, table, rows):
         if isinstance(table, Stream):
             values = []
-            for images in blocks(table, rows, mesh, feed.batch_size):
-                values.append(jax.block_until_ready(streamed(variables, images)))
+            for block in blocks(table, rows, mesh, feed.batch_size):
+                features = streamed(variables, block.images)
+                values.append(jax.block_until_ready(features))
             return jnp.concatenate(values)
         rows = np.pad(rows, (0, -len(rows) % (num_devices * feed.batch_size)))
         return gathered(variables, table, meshes.put(rows, meshes.over_clients(mesh)))

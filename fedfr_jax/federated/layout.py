@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import Slots, Table
 from fedfr_jax.federated.stream import Stream
 from fedfr_jax.types import PyTree
@@ -32,6 +33,25 @@ class Layout(NamedTuple):
     owner: np.ndarray  # [A, S * w] int32 which of the device's shards a wave is of
     order: np.ndarray  # [K] int32 place of each cohort member in `slots`
     num_waves: int  # n
+
+
+def size_of(sim, works: list, num_tables: int = 1) -> Size:
+    """Size of a round's segments that fits each of `works`.
+
+    Args:
+      num_tables: tables of that many rows which share the stream's memory.
+    """
+    shards, waves, lanes = works[0].slots.client.shape
+    largest = sim.population.largest(sim.cohort_size)
+    most = max(int(work.slots.num_extra.max()) for work in works)
+    capacity = works[0].extra.examples.shape[1]
+    return fit(
+        sim.table._replace(memory=sim.table.memory // num_tables),
+        np.cumsum(largest),
+        lanes=lanes,
+        waves=shards // sim.mesh.shape[meshes.CLIENTS] * waves,
+        room=room_for(capacity, most, int(largest[0])),
+    )
 
 
 def fit(

@@ -27,15 +27,25 @@ from fedfr_jax.types import Model, PyTree
 SMALLEST = 2**12  # elements; cutting a smaller leaf costs more than it frees
 
 
-def places(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Shardings that cut each large leaf of `tree` (arrays or shape structs)."""
-    return jax.tree.map(lambda x: NamedSharding(mesh, _spec(mesh, x.shape)), tree)
+def places(mesh: Mesh, tree: PyTree, *leading: str | None) -> PyTree:
+    """Shardings that cut each large leaf of `tree` (arrays or shape structs).
+
+    Args:
+      leading: what cuts the axes before a leaf's own, each None or the mesh's axis.
+    """
+
+    def one(x):
+        own = _spec(mesh, x.shape[len(leading) :])
+        # Not P(None) for P(): a call compiles once for each way to say whole.
+        spec = P(*leading, *own) if own or any(leading) else P()
+        return NamedSharding(mesh, spec)
+
+    return jax.tree.map(one, tree)
 
 
-def places_of_rows(mesh: Mesh, rows: PyTree) -> PyTree:
-    """Shardings of a round's personal rows [V, W, L, ...], V over `clients`."""
-    row = lambda x: P(meshes.CLIENTS, None, None, *_spec(mesh, x.shape[3:]))
-    return jax.tree.map(lambda x: NamedSharding(mesh, row(x)), rows)
+def places_of_rows(mesh: Mesh, rows: PyTree, *leading: None) -> PyTree:
+    """Shardings of a round's personal rows [..., V, W, L, ...], V over `clients`."""
+    return places(mesh, rows, *leading, meshes.CLIENTS, None, None)
 
 
 def whole(tree: PyTree) -> PyTree:

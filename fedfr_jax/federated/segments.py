@@ -9,7 +9,6 @@ up at the end, so that a round gives what it gives in one call.
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -20,9 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Feed, Shard, Slots
+from fedfr_jax.federated.client import Feed, Shard, Slots, Table
 from fedfr_jax.federated.engine import (
-    SAME_BITS,
+    compiler_options,
     next_server,
     over_shards,
     over_waves,
@@ -30,8 +29,8 @@ from fedfr_jax.federated.engine import (
     train_slot,
     zeros_of,
 )
-from fedfr_jax.federated.layout import fit, lay_out, read_rows, room_for
-from fedfr_jax.federated.stream import ahead, on_own_devices
+from fedfr_jax.federated.layout import Layout, Size, lay_out, read_rows, size_of
+from fedfr_jax.federated.stream import Stream, ahead, on_own_devices
 from fedfr_jax.types import PyTree
 
 
@@ -63,16 +62,45 @@ def build_segments(
     max_local: int,
     shards: int | None = None,
 ) -> Segments:
-    """`build_round` in several calls, see `Segments`.
+    """`build_round` in several calls: `segment_functions`, compiled once each."""
+    pieces = segment_functions(make, feed, mesh, max_local=max_local, shards=shards)
+    return compiled(pieces, mesh, shards)
+
+
+def compiled(pieces: Segments, mesh: Mesh, shards: int | None) -> Segments:
+    """The pieces, to be compiled once each; the `total` handed over is donated."""
+    placed = meshes.over_clients(mesh)  # said, or the first segment compiles on its own
+    options = compiler_options(shards)
+    return Segments(
+        start=jax.jit(pieces.start, out_shardings=placed),
+        run=jax.jit(
+            pieces.run,
+            donate_argnums=0,
+            out_shardings=placed,
+            compiler_options=options,
+        ),
+        finish=jax.jit(pieces.finish),
+    )
+
+
+def segment_functions(
+    make: Callable,
+    feed: Feed,
+    mesh: Mesh,
+    *,
+    max_local: int,
+    shards: int | None = None,
+) -> Segments:
+    """`round_function` in pieces, see `Segments`, to be `compiled`.
 
     Args:
-      max_local, shards: as in `build_round`.
+      max_local, shards: as in `round_function`.
 
     Returns:
       functions in which `table` is a `Table` cut over the devices, each having the rows
-      of its own clients, and `shared` is (extra, round, key, hyper). `total` (donated)
-      and the outputs stay cut over the devices; `order` [K] indexes the outputs, put
-      together along their waves and flattened.
+      of its own clients, and `shared` is (extra, round, key, hyper). `total` and the
+      outputs stay cut over the devices; `order` [K] indexes the outputs, put together
+      along their waves and flattened.
     """
     make = model_axis.held(mesh, make, feed.batch_size)
     num_devices = mesh.shape[meshes.CLIENTS]
@@ -105,7 +133,7 @@ def build_segments(
         check_vma=False,
     )
     add = jax.shard_map(
-        lambda x: jax.lax.psum(jax.tree.map(lambda x: x[0], x), meshes.CLIENTS),
+        lambda x: meshes.sum_over_clients(mesh, jax.tree.map(lambda x: x[0], x)),
         mesh=mesh,
         in_specs=cut,
         out_specs=whole,
@@ -113,21 +141,11 @@ def build_segments(
         check_vma=False,
     )
 
-    placed = meshes.over_clients(mesh)  # said, or the first segment compiles on its own
-
-    @partial(jax.jit, out_shardings=placed)
     def start(server, part, table, shared):
         inputs = jax.tree.map(lambda x: x[0, 0, 0], part[:3])
         summary, _ = jax.eval_shape(lane(server, table, shared), *inputs)
         return zeros_of(summary, num_sums)
 
-    options = None if shards is None else SAME_BITS
-
-    @partial(jax.jit, donate_argnums=0, out_shardings=placed, compiler_options=options)
-    def run(total, server, part, table, shared):
-        return sharded(total, server, part, table, shared)
-
-    @jax.jit
     def finish(server, total, outputs, order, round, hyper):
         if shards is None:
             total = add(total)
@@ -136,7 +154,7 @@ def build_segments(
         output = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)
         return next_server(make(hyper), server, total, output, order, round)
 
-    return Segments(start, run, finish)
+    return Segments(start, sharded, finish)
 
 
 def play_segments(
@@ -148,39 +166,53 @@ def play_segments(
       (server, (rows [V', W, L, ...] of this process' shards, metrics {name: [K]}) in
       host memory, seconds that the training waited for its input).
     """
-    mesh, slots = sim.mesh, work.slots
-    num_devices = mesh.shape[meshes.CLIENTS]
-    shards, waves, lanes = slots.client.shape
+    size = size_of(sim, [work])
+    layout = lay_out(work, sim.mesh.shape[meshes.CLIENTS], size)
     examples = meshes.fetch(work.extra.examples)
-    largest = sim.population.largest(sim.cohort_size)
-    size = fit(
-        sim.table,
-        np.cumsum(largest),
-        lanes=lanes,
-        waves=shards // num_devices * waves,
-        room=room_for(examples.shape[1], int(slots.num_extra.max()), int(largest[0])),
-    )
-    layout = lay_out(work, num_devices, size)
-    own = meshes.own_shards(mesh).tolist()
 
-    def load(i):
-        def make(a):
-            here = slice(i * size.waves, (i + 1) * size.waves)
-            of = lambda tree, a: jax.tree.map(lambda x: x[a : a + 1, here], tree)
-            part = Part(of(layout.rows, own.index(a)), *of(layout[1:4], a))
-            slots, starts = jax.tree.map(lambda x: x[0], part[1:3])
-            return part, read_rows(sim.table, slots, starts, examples, size.rows)
+    def make(i, a):
+        part = part_of(layout, sim.mesh, size, i, a)
+        return part, rows_of(sim.table, part, examples, size.rows)
 
-        return on_own_devices(mesh, make)
-
-    whole = meshes.replicated(mesh)
     extra, number, order = meshes.put(
-        (work.extra, np.int32(round), layout.order), whole
+        (work.extra, np.int32(round), layout.order), meshes.replicated(sim.mesh)
     )
     shared = (extra, number, sim.key, sim.hyper)
+    server, rows, metrics, waited = train_all(
+        segments, sim.mesh, make, size.segments, server, order, shared
+    )
+    return server, (whole_rows(rows, layout, work), metrics), waited
+
+
+def part_of(layout: Layout, mesh: Mesh, size: Size, i: int, a: int) -> Part:
+    """Segment i of the a-th place along `clients`, in host memory: A is 1."""
+    here = slice(i * size.waves, (i + 1) * size.waves)
+    of = lambda tree, a: jax.tree.map(lambda x: x[a : a + 1, here], tree)
+    own = meshes.own_shards(mesh).tolist().index(a)
+    return Part(of(layout.rows, own), *of(layout[1:4], a))
+
+
+def rows_of(table: Stream, part: Part, examples: np.ndarray, rows: int) -> Table:
+    """The table [rows, ...] of one device's `part_of` a layout, in host memory."""
+    slots, starts = jax.tree.map(lambda x: x[0], part[1:3])
+    return read_rows(table, slots, starts, examples, rows)
+
+
+def train_all(
+    segments: Segments, mesh: Mesh, make: Callable, count: int, server, order, shared
+) -> tuple:
+    """Train segments 0, ..., count - 1, each made while the one before is trained.
+
+    Args:
+      make: (i, a) -> (`Part`, `Table`) of segment i on the a-th place, on the host.
+
+    Returns:
+      (server, each segment's personal rows [A', w, L, ...] and the round's metrics in
+      host memory, seconds that the training waited for its input).
+    """
     total, outputs, rows, waited = None, [], [], 0.0
-    loaded = ahead(load, size.segments)
-    for _ in range(size.segments):
+    loaded = ahead(lambda i: on_own_devices(mesh, lambda a: make(i, a)), count)
+    for _ in range(count):
         begin = time.perf_counter()
         part, table = next(loaded)
         waited += time.perf_counter() - begin
@@ -192,12 +224,18 @@ def play_segments(
         outputs.append(output._replace(personal=()))
         jax.block_until_ready(output.weight)  # two tables exist, not more
     del part, table
-    server, metrics = segments.finish(server, total, outputs, order, number, sim.hyper)
+    _, number, _, hyper = shared
+    server, metrics = segments.finish(server, total, outputs, order, number, hyper)
     rows[-1:] = meshes.fetch_own(rows[-1:])
+    return server, rows, meshes.fetch(metrics), waited
+
+
+def whole_rows(rows: list, layout: Layout, work) -> PyTree:
+    """A round's personal rows [V', W, L, ...] from its segments' [A', w, L, ...]."""
+    waves = work.slots.client.shape[1]
 
     def in_one(*x):
         x = np.concatenate(x, axis=1)[:, : layout.num_waves]
         return x.reshape(-1, waves, *x.shape[2:])
 
-    rows = jax.tree.map(in_one, *rows)
-    return server, (rows, meshes.fetch(metrics)), waited
+    return jax.tree.map(in_one, *rows)

@@ -87,16 +87,6 @@ def placed(table: Table | Stream, mesh: Mesh) -> Table | Stream:
     return meshes.put(table, meshes.replicated(mesh))
 
 
-def resident(table: Table | Stream, user: str) -> Table:
-    """The table, or a ValueError that names who needs it on the device."""
-    if isinstance(table, Stream):
-        raise ValueError(
-            f"{user} must be given a device table, got a stream: "
-            'use config.federation.table = "device", or a `Table`.'
-        )
-    return table
-
-
 def ahead(load: Callable[[int], PyTree], count: int) -> Iterator[PyTree]:
     """load(0), ..., load(count - 1), each begun when the one before is handed out."""
     with ThreadPoolExecutor(1, "stream") as reader:
@@ -133,7 +123,7 @@ def on_own_devices(mesh: Mesh, make: Callable[[int], PyTree]) -> PyTree:
 
 
 def blocks(table: Stream, rows: np.ndarray, mesh: Mesh, batch_size: int) -> Iterator:
-    """Images of `rows` [R], in order, as arrays [A * b, H, W, C] cut over the devices.
+    """`rows` [R], in order, as `Table`s of A * b of them, cut over the devices.
 
     All have one shape: b is a multiple of `batch_size`, and row 0 fills up the last.
     """
@@ -144,5 +134,6 @@ def blocks(table: Stream, rows: np.ndarray, mesh: Mesh, batch_size: int) -> Iter
     count = max(-(-len(rows) // (num_devices * size)), 1)
     rows = np.pad(rows, (0, count * num_devices * size - len(rows))).astype(np.int64)
     rows = rows.reshape(count, num_devices, size)
-    load = lambda i: on_own_devices(mesh, lambda a: table.read(rows[i, a]))
+    of = lambda rows: Table(table.read(rows), table.labels[rows])
+    load = lambda i: on_own_devices(mesh, lambda a: of(rows[i, a]))
     return ahead(load, count)

@@ -1,4 +1,4 @@
-"""Networks cut over devices together with lanes, streams and canonical sums."""
+"""Networks cut over devices, with lanes, streams, canonical sums and sweeps."""
 
 import functools
 
@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import model_axis
+from fedfr_jax.federated.sweep import start_sweep
+from tests.federated import test_sweep as sweeps
 from tests.federated.test_engine import assert_close
 from tests.federated.test_reduction import digest
 from tests.federated.test_stream import build, run
@@ -52,7 +54,34 @@ def test_a_cut_network_learns_what_a_whole_one_does(name, options):
         assert_close(got[1], wanted[1])
 
 
+@pytest.mark.parametrize("options", [{}, STREAM], ids=["table", "stream"])
+def test_a_single_client_device_trains_a_cut_network(options):
+    ours, rows, _ = run(*build("fedavg", (1, 2), cohort_size=5, **options))
+    assert_close((ours, rows), whole("fedavg")[:2])
+
+
 def test_canonical_bits_of_a_cut_network_do_not_depend_on_the_client_devices():
     """The parts of a network do change its last bits: they cut its batches."""
     found = [run(*build("fedavg", (n, 2), cohort_size=5, **CANONICAL)) for n in (1, 4)]
     assert len({digest(state[:2]) for state in found}) == 1
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("fedavg", {"lanes": 2, **STREAM}),
+        ("fedavg", CANONICAL),
+        ("fedavg", {**STREAM, **CANONICAL}),
+        pytest.param("fedfr", {}, marks=pytest.mark.slow),
+        ("fedfr", STREAM),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "-".join(x),
+)
+def test_a_sweep_of_cut_networks_equals_separate_runs_of_whole_ones(name, options):
+    runs = sweeps.build(name, (2, 2), **options)
+    servers, _ = start_sweep(runs, sweeps.TOYS[name][1]())
+    leaves = jax.tree.leaves(servers)
+    assert any(not leaf.sharding.is_fully_replicated for leaf in leaves)
+    assert_close(sweeps.play_sweeps(runs, name), sweeps.alone(name))
+    if name == "fedavg":
+        assert (runs.segments or runs).run._cache_size() == 1

@@ -11,7 +11,7 @@ import pytest
 from fedfr_jax import trees
 from fedfr_jax.federated import lanes, memory
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.federated.stream import resident, stream
+from fedfr_jax.federated.stream import stream
 from fedfr_jax.mesh import make_mesh
 from tests.federated import toys
 from tests.federated.test_engine import build
@@ -128,12 +128,3 @@ def test_what_cannot_fit_is_refused_before_it_is_compiled(
 
 def test_a_device_that_does_not_tell_its_memory_is_not_asked():
     assert memory.free_bytes(jax.devices("cpu")[0]) is None
-
-
-def test_who_needs_a_device_table_says_how_to_get_one():
-    table, _ = toys.problem()
-    streamed = stream(lambda rows: table.images[rows], table.labels)
-    with pytest.raises(
-        ValueError, match="feddane must .* got a stream: .*table = .dev"
-    ):
-        resident(streamed, "feddane")

@@ -1,65 +1,167 @@
 """S runs in one compiled round equal S separate runs."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
-from fedfr_jax.federated.simulation import open_store, play, start
+from fedfr_jax.federated.layout import size_of
+from fedfr_jax.federated.simulation import (
+    assign,
+    open_store,
+    play,
+    simulation,
+    start,
+)
+from fedfr_jax.federated.stream import stream
 from fedfr_jax.federated.sweep import member, play_sweep, start_sweep, sweep
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Cohort
 from tests.federated import toys
 from tests.federated.test_engine import assert_close
+from tests.federated.test_stream import Reader
 
 HYPERS = [{"rate": 0.1}, {"rate": 0.02}, {"rate": 0.1}]
 SEEDS = [7, 7, 8]
+EVERYONE = np.arange(len(toys.SIZES))
+CANONICAL = {"reduction": "canonical", "shards": 3}
+STREAM = {"streamed": {"waves": 1}}
+ROUNDS = 2
+ROW_BYTES = 4 * 16 + 4
 
 
-def make(hyper):
+def make_fedavg(hyper):
     train = local_sgd(
         toys.norm_loss, sgd(momentum=0.9), step_decay(hyper["rate"], every=2)
     )
     return fedavg(train, personal="head")
 
 
-def build(mesh, **options):
-    members = {"hypers": HYPERS, "seeds": SEEDS, **options}
+def make_fedfr(hyper):
+    return toys.fedfr_toy(rate=0.1 * hyper["rate"])[0]
+
+
+TOYS = {
+    "fedavg": (make_fedavg, toys.norm_variables),
+    "fedfr": (make_fedfr, lambda: toys.fedfr_toy()[1]),
+}
+
+
+def build(name="fedavg", mesh=(1, 1), *, streamed=None, reader=None, **options):
+    """A sweep of a toy from a table, or with `streamed` from a stream."""
+    table, population = toys.problem()
+    if streamed is not None:
+        table = stream(reader or Reader(table.images), table.labels, **streamed)
     return sweep(
-        make,
+        options.pop("make", TOYS[name][0]),
         toys.feed(),
-        *toys.problem(),
-        mesh=mesh,
-        cohort_size=3,
+        table,
+        population,
+        mesh=make_mesh(*mesh),
         local_epochs=(2, 1),
-        **members,
+        **{"cohort_size": 3, "hypers": HYPERS, "seeds": SEEDS, **options},
     )
 
 
-@pytest.mark.parametrize("devices, lanes", [(1, 1), (2, 2)])
-def test_a_sweep_equals_separate_runs(devices, lanes):
-    runs = build(make_mesh(devices), lanes=lanes)
-    servers, stores = start_sweep(runs, toys.norm_variables())
-    for r in range(2):
+def play_sweeps(runs, name, rounds=ROUNDS):
+    """Each member's (server, rows, metrics) at the end."""
+    servers, stores = start_sweep(runs, TOYS[name][1]())
+    for r in range(rounds):
         servers, outcomes = play_sweep(runs, servers, stores, r)
-    assert runs.run._cache_size() == 1
-    ends = []
-    for s, sim in enumerate(runs.sims):
-        server = start(sim, toys.norm_variables())
-        store = open_store(sim, server)
-        for r in range(2):
-            server, outcome = play(sim, server, store, r)
-        assert_close(jax.device_get(member(servers, s)), jax.device_get(server))
-        assert_close(stores[s].gather(np.arange(5))[0], store.gather(np.arange(5))[0])
-        np.testing.assert_array_equal(outcomes[s].ids, outcome.ids)
-        np.testing.assert_allclose(
-            outcomes[s].metrics["loss"], outcome.metrics["loss"], rtol=1e-5
+    servers = jax.device_get(servers)
+    return [
+        (member(servers, s), stores[s].gather(EVERYONE), outcomes[s].metrics)
+        for s in range(len(runs.sims))
+    ]
+
+
+@functools.cache
+def alone(name, cohort_size=3):
+    """The same of runs that know of no other, on one device that has the table."""
+    ends, (make, variables) = [], TOYS[name]
+    for hyper, seed in zip(HYPERS, SEEDS, strict=True):
+        sim = simulation(
+            make(hyper),
+            toys.feed(),
+            *toys.problem(),
+            mesh=make_mesh(1),
+            cohort_size=cohort_size,
+            local_epochs=(2, 1),
+            seed=seed,
         )
-        ends.append(np.asarray(server.variables["params"]["scale"]))
-    assert np.abs(ends[0] - ends[1]).max() > 1e-3  # the rates count
-    assert np.abs(ends[0] - ends[2]).max() > 1e-3  # and so do the seeds
+        server = start(sim, variables())
+        store = open_store(sim, server)
+        for r in range(ROUNDS):
+            server, outcome = play(sim, server, store, r)
+        rows = store.gather(EVERYONE)
+        ends.append((jax.device_get(server), rows, outcome.metrics))
+    return ends
+
+
+@pytest.mark.parametrize(
+    "name, mesh, options",
+    [
+        ("fedavg", (1, 1), {}),
+        ("fedavg", (2, 1), {"lanes": 2}),
+        ("fedavg", (2, 1), CANONICAL),
+        ("fedavg", (2, 1), {"lanes": 2, **STREAM, "cohort_size": 5}),
+        ("fedavg", (2, 1), {**STREAM, **CANONICAL}),
+        ("fedfr", (2, 1), {}),
+        ("fedfr", (2, 1), STREAM),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "-".join(map(str, x)) or "plain",
+)
+def test_a_sweep_equals_separate_runs(name, mesh, options):
+    """From a table or a stream, whose segments are single waves."""
+    runs = build(name, mesh, **options)
+    members = play_sweeps(runs, name)
+    expected = alone(name, options.get("cohort_size", 3))
+    assert_close(members, expected)
+    if name == "fedavg":  # the room for hard negatives follows the round
+        assert (runs.segments or runs).run._cache_size() == 1
+    for other in (1, 2):  # the rates count, and so do the seeds
+        leaves = [jax.tree.leaves(members[s][0]) for s in (0, other)]
+        apart = [np.abs(x - y).max() for x, y in zip(*leaves, strict=True)]
+        assert max(apart) > 1e-3
+
+
+def test_members_of_one_seed_read_their_rows_together():
+    offsets = toys.problem()[1].offsets
+    for seeds, options, times in [
+        ([7, 7, 7], {}, 1),
+        ([7, 8, 9], {"cohort_size": 5}, 1),  # everybody
+        ([7, 8, 7], {}, None),
+    ]:
+        reader = Reader(toys.problem()[0].images)
+        runs = build(**STREAM, reader=reader, seeds=seeds, **options)
+        servers, stores = start_sweep(runs, toys.norm_variables())
+        reader.seen.clear()
+        _, outcomes = play_sweep(runs, servers, stores, 0)
+        ids = [outcome.ids for outcome in outcomes]
+        read = ids[:times] if times else ids[:2]
+        own = [np.arange(offsets[i], offsets[i + 1]) for i in np.concatenate(read)]
+        seen = np.sort(np.concatenate(reader.seen))
+        np.testing.assert_array_equal(seen, np.sort(np.concatenate(own)))
+
+
+def test_the_tables_of_a_sweep_share_the_memory():
+    runs = build(streamed={"memory": 2 * 24 * ROW_BYTES})
+    servers, stores = start_sweep(runs, toys.norm_variables())
+    sim, cohort = runs.sims[0], Cohort(np.arange(3), 0)
+    work = assign(sim, member(servers, 0), stores[0], cohort)
+    assert size_of(sim, [work]) == (2, 2, 12 + 9)  # the two largest clients
+    assert size_of(sim, [work, work], 2) == (3, 1, 12)
+
+
+def test_a_sweep_of_seeds_needs_no_numbers():
+    runs = build(hypers=[{}, {}], seeds=[7, 8], make=lambda hyper: toys.fedavg_toy()[0])
+    servers, _ = start_sweep(runs, toys.norm_variables())
+    assert_close(member(servers, 0), member(servers, 1))
 
 
 def test_every_seed_has_its_numbers():
     with pytest.raises(ValueError, match="one per seed, got 3 for 2 seeds"):
-        build(make_mesh(1), seeds=[1, 2])
+        build(seeds=[1, 2])

@@ -93,12 +93,12 @@ def linear_model():
     return gathered(Model(init, apply, SHAPE, DIM))
 
 
-def fedfr_toy(**options):
+def fedfr_toy(rate=0.01, **options):
     """FedFR whole on a linear backbone: (algorithm, variables to start from)."""
     model = linear_model()
     loss = face_loss(model, contrastive_weight=5.0, branch="bce")
     train = local_sgd(
-        loss, sgd(momentum=0.9, weight_decay=5e-4), step_decay(0.01, every=2)
+        loss, sgd(momentum=0.9, weight_decay=5e-4), step_decay(rate, every=2)
     )
     embed = lambda variables, x: model.apply(variables, x, False)[0]
     algorithm = fedfr(

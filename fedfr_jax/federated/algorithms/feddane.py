@@ -10,17 +10,15 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedfr_jax.federated.algorithms.fedavg import by_examples, fedavg
-from fedfr_jax.federated.algorithms.local import local_sgd, over_examples
+from fedfr_jax.federated.algorithms.local import local_sgd
 from fedfr_jax.federated.algorithms.penalties import corrected, proximal
-from fedfr_jax.federated.client import Slots, client_view
 from fedfr_jax.federated.engine import no_extra
-from fedfr_jax.federated.hard_negatives import cohort_rows
-from fedfr_jax.federated.stream import resident
-from fedfr_jax.types import Algorithm, Client, Extra, PyTree
+from fedfr_jax.federated.means import build_mean, over_examples
+from fedfr_jax.federated.model_axis import whole
+from fedfr_jax.types import Algorithm, Extra, PyTree
 
 
 def feddane(
@@ -41,15 +39,14 @@ def feddane(
     corrected_loss = corrected(proximal(loss_fn, strength))
     fit = local_sgd(corrected_loss, optimizer, learning_rate)
 
-    def gradient(key, variables, client):
-        def of_batch(batch):
-            loss = lambda params: loss_fn({**variables, "params": params}, batch, key)
-            return jax.grad(lambda params: loss(params)[0])(variables["params"])
-
-        return over_examples(of_batch, client)
+    def gradient(variables, batch, key):
+        loss = lambda params: loss_fn(
+            whole({**variables, "params": params}), batch, key
+        )
+        return jax.grad(lambda params: loss(params)[0])(variables["params"])
 
     def train(key, variables, client):
-        own = gradient(key, variables, client)
+        own = over_examples(lambda batch: gradient(variables, batch, key), client)
         correction = jax.tree.map(jnp.subtract, client.tables, own)
         anchor = variables["params"]
         return fit(key, variables, client, anchor=anchor, correction=correction)
@@ -57,30 +54,10 @@ def feddane(
     compiled = {}
 
     def prepare(server: PyTree, sim, cohort) -> Extra:
-        if not compiled:
-
-            def mean(variables, *union):
-                client = union_view(sim.feed, *union)
-                return gradient(jax.random.key(client.round), variables, client)
-
-            compiled["mean"] = jax.jit(mean)
-        rows, _, counts = cohort_rows(sim.population, cohort.ids)
-        mean = compiled["mean"](
-            server.variables,
-            rows.astype(np.int32),
-            np.int32(counts.sum()),
-            resident(sim.table, "feddane"),
-            np.int32(cohort.round),
-        )
+        place = (sim.mesh, sim.feed)
+        if place not in compiled:
+            compiled[place] = build_mean(gradient, sim.feed, sim.mesh)
+        mean = compiled[place](server.variables, sim.table, sim.population, cohort)
         return no_extra(len(cohort.ids))._replace(tables=mean)
 
     return fedavg(train, weigh=weigh)._replace(prepare=prepare)
-
-
-def union_view(feed, rows, count, table, round) -> Client:
-    """One client that owns the first `count` [] of the table's `rows` [R]."""
-    zero = jnp.int32(0)
-    nothing = Slots(*[zero] * len(Slots._fields))
-    slot = nothing._replace(offset=rows[0], num_extra=count)
-    extra = Extra(tables=(), examples=rows[None], num_examples=count[None])
-    return client_view(feed, 0, jax.random.key(0), slot, extra, table, round)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
-from fedfr_jax.federated.algorithms.local import over_examples
+from fedfr_jax.federated.means import over_examples
 from fedfr_jax.types import Algorithm, ClientOutput, PyTree
 
 

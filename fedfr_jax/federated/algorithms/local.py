@@ -88,31 +88,6 @@ def total_rate(learning_rate: Callable, client: Client) -> jax.Array:
     return total
 
 
-def over_examples(value_fn: Callable, client: Client) -> PyTree:
-    """Mean of `value_fn: batch -> tree` over all the client's examples, unflipped.
-
-    Batches count by their number of valid examples, which is exact where the value is
-    itself a mean over a batch's valid examples.
-    """
-    count = client.num_local + client.num_extra
-    read = lambda start: client.span(start, jnp.bool_(False))
-
-    def body(carry):
-        start, total = carry
-        batch = read(start)
-        number = batch.is_valid.sum()
-        total = jax.tree.map(
-            lambda t, x: t + x * number.astype(x.dtype), total, value_fn(batch)
-        )
-        return start + len(batch.is_valid), total
-
-    shapes = jax.eval_shape(lambda: value_fn(read(jnp.int32(0))))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    ongoing = lambda carry: carry[0] < count
-    _, total = jax.lax.while_loop(ongoing, body, (jnp.int32(0), zeros))
-    return jax.tree.map(lambda x: x / jnp.maximum(count, 1).astype(x.dtype), total)
-
-
 def sgd_step(loss_fn: Callable, optimizer: optax.GradientTransformation) -> Callable:
     """One step of `local_sgd`: take(key, iterate, batch, rate, **loss_args).
 

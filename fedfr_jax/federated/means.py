@@ -1,0 +1,136 @@
+"""The mean of a value over examples: one client's, or all of a cohort's.
+
+A cohort's rows of the table, one after the other, are cut into batches, and these are
+spread over the devices; of a streamed table they are read block by block.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.client import Feed, Population, Slots, Window, client_view
+from fedfr_jax.federated.hard_negatives import cohort_rows
+from fedfr_jax.federated.stream import Stream, blocks
+from fedfr_jax.types import Client, Cohort, Extra, PyTree
+
+
+def over_examples(value_fn: Callable, client: Client) -> PyTree:
+    """Mean of `value_fn: batch -> tree` over all the client's examples, unflipped.
+
+    Batches count by their number of valid examples, which is exact where the value is
+    itself a mean over a batch's valid examples.
+    """
+    count = client.num_local + client.num_extra
+    read = lambda start: client.span(start, jnp.bool_(False))
+    return mean_of(sum_over(value_fn, read, jnp.int32(0), count), count)
+
+
+def sum_over(
+    value_fn: Callable, read: Callable, first: jax.Array, last: jax.Array
+) -> PyTree:
+    """Sum of `value_fn: batch -> tree`, each batch counted by its valid examples.
+
+    Args:
+      read: position [] int32 -> the batch that begins there.
+      first, last: [] int32, the positions are [first, last).
+    """
+
+    def body(carry):
+        start, total = carry
+        batch = read(start)
+        number = batch.is_valid.sum()
+        total = jax.tree.map(
+            lambda t, x: t + x * number.astype(x.dtype), total, value_fn(batch)
+        )
+        return start + len(batch.is_valid), total
+
+    shapes = jax.eval_shape(lambda: value_fn(read(first)))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.while_loop(lambda carry: carry[0] < last, body, (first, zeros))[1]
+
+
+def mean_of(total: PyTree, count: jax.Array) -> PyTree:
+    """Sums over `count` [] examples divided by it; 0 of none."""
+    return jax.tree.map(lambda x: x / jnp.maximum(count, 1).astype(x.dtype), total)
+
+
+def build_mean(value_fn: Callable, feed: Feed, mesh: Mesh) -> Callable:
+    """Mean of a value over a cohort's examples, unflipped.
+
+    Args:
+      value_fn: (variables, batch, key) -> tree, a mean over the batch's valid examples.
+
+    Returns:
+      run(variables, table, population, cohort) -> tree, the same on every device;
+      `table` is a `Table` or a `Stream`.
+    """
+    num_devices, batch_size = mesh.shape[meshes.CLIENTS], feed.batch_size
+
+    def own_sum(variables, table_at, union, start, size):
+        """Of this device's `size` positions, the devices' following from `start` on."""
+        rows, count, round = union
+        first = start + jax.lax.axis_index(meshes.CLIENTS) * size
+        view = lambda i: union_view(feed, rows, count, table_at(i, first), round)
+        total = sum_over(
+            lambda batch: value_fn(variables, batch, jax.random.key(round)),
+            lambda i: view(i).span(i, jnp.bool_(False)),
+            first,
+            jnp.minimum(first + size, count),
+        )
+        return meshes.sum_over_clients(mesh, total)
+
+    def gathered(variables, table, union):
+        size = batch_size * -(-len(union[0]) // (num_devices * batch_size))
+        total = own_sum(variables, lambda i, first: table, union, jnp.int32(0), size)
+        return mean_of(total, union[1])
+
+    def streamed(variables, block, union, start):
+        at = lambda i, first: Window(*block, i - first)
+        return own_sum(variables, at, union, start, len(block.labels))
+
+    over_devices = lambda function, *specs: jax.jit(
+        jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=specs,
+            out_specs=P(),
+            axis_names={meshes.CLIENTS},
+            check_vma=False,
+        )
+    )
+    gathered = over_devices(gathered, P(), P(), P())
+    streamed = over_devices(streamed, P(), P(meshes.CLIENTS), P(), P())
+
+    def run(variables, table, population: Population, cohort: Cohort):
+        rows, _, counts = cohort_rows(population, cohort.ids)
+        count, start, total = int(counts.sum()), 0, None
+        union = (rows.astype(np.int32), np.int32(count), np.int32(cohort.round))
+        union = meshes.put(union, meshes.replicated(mesh))
+        if not isinstance(table, Stream):
+            return gathered(variables, table, union)
+        # As `client_view` pads a client's last batch: by its own examples.
+        rows = rows[np.arange(batch_size * -(-len(rows) // batch_size)) % count]
+        for block in blocks(table, rows, mesh, batch_size):
+            part = streamed(variables, block, union, np.int32(start))
+            total = part if start == 0 else jax.tree.map(jnp.add, total, part)
+            start += len(block.labels)
+            jax.block_until_ready(total)  # two blocks exist, not more
+            if start >= count:
+                break
+        return mean_of(total, union[1])
+
+    return run
+
+
+def union_view(feed, rows, count, table, round) -> Client:
+    """One client that owns the first `count` [] of the table's `rows` [R]."""
+    zero = jnp.int32(0)
+    nothing = Slots(*[zero] * len(Slots._fields))
+    slot = nothing._replace(offset=rows[0], num_extra=count)
+    extra = Extra(tables=(), examples=rows[None], num_examples=count[None])
+    return client_view(feed, 0, jax.random.key(0), slot, extra, table, round)
