@@ -73,7 +73,7 @@ def test_canonical_bits_of_a_cut_network_do_not_depend_on_the_client_devices():
         ("fedavg", CANONICAL),
         ("fedavg", {**STREAM, **CANONICAL}),
         pytest.param("fedfr", {}, marks=pytest.mark.slow),
-        ("fedfr", STREAM),
+        pytest.param("fedfr", STREAM, marks=pytest.mark.slow),
     ],
     ids=lambda x: x if isinstance(x, str) else "-".join(x),
 )
