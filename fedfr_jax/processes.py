@@ -12,6 +12,10 @@ from collections.abc import MutableMapping
 
 HEARTBEAT, STARTUP = 60, 900  # seconds
 DEVICES_FLAG = "--xla_force_host_platform_device_count"
+CLUSTER = (
+    "in a cluster that JAX knows, set up as docs/clusters.md says (on plain hosts give "
+    "--coordinator, --num_processes and --process_id)"
+)
 # XLA's CPU devices give up on one that trains a minute longer than the others.
 PATIENCE = {
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 3600,
@@ -32,7 +36,8 @@ def join(
         it to JAX to find out from the cluster.
 
     Raises:
-      ValueError: when only some are given, or there is no cluster that JAX knows.
+      ValueError: when only some are given, there is no cluster that JAX knows, or the
+        others are not found.
     """
     import jax
 
@@ -56,11 +61,11 @@ def join(
             initialization_timeout=STARTUP,
             heartbeat_timeout_seconds=HEARTBEAT,
         )
-    except ValueError as error:
+    except Exception as error:  # whatever a cluster's variables and servers lead to
+        where = f"at {coordinator}" if coordinator else CLUSTER
         raise ValueError(
-            f"distributed must be used in a cluster that JAX knows, got: {error} On "
-            "plain hosts give --coordinator, --num_processes and --process_id."
-        ) from None
+            f"the processes must meet {where}, got {type(error).__name__}: {error}"
+        ) from error
 
 
 def use_every_core(

@@ -118,7 +118,7 @@ MACHINES = {
 }
 EXAMPLES = {
     "many phones": Round(
-        population=100_000_000,
+        population=10_000_000,
         cohort=16_384,
         examples=64,
         batch=16,

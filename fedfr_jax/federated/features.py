@@ -20,15 +20,31 @@ from fedfr_jax.types import Client, PyTree
 
 
 class Features(NamedTuple):
-    """Frozen features of a round: a column of the table in compact form."""
+    """Frozen features of a round, of some spans of the table: see `spans_of`."""
 
     values: jax.Array  # [R, F, D], F = 2 with flips, 1 without
-    place: jax.Array  # [T] int32: row of `values` that holds an example
+    first: jax.Array  # [S] int32 ascending: the table's row where a span begins
+    shift: jax.Array  # [S] int32: from a span's rows of the table to those of `values`
 
     def __call__(self, example: jax.Array, is_flipped: jax.Array) -> jax.Array:
-        """Features [B, D] of table rows [B] under flips [B]."""
+        """Features [B, D] of table rows [B], all within spans, under flips [B]."""
         flip = is_flipped.astype(jnp.int32) if self.values.shape[1] > 1 else 0
-        return self.values[self.place[example], flip]
+        # Unrolled: a loop launches a kernel per turn.
+        after = jnp.searchsorted(
+            self.first, example, side="right", method="scan_unrolled"
+        )
+        return self.values[example + self.shift[after - 1], flip]
+
+
+def spans_of(first: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`Features.first` and `.shift` of spans that begin at table rows `first` [S].
+
+    Args:
+      place: [S] where each begins within the features' rows.
+    """
+    order = np.argsort(first)
+    shift = place - first
+    return first[order].astype(np.int32), shift[order].astype(np.int32)
 
 
 class Frozen(NamedTuple):

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.features import Features, build_embed
+from fedfr_jax.federated.features import Features, build_embed, spans_of
 from fedfr_jax.types import Cohort, Extra, PyTree
 
 LEVELS = ("image", "class")
@@ -65,22 +65,22 @@ def prepare_features(
         rows, starts, counts = cohort_rows(sim.population, cohort.ids)
         # Without a threshold nobody is handed a public example.
         public = np.arange(offsets[-1], num_rows if threshold is not None else 0)
-        place = np.zeros(num_rows, np.int32)
-        place[public] = len(rows) + np.arange(len(public))
-        place[rows[: counts.sum()]] = np.arange(counts.sum())
+        spans = spans_of(
+            np.append(offsets[cohort.ids], offsets[-1]), np.append(starts, len(rows))
+        )
         wanted = np.concatenate([rows, public]).astype(np.int32)
         whole = meshes.replicated(sim.mesh)
         values = embed_rows(server.backbone, sim.table, wanted)
         values = meshes.put(values[: len(wanted)], whole)
-        features = Features(values, meshes.put(place, whole))
+        features = Features(values, *meshes.put(spans, whole))
         if threshold is None:
             none = np.zeros((len(cohort.ids), 0), np.int32)
             return Extra(features, none, np.zeros(len(cohort.ids), np.int32))
         compared = values[:, 0]
         if level == "class":
-            labels = meshes.fetch(sim.table.labels)
-            owner = class_of_row(labels[rows], counts)
-            compared = class_features(compared, owner, server.phi, labels[public])
+            labels = sim.table.labels[wanted]
+            client = client_of_row(counts, len(rows))
+            compared = class_features(compared, client, server.phi, labels)
         chosen, number = select(compared, starts, counts, first_public=len(rows))
         return Extra(features, chosen + int(offsets[-1]), number)
 
@@ -101,32 +101,40 @@ def cohort_rows(population: Population, ids: np.ndarray):
     return np.pad(rows, (0, most - len(rows))), starts, counts
 
 
-def class_of_row(labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Class of each of a cohort's rows [R], numbered over its clients; R for padding.
+def client_of_row(counts: np.ndarray, num_rows: int) -> np.ndarray:
+    """Place in the cohort [R] of whom a row is; K for the padding that comes last.
 
     Args:
-      labels: [R] int, the own class within the client.
       counts: [K] rows of each client, which lie one after the other.
     """
-    used = int(counts.sum())
-    client = np.repeat(np.arange(len(counts)), counts)
-    name = client * (int(labels.max()) + 1) + labels[:used]
-    owner = np.full(len(labels), len(labels), np.int32)
-    owner[:used] = np.unique(name, return_inverse=True)[1]
-    return owner
+    return np.searchsorted(np.cumsum(counts), np.arange(num_rows), side="right")
+
+
+def class_of_row(client: jax.Array, labels: jax.Array) -> jax.Array:
+    """Classes of rows [R], numbered from 0: those of a client and a label are one.
+
+    Args:
+      client, labels: [R] int.
+    """
+    order = jnp.lexsort((labels, client))
+    client, labels = client[order], labels[order]
+    is_other = (client[1:] != client[:-1]) | (labels[1:] != labels[:-1])
+    number = jnp.cumsum(is_other, dtype=jnp.int32)
+    return jnp.zeros(len(order), jnp.int32).at[order[1:]].set(number)
 
 
 @jax.jit
-def class_features(features, owner, phi, public_labels) -> jax.Array:
+def class_features(features, client, phi, labels) -> jax.Array:
     """Rows [R + G, D] that stand for their class: own mean feature, or Phi_g.
 
     Args:
       features: [R + G, D] of the cohort's own and the public rows.
-      owner: [R] int32, see `class_of_row`.
+      client: [R] int, whose an own row is.
       phi: [M_g, D].
-      public_labels: [G] int32.
+      labels: [R + G] int32, the own class within the client or the public class.
     """
-    own = features[: len(owner)]
+    own, public_labels = features[: len(client)], labels[len(client) :]
+    owner = class_of_row(client, labels[: len(client)])
     sums = jax.ops.segment_sum(own, owner, len(owner))
     counts = jax.ops.segment_sum(jnp.ones(len(owner), own.dtype), owner, len(owner))
     means = sums / jnp.maximum(counts, 1)[:, None]

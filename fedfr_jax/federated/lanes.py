@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import Table
-from fedfr_jax.federated.memory import is_out_of_memory
+from fedfr_jax.federated.memory import guarded
 from fedfr_jax.federated.segments import play_segments
 from fedfr_jax.federated.simulation import Simulation, Work, assign, on_devices
 from fedfr_jax.federated.store import Store
@@ -165,9 +165,7 @@ def seconds(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> fl
         work = short_round(sim, server, store, cohort)
         try:
             spent.append(seconds_once(sim, server, work, cohort.round))
-        except jax.errors.JaxRuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
+        except MemoryError:
             return math.inf
     return min(spent[1:])  # the first one compiles
 
@@ -175,12 +173,15 @@ def seconds(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> fl
 def seconds_once(sim: Simulation, server: PyTree, work: Work, round: int) -> float:
     """Seconds that the devices are busy with a round."""
     if sim.segments:
-        begin = time.perf_counter()
-        *_, waited = play_segments(sim.segments, sim, server, work, round)
+        with guarded(sim, sim.segments.run) as run:
+            segments = sim.segments._replace(run=run)
+            begin = time.perf_counter()
+            *_, waited = play_segments(segments, sim, server, work, round)
         return time.perf_counter() - begin - waited
-    arguments = jax.block_until_ready(on_devices(sim, server, work, round))
-    begin = time.perf_counter()
-    jax.block_until_ready(sim.run(*arguments))
+    with guarded(sim, sim.run) as run:
+        arguments = jax.block_until_ready(on_devices(sim, server, work, round))
+        begin = time.perf_counter()
+        jax.block_until_ready(run(*arguments))
     return time.perf_counter() - begin
 
 

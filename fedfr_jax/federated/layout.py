@@ -2,7 +2,8 @@
 
 Shapes come from the largest clients there are, not from those of a round, so nothing
 compiles anew. The exception are added examples whose limit is above the size of the
-largest client: their room is the smallest power of two that holds a round's.
+largest client: a room for them is kept over the rounds, and a larger one is made, a
+power of two with a quarter to spare, when a round has more.
 """
 
 from typing import NamedTuple
@@ -50,7 +51,7 @@ def size_of(sim, works: list, num_tables: int = 1) -> Size:
         np.cumsum(largest),
         lanes=lanes,
         waves=shards // sim.mesh.shape[meshes.CLIENTS] * waves,
-        room=room_for(capacity, most, int(largest[0])),
+        room=room_for(capacity, most, int(largest[0]), sim.segments.rooms),
     )
 
 
@@ -71,11 +72,17 @@ def fit(
     return Size(segments, size, int(rows[size - 1]))
 
 
-def room_for(capacity: int, most: int, max_local: int) -> int:
-    """Added examples per client that a segment has room for, see the module."""
+def room_for(capacity: int, most: int, max_local: int, known: set[int]) -> int:
+    """Added examples per client that a segment has room for, see the module.
+
+    Args:
+      known: the rooms so far, to which a new one is added.
+    """
     if capacity <= max_local:
         return capacity
-    return min(capacity, 1 << max(most - 1, 0).bit_length())
+    if not any(room >= most for room in known):
+        known.add(min(capacity, 1 << max(most + most // 4 - 1, 0).bit_length()))
+    return min(room for room in known if room >= most)
 
 
 def lay_out(work, num_devices: int, size: Size) -> Layout:

@@ -53,6 +53,7 @@ class Segments(NamedTuple):
     start: Callable
     run: Callable
     finish: Callable
+    rooms: set[int] | None = None  # for added examples, see `layout.room_for`
 
 
 def build_segments(
@@ -81,6 +82,7 @@ def compiled(pieces: Segments, mesh: Mesh, shards: int | None) -> Segments:
             compiler_options=options,
         ),
         finish=jax.jit(pieces.finish),
+        rooms=set(),
     )
 
 

@@ -107,6 +107,7 @@ def lower_round(
         np.ones(cohort_size, np.int64),
         num_devices=mesh.devices.shape[0],
         lanes=federation.first_lanes,
+        shards=federation.fixed_shards,
     )
     laid = lambda x: jax.ShapeDtypeStruct(plan.slots.shape + x.shape, x.dtype)
     rows = jax.tree.map(laid, shapes.row)
@@ -116,6 +117,7 @@ def lower_round(
         shapes.feed,
         mesh,
         max_local=shapes.max_local,
+        shards=federation.fixed_shards,
     )
     lowered = run.lower(
         shapes.server,

@@ -199,6 +199,8 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
         local_epochs=federation.local_epochs,
         lanes=federation.first_lanes,
         seed=experiment.seed,
+        reduction=federation.reduction,
+        shards=federation.shards,
     )
     backbone, phi = variables["backbone"], variables["phi"]
     if method.init_fc:

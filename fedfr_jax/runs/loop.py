@@ -120,12 +120,12 @@ def _names_round(round, checkpointer):
         ) from error
 
 
-def by_client(outcome: Outcome) -> dict[str, list]:
-    """Each client's numbers of a round, one list per name in the cohort's order."""
+def by_client(outcome: Outcome) -> dict[str, np.ndarray]:
+    """Each client's numbers of a round, [K] per name in the cohort's order."""
     return {
-        "client": outcome.ids.tolist(),
-        "hard_negatives": outcome.num_extra.tolist(),
-        **{name: values.tolist() for name, values in outcome.metrics.items()},
+        "client": outcome.ids,
+        "hard_negatives": outcome.num_extra,
+        **outcome.metrics,
     }
 
 
@@ -148,9 +148,13 @@ def summarize(outcome: Outcome) -> dict[str, float]:
 
 def check_finite(outcome: Outcome, round: int, checkpointer: Checkpointer | None):
     """Raise FloatingPointError for the first client with a bad metric."""
-    for client, values in zip(outcome.ids, _rows(outcome.metrics), strict=True):
-        where = f"client {client} in round {round}"
-        check_scalars(values, where, checkpointer)
+    is_finite = [np.isfinite(values) for values in outcome.metrics.values()]
+    if all(column.all() for column in is_finite):
+        return
+    first = int(np.all(is_finite, axis=0).argmin())
+    where = f"client {outcome.ids[first]} in round {round}"
+    values = {name: values[first] for name, values in outcome.metrics.items()}
+    check_scalars(values, where, checkpointer)
 
 
 def check_scalars(scalars, where: str, checkpointer: Checkpointer | None) -> None:
@@ -186,10 +190,3 @@ def _advice(checkpointer):
     last = checkpointer.latest() if checkpointer else None
     good = "there is no checkpoint" if last is None else f"checkpoint {last} is good"
     return f"{good}. Lower the learning rate and start again with --overwrite."
-
-
-def _rows(columns):
-    names = list(columns)
-    return [
-        dict(zip(names, row, strict=True)) for row in np.stack([*columns.values()], 1)
-    ]

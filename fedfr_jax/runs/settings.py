@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from fedfr_jax.federated.engine import REDUCTIONS
 from fedfr_jax.schema import check_ranges
 
 TABLES = ("auto", "device", "stream")
@@ -36,6 +37,8 @@ class Federation(NamedTuple):
     drop_last: bool = False
     flip: float = 0.5
     lanes: int | str = 1  # auto: measured once per program and device, and kept
+    reduction: str = "sum"  # canonical: same bits on any number of devices
+    shards: int = 8  # of the canonical reduction, best a multiple of the devices
     model_shards: int = 1  # devices that hold one network's parameters together
     evaluate_every: int = 0  # rounds between generic evaluations; 0: after the last
     checkpoint_every: int = 1
@@ -46,6 +49,11 @@ class Federation(NamedTuple):
     def first_lanes(self) -> int:
         """Lanes to build a simulation with, before they are measured."""
         return 1 if self.lanes == AUTO else self.lanes
+
+    @property
+    def fixed_shards(self) -> int | None:
+        """V of the canonical reduction, None for plain sums."""
+        return self.shards if self.reduction == "canonical" else None
 
 
 def check_pretraining(settings: Pretraining, section: str, num_rows: int) -> None:
@@ -73,15 +81,17 @@ def check_federation(settings: Federation, num_clients: int) -> None:
         "batch_size": (1, math.inf),
         "flip": (0, 1),
         "lanes": (1, math.inf),
+        "shards": (1, math.inf),
         "model_shards": (1, math.inf),
         "evaluate_every": (0, math.inf),
         "checkpoint_every": (0, math.inf),
         "table_gib": (2**-20, math.inf),
     }
-    if settings.table not in TABLES:
-        raise ValueError(
-            f"config.federation.table must be one of {TABLES}, got {settings.table!r}."
-        )
+    for name, known in (("table", TABLES), ("reduction", REDUCTIONS)):
+        if (value := settings._asdict()[name]) not in known:
+            raise ValueError(
+                f"config.federation.{name} must be one of {known}, got {value!r}."
+            )
     if isinstance(settings.lanes, str) and settings.lanes != AUTO:
         raise ValueError(
             f"config.federation.lanes must be a number or auto, got {settings.lanes!r}."

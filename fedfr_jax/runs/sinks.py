@@ -217,6 +217,8 @@ def _plain(value: Any, path: str, notes: dict[str, str]) -> Any:
         array = np.asarray(value)
         if array.dtype == object:
             raise TypeError(f"{path} must be a number or text, got {type(value)}.")
+        if array.dtype.kind in "biuf" and np.isfinite(array).all():
+            return array.tolist()  # at once: there may be a number per client
         return _plain(array.tolist(), path, notes)
     if math.isfinite(value):
         return float(value)

@@ -233,6 +233,7 @@ def last_round(algorithm: Algorithm, model: Model, settings: Mapping) -> LastRou
 
 def last_simulation(sim: Simulation, last: LastRound) -> Simulation:
     """The simulation of the last round: all clients, another algorithm."""
+    canonical = {"reduction": "canonical", "shards": sim.shards}
     return simulation(
         last.algorithm,
         sim.feed,
@@ -242,6 +243,7 @@ def last_simulation(sim: Simulation, last: LastRound) -> Simulation:
         local_epochs=last.epochs,
         lanes=sim.lanes,
         seed=sim.seed,
+        **(canonical if sim.shards else {}),
     )
 
 

@@ -37,6 +37,13 @@ def test_every_term_is_named_in_the_document(costs, example, machine):
     assert needed < costs.MACHINES[machine].capacity
 
 
+@pytest.mark.parametrize("example", ["many phones", "face recognition"])
+def test_the_examples_are_what_a_simulation_takes(costs, example):
+    work = costs.EXAMPLES[example]
+    assert work.cohort <= work.population
+    assert work.population * work.examples < 2**31  # rows of a table
+
+
 def test_the_population_is_in_the_disk_alone(costs):
     work, machine = costs.EXAMPLES["many phones"], costs.MACHINES["8 x H200"]
     more = work._replace(population=10 * work.population)

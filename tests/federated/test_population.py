@@ -3,16 +3,20 @@
 import re
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedfr_jax.federated import client, store
 from fedfr_jax.federated.client import Feed, Population, Table
-from fedfr_jax.federated.hard_negatives import cohort_rows
+from fedfr_jax.federated.hard_negatives import cohort_rows, prepare_features
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.federated.stream import Stream
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Cohort
 from tests.federated import toys
 
 MANY = 10**6
@@ -58,6 +62,41 @@ def test_a_round_of_eight_clients_allocates_nothing_for_the_other_million():
     tracemalloc.stop()
     assert len(rows.touched()) == 16
     assert peak < MANY / 4  # bytes: not even one per client
+
+
+def test_features_of_a_round_allocate_nothing_for_the_other_million():
+    public, level = 20, "class"
+    images = np.random.default_rng(0).integers(256, size=(MANY + public, 16))
+    labels = np.zeros(MANY + public, np.int32)
+    population = Population(
+        np.arange(MANY + 1, dtype=np.int32), np.ones(MANY, np.int32)
+    )
+    embed = lambda variables, x: x @ variables
+    algorithm = toys.fedavg_toy()[0]._replace(
+        prepare=prepare_features(embed, threshold=0.0, level=level)
+    )
+    sim = simulation(
+        algorithm,
+        Feed(4, lambda images, is_flipped: images.astype(np.float32)),
+        Table(images.astype(np.uint8), labels),
+        population,
+        mesh=make_mesh(1),
+        cohort_size=8,
+    )
+    server = SimpleNamespace(
+        backbone=np.eye(16, dtype=np.float32), phi=images[:1] * 1.0
+    )
+    ids = np.arange(8)[::-1] * 100_000
+    extra = sim.algorithm.prepare(server, sim, Cohort(ids, 0))  # compiles
+    assert sum(x.nbytes for x in jax.tree.leaves(extra)) < 10_000
+    rows = np.concatenate([ids, MANY + np.arange(public)])
+    found = extra.tables(jnp.asarray(rows), jnp.zeros(len(rows), bool))
+    np.testing.assert_allclose(found, images[rows], rtol=1e-6)
+    tracemalloc.start()
+    sim.algorithm.prepare(server, sim, Cohort(ids + 1, 1))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < MANY / 4  # bytes: not even one per row
 
 
 def test_a_store_asks_for_the_pages_of_its_cohort_only(tmp_path):

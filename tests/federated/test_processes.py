@@ -4,6 +4,7 @@ import json
 import pathlib
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -138,6 +139,31 @@ def test_join_wants_all_places_or_none():
         processes.join("localhost:1", 2)
     with pytest.raises(ValueError, match=r"process_id must lie in \[0, 1\], got 2"):
         processes.join("localhost:1", 2, 2)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ValueError("coordinator_address should be defined."),
+        RuntimeError("Pods within a job need a headless service"),
+        KeyError("job-name"),
+        OSError("Name or service not known"),
+    ],
+)
+def test_a_cluster_that_jax_cannot_use_is_one_clear_error(fault, monkeypatch):
+    def initialize(*given, **options):
+        raise fault
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    name = type(fault).__name__
+    is_async = jax.config.read("jax_cpu_enable_async_dispatch")
+    try:
+        with pytest.raises(ValueError, match=rf"clusters.md .*--coord.* got {name}: "):
+            processes.join()
+        with pytest.raises(ValueError, match=f"must meet at host0:1, got {name}: "):
+            processes.join("host0:1", 2, 0)
+    finally:
+        jax.config.update("jax_cpu_enable_async_dispatch", is_async)
 
 
 def test_processes_share_a_store_whose_stamps_one_writes(tmp_path):

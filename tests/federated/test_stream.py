@@ -117,21 +117,27 @@ def test_only_rows_of_the_cohort_are_read():
     np.testing.assert_array_equal(np.sort(np.concatenate(reader.seen)), own)
 
 
-def test_segments_compile_once_whatever_the_cohort_and_its_hard_negatives():
+def test_rounds_compile_once_whatever_the_cohort_and_its_hard_negatives():
+    most = [6, 3, 8, 1, 7, 5, toys.NUM_PUBLIC, 5, toys.NUM_PUBLIC]
+    assert toys.NUM_PUBLIC > toys.SIZES.max()  # so that the room follows the rounds
     sim, server = build("fedfr", streamed={"waves": 1}, cohort_size=3)
-    room = room_for(toys.NUM_PUBLIC, 0, int(toys.SIZES.max()))
-    assert room < toys.NUM_PUBLIC  # without a limit the room follows the round
-    store, counts, rooms = open_store(sim, server), [], set()
-    for r in range(4):
-        server, outcome = play(sim, server, store, r)
-        most = int(outcome.num_extra.max())
-        rooms.add(room_for(toys.NUM_PUBLIC, most, int(toys.SIZES.max())))
-        counts.append((tuple(outcome.ids), sim.segments.run._cache_size()))
-    assert len({ids for ids, _ in counts}) > 1
-    assert counts[-1][1] == len(rooms)
-    sim, server = build("fedavg", streamed={"waves": 1}, cohort_size=3)
-    run(sim, server, rounds=4)
-    assert sim.segments.run._cache_size() == 1
+    honest = sim.algorithm.prepare
+
+    def prepare(server, sim, cohort):
+        extra = honest(server, sim, cohort)
+        number = np.minimum(extra.num_examples, most[cohort.round])
+        return extra._replace(num_examples=number)
+
+    sim = sim._replace(algorithm=sim.algorithm._replace(prepare=prepare))
+    store, outcomes, compiled = open_store(sim, server), [], []
+    for r in range(len(most)):
+        with toys.compilations() as found:
+            server, outcome = play(sim, server, store, r)
+        outcomes.append(outcome)
+        compiled.append(len(found) > 0)
+    assert compiled == [r in (0, 6) for r in range(len(most))]
+    assert len({tuple(outcome.ids) for outcome in outcomes}) > 2
+    assert len({tuple(outcome.num_extra) for outcome in outcomes}) > 6
 
 
 def test_features_of_a_stream_are_read_in_blocks_of_its_memory():
@@ -162,10 +168,14 @@ def test_segments_fit_the_memory_and_never_fall_below_a_wave():
     assert of(10**9, waves=4) == (2, 3, 100 + 6)
 
 
-def test_room_for_added_examples_is_their_limit_or_a_power_of_two():
-    assert room_for(0, 0, 10) == 0
-    assert room_for(10, 3, 10) == 10
-    assert [room_for(100, most, 10) for most in (0, 1, 3, 64, 65)] == [1, 1, 4, 64, 100]
+def test_room_for_added_examples_is_their_limit_or_a_power_of_two_that_is_kept():
+    assert room_for(0, 0, 10, set()) == 0
+    assert room_for(10, 3, 10, set()) == 10
+    fresh = lambda most: room_for(100, most, 10, set())
+    assert [fresh(most) for most in (0, 1, 3, 51, 52, 99)] == [1, 1, 4, 64, 100, 100]
+    known, counts = set(), (6, 2, 8, 40, 9, 1)
+    assert [room_for(100, most, 10, known) for most in counts] == [8, 8, 8, 64, 64, 8]
+    assert known == {8, 64}
 
 
 def test_the_next_piece_is_loaded_while_the_one_before_is_used():

@@ -1,5 +1,6 @@
 """Small federated problems that several tests share, and golden rounds of them."""
 
+import contextlib
 import itertools
 from functools import partial
 from typing import NamedTuple
@@ -195,6 +196,23 @@ def play_golden(arrays, algorithm, **options):
     examples = [[arrays[f"{name}{k}"] for k in range(3)] for name in "xy"]
     variables = options.pop("variables", None) or unflat(arrays["w0"])
     return replay(algorithm, examples, variables, tau=arrays["tau"], **options)
+
+
+@contextlib.contextmanager
+def compilations():
+    """A list to which the name of every compilation inside the block is added."""
+    found = []
+
+    def listen(event, duration, **facts):
+        del duration
+        if event.endswith("backend_compile_duration"):
+            found.append(facts.get("fun_name", event))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def others_are_slow(chosen: set, *axes) -> list:

@@ -110,7 +110,26 @@ def test_fedfr_is_counted_with_its_features_and_memory(partition):
     assert "FLOP" in dry_run.format_report(numbers)
 
 
+def test_hard_negatives_by_class_are_counted_too(partition):
+    count = lambda level: dry_run.operations(
+        MODEL,
+        federated_faces(MODEL, num_classes=3, hard_negatives=level),
+        partition,
+        Federation(batch_size=BATCH, local_epochs=1),
+        hard_negatives=15,
+    )
+    assert count("class") == count("image")
+
+
 PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
+
+
+def test_the_canonical_reduction_is_lowered_with_its_shards(partition):
+    method = federated_faces(MODEL, num_classes=3, **PLAIN)
+    settings = {"reduction": "canonical", "shards": 6}
+    federation = Federation(batch_size=BATCH, local_epochs=1, **settings)
+    lowered, _ = dry_run.lower_round(MODEL, method, partition, federation, make_mesh(2))
+    assert lowered.in_avals[0][2].shape == (6, 1, 1, 8)  # packed slots [V, W, L, 8]
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,24 @@
 """What the settings of a federation do to a run."""
 
+import json
 import types
 
 import jax
+import numpy as np
 import pytest
 
 from fedfr_jax.build import call
 from fedfr_jax.federated import lanes
+from fedfr_jax.federated.simulation import simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.experiment import Experiment, run_method
 from fedfr_jax.runs.settings import Federation, Pretraining, check_federation
-from fedfr_jax.tasks.methods import federated_faces
+from fedfr_jax.tasks.methods import (
+    FaceMethod,
+    LastRound,
+    federated_faces,
+    last_simulation,
+)
 from fedfr_jax.tasks.recognition import Judgement
 from tests.federated import toys
 
@@ -25,37 +33,100 @@ def test_lanes_are_a_number_or_auto():
         call("federation", Federation, {"rounds": "auto"})
 
 
+NOTHING = Judgement({}, None, None)
+
+
+def experiment(model, federation, *, devices=1, generic=lambda *_: NOTHING):
+    """On the toys' examples; `generic` is handed (embed, the judged network)."""
+    table, population = toys.problem()
+    return Experiment(
+        model=model,
+        task=types.SimpleNamespace(table=table, population=population),
+        judge=types.SimpleNamespace(generic=generic, personalised=lambda *_: NOTHING),
+        mesh=make_mesh(devices),
+        pretraining=Pretraining(),
+        federation=federation,
+        methods={},
+        seed=0,
+    )
+
+
 def test_auto_lanes_are_measured_once_for_equal_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked = []
     fake = lambda sim, *_: asked.append(sim.lanes) or 1.0 / sim.lanes
     monkeypatch.setattr(lanes, "seconds", fake)
-    model, (table, population) = toys.linear_model(), toys.problem()
+    model = toys.linear_model()
     method = federated_faces(
         model, num_classes=3, public=False, contrastive_weight=0.0, branch=None
     )
-    nothing = Judgement({}, None, None)
-    experiment = Experiment(
-        model=model,
-        task=types.SimpleNamespace(table=table, population=population),
-        judge=types.SimpleNamespace(
-            generic=lambda *_: nothing, personalised=lambda *_: nothing
-        ),
-        mesh=make_mesh(1),
-        pretraining=Pretraining(),
-        federation=Federation(
-            rounds=1, local_epochs=1, batch_size=4, lanes="auto", flip=0.0
-        ),
-        methods={},
-        seed=0,
+    federation = Federation(
+        rounds=1, local_epochs=1, batch_size=4, lanes="auto", flip=0.0
     )
+    whole = experiment(model, federation)
     start = {"backbone": model.init(jax.random.key(0)), "phi": None}
     for folder in ("a", "b", "b"):  # the last is finished: nothing to choose
-        run_method(experiment, method, start, tmp_path / folder)
+        run_method(whole, method, start, tmp_path / folder)
     assert asked == [1, 2, 4]
     assert capsys.readouterr().out.count("lanes: 4 (measured") == 2
+<<<<<<< HEAD
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     more = experiment.federation._replace(rounds=2)
     run_method(experiment._replace(federation=more), method, start, tmp_path / "a")
     assert asked == [1, 2, 4]  # a run that goes on keeps its own
     assert "lanes: 4 (as this run began" in capsys.readouterr().out
+=======
+
+
+SETTINGS = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip": 0.0}
+
+
+def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
+    settings = {**SETTINGS, "reduction": "canonical", "shards": 2}
+    federation = call("federation", Federation, settings)
+    check_federation(federation, 5)
+    algorithm, variables = toys.fedavg_toy()
+    method = FaceMethod(
+        algorithm,
+        start=lambda backbone, phi: backbone,
+        embed=None,
+        last_round=LastRound(algorithm, 1),
+        generic=lambda server: server.variables,
+    )
+    start, ends = {"backbone": variables, "phi": None}, []
+    for devices in (1, 2):
+        seen = []
+        judged = lambda embed, network, seen=seen: seen.append(network) or NOTHING
+        whole = experiment(
+            toys.linear_model(), federation, devices=devices, generic=judged
+        )
+        folder = tmp_path / str(devices)
+        run_method(whole, method, start, folder)
+        assert len(seen) == 3  # after either round, and at the end
+        rows = json.loads((folder / "clients.jsonl").read_text().splitlines()[-1])
+        ends.append((jax.device_get(seen), rows))
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+def test_the_last_round_adds_up_as_the_rounds_do():
+    algorithm, _ = toys.fedavg_toy()
+    for canonical in ({}, {"reduction": "canonical", "shards": 3}):
+        sim = simulation(
+            algorithm, toys.feed(), *toys.problem(), mesh=make_mesh(2), **canonical
+        )
+        last = last_simulation(sim, LastRound(algorithm, 1))
+        assert last.shards == sim.shards == canonical.get("shards")
+
+
+@pytest.mark.parametrize(
+    "wrong, rule",
+    [
+        ({"reduction": "pairwise"}, r"reduction must be one of \('sum', 'canonical'\)"),
+        ({"reduction": "canonical", "shards": 0}, "shards must be at least 1"),
+    ],
+)
+def test_an_unknown_reduction_or_no_shard_is_refused(wrong, rule):
+    federation = call("federation", Federation, wrong)
+    with pytest.raises(ValueError, match=f"config.federation.{rule}, got"):
+        check_federation(federation, 5)
+>>>>>>> runsdocs

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import sampling
-from fedfr_jax.federated.simulation import check_rows, simulation, start
+from fedfr_jax.federated.simulation import Outcome, check_rows, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
@@ -184,6 +185,23 @@ def test_a_full_disk_keeps_the_last_whole_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left.*the last whole one is 1"):
         checkpointer.save(2, {"w": jnp.ones(3)})
     assert checkpointer.restore({"w": jnp.ones(3)})[0] == 1
+
+
+def test_a_bad_metric_names_the_first_client_that_has_one():
+    """And of two such metrics the first; thousands of clients cost no Python each."""
+    count = 50_000
+    metrics = {name: np.ones(count, np.float32) for name in ("loss", "norm")}
+    outcome = Outcome(np.arange(count)[::-1], metrics, np.zeros(count, int), None)
+    begin = time.perf_counter()
+    loop.check_finite(outcome, 3, None)
+    assert time.perf_counter() - begin < 1e-3 * count / 1000
+    metrics["loss"][-1], metrics["norm"][-3:] = np.nan, -np.inf
+    message = r"^norm of client 2 in round 3 must be finite, got -inf; there is no"
+    with pytest.raises(FloatingPointError, match=message):
+        loop.check_finite(outcome, 3, None)
+    metrics["loss"][-3] = np.nan
+    with pytest.raises(FloatingPointError, match="^loss of client 2 in .* got nan; "):
+        loop.check_finite(outcome, 3, None)
 
 
 def test_a_loss_that_is_not_finite_stops_with_round_client_and_checkpoint(tmp_path):

@@ -117,6 +117,18 @@ def test_array_scalars_are_written_as_numbers(tmp_path, value):
     assert row == {"round": 0, "x": 0.5, "n": 3} and isinstance(row["n"], int)
 
 
+def test_a_number_per_client_is_written_as_one_array(tmp_path, monkeypatch):
+    seen, plain = [], sinks._plain
+    monkeypatch.setattr(sinks, "_plain", lambda *x: seen.append(x) or plain(*x))
+    sink = sinks.JsonlSink(tmp_path / "clients.jsonl")
+    columns = {"client": np.arange(1000), "loss": np.full(1000, 0.5, np.float32)}
+    sink(0, columns)
+    sink.close()
+    (row,) = sinks.read_jsonl(tmp_path / "clients.jsonl")
+    assert row["client"] == list(range(1000)) and row["loss"] == 1000 * [0.5]
+    assert len(seen) == 4  # the line, its round and two columns
+
+
 def test_summary_is_valid_json_with_arrays_as_lists_and_notes_by_path(tmp_path):
     path = tmp_path / "runs" / "summary.json"
     fedfr = {"generic": {"tar": np.float32(0.25)}, "clients": jnp.arange(3)}

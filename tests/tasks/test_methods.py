@@ -7,7 +7,11 @@ import pytest
 
 from fedfr_jax.build import build_method
 from fedfr_jax.federated.client import Feed
-from fedfr_jax.federated.hard_negatives import class_features, class_of_row
+from fedfr_jax.federated.hard_negatives import (
+    class_features,
+    class_of_row,
+    client_of_row,
+)
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.mesh import make_mesh
@@ -263,13 +267,16 @@ def test_class_level_takes_whole_classes_by_phi(task):
 
 
 def test_rows_stand_for_their_class_and_padding_for_nothing():
-    owner = class_of_row(np.array([0, 1, 0, 0, 7]), np.array([3, 1]))
-    np.testing.assert_array_equal(owner, [0, 1, 0, 2, 5])
-    features = jnp.arange(7.0)[:, None] * jnp.ones((1, 2))
+    client = client_of_row(np.array([3, 2]), 6)
+    np.testing.assert_array_equal(client, [0, 0, 0, 1, 1, 2])
+    labels = np.array([5, 1, 5, 5, 1, 5, 1, 0])
+    owner = class_of_row(jnp.asarray(client), jnp.asarray(labels[:6]))
+    np.testing.assert_array_equal(owner, [1, 0, 1, 3, 2, 4])
+    features = jnp.arange(8.0)[:, None] * jnp.ones((1, 2))
     phi = jnp.array([[10.0, 10.0], [20.0, 20.0]])
-    rows = class_features(features, owner, phi, np.array([1, 0]))
-    np.testing.assert_allclose(rows[:4, 0], [1, 1, 1, 3])
-    np.testing.assert_allclose(rows[5:, 0], [20, 10])
+    rows = class_features(features, client, phi, labels)
+    np.testing.assert_allclose(rows[:5, 0], [1, 1, 1, 3, 4])
+    np.testing.assert_allclose(rows[6:, 0], [20, 10])
 
 
 def test_init_fc_starts_from_the_pretrained_class_means(task):
