@@ -1,7 +1,7 @@
 """How long a round's first call takes to trace and compile, network by network.
 
     python experiments/benchmarks/compile_time.py [--networks=iresnet18,iresnet50]
-        [--methods=fedavg,fedfr] [--unrolled] [--out=results/compile.json]
+        [--methods=fedavg,fedfr] [--unrolled] [--out=FILE]
 
 Nothing is trained: rounds are lowered from shapes at 112 pixels with 64 images a step,
 FedFR with what it prepares (features and hard negatives). XLA compiles on several
@@ -9,16 +9,12 @@ threads, so on a busy machine the CPU seconds say more than the clock's.
 """
 
 import argparse
-import datetime
-import json
 import os
-import pathlib
-import platform
-import subprocess
 import time
 
 import jax
 import numpy as np
+import results_file
 
 from fedfr_jax.data.augment import decode
 from fedfr_jax.data.partition import ms1m
@@ -47,12 +43,12 @@ SIZE, BATCH = 112, 64
 
 
 def main():
-    """Print a table, and write it as JSON when asked."""
+    """Print a table, and write it as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--networks", default=",".join(list(NETWORKS)[:5]))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--unrolled", action="store_true", help="without scans")
-    parser.add_argument("--out", type=pathlib.Path)
+    results_file.add_flag(parser)
     arguments = parser.parse_args()
     print(f"{'network':14} {'method':8} {'trace s':>8} {'compile s':>10} {'CPU s':>7}")
     for network in arguments.networks.split(","):
@@ -63,34 +59,8 @@ def main():
                 f"{row['compile_seconds']:10.1f} {row['user_cpu_seconds']:7.1f}",
                 flush=True,
             )
-            if arguments.out:
-                write(arguments.out, f"{network} {method}", row)
-
-
-def write(path, name, row):
-    """Put a row beside what it was measured on; the others of the file stay."""
-    device = jax.devices()[0]
-    facts = {
-        "command": "python experiments/benchmarks/compile_time.py",
-        "date": datetime.date.today().isoformat(),
-        "commit": commit(),
-        "pixels": SIZE,
-        "batch": BATCH,
-        "jax": jax.__version__,
-        "device": device.device_kind,
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = json.loads(path.read_text())["rows"] if path.exists() else {}
-    text = json.dumps({**facts, "rows": {**rows, name: row}}, indent=1)
-    path.write_text(text + "\n")
-
-
-def commit() -> str:
-    """The checkout's commit."""
-    words = ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "--short"]
-    return subprocess.run([*words, "HEAD"], capture_output=True, text=True).stdout[:-1]
+            row |= {"pixels": SIZE, "batch": BATCH}
+            results_file.write(arguments.out, {f"{network} {method}": row})
 
 
 def time_round(network: str, method: str, *, scan: bool) -> dict[str, float]:

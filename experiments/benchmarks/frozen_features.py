@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import results_file
 
 from fedfr_jax.federated.algorithms.local import Iterate, sgd, sgd_step
 from fedfr_jax.federated.features import Features, Frozen
@@ -36,6 +37,7 @@ def parse_arguments():
     parser.add_argument("--images", type=int, default=512, help="of the round")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=20)
+    results_file.add_flag(parser)
     return parser.parse_args()
 
 
@@ -135,7 +137,9 @@ def main():
     once = 4 * best["forward"] / (best["three_networks"] - best["looked_up"])
     found = {"ratio": round(ratio, 3), "pays_after_epochs": round(once, 2)}
     rounded = {name: round(1e3 * value, 2) for name, value in best.items()}
-    print(json.dumps({"milliseconds": rounded, **found, **vars(args)}))
+    row = {"milliseconds": rounded, **found}
+    print(json.dumps(row))
+    results_file.write(args.out, {"a step": row})
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import ours
+import results_file
 import workloads
 from gpu_references import data_parallel, first_line, torch_loop
 from run import choice_of
@@ -45,7 +46,6 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.models.conv import LOWERINGS
 from fedfr_jax.types import Cohort
 
-HERE = pathlib.Path(__file__).resolve().parent
 LANES = (1, 4, 16, 64)
 GOALS = {"clients": 20.0, "iresnet": 0.9}
 
@@ -243,12 +243,12 @@ def save(rows: list[dict], args) -> None:
     """Write the rows in place of those of the same parts; a smoke run only if told."""
     device = jax.devices()[0].device_kind
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    path = args.output or HERE / "results" / f"{slug}.json"
+    path = args.output or results_file.RESULTS / f"{slug}.json"
     if args.smoke and not args.output:
         return
     kept = json.loads(path.read_text())["rows"] if path.exists() else []
     new = {row["part"] for row in rows}
-    facts = {"device": device, "jax": jax.__version__, "date": time.strftime("%F")}
+    facts = results_file.facts()
     facts["rows"] = [row for row in kept if row["part"] not in new] + rows
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(facts, indent=1) + "\n")

@@ -99,7 +99,7 @@ def workload(name: str, rounds: int = 3) -> dict:
     work = workloads.WORKLOADS[name]
     data = workloads.make_data(work)
     sim, server, _ = ours.build(work, data)
-    flops = phases.step_flops(sim, server, work)
+    flops = phases.step_flops(sim, server, ours.counted(work))
     state = {"server": server, "round": 0}
     store = simulation.open_store(sim, server)
 

@@ -1,7 +1,7 @@
 """What a device holds when one network is spread over several: IResNet-100 at 112 px.
 
     python experiments/benchmarks/model_axis.py [--depth=100] [--methods=fedavg,fedfr]
-        [--clients=2] [--shards=4] [--batch=8] [--out=results/model_axis.json]
+        [--clients=2] [--shards=4] [--batch=8] [--out=FILE]
 
 Compiles a round on `clients` x 1 and on `clients` x `shards` virtual CPU devices from
 shapes alone and prints the compiler's bytes of one device as JSON. Nothing is trained.
@@ -11,7 +11,8 @@ LLVM does not optimise here: it comes after memory is laid out, and takes longes
 import argparse
 import json
 import os
-import pathlib
+
+import results_file
 
 SPLIT = {"num_clients": 4, "ids_per_client": 10, "num_global_ids": 60}
 METHODS = {
@@ -21,37 +22,27 @@ METHODS = {
 
 
 def main():
-    """Print the bytes of every round, and write them when asked."""
+    """Print the bytes of every round, and write them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--depth", type=int, default=100)
     parser.add_argument("--methods", default="fedavg,fedfr")
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--out", type=pathlib.Path)
+    results_file.add_flag(parser)
     arguments = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = (
         "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count="
         f"{arguments.clients * arguments.shards}"
     )
-    import jax
-
     rows = {}
     for method in arguments.methods.split(","):
         for shards in (arguments.shards, 1):
             name = f"{method} {arguments.clients}x{shards}"
             rows[name] = bytes_of_a_device(arguments, method, shards)
             print(json.dumps({name: rows[name]}), flush=True)
-    if arguments.out:
-        words = vars(arguments) | {"out": None}
-        flags = " ".join(f"--{k}={v}" for k, v in words.items() if v is not None)
-        facts = {
-            "command": f"python experiments/benchmarks/model_axis.py {flags}",
-            "jax": jax.__version__,
-        }
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    results_file.write(arguments.out, rows)
 
 
 def bytes_of_a_device(arguments, name: str, shards: int) -> dict[str, int]:

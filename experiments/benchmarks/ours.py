@@ -1,4 +1,12 @@
-"""This engine on the same work: the product's own simulation, nothing special-cased."""
+"""This engine on the same work: the product's own simulation, nothing special-cased.
+
+Lanes are those of `auto_lanes`, chosen by another process before the first round: its
+seconds and memory do not count, and the first round compiles.
+"""
+
+import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,17 +18,41 @@ from fedfr_jax.federated import simulation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
 from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.lanes import auto_lanes
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.initial import xavier_uniform
 from fedfr_jax.processes import use_every_core
 from fedfr_jax.tasks.face_loss import masked_mean
 from fedfr_jax.tasks.methods import federated_faces
+from fedfr_jax.types import Cohort
+
+
+def network(work, **settings):
+    """The workload's model."""
+    if work.model == "sphereface":
+        settings |= {"blocks": workloads.BLOCKS, "widths": workloads.WIDTHS}
+        settings |= {"embedding_dim": workloads.DIM}
+    return MODELS[work.model](work.image_shape, **settings)
+
+
+def counted(work):
+    """The workload's algorithm in the form whose operations can be counted."""
+    settings = {"mlp": {}, "cnn": {"lowering": "xla"}}
+    model = network(
+        work, **settings.get(work.model, {"lowering": "xla", "scan": False})
+    )
+    return maker(work)(work, model)[0]
+
+
+def maker(work):
+    """`faces` or `classifier`."""
+    return faces if work.model == "sphereface" else classifier
 
 
 def classification(work, model=None):
     """(loss of `local_sgd`, variables, logits) of a backbone with a linear head."""
-    model = model or MODELS[work.model](work.image_shape)
+    model = model or network(work)
     backbone = model.init(jax.random.key(0))
     shape = (model.embedding_dim, work.num_classes)
     kernel = xavier_uniform()(jax.random.key(1), shape)
@@ -52,14 +84,9 @@ def classifier(work, model=None):
     return algorithm, variables, logits, Feed(work.batch_size, shuffle=False)
 
 
-def faces(work):
+def faces(work, model=None):
     """The same of FedFR: all three terms, public classes, no hard negatives."""
-    model = MODELS[work.model](
-        work.image_shape,
-        blocks=workloads.BLOCKS,
-        widths=workloads.WIDTHS,
-        embedding_dim=workloads.DIM,
-    )
+    model = model or network(work)
     method = federated_faces(
         model,
         num_classes=work.num_classes,
@@ -84,8 +111,7 @@ def build(work, data, made=None, **options):
       made: what `classifier` or `faces` gives; None for the workload's own.
       options: of `simulation`, such as lanes.
     """
-    make = faces if work.model == "sphereface" else classifier
-    algorithm, variables, logits, feed = made or make(work)
+    algorithm, variables, logits, feed = made or maker(work)(work)
     num_rows = work.population * work.examples
     sim = simulation.simulation(
         algorithm,
@@ -104,24 +130,40 @@ def build(work, data, made=None, **options):
     return sim, simulation.start(sim, variables), logits
 
 
+def choose(workload: str) -> int:
+    """What lanes="auto" takes, measured by another process or remembered."""
+    command = [sys.executable, __file__, f"--workload={workload}", "--choose"]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(out.splitlines()[-1])
+
+
 def main():
-    args = workloads.arguments(__doc__)
+    flag = {"action": "store_true", "help": "print the lanes to use"}
+    args = workloads.arguments(__doc__, choose=flag)
     use_every_core()  # before JAX first asks for devices
     work = workloads.WORKLOADS[args.workload]
     data = workloads.make_data(work)
-    sim, server, logits = build(work, data)
+    if args.choose:
+        say = lambda text: print(text, file=sys.stderr)
+        print(auto_lanes(*build(work, data)[:2], say=say).lanes)
+        return
+    lanes = choose(args.workload)
+    sim, server, logits = build(work, data, lanes=lanes)
     store, clock = simulation.open_store(sim, server), workloads.Clock()
     for round in range(1 + args.rounds):
+        cohort = Cohort(workloads.cohort(work, round), round)
         with clock:
-            server, outcome = simulation.play(sim, server, store, round)
+            server, outcome = simulation.play_cohort(sim, server, store, cohort)
             jax.block_until_ready(server)
     plan, test, facts = outcome.plan, None, {"loss": outcome.metrics["loss"].mean()}
     if logits:
         apply = jax.jit(lambda v, x: logits(v, x, False)[0].argmax(1))
         test = lambda: apply(server.variables, data.test_images)
         facts = {"accuracy": (np.asarray(test()) == data.test_labels).mean()}
-        rate = work.steps * phases.step_flops(sim, server, work) / min(clock.wall[1:])
-        facts["fraction_of_matmul_rate"] = rate / phases.matmul_rate()
+    rate = work.steps * phases.step_flops(sim, server, counted(work))
+    rate /= min(clock.wall[1:])
+    facts["fraction_of_matmul_rate"] = rate / phases.matmul_rate()
+    facts["lanes"] = lanes
     facts["executed_over_useful"] = plan.executed_steps / plan.useful_steps
     parts = phases.seconds(sim, server, work, test)
     facts["phases"] = [[name, value] for name, value in parts.items()]

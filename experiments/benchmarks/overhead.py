@@ -15,6 +15,8 @@ import time
 import timeit
 import tracemalloc
 
+import results_file
+
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__)
@@ -23,6 +25,7 @@ def parse_arguments():
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--reduction", default="sum")
+    results_file.add_flag(parser)
     return parser.parse_args()
 
 
@@ -83,14 +86,19 @@ def main():
     spent, inside = spent[2:], inside[2:]
     host = [total - device for total, device in zip(spent, inside, strict=True)]
     print(f"{jax.devices()[0].device_kind}, {vars(args)}")
+    rows = {}
     for name, values in (("host", host), ("compiled", inside), ("total", spent)):
         print(
             f"{name:9} median {statistics.median(values):.2f} ms, "
             f"fastest {min(values):.2f} ms"
         )
+        median = statistics.median(values)
+        rows[f"{name} of a round"] = {"median_ms": median, "fastest_ms": min(values)}
     for population in (10**6, 10**9):
         micros, kib = sampling(population, 256)
         print(f"256 of {population:,}: {micros:.0f} us, peak {kib:.0f} KiB")
+        rows[f"256 of {population}"] = {"fastest_us": micros, "peak_kib": kib}
+    results_file.write(args.out, rows)
 
 
 def sampling(population: int, cohort: int) -> tuple[float, float]:

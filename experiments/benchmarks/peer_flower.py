@@ -1,4 +1,5 @@
-"""Flower's simulation runtime: one Ray actor per core, FedAvg, its own cohorts.
+"""Flower's simulation runtime: one Ray actor per core, FedAvg. Nodes are drawn by
+the strategy, but the client whose data a node trains on is told with the model.
 
 A round is what lies between two calls of the server's evaluation.
 """
@@ -14,7 +15,7 @@ import flwr
 import numpy as np
 import torch
 import workloads
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -23,13 +24,14 @@ from torch_models import accuracy, network, tensors, train
 
 
 def client_app(folder: str, work) -> ClientApp:
-    """Trains on the rows of its partition, read from memory-mapped files."""
+    """Trains on the rows of the client it is told, read from memory-mapped files."""
     app = ClientApp()
 
     @app.train()
     def fit(message, context):
+        del context
         torch.set_num_threads(1)
-        client = int(context.node_config["partition-id"])
+        client = message.content["told"]["client"]
         rows = [
             np.load(f"{folder}/{name}.npy", mmap_mode="r")[client]
             for name in ("images", "labels")
@@ -46,6 +48,25 @@ def client_app(folder: str, work) -> ClientApp:
     return app
 
 
+class Told(FedAvg):
+    """FedAvg whose nodes train the cohort of `workloads`, one client each."""
+
+    def __init__(self, work, **settings):
+        super().__init__(**settings)
+        self.work = work
+
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = super().configure_train(server_round, arrays, config, grid)
+        clients = workloads.cohort(self.work, server_round - 1)
+        for message, client in zip(messages, clients, strict=True):
+            told = ConfigRecord({"client": int(client)})
+            yield Message(
+                content=RecordDict({**message.content, "told": told}),
+                message_type=message.metadata.message_type,
+                dst_node_id=message.metadata.dst_node_id,
+            )
+
+
 def server_app(work, num_rounds: int, clock, final: dict) -> ServerApp:
     """FedAvg over a fraction of all nodes; leaves the last arrays in `final`."""
     app = ServerApp()
@@ -60,7 +81,8 @@ def server_app(work, num_rounds: int, clock, final: dict) -> ServerApp:
     @app.main()
     def run(grid, context):
         del context
-        strategy = FedAvg(
+        strategy = Told(
+            work,
             fraction_train=work.cohort / work.population,
             fraction_evaluate=0.0,
             min_train_nodes=work.cohort,

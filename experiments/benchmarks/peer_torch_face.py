@@ -1,5 +1,8 @@
 """FedFR's local step as its released code does it: on every batch the backbone forward
-and backward, and the forwards of the frozen global and previous backbones."""
+and backward, and the forwards of the frozen global and previous backbones.
+
+In forwards of one backbone that is five: three forwards, and a backward that costs two.
+"""
 
 import copy
 

@@ -14,6 +14,7 @@ import resource
 import time
 
 import numpy as np
+import results_file
 
 from fedfr_jax.evaluation import client_identification, client_verification
 
@@ -27,6 +28,7 @@ def parse_arguments():
     parser.add_argument("--gallery_images", type=int, default=65, help="per identity")
     parser.add_argument("--noise", type=float, default=4.0, help="against unit centres")
     parser.add_argument("--measure", type=int, default=0, help="clients; 0 takes all")
+    results_file.add_flag(parser)
     return parser.parse_args()
 
 
@@ -67,8 +69,11 @@ def main():
         seconds = {"1:1": round(middle - start, 2), "1:N": round(end - middle, 2)}
         found = {"client": client, "seconds": seconds, **tar, **tpir}
         print(json.dumps(found), flush=True)
-    total = {"seconds": round(time.perf_counter() - begin, 1), **vars(args)}
-    print(json.dumps({"peak_rss_gib": round(peak_gib(), 2), **total}))
+        total = {"seconds": round(time.perf_counter() - begin, 1)}
+        total["peak_rss_gib"] = round(peak_gib(), 2)
+        rows = {f"client {client}": found, "the run": {**total, "clients": 1 + client}}
+        results_file.write(args.out, rows)
+    print(json.dumps(total))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.federated import sampling, simulation
-from fedfr_jax.models import MODELS
+from fedfr_jax.runs import step_cost
+from fedfr_jax.types import Cohort
 
 
 def median_seconds(function, repeats: int = 3) -> float:
@@ -55,22 +56,21 @@ def seconds(sim, server, work, test) -> dict:
     }
 
 
-def step_flops(sim, server, work) -> float:
-    """Floating-point operations of one local step with XLA's own convolutions."""
-    model = MODELS[work.model](
-        work.image_shape, **({"lowering": "xla"} if work.model == "cnn" else {})
-    )
+def step_flops(sim, server, algorithm) -> float:
+    """Floating-point operations of one local step, the optimizer's included.
 
-    def loss(params, head, images):
-        variables = {"params": params, "batch_stats": {}}
-        features, _ = model.apply(variables, images, True)
-        return jnp.sum(jax.nn.log_softmax(features @ head))
-
-    params = server.variables["params"]
-    images = jnp.zeros((work.batch_size, *work.image_shape))
-    step = jax.jit(jax.grad(loss, (0, 1)))
-    cost = step.lower(params["backbone"], params["head"]["kernel"], images)
-    return float(cost.cost_analysis()["flops"])
+    Args:
+      algorithm: that of `sim` on a network without scans and with XLA's own
+        convolutions, whose operations the compiler can count.
+    """
+    cohort = Cohort(np.arange(sim.cohort_size), 0)
+    work = simulation.assign(sim, server, simulation.open_store(sim, server), cohort)
+    row = jax.tree.map(lambda x: x[0, 0, 0], work.rows)
+    shape = lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype)
+    given = jax.tree.map(shape, (server, row, work.extra, sim.table, sim.key))
+    max_local = int(sim.population.falling[0])
+    program, _ = step_cost.trace_client(algorithm, sim.feed, max_local, *given)
+    return step_cost.step_flops(program)
 
 
 def matmul_rate(size: int = 1024) -> float:

@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 
+import results_file
+
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__)
@@ -24,6 +26,7 @@ def parse_arguments():
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--populations", type=int, nargs="+", default=[10**4, 10**6])
     parser.add_argument("--one", type=int, default=0, help="measure it, print JSON")
+    results_file.add_flag(parser)
     return parser.parse_args()
 
 
@@ -88,8 +91,12 @@ def main():
         out = subprocess.run(command, check=True, capture_output=True, text=True)
         rows.append(json.loads(out.stdout.splitlines()[-1]))
         print(rows[-1], flush=True)
-    for name in ("round_ms", "fastest_ms", "peak_mib"):
-        print(f"{name}: x{rows[-1][name] / rows[0][name]:.3f}")
+    names = ("round_ms", "fastest_ms", "peak_mib")
+    ratios = {name: rows[-1][name] / rows[0][name] for name in names}
+    for name, ratio in ratios.items():
+        print(f"{name}: x{ratio:.3f}")
+    named = {f"{row['clients']} clients": row for row in rows}
+    results_file.write(args.out, {**named, "last over first": ratios})
 
 
 if __name__ == "__main__":

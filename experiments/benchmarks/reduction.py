@@ -11,6 +11,8 @@ import os
 import statistics
 import time
 
+import results_file
+
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__)
@@ -18,6 +20,7 @@ def parse_arguments():
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--clients", type=int, default=512)
     parser.add_argument("--lanes", type=int, default=1)
+    results_file.add_flag(parser)
     return parser.parse_args()
 
 
@@ -88,18 +91,23 @@ def main():
             jax.block_until_ready(server)
             spent[name].append(1e3 * (time.perf_counter() - begin))
             runs[name] = sim, server, store
+    rows = {}
     for name in names:
         times = spent[name] = spent[name][2:]
+        rows[name] = {"median_ms": statistics.median(times), "fastest_ms": min(times)}
         print(
             f"{name:10} median {statistics.median(times):.1f} ms, "
             f"fastest {min(times):.1f} ms"
         )
     plain, canonical = (spent[name] for name in names)
     pairs = [c / p for p, c in zip(plain, canonical, strict=True)]
-    print(
-        f"canonical / sum: fastest {min(canonical) / min(plain):.3f}, "
-        f"median of pairs {statistics.median(pairs):.3f}"
-    )
+    ratios = {
+        "fastest": min(canonical) / min(plain),
+        "median of pairs": statistics.median(pairs),
+    }
+    parts = [f"{name} {ratio:.3f}" for name, ratio in ratios.items()]
+    print(f"canonical / sum: {', '.join(parts)}")
+    results_file.write(args.out, {**rows, "canonical over sum": ratios})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import tempfile
 import time
 
 import numpy as np
+import results_file
 
 SHAPE, CLASSES = (28, 28, 1), 10
 
@@ -35,6 +36,7 @@ def parse_arguments():
     parser.add_argument("--shard_mib", type=float, default=4.0)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--folder", help="of the packed set; a temporary one")
+    results_file.add_flag(parser)
     return parser.parse_args()
 
 
@@ -164,7 +166,9 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         result = compare(args.folder or scratch, args)
     load = round_to(os.getloadavg()[0])
-    print(json.dumps({**vars(args), **result, "load": load, "cpus": os.cpu_count()}))
+    row = {**result, "load": load}
+    print(json.dumps(row))
+    results_file.write(args.out, {"streamed against resident": row})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import pathlib
 
+TOLERANCE = {"accuracy": 0.1, "loss": 0.2}  # from this engine's
 BEGIN, END = "<!-- results: run.py writes from here -->", "<!-- to here -->"
 COLUMNS = (
     # heading, key, format
@@ -16,6 +17,7 @@ COLUMNS = (
     ("CPU s/round", "cpu_seconds", "{:.2f}"),
     ("peak MiB", "peak_mib", "{:.0f}"),
     ("first round s", "first_seconds", "{:.1f}"),
+    ("compile s", "compile_seconds", "{:.1f}"),
 )
 
 
@@ -39,7 +41,7 @@ def tables(rows: list[dict]) -> list[str]:
     parts = []
     for workload in dict.fromkeys(row["workload"] for row in rows):
         own = [row for row in rows if row["workload"] == workload]
-        parts += [f"### {workload}", table(own)]
+        parts += [f"### {workload}", table(own), *unequal(own)]
         parts += [engine(row) for row in own if "phases" in row]
     return parts
 
@@ -56,11 +58,28 @@ def table(rows: list[dict]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def unequal(rows: list[dict]) -> list[str]:
+    """A line about the rows whose accuracy or loss is not that of this engine."""
+    ours = next((row for row in rows if row["system"] == "ours"), {})
+    names = {
+        row["system"]
+        for row in rows
+        for key, most in TOLERANCE.items()
+        if key in row and key in ours and abs(row[key] - ours[key]) > most
+    }
+    return [f"Not equal work: {', '.join(sorted(names))}."] if names else []
+
+
 def engine(row: dict) -> str:
-    """Phases of a round and the figures of compute."""
+    """Phases of a round, the figures of compute, and the choice of lanes."""
     parts = [f"{name} {1e3 * seconds:.1f}" for name, seconds in row["phases"]]
     text = f"Phases of this engine, ms: {', '.join(parts)}."
     if "fraction_of_matmul_rate" in row:
         percent = 100 * row["fraction_of_matmul_rate"]
         text += f" Arithmetic at {percent:.0f} % of the machine's matmul rate."
-    return f"{text} Executed over useful steps {row['executed_over_useful']:.3f}."
+    text += f" Executed over useful steps {row['executed_over_useful']:.3f}."
+    if "lanes" in row:
+        text += (
+            f" Lanes, chosen by measurement before the first round: {row['lanes']:.0f}."
+        )
+    return text

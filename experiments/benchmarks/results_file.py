@@ -1,0 +1,49 @@
+"""Files of results: figures by name, each beside how and where it was measured."""
+
+import datetime
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+RESULTS = FOLDER / "results"
+
+
+def add_flag(parser) -> None:
+    """--out, where the script writes: results/<its name>.json unless told."""
+    path = RESULTS / f"{pathlib.Path(sys.argv[0]).stem}.json"
+    parser.add_argument("--out", type=pathlib.Path, default=path, help="JSON file")
+
+
+def write(path: pathlib.Path, rows: dict[str, dict]) -> None:
+    """Put rows into the file, each with `facts`; the others of the file stay."""
+    made = facts()
+    kept = json.loads(path.read_text())["rows"] if path.exists() else {}
+    new = {name: {**row, "made": made} for name, row in rows.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"rows": {**kept, **new}}, indent=1) + "\n")
+
+
+def facts() -> dict:
+    """Command, date and commit of what runs now, and the machine it runs on."""
+    import jax  # some peers' environments read this file without it
+
+    script = pathlib.Path(sys.argv[0]).name
+    return {
+        "command": " ".join([f"python experiments/benchmarks/{script}", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+    }
+
+
+def commit() -> str:
+    """The checkout's commit; empty without one."""
+    words = ["git", "-C", str(FOLDER), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()

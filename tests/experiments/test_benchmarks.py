@@ -1,0 +1,57 @@
+"""Rows, tables and files of the benchmarks, on numbers that are made up."""
+
+import json
+import pathlib
+import runpy
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "benchmarks"
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import results_file
+    import table
+    import workloads
+
+    return {"results_file": results_file, "table": table, "workloads": workloads}
+
+
+def test_compiling_is_what_the_first_round_takes_beyond_the_others(benchmarks):
+    figures = runpy.run_path(str(FOLDER / "run.py"))["figures"]
+    result = {"seconds": [1.0, 2.0, 3.0], "cpu_seconds": [1.0], "peak_mib": 5.0}
+    results = [{**result, "first_seconds": first} for first in (4.0, 5.0, 9.0)]
+    work = benchmarks["workloads"].WORKLOADS["smoke"]
+    row = figures(work, results)
+    assert row["compile_seconds"] == 3.0 and row["clients_per_second"] == 2.0
+    eager = figures(work, [{**result, "first_seconds": 1.0}])
+    assert eager["compile_seconds"] == 0.0
+
+
+def test_a_table_names_the_systems_that_reached_another_accuracy(benchmarks):
+    table = benchmarks["table"]
+    rows = [
+        {"workload": "w", "system": system, "accuracy": accuracy}
+        for system, accuracy in (("ours", 0.9), ("near", 0.85), ("far", 0.7))
+    ]
+    assert table.unequal(rows) == ["Not equal work: far."]
+    assert table.unequal(rows[:2]) == table.unequal(rows[1:]) == []
+    assert "Not equal work: far." in table.tables(rows)
+
+
+def test_rows_are_written_beside_how_they_were_measured(
+    benchmarks, tmp_path, monkeypatch
+):
+    path = tmp_path / "deep" / "rows.json"
+    monkeypatch.setattr(sys, "argv", ["/x/population.py", "--rounds=2"])
+    benchmarks["results_file"].write(path, {"a": {"x": 1}, "b": {"x": 2}})
+    benchmarks["results_file"].write(path, {"b": {"x": 3}})
+    rows = json.loads(path.read_text())["rows"]
+    assert [rows[name]["x"] for name in "ab"] == [1, 3]
+    made = rows["a"]["made"]
+    command = "python experiments/benchmarks/population.py --rounds=2"
+    assert made["command"] == command
+    assert {"date", "commit", "jax", "device", "cores", "machine"} < set(made)
