@@ -69,13 +69,11 @@ def test_auto_lanes_are_measured_once_for_equal_runs(tmp_path, monkeypatch, caps
         run_method(whole, method, start, tmp_path / folder)
     assert asked == [1, 2, 4]
     assert capsys.readouterr().out.count("lanes: 4 (measured") == 2
-<<<<<<< HEAD
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     more = experiment.federation._replace(rounds=2)
     run_method(experiment._replace(federation=more), method, start, tmp_path / "a")
     assert asked == [1, 2, 4]  # a run that goes on keeps its own
     assert "lanes: 4 (as this run began" in capsys.readouterr().out
-=======
 
 
 SETTINGS = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip": 0.0}
@@ -129,4 +127,3 @@ def test_an_unknown_reduction_or_no_shard_is_refused(wrong, rule):
     federation = call("federation", Federation, wrong)
     with pytest.raises(ValueError, match=f"config.federation.{rule}, got"):
         check_federation(federation, 5)
->>>>>>> runsdocs
