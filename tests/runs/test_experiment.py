@@ -70,8 +70,8 @@ def test_auto_lanes_are_measured_once_for_equal_runs(tmp_path, monkeypatch, caps
     assert asked == [1, 2, 4]
     assert capsys.readouterr().out.count("lanes: 4 (measured") == 2
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
-    more = experiment.federation._replace(rounds=2)
-    run_method(experiment._replace(federation=more), method, start, tmp_path / "a")
+    more = whole._replace(federation=federation._replace(rounds=2))
+    run_method(more, method, start, tmp_path / "a")
     assert asked == [1, 2, 4]  # a run that goes on keeps its own
     assert "lanes: 4 (as this run began" in capsys.readouterr().out
 
