@@ -222,12 +222,24 @@ def test_ifca_with_one_model_is_uniform_fedavg(golden):
         close(flat(end.servers[0])[0], arrays["fairavg"])
 
 
-def test_the_median_of_changes_is_numpys(golden):
+ROBUST = {
+    "median": ({}, lambda x: np.median(x, axis=0)),
+    "trimmed": (
+        {"combine": trimmed_mean(0.4)},  # cuts one of three at either end
+        lambda x: np.sort(x, axis=0)[1:-1].mean(axis=0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_robust_sums_of_changes_are_numpys(golden, name):
+    options, combine = ROBUST[name]
     arrays = golden("fl_rounds")
+    assert len(arrays["local_sgd"]) == 3
     with jax.enable_x64(True):
-        end = play_golden(arrays, robust(fedavg(local_sgd(*LOCAL))), where=(2, 2))
-        expected = np.median(arrays["local_sgd"], axis=0)
-        close(flat(end.servers[0].variables), expected)
+        algorithm = robust(fedavg(local_sgd(*LOCAL)), **options)
+        end = play_golden(arrays, algorithm, where=(2, 2))
+        close(flat(end.servers[0].variables), combine(arrays["local_sgd"]))
 
 
 def test_fesem_joins_the_nearest_model(golden):
