@@ -19,6 +19,7 @@ from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
 from fedfr_jax.federated.features import own_class_means
 from fedfr_jax.federated.hard_negatives import prepare_features
+from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.simulation import Simulation, simulation
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.models.bundle import bundled
@@ -139,6 +140,7 @@ def federated_faces(
     if adapt is not None and branch is not None:
         raise ValueError(f"branch must be None with adapt, got {branch!r}.")
     model, bundle, unbundle = bundled(model)
+    model = gathered(model)  # again: a bundle must be whole before it is split
     loss = face_loss(
         model,
         margin_loss=margin_loss,

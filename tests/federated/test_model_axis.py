@@ -1,6 +1,7 @@
 """One network over several devices: the same numbers, in a fraction of the memory."""
 
 import functools
+from unittest import mock
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from fedfr_jax.federated.simulation import (
     simulation,
     start,
 )
-from fedfr_jax.models import iresnet
+from fedfr_jax.models import bundle, iresnet
 from fedfr_jax.tasks.methods import federated_faces
 from fedfr_jax.types import Cohort
 
@@ -51,12 +52,15 @@ def build(num_model_shards):
 
 @functools.cache
 def two_rounds(num_model_shards):
-    """(server, rows, the compiled round): a compiled round takes one layout only.
+    """(server, rows, the compiled round), small leaves bundled and nearly all cut.
 
     In float64, because a hundred steps of an untrained network lead away from each
     other whatever is rounded otherwise.
     """
-    with jax.enable_x64(True):
+    everything = mock.patch.object(bundle, "_is_worth_it", bool)
+    vectors = mock.patch.object(bundle, "LARGEST", 1024)
+    and_cut = mock.patch.object(model_axis, "SMALLEST", 64)
+    with jax.enable_x64(True), everything, vectors, and_cut:
         return _two_rounds(num_model_shards)
 
 
@@ -67,9 +71,9 @@ def _two_rounds(num_model_shards):
     compiled = sim.run.lower(*on_devices(sim, server, work, 0)).compile()
     steps = work.slots.num_steps
     assert (steps[0] != steps[1]).all()  # in every wave, on the two client devices
-    sim = sim._replace(run=compiled)
     for round in range(2):
         server, _ = play(sim, server, store, round)
+    assert sim.run._cache_size() == 1
     return server, store.gather(np.arange(4))[0], compiled
 
 
@@ -87,11 +91,12 @@ def test_no_operation_of_a_round_waits_for_all_devices_in_a_loop():
 
 def test_the_server_stays_cut_over_the_model_axis():
     server = two_rounds(4)[0]
-    kernel = server.backbone["params"]["stage1"]["first"]["conv2"]["kernel"]
-    assert kernel.shape == (3, 3, 32, 32)
-    assert kernel.addressable_shards[0].data.shape == (3, 3, 32, 8)
-    slope = server.backbone["params"]["stem"]["prelu"]["slope"]
-    assert slope.sharding.is_fully_replicated
+    params = server.backbone["params"]
+    kernel = params["large"]["fc"]["kernel"]
+    assert kernel.shape == (512, 32)
+    assert kernel.addressable_shards[0].data.shape == (128, 32)
+    assert params["small"].ndim == 1
+    assert not params["small"].sharding.is_fully_replicated
 
 
 def test_a_device_holds_about_a_quarter_between_steps():
