@@ -145,7 +145,9 @@ def main():
     data = workloads.make_data(work)
     if args.choose:
         say = lambda text: print(text, file=sys.stderr)
-        print(auto_lanes(*build(work, data)[:2], say=say).lanes)
+        sim, server, _ = build(work, data)
+        store = simulation.open_store(sim, server)
+        print(auto_lanes(sim, server, store, say=say).lanes)
         return
     lanes = choose(args.workload)
     sim, server, logits = build(work, data, lanes=lanes)
