@@ -60,7 +60,9 @@ def check_memory(sim, server: PyTree, rows: PyTree) -> None:
 
 @contextlib.contextmanager
 def guarded(sim, run: Callable) -> Iterator[Callable]:
-    """Yield the jitted `run`, refused on its first call if it needs more than is free.
+    """Yield `run`, refused on its first call if it needs more than is free.
+
+    A `run` that is no jitted function is called as it is.
 
     Raises:
       MemoryError: then, and when a device runs out of memory within the block: says
@@ -70,6 +72,8 @@ def guarded(sim, run: Callable) -> Iterator[Callable]:
 
     def call(*arguments):
         nonlocal needed
+        if not isinstance(run, jax.stages.Wrapped):
+            return run(*arguments)
         known = _NEEDS.setdefault(run, {})
         shapes = tuple(x.shape for x in jax.tree.leaves(arguments))
         needed = known.get(shapes)
