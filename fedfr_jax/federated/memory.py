@@ -72,7 +72,7 @@ def guarded(sim, run: Callable) -> Iterator[Callable]:
 
     def call(*arguments):
         nonlocal needed
-        if not isinstance(run, jax.stages.Wrapped):
+        if not hasattr(run, "lower"):
             return run(*arguments)
         known = _NEEDS.setdefault(run, {})
         shapes = tuple(x.shape for x in jax.tree.leaves(arguments))
