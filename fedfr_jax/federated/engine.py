@@ -52,16 +52,9 @@ REDUCTIONS = ("sum", "canonical")
 SAME_BITS = {"xla_disable_hlo_passes": "cse"}
 
 
-def build_round(
-    make: Callable,
-    feed: Feed,
-    mesh: Mesh,
-    *,
-    max_local: int,
-    shards: int | None = None,
-) -> Callable:
-    """Compile-once function of a whole round: `round_function`, its `rows` donated."""
-    run = round_function(make, feed, mesh, max_local=max_local, shards=shards)
+def build_round(*arguments, shards: int | None = None, **options) -> Callable:
+    """`round_function` of the same arguments, compiled once, its `rows` donated."""
+    run = round_function(*arguments, shards=shards, **options)
     return jax.jit(run, donate_argnums=1, compiler_options=compiler_options(shards))
 
 

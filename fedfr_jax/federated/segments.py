@@ -57,15 +57,10 @@ class Segments(NamedTuple):
 
 
 def build_segments(
-    make: Callable,
-    feed: Feed,
-    mesh: Mesh,
-    *,
-    max_local: int,
-    shards: int | None = None,
+    make: Callable, feed: Feed, mesh: Mesh, *, shards: int | None = None, **options
 ) -> Segments:
     """`build_round` in several calls: `segment_functions`, compiled once each."""
-    pieces = segment_functions(make, feed, mesh, max_local=max_local, shards=shards)
+    pieces = segment_functions(make, feed, mesh, shards=shards, **options)
     return compiled(pieces, mesh, shards)
 
 
