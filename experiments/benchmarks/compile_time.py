@@ -16,9 +16,8 @@ import jax
 import numpy as np
 import results_file
 
-from fedfr_jax.data.augment import decode
 from fedfr_jax.data.partition import ms1m
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs import dry_run, round_shapes
@@ -78,7 +77,7 @@ def time_round(network: str, method: str, *, scan: bool) -> dict[str, float]:
     user = os.times().user
     begin = time.perf_counter()
     lowered = dry_run.lower_round(model, chosen, partition, federation, mesh)[0]
-    programs = [lowered, *prepared(chosen, lowered, partition, federation, mesh)]
+    programs = [lowered, *prepared(model, chosen, partition, federation, mesh)]
     middle = time.perf_counter()
     for program in programs:
         program.compile()
@@ -90,25 +89,17 @@ def time_round(network: str, method: str, *, scan: bool) -> dict[str, float]:
     }
 
 
-def prepared(method, lowered, partition, federation, mesh) -> list:
+def prepared(model, method, partition, federation, mesh) -> list:
     """What FedFR computes before its clients train, lowered."""
     if not method.algorithm.prepare:
         return []
-    arguments = lowered.in_avals[0]
-    as_shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
-    server, table = jax.tree.map(as_shape, (arguments[0], arguments[5]))
-    feed = Feed(
-        federation.batch_size,
-        decode,
-        drop_last=federation.drop_last,
-        flip=federation.flip,
-    )
+    shapes = round_shapes.round_shapes(model, method, partition, federation, mesh)
     population = Population(partition.train_offsets, partition.num_classes)
     cohort = Cohort(np.arange(len(partition.num_classes)), 0)
     prepare = lambda server, table: method.algorithm.prepare(
-        server, round_shapes.Shapes(feed, mesh, table, population), cohort
+        server, round_shapes.Shapes(shapes.feed, mesh, table, population), cohort
     )
-    return [jax.jit(prepare).lower(server, table)]
+    return [jax.jit(prepare).lower(shapes.server, shapes.table)]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ client's side by position in its list of examples.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -114,13 +115,11 @@ def embed_views(
 ) -> jax.Array:
     """Features [B, F, D] of `view: flipped [] bool -> images [B, H, W, C]`.
 
-    One batch of all views: half the network to compile that one after the other has.
-    An image's views lie side by side, so that a batch that is cut stays cut.
+    A loop over the views has the network once, and batches as large as a step's, which
+    have kernels in common with it: less to compile than one batch of all views.
     """
-    views = [view(jnp.bool_(flip)) for flip in range(num_flips)]
-    images = jnp.stack(views, axis=1)
-    values = embed(variables, images.reshape(-1, *images.shape[2:]))
-    return values.reshape(*images.shape[:2], -1)
+    one = lambda is_flipped: embed(variables, view(is_flipped))
+    return jnp.moveaxis(jax.lax.map(one, jnp.arange(num_flips) > 0), 0, 1)
 
 
 def own_class_means(
@@ -153,19 +152,20 @@ def own_class_means(
 
 def position_features(embed: Callable, variables: PyTree, client: Client) -> jax.Array:
     """Features of all the client's examples by position and flip, [P, F, D]."""
-    first = client.span(jnp.int32(0), jnp.bool_(False))
-    block, count = len(first.position), client.num_local + client.num_extra
-    shape = jax.eval_shape(embed, variables, first.images)
-    values = jnp.zeros(
-        (client.num_positions, client.num_flips, shape.shape[1]), shape.dtype
-    )
+
+    @partial(jax.jit, inline=True)  # traced once, for shapes and for the loop
+    def views_from(start):
+        view = lambda is_flipped: client.span(start, is_flipped).images
+        return embed_views(embed, variables, view, client.num_flips)
+
+    block = jax.eval_shape(views_from, jnp.int32(0))
+    values = jnp.zeros((client.num_positions, *block.shape[1:]), block.dtype)
 
     def body(carry):
         start, values = carry
-        view = lambda flip: client.span(start, flip).images
-        rows = embed_views(embed, variables, view, client.num_flips)
-        values = jax.lax.dynamic_update_slice_in_dim(values, rows, start, axis=0)
-        return start + block, values
+        put = partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+        return start + block.shape[0], put(values, views_from(start), start)
 
+    count = client.num_local + client.num_extra
     ongoing = lambda carry: carry[0] < count
     return jax.lax.while_loop(ongoing, body, (jnp.int32(0), values))[1]

@@ -67,7 +67,7 @@ def build_segments(
 def compiled(pieces: Segments, mesh: Mesh, shards: int | None) -> Segments:
     """The pieces, to be compiled once each; the `total` handed over is donated."""
     placed = meshes.over_clients(mesh)  # said, or the first segment compiles on its own
-    options = compiler_options(shards)
+    options = compiler_options(mesh, shards)
     return Segments(
         start=jax.jit(pieces.start, out_shardings=placed),
         run=jax.jit(

@@ -105,7 +105,7 @@ def sweep(
         run=jax.jit(
             jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None, None, 0, 0)),
             donate_argnums=1,
-            compiler_options=compiler_options(sims[0].shards),
+            compiler_options=compiler_options(mesh, sims[0].shards),
         ),
         key=jax.device_put(key, whole),
         hyper=jax.device_put(stacked, whole),

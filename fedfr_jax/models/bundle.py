@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedfr_jax.types import Model, PyTree
 
-LARGEST = 2**14  # elements of a leaf that is bundled
+LARGEST = 2**20  # elements of a leaf that is bundled; a step copies each once
 FEWEST = 32  # leaves; below, a round compiles fast as it is
 
 

@@ -23,6 +23,10 @@ from fedfr_jax.models.norm import per_channel
 from fedfr_jax.models.winograd import convolve_3x3, slide, tiling
 
 
+# Traced once for each shape, as a network has many of one.
+@functools.partial(
+    jax.jit, static_argnames=("stride", "padding", "lowering"), inline=True
+)
 def convolve(
     x: jax.Array,
     kernel: jax.Array,

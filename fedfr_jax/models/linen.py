@@ -66,6 +66,9 @@ def run_stack(
         variable_axes={"params": 0, "batch_stats": 0},
         split_rngs={"params": True},
         length=length,
+        # Without this check a block is traced once, not twice; what a network starts
+        # from is drawn with it.
+        check_constancy_invariants=block.is_initializing(),
         unroll=1 if scan and length > MAX_UNROLLED else length,
     )
     return run(block, x, None)[0]

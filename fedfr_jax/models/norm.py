@@ -38,6 +38,7 @@ def normalize(z: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float):
     return _normalize(z, scale, bias, epsilon)[0]
 
 
+@functools.partial(jax.jit, static_argnums=3, inline=True)  # traced once for each shape
 def _normalize(z, scale, bias, epsilon):
     axes = tuple(range(z.ndim - 1))
     mean = jnp.mean(z, axes)
@@ -48,6 +49,7 @@ def _normalize(z, scale, bias, epsilon):
     return (y, mean, var), (z, scale, mean, inverse)
 
 
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def _normalize_backward(epsilon, kept, cotangents):
     z, scale, mean, inverse = kept
     dy, axes = cotangents[0], tuple(range(z.ndim - 1))

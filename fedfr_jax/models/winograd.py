@@ -86,6 +86,7 @@ def _forward(x, kernel, padding):
     return convolve_3x3(x, kernel, padding), (x, kernel)
 
 
+@functools.partial(jax.jit, static_argnums=0, inline=True)  # traced once for each shape
 def _backward(padding, kept, dy):
     """Both factors of the products get their derivatives; transforms are transposed."""
     x, kernel = kept
