@@ -28,11 +28,14 @@ _NEEDS = weakref.WeakKeyDictionary()
 def check_memory(sim, server: PyTree, rows: PyTree) -> None:
     """Raise MemoryError when a round cannot fit.
 
+    Not asked once `guarded` has let a program of the simulation through.
+
     Args:
       sim: the Simulation; its table and `server` are on the devices already.
       rows: [V', W, L, ...] personal rows of this process' shards.
     """
-    free = free_bytes(sim.mesh)
+    run = sim.segments.run if sim.segments else sim.run
+    free = None if _NEEDS.get(run) else free_bytes(sim.mesh)
     if free is None:
         return
     # A stream's rows come and go with its segments.

@@ -207,9 +207,11 @@ def on_devices(sim: Simulation, server: PyTree, work: Work, round: int) -> tuple
     extra = work.extra._replace(num_examples=())  # the slots say it
     places = model_axis.places_of_rows(sim.mesh, work.rows)
     rows = meshes.put_own(work.rows, places, len(work.clients))
-    slots = meshes.put(pack(work.slots), meshes.over_clients(sim.mesh))
-    order, extra, number = meshes.put(
-        (work.order, extra, np.int32(round)), meshes.replicated(sim.mesh)
+    cut, whole = meshes.over_clients(sim.mesh), meshes.replicated(sim.mesh)
+    shared = work.order, extra, np.int32(round)
+    # In one call: each costs as much as several leaves.
+    slots, (order, extra, number) = meshes.put(
+        (pack(work.slots), shared), (cut, jax.tree.map(lambda _: whole, shared))
     )
     return server, rows, slots, order, extra, sim.table, number, sim.key, sim.hyper
 
