@@ -56,23 +56,28 @@ def auto_lanes(
     most = max(sim.cohort_size // _num_shards(sim), 1)
     best = int(_of_first(_read(kept).get("lanes", 0)) if kept else 0)
     if 1 <= best <= most:
-        if meshes.is_first():
-            say(f"lanes: {best} (as this run began, {kept})")
-        return sim._replace(lanes=best)
+        return _taken(sim, best, f"as this run began, {kept}", kept, say)
     candidates = tuple(x for x in candidates or powers(sim.mesh) if x <= most) or (1,)
+    if len(candidates) == 1:
+        return _taken(sim, candidates[0], "the only choice", kept, say)
     name, path = fingerprint(sim, server, store, candidates), cache_path()
     known = _read(path)
     if not _of_first(name in known):
         spent = measure(sim, server, store, candidates)
         known[name] = {"lanes": min(spent, key=spent.get), "seconds": spent}
         _write(path, known)
-    best = int(_of_first(known[name]["lanes"] if name in known else 0))
+    choice = known.get(name, {"lanes": 0, "seconds": {}})  # the others do not know
+    best = int(_of_first(choice["lanes"]))
+    times = ", ".join(f"{k}: {1e3 * v:.3g}" for k, v in choice["seconds"].items())
+    return _taken(sim, best, f"measured ms per client {times}; {path}", kept, say)
+
+
+def _taken(sim, lanes, why, kept, say):
     if kept:
-        _write(kept, {"lanes": best})
+        _write(kept, {"lanes": lanes})
     if meshes.is_first():
-        times = [f"{k}: {1e3 * v:.3g}" for k, v in known[name]["seconds"].items()]
-        say(f"lanes: {best} (measured ms per client {', '.join(times)}; {path})")
-    return sim._replace(lanes=best)
+        say(f"lanes: {lanes} ({why})")
+    return sim._replace(lanes=lanes)
 
 
 def powers(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
