@@ -139,15 +139,7 @@ def classical_faces(
     Raises:
       ValueError: for an unknown name or an option out of range.
     """
-    numbers = {
-        "learning_rate": learning_rate,
-        "decay_epochs": decay_epochs,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "scale": scale,
-        "margin": margin,
-    }
-    check_numbers("", numbers)
+    check_numbers("", locals())  # every argument that has a range
     if margin_loss not in LOSSES:
         raise ValueError(
             f"margin_loss must be one of {list(LOSSES)}, got {margin_loss!r}."

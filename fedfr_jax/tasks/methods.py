@@ -112,22 +112,7 @@ def federated_faces(
       ValueError: for an unknown option, one out of range, or options that exclude each
         other.
     """
-    numbers = {
-        "learning_rate": learning_rate,
-        "decay_epochs": decay_epochs,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "scale": scale,
-        "margin": margin,
-        "threshold": threshold,
-        "max_hard_negatives": max_hard_negatives,
-        "contrastive_weight": contrastive_weight,
-        "temperature": temperature,
-        "branch_weight": branch_weight,
-        "spreadout": spreadout,
-        "num_clients": num_clients,
-    }
-    check_numbers("", numbers)
+    check_numbers("", locals())  # every argument that has a range
     if first_previous not in ("global", "random"):
         raise ValueError(
             f"first_previous must be global or random, got {first_previous!r}."
