@@ -16,9 +16,8 @@ import rich
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.data.augment import decode
 from fedfr_jax.data.partition import format_report, report
-from fedfr_jax.federated.client import Feed, client_key, first_personal_key
+from fedfr_jax.federated.client import client_key, first_personal_key
 from fedfr_jax.federated.lanes import auto_lanes
 from fedfr_jax.federated.simulation import simulation, start
 from fedfr_jax.runs import loop
@@ -186,12 +185,7 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
     federation, judge = experiment.federation, experiment.judge
     sim = simulation(
         method.algorithm,
-        Feed(
-            federation.batch_size,
-            decode,
-            drop_last=federation.drop_last,
-            flip=federation.flip,
-        ),
+        federation.feed,
         experiment.task.table,
         experiment.task.population,
         mesh=experiment.mesh,

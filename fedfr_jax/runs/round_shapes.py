@@ -8,7 +8,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.data.augment import decode
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Feed, Population, Table
@@ -49,12 +48,7 @@ def round_shapes(
 ) -> RoundShapes:
     """Shapes of round 0's arguments, placed on the mesh."""
     p, whole = partition, meshes.replicated(mesh)
-    feed = Feed(
-        federation.batch_size,
-        decode,
-        drop_last=federation.drop_last,
-        flip=federation.flip,
-    )
+    feed = federation.feed
     population = Population(p.train_offsets.astype(np.int64), p.num_classes)
     cohort_size = federation.cohort_size or len(p.num_classes)
     num_rows = len(p.train) + len(p.global_examples)

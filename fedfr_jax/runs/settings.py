@@ -3,6 +3,8 @@
 import math
 from typing import NamedTuple
 
+from fedfr_jax.data.augment import decode
+from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.engine import REDUCTIONS
 from fedfr_jax.schema import check_ranges
 
@@ -44,6 +46,11 @@ class Federation(NamedTuple):
     checkpoint_every: int = 1
     table: str = "auto"  # where the examples are: on the device, or a stream to it
     table_gib: float = 1.0  # GiB that streamed examples may take on a device
+
+    @property
+    def feed(self) -> Feed:
+        """How clients' batches are made of uint8 images."""
+        return Feed(self.batch_size, decode, drop_last=self.drop_last, flip=self.flip)
 
     @property
     def first_lanes(self) -> int:
