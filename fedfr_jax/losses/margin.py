@@ -44,18 +44,17 @@ def _unit(x, eps):
 def _unit_forward(x, eps):
     power = _power_below(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
     x = x * power
-    length = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
-    unit = x / jnp.maximum(length, eps)
-    return unit, (unit, length, power)
+    square = jnp.sum(x * x, axis=-1, keepdims=True)
+    length = jnp.sqrt(jnp.maximum(square, eps * eps))
+    unit = x / length
+    return unit, (unit, length, power, square > eps * eps)
 
 
 def _unit_backward(eps, kept, dy):
-    """(dy - unit <unit, dy>) / ||x||, where the length was no clamp's."""
-    unit, length, power = kept
+    """(dy - unit <unit, dy>) / ||x||; nothing is taken away where eps is the length."""
+    unit, length, power, is_long = kept
     along = jnp.sum(unit * dy, axis=-1, keepdims=True)
-    dy = dy - unit * jnp.where(length > eps, along, 0)
-    # In this order: the inverse length alone may be no number.
-    return (dy / jnp.maximum(length, eps) * power,)
+    return ((dy - unit * jnp.where(is_long, along, 0)) / length * power,)
 
 
 _unit.defvjp(_unit_forward, _unit_backward)
