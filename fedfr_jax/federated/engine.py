@@ -15,6 +15,7 @@ by a fixed pairwise tree: the same bits on any number of devices, for one model 
 memory per shard.
 """
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -64,9 +65,14 @@ def build_round(
 
 
 def compiler_options(mesh: Mesh, shards: int | None) -> dict:
-    """What a round on the mesh, reduced over `shards`, asks of the compiler."""
+    """What a round on the mesh, reduced over `shards`, asks of the compiler.
+
+    XLA_FLAGS goes first.
+    """
+    told = os.environ.get("XLA_FLAGS", "")
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    return {**(ENOUGH if is_cpu else {}), **({} if shards is None else SAME_BITS)}
+    is_free = is_cpu and not any(name in told for name in ENOUGH)
+    return {**(ENOUGH if is_free else {}), **({} if shards is None else SAME_BITS)}
 
 
 def round_function(

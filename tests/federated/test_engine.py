@@ -1,11 +1,14 @@
 """The engine against a plain loop over clients, and its known traps."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from fedfr_jax.federated import engine
 from fedfr_jax.federated.client import Population, Slots, Table, client_view
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.sampling import sample
@@ -260,3 +263,16 @@ def test_batches_of_an_epoch_visit_every_example_once():
     np.testing.assert_array_equal(np.sort(first), np.arange(17, 29))
     np.testing.assert_array_equal(np.sort(second), np.arange(17, 29))
     assert not np.array_equal(first, second)
+
+
+def test_what_is_asked_of_the_compiler_on_a_cpu_unless_the_user_says_other(monkeypatch):
+    level = "xla_backend_optimization_level"
+    mesh = lambda kind: types.SimpleNamespace(
+        devices=np.array([types.SimpleNamespace(platform=kind)])
+    )
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert engine.compiler_options(mesh("cpu"), None) == {level: 2}
+    assert engine.compiler_options(mesh("cpu"), 8) == {level: 2, **engine.SAME_BITS}
+    assert engine.compiler_options(mesh("gpu"), None) == {}
+    monkeypatch.setenv("XLA_FLAGS", f"--{level}=0")
+    assert engine.compiler_options(mesh("cpu"), 8) == engine.SAME_BITS
