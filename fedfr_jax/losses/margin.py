@@ -30,8 +30,8 @@ def normalize(x: jax.Array, *, eps: float = 1e-12) -> jax.Array:
         by it, so the gradient is at most 1 / eps: large, but finite.
 
     Returns:
-      [..., D]. Derivatives in reverse mode only, in closed form: half the kernels to
-      compile of the derivative of every step.
+      [..., D]. Derivatives in reverse mode only, in closed form: fewer kernels to
+      compile than those of each operation.
     """
     return _unit(x, eps)
 
