@@ -67,7 +67,7 @@ def build_round(
 def compiler_options(mesh: Mesh, shards: int | None) -> dict:
     """What a round on the mesh, reduced over `shards`, asks of the compiler.
 
-    XLA_FLAGS goes first.
+    A level that XLA_FLAGS sets stays; the canonical bits are always asked for.
     """
     told = os.environ.get("XLA_FLAGS", "")
     is_cpu = mesh.devices.flat[0].platform == "cpu"

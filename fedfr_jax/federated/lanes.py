@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import Table
+from fedfr_jax.federated.engine import compiler_options
 from fedfr_jax.federated.memory import guarded
 from fedfr_jax.federated.segments import play_segments
 from fedfr_jax.federated.simulation import Simulation, Work, assign, on_devices
@@ -153,6 +154,7 @@ def fingerprint(sim, server, store, candidates) -> str:
     facts = (
         sim.run.lower(*on_devices(one, server, work, cohort.round)).as_text(),
         held,
+        str(compiler_options(sim.mesh, sim.shards)),
         device.device_kind,
         str(sim.mesh.shape),
         str(os.cpu_count()),

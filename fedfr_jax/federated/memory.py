@@ -23,19 +23,29 @@ GIB = 2**30
 MEMINFO = pathlib.Path("/proc/meminfo")  # of Linux
 # Compiled function -> {shapes of its arguments: what it needs}, of those let through.
 _NEEDS = weakref.WeakKeyDictionary()
+# Compiled function -> {lanes and shapes of personal rows}, of those let through.
+_FITTING = weakref.WeakKeyDictionary()
 
 
 def check_memory(sim, server: PyTree, rows: PyTree) -> None:
     """Raise MemoryError when a round cannot fit.
 
-    Not asked once `guarded` has let a program of the simulation through.
+    What was let through before, lanes and shapes of rows, is not asked for again.
 
     Args:
       sim: the Simulation; its table and `server` are on the devices already.
       rows: [V', W, L, ...] personal rows of this process' shards.
     """
     run = sim.segments.run if sim.segments else sim.run
-    free = None if _NEEDS.get(run) else free_bytes(sim.mesh)
+    known = _FITTING.setdefault(run, set())
+    asked = sim.lanes, *(x.shape for x in jax.tree.leaves(rows))
+    if asked not in known:
+        _check_least(sim, server, rows)
+        known.add(asked)
+
+
+def _check_least(sim, server, rows):
+    free = free_bytes(sim.mesh)
     if free is None:
         return
     # A stream's rows come and go with its segments.

@@ -63,7 +63,8 @@ _unit.defvjp(_unit_forward, _unit_backward)
 def _power_below(largest):
     """A power of two, so exact to multiply with, that takes `largest` below 4.
 
-    1 for what is below 1 already, so that no vector that is scaled is clamped.
+    1 for what is below 1 already; what is scaled keeps a length of at least 1/2, which
+    no eps reaches.
     """
     _, exponent = jnp.frexp(largest)
     # The inverse of the last power would not be a normal number, which may become 0.

@@ -1,7 +1,9 @@
 """A network's many small leaves as one vector, so that rounds compile sooner.
 
-Every leaf costs a round a dozen kernels (momentum, step, update, sum, average), and
-most leaves of a deep network are the vectors of its normalisations.
+Every leaf costs a round a dozen kernels (momentum, step, update, sum, average). Most
+leaves of a deep network are the vectors of its normalisations, and the kernels of all
+but the widest stages are small too. A step copies what is bundled, and a network that
+is cut over devices gathers it at once.
 """
 
 from collections.abc import Callable

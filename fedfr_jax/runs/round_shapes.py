@@ -60,6 +60,7 @@ def round_shapes(
     key = on_mesh(jax.eval_shape(jax.random.key, 0))
     phi = array((len(p.global_identities), model.embedding_dim), jnp.float32)
     begin = lambda key, phi: method.algorithm.init(method.start(model.init(key), phi))
+    # A key that lies nowhere, as networks are made with: `init` is traced already.
     server = jax.eval_shape(begin, jax.random.key(0), phi)
     server = placed(server, model_axis.places(mesh, server))
     row = jax.eval_shape(method.algorithm.init_personal, key, server)

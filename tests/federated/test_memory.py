@@ -78,15 +78,29 @@ def test_a_round_is_refused_when_its_program_needs_more_than_is_free(
     assert run.calls == 1
 
 
+@pytest.mark.parametrize("table", ["resident", "stream"])
+def test_what_was_let_through_is_not_asked_again_and_more_than_that_is(
+    monkeypatch, table
+):
+    sim, run, server = fresh(table)
+    play_one(sim, server)
+    give(monkeypatch, 0)
+    play_one(sim, server)
+    calls = run.calls
+    with pytest.raises(MemoryError, match="not even one lane fits"):
+        play_one(sim._replace(lanes=LANES + 1), server)
+    assert run.calls == calls > 1
+
+
 def test_not_even_one_lane_is_said_so_with_what_it_needs(monkeypatch):
     needed = needs_of("resident", 1)
     sim, _, server = fresh("resident", 1)
     one = "not even one lane fits, which needs at least .* GiB"
-    give(monkeypatch, needed - 1)
-    with pytest.raises(MemoryError, match=f"got 1.* to train, .* {one}"):
-        play_one(sim, server)
     give(monkeypatch, 0.5 * trees.num_bytes(server))
     with pytest.raises(MemoryError, match=f"got 1.* at least .* are free: {one}"):
+        play_one(sim, server)
+    give(monkeypatch, needed - 1)
+    with pytest.raises(MemoryError, match=f"got 1.* to train, .* {one}"):
         play_one(sim, server)
 
 
@@ -127,11 +141,11 @@ def test_a_server_that_holds_more_than_a_lane_trains_is_not_refused_for_it(monke
     network = trees.num_bytes(server.variables)
     assert trees.num_bytes(server) > 2.5 * network
     rows = jax.tree.map(lambda x: x[None, None], personal_rows(sim, server, 2))
-    give(monkeypatch, 2.5 * network)
-    memory.check_memory(sim, server, rows)
     give(monkeypatch, 1.5 * network)
     with pytest.raises(MemoryError, match="at most 1 lane fits"):
         memory.check_memory(sim, server, rows)
+    give(monkeypatch, 2.5 * network)
+    memory.check_memory(sim, server, rows)
 
 
 def personal_rows(sim, server, count):
