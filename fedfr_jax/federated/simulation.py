@@ -13,6 +13,7 @@ from fedfr_jax import trees
 from fedfr_jax.federated import model_axis, sampling
 from fedfr_jax.federated.client import Feed, Population, Slots, Table, pack
 from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
+from fedfr_jax.federated.first_round import compiled_beside
 from fedfr_jax.federated.memory import check_memory, guarded
 from fedfr_jax.federated.schedule import Plan, schedule
 from fedfr_jax.federated.segments import Segments, build_segments, play_segments
@@ -184,7 +185,8 @@ def play_cohort(
     sim: Simulation, server: PyTree, store: Store, cohort: Cohort
 ) -> tuple[PyTree, Outcome]:
     """`play` of clients that the caller has chosen, each once and in any order."""
-    work = assign(sim, server, store, cohort)
+    with compiled_beside(sim, server, store, cohort):
+        work = assign(sim, server, store, cohort)
     check_memory(sim, server, work.rows)
     waited = 0.0
     if sim.segments:

@@ -104,6 +104,11 @@ class Store:
         self._writer = ThreadPoolExecutor(1, "store")
         self._pending = None
 
+    @property
+    def template(self) -> PyTree:
+        """One client's row, arrays or shape structs."""
+        return jax.tree.unflatten(self._treedef, self._leaves)
+
     def gather(self, ids: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """Rows of `ids` [K] as a tree of [K, ...] and `is_new` [K] (never written).
 

@@ -24,13 +24,11 @@ from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import ms1m_order
 from fedfr_jax.data.sources.images import parse_size
 from fedfr_jax.data.sources.recordio import rec_path, write_stand_in
-from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Slots
 from fedfr_jax.federated.engine import build_round
-from fedfr_jax.federated.schedule import schedule
+from fedfr_jax.federated.first_round import arguments
 from fedfr_jax.federated.store import VERSIONS
 from fedfr_jax.runs import step_cost
-from fedfr_jax.runs.round_shapes import placed, round_shapes
+from fedfr_jax.runs.round_shapes import round_shapes
 from fedfr_jax.runs.settings import Federation
 from fedfr_jax.tasks.methods import FaceMethod, backbone_features
 from fedfr_jax.types import Model, Source
@@ -102,16 +100,6 @@ def lower_round(
 ):
     """`jax.stages.Lowered` of a round, and the shape of one client's personal row."""
     shapes = round_shapes(model, method, partition, federation, mesh)
-    whole, cohort_size = meshes.replicated(mesh), shapes.cohort_size
-    plan = schedule(
-        np.ones(cohort_size, np.int64),
-        num_devices=mesh.devices.shape[0],
-        lanes=federation.first_lanes,
-        shards=federation.fixed_shards,
-    )
-    laid = lambda x: jax.ShapeDtypeStruct(plan.slots.shape + x.shape, x.dtype)
-    rows = jax.tree.map(laid, shapes.row)
-    slots = laid(jax.ShapeDtypeStruct((len(Slots._fields),), jnp.int32))
     run = build_round(
         lambda hyper: method.algorithm,
         shapes.feed,
@@ -120,15 +108,17 @@ def lower_round(
         shards=federation.fixed_shards,
     )
     lowered = run.lower(
-        shapes.server,
-        placed(rows, model_axis.places_of_rows(mesh, rows)),
-        placed(slots, meshes.over_clients(mesh)),
-        jax.ShapeDtypeStruct((cohort_size,), jnp.int32, sharding=whole),
-        shapes.extra,
-        shapes.table,
-        jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
-        shapes.key,
-        (),
+        *arguments(
+            mesh,
+            cohort_size=shapes.cohort_size,
+            lanes=federation.first_lanes,
+            shards=federation.fixed_shards,
+            server=shapes.server,
+            row=shapes.row,
+            extra=shapes.extra,
+            table=shapes.table,
+            key=shapes.key,
+        )
     )
     return lowered, shapes.row
 

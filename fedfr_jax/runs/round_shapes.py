@@ -12,14 +12,16 @@ from fedfr_jax.data.identities import Partition
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.engine import no_extra
+from fedfr_jax.federated.first_round import extra_shapes, on_mesh, placed
 from fedfr_jax.runs.settings import Federation
 from fedfr_jax.tasks.methods import FaceMethod
-from fedfr_jax.types import Cohort, Extra, Model, PyTree
+from fedfr_jax.types import Algorithm, Cohort, Extra, Model, PyTree
 
 
 class Shapes(NamedTuple):
     """What `Algorithm.prepare` reads of a simulation, with shapes for arrays."""
 
+    algorithm: Algorithm
     feed: Feed
     mesh: Mesh
     table: Table
@@ -53,40 +55,27 @@ def round_shapes(
     cohort_size = federation.cohort_size or len(p.num_classes)
     num_rows = len(p.train) + len(p.global_examples)
     array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
-    on_mesh = lambda tree: jax.tree.map(lambda x: array(x.shape, x.dtype), tree)
     table = Table(
         array((num_rows, *model.image_shape), jnp.uint8), array((num_rows,), jnp.int32)
     )
-    key = on_mesh(jax.eval_shape(jax.random.key, 0))
+    key = on_mesh(mesh, jax.eval_shape(jax.random.key, 0))
     phi = array((len(p.global_identities), model.embedding_dim), jnp.float32)
     begin = lambda key, phi: method.algorithm.init(method.start(model.init(key), phi))
     # A key that lies nowhere, as networks are made with: `init` is traced already.
     server = jax.eval_shape(begin, jax.random.key(0), phi)
     server = placed(server, model_axis.places(mesh, server))
     row = jax.eval_shape(method.algorithm.init_personal, key, server)
-    extra = no_extra(cohort_size)
+    extra = on_mesh(mesh, no_extra(cohort_size))
     if method.algorithm.prepare:
-        cohort = Cohort(np.arange(cohort_size), 0)
-        extra = jax.eval_shape(
-            lambda server, table: method.algorithm.prepare(
-                server, Shapes(feed, mesh, table, population), cohort
-            ),
-            server,
-            table,
-        )
+        sim = Shapes(method.algorithm, feed, mesh, table, population)
+        extra = extra_shapes(sim, server, Cohort(np.arange(cohort_size), 0))
     return RoundShapes(
         feed=feed,
         max_local=int(np.diff(p.train_offsets).max()),
         cohort_size=cohort_size,
         server=server,
         row=row,
-        extra=on_mesh(extra),
+        extra=extra,
         table=table,
         key=key,
     )
-
-
-def placed(shapes, shardings):
-    """The shape structs, each with its sharding."""
-    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
-    return jax.tree.map(place, shapes, shardings)

@@ -199,14 +199,14 @@ def play_golden(arrays, algorithm, **options):
 
 
 @contextlib.contextmanager
-def compilations():
-    """A list to which the name of every compilation inside the block is added."""
+def compilations(note=lambda name: name):
+    """A list to which `note(name)` of every compilation inside the block is added."""
     found = []
 
     def listen(event, duration, **facts):
         del duration
         if event.endswith("backend_compile_duration"):
-            found.append(facts.get("fun_name", event))
+            found.append(note(facts.get("fun_name", event)))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:

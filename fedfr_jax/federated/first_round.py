@@ -1,0 +1,130 @@
+"""The round is compiled while the server prepares its first cohort.
+
+What clients are handed depends on what the server selects for them; the shapes do not.
+So the round is lowered from shapes, and compiled on a thread of its own beside the
+compilation, and the run, of the preparation.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.federated import model_axis
+from fedfr_jax.federated.client import Slots
+from fedfr_jax.federated.memory import check_memory
+from fedfr_jax.federated.schedule import schedule
+from fedfr_jax.federated.store import Store
+from fedfr_jax.types import Cohort, Extra, PyTree
+
+_BEGUN = weakref.WeakSet()  # rounds that were compiled, or are being
+
+
+@contextlib.contextmanager
+def compiled_beside(sim, server: PyTree, store: Store, cohort: Cohort) -> Iterator:
+    """Compile the Simulation's round while the block prepares its first cohort.
+
+    Does nothing where the server prepares nothing, for a stream, whose shapes are known
+    as it is read, and in a run of several processes. What fails here fails again, and
+    is told, when the round is called.
+
+    Raises:
+      MemoryError: when a round cannot fit, see `check_memory`.
+    """
+    is_known = sim.segments or not hasattr(sim.run, "lower") or sim.run in _BEGUN
+    if is_known or not sim.algorithm.prepare or jax.process_count() > 1:
+        yield
+        return
+    _BEGUN.add(sim.run)
+    shapes = arguments(
+        sim.mesh,
+        cohort_size=len(cohort.ids),
+        lanes=sim.lanes,
+        shards=sim.shards,
+        server=server,
+        row=store.template,
+        extra=extra_shapes(sim, server, cohort),
+        table=sim.table,
+        key=sim.key,
+        hyper=sim.hyper,
+    )
+    check_memory(sim, server, shapes[1])
+    with ThreadPoolExecutor(1, "compile") as thread:
+        thread.submit(lambda: sim.run.lower(*shapes).compile())
+        yield
+
+
+def extra_shapes(sim, server: PyTree, cohort: Cohort) -> Extra:
+    """What `prepare` hands to the cohort's clients, as shapes on the mesh.
+
+    Args:
+      sim: a Simulation, or as much of one as `prepare` reads.
+      server: arrays or shapes, like the table of `sim`.
+    """
+    prepare = lambda server, table: sim.algorithm.prepare(
+        server, sim._replace(table=table), cohort
+    )
+    extra = jax.eval_shape(prepare, server, sim.table)
+    return on_mesh(sim.mesh, extra)
+
+
+def on_mesh(mesh: Mesh, tree: PyTree) -> PyTree:
+    """Shape structs of `tree`, whole on every device."""
+    whole = meshes.replicated(mesh)
+    struct = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
+    return jax.tree.map(struct, tree)
+
+
+def arguments(
+    mesh: Mesh,
+    *,
+    cohort_size: int,
+    lanes: int,
+    shards: int | None,
+    server: PyTree,
+    row: PyTree,
+    extra: Extra,
+    table: PyTree,
+    key: jax.Array,
+    hyper: PyTree = (),
+) -> tuple:
+    """The arguments of a compiled round, shapes for what differs between rounds.
+
+    Args:
+      row: one client's personal state, arrays or shapes; the others are what the round
+        is handed, placed on the mesh.
+    """
+    plan = schedule(
+        np.ones(cohort_size, np.int64),
+        num_devices=mesh.shape[meshes.CLIENTS],
+        lanes=lanes,
+        shards=shards,
+    )
+    laid = lambda x: jax.ShapeDtypeStruct((*plan.slots.shape, *x.shape), x.dtype)
+    rows = jax.tree.map(laid, row)
+    slots = laid(jax.ShapeDtypeStruct((len(Slots._fields),), jnp.int32))
+    order = jax.ShapeDtypeStruct((cohort_size,), jnp.int32)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    return (
+        server,
+        placed(rows, model_axis.places_of_rows(mesh, rows)),
+        placed(slots, meshes.over_clients(mesh)),
+        on_mesh(mesh, order),
+        extra._replace(num_examples=()),  # the slots say it
+        table,
+        on_mesh(mesh, number),
+        key,
+        hyper,
+    )
+
+
+def placed(shapes: PyTree, shardings: PyTree) -> PyTree:
+    """The shape structs, each with its sharding."""
+    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+    return jax.tree.map(place, shapes, shardings)
