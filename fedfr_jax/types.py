@@ -123,4 +123,5 @@ class Algorithm(NamedTuple):
     aggregator: Aggregator
     server_update: Callable[[PyTree, RoundResult], PyTree]  # -> server
     personalize: Callable[[PyTree, PyTree], PyTree]  # (server, personal) -> variables
-    prepare: Callable[..., Extra] | None = None  # (server, simulation, cohort)
+    # (server, simulation, cohort); also traced for its shapes before the first round.
+    prepare: Callable[..., Extra] | None = None

@@ -4,9 +4,9 @@
         [--methods=fedavg,fedfr] [--unrolled] [--in-turn] [--out=FILE]
 
 Nothing is trained: rounds are lowered from shapes at 112 pixels with 64 images a step,
-FedFR's beside what it prepares (features and hard negatives), as a first round is. XLA
-compiles on several threads, so on a busy machine the CPU seconds say more than the
-clock's.
+FedFR's beside what it prepares (features and hard negatives, here one program), as in a
+run. XLA compiles on several threads, so on a busy machine the CPU seconds say more than
+the clock's.
 """
 
 import argparse
@@ -67,8 +67,9 @@ def main():
                 f"{row['user_cpu_seconds']:7.1f}",
                 flush=True,
             )
-            row |= {"pixels": SIZE, "batch": BATCH, "in turn": arguments.in_turn}
-            results_file.write(arguments.out, {f"{network} {method}": row})
+            row |= {"pixels": SIZE, "batch": BATCH}
+            name = f"{network} {method}{' in turn' if arguments.in_turn else ''}"
+            results_file.write(arguments.out, {name: row})
 
 
 def time_round(
@@ -87,31 +88,30 @@ def time_round(
     mesh = make_mesh(1)
     user = os.times().user
     begin = time.perf_counter()
-    shared = model, chosen, partition, federation, mesh
+    shapes = round_shapes(model, chosen, partition, federation, mesh)
+    compile = lambda: dry_run.lower(shapes, chosen, federation, mesh).compile()
     with ThreadPoolExecutor(1) as thread:
-        round_ = thread.submit(lambda: dry_run.lower_round(*shared)[0].compile())
+        later = thread.submit(compile)
         if in_turn:
-            round_.result()
-        for program in prepared(*shared):
-            program.compile()
-        round_.result()
+            later.result()
+        if chosen.algorithm.prepare:
+            prepared(shapes, chosen, partition, mesh).compile()
+        later.result()
     return {
         "seconds": round(time.perf_counter() - begin, 2),
         "user_cpu_seconds": round(os.times().user - user, 2),
     }
 
 
-def prepared(model, method, partition, federation, mesh) -> list:
-    """What FedFR computes before its clients train, lowered."""
-    if not method.algorithm.prepare:
-        return []
-    shapes = round_shapes(model, method, partition, federation, mesh)
+def prepared(shapes, method, partition, mesh) -> jax.stages.Lowered:
+    """What FedFR computes before its clients train."""
     population = Population(partition.train_offsets, partition.num_classes)
     cohort = Cohort(np.arange(len(partition.num_classes)), 0)
+    stand_in = Shapes(method.algorithm, shapes.feed, mesh, shapes.table, population)
     prepare = lambda server, table: method.algorithm.prepare(
-        server, Shapes(method.algorithm, shapes.feed, mesh, table, population), cohort
+        server, stand_in._replace(table=table), cohort
     )
-    return [jax.jit(prepare).lower(shapes.server, shapes.table)]
+    return jax.jit(prepare).lower(shapes.server, shapes.table)
 
 
 if __name__ == "__main__":

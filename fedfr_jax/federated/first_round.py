@@ -23,41 +23,65 @@ from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.store import Store
 from fedfr_jax.types import Cohort, Extra, PyTree
 
-_BEGUN = weakref.WeakSet()  # rounds that were compiled, or are being
+_BEGUN = weakref.WeakSet()  # rounds whose compilation was begun here, or cannot be
 
 
 @contextlib.contextmanager
-def compiled_beside(sim, server: PyTree, store: Store, cohort: Cohort) -> Iterator:
-    """Compile the Simulation's round while the block prepares its first cohort.
+def compiled_beside(
+    sim, server: PyTree, store: Store, cohort: Cohort
+) -> Iterator[None]:
+    """Compile the round of `sim`, a Simulation, while the block prepares `cohort`.
 
-    Does nothing where the server prepares nothing, for a stream, whose shapes are known
-    as it is read, and in a run of several processes. What fails here fails again, and
-    is told, when the round is called.
+    Only for the first block, which ends when both are done, even if it fails. Nothing
+    is compiled where the server prepares nothing or what JAX cannot trace, for a
+    stream, whose shapes are known as it is read, and in a run of several processes.
+    What fails on the thread fails again, and is told, when the round is called.
 
     Raises:
       MemoryError: when a round cannot fit, see `check_memory`.
     """
-    is_known = sim.segments or not hasattr(sim.run, "lower") or sim.run in _BEGUN
-    if is_known or not sim.algorithm.prepare or jax.process_count() > 1:
+    arguments = _first_arguments(sim, server, store, cohort)
+    if arguments is None:
         yield
         return
+    check_memory(sim, server, arguments[1])
     _BEGUN.add(sim.run)
-    shapes = arguments(
+    own = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
+    own += (jax.config.jax_numpy_dtype_promotion,)
+    with ThreadPoolExecutor(1, "compile") as thread:
+        thread.submit(_compile, sim.run, arguments, *own)
+        yield
+
+
+def _first_arguments(sim, server, store, cohort):
+    """`round_arguments` of a round that is to be compiled here, else None."""
+    is_known = sim.segments or not hasattr(sim.run, "lower") or sim.run in _BEGUN
+    if is_known or not sim.algorithm.prepare or jax.process_count() > 1:
+        return None
+    try:
+        extra = extra_shapes(sim, server, cohort)
+    except jax.errors.JAXTypeError:  # it asks for values
+        _BEGUN.add(sim.run)
+        return None
+    return round_arguments(
         sim.mesh,
         cohort_size=len(cohort.ids),
         lanes=sim.lanes,
         shards=sim.shards,
         server=server,
         row=store.template,
-        extra=extra_shapes(sim, server, cohort),
+        extra=extra,
         table=sim.table,
         key=sim.key,
         hyper=sim.hyper,
     )
-    check_memory(sim, server, shapes[1])
-    with ThreadPoolExecutor(1, "compile") as thread:
-        thread.submit(lambda: sim.run.lower(*shapes).compile())
-        yield
+
+
+def _compile(run, arguments, double, precision, promotion):
+    """On a thread, with what the caller's may have set for itself."""
+    own = jax.enable_x64(double), jax.default_matmul_precision(precision)
+    with own[0], own[1], jax.numpy_dtype_promotion(promotion):
+        run.lower(*arguments).compile()
 
 
 def extra_shapes(sim, server: PyTree, cohort: Cohort) -> Extra:
@@ -81,7 +105,7 @@ def on_mesh(mesh: Mesh, tree: PyTree) -> PyTree:
     return jax.tree.map(struct, tree)
 
 
-def arguments(
+def round_arguments(
     mesh: Mesh,
     *,
     cohort_size: int,
@@ -94,11 +118,15 @@ def arguments(
     key: jax.Array,
     hyper: PyTree = (),
 ) -> tuple:
-    """The arguments of a compiled round, shapes for what differs between rounds.
+    """What a compiled round (`engine.round_function`) is called with, for `lower`.
 
     Args:
-      row: one client's personal state, arrays or shapes; the others are what the round
-        is handed, placed on the mesh.
+      cohort_size, lanes, shards: K, L and V (None: a shard per device).
+      row: one client's personal state, arrays or shapes.
+      server, extra, table, key, hyper: as the round gets them, arrays or placed shapes.
+
+    Returns:
+      the same, with shapes of rows and slots [V, W, L, ...], order [K] and the round.
     """
     plan = schedule(
         np.ones(cohort_size, np.int64),

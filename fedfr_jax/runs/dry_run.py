@@ -25,10 +25,10 @@ from fedfr_jax.data.partition import ms1m_order
 from fedfr_jax.data.sources.images import parse_size
 from fedfr_jax.data.sources.recordio import rec_path, write_stand_in
 from fedfr_jax.federated.engine import build_round
-from fedfr_jax.federated.first_round import arguments
+from fedfr_jax.federated.first_round import round_arguments
 from fedfr_jax.federated.store import VERSIONS
 from fedfr_jax.runs import step_cost
-from fedfr_jax.runs.round_shapes import round_shapes
+from fedfr_jax.runs.round_shapes import RoundShapes, round_shapes
 from fedfr_jax.runs.settings import Federation
 from fedfr_jax.tasks.methods import FaceMethod, backbone_features
 from fedfr_jax.types import Model, Source
@@ -100,6 +100,13 @@ def lower_round(
 ):
     """`jax.stages.Lowered` of a round, and the shape of one client's personal row."""
     shapes = round_shapes(model, method, partition, federation, mesh)
+    return lower(shapes, method, federation, mesh), shapes.row
+
+
+def lower(
+    shapes: RoundShapes, method: FaceMethod, federation: Federation, mesh: Mesh
+) -> jax.stages.Lowered:
+    """The round of these shapes."""
     run = build_round(
         lambda hyper: method.algorithm,
         shapes.feed,
@@ -107,8 +114,8 @@ def lower_round(
         max_local=shapes.max_local,
         shards=federation.fixed_shards,
     )
-    lowered = run.lower(
-        *arguments(
+    return run.lower(
+        *round_arguments(
             mesh,
             cohort_size=shapes.cohort_size,
             lanes=federation.first_lanes,
@@ -120,7 +127,6 @@ def lower_round(
             key=shapes.key,
         )
     )
-    return lowered, shapes.row
 
 
 def memory(compiled) -> dict[str, float]:

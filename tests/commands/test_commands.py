@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedfr_jax.commands import COMMANDS
 from fedfr_jax.runs.workdir import claim
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
+COMPILED = tempfile.TemporaryDirectory()  # shared by the runs
 CONFIG = '''"""A tiny run on arrays."""
 
 from configs import base
@@ -75,8 +77,10 @@ def config(tmp_path):
     return folder / "tiny.py"
 
 
-def fedfr(*words, xla_flags="", **options):
+def fedfr(*words, xla_flags="--xla_backend_optimization_level=0", **options):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": xla_flags}
+    environment |= {"JAX_COMPILATION_CACHE_DIR": COMPILED.name}
+    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
     command = [sys.executable, "-m", "fedfr_jax", *map(str, words)]
     return subprocess.Popen(
         command,
@@ -388,7 +392,8 @@ def kill_child(parent, word):
 def test_the_demo_ranks_fedfr_first(tmp_path):
     """pytest -m slow -k demo: a few minutes."""
     demo = ROOT / "configs" / "fedfr" / "demo.py"
-    process = fedfr("train", f"--config={demo}", f"--workdir={tmp_path}")
+    words = "train", f"--config={demo}", f"--workdir={tmp_path}"
+    process = fedfr(*words, xla_flags="")
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -19,8 +19,9 @@ ROUNDS = 5
 
 def main(argv):
     given = dict(word.removeprefix("--").split("=", 1) for word in argv)
-    flag = f"{processes.DEVICES_FLAG}={given.get('devices', 2)}"
-    os.environ.update(XLA_FLAGS=flag, JAX_PLATFORMS="cpu")
+    flags = f"{processes.DEVICES_FLAG}={given.get('devices', 2)}"
+    flags += " --xla_backend_optimization_level=0"
+    os.environ.update(XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
     processes.use_every_core()
     if "coordinator" in given:
         number, count = int(given["process_id"]), int(given["num_processes"])

@@ -33,10 +33,9 @@ def whole(name):
     "name, options",
     [
         ("fedavg", {"lanes": 2}),
-        ("fedavg", STREAM),
         ("fedavg", CANONICAL),
+        pytest.param("fedavg", STREAM, marks=pytest.mark.slow),
         ("fedfr", {"lanes": 2, **CANONICAL}),
-        ("fedfr", {"lanes": 2, **STREAM}),
         ("fedfr", {"lanes": 2, **STREAM, **CANONICAL}),
     ],
     ids=lambda x: x if isinstance(x, str) else "-".join(x),
@@ -60,6 +59,7 @@ def test_a_single_client_device_trains_a_cut_network(options):
     assert_close((ours, rows), whole("fedavg")[:2])
 
 
+@pytest.mark.usefixtures("run_level")
 def test_canonical_bits_of_a_cut_network_do_not_depend_on_the_client_devices():
     """The parts of a network do change its last bits: they cut its batches."""
     found = [run(*build("fedavg", (n, 2), cohort_size=5, **CANONICAL)) for n in (1, 4)]

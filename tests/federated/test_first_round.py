@@ -2,11 +2,16 @@
 
 import threading
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from fedfr_jax.federated import memory
+from fedfr_jax.federated import memory, model_axis
+from fedfr_jax.federated.hard_negatives import prepare_features
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
+from tests.contracts import test_algorithms as contracts
 from tests.federated import test_stream, toys
 from tests.federated.test_engine import MESHES
 
@@ -21,17 +26,21 @@ def build(name, mesh="1x1", change=lambda algorithm: algorithm, **options):
     return sim, start(sim, variables)
 
 
+def thread():
+    return threading.current_thread().name.partition("_")[0]
+
+
 def first_round(sim, server):
     """{compiled function: [thread of each compilation]}."""
-    note = lambda name: (name, threading.current_thread().name.partition("_")[0])
-    with toys.compilations(note) as found:
+    with toys.compilations(lambda name: (name, thread())) as found:
         play(sim, server, open_store(sim, server), 0)
     names = {name for name, _ in found}
     return {name: [t for n, t in found if n == name] for name in names}
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_a_prepared_round_is_compiled_once_on_a_thread_of_its_own(mesh):
+@pytest.mark.parametrize("mesh", ["1x1", "4x2"])
+def test_a_prepared_round_is_compiled_once_on_a_thread_of_its_own(mesh, monkeypatch):
+    monkeypatch.setattr(model_axis, "SMALLEST", 16)  # the toy's leaves are cut too
     threads = first_round(*build("fedfr", mesh))
     assert threads["jit(run)"] == ["compile"]
     assert threads["jit(gathered)"] == ["MainThread"]
@@ -42,25 +51,67 @@ def test_lanes_and_shards_are_those_of_the_round(options):
     assert first_round(*build("fedfr", "2x1", **options))["jit(run)"] == ["compile"]
 
 
+def test_whatever_is_prepared_has_the_shapes_that_were_compiled():
+    """Class-level hard negatives, and the gradients of FedDANE."""
+    embed = lambda variables, x: toys.linear_model().apply(variables, x, False)[0]
+    by_class = prepare_features(embed, threshold=0.6, level="class")
+    change = lambda algorithm: algorithm._replace(prepare=by_class)
+    assert first_round(*build("fedfr", change=change))["jit(run)"] == ["compile"]
+    sim = contracts.simulated.__wrapped__("feddane", 1, 1)
+    server = start(sim, contracts.MEMBERS["feddane"].variables)
+    assert first_round(sim, server)["jit(run)"] == ["compile"]
+
+
+def test_the_thread_computes_in_the_dtype_and_precision_of_the_caller():
+    double = lambda tree: jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        algorithm, variables = toys.TOYS["fedfr"]()
+        decode = lambda *images: toys.feed().decode(*images).astype(jnp.float64)
+        feed = toys.feed()._replace(decode=decode)
+        options = {"mesh": make_mesh(1), "cohort_size": 3}
+        sim = simulation(algorithm, feed, *toys.problem(), **options)
+        server = start(sim, double(variables))
+        assert server.phi.dtype == jnp.float64
+        assert first_round(sim, server)["jit(run)"] == ["compile"]
+
+
 def test_nothing_is_compiled_beside_without_a_preparation_or_for_a_stream():
     assert first_round(*build("fedavg"))["jit(run)"] == ["MainThread"]
     threads = first_round(*test_stream.build("fedfr", streamed={}))
     assert {"MainThread"} == set(sum(threads.values(), []))
 
 
+def test_a_preparation_that_asks_for_values_is_called_as_it_is():
+    def change(algorithm):
+        def prepare(*arguments):
+            extra = algorithm.prepare(*arguments)
+            assert np.asarray(extra.num_examples).shape == (3,)
+            return extra
+
+        return algorithm._replace(prepare=prepare)
+
+    assert first_round(*build("fedfr", change=change))["jit(run)"] == ["MainThread"]
+
+
 def test_a_round_that_cannot_fit_is_refused_before_anything_is_compiled(monkeypatch):
     sim, server = build("fedfr")
     monkeypatch.setattr(memory, "free_bytes", lambda mesh: 1)
-    with toys.compilations() as found, pytest.raises(MemoryError, match="are free"):
-        play(sim, server, open_store(sim, server), 0)
+    with toys.compilations() as found:
+        for _ in range(2):
+            with pytest.raises(MemoryError, match="are free"):
+                play(sim, server, open_store(sim, server), 0)
     assert not {"jit(run)", "jit(gathered)"} & {*found}
 
 
 def test_what_fails_on_the_thread_is_told_by_the_round():
+    threads = []
+
     def client_update(*_):
+        threads.append(thread())
         raise ZeroDivisionError("a client's own fault")
 
     broken = lambda algorithm: algorithm._replace(client_update=client_update)
     sim, server = build("fedfr", change=broken)
     with pytest.raises(ZeroDivisionError, match="own fault"):
         play(sim, server, open_store(sim, server), 0)
+    assert threads == ["compile", "MainThread"]

@@ -19,6 +19,8 @@ from fedfr_jax.types import Cohort
 from tests.federated import toys
 from tests.federated.test_engine import assert_close, build, run
 
+pytestmark = pytest.mark.usefixtures("run_level")
+
 
 def digest(tree):
     state = hashlib.sha256()

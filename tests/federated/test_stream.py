@@ -19,6 +19,7 @@ from fedfr_jax.mesh import make_mesh
 from tests.federated import toys
 
 ROUNDS = 2
+pytestmark = pytest.mark.usefixtures("run_level")
 
 
 class Reader:
@@ -65,12 +66,9 @@ def assert_same(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-STREAMED = {  # every pair of algorithm, mesh and lanes in one of them
+STREAMED = {  # both algorithms, and every mesh and number of lanes
     ("fedavg", (1, 1), 1),
     ("fedavg", (2, 1), 2),
-    ("fedavg", (2, 2), 1),
-    ("fedfr", (1, 1), 2),
-    ("fedfr", (2, 1), 1),
     ("fedfr", (2, 2), 2),
 }
 
@@ -89,7 +87,7 @@ def test_a_streamed_round_equals_the_round_on_the_device(name, mesh, lanes):
 @pytest.mark.parametrize(
     "name, devices, waves",
     toys.others_are_slow(
-        {("fedfr", 1, 2), ("fedavg", 1, 0), ("fedavg", 2, 2)}, toys.TOYS, [1, 2], [0, 2]
+        {("fedfr", 1, 2), ("fedavg", 2, 0)}, toys.TOYS, [1, 2], [0, 2]
     ),
 )
 def test_the_canonical_reduction_streams(name, devices, waves):

@@ -79,6 +79,7 @@ def test_auto_lanes_are_measured_once_for_equal_runs(tmp_path, monkeypatch, caps
 SETTINGS = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip": 0.0}
 
 
+@pytest.mark.usefixtures("run_level")
 def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
     settings = {**SETTINGS, "reduction": "canonical", "shards": 2}
     federation = call("federation", Federation, settings)
