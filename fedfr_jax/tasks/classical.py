@@ -146,8 +146,6 @@ def classical_faces(
         )
     if name == "scaffold" and momentum:
         raise ValueError(f"momentum must be 0 with scaffold, got {momentum}.")
-    if groups < 1:
-        raise ValueError(f"groups must be at least 1, got {groups}.")
     optimizer = sgd(momentum=momentum, weight_decay=weight_decay)
     rate = step_decay(learning_rate, every=decay_epochs)
     loss = own_classes_loss(model, optimizer, LOSSES[margin_loss], scale, margin)

@@ -162,6 +162,8 @@ def test_groups_of_one_are_fedavg_of_equal_clients(task):
         ({"algorithm": "fedavg", "weigh": "size"}, "weigh.name must be one of"),
         ({"algorithm": "scaffold"}, "momentum must be 0 with scaffold"),
         ({"algorithm": "fedavg", "margin_loss": "l2"}, "margin_loss must be one of"),
+        ({"algorithm": "ifca", "groups": 0}, "groups must be at least 1, got 0"),
+        ({"algorithm": "fesem", "spread": -0.1}, "spread must be at least 0, got -0.1"),
     ],
 )
 def test_a_wrong_option_is_named_with_those_that_are_known(task, options, says):
