@@ -97,7 +97,7 @@ def test_the_canonical_reduction_streams(name, devices, waves):
     assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("waves", [2, 3])
+@pytest.mark.parametrize("waves", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_the_length_of_segments_changes_nothing(waves):
     expected = run(*build("fedfr", cohort_size=5))
     actual = run(*build("fedfr", cohort_size=5, streamed={"waves": waves}))
