@@ -79,8 +79,11 @@ def _first_arguments(sim, server, store, cohort):
 
 def _compile(run, arguments, double, precision, promotion):
     """On a thread, with what the caller's may have set for itself."""
-    own = jax.enable_x64(double), jax.default_matmul_precision(precision)
-    with own[0], own[1], jax.numpy_dtype_promotion(promotion):
+    with (
+        jax.enable_x64(double),
+        jax.default_matmul_precision(precision),
+        jax.numpy_dtype_promotion(promotion),
+    ):
         run.lower(*arguments).compile()
 
 
