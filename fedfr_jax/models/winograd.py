@@ -8,8 +8,10 @@ multiplications remain. Deviation: other points for m = 4, of half the rounding 
 float32 sums of 1,000 products are off by about 4e-7 (m = 2) and 1e-6 (m = 4) of their
 size, where the plain sum is off by 2e-7.
 
-The derivative is written down, because XLA takes several times longer over the
-transposed slices, and so that tiles are made again in the backward pass, not stored.
+Along an axis, one matrix takes all pixels to all tiles: most of it is zero, and it is
+faster than tiles that are cut out and padded, which are copies, and compiles to fewer
+kernels. The derivative is written down, so that tiles are made again in the backward
+pass, not stored.
 """
 
 import functools
@@ -46,6 +48,11 @@ TRANSFORMS = {
 }
 
 
+# Outputs of one part along an axis; matrices over more pixels than this are slower than
+# to cut the image (measured with 56 and 112 pixels).
+LARGEST = 64
+
+
 class Tiling(NamedTuple):
     """How outputs [B, H, W] are cut into m x m pixels, some of them beyond the edge."""
 
@@ -66,7 +73,6 @@ def tiling(images: int, height: int, width: int) -> Tiling:
     return min(tilings, key=lambda t: t.tiles * (t.m + 2) ** 2)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def convolve_3x3(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
     """Cross-correlate [B, H, W, I] with [3, 3, I, O] at stride 1.
 
@@ -75,32 +81,59 @@ def convolve_3x3(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
     Returns:
       [B, H + 2 padding - 2, W + 2 padding - 2, O] of x's dtype.
     """
-    images, height, width = x.shape[0], *(n + 2 * padding - 2 for n in x.shape[1:3])
-    t = tiling(images, height, width)
+    height, width = (n + 2 * padding - 2 for n in x.shape[1:3])
+    if max(height, width) <= LARGEST:
+        return _convolve(x, kernel, padding)
+    x = _parts(_parts(x, height, padding).swapaxes(1, 2), width, padding)
+    y = _convolve(x.swapaxes(1, 2), kernel, 0)
+    return _join(_join(y.swapaxes(1, 2), width).swapaxes(1, 2), height)
+
+
+def _parts(x, size, padding):
+    """Cut x [B, H, W, C] along H, for `size` outputs, into equal parts, each with the
+    two pixels more that its outputs need: -> [parts B, part + 2, W, C]."""
+    count = -(-size // LARGEST)
+    part = -(-size // count)
+    x = jnp.pad(x, ((0, 0), (padding, padding + count * part - size), (0, 0), (0, 0)))
+    x = slide(x, 1, part + 2, part, to=0).swapaxes(0, 2)
+    return x.reshape(-1, *x.shape[2:])
+
+
+def _join(y, size):
+    """Outputs of parts [parts B, part, W, C] side by side: -> [B, size, W, C]."""
+    y = y.reshape(-(-size // LARGEST), -1, *y.shape[1:]).swapaxes(0, 1)
+    return y.reshape(len(y), -1, *y.shape[3:])[:, :size]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _convolve(x, kernel, padding):
+    """All at once."""
+    t = _tiling(x, padding)
     products = jnp.matmul(_image_tiles(x, t, padding), _kernel_tiles(kernel, t.m))
-    y = _from_tiles(TRANSFORMS[t.m][2], products, t)
-    return y[:, :height, :width].astype(x.dtype)
+    sizes = [n + 2 * padding - 2 for n in x.shape[1:3]]
+    y = _from_tiles(_over_tiles(TRANSFORMS[t.m][2].T, t, sizes), products, t)
+    return y.astype(x.dtype)
 
 
 def _forward(x, kernel, padding):
-    return convolve_3x3(x, kernel, padding), (x, kernel)
+    return _convolve(x, kernel, padding), (x, kernel)
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)  # traced once for each shape
 def _backward(padding, kept, dy):
     """Both factors of the products get their derivatives; transforms are transposed."""
     x, kernel = kept
-    t = tiling(*dy.shape[:3])
-    b, g, a = (matrix.T for matrix in TRANSFORMS[t.m])
-    dy = _to_tiles(a, _extend(dy, 0, (t.rows * t.m, t.columns * t.m)), t.m)
+    t = _tiling(x, padding)
+    b, g, a = TRANSFORMS[t.m]
+    dy = _to_tiles(_over_tiles(a.T, t, dy.shape[1:3]), dy, t.m)
     dkernel = _batched_dot(_image_tiles(x, t, padding), dy, 1)
-    dkernel = _on_both_axes(g, dkernel).reshape(kernel.shape)
-    dx = _from_tiles(b, _batched_dot(dy, _kernel_tiles(kernel, t.m), 2), t)
-    dx = dx[:, padding:, padding:][:, : x.shape[1], : x.shape[2]]
+    dkernel = _on_both_axes(g.T, dkernel).reshape(kernel.shape)
+    dx = _batched_dot(dy, _kernel_tiles(kernel, t.m), 2)
+    dx = _from_tiles(_over_tiles(b, t, x.shape[1:3], padding), dx, t)
     return dx.astype(x.dtype), dkernel.astype(kernel.dtype)
 
 
-convolve_3x3.defvjp(_forward, _backward)
+_convolve.defvjp(_forward, _backward)
 
 
 def _batched_dot(x, y, axis):
@@ -108,10 +141,14 @@ def _batched_dot(x, y, axis):
     return lax.dot_general(x, y, (((axis,), (axis,)), ((0,), (0,))))
 
 
+def _tiling(x, padding):
+    return tiling(len(x), *(n + 2 * padding - 2 for n in x.shape[1:3]))
+
+
 def _image_tiles(x, t, padding):
     """B' d B of all tiles, [(m + 2)^2, tiles, I]."""
-    x = _extend(x, padding, ((t.rows + 1) * t.m, (t.columns + 1) * t.m))
-    return _to_tiles(TRANSFORMS[t.m][0], x, t.m)
+    matrices = _over_tiles(TRANSFORMS[t.m][0], t, x.shape[1:3], padding)
+    return _to_tiles(matrices, x, t.m)
 
 
 def _kernel_tiles(kernel, m):
@@ -126,40 +163,53 @@ def _on_both_axes(matrix, x):
     return (both @ x.reshape(len(x), -1)).reshape(-1, *x.shape[1:])
 
 
-def _extend(x, before, sizes):
-    """Zeros around x [B, H, W, C], until H and W are `sizes`."""
-    pads = [
-        (before, size - n - before) for n, size in zip(x.shape[1:3], sizes, strict=True)
-    ]
-    return jnp.pad(x.astype(sum_dtype(x.dtype)), ((0, 0), *pads, (0, 0)))
+def _over_tiles(matrix, t, sizes, padding=0):
+    """The matrix [a, n] of a tile as those of all: [a rows, H] and [a columns, W].
+
+    Tiles begin at every m-th pixel, the first one `padding` before the image; what
+    would multiply the zeros around it is left out.
+    """
+    n = matrix.shape[1]
+    matrices = []
+    for count, size in zip((t.rows, t.columns), sizes, strict=True):
+        whole = np.zeros((len(matrix), count, padding + max(count * t.m + n, size)))
+        for i in range(count):
+            whole[:, i, i * t.m : i * t.m + n] = matrix
+        matrices.append(whole[:, :, padding : padding + size].reshape(-1, size))
+    return matrices
 
 
-# Below, one axis after the other as whole arrays, and the small matrices as matrix
-# products: fewer and smaller kernels to compile than tile by tile or sum by sum.
+def _to_tiles(matrices, x, m):
+    """Apply [a rows, H] and [a columns, W] to x [B, H, W, C]: -> [a^2, tiles, C].
+
+    Rows while columns lead, then the other way round, so that all that lies behind is
+    one long axis of the products.
+    """
+    of_rows, of_columns = matrices
+    height, width, channels = x.shape[1:]
+    x = x.astype(sum_dtype(x.dtype)).transpose(2, 1, 0, 3)
+    x = _apply(of_rows, x.reshape(width, height, -1))
+    x = x.reshape(width, m + 2, -1).swapaxes(0, 1)
+    return _apply(of_columns, x).reshape((m + 2) ** 2, -1, channels)
 
 
-def _to_tiles(matrix, x, m):
-    """Cut x [B, H, W, C] at every m-th pixel and apply matrix [a, n] to both axes of
-    the n x n pixels that begin there: -> [a^2, tiles, C]."""
-    for axis in (2, 2):  # the columns; then the rows, behind the new axis
-        x = _apply(matrix, slide(x, axis, matrix.shape[1], m, to=0))
-    return x.reshape(len(matrix) ** 2, -1, x.shape[-1])
-
-
-def _from_tiles(matrix, tiles, t):
-    """Apply matrix [n, a] to both axes of tiles [a^2, tiles, C] and add the n x n
-    pixels up at every m-th pixel: -> [B, H, W, C]."""
-    size = matrix.shape[1]
-    x = tiles.reshape(size, size, t.images, t.rows, t.columns, -1)
-    for axis in (2, 2):  # the rows; then the columns, now the leading axis
-        x = _overlap_add(list(_apply(matrix, x)), axis, t.m)
-    return x
+def _from_tiles(matrices, tiles, t):
+    """The transpose of `_to_tiles`: [a^2, tiles, C] -> [B, H, W, C]."""
+    of_rows, of_columns = matrices
+    size, (height, width) = t.m + 2, (matrix.shape[1] for matrix in matrices)
+    x = _apply(of_columns.T, tiles.reshape(size, size * t.columns, -1))
+    x = x.swapaxes(0, 1).reshape(width, size * t.rows, -1)
+    x = _apply(of_rows.T, x)
+    return x.reshape(width, height, t.images, -1).transpose(2, 1, 0, 3)
 
 
 def _apply(matrix, x):
-    """matrix [a, n] times x [n, ...], -> [a, ...]."""
-    matrix = jnp.asarray(matrix, x.dtype)
-    return jnp.tensordot(matrix, x, 1, precision=lax.Precision.HIGHEST)
+    """matrix [a, n] times each of x [k, n, N], -> [k, a, N].
+
+    A batch of products even so: as one product its result would have to be transposed.
+    """
+    matrices = jnp.asarray(np.broadcast_to(matrix, (len(x), *matrix.shape)), x.dtype)
+    return jnp.matmul(matrices, x, precision=lax.Precision.HIGHEST)
 
 
 def slide(x: jax.Array, axis: int, size: int, stride: int, *, to: int) -> jax.Array:
@@ -181,17 +231,3 @@ def slide(x: jax.Array, axis: int, size: int, stride: int, *, to: int) -> jax.Ar
         piece = lax.slice_in_dim(piece, 0, width, axis=axis + 1)
         pieces.append(jnp.moveaxis(piece, axis + 1, to))
     return jnp.concatenate(pieces, to)
-
-
-def _overlap_add(parts, axis, stride):
-    """Add windows up where they came from; they are shorter than two strides."""
-    if beyond := len(parts) - stride:  # parts that lie in the next stride
-        pad = lambda x, low, high: jnp.pad(
-            x, [(low, high) if i == axis else (0, 0) for i in range(x.ndim)]
-        )
-        here = [pad(x, 0, 1) for x in parts[:stride]]
-        there = [pad(x, 1, 0) for x in parts[stride:]]
-        both = [x + y for x, y in zip(here[:beyond], there, strict=True)]
-        parts = both + here[beyond:]
-    y = jnp.stack(parts, axis + 1)
-    return y.reshape(*y.shape[:axis], -1, *y.shape[axis + 2 :])

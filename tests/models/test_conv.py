@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax.models import winograd
 from fedfr_jax.models.conv import LOWERINGS, Conv, convolve
 
 # kernel size, stride, padding, input height and width
@@ -112,6 +113,22 @@ def test_winograd_is_exact_but_for_rounding(case):
             got,
             want,
         )
+
+
+@pytest.mark.parametrize("size", [(70, 9), (9, 70), (70, 131)])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+def test_winograd_of_large_images_goes_part_by_part(size, padding):
+    x, kernel, options = _arrays((3, 1, padding, *size))
+    assert max(size) - 2 > winograd.LARGEST
+    want = _value_and_gradients(x, kernel, "xla", options)
+    got = _value_and_gradients(x, kernel, "winograd", options)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(
+            a, b, rtol=1e-4, atol=4e-5 * abs(b).max()
+        ),
+        got,
+        want,
+    )
 
 
 def test_winograd_rounds_little_with_many_channels():
