@@ -6,6 +6,7 @@ the mesh and back by the functions here alone; in a single process they are JAX'
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -85,6 +86,25 @@ def put(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
     return jax.tree.map(_put_parts, tree, _for_each(tree, sharding))
+
+
+def put_numbers(tree: PyTree, shardings: PyTree) -> PyTree:
+    """`put` of a round's small host arrays, `shardings` one for each leaf.
+
+    On one device as arguments of a compiled function that gives them back: on a CPU a
+    fifth of the time that `jax.device_put` takes. With more devices that is slower.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    places = tuple(structure.flatten_up_to(shardings))
+    is_host = all(isinstance(x, np.ndarray | np.generic) for x in leaves)
+    if not is_host or any(place.mesh.size > 1 for place in places):
+        return put(tree, shardings)
+    return jax.tree.unflatten(structure, _identity(places)(*leaves))
+
+
+@functools.cache
+def _identity(shardings):
+    return jax.jit(lambda *x: x, in_shardings=shardings, out_shardings=shardings)
 
 
 def _for_each(tree, sharding):

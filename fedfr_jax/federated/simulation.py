@@ -212,7 +212,7 @@ def on_devices(sim: Simulation, server: PyTree, work: Work, round: int) -> tuple
     cut, whole = meshes.over_clients(sim.mesh), meshes.replicated(sim.mesh)
     shared = work.order, extra, np.int32(round)
     # In one call: each costs as much as several leaves.
-    slots, (order, extra, number) = meshes.put(
+    slots, (order, extra, number) = meshes.put_numbers(
         (pack(work.slots), shared), (cut, jax.tree.map(lambda _: whole, shared))
     )
     return server, rows, slots, order, extra, sim.table, number, sim.key, sim.hyper
@@ -238,7 +238,8 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     )
     idle = plan.slots < 0
     place = np.where(idle, 0, plan.slots)
-    number = lambda x: np.where(idle, 0, x[place]).astype(np.int32)
+    classes = sim.population.num_classes[ids]
+    numbers = np.stack([offset, num_local, extra.num_examples, classes, steps])
     clients = np.where(idle, -1, ids[place])
     own = meshes.own_shards(sim.mesh, len(clients))
     if jax.process_count() > 1:  # who held a client before may be another process
@@ -248,14 +249,11 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     is_new = np.ones(idle.shape, bool)
     is_new[own] = known.reshape(len(own), *idle.shape[1:])
     slots = Slots(
-        client=clients.astype(np.int32),
-        place=place.astype(np.int32),
-        is_new=is_new,
-        offset=number(offset),
-        num_local=number(num_local),
-        num_extra=number(extra.num_examples),
-        num_classes=number(sim.population.num_classes[ids]),
-        num_steps=number(steps),
+        clients.astype(np.int32),
+        place.astype(np.int32),
+        is_new,
+        # offset, num_local, num_extra, num_classes, num_steps
+        *np.where(idle, 0, numbers[:, place]).astype(np.int32),
     )
     order = np.empty(len(ids), np.int32)
     order[plan.slots[~idle]] = np.flatnonzero(~idle)

@@ -8,10 +8,10 @@ multiplications remain. Deviation: other points for m = 4, of half the rounding 
 float32 sums of 1,000 products are off by about 4e-7 (m = 2) and 1e-6 (m = 4) of their
 size, where the plain sum is off by 2e-7.
 
-Along an axis, one matrix takes all pixels to all tiles: most of it is zero, and it is
-faster than tiles that are cut out and padded, which are copies, and compiles to fewer
-kernels. The derivative is written down, so that tiles are made again in the backward
-pass, not stored.
+Along an axis, one matrix takes all pixels to all tiles: most of it is zero, and up to
+LARGEST pixels it is faster than tiles that are cut out and padded, which are copies,
+and compiles to fewer kernels. The derivative is written down, so that tiles are made
+again in the backward pass, not stored.
 """
 
 import functools
@@ -48,9 +48,9 @@ TRANSFORMS = {
 }
 
 
-# Outputs of one part along an axis; matrices over more pixels than this are slower than
-# to cut the image (measured with 56 and 112 pixels).
-LARGEST = 64
+# Most outputs of a part along an axis: matrices over more pixels are slower than to cut
+# the image (measured with 28, 56 and 112 pixels).
+LARGEST = 32
 
 
 class Tiling(NamedTuple):
@@ -76,7 +76,8 @@ def tiling(images: int, height: int, width: int) -> Tiling:
 def convolve_3x3(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
     """Cross-correlate [B, H, W, I] with [3, 3, I, O] at stride 1.
 
-    Transforms and sums are float32 at least. Derivatives in reverse mode only.
+    Transforms and sums are float32 at least. Derivatives in reverse mode only. A number
+    that is not finite makes all outputs of its image nan (of its part, beyond LARGEST).
 
     Returns:
       [B, H + 2 padding - 2, W + 2 padding - 2, O] of x's dtype.
@@ -107,10 +108,10 @@ def _join(y, size):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _convolve(x, kernel, padding):
-    """All at once."""
-    t = _tiling(x, padding)
-    products = jnp.matmul(_image_tiles(x, t, padding), _kernel_tiles(kernel, t.m))
+    """`convolve_3x3` in one part."""
     sizes = [n + 2 * padding - 2 for n in x.shape[1:3]]
+    t = tiling(len(x), *sizes)
+    products = jnp.matmul(_image_tiles(x, t, padding), _kernel_tiles(kernel, t.m))
     y = _from_tiles(_over_tiles(TRANSFORMS[t.m][2].T, t, sizes), products, t)
     return y.astype(x.dtype)
 
@@ -123,7 +124,7 @@ def _forward(x, kernel, padding):
 def _backward(padding, kept, dy):
     """Both factors of the products get their derivatives; transforms are transposed."""
     x, kernel = kept
-    t = _tiling(x, padding)
+    t = tiling(*dy.shape[:3])
     b, g, a = TRANSFORMS[t.m]
     dy = _to_tiles(_over_tiles(a.T, t, dy.shape[1:3]), dy, t.m)
     dkernel = _batched_dot(_image_tiles(x, t, padding), dy, 1)
@@ -139,10 +140,6 @@ _convolve.defvjp(_forward, _backward)
 def _batched_dot(x, y, axis):
     """Products of the matrices in x and y that sum over `axis` of both."""
     return lax.dot_general(x, y, (((axis,), (axis,)), ((0,), (0,))))
-
-
-def _tiling(x, padding):
-    return tiling(len(x), *(n + 2 * padding - 2 for n in x.shape[1:3]))
 
 
 def _image_tiles(x, t, padding):
@@ -196,7 +193,7 @@ def _to_tiles(matrices, x, m):
 def _from_tiles(matrices, tiles, t):
     """The transpose of `_to_tiles`: [a^2, tiles, C] -> [B, H, W, C]."""
     of_rows, of_columns = matrices
-    size, (height, width) = t.m + 2, (matrix.shape[1] for matrix in matrices)
+    size, height, width = t.m + 2, of_rows.shape[1], of_columns.shape[1]
     x = _apply(of_columns.T, tiles.reshape(size, size * t.columns, -1))
     x = x.swapaxes(0, 1).reshape(width, size * t.rows, -1)
     x = _apply(of_rows.T, x)

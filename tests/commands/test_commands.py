@@ -110,12 +110,17 @@ def results(workdir):
     return summary["methods"], rows
 
 
-def test_a_run_killed_twice_ends_like_a_whole_one(config, tmp_path):
+@pytest.mark.parametrize(
+    "stages",
+    [["pretrained"], pytest.param(["pretrained", "fedfr"], marks=pytest.mark.slow)],
+    ids="-".join,
+)
+def test_a_killed_run_ends_like_a_whole_one(stages, config, tmp_path):
     flags = [f"--config={config}"]
     output = finish(fedfr("train", *flags, f"--workdir={tmp_path / 'whole'}"))
     assert "fedavg" in output and "roc.png" in "".join(output.split())
     broken = tmp_path / "broken"
-    for stage in ("pretrained", "fedfr"):
+    for stage in stages:
         process = fedfr("train", *flags, f"--workdir={broken}")
         lines = broken / stage / "metrics.jsonl"
         for _ in range(3000):

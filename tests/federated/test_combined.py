@@ -35,7 +35,7 @@ def whole(name):
         ("fedavg", {"lanes": 2}),
         ("fedavg", CANONICAL),
         pytest.param("fedavg", STREAM, marks=pytest.mark.slow),
-        ("fedfr", {"lanes": 2, **CANONICAL}),
+        pytest.param("fedfr", {"lanes": 2, **CANONICAL}, marks=pytest.mark.slow),
         ("fedfr", {"lanes": 2, **STREAM, **CANONICAL}),
     ],
     ids=lambda x: x if isinstance(x, str) else "-".join(x),

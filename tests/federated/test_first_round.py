@@ -46,7 +46,10 @@ def test_a_prepared_round_is_compiled_once_on_a_thread_of_its_own(mesh, monkeypa
     assert threads["jit(gathered)"] == ["MainThread"]
 
 
-@pytest.mark.parametrize("options", [{"lanes": 2}, {"reduction": "canonical"}])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"lanes": 2}, marks=pytest.mark.slow), {"reduction": "canonical"}],
+)
 def test_lanes_and_shards_are_those_of_the_round(options):
     assert first_round(*build("fedfr", "2x1", **options))["jit(run)"] == ["compile"]
 

@@ -80,7 +80,7 @@ def expected():
 @pytest.mark.parametrize(
     "mesh, options",
     [
-        ((1, 1), {"memory": BATCHES[2]}),
+        pytest.param((1, 1), {"memory": BATCHES[2]}, marks=pytest.mark.slow),
         ((2, 1), {"memory": BATCHES[1], "lanes": 2}),
         ((1, 2), {}),
         ((2, 2), {"memory": 2**30}),

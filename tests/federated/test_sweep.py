@@ -127,7 +127,7 @@ def alone(name, cohort_size=3):
         ("fedavg", (2, 1), {"lanes": 2}),
         ("fedavg", (2, 1), CANONICAL),
         ("fedavg", (2, 1), {"lanes": 2, **STREAM, "cohort_size": 5}),
-        ("fedavg", (2, 1), {**STREAM, **CANONICAL}),
+        pytest.param("fedavg", (2, 1), {**STREAM, **CANONICAL}, marks=pytest.mark.slow),
         ("added", (2, 1), STREAM),
         pytest.param("fedfr", (2, 1), {}, marks=pytest.mark.slow),
         pytest.param("fedfr", (2, 1), STREAM, marks=pytest.mark.slow),

@@ -67,7 +67,15 @@ def test_batch_statistics_are_each_devices_own():
     assert np.abs(kernel(four) - kernel(one)).max() > 1e-4
 
 
-@pytest.mark.parametrize("num_devices, steps", [(1, 1), (4, 2), (1, 9), (4, 9)])
+@pytest.mark.parametrize(
+    "num_devices, steps",
+    [
+        (1, 1),
+        pytest.param(4, 2, marks=pytest.mark.slow),
+        pytest.param(1, 9, marks=pytest.mark.slow),
+        (4, 9),
+    ],
+)
 def test_streamed_images_train_alike(num_devices, steps):
     """Three steps an epoch, in pieces of one, of two, and at once."""
     memory = steps * 2 * (8 // num_devices) * 68
