@@ -3,9 +3,9 @@ XLA's: inside a loop XLA:CPU runs its own convolution about ten times slower tha
 matrix product, and per-client kernels (vmap) turn it into a grouped convolution.
 
 "auto" is XLA's except on the CPU; there it is "winograd" for 3x3 kernels at stride 1
-with at least 8 channels on both sides and 32 tiles of output (training takes a
-quarter to four fifths of the time of "im2col", most with few channels), and "im2col" for all others. "winograd" has no
-forward-mode derivative (jax.jvp).
+with at least 8 channels on both sides and 32 tiles of output (training takes a quarter
+to four fifths of the time of "im2col", the fewer channels the longer), and "im2col" for
+all others. "winograd" has no forward-mode derivative (jax.jvp).
 
 Padding is explicit and symmetric, as in PyTorch. Measured in
 experiments/benchmarks/conv_lowering.py.
