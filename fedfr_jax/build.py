@@ -1,9 +1,7 @@
 """From a config to the objects of a run; `schema` says what a section may hold."""
 
 import inspect
-import json
 import math
-import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,22 +9,21 @@ import ml_collections
 from jax.sharding import Mesh
 
 from fedfr_jax.data.identities import Partition
-from fedfr_jax.data.partition import by_identity, format_report, ms1m, report
-from fedfr_jax.data.sources import SOURCES, names_from, pack, verify
-from fedfr_jax.data.sources import inspect as inspect_source
+from fedfr_jax.data.partition import by_identity, ms1m
+from fedfr_jax.data.sources import SOURCES, names_from
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.stream import fits_devices
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.models import MODELS
+from fedfr_jax.models import MODELS, conv
 from fedfr_jax.runs.experiment import Experiment
 from fedfr_jax.runs.settings import (
+    AUTO,
     Federation,
     Pretraining,
     check_federation,
     check_pretraining,
 )
-from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.schema import call, choose, naming
 from fedfr_jax.tasks.classical import (
     ARGUMENTS,
@@ -67,41 +64,6 @@ def split(settings: Mapping, source: Source) -> Partition:
             where = f"config.partition.{key}"
             settings[key] = names_from(source.names, settings[key], where)
     return choose("partition", PARTITIONS, settings, source.labels)
-
-
-def prepare(
-    config: ml_collections.ConfigDict,
-    workdir: str | None,
-    *,
-    folder: str | None = None,
-    check: bool = False,
-) -> dict:
-    """Open, inspect and split the config's data; print and (with a workdir) save it.
-
-    Args:
-      folder: where to pack the images first, None for nowhere.
-      check: compare the checksums of the packed set: `folder`, or the config's data.
-    """
-    settings = plain(config)
-    data = settings["data"]
-    if folder:
-        pack(choose("data", SOURCES, data), folder, say=print)
-        data = {"name": "packed", "path": folder}
-    if check:
-        if data.get("name") != "packed":
-            raise ValueError("--verify must be given --pack or packed data, got none.")
-        print(f"{verify(data['path'])} files of {data['path']} are as written")
-    source = choose("data", SOURCES, data)
-    facts = report(split(settings["partition"], source))
-    found = inspect_source(source)
-    print(json.dumps(found, indent=1))
-    print(format_report(facts))
-    if workdir:
-        pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
-        write_summary(
-            pathlib.Path(workdir) / "data.json", {"data": found, "partition": facts}
-        )
-    return found
 
 
 def build_method(
@@ -202,6 +164,23 @@ def streams(
     return not fits_devices(num_images * math.prod(source.image_shape), mesh)
 
 
+def other_lowerings(settings: Mapping) -> tuple[str, ...]:
+    """Of convolutions, to be timed: none when the config's model has or names one."""
+    known = inspect.signature(MODELS[settings["name"]]).parameters
+    is_open = "lowering" in known and settings.get("lowering", "auto") == "auto"
+    return conv.others() if is_open else ()
+
+
+def with_lowered(
+    row: str, method: FaceMethod | Pretraining, lowered: Mapping[str, Mapping]
+) -> FaceMethod | Pretraining:
+    """A federated method with itself on other networks, {lowering: {row: method}}."""
+    if isinstance(method, Pretraining):
+        return method
+    others = {lowering: methods[row] for lowering, methods in lowered.items()}
+    return method._replace(lowered=others)
+
+
 class Plan(NamedTuple):
     """A config as objects, before any image is read."""
 
@@ -229,11 +208,19 @@ def plan(config: ml_collections.ConfigDict | Mapping) -> Plan:
     pretraining = call("pretrain", Pretraining, settings["pretrain"])
     source = choose("data", SOURCES, settings["data"])
     partition = split(settings["partition"], source)
-    model = gathered(choose("model", MODELS, settings["model"], source.image_shape))
-    methods = {
+    model_of = lambda **given: gathered(
+        choose("model", MODELS, {**settings["model"], **given}, source.image_shape)
+    )
+    methods_of = lambda model: {
         name: build_method(name, options, settings["pretrain"], model, partition)
         for name, options in settings["methods"].items()
     }
+    model = model_of()
+    methods = methods_of(model)
+    if federation.lanes == AUTO:
+        names = other_lowerings(settings["model"])
+        lowered = {name: methods_of(model_of(lowering=name)) for name in names}
+        methods = {name: with_lowered(name, methods[name], lowered) for name in methods}
     num_public = len(partition.global_examples)
     check_federation(federation, len(partition.num_classes))
     check_pretraining(pretraining, "pretrain", num_public)

@@ -59,6 +59,12 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
     )
 
 
+def first_devices(mesh: Mesh, count: int) -> Mesh:
+    """The mesh of the first `count` devices along `clients`; 0: all."""
+    grid = mesh.devices[: count or None]
+    return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Every device holds the whole array."""
     return NamedSharding(mesh, P())

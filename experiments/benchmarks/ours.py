@@ -1,7 +1,7 @@
 """This engine on the same work: the product's own simulation, nothing special-cased.
 
-Lanes are those of `auto_lanes`, chosen by another process before the first round: its
-seconds and memory do not count, and the first round compiles.
+Lowering, devices and lanes are those of `tune`, chosen by another process before the
+first round: its seconds and memory do not count, and the first round compiles.
 """
 
 import json
@@ -18,9 +18,9 @@ from fedfr_jax.federated import simulation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
 from fedfr_jax.federated.client import Feed, Population, Table
-from fedfr_jax.federated.lanes import auto_lanes
+from fedfr_jax.federated.tuning import AUTO, Setting, tune
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.models import MODELS
+from fedfr_jax.models import MODELS, conv
 from fedfr_jax.models.initial import xavier_uniform
 from fedfr_jax.processes import use_every_core
 from fedfr_jax.tasks.face_loss import masked_mean
@@ -130,27 +130,38 @@ def build(work, data, made=None, **options):
     return sim, simulation.start(sim, variables), logits
 
 
-def choose(workload: str) -> int:
+def tuned(work, data, setting: Setting):
+    """`build` with a setting of `tune`."""
+    network_of = {} if work.model == "mlp" else {"lowering": setting.lowering}
+    made = maker(work)(work, network(work, **network_of))
+    mesh = make_mesh(setting.devices)
+    return build(work, data, made, mesh=mesh, lanes=setting.lanes)
+
+
+def choose(workload: str) -> Setting:
     """What lanes="auto" takes, measured by another process or remembered."""
     command = [sys.executable, __file__, f"--workload={workload}", "--choose"]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return json.loads(out.splitlines()[-1])
+    return Setting(*json.loads(out.splitlines()[-1]))
 
 
 def main():
-    flag = {"action": "store_true", "help": "print the lanes to use"}
+    flag = {"action": "store_true", "help": "print the setting to use"}
     args = workloads.arguments(__doc__, choose=flag)
     use_every_core()  # before JAX first asks for devices
     work = workloads.WORKLOADS[args.workload]
     data = workloads.make_data(work)
     if args.choose:
         say = lambda text: print(text, file=sys.stderr)
+        make = lambda setting: tuned(work, data, setting)[0]
         sim, server, _ = build(work, data)
         store = simulation.open_store(sim, server)
-        print(auto_lanes(sim, server, store, say=say).lanes)
+        names = (AUTO,) if work.model == "mlp" else (AUTO, *conv.others())
+        setting, _ = tune(make, server, store, lowerings=names, say=say)
+        print(json.dumps(setting))
         return
-    lanes = choose(args.workload)
-    sim, server, logits = build(work, data, lanes=lanes)
+    setting = choose(args.workload)
+    sim, server, logits = tuned(work, data, setting)
     store, clock = simulation.open_store(sim, server), workloads.Clock()
     for round in range(1 + args.rounds):
         cohort = Cohort(workloads.cohort(work, round), round)
@@ -165,7 +176,7 @@ def main():
     rate = work.steps * phases.step_flops(sim, server, counted(work))
     rate /= min(clock.wall[1:])
     facts["fraction_of_matmul_rate"] = rate / phases.matmul_rate()
-    facts["lanes"] = lanes
+    facts["setting"] = list(setting)
     facts["executed_over_useful"] = plan.executed_steps / plan.useful_steps
     parts = phases.seconds(sim, server, work, test)
     facts["phases"] = [[name, value] for name, value in parts.items()]

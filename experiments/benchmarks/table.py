@@ -71,15 +71,17 @@ def unequal(rows: list[dict]) -> list[str]:
 
 
 def engine(row: dict) -> str:
-    """Phases of a round, the figures of compute, and the choice of lanes."""
+    """Phases of a round, the figures of compute, and what was chosen."""
     parts = [f"{name} {1e3 * seconds:.1f}" for name, seconds in row["phases"]]
     text = f"Phases of this engine, ms: {', '.join(parts)}."
     if "fraction_of_matmul_rate" in row:
         percent = 100 * row["fraction_of_matmul_rate"]
         text += f" Arithmetic at {percent:.0f} % of the machine's matmul rate."
     text += f" Executed over useful steps {row['executed_over_useful']:.3f}."
-    if "lanes" in row:
+    if "setting" in row:
+        lowering, devices, lanes = row["setting"]
         text += (
-            f" Lanes, chosen by measurement before the first round: {row['lanes']:.0f}."
+            " Chosen by measurement before the first round: "
+            f"lowering {lowering}, devices {devices or 'all'}, lanes {lanes}."
         )
     return text

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> None:
         "verify", False, "compare the packed set's checksums", flag_values=values
     )
     parse(values, "prepare", argv)
-    from fedfr_jax.build import prepare
+    from fedfr_jax.commands.preparation import prepare
 
     prepare(
         values["config"].value,

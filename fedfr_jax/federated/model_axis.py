@@ -43,6 +43,11 @@ def places(mesh: Mesh, tree: PyTree, *leading: str | None) -> PyTree:
     return jax.tree.map(one, tree)
 
 
+def onto(mesh: Mesh, server: PyTree) -> PyTree:
+    """`server` on every client device of the mesh, cut over `model`."""
+    return meshes.put(server, places(mesh, server))
+
+
 def places_of_rows(mesh: Mesh, rows: PyTree, *leading: None) -> PyTree:
     """Shardings of a round's personal rows [..., V, W, L, ...], V over `clients`."""
     return places(mesh, rows, *leading, meshes.CLIENTS, None, None)

@@ -158,8 +158,7 @@ def _by_round(local_epochs: int | tuple[int, ...]) -> Callable:
 
 def start(sim: Simulation, variables: PyTree) -> PyTree:
     """The server before round 0, on every client device, cut over `model`."""
-    server = sim.algorithm.init(variables)
-    return meshes.put(server, model_axis.places(sim.mesh, server))
+    return model_axis.onto(sim.mesh, sim.algorithm.init(variables))
 
 
 def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:

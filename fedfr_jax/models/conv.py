@@ -7,6 +7,8 @@ with at least 8 channels on both sides and 32 tiles of output (training takes a 
 to four fifths of the time of "im2col", the fewer channels the longer), and "im2col" for
 all others. "winograd" has no forward-mode derivative (jax.jvp).
 
+That is a rule; `federation.lanes = "auto"` times whole rounds with `others()` too.
+
 Padding is explicit and symmetric, as in PyTorch. Measured in
 experiments/benchmarks/conv_lowering.py.
 """
@@ -71,6 +73,14 @@ def _fastest(x, kernel, stride, padding):
     height, width = (n + 2 * padding - 2 for n in x.shape[1:3])
     is_large = min(height, width) > 1 and tiling(len(x), height, width).tiles >= 32
     return "winograd" if is_large else "im2col"
+
+
+def others() -> tuple[str, ...]:
+    """Lowerings worth trying beside "auto" on the default backend.
+
+    XLA's own is not on a CPU, where it makes a round many times slower.
+    """
+    return ("im2col",) + ("winograd",) * (jax.default_backend() != "cpu")
 
 
 class Conv(nn.Module):

@@ -18,8 +18,10 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.partition import format_report, report
 from fedfr_jax.federated.client import client_key, first_personal_key
-from fedfr_jax.federated.lanes import auto_lanes
+from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.simulation import simulation, start
+from fedfr_jax.federated.stream import placed
+from fedfr_jax.federated.tuning import Setting, tune
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.pretraining import everyone, pretrain, public_means
@@ -29,7 +31,7 @@ from fedfr_jax.runs.sinks import JsonlSink, open_sinks, read_jsonl, write_summar
 from fedfr_jax.runs.workdir import Clock
 from fedfr_jax.tasks.methods import FaceMethod, backbone_features, last_simulation
 from fedfr_jax.tasks.recognition import Judge, Judgement, Recognition
-from fedfr_jax.types import Model, PyTree
+from fedfr_jax.types import Algorithm, Model, PyTree
 
 
 class Experiment(NamedTuple):
@@ -182,35 +184,31 @@ def end_of(method: FaceMethod | Pretraining, rounds: int) -> int:
 
 def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
     """Train one method from `variables`, or read its end, and judge it."""
-    federation, judge = experiment.federation, experiment.judge
-    sim = simulation(
-        method.algorithm,
-        federation.feed,
-        experiment.task.table,
-        experiment.task.population,
-        mesh=experiment.mesh,
-        cohort_size=federation.cohort_size,
-        local_epochs=federation.local_epochs,
-        lanes=federation.first_lanes,
-        seed=experiment.seed,
-        reduction=federation.reduction,
-        shards=federation.shards,
+    federation, judge, mesh = experiment.federation, experiment.judge, experiment.mesh
+    table = placed(experiment.task.table, mesh)
+    lowered = {AUTO: method, **method.lowered}
+    make = lambda setting: simulation_of(
+        experiment, lowered[setting.lowering].algorithm, table, setting
     )
+    setting = Setting(lanes=federation.first_lanes)
+    sim = make(setting)
     backbone, phi = variables["backbone"], variables["phi"]
     if method.init_fc:
-        phi = public_means(experiment.model, experiment.task, experiment.mesh, backbone)
+        phi = public_means(experiment.model, experiment.task, mesh, backbone)
     server = start(sim, method.start(backbone, phi))
     server, store, checkpointer, first = loop.resume(sim, server, folder)
     if federation.lanes == AUTO and first < end_of(method, federation.rounds):
-        sim = auto_lanes(sim, server, store, kept=folder / "lanes.json")
+        kept = folder / "lanes.json"
+        setting, sim = tune(make, server, store, lowerings=lowered, kept=kept)
+        server = onto(sim.mesh, server)
     embed = backbone_features(experiment.model)
 
     def evaluate(server, store):
         del store
-        metrics = judge.generic(embed, method.generic(server)).metrics
+        metrics = judge.generic(embed, method.generic(onto(mesh, server))).metrics
         return {f"generic/{k}": v for k, v in metrics.items()}
 
-    rounds, last = federation.rounds, method.last_round
+    rounds, last = federation.rounds, lowered[setting.lowering].last_round
     period = loop.Period(federation.evaluate_every, federation.checkpoint_every)
     parts = [(sim, first, rounds)]
     if last:
@@ -233,19 +231,38 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
                 period=period,
             )
     checkpointer.close()
+    server, key = onto(mesh, (server, sim.key))
 
     def variables_of(client):
         rows, is_new = store.gather(np.array([client]))
         row = jax.tree.map(lambda x: x[0], rows)
-        row = meshes.put(row, meshes.replicated(sim.mesh))
+        row = meshes.put(row, meshes.replicated(mesh))
         if is_new[0]:  # never drawn: what it would start from
-            key = client_key(sim.key, client)
-            row = method.algorithm.init_personal(first_personal_key(key), server)
+            own = first_personal_key(client_key(key, client))
+            row = method.algorithm.init_personal(own, server)
         return method.algorithm.personalize(server, row)
 
     return Stage(
         judge.generic(embed, method.generic(server)),
         judge.personalised(method.embed, variables_of),
+    )
+
+
+def simulation_of(experiment, algorithm: Algorithm, table, setting: Setting):
+    """The simulation of an algorithm on the experiment's clients."""
+    federation = experiment.federation
+    return simulation(
+        algorithm,
+        federation.feed,
+        table,
+        experiment.task.population,
+        mesh=meshes.first_devices(experiment.mesh, setting.devices),
+        cohort_size=federation.cohort_size,
+        local_epochs=federation.local_epochs,
+        lanes=setting.lanes,
+        seed=experiment.seed,
+        reduction=federation.reduction,
+        shards=federation.shards,
     )
 
 

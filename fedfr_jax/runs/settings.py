@@ -38,7 +38,7 @@ class Federation(NamedTuple):
     batch_size: int = 64
     drop_last: bool = False
     flip: float = 0.5
-    lanes: int | str = 1  # auto: measured once per program and device, and kept
+    lanes: int | str = 1  # auto: with lowering and devices measured once, and kept
     reduction: str = "sum"  # canonical: same bits on any number of devices
     shards: int = 8  # of the canonical reduction, best a multiple of the devices
     model_shards: int = 1  # devices that hold one network's parameters together

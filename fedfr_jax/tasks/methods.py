@@ -9,6 +9,7 @@ Yu et al. to any method without a branch.
 
 import inspect
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -46,6 +47,8 @@ class FaceMethod(NamedTuple):
     last_round: LastRound | None = None
     init_fc: bool = False  # hand `start` the public classes' mean features as phi
     generic: Callable = lambda server: server.backbone  # -> the judged network
+    # The same on networks whose convolutions are lowered otherwise.
+    lowered: Mapping[str, "FaceMethod"] = MappingProxyType({})
 
 
 def federated_faces(

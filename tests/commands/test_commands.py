@@ -111,12 +111,17 @@ def results(workdir):
 
 
 @pytest.mark.parametrize(
-    "stages",
-    [["pretrained"], pytest.param(["pretrained", "fedfr"], marks=pytest.mark.slow)],
-    ids="-".join,
+    "lanes, stages",
+    [
+        (1, ["pretrained"]),
+        pytest.param("auto", ["pretrained", "fedfr"], marks=pytest.mark.slow),
+    ],
 )
-def test_a_killed_run_ends_like_a_whole_one(stages, config, tmp_path):
-    flags = [f"--config={config}"]
+def test_a_killed_run_ends_like_a_whole_one(
+    lanes, stages, config, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    flags = [f"--config={config}", f"--config.federation.lanes={lanes}"]
     output = finish(fedfr("train", *flags, f"--workdir={tmp_path / 'whole'}"))
     assert "fedavg" in output and "roc.png" in "".join(output.split())
     broken = tmp_path / "broken"
@@ -137,6 +142,10 @@ def test_a_killed_run_ends_like_a_whole_one(stages, config, tmp_path):
     for name in ("roc.png", "personalised.png", "rounds.png", "partition.json"):
         assert (broken / name).stat().st_size > 0
     assert list((broken / "fedfr" / "tensorboard").iterdir())
+    if lanes == "auto":
+        assert output.count("(measured ms per client") == 2
+        kept = [x / "fedfr" / "lanes.json" for x in (broken, tmp_path / "whole")]
+        assert kept[0].read_text() == kept[1].read_text()
     again = finish(fedfr("evaluate", *flags, f"--workdir={broken}"))
     assert "tar@far" in again
     evaluation = json.loads((broken / "evaluation.json").read_text())

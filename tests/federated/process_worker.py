@@ -62,6 +62,7 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
     from fedfr_jax.federated import model_axis
     from fedfr_jax.federated.simulation import simulation, start
     from fedfr_jax.federated.stream import stream
+    from fedfr_jax.federated.tuning import Setting
     from fedfr_jax.runs import loop
     from fedfr_jax.runs.sinks import open_sinks
     from tests.federated import toys
@@ -75,20 +76,21 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
         read = lambda rows, images=table.images: rows_read.append(rows) or images[rows]
         table = stream(read, table.labels, memory=2 * 12 * 68)  # a client at a time
         rows_read.clear()
-    sim = simulation(
+    make = lambda setting: simulation(
         algorithm,
         toys.feed(),
         table,
         population,
         mesh=meshes.make_mesh(0, model_shards),
         cohort_size=4,
-        lanes=1 if lanes == "auto" else int(lanes),
+        lanes=setting.lanes,
         local_epochs=2,
         seed=3,
     )
+    sim = make(Setting(lanes=1 if lanes == "auto" else int(lanes)))
     server, store, checkpointer, first = loop.resume(sim, start(sim, variables), folder)
     if lanes == "auto":
-        sim = choose_lanes(sim, server, store, folder)
+        sim = choose(make, server, store, folder)
 
     def killer(round, scalars):
         if kill and round == kill:
@@ -121,30 +123,30 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
         np.savez(folder / "result.npz", *leaves, is_new)
 
 
-def choose_lanes(sim, server, store, folder):
-    """`auto_lanes` by processes that have each their own opinion and cache.
+def choose(make, server, store, folder):
+    """`tune` by processes that have each their own opinion and cache.
 
     The first is for two lanes, the others for one; chosen-I.json has, of every choice,
     the lanes that process I has measured, those that it got and what it said.
     """
     import jax
 
-    from fedfr_jax.federated import lanes
+    from fedfr_jax.federated import tuning
 
-    number, measured, facts = jax.process_index(), lanes.seconds, []
+    number, measured, facts = jax.process_index(), tuning.seconds_per_client, []
 
     def seconds(sim, *rest):
         asked.append(sim.lanes)
         return 0.0 * measured(sim, *rest) + (sim.lanes != max(2 - number, 1))
 
-    lanes.seconds, kept = seconds, folder / "lanes.json"
+    tuning.seconds_per_client, kept = seconds, folder / "lanes.json"
     for caches, own in [("ab", None), ("ca", None), ("ad", kept), ("ef", kept)]:
         os.environ["XDG_CACHE_HOME"] = str(folder / caches[number])
         asked, said = [], []
-        chosen = lanes.auto_lanes(sim, server, store, kept=own, say=said.append)
-        facts.append([asked, chosen.lanes, len(said)])
+        _, sim = tuning.tune(make, server, store, kept=own, say=said.append)
+        facts.append([asked, sim.lanes, len(said)])
     (folder / f"chosen-{number}.json").write_text(json.dumps(facts))
-    return chosen
+    return sim
 
 
 def result(folder):

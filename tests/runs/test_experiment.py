@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fedfr_jax.build import call
-from fedfr_jax.federated import lanes
+from fedfr_jax.federated import tuning
 from fedfr_jax.federated.simulation import simulation
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.runs import experiment as experiment_module
 from fedfr_jax.runs.experiment import Experiment, run_method
 from fedfr_jax.runs.settings import Federation, Pretraining, check_federation
 from fedfr_jax.tasks.methods import (
@@ -51,29 +52,58 @@ def experiment(model, federation, *, devices=1, generic=lambda *_: NOTHING):
     )
 
 
-def test_auto_lanes_are_measured_once_for_equal_runs(tmp_path, monkeypatch, capsys):
+def test_the_fastest_setting_is_measured_once_for_equal_runs(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    asked = []
-    fake = lambda sim, *_: asked.append(sim.lanes) or 1.0 / sim.lanes
-    monkeypatch.setattr(lanes, "seconds", fake)
-    model = toys.linear_model()
-    method = federated_faces(
-        model, num_classes=3, public=False, contrastive_weight=0.0, branch=None
+    model, asked, seen = toys.linear_model(), [], []
+    plain, lowered = (
+        federated_faces(
+            model,
+            num_classes=3,
+            public=False,
+            contrastive_weight=0.0,
+            branch=None,
+            adapt={"epochs": 1},
+        )
+        for _ in range(2)
     )
-    federation = Federation(
-        rounds=1, local_epochs=1, batch_size=4, lanes="auto", flip=0.0
+    method = plain._replace(lowered={"im2col": lowered})
+
+    def fake(sim, *_):
+        name = "im2col" if sim.algorithm is lowered.algorithm else "auto"
+        asked.append((name, sim.mesh.size, sim.lanes))
+        return (2.0 if name == "auto" else 1.0) / sim.lanes + 0.1 * sim.mesh.size
+
+    monkeypatch.setattr(tuning, "seconds_per_client", fake)
+    last = experiment_module.last_simulation
+    adapting = []
+    monkeypatch.setattr(
+        experiment_module,
+        "last_simulation",
+        lambda sim, last_round: adapting.append(last_round) or last(sim, last_round),
     )
-    whole = experiment(model, federation)
+    settings = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip": 0.0}
+    federation = Federation(**settings, lanes="auto")
+    judged = lambda embed, network: seen.append(network) or NOTHING
+    whole = experiment(model, federation, devices=2, generic=judged)
     start = {"backbone": model.init(jax.random.key(0)), "phi": None}
     for folder in ("a", "b", "b"):  # the last is finished: nothing to choose
         run_method(whole, method, start, tmp_path / folder)
-    assert asked == [1, 2, 4]
-    assert capsys.readouterr().out.count("lanes: 4 (measured") == 2
+    tried = [(name, 2, lanes) for name in ("auto", "im2col") for lanes in (1, 2)]
+    assert asked == [*tried, ("im2col", 1, 2)]
+    assert adapting == [lowered.last_round] * 2 + [plain.last_round]
+    line = "lanes: 2, lowering: im2col, devices: 1 "
+    assert capsys.readouterr().out.count(f"{line}(measured") == 2
+    kept = json.loads((tmp_path / "a" / "lanes.json").read_text())
+    assert kept == {"lowering": "im2col", "devices": 1, "lanes": 2}
+    # Judged on all devices, wherever it was trained.
+    assert {len(x.devices()) for x in jax.tree.leaves(seen)} == {2}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     more = whole._replace(federation=federation._replace(rounds=2))
     run_method(more, method, start, tmp_path / "a")
-    assert asked == [1, 2, 4]  # a run that goes on keeps its own
-    assert "lanes: 4 (as this run began" in capsys.readouterr().out
+    assert len(asked) == 5  # a run that goes on keeps its own
+    assert f"{line}(as this run began" in capsys.readouterr().out
 
 
 SETTINGS = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip": 0.0}

@@ -1,0 +1,47 @@
+"""What `fedfr prepare` does with a config's data set."""
+
+import json
+import pathlib
+
+import ml_collections
+
+from fedfr_jax.build import plain, split
+from fedfr_jax.data.partition import format_report, report
+from fedfr_jax.data.sources import SOURCES, inspect, pack, verify
+from fedfr_jax.runs.sinks import write_summary
+from fedfr_jax.schema import choose
+
+
+def prepare(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    *,
+    folder: str | None = None,
+    check: bool = False,
+) -> dict:
+    """Open, inspect and split the config's data; print and (with a workdir) save it.
+
+    Args:
+      folder: where to pack the images first, None for nowhere.
+      check: compare the checksums of the packed set: `folder`, or the config's data.
+    """
+    settings = plain(config)
+    data = settings["data"]
+    if folder:
+        pack(choose("data", SOURCES, data), folder, say=print)
+        data = {"name": "packed", "path": folder}
+    if check:
+        if data.get("name") != "packed":
+            raise ValueError("--verify must be given --pack or packed data, got none.")
+        print(f"{verify(data['path'])} files of {data['path']} are as written")
+    source = choose("data", SOURCES, data)
+    facts = report(split(settings["partition"], source))
+    found = inspect(source)
+    print(json.dumps(found, indent=1))
+    print(format_report(facts))
+    if workdir:
+        pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
+        write_summary(
+            pathlib.Path(workdir) / "data.json", {"data": found, "partition": facts}
+        )
+    return found

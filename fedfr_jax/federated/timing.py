@@ -1,0 +1,102 @@
+"""Seconds of a few steps of real clients: what `tuning` compares.
+
+All processes of a run take part in the timed rounds. Of a streamed table the rows of
+the clients that are timed are read, and the waiting for them does not count.
+"""
+
+import hashlib
+import math
+import os
+import time
+
+import jax
+import numpy as np
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.client import Table
+from fedfr_jax.federated.engine import compiler_options
+from fedfr_jax.federated.memory import guarded
+from fedfr_jax.federated.segments import play_segments
+from fedfr_jax.federated.simulation import Simulation, Work, assign, on_devices
+from fedfr_jax.federated.store import Store
+from fedfr_jax.types import Cohort, PyTree
+
+STEPS, REPEATS = 4, 3
+CLIENTS = 16  # of a shard in a timed round, or one wave
+
+
+def seconds_per_client(sim: Simulation, server: PyTree, store: Store) -> float:
+    """Seconds of a short round over its clients; infinite when it does not fit."""
+    cohort = first_clients(sim, max(sim.lanes, CLIENTS))
+    return seconds(sim, server, store, cohort) / len(cohort.ids)
+
+
+def first_clients(sim: Simulation, count: int) -> Cohort:
+    """A cohort of `count` clients per shard, as far as there are so many."""
+    return Cohort(np.arange(min(count * num_shards(sim), sim.cohort_size)), 0)
+
+
+def num_shards(sim: Simulation) -> int:
+    """V: those of the canonical reduction, or the client devices."""
+    return sim.shards or sim.mesh.shape[meshes.CLIENTS]
+
+
+def seconds(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> float:
+    """Fastest of a few short rounds; infinite when the lanes do not fit."""
+    spent = []
+    for _ in range(REPEATS + 1):
+        work = short_round(sim, server, store, cohort)
+        try:
+            spent.append(seconds_once(sim, server, work, cohort.round))
+        except MemoryError:
+            return math.inf
+    return min(spent[1:])  # the first one compiles
+
+
+def seconds_once(sim: Simulation, server: PyTree, work: Work, round: int) -> float:
+    """Seconds that the devices are busy with a round."""
+    if sim.segments:
+        with guarded(sim, sim.segments.run) as run:
+            segments = sim.segments._replace(run=run)
+            begin = time.perf_counter()
+            *_, waited = play_segments(segments, sim, server, work, round)
+        return time.perf_counter() - begin - waited
+    with guarded(sim, sim.run) as run:
+        arguments = jax.block_until_ready(on_devices(sim, server, work, round))
+        begin = time.perf_counter()
+        jax.block_until_ready(run(*arguments))
+    return time.perf_counter() - begin
+
+
+def short_round(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Work:
+    """A round in which nobody takes more than a few steps."""
+    work = assign(sim, server, store, cohort)
+    steps = np.minimum(work.slots.num_steps, STEPS)
+    return work._replace(slots=work.slots._replace(num_steps=steps))
+
+
+def fingerprint(sim: Simulation, server: PyTree, store: Store, *others) -> str:
+    """Hash of everything that the times depend on, and of `others` as text."""
+    one, held = sim._replace(lanes=1), ""
+    cohort = first_clients(sim, CLIENTS)
+    work = short_round(one, server, store, cohort)
+    if sim.segments:  # the same training, on a table that nobody has to hold
+        stream, held = sim.table, f"{sim.table.memory} {sim.table.waves}"
+        whole = meshes.replicated(sim.mesh)
+        shape = lambda x, *s: jax.ShapeDtypeStruct(s, x.dtype, sharding=whole)
+        count = len(stream.labels)
+        images = shape(stream.image, count, *stream.image.shape)
+        one = one._replace(table=Table(images, shape(stream.labels, count)))
+    device = sim.mesh.devices.flat[0]
+    facts = (
+        sim.run.lower(*on_devices(one, server, work, cohort.round)).as_text(),
+        held,
+        str(compiler_options(sim.mesh, sim.shards)),
+        device.device_kind,
+        str(sim.mesh.shape),
+        str(os.cpu_count()),
+        str(jax.process_count()),
+        jax.__version__,
+        *map(str, others),
+    )
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()

@@ -1,0 +1,288 @@
+"""What lanes="auto" decides: measured, remembered, and refused when it does not fit."""
+
+import json
+import math
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax import trees
+from fedfr_jax.federated import memory, timing, tuning
+from fedfr_jax.federated.model_axis import onto
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.stream import stream
+from fedfr_jax.federated.tuning import Setting
+from fedfr_jax.mesh import first_devices, make_mesh
+from fedfr_jax.types import Cohort
+from tests.federated import toys
+from tests.federated.test_engine import build
+
+QUIET = {"say": lambda text: None}
+
+
+class Toy:
+    """A federation whose settings take the seconds that `took` says.
+
+    The network has no convolution: lowerings change nothing but the setting's name.
+    """
+
+    def __init__(self, monkeypatch, took=None, *, devices=1, cohort_size=3, **options):
+        self.sim, self.server = build("fedavg", (devices, 1), 1, cohort_size, **options)
+        self.store, self.timed = open_store(self.sim, self.server), []
+        self.settings = {}  # of what was made
+        if took:
+            monkeypatch.setattr(tuning, "seconds_per_client", self.seconds)
+        self.took = took
+
+    def make(self, setting):
+        sim = self.sim
+        made = simulation(
+            sim.algorithm,
+            sim.feed,
+            sim.table,
+            sim.population,
+            mesh=first_devices(sim.mesh, setting.devices),
+            cohort_size=sim.cohort_size,
+            lanes=setting.lanes,
+        )
+        self.settings[made.run] = setting
+        return made
+
+    def seconds(self, sim, server, store):
+        setting = self.settings[sim.run]._replace(lanes=sim.lanes)
+        assert sim.mesh.size == (setting.devices or self.sim.mesh.size)
+        assert {len(x.devices()) for x in jax.tree.leaves(server)} == {sim.mesh.size}
+        self.timed.append(setting)
+        return self.took(setting)
+
+    def tune(self, **options):
+        given = {**QUIET, **options}
+        setting, sim = tuning.tune(self.make, self.server, self.store, **given)
+        assert self.settings[sim.run] == setting._replace(lanes=1)
+        assert sim.lanes == setting.lanes
+        return setting
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_a_setting_is_measured_once_and_remembered(tmp_path, monkeypatch):
+    took, said = (lambda setting: 2.0 / setting.lanes), []
+    toys_of = {"first": {}, "again": {}, "other": {"personal": "head"}}
+    for name, options in toys_of.items():
+        toy = Toy(monkeypatch, took, **options)
+        assert toy.tune(lanes=(1, 2, 4), say=said.append) == Setting(lanes=2)
+        # No lane without a client, and of an equal program none again.
+        settings = [Setting(lanes=1), Setting(lanes=2)]
+        assert toy.timed == ([] if name == "again" else settings)
+    begin = "lanes: 2, lowering: auto, devices: all (measured ms per client, lanes 1 "
+    assert said[0] == said[1] and said[0].startswith(begin)
+    known = json.loads((tmp_path / "fedfr_jax" / "tuned.json").read_text())
+    assert len(known) == 2
+
+
+def test_lowerings_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_devices(
+    monkeypatch,
+):
+    lowered = {"auto": 3.0, "im2col": 2.0, "slow": 7.0}
+    on = {0: 1.0, 2: 0.5, 1: 0.7}
+    took = lambda s: lowered[s.lowering] * on[s.devices] * (1 + 0.1 * (s.lanes != 2))
+    toy = Toy(monkeypatch, took, devices=4, cohort_size=5)
+    monkeypatch.setattr(tuning, "_most_lanes", lambda sim: 4)
+    best = toy.tune(lowerings=lowered, lanes=(1, 2, 4))
+    assert best == Setting("im2col", 2, 2)
+    lanes = lambda name, *counts: [Setting(name, lanes=count) for count in counts]
+    assert toy.timed == [
+        *lanes("auto", 1, 2, 4),
+        *lanes("im2col", 1, 2, 4),
+        *lanes("slow", 1),  # hopeless: no more lanes of it
+        Setting("im2col", 2, 2),
+        Setting("im2col", 1, 2),  # not better: it would go no further
+    ]
+
+
+def test_a_setting_changes_the_last_bits_at_most(monkeypatch):
+    toy, ends = Toy(monkeypatch, devices=2), []
+    for setting in (Setting(), Setting(devices=1), Setting(lanes=3)):
+        sim = toy.make(setting)
+        server = onto(sim.mesh, toy.server)
+        ends.append(jax.device_get(play(sim, server, open_store(sim, server), 0)[0]))
+    for end in ends[1:]:
+        jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5), ends[0], end)
+
+
+def test_a_setting_is_timed_on_the_real_program(monkeypatch):
+    toy, seen = Toy(monkeypatch, devices=2, cohort_size=5), {}
+    measure = tuning.measure
+    keep = lambda *given: seen.update(measure(*given)) or seen
+    monkeypatch.setattr(tuning, "measure", keep)
+    best = toy.tune()
+    assert best == min(seen, key=seen.get) and 0 < min(seen.values()) < 10
+    assert {setting.devices for setting in seen} == {0, 1}
+    play(toy.sim, toy.server, toy.store, 0)  # the server is still there
+
+
+def test_a_stream_is_measured_on_the_rows_of_the_clients_that_are_timed(monkeypatch):
+    table, population = toys.problem()
+    rows_read = []
+    read = lambda rows: rows_read.append(np.asarray(rows)) or table.images[rows]
+    algorithm, variables = toys.fedavg_toy()
+    make = lambda setting, waves=1: simulation(
+        algorithm,
+        toys.feed(),
+        stream(read, table.labels, waves=waves),
+        population,
+        mesh=make_mesh(1),
+        cohort_size=2,
+        lanes=setting.lanes,
+    )
+    sim, asked = make(Setting()), []
+    server = start(sim, variables)
+    store = open_store(sim, server)
+    seconds = timing.seconds_once
+    monkeypatch.setattr(
+        timing, "seconds_once", lambda *x: asked.append(seconds(*x)) or asked[-1]
+    )
+    makes = lambda setting: (make(setting), rows_read.pop())[0]  # the shape's own row
+    rows_read.clear()
+    chosen, _ = tuning.tune(makes, server, store, lanes=(1, 2, 4), **QUIET)
+    assert len(asked) == 2 * (timing.REPEATS + 1) and 0 < min(asked)
+    own = np.arange(population.offsets[2])
+    np.testing.assert_array_equal(np.unique(np.concatenate(rows_read)), own)
+    spent = min(asked[1:4]), min(asked[5:])
+    assert chosen == Setting(lanes=1 + int(np.argmin(spent)))
+    sims = sim, make(Setting(), waves=2)  # another stream
+    assert len({timing.fingerprint(x, server, store) for x in sims}) == 2
+
+
+@pytest.mark.parametrize(
+    "times, asked",
+    [
+        ((4, 3, 2, 1), [1, 2, 4, 8]),
+        ((4, 3, 5, 2), [1, 2, 4, 8]),  # slower once is no reason to stop
+        ((4, 3, 7, 2), [1, 2, 4]),  # but twice as slow is
+        ((1, 1.5, 1.6, 0.5), [1, 2, 4]),
+        ((4, math.inf, 1, 1), [1, 2]),  # more lanes do not fit either
+    ],
+)
+def test_more_lanes_are_tried_until_they_do_not_pay_or_fit(monkeypatch, times, asked):
+    seconds = dict(zip((1, 2, 4, 8), times, strict=True))
+    toy = Toy(monkeypatch, lambda setting: seconds[setting.lanes])
+    space = tuning.Space(("auto",), (), (1, 2, 4, 8))
+    spent = tuning.measure(toy.make, toy.server, None, space)
+    assert spent == {Setting(lanes=x): np.float32(seconds[x]) for x in asked}
+
+
+def test_an_accelerator_is_tried_with_more_lanes_than_a_cpu_and_whole(monkeypatch):
+    device = lambda kind: types.SimpleNamespace(platform=kind)
+
+    def space(kind, devices=8, model=1):
+        mesh = types.SimpleNamespace(devices=np.array([[device(kind)]]))
+        mesh.shape = {"clients": devices, "model": model}
+        sim = types.SimpleNamespace(mesh=mesh, cohort_size=10_000, shards=None)
+        return tuning.space_of(sim, ("auto",))
+
+    assert space("cpu").lanes == (1, 2, 4, 8, 16)
+    assert space("gpu").lanes == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert space("cpu").devices == (4, 2, 1) and space("cpu", 3).devices == (1,)
+    wholes = space("cpu", 1), space("gpu"), space("cpu", model=2)
+    assert all(x.devices == () for x in wholes)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert space("cpu").devices == ()
+
+
+def test_a_run_keeps_its_setting_as_long_as_it_is_possible(tmp_path, monkeypatch):
+    kept, said = tmp_path / "run" / "lanes.json", []
+    # Another machine has another cache and another opinion.
+    for machine, devices, cohort_size, fastest, wanted in [
+        ("a", 2, 4, Setting("im2col", 1, 2), Setting("im2col", 1, 2)),
+        ("b", 2, 4, Setting(), Setting("im2col", 1, 2)),
+        ("b", 1, 1, Setting(), Setting()),  # two lanes are too many now
+    ]:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
+        took = lambda setting, best=fastest: 1.0 + np.sum(np.not_equal(setting, best))
+        toy = Toy(monkeypatch, took, devices=devices, cohort_size=cohort_size)
+        names = ("auto", "im2col") if machine == "a" or devices == 2 else ("auto",)
+        setting = toy.tune(lowerings=names, kept=kept, say=said.append)
+        assert setting == wanted
+    begins = [
+        "lanes: 2, lowering: im2col, devices: 1 (measured",
+        "lanes: 2, lowering: im2col, devices: 1 (as this run began",
+        "lanes: 1, lowering: auto, devices: all (the only",
+    ]
+    assert [x[: len(y)] for x, y in zip(said, begins, strict=True)] == begins
+    assert json.loads(kept.read_text()) == Setting()._asdict()
+
+
+@pytest.mark.parametrize(
+    "held, wanted",
+    [
+        ({"lanes": 2}, Setting(lanes=2)),  # of before there were lowerings
+        ({"lowering": "forgotten", "lanes": 2}, None),
+        ({"devices": 9, "lanes": 2}, None),
+        ({"lanes": 9}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_run_has_kept_is_taken_or_measured_anew(
+    tmp_path, monkeypatch, held, wanted
+):
+    kept = tmp_path / "lanes.json"
+    kept.write_text(json.dumps(held))
+    toy = Toy(monkeypatch, lambda setting: 1.0 + setting.lanes)
+    assert toy.tune(kept=kept) == (wanted or Setting())
+    assert bool(toy.timed) == (wanted is None)
+
+
+def out_of_reach(**fields):
+    """A client that asks for 2^52 bytes: no machine has the addresses."""
+    side = 2**25
+
+    def client_update(key, server, personal, client):
+        x = client.num_local.astype(jnp.float32) + jnp.arange(side, dtype=jnp.float32)
+        products = jnp.sort(x[:, None] * x[None, :], axis=1)
+        return honest(key, server, personal, client)._replace(
+            metrics={"middle": products[client.id, side // 2]}
+        )
+
+    sim, server = build("fedavg", cohort_size=3, **fields)
+    honest = sim.algorithm.client_update
+    algorithm = sim.algorithm._replace(client_update=client_update)
+    table, population = toys.problem()
+    options = {"mesh": sim.mesh, "cohort_size": 3, "lanes": sim.lanes}
+    return simulation(algorithm, sim.feed, table, population, **options), server
+
+
+def test_lanes_that_do_not_fit_say_what_is_needed():
+    sim, server = out_of_reach(lanes=2)
+    with pytest.raises(MemoryError, match="got 2: a round needs .* GiB to train"):
+        play(sim, server, open_store(sim, server), 0)
+
+
+def test_lanes_that_do_not_fit_are_not_chosen():
+    sim, server = out_of_reach()
+    store, cohort = open_store(sim, server), Cohort(np.arange(3), 0)
+    assert timing.seconds(sim, server, store, cohort) == math.inf
+
+
+@pytest.mark.parametrize(
+    "personal, most_lanes, message",
+    [
+        ("", 2, "lanes must .*, got 4: .* at most 2 lanes fit"),
+        ("head", 0, "cohort_size must fit .*, got 3: the personal rows"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_compiled(
+    monkeypatch, personal, most_lanes, message
+):
+    sim, server = build("fedavg", lanes=4, cohort_size=3, personal=personal)
+    free = (most_lanes + 0.5) * trees.num_bytes(server)
+    monkeypatch.setattr(memory, "free_bytes", lambda mesh: free)
+    with pytest.raises(MemoryError, match=message):
+        play(sim, server, open_store(sim, server), 0)
+    assert sim.run._cache_size() == 0

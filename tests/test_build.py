@@ -1,0 +1,72 @@
+"""What a plan builds of a config."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.build import plan
+from fedfr_jax.runs.pretraining import Pretraining
+
+
+def config(path, lanes, **model):
+    return {
+        "seed": 0,
+        "data": {"name": "arrays", "path": str(path)},
+        "partition": {
+            "num_clients": 2,
+            "ids_per_client": 2,
+            "num_global_ids": 3,
+            "num_unseen_ids": 2,
+        },
+        "model": {"name": "cnn", "widths": (8, 8), "embedding_dim": 4, **model},
+        "pretrain": {"batch_size": 4},
+        "federation": {"lanes": lanes},
+        "evaluation": {},
+        "methods": {
+            "fedfr": {},
+            "ditto": {"algorithm": "ditto", "momentum": 0.0},
+            "central": {"kind": "central"},
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("arrays") / "faces.npz"
+    images = np.random.default_rng(0).integers(0, 256, (72, 12, 12, 3), np.uint8)
+    np.savez(path, images=images, labels=np.repeat(np.arange(9), 8))
+    return path
+
+
+def test_lanes_to_be_measured_bring_the_other_lowerings_to_be_measured(path):
+    methods = plan(config(path, "auto")).methods
+    assert isinstance(methods.pop("central"), Pretraining)
+    for method in methods.values():
+        assert set(method.lowered) == {"im2col"}  # what is left on a CPU
+    variables = {"backbone": plan(config(path, 1)).model.init(jax.random.key(0))}
+    images = np.zeros((8, 12, 12, 3), np.float32)
+    text = lambda method: str(jax.make_jaxpr(method.embed)(variables, images))
+    given = [
+        plan(config(path, 1, lowering=name)).methods["ditto"]
+        for name in ("auto", "im2col")
+    ]
+    tuned = methods["ditto"], methods["ditto"].lowered["im2col"]
+    assert [*map(text, given)] == [*map(text, tuned)]
+    assert text(tuned[0]) != text(tuned[1])
+
+
+@pytest.mark.parametrize(
+    "lanes, model",
+    [
+        (2, {}),
+        ("auto", {"lowering": "xla"}),
+        ("auto", {"name": "mlp", "hidden": 4, "widths": None, "embedding_dim": None}),
+    ],
+)
+def test_lowerings_are_not_measured_unless_asked_and_there_is_a_choice(
+    path, lanes, model
+):
+    given = config(path, lanes, **model)
+    given["model"] = {k: v for k, v in given["model"].items() if v is not None}
+    methods = plan(given).methods
+    assert methods["fedfr"].lowered == methods["ditto"].lowered == {}
