@@ -65,11 +65,13 @@ def first_devices(mesh: Mesh, count: int) -> Mesh:
     return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
 
 
+@functools.cache
 def replicated(mesh: Mesh) -> NamedSharding:
     """Every device holds the whole array."""
     return NamedSharding(mesh, P())
 
 
+@functools.cache
 def over_clients(mesh: Mesh) -> NamedSharding:
     """The leading axis is cut over the `clients` devices."""
     return NamedSharding(mesh, P(CLIENTS))
@@ -146,6 +148,7 @@ def _whole_of(x: jax.Array) -> NamedSharding:
     return replicated(x.sharding.mesh)
 
 
+@functools.cache
 def own_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
     """Which shards over the `clients` devices this process has, ascending [V'].
 
@@ -153,7 +156,9 @@ def own_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
     """
     here = jax.process_index()
     is_own = [any(d.process_index == here for d in row) for row in mesh.devices]
-    return np.flatnonzero(np.repeat(is_own, max(num_shards // len(is_own), 1)))
+    own = np.flatnonzero(np.repeat(is_own, max(num_shards // len(is_own), 1)))
+    own.flags.writeable = False
+    return own
 
 
 def put_own(tree: PyTree, shardings: NamedSharding | PyTree, num_shards: int) -> PyTree:
@@ -161,6 +166,8 @@ def put_own(tree: PyTree, shardings: NamedSharding | PyTree, num_shards: int) ->
 
     `shardings`, one for all or one per leaf, cut the leading axis over `clients`.
     """
+    if not jax.tree.leaves(tree):
+        return tree
     if jax.process_count() == 1:
         return jax.device_put(tree, shardings)
 

@@ -23,7 +23,7 @@ def parse_arguments():
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--reduction", default="sum")
     results_file.add_flag(parser)
     return parser.parse_args()

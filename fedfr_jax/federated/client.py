@@ -97,7 +97,7 @@ class Feed(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """One number per lane and wave, [A, W, L] on the host, scalars inside a lane."""
+    """One number per lane and wave, [A, W, L] outside, scalars inside a lane."""
 
     client: jax.Array  # [] int32 id, -1 where idle
     place: jax.Array  # [] int32 place in the cohort, 0 where idle
@@ -109,14 +109,33 @@ class Slots(NamedTuple):
     num_steps: jax.Array  # [] int32
 
 
-def pack(slots: Slots) -> np.ndarray:
-    """All numbers of the slots, int32 [A, W, L, 8]: one copy to a device."""
-    return np.stack(slots, axis=-1, dtype=np.int32, casting="unsafe")
+IDLE = np.array([-1, *[0] * (len(Slots._fields) - 1)], np.int32)  # a packed slot
 
 
-def unpack(packed: jax.Array) -> Slots:
-    """`pack` undone, inside jit."""
-    slots = Slots(*jnp.moveaxis(packed, -1, 0))
+def pack(clients: Slots, places: np.ndarray) -> np.ndarray:
+    """Numbers of a cohort's clients, [K] or one for all, in their slots.
+
+    Args:
+      places: [...] int place in the cohort, -1 where idle.
+
+    Returns:
+      [..., 8] int32, one array for one copy to a device.
+    """
+    numbers = np.empty((len(clients.client) + 1, len(Slots._fields)), np.int32)
+    for column, values in enumerate(clients):
+        numbers[:-1, column] = values
+    numbers[-1] = IDLE
+    return numbers.take(places, axis=0, mode="wrap")
+
+
+def column(packed: np.ndarray, name: str) -> np.ndarray:
+    """One field of packed slots, a view."""
+    return packed[..., Slots._fields.index(name)]
+
+
+def unpack(packed: np.ndarray | jax.Array) -> Slots:
+    """What `pack` gives [..., 8] as fields, on the host or inside jit."""
+    slots = Slots(*(packed[..., i] for i in range(len(Slots._fields))))
     return slots._replace(is_new=slots.is_new > 0)
 
 

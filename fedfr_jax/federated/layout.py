@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.client import Slots, Table
+from fedfr_jax.federated.client import IDLE, Slots, Table, column, unpack
 from fedfr_jax.federated.stream import Stream
 from fedfr_jax.types import PyTree
 
@@ -42,9 +42,9 @@ def size_of(sim, works: list, num_tables: int = 1) -> Size:
     Args:
       num_tables: tables of that many rows which share the stream's memory.
     """
-    shards, waves, lanes = works[0].slots.client.shape
+    shards, waves, lanes, _ = works[0].slots.shape
     largest = sim.population.largest(sim.cohort_size)
-    most = max(int(work.slots.num_extra.max()) for work in works)
+    most = max(int(column(work.slots, "num_extra").max()) for work in works)
     capacity = works[0].extra.examples.shape[1]
     return fit(
         sim.table._replace(memory=sim.table.memory // num_tables),
@@ -87,18 +87,17 @@ def room_for(capacity: int, most: int, max_local: int, known: set[int]) -> int:
 
 def lay_out(work, num_devices: int, size: Size) -> Layout:
     """Cut a round's `Work` [V, W, L] into segments; idle waves fill up the last."""
-    shards, waves, lanes = work.slots.client.shape
+    shards, waves, lanes, _ = work.slots.shape
     num_waves = shards // num_devices * waves
     padding = size.segments * size.waves - num_waves
 
     def flat(x, fill=0):
         places = x.shape[0] * x.shape[1] // num_waves
         x = x.reshape(places, num_waves, *x.shape[2:])
-        tail = np.full((len(x), padding, *x.shape[2:]), fill, x.dtype)
+        tail = np.broadcast_to(fill, (len(x), padding, *x.shape[2:])).astype(x.dtype)
         return np.concatenate([x, tail], axis=1) if padding else x
 
-    slots = jax.tree.map(flat, work.slots)
-    slots = slots._replace(client=flat(work.slots.client, -1))
+    slots = unpack(flat(work.slots, IDLE))
     count = slots.num_local + slots.num_extra  # 0 where idle
     part = count.reshape(num_devices, size.segments, -1)
     starts = (np.cumsum(part, axis=2) - part).reshape(count.shape).astype(np.int32)

@@ -51,11 +51,12 @@ def schedule(
     slots[_deal(num_steps[cut[:, 0]], shards, num_waves)] = cut
     steps = np.where(slots >= 0, np.take(num_steps, slots, mode="clip"), 0)
     longest = steps.max(axis=2).reshape(num_devices, -1).sum(axis=1)  # [A]
+    executed = int(longest.sum())
     return Plan(
         slots=slots,
-        executed_steps=int(longest.sum()) * lanes,
+        executed_steps=executed * lanes,
         useful_steps=int(num_steps.sum()),
-        imbalance=float(longest.max() / max(longest.mean(), 1e-9)),
+        imbalance=int(longest.max()) * num_devices / executed if executed else 0.0,
     )
 
 

@@ -229,7 +229,7 @@ def train_all(
 
 def whole_rows(rows: list, layout: Layout, work) -> PyTree:
     """A round's personal rows [V', W, L, ...] from its segments' [A', w, L, ...]."""
-    waves = work.slots.client.shape[1]
+    waves = work.slots.shape[1]
 
     def in_one(*x):
         x = np.concatenate(x, axis=1)[:, : layout.num_waves]

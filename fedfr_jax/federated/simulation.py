@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import model_axis, sampling
-from fedfr_jax.federated.client import Feed, Population, Slots, Table, pack
+from fedfr_jax.federated.client import Feed, Population, Slots, Table, column, pack
 from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
 from fedfr_jax.federated.first_round import compiled_beside
 from fedfr_jax.federated.memory import check_memory, guarded
@@ -47,7 +47,7 @@ class Work(NamedTuple):
     """A round's arguments in host memory, and what they mean."""
 
     rows: PyTree  # [V', W, L, ...] personal rows of this process' shards
-    slots: Slots  # [V, W, L]
+    slots: np.ndarray  # [V, W, L, 8] int32, see `client.unpack`
     order: np.ndarray  # [K] int32 flat slot of each cohort member
     extra: Extra
     clients: np.ndarray  # [V, W, L] ids, -1 where idle
@@ -212,7 +212,7 @@ def on_devices(sim: Simulation, server: PyTree, work: Work, round: int) -> tuple
     shared = work.order, extra, np.int32(round)
     # In one call: each costs as much as several leaves.
     slots, (order, extra, number) = meshes.put_numbers(
-        (pack(work.slots), shared), (cut, jax.tree.map(lambda _: whole, shared))
+        (work.slots, shared), (cut, jax.tree.map(lambda _: whole, shared))
     )
     return server, rows, slots, order, extra, sim.table, number, sim.key, sim.hyper
 
@@ -235,30 +235,29 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
         shards=sim.shards,
         ids=ids,
     )
-    idle = plan.slots < 0
-    place = np.where(idle, 0, plan.slots)
-    classes = sim.population.num_classes[ids]
-    numbers = np.stack([offset, num_local, extra.num_examples, classes, steps])
-    clients = np.where(idle, -1, ids[place])
+    each = Slots(
+        client=ids,
+        place=np.arange(len(ids)),
+        is_new=1,
+        offset=offset,
+        num_local=num_local,
+        num_extra=extra.num_examples,
+        num_classes=sim.population.num_classes[ids],
+        num_steps=steps,
+    )
+    slots = pack(each, plan.slots)
+    clients = column(slots, "client")
     own = meshes.own_shards(sim.mesh, len(clients))
     if jax.process_count() > 1:  # who held a client before may be another process
         store.settle()
         meshes.barrier("rows are on disk")
-    rows, known = store.gather(clients[own].reshape(-1))
-    is_new = np.ones(idle.shape, bool)
-    is_new[own] = known.reshape(len(own), *idle.shape[1:])
-    slots = Slots(
-        clients.astype(np.int32),
-        place.astype(np.int32),
-        is_new,
-        # offset, num_local, num_extra, num_classes, num_steps
-        *np.where(idle, 0, numbers[:, place]).astype(np.int32),
-    )
-    order = np.empty(len(ids), np.int32)
-    order[plan.slots[~idle]] = np.flatnonzero(~idle)
-    shape = (len(own), *idle.shape[1:])
+    rows, is_new = store.gather(clients[own].reshape(-1))
+    shape = (len(own), *clients.shape[1:])
+    column(slots, "is_new")[own] = is_new.reshape(shape)
     rows = jax.tree.map(lambda x: x.reshape(shape + x.shape[1:]), rows)
-    return Work(rows, slots, order, extra, clients, own, plan)
+    order = np.empty(len(ids) + 1, np.int32)  # the last one takes those of idle slots
+    order[plan.slots.reshape(-1)] = np.arange(plan.slots.size)
+    return Work(rows, slots, order[:-1], extra, clients, own, plan)
 
 
 def put_away(store: Store, work: Work, cohort: Cohort, fetched: tuple) -> dict:
@@ -269,7 +268,9 @@ def put_away(store: Store, work: Work, cohort: Cohort, fetched: tuple) -> dict:
     """
     rows, metrics = fetched
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
-    others = np.delete(work.clients, work.own, axis=0).reshape(-1)
+    others = ()
+    if len(work.own) < len(work.clients):
+        others = np.delete(work.clients, work.own, axis=0).reshape(-1)
     own = work.clients[work.own].reshape(-1)
     check_rows(rows, own, cohort.round)
     store.scatter(own, rows, cohort.round, others=others)

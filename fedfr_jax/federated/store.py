@@ -90,7 +90,8 @@ class Store:
         weakref.finalize(self, os.close, self._rows)
         fcntl.flock(self._rows, fcntl.LOCK_EX)  # an earlier store may still be writing
         is_fresh = not (folder / "stamps.bin").exists()
-        self._stamps = _open_stamps(folder / "stamps.bin", population, not sharer)
+        self._file = _open_stamps(folder / "stamps.bin", population, not sharer)
+        self._stamps = np.asarray(self._file)  # indexed faster than a memmap
         self._is_shared = sharer is not None
         self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
         for start in () if is_fresh else range(0, population, BLOCK):
@@ -99,7 +100,7 @@ class Store:
             if late.any():
                 part[late] = 0
         # From here on a cohort's own pages come into memory, and not those around.
-        self._stamps.base.madvise(mmap.MADV_RANDOM)
+        self._file.base.madvise(mmap.MADV_RANDOM)
         fcntl.flock(self._rows, fcntl.LOCK_UN)
         self._writer = ThreadPoolExecutor(1, "store")
         self._pending = None
@@ -119,9 +120,10 @@ class Store:
           ValueError: when the file ends within a row.
         """
         pending = self._unwritten()
-        stamps = self._stamps[np.maximum(ids, 0)]
+        stamps = self._stamps.take(np.maximum(ids, 0), axis=0)
         newest = stamps.argmax(axis=1)
-        is_new = (stamps.max(axis=1) == 0) | (ids < 0)
+        stamps = stamps.take(VERSIONS * np.arange(len(ids)) + newest)
+        is_new = (stamps == 0) | (ids < 0)
         block = np.zeros((len(ids), self._row_bytes), np.uint8)
         on_disk = ~is_new
         if pending and len(pending.ids):
@@ -154,11 +156,10 @@ class Store:
             full disk; the versions before that round stay whole.
         """
         self._wait()
-        kept = np.flatnonzero(ids >= 0)
-        kept = kept[np.argsort(ids[kept])]
-        ids, block = ids[kept].astype(np.int64), self._pack(rows, len(ids))
-        if not np.array_equal(kept, np.arange(len(block))):
-            block = block[kept]
+        ids, block = ids.astype(np.int64), self._pack(rows, len(ids))
+        if (ids[:1] < 0).any() or (ids[1:] <= ids[:-1]).any():
+            order = ids.argsort()[np.count_nonzero(ids < 0) :]
+            ids, block = ids[order], block[order]
         others = np.asarray(others, np.int64)
         others = others[others >= 0]
         fcntl.flock(self._rows, fcntl.LOCK_SH)  # other processes may write theirs
@@ -179,7 +180,7 @@ class Store:
         """Put everything on disk and protect it: a checkpoint of `round` may follow."""
         self._wait()
         os.fsync(self._rows)
-        self._stamps.flush()
+        self._file.flush()
         self._protected = (*self._protected, round)[-PROTECTED:]
 
     def touched(self) -> np.ndarray:
@@ -202,28 +203,26 @@ class Store:
         """Rows first, then the stamps that make them count."""
         write = lambda part, place: os.pwrite(self._rows, part, place)
         try:
-            everyone = np.concatenate([ids, others])
-            versions = self._free_versions(everyone, round)
-            self._stamps[everyone, versions] = 0
-            places = (ids * VERSIONS + versions[: len(ids)]) * self._row_bytes
-            for k, place in enumerate(places.tolist() if self._leaves else ()):
-                if not _in_full(write, block[k], place):
+            places = self._free_places(np.concatenate([ids, others]), round)
+            self._stamps.put(places, 0)
+            for k in range(len(ids)) if self._leaves else ():
+                if not _in_full(write, block[k], int(places[k]) * self._row_bytes):
                     raise OSError(
                         f"{self._path}: client {ids[k]}'s row was written in part."
                     )
-            self._stamps[everyone, versions] = round + 1
+            self._stamps.put(places, round + 1)
         finally:
             fcntl.flock(self._rows, fcntl.LOCK_UN)
 
-    def _free_versions(self, ids, round) -> np.ndarray:
+    def _free_places(self, ids, round) -> np.ndarray:
         """Where to write: the place of this round, else the oldest nobody needs [K]."""
-        stamps, each = np.array(self._stamps[ids]), np.arange(len(ids))
-        age = stamps.astype(np.int64)
+        stamps = self._stamps.take(ids, axis=0)
+        age, first = stamps.copy(), VERSIONS * np.arange(len(ids))
         for past in self._protected:
             needed = np.where(stamps <= past, stamps, 0).argmax(axis=1)
-            age[each, needed] = np.iinfo(np.int64).max
-        age[stamps == round + 1] = -1
-        return age.argmin(axis=1)
+            age.put(first + needed, np.iinfo(np.int32).max)
+        np.putmask(age, stamps == round + 1, -1)
+        return VERSIONS * ids + age.argmin(axis=1)
 
     def _unpack(self, block):
         leaves, start = [], 0

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import sampling
-from fedfr_jax.federated.client import Feed, Population, Table, pack
+from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.engine import compiler_options, round_function
 from fedfr_jax.federated.layout import lay_out, size_of
 from fedfr_jax.federated.model_axis import places, places_of_rows
@@ -168,7 +168,7 @@ def play_sweep(
 def _at_once(runs, servers, works, round):
     """-> (servers [S, ...], each member's (rows, metrics) in host memory, 0)."""
     sim = runs.sims[0]
-    inputs = [(work.rows, pack(work.slots), work.order, work.extra) for work in works]
+    inputs = [(work.rows, work.slots, work.order, work.extra) for work in works]
     rows, slots, order, extra = _stacked(inputs)
     rows = jax.device_put(rows, places_of_rows(sim.mesh, rows, None))
     slots = jax.device_put(slots, NamedSharding(sim.mesh, P(None, meshes.CLIENTS)))

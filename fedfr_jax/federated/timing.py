@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.client import Table
+from fedfr_jax.federated.client import Table, column
 from fedfr_jax.federated.engine import compiler_options
 from fedfr_jax.federated.memory import guarded
 from fedfr_jax.federated.segments import play_segments
@@ -71,8 +71,9 @@ def seconds_once(sim: Simulation, server: PyTree, work: Work, round: int) -> flo
 def short_round(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Work:
     """A round in which nobody takes more than a few steps."""
     work = assign(sim, server, store, cohort)
-    steps = np.minimum(work.slots.num_steps, STEPS)
-    return work._replace(slots=work.slots._replace(num_steps=steps))
+    steps = column(work.slots, "num_steps")
+    np.minimum(steps, STEPS, out=steps)
+    return work
 
 
 def fingerprint(sim: Simulation, server: PyTree, store: Store, *others) -> str:

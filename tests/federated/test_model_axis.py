@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import decode
 from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population, Table, column
 from fedfr_jax.federated.simulation import (
     assign,
     on_devices,
@@ -69,7 +69,7 @@ def _two_rounds(num_model_shards):
     store = open_store(sim, server)
     work = assign(sim, server, store, Cohort(np.arange(4), 0))
     compiled = sim.run.lower(*on_devices(sim, server, work, 0)).compile()
-    steps = work.slots.num_steps
+    steps = column(work.slots, "num_steps")
     assert (steps[0] != steps[1]).all()  # in every wave, on the two client devices
     for round in range(2):
         server, _ = play(sim, server, store, round)
