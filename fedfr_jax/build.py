@@ -167,7 +167,7 @@ def streams(
 def other_lowerings(settings: Mapping) -> tuple[str, ...]:
     """Of convolutions, to be timed: none when the config's model has or names one."""
     known = inspect.signature(MODELS[settings["name"]]).parameters
-    is_open = "lowering" in known and settings.get("lowering", "auto") == "auto"
+    is_open = "lowering" in known and settings.get("lowering", conv.AUTO) == conv.AUTO
     return conv.others() if is_open else ()
 
 

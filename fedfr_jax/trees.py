@@ -46,6 +46,15 @@ def keep(mask: PyTree, x: PyTree, y: PyTree) -> PyTree:
     return jax.tree.map(lambda m, a, b: a if m else b, mask, x, y)
 
 
+def over(tree: PyTree, number: jax.Array) -> PyTree:
+    """Leaves of `tree` over one number [], by its reciprocal.
+
+    XLA makes that of a division too, or does not, by what else divides by the number;
+    then the last bit depends on the program around it, and so on the devices.
+    """
+    return jax.tree.map(lambda x: x * (1 / number.astype(x.dtype)), tree)
+
+
 def num_bytes(tree: PyTree) -> int:
     """Bytes that the leaves of `tree` hold (arrays or shape structs)."""
     return sum(

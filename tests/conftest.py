@@ -28,6 +28,7 @@ TESTS = pathlib.Path(__file__).parent
 @pytest.fixture
 def run_level(monkeypatch):
     """Rounds are compiled at LLVM's level of a run, where bits are compared."""
+    jax.devices()  # made while the flags say how many
     monkeypatch.setenv("XLA_FLAGS", "")
 
 

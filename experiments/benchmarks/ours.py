@@ -18,7 +18,7 @@ from fedfr_jax.federated import simulation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
 from fedfr_jax.federated.client import Feed, Population, Table
-from fedfr_jax.federated.tuning import AUTO, Setting, tune
+from fedfr_jax.federated.tuning import Setting, tune
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS, conv
 from fedfr_jax.models.initial import xavier_uniform
@@ -156,7 +156,7 @@ def main():
         make = lambda setting: tuned(work, data, setting)[0]
         sim, server, _ = build(work, data)
         store = simulation.open_store(sim, server)
-        names = (AUTO,) if work.model == "mlp" else (AUTO, *conv.others())
+        names = (conv.AUTO, *(() if work.model == "mlp" else conv.others()))
         setting, _ = tune(make, server, store, lowerings=names, say=say)
         print(json.dumps(setting))
         return

@@ -54,7 +54,9 @@ def measure(num_clients: int, cohort: int, rounds: int) -> dict:
         fedavg(local_sgd(loss, sgd(), step_decay(0.1)), personal="head"),
         Feed(1, decode),
         Table(np.ones((num_clients, 4), np.uint8), np.zeros(num_clients, np.int32)),
-        Population(np.arange(num_clients + 1), np.ones(num_clients, np.int32)),
+        Population(
+            np.arange(num_clients + 1, dtype=np.int32), np.ones(num_clients, np.int32)
+        ),
         mesh=make_mesh(1),
         cohort_size=cohort,
     )

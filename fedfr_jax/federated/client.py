@@ -122,8 +122,8 @@ def pack(clients: Slots, places: np.ndarray) -> np.ndarray:
       [..., 8] int32, one array for one copy to a device.
     """
     numbers = np.empty((len(clients.client) + 1, len(Slots._fields)), np.int32)
-    for column, values in enumerate(clients):
-        numbers[:-1, column] = values
+    for i, values in enumerate(clients):
+        numbers[:-1, i] = values
     numbers[-1] = IDLE
     return numbers.take(places, axis=0, mode="wrap")
 

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
 from fedfr_jax.federated.client import Feed, Population, Slots, Window, client_view
 from fedfr_jax.federated.hard_negatives import cohort_rows
 from fedfr_jax.federated.stream import Stream, blocks
@@ -56,7 +57,7 @@ def sum_over(
 
 def mean_of(total: PyTree, count: jax.Array) -> PyTree:
     """Sums over `count` [] examples divided by it; 0 of none."""
-    return jax.tree.map(lambda x: x / jnp.maximum(count, 1).astype(x.dtype), total)
+    return trees.over(total, jnp.maximum(count, 1))
 
 
 def build_mean(value_fn: Callable, feed: Feed, mesh: Mesh) -> Callable:

@@ -7,6 +7,9 @@ the clients that are timed are read, and the waiting for them does not count.
 import hashlib
 import math
 import os
+import pathlib
+import platform
+import re
 import time
 
 import jax
@@ -23,29 +26,19 @@ from fedfr_jax.types import Cohort, PyTree
 
 STEPS, REPEATS = 4, 3
 CLIENTS = 16  # of a shard in a timed round, or one wave
-
-
-def seconds_per_client(sim: Simulation, server: PyTree, store: Store) -> float:
-    """Seconds of a short round over its clients; infinite when it does not fit."""
-    cohort = first_clients(sim, max(sim.lanes, CLIENTS))
-    return seconds(sim, server, store, cohort) / len(cohort.ids)
+CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 
 def first_clients(sim: Simulation, count: int) -> Cohort:
     """A cohort of `count` clients per shard, as far as there are so many."""
-    return Cohort(np.arange(min(count * num_shards(sim), sim.cohort_size)), 0)
-
-
-def num_shards(sim: Simulation) -> int:
-    """V: those of the canonical reduction, or the client devices."""
-    return sim.shards or sim.mesh.shape[meshes.CLIENTS]
+    shards = sim.shards or sim.mesh.shape[meshes.CLIENTS]
+    return Cohort(np.arange(min(count * shards, sim.cohort_size)), 0)
 
 
 def seconds(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> float:
     """Fastest of a few short rounds; infinite when the lanes do not fit."""
-    spent = []
+    work, spent = short_round(sim, server, store, cohort), []
     for _ in range(REPEATS + 1):
-        work = short_round(sim, server, store, cohort)
         try:
             spent.append(seconds_once(sim, server, work, cohort.round))
         except MemoryError:
@@ -76,28 +69,44 @@ def short_round(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -
     return work
 
 
-def fingerprint(sim: Simulation, server: PyTree, store: Store, *others) -> str:
-    """Hash of everything that the times depend on, and of `others` as text."""
-    one, held = sim._replace(lanes=1), ""
-    cohort = first_clients(sim, CLIENTS)
-    work = short_round(one, server, store, cohort)
-    if sim.segments:  # the same training, on a table that nobody has to hold
-        stream, held = sim.table, f"{sim.table.memory} {sim.table.waves}"
-        whole = meshes.replicated(sim.mesh)
-        shape = lambda x, *s: jax.ShapeDtypeStruct(s, x.dtype, sharding=whole)
-        count = len(stream.labels)
-        images = shape(stream.image, count, *stream.image.shape)
-        one = one._replace(table=Table(images, shape(stream.labels, count)))
-    device = sim.mesh.devices.flat[0]
+def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -> str:
+    """Hash of all that the times depend on: the rounds of `sims` with one lane, the
+    machine, the compiler, and `others` as text."""
+    mesh = sims[0].mesh
     facts = (
-        sim.run.lower(*on_devices(one, server, work, cohort.round)).as_text(),
-        held,
-        str(compiler_options(sim.mesh, sim.shards)),
-        device.device_kind,
-        str(sim.mesh.shape),
-        str(os.cpu_count()),
+        *(lowered_text(sim._replace(lanes=1), server, store) for sim in sims),
+        str(compiler_options(mesh, sims[0].shards)),
+        os.environ.get("XLA_FLAGS", ""),
+        mesh.devices.flat[0].device_kind,
+        processor(),
+        str(mesh.shape),
+        str(len(os.sched_getaffinity(0))),
         str(jax.process_count()),
         jax.__version__,
         *map(str, others),
     )
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+
+def lowered_text(sim: Simulation, server: PyTree, store: Store) -> str:
+    """The round as StableHLO; of a stream the same training on a table that nobody has
+    to hold, and how it is cut."""
+    cohort, held = first_clients(sim, CLIENTS), ""
+    work = short_round(sim, server, store, cohort)
+    if sim.segments:
+        stream, held = sim.table, f"{sim.table.memory} {sim.table.waves}"
+        whole = meshes.replicated(sim.mesh)
+        shape = lambda x, *s: jax.ShapeDtypeStruct(s, x.dtype, sharding=whole)
+        count = len(stream.labels)
+        images = shape(stream.image, count, *stream.image.shape)
+        sim = sim._replace(table=Table(images, shape(stream.labels, count)))
+    arguments = on_devices(sim, server, work, cohort.round)
+    return sim.run.lower(*arguments).as_text() + held
+
+
+def processor() -> str:
+    """Name of the CPU's kind, as far as the system tells."""
+    if not CPUINFO.exists():
+        return platform.processor()
+    found = re.search(r"^model name\s*: (.*)$", CPUINFO.read_text(), re.MULTILINE)
+    return found[1] if found else platform.machine()

@@ -2,13 +2,15 @@
 a CPU, and how many clients train side by side on each.
 
 `tune` times a few steps of real clients with every lowering and 1, 2, 4, ... lanes,
-then the fastest of them on fewer devices, and remembers the answer in a JSON file under
-the user's cache folder, keyed by a hash of the lowered round (model, algorithm, batch,
-mesh), the device's kind and JAX's version: whatever changes the program is measured
-anew. A run keeps its own choice, because the last bits depend on it. Of several
-processes the first one's clock and files decide.
+then the fastest of them on fewer devices, where these win again with more lanes, and
+remembers the answer in a JSON file under the user's cache folder, keyed by a hash of
+the lowered rounds (model, algorithm, batch, mesh), the machine and JAX's version:
+whatever changes the programs is measured anew. What the server prepares does not count.
+A run keeps its own choice, because the last bits depend on it. Of several processes the
+first one's clock and files decide.
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -25,18 +27,17 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.simulation import Simulation
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.timing import fingerprint, num_shards, seconds_per_client
+from fedfr_jax.federated.timing import CLIENTS, fingerprint, first_clients, seconds
 from fedfr_jax.types import PyTree
 
 MOST, MOST_ON_CPU = 256, 16
-HOPELESS = 2.0  # times the fastest so far: no more lanes are tried
-AUTO = "auto"
+HOPELESS = 2.0  # times the fastest with as many lanes: no more lanes are tried
 
 
 class Setting(NamedTuple):
     """What the speed of a round depends on, and of its result the last bits alone."""
 
-    lowering: str = AUTO  # of convolutions, see `conv.convolve`
+    lowering: str = "auto"  # of convolutions, see `conv.convolve`
     devices: int = 0  # along `clients`; 0: all
     lanes: int = 1
 
@@ -50,7 +51,12 @@ class Space(NamedTuple):
 
     lowerings: tuple[str, ...]
     devices: tuple[int, ...]  # falling, beside 0
-    lanes: tuple[int, ...]  # rising
+    lanes: tuple[int, ...]  # rising, as far as `most_lanes` allows
+
+    def is_single(self, sim: Simulation) -> bool:
+        """Whether there is nothing to choose."""
+        few = [x for x in self.lanes if x <= most_lanes(sim)]
+        return len(self.lowerings) == 1 and not self.devices and len(few) <= 1
 
 
 def tune(
@@ -58,7 +64,7 @@ def tune(
     server: PyTree,
     store: Store,
     *,
-    lowerings: Iterable[str] = (AUTO,),
+    lowerings: Iterable[str] = ("auto",),
     lanes: tuple[int, ...] = (),
     kept: pathlib.Path | None = None,
     say: Callable = print,
@@ -81,37 +87,44 @@ def tune(
     make = lambda setting: base(setting._replace(lanes=1))._replace(lanes=setting.lanes)
     first = make(Setting())
     space = space_of(first, tuple(lowerings), lanes)
-    begun = _of_first(_read(kept), space.lowerings) if kept else None
-    if begun and _is_possible(begun, first):
-        _tell(begun, f"as this run began, {kept}", kept, say)
-        return begun, make(begun)
-    if space == (space.lowerings[:1], (), space.lanes[:1]):
-        only = Setting(space.lowerings[0], lanes=space.lanes[0])
-        _tell(only, "the only choice", kept, say)
-        return only, make(only)
-    name, path = fingerprint(first, server, store, space), cache_path()
-    known = _read(path).get(name, {})
-    best = _of_first(known, space.lowerings)
+    best = _of_first(_read(kept), first, space) if kept else None
+    why = f"as this run began, {kept}"
+    if not best and space.is_single(first):
+        best, why = Setting(), "the only choice"
     if not best:
-        spent = measure(make, server, store, space)
-        best = min(spent, key=spent.get)
-        known = {**best._asdict(), "seconds": {str(k): v for k, v in spent.items()}}
-        _write(path, {**_read(path), name: known})
-    times = known.get("seconds", {}).items()  # the first process has them
-    times = ", ".join(f"{k}: {1e3 * v:.3g}" for k, v in times)
-    _tell(best, f"measured ms per client, lanes {times}; {path}", kept, say)
+        best, why = _measured(make, server, store, first, space, say)
+    if kept:
+        _write(kept, best._asdict())
+    _tell(best, why, space, say)
     return best, make(best)
 
 
-def _tell(setting, why, kept, say):
-    if kept:
-        _write(kept, setting._asdict())
-    if meshes.is_first():
-        devices = setting.devices or "all"
-        say(
-            f"lanes: {setting.lanes}, lowering: {setting.lowering}, devices: {devices} "
-            f"({why})"
-        )
+def _measured(make, server, store, first, space, say):
+    """(the fastest setting, what was measured): remembered, or measured now."""
+    sims = [make(Setting(name)) for name in space.lowerings]
+    name, path = fingerprint(sims, server, store, space), cache_path()
+    known = _read(path).get(name, {})
+    best = _of_first(known, first, space)
+    if not best:
+        spent = measure(make, server, store, first, space)
+        best = min(spent, key=spent.get)
+        known = {**best._asdict(), "seconds": {str(k): v for k, v in spent.items()}}
+        if math.isfinite(spent[best]):  # or the next run finds more memory
+            _remember(path, {**_read(path), name: known}, say)
+    times = known.get("seconds", {}).items()  # the first process has them
+    times = ", ".join(f"{k}: {1e3 * v:.3g}" for k, v in times)
+    return best, f"measured ms per client, lanes {times}; {path}"
+
+
+def _tell(setting, why, space, say):
+    if not meshes.is_first():
+        return
+    words = [f"lanes: {setting.lanes}"]
+    if len(space.lowerings) > 1:
+        words.append(f"lowering: {setting.lowering}")
+    if space.devices or setting.devices:
+        words.append(f"devices: {setting.devices or 'all'}")
+    say(f"{', '.join(words)} ({why})")
 
 
 def space_of(
@@ -119,11 +132,11 @@ def space_of(
 ) -> Space:
     """What to try on the mesh of `sim`: fewer devices only of one process' CPU, whose
     cores work for the devices that are left."""
-    lanes = tuple(x for x in lanes or powers(sim.mesh) if x <= _most_lanes(sim)) or (1,)
-    count, is_alone = sim.mesh.shape[meshes.CLIENTS], jax.process_count() == 1
-    is_alone &= _is_cpu(sim.mesh) and sim.mesh.shape[meshes.MODEL] == 1
-    halves = (count >> i for i in range(1, count.bit_length()))
-    return Space(lowerings, tuple(halves) if is_alone else (), lanes)
+    count = sim.mesh.shape[meshes.CLIENTS]
+    is_whole = not _is_cpu(sim.mesh) or sim.mesh.shape[meshes.MODEL] > 1
+    halves = tuple(count >> i for i in range(1, count.bit_length()))
+    devices = () if is_whole or jax.process_count() > 1 else halves
+    return Space(lowerings, devices, lanes or powers(sim.mesh))
 
 
 def powers(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
@@ -136,43 +149,47 @@ def _is_cpu(mesh):
     return mesh.devices.flat[0].platform == "cpu"
 
 
-def _most_lanes(sim):
-    return max(sim.cohort_size // num_shards(sim), 1)
-
-
-def _is_possible(setting, sim):
-    fits = setting.devices <= sim.mesh.shape[meshes.CLIENTS]
-    return fits and 1 <= setting.lanes <= _most_lanes(sim)
+def most_lanes(sim: Simulation, devices: int = 0) -> int:
+    """Lanes for which a shard on so many devices (0: those of `sim`) has clients."""
+    shards = sim.shards or devices or sim.mesh.shape[meshes.CLIENTS]
+    return max(sim.cohort_size // shards, 1)
 
 
 def measure(
-    make: Callable, server: PyTree, store: Store, space: Space
+    make: Callable, server: PyTree, store: Store, first: Simulation, space: Space
 ) -> dict[Setting, float]:
     """{setting: seconds per client} of what was worth trying."""
     spent = {}
+
+    def climb(settings, patience):
+        """One after the other, until one does not fit, is hopeless, or `patience` in a
+        row are not better than the best of these."""
+        own = []
+        for setting in settings:
+            if is_new := setting not in spent:
+                cohort = first_clients(first, max(setting.lanes, CLIENTS))
+                sim = make(setting)
+                took = seconds(sim, onto(sim.mesh, server), store, cohort)
+                spent[setting] = _agreed(took / len(cohort.ids)).item()
+            own.append(spent[setting])
+            worse = len(own) - 1 - int(np.argmin(own))
+            alike = [v for k, v in spent.items() if k.lanes == setting.lanes]
+            is_hopeless = own[-1] > HOPELESS * min(alike) or math.isinf(own[-1])
+            if worse >= patience or (is_new and is_hopeless):
+                return
+
+    def rising(setting):
+        few = (x for x in space.lanes if x <= most_lanes(first, setting.devices))
+        return [setting._replace(lanes=count) for count in few] or [setting]
+
     for name in space.lowerings:
-        lanes = (Setting(name, lanes=count) for count in space.lanes)
-        _climb(make, server, store, lanes, spent, patience=2)
+        climb(rising(Setting(name)), patience=2)
     best = min(spent, key=spent.get)
-    fewer = (best._replace(devices=count) for count in (0, *space.devices))
-    _climb(make, server, store, fewer, spent, patience=1)
+    climb([best._replace(devices=count) for count in (0, *space.devices)], patience=1)
+    best = min(spent, key=spent.get)
+    if best.devices:  # fewer have room for more lanes
+        climb(rising(best), patience=2)
     return spent
-
-
-def _climb(make, server, store, settings, spent, *, patience):
-    """Time one after the other, until one does not fit or is hopeless, or `patience`
-    in a row are not better than the best of these."""
-    own = []
-    for setting in settings:
-        if setting not in spent:
-            sim = make(setting)
-            took = seconds_per_client(sim, onto(sim.mesh, server), store)
-            spent[setting] = _agreed(took).item()
-        own.append(spent[setting])
-        worse = len(own) - 1 - int(np.argmin(own))
-        limit = HOPELESS * min(spent.values())
-        if worse >= patience or own[-1] > limit or own[-1] == math.inf:
-            return
 
 
 def _agreed(numbers):
@@ -180,15 +197,23 @@ def _agreed(numbers):
     return multihost_utils.broadcast_one_to_all(np.asarray(numbers, np.float32))
 
 
-def _of_first(choice: dict, lowerings: tuple[str, ...]) -> Setting | None:
-    """The setting in the first process' file, None where there is none."""
-    setting = Setting()._replace(lanes=0)
-    given = {k: v for k, v in choice.items() if k in Setting._fields}
-    name, *numbers = setting._replace(**given)
-    place = lowerings.index(name) if name in lowerings else -1
-    place, *numbers = _agreed((place, *numbers)).astype(int).tolist()
-    setting = Setting(lowerings[place], *numbers)
-    return setting if place >= 0 and setting.lanes else None
+def _of_first(choice: dict, sim: Simulation, space: Space) -> Setting | None:
+    """The setting in the first process' file, None where there is none that is
+    possible here."""
+    numbers = _numbers(choice, sim, space) if meshes.is_first() else (-1, 0, 0)
+    place, devices, lanes = _agreed(numbers).astype(int).tolist()
+    return None if place < 0 else Setting(space.lowerings[place], devices, lanes)
+
+
+def _numbers(choice, sim, space):
+    """A file's setting as (place of the lowering, devices, lanes), -1 first if bad."""
+    known = {**Setting()._asdict(), "lanes": 0, **choice}
+    lowering, devices, lanes = (known[name] for name in Setting._fields)
+    count = sim.mesh.shape[meshes.CLIENTS] if space.devices else 1
+    is_fine = lowering in space.lowerings and devices in range(count)
+    if not is_fine or lanes not in range(1, most_lanes(sim, devices) + 1):
+        return -1, 0, 0
+    return space.lowerings.index(lowering), devices, lanes
 
 
 def cache_path() -> pathlib.Path:
@@ -198,8 +223,22 @@ def cache_path() -> pathlib.Path:
 
 
 def _read(path: pathlib.Path) -> dict:
-    """What the file holds for the first process; nothing for the others."""
-    return json.loads(path.read_text()) if meshes.is_first() and path.exists() else {}
+    """What the file holds for the first process; nothing for the others, and of a file
+    that is damaged."""
+    if not meshes.is_first() or not path.exists():
+        return {}
+    with contextlib.suppress(ValueError):
+        known = json.loads(path.read_text())
+        return known if isinstance(known, dict) else {}
+    return {}
+
+
+def _remember(path, known, say):
+    """Measured is measured: a cache that cannot be written is no reason to stop."""
+    try:
+        _write(path, known)
+    except OSError as error:
+        say(f"{path} cannot be written, the choice is not remembered: {error}")
 
 
 def _write(path: pathlib.Path, known: dict) -> None:

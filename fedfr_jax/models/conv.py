@@ -24,6 +24,8 @@ from fedfr_jax.models.initial import xavier_uniform
 from fedfr_jax.models.norm import per_channel
 from fedfr_jax.models.winograd import convolve_3x3, slide, tiling
 
+AUTO = "auto"
+
 
 # Traced once for each shape, as a network has many of one.
 @functools.partial(
@@ -35,7 +37,7 @@ def convolve(
     *,
     stride: int = 1,
     padding: int = 0,
-    lowering: str = "auto",
+    lowering: str = AUTO,
 ) -> jax.Array:
     """Cross-correlate images with a kernel.
 
@@ -52,10 +54,10 @@ def convolve(
     Raises:
       ValueError: when the lowering is unknown.
     """
-    if lowering == "auto":
+    if lowering == AUTO:
         lowering = _fastest(x, kernel, stride, padding)
     if lowering not in LOWERINGS:
-        known = ", ".join(("auto", *LOWERINGS))
+        known = ", ".join((AUTO, *LOWERINGS))
         raise ValueError(f"lowering must be one of {known}, got {lowering!r}.")
     return LOWERINGS[lowering](x, kernel, stride, padding)
 
@@ -93,7 +95,7 @@ class Conv(nn.Module):
     use_bias: bool = False
     kernel_init: nn.initializers.Initializer = xavier_uniform()
     dtype: jax.typing.DTypeLike | None = None  # of the computation; None: the kernel's
-    lowering: str = "auto"
+    lowering: str = AUTO
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

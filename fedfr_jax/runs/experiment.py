@@ -19,19 +19,21 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.data.partition import format_report, report
 from fedfr_jax.federated.client import client_key, first_personal_key
 from fedfr_jax.federated.model_axis import onto
-from fedfr_jax.federated.simulation import simulation, start
-from fedfr_jax.federated.stream import placed
-from fedfr_jax.federated.tuning import Setting, tune
 from fedfr_jax.runs import loop
+from fedfr_jax.runs.begin import begin, end_of
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.pretraining import everyone, pretrain, public_means
+from fedfr_jax.runs.pretraining import everyone, pretrain
 from fedfr_jax.runs.report import plots, tables
-from fedfr_jax.runs.settings import AUTO, Federation, Pretraining
+from fedfr_jax.runs.settings import Federation, Pretraining
 from fedfr_jax.runs.sinks import JsonlSink, open_sinks, read_jsonl, write_summary
 from fedfr_jax.runs.workdir import Clock
-from fedfr_jax.tasks.methods import FaceMethod, backbone_features, last_simulation
+from fedfr_jax.tasks.methods import (
+    FaceMethod,
+    backbone_features,
+    last_simulation,
+)
 from fedfr_jax.tasks.recognition import Judge, Judgement, Recognition
-from fedfr_jax.types import Algorithm, Model, PyTree
+from fedfr_jax.types import Model, PyTree
 
 
 class Experiment(NamedTuple):
@@ -175,40 +177,20 @@ def run_row(experiment, method: FaceMethod | Pretraining, variables, folder) -> 
     return judge_single(experiment, variables)
 
 
-def end_of(method: FaceMethod | Pretraining, rounds: int) -> int:
-    """Number of a row's last checkpoint."""
-    if isinstance(method, FaceMethod):
-        return rounds + (method.last_round is not None)
-    return method.epochs
-
-
 def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
     """Train one method from `variables`, or read its end, and judge it."""
     federation, judge, mesh = experiment.federation, experiment.judge, experiment.mesh
-    table = placed(experiment.task.table, mesh)
-    lowered = {AUTO: method, **method.lowered}
-    make = lambda setting: simulation_of(
-        experiment, lowered[setting.lowering].algorithm, table, setting
+    sim, last, server, store, checkpointer, first = begin(
+        experiment, method, variables, folder
     )
-    setting = Setting(lanes=federation.first_lanes)
-    sim = make(setting)
-    backbone, phi = variables["backbone"], variables["phi"]
-    if method.init_fc:
-        phi = public_means(experiment.model, experiment.task, mesh, backbone)
-    server = start(sim, method.start(backbone, phi))
-    server, store, checkpointer, first = loop.resume(sim, server, folder)
-    if federation.lanes == AUTO and first < end_of(method, federation.rounds):
-        kept = folder / "lanes.json"
-        setting, sim = tune(make, server, store, lowerings=lowered, kept=kept)
-        server = onto(sim.mesh, server)
     embed = backbone_features(experiment.model)
+    judged = lambda server: judge.generic(embed, onto(mesh, method.generic(server)))
 
     def evaluate(server, store):
         del store
-        metrics = judge.generic(embed, method.generic(onto(mesh, server))).metrics
-        return {f"generic/{k}": v for k, v in metrics.items()}
+        return {f"generic/{k}": v for k, v in judged(server).metrics.items()}
 
-    rounds, last = federation.rounds, lowered[setting.lowering].last_round
+    rounds = federation.rounds
     period = loop.Period(federation.evaluate_every, federation.checkpoint_every)
     parts = [(sim, first, rounds)]
     if last:
@@ -242,28 +224,7 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
             row = method.algorithm.init_personal(own, server)
         return method.algorithm.personalize(server, row)
 
-    return Stage(
-        judge.generic(embed, method.generic(server)),
-        judge.personalised(method.embed, variables_of),
-    )
-
-
-def simulation_of(experiment, algorithm: Algorithm, table, setting: Setting):
-    """The simulation of an algorithm on the experiment's clients."""
-    federation = experiment.federation
-    return simulation(
-        algorithm,
-        federation.feed,
-        table,
-        experiment.task.population,
-        mesh=meshes.first_devices(experiment.mesh, setting.devices),
-        cohort_size=federation.cohort_size,
-        local_epochs=federation.local_epochs,
-        lanes=setting.lanes,
-        seed=experiment.seed,
-        reduction=federation.reduction,
-        shards=federation.shards,
-    )
+    return Stage(judged(server), judge.personalised(method.embed, variables_of))
 
 
 @contextlib.contextmanager

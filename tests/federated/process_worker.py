@@ -133,13 +133,13 @@ def choose(make, server, store, folder):
 
     from fedfr_jax.federated import tuning
 
-    number, measured, facts = jax.process_index(), tuning.seconds_per_client, []
+    number, measured, facts = jax.process_index(), tuning.seconds, []
 
     def seconds(sim, *rest):
         asked.append(sim.lanes)
         return 0.0 * measured(sim, *rest) + (sim.lanes != max(2 - number, 1))
 
-    tuning.seconds_per_client, kept = seconds, folder / "lanes.json"
+    tuning.seconds, kept = seconds, folder / "lanes.json"
     for caches, own in [("ab", None), ("ca", None), ("ad", kept), ("ef", kept)]:
         os.environ["XDG_CACHE_HOME"] = str(folder / caches[number])
         asked, said = [], []

@@ -29,9 +29,10 @@ def digest(tree):
     return state.hexdigest()
 
 
-def play_canonical(name, devices, lanes=1, flip=False, **options):
+def play_canonical(name, devices, lanes=1, flip=False, personal="", **options):
     """Server and rows after two rounds of all five clients."""
-    algorithm, variables = toys.TOYS[name]()
+    given = {"personal": personal} if personal else {}
+    algorithm, variables = toys.TOYS[name](**given)
     table, population = toys.problem()
     sim = simulation(
         algorithm,
@@ -70,6 +71,11 @@ def test_canonical_bits_do_not_depend_on_the_order_of_arrival():
 
 def test_devices_beyond_or_beside_the_shards_change_no_bit_either():
     found = [play_canonical("fedavg", n, shards=2) for n in (1, 3, 4)]
+    assert len({digest(state) for state in found}) == 1
+
+
+def test_the_mean_of_few_leaves_is_rounded_alike_on_any_number_of_devices():
+    found = [play_canonical("fedavg", n, shards=4, personal="head") for n in (1, 2, 4)]
     assert len({digest(state) for state in found}) == 1
 
 

@@ -34,7 +34,7 @@ class Toy:
         self.store, self.timed = open_store(self.sim, self.server), []
         self.settings = {}  # of what was made
         if took:
-            monkeypatch.setattr(tuning, "seconds_per_client", self.seconds)
+            monkeypatch.setattr(tuning, "seconds", self.seconds)
         self.took = took
 
     def make(self, setting):
@@ -51,12 +51,12 @@ class Toy:
         self.settings[made.run] = setting
         return made
 
-    def seconds(self, sim, server, store):
+    def seconds(self, sim, server, store, cohort):
         setting = self.settings[sim.run]._replace(lanes=sim.lanes)
         assert sim.mesh.size == (setting.devices or self.sim.mesh.size)
         assert {len(x.devices()) for x in jax.tree.leaves(server)} == {sim.mesh.size}
         self.timed.append(setting)
-        return self.took(setting)
+        return self.took(setting) * len(cohort.ids)
 
     def tune(self, **options):
         given = {**QUIET, **options}
@@ -80,10 +80,14 @@ def test_a_setting_is_measured_once_and_remembered(tmp_path, monkeypatch):
         # No lane without a client, and of an equal program none again.
         settings = [Setting(lanes=1), Setting(lanes=2)]
         assert toy.timed == ([] if name == "again" else settings)
-    begin = "lanes: 2, lowering: auto, devices: all (measured ms per client, lanes 1 "
+    begin = "lanes: 2 (measured ms per client, lanes 1 "
     assert said[0] == said[1] and said[0].startswith(begin)
     known = json.loads((tmp_path / "fedfr_jax" / "tuned.json").read_text())
     assert len(known) == 2
+
+
+def lanes_of(name, *counts, devices=0):
+    return [Setting(name, devices, lanes=count) for count in counts]
 
 
 def test_lowerings_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_devices(
@@ -93,17 +97,47 @@ def test_lowerings_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_devices
     on = {0: 1.0, 2: 0.5, 1: 0.7}
     took = lambda s: lowered[s.lowering] * on[s.devices] * (1 + 0.1 * (s.lanes != 2))
     toy = Toy(monkeypatch, took, devices=4, cohort_size=5)
-    monkeypatch.setattr(tuning, "_most_lanes", lambda sim: 4)
-    best = toy.tune(lowerings=lowered, lanes=(1, 2, 4))
-    assert best == Setting("im2col", 2, 2)
-    lanes = lambda name, *counts: [Setting(name, lanes=count) for count in counts]
+    monkeypatch.setattr(tuning, "most_lanes", lambda sim, devices=0: 4)
+    assert toy.tune(lowerings=lowered, lanes=(1, 2, 4)) == Setting("im2col", 2, 2)
     assert toy.timed == [
-        *lanes("auto", 1, 2, 4),
-        *lanes("im2col", 1, 2, 4),
-        *lanes("slow", 1),  # hopeless: no more lanes of it
+        *lanes_of("auto", 1, 2, 4),
+        *lanes_of("im2col", 1, 2, 4),
+        *lanes_of("slow", 1),  # hopeless: no more lanes of it
         Setting("im2col", 2, 2),
         Setting("im2col", 1, 2),  # not better: it would go no further
+        *lanes_of("im2col", 1, 4, devices=2),
     ]
+
+
+def test_a_lowering_is_not_given_up_because_another_has_more_lanes(monkeypatch):
+    took = lambda s: {"auto": 10.0, "im2col": 6.0}[s.lowering] / s.lanes
+    toy = Toy(monkeypatch, took, cohort_size=5)
+    best = toy.tune(lowerings=("auto", "im2col"), lanes=(1, 2, 4))
+    assert best == Setting("im2col", lanes=4)
+
+
+def test_fewer_devices_are_tried_with_more_lanes_on_the_same_clients(monkeypatch):
+    asked = []
+    toy = Toy(monkeypatch, None, devices=4, cohort_size=5)
+
+    def took(sim, server, store, cohort):
+        asked.append((sim.mesh.size, sim.lanes, len(cohort.ids)))
+        return 1.0 * sim.mesh.size / sim.lanes
+
+    monkeypatch.setattr(tuning, "seconds", took)
+    assert toy.tune(lanes=(1, 2, 4)) == Setting("auto", 1, 4)
+    sizes = [(4, 1), (2, 1), (1, 1), (1, 2), (1, 4)]
+    assert asked == [(*x, 5) for x in sizes]
+
+
+def test_settings_that_do_not_fit_give_way_to_fewer_devices(tmp_path, monkeypatch):
+    took = lambda s: math.inf if s.devices == 0 else 1.0
+    toy = Toy(monkeypatch, took, devices=2)
+    assert toy.tune(lanes=(1,)) == Setting(devices=1)
+    nowhere = Toy(monkeypatch, lambda s: math.inf, devices=2, personal="head")
+    nowhere.tune(lanes=(1,))
+    known = json.loads((tmp_path / "fedfr_jax" / "tuned.json").read_text())
+    assert len(known) == 1  # the next run may find more memory
 
 
 def test_a_setting_changes_the_last_bits_at_most(monkeypatch):
@@ -157,7 +191,7 @@ def test_a_stream_is_measured_on_the_rows_of_the_clients_that_are_timed(monkeypa
     spent = min(asked[1:4]), min(asked[5:])
     assert chosen == Setting(lanes=1 + int(np.argmin(spent)))
     sims = sim, make(Setting(), waves=2)  # another stream
-    assert len({timing.fingerprint(x, server, store) for x in sims}) == 2
+    assert len({timing.fingerprint([x], server, store) for x in sims}) == 2
 
 
 @pytest.mark.parametrize(
@@ -165,7 +199,6 @@ def test_a_stream_is_measured_on_the_rows_of_the_clients_that_are_timed(monkeypa
     [
         ((4, 3, 2, 1), [1, 2, 4, 8]),
         ((4, 3, 5, 2), [1, 2, 4, 8]),  # slower once is no reason to stop
-        ((4, 3, 7, 2), [1, 2, 4]),  # but twice as slow is
         ((1, 1.5, 1.6, 0.5), [1, 2, 4]),
         ((4, math.inf, 1, 1), [1, 2]),  # more lanes do not fit either
     ],
@@ -174,7 +207,8 @@ def test_more_lanes_are_tried_until_they_do_not_pay_or_fit(monkeypatch, times, a
     seconds = dict(zip((1, 2, 4, 8), times, strict=True))
     toy = Toy(monkeypatch, lambda setting: seconds[setting.lanes])
     space = tuning.Space(("auto",), (), (1, 2, 4, 8))
-    spent = tuning.measure(toy.make, toy.server, None, space)
+    monkeypatch.setattr(tuning, "most_lanes", lambda sim, devices=0: 8)
+    spent = tuning.measure(toy.make, toy.server, None, toy.sim, space)
     assert spent == {Setting(lanes=x): np.float32(seconds[x]) for x in asked}
 
 
@@ -184,7 +218,7 @@ def test_an_accelerator_is_tried_with_more_lanes_than_a_cpu_and_whole(monkeypatc
     def space(kind, devices=8, model=1):
         mesh = types.SimpleNamespace(devices=np.array([[device(kind)]]))
         mesh.shape = {"clients": devices, "model": model}
-        sim = types.SimpleNamespace(mesh=mesh, cohort_size=10_000, shards=None)
+        sim = types.SimpleNamespace(mesh=mesh)
         return tuning.space_of(sim, ("auto",))
 
     assert space("cpu").lanes == (1, 2, 4, 8, 16)
@@ -213,7 +247,7 @@ def test_a_run_keeps_its_setting_as_long_as_it_is_possible(tmp_path, monkeypatch
     begins = [
         "lanes: 2, lowering: im2col, devices: 1 (measured",
         "lanes: 2, lowering: im2col, devices: 1 (as this run began",
-        "lanes: 1, lowering: auto, devices: all (the only",
+        "lanes: 1 (the only",
     ]
     assert [x[: len(y)] for x, y in zip(said, begins, strict=True)] == begins
     assert json.loads(kept.read_text()) == Setting()._asdict()
@@ -222,21 +256,64 @@ def test_a_run_keeps_its_setting_as_long_as_it_is_possible(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "held, wanted",
     [
-        ({"lanes": 2}, Setting(lanes=2)),  # of before there were lowerings
-        ({"lowering": "forgotten", "lanes": 2}, None),
-        ({"devices": 9, "lanes": 2}, None),
-        ({"lanes": 9}, None),
-        ({}, None),
+        ('{"lanes": 2}', Setting(lanes=2)),  # of before there were lowerings
+        ('{"devices": 1, "lanes": 3}', Setting(devices=1, lanes=3)),
+        ('{"lanes": 3}', None),  # too many for two devices
+        ('{"lowering": "forgotten", "lanes": 2}', None),
+        ('{"devices": 2, "lanes": 2}', None),
+        ('{"devices": -1, "lanes": 2}', None),
+        ('{"lanes": null}', None),
+        ('{"lanes": "2"}', None),
+        ("[]", None),
+        ("", None),
+        ("{}", None),
     ],
 )
 def test_what_a_run_has_kept_is_taken_or_measured_anew(
     tmp_path, monkeypatch, held, wanted
 ):
     kept = tmp_path / "lanes.json"
-    kept.write_text(json.dumps(held))
-    toy = Toy(monkeypatch, lambda setting: 1.0 + setting.lanes)
+    kept.write_text(held)
+    toy = Toy(monkeypatch, lambda s: 1.0 + s.lanes, devices=2, cohort_size=4)
     assert toy.tune(kept=kept) == (wanted or Setting())
     assert bool(toy.timed) == (wanted is None)
+    assert Setting(**json.loads(kept.read_text())) == (wanted or Setting())
+
+
+def test_fewer_devices_are_not_kept_where_they_would_not_be_tried(
+    tmp_path, monkeypatch
+):
+    kept = tmp_path / "lanes.json"
+    kept.write_text('{"devices": 1, "lanes": 1}')
+    monkeypatch.setattr(tuning, "_is_cpu", lambda mesh: False)
+    toy = Toy(monkeypatch, lambda s: 1.0 + s.lanes, devices=2, cohort_size=4)
+    assert toy.tune(kept=kept) == Setting() and toy.timed
+
+
+def test_a_damaged_or_missing_cache_stops_no_run(tmp_path, monkeypatch):
+    took = lambda s: 1.0 + s.lanes
+    folder = tmp_path / "fedfr_jax"
+    folder.mkdir()
+    (folder / "tuned.json").write_text('{"half')
+    toy = Toy(monkeypatch, took)
+    assert toy.tune() == Setting() and toy.timed
+    said = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "tuned.json"))  # no folder
+    toy = Toy(monkeypatch, took)
+    assert toy.tune(say=said.append) == Setting() and toy.timed
+    assert "cannot be written, the choice is not remembered" in said[0]
+
+
+def test_the_fingerprint_knows_every_lowering_and_the_flags(monkeypatch):
+    toy = Toy(monkeypatch)
+    other = Toy(monkeypatch, personal="head")
+    name = lambda *sims: timing.fingerprint(sims, toy.server, toy.store)
+    names = {name(toy.sim), name(toy.sim, toy.sim), name(toy.sim)}
+    assert len(names) == 2
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=1")
+    assert name(toy.sim) not in names
+    theirs = timing.fingerprint([other.sim], other.server, other.store)
+    assert theirs != name(toy.sim)
 
 
 def out_of_reach(**fields):

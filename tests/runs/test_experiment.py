@@ -70,12 +70,13 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
     )
     method = plain._replace(lowered={"im2col": lowered})
 
-    def fake(sim, *_):
+    def fake(sim, server, store, cohort):
         name = "im2col" if sim.algorithm is lowered.algorithm else "auto"
         asked.append((name, sim.mesh.size, sim.lanes))
-        return (2.0 if name == "auto" else 1.0) / sim.lanes + 0.1 * sim.mesh.size
+        spent = (2.0 if name == "auto" else 1.0) / sim.lanes + 0.1 * sim.mesh.size
+        return spent * len(cohort.ids)
 
-    monkeypatch.setattr(tuning, "seconds_per_client", fake)
+    monkeypatch.setattr(tuning, "seconds", fake)
     last = experiment_module.last_simulation
     adapting = []
     monkeypatch.setattr(
@@ -91,18 +92,19 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
     for folder in ("a", "b", "b"):  # the last is finished: nothing to choose
         run_method(whole, method, start, tmp_path / folder)
     tried = [(name, 2, lanes) for name in ("auto", "im2col") for lanes in (1, 2)]
-    assert asked == [*tried, ("im2col", 1, 2)]
+    fewer = [("im2col", 1, lanes) for lanes in (2, 1, 4)]
+    assert asked == [*tried, *fewer]
     assert adapting == [lowered.last_round] * 2 + [plain.last_round]
-    line = "lanes: 2, lowering: im2col, devices: 1 "
+    line = "lanes: 4, lowering: im2col, devices: 1 "
     assert capsys.readouterr().out.count(f"{line}(measured") == 2
     kept = json.loads((tmp_path / "a" / "lanes.json").read_text())
-    assert kept == {"lowering": "im2col", "devices": 1, "lanes": 2}
+    assert kept == {"lowering": "im2col", "devices": 1, "lanes": 4}
     # Judged on all devices, wherever it was trained.
     assert {len(x.devices()) for x in jax.tree.leaves(seen)} == {2}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     more = whole._replace(federation=federation._replace(rounds=2))
     run_method(more, method, start, tmp_path / "a")
-    assert len(asked) == 5  # a run that goes on keeps its own
+    assert len(asked) == 7  # a run that goes on keeps its own
     assert f"{line}(as this run began" in capsys.readouterr().out
 
 

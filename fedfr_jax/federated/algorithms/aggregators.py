@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax import trees
 from fedfr_jax.types import Aggregator, Client
 
 
@@ -21,7 +22,7 @@ def weighted_mean() -> Aggregator:
 
     def finish(total):
         weighted, weight = total
-        return jax.tree.map(lambda x: x / weight.astype(x.dtype), weighted)
+        return trees.over(weighted, weight)
 
     return Aggregator(summarize, finish)
 

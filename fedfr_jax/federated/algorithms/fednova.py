@@ -12,6 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.aggregators import weighted_mean
 from fedfr_jax.federated.algorithms.fedavg import by_examples
 from fedfr_jax.types import Algorithm, ClientOutput
@@ -54,9 +55,7 @@ def fednova(
         change = jax.tree.map(jnp.subtract, end, server)
         size, share = norm(client.num_steps.astype(jnp.result_type(float)))
         size = jnp.maximum(size, 1)  # a_k >= 1 wherever there is a step
-        change["params"] = jax.tree.map(
-            lambda d: d / size.astype(d.dtype), change["params"]
-        )
+        change["params"] = trees.over(change["params"], size)
         return ClientOutput((change, share), weigh(client), personal, metrics)
 
     def server_update(server, result):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax import trees
 from fedfr_jax.federated.model_axis import whole
 from fedfr_jax.types import Client, PyTree
 
@@ -75,8 +76,7 @@ def over_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, P
     sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
     ongoing = lambda progress: progress.step < client.num_steps
     end = jax.lax.while_loop(ongoing, advance, Progress(jnp.int32(0), carry, sums))
-    count = jnp.maximum(end.step, 1)
-    means = jax.tree.map(lambda x: x / count.astype(x.dtype), end.sums)
+    means = trees.over(end.sums, jnp.maximum(end.step, 1))
     return end.carry, {**means, "steps": end.step.astype(jnp.float32)}
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.means import over_examples
 from fedfr_jax.types import Algorithm, ClientOutput
@@ -55,8 +56,9 @@ def qfedavg(
 
     def server_update(server, result):
         push, bound, stats, count = result.aggregate
-        down = lambda x, g: x - (g / bound.astype(g.dtype)).astype(x.dtype)
-        add = lambda x, d: x + (d / count.astype(d.dtype)).astype(x.dtype)
+        push, stats = trees.over(push, bound), trees.over(stats, count)
+        down = lambda x, g: x - g.astype(x.dtype)
+        add = lambda x, d: x + d.astype(x.dtype)
         return {
             "params": jax.tree.map(down, server["params"], push),
             "batch_stats": jax.tree.map(add, server["batch_stats"], stats),

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.algorithms.local import local_sgd, total_rate
 from fedfr_jax.federated.algorithms.penalties import corrected
@@ -69,7 +70,7 @@ def scaffold(
 
     def server_update(server, result):
         change, gain, count = result.aggregate
-        mean = jax.tree.map(lambda d: d / count.astype(d.dtype), change)
+        mean = trees.over(change, count)
         mean["params"] = optax.tree.scale(server_rate, mean["params"])
         add = lambda x, d: x + d.astype(x.dtype)
         variables = jax.tree.map(add, server.variables, mean)
