@@ -46,8 +46,8 @@ def keep(mask: PyTree, x: PyTree, y: PyTree) -> PyTree:
     return jax.tree.map(lambda m, a, b: a if m else b, mask, x, y)
 
 
-def over(tree: PyTree, number: jax.Array) -> PyTree:
-    """Leaves of `tree` over one number [], by its reciprocal.
+def divided(tree: PyTree, number: jax.Array) -> PyTree:
+    """Floating leaves of `tree` by one number [], times its reciprocal.
 
     XLA makes that of a division too, or does not, by what else divides by the number;
     then the last bit depends on the program around it, and so on the devices.

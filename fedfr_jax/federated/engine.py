@@ -12,7 +12,7 @@ Clients are dealt to shards; a shard is a scan on one device. `reduction="sum"` 
 shard per device and one psum. `reduction="canonical"` has a fixed number of shards
 whatever the devices, sums each in the order of its clients, and adds the shards' sums
 by a fixed pairwise tree: the same bits on any number of devices, for one model of
-memory per shard.
+memory per shard. Means are products (`trees.divided`), as some divisions become.
 """
 
 import os

@@ -57,7 +57,7 @@ def sum_over(
 
 def mean_of(total: PyTree, count: jax.Array) -> PyTree:
     """Sums over `count` [] examples divided by it; 0 of none."""
-    return trees.over(total, jnp.maximum(count, 1))
+    return trees.divided(total, jnp.maximum(count, 1))
 
 
 def build_mean(value_fn: Callable, feed: Feed, mesh: Mesh) -> Callable:

@@ -76,7 +76,7 @@ def compiled(pieces: Segments, mesh: Mesh, shards: int | None) -> Segments:
             out_shardings=placed,
             compiler_options=options,
         ),
-        finish=jax.jit(pieces.finish),
+        finish=jax.jit(pieces.finish, compiler_options=options),
         rooms=set(),
     )
 

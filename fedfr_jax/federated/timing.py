@@ -70,17 +70,18 @@ def short_round(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -
 
 
 def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -> str:
-    """Hash of all that the times depend on: the rounds of `sims` with one lane, the
+    """Hash of all that the times depend on: the rounds of `sims`, of one lane each, the
     machine, the compiler, and `others` as text."""
-    mesh = sims[0].mesh
+    mesh, cohort = sims[0].mesh, first_clients(sims[0], CLIENTS)
+    work = short_round(sims[0], server, store, cohort)
     facts = (
-        *(lowered_text(sim._replace(lanes=1), server, store) for sim in sims),
+        *(lowered_text(sim, server, work) for sim in sims),
         str(compiler_options(mesh, sims[0].shards)),
         os.environ.get("XLA_FLAGS", ""),
         mesh.devices.flat[0].device_kind,
         processor(),
         str(mesh.shape),
-        str(len(os.sched_getaffinity(0))),
+        str(os.cpu_count()),
         str(jax.process_count()),
         jax.__version__,
         *map(str, others),
@@ -88,11 +89,10 @@ def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
-def lowered_text(sim: Simulation, server: PyTree, store: Store) -> str:
+def lowered_text(sim: Simulation, server: PyTree, work: Work) -> str:
     """The round as StableHLO; of a stream the same training on a table that nobody has
     to hold, and how it is cut."""
-    cohort, held = first_clients(sim, CLIENTS), ""
-    work = short_round(sim, server, store, cohort)
+    held = ""
     if sim.segments:
         stream, held = sim.table, f"{sim.table.memory} {sim.table.waves}"
         whole = meshes.replicated(sim.mesh)
@@ -100,7 +100,7 @@ def lowered_text(sim: Simulation, server: PyTree, store: Store) -> str:
         count = len(stream.labels)
         images = shape(stream.image, count, *stream.image.shape)
         sim = sim._replace(table=Table(images, shape(stream.labels, count)))
-    arguments = on_devices(sim, server, work, cohort.round)
+    arguments = on_devices(sim, server, work, 0)
     return sim.run.lower(*arguments).as_text() + held
 
 

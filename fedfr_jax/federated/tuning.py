@@ -51,12 +51,12 @@ class Space(NamedTuple):
 
     lowerings: tuple[str, ...]
     devices: tuple[int, ...]  # falling, beside 0
-    lanes: tuple[int, ...]  # rising, as far as `most_lanes` allows
+    lanes: tuple[int, ...]  # rising
 
-    def is_single(self, sim: Simulation) -> bool:
-        """Whether there is nothing to choose."""
-        few = [x for x in self.lanes if x <= most_lanes(sim)]
-        return len(self.lowerings) == 1 and not self.devices and len(few) <= 1
+    def lanes_for(self, sim: Simulation, devices: int = 0) -> tuple[int, ...]:
+        """Those for which a shard on so many devices has clients, or a single one."""
+        most = most_lanes(sim, devices)
+        return tuple(x for x in self.lanes if x <= most) or (1,)
 
 
 def tune(
@@ -89,31 +89,36 @@ def tune(
     space = space_of(first, tuple(lowerings), lanes)
     best = _of_first(_read(kept), first, space) if kept else None
     why = f"as this run began, {kept}"
-    if not best and space.is_single(first):
-        best, why = Setting(), "the only choice"
+    few, fits = space.lanes_for(first), True
+    if not best and len(space.lowerings) == len(few) == 1 and not space.devices:
+        best, why = Setting(lanes=few[0]), "the only choice"
     if not best:
-        best, why = _measured(make, server, store, first, space, say)
-    if kept:
+        best, why, fits = _measured(make, server, store, first, space, say)
+    if kept and fits:
         _write(kept, best._asdict())
     _tell(best, why, space, say)
     return best, make(best)
 
 
 def _measured(make, server, store, first, space, say):
-    """(the fastest setting, what was measured): remembered, or measured now."""
+    """(the fastest setting, what was measured, whether it fits): remembered, or
+    measured now."""
     sims = [make(Setting(name)) for name in space.lowerings]
-    name, path = fingerprint(sims, server, store, space), cache_path()
-    known = _read(path).get(name, {})
+    lanes = [space.lanes_for(first, devices) for devices in (0, *space.devices)]
+    name, path = fingerprint(sims, server, store, space, lanes), cache_path()
+    known, fits = _read(path).get(name), True
+    known = known if isinstance(known, dict) else {}
     best = _of_first(known, first, space)
     if not best:
         spent = measure(make, server, store, first, space)
         best = min(spent, key=spent.get)
         known = {**best._asdict(), "seconds": {str(k): v for k, v in spent.items()}}
-        if math.isfinite(spent[best]):  # or the next run finds more memory
+        fits = math.isfinite(spent[best])  # if not, the next run may find more memory
+        if fits:
             _remember(path, {**_read(path), name: known}, say)
     times = known.get("seconds", {}).items()  # the first process has them
     times = ", ".join(f"{k}: {1e3 * v:.3g}" for k, v in times)
-    return best, f"measured ms per client, lanes {times}; {path}"
+    return best, f"measured ms per client, lanes {times}; {path}", fits
 
 
 def _tell(setting, why, space, say):
@@ -161,34 +166,35 @@ def measure(
     """{setting: seconds per client} of what was worth trying."""
     spent = {}
 
-    def climb(settings, patience):
-        """One after the other, until one does not fit, is hopeless, or `patience` in a
-        row are not better than the best of these."""
+    def time(setting):
+        if setting not in spent:
+            cohort = first_clients(first, max(setting.lanes, CLIENTS))
+            sim = make(setting)
+            took = seconds(sim, onto(sim.mesh, server), store, cohort)
+            spent[setting] = _agreed(took / len(cohort.ids)).item()
+        return spent[setting]
+
+    def more_lanes(setting):
+        """Until they do not fit, are hopeless, or two in a row are not better."""
         own = []
-        for setting in settings:
-            if is_new := setting not in spent:
-                cohort = first_clients(first, max(setting.lanes, CLIENTS))
-                sim = make(setting)
-                took = seconds(sim, onto(sim.mesh, server), store, cohort)
-                spent[setting] = _agreed(took / len(cohort.ids)).item()
-            own.append(spent[setting])
-            worse = len(own) - 1 - int(np.argmin(own))
-            alike = [v for k, v in spent.items() if k.lanes == setting.lanes]
+        for count in space.lanes_for(first, setting.devices):
+            if count < setting.lanes:
+                continue
+            own.append(time(setting._replace(lanes=count)))
+            alike = [v for k, v in spent.items() if k.lanes == count]
             is_hopeless = own[-1] > HOPELESS * min(alike) or math.isinf(own[-1])
-            if worse >= patience or (is_new and is_hopeless):
+            if is_hopeless or len(own) - 1 - int(np.argmin(own)) >= 2:
                 return
 
-    def rising(setting):
-        few = (x for x in space.lanes if x <= most_lanes(first, setting.devices))
-        return [setting._replace(lanes=count) for count in few] or [setting]
-
     for name in space.lowerings:
-        climb(rising(Setting(name)), patience=2)
+        more_lanes(Setting(name))
     best = min(spent, key=spent.get)
-    climb([best._replace(devices=count) for count in (0, *space.devices)], patience=1)
+    for count in space.devices:  # fewer hold more memory each
+        if time(best._replace(devices=count)) > min(spent.values()):
+            break
     best = min(spent, key=spent.get)
-    if best.devices:  # fewer have room for more lanes
-        climb(rising(best), patience=2)
+    if best.devices:  # and have more clients for lanes
+        more_lanes(best)
     return spent
 
 
@@ -200,17 +206,18 @@ def _agreed(numbers):
 def _of_first(choice: dict, sim: Simulation, space: Space) -> Setting | None:
     """The setting in the first process' file, None where there is none that is
     possible here."""
-    numbers = _numbers(choice, sim, space) if meshes.is_first() else (-1, 0, 0)
+    numbers = _checked(choice, sim, space) if meshes.is_first() else (-1, 0, 0)
     place, devices, lanes = _agreed(numbers).astype(int).tolist()
     return None if place < 0 else Setting(space.lowerings[place], devices, lanes)
 
 
-def _numbers(choice, sim, space):
+def _checked(choice, sim, space):
     """A file's setting as (place of the lowering, devices, lanes), -1 first if bad."""
     known = {**Setting()._asdict(), "lanes": 0, **choice}
     lowering, devices, lanes = (known[name] for name in Setting._fields)
-    count = sim.mesh.shape[meshes.CLIENTS] if space.devices else 1
-    is_fine = lowering in space.lowerings and devices in range(count)
+    if devices == sim.mesh.shape[meshes.CLIENTS]:
+        devices = 0
+    is_fine = lowering in space.lowerings and devices in (0, *space.devices)
     if not is_fine or lanes not in range(1, most_lanes(sim, devices) + 1):
         return -1, 0, 0
     return space.lowerings.index(lowering), devices, lanes
@@ -225,12 +232,10 @@ def cache_path() -> pathlib.Path:
 def _read(path: pathlib.Path) -> dict:
     """What the file holds for the first process; nothing for the others, and of a file
     that is damaged."""
-    if not meshes.is_first() or not path.exists():
-        return {}
-    with contextlib.suppress(ValueError):
-        known = json.loads(path.read_text())
-        return known if isinstance(known, dict) else {}
-    return {}
+    known = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads(path.read_text()) if meshes.is_first() else {}
+    return known if isinstance(known, dict) else {}
 
 
 def _remember(path, known, say):

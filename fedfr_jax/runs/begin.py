@@ -48,7 +48,14 @@ def begin(experiment, method: FaceMethod, variables, folder) -> Begun:
         setting, sim = tune(make, server, store, lowerings=lowered, kept=kept)
         server = onto(sim.mesh, server)
     last_round = lowered[setting.lowering].last_round
-    return Begun(sim, last_round, server, store, checkpointer, first)
+    return Begun(
+        sim=sim,
+        last_round=last_round,
+        server=server,
+        store=store,
+        checkpointer=checkpointer,
+        first=first,
+    )
 
 
 def simulation_of(experiment, algorithm: Algorithm, table, setting: Setting):

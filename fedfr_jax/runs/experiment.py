@@ -180,9 +180,9 @@ def run_row(experiment, method: FaceMethod | Pretraining, variables, folder) -> 
 def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
     """Train one method from `variables`, or read its end, and judge it."""
     federation, judge, mesh = experiment.federation, experiment.judge, experiment.mesh
-    sim, last, server, store, checkpointer, first = begin(
-        experiment, method, variables, folder
-    )
+    begun = begin(experiment, method, variables, folder)
+    sim, first, last = begun.sim, begun.first, begun.last_round
+    server, store = begun.server, begun.store
     embed = backbone_features(experiment.model)
     judged = lambda server: judge.generic(embed, onto(mesh, method.generic(server)))
 
@@ -204,7 +204,7 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
                 part,
                 server,
                 store,
-                checkpointer,
+                begun.checkpointer,
                 first_round=first_round,
                 num_rounds=num_rounds,
                 evaluate=evaluate,
@@ -212,7 +212,7 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
                 client_log=clients,
                 period=period,
             )
-    checkpointer.close()
+    begun.checkpointer.close()
     server, key = onto(mesh, (server, sim.key))
 
     def variables_of(client):

@@ -126,7 +126,7 @@ def table():
 
 
 @functools.cache
-def simulated(name, devices, lanes) -> Simulation:
+def simulated(name, devices, lanes, **options) -> Simulation:
     """A simulation that compiles once for all tests."""
     return simulations.simulation(
         MEMBERS[name].build(),
@@ -138,6 +138,7 @@ def simulated(name, devices, lanes) -> Simulation:
         local_epochs=2,
         lanes=lanes,
         seed=SEED,
+        **options,
     )
 
 
@@ -198,6 +199,16 @@ def test_training_moves_the_server(name):
 @pytest.mark.parametrize("name", MEMBERS)
 def test_devices_lanes_and_idle_slots_change_nothing(name, where):
     assert_close(rounds(name, simulated(name, *where), (0, 1)), reference(name))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("run_level")
+@pytest.mark.parametrize("name", MEMBERS)
+def test_canonical_sums_have_the_same_bits_on_any_number_of_devices(name):
+    canonical = functools.partial(simulated, name, reduction="canonical", shards=4)
+    one, *others = (rounds(name, canonical(n, 1), (0, 1)) for n in (1, 2, 4))
+    for other in others:
+        assert_same_bits(other, one)
 
 
 @pytest.mark.parametrize("name", MEMBERS)

@@ -105,7 +105,7 @@ def test_lowerings_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_devices
         *lanes_of("slow", 1),  # hopeless: no more lanes of it
         Setting("im2col", 2, 2),
         Setting("im2col", 1, 2),  # not better: it would go no further
-        *lanes_of("im2col", 1, 4, devices=2),
+        *lanes_of("im2col", 4, devices=2),
     ]
 
 
@@ -118,6 +118,7 @@ def test_a_lowering_is_not_given_up_because_another_has_more_lanes(monkeypatch):
 
 def test_fewer_devices_are_tried_with_more_lanes_on_the_same_clients(monkeypatch):
     asked = []
+    monkeypatch.setattr(tuning, "CLIENTS", 1)
     toy = Toy(monkeypatch, None, devices=4, cohort_size=5)
 
     def took(sim, server, store, cohort):
@@ -126,18 +127,33 @@ def test_fewer_devices_are_tried_with_more_lanes_on_the_same_clients(monkeypatch
 
     monkeypatch.setattr(tuning, "seconds", took)
     assert toy.tune(lanes=(1, 2, 4)) == Setting("auto", 1, 4)
-    sizes = [(4, 1), (2, 1), (1, 1), (1, 2), (1, 4)]
-    assert asked == [(*x, 5) for x in sizes]
+    assert asked == [(4, 1, 4), (2, 1, 4), (1, 1, 4), (1, 2, 5), (1, 4, 5)]
 
 
 def test_settings_that_do_not_fit_give_way_to_fewer_devices(tmp_path, monkeypatch):
-    took = lambda s: math.inf if s.devices == 0 else 1.0
-    toy = Toy(monkeypatch, took, devices=2)
+    took, kept = (lambda s: 1.0 if s.devices == 1 else math.inf), tmp_path / "kept"
+    toy = Toy(monkeypatch, took, devices=4)
     assert toy.tune(lanes=(1,)) == Setting(devices=1)
     nowhere = Toy(monkeypatch, lambda s: math.inf, devices=2, personal="head")
-    nowhere.tune(lanes=(1,))
+    nowhere.tune(lanes=(1,), kept=kept)
     known = json.loads((tmp_path / "fedfr_jax" / "tuned.json").read_text())
-    assert len(known) == 1  # the next run may find more memory
+    assert len(known) == 1 and not kept.exists()  # it may find more memory later
+
+
+def test_a_single_choice_is_taken_as_it_is(monkeypatch):
+    toy = Toy(monkeypatch, lambda setting: 1 / 0, cohort_size=5)
+    assert toy.tune(lanes=(4,)) == Setting(lanes=4)
+
+
+def test_a_choice_is_of_as_many_clients_as_the_cohort_has(monkeypatch):
+    monkeypatch.setattr(tuning, "CLIENTS", 1)
+    monkeypatch.setattr(timing, "CLIENTS", 1)
+    counts = []
+    for cohort_size in (5, 2, 5, 2):
+        toy = Toy(monkeypatch, lambda s: 1 / s.lanes, cohort_size=cohort_size)
+        assert toy.tune(lanes=(1, 2, 4)).lanes == min(cohort_size, 4)
+        counts.append(len(toy.timed))
+    assert counts == [3, 2, 0, 0]  # both are remembered
 
 
 def test_a_setting_changes_the_last_bits_at_most(monkeypatch):
@@ -260,7 +276,8 @@ def test_a_run_keeps_its_setting_as_long_as_it_is_possible(tmp_path, monkeypatch
         ('{"devices": 1, "lanes": 3}', Setting(devices=1, lanes=3)),
         ('{"lanes": 3}', None),  # too many for two devices
         ('{"lowering": "forgotten", "lanes": 2}', None),
-        ('{"devices": 2, "lanes": 2}', None),
+        ('{"devices": 2, "lanes": 2}', Setting(lanes=2)),  # all of them
+        ('{"devices": 3, "lanes": 1}', None),
         ('{"devices": -1, "lanes": 2}', None),
         ('{"lanes": null}', None),
         ('{"lanes": "2"}', None),
@@ -297,6 +314,10 @@ def test_a_damaged_or_missing_cache_stops_no_run(tmp_path, monkeypatch):
     (folder / "tuned.json").write_text('{"half')
     toy = Toy(monkeypatch, took)
     assert toy.tune() == Setting() and toy.timed
+    (name,) = known = json.loads((folder / "tuned.json").read_text())
+    (folder / "tuned.json").write_text(json.dumps({**known, name: 1}))
+    toy = Toy(monkeypatch, took)
+    assert toy.tune() == Setting() and toy.timed
     said = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "tuned.json"))  # no folder
     toy = Toy(monkeypatch, took)
@@ -306,14 +327,20 @@ def test_a_damaged_or_missing_cache_stops_no_run(tmp_path, monkeypatch):
 
 def test_the_fingerprint_knows_every_lowering_and_the_flags(monkeypatch):
     toy = Toy(monkeypatch)
-    other = Toy(monkeypatch, personal="head")
+    sim, table = toy.sim, toy.sim.table
+    other = simulation(  # as another lowering: the same shapes, another program
+        sim.algorithm,
+        sim.feed._replace(shuffle=False),
+        table,
+        sim.population,
+        mesh=sim.mesh,
+        cohort_size=sim.cohort_size,
+    )
     name = lambda *sims: timing.fingerprint(sims, toy.server, toy.store)
-    names = {name(toy.sim), name(toy.sim, toy.sim), name(toy.sim)}
+    names = {name(sim, sim), name(sim, other), name(sim, sim)}
     assert len(names) == 2
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=1")
-    assert name(toy.sim) not in names
-    theirs = timing.fingerprint([other.sim], other.server, other.store)
-    assert theirs != name(toy.sim)
+    assert name(sim, sim) not in names
 
 
 def out_of_reach(**fields):

@@ -22,7 +22,7 @@ def weighted_mean() -> Aggregator:
 
     def finish(total):
         weighted, weight = total
-        return trees.over(weighted, weight)
+        return trees.divided(weighted, weight)
 
     return Aggregator(summarize, finish)
 

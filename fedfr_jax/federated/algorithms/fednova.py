@@ -55,7 +55,7 @@ def fednova(
         change = jax.tree.map(jnp.subtract, end, server)
         size, share = norm(client.num_steps.astype(jnp.result_type(float)))
         size = jnp.maximum(size, 1)  # a_k >= 1 wherever there is a step
-        change["params"] = trees.over(change["params"], size)
+        change["params"] = trees.divided(change["params"], size)
         return ClientOutput((change, share), weigh(client), personal, metrics)
 
     def server_update(server, result):

@@ -76,7 +76,7 @@ def clustered(client_update: Callable) -> Algorithm:
 
         def move(x, d):
             members = count.reshape(-1, *[1] * (x.ndim - 1)).astype(d.dtype)
-            return x + (d / jnp.maximum(members, 1)).astype(x.dtype)
+            return x + (d * (1 / jnp.maximum(members, 1))).astype(x.dtype)
 
         return jax.tree.map(move, models, change)
 

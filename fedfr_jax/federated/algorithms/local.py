@@ -76,7 +76,7 @@ def over_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, P
     sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
     ongoing = lambda progress: progress.step < client.num_steps
     end = jax.lax.while_loop(ongoing, advance, Progress(jnp.int32(0), carry, sums))
-    means = trees.over(end.sums, jnp.maximum(end.step, 1))
+    means = trees.divided(end.sums, jnp.maximum(end.step, 1))
     return end.carry, {**means, "steps": end.step.astype(jnp.float32)}
 
 

@@ -69,7 +69,7 @@ def phased_sgd(*local_args, phases: tuple[tuple[str, int], ...]) -> Callable:
             weighted = jax.tree.map(lambda x, n=steps: x * n.astype(x.dtype), means)
             sums.append({**weighted, "steps": steps})
         total = jax.tree.map(lambda *x: sum(x), *sums)
-        means = trees.over(total, jnp.maximum(total["steps"], 1))
+        means = trees.divided(total, jnp.maximum(total["steps"], 1))
         return variables, {**means, "steps": total["steps"]}
 
     return train

@@ -56,7 +56,7 @@ def qfedavg(
 
     def server_update(server, result):
         push, bound, stats, count = result.aggregate
-        push, stats = trees.over(push, bound), trees.over(stats, count)
+        push, stats = trees.divided(push, bound), trees.divided(stats, count)
         down = lambda x, g: x - g.astype(x.dtype)
         add = lambda x, d: x + d.astype(x.dtype)
         return {

@@ -70,11 +70,11 @@ def scaffold(
 
     def server_update(server, result):
         change, gain, count = result.aggregate
-        mean = trees.over(change, count)
+        mean = trees.divided(change, count)
         mean["params"] = optax.tree.scale(server_rate, mean["params"])
         add = lambda x, d: x + d.astype(x.dtype)
         variables = jax.tree.map(add, server.variables, mean)
-        move = lambda c, g: c + (g / population).astype(c.dtype)
+        move = lambda c, g: c + (g * (1 / population)).astype(c.dtype)
         return Server(variables, jax.tree.map(move, server.control, gain))
 
     return Algorithm(
