@@ -203,8 +203,9 @@ def test_devices_lanes_and_idle_slots_change_nothing(name, where):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("run_level")
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", sorted(MEMBERS.keys() - {"feddane"}))
 def test_canonical_sums_have_the_same_bits_on_any_number_of_devices(name):
+    # FedDANE's gradients are a sum over devices before the round.
     canonical = functools.partial(simulated, name, reduction="canonical", shards=4)
     one, *others = (rounds(name, canonical(n, 1), (0, 1)) for n in (1, 2, 4))
     for other in others:
