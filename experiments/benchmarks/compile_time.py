@@ -20,6 +20,7 @@ import results_file
 
 from fedfr_jax.data.partition import ms1m
 from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.engine import compiler_options
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs import dry_run
@@ -111,7 +112,9 @@ def prepared(shapes, method, partition, mesh) -> jax.stages.Lowered:
     prepare = lambda server, table: method.algorithm.prepare(
         server, stand_in._replace(table=table), cohort
     )
-    return jax.jit(prepare).lower(shapes.server, shapes.table)
+    options = compiler_options(mesh, None)  # as when it is called
+    asked = jax.jit(prepare, compiler_options=options)
+    return asked.lower(shapes.server, shapes.table)
 
 
 if __name__ == "__main__":

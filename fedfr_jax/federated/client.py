@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fedfr_jax.federated import sampling
 from fedfr_jax.types import Batch, Client
@@ -170,9 +171,10 @@ def client_view(
 
     def rows_at(position, is_flipped):
         is_valid = position < count
+        # `%` and `//` would compile kernels for numbers below 0, which there are none.
         # Padding repeats the client's own examples, in batch statistics too; it never
         # reads another client's rows or the last one.
-        position = position % jnp.maximum(count, 1)
+        position = lax.rem(position, jnp.maximum(count, 1))
         is_extra = position >= slot.num_local
         row = slot.offset + position
         if capacity := extra.examples.shape[1]:
@@ -190,17 +192,17 @@ def client_view(
         )
 
     def batch(step):
-        start = (step % per_epoch) * feed.batch_size + shard[0] * part
+        start = lax.rem(step, per_epoch) * feed.batch_size + shard[0] * part
         position = start + jnp.arange(part, dtype=jnp.int32)
         if feed.shuffle:
-            epoch_key = jax.random.fold_in(shuffle_key, step // per_epoch)
+            epoch_key = jax.random.fold_in(shuffle_key, lax.div(step, per_epoch))
             word = jax.random.bits(epoch_key, dtype=jnp.uint32)
             position = sampling.permute(word, position, jnp.maximum(count, 1))
         is_flipped = jnp.zeros(part, bool)
         if feed.flip:
             step_key = jax.random.fold_in(flip_key, step)
             is_flipped = jax.random.bernoulli(step_key, feed.flip, (feed.batch_size,))
-            is_flipped = jax.lax.dynamic_slice_in_dim(is_flipped, shard[0] * part, part)
+            is_flipped = lax.dynamic_slice_in_dim(is_flipped, shard[0] * part, part)
         return rows_at(position, is_flipped)
 
     def span(start, is_flipped):
@@ -214,7 +216,7 @@ def client_view(
         num_extra=slot.num_extra,
         num_classes=slot.num_classes,
         num_steps=slot.num_steps,
-        epoch=lambda step: step // per_epoch,
+        epoch=lambda step: lax.div(step, per_epoch),
         batch=batch,
         span=span,
         num_positions=feed.batch_size * -(-bound // feed.batch_size),

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.engine import compiler_options
 from fedfr_jax.federated.stream import Stream, blocks
 from fedfr_jax.types import Client, PyTree
 
@@ -84,8 +85,8 @@ def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
         values = jax.lax.map(lambda images: block(variables, images), parts)
         return values.reshape(-1, *values.shape[2:])
 
-    over_devices = lambda function, *specs: jax.jit(
-        jax.shard_map(
+    def over_devices(function, *specs):
+        sharded = jax.shard_map(
             function,
             mesh=mesh,
             in_specs=specs,
@@ -93,7 +94,11 @@ def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
             axis_names={meshes.CLIENTS},
             check_vma=False,
         )
-    )
+        options = compiler_options(mesh, None)
+        return unless_traced(
+            jax.jit(sharded, compiler_options=options), jax.jit(sharded)
+        )
+
     gathered = over_devices(gathered, P(), P(), cut)
     streamed = over_devices(streamed, P(), cut)
 
@@ -108,6 +113,17 @@ def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
         return gathered(variables, table, meshes.put(rows, meshes.over_clients(mesh)))
 
     return run
+
+
+def unless_traced(compiled: Callable, plain: Callable) -> Callable:
+    """`compiled`, but `plain` within another trace, where JAX takes no options."""
+
+    def call(*arguments):
+        leaves = jax.tree.leaves(arguments)
+        is_traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+        return (plain if is_traced else compiled)(*arguments)
+
+    return call
 
 
 def embed_views(

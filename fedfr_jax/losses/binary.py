@@ -131,14 +131,11 @@ def binary_branch(
     # Clamped at 0 because rounding can pass cosine -1 and t need not be whole.
     half = jnp.maximum((cosine(branch_features, weights) + 1) / 2, 0)
     adjusted = 2 * half**t - 1
-    bias = bias[None]
-    positive = jax.nn.softplus(-(scale * (adjusted - margin) + bias))
-    negative = jax.nn.softplus(scale * (adjusted + margin) + bias)
-    losses = jnp.where(
-        is_label(labels, num_classes),
-        positive_weight / scale * positive,
-        (1 - positive_weight) / scale * negative,
-    )
+    is_positive = is_label(labels, num_classes)
+    away = jnp.where(is_positive, -1.0, 1.0).astype(adjusted.dtype)
+    logits = scale * (adjusted + away * margin) + bias[None]
+    weight = jnp.where(is_positive, positive_weight, 1 - positive_weight) / scale
+    losses = weight.astype(logits.dtype) * jax.nn.softplus(away * logits)
     if class_mask is None:
         return jnp.sum(losses, axis=1)
     chex.assert_shape(class_mask, (num_classes,))

@@ -25,8 +25,9 @@ from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.initial import normal, uniform
-from fedfr_jax.models.linen import from_linen, run_stack, stage_blocks
+from fedfr_jax.models.linen import from_linen, stage_blocks
 from fedfr_jax.models.norm import BatchNorm, PReLU
+from fedfr_jax.models.stack import run_stack
 from fedfr_jax.types import Model
 
 DEPTHS = {

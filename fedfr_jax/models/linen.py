@@ -1,6 +1,4 @@
-"""What the networks share: the way from a linen module to a Model, and stacks of equal
-residual blocks that are run by a scan, so that compile time does not grow with depth.
-"""
+"""What the networks share: the way from a linen module to a Model."""
 
 from collections.abc import Sequence
 
@@ -9,10 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from fedfr_jax.models.norm import INVERSE, inverses, moved
 from fedfr_jax.types import Model
-
-# Up to here an unrolled stack compiles as fast as a scan and runs faster.
-MAX_UNROLLED = 2
 
 
 def from_linen(
@@ -22,7 +18,8 @@ def from_linen(
 
     The computation runs in the dtype of the parameters unless the module says
     otherwise. Variables always hold "params" and "batch_stats" (empty without
-    batch normalisation).
+    batch normalisation); in training the statistics that the module leaves are a
+    batch's, and the running ones move towards them here.
 
     Raises:
       ValueError: when image_shape is not three positive integers.
@@ -43,35 +40,17 @@ def from_linen(
     def apply(variables, x, train):
         chex.assert_shape(x, (None, *image_shape))
         x = x.astype(jax.tree.leaves(variables["params"])[0].dtype)
+        stats = variables["batch_stats"]
         if not train:
-            return module.apply(variables, x, train=False), variables["batch_stats"]
+            frozen = {**variables, INVERSE: inverses(stats)} if stats else variables
+            return module.apply(frozen, x, train=False), stats
+        params = {"params": variables["params"]}
         embedding, updated = module.apply(
-            variables, x, train=True, mutable=["batch_stats"]
+            params, x, train=True, mutable=["batch_stats"]
         )
-        return embedding, updated.get("batch_stats", {})
+        return embedding, moved(stats, updated["batch_stats"]) if stats else {}
 
     return Model(init, apply, image_shape, embedding_dim)
-
-
-def run_stack(
-    block: nn.Module, x: jax.Array, train: bool, *, length: int, scan: bool
-) -> jax.Array:
-    """Apply `length` blocks (x, train) -> x with their own parameters, one by one.
-
-    The block's variables get a leading axis [length], whether the stack is scanned
-    (more than MAX_UNROLLED blocks and `scan`) or unrolled.
-    """
-    run = nn.scan(
-        lambda block, x, _: (block(x, train), None),
-        variable_axes={"params": 0, "batch_stats": 0},
-        split_rngs={"params": True},
-        length=length,
-        # Without this check a block is traced once, not twice; what a network starts
-        # from is drawn with it.
-        check_constancy_invariants=block.is_initializing(),
-        unroll=1 if scan and length > MAX_UNROLLED else length,
-    )
-    return run(block, x, None)[0]
 
 
 def stage_blocks(

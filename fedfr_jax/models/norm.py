@@ -13,6 +13,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from fedfr_jax.types import PyTree
+
+MOMENTUM = 0.9  # of running statistics: the weight of the old ones, in [0, 1]
+EPSILON = 1e-5  # added to a variance
+INVERSE = "inverse"  # collection of `inverses`
 
 
 def per_channel(value: jax.Array, x: jax.Array) -> jax.Array:
@@ -67,15 +74,15 @@ normalize.defvjp(_normalize, _normalize_backward)
 
 
 class BatchNorm(nn.Module):
-    """Normalise over all axes but the last; statistics are at least float32.
+    """Normalise over all axes but the last; a batch's statistics are float32 at least.
 
     Params scale [C] (unless it is frozen at 1) and bias [C]; batch_stats mean, var [C].
+    Training leaves the batch's own mean and unbiased variance in batch_stats, for
+    `moved`. Evaluation takes 1 / sqrt(var + EPSILON) from `inverses` where it is given.
     """
 
     use_scale: bool = True  # False freezes the scale at 1
     unbiased: bool = True  # the running variance averages n / (n - 1) times the batch's
-    momentum: float = 0.9  # weight of the old statistics, in [0, 1]
-    epsilon: float = 1e-5
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -93,30 +100,68 @@ class BatchNorm(nn.Module):
             scale = self.param("scale", nn.initializers.ones, shape).astype(z.dtype)
         bias = self.param("bias", nn.initializers.zeros, shape).astype(z.dtype)
         if train:
-            y, mean, var = normalize(z, scale, bias, self.epsilon)
-            self._move_averages(z, running_mean, mean, running_var, var)
+            y, mean, var = normalize(z, scale, bias, EPSILON)
+            if not self.is_initializing():
+                running_mean.value = mean
+                running_var.value = self._unbiased(var, z)
         else:
-            mean = running_mean.value.astype(z.dtype)
-            gain = lax.rsqrt(running_var.value.astype(z.dtype) + self.epsilon) * scale
-            y = (z - per_channel(mean, z)) * per_channel(gain, z) + per_channel(bias, z)
+            mean, inverse = running_mean.value, self.get_variable(INVERSE, "var")
+            if inverse is None:
+                inverse = lax.rsqrt(running_var.value.astype(z.dtype) + EPSILON)
+            unit = z - per_channel(mean.astype(z.dtype), z)
+            unit *= per_channel(inverse.astype(z.dtype), z)
+            # Not times the product of two vectors, which would be a kernel of its own.
+            y = unit * per_channel(scale, z) + per_channel(bias, z)
         return y.astype(x.dtype)
 
-    def _move_averages(self, z, running_mean, mean, running_var, var):
+    def _unbiased(self, var, z):
         num = z.size // z.shape[-1]
         if num < 2:
             raise ValueError(
                 "A batch that trains BatchNorm must hold at least 2 values per "
                 f"channel, got an input of shape {z.shape}."
             )
-        correction = num / (num - 1) if self.unbiased else 1.0
-        if not self.is_initializing():
-            self._move(running_mean, mean)
-            self._move(running_var, var * correction)
+        return var * (num / (num - 1)) if self.unbiased else var
 
-    def _move(self, running, new):
-        old = running.value
-        step = (1 - self.momentum) * lax.stop_gradient(new).astype(old.dtype)
-        running.value = self.momentum * old + step
+
+def moved(running: PyTree, batch: PyTree) -> PyTree:
+    """Running statistics, of one dtype, moved by a tenth towards those of a batch.
+
+    All of a network at once, not one by one: a kernel, not one for each.
+    """
+    old, named = ravel_pytree(running)
+    new, _ = ravel_pytree(batch)
+    step = (1 - MOMENTUM) * lax.stop_gradient(new).astype(old.dtype)
+    return named(MOMENTUM * old + step)
+
+
+def inverses(running: PyTree) -> PyTree:
+    """1 / sqrt(var + EPSILON) in the place of every "var", for evaluation.
+
+    Like `moved`, all at once; in the place of every "mean" nothing of use.
+    """
+    least = lambda x: x.astype(sum_dtype(x.dtype))
+    x, named = ravel_pytree(jax.tree.map(least, running))
+    return named(lax.rsqrt(jnp.maximum(x, 0) + EPSILON))
+
+
+@jax.custom_vjp
+def prelu(x: jax.Array, slope: jax.Array) -> jax.Array:
+    """x [..., C] where positive, slope [C] x elsewhere; keeps nothing but the two.
+
+    Derivatives in reverse mode only.
+    """
+    return jnp.where(x > 0, x, per_channel(slope, x) * x)
+
+
+def _prelu_backward(kept, dy):
+    x, slope = kept
+    dx = jnp.where(x > 0, dy, per_channel(slope, x) * dy)
+    below = jnp.where(x > 0, 0, x * dy)
+    return dx, below.sum(tuple(range(x.ndim - 1)))
+
+
+prelu.defvjp(lambda x, slope: (prelu(x, slope), (x, slope)), _prelu_backward)
 
 
 class PReLU(nn.Module):
@@ -126,4 +171,4 @@ class PReLU(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., C] -> [..., C]."""
         slope = self.param("slope", nn.initializers.constant(0.25), (x.shape[-1],))
-        return jnp.where(x > 0, x, per_channel(slope.astype(x.dtype), x) * x)
+        return prelu(x, slope.astype(x.dtype))

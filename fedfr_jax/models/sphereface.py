@@ -20,8 +20,9 @@ from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.initial import normal, xavier_uniform
-from fedfr_jax.models.linen import from_linen, run_stack, stage_blocks
+from fedfr_jax.models.linen import from_linen, stage_blocks
 from fedfr_jax.models.norm import PReLU
+from fedfr_jax.models.stack import run_stack
 from fedfr_jax.types import Model
 
 DEPTHS = {20: (1, 2, 4, 1), 64: (3, 7, 16, 3)}

@@ -87,7 +87,7 @@ def central(
     feed = feed._replace(drop_last=True)
     num_steps = feed.steps_per_epoch(num_rows)
     slot = Slots(-1, 0, False, first_row, num_rows, 0, 0, num_steps)
-    slot = jax.tree.map(jnp.asarray, slot)
+    slot = jax.tree.map(jnp.int32, slot)
 
     def view(table, epoch, index):
         stage = jax.random.fold_in(jax.random.key(seed), CENTRAL)

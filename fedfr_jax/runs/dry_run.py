@@ -25,7 +25,7 @@ from fedfr_jax.data.partition import ms1m_order
 from fedfr_jax.data.sources.images import parse_size
 from fedfr_jax.data.sources.recordio import rec_path, write_stand_in
 from fedfr_jax.federated.engine import build_round
-from fedfr_jax.federated.first_round import round_arguments
+from fedfr_jax.federated.first_round import lowered, round_arguments
 from fedfr_jax.federated.store import VERSIONS
 from fedfr_jax.runs import step_cost
 from fedfr_jax.runs.round_shapes import RoundShapes, round_shapes
@@ -114,7 +114,8 @@ def lower(
         max_local=shapes.max_local,
         shards=federation.fixed_shards,
     )
-    return run.lower(
+    return lowered(
+        run,
         *round_arguments(
             mesh,
             cohort_size=shapes.cohort_size,
@@ -125,7 +126,7 @@ def lower(
             extra=shapes.extra,
             table=shapes.table,
             key=shapes.key,
-        )
+        ),
     )
 
 

@@ -18,9 +18,11 @@ NETWORKS = {
 }
 
 
-@pytest.fixture
-def bundles_everything(monkeypatch):
+@pytest.fixture(params=[bundle.LARGEST, 40])
+def bundles_everything(monkeypatch, request):
+    """All leaves in the vector, and those of at most 40 numbers alone."""
     monkeypatch.setattr(bundle, "FEWEST", 1)
+    monkeypatch.setattr(bundle, "LARGEST", request.param)
 
 
 def network(name):

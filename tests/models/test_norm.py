@@ -1,11 +1,12 @@
 """Batch normalisation by hand, and its edges."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.models.norm import BatchNorm, PReLU, normalize
+from fedfr_jax.models.norm import BatchNorm, PReLU, inverses, moved, normalize, prelu
 
 X = jnp.array([[1.0, 10.0], [2.0, 10.0], [3.0, 10.0], [6.0, 10.0]])  # means 3, 10
 
@@ -13,7 +14,7 @@ X = jnp.array([[1.0, 10.0], [2.0, 10.0], [3.0, 10.0], [6.0, 10.0]])  # means 3, 
 def _train(module, x):
     variables = module.init(jax.random.key(0), x, train=False)
     y, updated = module.apply(variables, x, train=True, mutable=["batch_stats"])
-    return y, updated["batch_stats"], variables
+    return y, moved(variables["batch_stats"], updated["batch_stats"]), variables
 
 
 def test_running_variance_takes_the_unbiased_variance_and_the_batch_the_biased_one():
@@ -46,6 +47,8 @@ def test_evaluation_uses_the_running_statistics():
     variables = {"params": params, "batch_stats": stats}
     y = module.apply(variables, X, train=False)
     np.testing.assert_allclose(y[3], [5.0, 7.0], rtol=1e-5)
+    given = {**variables, "inverse": inverses(stats)}  # a network's, all at once
+    np.testing.assert_allclose(module.apply(given, X, train=False), y, rtol=1e-6)
 
 
 def test_a_frozen_scale_is_no_parameter():
@@ -93,3 +96,12 @@ def test_the_gradient_is_that_of_the_formula():
         want = jax.grad(total(formula), (0, 1, 2))(z, scale, bias)
     for one, other in zip(got, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_the_gradient_of_prelu_is_that_of_each_of_its_operations():
+    x, dy = jax.random.normal(jax.random.key(0), (2, 3, 4, 5))
+    slope = jnp.linspace(-0.5, 0.5, 5)
+    plain = lambda x, slope: jnp.where(x > 0, x, slope[None, None] * x)
+    _, pull = jax.vjp(prelu, x, slope)
+    _, want = jax.vjp(plain, x, slope)
+    chex.assert_trees_all_close(pull(dy), want(dy), rtol=1e-5)

@@ -51,7 +51,8 @@ def step_decay(rate: float, *, every: tuple[int, ...] | int = 0, factor: float =
 
     def learning_rate(round, epoch):
         period = jnp.asarray(periods, jnp.int32)[jnp.minimum(round, len(periods) - 1)]
-        drops = jnp.where(period > 0, epoch // jnp.maximum(period, 1), 0)
+        epoch = jnp.asarray(epoch, jnp.int32)
+        drops = jnp.where(period > 0, jax.lax.div(epoch, jnp.maximum(period, 1)), 0)
         return rate * factor ** drops.astype(jnp.result_type(float))
 
     return learning_rate

@@ -1,0 +1,94 @@
+"""Stacks of equal residual blocks, run by a scan, which compiles one for all of them.
+
+A block's vectors of one shape (of its normalisations and activations) go through the
+scan as one array: XLA:CPU compiles a kernel for every array that goes in or comes out.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from fedfr_jax.types import PyTree
+
+# Up to here an unrolled stack compiles as fast as a scan and runs faster.
+MAX_UNROLLED = 2
+
+
+def run_stack(
+    block: nn.Module, x: jax.Array, train: bool, *, length: int, scan: bool
+) -> jax.Array:
+    """Apply `length` blocks (x, train) -> x with their own parameters, one by one.
+
+    The block's variables get a leading axis [length], whether the stack is scanned
+    (more than MAX_UNROLLED blocks and `scan`) or unrolled.
+    """
+    if block.is_initializing():
+        return _initial(block, x, train, length)
+    module = block.clone(parent=None, name=None)
+    # The statistics of a batch come out of training; none go in.
+    given = {"params": block.variables["params"]} if train else block.variables
+    rows, unpack = _packed(given, ndim=2)
+    unpack_stats = None
+
+    def one(x, row):
+        nonlocal unpack_stats
+        if not train:
+            return module.apply(unpack(row), x, train), None
+        x, new = module.apply(unpack(row), x, train, mutable=["batch_stats"])
+        stats, unpack_stats = _packed(new, ndim=1)
+        return x, stats
+
+    unroll = 1 if scan and length > MAX_UNROLLED else length
+    x, stats = lax.scan(one, x, rows, unroll=unroll)
+    if train:
+        for name, value in unpack_stats(stats).get("batch_stats", {}).items():
+            block.put_variable("batch_stats", name, value)
+    return x
+
+
+def _initial(block, x, train, length):
+    """Draw what the blocks start from."""
+    run = nn.scan(
+        lambda block, x, _: (block(x, train), None),
+        variable_axes={"params": 0, "batch_stats": 0},
+        split_rngs={"params": True},
+        length=length,
+    )
+    return run(block, x, None)[0]
+
+
+def _packed(tree: PyTree, ndim: int) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+    """Leaves of `ndim` axes, those of a shape and dtype in one array [..., G, C].
+
+    They are joined end to end before an axis moves: XLA makes neighbouring slices of a
+    bundle one slice.
+
+    Returns:
+      (the arrays, the way back, from arrays with any other leading axes).
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    groups, others = {}, {}
+    for i, x in enumerate(leaves):
+        if x.ndim == ndim:
+            groups.setdefault(f"{x.dtype}{x.shape}", []).append(i)
+        else:
+            others[i] = x
+
+    def join(ids):
+        joined = jnp.concatenate([leaves[i].ravel() for i in ids])
+        return jnp.moveaxis(joined.reshape(len(ids), *leaves[ids[0]].shape), 0, -2)
+
+    def unpack(packed):
+        joined, others = packed
+        parts = dict(others)
+        for key, ids in groups.items():
+            whole = jnp.moveaxis(joined[key], -2, 0)
+            pieces = lax.split(whole.ravel(), [whole[0].size] * len(ids))
+            pieces = [x.reshape(whole.shape[1:]) for x in pieces]
+            parts.update(zip(ids, pieces, strict=True))
+        return structure.unflatten(parts[i] for i in range(structure.num_leaves))
+
+    return ({key: join(ids) for key, ids in groups.items()}, others), unpack

@@ -1,0 +1,72 @@
+"""Stacks of blocks against a plain loop over them."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from fedfr_jax.models.iresnet import Block
+from fedfr_jax.models.norm import inverses
+from fedfr_jax.models.stack import run_stack
+
+WIDTH = 8
+X, DY = jax.random.normal(jax.random.key(0), (2, 4, 6, 6, WIDTH))
+
+
+class Stack(nn.Module):
+    length: int
+    scan: bool
+
+    @nn.compact
+    def __call__(self, x, train):
+        block = Block(WIDTH, {}, name="blocks")
+        return run_stack(block, x, train, length=self.length, scan=self.scan)
+
+
+def _variables(module):
+    """What the module starts from, every leaf with other numbers."""
+    variables = module.init(jax.random.key(1), X, train=False)
+    leaves, structure = jax.tree.flatten(variables)
+    noise = np.random.default_rng(0)
+    shaken = [x + noise.uniform(0.1, 0.5, x.shape).astype(x.dtype) for x in leaves]
+    return structure.unflatten(shaken)
+
+
+def _loop(variables, x, train, length):
+    """The blocks one by one: -> (x, statistics with a leading axis)."""
+    block, stats = Block(WIDTH, {}), []
+    for i in range(length):
+        own = jax.tree.map(lambda a, i=i: a[i], variables)
+        own = {name: tree["blocks"] for name, tree in own.items()}
+        x, new = block.apply(own, x, train, mutable=["batch_stats"])
+        stats.append(new["batch_stats"])
+    return x, jax.tree.map(lambda *a: jnp.stack(a), *stats)
+
+
+@pytest.mark.parametrize(
+    ("length", "scan"), [(1, True), (2, True), (3, True), (3, False)]
+)
+def test_a_stack_is_its_blocks_one_after_the_other(length, scan):
+    module = Stack(length, scan)
+    variables = _variables(module)
+
+    def run(params, x):
+        own = {**variables, "params": params}
+        y, new = module.apply(own, x, train=True, mutable=["batch_stats"])
+        return y, new["batch_stats"]["blocks"]
+
+    def want(params, x):
+        return _loop({**variables, "params": params}, x, True, length)
+
+    both = []
+    for function in (run, want):
+        y, pull, stats = jax.vjp(function, variables["params"], X, has_aux=True)
+        both.append((y, stats, pull(DY)))
+    chex.assert_trees_all_close(*both, rtol=1e-4, atol=1e-4)
+    frozen = {**variables, "inverse": inverses(variables["batch_stats"])}
+    y = module.apply(frozen, X, train=False)
+    chex.assert_trees_all_close(
+        y, _loop(variables, X, False, length)[0], rtol=1e-4, atol=1e-4
+    )
