@@ -109,13 +109,8 @@ def round_function(
         return meshes.sum_over_clients(mesh, total), output
 
     cut, whole = P(meshes.CLIENTS), P()
-    sharded = jax.shard_map(
-        device,
-        mesh=mesh,
-        in_specs=(whole, cut, cut, whole),
-        out_specs=(whole if shards is None else cut, cut),
-        axis_names={meshes.CLIENTS},
-        check_vma=False,  # nothing inside a client's training is a collective
+    sharded = meshes.over_client_devices(
+        mesh, device, (whole, cut, cut, whole), (whole if shards is None else cut, cut)
     )
 
     def run(server, rows, slots, order, extra, table, round, key, hyper):

@@ -86,14 +86,7 @@ def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
         return values.reshape(-1, *values.shape[2:])
 
     def over_devices(function, *specs):
-        sharded = jax.shard_map(
-            function,
-            mesh=mesh,
-            in_specs=specs,
-            out_specs=cut,
-            axis_names={meshes.CLIENTS},
-            check_vma=False,
-        )
+        sharded = meshes.over_client_devices(mesh, function, specs, cut)
         options = compiler_options(mesh, None)
         return unless_traced(
             jax.jit(sharded, compiler_options=options), jax.jit(sharded)

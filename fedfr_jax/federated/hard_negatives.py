@@ -159,13 +159,8 @@ def build_select(mesh: Mesh, threshold: float | None, capacity: int) -> Callable
             )
             return jax.lax.map(one, (starts, counts))
 
-        return jax.shard_map(
-            device,
-            mesh=mesh,
-            in_specs=(P(), P(meshes.CLIENTS), P(meshes.CLIENTS)),
-            out_specs=P(meshes.CLIENTS),
-            axis_names={meshes.CLIENTS},
-            check_vma=False,
+        return meshes.over_client_devices(
+            mesh, device, (P(), P(meshes.CLIENTS), P(meshes.CLIENTS)), P(meshes.CLIENTS)
         )(features, starts, counts)
 
     def run(features, starts, counts, *, first_public):

@@ -95,14 +95,7 @@ def build_mean(value_fn: Callable, feed: Feed, mesh: Mesh) -> Callable:
         return own_sum(variables, at, union, start, len(block.labels))
 
     over_devices = lambda function, *specs: jax.jit(
-        jax.shard_map(
-            function,
-            mesh=mesh,
-            in_specs=specs,
-            out_specs=P(),
-            axis_names={meshes.CLIENTS},
-            check_vma=False,
-        )
+        meshes.over_client_devices(mesh, function, specs, P())
     )
     gathered = over_devices(gathered, P(), P(), P())
     streamed = over_devices(streamed, P(), P(meshes.CLIENTS), P(), P())

@@ -122,21 +122,14 @@ def segment_functions(
         total, output = over_waves(one, inputs, jax.tree.map(lambda x: x[0], total))
         return jax.tree.map(lambda x: x[None], total), output
 
-    sharded = jax.shard_map(
-        device,
-        mesh=mesh,
-        in_specs=(cut, whole, cut, cut, whole),
-        out_specs=(cut, cut),
-        axis_names={meshes.CLIENTS},
-        check_vma=False,
+    sharded = meshes.over_client_devices(
+        mesh, device, (cut, whole, cut, cut, whole), (cut, cut)
     )
-    add = jax.shard_map(
+    add = meshes.over_client_devices(
+        mesh,
         lambda x: meshes.sum_over_clients(mesh, jax.tree.map(lambda x: x[0], x)),
-        mesh=mesh,
-        in_specs=cut,
-        out_specs=whole,
-        axis_names={meshes.CLIENTS},
-        check_vma=False,
+        cut,
+        whole,
     )
 
     def start(server, part, table, shared):

@@ -162,14 +162,7 @@ class Steps(NamedTuple):
 
 def _over_devices(function, mesh, in_specs, out_specs, **options):
     return jax.jit(
-        jax.shard_map(
-            function,
-            mesh=mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            axis_names={meshes.CLIENTS},
-            check_vma=False,
-        ),
+        meshes.over_client_devices(mesh, function, in_specs, out_specs),
         **options,
     )
 
