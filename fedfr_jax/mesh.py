@@ -92,7 +92,7 @@ def over_client_devices(
         in_specs=in_specs,
         out_specs=out_specs,
         axis_names={CLIENTS} if is_cut else set(mesh.axis_names),
-        check_vma=False,  # nothing inside a client's training is a collective
+        check_vma=False,  # else gradients of replicated values would be summed
     )
 
 

@@ -47,10 +47,10 @@ def keep(mask: PyTree, x: PyTree, y: PyTree) -> PyTree:
 
 
 def divided(tree: PyTree, number: jax.Array) -> PyTree:
-    """Floating leaves of `tree` by one number [], times its reciprocal.
+    """Floating leaves of `tree` divided by one number []: times its reciprocal.
 
-    XLA makes that of a division too, or does not, by what else divides by the number;
-    then the last bit depends on the program around it, and so on the devices.
+    XLA turns some divisions into that, depending on what else divides by the number;
+    then the last bit would depend on the program around it, and so on the devices.
     """
     return jax.tree.map(lambda x: x * (1 / number.astype(x.dtype)), tree)
 

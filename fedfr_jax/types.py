@@ -65,7 +65,8 @@ class Client(NamedTuple):
     num_classes: jax.Array  # [] int32 own classes
     num_steps: jax.Array  # [] int32 local steps S
     epoch: Callable[[jax.Array], jax.Array]  # step -> epoch, [] int32
-    batch: Callable[[jax.Array], Batch]  # step -> shuffled, augmented batch
+    # step [] int32 -> shuffled, augmented batch
+    batch: Callable[[jax.Array], Batch]
     span: Callable[..., Batch]  # (start, is_flipped) -> positions [start, start + B)
     num_positions: int  # static bound on the examples of any client, whole batches
     num_flips: int  # static: 2 when batches are mirrored at random, else 1

@@ -4,9 +4,9 @@
         [--methods=fedavg,fedfr] [--unrolled] [--in-turn] [--out=FILE]
 
 Nothing is trained: rounds are lowered from shapes at 112 pixels with 64 images a step,
-FedFR's beside what it prepares (features and hard negatives, here one program), as in a
-run. XLA compiles on several threads, so on a busy machine the CPU seconds say more than
-the clock's.
+for a device per core, and FedFR's beside what it prepares (features and hard negatives,
+here one program), as in a run. XLA compiles on several threads, so on a busy machine
+the CPU seconds say more than the clock's.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import compiler_options
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
+from fedfr_jax.processes import use_every_core
 from fedfr_jax.runs import dry_run
 from fedfr_jax.runs.round_shapes import Shapes, round_shapes
 from fedfr_jax.runs.settings import Federation
@@ -54,6 +55,7 @@ def main():
     parser.add_argument("--in-turn", action="store_true", help="one after the other")
     results_file.add_flag(parser)
     arguments = parser.parse_args()
+    use_every_core()  # before JAX first asks for devices
     print(f"{'network':14} {'method':8} {'seconds':>8} {'CPU s':>7}")
     for network in arguments.networks.split(","):
         for method in arguments.methods.split(","):
@@ -86,7 +88,7 @@ def time_round(
         model, num_classes=int(partition.num_classes.max()), **METHODS[method]
     )
     federation = Federation(batch_size=BATCH, local_epochs=1)
-    mesh = make_mesh(1)
+    mesh = make_mesh()
     user = os.times().user
     begin = time.perf_counter()
     shapes = round_shapes(model, chosen, partition, federation, mesh)

@@ -12,10 +12,12 @@ Clients are dealt to shards; a shard is a scan on one device. `reduction="sum"` 
 shard per device and one psum. `reduction="canonical"` has a fixed number of shards
 whatever the devices, sums each in the order of its clients, and adds the shards' sums
 by a fixed pairwise tree: the same bits on any number of devices, for one model of
-memory per shard. Means are products (`trees.divided`), as some divisions become.
+memory per shard. Means multiply by a reciprocal, see `trees.divided`.
 """
 
+import gc
 import os
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -50,9 +52,15 @@ class LaneOutput(NamedTuple):
 REDUCTIONS = ("sum", "canonical")
 # XLA merges common subexpressions once more when it partitions for several devices, and
 # what is merged decides what is fused and so how it is rounded.
-SAME_BITS = {"xla_disable_hlo_passes": "cse"}
-# LLVM's highest level takes 15 % longer over a round, which then is no faster.
-ENOUGH = {"xla_backend_optimization_level": 2}
+SAME_BITS = "cse"
+_COLLECTOR = threading.Lock()  # held by the thread that has put it to rest
+# LLVM's highest level takes 15 % longer over a round, which then is no faster. And what
+# a loop does not change is better left in it: moved out, each of a frozen network's
+# vectors is a kernel of its own, a twelfth of the time that a deep round compiles.
+SOONER = {
+    "xla_backend_optimization_level": 2,
+    "xla_disable_hlo_passes": "while-loop-invariant-code-motion",
+}
 
 
 def build_round(
@@ -67,12 +75,27 @@ def build_round(
 def compiler_options(mesh: Mesh, shards: int | None) -> dict:
     """What a round on the mesh, reduced over `shards`, asks of the compiler.
 
-    A level that XLA_FLAGS sets stays; the canonical bits are always asked for.
+    What XLA_FLAGS sets stays; the canonical bits are always asked for.
     """
     told = os.environ.get("XLA_FLAGS", "")
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    is_free = is_cpu and not any(name in told for name in ENOUGH)
-    return {**(ENOUGH if is_free else {}), **({} if shards is None else SAME_BITS)}
+    options = {k: v for k, v in SOONER.items() if is_cpu and k not in told}
+    if shards is not None:
+        passes = options.get("xla_disable_hlo_passes")
+        options["xla_disable_hlo_passes"] = ",".join(filter(None, [passes, SAME_BITS]))
+    return options
+
+
+def lowered(run, *arguments) -> jax.stages.Lowered:
+    """`run.lower(*arguments)` while the garbage collector rests, which saves time."""
+    if not (gc.isenabled() and _COLLECTOR.acquire(blocking=False)):
+        return run.lower(*arguments)
+    gc.disable()
+    try:
+        return run.lower(*arguments)
+    finally:
+        gc.enable()
+        _COLLECTOR.release()
 
 
 def round_function(

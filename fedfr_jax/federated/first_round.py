@@ -6,8 +6,6 @@ compilation, and the run, of the preparation.
 """
 
 import contextlib
-import gc
-import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +18,12 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Slots
+from fedfr_jax.federated.engine import lowered
 from fedfr_jax.federated.memory import check_memory
 from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.store import Store
 from fedfr_jax.types import Cohort, Extra, PyTree
 
-_COLLECTOR = threading.Lock()  # held by the thread that has put it to rest
 _BEGUN = weakref.WeakSet()  # rounds whose compilation was begun here, or cannot be
 
 
@@ -88,18 +86,6 @@ def _compile(run, arguments, double, precision, promotion):
         jax.numpy_dtype_promotion(promotion),
     ):
         lowered(run, *arguments).compile()
-
-
-def lowered(run, *arguments) -> jax.stages.Lowered:
-    """`run.lower(*arguments)` while the garbage collector rests, which saves time."""
-    if not (gc.isenabled() and _COLLECTOR.acquire(blocking=False)):
-        return run.lower(*arguments)
-    gc.disable()
-    try:
-        return run.lower(*arguments)
-    finally:
-        gc.enable()
-        _COLLECTOR.release()
 
 
 def extra_shapes(sim, server: PyTree, cohort: Cohort) -> Extra:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
+from fedfr_jax.federated.engine import lowered
 from fedfr_jax.types import PyTree
 
 GIB = 2**30
@@ -91,7 +92,7 @@ def guarded(sim, run: Callable) -> Iterator[Callable]:
         shapes = tuple(x.shape for x in jax.tree.leaves(arguments))
         needed = known.get(shapes)
         if needed is None:  # compiled here, for the call below too
-            needed = run.lower(*arguments).compile().memory_analysis()
+            needed = lowered(run, *arguments).compile().memory_analysis()
             free = free_bytes(sim.mesh)
             if None not in (needed, free) and sum(_fresh(needed)) > free:
                 raise MemoryError(_says(sim, needed))

@@ -90,7 +90,8 @@ def simulation(
         of one per client.
       lanes: clients trained side by side on a device, L >= 1.
       reduction: sum (as fast as it gets; the last bits depend on the number of devices)
-        or canonical (they do not, nor on the order of the cohort; lanes still matter).
+        or canonical (they do not, nor on the order of the cohort; lanes still matter),
+        but for FedDANE's gradients, which are added up before the round.
       shards: V of the canonical reduction, best a multiple of every number of devices
         that will be used; a cohort of K has places for K rounded up to V x lanes, and a
         device holds the sums of V / devices shards.

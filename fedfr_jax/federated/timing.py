@@ -17,7 +17,7 @@ import numpy as np
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import Table, column
-from fedfr_jax.federated.engine import compiler_options
+from fedfr_jax.federated.engine import compiler_options, lowered
 from fedfr_jax.federated.memory import guarded
 from fedfr_jax.federated.segments import play_segments
 from fedfr_jax.federated.simulation import Simulation, Work, assign, on_devices
@@ -81,7 +81,7 @@ def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -
         mesh.devices.flat[0].device_kind,
         processor(),
         str(mesh.shape),
-        str(os.cpu_count()),
+        str(len(os.sched_getaffinity(0))),
         str(jax.process_count()),
         jax.__version__,
         *map(str, others),
@@ -101,7 +101,7 @@ def lowered_text(sim: Simulation, server: PyTree, work: Work) -> str:
         images = shape(stream.image, count, *stream.image.shape)
         sim = sim._replace(table=Table(images, shape(stream.labels, count)))
     arguments = on_devices(sim, server, work, 0)
-    return sim.run.lower(*arguments).as_text() + held
+    return lowered(sim.run, *arguments).as_text() + held
 
 
 def processor() -> str:

@@ -2,7 +2,7 @@
 a CPU, and how many clients train side by side on each.
 
 `tune` times a few steps of real clients with every lowering and 1, 2, 4, ... lanes,
-then the fastest of them on fewer devices, where these win again with more lanes, and
+then the fastest of them on fewer devices, and there with more lanes if fewer win. It
 remembers the answer in a JSON file under the user's cache folder, keyed by a hash of
 the lowered rounds (model, algorithm, batch, mesh), the machine and JAX's version:
 whatever changes the programs is measured anew. What the server prepares does not count.
@@ -78,7 +78,8 @@ def tune(
       store: `open_store` of it, whose rows are read and not changed.
       lowerings: those that `make` knows, first the one of `Setting()`.
       lanes: L to try, ascending; none: powers of two up to 16 on a CPU, else 256.
-        Those with more lanes than a shard has clients of the cohort are left out.
+        Those with more lanes than a shard has clients of the cohort are left out; one
+        lane is tried when none is left.
       kept: the run's own file: the choice in it is taken again, on any machine where
         it is possible; otherwise it is written.
       say: prints the choice in one line, in the first process.
@@ -107,7 +108,8 @@ def _measured(make, server, store, first, space, say):
     lanes = [space.lanes_for(first, devices) for devices in (0, *space.devices)]
     name, path = fingerprint(sims, server, store, space, lanes), cache_path()
     known, fits = _read(path).get(name), True
-    known = known if isinstance(known, dict) else {}
+    is_whole = isinstance(known, dict) and isinstance(known.get("seconds"), dict)
+    known = known if is_whole else {}
     best = _of_first(known, first, space)
     if not best:
         spent = measure(make, server, store, first, space)

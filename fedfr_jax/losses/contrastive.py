@@ -40,10 +40,9 @@ def model_contrastive(
     frozen = jnp.concatenate([global_features[None], previous])
     # Each length is clamped by itself, at 1e-8, as the published code's library does.
     own, frozen = (normalize(x, eps=1e-8) for x in (features, stop_gradient(frozen)))
-    positive, *negative = jnp.sum(own[None] * frozen, axis=-1) / temperature
+    cosines = jnp.sum(own[None] * frozen, axis=-1) / temperature
+    positive, negative = cosines[0], cosines[1:]
     # One model, as nearly always, is its own sum: fewer operations to compile.
-    one = (
-        negative[0] if len(negative) == 1 else jax.nn.logsumexp(jnp.stack(negative), 0)
-    )
+    away = negative[0] if len(negative) == 1 else jax.nn.logsumexp(negative, 0)
     # softplus(q - p) is the cross entropy written so that nothing can overflow.
-    return jax.nn.softplus(one - positive)
+    return jax.nn.softplus(away - positive)

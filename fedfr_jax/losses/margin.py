@@ -63,13 +63,12 @@ _unit.defvjp(_unit_forward, _unit_backward)
 def _power_below(largest):
     """A power of two, so exact to multiply with, that takes `largest` below 4.
 
-    1 for what is below 1 already; what is scaled keeps a length of at least 1/2, which
-    no eps reaches.
+    At most 1; what is scaled keeps a length of at least 1/2, which no eps reaches.
     """
-    _, exponent = jnp.frexp(largest)
-    # The inverse of the last power would not be a normal number, which may become 0.
-    exponent = jnp.clip(exponent, 0, jnp.finfo(largest.dtype).maxexp - 2)
-    return jnp.ldexp(jnp.ones_like(largest), -exponent)
+    kind = jnp.finfo(largest.dtype)
+    nearest = jax.lax.reduce_precision(1 / largest, kind.nexp, mantissa_bits=0)
+    # The last powers are not normal numbers, which may become 0.
+    return jnp.clip(nearest, 2.0 ** (2 - kind.maxexp), 1)
 
 
 def cosine(features: jax.Array, weights: jax.Array) -> jax.Array:

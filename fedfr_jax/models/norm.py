@@ -9,8 +9,10 @@ another copy of the activations. PReLU: He et al., arXiv:1502.01852, equation 1.
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax import lax
 from jax.flatten_util import ravel_pytree
@@ -125,10 +127,14 @@ class BatchNorm(nn.Module):
 
 
 def moved(running: PyTree, batch: PyTree) -> PyTree:
-    """Running statistics, of one dtype, moved by a tenth towards those of a batch.
+    """MOMENTUM of the running statistics, of one dtype, and the rest of a batch's.
 
     All of a network at once, not one by one: a kernel, not one for each.
+
+    Raises:
+      AssertionError: when the two are not of the same leaves and shapes.
     """
+    chex.assert_trees_all_equal_shapes(running, batch)
     old, named = ravel_pytree(running)
     new, _ = ravel_pytree(batch)
     step = (1 - MOMENTUM) * lax.stop_gradient(new).astype(old.dtype)
@@ -138,11 +144,14 @@ def moved(running: PyTree, batch: PyTree) -> PyTree:
 def inverses(running: PyTree) -> PyTree:
     """1 / sqrt(var + EPSILON) in the place of every "var", for evaluation.
 
-    Like `moved`, all at once; in the place of every "mean" nothing of use.
+    Like `moved`, all at once, with a number of no use in the place of every "mean": the
+    statistics' own slices then serve both.
     """
     least = lambda x: x.astype(sum_dtype(x.dtype))
     x, named = ravel_pytree(jax.tree.map(least, running))
-    return named(lax.rsqrt(jnp.maximum(x, 0) + EPSILON))
+    leaves = jax.tree_util.tree_leaves_with_path(running)
+    is_var = [np.full(leaf.size, path[-1].key == "var") for path, leaf in leaves]
+    return named(lax.rsqrt(jnp.where(np.concatenate(is_var), x, 1) + EPSILON))
 
 
 @jax.custom_vjp

@@ -24,8 +24,8 @@ from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import ms1m_order
 from fedfr_jax.data.sources.images import parse_size
 from fedfr_jax.data.sources.recordio import rec_path, write_stand_in
-from fedfr_jax.federated.engine import build_round
-from fedfr_jax.federated.first_round import lowered, round_arguments
+from fedfr_jax.federated.engine import build_round, lowered
+from fedfr_jax.federated.first_round import round_arguments
 from fedfr_jax.federated.store import VERSIONS
 from fedfr_jax.runs import step_cost
 from fedfr_jax.runs.round_shapes import RoundShapes, round_shapes

@@ -259,5 +259,8 @@ def class_mean_start(embed: Callable) -> Callable:
 
 
 def backbone_features(model: Model) -> Callable:
-    """(backbone variables, images) -> [B, D] in evaluation mode."""
-    return lambda variables, images: model.apply(variables, images, False)[0]
+    """(backbone variables, images) -> [B, D] in evaluation mode.
+
+    Traced once wherever it is called with the same shapes.
+    """
+    return jax.jit(lambda *arguments: model.apply(*arguments, False)[0], inline=True)

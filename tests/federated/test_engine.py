@@ -268,13 +268,17 @@ def test_batches_of_an_epoch_visit_every_example_once():
 
 
 def test_what_is_asked_of_the_compiler_on_a_cpu_unless_the_user_says_other(monkeypatch):
-    level = "xla_backend_optimization_level"
+    level, passes = "xla_backend_optimization_level", "xla_disable_hlo_passes"
+    moved = "while-loop-invariant-code-motion"
     mesh = lambda kind: types.SimpleNamespace(
         devices=np.array([types.SimpleNamespace(platform=kind)])
     )
+    asked = lambda kind, shards=None: engine.compiler_options(mesh(kind), shards)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    assert engine.compiler_options(mesh("cpu"), None) == {level: 2}
-    assert engine.compiler_options(mesh("cpu"), 8) == {level: 2, **engine.SAME_BITS}
-    assert engine.compiler_options(mesh("gpu"), None) == {}
-    monkeypatch.setenv("XLA_FLAGS", f"--{level}=0")
-    assert engine.compiler_options(mesh("cpu"), 8) == engine.SAME_BITS
+    assert asked("cpu") == {level: 2, passes: moved}
+    assert asked("cpu", 8) == {level: 2, passes: f"{moved},cse"}
+    assert asked("gpu") == {}
+    assert asked("gpu", 8) == {passes: "cse"}
+    monkeypatch.setenv("XLA_FLAGS", f"--{level}=0 --{passes}=dce")
+    assert asked("cpu") == {}
+    assert asked("cpu", 8) == {passes: "cse"}

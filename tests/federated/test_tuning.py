@@ -315,9 +315,10 @@ def test_a_damaged_or_missing_cache_stops_no_run(tmp_path, monkeypatch):
     toy = Toy(monkeypatch, took)
     assert toy.tune() == Setting() and toy.timed
     (name,) = known = json.loads((folder / "tuned.json").read_text())
-    (folder / "tuned.json").write_text(json.dumps({**known, name: 1}))
-    toy = Toy(monkeypatch, took)
-    assert toy.tune() == Setting() and toy.timed
+    for damaged in (1, {"seconds": None}):
+        (folder / "tuned.json").write_text(json.dumps({**known, name: damaged}))
+        toy = Toy(monkeypatch, took)
+        assert toy.tune() == Setting() and toy.timed
     said = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "tuned.json"))  # no folder
     toy = Toy(monkeypatch, took)

@@ -20,7 +20,7 @@ NETWORKS = {
 
 @pytest.fixture(params=[bundle.LARGEST, 40])
 def bundles_everything(monkeypatch, request):
-    """All leaves in the vector, and those of at most 40 numbers alone."""
+    """Every leaf in one vector, or only those of at most 40 numbers."""
     monkeypatch.setattr(bundle, "FEWEST", 1)
     monkeypatch.setattr(bundle, "LARGEST", request.param)
 

@@ -51,6 +51,17 @@ def test_evaluation_uses_the_running_statistics():
     np.testing.assert_allclose(module.apply(given, X, train=False), y, rtol=1e-6)
 
 
+def test_a_negative_variance_shows_where_a_network_has_all_inverses_at_once_too():
+    bad = inverses({"bn": {"mean": jnp.zeros(2), "var": jnp.array([1.0, -1.0])}})
+    assert np.isnan(bad["bn"]["var"]).tolist() == [False, True]
+
+
+def test_statistics_of_other_layers_are_refused():
+    stats = lambda size: {"mean": jnp.zeros(size), "var": jnp.ones(4 - size)}
+    with pytest.raises(AssertionError, match="shape"):
+        moved(stats(1), stats(3))
+
+
 def test_a_frozen_scale_is_no_parameter():
     y, _, variables = _train(BatchNorm(use_scale=False), X)
     assert set(variables["params"]) == {"bias"}

@@ -372,6 +372,16 @@ def test_central_training_on_everybody_has_every_class_once(task):
     assert row.epochs == 9
 
 
+def test_backbone_features_are_traced_once_for_all_that_calls_them():
+    calls = []
+    count = lambda *arguments: calls.append(arguments) or MODEL.apply(*arguments)
+    embed = backbone_features(MODEL._replace(apply=count))
+    images = jnp.zeros((2, *MODEL.image_shape))
+    for _ in range(2):
+        jax.eval_shape(lambda *arguments: embed(*arguments), BACKBONE, images)
+    assert len(calls) == 1
+
+
 def test_backbone_features_ignore_the_branch(task):
     images = decode(task.table.images[:2], np.zeros(2, bool))
     expected = MODEL.apply(BACKBONE, images, False)[0]

@@ -3,7 +3,8 @@
 Li et al. 2019, arXiv:2001.01920, algorithm 2: clients minimize F_k(y) + <g - grad
 F_k(w), y> + mu / 2 ||y - w||^2 with g the mean of the cohort's gradients at w.
 Deviations: both phases see the same clients and g is weighted by examples, as in the
-authors' code; g comes from one pass over all of the cohort's examples.
+authors' code; g comes from one pass over all of the cohort's examples. It is a sum over
+devices before the round: its last bits depend on their number, whatever `reduction`.
 """
 
 from collections.abc import Callable

@@ -75,6 +75,7 @@ def clustered(client_update: Callable) -> Algorithm:
         change, count = result.aggregate
 
         def move(x, d):
+            # By the reciprocal, as `trees.divided`.
             members = count.reshape(-1, *[1] * (x.ndim - 1)).astype(d.dtype)
             return x + (d * (1 / jnp.maximum(members, 1))).astype(x.dtype)
 

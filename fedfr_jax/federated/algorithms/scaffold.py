@@ -74,6 +74,7 @@ def scaffold(
         mean["params"] = optax.tree.scale(server_rate, mean["params"])
         add = lambda x, d: x + d.astype(x.dtype)
         variables = jax.tree.map(add, server.variables, mean)
+        # By the reciprocal, as `trees.divided`.
         move = lambda c, g: c + (g * (1 / population)).astype(c.dtype)
         return Server(variables, jax.tree.map(move, server.control, gain))
 
