@@ -24,7 +24,7 @@ import results_file
 
 from fedfr_jax.data.partition import ms1m
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.engine import compiler_options
+from fedfr_jax.federated.compiling import compiler_options
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.processes import use_every_core
@@ -78,7 +78,8 @@ def main():
             f"{network:14} {method:8} {min(seconds):8.1f} "
             f"{statistics.median(seconds):8.1f} {statistics.median(spent):7.1f}"
         )
-        name = f"{network} {method}{' in turn' if arguments.in_turn else ''}"
+        name = f"{network} {method}{' unrolled' if arguments.unrolled else ''}"
+        name += " in turn" if arguments.in_turn else ""
         row = {**every, "pixels": SIZE, "batch": BATCH}
         results_file.write(arguments.out, {name: row})
 
@@ -86,8 +87,9 @@ def main():
 def time_round(
     network: str, method: str, *, scan: bool, in_turn: bool
 ) -> dict[str, float]:
-    """Seconds to trace and to compile all that the first round calls; what other
-    virtual machines took of this one's cores meanwhile is "stolen"."""
+    """Seconds to trace and to compile all that the first round calls, of the clock, of
+    all cores, and those that other virtual machines took of them meanwhile.
+    """
     use_every_core()  # before JAX first asks for devices
     settings = dict(NETWORKS[network])
     factory = MODELS[settings.pop("name")]
@@ -117,7 +119,7 @@ def time_round(
 
 
 def stolen() -> float:
-    """Seconds of all cores so far, of Linux."""
+    """Seconds that other virtual machines took of all cores so far; Linux tells."""
     words = pathlib.Path("/proc/stat").read_text().split("\n")[0].split()
     return int(words[8]) / os.sysconf("SC_CLK_TCK")
 

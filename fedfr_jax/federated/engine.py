@@ -15,9 +15,6 @@ by a fixed pairwise tree: the same bits on any number of devices, for one model 
 memory per shard. Means multiply by a reciprocal, see `trees.divided`.
 """
 
-import gc
-import os
-import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,6 +34,7 @@ from fedfr_jax.federated.client import (
     first_personal_key,
     unpack,
 )
+from fedfr_jax.federated.compiling import compiler_options
 from fedfr_jax.types import Extra, PyTree, RoundResult
 
 
@@ -50,52 +48,25 @@ class LaneOutput(NamedTuple):
 
 
 REDUCTIONS = ("sum", "canonical")
-# XLA merges common subexpressions once more when it partitions for several devices, and
-# what is merged decides what is fused and so how it is rounded.
-SAME_BITS = "cse"
-_COLLECTOR = threading.Lock()  # held by the thread that has put it to rest
-# LLVM's highest level takes 15 % longer over a round, which then is no faster. And what
-# a loop does not change is better left in it: moved out, each of a frozen network's
-# vectors is a kernel of its own, a twelfth of the time that a deep round compiles.
-SOONER = {
-    "xla_backend_optimization_level": 2,
-    "xla_disable_hlo_passes": "while-loop-invariant-code-motion",
-}
 
 
 def build_round(
-    make: Callable, feed: Feed, mesh: Mesh, *, shards: int | None = None, **options
+    make: Callable,
+    feed: Feed,
+    mesh: Mesh,
+    *,
+    shards: int | None = None,
+    is_prepared: bool = False,
+    **options,
 ) -> Callable:
-    """`round_function` of the same arguments, compiled once, its `rows` donated."""
-    run = round_function(make, feed, mesh, shards=shards, **options)
-    asked = compiler_options(mesh, shards)
-    return jax.jit(run, donate_argnums=1, compiler_options=asked)
+    """`round_function` of the same arguments, compiled once, its `rows` donated.
 
-
-def compiler_options(mesh: Mesh, shards: int | None) -> dict:
-    """What a round on the mesh, reduced over `shards`, asks of the compiler.
-
-    What XLA_FLAGS sets stays; the canonical bits are always asked for.
+    Args:
+      is_prepared: see `compiler_options`.
     """
-    told = os.environ.get("XLA_FLAGS", "")
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
-    options = {k: v for k, v in SOONER.items() if is_cpu and k not in told}
-    if shards is not None:
-        passes = options.get("xla_disable_hlo_passes")
-        options["xla_disable_hlo_passes"] = ",".join(filter(None, [passes, SAME_BITS]))
-    return options
-
-
-def lowered(run, *arguments) -> jax.stages.Lowered:
-    """`run.lower(*arguments)` while the garbage collector rests, which saves time."""
-    if not (gc.isenabled() and _COLLECTOR.acquire(blocking=False)):
-        return run.lower(*arguments)
-    gc.disable()
-    try:
-        return run.lower(*arguments)
-    finally:
-        gc.enable()
-        _COLLECTOR.release()
+    run = round_function(make, feed, mesh, shards=shards, **options)
+    asked = compiler_options(mesh, shards, is_prepared)
+    return jax.jit(run, donate_argnums=1, compiler_options=asked)
 
 
 def round_function(

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Slots
-from fedfr_jax.federated.engine import lowered
+from fedfr_jax.federated.compiling import lowered
 from fedfr_jax.federated.memory import check_memory
 from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.store import Store

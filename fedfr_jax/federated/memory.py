@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.federated.engine import lowered
+from fedfr_jax.federated.compiling import lowered
 from fedfr_jax.types import PyTree
 
 GIB = 2**30

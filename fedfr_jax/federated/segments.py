@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Feed, Shard, Slots, Table
+from fedfr_jax.federated.compiling import compiler_options
 from fedfr_jax.federated.engine import (
-    compiler_options,
     next_server,
     over_shards,
     over_waves,
@@ -57,17 +57,25 @@ class Segments(NamedTuple):
 
 
 def build_segments(
-    make: Callable, feed: Feed, mesh: Mesh, *, shards: int | None = None, **options
+    make: Callable,
+    feed: Feed,
+    mesh: Mesh,
+    *,
+    shards: int | None = None,
+    is_prepared: bool = False,
+    **options,
 ) -> Segments:
     """`build_round` in several calls: `segment_functions`, compiled once each."""
     pieces = segment_functions(make, feed, mesh, shards=shards, **options)
-    return compiled(pieces, mesh, shards)
+    return compiled(pieces, mesh, shards, is_prepared)
 
 
-def compiled(pieces: Segments, mesh: Mesh, shards: int | None) -> Segments:
+def compiled(
+    pieces: Segments, mesh: Mesh, shards: int | None, is_prepared: bool
+) -> Segments:
     """The pieces, to be compiled once each; the `total` handed over is donated."""
     placed = meshes.over_clients(mesh)  # said, or the first segment compiles on its own
-    options = compiler_options(mesh, shards)
+    options = compiler_options(mesh, shards, is_prepared)
     return Segments(
         start=jax.jit(pieces.start, out_shardings=placed),
         run=jax.jit(

@@ -125,13 +125,17 @@ def simulation(
         offsets=offsets.astype(np.int32, copy=False),
         falling=population.largest(cohort_size),
     )
-    max_local = int(population.falling[0])
     if not callable(local_epochs):
         local_epochs = _by_round(local_epochs)
     make = lambda hyper: algorithm
+    sizes = {
+        "max_local": int(population.falling[0]),
+        "shards": fixed,
+        "is_prepared": algorithm.prepare is not None,
+    }
     segments = None
     if isinstance(table, Stream):
-        segments = build_segments(make, feed, mesh, max_local=max_local, shards=fixed)
+        segments = build_segments(make, feed, mesh, **sizes)
     return Simulation(
         algorithm=algorithm,
         feed=feed,
@@ -143,7 +147,7 @@ def simulation(
         lanes=lanes,
         seed=seed,
         shards=fixed,
-        run=build_round(make, feed, mesh, max_local=max_local, shards=fixed),
+        run=build_round(make, feed, mesh, **sizes),
         key=meshes.put(jax.random.key(seed), whole),
         hyper=(),
         segments=segments,

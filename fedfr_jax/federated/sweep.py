@@ -19,7 +19,8 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import sampling
 from fedfr_jax.federated.client import Feed, Population, Table
-from fedfr_jax.federated.engine import compiler_options, round_function
+from fedfr_jax.federated.compiling import compiler_options
+from fedfr_jax.federated.engine import round_function
 from fedfr_jax.federated.layout import lay_out, size_of
 from fedfr_jax.federated.model_axis import places, places_of_rows
 from fedfr_jax.federated.segments import (
@@ -92,10 +93,11 @@ def sweep(
         for h, s in zip(hypers, seeds, strict=True)
     )
     sizes = {"max_local": int(population.largest(1)[0]), "shards": sims[0].shards}
+    asked = sims[0].shards, sims[0].algorithm.prepare is not None
     segments = None
     if isinstance(table, Stream):
         pieces = segment_functions(make, feed, mesh, **sizes)
-        segments = compiled(over_members(pieces), mesh, sims[0].shards)
+        segments = compiled(over_members(pieces), mesh, *asked)
     one = round_function(make, feed, mesh, **sizes)
     stacked = jax.tree.map(lambda *x: np.asarray(x, np.float32), *hypers)
     key = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
@@ -105,7 +107,7 @@ def sweep(
         run=jax.jit(
             jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None, None, 0, 0)),
             donate_argnums=1,
-            compiler_options=compiler_options(mesh, sims[0].shards),
+            compiler_options=compiler_options(mesh, *asked),
         ),
         key=jax.device_put(key, whole),
         hyper=jax.device_put(stacked, whole),

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import Table, column
-from fedfr_jax.federated.engine import compiler_options, lowered
+from fedfr_jax.federated.compiling import compiler_options, lowered
 from fedfr_jax.federated.memory import guarded
 from fedfr_jax.federated.segments import play_segments
 from fedfr_jax.federated.simulation import Simulation, Work, assign, on_devices
@@ -76,7 +76,7 @@ def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -
     work = short_round(sims[0], server, store, cohort)
     facts = (
         *(lowered_text(sim, server, work) for sim in sims),
-        str(compiler_options(mesh, sims[0].shards)),
+        str(compiler_options(mesh, sims[0].shards, bool(sims[0].algorithm.prepare))),
         os.environ.get("XLA_FLAGS", ""),
         mesh.devices.flat[0].device_kind,
         processor(),

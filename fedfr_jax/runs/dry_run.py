@@ -24,7 +24,8 @@ from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import ms1m_order
 from fedfr_jax.data.sources.images import parse_size
 from fedfr_jax.data.sources.recordio import rec_path, write_stand_in
-from fedfr_jax.federated.engine import build_round, lowered
+from fedfr_jax.federated.compiling import lowered
+from fedfr_jax.federated.engine import build_round
 from fedfr_jax.federated.first_round import round_arguments
 from fedfr_jax.federated.store import VERSIONS
 from fedfr_jax.runs import step_cost
@@ -113,6 +114,7 @@ def lower(
         mesh,
         max_local=shapes.max_local,
         shards=federation.fixed_shards,
+        is_prepared=method.algorithm.prepare is not None,
     )
     return lowered(
         run,

@@ -261,6 +261,6 @@ def class_mean_start(embed: Callable) -> Callable:
 def backbone_features(model: Model) -> Callable:
     """(backbone variables, images) -> [B, D] in evaluation mode.
 
-    Traced once wherever it is called with the same shapes.
+    Traced once for each shape, mesh and setting of JAX, wherever it is called.
     """
     return jax.jit(lambda *arguments: model.apply(*arguments, False)[0], inline=True)

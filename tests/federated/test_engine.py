@@ -1,14 +1,11 @@
 """The engine against a plain loop over clients, and its known traps."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.federated import engine
 from fedfr_jax.federated.client import Population, Slots, Table, client_view
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.sampling import sample
@@ -265,20 +262,3 @@ def test_batches_of_an_epoch_visit_every_example_once():
     np.testing.assert_array_equal(np.sort(first), np.arange(17, 29))
     np.testing.assert_array_equal(np.sort(second), np.arange(17, 29))
     assert not np.array_equal(first, second)
-
-
-def test_what_is_asked_of_the_compiler_on_a_cpu_unless_the_user_says_other(monkeypatch):
-    level, passes = "xla_backend_optimization_level", "xla_disable_hlo_passes"
-    moved = "while-loop-invariant-code-motion"
-    mesh = lambda kind: types.SimpleNamespace(
-        devices=np.array([types.SimpleNamespace(platform=kind)])
-    )
-    asked = lambda kind, shards=None: engine.compiler_options(mesh(kind), shards)
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    assert asked("cpu") == {level: 2, passes: moved}
-    assert asked("cpu", 8) == {level: 2, passes: f"{moved},cse"}
-    assert asked("gpu") == {}
-    assert asked("gpu", 8) == {passes: "cse"}
-    monkeypatch.setenv("XLA_FLAGS", f"--{level}=0 --{passes}=dce")
-    assert asked("cpu") == {}
-    assert asked("cpu", 8) == {passes: "cse"}

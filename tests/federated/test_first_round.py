@@ -1,6 +1,5 @@
 """The first round is compiled once, beside what the server prepares for it."""
 
-import gc
 import threading
 
 import jax
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import memory, model_axis
-from fedfr_jax.federated.engine import lowered
 from fedfr_jax.federated.hard_negatives import prepare_features
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
@@ -120,25 +118,3 @@ def test_what_fails_on_the_thread_is_told_by_the_round():
     with pytest.raises(ZeroDivisionError, match="own fault"):
         play(sim, server, open_store(sim, server), 0)
     assert threads == ["compile", "MainThread"]
-
-
-@pytest.mark.parametrize("is_on", [True, False])
-def test_the_collector_rests_while_a_round_is_lowered_and_is_as_it_was(is_on):
-    def fine(x):
-        seen.append(gc.isenabled())
-        return x
-
-    def broken(x):
-        raise RuntimeError("of the algorithm")
-
-    seen, was_on = [], gc.isenabled()
-    (gc.enable if is_on else gc.disable)()
-    try:
-        lowered(jax.jit(fine), 1.0)
-        assert gc.isenabled() == is_on
-        with pytest.raises(RuntimeError, match="of the algorithm"):
-            lowered(jax.jit(broken), 1.0)
-        assert gc.isenabled() == is_on
-    finally:
-        (gc.enable if was_on else gc.disable)()
-    assert seen == [False]
