@@ -83,7 +83,7 @@ def over_client_devices(
     """`jax.shard_map` by hand over `clients`, `model` left to XLA.
 
     Where `model` has one device it is by hand too: otherwise JAX writes a constraint
-    behind every operation, nine thousand in a round of IResNet-50, for XLA to drop.
+    behind every operation, thousands in a deep round, for XLA to drop.
     """
     is_cut = mesh.shape[MODEL] > 1
     return jax.shard_map(

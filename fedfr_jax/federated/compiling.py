@@ -14,7 +14,7 @@ SAME_BITS = "cse"
 # LLVM's highest level takes 15 % longer over a round, which then is no faster.
 ENOUGH = 2
 # Moved out of a loop over batches, each vector of a frozen network is a kernel of its
-# own, a twelfth of the time that a deep round compiles; small steps gain by the pass.
+# own, which takes long to compile. Others keep the pass: small steps may gain by it.
 LEFT_IN_LOOPS = "while-loop-invariant-code-motion"
 
 
