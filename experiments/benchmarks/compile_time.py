@@ -103,9 +103,9 @@ def time_round(
     user, lost = os.times().user, stolen()
     begin = time.perf_counter()
     shapes = round_shapes(model, chosen, partition, federation, mesh)
-    compile = lambda: dry_run.lower(shapes, chosen, federation, mesh).compile()
+    program = dry_run.lower(shapes, chosen, federation, mesh)
     with ThreadPoolExecutor(1) as thread:
-        later = thread.submit(compile)
+        later = thread.submit(program.compile)
         if in_turn:
             later.result()
         if chosen.algorithm.prepare:

@@ -2,7 +2,8 @@
 
 What clients are handed depends on what the server selects for them; the shapes do not.
 So the round is lowered from shapes, and compiled on a thread of its own beside the
-compilation, and the run, of the preparation.
+compilation, and the run, of the preparation. It is lowered before anything else begins:
+its compilation is the longest, and starts on one core, which leaves the others free.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ def compiled_beside(
     Only for the first block, which ends when both are done, even if it fails. Nothing
     is compiled where the server prepares nothing or what JAX cannot trace, for a
     stream, whose shapes are known as it is read, and in a run of several processes.
-    What fails on the thread fails again, and is told, when the round is called.
+    What the compiler refuses fails again, and is told, when the round is called.
 
     Raises:
       MemoryError: when a round cannot fit, see `check_memory`.
@@ -47,10 +48,9 @@ def compiled_beside(
         return
     check_memory(sim, server, arguments[1])
     _BEGUN.add(sim.run)
-    own = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
-    own += (jax.config.jax_numpy_dtype_promotion,)
+    program = lowered(sim.run, *arguments)
     with ThreadPoolExecutor(1, "compile") as thread:
-        thread.submit(_compile, sim.run, arguments, *own)
+        thread.submit(program.compile)
         yield
 
 
@@ -76,16 +76,6 @@ def _first_arguments(sim, server, store, cohort):
         key=sim.key,
         hyper=sim.hyper,
     )
-
-
-def _compile(run, arguments, double, precision, promotion):
-    """On a thread, with what the caller's may have set for itself."""
-    with (
-        jax.enable_x64(double),
-        jax.default_matmul_precision(precision),
-        jax.numpy_dtype_promotion(promotion),
-    ):
-        lowered(run, *arguments).compile()
 
 
 def extra_shapes(sim, server: PyTree, cohort: Cohort) -> Extra:

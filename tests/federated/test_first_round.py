@@ -106,15 +106,26 @@ def test_a_round_that_cannot_fit_is_refused_before_anything_is_compiled(monkeypa
     assert not {"jit(run)", "jit(gathered)"} & {*found}
 
 
-def test_what_fails_on_the_thread_is_told_by_the_round():
-    threads = []
-
+def test_a_round_that_cannot_be_traced_fails_before_the_server_prepares():
     def client_update(*_):
-        threads.append(thread())
         raise ZeroDivisionError("a client's own fault")
 
     broken = lambda algorithm: algorithm._replace(client_update=client_update)
     sim, server = build("fedfr", change=broken)
-    with pytest.raises(ZeroDivisionError, match="own fault"):
+    with toys.compilations() as found, pytest.raises(ZeroDivisionError, match="own"):
         play(sim, server, open_store(sim, server), 0)
-    assert threads == ["compile", "MainThread"]
+    assert "jit(gathered)" not in found
+
+
+def test_what_the_compiler_refuses_on_the_thread_is_asked_for_again(monkeypatch):
+    refused = []
+
+    class Program:
+        def compile(self):
+            refused.append(thread())
+            raise MemoryError
+
+    place = "fedfr_jax.federated.first_round.lowered"
+    monkeypatch.setattr(place, lambda *_: Program())
+    assert first_round(*build("fedfr"))["jit(run)"] == ["MainThread"]
+    assert refused == ["compile"]

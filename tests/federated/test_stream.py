@@ -1,5 +1,6 @@
 """A streamed table gives what the table on the device gives, piece by piece."""
 
+import io
 import threading
 import time
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from PIL import Image
 
 from fedfr_jax.data.augment import decode
+from fedfr_jax.data.sources.recordio import recordio, write_face_set
 from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.features import build_embed
 from fedfr_jax.federated.layout import fit, room_for
@@ -225,15 +228,37 @@ def test_bad_settings_are_refused(wrong):
         stream(Reader(np.zeros((1, 2, 2, 1), np.uint8)), np.zeros(1), **wrong)
 
 
-def test_bytes_are_decoded_on_the_device():
-    images = np.random.default_rng(0).integers(256, size=(9, 4, 4, 1), dtype=np.uint8)
-    reader = Reader(images)
+def learned(table):
+    """The server after a round of two clients of three classes."""
     algorithm, variables = toys.fedavg_toy()
-    labels = np.arange(9, dtype=np.int32) % 3
     clients = Population(np.array([0, 4, 9]), np.full(2, 3, np.int32))
-    ends = []
-    for table in (stream(reader, labels, waves=1), toys.Table(images, labels)):
-        feed = Feed(4, decode, flip=0.5)
-        sim = simulation(algorithm, feed, table, clients, mesh=make_mesh(1))
-        ends.append(run(sim, start(sim, variables), rounds=1)[0])
-    assert_same(*ends)
+    feed = Feed(4, decode, flip=0.5)
+    sim = simulation(algorithm, feed, table, clients, mesh=make_mesh(1))
+    return run(sim, start(sim, variables), rounds=1)[0]
+
+
+def nine_images():
+    return np.random.default_rng(0).integers(256, size=(9, 4, 4, 1), dtype=np.uint8)
+
+
+def test_bytes_are_decoded_on_the_device():
+    images, labels = nine_images(), np.arange(9, dtype=np.int32) % 3
+    streamed = stream(Reader(images), labels, waves=1)
+    assert_same(learned(streamed), learned(toys.Table(images, labels)))
+
+
+def test_a_round_streams_from_recordio(tmp_path):
+    """Records are decoded as they are asked for: nothing is packed before."""
+
+    def png(image):
+        file = io.BytesIO()
+        Image.fromarray(image[..., 0]).save(file, "png")
+        return file.getvalue()
+
+    images, people = nine_images(), np.repeat(np.arange(6), [2, 1, 1, 2, 1, 2])
+    path = tmp_path / "train.rec"
+    write_face_set(path, list(map(png, images)), people, image_size=(4, 4))
+    records = recordio(path, channels=1)
+    labels = records.labels % 3  # of a client's own three
+    streamed = stream(records.read, labels, waves=1)
+    assert_same(learned(streamed), learned(toys.Table(images, labels)))
