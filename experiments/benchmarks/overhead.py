@@ -1,11 +1,13 @@
 """What a round costs beside arithmetic: one scalar, nothing to learn from it.
 
-    python experiments/benchmarks/overhead.py [--clients=1000] [--lanes=1] [--devices=1]
+    python experiments/benchmarks/overhead.py [--clients 1000 10000] [--lanes=1]
+        [--devices=1]
 
 Prints milliseconds per round, median and fastest, of the host's part (sampling,
 scheduling, copies, rows, metrics) and of the compiled call, which for an empty model is
-the engine's own: keys, batch indices and loops. Then what it takes to draw a cohort of
-256 from a million and from a billion clients.
+the engine's own: keys, batch indices and loops. A round of several thousand clients
+tells what each thousand takes, and what a round takes whatever its clients. Then what
+it takes to draw a cohort of 256 from a million and from a billion clients.
 """
 
 import argparse
@@ -20,7 +22,7 @@ import results_file
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10000])
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=200)
@@ -56,18 +58,30 @@ def empty(num_clients, num_devices, **options):
 
 
 def main():
-    """Print host, device and total milliseconds per round."""
+    """Print host, device and total milliseconds per round, then what sampling takes."""
     args = parse_arguments()
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "")
         + f" --xla_force_host_platform_device_count={args.devices}"
     )
+    rows = {}
+    for clients in args.clients:
+        rows |= rounds(clients, args)
+    for population in (10**6, 10**9):
+        micros, kib = sampling(population, 256)
+        print(f"256 of {population:,}: {micros:.0f} us, peak {kib:.0f} KiB")
+        rows[f"256 of {population}"] = {"fastest_us": micros, "peak_kib": kib}
+    results_file.write(args.out, rows)
+
+
+def rounds(clients: int, args) -> dict[str, dict[str, float]]:
+    """Milliseconds of rounds of all `clients`, by part."""
     import jax
 
     from fedfr_jax.federated.simulation import play
 
     sim, server, store = empty(
-        args.clients, args.devices, lanes=args.lanes, reduction=args.reduction
+        clients, args.devices, lanes=args.lanes, reduction=args.reduction
     )
     spent, inside, run = [], [], sim.run
 
@@ -86,20 +100,16 @@ def main():
         spent.append(1e3 * (time.perf_counter() - begin))
     spent, inside = spent[2:], inside[2:]
     host = [total - device for total, device in zip(spent, inside, strict=True)]
-    print(f"{jax.devices()[0].device_kind}, {vars(args)}")
     rows = {}
     for name, values in (("host", host), ("compiled", inside), ("total", spent)):
+        median, fastest = statistics.median(values), min(values)
         print(
-            f"{name:9} median {statistics.median(values):.2f} ms, "
-            f"fastest {min(values):.2f} ms"
+            f"{clients:6} clients, {name:9} median {median:.2f} ms, "
+            f"fastest {fastest:.2f} ms"
         )
-        median = statistics.median(values)
-        rows[f"{name} of a round"] = {"median_ms": median, "fastest_ms": min(values)}
-    for population in (10**6, 10**9):
-        micros, kib = sampling(population, 256)
-        print(f"256 of {population:,}: {micros:.0f} us, peak {kib:.0f} KiB")
-        rows[f"256 of {population}"] = {"fastest_us": micros, "peak_kib": kib}
-    results_file.write(args.out, rows)
+        row = {"median_ms": median, "fastest_ms": fastest}
+        rows[f"{name} of a round of {clients}"] = row
+    return rows
 
 
 def sampling(population: int, cohort: int) -> tuple[float, float]:
