@@ -22,7 +22,9 @@ import results_file
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10000])
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[1000, 10000], help="of a round"
+    )
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=200)
@@ -31,8 +33,9 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def empty(num_clients, num_devices, **options):
-    """A simulation of a model of one scalar; clients own one example each."""
+def empty(cohort_size, num_devices, **options):
+    """A simulation of a model of one scalar; every round draws half of the clients,
+    who own one example each."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -45,12 +48,14 @@ def empty(num_clients, num_devices, **options):
         del key
         return variables, {"steps": client.num_steps.astype(jnp.float32)}
 
+    num_clients = 2 * cohort_size
     sim = simulation(
         fedavg(train),
         Feed(1),
         Table(np.zeros((num_clients, 1), np.float32), np.zeros(num_clients, np.int32)),
         Population(np.arange(num_clients + 1), np.ones(num_clients, np.int32)),
         mesh=make_mesh(num_devices),
+        cohort_size=cohort_size,
         **options,
     )
     server = start(sim, {"params": {"x": jnp.zeros(())}, "batch_stats": {}})
@@ -75,7 +80,7 @@ def main():
 
 
 def rounds(clients: int, args) -> dict[str, dict[str, float]]:
-    """Milliseconds of rounds of all `clients`, by part."""
+    """Milliseconds of rounds of `clients`, by part."""
     import jax
 
     from fedfr_jax.federated.simulation import play

@@ -3,16 +3,21 @@
 Before the first compile only the least that a round can need is known: its personal
 rows, and a network of its own for each lane. The compiler then tells what else a round
 takes; what lies on the device already (server, table, arguments) is in use and not
-asked for again. The devices of a CPU share what the machine has available.
+asked for again. The devices of a CPU share what the machine has available, and so do
+the processes of a run that are on one machine. All processes ask together, and what one
+of them lacks all are refused: else the others would wait for it for ever.
 """
 
 import contextlib
 import pathlib
 import re
 import weakref
+import zlib
 from collections.abc import Callable, Iterator
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
@@ -20,8 +25,9 @@ from fedfr_jax import trees
 from fedfr_jax.federated.compiling import lowered
 from fedfr_jax.types import PyTree
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 MEMINFO = pathlib.Path("/proc/meminfo")  # of Linux
+BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")  # which machine this is
 # Compiled function -> {shapes of its arguments: what it needs}, of those let through.
 _NEEDS = weakref.WeakKeyDictionary()
 # Compiled function -> {lanes and shapes of personal rows}, of those let through.
@@ -95,7 +101,7 @@ def guarded(sim, run: Callable) -> Iterator[Callable]:
             needed = lowered(run, *arguments).compile().memory_analysis()
             free = free_bytes(sim.mesh)
             if None not in (needed, free) and sum(_fresh(needed)) > free:
-                raise MemoryError(_says(sim, needed))
+                raise MemoryError(_says(sim, needed, free))
             known[shapes] = needed
         return run(*arguments)
 
@@ -104,22 +110,47 @@ def guarded(sim, run: Callable) -> Iterator[Callable]:
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise MemoryError(_says(sim, needed)) from error
+        # The others of a run may be elsewhere, and cannot be asked what they have.
+        free = free_bytes(sim.mesh) if jax.process_count() == 1 else None
+        raise MemoryError(_says(sim, needed, free)) from error
 
 
 def free_bytes(mesh: Mesh) -> int | None:
     """Memory of a device that nothing holds; None where nobody says.
 
-    A CPU's devices each have their share of what the machine has available.
+    A CPU's devices each have their share of what the machine has available. Of several
+    processes, which must all ask, the least of what they have.
     """
     own = mesh.local_devices
     stats = own[0].memory_stats() or {}
     if "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+        return least(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
     if own[0].platform != "cpu" or not MEMINFO.exists():
-        return None
+        return least(None)
     found = re.search(r"^MemAvailable: +(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
-    return found and int(found[1]) * 1024 // len(own)
+    return least(found and int(found[1]) * 1024 // len(own), is_shared=True)
+
+
+def least(free: int | None, is_shared: bool = False) -> int | None:
+    """The least of every process' `free` bytes; None when one does not know.
+
+    Args:
+      is_shared: whether the processes on one machine share them.
+    """
+    if jax.process_count() == 1:
+        return free
+    machine = zlib.crc32(BOOT.read_bytes()) if BOOT.exists() else jax.process_index()
+    own = np.array([-1 if free is None else free // MIB, machine % 2**31], np.int32)
+    return least_of(multihost_utils.process_allgather(own), is_shared)
+
+
+def least_of(told: np.ndarray, is_shared: bool) -> int | None:
+    """`least` of what the processes tell each other: [P, 2] MiB, -1 if unknown, and
+    the machine."""
+    free, machines = told.astype(np.int64).T
+    if is_shared:
+        free = free // (machines[:, None] == machines[None]).sum(axis=1)
+    return None if free.min() < 0 else int(free.min()) * MIB
 
 
 def is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
@@ -133,7 +164,7 @@ def _fresh(needed) -> tuple[int, int]:
     return max(results, 0), needed.temp_size_in_bytes
 
 
-def _says(sim, needed) -> str:
+def _says(sim, needed, free) -> str:
     """What a round needs on a device, and how many lanes would fit."""
     if needed is None:
         return f"{_knobs(sim)}."
@@ -142,7 +173,6 @@ def _says(sim, needed) -> str:
         f"{_knobs(sim)}: a round needs {_gib(needed.argument_size_in_bytes)} for its "
         f"arguments, {_gib(results)} for its results and {_gib(working)} to train"
     )
-    free = free_bytes(sim.mesh)
     if free is None:
         return f"{says}."
     # What lanes share counts for each of them here, so that one lane needs no less.

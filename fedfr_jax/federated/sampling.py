@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-ROUNDS = 6
+STEPS = np.arange(6, dtype=np.uint32) * np.uint32(0x9E3779B9)  # of the network
 
 
 def _mix(x):
@@ -20,11 +20,15 @@ def _mix(x):
     return x ^ (x >> 16)
 
 
-def _feistel(x, key, a, b):
-    """One pass over the digits (x // b, x % b); a bijection of [0, ab)."""
+def _feistel(x, salts, a, b):
+    """One pass over the digits (x // b, x % b); a bijection of [0, ab).
+
+    Args:
+      salts: [6] uint32, `_mix(key + STEPS)`.
+    """
     high, low = x // b, x % b
-    for i in range(ROUNDS):
-        salt = _mix(key + np.uint32(0x9E3779B9 * i % 2**32))
+    for i in range(len(STEPS)):
+        salt = salts[i]
         if i % 2:
             low = (low + _mix(high ^ salt) % b) % b
         else:
@@ -47,9 +51,9 @@ def permute(key: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
     a = jnp.ceil(jnp.sqrt(n.astype(jnp.float32))).astype(jnp.uint32)
     b = (size + a - 1) // a
     x = index.astype(jnp.uint32)
-    inside = x < size
-    walk = lambda x: jnp.where(x < size, x, _feistel(x, key, a, b))
-    start = _feistel(jnp.where(inside, x, 0), key, a, b)
+    inside, salts = x < size, _mix(key + STEPS)
+    walk = lambda x: jnp.where(x < size, x, _feistel(x, salts, a, b))
+    start = _feistel(jnp.where(inside, x, 0), salts, a, b)
     end = jax.lax.while_loop(lambda x: jnp.any(x >= size), walk, start)
     return jnp.where(inside, end, x).astype(jnp.int32)
 
@@ -59,10 +63,10 @@ def permute_host(key: int, index: np.ndarray, n: int) -> np.ndarray:
     with np.errstate(over="ignore"):
         a = np.uint32(np.ceil(np.sqrt(n)))
         b = np.uint32((n + int(a) - 1) // int(a))
-        word = np.array([key % 2**32], np.uint32)
-        x = _feistel(np.asarray(index, np.uint32), word, a, b)
+        salts = _mix(np.uint32(key % 2**32) + STEPS)
+        x = _feistel(np.asarray(index, np.uint32), salts, a, b)
         while len(outside := np.flatnonzero(x >= n)):
-            x[outside] = _feistel(x[outside], word, a, b)
+            x[outside] = _feistel(x[outside], salts, a, b)
     return x.astype(np.int64)
 
 

@@ -7,8 +7,7 @@ segment before trains. Sums travel from segment to segment, one per shard, and a
 up at the end, so that a round gives what it gives in one call.
 """
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -66,25 +65,25 @@ def build_segments(
     **options,
 ) -> Segments:
     """`build_round` in several calls: `segment_functions`, compiled once each."""
-    pieces = segment_functions(make, feed, mesh, shards=shards, **options)
-    return compiled(pieces, mesh, shards, is_prepared)
+    functions = segment_functions(make, feed, mesh, shards=shards, **options)
+    return compiled(functions, mesh, shards, is_prepared)
 
 
 def compiled(
-    pieces: Segments, mesh: Mesh, shards: int | None, is_prepared: bool
+    functions: Segments, mesh: Mesh, shards: int | None, is_prepared: bool
 ) -> Segments:
-    """The pieces, to be compiled once each; the `total` handed over is donated."""
+    """The functions, to be compiled once each; the `total` handed over is donated."""
     placed = meshes.over_clients(mesh)  # said, or the first segment compiles on its own
     options = compiler_options(mesh, shards, is_prepared)
     return Segments(
-        start=jax.jit(pieces.start, out_shardings=placed),
+        start=jax.jit(functions.start, out_shardings=placed),
         run=jax.jit(
-            pieces.run,
+            functions.run,
             donate_argnums=0,
             out_shardings=placed,
             compiler_options=options,
         ),
-        finish=jax.jit(pieces.finish, compiler_options=options),
+        finish=jax.jit(functions.finish, compiler_options=options),
         rooms=set(),
     )
 
@@ -157,12 +156,12 @@ def segment_functions(
 
 def play_segments(
     segments: Segments, sim, server: PyTree, work, round: int
-) -> tuple[PyTree, tuple, float]:
+) -> tuple[PyTree, tuple]:
     """Train one round of a `Simulation` and its `Work`, segment by segment.
 
     Returns:
       (server, (rows [V', W, L, ...] of this process' shards, metrics {name: [K]}) in
-      host memory, seconds that the training waited for its input).
+      host memory).
     """
     size = size_of(sim, [work])
     layout = lay_out(work, sim.mesh.shape[meshes.CLIENTS], size)
@@ -176,10 +175,9 @@ def play_segments(
         (work.extra, np.int32(round), layout.order), meshes.replicated(sim.mesh)
     )
     shared = (extra, number, sim.key, sim.hyper)
-    server, rows, metrics, waited = train_all(
-        segments, sim.mesh, make, size.segments, server, order, shared
-    )
-    return server, (whole_rows(rows, layout, work), metrics), waited
+    loaded = pieces(sim, make, size.segments)
+    server, rows, metrics = train_all(segments, loaded, server, order, shared)
+    return server, (whole_rows(rows, layout, work), metrics)
 
 
 def part_of(layout: Layout, mesh: Mesh, size: Size, i: int, a: int) -> Part:
@@ -196,24 +194,26 @@ def rows_of(table: Stream, part: Part, examples: np.ndarray, rows: int) -> Table
     return read_rows(table, slots, starts, examples, rows)
 
 
-def train_all(
-    segments: Segments, mesh: Mesh, make: Callable, count: int, server, order, shared
-) -> tuple:
-    """Train segments 0, ..., count - 1, each made while the one before is trained.
+def pieces(sim, make: Callable, count: int) -> Iterator[tuple[Part, Table]]:
+    """Segments 0, ..., count - 1 on the devices of `sim`, each made while the one
+    before is trained.
 
     Args:
       make: (i, a) -> (`Part`, `Table`) of segment i on the a-th place, on the host.
+    """
+    load = lambda i: on_own_devices(sim.mesh, lambda a: make(i, a))
+    return ahead(load, count, sim.table.waits)
+
+
+def train_all(segments: Segments, loaded: Iterator, server, order, shared) -> tuple:
+    """Train the `pieces`, one after the other.
 
     Returns:
       (server, each segment's personal rows [A', w, L, ...] and the round's metrics in
-      host memory, seconds that the training waited for its input).
+      host memory).
     """
-    total, outputs, rows, waited = None, [], [], 0.0
-    loaded = ahead(lambda i: on_own_devices(mesh, lambda a: make(i, a)), count)
-    for _ in range(count):
-        begin = time.perf_counter()
-        part, table = next(loaded)
-        waited += time.perf_counter() - begin
+    total, outputs, rows = None, [], []
+    for part, table in loaded:
         if total is None:
             total = segments.start(server, part, table, shared)
         total, output = segments.run(total, server, part, table, shared)
@@ -225,7 +225,7 @@ def train_all(
     _, number, _, hyper = shared
     server, metrics = segments.finish(server, total, outputs, order, number, hyper)
     rows[-1:] = meshes.fetch_own(rows[-1:])
-    return server, rows, meshes.fetch(metrics), waited
+    return server, rows, meshes.fetch(metrics)
 
 
 def whole_rows(rows: list, layout: Layout, work) -> PyTree:

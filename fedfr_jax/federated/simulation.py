@@ -18,7 +18,7 @@ from fedfr_jax.federated.memory import check_memory, guarded
 from fedfr_jax.federated.schedule import Plan, schedule
 from fedfr_jax.federated.segments import Segments, build_segments, play_segments
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.stream import Stream, placed
+from fedfr_jax.federated.stream import Stream, placed, waited
 from fedfr_jax.types import Algorithm, Cohort, Extra, PyTree
 
 CANONICAL_SHARDS = 8
@@ -58,11 +58,11 @@ class Work(NamedTuple):
 class Outcome(NamedTuple):
     """What one round leaves for the log."""
 
-    ids: np.ndarray  # [K] int64, as in the cohort
+    ids: np.ndarray  # [K] int64, in the order of all other arrays
     metrics: dict[str, np.ndarray]  # {name: [K]}
     num_extra: np.ndarray  # [K] int32 examples added by the server
     plan: Plan
-    waited: float = 0.0  # seconds that the training waited for a Stream's input
+    waited: float = 0.0  # seconds that a Stream's input was waited for
 
 
 def simulation(
@@ -90,8 +90,8 @@ def simulation(
         of one per client.
       lanes: clients trained side by side on a device, L >= 1.
       reduction: sum (as fast as it gets; the last bits depend on the number of devices)
-        or canonical (they do not, nor on the order of the cohort; lanes still matter),
-        but for FedDANE's gradients, which are added up before the round.
+        or canonical (they do not, nor on the order of the cohort; lanes still matter;
+        FedDANE's gradients are added up before the round, as the devices are).
       shards: V of the canonical reduction, best a multiple of every number of devices
         that will be used; a cohort of K has places for K rounded up to V x lanes, and a
         device holds the sums of V / devices shards.
@@ -188,24 +188,24 @@ def play(
 def play_cohort(
     sim: Simulation, server: PyTree, store: Store, cohort: Cohort
 ) -> tuple[PyTree, Outcome]:
-    """`play` of clients that the caller has chosen, each once and in any order."""
+    """`play` of clients that the caller has chosen, each once and in any order: for
+    canonical sums, and in what comes of the round, in that of their ids."""
+    if sim.shards is not None:
+        cohort = cohort._replace(ids=np.sort(cohort.ids))
     with compiled_beside(sim, server, store, cohort):
         work = assign(sim, server, store, cohort)
     check_memory(sim, server, work.rows)
-    waited = 0.0
     if sim.segments:
         with guarded(sim, sim.segments.run) as run:
-            server, fetched, waited = play_segments(
-                sim.segments._replace(run=run), sim, server, work, cohort.round
-            )
+            segments = sim.segments._replace(run=run)
+            server, fetched = play_segments(segments, sim, server, work, cohort.round)
     else:
         with guarded(sim, sim.run) as run:
-            arguments = on_devices(sim, server, work, cohort.round)
-            server, rows, metrics = run(*arguments)
+            server, rows, metrics = run(*on_devices(sim, server, work, cohort.round))
             fetched = meshes.fetch_own(rows), meshes.fetch(metrics)
     metrics = put_away(store, work, cohort, fetched)
-    count = work.extra.num_examples
-    return server, Outcome(cohort.ids, metrics, count, work.plan, waited)
+    facts = metrics, work.extra.num_examples, work.plan, waited(sim.table)
+    return server, Outcome(cohort.ids, *facts)
 
 
 def on_devices(sim: Simulation, server: PyTree, work: Work, round: int) -> tuple:

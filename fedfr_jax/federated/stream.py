@@ -7,6 +7,7 @@ of several processes each reads for its own devices only.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -30,6 +31,7 @@ class Stream(NamedTuple):
     image: jax.ShapeDtypeStruct  # of one image
     memory: int
     waves: int
+    waits: list[float]  # seconds that the devices' work stood still for each piece
 
     @property
     def row_bytes(self) -> int:
@@ -63,7 +65,16 @@ def stream(
         )
     first = read(np.zeros(1, np.int64))
     image = jax.ShapeDtypeStruct(first.shape[1:], first.dtype)
-    return Stream(read, np.asarray(labels, np.int32), image, int(memory), waves)
+    return Stream(read, np.asarray(labels, np.int32), image, int(memory), waves, [])
+
+
+def waited(table: Table | Stream) -> float:
+    """Seconds of waiting for a stream's pieces since this was last asked, else 0."""
+    if not isinstance(table, Stream):
+        return 0.0
+    waits = table.waits[:]
+    table.waits.clear()
+    return sum(waits)
 
 
 def fits_devices(num_bytes: int, mesh: Mesh) -> bool:
@@ -87,12 +98,19 @@ def placed(table: Table | Stream, mesh: Mesh) -> Table | Stream:
     return meshes.put(table, meshes.replicated(mesh))
 
 
-def ahead(load: Callable[[int], PyTree], count: int) -> Iterator[PyTree]:
-    """load(0), ..., load(count - 1), each begun when the one before is handed out."""
+def ahead(
+    load: Callable[[int], PyTree], count: int, waits: list[float]
+) -> Iterator[PyTree]:
+    """load(0), ..., load(count - 1), each begun when the one before is handed out.
+
+    Seconds of waiting for each are added to `waits`.
+    """
     with ThreadPoolExecutor(1, "stream") as reader:
         later = reader.submit(load, 0)
         for i in range(1, count + 1):
+            begin = time.perf_counter()
             value = later.result()
+            waits.append(time.perf_counter() - begin)
             later = reader.submit(load, i) if i < count else None
             yield value
 
@@ -136,4 +154,4 @@ def blocks(table: Stream, rows: np.ndarray, mesh: Mesh, batch_size: int) -> Iter
     rows = rows.reshape(count, num_devices, size)
     of = lambda rows: Table(table.read(rows), table.labels[rows])
     load = lambda i: on_own_devices(mesh, lambda a: of(rows[i, a]))
-    return ahead(load, count)
+    return ahead(load, count, table.waits)

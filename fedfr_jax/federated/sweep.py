@@ -22,11 +22,13 @@ from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.compiling import compiler_options
 from fedfr_jax.federated.engine import round_function
 from fedfr_jax.federated.layout import lay_out, size_of
+from fedfr_jax.federated.memory import guarded
 from fedfr_jax.federated.model_axis import places, places_of_rows
 from fedfr_jax.federated.segments import (
     Segments,
     compiled,
     part_of,
+    pieces,
     rows_of,
     segment_functions,
     train_all,
@@ -41,7 +43,7 @@ from fedfr_jax.federated.simulation import (
     simulation,
 )
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.stream import Stream, placed
+from fedfr_jax.federated.stream import Stream, placed, waited
 from fedfr_jax.types import Cohort, PyTree
 
 
@@ -96,8 +98,8 @@ def sweep(
     asked = sims[0].shards, sims[0].algorithm.prepare is not None
     segments = None
     if isinstance(table, Stream):
-        pieces = segment_functions(make, feed, mesh, **sizes)
-        segments = compiled(over_members(pieces), mesh, *asked)
+        functions = segment_functions(make, feed, mesh, **sizes)
+        segments = compiled(over_members(functions), mesh, *asked)
     one = round_function(make, feed, mesh, **sizes)
     stacked = jax.tree.map(lambda *x: np.asarray(x, np.float32), *hypers)
     key = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
@@ -115,16 +117,16 @@ def sweep(
     )
 
 
-def over_members(pieces: Segments) -> Segments:
+def over_members(functions: Segments) -> Segments:
     """The pieces of S rounds; in what the devices cut, S is the second axis.
 
     They share a table, in which `starts` say where a member's rows lie.
     """
     shared = (0, None, 0, 0)  # (extra, round, key, hyper)
     return Segments(
-        start=jax.vmap(pieces.start, (0, 1, None, shared), 1),
-        run=jax.vmap(pieces.run, (1, 0, 1, None, shared), 1),
-        finish=jax.vmap(pieces.finish, (0, 1, 1, 0, None, 0)),
+        start=jax.vmap(functions.start, (0, 1, None, shared), 1),
+        run=jax.vmap(functions.run, (1, 0, 1, None, shared), 1),
+        finish=jax.vmap(functions.finish, (0, 1, 1, 0, None, 0)),
     )
 
 
@@ -149,7 +151,11 @@ def member(servers: PyTree, s: int) -> PyTree:
 def play_sweep(
     runs: Sweep, servers: PyTree, stores: Sequence[Store], round: int
 ) -> tuple[PyTree, list[Outcome]]:
-    """`play` of every member at once: -> (servers [S, ...], an outcome each)."""
+    """`play` of every member at once: -> (servers [S, ...], an outcome each).
+
+    Raises:
+      MemoryError: when lanes of all members do not fit, see `guarded`.
+    """
     sims, works, cohorts = runs.sims, [], []
     for s, sim in enumerate(sims):
         ids = sampling.sample(
@@ -158,17 +164,17 @@ def play_sweep(
         cohorts.append(Cohort(ids, round))
         works.append(assign(sim, member(servers, s), stores[s], cohorts[s]))
     train = _in_segments if runs.segments else _at_once
-    servers, fetched, waited = train(runs, servers, works, round)
-    outcomes = []
+    servers, fetched = train(runs, servers, works, round)
+    outcomes, stood = [], waited(sims[0].table)
     for s, (work, cohort) in enumerate(zip(works, cohorts, strict=True)):
         found = put_away(stores[s], work, cohort, fetched[s])
         count = work.extra.num_examples
-        outcomes.append(Outcome(cohort.ids, found, count, work.plan, waited))
+        outcomes.append(Outcome(cohort.ids, found, count, work.plan, stood))
     return servers, outcomes
 
 
 def _at_once(runs, servers, works, round):
-    """-> (servers [S, ...], each member's (rows, metrics) in host memory, 0)."""
+    """-> (servers [S, ...], each member's (rows, metrics) in host memory)."""
     sim = runs.sims[0]
     inputs = [(work.rows, work.slots, work.order, work.extra) for work in works]
     rows, slots, order, extra = _stacked(inputs)
@@ -177,15 +183,16 @@ def _at_once(runs, servers, works, round):
     order, extra, number = jax.device_put(
         (order, extra, np.int32(round)), meshes.replicated(sim.mesh)
     )
-    servers, *fetched = runs.run(
-        servers, rows, slots, order, extra, sim.table, number, runs.key, runs.hyper
-    )
-    fetched = jax.device_get(fetched)
-    return servers, [member(fetched, s) for s in range(len(works))], 0.0
+    with guarded(sim, runs.run) as run:
+        servers, *fetched = run(
+            servers, rows, slots, order, extra, sim.table, number, runs.key, runs.hyper
+        )
+        fetched = jax.device_get(fetched)
+    return servers, [member(fetched, s) for s in range(len(works))]
 
 
 def _in_segments(runs, servers, works, round):
-    """`_at_once`, segment by segment, and the seconds that it waited for its input."""
+    """`_at_once`, segment by segment."""
     sim = runs.sims[0]
     source = table_of_members(runs.sims, works)
     size = size_of(sim, works, max(source) + 1)
@@ -213,14 +220,15 @@ def _in_segments(runs, servers, works, round):
         (order, extra, np.int32(round)), meshes.replicated(sim.mesh)
     )
     shared = (extra, number, runs.key, runs.hyper)
-    servers, rows, metrics, waited = train_all(
-        runs.segments, sim.mesh, make, size.segments, servers, order, shared
-    )
+    with guarded(sim, runs.segments.run) as run:
+        segments = runs.segments._replace(run=run)
+        loaded = pieces(sim, make, size.segments)
+        servers, rows, metrics = train_all(segments, loaded, servers, order, shared)
     fetched = []
     for s, (layout, work) in enumerate(zip(layouts, works, strict=True)):
         own = [jax.tree.map(lambda x, s=s: x[:, s], part) for part in rows]
         fetched.append((whole_rows(own, layout, work), member(metrics, s)))
-    return servers, fetched, waited
+    return servers, fetched
 
 
 def table_of_members(sims: Sequence[Simulation], works: Sequence) -> list[int]:

@@ -6,8 +6,9 @@ then the fastest of them on fewer devices, and there with more lanes if fewer wi
 remembers the answer in a JSON file under the user's cache folder, keyed by a hash of
 the lowered rounds (model, algorithm, batch, mesh), the machine and JAX's version:
 whatever changes the programs is measured anew. What the server prepares does not count.
-A run keeps its own choice, because the last bits depend on it. Of several processes the
-first one's clock and files decide.
+A run keeps its own choice, because the last bits depend on it; with canonical sums,
+which are to be the same everywhere, nothing is measured and one lane taken. Of several
+processes the first one's clock and files decide.
 """
 
 import contextlib
@@ -93,6 +94,8 @@ def tune(
     few, fits = space.lanes_for(first), True
     if not best and len(space.lowerings) == len(few) == 1 and not space.devices:
         best, why = Setting(lanes=few[0]), "the only choice"
+    if not best and first.shards is not None:
+        best, why = Setting(), "a number for canonical sums: other lanes, other bits"
     if not best:
         best, why, fits = _measured(make, server, store, first, space, say)
     if kept and fits:

@@ -214,7 +214,7 @@ def _streamed(steps: Steps, mesh: Mesh) -> Callable:
         of = lambda rows: Table(table.read(rows), table.labels[rows])
         load = lambda i: on_own_devices(mesh, lambda a: of(rows[a, i]))
         sums = None
-        for i, images in enumerate(ahead(load, rows.shape[1])):
+        for i, images in enumerate(ahead(load, rows.shape[1], [])):
             if sums is None:
                 sums = begin(state.variables, images, epoch)
             first, last = i * size, min((i + 1) * size, steps.num_steps)

@@ -180,6 +180,22 @@ def test_the_devices_of_a_cpu_share_what_the_machine_has_available(
     assert memory.free_bytes(meshes.make_mesh(1)) is None
 
 
+@pytest.mark.parametrize(
+    "free, machines, is_shared, expected",
+    [
+        ([100, 90], [7, 7], True, 45),  # each will take its part
+        ([100, 90, 40], [7, 7, 8], True, 40),
+        ([100, 90], [7, 7], False, 90),  # an accelerator of its own each
+        ([100, -1], [7, 8], True, None),
+    ],
+)
+def test_processes_have_what_the_poorest_of_them_has(
+    free, machines, is_shared, expected
+):
+    found = memory.least_of(np.array([free, machines]).T, is_shared)
+    assert found == (expected and expected * 2**20)
+
+
 def test_an_accelerator_is_asked_for_its_own_memory_only():
     def free(stats):
         device = SimpleNamespace(memory_stats=lambda: stats, platform="gpu")

@@ -28,18 +28,22 @@ SHAPE, BATCH, PUBLIC, CLASSES = (8, 8, 3), 4, 160, 128
 SIZES = np.array([8, 3, 5, 13])  # and as many public images as are similar
 
 
-def build(num_model_shards):
+def small():
+    return iresnet(SHAPE, widths=(32,), blocks=(1,), embedding_dim=32)
+
+
+def build(num_model_shards, network=small, batch=BATCH, **options):
     """FedFR on a small IResNet, four clients on 2 x `num_model_shards` devices."""
-    network = iresnet(SHAPE, widths=(32,), blocks=(1,), embedding_dim=32)
-    model = model_axis.gathered(network)
-    method = federated_faces(model, num_classes=CLASSES, learning_rate=0.01)
+    model = model_axis.gathered(network())
+    options = {"learning_rate": 0.01, **options}
+    method = federated_faces(model, num_classes=CLASSES, **options)
     random = np.random.default_rng(0)
     count = SIZES.sum() + PUBLIC
-    images = random.integers(0, 256, (count, *SHAPE), dtype=np.uint8)
+    images = random.integers(0, 256, (count, *model.image_shape), dtype=np.uint8)
     labels = np.arange(count, dtype=np.int32) % CLASSES
     sim = simulation(
         method.algorithm,
-        Feed(BATCH, decode, flip=0.5),
+        Feed(batch, decode, flip=0.5),
         Table(images, labels),
         Population(np.r_[0, np.cumsum(SIZES)], np.full(4, CLASSES, np.int32)),
         mesh=meshes.make_mesh(2, num_model_shards),
@@ -81,6 +85,26 @@ def test_a_network_over_four_devices_learns_what_one_device_does():
     close = lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-8)
     cut, whole = two_rounds(4), two_rounds(1)
     jax.tree.map(close, cut[:2], whole[:2])
+
+
+@pytest.mark.slow
+def test_iresnet100_over_four_devices_takes_the_step_that_one_device_takes():
+    """In float32, so after a single step: FedAvg, 65 million parameters."""
+    network = lambda: iresnet((16, 16, 3), depth=100)
+    plain = {"public": False, "contrastive_weight": 0.0, "branch": None}
+    ends, apart = [], lambda x, y: np.abs(x - y).max()
+    for shards in (4, 1):
+        sim, server = build(shards, network, batch=16, **plain)
+        before = jax.device_get(server)
+        server, _ = play(sim, server, open_store(sim, server), 0)
+        ends.append(jax.device_get(server))
+        del sim, server
+    errors = jax.tree.leaves(jax.tree.map(apart, *ends))
+    moves = jax.tree.leaves(jax.tree.map(apart, ends[1], before))
+    assert sum(x.size for x in jax.tree.leaves(ends[1])) > 6e7
+    assert max(moves) > 1e-3
+    for error, move in zip(errors, moves, strict=True):
+        assert error <= 1e-3 * move + 1e-7
 
 
 def test_no_operation_of_a_round_waits_for_all_devices_in_a_loop():

@@ -6,16 +6,23 @@ import jax
 import numpy as np
 import pytest
 
+from fedfr_jax.data.augment import decode
+from fedfr_jax.federated import model_axis
+from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.sampling import sample
 from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.simulation import (
     open_store,
+    play,
     play_cohort,
     simulation,
     start,
 )
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import iresnet
+from fedfr_jax.tasks.methods import federated_faces
 from fedfr_jax.types import Cohort
+from tests.contracts import test_algorithms as contracts
 from tests.federated import toys
 from tests.federated.test_engine import assert_close, build, run
 
@@ -67,6 +74,51 @@ def test_canonical_bits_do_not_depend_on_the_number_of_devices(name, lanes):
 def test_canonical_bits_do_not_depend_on_the_order_of_arrival():
     forward = play_canonical("fedfr", 2, shards=2)
     assert digest(forward) == digest(play_canonical("fedfr", 2, shards=2, flip=True))
+
+
+def test_fedatt_weighs_uploads_alike_in_any_order_of_arrival():
+    """Its server sums over the cohort's networks, not over clients' sums."""
+    sim = contracts.simulated("fedatt", 2, 1, reduction="canonical", shards=4)
+    server = start(sim, contracts.MEMBERS["fedatt"].variables)
+    ids, ends = np.arange(contracts.COHORT), []
+    for order in (ids, ids[::-1]):
+        end, outcome = play_cohort(
+            sim, server, open_store(sim, server), Cohort(order, 0)
+        )
+        np.testing.assert_array_equal(outcome.ids, ids)
+        ends.append(digest((jax.device_get(end), outcome.metrics)))
+    assert ends[0] == ends[1]
+
+
+def play_network(devices, num_rounds=2):
+    """The end of FedFR on a small IResNet: convolutions, batch norms, equal blocks."""
+    network = iresnet((16, 16, 3), widths=(8, 16), blocks=(3, 2), embedding_dim=16)
+    model = model_axis.gathered(network)
+    method = federated_faces(model, num_classes=12, learning_rate=0.01)
+    random, sizes = np.random.default_rng(0), np.array([8, 3, 5, 13, 6])
+    count = sizes.sum() + 40
+    images = random.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+    sim = simulation(
+        method.algorithm,
+        Feed(4, decode, flip=0.5),
+        Table(images, np.arange(count, dtype=np.int32) % 12),
+        Population(np.r_[0, np.cumsum(sizes)], np.full(5, 12, np.int32)),
+        mesh=make_mesh(devices),
+        reduction="canonical",
+    )
+    phi = jax.random.normal(jax.random.key(2), (40, 16))
+    server = start(sim, method.start(jax.jit(model.init)(jax.random.key(1)), phi))
+    store = open_store(sim, server)
+    for r in range(num_rounds):
+        server, _ = play(sim, server, store, r)
+    return jax.device_get(server), store.gather(np.arange(5))[0]
+
+
+@pytest.mark.slow
+def test_canonical_bits_of_a_convolutional_network_do_not_depend_on_the_devices():
+    first, *others = (play_network(n) for n in (1, 2, 4, 8))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(first))
+    assert {digest(state) for state in others} == {digest(first)}
 
 
 def test_devices_beyond_or_beside_the_shards_change_no_bit_either():

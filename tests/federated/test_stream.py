@@ -118,6 +118,22 @@ def test_only_rows_of_the_cohort_are_read():
     np.testing.assert_array_equal(np.sort(np.concatenate(reader.seen)), own)
 
 
+def test_waiting_for_what_the_server_prepares_counts():
+    class Slow(Reader):
+        def __call__(self, rows):
+            if not self.seen:
+                time.sleep(0.2)
+            return super().__call__(rows)
+
+    reader = Slow(toys.problem()[0].images)
+    sim, server = build("fedfr", streamed={}, reader=reader)
+    reader.seen.clear()  # the next reading is for the features
+    store = open_store(sim, server)
+    server, first = play(sim, server, store, 0)
+    _, second = play(sim, server, store, 1)
+    assert 0 < second.waited < 0.2 <= first.waited
+
+
 def test_rounds_compile_once_whatever_the_cohort_and_its_hard_negatives():
     most = [6, 3, 8, 1, 7, 5, toys.NUM_PUBLIC, 5, toys.NUM_PUBLIC]
     assert toys.NUM_PUBLIC > toys.SIZES.max()  # so that the room follows the rounds
@@ -180,15 +196,16 @@ def test_room_for_added_examples_is_their_limit_or_a_power_of_two_that_is_kept()
 
 
 def test_the_next_piece_is_loaded_while_the_one_before_is_used():
-    events = []
+    events, waits = [], []
 
     def load(i):
         events.append(("load", i, threading.get_ident()))
         return i
 
-    for i in ahead(load, 3):
+    for i in ahead(load, 3, waits):
         time.sleep(0.05)
         events.append(("use", i, threading.get_ident()))
+    assert len(waits) == 3 and min(waits) >= 0
     names = [event[:2] for event in events]
     assert names.index(("load", 1)) < names.index(("use", 0))
     assert names.index(("load", 2)) > names.index(("use", 0))

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from fedfr_jax.federated import memory
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
 from fedfr_jax.federated.layout import size_of
@@ -146,6 +147,14 @@ def test_a_sweep_equals_separate_runs(name, mesh, options):
         leaves = [jax.tree.leaves(members[s][0]) for s in (0, other)]
         apart = [np.abs(x - y).max() for x, y in zip(*leaves, strict=True)]
         assert max(apart) > 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, STREAM], ids=["resident", "stream"])
+def test_members_that_do_not_fit_together_are_refused(options, monkeypatch):
+    runs = build("fedavg", **options)
+    monkeypatch.setattr(memory, "free_bytes", lambda mesh: 1)
+    with pytest.raises(MemoryError, match="got 1.* a round needs .* GiB to train"):
+        play_sweeps(runs, "fedavg")
 
 
 def assigned(runs):

@@ -11,6 +11,8 @@ import pytest
 
 from fedfr_jax import trees
 from fedfr_jax.federated import memory, timing, tuning
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
 from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.federated.stream import stream
@@ -47,6 +49,8 @@ class Toy:
             mesh=first_devices(sim.mesh, setting.devices),
             cohort_size=sim.cohort_size,
             lanes=setting.lanes,
+            reduction="canonical" if sim.shards else "sum",
+            shards=sim.shards or 8,
         )
         self.settings[made.run] = setting
         return made
@@ -138,6 +142,14 @@ def test_settings_that_do_not_fit_give_way_to_fewer_devices(tmp_path, monkeypatc
     nowhere.tune(lanes=(1,), kept=kept)
     known = json.loads((tmp_path / "fedfr_jax" / "tuned.json").read_text())
     assert len(known) == 1 and not kept.exists()  # it may find more memory later
+
+
+def test_nothing_is_measured_for_canonical_sums(monkeypatch):
+    """Whose bits would depend on the lanes that won on this machine."""
+    toy, said = Toy(monkeypatch), []
+    toy.sim = toy.sim._replace(shards=1)  # `make` then asks for canonical sums
+    assert toy.tune(say=said.append) == Setting()
+    assert not toy.timed and "lanes: 1 (a number for canonical sums" in said[0]
 
 
 def test_a_single_choice_is_taken_as_it_is(monkeypatch):
@@ -328,18 +340,22 @@ def test_a_damaged_or_missing_cache_stops_no_run(tmp_path, monkeypatch):
 
 def test_the_fingerprint_knows_every_lowering_and_the_flags(monkeypatch):
     toy = Toy(monkeypatch)
-    sim, table = toy.sim, toy.sim.table
-    other = simulation(  # as another lowering: the same shapes, another program
-        sim.algorithm,
-        sim.feed._replace(shuffle=False),
-        table,
-        sim.population,
-        mesh=sim.mesh,
-        cohort_size=sim.cohort_size,
-    )
+    sim = toy.sim
+
+    def like(algorithm, feed):
+        options = {"mesh": sim.mesh, "cohort_size": sim.cohort_size}
+        return simulation(algorithm, feed, sim.table, sim.population, **options)
+
+    # As another lowering: the same shapes, another program.
+    other = like(sim.algorithm, sim.feed._replace(shuffle=False))
     name = lambda *sims: timing.fingerprint(sims, toy.server, toy.store)
     names = {name(sim, sim), name(sim, other), name(sim, sim)}
     assert len(names) == 2
+    train = local_sgd(
+        toys.norm_loss, sgd(momentum=0.8, weight_decay=1e-2), step_decay(0.2, every=2)
+    )
+    faster = like(fedavg(train), sim.feed)  # other numbers: the program takes as long
+    assert name(faster, faster) == name(sim, sim)
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=1")
     assert name(sim, sim) not in names
 

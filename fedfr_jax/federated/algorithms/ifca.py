@@ -3,9 +3,8 @@
 IFCA, Ghosh et al. 2020, arXiv:2006.04088, algorithm 1 (model averaging): a client takes
 the model of least loss over its examples and trains it. FeSEM, Xie et al. 2021,
 arXiv:2005.01026, algorithm 1: a client trains the model of its group, then joins the
-group whose model is nearest to what came out; a new client's group is drawn. Either
-way a model becomes the equal mean of its clients' models, in one streamed sum over
-[J, ...], and stays as it is when nobody chose it.
+group whose model is nearest to it; a new client's group is drawn. A model becomes the
+equal mean of its clients' models, in one streamed sum over [J, ...], or stays.
 """
 
 from collections.abc import Callable
