@@ -1,14 +1,19 @@
 """Round time and memory against the size of the population, rows of 10 x 64 floats.
 
-    python experiments/benchmarks/population.py [--cohort=256] [--rounds=40]
+    python experiments/benchmarks/population.py [--cohort=256] [--rounds=100]
 
-One process per population, 10,000 and 1,000,000 clients in turns; prints milliseconds a
-round (median, after warm-up), peak resident memory, seconds to open the store, and the
-ratio of the last to the first. A client owns one example of four bytes, so that what
-could grow is the store, the sampling and the schedule.
+10,000 and 1,000,000 clients. A client owns one example of four bytes, so that what
+could grow is the store, the sampling and the schedule. Peak resident memory and the
+seconds to open a new store, and one with rows whose files have left the page cache, are
+those of a process of its own per population. Rounds are timed in one process, in turns:
+milliseconds until the round is back (median and fastest), and until its rows are
+written, which in a run is beside the next round. The rounds are played once before they
+are timed, so that in either population every client of a cohort has a row to read.
+Prints also the ratios of the last population to the first.
 """
 
 import argparse
+import gc
 import json
 import resource
 import statistics
@@ -18,20 +23,26 @@ import tempfile
 import time
 
 import results_file
+from streaming import drop_from_cache
+
+OPENINGS, ROUNDS_ALONE = 5, 40
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cohort", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=100, help="in turns")
+    parser.add_argument("--repeats", type=int, default=4, help="of the rounds, timed")
     parser.add_argument("--populations", type=int, nargs="+", default=[10**4, 10**6])
-    parser.add_argument("--one", type=int, default=0, help="measure it, print JSON")
+    parser.add_argument("--one", type=int, default=0, help="alone, print JSON")
     results_file.add_flag(parser)
     return parser.parse_args()
 
 
-def measure(num_clients: int, cohort: int, rounds: int) -> dict:
-    """One population, in this process."""
+def build(num_clients: int, cohort: int):
+    """(simulation, server) of one population."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -39,7 +50,7 @@ def measure(num_clients: int, cohort: int, rounds: int) -> dict:
     from fedfr_jax.federated.algorithms.fedavg import fedavg
     from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
     from fedfr_jax.federated.client import Feed, Population, Table
-    from fedfr_jax.federated.simulation import open_store, play, simulation, start
+    from fedfr_jax.federated.simulation import simulation, start
     from fedfr_jax.mesh import make_mesh
 
     def loss(variables, batch, key):
@@ -61,23 +72,95 @@ def measure(num_clients: int, cohort: int, rounds: int) -> dict:
         cohort_size=cohort,
     )
     params = {"body": jnp.ones((4, 64)), "head": jnp.zeros((10, 64))}
-    server = start(sim, {"params": params, "batch_stats": {}})
-    spent = []
+    return sim, start(sim, {"params": params, "batch_stats": {}})
+
+
+def alone(num_clients: int, cohort: int) -> dict:
+    """Memory and openings of one population, in this process."""
+    from fedfr_jax.federated.simulation import open_store, play
+
+    sim, server = build(num_clients, cohort)
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(sim, server, folder)
+        for round in range(ROUNDS_ALONE):
+            server, _ = play(sim, server, store, round)
+        store.flush(ROUNDS_ALONE)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        del store
+        opened = [open_new(sim, server) for _ in range(OPENINGS)]
+        reopened = [reopen(sim, server, folder) for _ in range(OPENINGS)]
+    return {
+        "clients": num_clients,
+        "peak_mib": peak,
+        "open_seconds": statistics.median(opened),
+        "reopen_seconds": statistics.median(reopened),
+    }
+
+
+def open_new(sim, server) -> float:
+    """Seconds to make a store."""
+    from fedfr_jax.federated.simulation import open_store
+
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         store = open_store(sim, server, folder)
-        opened = time.perf_counter() - begin
-        for round in range(rounds + 3):
-            begin = time.perf_counter()
-            server, _ = play(sim, server, store, round)
-            spent.append(1e3 * (time.perf_counter() - begin))
-        store.flush(rounds)
+        seconds = time.perf_counter() - begin
+        del store  # not within the time
+    return seconds
+
+
+def reopen(sim, server, folder) -> float:
+    """Seconds to open a store that has rows, from the disk."""
+    from fedfr_jax.federated.simulation import open_store
+
+    gc.collect()  # of an earlier store, which would keep its stamps mapped
+    drop_from_cache(folder)
+    begin = time.perf_counter()
+    store = open_store(sim, server, folder, resume_round=ROUNDS_ALONE)
+    seconds = time.perf_counter() - begin
+    del store  # not within the time
+    return seconds
+
+
+def in_turns(args) -> dict[int, dict]:
+    """{population: milliseconds of a round}, one round of each after the other."""
+    from fedfr_jax.federated.simulation import open_store
+
+    runs, spent = {}, {number: [] for number in args.populations}
+    for number in args.populations:
+        sim, server = build(number, args.cohort)
+        runs[number] = sim, server, open_store(sim, server)
+    for repeat in range(1 + args.repeats):
+        for round in range(args.rounds):
+            for number in args.populations[:: 1 if round % 2 else -1]:
+                runs[number], took = play_round(runs[number], round)
+                spent[number] += [took] if repeat else []
+        for _, _, store in runs.values():
+            store.flush(args.rounds)  # else it would be written back while timing
+    return {number: summarize(times) for number, times in spent.items()}
+
+
+def play_round(run, round: int):
+    """(run after the round, (ms until it was back, ms until its rows were written))."""
+    from fedfr_jax.federated.simulation import play
+
+    sim, server, store = run
+    begin = time.perf_counter()
+    server, _ = play(sim, server, store, round)
+    back = time.perf_counter()
+    store.settle()
+    written = time.perf_counter()
+    return (sim, server, store), (1e3 * (back - begin), 1e3 * (written - begin))
+
+
+def summarize(times: list[tuple[float, float]]) -> dict[str, float]:
+    """Median and fastest of a population's rounds."""
+    back, written = zip(*times, strict=True)
     return {
-        "clients": num_clients,
-        "round_ms": statistics.median(spent[3:]),
-        "fastest_ms": min(spent[3:]),
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "open_seconds": opened,
+        "round_ms": statistics.median(back),
+        "fastest_ms": min(back),
+        "written_ms": statistics.median(written),
+        "rounds": len(times),
     }
 
 
@@ -85,15 +168,17 @@ def main():
     """Print a row per population, and the ratios."""
     args = parse_arguments()
     if args.one:
-        return print(json.dumps(measure(args.one, args.cohort, args.rounds)))
+        return print(json.dumps(alone(args.one, args.cohort)))
     rows = []
-    for number in args.populations:
+    for number in args.populations:  # first: a process inherits the peak of its parent
         command = [sys.executable, __file__, f"--one={number}"]
-        command += [f"--cohort={args.cohort}", f"--rounds={args.rounds}"]
-        out = subprocess.run(command, check=True, capture_output=True, text=True)
+        command += [f"--cohort={args.cohort}"]
+        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         rows.append(json.loads(out.stdout.splitlines()[-1]))
-        print(rows[-1], flush=True)
-    names = ("round_ms", "fastest_ms", "peak_mib")
+    times = in_turns(args)
+    rows = [{**row, **times[row["clients"]]} for row in rows]
+    print(*rows, sep="\n")
+    names = ("round_ms", "fastest_ms", "written_ms", "peak_mib")
     ratios = {name: rows[-1][name] / rows[0][name] for name in names}
     for name, ratio in ratios.items():
         print(f"{name}: x{ratio:.3f}")

@@ -4,7 +4,7 @@ import datetime
 import json
 import os
 import pathlib
-import platform
+import re
 import subprocess
 import sys
 
@@ -39,11 +39,22 @@ def facts() -> dict:
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
         "cores": len(os.sched_getaffinity(0)),
-        "machine": platform.machine(),
+        "machine": machine(),
     }
 
 
 def commit() -> str:
-    """The checkout's commit; empty without one."""
-    words = ["git", "-C", str(FOLDER), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
+    """The checkout's commit, with + where tracked .py files differ; empty without."""
+    git = ["git", "-C", str(FOLDER)]
+    words = [*git, "rev-parse", "--short", "HEAD"]
+    name = subprocess.run(words, capture_output=True, text=True).stdout.strip()
+    words = [*git, "diff", "--quiet", "HEAD", "--", ":(top)*.py"]
+    return name + "+" if name and subprocess.run(words).returncode else name
+
+
+def machine() -> str:
+    """Processor and cores as a file name."""
+    text = pathlib.Path("/proc/cpuinfo").read_text()
+    found = re.search(r"model name\s*:\s*(.+)", text)
+    name = re.sub(r"[^a-z0-9]+", "-", (found.group(1) if found else "unknown").lower())
+    return f"{name.strip('-')}-{len(os.sched_getaffinity(0))}core"

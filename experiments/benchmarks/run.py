@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import pathlib
-import re
 import signal
 import statistics
 import subprocess
@@ -56,7 +55,7 @@ SYSTEMS = {
 def main():
     args = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the child too
-    path = args.output / f"{machine()}.json"
+    path = args.output / f"{results_file.machine()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = json.loads(path.read_text()) if path.exists() else []
     kept = [row for row in kept if row["workload"] not in args.workloads]
@@ -211,14 +210,6 @@ def figures(work, results: list[dict]) -> dict:
         "commit": results_file.commit(),
         **{k: v for k, v in results[-1].items() if k not in known},
     }
-
-
-def machine() -> str:
-    """Processor and cores as a file name."""
-    text = pathlib.Path("/proc/cpuinfo").read_text()
-    found = re.search(r"model name\s*:\s*(.+)", text)
-    name = found.group(1) if found else "unknown"
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + f"-{CORES}core"
 
 
 if __name__ == "__main__":

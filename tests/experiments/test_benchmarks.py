@@ -3,6 +3,7 @@
 import json
 import pathlib
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -55,3 +56,29 @@ def test_rows_are_written_beside_how_they_were_measured(
     command = "python experiments/benchmarks/population.py --rounds=2"
     assert made["command"] == command
     assert {"date", "commit", "jax", "device", "cores", "machine"} < set(made)
+
+
+def test_a_commit_tells_whether_its_code_was_changed(benchmarks, tmp_path, monkeypatch):
+    results_file = benchmarks["results_file"]
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    monkeypatch.setattr(results_file, "FOLDER", folder)
+    assert results_file.commit() == ""  # no checkout
+    files = [tmp_path / "code.py", folder / "rows.json"]
+    for file in files:
+        file.write_text("1")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for words in (["init"], ["add", "."], [*who, "commit", "-m", "a"]):
+        git = ["git", "-C", str(tmp_path), *words]
+        subprocess.run(git, check=True, capture_output=True)
+    name = results_file.commit()
+    assert name and "+" not in name
+    files[1].write_text("2")
+    assert results_file.commit() == name
+    files[0].write_text("2")
+    assert results_file.commit() == f"{name}+"
+
+
+def test_a_machine_is_named_as_its_file_of_results(benchmarks):
+    name = benchmarks["results_file"].machine()
+    assert name.endswith("core") and name == name.lower() and "/" not in name

@@ -89,7 +89,7 @@ def test_a_network_over_four_devices_learns_what_one_device_does():
 
 @pytest.mark.slow
 def test_iresnet100_over_four_devices_takes_the_step_that_one_device_takes():
-    """In float32, so after a single step: FedAvg, 65 million parameters."""
+    """In float32, so after a single step: FedAvg, 53 million parameters."""
     network = lambda: iresnet((16, 16, 3), depth=100)
     plain = {"public": False, "contrastive_weight": 0.0, "branch": None}
     ends, apart = [], lambda x, y: np.abs(x - y).max()
@@ -101,7 +101,7 @@ def test_iresnet100_over_four_devices_takes_the_step_that_one_device_takes():
         del sim, server
     errors = jax.tree.leaves(jax.tree.map(apart, *ends))
     moves = jax.tree.leaves(jax.tree.map(apart, ends[1], before))
-    assert sum(x.size for x in jax.tree.leaves(ends[1])) > 6e7
+    assert sum(x.size for x in jax.tree.leaves(ends[1])) > 5e7
     assert max(moves) > 1e-3
     for error, move in zip(errors, moves, strict=True):
         assert error <= 1e-3 * move + 1e-7

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedfr_jax.data.sources import pages
 from fedfr_jax.data.sources.images import check_rows
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.types import Pairs, Source
@@ -144,7 +145,8 @@ def _reader(folder, index):
 
     @functools.cache
     def shard(number):
-        return np.load(folder / f"images-{number:05d}.npy", mmap_mode="r")
+        path = folder / f"images-{number:05d}.npy"
+        return pages.at_random(np.load(path, mmap_mode="r"))
 
     def read(indices):
         rows = check_rows(indices, num_images)
@@ -152,7 +154,9 @@ def _reader(folder, index):
         where = rows // size
         for number in np.unique(where).tolist():
             here = np.flatnonzero(where == number)
-            images[here] = shard(number)[rows[here] - number * size]
+            own = rows[here] - number * size
+            pages.expect_rows(shard(number), own)
+            images[here] = shard(number)[own]
         return images
 
     return read

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from fedfr_jax.data.sources import pages
 from fedfr_jax.data.sources.images import (
     check_channels,
     decode,
@@ -63,16 +64,21 @@ def recordio(
         missing keys, or labels that are no integers in [0, classes).
     """
     path = rec_path(path)
-    data = _map(path)
+    file = _map(path)
+    data = np.asarray(file)
     rows = cached(cache, path, lambda: _scan(path, data))
+    pages.at_random(file)  # from here on
     offsets, labels = rows["offsets"], rows["labels"]
+    ends = np.append(np.unique(offsets), len(data))
     num_classes, size = _read_property(path.with_name("property"))
     labels, names = _number(labels, num_classes, path)
     channels = check_channels(channels)
 
     def picture(row):
         origin = f"{path} record {rows['keys'][row]}"
-        record = read_record(data, int(offsets[row]), origin)
+        begin = int(offsets[row])
+        pages.expect(file, begin, int(ends[np.searchsorted(ends, begin, "right")]))
+        record = read_record(data, begin, origin)
         return decode(record.payload, origin, channels)
 
     if image_size is not None:
@@ -91,7 +97,7 @@ def label_vectors(path: str | os.PathLike) -> np.ndarray:
     For sets that keep more than the identity, such as 3-D face parameters.
     """
     path = rec_path(path)
-    data = _map(path)
+    data = np.asarray(_map(path))
     rows = _scan(path, data)
     vectors = [
         np.ravel(read_record(data, int(offset), f"{path} record {key}").label)
@@ -184,7 +190,7 @@ def rec_path(path: str | os.PathLike) -> pathlib.Path:
 
 def _map(path):
     try:
-        return np.asarray(np.memmap(path, np.uint8, mode="r"))
+        return np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{path} must be a RecordIO file, got {error}: check the path."
