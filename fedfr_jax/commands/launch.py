@@ -1,7 +1,6 @@
 """Start the processes of one run on this machine, and stop them together."""
 
 import collections
-import itertools
 import os
 import pathlib
 import signal
@@ -13,10 +12,12 @@ import time
 
 from absl import flags
 
-from fedfr_jax.processes import use_every_core
+from fedfr_jax.processes import HEARTBEAT, use_every_core
 
 KEPT = 40  # last lines of a process that are shown when it fails
 NOISE = ("[Gloo] Rank",)
+CONSEQUENCES = (1, -signal.SIGABRT)  # an exception, and JAX's end without process 0
+ELSEWHERE = f"those on other hosts stop by themselves within about {HEARTBEAT} seconds"
 
 
 def main(argv: list[str]) -> None:
@@ -25,7 +26,7 @@ def main(argv: list[str]) -> None:
     Everything from the command on is handed to N processes on this machine. With
     several hosts the same line is started on each of them, with its number --host in
     [0, H); HOST is the first of them. The first process prints; of the others only a
-    failure is shown.
+    failure is shown. When one fails, the others on its host are killed.
     """
     values = flags.FlagValues()
     whole = {"flag_values": values, "lower_bound": 0}
@@ -64,7 +65,8 @@ def launch(command: list[str], ids: range, *, total: int, coordinator: str) -> N
     Each is told --coordinator, --num_processes and --process_id, as `join` needs them.
 
     Raises:
-      ChildProcessError: when one of them failed; the others are stopped by then.
+      ChildProcessError: when one of them failed; the others on this host are
+        stopped by then.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     use_every_core(environment, num_processes=len(ids))
@@ -101,7 +103,8 @@ def launch(command: list[str], ids: range, *, total: int, coordinator: str) -> N
         return
     for line in kept[failed] if failed else ():
         print(f"[{failed}] {line}", end="")
-    raise ChildProcessError(_says(failed, children[failed].returncode, total, command))
+    code, is_alone = children[failed].returncode, len(ids) == total
+    raise ChildProcessError(_says(failed, code, total, command, is_alone=is_alone))
 
 
 def _read(child, is_first: bool, kept: collections.deque) -> None:
@@ -117,30 +120,55 @@ def _read(child, is_first: bool, kept: collections.deque) -> None:
 
 
 def _wait(children) -> int | None:
-    """The first process that is seen to have failed, or None when all are done."""
+    """The process to blame once one is seen to have failed, None when all are done."""
     while True:
         codes = {i: child.poll() for i, child in children.items()}
-        for i, code in codes.items():
-            if code:
-                return i
+        if any(codes.values()):
+            return _blamed(codes)
         if all(code == 0 for code in codes.values()):
             return None
         time.sleep(0.1)
 
 
-def _says(failed: int, code: int, total: int, command: list[str]) -> str:
+def _blamed(codes: dict[int, int | None]) -> int:
+    """Of the processes that ended badly the first that did not fail with another.
+
+    Most signals come from outside; 2 is a mistake that its process explains.
+    """
+    bad = [i for i, code in codes.items() if code]
+    return min(bad, key=lambda i: (codes[i] in CONSEQUENCES, codes[i] == 2))
+
+
+def _says(
+    failed: int, code: int, total: int, command: list[str], *, is_alone: bool
+) -> str:
+    """What happened and how to go on; `is_alone` when this host has all processes."""
     how = f"code {code}" if code > 0 else f"signal {-code}"
-    says = f"process {failed} of {total} ended with {how}; the others were stopped."
+    says = f"process {failed} of {total} ended with {how}; the others "
+    says += "were stopped." if is_alone else f"on this host were stopped, {ELSEWHERE}."
     if code == 2:  # a mistake, which the process has explained
         return says
-    return f"{says} Start the same command again to go on from {_newest(command)}."
+    values = _flags(command)
+    again = "the same command again"
+    if values.overwrite:  # which would empty the folder
+        again = "it again without --overwrite"
+    again += "" if is_alone else " on every host"
+    return f"{says} Start {again} to go on from {_newest(values.workdir)}."
 
 
-def _newest(command: list[str]) -> str:
-    """Name the newest whole checkpoint of the run that `command` starts."""
-    folders = [w.partition("=")[2] for w in command if w.startswith("--workdir=")]
-    folders += [b for a, b in itertools.pairwise(command) if a == "--workdir"]
-    found = [p for f in folders for p in pathlib.Path(f).glob("*/checkpoints/*")]
+def _flags(command: list[str]) -> flags.FlagValues:
+    """--workdir and --overwrite of `command`, read as it reads them."""
+    values = flags.FlagValues()
+    values.set_gnu_getopt()
+    flags.DEFINE_string("workdir", "", "", flag_values=values)
+    flags.DEFINE_bool("overwrite", False, "", flag_values=values)
+    values(command, known_only=True)
+    return values
+
+
+def _newest(workdir: str) -> str:
+    """Name the newest whole checkpoint of the run in `workdir`; "" is none."""
+    found = pathlib.Path(workdir).glob("*/checkpoints/*") if workdir else ()
     found = [p for p in found if p.name.isdigit()]
     if not found:
         return "the beginning"

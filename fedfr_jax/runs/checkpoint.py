@@ -2,14 +2,19 @@
 
 import logging
 import pathlib
+import re
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from fedfr_jax import trees
 from fedfr_jax.types import PyTree
 
 KEEP = 2  # the newest, and one to fall back on when a disk damages it
+# What TensorStore and XLA say where the file is not at fault; 2 is a missing file.
+PASSING = re.compile("os_error_code='(?!2')|RESOURCE_EXHAUSTED")
 
 
 class Checkpointer:
@@ -21,11 +26,14 @@ class Checkpointer:
 
     def __init__(self, folder: str | pathlib.Path):
         self.folder = pathlib.Path(folder).resolve()
+        self._handler = ocp.StandardCheckpointHandler()
         self._manager = ocp.CheckpointManager(
             self.folder,
-            item_handlers=ocp.StandardCheckpointHandler(),  # reads them in any process
+            item_handlers=self._handler,  # reads them in any process
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=KEEP, enable_async_checkpointing=False
+                max_to_keep=KEEP,
+                enable_async_checkpointing=False,
+                single_host_load_and_broadcast=True,  # all have the same list
             ),
         )
 
@@ -54,22 +62,22 @@ class Checkpointer:
             ) from error
 
     def restore(self, template: PyTree) -> tuple[int, PyTree] | None:
-        """Newest checkpoint that can be read: (step, state laid out like `template`).
+        """Newest checkpoint that all processes can read: (step, state like `template`).
 
-        Returns None when there is none at all.
+        Damaged ones that are newer are removed. Returns None when there is none at all.
 
         Raises:
           ValueError: when checkpoints exist and none fits: says which leaf differs.
+          OSError, MemoryError: when one could not be read for a reason that may pass;
+            none is removed.
         """
         shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named(template))
         steps = self.steps()[::-1]
         reasons = []
         for step in steps:
-            try:
-                args = ocp.args.StandardRestore(shapes)
-                leaves = self._manager.restore(step, args=args)
-            except Exception as error:  # damaged, or of another model
-                reasons.append(f"{step}: {self._difference(step, shapes) or error}")
+            leaves, fault = self._read(step, shapes)
+            if _is_anywhere(fault is not None):
+                reasons.append(f"{step}: {fault or 'what another process cannot read'}")
                 logging.warning("checkpoint %d is not usable", step)
                 continue
             for newer in (s for s in steps if s > step):
@@ -94,18 +102,58 @@ class Checkpointer:
             args = ocp.args.StandardRestore(shapes)
             self._manager.restore(step, args=args)
         except Exception as error:  # whatever Orbax makes of a damaged file
-            return (str(error).strip().splitlines() or [type(error).__name__])[0]
+            return _first_line(error)
         return None
 
     def close(self) -> None:
         """Release the manager's threads."""
         self._manager.close()
 
+    def _read(self, step, shapes):
+        """(leaves, None), or (None, what is wrong): damaged, or of another model.
+
+        Without the manager, in whose barrier the others would wait for one that fails.
+        """
+        place = self._manager.directory / str(step) / "default"
+        try:
+            args = ocp.args.StandardRestore(shapes)
+            return self._handler.restore(place, args=args), None
+        except Exception as error:
+            if passing := _passing(error):
+                kind = MemoryError if isinstance(passing, MemoryError) else OSError
+                raise kind(
+                    f"checkpoint {step} in {self.folder} could not be read and is kept "
+                    f"({_first_line(passing)}); start the same command again."
+                ) from error
+            return None, self._difference(step, shapes) or _first_line(error)
+
     def _difference(self, step, shapes):
         try:
             return trees.difference(self._manager.item_metadata(step).tree, shapes)
         except Exception:
             return None
+
+
+def _passing(error: BaseException | None) -> BaseException | None:
+    """Of an error and its causes the one that is a server's, a limit's or memory's."""
+    while error:
+        is_missing = isinstance(error, FileNotFoundError)
+        is_of_system = isinstance(error, OSError | MemoryError) and not is_missing
+        if is_of_system or PASSING.search(str(error)):
+            return error
+        error = error.__cause__
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    """What it says without TensorStore's account of the file."""
+    lines = str(error).partition(" [tensorstore")[0].strip().splitlines()
+    return (lines or [type(error).__name__])[0]
+
+
+def _is_anywhere(fact: bool) -> bool:
+    """Whether it holds in any process; all must ask."""
+    return bool(multihost_utils.process_allgather(np.array(fact)).any())
 
 
 def _named(tree: PyTree) -> dict:

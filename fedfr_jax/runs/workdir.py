@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from fedfr_jax import mesh as meshes
 from fedfr_jax.runs.sinks import write_summary, write_text
 
+LOCK = ".lock"
+
 
 class Clock:
     """Seconds of a run, those of its interrupted starts included."""
@@ -30,20 +32,22 @@ class Clock:
 def claim_for_all(
     workdir: pathlib.Path, config: str, *, is_fresh: bool = False, but_for: str = ""
 ) -> Iterator[None]:
-    """`claim` by the first of several processes; `is_fresh` empties the folder."""
+    """`claim` by the first of several processes."""
     with contextlib.ExitStack() as stack:
         with meshes.first_before_others("work folder"):
             if meshes.is_first():
-                if is_fresh:
-                    shutil.rmtree(workdir, ignore_errors=True)
-                stack.enter_context(claim(workdir, config, but_for=but_for))
+                lock = claim(workdir, config, is_fresh=is_fresh, but_for=but_for)
+                stack.enter_context(lock)
         yield
 
 
-def claim(workdir: pathlib.Path, config: str, *, but_for: str = ""):
+def claim(
+    workdir: pathlib.Path, config: str, *, is_fresh: bool = False, but_for: str = ""
+):
     """Keep `config` (JSON lines) beside the run, and others out of its folder.
 
     Args:
+      is_fresh: empty the folder first, once it is locked.
       but_for: name of a top-level section that may differ.
 
     Returns:
@@ -54,22 +58,37 @@ def claim(workdir: pathlib.Path, config: str, *, but_for: str = ""):
         that differs) or another process uses it.
     """
     workdir.mkdir(parents=True, exist_ok=True)
-    lock = (workdir / ".lock").open("w")
+    lock = (workdir / LOCK).open("w")
     try:
-        _check(lock, workdir, config, but_for)
-    except ValueError:
+        _hold(lock, workdir)
+        if is_fresh:
+            _empty(workdir)
+        _check(workdir, config, but_for)
+    except (OSError, ValueError):
         lock.close()
         raise
     return lock
 
 
-def _check(lock, workdir, config, but_for):
+def _hold(lock, workdir):
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise ValueError(
             f"{workdir} must be used by one process, got two: wait for the other."
         ) from None
+
+
+def _empty(workdir):
+    """Remove all but the lock, which this process holds."""
+    for path in list(workdir.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+
+
+def _check(workdir, config, but_for):
     path = workdir / "config.json"
     if not path.exists():
         write_text(path, config)

@@ -111,12 +111,100 @@ def test_a_killed_process_stops_the_others_and_the_run_goes_on(tmp_path, whole):
     assert_same(tmp_path / "fedavg", whole / "fedavg")
 
 
+READER = """
+import pathlib, sys
+from fedfr_jax import mesh, processes
+given = dict(word[2:].split("=") for word in sys.argv[1:])
+processes.join(given["coordinator"], 2, int(given["process_id"]))
+import jax, numpy as np
+from fedfr_jax.runs.checkpoint import Checkpointer
+here = mesh.replicated(mesh.make_mesh())
+state = lambda x: mesh.put({"w": np.full(3, x, np.float32)}, here)
+folder = pathlib.Path(given["workdir"])
+checkpointer = Checkpointer(folder / "checkpoints")
+for step in (1, 2):
+    checkpointer.save(step, state(step))
+honest = checkpointer._handler.restore
+def restore(path, **rest):
+    if path.parent.name == "2" and jax.process_index() == 1:
+        raise ValueError("a bad checksum")
+    return honest(path, **rest)
+checkpointer._handler.restore = restore
+step, got = checkpointer.restore(state(0))
+says = f"{step} {mesh.fetch(got)['w'].tolist()} {checkpointer.steps()}"
+(folder / f"{jax.process_index()}.txt").write_text(says)
+"""
+
+
+def test_a_checkpoint_that_one_process_cannot_read_is_nobodys(tmp_path):
+    command = [sys.executable, "-c", READER, f"--workdir={tmp_path}"]
+    coordinator = f"localhost:{launch.free_port()}"
+    launch.launch(command, range(2), total=2, coordinator=coordinator)
+    for i in range(2):
+        assert (tmp_path / f"{i}.txt").read_text() == "1 [1.0, 1.0, 1.0] (1,)"
+
+
 def test_a_failing_process_is_shown_and_named(capfd):
     says = "import sys; sys.exit(print('a mistake') or 2 * (sys.argv[-1][-1] == '1'))"
     with pytest.raises(ChildProcessError, match="process 1 of 2 ended with code 2; "):
         command = [sys.executable, "-c", says]
         launch.launch(command, range(2), total=2, coordinator="localhost:1")
     assert "[1] a mistake" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "codes, blamed",
+    [
+        ({0: None, 1: 1}, 1),
+        ({0: 1, 1: 1}, 0),
+        ({0: 1, 1: -9, 2: 1}, 1),
+        ({0: 2, 1: -11, 2: -9}, 1),
+        ({0: 1, 1: 0, 2: 2}, 2),
+        ({0: 1, 1: -6}, 0),  # JAX aborts those whose process 0 has gone
+        ({0: -6, 1: -9}, 1),
+        ({0: -6, 1: 1, 2: 2}, 2),
+    ],
+)
+def test_a_process_that_failed_with_another_is_not_blamed(codes, blamed):
+    assert launch._blamed(codes) == blamed
+
+
+def fails(*flags, code=1, ids=range(1), total=1):
+    """What `launch` says after a process that ends with `code` at once."""
+    command = [sys.executable, "-c", f"raise SystemExit({code})", *flags]
+    with pytest.raises(ChildProcessError) as error:
+        launch.launch(command, ids, total=total, coordinator="localhost:1")
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "flags, is_given",
+    [
+        (["--overwrite"], True),
+        (["--overwrite=true"], True),
+        (["-overwrite=1", "--config=a.py"], True),
+        (["--overwrite=false"], False),
+        (["--overwrite", "--nooverwrite"], False),
+        (["--config", "overwrite", "--config.a=3"], False),
+    ],
+)
+def test_nobody_is_told_to_empty_the_folder_to_go_on(tmp_path, flags, is_given):
+    (tmp_path / "fedfr" / "checkpoints" / "7").mkdir(parents=True)
+    for place in ([f"--workdir={tmp_path}"], ["--workdir", str(tmp_path)]):
+        says = fails("train", *flags, *place)
+        assert says.endswith(" to go on from checkpoint 7 of fedfr.")
+        assert ("Start it again without --overwrite" in says) == is_given
+        assert ("Start the same command again" in says) != is_given
+    assert "tart" not in fails("train", *flags, code=2)
+
+
+def test_one_of_several_hosts_stops_its_own_processes_only():
+    says = fails(ids=range(2, 4), total=4)
+    assert "the others on this host were stopped, those on other hosts stop by" in says
+    assert f"within about {processes.HEARTBEAT} seconds. Start the same" in says
+    assert says.endswith("again on every host to go on from the beginning.")
+    assert "the others were stopped. " in fails(ids=range(2), total=2)
+    assert "host" not in fails(ids=range(2), total=2)
 
 
 @pytest.mark.parametrize(

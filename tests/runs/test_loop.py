@@ -164,6 +164,69 @@ def test_a_last_checkpoint_that_cannot_be_read_is_refused_and_kept(tmp_path):
         assert checkpointer.steps() == (1, 2)
 
 
+def noise(step):
+    """A state too large to lie in a checkpoint's index."""
+    return {"w": jax.random.normal(jax.random.key(step), (5000,))}
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Checkpoints 1 and 2."""
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, noise(step))
+        yield checkpointer
+
+
+def restored(checkpointer):
+    step, state = checkpointer.restore(noise(0))
+    np.testing.assert_array_equal(state["w"], noise(step)["w"])
+    return step
+
+
+@pytest.mark.parametrize(
+    "fault, kind",
+    [
+        (OSError(116, "Stale file handle"), OSError),
+        (ValueError("RESOURCE_EXHAUSTED: Out of memory"), OSError),
+        (MemoryError("no more"), MemoryError),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(two, monkeypatch, fault, kind):
+    def restore(path, **rest):
+        raise fault
+
+    message = (
+        rf"checkpoint 2 in .* is kept \(.*{fault.args[-1]}.*the same command again"
+    )
+    with monkeypatch.context() as patch, pytest.raises(kind, match=message):
+        patch.setattr(two._handler, "restore", restore)
+        restored(two)
+    assert two.steps() == (1, 2) and restored(two) == 2
+
+
+def test_no_file_that_cannot_be_opened_costs_a_checkpoint(two, tmp_path):
+    """Each in turn is a link to itself, which Python and TensorStore refuse to open."""
+    refused = set()
+    for file in [p for p in (tmp_path / "2").rglob("*") if p.is_file()]:
+        aside = file.rename(tmp_path / "aside")
+        file.symlink_to(file)
+        try:
+            assert restored(two) == 2
+        except OSError as error:
+            assert "could not be read and is kept" in str(error)
+            refused.add(file.relative_to(tmp_path / "2" / "default").parts[0])
+        assert two.steps() == (1, 2)
+        aside.replace(file)
+    assert refused >= {"array_metadatas", "d", "manifest.ocdbt", "ocdbt.process_0"}
+
+
+@pytest.mark.parametrize("name", ["manifest.ocdbt", "d", "ocdbt.process_0", ""])
+def test_what_is_missing_is_damage(two, tmp_path, name):
+    (tmp_path / "2" / "default" / name).rename(tmp_path / "aside")
+    assert restored(two) == 1 and two.steps() == (1,)
+
+
 def test_a_checkpoint_of_another_model_names_the_leaf(tmp_path):
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"w": jnp.zeros(3), "empty": jnp.zeros((0, 2))})
