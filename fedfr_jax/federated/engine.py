@@ -139,6 +139,10 @@ def pairwise(x: jax.Array) -> jax.Array:
     return x[0]
 
 
+# Places are never negative; where that is not said, JAX prepares for it at each use.
+PLACE = {"allow_negative_indices": False}
+
+
 def over_waves(one, inputs, total=None):
     """Scan waves of [1, W, L, ...]: -> (sum over clients, outputs [1, W, L, ...]).
 
@@ -172,10 +176,11 @@ def play_wave(one, rows, i, *inputs):
     # By both leading axes: XLA:CPU copies all rows where one of them is dropped.
     zero = jnp.zeros_like(i)
     at = lambda x: (zero, i, *[zero] * (x.ndim - 2))
-    get = lambda x: jax.lax.dynamic_slice(x, at(x), (1, 1, *x.shape[2:]))[0, 0]
-    put = lambda x, new: jax.lax.dynamic_update_slice(x, new[None, None], at(x))
-    summary, output = _over_lanes(one, (jax.tree.map(get, rows), *inputs))
-    rows = jax.tree.map(put, rows, output.personal)
+    get = lambda x: jax.lax.dynamic_slice(x, at(x), (1, 1, *x.shape[2:]), **PLACE)
+    put = lambda x, new: jax.lax.dynamic_update_slice(x, new, at(x), **PLACE)
+    row = jax.tree.map(lambda x: get(x)[0, 0], rows)
+    summary, output = _over_lanes(one, (row, *inputs))
+    rows = jax.tree.map(lambda x, new: put(x, new[None, None]), rows, output.personal)
     return summary, output._replace(personal=()), rows
 
 
@@ -200,18 +205,18 @@ def over_shards(one, inputs, client, totals=None, owner=None):
     is_busy = (client.reshape(count, -1) >= 0).any(1)
     turns = jnp.where(is_busy, jnp.arange(1, count + 1), 0).max()
     shard_of = lambda i: i // waves if owner is None else owner[i]
+    get = lambda x, i: jax.lax.dynamic_index_in_dim(x[0], i, keepdims=False, **PLACE)
+    put = lambda x, new, i: jax.lax.dynamic_update_index_in_dim(x, new, i, 0, **PLACE)
 
     def wave(i, carry):
         totals, rows, outputs = carry
-        own = jax.tree.map(
-            lambda x: jax.lax.dynamic_index_in_dim(x[0], i, 0, False), others
-        )
+        own = jax.tree.map(lambda x: get(x, i), others)
         played = play_wave(one, rows, i, *own)
         summary, output, rows = jax.lax.optimization_barrier(played)
-        add = lambda total, x: total.at[shard_of(i)].add(x.sum(0))
-        put = lambda whole, x: whole.at[i].set(x)
+        add = lambda total, x: _add_at(total, shard_of(i), x.sum(0))
         totals = jax.tree.map(add, totals, summary)
-        return totals, rows, jax.tree.map(put, outputs, output)
+        outputs = jax.tree.map(lambda whole, x: put(whole, x, i), outputs, output)
+        return totals, rows, outputs
 
     summary, output = shapes_of(one, inputs)
     if totals is None:
@@ -221,6 +226,17 @@ def over_shards(one, inputs, client, totals=None, owner=None):
     outputs = jax.tree.map(lambda x: x[None], outputs)._replace(personal=rows)
     shaped = lambda x: x.reshape(client.shape + x.shape[3:])
     return totals, jax.tree.map(shaped, outputs)
+
+
+def _add_at(whole, i, x):
+    """`x` [...] added to place i of `whole` [n, ...].
+
+    XLA:CPU does so in place if it is read and written at the very same places, zeros
+    included; equal ones count as others in canonical rounds, where it merges nothing.
+    """
+    at = (i, *[jnp.zeros_like(i)] * x.ndim)
+    own = jax.lax.dynamic_slice(whole, at, (1, *x.shape), **PLACE)
+    return jax.lax.dynamic_update_slice(whole, own + x[None], at, **PLACE)
 
 
 def zeros_of(shapes, *leading):
