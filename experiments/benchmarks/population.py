@@ -5,8 +5,8 @@
 10,000 and 1,000,000 clients. A client owns one example of four bytes, so that what
 could grow is the store, the sampling and the schedule. Peak resident memory and the
 seconds to open a new store, and one with rows whose files have left the page cache, are
-those of a process of its own per population. Rounds are timed in one process, in turns:
-milliseconds until the round is back (median and fastest), and until its rows are
+medians of five processes per population, in turns. Rounds are timed in one process, in
+turns: milliseconds until the round is back (median and fastest), and until its rows are
 written, which in a run is beside the next round. The rounds are played once before they
 are timed, so that in either population every client of a cohort has a row to read.
 Prints also the ratios of the last population to the first.
@@ -25,7 +25,7 @@ import time
 import results_file
 from streaming import drop_from_cache
 
-OPENINGS, ROUNDS_ALONE = 5, 40
+OPENINGS, ROUNDS_ALONE, PROCESSES = 5, 40, 5
 
 
 def parse_arguments():
@@ -95,6 +95,20 @@ def alone(num_clients: int, cohort: int) -> dict:
         "open_seconds": statistics.median(opened),
         "reopen_seconds": statistics.median(reopened),
     }
+
+
+def in_processes(args) -> list[dict]:
+    """Medians of what `alone` finds, a row per population."""
+    found = {number: [] for number in args.populations}
+    for number in args.populations * PROCESSES:
+        command = [sys.executable, __file__, f"--one={number}"]
+        command += [f"--cohort={args.cohort}"]
+        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        found[number].append(json.loads(out.stdout.splitlines()[-1]))
+    return [
+        {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+        for rows in found.values()
+    ]
 
 
 def open_new(sim, server) -> float:
@@ -169,12 +183,7 @@ def main():
     args = parse_arguments()
     if args.one:
         return print(json.dumps(alone(args.one, args.cohort)))
-    rows = []
-    for number in args.populations:  # first: a process inherits the peak of its parent
-        command = [sys.executable, __file__, f"--one={number}"]
-        command += [f"--cohort={args.cohort}"]
-        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        rows.append(json.loads(out.stdout.splitlines()[-1]))
+    rows = in_processes(args)  # first: a process inherits the peak of its parent
     times = in_turns(args)
     rows = [{**row, **times[row["clients"]]} for row in rows]
     print(*rows, sep="\n")
