@@ -13,29 +13,21 @@ from jax.sharding import Mesh
 SAME_BITS = "cse"
 # LLVM's highest level takes 15 % longer over a round, which then is no faster.
 ENOUGH = 2
-# Moved out of a loop over batches, each vector of a frozen network is a kernel of its
-# own, which takes long to compile. Others keep the pass: small steps may gain by it.
-LEFT_IN_LOOPS = "while-loop-invariant-code-motion"
 
 
-def compiler_options(
-    mesh: Mesh, shards: int | None, is_prepared: bool = False
-) -> dict[str, int | str]:
+def compiler_options(mesh: Mesh, shards: int | None) -> dict[str, int | str]:
     """What a round on the mesh, reduced over `shards`, asks of the compiler.
 
     What XLA_FLAGS sets stays, but the canonical bits are always asked for.
-
-    Args:
-      is_prepared: whether the algorithm prepares: FedFR's rounds hold frozen networks.
     """
     level, disabled = "xla_backend_optimization_level", "xla_disable_hlo_passes"
     told = os.environ.get("XLA_FLAGS", "")
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    passes = [*re.findall(rf"--{disabled}=(\S+)", told)[-1:]]
-    passes += [LEFT_IN_LOOPS] * (is_cpu and is_prepared and not passes)
-    passes += [SAME_BITS] * (shards is not None)
     options = {level: ENOUGH} if is_cpu and level not in told else {}
-    return {**options, **({disabled: ",".join(passes)} if passes else {})}
+    if shards is not None:
+        others = re.findall(rf"--{disabled}=(\S+)", told)[-1:]
+        options[disabled] = ",".join([*others, SAME_BITS])
+    return options
 
 
 _COLLECTOR = threading.Lock()  # held by the thread that has put it to rest

@@ -56,16 +56,14 @@ def build_round(
     mesh: Mesh,
     *,
     shards: int | None = None,
-    is_prepared: bool = False,
     **options,
 ) -> Callable:
     """`round_function` of the same arguments, compiled once, its `rows` donated.
 
     Args:
-      is_prepared: see `compiler_options`.
     """
     run = round_function(make, feed, mesh, shards=shards, **options)
-    asked = compiler_options(mesh, shards, is_prepared)
+    asked = compiler_options(mesh, shards)
     return jax.jit(run, donate_argnums=1, compiler_options=asked)
 
 

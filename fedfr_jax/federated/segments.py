@@ -61,20 +61,17 @@ def build_segments(
     mesh: Mesh,
     *,
     shards: int | None = None,
-    is_prepared: bool = False,
     **options,
 ) -> Segments:
     """`build_round` in several calls: `segment_functions`, compiled once each."""
     functions = segment_functions(make, feed, mesh, shards=shards, **options)
-    return compiled(functions, mesh, shards, is_prepared)
+    return compiled(functions, mesh, shards)
 
 
-def compiled(
-    functions: Segments, mesh: Mesh, shards: int | None, is_prepared: bool
-) -> Segments:
+def compiled(functions: Segments, mesh: Mesh, shards: int | None) -> Segments:
     """The functions, to be compiled once each; the `total` handed over is donated."""
     placed = meshes.over_clients(mesh)  # said, or the first segment compiles on its own
-    options = compiler_options(mesh, shards, is_prepared)
+    options = compiler_options(mesh, shards)
     return Segments(
         start=jax.jit(functions.start, out_shardings=placed),
         run=jax.jit(

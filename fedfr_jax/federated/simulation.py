@@ -91,7 +91,7 @@ def simulation(
       lanes: clients trained side by side on a device, L >= 1.
       reduction: sum (as fast as it gets; the last bits depend on the number of devices)
         or canonical (they do not, nor on the order of the cohort; lanes still matter;
-        FedDANE's gradients are added up before the round, as the devices are).
+        FedDANE's gradients are added up before the round, device by device).
       shards: V of the canonical reduction, best a multiple of every number of devices
         that will be used; a cohort of K has places for K rounded up to V x lanes, and a
         device holds the sums of V / devices shards.
@@ -128,11 +128,7 @@ def simulation(
     if not callable(local_epochs):
         local_epochs = _by_round(local_epochs)
     make = lambda hyper: algorithm
-    sizes = {
-        "max_local": int(population.falling[0]),
-        "shards": fixed,
-        "is_prepared": algorithm.prepare is not None,
-    }
+    sizes = {"max_local": int(population.falling[0]), "shards": fixed}
     segments = None
     if isinstance(table, Stream):
         segments = build_segments(make, feed, mesh, **sizes)
@@ -188,8 +184,11 @@ def play(
 def play_cohort(
     sim: Simulation, server: PyTree, store: Store, cohort: Cohort
 ) -> tuple[PyTree, Outcome]:
-    """`play` of clients that the caller has chosen, each once and in any order: for
-    canonical sums, and in what comes of the round, in that of their ids."""
+    """`play` of clients that the caller has chosen, each once and in any order.
+
+    Canonical sums take them in the order of their ids, and so is the outcome.
+    """
+    waited(sim.table)  # before this round
     if sim.shards is not None:
         cohort = cohort._replace(ids=np.sort(cohort.ids))
     with compiled_beside(sim, server, store, cohort):

@@ -95,11 +95,10 @@ def sweep(
         for h, s in zip(hypers, seeds, strict=True)
     )
     sizes = {"max_local": int(population.largest(1)[0]), "shards": sims[0].shards}
-    asked = sims[0].shards, sims[0].algorithm.prepare is not None
     segments = None
     if isinstance(table, Stream):
         functions = segment_functions(make, feed, mesh, **sizes)
-        segments = compiled(over_members(functions), mesh, *asked)
+        segments = compiled(over_members(functions), mesh, sims[0].shards)
     one = round_function(make, feed, mesh, **sizes)
     stacked = jax.tree.map(lambda *x: np.asarray(x, np.float32), *hypers)
     key = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
@@ -109,7 +108,7 @@ def sweep(
         run=jax.jit(
             jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None, None, 0, 0)),
             donate_argnums=1,
-            compiler_options=compiler_options(mesh, *asked),
+            compiler_options=compiler_options(mesh, sims[0].shards),
         ),
         key=jax.device_put(key, whole),
         hyper=jax.device_put(stacked, whole),
@@ -157,6 +156,7 @@ def play_sweep(
       MemoryError: when lanes of all members do not fit, see `guarded`.
     """
     sims, works, cohorts = runs.sims, [], []
+    waited(sims[0].table)  # before this round
     for s, sim in enumerate(sims):
         ids = sampling.sample(
             sim.seed, round, len(sim.population.num_classes), sim.cohort_size

@@ -78,7 +78,7 @@ def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -
     work = short_round(sims[0], server, store, cohort)
     facts = (
         *(lowered_text(sim, server, work) for sim in sims),
-        str(compiler_options(mesh, sims[0].shards, bool(sims[0].algorithm.prepare))),
+        str(compiler_options(mesh, sims[0].shards)),
         os.environ.get("XLA_FLAGS", ""),
         mesh.devices.flat[0].device_kind,
         processor(),
@@ -104,7 +104,8 @@ def lowered_text(sim: Simulation, server: PyTree, work: Work) -> str:
         sim = sim._replace(table=Table(images, shape(stream.labels, count)))
     arguments = on_devices(sim, server, work, 0)
     text = lowered(sim.run, *arguments).as_text()
-    return re.sub("dense<[^>]*>", "", text) + held  # numbers change no time
+    # Rates and weights change no time; whole numbers may be lengths of loops.
+    return re.sub("dense<[^>]*>(?= : tensor<[0-9x]*[bf])", "", text) + held
 
 
 def processor() -> str:

@@ -95,7 +95,8 @@ def tune(
     if not best and len(space.lowerings) == len(few) == 1 and not space.devices:
         best, why = Setting(lanes=few[0]), "the only choice"
     if not best and first.shards is not None:
-        best, why = Setting(), "a number for canonical sums: other lanes, other bits"
+        best = Setting(lanes=few[0])
+        why = "canonical sums: measured ones would change the last bits"
     if not best:
         best, why, fits = _measured(make, server, store, first, space, say)
     if kept and fits:

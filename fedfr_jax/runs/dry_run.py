@@ -114,7 +114,6 @@ def lower(
         mesh,
         max_local=shapes.max_local,
         shards=federation.fixed_shards,
-        is_prepared=method.algorithm.prepare is not None,
     )
     return lowered(
         run,

@@ -12,20 +12,18 @@ from fedfr_jax.federated.compiling import compiler_options, lowered
 
 def test_what_is_asked_of_the_compiler_on_a_cpu_unless_the_user_says_other(monkeypatch):
     level, passes = "xla_backend_optimization_level", "xla_disable_hlo_passes"
-    moved = "while-loop-invariant-code-motion"
     mesh = lambda kind: types.SimpleNamespace(
         devices=np.array([types.SimpleNamespace(platform=kind)])
     )
     asked = lambda kind, *others: compiler_options(mesh(kind), *others)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     assert asked("cpu", None) == {level: 2}
-    assert asked("cpu", None, True) == {level: 2, passes: moved}
-    assert asked("cpu", 8, True) == {level: 2, passes: f"{moved},cse"}
-    assert asked("gpu", None, True) == {}
-    assert asked("gpu", 8, True) == {passes: "cse"}
+    assert asked("cpu", 8) == {level: 2, passes: "cse"}
+    assert asked("gpu", None) == {}
+    assert asked("gpu", 8) == {passes: "cse"}
     monkeypatch.setenv("XLA_FLAGS", f"--{level}=0 --{passes}=dce")
-    assert asked("cpu", None, True) == {passes: "dce"}
-    assert asked("cpu", 8, True) == {passes: "dce,cse"}
+    assert asked("cpu", None) == {}
+    assert asked("cpu", 8) == {passes: "dce,cse"}
 
 
 @pytest.mark.parametrize("is_on", [True, False])

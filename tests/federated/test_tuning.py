@@ -149,7 +149,7 @@ def test_nothing_is_measured_for_canonical_sums(monkeypatch):
     toy, said = Toy(monkeypatch), []
     toy.sim = toy.sim._replace(shards=1)  # `make` then asks for canonical sums
     assert toy.tune(say=said.append) == Setting()
-    assert not toy.timed and "lanes: 1 (a number for canonical sums" in said[0]
+    assert not toy.timed and "lanes: 1 (canonical sums" in said[0]
 
 
 def test_a_single_choice_is_taken_as_it_is(monkeypatch):
