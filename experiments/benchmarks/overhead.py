@@ -5,7 +5,8 @@
 
 Prints milliseconds per round, median and fastest, of the host's part (sampling,
 scheduling, copies, rows, metrics) and of the compiled call, which for an empty model is
-the engine's own: keys, batch indices and loops. A round of several thousand clients
+the engine's own: loops and sums (keys and batches, which nothing asks for, are left out
+by the compiler). A round of several thousand clients
 tells what each thousand takes, and what a round takes whatever its clients. Then what
 it takes to draw a cohort of 256 from a million and from a billion clients.
 """

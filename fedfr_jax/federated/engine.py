@@ -211,7 +211,7 @@ def over_shards(one, inputs, client, totals=None, owner=None):
         own = jax.tree.map(lambda x: get(x, i), others)
         played = play_wave(one, rows, i, *own)
         summary, output, rows = jax.lax.optimization_barrier(played)
-        add = lambda total, x: _add_at(total, shard_of(i), x.sum(0))
+        add = lambda total, x: _add_at(total, shard_of(i), x.sum(0, dtype=x.dtype))
         totals = jax.tree.map(add, totals, summary)
         outputs = jax.tree.map(lambda whole, x: put(whole, x, i), outputs, output)
         return totals, rows, outputs
@@ -229,8 +229,8 @@ def over_shards(one, inputs, client, totals=None, owner=None):
 def _add_at(whole, i, x):
     """`x` [...] added to place i of `whole` [n, ...].
 
-    XLA:CPU does so in place if it is read and written at the very same places, zeros
-    included; equal ones count as others in canonical rounds, where it merges nothing.
+    XLA:CPU does so in place only where reading and writing share the values of their
+    places, zeros included: in canonical rounds it does not merge values that are equal.
     """
     at = (i, *[jnp.zeros_like(i)] * x.ndim)
     own = jax.lax.dynamic_slice(whole, at, (1, *x.shape), **PLACE)

@@ -2,8 +2,8 @@
 
 What clients are handed depends on what the server selects for them; the shapes do not.
 So the round is lowered from shapes, and compiled on a thread of its own beside the
-compilation, and the run, of the preparation. It is lowered before anything else begins:
-its compilation is the longest, and starts on one core, which leaves the others free.
+compilation, and the run, of the preparation. It is lowered before the preparation is:
+its compilation is the longest, and XLA's passes take a single core.
 """
 
 import contextlib

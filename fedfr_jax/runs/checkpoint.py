@@ -123,7 +123,8 @@ class Checkpointer:
                 kind = MemoryError if isinstance(passing, MemoryError) else OSError
                 raise kind(
                     f"checkpoint {step} in {self.folder} could not be read and is kept "
-                    f"({_first_line(passing)}); start the same command again."
+                    f"({_first_line(passing)}); start the same command again, or if "
+                    "it stays so remove that checkpoint's folder."
                 ) from error
             return None, self._difference(step, shapes) or _first_line(error)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fedfr_jax import mesh as meshes
 from fedfr_jax.runs.sinks import write_summary, write_text
 
-LOCK = ".lock"
+LOCK, CONFIG = ".lock", "config.json"
 
 
 class Clock:
@@ -80,8 +80,8 @@ def _hold(lock, workdir):
 
 
 def _empty(workdir):
-    """Remove all but the lock, which this process holds."""
-    for path in list(workdir.iterdir()):
+    """Remove all but the lock, which this process holds; last what says whose it is."""
+    for path in sorted(workdir.iterdir(), key=lambda path: path.name == CONFIG):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != LOCK:
@@ -89,7 +89,7 @@ def _empty(workdir):
 
 
 def _check(workdir, config, but_for):
-    path = workdir / "config.json"
+    path = workdir / CONFIG
     if not path.exists():
         write_text(path, config)
     old, new = json.loads(path.read_text()), json.loads(config)

@@ -1,13 +1,17 @@
 """Of a mapped file only what is asked for is read, as the system's own list shows."""
 
 import ctypes
+import io
 import mmap
 import os
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from fedfr_jax.data.sources import pages
+from fedfr_jax.data.sources import pack, packed, pages
+from fedfr_jax.data.sources.recordio import recordio, write_face_set
+from fedfr_jax.types import Source
 
 ROW, COUNT = mmap.PAGESIZE, 600
 
@@ -50,3 +54,42 @@ def test_what_lies_around_is_not_read(rows):
 def test_the_last_row_ends_with_the_file(rows):
     pages.expect_rows(rows, np.array([COUNT - 1]))
     assert rows[-1, -1] == (COUNT - 1) % 256
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """[(begin, end)] of what sources ask for."""
+    ranges = []
+    monkeypatch.setattr(pages, "expect", lambda file, *bytes: ranges.append(bytes))
+    return ranges
+
+
+def pictures(count):
+    return np.random.default_rng(0).integers(256, size=(count, 8, 8, 1), dtype=np.uint8)
+
+
+def test_packed_shards_are_asked_for_the_rows_that_are_read(tmp_path, asked):
+    images, labels = pictures(6), np.arange(6, dtype=np.int32)
+    whole = Source(images.__getitem__, labels, tuple("abcdef"), (8, 8, 1))
+    pack(whole, tmp_path, shard_bytes=4 * 64)
+    packed(tmp_path).read(np.array([5, 1, 2, 4, 1]))
+    assert asked == [(64, 3 * 64), (0, 2 * 64)]  # of the first shard and the second
+
+
+def test_records_are_asked_for_one_by_one_to_their_ends(tmp_path, asked):
+    def png(image):
+        file = io.BytesIO()
+        Image.fromarray(image[..., 0]).save(file, "png")
+        return file.getvalue()
+
+    path, payloads = tmp_path / "train.rec", list(map(png, pictures(3)))
+    write_face_set(path, payloads, [0, 1, 2], image_size=(8, 8))
+    source = recordio(path, channels=1)
+    asked.clear()
+    for row in (2, 0):
+        source.read(np.array([row]))
+    found = [path.read_bytes()[begin:end] for begin, end in asked]
+    assert payloads[2] in found[0] and payloads[0] in found[1]
+    begins = [begin for begin, _ in asked]
+    assert asked[0][1] == path.stat().st_size and asked[1][1] < begins[0]
+    assert payloads[1] not in found[0] + found[1]

@@ -4,6 +4,8 @@ import mmap
 
 import numpy as np
 
+PIECE = 2**17  # bytes; of a longer request Linux reads what it would read ahead
+
 
 def at_random(array: np.memmap) -> np.memmap:
     """The array, around whose pages nothing is read ahead: as much as several MiB."""
@@ -13,9 +15,10 @@ def at_random(array: np.memmap) -> np.memmap:
 
 def expect(array: np.memmap, begin: int, end: int) -> None:
     """Start to read the array's bytes [begin, end) at once, and not page by page."""
-    start = array.offset % mmap.ALLOCATIONGRANULARITY + begin
-    page = start - start % mmap.PAGESIZE
-    array.base.madvise(mmap.MADV_WILLNEED, page, start + end - begin - page)
+    header = array.offset % mmap.ALLOCATIONGRANULARITY
+    first, end = header + begin, header + end
+    for start in range(first - first % mmap.PAGESIZE, end, PIECE):
+        array.base.madvise(mmap.MADV_WILLNEED, start, min(PIECE, end - start))
 
 
 def expect_rows(array: np.memmap, rows: np.ndarray) -> None:

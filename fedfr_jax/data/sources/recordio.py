@@ -67,7 +67,7 @@ def recordio(
     file = _map(path)
     data = np.asarray(file)
     rows = cached(cache, path, lambda: _scan(path, data))
-    pages.at_random(file)  # from here on
+    pages.at_random(file)  # not before: the scan goes through the file in order
     offsets, labels = rows["offsets"], rows["labels"]
     ends = np.append(np.unique(offsets), len(data))
     num_classes, size = _read_property(path.with_name("property"))
