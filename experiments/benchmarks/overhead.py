@@ -3,12 +3,13 @@
     python experiments/benchmarks/overhead.py [--clients 1000 10000] [--lanes=1]
         [--devices=1]
 
-Prints milliseconds per round, median and fastest, of the host's part (sampling,
-scheduling, copies, rows, metrics) and of the compiled call, which for an empty model is
-the engine's own: loops and sums (keys and batches, which nothing asks for, are left out
-by the compiler). A round of several thousand clients
-tells what each thousand takes, and what a round takes whatever its clients. Then what
-it takes to draw a cohort of 256 from a million and from a billion clients.
+Prints milliseconds per round, median and fastest, of whole rounds and, in turns with
+them, of rounds that are taken apart (which costs something itself): the host's part
+(sampling, scheduling, copies, rows, metrics) and the compiled call, which for an empty
+model is the engine's own: loops and sums (keys and batches, which nothing asks for, are
+left out by the compiler). A round of several thousand clients tells what each thousand
+takes, and what a round takes whatever its clients. Then what it takes to draw a cohort
+of 256 from a million and from a billion clients.
 """
 
 import argparse
@@ -89,7 +90,7 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
     sim, server, store = empty(
         clients, args.devices, lanes=args.lanes, reduction=args.reduction
     )
-    spent, inside, run = [], [], sim.run
+    apart, inside, run = [], [], sim.run
 
     def timed(*arguments):
         jax.block_until_ready(arguments)
@@ -99,15 +100,15 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
         return result
 
     timed.lower = run.lower  # guarded like a round's own
-    sim = sim._replace(run=timed)
-    for round in range(-2, args.rounds):
+    spent, sims = [], (sim, sim._replace(run=timed))
+    for round in range(-4, 2 * args.rounds):
         begin = time.perf_counter()
-        server, _ = play(sim, server, store, round % args.rounds)
-        spent.append(1e3 * (time.perf_counter() - begin))
-    spent, inside = spent[2:], inside[2:]
-    host = [total - device for total, device in zip(spent, inside, strict=True)]
+        server, _ = play(sims[round % 2], server, store, round % args.rounds)
+        (spent, apart)[round % 2].append(1e3 * (time.perf_counter() - begin))
+    spent, apart, inside = spent[2:], apart[2:], inside[2:]
+    host = [total - device for total, device in zip(apart, inside, strict=True)]
     rows = {}
-    for name, values in (("host", host), ("compiled", inside), ("total", spent)):
+    for name, values in (("total", spent), ("host", host), ("compiled", inside)):
         median, fastest = statistics.median(values), min(values)
         print(
             f"{clients:6} clients, {name:9} median {median:.2f} ms, "
