@@ -206,6 +206,8 @@ def put_own(tree: PyTree, shardings: NamedSharding | PyTree, num_shards: int) ->
 
 def fetch_own(tree: PyTree) -> PyTree:
     """This process' own [V', ...] of arrays [V, ...] that `clients` devices hold."""
+    if not jax.tree.leaves(tree):
+        return tree
     if jax.process_count() == 1:
         return jax.device_get(tree)
 

@@ -20,19 +20,18 @@ def _mix(x):
     return x ^ (x >> 16)
 
 
-def _feistel(x, salts, a, b):
+def _feistel(x, mixed, a, b):
     """One pass over the digits (x // b, x % b); a bijection of [0, ab).
 
     Args:
-      salts: [6] uint32, `_mix(key + STEPS)`.
+      mixed: (step, digits) -> a hash of them below the radix of the other digit.
     """
     high, low = x // b, x % b
     for i in range(len(STEPS)):
-        salt = salts[i]
         if i % 2:
-            low = (low + _mix(high ^ salt) % b) % b
+            low = (low + mixed(i, high)) % b
         else:
-            high = (high + _mix(low ^ salt) % a) % a
+            high = (high + mixed(i, low)) % a
     return high * b + low
 
 
@@ -52,8 +51,9 @@ def permute(key: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
     b = (size + a - 1) // a
     x = index.astype(jnp.uint32)
     inside, salts = x < size, _mix(key + STEPS)
-    walk = lambda x: jnp.where(x < size, x, _feistel(x, salts, a, b))
-    start = _feistel(jnp.where(inside, x, 0), salts, a, b)
+    mixed = lambda i, digit: _mix(digit ^ salts[i]) % (b if i % 2 else a)
+    walk = lambda x: jnp.where(x < size, x, _feistel(x, mixed, a, b))
+    start = _feistel(jnp.where(inside, x, 0), mixed, a, b)
     end = jax.lax.while_loop(lambda x: jnp.any(x >= size), walk, start)
     return jnp.where(inside, end, x).astype(jnp.int32)
 
@@ -64,9 +64,14 @@ def permute_host(key: int, index: np.ndarray, n: int) -> np.ndarray:
         a = np.uint32(np.ceil(np.sqrt(n)))
         b = np.uint32((n + int(a) - 1) // int(a))
         salts = _mix(np.uint32(key % 2**32) + STEPS)
-        x = _feistel(np.asarray(index, np.uint32), salts, a, b)
+        mixed = lambda i, digit: _mix(digit ^ salts[i]) % (b if i % 2 else a)
+        if 4 * a <= len(index):  # far fewer digits than numbers: each is mixed once
+            radix = np.resize([a, b], (len(STEPS), 1))
+            table = _mix(np.arange(a, dtype=np.uint32) ^ salts[:, None]) % radix
+            mixed = lambda i, digit: table[i].take(digit)
+        x = _feistel(np.asarray(index, np.uint32), mixed, a, b)
         while len(outside := np.flatnonzero(x >= n)):
-            x[outside] = _feistel(x[outside], salts, a, b)
+            x[outside] = _feistel(x[outside], mixed, a, b)
     return x.astype(np.int64)
 
 

@@ -120,6 +120,8 @@ class Store:
           ValueError: when the file ends within a row.
         """
         pending = self._unwritten()
+        if not self._leaves:
+            return self.template, self._is_new(ids)
         stamps = self._stamps.take(np.maximum(ids, 0), axis=0)
         newest = stamps.argmax(axis=1)
         stamps = stamps.take(VERSIONS * np.arange(len(ids)) + newest)
@@ -135,7 +137,7 @@ class Store:
             fcntl.flock(self._rows, fcntl.LOCK_SH)
             fcntl.flock(self._rows, fcntl.LOCK_UN)
         read = lambda part, place: os.preadv(self._rows, [part], place)
-        for k in np.flatnonzero(on_disk) if self._leaves else ():
+        for k in np.flatnonzero(on_disk):
             place = (int(ids[k]) * VERSIONS + int(newest[k])) * self._row_bytes
             if not _in_full(read, block[k], place):
                 raise ValueError(
@@ -156,15 +158,15 @@ class Store:
             full disk; the versions before that round stay whole.
         """
         self._wait()
+        others = np.asarray(others, np.int64)
+        others = others[others >= 0]
         ids, block = ids.astype(np.int64), self._pack(rows, len(ids))
         if (ids[:1] < 0).any() or (ids[1:] <= ids[:-1]).any():
             order = ids.argsort()[np.count_nonzero(ids < 0) :]
             ids, block = ids[order], block[order]
-        others = np.asarray(others, np.int64)
-        others = others[others >= 0]
+        if not self._leaves:  # that a client took part is all there is to know
+            return self._mark(np.concatenate([ids, others]), round)
         fcntl.flock(self._rows, fcntl.LOCK_SH)  # other processes may write theirs
-        if not self._leaves:  # stamps alone are faster than a thread
-            return self._write(ids, block, round, others)
         written = self._writer.submit(self._write, ids, block, round, others)
         self._pending = Pending(ids, block, written)
 
@@ -188,6 +190,15 @@ class Store:
         self._wait()
         return np.flatnonzero(self._stamps.any(axis=1))
 
+    def _is_new(self, ids) -> np.ndarray:
+        """Whether nothing was ever written of `ids` [K]."""
+        stamps = self._stamps.take(np.maximum(ids, 0), axis=0)
+        return ~stamps.any(axis=1) | (ids < 0)
+
+    def _mark(self, ids, round) -> None:
+        """Stamp those of `ids` that have no stamp yet."""
+        self._stamps[ids[self._is_new(ids)], 0] = round + 1
+
     def _unwritten(self) -> Pending | None:
         """Rows that are not on disk yet, if any; raises the writer's error."""
         if self._pending and self._pending.written.done():
@@ -205,7 +216,7 @@ class Store:
         try:
             places = self._free_places(np.concatenate([ids, others]), round)
             self._stamps.put(places, 0)
-            for k in range(len(ids)) if self._leaves else ():
+            for k in range(len(ids)):
                 if not _in_full(write, block[k], int(places[k]) * self._row_bytes):
                     raise OSError(
                         f"{self._path}: client {ids[k]}'s row was written in part."

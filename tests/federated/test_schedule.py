@@ -18,6 +18,8 @@ from fedfr_jax.federated.schedule import schedule
 def test_host_permutation_is_a_bijection(n, key):
     places = permute_host(key, np.arange(n), n)
     np.testing.assert_array_equal(np.sort(places), np.arange(n))
+    for few in (places[:0], places[-3:]):  # fewer numbers than digits
+        np.testing.assert_array_equal(permute_host(key, few, n), places[few])
 
 
 @settings(deadline=None, max_examples=20)

@@ -114,6 +114,11 @@ def test_clients_without_personal_state_are_remembered(tmp_path):
     assert store.touched().tolist() == [1, 3]
     tree, is_new = store.gather(np.array([1, 2]))
     assert tree == {"head": None} and is_new.tolist() == [False, True]
+    store.flush(1)
+    store.scatter(np.array([-1, 1, 0]), {"head": None}, 1, others=[2, -1])
+    assert store.gather(np.array([-1, 0, 1, 2]))[1].tolist() == [True, *3 * [False]]
+    resumed = Store({"head": None}, 4, tmp_path, resume_round=1)
+    assert resumed.touched().tolist() == [1, 3]
 
 
 def test_a_store_of_another_model_is_refused(tmp_path):
