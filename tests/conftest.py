@@ -10,6 +10,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import gc  # noqa: E402
 import pathlib  # noqa: E402
+import tempfile  # noqa: E402
+
+# Equal programs are compiled once, whichever test and process asks first.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    COMPILED = tempfile.TemporaryDirectory()  # goes with pytest's first process
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402

@@ -6,7 +6,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import numpy as np
@@ -17,7 +16,6 @@ from fedfr_jax.commands import COMMANDS
 from fedfr_jax.runs.workdir import claim, claim_for_all
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-COMPILED = tempfile.TemporaryDirectory()  # shared by the runs
 CONFIG = '''"""A tiny run on arrays."""
 
 from configs import base
@@ -79,8 +77,6 @@ def config(tmp_path):
 
 def fedfr(*words, xla_flags="--xla_backend_optimization_level=0", **options):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": xla_flags}
-    environment |= {"JAX_COMPILATION_CACHE_DIR": COMPILED.name}
-    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
     command = [sys.executable, "-m", "fedfr_jax", *map(str, words)]
     return subprocess.Popen(
         command,
