@@ -7,9 +7,9 @@ Prints milliseconds per round, median and fastest, of whole rounds and, in turns
 them, of rounds that are taken apart (which costs something itself): the host's part
 (sampling, scheduling, copies, rows, metrics) and the compiled call, which for an empty
 model is the engine's own: loops and sums (keys and batches, which nothing asks for, are
-left out by the compiler). A round of several thousand clients tells what each thousand
-takes, and what a round takes whatever its clients. Then what it takes to draw a cohort
-of 256 from a million and from a billion clients.
+left out by the compiler). Everybody has taken part before. A round of several thousand
+clients tells what each thousand takes, and what a round takes whatever its clients.
+Then what it takes to draw a cohort of 256 from a million and from a billion clients.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
     spent, sims = [], (sim, sim._replace(run=timed))
     for round in range(-4, 2 * args.rounds):
         begin = time.perf_counter()
-        server, _ = play(sims[round % 2], server, store, round % args.rounds)
+        server, _ = play(sims[round % 2], server, store, round // 2 % args.rounds)
         (spent, apart)[round % 2].append(1e3 * (time.perf_counter() - begin))
     spent, apart, inside = spent[2:], apart[2:], inside[2:]
     host = [total - device for total, device in zip(apart, inside, strict=True)]

@@ -3,7 +3,7 @@
 A Feistel network over the digits (a, b) of an index in mixed radix, walked along its
 cycle until it lands inside [0, n) (Black and Rogaway, "Ciphers with arbitrary finite
 domains", 2002). Element i of the permutation costs the same for n = 10 and n = 10^9,
-needs no memory, and the same code runs on numpy arrays and inside jit.
+whatever its place, and the same code runs on numpy arrays and inside jit.
 """
 
 import jax
@@ -65,7 +65,7 @@ def permute_host(key: int, index: np.ndarray, n: int) -> np.ndarray:
         b = np.uint32((n + int(a) - 1) // int(a))
         salts = _mix(np.uint32(key % 2**32) + STEPS)
         mixed = lambda i, digit: _mix(digit ^ salts[i]) % (b if i % 2 else a)
-        if 4 * a <= len(index):  # far fewer digits than numbers: each is mixed once
+        if 4 * a <= len(index):  # far fewer digits than numbers: looked up
             radix = np.resize([a, b], (len(STEPS), 1))
             table = _mix(np.arange(a, dtype=np.uint32) ^ salts[:, None]) % radix
             mixed = lambda i, digit: table[i].take(digit)

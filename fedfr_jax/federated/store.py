@@ -5,14 +5,15 @@ file and a stamp for each (1 + the round that wrote it, 0 for nothing); a write 
 touches what the last two checkpoints see, so a run that is killed at any moment and
 resumed at either, at round R, reads exactly the rows of round R: stamps after R do not
 count. Nothing is written until a client takes part, and memory does not grow with N.
+Where a row is empty a client has one stamp, of the first round that it took part in.
 
 One thread writes while the next round is prepared and trained; until a round's rows are
 on disk they are read from memory. An error of the writer is raised by the next call.
 
 Processes of one run share the folder: each writes rows of its own clients, at places
 that all of them know, because all keep the stamps of all rows. The first one alone
-writes the stamps down, so that no two hosts change the same page of a file. Writers
-share a lock on the rows, since no two write at the same place; whoever opens the store
+writes the stamps down, so that no two hosts change the same page of a file. Writers of
+rows share a lock, since no two write at the same place; whoever opens the store
 takes it alone, so that nothing of an earlier run is written after it was forgotten.
 """
 
@@ -119,9 +120,9 @@ class Store:
           OSError: when the last `scatter` could not write.
           ValueError: when the file ends within a row.
         """
-        pending = self._unwritten()
         if not self._leaves:
             return self.template, self._is_new(ids)
+        pending = self._unwritten()
         stamps = self._stamps.take(np.maximum(ids, 0), axis=0)
         newest = stamps.argmax(axis=1)
         stamps = stamps.take(VERSIONS * np.arange(len(ids)) + newest)
