@@ -1,8 +1,22 @@
 """The formula of docs/scale.md: its tables, its limits, and what it was checked on."""
 
 import pathlib
+import re
 
+import jax
+import numpy as np
 import pytest
+
+from fedfr_jax.federated.simulation import (
+    assign,
+    on_devices,
+    open_store,
+    simulation,
+    start,
+)
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Cohort
+from tests.federated import toys
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 FOLDER = ROOT / "experiments" / "benchmarks"
@@ -106,3 +120,29 @@ def test_measured_rounds_are_within_half_of_the_prediction(costs):
     assert len(costs.MEASURED) >= 2
     for name, row in costs.MEASURED.items():
         assert costs.predicted(name) == pytest.approx(row["cpu_seconds"], rel=0.5), name
+
+
+SENDS = re.compile(
+    r"= (.*) (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+)\("
+)
+
+
+@pytest.mark.parametrize("cohort_size", [2, 5])
+@pytest.mark.parametrize("toy", [toys.fedavg_toy, toys.fedfr_toy])
+def test_devices_send_a_model_once_and_a_number_per_metric_and_client(toy, cohort_size):
+    """The formula's all-reduce, in the compiled round, however large the cohort."""
+    algorithm, variables = toy()
+    where = {"mesh": make_mesh(4), "cohort_size": cohort_size, "local_epochs": 2}
+    sim = simulation(algorithm, toys.feed(), *toys.problem(), **where)
+    server = start(sim, variables)
+    cohort = Cohort(np.arange(cohort_size), 0)
+    work = assign(sim, server, open_store(sim, server), cohort)
+    arguments = on_devices(sim, server, work, 0)
+    (sent,) = SENDS.findall(sim.run.lower(*arguments).compile().as_text())
+    shapes = re.findall(r"f32\[([\d,]*)\]", sent)
+    metrics = jax.eval_shape(sim.run, *arguments)[2]
+    words = lambda x: ",".join(map(str, x.shape))
+    wanted = [*map(words, jax.tree.leaves(variables)), ""]  # and the total weight
+    wanted += map(words, metrics.values())
+    assert sorted(shapes) == sorted(wanted)
+    assert all(x.shape == (cohort_size,) for x in metrics.values())
