@@ -180,29 +180,29 @@ def example_table() -> str:
 
 
 # --- Rounds of the engine that check the formula, as measured_costs.py printed them:
-# CPU seconds of a 2-core AMD EPYC, 2026-11-20, one device. R is that of single steps
+# CPU seconds of a 2-core Intel Xeon, 2026-11-22, one device. R is that of single steps
 # of the same network outside of the engine.
 
 CONSTANTS = {
-    "memory": 4.78e9,
-    "host_client": 0.75e-6,
-    "device_client": 0.074e-6,
+    "memory": 5.18e9,
+    "host_client": 0.776e-6,
+    "device_client": 0.0483e-6,
 }
 MEASURED = {
     "emnist_cnn": {
-        "cpu_seconds": 1.329,
-        "flops": 70.7e9,
-        "work": Round(500, 32, 40, 20, 1, parameters=1_198_592, forward=24.02e6),
+        "cpu_seconds": 1.164,
+        "flops": 77.7e9,
+        "work": Round(500, 32, 40, 20, 1, parameters=1_198_592, forward=24.06e6),
     },
     "cifar_cnn": {
-        "cpu_seconds": 3.878,
-        "flops": 61.3e9,
-        "work": Round(500, 50, 50, 10, 1, parameters=1_625_152, forward=33.36e6),
+        "cpu_seconds": 4.290,
+        "flops": 59.6e9,
+        "work": Round(500, 50, 50, 10, 1, parameters=1_625_152, forward=33.47e6),
     },
     "mlp_many": {
-        "cpu_seconds": 0.1215,
-        "flops": 29.5e9,
-        "work": Round(2000, 512, 20, 10, 1, parameters=50_240, forward=0.0683e6),
+        "cpu_seconds": 0.1304,
+        "flops": 35.5e9,
+        "work": Round(2000, 512, 20, 10, 1, parameters=50_240, forward=0.0717e6),
     },
 }
 
