@@ -20,16 +20,17 @@ help:
 	@echo "make clean      remove $(VENV) and caches; runs/ stays"
 	@echo "Settings: PYTHON=$(PYTHON) JOBS=$(JOBS) ARGS=..."
 
-# Built from nothing again whenever what it is built from changes.
-$(READY): requirements.txt pyproject.toml
+# Built from nothing again whenever what it is built from changes; .ready says what that
+# was.
+$(READY): requirements.txt pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed, %s is %s: make PYTHON=..." % (sys.executable, sys.version.split()[0]))'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -e .
-	@touch $@
+	@cp requirements.txt $@
 
 demo: $(READY)
-	$(RUN) -m fedfr_jax train --config=configs/fedfr/demo.py --workdir=runs/demo --overwrite $(ARGS)
+	$(RUN) -m fedfr_jax train --config=fedfr/demo --workdir=runs/demo --overwrite $(ARGS)
 
 test: $(READY)
 	$(RUN) -m pytest -m "not slow" -n $(JOBS) $(ARGS)

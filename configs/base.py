@@ -17,13 +17,13 @@ def get_config():
     config.model = ConfigDict()
     config.pretrain = ConfigDict()
     config.federation = ConfigDict()
-    # Keys of tasks/recognition.py:Judge. `fars` and `fpirs` are the rates; three more
+    # Keys of tasks/faces/recognition.py:Judge. `fars` and `fpirs` are the rates; three more
     # are off until they are given, here or as --config.evaluation.key=value:
     #   pairs = "lfw.bin", or {"path" or "source", "fars", "folds", "flip"}, see
-    #     tasks/pair_list.py: generic pairs_accuracy and pairs_tar@far=... by ten folds.
+    #     tasks/faces/pair_list.py: generic pairs_accuracy and pairs_tar@far=... by ten folds.
     #   templates = "IJBC", or {"path", "images", "media", "landmarks", "pairs",
     #     "gallery", "probes", "align", "faceness", "flip", "keep_norm", "fars",
-    #     "fpirs", "ranks"}, see tasks/template_set.py: generic ijb_tar@far=...,
+    #     "fpirs", "ranks"}, see tasks/faces/template_set.py: generic ijb_tar@far=...,
     #     ijb_tpir@fpir=... and ijb_rank@... of IJB-C style templates.
     #   personalised = "binned": the released evaluation's 2001 bins in personalised
     #     1:1; "exact" order statistics otherwise.

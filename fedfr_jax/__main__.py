@@ -1,25 +1,47 @@
-"""The launcher: python -m fedfr_jax <command> --config=... --workdir=..."""
+"""The launcher: fedfr <command> --config=... --workdir=..., or python -m fedfr_jax."""
 
 import os
 import sys
 import traceback
 
+import fedfr_jax
 from fedfr_jax import processes
 
-HELP = """usage: fedfr <command> --config=FILE [--config.key=value ...] [--workdir=DIR]
+USAGE = """\
+usage: fedfr <command> --config=NAME [--config.section.key=value ...] [--workdir=DIR]
+"""
+HELP = """
+fedfr <command> --help lists a command's flags and the sections of a config.
 
-  train      pretrain, then train every method of the config; goes on after a stop
-  evaluate   judge the checkpoints of a run again
-  prepare    inspect the config's data set and how it is split
-  launch     run a command as several processes of this machine
+  --config=NAME    a Python file with get_config(), or a shipped config by its name
+                   (fedfr configs), such as demo; evaluate and prepare need none in the
+                   work folder of a run, which keeps its config
+  --config.section.key=value
+                   changes a key, e.g. --config.federation.rounds=8; the keys of a
+                   section are the arguments of the function that it configures
+                   (fedfr describe models, sources, algorithms, ...)
+  --workdir=DIR    folder of a run: checkpoints, results, plots
+  --version        print the version"""
 
-fedfr <command> --help lists a command's flags."""
+
+def help_text() -> str:
+    """The commands with one line each, and where flags and keys come from."""
+    from fedfr_jax.commands import COMMANDS
+
+    lines = [
+        f"  {name:9} {command.__doc__.splitlines()[0]}"
+        for name, command in COMMANDS.items()
+    ]
+    return "\n".join([USAGE, *lines, HELP])
 
 
 def main(argv: list[str]) -> int:
     """Run one command; a user's mistake is one line and exit code 2."""
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(HELP)
+        print(help_text())
+        return 0
+    if argv[0] == "--version":
+        print(f"fedfr_jax {fedfr_jax.__version__}")
         return 0
     if argv[0] != "launch":  # which deals the cores to the processes that it starts
         processes.use_every_core()
@@ -28,14 +50,15 @@ def main(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"command must be one of {sorted(COMMANDS)}, got {argv[0]!r}.")
         return 2
-    command = COMMANDS[argv[0]]
-    if {"-h", "--help"} & set(argv[1:2] if argv[0] == "launch" else argv[1:]):
-        print(f"{command.__doc__}\n\n  fedfr {command.main.__doc__}\n")
-        print("FILE is a Python file with get_config(); its keys are those of the")
-        print("functions that it configures, and --config.key=value changes one.")
-        return 0
+    return run_command(COMMANDS[argv[0]], argv[1:])
+
+
+def run_command(command, argv: list[str]) -> int:
+    """The exit code of a command with the words after it."""
     try:
-        command.main(argv[1:])
+        command.main(argv)
+    except SystemExit as end:  # after --help
+        return int(end.code or 0)
     except (ValueError, ImportError, OSError, FloatingPointError, MemoryError) as error:
         if os.environ.get("FEDFR_DEBUG"):
             raise

@@ -1,8 +1,9 @@
 """From a config to the objects of a run; `schema` says what a section may hold."""
 
+import functools
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -12,6 +13,7 @@ from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import by_identity, ms1m
 from fedfr_jax.data.sources import SOURCES, names_from
 from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.stream import fits_devices
 from fedfr_jax.mesh import make_mesh
@@ -24,17 +26,11 @@ from fedfr_jax.runs.settings import (
     check_federation,
     check_pretraining,
 )
-from fedfr_jax.schema import call, choose, naming
-from fedfr_jax.tasks.classical import (
-    ARGUMENTS,
-    CHOICES,
-    CLUSTERED,
-    FIXED,
-    classical_faces,
-)
-from fedfr_jax.tasks.methods import FaceMethod, federated_faces
-from fedfr_jax.tasks.recognition import Judge, Recognition, recognition
-from fedfr_jax.types import Model, Source
+from fedfr_jax.schema import call, check_keys, choose, naming
+from fedfr_jax.tasks.faces.classical import classical_faces
+from fedfr_jax.tasks.faces.methods import FaceMethod, federated_faces
+from fedfr_jax.tasks.faces.recognition import Judge, Recognition, recognition
+from fedfr_jax.types import Algorithm, Local, Model, Source
 
 PARTITIONS = {"by_identity": by_identity, "ms1m": ms1m}
 SECTIONS = (
@@ -92,59 +88,54 @@ def build_method(
         "num_clients": len(partition.num_classes),
     }
     algorithm = options.pop("algorithm", "fedfr")
-    if algorithm == "fedfr":
-        with naming(f"config.{section}"):
-            return call(section, federated_faces, options, model, **counts)
-    own = algorithm_options(section, algorithm, options)
-    make = lambda factory, given, arguments, fixed: call(
-        section, factory, given, *arguments, **fixed
-    )
-    rest = {k: v for k, v in options.items() if k not in own}
-    settings = {"options": own, **counts}
     with naming(f"config.{section}"):
-        return call(section, classical_faces, rest, model, algorithm, make, **settings)
+        if algorithm == "fedfr":
+            return call(section, federated_faces, options, model, **counts)
+        make, rest = algorithm_maker(
+            section, algorithm, options, keywords(classical_faces), counts
+        )
+        num_classes = counts["num_classes"]
+        return call(section, classical_faces, rest, model, make, num_classes=num_classes)
 
 
-def algorithm_options(section: str, name: str, options: Mapping) -> dict:
-    """Those of `options` that are the algorithm's own, functions chosen by name.
+def keywords(function: Callable) -> dict[str, inspect.Parameter]:
+    """The keyword-only arguments of a factory, which are its settings."""
+    parameters = inspect.signature(function).parameters
+    return {k: p for k, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
+
+
+def algorithm_maker(
+    section: str, name: str, options: Mapping, others: Collection[str], facts: Mapping
+) -> tuple[Callable[[Local], Algorithm], dict]:
+    """An algorithm but for its `Local`, and those of `options` that are not its own.
+
+    Args:
+      others: keys of the task's own.
+      facts: numbers of the data, {"num_clients": N, ...}, for factories that ask.
 
     Raises:
-      ValueError: for an unknown algorithm, or a key that neither it nor the local
-        training has.
+      ValueError: for an unknown algorithm, or a key that neither it nor the task has.
     """
-    if name not in ARGUMENTS:
-        known = sorted([*ARGUMENTS, "fedfr"])
+    if name not in ALGORITHMS:
+        known = sorted(ALGORITHMS)
         raise ValueError(
             f"config.{section}.algorithm must be one of {known}, got {name!r}."
         )
-    keyword = lambda function: {
-        name: parameter
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind == parameter.KEYWORD_ONLY
-    }
-    own = keyword(ALGORITHMS[name]).keys() - FIXED.get(name, {}).keys()
-    common = keyword(classical_faces).keys() - {"options", "num_classes", "num_clients"}
-    if name not in CLUSTERED:
-        common -= {"groups", "spread"}
-    for key in options:
-        if key not in own | common:
-            raise ValueError(
-                f"config.{section} must have keys of {sorted(own | common)}, "
-                f"got {key!r}."
-            )
-    return {
-        key: choose_function(f"{section}.{key}", key, value)
-        for key, value in options.items()
-        if key in own
-    }
-
-
-def choose_function(section: str, key: str, value: Any) -> Any:
-    """An option that is a function: its name, or a mapping with settings."""
-    if key not in CHOICES or value is None:
-        return value
-    settings = value if isinstance(value, Mapping) else {"name": value}
-    return choose(section, CHOICES[key], settings)
+    asked = keywords(ALGORITHMS[name])
+    known = {*asked, *others, "personal", "batch_stats"} - facts.keys()
+    check_keys(f"config.{section}", options, known)
+    own = {k: v for k, v in options.items() if k in asked}
+    for key in set(asked) - set(own) - set(facts):
+        if asked[key].default is inspect.Parameter.empty:
+            raise ValueError(f"config.{section} must have the key {key}, got none.")
+    if isinstance(own.get("server_optimizer"), Mapping | str):
+        given = own["server_optimizer"]
+        given = {"name": given} if isinstance(given, str) else given
+        where = f"{section}.server_optimizer"
+        own["server_optimizer"] = choose(where, SERVER_OPTIMIZERS, given)
+    own |= {k: v for k, v in facts.items() if k in asked}
+    rest = {k: v for k, v in options.items() if k not in asked}
+    return functools.partial(ALGORITHMS[name], **own), rest
 
 
 def streams(

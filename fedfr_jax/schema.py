@@ -90,3 +90,13 @@ def naming(what: Any) -> Iterator[None]:
         if str(error).startswith("config."):
             raise
         raise ValueError(f"{what}: {error}") from error
+
+
+def register(family: dict, what: str, name: str, factory: Callable) -> None:
+    """Add `factory` to a family under `name`; the same one twice is welcome.
+
+    Raises:
+      ValueError: when the name belongs to another factory.
+    """
+    if family.setdefault(name, factory) is not factory:
+        raise ValueError(f"{what} must have a name of its own, got {name!r} again.")

@@ -10,18 +10,30 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 PyTree = Any
 
 
 class Model(NamedTuple):
-    """A network that maps images to embeddings; the only view of it outside models/."""
+    """A network from images to embeddings or logits; its only view outside models/.
+
+    `apply` takes (variables, x [B, H, W, C] in [-1, 1], train=False, key=None) and
+    gives (output [B, D], batch_stats); `key` is for dropout in training.
+    """
 
     init: Callable[[jax.Array], PyTree]  # key -> {"params": ..., "batch_stats": ...}
     apply: Callable[..., tuple[jax.Array, PyTree]]
-    # (variables, x [B, H, W, C] in [-1, 1], train) -> (embedding [B, D], batch_stats)
     image_shape: tuple[int, int, int]  # (H, W, C)
-    embedding_dim: int  # D
+    embedding_dim: int  # D, the number of classes of a classifier
+    # Path prefixes below "params" in the order of the data: "stem", "stage1/block1".
+    blocks: tuple[str, ...] = ()
+    count_flops: Callable[[], int] = lambda: 0  # counted when asked: it takes a trace
+
+    @property
+    def flops(self) -> int:
+        """Of the forward pass of one image: twice its multiply-adds."""
+        return self.count_flops()
 
 
 class Source(NamedTuple):
@@ -34,6 +46,21 @@ class Source(NamedTuple):
     landmarks: np.ndarray | None = None  # [T, 5, 2] float32 x, y pixels of `read`
     cameras: np.ndarray | None = None  # [T] int32 camera (or drawer, or session)
     pairs: "Pairs | None" = None  # the set's own verification protocol
+    is_test: np.ndarray | None = None  # [T] bool, the set's own test part
+
+
+class Augment(NamedTuple):
+    """What happens to ONE example on the device; the feed maps it over a batch.
+
+    inputs: {"image": [H, W, C], perhaps "landmarks": [P, 2] float32 x, y pixels};
+    targets: {"label": [] int32, perhaps "mask": [H, W] int}.
+    """
+
+    # (key [], inputs, targets) -> (inputs, targets); key may be None when views is 1
+    apply: Callable[[jax.Array | None, PyTree, PyTree], tuple[PyTree, PyTree]]
+    views: int = 0  # outcomes when they are counted (mirror: 2, none: 1), else 0
+    # (i [] int32, inputs) -> inputs, the i-th of them; only when views > 0
+    view: Callable[[jax.Array, PyTree], PyTree] | None = None
 
 
 class Pairs(NamedTuple):
@@ -48,6 +75,7 @@ class Batch(NamedTuple):
 
     images: jax.Array  # [B, H, W, C] in [-1, 1]
     labels: jax.Array  # [B] int32: the client's own class, or the public class
+    num_classes: jax.Array  # [] int32 the client's own classes
     is_valid: jax.Array  # [B] bool, False for padding
     is_extra: jax.Array  # [B] bool, True for examples added by the server
     example: jax.Array  # [B] int32 row of the example table
@@ -59,6 +87,7 @@ class Client(NamedTuple):
     """One client's work in one round, built by the engine inside its lane."""
 
     id: jax.Array  # [] int32
+    place: jax.Array  # [] int32 in the cohort
     round: jax.Array  # [] int32
     num_local: jax.Array  # [] int32 own examples
     num_extra: jax.Array  # [] int32 examples added by the server
@@ -88,6 +117,22 @@ class Extra(NamedTuple):
     num_examples: jax.Array  # [K] int32 how many of them count
 
 
+class Local(NamedTuple):
+    """A client's training, free of any algorithm.
+
+    `loss(variables, batch, key, **round_args)` gives a scalar, (scalar, metrics) or
+    (scalar, (batch_stats, metrics)): metrics are {name: []}, batch_stats the running
+    statistics after the step. What an algorithm keeps fixed in a round comes as
+    `round_args`.
+    """
+
+    loss: Callable
+    # rate [] -> transformation, as `optax.sgd` is one, called with the rate of every
+    # step; or a transformation that has its own rate (then `learning_rate` is None).
+    optimizer: Callable | optax.GradientTransformation = optax.sgd
+    learning_rate: Callable | float | None = None  # (round, epoch) -> [], or a number
+
+
 class ClientOutput(NamedTuple):
     """What one client sends back."""
 
@@ -96,6 +141,7 @@ class ClientOutput(NamedTuple):
     personal: PyTree  # stays with the client
     metrics: PyTree  # {name: []}
     upload: PyTree = ()  # kept per client, [K, ...] on the server
+    local: PyTree = ()  # variables["local"] after training, which `personal` keeps
 
 
 class Aggregator(NamedTuple):
@@ -124,5 +170,7 @@ class Algorithm(NamedTuple):
     aggregator: Aggregator
     server_update: Callable[[PyTree, RoundResult], PyTree]  # -> server
     personalize: Callable[[PyTree, PyTree], PyTree]  # (server, personal) -> variables
+    # server -> variables: the one network that it would hand to everybody.
+    network: Callable[[PyTree], PyTree] = lambda server: server
     # (server, simulation, cohort); also traced for its shapes before the first round.
     prepare: Callable[..., Extra] | None = None

@@ -31,7 +31,7 @@ from fedfr_jax.processes import use_every_core
 from fedfr_jax.runs import dry_run
 from fedfr_jax.runs.round_shapes import Shapes, round_shapes
 from fedfr_jax.runs.settings import Federation
-from fedfr_jax.tasks.methods import federated_faces
+from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Cohort
 
 NETWORKS = {

@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 import results_file
 
-from fedfr_jax.federated.algorithms.local import Iterate, sgd, sgd_step
-from fedfr_jax.federated.features import Features, Frozen
+from fedfr_jax.federated.local import Iterate, local_step, sgd
 from fedfr_jax.models import MODELS
-from fedfr_jax.tasks.face_loss import face_loss, init_local
-from fedfr_jax.types import Batch
+from fedfr_jax.tasks.faces.features import Features, Frozen
+from fedfr_jax.tasks.faces.loss import face_loss, init_local
+from fedfr_jax.types import Batch, Local
 
 
 def parse_arguments():
@@ -59,6 +59,7 @@ def make_batch(args) -> Batch:
     return Batch(
         images=jnp.asarray(random.uniform(-1, 1, size).astype(np.float32)),
         labels=jnp.asarray(rows % 10),
+        num_classes=jnp.int32(10),
         is_extra=jnp.zeros(args.batch, bool),
         is_valid=jnp.ones(args.batch, bool),
         position=jnp.asarray(rows),
@@ -68,16 +69,16 @@ def make_batch(args) -> Batch:
 
 
 def losses(model):
-    """{"looked up", "three networks": loss} of `sgd_step`, given what is frozen."""
+    """{"looked up", "three networks": loss} of `local_step`, given what is frozen."""
     loss = face_loss(model, contrastive_weight=5.0, branch="bce")
     embed = lambda variables, images: model.apply(variables, images, False)[0]
 
-    def three(variables, batch, key, *, num_classes, frozen):
+    def three(variables, batch, key, *, frozen):
         run = lambda variables: lambda *_: embed(variables, batch.images)
         frozen = SimpleNamespace(
             global_features=run(frozen[0]), previous_features=run(frozen[1])
         )
-        return loss(variables, batch, key, num_classes=num_classes, frozen=frozen)
+        return loss(variables, batch, key, frozen=frozen)
 
     return {"looked_up": loss, "three_networks": three}
 
@@ -96,7 +97,8 @@ def main():
     phi = 0.01 * jax.random.normal(jax.random.key(4), (args.public, args.dim))
     params = {"backbone": backbone["params"], "phi": phi, **own}
     variables = {"params": params, "batch_stats": backbone["batch_stats"]}
-    iterate = Iterate(variables, optimizer.init(params))
+    iterate = Iterate(variables, optimizer(1e-3).init(params))
+    client = SimpleNamespace(round=jnp.int32(0), epoch=lambda step: step)
 
     @jax.jit
     def embed(variables, images):
@@ -114,15 +116,15 @@ def main():
     }
     steps, ends = {}, {}
     for name, loss in losses(model).items():
-        step = jax.jit(partial(sgd_step(loss, optimizer), jax.random.key(5)))
-        steps[name] = partial(
-            step,
-            iterate,
-            batch,
-            jnp.float32(1e-3),
-            num_classes=jnp.int32(10),
-            frozen=jax.device_put(given[name]),
-        )
+        take = local_step(Local(loss, optimizer, 1e-3))
+
+        @jax.jit
+        def step(iterate, batch, frozen, take=take):
+            key, first = jax.random.key(5), jnp.int32(0)
+            return take(key, iterate, client, batch, first, frozen=frozen)
+
+        frozen = jax.device_put(given[name])
+        steps[name] = partial(step, iterate, batch, frozen)
         ends[name] = float(steps[name]()[1]["loss"])
     np.testing.assert_allclose(ends["looked_up"], ends["three_networks"], rtol=1e-5)
     steps["forward"] = lambda: embed(global_, batch.images)

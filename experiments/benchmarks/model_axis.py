@@ -54,7 +54,7 @@ def bytes_of_a_device(arguments, name: str, shards: int) -> dict[str, int]:
     from fedfr_jax.models import iresnet
     from fedfr_jax.runs import dry_run
     from fedfr_jax.runs.settings import Federation
-    from fedfr_jax.tasks.methods import federated_faces
+    from fedfr_jax.tasks.faces.methods import federated_faces
 
     model = gathered(iresnet((112, 112, 3), depth=arguments.depth))
     partition = ms1m(dry_run.made_up_labels(**SPLIT), **SPLIT)

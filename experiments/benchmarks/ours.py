@@ -16,16 +16,16 @@ import workloads
 
 from fedfr_jax.federated import simulation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
+from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.tuning import Setting, tune
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS, conv
 from fedfr_jax.models.initial import xavier_uniform
 from fedfr_jax.processes import use_every_core
-from fedfr_jax.tasks.face_loss import masked_mean
-from fedfr_jax.tasks.methods import federated_faces
-from fedfr_jax.types import Cohort
+from fedfr_jax.tasks.faces.loss import masked_mean
+from fedfr_jax.tasks.faces.methods import federated_faces
+from fedfr_jax.types import Cohort, Local
 
 
 def network(work, **settings):
@@ -51,7 +51,7 @@ def maker(work):
 
 
 def classification(work, model=None):
-    """(loss of `local_sgd`, variables, logits) of a backbone with a linear head."""
+    """(loss of `Local`, variables, logits) of a backbone with a linear head."""
     model = model or network(work)
     backbone = model.init(jax.random.key(0))
     shape = (model.embedding_dim, work.num_classes)
@@ -80,7 +80,7 @@ def classification(work, model=None):
 def classifier(work, model=None):
     """(algorithm, variables, logits, Feed) of FedAvg on images with a linear head."""
     loss, variables, logits = classification(work, model)
-    algorithm = fedavg(local_sgd(loss, sgd(), step_decay(work.rate)))
+    algorithm = fedavg(Local(loss, sgd(), work.rate))
     return algorithm, variables, logits, Feed(work.batch_size, shuffle=False)
 
 

@@ -48,10 +48,12 @@ def build(num_clients: int, cohort: int):
     import numpy as np
 
     from fedfr_jax.federated.algorithms.fedavg import fedavg
-    from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
+    from fedfr_jax.federated.algorithms.personal import personal
+    from fedfr_jax.federated.local import sgd
     from fedfr_jax.federated.client import Feed, Population, Table
     from fedfr_jax.federated.simulation import simulation, start
     from fedfr_jax.mesh import make_mesh
+    from fedfr_jax.types import Local
 
     def loss(variables, batch, key):
         del key
@@ -62,7 +64,7 @@ def build(num_clients: int, cohort: int):
 
     decode = lambda images, is_flipped: images.astype(jnp.float32)
     sim = simulation(
-        fedavg(local_sgd(loss, sgd(), step_decay(0.1)), personal="head"),
+        personal(fedavg(Local(loss, sgd(), 0.1)), "head"),
         Feed(1, decode),
         Table(np.ones((num_clients, 4), np.uint8), np.zeros(num_clients, np.int32)),
         Population(

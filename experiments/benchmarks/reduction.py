@@ -43,10 +43,11 @@ def mlp(num_clients, num_devices, **options):
     import numpy as np
 
     from fedfr_jax.federated.algorithms.fedavg import fedavg
-    from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
+    from fedfr_jax.federated.local import sgd
     from fedfr_jax.federated.client import Feed, Population, Table
     from fedfr_jax.federated.simulation import open_store, simulation, start
     from fedfr_jax.mesh import make_mesh
+    from fedfr_jax.types import Local
 
     random = np.random.default_rng(0)
     images = random.normal(size=(20 * num_clients, 784)).astype(np.float32)
@@ -56,7 +57,7 @@ def mlp(num_clients, num_devices, **options):
         "second": jnp.asarray(random.normal(0, 0.1, (64, 10)), jnp.float32),
     }
     sim = simulation(
-        fedavg(local_sgd(loss, sgd(), step_decay(0.1))),
+        fedavg(Local(loss, sgd(), 0.1)),
         Feed(10),
         Table(images, labels),
         Population(np.arange(0, len(images) + 1, 20), np.full(num_clients, 10)),

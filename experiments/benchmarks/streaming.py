@@ -132,10 +132,11 @@ def build(table, args):
 
     from fedfr_jax.data.augment import decode
     from fedfr_jax.federated.algorithms.fedavg import fedavg
-    from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
+    from fedfr_jax.federated.local import sgd
     from fedfr_jax.federated.client import Feed, Population
     from fedfr_jax.federated.simulation import open_store, simulation, start
     from fedfr_jax.mesh import make_mesh
+    from fedfr_jax.types import Local
     from fedfr_jax.models.cnn import cnn
 
     model = cnn(SHAPE)
@@ -150,7 +151,7 @@ def build(table, args):
         return -jnp.where(batch.is_valid, picked, 0).mean(), ({}, {})
 
     sim = simulation(
-        fedavg(local_sgd(loss, sgd(), step_decay(0.05))),
+        fedavg(Local(loss, sgd(), 0.05)),
         Feed(args.batch, decode, flip=0.5),
         table,
         Population(

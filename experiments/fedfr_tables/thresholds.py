@@ -84,11 +84,11 @@ def count(config, seed: int, folder: pathlib.Path, grid: list[str]) -> np.ndarra
     from fedfr_jax.build import build
     from fedfr_jax.data.augment import decode
     from fedfr_jax.federated.client import Feed
-    from fedfr_jax.federated.features import build_embed
-    from fedfr_jax.federated.hard_negatives import max_similarity
+    from fedfr_jax.federated.outputs import build_embed
+    from fedfr_jax.tasks.faces.hard_negatives import max_similarity
     from fedfr_jax.runs.experiment import start_of
     from fedfr_jax.runs.workdir import claim
-    from fedfr_jax.tasks.methods import backbone_features
+    from fedfr_jax.tasks.faces.methods import backbone_features
 
     config = seeded(config, seed)
     text = config.to_json_best_effort(indent=1)

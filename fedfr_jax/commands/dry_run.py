@@ -11,8 +11,8 @@ from fedfr_jax.data.partition import format_report, report
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs import dry_run as dry
 from fedfr_jax.schema import choose
-from fedfr_jax.tasks.methods import FaceMethod
-from fedfr_jax.tasks.recognition import recognition
+from fedfr_jax.tasks.faces.methods import FaceMethod
+from fedfr_jax.tasks.faces.recognition import recognition
 
 
 def dry_run(

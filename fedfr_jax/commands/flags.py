@@ -1,95 +1,143 @@
 """Flags that commands share: --config, --config.key=value, --workdir, --distributed."""
 
+import argparse
 import ast
 import pathlib
-import sys
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from fedfr_jax import processes
+from fedfr_jax.commands.config_files import find, load, restore
+
+KEPT = "config.json"  # the config, in the work folder of a run
+SECTIONS = """\
+sections of a config, whose keys are the arguments of the function that they configure:
+  seed         of everything that is drawn at random
+  data         name and settings of a source (fedfr describe sources)
+  partition    who holds which images (fedfr describe partitions)
+  model        name and settings of a network (fedfr describe models)
+  pretrain     epochs, batch size and optimizer of the training before the rounds
+  federation   rounds, cohort, local epochs, batch size, lanes, devices
+  evaluation   rates, pair lists and templates that the networks are judged by
+  methods      rows of the result (fedfr describe algorithms)
+A wrong key is an error that lists the known ones; fedfr configs lists the configs."""
 
 
-def define(values: flags.FlagValues, *, needs_workdir: bool = True) -> None:
-    """Define --config and --workdir on `values`."""
-    flags.DEFINE_string(
-        "workdir",
-        None,
-        "folder of this run" + (" (needed)" if needs_workdir else ""),
-        flag_values=values,
+class Parser(argparse.ArgumentParser):
+    """The flags of one command; a mistake is a ValueError of one line."""
+
+    def error(self, message: str):
+        raise ValueError(f"{self.prog}: {message}.")
+
+
+def new_parser(prog: str, description: str, *, epilog: str = SECTIONS) -> Parser:
+    """A parser without flags, which prints `description` and `epilog` as they are."""
+    return Parser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    config_flags.DEFINE_config_file(
-        "config",
-        help_string="experiment file, e.g. configs/fedfr/demo.py; --config.key=value "
-        "changes one of its keys",
-        flag_values=values,
+
+
+def define(parser: Parser, *, needs_workdir: bool = True) -> None:
+    """Add --config and --workdir."""
+    parser.add_argument(
+        "--config",
+        metavar="NAME",
+        help="a Python file with get_config(), or a shipped config (fedfr configs); "
+        "--config.section.key=value changes a key; without it the config that the "
+        "work folder keeps",
+    )
+    needed = " (needed)" if needs_workdir else ""
+    parser.add_argument("--workdir", metavar="DIR", help=f"folder of the run{needed}")
+
+
+def define_processes(parser: Parser) -> None:
+    """Add the flags by which several processes find each other."""
+    add_switch(parser, "distributed", "one of the processes that a cluster started")
+    on_hosts = parser.add_argument_group("on plain hosts (given by fedfr launch)")
+    on_hosts.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0")
+    on_hosts.add_argument("--num_processes", type=int, metavar="N")
+    on_hosts.add_argument("--process_id", type=int, metavar="I")
+
+
+def add_switch(parser: Parser, name: str, help: str) -> None:
+    """Add --name, --name=false and --noname; not given is None."""
+    parser.add_argument(
+        f"--{name}", nargs="?", const=True, type=boolean, metavar="BOOL", help=help
+    )
+    parser.add_argument(
+        f"--no{name}", dest=name, action="store_false", help=argparse.SUPPRESS
     )
 
 
-def define_processes(values: flags.FlagValues) -> None:
-    """Define the flags by which several processes find each other on `values`."""
-    flags.DEFINE_bool(
-        "distributed",
-        False,
-        "one of several processes that a cluster has started",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "coordinator",
-        None,
-        "HOST:PORT of process 0, on plain hosts",
-        flag_values=values,
-    )
-    flags.DEFINE_integer("num_processes", None, "on plain hosts", flag_values=values)
-    flags.DEFINE_integer("process_id", None, "on plain hosts", flag_values=values)
+def boolean(text: str) -> bool:
+    """True or False as the value of a flag."""
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if text.lower() not in known:
+        raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
+    return known[text.lower()]
 
 
-def join_processes(values: flags.FlagValues) -> None:
+def count(text: str) -> int:
+    """A whole number of at least 0 as the value of a flag."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text}")
+    return int(text)
+
+
+def names(text: str) -> list[str]:
+    """Names with commas between them as the value of a flag."""
+    return text.split(",") if text else []
+
+
+def join_processes(values: argparse.Namespace) -> None:
     """Join the others if the flags say that there are any."""
-    names = ("coordinator", "num_processes", "process_id")
-    given = [values[name].value for name in names]
-    if values["distributed"].value or any(x is not None for x in given):
+    given = (values.coordinator, values.num_processes, values.process_id)
+    if values.distributed or any(x is not None for x in given):
         processes.join(*given)
 
 
-def parse(values: flags.FlagValues, command: str, argv: list[str]) -> None:
-    """Parse `argv`, the words after the command.
+def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
+    """Parse `argv`, the words after the command; `config` is a ConfigDict.
 
     Raises:
       ValueError: one line for an unknown flag, file or key, with the known ones.
     """
-    argv = _join_values(argv)
     changes = [word for word in argv if word.startswith("--config.")]
-    argv = [word for word in argv if word not in changes]
-    for word in argv:
-        name, _, value = word.partition("=")
-        if name == "--config":
-            _find(pathlib.Path(value))
-    before, sys.argv = sys.argv, [command, *argv]  # config_flags reads it
-    try:
-        rest = values([command, *argv])[1:]
-    except flags.UnrecognizedFlagError as error:
-        known = sorted(set(values) - {"?", "h"})
-        raise ValueError(f"{command}: flags must be of {known}, got {error}.") from None
-    finally:
-        sys.argv = before
-    if rest:
-        raise ValueError(f"{command} must be given flags only, got {rest}.")
-    if values["config"].value is None:
-        raise ValueError(f"{command}: --config must name a config file, got none.")
     for word in changes:
-        _change(values["config"].value, word)
+        if "=" not in word:
+            raise ValueError(f"{word} must be given as {word}=VALUE, got no value.")
+    values = parse_flags(parser, [word for word in argv if word not in changes])
+    values.config = config_of(values, parser.prog)
+    for change in changes:
+        _change(values.config, change)
+    return values
 
 
-def _join_values(argv: list[str]) -> list[str]:
-    """`--config FILE` and `--workdir DIR` as `--config=FILE` and `--workdir=DIR`."""
-    joined = []
-    for word in argv:
-        if joined and joined[-1] in ("--config", "--workdir", "--pack"):
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
+def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
+    """Parse `argv`, which has flags and nothing else."""
+    values, rest = parser.parse_known_args(argv)
+    if rest:
+        known = sorted(vars(values))
+        raise ValueError(f"{parser.prog}: flags must be of {known}, got {rest[0]!r}.")
+    return values
+
+
+def config_of(values: argparse.Namespace, command: str) -> ConfigDict:
+    """The config that --config names, else the one that --workdir keeps."""
+    if values.config:
+        return load(find(values.config))
+    if not values.workdir:
+        raise ValueError(f"{command}: --config must name a config file, got none.")
+    kept = pathlib.Path(values.workdir) / KEPT
+    if not kept.is_file():
+        raise ValueError(
+            f"{command}: --config must name a config file, got none and no {kept}."
+        )
+    return restore(kept)
 
 
 def _change(config: ConfigDict, word: str) -> None:
@@ -125,19 +173,8 @@ def _value(text: str):
         return text
 
 
-def workdir(values: flags.FlagValues, command: str) -> pathlib.Path:
+def workdir(values: argparse.Namespace, command: str) -> pathlib.Path:
     """The --workdir, or a ValueError."""
-    if not values["workdir"].value:
+    if not values.workdir:
         raise ValueError(f"{command}: --workdir must name a folder, got none.")
-    return pathlib.Path(values["workdir"].value)
-
-
-def _find(path: pathlib.Path) -> None:
-    """Make the folder above configs/ importable; raise when there is no such file."""
-    if path.is_file():
-        roots = [p.parent for p in path.resolve().parents if p.name == "configs"]
-        sys.path[:0] = [str(root) for root in roots[:1]]
-        return
-    folder = path.parent if path.parent.is_dir() else pathlib.Path("configs")
-    known = sorted(str(p) for p in folder.rglob("*.py"))
-    raise ValueError(f"--config must be one of {known}, got {str(path)!r}.")
+    return pathlib.Path(values.workdir)

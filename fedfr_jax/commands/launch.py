@@ -1,5 +1,6 @@
 """Start the processes of one run on this machine, and stop them together."""
 
+import argparse
 import collections
 import os
 import pathlib
@@ -10,10 +11,16 @@ import sys
 import threading
 import time
 
-from absl import flags
-
+from fedfr_jax.commands.flags import add_switch, count, new_parser, parse_flags
 from fedfr_jax.processes import HEARTBEAT, use_every_core
 
+ABOUT = """\
+Start a command as several processes of one run: fedfr launch --processes=4 train ...
+
+Everything from the command on is handed to the processes on this machine. With several
+hosts the same line is started on each of them, with its number --host (from 0), and
+--coordinator names the first. The first process prints; of the others only a failure
+is shown. When one fails, the others on its host are stopped."""
 KEPT = 40  # last lines of a process that are shown when it fails
 NOISE = ("[Gloo] Rank",)
 CONSEQUENCES = (1, -signal.SIGABRT)  # an exception, and JAX's end without process 0
@@ -21,41 +28,30 @@ ELSEWHERE = f"those on other hosts stop by themselves within about {HEARTBEAT} s
 
 
 def main(argv: list[str]) -> None:
-    """launch --processes=N [--hosts=H --host=I --coordinator=HOST:PORT] train ...
-
-    Everything from the command on is handed to N processes on this machine. With
-    several hosts the same line is started on each of them, with its number --host in
-    [0, H); HOST is the first of them. The first process prints; of the others only a
-    failure is shown. When one fails, the others on its host are killed.
-    """
-    values = flags.FlagValues()
-    whole = {"flag_values": values, "lower_bound": 0}
-    flags.DEFINE_integer("processes", 2, "processes on this machine", **whole)
-    flags.DEFINE_integer("hosts", 1, "machines", **whole)
-    flags.DEFINE_integer("host", 0, "number of this machine", **whole)
-    flags.DEFINE_string("coordinator", None, "HOST:PORT", flag_values=values)
-    start = next((i for i, w in enumerate(argv) if not w.startswith("-")), len(argv))
-    own, words = [w for w in argv[:start] if w != "--"], argv[start:]
-    try:
-        values(["launch", *own])
-    except flags.Error as error:
-        raise ValueError(f"launch: {error}") from None
-    count, hosts, host = (values[n].value for n in ("processes", "hosts", "host"))
-    address = values["coordinator"].value
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr launch", ABOUT, epilog="")
+    parser.add_argument("--processes", type=count, default=2, help="on this machine")
+    parser.add_argument("--hosts", type=count, default=1, help="machines")
+    parser.add_argument("--host", type=count, default=0, help="number of this machine")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of the first host")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="and its flags")
+    values = parse_flags(parser, argv)
+    words = values.command[1:] if values.command[:1] == ["--"] else values.command
     if not words:
         raise ValueError("launch must be given a command to start, got none.")
-    if count < 1 or not host < hosts:
+    if values.processes < 1 or not values.host < values.hosts:
         raise ValueError(
             "launch: processes must be at least 1 and host less than hosts, "
-            f"got {count}, {host} and {hosts}."
+            f"got {values.processes}, {values.host} and {values.hosts}."
         )
-    if hosts > 1 and not address:
+    if values.hosts > 1 and not values.coordinator:
         raise ValueError("launch: coordinator must be HOST:PORT with several hosts.")
+    first = values.host * values.processes
     launch(
         [sys.executable, "-m", "fedfr_jax", *words],
-        range(host * count, host * count + count),
-        total=hosts * count,
-        coordinator=address or f"localhost:{free_port()}",
+        range(first, first + values.processes),
+        total=values.hosts * values.processes,
+        coordinator=values.coordinator or f"localhost:{free_port()}",
     )
 
 
@@ -148,7 +144,7 @@ def _says(
     says += "were stopped." if is_alone else f"on this host were stopped, {ELSEWHERE}."
     if code == 2:  # a mistake, which the process has explained
         return says
-    values = _flags(command)
+    values = _run_of(command)
     again = "the same command again"
     if values.overwrite:  # which would empty the folder
         again = "it again without --overwrite"
@@ -156,14 +152,12 @@ def _says(
     return f"{says} Start {again} to go on from {_newest(values.workdir)}."
 
 
-def _flags(command: list[str]) -> flags.FlagValues:
+def _run_of(command: list[str]) -> argparse.Namespace:
     """--workdir and --overwrite of `command`, read as it reads them."""
-    values = flags.FlagValues()
-    values.set_gnu_getopt()
-    flags.DEFINE_string("workdir", "", "", flag_values=values)
-    flags.DEFINE_bool("overwrite", False, "", flag_values=values)
-    values(command, known_only=True)
-    return values
+    parser = new_parser("fedfr launch", "")
+    parser.add_argument("--workdir", default="")
+    add_switch(parser, "overwrite", "")
+    return parser.parse_known_args(command)[0]
 
 
 def _newest(workdir: str) -> str:

@@ -1,31 +1,27 @@
 """Inspect a config's data set: what it holds, what is unreadable, how it is split."""
 
-from absl import flags
+from fedfr_jax.commands.flags import add_switch, define, new_parser, parse
 
-from fedfr_jax.commands.flags import define, parse
+ABOUT = """\
+Print what the config's data set holds, what is unreadable and how it is split.
+
+--pack decodes the images once into a folder; config.data = {"name": "packed", "path":
+FOLDER} reads them from there. Stopped, it goes on with the same command. --verify
+reads the folder (or the config's packed data) again and compares checksums."""
 
 
 def main(argv: list[str]) -> None:
-    """prepare --config=... [--workdir=...] [--pack=FOLDER] [--verify].
-
-    --pack decodes the images once into a folder that config.data = {"name": "packed",
-    "path": FOLDER} maps; killed, it goes on with the same command. --verify reads the
-    folder (or a config's packed data) again and compares checksums.
-    """
-    values = flags.FlagValues()
-    define(values, needs_workdir=False)
-    flags.DEFINE_string(
-        "pack", None, "folder to write the decoded images to", flag_values=values
-    )
-    flags.DEFINE_bool(
-        "verify", False, "compare the packed set's checksums", flag_values=values
-    )
-    parse(values, "prepare", argv)
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr prepare", ABOUT)
+    define(parser, needs_workdir=False)
+    parser.add_argument("--pack", metavar="FOLDER", help="write decoded images there")
+    add_switch(parser, "verify", "compare the packed set's checksums")
+    values = parse(parser, argv)
     from fedfr_jax.commands.preparation import prepare
 
     prepare(
-        values["config"].value,
-        values["workdir"].value,
-        folder=values["pack"].value,
-        check=values["verify"].value,
+        values.config,
+        values.workdir,
+        folder=values.pack,
+        check=bool(values.verify),
     )

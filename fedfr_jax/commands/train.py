@@ -1,65 +1,80 @@
 """Pretrain and train every method of a config, or go on where a run stopped."""
 
-from absl import flags
+import argparse
 
 from fedfr_jax.commands.flags import (
+    Parser,
+    add_switch,
+    count,
     define,
     define_processes,
     join_processes,
+    names,
+    new_parser,
     parse,
     workdir,
 )
 
+ABOUT = """\
+Pretrain, then train every method of a config. A run that was stopped resumes with the
+same command; --overwrite starts it again from the beginning. --dry_run trains nothing:
+it compiles a round of every row and prints the memory and the operations that it needs;
+the data need not be there.
+
+As one of several processes: --distributed under Slurm, Open MPI, Kubernetes and on TPU
+pods; elsewhere --coordinator, --num_processes and --process_id, which fedfr launch
+passes. See docs/clusters.md."""
+DRY_RUN = {"rows": (), "compile": True, "hard_negatives": 10_000}  # when not given
+
 
 def main(argv: list[str]) -> None:
-    """train --config=... --workdir=... [--overwrite] [--config.key=value].
-
-    train --config=... --dry_run [--rows=fedfr,...] [--nocompile] [--hard_negatives=N]
-    goes the same way up to the images, compiles a round of every row and prints the
-    memory and the operations that it needs. MS1M need not be there.
-
-    --distributed: this is one of the processes that Slurm, Open MPI or Kubernetes has
-    started or that run on a TPU pod; elsewhere --coordinator=HOST:PORT
-    --num_processes=N --process_id=I, which `fedfr launch` gives by itself.
-    """
-    values = flags.FlagValues()
-    define(values)
-    define_processes(values)
-    flags.DEFINE_bool(
-        "overwrite", False, "start afresh in --workdir", flag_values=values
-    )
-    flags.DEFINE_bool("dry_run", False, "say what a round needs", flag_values=values)
-    flags.DEFINE_list("rows", [], "dry run: of these; none: all", flag_values=values)
-    flags.DEFINE_bool("compile", True, "dry run: for memory", flag_values=values)
-    flags.DEFINE_integer(
-        "hard_negatives",
-        10_000,
-        "dry run: images that a client is assumed to select",
-        lower_bound=0,
-        flag_values=values,
-    )
-    parse(values, "train", argv)
-    if values["dry_run"].value:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr train", ABOUT)
+    define(parser)
+    add_switch(parser, "overwrite", "empty the work folder first")
+    define_dry_run(parser)
+    define_processes(parser)
+    values = parse(parser, argv)
+    given = {name: vars(values)[name] for name in DRY_RUN}
+    given = {name: value for name, value in given.items() if value is not None}
+    if values.dry_run:
         from fedfr_jax.commands.dry_run import dry_run
 
-        dry_run(
-            values["config"].value,
-            rows=values["rows"].value,
-            compile=values["compile"].value,
-            hard_negatives=values["hard_negatives"].value,
-        )
+        dry_run(values.config, **{**DRY_RUN, **given})
         return
-    for name in ("rows", "compile", "hard_negatives"):
-        if values[name].present:
-            given = values[name].value
-            raise ValueError(f"--{name} must come with --dry_run, got {given!r}.")
-    folder = workdir(values, "train")
+    for name, value in given.items():
+        raise ValueError(f"--{name} must come with --dry_run, got {value!r}.")
+    train(values, workdir(values, parser.prog))
+
+
+def define_dry_run(parser: Parser) -> None:
+    """Add --dry_run and its companions, which are None when they are not given."""
+    add_switch(parser, "dry_run", "only say what a round of every row needs")
+    group = parser.add_argument_group("with --dry_run")
+    group.add_argument("--rows", type=names, metavar="A,B", help="these; default all")
+    group.add_argument(
+        "--nocompile",
+        dest="compile",
+        action="store_const",
+        const=False,
+        help="count operations only, not the memory",
+    )
+    group.add_argument(
+        "--hard_negatives",
+        type=count,
+        metavar="N",
+        help="images that a client is assumed to select, default 10000",
+    )
+
+
+def train(values: argparse.Namespace, folder) -> None:
+    """Build the experiment and run it in `folder`."""
     join_processes(values)
     from fedfr_jax.build import build
     from fedfr_jax.runs.experiment import run_experiment
     from fedfr_jax.runs.workdir import claim_for_all
 
-    experiment = build(values["config"].value)
-    text = values["config"].value.to_json_best_effort(indent=1)
-    with claim_for_all(folder, text, is_fresh=values["overwrite"].value):
+    experiment = build(values.config)
+    text = values.config.to_json_best_effort(indent=1)
+    with claim_for_all(folder, text, is_fresh=bool(values.overwrite)):
         run_experiment(experiment, folder)

@@ -199,7 +199,16 @@ def generic_verification(
     return exact_tar(pair_blocks(features, labels, np.ones(len(labels), bool)), fars)
 
 
-def roc_curve(features, labels, *, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
+class Roc(NamedTuple):
+    """A curve, and how many pairs each of its rates was counted on."""
+
+    far: np.ndarray  # [P] in (0, 1], ascending
+    tar: np.ndarray  # [P] in [0, 1]
+    num_negatives: np.int64  # pairs of two identities
+    num_positives: np.int64  # pairs of one identity
+
+
+def roc_curve(features, labels, *, points: int = 200) -> Roc:
     """FAR [points] and TAR [points] over all unordered pairs, for plots.
 
     FARs are log-spaced from 1 / negatives to 1. TAR is that of the loosest cosine bin
@@ -221,4 +230,4 @@ def roc_curve(features, labels, *, points: int = 200) -> tuple[np.ndarray, np.nd
     # The last point's rounding must not lose the last negatives.
     allowed = np.floor(np.round(far * totals[0], 6))
     accepted = positives[np.searchsorted(negatives, allowed, side="right") - 1]
-    return far, accepted / totals[1]
+    return Roc(far, accepted / totals[1], totals[0], totals[1])

@@ -79,6 +79,20 @@ class Population(NamedTuple):
         return most
 
 
+def cohort_rows(population: Population, ids: np.ndarray):
+    """Table rows of a cohort's clients, one after the other.
+
+    Returns:
+      rows [R] padded to the largest that any cohort of this size needs (so that shapes
+      stay), and each client's starts [K] and counts [K] within them.
+    """
+    offsets, most = population.offsets, int(population.largest(len(ids)).sum())
+    counts = population.sizes(ids).astype(np.int32)
+    starts = (np.cumsum(counts) - counts).astype(np.int32)
+    rows = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in ids])
+    return np.pad(rows, (0, most - len(rows))), starts, counts
+
+
 class Feed(NamedTuple):
     """How batches are made of rows."""
 
@@ -184,6 +198,7 @@ def client_view(
         return Batch(
             images=feed.decode(table.images[place], is_flipped),
             labels=table.labels[place],
+            num_classes=slot.num_classes,
             is_valid=is_valid,
             is_extra=is_extra & is_valid,
             example=row,
@@ -211,6 +226,7 @@ def client_view(
 
     return Client(
         id=slot.client,
+        place=slot.place,
         round=round,
         num_local=slot.num_local,
         num_extra=slot.num_extra,

@@ -14,8 +14,14 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.federated.client import Feed, Population, Slots, Window, client_view
-from fedfr_jax.federated.hard_negatives import cohort_rows
+from fedfr_jax.federated.client import (
+    Feed,
+    Population,
+    Slots,
+    Window,
+    client_view,
+    cohort_rows,
+)
 from fedfr_jax.federated.stream import Stream, blocks
 from fedfr_jax.types import Client, Cohort, Extra, PyTree
 

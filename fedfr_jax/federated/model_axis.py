@@ -63,11 +63,11 @@ def whole(tree: PyTree) -> PyTree:
 def gathered(model: Model) -> Model:
     """The model, whose variables are whole and whose images are cut where it runs."""
 
-    def apply(variables, x, train):
+    def apply(variables, x, *mode, **key):
         if not _is_cut():
-            return model.apply(variables, x, train)
+            return model.apply(variables, x, *mode, **key)
         cut = lambda x: with_sharding_constraint(x, P(meshes.MODEL))
-        features, stats = model.apply(whole(variables), cut(x), train)
+        features, stats = model.apply(whole(variables), cut(x), *mode, **key)
         return cut(features), whole(stats)
 
     return model._replace(apply=apply)
@@ -102,7 +102,8 @@ def _held(mesh, algorithm):
         return jax.tree.map(of, tree) if _is_cut() else tree
 
     def cut_batch(batch):
-        return with_sharding_constraint(batch, P(meshes.MODEL)) if _is_cut() else batch
+        cut = lambda x: with_sharding_constraint(x, P(meshes.MODEL)) if x.ndim else x
+        return jax.tree.map(cut, batch) if _is_cut() else batch
 
     def client_update(key, server, personal, client):
         batch, span = client.batch, client.span
@@ -112,7 +113,9 @@ def _held(mesh, algorithm):
         )
         output = algorithm.client_update(key, hold(server), hold(personal), client)
         return output._replace(
-            update=hold(output.update), personal=hold(output.personal)
+            update=hold(output.update),
+            personal=hold(output.personal),
+            local=hold(output.local),
         )
 
     def server_update(server, result):

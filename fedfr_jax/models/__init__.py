@@ -1,7 +1,32 @@
-"""Networks from images to embeddings: name -> factory(image_shape, ...) -> Model."""
+"""Networks on images: name -> factory(image_shape, ...) -> Model.
+
+They end in an embedding (sphereface, iresnet, cnn, mlp) or in the logits of
+`num_classes` classes (resnet; cnn and mlp when asked).
+"""
+
+from collections.abc import Callable
 
 from fedfr_jax.models.cnn import cnn, mlp
 from fedfr_jax.models.iresnet import iresnet
+from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.sphereface import sphereface
+from fedfr_jax.types import Model
 
-MODELS = {"sphereface": sphereface, "iresnet": iresnet, "cnn": cnn, "mlp": mlp}
+MODELS = {
+    "sphereface": sphereface,
+    "iresnet": iresnet,
+    "resnet": resnet,
+    "cnn": cnn,
+    "mlp": mlp,
+}
+
+
+def register_model(name: str, factory: Callable[..., Model]) -> None:
+    """Make a factory (image_shape, *, ...) -> Model known to configs by its name.
+
+    Raises:
+      ValueError: when another factory has the name.
+    """
+    if MODELS.setdefault(name, factory) is not factory:
+        known = ", ".join(MODELS)
+        raise ValueError(f"name must differ from those of {known}, got {name!r}.")

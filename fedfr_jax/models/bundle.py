@@ -46,8 +46,8 @@ def bundled(model: Model) -> Bundled:
         new = {name: _unbundle(variables[name], x) for name, x in shapes.items()}
         return {**variables, **new}
 
-    def apply(variables, x, train):
-        features, stats = model.apply(unbundle(variables), x, train)
+    def apply(variables, x, train=False, key=None):
+        features, stats = model.apply(unbundle(variables), x, train, key)
         return features, _bundle(stats) if "batch_stats" in shapes else stats
 
     init = lambda key: bundle(model.init(key))

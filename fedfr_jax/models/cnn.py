@@ -2,9 +2,11 @@
 
 `cnn`: two 3x3 convolutions, 2x2 max pooling, one hidden layer (the EMNIST network of
 Reddi et al., arXiv:2003.00295, table 4, without dropout). `mlp`: one hidden layer.
-The hidden layer is the embedding; the classifier lives outside the model.
+The output is the hidden layer, an embedding, or with `num_classes` a classifier's
+logits, linear in it.
 
-Parameters: cnn: conv<1|2>/kernel [3, 3, I, O], bias [O]; both: fc/kernel [I, D], bias.
+Parameters: cnn: conv<1|2>/kernel [3, 3, I, O], bias [O]; both: fc/kernel [I, D], bias,
+and with `num_classes` classifier/kernel [D, M], bias.
 """
 
 from collections.abc import Sequence
@@ -25,6 +27,7 @@ def cnn(
     *,
     widths: Sequence[int] = (32, 64),
     embedding_dim: int = 128,
+    num_classes: int | None = None,
     lowering: str = "auto",
     dtype: Any = None,
 ) -> Model:
@@ -33,9 +36,10 @@ def cnn(
     Args:
       image_shape: (H, W, C), H and W large enough to leave 2 pixels before pooling.
       widths: channels of every convolution.
-      embedding_dim: D.
+      embedding_dim: of the hidden layer, D.
+      num_classes: M, for logits [B, M] instead of embeddings.
       lowering: how convolutions are computed, see `conv.convolve`.
-      dtype: of the convolutions; None for the dtype of the parameters.
+      dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
 
     Raises:
       ValueError: when the image is too small.
@@ -46,13 +50,27 @@ def cnn(
             f"image_shape must be at least {smallest} pixels high and wide for "
             f"{len(widths)} convolutions, got {tuple(image_shape)}."
         )
-    module = SmallCNN(tuple(widths), embedding_dim, lowering, dtype)
-    return from_linen(module, image_shape, embedding_dim)
+    module = SmallCNN(tuple(widths), embedding_dim, num_classes, lowering, dtype)
+    convolutions = [f"conv{i + 1}" for i in range(len(widths))]
+    return _model(module, image_shape, convolutions, embedding_dim, num_classes)
 
 
-def mlp(image_shape: Sequence[int], *, hidden: int = 64) -> Model:
-    """One linear layer with ReLU on the flattened image, D = hidden."""
-    return from_linen(SmallMLP(hidden), image_shape, hidden)
+def mlp(
+    image_shape: Sequence[int], *, hidden: int = 64, num_classes: int | None = None
+) -> Model:
+    """One linear layer with ReLU on the flattened image, D = hidden.
+
+    With `num_classes`, M, another one makes logits [B, M] of it.
+    """
+    module = SmallMLP(hidden, num_classes)
+    return _model(module, image_shape, [], hidden, num_classes)
+
+
+def _model(module, image_shape, blocks, hidden, num_classes):
+    if num_classes is None:
+        return from_linen(module, image_shape, hidden, blocks=[*blocks, "fc"])
+    blocks = [*blocks, "fc", "classifier"]
+    return from_linen(module, image_shape, num_classes, blocks=blocks)
 
 
 class SmallCNN(nn.Module):
@@ -60,12 +78,13 @@ class SmallCNN(nn.Module):
 
     widths: tuple[int, ...]
     embedding_dim: int
+    num_classes: int | None = None
     lowering: str = "auto"
     dtype: Any = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> [B, D]."""
+        """[B, H, W, C] -> [B, D] or [B, M]."""
         del train
         param_dtype = x.dtype
         for i, width in enumerate(self.widths):
@@ -78,19 +97,20 @@ class SmallCNN(nn.Module):
             )
             x = nn.relu(conv(x))
         x = max_pool(x).astype(param_dtype)
-        return _hidden(self.embedding_dim, x)
+        return _top(self.embedding_dim, self.num_classes, x)
 
 
 class SmallMLP(nn.Module):
-    """Flatten, linear, ReLU."""
+    """Flatten, linear, ReLU; `mlp` documents its attributes."""
 
     hidden: int
+    num_classes: int | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, ...] -> [B, hidden]."""
+        """[B, ...] -> [B, hidden] or [B, M]."""
         del train
-        return _hidden(self.hidden, x)
+        return _top(self.hidden, self.num_classes, x)
 
 
 def max_pool(x: jax.Array) -> jax.Array:
@@ -104,7 +124,10 @@ def max_pool(x: jax.Array) -> jax.Array:
     return jnp.max(x, axis=(2, 4))
 
 
-def _hidden(features, x):
-    """Linear layer with ReLU on the flattened input, [B, ...] -> [B, features]."""
-    dense = nn.Dense(features, kernel_init=xavier_uniform(), name="fc")
-    return nn.relu(dense(x.reshape(x.shape[0], -1)))
+def _top(hidden, num_classes, x):
+    """Linear layer with ReLU, then the classifier, if any: [B, ...] -> [B, D or M]."""
+    dense = nn.Dense(hidden, kernel_init=xavier_uniform(), name="fc")
+    x = nn.relu(dense(x.reshape(x.shape[0], -1)))
+    if num_classes is None:
+        return x
+    return nn.Dense(num_classes, kernel_init=xavier_uniform(), name="classifier")(x)

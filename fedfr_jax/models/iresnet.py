@@ -3,7 +3,6 @@
 Deng et al., "ArcFace", arXiv:1801.07698, section 3.1 (the "E" head of BN, linear, BN);
 Duta et al., arXiv:2004.04989. No activation follows the sum, and every stage, the first
 one too, starts with a block of stride 2 whose shortcut is a 1x1 convolution with BN.
-Deviation: no dropout, because a Model's `apply` takes no random key.
 
 Parameters, C = width of the stage, n = its number of blocks; every bn is {scale, bias}
 [C], with batch_stats {mean, var} [C] at the same path:
@@ -25,7 +24,7 @@ from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.initial import normal, uniform
-from fedfr_jax.models.linen import from_linen, stage_blocks
+from fedfr_jax.models.linen import from_linen, rematerialised, stage_blocks
 from fedfr_jax.models.norm import BatchNorm, PReLU
 from fedfr_jax.models.stack import run_stack
 from fedfr_jax.types import Model
@@ -57,6 +56,7 @@ def iresnet(
     lowering: str = "auto",
     dtype: Any = None,
     scan: bool = True,
+    remat: bool = False,
 ) -> Model:
     """IResNet of a known depth, or of any numbers of blocks and widths.
 
@@ -66,32 +66,41 @@ def iresnet(
       blocks: residual blocks of every stage, instead of `depth`.
       widths: channels of every stage; the stem has those of the first.
       embedding_dim: D.
-      dropout: only 0 is supported.
+      dropout: share of the linear layer's inputs that training sets to 0, in [0, 1);
+        above 0, training needs `apply`'s key.
       stride_on: "second" (ArcFace) or "first" (BigFace): which convolution of a
         stage's first block has stride 2.
       lowering: how convolutions are computed, see `conv.convolve`.
-      dtype: of the convolutions; None for the dtype of the parameters. Statistics,
-        the linear layer and the last BN always compute in at least float32.
+      dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
+        parameters. Statistics, the linear layer and the last BN always compute in at
+        least float32.
       scan: run stacks of equal blocks by a scan; False unrolls them.
+      remat: training keeps the input of every block only, and computes it again.
 
     Raises:
       ValueError: for an unknown depth or stride_on, blocks that do not fit the widths,
-        or a dropout that is not 0.
+        or a dropout outside [0, 1).
     """
-    if dropout:
-        raise ValueError(f"dropout must be 0 (a model takes no key), got {dropout}.")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}.")
     if stride_on not in ("first", "second"):
         raise ValueError(f"stride_on must be first or second, got {stride_on!r}.")
     module = IResNet(
         blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=1),
         widths=tuple(widths),
         embedding_dim=embedding_dim,
+        dropout=dropout,
         stride_on=stride_on,
         lowering=lowering,
         dtype=dtype,
         scan=scan,
+        remat=remat,
     )
-    return from_linen(module, image_shape, embedding_dim)
+    units = ["stem"]
+    for i, num in enumerate(module.blocks, 1):
+        units += [f"stage{i}/first"] + [f"stage{i}/blocks"] * (num > 1)
+    units += ["bn", "fc", "bn_out"]
+    return from_linen(module, image_shape, embedding_dim, blocks=units)
 
 
 class IResNet(nn.Module):
@@ -100,10 +109,12 @@ class IResNet(nn.Module):
     blocks: tuple[int, ...]
     widths: tuple[int, ...]
     embedding_dim: int
+    dropout: float = 0.0
     stride_on: str = "second"
     lowering: str = "auto"
     dtype: Any = None
     scan: bool = True
+    remat: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -113,10 +124,17 @@ class IResNet(nn.Module):
         x = Stem(self.widths[0], settings, name="stem")(x, train)
         for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True)):
             stage = Stage(
-                width, num, self.scan, self.stride_on, settings, name=f"stage{i + 1}"
+                width,
+                num,
+                scan=self.scan,
+                remat=self.remat,
+                stride_on=self.stride_on,
+                settings=settings,
+                name=f"stage{i + 1}",
             )
             x = stage(x, train)
         x = BatchNorm(name="bn")(x, train)
+        x = nn.Dropout(self.dropout, deterministic=not train)(x)
         x = x.reshape(x.shape[0], -1).astype(param_dtype)
         init = uniform(1 / math.sqrt(x.shape[-1]))
         x = nn.Dense(self.embedding_dim, kernel_init=init, bias_init=init, name="fc")(x)
@@ -142,6 +160,7 @@ class Stage(nn.Module):
     width: int
     num_blocks: int
     scan: bool
+    remat: bool
     stride_on: str
     settings: dict[str, Any]
 
@@ -149,11 +168,12 @@ class Stage(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
         strides = (2, 1) if self.stride_on == "first" else (1, 2)
-        x = Block(self.width, self.settings, strides, name="first")(x, train)
+        block = rematerialised(Block) if self.remat else Block
+        x = block(self.width, self.settings, strides, name="first")(x, train)
         if self.num_blocks == 1:
             return x
-        block = Block(self.width, self.settings, name="blocks")
-        return run_stack(block, x, train, length=self.num_blocks - 1, scan=self.scan)
+        stack = block(self.width, self.settings, name="blocks")
+        return run_stack(stack, x, train, length=self.num_blocks - 1, scan=self.scan)
 
 
 class Block(nn.Module):

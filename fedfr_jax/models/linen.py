@@ -1,5 +1,6 @@
 """What the networks share: the way from a linen module to a Model."""
 
+import functools
 from collections.abc import Sequence
 
 import chex
@@ -7,12 +8,17 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from fedfr_jax.models.flops import count_flops
 from fedfr_jax.models.norm import INVERSE, inverses, moved
 from fedfr_jax.types import Model
 
 
 def from_linen(
-    module: nn.Module, image_shape: Sequence[int], embedding_dim: int
+    module: nn.Module,
+    image_shape: Sequence[int],
+    embedding_dim: int,
+    *,
+    blocks: Sequence[str] = (),
 ) -> Model:
     """Wrap a module whose call is (x [B, H, W, C], train) -> [B, D].
 
@@ -20,6 +26,13 @@ def from_linen(
     otherwise. Variables always hold "params" and "batch_stats" (empty without
     batch normalisation); in training the statistics that the module leaves are a
     batch's, and the running ones move towards them here.
+
+    Args:
+      module: its convolutions take their `lowering`, where it has one, from an
+        attribute of that name; operations are counted with "xla".
+      image_shape: (H, W, C).
+      embedding_dim: D.
+      blocks: of the Model, path prefixes of the parameters in the order of the data.
 
     Raises:
       ValueError: when image_shape is not three positive integers.
@@ -29,28 +42,49 @@ def from_linen(
         raise ValueError(
             f"image_shape must be (H, W, C), all positive, got {image_shape}."
         )
+    one_image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
 
     # Compiled, because drawing the numbers leaf by leaf takes three times longer.
     @jax.jit
     def init(key):
-        x = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
         # lazy_init draws the parameters without running the network.
-        return {"batch_stats": {}, **module.lazy_init(key, x, train=False)}
+        return {"batch_stats": {}, **module.lazy_init(key, one_image, train=False)}
 
-    def apply(variables, x, train):
+    def apply(variables, x, train=False, key=None):
         chex.assert_shape(x, (None, *image_shape))
         x = x.astype(jax.tree.leaves(variables["params"])[0].dtype)
         stats = variables["batch_stats"]
         if not train:
             frozen = {**variables, INVERSE: inverses(stats)} if stats else variables
             return module.apply(frozen, x, train=False), stats
-        params = {"params": variables["params"]}
-        embedding, updated = module.apply(
-            params, x, train=True, mutable=["batch_stats"]
+        output, updated = module.apply(
+            {"params": variables["params"]},
+            x,
+            train=True,
+            mutable=["batch_stats"],
+            rngs={} if key is None else {"dropout": key},
         )
-        return embedding, moved(stats, updated["batch_stats"]) if stats else {}
+        return output, moved(stats, updated["batch_stats"]) if stats else {}
 
-    return Model(init, apply, image_shape, embedding_dim)
+    @functools.cache
+    def count():
+        has_lowering = hasattr(module, "lowering")
+        plain = module.clone(lowering="xla") if has_lowering else module
+        variables = jax.eval_shape(init, jax.random.key(0))
+        forward = functools.partial(plain.apply, train=False)
+        return count_flops(forward, variables, one_image)
+
+    return Model(init, apply, image_shape, embedding_dim, tuple(blocks), count)
+
+
+def rematerialised(block: type[nn.Module]) -> type[nn.Module]:
+    """A class of blocks (x, train) -> x that keep nothing but x for their gradients.
+
+    The backward pass computes a block again (Chen et al., "Training Deep Nets with
+    Sublinear Memory Cost", arXiv:1604.06174). Names of parameters stay. XLA:CPU finds
+    the two computations equal unless they are in a scan, and saves no memory there.
+    """
+    return nn.remat(block, static_argnums=(2,))  # train, after self and x
 
 
 def stage_blocks(

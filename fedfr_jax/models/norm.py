@@ -1,10 +1,11 @@
-"""Batch normalisation and PReLU with PyTorch's numbers.
+"""Batch and group normalisation and PReLU with PyTorch's numbers.
 
 Batch normalisation: Ioffe and Szegedy, arXiv:1502.03167, algorithm 1. Deviation, on
 purpose and as in PyTorch: the batch is normalised with the biased variance, the running
 average takes the unbiased one. Its derivative is the closed form (ibid., section 3),
 with two sums over the batch where automatic differentiation takes three and keeps
-another copy of the activations. PReLU: He et al., arXiv:1502.01852, equation 1.
+another copy of the activations. Group normalisation: Wu and He, arXiv:1803.08494,
+section 3.1. PReLU: He et al., arXiv:1502.01852, equation 1.
 """
 
 import functools
@@ -124,6 +125,39 @@ class BatchNorm(nn.Module):
                 f"channel, got an input of shape {z.shape}."
             )
         return var * (num / (num - 1)) if self.unbiased else var
+
+
+class GroupNorm(nn.Module):
+    """Normalise each image over its pixels and the channels of a group, all in float32.
+
+    Params scale [C] and bias [C]. It does in training what it does in evaluation, so
+    there are no statistics to average over clients.
+    """
+
+    groups: int = 32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, ..., C] -> [B, ..., C] of the same dtype.
+
+        Raises:
+          ValueError: when the groups do not divide the channels.
+        """
+        del train
+        channels = x.shape[-1]
+        if channels % self.groups:
+            raise ValueError(
+                f"groups must divide the {channels} channels, got {self.groups}."
+            )
+        z = x.astype(sum_dtype(x.dtype))
+        z = z.reshape(len(x), -1, self.groups, channels // self.groups)
+        centred = z - jnp.mean(z, (1, 3), keepdims=True)
+        var = jnp.mean(jnp.square(centred), (1, 3), keepdims=True)
+        y = (centred * lax.rsqrt(var + EPSILON)).reshape(x.shape)
+        scale = self.param("scale", nn.initializers.ones, (channels,)).astype(y.dtype)
+        bias = self.param("bias", nn.initializers.zeros, (channels,)).astype(y.dtype)
+        y = y * per_channel(scale, y) + per_channel(bias, y)
+        return y.astype(x.dtype)
 
 
 def moved(running: PyTree, batch: PyTree) -> PyTree:

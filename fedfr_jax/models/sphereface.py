@@ -20,7 +20,7 @@ from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.initial import normal, xavier_uniform
-from fedfr_jax.models.linen import from_linen, stage_blocks
+from fedfr_jax.models.linen import from_linen, rematerialised, stage_blocks
 from fedfr_jax.models.norm import PReLU
 from fedfr_jax.models.stack import run_stack
 from fedfr_jax.types import Model
@@ -38,6 +38,7 @@ def sphereface(
     lowering: str = "auto",
     dtype: Any = None,
     scan: bool = True,
+    remat: bool = False,
 ) -> Model:
     """SphereFace-20 or -64, or any other numbers of blocks and widths.
 
@@ -48,9 +49,10 @@ def sphereface(
       widths: channels of every stage.
       embedding_dim: D.
       lowering: how convolutions are computed, see `conv.convolve`.
-      dtype: of the convolutions; None for the dtype of the parameters. The linear
-        layer always computes in the latter.
+      dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
+        parameters. The linear layer always computes in the latter.
       scan: run stacks of equal blocks by a scan; False unrolls them.
+      remat: training keeps the input of every block only, and computes it again.
 
     Raises:
       ValueError: for an unknown depth, or blocks that do not fit the widths.
@@ -62,8 +64,12 @@ def sphereface(
         lowering=lowering,
         dtype=dtype,
         scan=scan,
+        remat=remat,
     )
-    return from_linen(module, image_shape, embedding_dim)
+    units = []
+    for i, num in enumerate(module.blocks, 1):
+        units += [f"stage{i}/first"] + [f"stage{i}/blocks"] * (num > 0)
+    return from_linen(module, image_shape, embedding_dim, blocks=[*units, "fc"])
 
 
 class SphereFace(nn.Module):
@@ -75,6 +81,7 @@ class SphereFace(nn.Module):
     lowering: str = "auto"
     dtype: Any = None
     scan: bool = True
+    remat: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -82,7 +89,9 @@ class SphereFace(nn.Module):
         param_dtype = x.dtype
         settings = {"lowering": self.lowering, "dtype": self.dtype}
         for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True)):
-            stage = Stage(width, num, self.scan, settings, name=f"stage{i + 1}")
+            stage = Stage(
+                width, num, self.scan, self.remat, settings, name=f"stage{i + 1}"
+            )
             x = stage(x, train)
         x = x.reshape(x.shape[0], -1).astype(param_dtype)
         fc = nn.Dense(self.embedding_dim, kernel_init=xavier_uniform(), name="fc")
@@ -95,16 +104,20 @@ class Stage(nn.Module):
     width: int
     num_blocks: int
     scan: bool
+    remat: bool
     settings: dict[str, Any]  # of the convolutions
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
-        x = First(self.width, self.settings, name="first")(x)
+        first, block = First, Block
+        if self.remat:
+            first, block = rematerialised(First), rematerialised(Block)
+        x = first(self.width, self.settings, name="first")(x, train)
         if not self.num_blocks:
             return x
-        block = Block(self.width, self.settings, name="blocks")
-        return run_stack(block, x, train, length=self.num_blocks, scan=self.scan)
+        stack = block(self.width, self.settings, name="blocks")
+        return run_stack(stack, x, train, length=self.num_blocks, scan=self.scan)
 
 
 class First(nn.Module):
@@ -114,8 +127,9 @@ class First(nn.Module):
     settings: dict[str, Any]
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
+        del train
         conv = Conv(
             self.width,
             stride=2,

@@ -13,7 +13,7 @@ from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.pretraining import public_means
 from fedfr_jax.runs.settings import AUTO, Pretraining
-from fedfr_jax.tasks.methods import FaceMethod, LastRound
+from fedfr_jax.tasks.faces.methods import FaceMethod, LastRound
 from fedfr_jax.types import Algorithm, PyTree
 
 

@@ -101,8 +101,6 @@ def central(
             {**variables, "params": params},
             client.batch(i),
             jax.random.fold_in(jax.random.fold_in(key, 0), i),
-            num_classes=jnp.int32(0),
-            frozen=None,
         )
         return jax.value_and_grad(loss, has_aux=True)(variables["params"])
 

@@ -31,7 +31,7 @@ from fedfr_jax.federated.store import VERSIONS
 from fedfr_jax.runs import step_cost
 from fedfr_jax.runs.round_shapes import RoundShapes, round_shapes
 from fedfr_jax.runs.settings import Federation
-from fedfr_jax.tasks.methods import FaceMethod, backbone_features
+from fedfr_jax.tasks.faces.methods import FaceMethod, backbone_features
 from fedfr_jax.types import Model, Source
 
 GIB = 2**30

@@ -27,12 +27,12 @@ from fedfr_jax.runs.report import plots, tables
 from fedfr_jax.runs.settings import Federation, Pretraining
 from fedfr_jax.runs.sinks import JsonlSink, open_sinks, read_jsonl, write_summary
 from fedfr_jax.runs.workdir import Clock
-from fedfr_jax.tasks.methods import (
+from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
     backbone_features,
     last_simulation,
 )
-from fedfr_jax.tasks.recognition import Judge, Judgement, Recognition
+from fedfr_jax.tasks.faces.recognition import Judge, Judgement, Recognition
 from fedfr_jax.types import Model, PyTree
 
 

@@ -10,17 +10,17 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import decode
-from fedfr_jax.federated.algorithms.local import sgd
+from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.client import Feed
-from fedfr_jax.federated.features import build_embed
+from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.federated.stream import placed
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.central import Central, central, rate_schedule
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.settings import Pretraining
 from fedfr_jax.runs.sinks import open_sinks
-from fedfr_jax.tasks.face_loss import face_loss
-from fedfr_jax.tasks.recognition import Recognition
+from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.tasks.faces.recognition import Recognition
 from fedfr_jax.types import Model, PyTree
 
 FIRST_WEIGHTS = 2**31  # folded into the seed; clients fold their ids, below 2^31

@@ -14,7 +14,7 @@ from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.first_round import extra_shapes, on_mesh, placed
 from fedfr_jax.runs.settings import Federation
-from fedfr_jax.tasks.methods import FaceMethod
+from fedfr_jax.tasks.faces.methods import FaceMethod
 from fedfr_jax.types import Algorithm, Cohort, Extra, Model, PyTree
 
 

@@ -7,17 +7,19 @@ first alone writes.
 """
 
 import contextlib
+import functools
 import json
 import math
 import os
 import pathlib
-import time
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.runs.console import ConsoleSink
 
 
 class Sink(Protocol):
@@ -68,26 +70,24 @@ class JsonlSink:
 class TensorBoardSink:
     """Scalars for TensorBoard; one printed line and nothing more without tensorboardX.
 
-    A missing viewer must not end a run, so this is the one optional package whose
-    absence is no error.
+    A missing viewer must not end a run. A number goes by its `tag`, under its own name
+    as the title.
     """
 
     def __init__(self, folder: str | os.PathLike, *, resume_step: int | None = None):
         """Open the folder; TensorBoard hides the rounds from resume_step on."""
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            print("No TensorBoard scalars: pip install tensorboardX to have them.")
-            self._writer = None
-        else:
-            self._writer = SummaryWriter(str(folder), purge_step=resume_step)
+        self._writer = None
+        if (open_writer := _summary_writer()) is not None:
+            self._writer = open_writer(str(folder), purge_step=resume_step)
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._writer is None:
             return
         for name, value in scalars.items():
             if math.isfinite(value):
-                self._writer.add_scalar(name, float(value), int(step))
+                self._writer.add_scalar(
+                    tag(name), float(value), int(step), display_name=name
+                )
         self._writer.flush()
 
     def close(self) -> None:
@@ -95,63 +95,25 @@ class TensorBoardSink:
             self._writer.close()
 
 
-class ConsoleSink:
-    """Live progress: a bar on a terminal, plain lines anywhere else."""
+@functools.cache  # a run has a sink per stage, and says so once
+def _summary_writer():
+    """tensorboardX's writer, or None."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        hint = "pip install 'fedfr_jax[tensorboard]' to have them."
+        print(f"No TensorBoard scalars: {hint}")
+        return None
+    return SummaryWriter
 
-    def __init__(
-        self,
-        total: int,
-        *,
-        name: str = "rounds",
-        metrics: tuple[str, ...] = (),
-        every_seconds: float = 1.0,
-        console: Any = None,
-    ):
-        """Start the clock and, on a terminal, the bar.
 
-        Args:
-          total: rounds of the whole run.
-          name: what is running.
-          metrics: names to show, in this order; () shows all.
-          every_seconds: least time between two plain lines; the last round is always
-            shown.
-          console: a rich Console; None takes standard output.
-        """
-        from rich.console import Console
+def tag(name: str) -> str:
+    """The name in the letters that TensorBoard takes.
 
-        self._console = console or Console()
-        self._total, self._name, self._metrics = total, name, metrics
-        self._every, self._last = every_seconds, -math.inf
-        self._start = time.monotonic()
-        self._bar = None
-        if self._console.is_terminal:
-            self._bar = _bar(self._console)
-            self._task = self._bar.add_task(name, total=total, numbers="")
-            self._bar.start()
-
-    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
-        names = self._metrics or tuple(scalars)
-        numbers = "  ".join(
-            f"{n} {float(scalars[n]):.4g}" for n in names if n in scalars
-        )
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step + 1, numbers=numbers)
-            return
-        now = time.monotonic()
-        if now - self._last < self._every and step + 1 < self._total:
-            return
-        self._last = now
-        self._console.print(
-            f"{self._name} {step + 1}/{self._total}  {now - self._start:.0f} s"
-            f"  {numbers}".rstrip(),
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    >>> tag("personalised/tar@far=1e-03")
+    'personalised/tar_at_far_1e-03'
+    """
+    return re.sub(r"[^-/\w.]", "_", name.replace("@", "_at_")).strip("/")
 
 
 def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
@@ -243,30 +205,30 @@ def write_text(path: pathlib.Path, text: str) -> None:
         raise
 
 
-def _bar(console):
-    from rich import progress
-
-    return progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[numbers]}", markup=False),
-        console=console,
-    )
-
-
 @contextlib.contextmanager
-def open_sinks(folder: pathlib.Path, name: str, total: int, first: int):
-    """metrics.jsonl, TensorBoard and live progress of one stage, closed at the end."""
+def open_sinks(
+    folder: pathlib.Path,
+    name: str,
+    total: int,
+    first: int,
+    *,
+    shown: tuple[str, ...] = ("loss", "seconds"),
+):
+    """metrics.jsonl, TensorBoard and live progress of one stage, closed at the end.
+
+    Args:
+      name: what is running.
+      total: rounds of the whole stage.
+      first: the round to come.
+      shown: numbers of the live progress; () shows all.
+    """
     if not meshes.is_first():
         yield []
         return
     sinks = [
         JsonlSink(folder / "metrics.jsonl", resume_step=first),
         TensorBoardSink(folder / "tensorboard", resume_step=first),
-        ConsoleSink(total, name=name, metrics=("loss", "hard_negatives", "seconds")),
+        ConsoleSink(total, name=name, metrics=shown),
     ]
     with contextlib.ExitStack() as stack:
         for sink in sinks:

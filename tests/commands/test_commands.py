@@ -168,7 +168,8 @@ def test_help_lists_the_commands(capsys):
     [
         (
             ["nosuch"],
-            "command must be one of ['evaluate', 'launch', 'prepare', 'train']",
+            "command must be one of ['configs', 'describe', 'evaluate', 'launch', "
+            "'prepare', 'train']",
         ),
         (["train"], "--config must name a config file"),
         (["train", "--config=configs/none.py"], "--config must be one of"),

@@ -12,13 +12,20 @@ import optax
 import pytest
 
 from fedfr_jax.federated import algorithms, sampling
+from fedfr_jax.federated import client as client_module
 from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.local import local_sgd, sgd
+from fedfr_jax.federated.algorithms.personal import (
+    blocks,
+    personal,
+    with_statistics,
+)
 from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.simulation import Simulation, open_store, play, start
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Local
 
 SIZES = (3, 9, 5, 12, 7)
 COHORT, CLASSES, SEED = 3, 3, 3
@@ -39,9 +46,9 @@ def loss_fn(variables, batch, key):
     return mean_of(losses), ({"mean": mean}, {"accuracy": mean_of(is_right)})
 
 
-def face_loss(variables, batch, key, *, num_classes, frozen):
+def face_loss(variables, batch, key, *, frozen):
     """The same for FedFR's tree: own classes first, then the public ones."""
-    del num_classes, frozen
+    del frozen
     params = variables["params"]
     classes = jnp.concatenate([params["head"], params["phi"]])
     flat = {
@@ -72,8 +79,7 @@ class Member(NamedTuple):
 
 
 RATE = lambda round, epoch: jnp.float32(0.1)
-LOCAL = (loss_fn, sgd(), RATE)
-TWO_MODELS = jax.tree.map(lambda *x: np.stack(x), variables_of(0), variables_of(1))
+LOCAL = Local(loss_fn, sgd(), RATE)
 FACES = {
     "backbone": {
         "params": {"body": variables_of(0)["params"]["body"]},
@@ -83,37 +89,46 @@ FACES = {
 }
 
 
-def tiny(name, *args, **settings):
+def tiny(name, local=LOCAL, **settings):
     """Build the member `name`, which must exist."""
-    return lambda: ALGORITHMS[name](*args, **settings)
+    return lambda: ALGORITHMS[name](local, **settings)
 
 
 MEMBERS = {
-    "apfl": Member(tiny("apfl", *LOCAL)),
-    "ditto": Member(tiny("ditto", *LOCAL)),
-    "fedatt": Member(tiny("fedatt", local_sgd(*LOCAL))),
-    "fedavg": Member(tiny("fedavg", local_sgd(*LOCAL), server_optimizer=optax.sgd(1))),
-    "feddane": Member(tiny("feddane", *LOCAL, strength=0.1)),
+    "apfl": Member(tiny("apfl")),
+    "ditto": Member(tiny("ditto")),
+    "fedatt": Member(tiny("fedatt")),
+    "fedavg": Member(tiny("fedavg", server_optimizer=optax.sgd(1))),
+    "feddane": Member(tiny("feddane", strength=0.1)),
     "fedfr": Member(
         tiny(
             "fedfr",
-            local_sgd(face_loss, sgd(momentum=0.9), RATE),
-            lambda key: {"head": 0.1 * jax.random.normal(key, (CLASSES, 4))},
+            Local(face_loss, sgd(momentum=0.9), RATE),
+            init_local=lambda key: {"head": 0.1 * jax.random.normal(key, (CLASSES, 4))},
         ),
         FACES,
     ),
-    "fednova": Member(tiny("fednova", local_sgd(*LOCAL))),
-    "fedprox": Member(tiny("fedprox", *LOCAL, strength=0.1, personal="bias")),
-    "fedrep": Member(tiny("fedrep", *LOCAL, head=HEAD, head_epochs=1)),
-    "fesem": Member(tiny("fesem", local_sgd(*LOCAL)), TWO_MODELS),
-    "ifca": Member(tiny("ifca", local_sgd(*LOCAL), loss_fn), TWO_MODELS),
-    "pfedme": Member(tiny("pfedme", *LOCAL, personal_rate=0.05)),
-    "qfedavg": Member(
-        tiny("qfedavg", local_sgd(*LOCAL), loss_fn, q=1.0, learning_rate=0.1)
-    ),
-    "robust": Member(lambda: ALGORITHMS["robust"](fedavg(local_sgd(*LOCAL)))),
-    "scaffold": Member(tiny("scaffold", *LOCAL, population=len(SIZES))),
+    "fednova": Member(tiny("fednova")),
+    "fedprox": Member(tiny("fedprox", strength=0.1)),
+    "fedrep": Member(tiny("fedrep", head=HEAD, head_epochs=1)),
+    "fesem": Member(tiny("fesem", spread=0.5)),
+    "ifca": Member(tiny("ifca", spread=0.5)),
+    "pfedme": Member(tiny("pfedme", personal_rate=0.05)),
+    "qfedavg": Member(tiny("qfedavg", q=1.0)),
+    "robust": Member(tiny("robust")),
+    "scaffold": Member(tiny("scaffold", num_clients=len(SIZES))),
 }
+KEPT = "params/bias"
+for name in sorted(MEMBERS.keys() - {"fedfr"}):  # under contract with a personal leaf
+    build = MEMBERS[name].build
+    MEMBERS[f"personal {name}"] = Member(lambda b=build: personal(b(), KEPT))
+for how in ("local", "first"):
+    inner = MEMBERS["fedavg"].build
+    MEMBERS[f"{how} statistics"] = Member(
+        lambda b=inner, how=how: with_statistics(b(), how)
+    )
+PLAIN = [name for name in MEMBERS if " " not in name]  # entries of ALGORITHMS
+KEEPING = [name for name in MEMBERS if name.startswith("personal ")]
 
 
 def table():
@@ -179,7 +194,7 @@ def assert_same_bits(actual, expected):
 
 
 def test_every_algorithm_is_under_contract():
-    assert MEMBERS.keys() == ALGORITHMS.keys()
+    assert set(PLAIN) == ALGORITHMS.keys()
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -203,7 +218,7 @@ def test_devices_lanes_and_idle_slots_change_nothing(name, where):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("run_level")
-@pytest.mark.parametrize("name", sorted(MEMBERS.keys() - {"feddane"}))
+@pytest.mark.parametrize("name", sorted(set(PLAIN) - {"feddane"}))
 def test_canonical_sums_have_the_same_bits_on_any_number_of_devices(name):
     # FedDANE's gradients are a sum over devices before the round.
     canonical = functools.partial(simulated, name, reduction="canonical", shards=4)
@@ -212,7 +227,7 @@ def test_canonical_sums_have_the_same_bits_on_any_number_of_devices(name):
         assert_same_bits(other, one)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", PLAIN)
 def test_the_order_in_which_clients_arrive_changes_nothing(name, monkeypatch):
     schedule = simulations.schedule
 
@@ -225,7 +240,7 @@ def test_the_order_in_which_clients_arrive_changes_nothing(name, monkeypatch):
     assert_close(actual, reference(name))
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", [*PLAIN, "personal fedavg", "first statistics"])
 def test_a_run_killed_in_round_2_resumes_to_the_same_bits(name, tmp_path):
     sim = simulated(name, *ALONE)
     whole = rounds(name, sim, (0, 1, 2, 3))
@@ -241,7 +256,7 @@ def device_tree(sim, tree):
     return jax.device_put(tree, simulations.meshes.replicated(sim.mesh))
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", PLAIN)
 def test_examples_of_other_clients_are_never_seen(name):
     sim = simulated(name, *APART)
     ids = sampling.sample(SEED, 0, len(SIZES), COHORT)
@@ -262,6 +277,88 @@ def test_a_client_deploys_variables_of_the_model(name):
     deployed = MEMBERS[name].build().personalize(server, row)
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
     assert shapes(deployed) == shapes(variables_of(0))
+
+
+def shapes_of(tree):
+    return jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_is_sent_has_no_byte_of_a_personal_leaf(name):
+    """Sums, uploads and the server's state: as if the model had no such leaf."""
+    build, start = MEMBERS[name].build, MEMBERS[name].variables
+    algorithm = build()
+    server = jax.eval_shape(algorithm.init, start)
+    inner = leaves_of(server.inner)
+    assert not [path for path, _ in inner if "bias" in jax.tree_util.keystr(path)]
+    sim = simulated(name, *ALONE)
+    row = jax.eval_shape(algorithm.init_personal, jax.random.key(0), server)
+    slot = jax.tree.map(jnp.int32, client_module.Slots(0, 0, 1, 0, 3, 0, CLASSES, 2))
+    tables = ()
+    if algorithm.prepare:
+        tables = algorithm.prepare(
+            start_of(sim, name), sim, simulations.Cohort(np.arange(COHORT), 0)
+        ).tables
+
+    def sent(server, row, table):
+        extra = simulations.no_extra(COHORT)._replace(tables=tables)
+        client = client_module.client_view(
+            sim.feed, 12, jax.random.key(1), slot, extra, table, jnp.int32(0)
+        )
+        output = algorithm.client_update(jax.random.key(2), server, row, client)
+        return output.update, output.upload
+
+    shapes = jax.eval_shape(sent, server, row, sim.table)
+    names = [jax.tree_util.keystr(p) for p, _ in leaves_of(shapes)]
+    assert any("body" in name for name in names)
+    assert not [name for name in names if "bias" in name]
+
+
+leaves_of = jax.tree_util.tree_leaves_with_path
+
+
+def start_of(sim, name):
+    return start(sim, MEMBERS[name].variables)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_personal_leaves_are_trained_and_differ_between_clients(name):
+    _, (rows, is_new), _ = reference(name)
+    kept = rows.leaves["params"]["bias"][~is_new]
+    assert np.abs(kept).max() > 1e-4
+    assert len(np.unique(kept.round(6), axis=0)) == len(kept)
+
+
+def test_personal_of_nothing_is_the_algorithm_itself():
+    algorithm = MEMBERS["fedavg"].build()
+    for nothing in (None, "", blocks(("stem", "fc"), 0)):
+        assert personal(algorithm, nothing) is algorithm
+
+
+def test_a_pattern_that_matches_no_leaf_names_near_ones():
+    algorithm = personal(MEMBERS["fedavg"].build(), "params/bais$")
+    with pytest.raises(ValueError, match="must match a leaf.*params/bias"):
+        algorithm.init(variables_of(0))
+
+
+def test_statistics_are_averaged_kept_or_of_the_first_client():
+    ends = {
+        how: rounds(name, simulated(name, *ALONE), (0,))
+        for how, name in (
+            ("average", "fedavg"),
+            ("local", "local statistics"),
+            ("first", "first statistics"),
+        )
+    }
+    ids = sampling.sample(SEED, 0, len(SIZES), COHORT)
+    kept = ends["local"][1][0].leaves["batch_stats"]["mean"][ids]
+    assert len(set(kept.tolist())) == COHORT
+    np.testing.assert_allclose(
+        ends["average"][0].variables["batch_stats"]["mean"],
+        np.average(kept, weights=np.array(SIZES)[ids]),
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(ends["first"][0].first["batch_stats"]["mean"], kept[0])
 
 
 def test_no_two_algorithm_files_share_over_40_percent_of_their_lines():

@@ -11,8 +11,8 @@ from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs.experiment import Federation
 from fedfr_jax.runs.pretraining import Pretraining
-from fedfr_jax.tasks.methods import federated_faces
-from fedfr_jax.tasks.recognition import Judge
+from fedfr_jax.tasks.faces.methods import federated_faces
+from fedfr_jax.tasks.faces.recognition import Judge
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.py") if p.stem != "base")

@@ -30,6 +30,14 @@ def test_rows_and_identities_follow_each_other():
     assert images.shape == (4, 2, 2, 1) and images.dtype == np.uint8
 
 
+def test_test_parts_join_when_every_part_has_one():
+    x = numbered(0, [0, 1])._replace(is_test=np.array([False, True]))
+    y = numbered(9, [0])._replace(is_test=np.array([True]))
+    joined = join_sources({"x": x, "y": y})
+    np.testing.assert_array_equal(joined.is_test, [False, True, True])
+    assert join_sources({"x": x, "y": numbered(9, [0])}).is_test is None
+
+
 def test_images_of_two_shapes_do_not_join():
     with pytest.raises(ValueError, match="images of one shape, got .*'y': .3, 3, 1"):
         join_sources({"x": numbered(0, [0]), "y": numbered(0, [0], side=3)})

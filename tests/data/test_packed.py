@@ -69,6 +69,20 @@ def test_a_packed_set_is_its_source(tmp_path):
     assert not list((tmp_path / "p").glob("*.tmp"))
 
 
+def test_a_test_part_is_packed_and_sets_without_one_stay_as_they_were(tmp_path):
+    plain = source(12)
+    tested = plain._replace(is_test=np.arange(12) >= 9)
+    pack(tested, tmp_path / "tested")
+    pack(plain, tmp_path / "plain")
+    opened = packed(tmp_path / "tested")
+    assert opened.is_test.tolist() == [False] * 9 + [True] * 3
+    assert_equal(opened, tested, np.arange(12))
+    assert packed(tmp_path / "plain").is_test is None
+    assert not (tmp_path / "plain" / "is_test.npy").exists()
+    with pytest.raises(ValueError, match="must be of this source and shard size"):
+        pack(plain, tmp_path / "tested")
+
+
 def test_reading_touches_only_the_shards_asked_for(tmp_path):
     pack(source(), tmp_path, shard_bytes=SHARD)
     opened = packed(tmp_path)

@@ -30,6 +30,43 @@ def test_images_come_back_bit_for_bit_with_dense_labels(digits):
     np.testing.assert_array_equal(source.read(np.array([4, 0]))[..., 0], images[[4, 0]])
 
 
+def test_a_mask_or_two_parts_are_the_test_part(digits, tmp_path):
+    path, images = digits
+    labels = np.array([7, 3, 3, 7, 9, 3])
+    is_test = np.array([0, 1, 0, 0, 1, 1], np.uint8)
+    save(tmp_path / "m.npz", images=images, labels=labels, held=is_test)
+    source = arrays(tmp_path / "m.npz", is_test="held")
+    assert source.is_test.dtype == bool
+    assert source.is_test.tolist() == (is_test == 1).tolist()
+    assert arrays(path).is_test is None
+    parts = {"x": images[:4], "y": labels[:4], "v": images[4:], "w": labels[4:]}
+    save(tmp_path / "p.npz", **parts)
+    both = arrays(tmp_path / "p.npz", images=("x", "v"), labels=("y", "w"))
+    assert both.is_test.tolist() == [False] * 4 + [True] * 2
+    assert both.labels.tolist() == source.labels.tolist()
+    rows = np.array([5, 0, 4, 3])
+    np.testing.assert_array_equal(both.read(rows), source.read(rows))
+    kept = arrays(
+        tmp_path / "p.npz", images=("x", "v"), labels=("y", "w"), min_images=2
+    )
+    assert kept.is_test.tolist() == [False] * 4 + [True]
+
+
+def test_parts_that_do_not_go_together_are_refused(digits, tmp_path):
+    path, images = digits
+    with pytest.raises(ValueError, match="one key each, or two each"):
+        arrays(path, images=("images", "images"))
+    keys = {"images": ("images", "images"), "labels": ("labels", "labels")}
+    with pytest.raises(ValueError, match="is_test must be None where images are two"):
+        arrays(path, **keys, is_test="client")
+    with pytest.raises(ValueError, match="client must be true or false"):
+        arrays(path, is_test="client")
+    labels = np.arange(6)
+    save(tmp_path / "s.npz", images=images, small=images[:, :3], labels=labels)
+    with pytest.raises(ValueError, match="s.npz must hold images of one shape"):
+        arrays(tmp_path / "s.npz", images=("images", "small"), labels=keys["labels"])
+
+
 def test_size_channels_and_paper_are_converted(digits):
     path, images = digits
     source = arrays(path, channels=3, invert=True)

@@ -69,6 +69,19 @@ def test_images_are_resized_with_antialiasing_and_made_grey(tmp_path):
     np.testing.assert_allclose(source.read(np.array([0])), 127.5, atol=5)
 
 
+def test_a_naming_may_tell_the_test_part_and_the_first_image_the_size(tmp_path):
+    names = ("train/b/1.png", "test/b/1.png", "train/a/1.png", "test/a/2.png")
+    fill(tmp_path, {f"set/{name}": picture(i) for i, name in enumerate(names)})
+    source = folder(tmp_path, image_size=None, naming="train-test")
+    assert source.names == ("a", "b") and source.image_shape == (8, 6, 3)
+    assert source.labels.tolist() == [0, 1, 0, 1]
+    assert source.is_test.tolist() == [True, True, False, False]
+    assert source.read(np.arange(4))[:, 0, 0, 0].tolist() == [3, 1, 2, 0]
+    kept = keep_rows(source, np.array([3, 0]))
+    assert kept.is_test.tolist() == [False, True]
+    assert folder(tmp_path, image_size=4).is_test is None
+
+
 def test_many_images_keep_their_order_across_threads(tmp_path):
     files = {f"p{i % 5}/{i:03}.png": picture(i) for i in range(150)}
     source = folder(fill(tmp_path, files), image_size=(8, 6))

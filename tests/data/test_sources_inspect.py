@@ -28,6 +28,9 @@ def test_the_report_counts_images_identities_and_quantiles(tmp_path):
         "min": 1, "25%": 1.5, "median": 2, "75%": 5.5, "max": 9, "mean": 4
     }  # fmt: skip
     assert report["num_unreadable"] == 0 and report["sampled"] == 12
+    assert report["test_images"] == 0
+    tested = source._replace(is_test=np.arange(12) < 5)
+    assert inspect(tested)["test_images"] == 5
     assert report["mean"] == source.read(np.arange(12)).mean()
     assert json.loads(json.dumps(report)) == report
 

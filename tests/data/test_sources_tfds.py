@@ -29,7 +29,7 @@ def stub(monkeypatch, tmp_path):
     """Install a module that serves given examples as TFDS serves encoded ones."""
     calls = []
 
-    def install(examples, shape, names=None, prepared=True):
+    def install(examples, shape, names=None, prepared=True, tests=None):
         features = {"image": Feature(shape=shape), "label": Feature(names=names)}
 
         class Builder:
@@ -42,7 +42,7 @@ def stub(monkeypatch, tmp_path):
                 calls.append((split, decoders))
                 if not prepared:
                     raise NotImplementedError("stored as tfrecord.")
-                return examples
+                return tests if split == "test" and tests else examples
 
         def builder(name, *, data_dir=None, file_format=None):
             calls.append((name, data_dir, file_format))
@@ -74,6 +74,46 @@ def test_classes_keep_their_names_and_images_stay_encoded(stub):
     assert source.labels.tolist() == [2, 0, 2] and source.labels.dtype == np.int32
     np.testing.assert_array_equal(source.read(np.array([2, 1])), images[[2, 1]])
     assert tfds("cifar10", image_size=4, channels=1).image_shape == (4, 4, 1)
+
+
+def test_the_test_split_follows_with_is_test(stub):
+    images = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 1), np.uint8)
+    examples = [
+        {"image": png(image[..., 0]), "label": label}
+        for image, label in zip(images, (1, 0, 1, 0, 0), strict=True)
+    ]
+    calls = stub(examples[:3], (4, 4, 1), names=["a", "b"], tests=examples[3:])
+    source = tfds("emnist/balanced", test_split="test")
+    assert calls.count("prepare") == 1
+    assert source.labels.tolist() == [1, 0, 1, 0, 0]
+    assert source.is_test.tolist() == [False, False, False, True, True]
+    upright = images.transpose(0, 2, 1, 3)
+    order = np.array([4, 0, 3, 2])
+    np.testing.assert_array_equal(source.read(order), upright[order])
+    assert tfds("mnist").is_test is None
+    kept = tfds("mnist", test_split="test", min_images=2)
+    assert kept.is_test.tolist() == source.is_test.tolist()
+
+
+def test_a_damaged_test_example_is_named_by_its_split(stub):
+    image = png(np.zeros((4, 4), np.uint8))
+    stub(
+        [{"image": image, "label": 0}],
+        (4, 4, 1),
+        names=["a"],
+        tests=[{"image": image, "label": 0}, {"image": b"cut", "label": 0}],
+    )
+    with pytest.raises(ValueError, match="mnist test example 1 must be a whole"):
+        tfds("mnist", test_split="test").read(np.array([2]))
+
+
+def test_a_cache_of_other_splits_is_refused(stub, tmp_path):
+    example = {"image": png(np.zeros((4, 4), np.uint8)), "label": 0}
+    stub([example], (4, 4, 1), names=["a"], tests=[example])
+    cache = tmp_path.parent / "of_train.npz"
+    tfds("mnist", cache=cache)
+    with pytest.raises(ValueError, match=r"2 examples of mnist train\+test, got 1 in"):
+        tfds("mnist", test_split="test", cache=cache)
 
 
 def test_lfw_names_become_identities(stub):

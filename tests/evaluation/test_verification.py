@@ -137,7 +137,8 @@ def test_generic_tar_is_that_of_the_whole_matrix():
     assert list(result) == ["tar@far=1e-03", "tar@far=1e-02", "tar@far=1e-01"]
     np.testing.assert_allclose(list(result.values()), expected, atol=3e-3)
 
-    far, tar = verification.roc_curve(features, labels, points=50)
+    far, tar, *counts = verification.roc_curve(features, labels, points=50)
+    assert counts == [np.sum(~is_same), np.sum(is_same)]
     full_far, full_tar, _ = sklearn.metrics.roc_curve(is_same, cosines)
     best = [full_tar[full_far <= wanted + 1e-12].max() for wanted in far]
     np.testing.assert_allclose(tar, best, atol=0.02)

@@ -197,12 +197,13 @@ def test_shorter_clients_in_a_wave_keep_momentum_and_statistics():
 
 def test_personal_leaves_are_neither_sent_nor_averaged():
     sim, server = build("fedavg", personal="head", cohort_size=5)
-    before = np.asarray(server.variables["params"]["head"]["kernel"])
+    before = np.asarray(server.first["params"]["head"]["kernel"])
     after, rows, _ = run(sim, server)
-    np.testing.assert_array_equal(after.variables["params"]["head"]["kernel"], before)
-    heads = rows["params"]["head"]["kernel"]
+    assert after.inner.variables["params"]["head"]["kernel"] is None
+    np.testing.assert_array_equal(after.first["params"]["head"]["kernel"], before)
+    heads = rows.leaves["params"]["head"]["kernel"]
     assert all(np.abs(h - before).max() > 1e-3 for h in heads)
-    assert rows["params"]["scale"] is None
+    assert rows.leaves["params"]["scale"] is None
 
 
 def test_a_pattern_that_matches_no_leaf_is_an_error():

@@ -9,13 +9,14 @@ import pytest
 
 from fedfr_jax.federated.algorithms.aggregators import weighted_mean
 from fedfr_jax.federated.algorithms.fedfr import Personal, fedfr
-from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
+from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.client import Feed, Population, Table
-from fedfr_jax.federated.hard_negatives import hard_negatives, prepare_features
+from fedfr_jax.tasks.faces.hard_negatives import hard_negatives, prepare_features
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.face_loss import face_loss
-from fedfr_jax.types import Model
+from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.tasks.faces.methods import previous_features
+from fedfr_jax.types import Local, Model
 
 
 def apply_backbone(variables, x, train):
@@ -75,13 +76,12 @@ def build(arrays, dtype, num_devices, lanes):
     embed = lambda variables, x: apply_backbone(variables, x, False)[0]
     loss = face_loss(MODEL, contrastive_weight=5.0, branch="bce")
     rate = step_decay(float(arrays["lr"]), every=(3, 3, 3))
-    train = local_sgd(loss, sgd(momentum=0.9, weight_decay=5e-4), rate)
     algorithm = fedfr(
-        train,
-        lambda key: jax.tree.map(
+        Local(loss, sgd(momentum=0.9, weight_decay=5e-4), rate),
+        init_local=lambda key: jax.tree.map(
             jnp.asarray, local_params(arrays, "init/client0", dtype)
         ),
-        embed=embed,
+        frozen=previous_features(embed),
         prepare=prepare_features(embed, threshold=0.4),
         phi_update="frozen",
     )

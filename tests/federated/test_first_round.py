@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import memory, model_axis
-from fedfr_jax.federated.hard_negatives import prepare_features
+from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
 from tests.contracts import test_algorithms as contracts

@@ -8,12 +8,12 @@ import pytest
 
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.algorithms.feddane import feddane
-from fedfr_jax.federated.algorithms.local import sgd, step_decay
+from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.means import build_mean
 from fedfr_jax.federated.simulation import simulation, start
 from fedfr_jax.federated.stream import placed, stream
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Cohort
+from fedfr_jax.types import Cohort, Local
 from tests.federated import toys
 from tests.federated.test_engine import assert_close
 from tests.federated.test_stream import Reader, run
@@ -59,7 +59,7 @@ def build(mesh, *, memory=None, **options):
         table = stream(Reader(table.images), table.labels, memory=memory, waves=1)
     rate = step_decay(0.05, every=2)
     sim = simulation(
-        feddane(toys.norm_loss, sgd(momentum=0.9), rate, strength=0.1),
+        feddane(Local(toys.norm_loss, sgd(momentum=0.9), rate), strength=0.1),
         toys.feed(),
         table,
         population,

@@ -21,7 +21,7 @@ from fedfr_jax.federated.simulation import (
     start,
 )
 from fedfr_jax.models import bundle, iresnet
-from fedfr_jax.tasks.methods import federated_faces
+from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Cohort
 
 SHAPE, BATCH, PUBLIC, CLASSES = (8, 8, 3), 4, 160, 128

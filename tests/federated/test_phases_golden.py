@@ -7,8 +7,10 @@ import pytest
 
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedrep import fedrep
-from fedfr_jax.federated.algorithms.local import local_sgd, sgd
-from fedfr_jax.federated.algorithms.phases import phased_sgd
+from fedfr_jax.federated.local import sgd
+from fedfr_jax.federated.algorithms.personal import Row, personal
+from fedfr_jax.federated.algorithms.phases import phased_training
+from fedfr_jax.types import Local
 from tests.federated.toys import LOCAL, MESHES, RATE, close, loss_fn, replay
 
 
@@ -20,15 +22,17 @@ def tanh_loss(variables, batch, key):
     return loss_fn({**variables, "params": head}, batch._replace(images=hidden), key)
 
 
-TANH = (tanh_loss, sgd(), RATE)
+TANH = Local(tanh_loss, sgd(), RATE)
 HEAD = "params/head"
 PERSONAL = {  # name: (algorithm, epochs)
-    "fedper": (lambda: fedavg(local_sgd(*TANH), personal=HEAD), 4),
+    "fedper": (lambda: personal(fedavg(TANH), HEAD), 4),
     "fedper_finetune": (
-        lambda: fedavg(phased_sgd(*TANH, phases=((HEAD, 0), ("", 1))), personal=HEAD),
+        lambda: personal(
+            fedavg(phased_training(TANH, phases=((HEAD, 0), ("", 1)))), HEAD
+        ),
         5,
     ),
-    "fedrep": (lambda: fedrep(*TANH, head=HEAD, head_epochs=4), 5),
+    "fedrep": (lambda: fedrep(TANH, head=HEAD, head_epochs=4), 5),
 }
 
 
@@ -41,19 +45,20 @@ def test_private_heads_equal_the_golden_round(golden, name, where):
     heads = {k: np.stack([arrays[f"head{c}_{k}"] for c in range(3)]) for k in "Wb"}
     shape = {"base": base, "head": jax.tree.map(lambda x: x[0], heads)}
     nothing = jax.tree.map(lambda x: None, base)
-    rows = {"params": {"base": nothing, "head": heads}, "batch_stats": {}}
+    own = {"params": {"base": nothing, "head": heads}, "batch_stats": {}}
+    rows = Row((), own)
     examples = [[arrays[f"{n}{c}"] for c in range(3)] for n in "xy"]
     with jax.enable_x64(True):
         variables = {"params": shape, "batch_stats": {}}
         end = replay(build(), examples, variables, where=where, rows=rows, tau=epochs)
     for k in "Wb":
-        close(end.servers[0].variables["params"]["base"][k], arrays[f"{name}_base_{k}"])
+        close(end.servers[0].inner.variables["params"]["base"][k], arrays[f"{name}_base_{k}"])
         for c in range(3):
             expected = arrays[f"{name}_head{c}_{k}"]
-            close(end.rows["params"]["head"][k][c], expected)
+            close(end.rows.leaves["params"]["head"][k][c], expected)
 
 
 @pytest.mark.parametrize("phases", [(), (("a", 1),), (("a", 0), ("b", 0))])
 def test_phases_must_start_at_rising_epochs(phases):
     with pytest.raises(ValueError, match="rising epochs from 0"):
-        phased_sgd(*LOCAL, phases=phases)
+        phased_training(LOCAL, phases=phases)

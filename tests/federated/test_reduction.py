@@ -20,7 +20,7 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import iresnet
-from fedfr_jax.tasks.methods import federated_faces
+from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Cohort
 from tests.contracts import test_algorithms as contracts
 from tests.federated import toys

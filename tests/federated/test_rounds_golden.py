@@ -12,14 +12,16 @@ from fedfr_jax.federated.algorithms.apfl import apfl
 from fedfr_jax.federated.algorithms.ditto import ditto
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.feddane import feddane
-from fedfr_jax.federated.algorithms.fednova import fednova, momentum_norm
+from fedfr_jax.federated.algorithms.fednova import fednova
 from fedfr_jax.federated.algorithms.fedprox import fedprox
 from fedfr_jax.federated.algorithms.ifca import fesem, ifca, nearest
-from fedfr_jax.federated.algorithms.local import local_sgd, sgd
+from fedfr_jax.federated.local import sgd
+from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.pfedme import pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
-from fedfr_jax.federated.algorithms.robust import robust, trimmed_mean
+from fedfr_jax.federated.algorithms.robust import robust
 from fedfr_jax.federated.algorithms.scaffold import scaffold
+from fedfr_jax.types import Local
 from tests.federated.toys import (
     LOCAL,
     MESHES,
@@ -45,57 +47,62 @@ def numpy_sgd(arrays, k, w):
     return w
 
 
+def of_models(algorithm):
+    """A clustered algorithm that starts from several given models [J, ...]."""
+    return algorithm._replace(init=lambda models: models)
+
+
 def check_fedavg(arrays, where):
-    end = play_golden(arrays, fedavg(local_sgd(*LOCAL)), where=where)
+    end = play_golden(arrays, fedavg(LOCAL), where=where)
     close(flat(end.servers[0].variables), arrays["fedavg"])
 
 
 def check_fairavg(arrays, where):
-    end = play_golden(arrays, fedavg(local_sgd(*LOCAL), weigh=equally), where=where)
+    end = play_golden(arrays, fedavg(LOCAL, weigh=equally), where=where)
     close(flat(end.servers[0].variables), arrays["fairavg"])
 
 
 def check_local_training(arrays, where):
-    algorithm = fedavg(local_sgd(*LOCAL), personal=".")
+    algorithm = personal(fedavg(LOCAL), ".")
     end = play_golden(arrays, algorithm, where=where)
-    close(flat(end.rows), arrays["local_sgd"])
-    close(flat(end.servers[0].variables), arrays["w0"])
+    close(flat(end.rows.leaves), arrays["local_sgd"])
+    close(flat(end.servers[0].first), arrays["w0"])
+    assert not jax.tree.leaves(end.servers[0].inner)
 
 
 def check_fedprox(arrays, where):
-    algorithm = fedprox(*LOCAL, strength=float(arrays["fedprox_mu"]))
+    algorithm = fedprox(LOCAL, strength=float(arrays["fedprox_mu"]))
     end = play_golden(arrays, algorithm, where=where)
     close(flat(end.servers[0].variables), arrays["fedprox"])
 
 
 def check_feddane(arrays, where):
-    algorithm = feddane(*LOCAL, strength=float(arrays["fedprox_mu"]))
+    algorithm = feddane(LOCAL, strength=float(arrays["fedprox_mu"]))
     end = play_golden(arrays, algorithm, where=where)
     close(flat(end.servers[0].variables), arrays["feddane"])
 
 
 def check_fednova(arrays, where):
-    end = play_golden(arrays, fednova(local_sgd(*LOCAL)), where=where)
+    end = play_golden(arrays, fednova(LOCAL), where=where)
     close(flat(end.servers[0]), arrays["fednova"])
 
 
 def check_fednova_momentum(arrays, where):
     rho = float(arrays["fednova_mom_rho"])
-    train = local_sgd(loss_fn, sgd(momentum=rho), RATE)
-    end = play_golden(arrays, fednova(train, norm=momentum_norm(rho)), where=where)
+    local = Local(loss_fn, sgd(momentum=rho), RATE)
+    end = play_golden(arrays, fednova(local, momentum=rho), where=where)
     close(flat(end.servers[0]), arrays["fednova_mom"])
 
 
 def check_qfedavg(arrays, where):
-    train = local_sgd(*LOCAL)
-    algorithm = qfedavg(train, loss_fn, q=float(arrays["qfedavg_q"]), learning_rate=0.1)
+    algorithm = qfedavg(LOCAL, q=float(arrays["qfedavg_q"]))
     end = play_golden(arrays, algorithm, where=where)
     close(flat(end.servers[0]), arrays["qfedavg"])
     close(end.metrics["start_loss"], arrays["loss0"], rtol=0, atol=2e-10)
 
 
 def check_scaffold(arrays, where):
-    end = play_golden(arrays, scaffold(*LOCAL, population=3), where=where, rounds=2)
+    end = play_golden(arrays, scaffold(LOCAL, num_clients=3), where=where, rounds=2)
     for server, expected in zip(end.servers, arrays["scaffold"], strict=True):
         close(flat(server.variables), expected)
     close(flat(end.servers[0].variables), arrays["fairavg"])  # zero controls
@@ -104,7 +111,7 @@ def check_scaffold(arrays, where):
 
 
 def check_ditto(arrays, where):
-    algorithm = ditto(*LOCAL, strength=float(arrays["ditto_lambda"]))
+    algorithm = ditto(LOCAL, strength=float(arrays["ditto_lambda"]))
     rows = unflat(arrays["ditto_v0"])
     end = play_golden(arrays, algorithm, where=where, rows=rows)
     close(flat(end.rows), arrays["ditto_v"])
@@ -114,19 +121,15 @@ def check_ditto(arrays, where):
 def check_apfl(arrays, where):
     own = {"v": unflat(arrays["ditto_v0"])["params"], "alpha": np.full(3, 0.5)}
     rows = {"params": own, "batch_stats": {}}
-    end = play_golden(arrays, apfl(*LOCAL), where=where, rows=rows)
+    end = play_golden(arrays, apfl(LOCAL), where=where, rows=rows)
     close(flat(end.rows["params"]["v"]), arrays["apfl_v"])
     close(end.rows["params"]["alpha"], arrays["apfl_alpha"])
     close(flat(end.servers[0].variables), arrays["apfl_global"])
 
 
 def check_pfedme(arrays, where, kind="paper", decay=0.0):
-    algorithm = pfedme(
-        loss_fn,
-        sgd(weight_decay=decay),
-        lambda round, epoch: jnp.full((), 0.005),
-        personal_rate=0.05,
-    )
+    local = Local(loss_fn, sgd(weight_decay=decay), 0.005)
+    algorithm = pfedme(local, personal_rate=0.05)
     end = play_golden(arrays, algorithm, where=where)
     close(flat(end.rows), arrays[f"pfedme_{kind}_theta"])
     close(flat(end.servers[0].variables), arrays[f"pfedme_{kind}_global"])
@@ -134,7 +137,7 @@ def check_pfedme(arrays, where, kind="paper", decay=0.0):
 
 def check_ifca(arrays, where):
     centers, groups = arrays["cluster_centers"], arrays["ifca_assign"]
-    algorithm = ifca(local_sgd(*LOCAL), loss_fn)
+    algorithm = of_models(ifca(LOCAL))
     end = play_golden(arrays, algorithm, where=where, variables=unflat(centers))
     np.testing.assert_array_equal(end.rows, groups)
     trained = np.stack([numpy_sgd(arrays, k, centers[j]) for k, j in enumerate(groups)])
@@ -147,7 +150,7 @@ def check_fesem(arrays, where):
     variables["params"]["W"][2] += 9  # a model that nobody trains or joins
     before = np.array([1, 1, 0], np.int32)
     end = play_golden(
-        arrays, fesem(local_sgd(*LOCAL)), where=where, variables=variables, rows=before
+        arrays, of_models(fesem(LOCAL)), where=where, variables=variables, rows=before
     )
     models = flat(variables)
     trained = np.stack([numpy_sgd(arrays, k, models[j]) for k, j in enumerate(before)])
@@ -193,13 +196,13 @@ def test_a_round_equals_the_golden_one(golden, name, where):
 
 
 LIMITS = {
-    "fedprox with mu 0": (lambda: fedprox(*LOCAL, strength=0.0), "fedavg"),
+    "fedprox with mu 0": (lambda: fedprox(LOCAL, strength=0.0), "fedavg"),
     "q-fedavg with q 0": (
-        lambda: qfedavg(local_sgd(*LOCAL), loss_fn, q=0.0, learning_rate=0.1),
+        lambda: qfedavg(LOCAL, q=0.0),
         "fairavg",
     ),
     "a trimmed mean that trims nothing": (
-        lambda: robust(fedavg(local_sgd(*LOCAL)), combine=trimmed_mean(0.3)),
+        lambda: robust(LOCAL, combine="trimmed_mean", fraction=0.3),
         "fairavg",
     ),
 }
@@ -217,7 +220,7 @@ def test_a_method_in_its_limit_is_fedavg(golden, name):
 def test_ifca_with_one_model_is_uniform_fedavg(golden):
     arrays = golden("fl_rounds")
     with jax.enable_x64(True):
-        algorithm = ifca(local_sgd(*LOCAL), loss_fn)
+        algorithm = of_models(ifca(LOCAL))
         end = play_golden(arrays, algorithm, variables=unflat(arrays["w0"][None]))
         close(flat(end.servers[0])[0], arrays["fairavg"])
 
@@ -225,7 +228,7 @@ def test_ifca_with_one_model_is_uniform_fedavg(golden):
 ROBUST = {
     "median": ({}, lambda x: np.median(x, axis=0)),
     "trimmed": (
-        {"combine": trimmed_mean(0.4)},  # cuts one of three at either end
+        {"combine": "trimmed_mean", "fraction": 0.4},  # cuts one of three at either end
         lambda x: np.sort(x, axis=0)[1:-1].mean(axis=0),
     ),
 }
@@ -237,7 +240,7 @@ def test_robust_sums_of_changes_are_numpys(golden, name):
     arrays = golden("fl_rounds")
     assert len(arrays["local_sgd"]) == 3
     with jax.enable_x64(True):
-        algorithm = robust(fedavg(local_sgd(*LOCAL)), **options)
+        algorithm = robust(LOCAL, **options)
         end = play_golden(arrays, algorithm, where=(2, 2))
         close(flat(end.servers[0].variables), combine(arrays["local_sgd"]))
 

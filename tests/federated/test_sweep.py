@@ -8,7 +8,8 @@ import pytest
 
 from fedfr_jax.federated import memory
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
+from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.layout import size_of
 from fedfr_jax.federated.sampling import sample
 from fedfr_jax.federated.simulation import (
@@ -27,7 +28,7 @@ from fedfr_jax.federated.sweep import (
     table_of_members,
 )
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Cohort, Extra
+from fedfr_jax.types import Cohort, Extra, Local
 from tests.federated import toys
 from tests.federated.test_engine import assert_close
 from tests.federated.test_stream import Reader
@@ -42,10 +43,8 @@ ROW_BYTES = 4 * 16 + 4
 
 
 def make_fedavg(hyper):
-    train = local_sgd(
-        toys.norm_loss, sgd(momentum=0.9), step_decay(hyper["rate"], every=2)
-    )
-    return fedavg(train, personal="head")
+    rate = step_decay(hyper["rate"], every=2)
+    return personal(fedavg(Local(toys.norm_loss, sgd(momentum=0.9), rate)), "head")
 
 
 def make_added(hyper):

@@ -12,7 +12,7 @@ import pytest
 from fedfr_jax import trees
 from fedfr_jax.federated import memory, timing, tuning
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
+from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.federated.stream import stream
@@ -351,10 +351,9 @@ def test_the_fingerprint_knows_every_lowering_and_the_flags(monkeypatch):
     name = lambda *sims: timing.fingerprint(sims, toy.server, toy.store)
     names = {name(sim, sim), name(sim, other), name(sim, sim)}
     assert len(names) == 2
-    train = local_sgd(
-        toys.norm_loss, sgd(momentum=0.8, weight_decay=1e-2), step_decay(0.2, every=2)
-    )
-    faster = like(fedavg(train), sim.feed)  # other numbers: the program takes as long
+    optimizer = sgd(momentum=0.8, weight_decay=1e-2)
+    local = Local(toys.norm_loss, optimizer, step_decay(0.2, every=2))
+    faster = like(fedavg(local), sim.feed)  # other numbers: the program takes as long
     assert name(faster, faster) == name(sim, sim)
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=1")
     assert name(sim, sim) not in names

@@ -13,14 +13,16 @@ import pytest
 
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedfr import fedfr
-from fedfr_jax.federated.algorithms.local import local_sgd, sgd, step_decay
+from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.client import Feed, Population, Table
-from fedfr_jax.federated.hard_negatives import prepare_features
+from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.face_loss import face_loss, init_local
-from fedfr_jax.types import Model
+from fedfr_jax.tasks.faces.loss import face_loss, init_local
+from fedfr_jax.tasks.faces.methods import previous_features
+from fedfr_jax.types import Local, Model
 
 SIZES = np.array([5, 9, 3, 12, 7])  # examples of each client
 CLASSES = np.array([2, 3, 2, 3, 1])  # classes of each client
@@ -75,10 +77,10 @@ def norm_loss(variables, batch, key):
 
 def fedavg_toy(**options):
     """(algorithm, variables to start from)."""
-    train = local_sgd(
-        norm_loss, sgd(momentum=0.9, weight_decay=1e-3), step_decay(0.1, every=2)
-    )
-    return fedavg(train, **options), norm_variables()
+    optimizer = sgd(momentum=0.9, weight_decay=1e-3)
+    local = Local(norm_loss, optimizer, step_decay(0.1, every=2))
+    where = options.pop("personal", None)
+    return personal(fedavg(local, **options), where), norm_variables()
 
 
 def linear_model():
@@ -98,14 +100,12 @@ def fedfr_toy(rate=0.01, **options):
     """FedFR whole on a linear backbone: (algorithm, variables to start from)."""
     model = linear_model()
     loss = face_loss(model, contrastive_weight=5.0, branch="bce")
-    train = local_sgd(
-        loss, sgd(momentum=0.9, weight_decay=5e-4), step_decay(rate, every=2)
-    )
+    optimizer = sgd(momentum=0.9, weight_decay=5e-4)
     embed = lambda variables, x: model.apply(variables, x, False)[0]
     algorithm = fedfr(
-        train,
-        init_local(3, DIM, branch="bce"),
-        embed=embed,
+        Local(loss, optimizer, step_decay(rate, every=2)),
+        init_local=init_local(3, DIM, branch="bce"),
+        frozen=previous_features(embed),
         prepare=prepare_features(embed, threshold=0.6),
         **options,
     )
@@ -175,7 +175,7 @@ def loss_fn(variables, batch, key):
 
 
 RATE = lambda round, epoch: jnp.full((), 0.1)
-LOCAL = (loss_fn, sgd(), RATE)
+LOCAL = Local(loss_fn, sgd(), RATE)
 
 
 def unflat(w):

@@ -9,7 +9,7 @@ from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS, bundle
-from fedfr_jax.tasks.methods import federated_faces
+from fedfr_jax.tasks.faces.methods import federated_faces
 
 SHAPE = (8, 8, 3)
 NETWORKS = {
@@ -78,6 +78,16 @@ def test_the_gradient_of_a_bundle_is_that_of_its_leaves(bundles_everything):
     of_leaves = jax.jit(jax.grad(lambda v: loss(model, v)))(named)
     of_bundle = jax.jit(jax.grad(lambda v: loss(packed, v)))(pack(named))
     assert_close(unpack(of_bundle)["params"], of_leaves["params"], 1e-4)
+
+
+def test_a_bundled_network_hands_on_the_key(bundles_everything):
+    model = MODELS["iresnet"](SHAPE, **NETWORKS["iresnet"], dropout=0.5)
+    packed, pack, _ = bundle.bundled(model)
+    named, key = model.init(jax.random.key(0)), jax.random.key(1)
+    run = lambda model, variables: jax.jit(
+        lambda v: model.apply(v, images(4), train=True, key=key)[0]
+    )(variables)
+    assert_close(run(packed, pack(named)), run(model, named))
 
 
 def test_a_network_of_few_small_leaves_stays_as_it_is():

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.models import MODELS
+from fedfr_jax.models import MODELS, register_model
 
 TINY = {"widths": (4, 6), "blocks": (1, 4), "embedding_dim": 10}
 SETTINGS = {
     "sphereface": TINY,
     "iresnet": TINY,
+    "resnet": {"widths": (4, 6), "blocks": (1, 4), "num_classes": 10},
     "cnn": {"widths": (4, 6), "embedding_dim": 10},
     "mlp": {"hidden": 10},
 }
@@ -22,7 +23,7 @@ members = pytest.mark.parametrize("name", MODELS)
 
 @functools.cache
 def _model(name, **settings):
-    return MODELS[name](SHAPE, **SETTINGS[name], **settings)
+    return MODELS[name](SHAPE, **SETTINGS[name] | settings)
 
 
 @functools.cache
@@ -128,7 +129,7 @@ def test_images_of_another_shape_are_refused(name):
     with pytest.raises(AssertionError):
         _model(name).apply(_variables(name), jnp.zeros((2, 28, 28, 3)), False)
     with pytest.raises(ValueError, match="image_shape"):
-        MODELS[name]((28, 0, 3))
+        MODELS[name]((28, 0, 3), **SETTINGS[name])
 
 
 @pytest.mark.parametrize("name", ["sphereface", "iresnet"])
@@ -147,7 +148,20 @@ def test_scanned_and_unrolled_stacks_are_the_same_network(name):
     )
 
 
-@pytest.mark.parametrize("name", ["sphereface", "iresnet", "cnn"])
+@pytest.mark.parametrize("name", ["cnn", "mlp"])
+def test_small_networks_give_logits_when_told_the_number_of_classes(name):
+    model = _model(name, num_classes=7)
+    assert model.embedding_dim == 7
+    variables = model.init(jax.random.key(0))
+    hidden, _ = _apply(_model(name), variables, _images(3), False)
+    logits, _ = _apply(model, variables, _images(3), False)
+    top = variables["params"]["classifier"]
+    want = hidden @ top["kernel"] + top["bias"].reshape(1, 7)
+    np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-6)
+    assert np.any(logits < 0)
+
+
+@pytest.mark.parametrize("name", ["sphereface", "iresnet", "resnet", "cnn"])
 def test_half_precision_is_close_and_returns_float32(name):
     half = _model(name, lowering="xla", dtype="bfloat16")
     want, _ = _apply(_model(name), _variables(name), _images(8), True)
@@ -237,7 +251,7 @@ def test_any_size_of_image_gives_a_network(name, size):
         ({"blocks": (1, 1)}, "blocks must be at least"),
         ({"blocks": (1, 1, 1, -1)}, "blocks must be at least"),
         ({"stride_on": "third"}, "stride_on must be"),
-        ({"dropout": 0.4}, "dropout must be 0"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],
 )
 def test_impossible_iresnets_are_refused(settings, message):
@@ -248,3 +262,15 @@ def test_impossible_iresnets_are_refused(settings, message):
 def test_a_small_image_is_refused_by_cnn():
     with pytest.raises(ValueError, match="at least 6 pixels"):
         MODELS["cnn"]((5, 28, 1))
+
+
+def test_a_registered_model_is_one_of_the_family():
+    factory = functools.partial(MODELS["mlp"], hidden=3)
+    try:
+        register_model("tiny_mlp", factory)
+        register_model("tiny_mlp", factory)  # as when a notebook's cell runs again
+        assert MODELS["tiny_mlp"](SHAPE).embedding_dim == 3
+        with pytest.raises(ValueError, match="name must differ .*got 'tiny_mlp'"):
+            register_model("tiny_mlp", MODELS["mlp"])
+    finally:
+        MODELS.pop("tiny_mlp")

@@ -6,7 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.models.norm import BatchNorm, PReLU, inverses, moved, normalize, prelu
+from fedfr_jax.models.norm import (
+    BatchNorm,
+    GroupNorm,
+    PReLU,
+    inverses,
+    moved,
+    normalize,
+    prelu,
+)
 
 X = jnp.array([[1.0, 10.0], [2.0, 10.0], [3.0, 10.0], [6.0, 10.0]])  # means 3, 10
 
@@ -116,3 +124,39 @@ def test_the_gradient_of_prelu_is_that_of_each_of_its_operations():
     _, pull = jax.vjp(prelu, x, slope)
     _, want = jax.vjp(plain, x, slope)
     chex.assert_trees_all_close(pull(dy), want(dy), rtol=1e-5)
+
+
+def _grouped(x, groups):
+    """Every image and group by itself."""
+    y = np.empty_like(x)
+    size = x.shape[-1] // groups
+    for i in range(len(x)):
+        for start in range(0, x.shape[-1], size):
+            part = x[i, ..., start : start + size]
+            unit = (part - part.mean()) / np.sqrt(part.var() + 1e-5)
+            y[i, ..., start : start + size] = unit
+    return y
+
+
+@pytest.mark.parametrize("groups", [1, 3, 6])
+def test_group_norm_is_that_of_every_image_and_group(groups):
+    rng = np.random.default_rng(0)
+    x = rng.normal(3, 2, (2, 4, 5, 6)).astype(np.float32)
+    params = {"scale": rng.normal(size=6), "bias": rng.normal(size=6)}
+    params = {name: x.astype(np.float32) for name, x in params.items()}
+    got = GroupNorm(groups).apply({"params": params}, x, train=True)
+    want = _grouped(x, groups) * params["scale"] + params["bias"]
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_group_norm_has_no_statistics_and_computes_them_in_float32():
+    x = (1000 + 8 * jnp.arange(8.0)).astype(jnp.bfloat16).reshape(1, 4, 2)
+    y, variables = GroupNorm(1).init_with_output(jax.random.key(0), x, train=True)
+    assert set(variables) == {"params"} and y.dtype == jnp.bfloat16
+    want = _grouped(np.asarray(x, np.float32), 1)
+    np.testing.assert_allclose(y.astype(jnp.float32), want, rtol=0.01)
+
+
+def test_groups_must_divide_the_channels():
+    with pytest.raises(ValueError, match="groups must divide the 6 channels, got 4"):
+        GroupNorm(4).init(jax.random.key(0), jnp.ones((1, 2, 6)), train=True)

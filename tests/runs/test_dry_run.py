@@ -18,7 +18,7 @@ from fedfr_jax.data.sources.recordio import write_stand_in
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import dry_run
 from fedfr_jax.runs.experiment import Federation
-from fedfr_jax.tasks.methods import federated_faces
+from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Model
 
 SIDE, DIM, BATCH = 8, 16, 8

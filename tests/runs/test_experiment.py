@@ -14,13 +14,13 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import experiment as experiment_module
 from fedfr_jax.runs.experiment import Experiment, run_method
 from fedfr_jax.runs.settings import Federation, Pretraining, check_federation
-from fedfr_jax.tasks.methods import (
+from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
     LastRound,
     federated_faces,
     last_simulation,
 )
-from fedfr_jax.tasks.recognition import Judgement
+from fedfr_jax.tasks.faces.recognition import Judgement
 from tests.federated import toys
 
 

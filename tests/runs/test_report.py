@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from PIL import Image
 from rich.console import Console
 
 from fedfr_jax.runs import report
+from fedfr_jax.runs.report import curves, drawing, figures, rounds
 
 SUMMARY = {
     "methods": {
@@ -26,6 +28,29 @@ SUMMARY = {
     "seconds": 131.6,
 }
 FAR = np.logspace(-4, 0, 50)
+
+
+class Evaluation(NamedTuple):
+    metrics: dict[str, float] = {}
+    per_client: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
+    pictures: dict[str, Any] = {}
+
+
+class Roc(NamedTuple):
+    far: np.ndarray
+    tar: np.ndarray
+    num_negatives: int = 10_000
+    num_positives: int = 500
+
+
+class Cmc(NamedTuple):
+    rank: np.ndarray
+    identification_rate: np.ndarray
+
+
+def client_row(r, loss, **scalars):
+    return {"round": r, "loss": loss, "clients_without_step": 0.0, **scalars}
 
 
 def rich_text(summary, width=80):
@@ -68,6 +93,32 @@ def test_markdown_table_has_a_row_per_method():
     assert len({line.count("|") for line in lines}) == 1
 
 
+def starred(metric, *values):
+    methods = {str(i): {"any": {metric: value}} for i, value in enumerate(values)}
+    line = report.plain_table({"methods": methods}).splitlines()[1]
+    return [cell.endswith("*") for cell in line.split()[2:]]
+
+
+def test_the_best_is_marked_when_it_is_better_by_more_than_rounding():
+    assert starred("accuracy", 0.9001, 0.9000, 0.1) == [True, False, False]
+    # The same as printed; different as printed, by less than half a digit.
+    assert not any(starred("accuracy", 0.50004, 0.49996, 0.1))
+    assert not any(starred("accuracy", 0.50006, 0.50004))
+    assert not any(starred("accuracy", 0.9, 0.9, 0.1))
+    # Three digits are shown of a list.
+    assert not any(starred("accuracy", [0.9001, 0.9001], [0.9, 0.9]))
+    assert starred("tar@far=1e-03", [0.92, 0.92], [0.9, 0.9]) == [True, False]
+    assert starred("accuracy", 1234.6, 1233.1) == [True, False]
+
+
+def test_a_metric_that_is_better_when_small_or_neither_is_read_from_its_name():
+    assert starred("pairs_eer", 0.2, 0.1) == [False, True]
+    assert starred("loss", 2.0, 1.0) == [False, True]
+    assert starred("tar@far=1e-03", 0.2, 0.1) == [True, False]
+    for neither in ("accuracy_std", "threshold", "measured_far@far=1e-03"):
+        assert not any(starred(neither, 0.2, 0.1))
+
+
 def test_equal_methods_and_missing_seconds_are_shown_plainly():
     same = {"generic": {"accuracy": 0.5, "nothing": float("nan")}}
     text = report.plain_table({"methods": {"a": same, "b": same}})
@@ -82,79 +133,260 @@ def test_a_summary_without_methods_is_refused():
 
 
 def assert_is_drawn(path):
-    """A PNG of a sensible size with more than a blank page on it."""
+    """A PNG of a sensible size with more than a blank page on it, and a PDF."""
     with Image.open(path) as image:
         assert image.format == "PNG" and min(image.size) > 200
         assert len(image.convert("RGB").getcolors(1 << 24)) > 20
+    assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_roc_leaves_out_far_zero_and_takes_any_order(tmp_path):
-    path = tmp_path / "plots" / "roc.png"
-    curves = {
-        "pretrained": (np.r_[FAR, 0.0], np.r_[FAR**0.3, 0.0]),
-        "fedfr": (FAR[::-1], FAR[::-1] ** 0.1),
-    }
-    report.plot_roc(path, curves)
-    assert_is_drawn(path)
-    in_order = {m: (np.sort(f), np.sort(t)) for m, (f, t) in curves.items()}
-    report.plot_roc(tmp_path / "again.png", in_order)
-    assert path.read_bytes() == (tmp_path / "again.png").read_bytes()
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that were saved, by file name."""
+    found, save = {}, figures.save
+
+    def keep(figure, path):
+        paths = save(figure, path)
+        found[paths[0].stem] = figure
+        return paths
+
+    monkeypatch.setattr(figures, "save", keep)
+    return found
 
 
-def test_det_draws_errors_and_takes_a_perfect_curve(tmp_path):
-    path = tmp_path / "det.png"
-    perfect = (FAR, np.ones_like(FAR))
-    report.plot_det(path, {"fedfr": (FAR, FAR**0.1), "perfect": perfect})
-    assert_is_drawn(path)
-    with pytest.raises(ValueError, match="must have a far > 0"):
-        report.plot_det(path, {"a": ([0.0], [1.0])})
+def titles(figure):
+    return [axes.get_title() for axes in figure.axes]
 
 
-def test_personalised_plot_takes_few_many_and_missing_clients(tmp_path):
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_draw_draws_what_there_is(tmp_path, drawn):
     rng = np.random.default_rng(0)
-    values = {
-        "pretrained": {"tar": rng.random(40), "tpir": [0.5]},
-        "fedavg": {"tar": [0.5, np.nan, 0.7]},
-        "fedfr": {"tar": rng.random(7), "tpir": []},
+    evaluations = {
+        stage: {
+            "generic": Evaluation(
+                metrics={"accuracy": 0.7},
+                curves={
+                    "roc": Roc(FAR, FAR**0.2),
+                    "cmc": Cmc(np.arange(1, 6), np.linspace(0.5, 1, 5)),
+                },
+            ),
+            "accuracy": Evaluation(
+                metrics={"accuracy": 0.6},
+                per_client={"accuracy": rng.random(9)},
+                pictures={"masks/1": np.full((20, 30, 3), 90, np.uint8)},
+            ),
+        }
+        for stage in ("pretrained", "fedavg")
     }
-    report.plot_personalised(tmp_path / "tar.png", values)
-    assert_is_drawn(tmp_path / "tar.png")
-
-
-def test_rounds_plot_skips_null_and_draws_a_single_row_as_a_level(tmp_path):
     rows = {
-        "pretrained": [{"round": 0, "tar": 0.5}],
-        "fedfr": [
-            {"round": r, "loss": 1.0, "tar": None if r % 2 else 0.6} for r in range(4)
-        ],
+        "pretrained": [{"round": r, "loss": 9.0 - r} for r in range(3)],
+        "fedavg": [client_row(r, 3.0, **{"generic/accuracy": 0.6}) for r in range(4)],
     }
-    report.plot_rounds(tmp_path / "rounds.png", rows, ["loss", "tar"])
-    assert_is_drawn(tmp_path / "rounds.png")
+    paths = report.draw(evaluations, rows, tmp_path, say=pytest.fail)
+    files = {path.relative_to(tmp_path).as_posix() for path in paths}
+    plots = ("roc", "det", "cmc", "accuracy", "rounds")
+    pictures = {f"pictures/{s}_accuracy_masks_1.png" for s in evaluations}
+    kinds = ("png", "pdf")
+    assert files == {f"{plot}.{kind}" for plot in plots for kind in kinds} | pictures
+    for plot in plots:
+        assert_is_drawn(tmp_path / f"{plot}.png")
+    with Image.open(tmp_path / "pictures/fedavg_accuracy_masks_1.png") as image:
+        assert image.size == (30, 20) and image.getpixel((0, 0)) == (90, 90, 90)
+    assert titles(drawn["accuracy"]) == ["Accuracy"]
+    assert drawn["cmc"].axes[0].get_ylabel() == "identification rate"
+    assert legend(drawn["rounds"]) == ["pretrained", "fedavg"]
 
 
-def test_empty_and_unknown_things_are_refused_by_name(tmp_path):
-    path = tmp_path / "x.png"
-    with pytest.raises(ValueError, match="at least one method"):
-        report.plot_roc(path, {})
-    with pytest.raises(ValueError, match=r"curves\['a'\] must have a far > 0"):
-        report.plot_roc(path, {"a": ([0.0], [1.0])})
-    with pytest.raises(ValueError, match="at least one method and metric"):
-        report.plot_personalised(path, {"a": {}})
-    with pytest.raises(ValueError, match=r"among \['loss'\], got \['tar'\]"):
-        report.plot_rounds(path, {"a": [{"round": 0, "loss": 1.0}]}, ["tar"])
-    assert not path.exists()
+def test_draw_takes_nothing_and_leaves_nothing(tmp_path):
+    evaluations = {"fedavg": {"generic": Evaluation({"accuracy": 0.5})}}
+    assert report.draw({}, {}, tmp_path) == []
+    assert report.draw(evaluations, {"fedavg": []}, tmp_path) == []
+    assert not list(tmp_path.iterdir())
 
 
-def test_plots_without_matplotlib_say_what_to_install(tmp_path, monkeypatch):
+def test_several_evaluators_with_a_roc_have_a_file_each(tmp_path):
+    of = {name: Evaluation(curves={"roc": Roc(FAR, FAR)}) for name in ("a", "b")}
+    paths = report.draw({"fedavg": of}, {}, tmp_path)
+    names = {path.name for path in paths if path.suffix == ".png"}
+    assert names == {"roc_a.png", "det_a.png", "roc_b.png", "det_b.png"}
+
+
+def test_without_matplotlib_draw_says_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    evaluations = {"a": {"generic": Evaluation(curves={"roc": Roc(FAR, FAR)})}}
+    lines = []
+    assert report.draw(evaluations, {}, tmp_path, say=lines.append) == []
+    assert lines == ["No plots: pip install 'fedfr_jax[plots]' to have them."]
     with pytest.raises(ImportError, match="pip install matplotlib"):
         report.plot_roc(tmp_path / "x.png", {"a": (FAR, FAR)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_process_than_the_first_draws_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing.meshes, "is_first", lambda: False)
+    evaluations = {"a": {"generic": Evaluation(curves={"roc": Roc(FAR, FAR)})}}
+    assert report.draw(evaluations, {}, tmp_path, say=pytest.fail) == []
+
+
+def test_equal_numbers_give_equal_files(tmp_path):
+    in_order = {"a": (FAR, FAR**0.3), "b": (FAR, FAR**0.1)}
+    shuffled = {
+        m: (np.r_[f[::-1], 0], np.r_[t[::-1], 0]) for m, (f, t) in in_order.items()
+    }
+    first = report.plot_roc(tmp_path / "plots" / "roc.png", in_order)
+    again = report.plot_roc(tmp_path / "again", shuffled)
+    for path, other in zip(first, again, strict=True):
+        assert path.read_bytes() == other.read_bytes()
+
+
+def solid(figure, axis=0):
+    """Where the labelled lines of a plot are visible, [n] per line."""
+    lines = [x for x in figure.axes[0].lines if not x.get_label().startswith("_")]
+    columns = [line.get_data() for line in lines]
+    return [np.asarray(x)[np.isfinite(y)] for x, y in columns]
+
+
+def test_rates_of_few_pairs_are_faint_and_those_of_none_are_cut(tmp_path, drawn):
+    far = np.logspace(-6, 0, 61)
+    curve = {"a": Roc(far, far**0.1, num_negatives=1000, num_positives=100)}
+    report.plot_roc(tmp_path / "roc", curve)
+    (line,) = solid(drawn["roc"])
+    assert line.min() == pytest.approx(10 / 1000) and line.max() == 1
+    assert drawn["roc"].axes[0].get_xlim()[0] == pytest.approx(1 / 1000)
+    assert "100 positive and 1,000 negative pairs" in drawn["roc"].get_supxlabel()
+
+    report.plot_det(tmp_path / "det", curve)
+    (line,) = solid(drawn["det"])
+    # Fewer than 10 of the 100 positive pairs are rejected where tar > 0.9.
+    assert line.min() == pytest.approx(10 / 1000) and line.max() <= 0.9**10
+
+
+def test_a_curve_without_counts_is_drawn_whole(tmp_path, drawn):
+    report.plot_roc(tmp_path / "roc", {"a": (FAR, FAR)})
+    assert solid(drawn["roc"])[0].min() == pytest.approx(FAR[0])
+    assert drawn["roc"].get_supxlabel() == ""
+
+
+def test_det_names_a_curve_without_errors(tmp_path, drawn):
+    both = {"fedfr": Roc(FAR, FAR**0.1), "perfect": Roc(FAR, np.ones_like(FAR))}
+    report.plot_det(tmp_path / "det.png", both)
+    assert_is_drawn(tmp_path / "det.png")
+    assert legend(drawn["det"]) == ["fedfr", "perfect (no false reject)"]
+
+
+def test_curves_without_points_are_refused(tmp_path):
+    for plot in (report.plot_roc, report.plot_det):
+        with pytest.raises(ValueError, match="at least one stage"):
+            plot(tmp_path / "x", {})
+        with pytest.raises(ValueError, match=r"curves\['a'\] must have a far > 0"):
+            plot(tmp_path / "x", {"a": ([0.0], [1.0])})
+    assert curves.ENOUGH == 10 and not list(tmp_path.iterdir())
+
+
+def test_clients_take_any_metric_few_many_and_missing_clients(tmp_path, drawn):
+    rng = np.random.default_rng(0)
+    values = {
+        "pretrained": {"accuracy": rng.random(40), "dice": [0.5]},
+        "fedavg": {"accuracy": [0.5, np.nan, 0.7], "dice": [np.nan]},
+        "many": {"accuracy": rng.random(2000), "dice": []},
+    }
+    report.plot_clients(tmp_path / "per_client.png", values, evaluator="own")
+    assert_is_drawn(tmp_path / "per_client.png")
+    assert titles(drawn["per_client"]) == ["Own: accuracy", "Own: dice"]
+    with pytest.raises(ValueError, match="at least one stage and metric"):
+        report.plot_clients(tmp_path / "x.png", {"a": {}})
+
+
+def test_clients_of_many_metrics_show_four(tmp_path, drawn):
+    values = {"fedavg": {f"m{i}": [0.1, 0.2] for i in range(6)}}
+    report.plot_clients(tmp_path / "x", values)
+    assert len(drawn["x"].axes) == 4
+    assert "The first 4 of 6 metrics." in drawn["x"].get_supxlabel()
+
+
+def test_losses_that_cannot_be_compared_have_panels_of_their_own(tmp_path, drawn):
+    rows = {
+        "pretrained": [{"round": 0, "loss": 20.0, "classification": 20.0}],
+        "fedavg": [client_row(0, 3.0, classification=3.0)],
+        "fedprox": [client_row(0, 3.1, classification=3.1, hard_negatives=2.0)],
+        "fedfr": [client_row(0, 9.0, classification=3.0, contrastive=6.0)],
+    }
+    report.plot_rounds(tmp_path / "rounds", rows)
+    panels = drawn["rounds"].axes
+    assert titles(drawn["rounds"]) == [
+        "Training loss (classification)\ncentral training",
+        "Training loss (classification)\nmean over clients",
+        "Training loss (classification, contrastive)\nmean over clients",
+    ]
+    assert [len(axes.lines) for axes in panels] == [1, 2, 1]
+    assert [axes.get_xlabel() for axes in panels] == ["epoch", "round", "round"]
+    # A single point is seen by its marker.
+    assert all(x.get_marker() != "None" for axes in panels for x in axes.lines)
+
+
+def test_central_stages_are_levels_beside_rounds_and_lines_alone(tmp_path, drawn):
+    central = [{"round": r, "g/tar": 0.1 * r, "other/x": 1.0} for r in range(3)]
+    clients = [
+        client_row(r, None, **{"g/tar": None if r % 2 else 0.6}) for r in range(4)
+    ]
+    report.plot_rounds(
+        tmp_path / "both",
+        {"pretrained": central, "fedfr": clients},
+        evaluators=["g"],
+        finals={
+            "pretrained": {"g/tar": 0.5, "g/only at the end": 1.0},
+            "local": {"g/tar": float("nan")},
+        },
+    )
+    (axes,) = drawn["both"].axes
+    of_clients, level = axes.lines
+    np.testing.assert_array_equal(of_clients.get_xydata(), [[0, 0.6], [2, 0.6]])
+    assert list(level.get_ydata()) == [0.5, 0.5]
+
+    report.plot_rounds(tmp_path / "alone", {"pretrained": central}, evaluators=["g"])
+    (axes,) = drawn["alone"].axes
+    assert len(axes.lines[0].get_xdata()) == 3 and axes.get_xlabel() == "epoch"
+
+
+def test_rounds_without_any_number_draw_nothing(tmp_path):
+    rows = {"a": [{"round": 0, "g/tar": None, "loss": float("nan")}], "b": []}
+    assert rounds.plot_rounds(tmp_path / "x", rows, evaluators=["g"]) == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_little_change_looks_flat():
+    low, high = figures.limits([0.7, 0.7001], is_rate=True)
+    assert high - low >= 0.1 and low < 0.7 < high
+    low, high = figures.limits([5.0, 5.01], is_rate=False)
+    assert high - low >= 1.0
+    for values in ([0.0], [1.0], [0.0, 1.0]):
+        low, high = figures.limits(values, is_rate=True)
+        assert -0.1 < low < min(values) and max(values) < high < 1.1
+    assert figures.limits([0.0], is_rate=False)[1] > 0
+
+
+def modules_after(code):
+    """Which of the optional packages a fresh process has loaded."""
+    code = f"import sys, fedfr_jax.runs.report as report, fedfr_jax.runs.sinks;{code}"
+    code += "; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    return set(done.stdout.decode().split())
 
 
 def test_importing_the_report_loads_neither_matplotlib_nor_rich():
+    assert not {"matplotlib", "rich", "tensorboardX"} & modules_after("0")
+
+
+def test_plots_are_drawn_without_pyplot(tmp_path):
+    paths = [str(tmp_path / name) for name in ("roc", "clients", "rounds")]
     code = (
-        "import sys, fedfr_jax.runs.report, fedfr_jax.runs.sinks;"
-        "print({'matplotlib', 'rich', 'tensorboardX'} & set(sys.modules))"
+        f"report.plot_roc({paths[0]!r}, {{'a': ([0.1, 1], [0.2, 1])}});"
+        f"report.plot_clients({paths[1]!r}, {{'a': {{'m': list(range(9))}}}});"
+        f"report.plot_rounds({paths[2]!r}, {{'a': [{{'round': 0, 'loss': 1.0}}]}})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert done.stdout.decode().strip() == "set()"
+    loaded = modules_after(code)
+    assert "matplotlib.figure" in loaded and "matplotlib.pyplot" not in loaded

@@ -4,10 +4,17 @@ Opening a source lists it and reads labels; images are decoded when they are rea
 """
 
 import inspect as signatures
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fedfr_jax.data.faces_synthetic import faces_synthetic
 from fedfr_jax.data.sources.arrays import arrays, omniglot
+from fedfr_jax.data.sources.class_sets import (
+    cifar10,
+    cifar100,
+    fashion_mnist,
+    image_classes,
+    mnist,
+)
 from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
 from fedfr_jax.data.sources.inspection import inspect
 from fedfr_jax.data.sources.join import join_sources, names_from
@@ -26,6 +33,7 @@ __all__ = [
     "names_from",
     "open_source",
     "pack",
+    "register_source",
     "verify",
 ]
 
@@ -39,20 +47,41 @@ def join(*, parts: Mapping[str, Mapping]) -> Source:
     return join_sources({part: open_source(**of) for part, of in parts.items()})
 
 
-SOURCES = {
+SOURCES: dict[str, Callable[..., Source]] = {
     "arrays": arrays,
     "bin_pairs": bin_pairs,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
     "faces_synthetic": faces_synthetic,
+    "fashion_mnist": fashion_mnist,
     "fei": fei,
     "folder": folder,
+    "image_classes": image_classes,
     "join": join,
     "lfw": lfw,
+    "mnist": mnist,
     "omniglot": omniglot,
     "orl": orl,
     "packed": packed,
     "recordio": recordio,
     "tfds": tfds,
 }
+
+
+def register_source(name: str, factory: Callable[..., Source]) -> None:
+    """Make `factory` the source that a config calls `name`.
+
+    Args:
+      factory: (**settings) -> Source; its signature is the schema of the config's
+        section.
+
+    Raises:
+      ValueError: when another factory has the name.
+    """
+    if SOURCES.setdefault(name, factory) is not factory:
+        raise ValueError(
+            f"name must be none of {', '.join(SOURCES)}, which are taken, got {name}."
+        )
 
 
 def open_source(name: str, **settings) -> Source:

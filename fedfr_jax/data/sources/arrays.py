@@ -5,23 +5,19 @@ import functools
 import os
 import pathlib
 import threading
-import zipfile
-import zlib
+from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
 
-from fedfr_jax.data.sources.images import (
-    MODES,
-    check_channels,
-    check_rows,
-    parse_size,
-    resize,
+from fedfr_jax.data.sources.images import check_channels, check_rows, parse_size
+from fedfr_jax.data.sources.npz import (
+    open_images,
+    read_bools,
+    read_images,
+    read_integers,
 )
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.types import Source
-
-DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def arrays(
@@ -29,9 +25,10 @@ def arrays(
     *,
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
-    images: str = "images",
-    labels: str = "labels",
+    images: str | Sequence[str] = "images",
+    labels: str | Sequence[str] = "labels",
     cameras: str | None = None,
+    is_test: str | None = None,
     invert: bool = False,
     min_images: int = 1,
 ) -> Source:
@@ -45,40 +42,44 @@ def arrays(
       image_size: side or (H, W); None keeps the stored size.
       channels: 1 or 3; None keeps the stored number.
       images: key of [..., H, W] or [..., H, W, C] uint8 or bool (True is 255), where
-        [...] is the shape of the labels.
-      labels: key of the labels, [...] int.
+        [...] is the shape of the labels. Two keys are those of the training part and
+        of the set's own test part, whose rows follow each other.
+      labels: key of the labels, [...] int, or two keys.
       cameras: key of the cameras, [...] int, or None.
+      is_test: key of the set's own test part, [...] bool, or None; not with two keys.
       invert: turn black into white, for ink on paper.
       min_images: identities with fewer images are left out.
 
     Raises:
       ValueError: naming the file and key, for a missing, wrong or damaged array.
     """
-    kept, label = np.unique(_read_integers(path, labels), return_inverse=True)
-    camera = None if cameras is None else _read_integers(path, cameras)
-    if camera is not None and len(camera) != len(label):
-        raise ValueError(
-            f"{path}: {cameras} must go with {len(label)} {labels}, got {len(camera)}."
-        )
-    member = _header(path, images, len(label))
-    height, width, stored_channels = member[-1]
-    size = parse_size(image_size or (height, width))
+    parts = _pairs_of_keys(images, labels, is_test)
+    stored = [read_integers(path, key) for _, key in parts]
+    kept, label = np.unique(np.concatenate(stored), return_inverse=True)
+    members = [
+        open_images(path, key, len(found))
+        for (key, _), found in zip(parts, stored, strict=True)
+    ]
+    height, width, stored_channels = _one_shape(members)
+    size = parse_size((height, width) if image_size is None else image_size)
     shape = (*size, check_channels(channels or stored_channels))
-
-    @functools.cache
-    def table():
-        return _stream(path, images, member, shape, invert)
-
-    lock = threading.Lock()
-
-    def read(indices):
-        rows = check_rows(indices, len(label))
-        with lock:  # two first readers must not both stream the file
-            stored = table()
-        return stored[rows]
-
-    names = tuple(str(number) for number in kept)
-    source = Source(read, label.astype(np.int32), names, shape, cameras=camera)
+    camera = None if cameras is None else read_integers(path, cameras)
+    test = None if is_test is None else read_bools(path, is_test)
+    if len(parts) == 2:
+        test = np.repeat([False, True], [len(found) for found in stored])
+    for key, found in ((cameras, camera), (is_test, test)):
+        if found is not None and len(found) != len(label):
+            raise ValueError(
+                f"{path}: {key} must go with {len(label)} labels, got {len(found)}."
+            )
+    source = Source(
+        read=_reader(members, shape, invert),
+        labels=label.astype(np.int32),
+        names=tuple(str(number) for number in kept),
+        image_shape=shape,
+        cameras=camera,
+        is_test=test,
+    )
     return keep_identities(source, min_images, str(path))
 
 
@@ -120,79 +121,48 @@ def omniglot(
     return source._replace(names=names, cameras=drawers.astype(np.int32))
 
 
-def _read_integers(path, key):
-    """An array of integers of at least 0, flattened to int32."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            values = stored[key]
-    except DAMAGED as error:
+def _pairs_of_keys(images, labels, is_test):
+    """One or two (key of images, key of labels)."""
+    keys = [(k,) if isinstance(k, str) else tuple(k) for k in (images, labels)]
+    if len(keys[0]) != len(keys[1]) or len(keys[0]) not in (1, 2):
         raise ValueError(
-            f"{path} must be a whole .npz with the array {key}, "
-            f"got {type(error).__name__}: {error}."
-        ) from error
-    if values.dtype.kind not in "iu" or values.size == 0 or values.min() < 0:
-        raise ValueError(f"{path}: {key} must be integers of at least 0.")
-    return values.reshape(-1).astype(np.int32)
-
-
-def _header(path, key, num_images):
-    """(T, dtype, (H, W, C)) of an image array, without reading the array."""
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
-            shape, is_fortran, dtype = _read_npy_header(file)
-    except DAMAGED as error:
-        raise ValueError(
-            f"{path} must be a whole .npz with the array {key}, got {error}."
-        ) from error
-    rest, count = shape, 1
-    while count < num_images and rest:
-        count, rest = count * rest[0], rest[1:]
-    if len(rest) == 2:
-        rest = (*rest, 1)
-    if (
-        count != num_images
-        or len(rest) != 3
-        or rest[2] not in MODES
-        or dtype not in (np.uint8, np.bool_)
-        or is_fortran
-    ):
-        raise ValueError(
-            f"{path}: {key} must be [{num_images}, H, W] or [{num_images}, H, W, 1|3] "
-            f"uint8 or bool in C order to go with its labels, got {dtype} {shape}."
+            "images and labels must be one key each, or two each (of the training and "
+            f"the test part), got {images} and {labels}."
         )
-    return num_images, dtype, rest
-
-
-def _read_npy_header(file):
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    return np.lib.format.read_array_header_2_0(file)
-
-
-def _stream(path, key, member, shape, invert):
-    """Read, invert and resize image by image into [T, H, W, C] uint8."""
-    num_images, dtype, stored_shape = member
-    table = np.empty((num_images, *shape), np.uint8)
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
-            _read_npy_header(file)
-            for row in range(num_images):
-                data = file.read(int(np.prod(stored_shape)))
-                image = np.frombuffer(data, np.uint8).reshape(stored_shape)
-                if dtype == np.bool_:  # True may be stored as any byte but 0
-                    image = np.where(image == 0, np.uint8(0), np.uint8(255))
-                table[row] = _convert(~image if invert else image, shape)
-    except DAMAGED as error:
+    if is_test is not None and len(keys[0]) == 2:
         raise ValueError(
-            f"{path} must hold {num_images} whole images in {key}, got {error}: "
-            "copy the file again."
-        ) from error
-    return table
+            f"is_test must be None where images are two keys, got {is_test}."
+        )
+    return list(zip(*keys, strict=True))
 
 
-def _convert(image: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    if image.shape == shape:
-        return image
-    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
-    return resize(picture.convert(MODES[shape[2]]), shape[:2])
+def _one_shape(members):
+    """(H, W, C) that all image arrays are stored in."""
+    shapes = {member.key: member.image_shape for member in members}
+    if len(set(shapes.values())) != 1:
+        raise ValueError(
+            f"{members[0].path} must hold images of one shape, got {shapes}."
+        )
+    return members[0].image_shape
+
+
+def _reader(members, shape, invert):
+    """`Source.read` of image arrays that follow each other, held once read."""
+    starts = np.cumsum([0, *(member.num_images for member in members)])
+    lock = threading.Lock()
+
+    @functools.cache
+    def table():
+        images = np.empty((starts[-1], *shape), np.uint8)
+        for member, start in zip(members, starts, strict=False):
+            rows = images[start : start + member.num_images]
+            read_images(member, rows, invert=invert)
+        return images
+
+    def read(indices):
+        rows = check_rows(indices, int(starts[-1]))
+        with lock:  # two first readers must not both stream the file
+            stored = table()
+        return stored[rows]
+
+    return read

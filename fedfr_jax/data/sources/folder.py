@@ -1,7 +1,8 @@
 """Folders and zips of images, whose names say who is on them.
 
 One reader; a naming is a regular expression over the relative path with a group
-`identity` and, where the name tells it, a group `camera`.
+`identity` and, where the name tells them, a group `camera` and a group `test`, which
+takes part in the match for images of the set's own test part only.
 """
 
 import csv
@@ -30,13 +31,14 @@ NAMINGS = {
     "directory": r"(?P<identity>.+)/[^/]+",  # <identity>/<image>
     "subject-view": r"(?:.*/)?(?P<identity>[^/]+)-(?P<camera>[0-9]+)\.[^./]+",
     "market1501": r"(?:.*/)?(?P<identity>-?[0-9]+)_c(?P<camera>[0-9]+)s[^/]+",
+    "train-test": r"(?:.*/)?(?:train|(?P<test>test))/(?P<identity>[^/]+)/[^/]+",
 }
 
 
 def folder(
     path: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int],
+    image_size: int | tuple[int, int] | None,
     channels: int = 3,
     naming: str = "directory",
     under: str = "",
@@ -48,10 +50,11 @@ def folder(
 
     Args:
       path: the directory or archive.
-      image_size: side or (H, W) in pixels; images are stretched to it.
+      image_size: side or (H, W) in pixels; images are stretched to it. None is the
+        size of the first image.
       channels: 1 for grey, 3 for colour.
       naming: a key of NAMINGS, or a regular expression over the whole relative path
-        with a group `identity` and perhaps a group `camera`.
+        with a group `identity` and perhaps groups `camera` and `test`.
       under: only files below this sub-folder, such as "train".
       landmarks: csv file with the columns name, x1, y1 ... x5, y5 (see
         `read_landmarks`).
@@ -77,7 +80,7 @@ def orl(
 ) -> Source:
     """The AT&T (ORL) faces: 40 people x 10 grey images, s<id>/<number>.pgm."""
     return folder(
-        _archive(data_dir),
+        archive_in(data_dir),
         image_size=image_size,
         channels=channels,
         min_images=min_images,
@@ -93,7 +96,7 @@ def fei(
 ) -> Source:
     """The FEI faces: 200 people x 14 views, <subject>-<view>.jpg; camera = view."""
     return folder(
-        _archive(data_dir),
+        archive_in(data_dir),
         image_size=image_size,
         channels=channels,
         naming="subject-view",
@@ -121,7 +124,7 @@ def lfw(
       min_images: people with fewer images are left out, and their pairs with them.
       pairs: name of the pairs file of either view in `data_dir`; None for no pairs.
     """
-    archive = _archive(data_dir)
+    archive = archive_in(data_dir)
     landmarks = pathlib.Path(data_dir, "landmarks.csv") if align else None
     source, names = _open_folder(
         archive, image_size, channels, "directory", "", landmarks, align
@@ -164,9 +167,10 @@ def read_landmarks(path: str | os.PathLike, files: Files) -> np.ndarray:
 
 
 def _open_folder(path, image_size, channels, naming, under, landmarks, align):
-    size, channels = parse_size(image_size), check_channels(channels)
+    channels = check_channels(channels)
     files = open_files(path, under=under)
-    labels, names, cameras = _index(files, naming, path, under)
+    labels, names, cameras, is_test = _index(files, naming, path, under)
+    size = _size_of_first(files) if image_size is None else parse_size(image_size)
     points, matrices, canvas = None, None, None
     if landmarks is not None:
         points = read_landmarks(landmarks, files)
@@ -175,23 +179,39 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
     if align:
         matrices, canvas, points = plan_alignment(points, size)
     elif points is not None:
-        first = decode(files.read(files.names[0]), files.origin(files.names[0]), 3)
-        points = rescale_points(points, (first.height, first.width), size)
+        first = _size_of_first(files)
+        points = rescale_points(points, first, size)
 
     def load(row):
         name = files.names[row]
         image = decode(files.read(name), files.origin(name), channels)
-        if points is not None and not align and image.size != first.size:
+        found = (image.height, image.width)
+        if points is not None and not align and found != first:
             raise ValueError(
-                f"{files.origin(name)} must have the first image's size {first.size} "
-                f"for its landmarks to hold, got {image.size}: set align=True."
+                f"{files.origin(name)} must have the first image's size {first} "
+                f"for its landmarks to hold, got {found}: set align=True."
             )
         matrix = None if matrices is None else matrices[row]
         return align_and_resize(image, matrix, canvas, size)
 
     shape = (*size, channels)
     read = reader(load, len(labels), shape)
-    return Source(read, labels, names, shape, points, cameras), files.names
+    source = Source(
+        read=read,
+        labels=labels,
+        names=names,
+        image_shape=shape,
+        landmarks=points,
+        cameras=cameras,
+        is_test=is_test,
+    )
+    return source, files.names
+
+
+def _size_of_first(files):
+    """(H, W) of the first image as stored."""
+    first = decode(files.read(files.names[0]), files.origin(files.names[0]), 3)
+    return first.height, first.width
 
 
 def _index(files, naming, path, under):
@@ -213,7 +233,10 @@ def _index(files, naming, path, under):
     cameras = None
     if "camera" in pattern.groupindex:
         cameras, _ = _number([match["camera"] for match in matches])
-    return labels, _without_common_folder(names), cameras
+    is_test = None
+    if "test" in pattern.groupindex:
+        is_test = np.array([match["test"] is not None for match in matches])
+    return labels, _without_common_folder(names), cameras, is_test
 
 
 def _number(words: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -232,7 +255,7 @@ def _without_common_folder(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _archive(data_dir: str | os.PathLike) -> pathlib.Path:
+def archive_in(data_dir: str | os.PathLike) -> pathlib.Path:
     """The one .zip in a data set's folder, or the folder itself where there is none."""
     archives = sorted(pathlib.Path(data_dir).glob("*.zip"))
     if len(archives) > 1:

@@ -12,7 +12,8 @@ def join_sources(parts: Mapping[str, Source]) -> Source:
     """One source of several; names are <part>/<name>.
 
     People in more than one part count as different ones: join sets that share nobody.
-    Landmarks, cameras and pairs are dropped.
+    Landmarks, cameras and pairs are dropped; the test parts stay when every source has
+    one.
 
     Raises:
       ValueError: without parts, or when their images differ in shape.
@@ -37,7 +38,15 @@ def join_sources(parts: Mapping[str, Source]) -> Source:
 
     labels = [s.labels + n for s, n in zip(sources, first[:-1], strict=True)]
     names = [f"{part}/{name}" for part, s in parts.items() for name in s.names]
-    return Source(read, np.concatenate(labels).astype(np.int32), tuple(names), shape)
+    tests = [s.is_test for s in sources]
+    has_tests = all(is_test is not None for is_test in tests)
+    return Source(
+        read=read,
+        labels=np.concatenate(labels).astype(np.int32),
+        names=tuple(names),
+        image_shape=shape,
+        is_test=np.concatenate(tests) if has_tests else None,
+    )
 
 
 def names_from(names: tuple[str, ...], part: str, key: str) -> np.ndarray:

@@ -2,10 +2,11 @@
 
 A packed folder holds `images-00000.npy`, ... ([R, H, W, C] uint8 each, the last one
 shorter), `labels.npy`, where the source has them `landmarks.npy`, `cameras.npy`,
-`pairs.npy` and `is_same.npy`, `names.json`, and `index.json`, which is written last:
-without it the set is not whole. Each file is put in place by renaming; `shards.jsonl`
-gets a line with its size and SHA-256 afterwards, so a killed preparation goes on
-with the first shard that has no line or another size. The lines end up in `index.json`.
+`is_test.npy`, `pairs.npy` and `is_same.npy`, `names.json`, and `index.json`, which is
+written last: without it the set is not whole. Each file is put in place by renaming;
+`shards.jsonl` gets a line with its size and SHA-256 afterwards, so a killed preparation
+goes on with the first shard that has no line or another size. The lines end up in
+`index.json`.
 """
 
 import functools
@@ -102,7 +103,7 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
             )
     arrays = {
         key: np.load(folder / f"{key}.npy", allow_pickle=False)
-        for key in ("labels", "landmarks", "cameras", "pairs", "is_same")
+        for key in ("labels", "landmarks", "cameras", "is_test", "pairs", "is_same")
         if f"{key}.npy" in index["files"]
     }
     has_pairs = "pairs" in arrays
@@ -114,6 +115,7 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
         landmarks=arrays.get("landmarks"),
         cameras=arrays.get("cameras"),
         pairs=Pairs(arrays["pairs"], arrays["is_same"]) if has_pairs else None,
+        is_test=arrays.get("is_test"),
     )
     return keep_identities(source, min_images, str(folder))
 
@@ -169,6 +171,8 @@ def _arrays(source):
         arrays["landmarks"] = source.landmarks.astype(np.float32)
     if source.cameras is not None:
         arrays["cameras"] = source.cameras.astype(np.int32)
+    if source.is_test is not None:
+        arrays["is_test"] = source.is_test.astype(bool)
     if source.pairs is not None:
         arrays["pairs"], arrays["is_same"] = source.pairs
     return arrays

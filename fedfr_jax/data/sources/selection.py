@@ -27,6 +27,7 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
         landmarks=_at(source.landmarks, rows),
         cameras=_at(source.cameras, rows),
         pairs=pairs,
+        is_test=_at(source.is_test, rows),
     )
 
 

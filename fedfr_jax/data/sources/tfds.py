@@ -5,6 +5,7 @@ decoded here as those of every other source. That needs a set prepared as array_
 (https://www.tensorflow.org/datasets/data_source).
 """
 
+import itertools
 import os
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ LAYOUTS = {
     "cifar10": Layout(),
     "cifar100": Layout(),
     "mnist": Layout(),
+    "fashion_mnist": Layout(),
     "emnist": Layout(is_transposed=True),  # as stored, letters lie on their side
 }
 
@@ -52,6 +54,7 @@ def tfds(
     dataset: str,
     split: str = "train",
     *,
+    test_split: str | None = None,
     data_dir: str | os.PathLike | None = None,
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
@@ -64,12 +67,14 @@ def tfds(
     Args:
       dataset: a key of LAYOUTS, with an optional config such as emnist/balanced.
       split: "train", "train[:10%]", "train+test", ...
+      test_split: the set's own test part, such as "test": its examples follow those of
+        `split`, with `is_test` set. None leaves `is_test` out.
       data_dir: where TFDS keeps its sets; None is its default.
       image_size: side or (H, W); None keeps the stored size.
       channels: 1 or 3; None keeps the stored number.
       align: warp to the ArcFace template; needs landmarks (celeb_a).
       min_images: identities with fewer images are left out.
-      cache: file that keeps the labels, one per data set and split.
+      cache: file that keeps the labels, one per data set and splits.
 
     Raises:
       ValueError: for an unknown set, one that is not prepared for random access, or
@@ -82,12 +87,19 @@ def tfds(
     layout = LAYOUTS[name]
     if align and not layout.has_landmarks:
         raise ValueError(f"align must be False for {name}, which has no landmarks.")
-    data, info = _open(dataset, split, data_dir)
+    splits = (split,) if test_split is None else (split, test_split)
+    parts, info = _open(dataset, splits, data_dir)
+    num_first, num_images = len(parts[0]), sum(len(part) for part in parts)
     stored_size = tuple(info.features["image"].shape)
     size = parse_size(image_size or stored_size[:2])
     channels = check_channels(channels or stored_size[2])
-    rows = cached(cache, info.data_dir, lambda: _scan(data, layout))
+    rows = cached(cache, info.data_dir, lambda: _scan(parts, layout))
     labels, names = _number(rows["labels"], layout, info)
+    if len(labels) != num_images:
+        raise ValueError(
+            f"cache must be of the {num_images} examples of {dataset} "
+            f"{'+'.join(splits)}, got {len(labels)} in {cache}: name another file."
+        )
     points, matrices, canvas = rows.get("landmarks"), None, None
     if align:
         matrices, canvas, points = plan_alignment(points, size)
@@ -95,8 +107,10 @@ def tfds(
         points = rescale_points(points, stored_size[:2], size)
 
     def load(row):
-        origin = f"{dataset} {split} example {row}"
-        image = decode(bytes(data[row]["image"]), origin, channels)
+        part = int(row >= num_first)  # 1 in the test split
+        place = row - part * num_first
+        origin = f"{dataset} {splits[part]} example {place}"
+        image = decode(bytes(parts[part][place]["image"]), origin, channels)
         if layout.is_transposed:
             image = image.transpose(Image.Transpose.TRANSPOSE)
         if layout.is_ink:
@@ -106,12 +120,19 @@ def tfds(
 
     shape = (*size, channels)
     read = reader(load, len(labels), shape)
-    source = Source(read, labels, names, shape, points)
-    return keep_identities(source, min_images, f"{dataset} {split}")
+    source = Source(
+        read=read,
+        labels=labels,
+        names=names,
+        image_shape=shape,
+        landmarks=points,
+        is_test=None if test_split is None else np.arange(num_images) >= num_first,
+    )
+    return keep_identities(source, min_images, f"{dataset} {'+'.join(splits)}")
 
 
-def _open(dataset, split, data_dir):
-    """The random-access data of one split with images left encoded, and its info."""
+def _open(dataset, splits, data_dir):
+    """The random-access data of each split with images left encoded, and the info."""
     try:
         import tensorflow_datasets
     except ImportError as error:
@@ -123,8 +144,13 @@ def _open(dataset, split, data_dir):
     )
     builder.download_and_prepare()  # nothing to do where it is there
     decoders = {"image": tensorflow_datasets.decode.SkipDecoding()}
+    parts = [_open_split(builder, dataset, split, decoders) for split in splits]
+    return parts, builder.info
+
+
+def _open_split(builder, dataset, split, decoders):
     try:
-        return builder.as_data_source(split=split, decoders=decoders), builder.info
+        return builder.as_data_source(split=split, decoders=decoders)
     except (NotImplementedError, KeyError, AssertionError, ValueError) as error:
         raise ValueError(
             f"{dataset} split {split} must be prepared as array_record for random "
@@ -133,10 +159,10 @@ def _open(dataset, split, data_dir):
         ) from error
 
 
-def _scan(data, layout):
+def _scan(parts, layout):
     """Labels and landmarks of all examples; the images are read but not decoded."""
     labels, landmarks = [], []
-    for example in data:
+    for example in itertools.chain(*parts):
         label = example
         for key in layout.label:
             label = label[key]

@@ -1,5 +1,7 @@
 """Algorithms: pure functions for one client each."""
 
+from collections.abc import Callable
+
 from fedfr_jax.federated.algorithms.apfl import apfl
 from fedfr_jax.federated.algorithms.ditto import ditto
 from fedfr_jax.federated.algorithms.fedatt import fedatt
@@ -14,6 +16,7 @@ from fedfr_jax.federated.algorithms.pfedme import pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.robust import robust
 from fedfr_jax.federated.algorithms.scaffold import scaffold
+from fedfr_jax.schema import register
 
 ALGORITHMS = {
     "apfl": apfl,
@@ -32,3 +35,12 @@ ALGORITHMS = {
     "robust": robust,
     "scaffold": scaffold,
 }
+
+
+def register_algorithm(name: str, factory: Callable) -> None:
+    """Add `factory(local, *, ...hyper) -> Algorithm` to ALGORITHMS.
+
+    Raises:
+      ValueError: when the name belongs to another factory.
+    """
+    register(ALGORITHMS, "algorithm", name, factory)

@@ -10,27 +10,26 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.fedfr import Personal
-from fedfr_jax.federated.features import Frozen, position_features
-from fedfr_jax.types import Algorithm, ClientOutput
+from fedfr_jax.federated.local import local_training
+from fedfr_jax.types import Algorithm, ClientOutput, Local
 
 
 def adaptation(
-    algorithm: Algorithm, train: Callable, *, embed: Callable | None = None
+    algorithm: Algorithm, local: Local, *, frozen: Callable | None = None
 ) -> Algorithm:
     """The last round of `algorithm`, a `fedfr(...)` whose clients keep only a head.
 
     Args:
-      train: `local_sgd(...)`; its loss takes the keywords `num_classes`, `frozen` and
-        `teacher_head`.
-      embed: (backbone variables, images) -> [B, D] of the teacher, the global network;
-        None has no teacher.
+      local: its loss takes the keywords `frozen` and `teacher_head`.
+      frozen: (variables of the teacher, the global network, client) -> what the loss
+        gets as `frozen`; None has no teacher.
     """
 
+    train = local_training(local)
+
     def client_update(key, server, personal, client):
-        head, frozen = personal.params["head"], None
-        if embed:
-            taught = position_features(embed, server.backbone, client)
-            frozen = Frozen(global_features=None, previous=taught)
+        head = personal.params["head"]
+        taught = frozen(server.backbone, client) if frozen else None
         backbone, stats = server.backbone["params"], server.backbone["batch_stats"]
         none = jnp.zeros((0, head.shape[1]), head.dtype)
         params = {"backbone": backbone, "phi": none, "head": head}
@@ -38,8 +37,7 @@ def adaptation(
             key,
             {"params": params, "batch_stats": stats},
             client,
-            num_classes=client.num_classes,
-            frozen=frozen,
+            frozen=taught,
             teacher_head=head,
         )
         params, stats = end["params"], end["batch_stats"]

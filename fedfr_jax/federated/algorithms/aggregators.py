@@ -1,5 +1,7 @@
 """Streamed reductions over clients: finish(sum over clients of summarize(...))."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -41,6 +43,25 @@ def equally(client: Client) -> jax.Array:
     """Aggregation weight 1: the mean is over clients, not over examples."""
     del client
     return jnp.float32(1)
+
+
+def by_examples(client: Client) -> jax.Array:
+    """Aggregation weight n_k: the client's own examples."""
+    return client.num_local.astype(jnp.float32)
+
+
+WEIGHTS = {"examples": by_examples, "equally": equally}
+
+
+def weight_of(weigh: str | Callable) -> Callable:
+    """A name of WEIGHTS, or a function, as client -> weight [].
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    if not callable(weigh) and weigh not in WEIGHTS:
+        raise ValueError(f"weigh must be one of {list(WEIGHTS)}, got {weigh!r}.")
+    return weigh if callable(weigh) else WEIGHTS[weigh]
 
 
 def _wide(x: jax.Array) -> jax.Array:

@@ -14,77 +14,79 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax.federated.algorithms.aggregators import equally
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.aggregators import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.local import (
-    Iterate,
-    local_sgd,
-    over_steps,
-    sgd_step,
-)
-from fedfr_jax.types import Algorithm, ClientOutput, PyTree
+from fedfr_jax.federated.local import begin, local_step, over_steps
+from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
 
 
 def mix(own: PyTree, other: PyTree) -> PyTree:
-    """alpha v + (1 - alpha) y of own {"v", "alpha"} and other = y."""
+    """alpha v + (1 - alpha) y of own {"v", "alpha"} and other = y.
 
-    def blend(v, y):
+    Leaves that y lacks, because they stay with the client, are those of v.
+    """
+
+    def blend(y, v):
+        if y is None:
+            return v
         alpha = own["alpha"].astype(v.dtype)
         return alpha * v + (1 - alpha) * y
 
-    return jax.tree.map(blend, own["v"], other)
+    return jax.tree.map(blend, other, own["v"], is_leaf=lambda x: x is None)
 
 
 def apfl(
-    loss_fn: Callable,
-    optimizer: optax.GradientTransformation,
-    learning_rate: Callable,
+    local: Local,
     *,
     alpha: float = 0.5,
     server_optimizer: optax.GradientTransformation | None = None,
-    weigh: Callable = equally,
+    weigh: str | Callable = "equally",
 ) -> Algorithm:
     """FedAvg of y; v and alpha stay with the client.
 
     Args:
-      loss_fn, optimizer, learning_rate: see `local_sgd`.
       alpha: a new client's share of its own model, in [0, 1].
       server_optimizer, weigh: see `fedavg`.
     """
-    train = local_sgd(loss_fn, optimizer, learning_rate)
-    global_part = fedavg(train, server_optimizer=server_optimizer, weigh=weigh)
+    global_part = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
+    weight = weight_of(weigh)
 
     def mixed_loss(variables, batch, key, *, other):
         mixed = {**variables, "params": mix(variables["params"], other)}
-        return loss_fn(mixed, batch, key)
+        return local.loss(mixed, batch, key)
 
-    step_global, step_own = (sgd_step(f, optimizer) for f in (loss_fn, mixed_loss))
-    begin = lambda variables: Iterate(variables, optimizer.init(variables["params"]))
+    mixed = local._replace(loss=mixed_loss)
+    step_global, step_own = local_step(local), local_step(mixed)
 
     def init_personal(key, server):
         del key
         share = jnp.full((), alpha, jnp.result_type(float))
-        own = {"v": server.variables["params"], "alpha": share}
-        return {**server.variables, "params": own}
+        start = collections.merged(server.variables)
+        return {**start, "params": {"v": start["params"], "alpha": share}}
 
     def client_update(key, server, own, client):
         def body(step, carry):
             y, v = carry
             batch, step_key = client.batch(step), jax.random.fold_in(key, step)
-            rate = learning_rate(client.round, client.epoch(step))
-            y, metrics = step_global(step_key, y, batch, rate)
-            other = y.variables["params"]
-            v, own_metrics = step_own(step_key, v, batch, rate, other=other)
+            y, metrics = step_global(step_key, y, client, batch, step)
+            other = collections.like(
+                server.variables["params"], y.variables["params"]
+            )
+            v, own_metrics = step_own(step_key, v, client, batch, step, other=other)
             share = jnp.clip(v.variables["params"]["alpha"], 0, 1)
             params = {**v.variables["params"], "alpha": share}
             v = v._replace(variables={**v.variables, "params": params})
             metrics = {**metrics, "personal_loss": own_metrics["loss"]}
             return (y, v), {**metrics, "alpha": share}
 
-        start = (begin(server.variables), begin(own))
+        received = collections.merged(server.variables)
+        start = begin(local, received, client), begin(mixed, own, client)
         (y, v), metrics = over_steps(body, start, client)
-        change = jax.tree.map(jnp.subtract, y.variables, server.variables)
-        return ClientOutput(change, weigh(client), v.variables, metrics)
+        end = collections.cut(y.variables, server.variables)
+        change = collections.change(end, server.variables)
+        leaves = collections.own(end)
+        return ClientOutput(change, weight(client), v.variables, metrics, local=leaves)
 
     def personalize(server, own):
         return {**own, "params": mix(own["params"], server.variables["params"])}

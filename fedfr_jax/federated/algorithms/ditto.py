@@ -10,34 +10,29 @@ from collections.abc import Callable
 
 import optax
 
-from fedfr_jax.federated.algorithms.fedavg import by_examples, fedavg
-from fedfr_jax.federated.algorithms.local import local_sgd
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
-from fedfr_jax.types import Algorithm
+from fedfr_jax.federated.local import local_training
+from fedfr_jax.types import Algorithm, Local
 
 
 def ditto(
-    loss_fn: Callable,
-    optimizer: optax.GradientTransformation,
-    learning_rate: Callable,
+    local: Local,
     *,
     strength: float = 1.0,
     server_optimizer: optax.GradientTransformation | None = None,
-    weigh: Callable = by_examples,
+    weigh: str | Callable = "examples",
 ) -> Algorithm:
     """FedAvg, and a personal model of all leaves per client.
 
     Args:
-      loss_fn, optimizer, learning_rate: see `local_sgd`; used for both models.
+      local: used for both models.
       strength: lambda >= 0, the pull of the personal model to the global one.
       server_optimizer, weigh: see `fedavg`.
     """
-    global_part = fedavg(
-        local_sgd(loss_fn, optimizer, learning_rate),
-        server_optimizer=server_optimizer,
-        weigh=weigh,
-    )
-    train_own = local_sgd(proximal(loss_fn, strength), optimizer, learning_rate)
+    global_part = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
+    train_own = local_training(proximal(local, strength))
 
     def client_update(key, server, own, client):
         nothing = global_part.init_personal(key, server)
@@ -48,7 +43,7 @@ def ditto(
         return output._replace(personal=own, metrics=metrics)
 
     return global_part._replace(
-        init_personal=lambda key, server: server.variables,
+        init_personal=lambda key, server: collections.merged(server.variables),
         client_update=client_update,
         personalize=lambda server, own: own,
     )

@@ -1,20 +1,18 @@
 """FedAtt: per tensor, clients that moved farther from the server count more.
 
 Ji et al. 2019, arXiv:1812.07108, algorithm 1: a = softmax_k(||w - w_k||) for every
-tensor, w+ = w - epsilon sum_k a_k (w - w_k). The norm is a function: `l2_norm`, or
-`spectral_norm` on matrices as in the authors' code. Deviations: no noise is added;
+tensor, w+ = w - epsilon sum_k a_k (w - w_k). The norm is `l2`, or `spectral` on
+matrices as in the authors' code. Deviations: no noise is added;
 running statistics are averaged with equal weights and without epsilon, which could
 make a variance negative.
 """
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.types import Algorithm
+from fedfr_jax.types import Algorithm, Local
 
 
 def l2_norm(x: jax.Array) -> jax.Array:
@@ -27,29 +25,29 @@ def spectral_norm(x: jax.Array) -> jax.Array:
     return jnp.linalg.norm(x, ord=2) if x.ndim == 2 else l2_norm(x)
 
 
-def fedatt(
-    train: Callable,
-    *,
-    epsilon: float = 1.2,
-    norm: Callable = l2_norm,
-    personal: str = "",
-) -> Algorithm:
+NORMS = {"l2": l2_norm, "spectral": spectral_norm}
+
+
+def fedatt(local: Local, *, epsilon: float = 1.2, norm: str = "l2") -> Algorithm:
     """Attentive aggregation; every client's change is kept, K models of memory.
 
     Args:
-      train: `local_sgd(...)`.
       epsilon: step of the server.
-      norm: tensor -> [].
-      personal: see `fedavg`.
+      norm: a name of NORMS.
+
+    Raises:
+      ValueError: for an unknown norm.
     """
-    base = fedavg(train, personal=personal)
+    if norm not in NORMS:
+        raise ValueError(f"norm must be one of {list(NORMS)}, got {norm!r}.")
+    base = fedavg(local)
 
     def client_update(key, server, rows, client):
         output = base.client_update(key, server, rows, client)
         return output._replace(update=(), upload=output.update)
 
     def attend(change):  # [K, ...] -> [...]
-        attention = jax.nn.softmax(jax.vmap(norm)(change))
+        attention = jax.nn.softmax(jax.vmap(NORMS[norm])(change))
         return epsilon * jnp.tensordot(attention, change, axes=1)
 
     def server_update(server, result):

@@ -11,40 +11,38 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from fedfr_jax.federated.algorithms.fedavg import by_examples, fedavg
-from fedfr_jax.federated.algorithms.local import local_sgd
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import corrected, proximal
 from fedfr_jax.federated.engine import no_extra
+from fedfr_jax.federated.local import local_training, with_aux
 from fedfr_jax.federated.means import build_mean, over_examples
 from fedfr_jax.federated.model_axis import whole
-from fedfr_jax.types import Algorithm, Extra, PyTree
+from fedfr_jax.types import Algorithm, Extra, Local, PyTree
 
 
 def feddane(
-    loss_fn: Callable,
-    optimizer: optax.GradientTransformation,
-    learning_rate: Callable,
-    *,
-    strength: float,
-    weigh: Callable = by_examples,
+    local: Local, *, strength: float, weigh: str | Callable = "examples"
 ) -> Algorithm:
     """Federated Newton-type averaging.
 
     Args:
-      loss_fn, optimizer, learning_rate: see `local_sgd`; the loss is a mean over the
-        batch's valid examples.
+      local: with a loss that is a mean over the batch's valid examples.
       strength: mu >= 0.
+      weigh: see `fedavg`.
     """
-    corrected_loss = corrected(proximal(loss_fn, strength))
-    fit = local_sgd(corrected_loss, optimizer, learning_rate)
+    fit = local_training(corrected(proximal(local, strength)))
+    loss_fn = with_aux(local.loss)
 
     def gradient(variables, batch, key):
-        loss = lambda params: loss_fn(
-            whole({**variables, "params": params}), batch, key
-        )
-        return jax.grad(lambda params: loss(params)[0])(variables["params"])
+        """Of the shared parameters, a client's own ones held fixed."""
+
+        def loss(params):
+            network = collections.merged({**variables, "params": params})
+            return loss_fn(whole(network), batch, key)[0]
+
+        return jax.grad(loss)(variables["params"])
 
     def train(key, variables, client):
         own = over_examples(lambda batch: gradient(variables, batch, key), client)

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.aggregators import weighted_mean
-from fedfr_jax.federated.features import Frozen, position_features
-from fedfr_jax.types import Algorithm, ClientOutput, PyTree
+from fedfr_jax.federated.local import local_training
+from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
 
 PHI_UPDATES = ("averaged", "frozen")
 WEIGHTS = {
@@ -45,10 +45,10 @@ class Personal(NamedTuple):
 
 
 def fedfr(
-    train: Callable,
-    init_local: Callable,
+    local: Local,
     *,
-    embed: Callable | None = None,
+    init_local: Callable,
+    frozen: Callable | None = None,
     prepare: Callable | None = None,
     phi_update: str = "averaged",
     first_previous: Callable | None = None,
@@ -59,11 +59,11 @@ def fedfr(
     """Average backbone and Phi_g; keep head, branch and previous backbone.
 
     Args:
-      train: `local_sgd(...)`; its loss takes the keywords `num_classes` and `frozen`.
+      local: its loss takes the keyword `frozen`.
       init_local: key -> a new client's `Personal.params`.
-      embed: (backbone variables, images) -> [B, D] for the frozen features of the
-        previous backbone; None trains without a contrastive term.
-      prepare: `prepare_features(...)` or None.
+      frozen: (previous backbone variables, client) -> what the loss gets as `frozen`,
+        made once before the client trains; None gives it None.
+      prepare: see `Algorithm`, or None.
       phi_update: averaged (the paper) or frozen (the official code).
       first_previous: key -> backbone variables a client starts from as its previous
         one; None takes the global backbone.
@@ -83,6 +83,7 @@ def fedfr(
         )
     if weigh not in WEIGHTS:
         raise ValueError(f"weigh must be one of {tuple(WEIGHTS)}, got {weigh!r}.")
+    train = local_training(local)
 
     def init(variables):
         return Server(variables["backbone"], variables["phi"])
@@ -99,15 +100,10 @@ def fedfr(
         own = personal.params
         if begin:
             own = begin(base, own, client)
-        frozen = None
-        if embed:
-            previous = position_features(embed, personal.previous, client)
-            frozen = Frozen(client.tables, previous)
+        known = frozen(personal.previous, client) if frozen else None
         shared = {"backbone": base["params"], "phi": server.phi}
         start = {"params": {**shared, **own}, "batch_stats": base["batch_stats"]}
-        end, metrics = train(
-            key, start, client, num_classes=client.num_classes, frozen=frozen
-        )
+        end, metrics = train(key, start, client, frozen=known)
         own = {name: end["params"][name] for name in own}
         local = {
             "params": end["params"]["backbone"],
@@ -135,5 +131,6 @@ def fedfr(
         aggregator=weighted_mean(),
         server_update=server_update,
         personalize=personalize,
+        network=lambda server: server.backbone,
         prepare=prepare,
     )

@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated.algorithms.aggregators import weighted_mean
-from fedfr_jax.federated.algorithms.fedavg import by_examples
-from fedfr_jax.types import Algorithm, ClientOutput
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.aggregators import weight_of, weighted_mean
+from fedfr_jax.federated.algorithms.fedprox import proximal_training
+from fedfr_jax.federated.local import local_training, rate_at
+from fedfr_jax.types import Algorithm, ClientOutput, Local
 
 
 def sgd_norm(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -34,29 +36,48 @@ def momentum_norm(momentum: float) -> Callable:
     return norm
 
 
-def proximal_norm(shrink: float) -> Callable:
+def proximal_norm(shrink: float | jax.Array) -> Callable:
     """a_k of proximal SGD, [1 - (1 - x)^tau] / x; x = learning rate times mu > 0."""
     return lambda steps: ((1 - (1 - shrink) ** steps) / shrink, steps)
 
 
 def fednova(
-    train: Callable, *, norm: Callable = sgd_norm, weigh: Callable = by_examples
+    local: Local,
+    *,
+    momentum: float = 0.0,
+    strength: float = 0.0,
+    weigh: str | Callable = "examples",
 ) -> Algorithm:
     """Normalized averaging.
 
     Args:
-      train: `local_sgd(...)` or `proximal_sgd(...)`.
-      norm: what matches it: `sgd_norm`, `momentum_norm(rho)` or `proximal_norm(x)`.
-      weigh: client -> weight [].
+      local: SGD, whose momentum is told here too: it decides how steps count.
+      momentum: rho in [0, 1).
+      strength: mu of a proximal term, for plain SGD with a constant rate; 0 is none.
+      weigh: see `fedavg`.
+
+    Raises:
+      ValueError: for momentum and a proximal term at once.
     """
+    if momentum and strength:
+        raise ValueError(f"momentum must be 0 with strength, got {momentum}.")
+    train = proximal_training(local, strength) if strength else local_training(local)
+    weight = weight_of(weigh)
+
+    def norm_of(client):
+        steps = client.num_steps.astype(jnp.result_type(float))
+        if strength:
+            return proximal_norm(strength * rate_at(local, client, jnp.int32(0)))(steps)
+        return momentum_norm(momentum)(steps) if momentum else sgd_norm(steps)
 
     def client_update(key, server, personal, client):
         end, metrics = train(key, server, client)
-        change = jax.tree.map(jnp.subtract, end, server)
-        size, share = norm(client.num_steps.astype(jnp.result_type(float)))
+        change = collections.change(end, server)
+        size, share = norm_of(client)
         size = jnp.maximum(size, 1)  # a_k >= 1 wherever there is a step
         change["params"] = trees.divided(change["params"], size)
-        return ClientOutput((change, share), weigh(client), personal, metrics)
+        own, update = collections.own(end), (change, share)
+        return ClientOutput(update, weight(client), personal, metrics, local=own)
 
     def server_update(server, result):
         change, effective_steps = result.aggregate

@@ -8,48 +8,34 @@ from collections.abc import Callable
 
 import optax
 
-from fedfr_jax.federated.algorithms.fedavg import by_examples, fedavg
-from fedfr_jax.federated.algorithms.local import local_sgd
+from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
-from fedfr_jax.types import Algorithm
+from fedfr_jax.federated.local import local_training
+from fedfr_jax.types import Algorithm, Local
 
 
-def proximal_sgd(
-    loss_fn: Callable,
-    optimizer: optax.GradientTransformation,
-    learning_rate: Callable,
-    *,
-    strength: float,
-) -> Callable:
-    """`local_sgd` with a pull of `strength` (mu) to the variables it starts from."""
-    train = local_sgd(proximal(loss_fn, strength), optimizer, learning_rate)
+def proximal_training(local: Local, strength: float) -> Callable:
+    """`local_training` with a pull of `strength` (mu) to what it starts from."""
+    train = local_training(proximal(local, strength))
 
-    def train_near(key, variables, client, **loss_args):
-        return train(key, variables, client, anchor=variables["params"], **loss_args)
+    def train_near(key, variables, client, **round_args):
+        return train(key, variables, client, anchor=variables["params"], **round_args)
 
     return train_near
 
 
 def fedprox(
-    loss_fn: Callable,
-    optimizer: optax.GradientTransformation,
-    learning_rate: Callable,
+    local: Local,
     *,
     strength: float,
-    personal: str = "",
     server_optimizer: optax.GradientTransformation | None = None,
-    weigh: Callable = by_examples,
+    weigh: str | Callable = "examples",
 ) -> Algorithm:
     """Federated averaging of proximal local training.
 
     Args:
-      loss_fn, optimizer, learning_rate: see `local_sgd`.
       strength: mu >= 0.
-      personal, server_optimizer, weigh: see `fedavg`.
+      server_optimizer, weigh: see `fedavg`.
     """
-    return fedavg(
-        proximal_sgd(loss_fn, optimizer, learning_rate, strength=strength),
-        personal=personal,
-        server_optimizer=server_optimizer,
-        weigh=weigh,
-    )
+    train = proximal_training(local, strength)
+    return fedavg(train, server_optimizer=server_optimizer, weigh=weigh)

@@ -7,32 +7,26 @@ equally.
 
 from collections.abc import Callable
 
-import optax
-
-from fedfr_jax.federated.algorithms.fedavg import by_examples, fedavg
-from fedfr_jax.federated.algorithms.phases import phased_sgd
-from fedfr_jax.types import Algorithm
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.phases import phased_training
+from fedfr_jax.types import Algorithm, Local
 
 
 def fedrep(
-    loss_fn: Callable,
-    optimizer: optax.GradientTransformation,
-    learning_rate: Callable,
+    local: Local,
     *,
     head: str,
     head_epochs: int,
-    weigh: Callable = by_examples,
+    weigh: str | Callable = "examples",
 ) -> Algorithm:
     """`head_epochs` of the head, the round's other epochs of the body.
 
     Args:
-      loss_fn, optimizer, learning_rate: see `local_sgd`.
       head: regular expression over leaf paths such as `params/head`.
       head_epochs: >= 1.
-      weigh: client -> weight [].
+      weigh: see `fedavg`.
     """
     body = f"^(?!.*(?:{head}))"
-    train = phased_sgd(
-        loss_fn, optimizer, learning_rate, phases=((head, 0), (body, head_epochs))
-    )
-    return fedavg(train, personal=head, weigh=weigh)
+    train = phased_training(local, phases=((head, 0), (body, head_epochs)))
+    return personal(fedavg(train, weigh=weigh), head)

@@ -11,21 +11,25 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
+from fedfr_jax.federated.local import local_training, with_aux
 from fedfr_jax.federated.means import over_examples
-from fedfr_jax.types import Algorithm, ClientOutput, PyTree
+from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
 
 
 def num_groups(models: PyTree) -> int:
     """J of `models` [J, ...]."""
-    return len(jax.tree.leaves(models)[0])
+    return len(jax.tree.leaves(collections.shared(models))[0])
 
 
 def of_group(models: PyTree, group: jax.Array) -> PyTree:
-    """Model `group` [] of `models` [J, ...]."""
-    return jax.tree.map(lambda x: x[group], models)
+    """Model `group` [] of `models` [J, ...], with the client's own leaves if any."""
+    one = jax.tree.map(lambda x: x[group], collections.shared(models))
+    return {**models, **one}
 
 
 def nearest(models: PyTree, variables: PyTree) -> jax.Array:
@@ -35,37 +39,72 @@ def nearest(models: PyTree, variables: PyTree) -> jax.Array:
     return jnp.argmin(jax.vmap(distance)(models["params"])).astype(jnp.int32)
 
 
-def ifca(train: Callable, loss_fn: Callable) -> Algorithm:
-    """Clustering by loss; `train` is `local_sgd(...)` of the same `loss_fn`."""
+def ifca(local: Local, *, groups: int = 2, spread: float = 0.05) -> Algorithm:
+    """Clustering by loss.
+
+    Args:
+      groups: J >= 1.
+      spread: see `several`.
+    """
+    train, loss_fn = local_training(local), with_aux(local.loss)
 
     def client_update(key, models, group, client):
         del group
+        network = lambda j: collections.merged(of_group(models, j))
+        every = jnp.arange(num_groups(models), dtype=jnp.int32)
         losses_of = lambda batch: jax.lax.map(
-            lambda variables: loss_fn(variables, batch, key)[0], models
+            lambda j: loss_fn(network(j), batch, key)[0], every
         )
         group = jnp.argmin(over_examples(losses_of, client)).astype(jnp.int32)
         end, metrics = train(key, of_group(models, group), client)
         return report(models, group, end, metrics)
 
-    return clustered(client_update)
+    return clustered(client_update, groups, spread)
 
 
-def fesem(train: Callable) -> Algorithm:
-    """Multi-center federated learning: clustering by distance of params."""
+def fesem(local: Local, *, groups: int = 2, spread: float = 0.05) -> Algorithm:
+    """Multi-center federated learning: clustering by distance of params.
+
+    Args:
+      groups, spread: as for `ifca`.
+    """
+    train = local_training(local)
 
     def client_update(key, models, group, client):
         end, metrics = train(key, of_group(models, group), client)
         return report(models, nearest(models, end), end, metrics)
 
-    return clustered(client_update)
+    return clustered(client_update, groups, spread)
 
 
-def clustered(client_update: Callable) -> Algorithm:
-    """J models, of which each client remembers one.
+def several(variables: PyTree, groups: int, spread: float) -> PyTree:
+    """`groups` copies [J, ...] of variables, the params of each a little different.
 
-    The `variables` of `init` are stacked [J, ...] and must differ between groups.
+    Normal noise of `spread` times the standard deviation of each leaf is added.
     """
+    random = np.random.default_rng(0)
 
+    def stack(x):
+        noise = random.standard_normal((groups, *x.shape)).astype(x.dtype)
+        return x[None] + spread * jnp.std(x) * noise
+
+    copy = lambda x: jnp.broadcast_to(x[None], (groups, *x.shape))
+    return {
+        "params": jax.tree.map(stack, variables["params"]),
+        "batch_stats": jax.tree.map(copy, variables["batch_stats"]),
+    }
+
+
+def clustered(client_update: Callable, groups: int, spread: float) -> Algorithm:
+    """J models, of which each client remembers one; the judged one is their mean.
+
+    Raises:
+      ValueError: when `groups` or `spread` is out of range.
+    """
+    if groups < 1:
+        raise ValueError(f"groups must be at least 1, got {groups}.")
+    if spread < 0:
+        raise ValueError(f"spread must be at least 0, got {spread}.")
     draw = lambda key, models: jax.random.randint(
         key, (), 0, num_groups(models), jnp.int32
     )
@@ -80,20 +119,27 @@ def clustered(client_update: Callable) -> Algorithm:
 
         return jax.tree.map(move, models, change)
 
+    def network(models):
+        mean = jax.tree.map(lambda x: x.mean(0), collections.shared(models))
+        return {**models, **mean}
+
     return Algorithm(
-        init=lambda models: models,
+        init=lambda variables: several(variables, groups, spread),
         init_personal=draw,
         client_update=client_update,
         aggregator=plain_sum(),
         server_update=server_update,
         personalize=of_group,
+        network=network,
     )
 
 
 def report(models: PyTree, group: jax.Array, end: PyTree, metrics) -> ClientOutput:
     """A client's change in its group's place of [J, ...], zero in the others."""
     place = lambda x, y: jnp.zeros_like(x).at[group].set(y - x[group])
+    sent = collections.shared(models), collections.shared(end)
     members = jnp.zeros(num_groups(models), jnp.float32).at[group].set(1)
-    update = (jax.tree.map(place, models, end), members)
+    update = (jax.tree.map(place, *sent), members)
     metrics = {**metrics, "group": group.astype(jnp.float32)}
-    return ClientOutput(update, jnp.float32(1), group, metrics)
+    own = collections.own(end)
+    return ClientOutput(update, jnp.float32(1), group, metrics, local=own)

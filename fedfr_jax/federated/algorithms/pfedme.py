@@ -14,42 +14,37 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax.federated.algorithms.fedavg import by_examples, fedavg
-from fedfr_jax.federated.algorithms.local import (
-    Iterate,
-    local_sgd,
-    over_steps,
-    sgd_step,
-)
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.aggregators import weight_of
+from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
-from fedfr_jax.types import Algorithm, ClientOutput
+from fedfr_jax.federated.local import begin, local_step, over_steps, rate_at
+from fedfr_jax.types import Algorithm, ClientOutput, Local
 
 
 def pfedme(
-    loss_fn: Callable,
-    optimizer: optax.GradientTransformation,
-    learning_rate: Callable,
+    local: Local,
     *,
     personal_rate: float,
     strength: float = 15.0,
     inner_steps: int = 5,
     server_optimizer: optax.GradientTransformation | None = None,
-    weigh: Callable = by_examples,
+    weigh: str | Callable = "examples",
 ) -> Algorithm:
     """Personalized federated learning with Moreau envelopes.
 
     Args:
-      loss_fn, optimizer: see `local_sgd`; of the inner steps.
-      learning_rate: (round, epoch) -> eta, that of u.
+      local: its learning rate is eta, that of u; its optimizer is of the inner steps.
       personal_rate: eta_p, that of theta.
       strength: lambda.
       inner_steps: K >= 1.
       server_optimizer: `optax.sgd(beta)`; None is beta = 1.
-      weigh: client -> weight [].
+      weigh: see `fedavg`.
     """
-    train = local_sgd(loss_fn, optimizer, learning_rate)
-    global_part = fedavg(train, server_optimizer=server_optimizer, weigh=weigh)
-    inner_step = sgd_step(proximal(loss_fn, strength), optimizer)
+    global_part = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
+    weight = weight_of(weigh)
+    inner_local = proximal(local, strength)._replace(learning_rate=personal_rate)
+    inner_step = local_step(inner_local)
 
     def client_update(key, server, own, client):
         del own  # theta starts at w in every round
@@ -57,27 +52,28 @@ def pfedme(
         def body(step, carry):
             theta, u = carry
             batch, step_key = client.batch(step), jax.random.fold_in(key, step)
-            rate = jnp.full((), personal_rate, jnp.result_type(float))
 
             def inner(theta, i):
                 inner_key = jax.random.fold_in(step_key, i)
-                return inner_step(inner_key, theta, batch, rate, anchor=u)
+                return inner_step(inner_key, theta, client, batch, step, anchor=u)
 
             theta, metrics = jax.lax.scan(inner, theta, jnp.arange(inner_steps))
-            pull = strength * learning_rate(client.round, client.epoch(step))
+            pull = strength * rate_at(local, client, step)
             approach = lambda x, t: x - pull.astype(x.dtype) * (x - t)
-            u = jax.tree.map(approach, u, theta.variables["params"])
+            near = collections.like(u, theta.variables["params"])
+            u = jax.tree.map(approach, u, near)
             return (theta, u), jax.tree.map(lambda x: x.mean(0), metrics)
 
-        params = server.variables["params"]
-        start = (Iterate(server.variables, optimizer.init(params)), params)
+        received = collections.merged(server.variables)
+        start = begin(inner_local, received, client), server.variables["params"]
         (theta, u), metrics = over_steps(body, start, client)
-        end = {**theta.variables, "params": u}
-        change = jax.tree.map(jnp.subtract, end, server.variables)
-        return ClientOutput(change, weigh(client), theta.variables, metrics)
+        end = collections.cut(theta.variables, server.variables)
+        change = collections.change({**end, "params": u}, server.variables)
+        leaves, theta = collections.own(end), theta.variables
+        return ClientOutput(change, weight(client), theta, metrics, local=leaves)
 
     return global_part._replace(
-        init_personal=lambda key, server: server.variables,
+        init_personal=lambda key, server: collections.merged(server.variables),
         client_update=client_update,
         personalize=lambda server, theta: theta,
     )

@@ -10,43 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated.algorithms.local import local_sgd
-from fedfr_jax.types import Client
+from fedfr_jax.federated.local import local_training
+from fedfr_jax.types import Client, Local
 
 
-def leaves_sgd(moves: str, loss_fn: Callable, *local_args) -> Callable:
-    """`local_sgd` of the leaves that the regular expression `moves` finds.
-
-    Frozen leaves cost no gradient and no optimizer state.
-
-    Raises:
-      ValueError: when `moves` matches no leaf.
-    """
-
-    def train(key, variables, client, **loss_args):
-        mask = trees.matching(moves)({"params": variables["params"]})["params"]
-        split = lambda own: jax.tree.map(
-            lambda m, x: x if m == own else None, mask, variables["params"]
-        )
-        merge = lambda params: trees.keep(mask, params, split(False))
-
-        def loss_of(part, batch, key, **loss_args):
-            whole = {**part, "params": merge(part["params"])}
-            return loss_fn(whole, batch, key, **loss_args)
-
-        fit = local_sgd(loss_of, *local_args)
-        start = {**variables, "params": split(True)}
-        end, metrics = fit(key, start, client, **loss_args)
-        return {**end, "params": merge(end["params"])}, metrics
-
-    return train
-
-
-def phased_sgd(*local_args, phases: tuple[tuple[str, int], ...]) -> Callable:
+def phased_training(local: Local, *, phases: tuple[tuple[str, int], ...]) -> Callable:
     """Local training in phases, each with fresh optimizer state.
 
     Args:
-      local_args: loss_fn, optimizer, learning_rate of `local_sgd`.
       phases: (regular expression of the leaves that move, first epoch); a phase lasts
         to the next one's first epoch, the last to the round's end.
 
@@ -56,15 +27,15 @@ def phased_sgd(*local_args, phases: tuple[tuple[str, int], ...]) -> Callable:
     first = [epoch for _, epoch in phases]
     if first != sorted(set(first)) or first[:1] != [0]:
         raise ValueError(f"phases must start at rising epochs from 0, got {first}.")
-    fits = [leaves_sgd(moves, *local_args) for moves, _ in phases]
+    fits = [local_training(local, moves) for moves, _ in phases]
 
-    def train(key, variables, client, **loss_args):
+    def train(key, variables, client, **round_args):
         bounds = [first_step(client, epoch) for epoch in first] + [client.num_steps]
         sums = []
         for i, fit in enumerate(fits):
             part = between(client, bounds[i], bounds[i + 1])
             phase_key = jax.random.fold_in(key, i)
-            variables, means = fit(phase_key, variables, part, **loss_args)
+            variables, means = fit(phase_key, variables, part, **round_args)
             steps = means.pop("steps")
             weighted = jax.tree.map(lambda x, n=steps: x * n.astype(x.dtype), means)
             sums.append({**weighted, "steps": steps})

@@ -7,52 +7,51 @@ of the client's examples. q = 0 is FedAvg with equal weights. Deviations: 1e-10 
 to F_k, as in the authors' code; running statistics are averaged with equal weights.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
+from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
+from fedfr_jax.federated.local import local_training, rate_at, with_aux
 from fedfr_jax.federated.means import over_examples
-from fedfr_jax.types import Algorithm, ClientOutput
+from fedfr_jax.types import Algorithm, ClientOutput, Local
 
 TINY = 1e-10
 
 
-def qfedavg(
-    train: Callable, loss_fn: Callable, *, q: float, learning_rate: float
-) -> Algorithm:
+def qfedavg(local: Local, *, q: float) -> Algorithm:
     """Fair federated averaging, numerator and denominator streamed.
 
     Args:
-      train: `local_sgd(...)` of the same `loss_fn`.
-      loss_fn: see `local_sgd`; a mean over the batch's valid examples.
+      local: with a loss that is a mean over the batch's valid examples; 1 / L is its
+        learning rate in a round's first step.
       q: >= 0; larger is fairer.
-      learning_rate: 1 / L, the local rate.
 
     Raises:
-      ValueError: when q is negative or the rate is not positive.
+      ValueError: when q is negative.
     """
-    if q < 0 or learning_rate <= 0:
-        raise ValueError(
-            f"q must be >= 0 and learning_rate > 0, got {q} and {learning_rate}."
-        )
-    smoothness = 1 / learning_rate
+    if q < 0:
+        raise ValueError(f"q must be at least 0, got {q}.")
+    train, loss_fn = local_training(local), with_aux(local.loss)
 
     def client_update(key, server, personal, client):
-        loss_of = lambda batch: loss_fn(server, batch, key)[0]
+        received = collections.merged(server)
+        loss_of = lambda batch: loss_fn(received, batch, key)[0]
         loss = over_examples(loss_of, client) + TINY
         end, metrics = train(key, server, client)
-        change = jax.tree.map(jnp.subtract, end, server)
-        gradient = optax.tree.scale(-smoothness, change["params"])
+        change = collections.change(end, server)
+        smoothness = 1 / rate_at(local, client, jnp.int32(0))
+        push_of = lambda d: -smoothness.astype(d.dtype) * d
+        gradient = jax.tree.map(push_of, change["params"])
         weight = loss**q
         push = jax.tree.map(lambda g: weight.astype(g.dtype) * g, gradient)
-        length = optax.tree.norm(gradient, squared=True).astype(loss.dtype)
+        length = jnp.asarray(optax.tree.norm(gradient, squared=True)).astype(loss.dtype)
         bound = q * loss ** (q - 1) * length + smoothness * weight
         update = (push, bound, change["batch_stats"], jnp.float32(1))
-        return ClientOutput(update, weight, personal, {**metrics, "start_loss": loss})
+        metrics, own = {**metrics, "start_loss": loss}, collections.own(end)
+        return ClientOutput(update, weight, personal, metrics, local=own)
 
     def server_update(server, result):
         push, bound, stats, count = result.aggregate

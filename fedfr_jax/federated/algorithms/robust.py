@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
-from fedfr_jax.types import Algorithm
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.types import Algorithm, Local
 
 
 def coordinate_median(x: jax.Array) -> jax.Array:
@@ -35,21 +36,28 @@ def trimmed_mean(fraction: float) -> Callable:
     return combine
 
 
-def robust(base: Algorithm, *, combine: Callable = coordinate_median) -> Algorithm:
-    """`base` with its mean of updates replaced.
+def robust(
+    local: Local, *, combine: str = "median", fraction: float = 0.1
+) -> Algorithm:
+    """FedAvg with its mean of the clients' changes replaced.
 
     Args:
-      base: an algorithm whose aggregator is the weighted mean of model changes, such
-        as `fedavg(...)`.
-      combine: [K, ...] -> [...], over the clients' changes of one leaf.
+      combine: median, or trimmed_mean with its `fraction` in [0, 0.5).
+
+    Raises:
+      ValueError: for another word or fraction.
     """
+    known = {"median": coordinate_median, "trimmed_mean": trimmed_mean(fraction)}
+    if combine not in known:
+        raise ValueError(f"combine must be one of {list(known)}, got {combine!r}.")
+    base = fedavg(local)
 
     def client_update(key, server, personal, client):
         output = base.client_update(key, server, personal, client)
         return output._replace(update=(), upload=output.update)
 
     def server_update(server, result):
-        aggregate = jax.tree.map(combine, result.upload)
+        aggregate = jax.tree.map(known[combine], result.upload)
         return base.server_update(server, result._replace(aggregate=aggregate))
 
     return base._replace(

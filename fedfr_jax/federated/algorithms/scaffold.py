@@ -6,7 +6,6 @@ changes within a round, tau_k eta is the sum of the rates; running statistics ar
 averaged plainly, whatever the server's rate.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -14,10 +13,11 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
+from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
-from fedfr_jax.federated.algorithms.local import local_sgd, total_rate
 from fedfr_jax.federated.algorithms.penalties import corrected
-from fedfr_jax.types import Algorithm, ClientOutput, PyTree
+from fedfr_jax.federated.local import local_training, total_rate
+from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
 
 
 class Server(NamedTuple):
@@ -28,22 +28,17 @@ class Server(NamedTuple):
 
 
 def scaffold(
-    loss_fn: Callable,
-    optimizer: optax.GradientTransformation,
-    learning_rate: Callable,
-    *,
-    population: int,
-    server_rate: float = 1.0,
+    local: Local, *, num_clients: int, server_rate: float = 1.0
 ) -> Algorithm:
     """Stochastic controlled averaging; clients count equally.
 
     Args:
-      loss_fn, optimizer, learning_rate: see `local_sgd`. The method is defined for
-        plain SGD: momentum would make the control more than the mean gradient.
-      population: N, by which the cohort's gains are divided for the server's control.
+      local: plain SGD, which the method is defined for: momentum would make the control
+        more than the mean gradient.
+      num_clients: N, by which the cohort's gains are divided for the server's control.
       server_rate: eta_g, on params.
     """
-    train = local_sgd(corrected(loss_fn), optimizer, learning_rate)
+    train = local_training(corrected(local))
     subtract = lambda x, y: jax.tree.map(jnp.subtract, x, y)
 
     def init(variables):
@@ -56,8 +51,8 @@ def scaffold(
     def client_update(key, server, control, client):
         correction = subtract(server.control, control)
         end, metrics = train(key, server.variables, client, correction=correction)
-        change = subtract(end, server.variables)
-        travel = total_rate(learning_rate, client)
+        change = collections.change(end, server.variables)
+        travel = total_rate(local, client)
 
         def gain_of(moved, mean_control):  # c_k+ - c_k; none for who took no step
             gradient = -moved / jnp.where(travel > 0, travel, 1).astype(moved.dtype)
@@ -66,7 +61,8 @@ def scaffold(
         gain = jax.tree.map(gain_of, change["params"], server.control)
         update = (change, gain, jnp.float32(1))
         own = jax.tree.map(jnp.add, control, gain)
-        return ClientOutput(update, jnp.float32(1), own, metrics)
+        leaves = collections.own(end)
+        return ClientOutput(update, jnp.float32(1), own, metrics, local=leaves)
 
     def server_update(server, result):
         change, gain, count = result.aggregate
@@ -75,7 +71,7 @@ def scaffold(
         add = lambda x, d: x + d.astype(x.dtype)
         variables = jax.tree.map(add, server.variables, mean)
         # By the reciprocal, as `trees.divided`.
-        move = lambda c, g: c + (g * (1 / population)).astype(c.dtype)
+        move = lambda c, g: c + (g * (1 / num_clients)).astype(c.dtype)
         return Server(variables, jax.tree.map(move, server.control, gain))
 
     return Algorithm(
@@ -85,4 +81,5 @@ def scaffold(
         aggregator=plain_sum(),
         server_update=server_update,
         personalize=lambda server, control: server.variables,
+        network=lambda server: server.variables,
     )

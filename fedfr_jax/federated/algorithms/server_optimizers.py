@@ -94,3 +94,11 @@ def adaptive(
         return jax.tree.map(step, mean, square), Moments(mean, square)
 
     return optax.GradientTransformation(init, update)
+
+
+SERVER_OPTIMIZERS = {
+    "fedadagrad": fedadagrad,
+    "fedadam": fedadam,
+    "fedavgm": fedavgm,
+    "fedyogi": fedyogi,
+}

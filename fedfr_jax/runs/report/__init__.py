@@ -1,18 +1,18 @@
 """What a run shows when it is over: the result table and the plots."""
 
-from fedfr_jax.runs.report.plots import (
-    plot_det,
-    plot_personalised,
-    plot_roc,
-    plot_rounds,
-)
+from fedfr_jax.runs.report.clients import plot_clients
+from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
+from fedfr_jax.runs.report.drawing import draw
+from fedfr_jax.runs.report.rounds import plot_rounds
 from fedfr_jax.runs.report.tables import markdown_table, plain_table, result_table
 
 __all__ = [
+    "draw",
     "markdown_table",
     "plain_table",
+    "plot_clients",
+    "plot_curve",
     "plot_det",
-    "plot_personalised",
     "plot_roc",
     "plot_rounds",
     "result_table",

@@ -1,18 +1,21 @@
 """The result table of a run, for a terminal, a log file and a README.
 
 All three read the summary `{"methods": {method: {section: {metric: number}}},
-"seconds": number}`, where the sections are generic and personalised. A list in place
-of a number (one per client, or per seed) shows as mean and standard deviation; the
-best method of a metric is marked.
+"seconds": number}`, where a section is an evaluator, whatever its name. A list in place
+of a number (one per client, or per seed) shows as mean and standard deviation. The best
+method of a metric is marked when it is better by more than rounding.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-# Metrics whose name starts like this are better when small.
-SMALLER_IS_BETTER = ("eer", "error", "loss", "seconds")
+# Words in the name of a metric (before its "@") that is better when small, and of one
+# that is neither good nor bad.
+SMALLER_IS_BETTER = {"eer", "error", "errors", "frr", "loss", "seconds"}
+NEITHER = {"far", "measured", "std", "threshold"}
 
 
 class _Row(NamedTuple):
@@ -120,21 +123,43 @@ def _cell(value: Any) -> str:
     numbers = _numbers(value)
     if not numbers.size:
         return "-"
-    mean = numbers.mean()
+    shown = _shown(value)
+    return f"{shown}±{numbers.std():.3f}" if _is_list(value) else shown
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray)
+
+
+def _shown(value: Any) -> str:
+    """The mean as it is printed."""
+    mean = _numbers(value).mean()
     # Fixed digits for fractions, so that columns can be compared by eye.
-    if isinstance(value, Sequence | np.ndarray):
-        return f"{mean:.3f}±{numbers.std():.3f}"
+    if _is_list(value):
+        return f"{mean:.3f}"
     return f"{mean:.4f}" if abs(mean) < 10 else f"{mean:.5g}"
 
 
 def _best(metric: str, values: Sequence[Any]) -> tuple[bool, ...]:
-    """Which methods have the best mean; nobody when there is nothing to compare."""
-    means = [float(n.mean()) if (n := _numbers(v)).size else None for v in values]
-    known = [mean for mean in means if mean is not None]
-    if len(known) < 2 or len(set(known)) < 2:
-        return (False,) * len(values)
-    best = (min if metric.lower().startswith(SMALLER_IS_BETTER) else max)(known)
-    return tuple(mean == best for mean in means)
+    """Which method has the best mean; none when the second is as good as shown."""
+    words = set(re.split(r"[^a-z]+", metric.lower().partition("@")[0]))
+    known = [i for i, value in enumerate(values) if _numbers(value).size]
+    nobody = (False,) * len(values)
+    if len(known) < 2 or words & NEITHER:
+        return nobody
+    sign = 1 if words & SMALLER_IS_BETTER else -1
+    first, second = sorted(known, key=lambda i: sign * _numbers(values[i]).mean())[:2]
+    if not _differ(values[first], values[second]):
+        return nobody
+    return tuple(i == first for i in range(len(values)))
+
+
+def _differ(value: Any, other: Any) -> bool:
+    """Whether two means differ as printed, and by more than rounding moves them."""
+    texts = [_shown(value), _shown(other)]
+    unit = max(10.0 ** -len(text.partition(".")[2]) for text in texts)
+    difference = abs(_numbers(value).mean() - _numbers(other).mean())
+    return texts[0] != texts[1] and difference > unit / 2
 
 
 def _caption(summary: Mapping[str, Any]) -> str:

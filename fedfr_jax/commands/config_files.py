@@ -1,0 +1,114 @@
+"""Experiment files: find one, run its get_config(), or read the copy a run keeps."""
+
+import json
+import pathlib
+import runpy
+import sys
+import traceback
+import types
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from fedfr_jax.configs import FOLDER
+
+MOST = 30  # names that an error lists
+
+
+def shipped() -> dict[str, pathlib.Path]:
+    """{name: file} of the configs that come with the library; "fedfr/demo" is one."""
+    files = [path for path in sorted(FOLDER.rglob("*.py")) if path.stem != "base"]
+    return {
+        path.relative_to(FOLDER).with_suffix("").as_posix(): path
+        for path in files
+        if "def get_config(" in path.read_text()
+    }
+
+
+def find(name: str) -> pathlib.Path:
+    """The file that --config names: by its path, or a shipped one by its name.
+
+    Raises:
+      ValueError: when there is no such file, listing the names of the shipped ones, or
+        several of that name.
+    """
+    if pathlib.Path(name).is_file():
+        return pathlib.Path(name)
+    files = shipped()
+    wanted = name.removeprefix("configs/").removesuffix(".py")
+    if wanted in files:
+        return files[wanted]
+    found = [known for known in files if known.rpartition("/")[2] == wanted]
+    if len(found) == 1:
+        return files[found[0]]
+    if found:
+        raise ValueError(f"--config must name one of {found}, got {name!r}.")
+    more = f" and {len(files) - MOST} more (fedfr configs)" if len(files) > MOST else ""
+    raise ValueError(
+        f"--config must be one of {list(files)[:MOST]}{more} or a Python file, "
+        f"got {name!r}."
+    )
+
+
+def load(path: pathlib.Path) -> ConfigDict:
+    """What get_config() of the Python file `path` returns.
+
+    Raises:
+      ValueError: one line that names file and line, whatever is wrong there.
+    """
+    _make_importable(path)
+    try:
+        names = runpy.run_path(str(path))
+        config = names["get_config"]() if "get_config" in names else None
+    except Exception as error:
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+        what = f"{type(error).__name__}: {' '.join(text.split())}"
+        raise ValueError(f"{_place(error, path)} must run, got {what}.") from error
+    if "get_config" not in names:
+        raise ValueError(f"{path} must define get_config(), got no such function.")
+    if not isinstance(config, ConfigDict):
+        line = names["get_config"].__code__.co_firstlineno
+        raise ValueError(
+            f"{path}, line {line}, must return an ml_collections ConfigDict from "
+            f"get_config(), got {type(config).__name__}."
+        )
+    return config
+
+
+def restore(path: pathlib.Path) -> ConfigDict:
+    """The config that a run has kept as JSON in `path`; its lists become tuples."""
+    return ConfigDict(_with_tuples(json.loads(path.read_text())))
+
+
+def _make_importable(path: pathlib.Path) -> None:
+    """Let a config import what lies beside it, and `configs.base` in any folder.
+
+    `configs` is the folder of that name above the file, then the shipped one.
+    """
+    path = path.resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    own = [str(folder) for folder in path.parents if folder.name == "configs"]
+    for name in [n for n in sys.modules if n.partition(".")[0] == "configs"]:
+        del sys.modules[name]  # of a config that was loaded before
+    package = types.ModuleType("configs")
+    package.__path__ = [*own[:1], str(FOLDER)]
+    sys.modules["configs"] = package
+
+
+def _place(error: Exception, path: pathlib.Path) -> str:
+    """File and line of the mistake that `error` reports about the config `path`."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno},"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return f"{path}, line {lines[-1]}," if lines else str(path)
+
+
+def _with_tuples(value: Any) -> Any:
+    """JSON's lists as tuples, as configs have them."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return tuple(_with_tuples(entry) for entry in value)
+    return value

@@ -1,0 +1,118 @@
+"""List what a config can name: models, sources, partitions, algorithms, losses, ..."""
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+
+from fedfr_jax.commands.flags import new_parser, parse_flags
+
+ABOUT = """\
+List the members of a family, each with its settings (the keys of a config and their
+defaults) and one line; with a member's name print its whole documentation. The library
+itself passes image_shape, labels, cosine and local.
+
+families: {}"""
+WIDTH = 88
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    about = ABOUT.format(" ".join(FAMILIES))
+    parser = new_parser("fedfr describe", about, epilog="")
+    parser.add_argument("family", nargs="?")
+    parser.add_argument("member", nargs="?")
+    values = parse_flags(parser, argv)
+    if values.family not in FAMILIES:
+        raise ValueError(
+            f"describe: family must be one of {list(FAMILIES)}, got {values.family!r}."
+        )
+    members = FAMILIES[values.family]()
+    if values.member is None:
+        for name in sorted(members):
+            print(f"{call_of(name, members[name])}\n    {summary(members[name])}")
+        return
+    if values.member not in members:
+        known = f"one of {sorted(members)}"
+        raise ValueError(f"describe: member must be {known}, got {values.member!r}.")
+    member = members[values.member]
+    print(f"{call_of(values.member, member)}\n\n{inspect.getdoc(member) or ''}")
+
+
+def call_of(name: str, function: Callable) -> str:
+    """`name(key, key=default, ...)` in lines of at most WIDTH letters."""
+    given = [
+        key if parameter.default is parameter.empty else f"{key}={_text(parameter)}"
+        for key, parameter in inspect.signature(function).parameters.items()
+    ]
+    return textwrap.fill(
+        f"{name}({', '.join(given)})",
+        WIDTH,
+        subsequent_indent=" " * 8,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def summary(function: Callable) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def _text(parameter: inspect.Parameter) -> str:
+    """The default of a parameter, a function by its name."""
+    default = parameter.default
+    return default.__name__ if inspect.isroutine(default) else repr(default)
+
+
+def _models() -> Mapping[str, Callable]:
+    from fedfr_jax.models import MODELS
+
+    return MODELS
+
+
+def _sources() -> Mapping[str, Callable]:
+    from fedfr_jax.data.sources import SOURCES
+
+    return SOURCES
+
+
+def _partitions() -> Mapping[str, Callable]:
+    from fedfr_jax.data.partition import PARTITIONS
+
+    return PARTITIONS
+
+
+def _algorithms() -> Mapping[str, Callable]:
+    from fedfr_jax.federated.algorithms import ALGORITHMS
+
+    return ALGORITHMS
+
+
+def _losses() -> Mapping[str, Callable]:
+    from fedfr_jax.losses import LOSSES
+
+    return LOSSES
+
+
+def _tasks() -> Mapping[str, Callable]:
+    from fedfr_jax.tasks import TASKS
+
+    return TASKS
+
+
+def _augments() -> Mapping[str, Callable]:
+    from fedfr_jax.data.augment import AUGMENTS
+
+    return AUGMENTS
+
+
+# Imported when it is asked for, as most of them import JAX.
+FAMILIES = {
+    "models": _models,
+    "sources": _sources,
+    "partitions": _partitions,
+    "algorithms": _algorithms,
+    "losses": _losses,
+    "tasks": _tasks,
+    "augments": _augments,
+}

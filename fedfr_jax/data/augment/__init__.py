@@ -1,0 +1,109 @@
+"""From stored bytes to what a network sees, on the device.
+
+Every factory here returns an `Augment` of one example; `batched` maps it over a batch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.data.augment.combine import batched, compose, identity
+from fedfr_jax.data.augment.erase import erase
+from fedfr_jax.data.augment.geometry import mirror, pad_and_crop
+from fedfr_jax.data.augment.pixels import color, normalize
+from fedfr_jax.data.augment.warp import affine
+from fedfr_jax.schema import choose, naming
+from fedfr_jax.types import Augment
+
+__all__ = [
+    "AUGMENTS",
+    "affine",
+    "batched",
+    "build_augment",
+    "color",
+    "compose",
+    "decode",
+    "erase",
+    "identity",
+    "mirror",
+    "normalize",
+    "pad_and_crop",
+    "register_augment",
+]
+
+AUGMENTS = {
+    "affine": affine,
+    "color": color,
+    "erase": erase,
+    "identity": identity,
+    "mirror": mirror,
+    "normalize": normalize,
+    "pad_and_crop": pad_and_crop,
+}
+ON_BYTES = ("color", "erase")  # their numbers are pixels in [0, 255]
+
+
+def register_augment(name: str, factory: Callable[..., Augment]) -> None:
+    """Add a factory to those that a configuration can name.
+
+    Args:
+      factory: its keyword arguments are what the configuration can set.
+    """
+    if name in AUGMENTS:
+        raise ValueError(
+            f"name must be new, not one of {sorted(AUGMENTS)}, got {name}."
+        )
+    AUGMENTS[name] = factory
+
+
+def build_augment(settings: Sequence[str | Mapping]) -> Augment:
+    """The augments that a configuration lists, one after the other.
+
+    >>> build_augment(["mirror"]).views
+    2
+    >>> build_augment(["mirror", {"name": "affine", "rotation": 10}]).views
+    0
+
+    Args:
+      settings: names of AUGMENTS, or mappings with a "name" and the factory's
+        settings. `normalize` comes last when it is not listed.
+
+    Raises:
+      ValueError: for an unknown name or setting, with the known ones, or one that is
+        out of its range.
+    """
+    if not isinstance(settings, Sequence) or isinstance(settings, str):
+        raise ValueError(f"config.augment must be a list, got {settings!r}.")
+    parts, names = [], []
+    for place, entry in enumerate(settings):
+        section = f"augment[{place}]"
+        given = {"name": entry} if isinstance(entry, str) else entry
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                f"config.{section} must be a name or a mapping, got {entry}."
+            )
+        with naming(f"config.{section}"):
+            parts.append(choose(section, AUGMENTS, given))
+        names.append(given["name"])
+        if names[-1] in ON_BYTES and "normalize" in names:
+            raise ValueError(
+                f"config.{section} must come before normalize, got {names}."
+            )
+    if "normalize" not in names:
+        parts.append(normalize())
+    return compose(*parts)
+
+
+def decode(images: jax.Array, is_flipped: jax.Array) -> jax.Array:
+    """(pixel / 255 - 0.5) / 0.5, mirrored left-right where asked.
+
+    Args:
+      images: [B, H, W, C] uint8.
+      is_flipped: [B] bool.
+
+    Returns:
+      [B, H, W, C] float32 in [-1, 1].
+    """
+    values = images.astype(jnp.float32) / 127.5 - 1.0
+    return jnp.where(is_flipped[:, None, None, None], values[:, :, ::-1], values)

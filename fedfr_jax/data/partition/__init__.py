@@ -1,0 +1,69 @@
+"""Who holds which rows: a partition turns labels into rows by client.
+
+Faces: clients hold identities that nobody else has (`Partition`). Classification: all
+clients share the classes, and hold them in different shares (`ClientSplit`).
+"""
+
+from collections.abc import Callable
+
+from fedfr_jax.data.partition.classes import (
+    by_class,
+    by_owner,
+    dirichlet,
+    iid,
+    shards,
+)
+from fedfr_jax.data.partition.classes_report import class_report, format_class_report
+from fedfr_jax.data.partition.client_split import ClientSplit
+from fedfr_jax.data.partition.faces import (
+    by_identity,
+    format_report,
+    ms1m,
+    ms1m_order,
+    report,
+)
+
+__all__ = [
+    "PARTITIONS",
+    "ClientSplit",
+    "by_class",
+    "by_identity",
+    "by_owner",
+    "class_report",
+    "dirichlet",
+    "format_class_report",
+    "format_report",
+    "iid",
+    "ms1m",
+    "ms1m_order",
+    "register_partition",
+    "report",
+    "shards",
+]
+
+PARTITIONS: dict[str, Callable] = {
+    "by_identity": by_identity,
+    "ms1m": ms1m,
+    "iid": iid,
+    "by_class": by_class,
+    "dirichlet": dirichlet,
+    "shards": shards,
+    "by_owner": by_owner,
+}
+
+
+def register_partition(name: str, factory: Callable) -> None:
+    """Make `factory` the partition that a config calls `name`.
+
+    Args:
+      factory: (labels [T] int, **settings) -> Partition or ClientSplit; its signature
+        is the schema of the config's section.
+
+    Raises:
+      ValueError: when another factory has the name.
+    """
+    if PARTITIONS.setdefault(name, factory) is not factory:
+        raise ValueError(
+            f"name must be none of {', '.join(PARTITIONS)}, which are taken, "
+            f"got {name}."
+        )

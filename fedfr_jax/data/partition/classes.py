@@ -1,0 +1,264 @@
+"""Clients that share the classes and hold them in different shares.
+
+Each function deals the rows of a labelled set to N clients and returns a
+`ClientSplit`. Where the set has its own test part (`is_test`) clients train on the
+other rows only, and the test part is dealt as each function says; else a
+`test_fraction` of every client's rows is held out, evenly over its classes. Nothing
+loops over clients.
+
+  iid, shards  McMahan, Moore, Ramage, Hampson, y Arcas, "Communication-Efficient
+               Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+               https://arxiv.org/abs/1602.05629, section 3.
+  by_class     Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with
+               Personalization Layers", 2019, https://arxiv.org/abs/1912.00818,
+               section 4.1.
+  dirichlet    Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural
+               Networks", ICML 2019, https://arxiv.org/abs/1905.12022. That clients
+               are topped up to a least number of rows is ours.
+"""
+
+import math
+import numbers
+import os
+
+import numpy as np
+
+from fedfr_jax.data.partition.client_split import (
+    NOBODY,
+    ClientSplit,
+    rows_to_deal,
+    to_split,
+)
+from fedfr_jax.data.partition.dealing import (
+    divide,
+    follow_training,
+    owned_classes,
+    top_up,
+)
+from fedfr_jax.data.partition.owners import read_owners
+
+
+def iid(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    is_test: np.ndarray | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> ClientSplit:
+    """Rows at random, as many for every client (they differ by one at most).
+
+    Args:
+      labels: [T] int class in [0, M); every class has a training row.
+      num_clients: N, at most the number of training rows.
+      is_test: [T] bool, the set's own test part, dealt likewise; with fewer of them
+        than clients some clients have none. None holds rows out.
+      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
+      seed: any int >= 0.
+
+    Raises:
+      ValueError: settings out of range, or a class without a training row.
+    """
+    _check_whole("num_clients", num_clients, 1)
+    rows = rows_to_deal(labels, is_test, test_fraction)
+    _check_enough("num_clients", num_clients, rows)
+    rng = np.random.default_rng(seed)
+    owner = np.full(len(labels), NOBODY)
+    for part in (rows.dealt, rows.official_test):
+        owner[rng.permutation(part)] = np.arange(len(part)) % num_clients
+    return to_split(rows, owner, num_clients, rng)
+
+
+def by_class(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    classes_per_client: int,
+    is_test: np.ndarray | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> ClientSplit:
+    """At most k classes per client, each class divided equally over its owners.
+
+    Who owns what is a random bi-regular graph: every client owns k classes, and the
+    numbers of owners of two classes differ by one at most. The paper asks for equal
+    clients and equal shares, but does not say how; the graph (`owned_classes`) and who
+    gets the rows that an equal division leaves over (`divide`) are ours.
+
+    Args:
+      labels: [T] int class in [0, M); every class has a training row.
+      num_clients: N, at least M / k, so that every class is owned.
+      classes_per_client: k in [1, M]; M makes every client's classes those of all.
+      is_test: [T] bool, the set's own test part: each class's images are divided
+        equally over its owners, like the training rows. None holds rows out.
+      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
+      seed: any int >= 0.
+
+    Raises:
+      ValueError: settings out of range, or a class or client that is left empty.
+    """
+    _check_whole("num_clients", num_clients, 1)
+    _check_whole("classes_per_client", classes_per_client, 1)
+    rows = rows_to_deal(labels, is_test, test_fraction)
+    num_classes = rows.num_classes
+    if classes_per_client > num_classes:
+        raise ValueError(
+            f"classes_per_client must be at most {num_classes} (the classes), "
+            f"got {classes_per_client}."
+        )
+    if num_clients * classes_per_client < num_classes:
+        raise ValueError(
+            f"num_clients * classes_per_client must be at least {num_classes} (the "
+            f"classes), or a class is left empty, got "
+            f"{num_clients} * {classes_per_client}."
+        )
+    rng = np.random.default_rng(seed)
+    owned = owned_classes(num_clients, num_classes, classes_per_client, rng)
+    owner = np.full(len(labels), NOBODY)
+    for part in (rows.dealt, rows.official_test):
+        divide(rows.by_class(part, rng), owned, owner, rng)
+    return to_split(rows, owner, num_clients, rng)
+
+
+def dirichlet(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    alpha: float,
+    min_examples: int = 1,
+    is_test: np.ndarray | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> ClientSplit:
+    """Each class divided over the clients in proportions drawn from Dir(alpha).
+
+    Clients that are left with fewer than `min_examples` rows then take rows from those
+    with the most, which are lowered to a common level and no further; the rows that
+    they give up are drawn at random.
+
+    Args:
+      labels: [T] int class in [0, M); every class has a training row.
+      num_clients: N.
+      alpha: > 0; small for clients with few classes, large for equal ones.
+      min_examples: rows that every client has at least, >= 1: training rows, or with
+        `is_test` None training and held-out rows together (2 for one of each kind).
+      is_test: [T] bool, the set's own test part: clients get the share of a class's
+        test rows that they have of its training rows, rounded up or down at random.
+        None holds rows out.
+      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
+      seed: any int >= 0.
+
+    Raises:
+      ValueError: settings out of range, or a class without a training row.
+    """
+    _check_whole("num_clients", num_clients, 1)
+    _check_whole("min_examples", min_examples, 1)
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"alpha must be positive and finite, got {alpha}.")
+    rows = rows_to_deal(labels, is_test, test_fraction)
+    _check_enough("num_clients * min_examples", num_clients * min_examples, rows)
+    rng = np.random.default_rng(seed)
+    owner = np.full(len(labels), NOBODY)
+    for class_rows in rows.by_class(rows.dealt, rng):
+        shares = rng.dirichlet(np.full(num_clients, float(alpha)))
+        # Evenly spaced points on [0, 1) from a random start: shares rounded fairly.
+        points = (np.arange(len(class_rows)) + rng.random()) / len(class_rows)
+        taker = np.searchsorted(np.cumsum(shares), points, side="right")
+        owner[class_rows] = np.minimum(taker, num_clients - 1)  # sums just below 1
+    top_up(owner, rows.dealt, num_clients, min_examples, rng)
+    follow_training(rows, owner, rng)
+    return to_split(rows, owner, num_clients, rng)
+
+
+def shards(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    shards_per_client: int = 2,
+    is_test: np.ndarray | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> ClientSplit:
+    """Rows sorted by class, cut into equal shards, s random shards for every client.
+
+    Args:
+      labels: [T] int class in [0, M); every class has a training row.
+      num_clients: N.
+      shards_per_client: s; N * s is at most the number of training rows. Sizes of
+        shards differ by one row at most.
+      is_test: [T] bool, the set's own test part: clients get the share of a class's
+        test rows that they have of its training rows, rounded up or down at random.
+        None holds rows out.
+      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
+      seed: any int >= 0.
+
+    Raises:
+      ValueError: settings out of range, or a class without a training row.
+    """
+    _check_whole("num_clients", num_clients, 1)
+    _check_whole("shards_per_client", shards_per_client, 1)
+    rows = rows_to_deal(labels, is_test, test_fraction)
+    num_shards = num_clients * shards_per_client
+    _check_enough("num_clients * shards_per_client", num_shards, rows)
+    rng = np.random.default_rng(seed)
+    in_order = np.concatenate(rows.by_class(rows.dealt, rng))
+    shard = np.arange(len(in_order)) * num_shards // len(in_order)
+    owner = np.full(len(labels), NOBODY)
+    owner[in_order] = (rng.permutation(num_shards) // shards_per_client)[shard]
+    follow_training(rows, owner, rng)
+    return to_split(rows, owner, num_clients, rng)
+
+
+def by_owner(
+    labels: np.ndarray,
+    *,
+    owners: np.ndarray | str | os.PathLike,
+    num_clients: int | None = None,
+    is_test: np.ndarray | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> ClientSplit:
+    """Natural clients: every row stays with whom it comes from.
+
+    Args:
+      labels: [T] int class in [0, M); every class has a training row.
+      owners: [T] int or str, whom each row belongs to, or "<file>.npz:<key>" (see
+        `read_owners`). Clients are numbered in the order of the sorted owners.
+      num_clients: N owners drawn at random; None takes all.
+      is_test: [T] bool, the set's own test part: owners' own test rows. None holds
+        rows out.
+      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
+      seed: any int >= 0.
+
+    Raises:
+      ValueError: settings out of range, or a class or client without a training row.
+    """
+    rows = rows_to_deal(labels, is_test, test_fraction)
+    client = read_owners(owners, len(labels))
+    num_owners = int(client.max()) + 1
+    num_clients = num_owners if num_clients is None else num_clients
+    _check_whole("num_clients", num_clients, 1)
+    if num_clients > num_owners:
+        raise ValueError(
+            f"num_clients must be at most {num_owners} (the owners), got {num_clients}."
+        )
+    rng = np.random.default_rng(seed)
+    number = np.full(num_owners, NOBODY)
+    drawn = np.sort(rng.permutation(num_owners)[:num_clients])
+    number[drawn] = np.arange(num_clients)
+    return to_split(rows, number[client], num_clients, rng)
+
+
+def _check_whole(name, value, low):
+    if not isinstance(value, numbers.Integral) or value < low:
+        raise ValueError(
+            f"{name} must be a whole number of at least {low}, got {value!r}."
+        )
+
+
+def _check_enough(name, number, rows):
+    if number > len(rows.dealt):
+        raise ValueError(
+            f"{name} must be at most {len(rows.dealt)} (the training rows), or a "
+            f"client is left empty, got {number}."
+        )

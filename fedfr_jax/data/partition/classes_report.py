@@ -1,0 +1,99 @@
+"""Who holds how much of which class, as numbers and as text."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedfr_jax.data.partition.client_split import ClientSplit
+
+MAX_CLIENTS = 100  # in the table of the report
+MAX_LINES, MAX_COLUMNS = 20, 10  # of the table as text
+SPREAD = {"min": np.min, "median": np.median, "max": np.max}
+
+
+def class_report(split: ClientSplit, labels: np.ndarray, names: Sequence[str]) -> dict:
+    """What every client holds, as plain numbers that JSON can keep.
+
+    Args:
+      labels: [T] int class of each row of the source.
+      names: M names of the classes.
+
+    Returns:
+      {"clients": N, "classes": the M names, "images": {"train", "test"},
+      "per_client": {what: {"min", "median", "max"}} of train images, test images and
+      classes (those that the client trains on), "clients without test images": count,
+      "table": {"train", "test"} of [n][M] images per class of the first n <= 100
+      clients}.
+    """
+    labels = np.asarray(labels)
+    train = np.diff(split.train_offsets)
+    test = np.diff(split.test_offsets)
+    per_client = {
+        "train images": train,
+        "test images": test,
+        "classes": _num_classes(split, labels),
+    }
+    return {
+        "clients": len(train),
+        "classes": list(names),
+        "images": {"train": len(split.train), "test": len(split.test)},
+        "per_client": {
+            what: {name: float(of(numbers)) for name, of in SPREAD.items()}
+            for what, numbers in per_client.items()
+        },
+        "clients without test images": int(np.sum(test == 0)),
+        "table": {
+            "train": _table(split.train, split.train_offsets, labels, len(names)),
+            "test": _table(split.test, split.test_offsets, labels, len(names)),
+        },
+    }
+
+
+def format_class_report(facts: dict) -> str:
+    """The report as lines of text, for people.
+
+    The table of training images is printed for at most 10 classes and 20 clients.
+    """
+    images = facts["images"]
+    lines = [
+        f"{facts['clients']} clients, {len(facts['classes'])} classes, "
+        f"{images['train']} train and {images['test']} test images",
+        "",
+        f"{'per client':<14}" + "".join(f"{name:>10}" for name in SPREAD),
+    ]
+    lines += [
+        f"{what:<14}" + "".join(f"{row[name]:>10g}" for name in SPREAD)
+        for what, row in facts["per_client"].items()
+    ]
+    untested = facts["clients without test images"]
+    if untested:
+        lines += [f"{untested} of {facts['clients']} clients have no test image"]
+    if len(facts["classes"]) <= MAX_COLUMNS:
+        lines += ["", *_table_lines(facts)]
+    return "\n".join(lines)
+
+
+def _table_lines(facts):
+    yield f"{'train images':<14}" + "".join(f" {n[:6]:>6}" for n in facts["classes"])
+    for client, counts in enumerate(facts["table"]["train"][:MAX_LINES]):
+        yield f"client {client:<7}" + "".join(f" {count:>6}" for count in counts)
+    if facts["clients"] > MAX_LINES:
+        yield f"... and {facts['clients'] - MAX_LINES} more clients"
+
+
+def _num_classes(split, labels):
+    """[N] classes that each client trains on."""
+    num_clients = len(split.train_offsets) - 1
+    client = np.repeat(np.arange(num_clients), np.diff(split.train_offsets))
+    held = np.unique(client * split.num_classes + labels[split.train])
+    return np.bincount(held // split.num_classes, minlength=num_clients)
+
+
+def _table(rows, offsets, labels, num_classes):
+    """Nested list [n][M] of images per class of the first n clients."""
+    offsets = offsets[: MAX_CLIENTS + 1]
+    num_clients = len(offsets) - 1
+    client = np.repeat(np.arange(num_clients), np.diff(offsets))
+    cell = client * num_classes + labels[rows[: offsets[-1]]]
+    counts = np.bincount(cell, minlength=num_clients * num_classes)
+    return counts.reshape(num_clients, num_classes).tolist()

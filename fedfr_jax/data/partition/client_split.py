@@ -1,0 +1,141 @@
+"""Rows by client for closed-set classification, and how test rows are chosen.
+
+Two cases. A set with its own test part (`is_test`): clients train on the other rows
+only, and are tested on official test images of the classes that they train on. A set
+without: a `test_fraction` of each client's rows is held out.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.data.identities import check_labels
+
+NOBODY = -1  # owner of a row that no client holds
+
+
+class ClientSplit(NamedTuple):
+    """Rows of a source by client, for closed-set classification.
+
+    Rows of client c are `train[train_offsets[c]:train_offsets[c + 1]]`, in the order
+    of the source, and the same for test. No row is in both or with two clients.
+    """
+
+    train: np.ndarray  # [C] int32 rows, grouped by client
+    train_offsets: np.ndarray  # [N + 1] int64
+    test: np.ndarray  # [E] int32 rows, grouped by client
+    test_offsets: np.ndarray  # [N + 1] int64
+    num_classes: int  # M
+
+
+class Rows(NamedTuple):
+    """The rows that are to be dealt to clients."""
+
+    labels: np.ndarray  # [T] int32 in [0, M)
+    num_classes: int  # M
+    dealt: np.ndarray  # [A] rows to deal: training rows, or all without a test part
+    official_test: np.ndarray  # [E] rows of the set's own test part, perhaps none
+    test_fraction: float  # held out of each client's rows without a test part
+
+    def by_class(self, rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        """M x [n] `rows` of each class, shuffled."""
+        rows = rng.permutation(rows)
+        rows = rows[np.argsort(self.labels[rows], kind="stable")]
+        counts = np.bincount(self.labels[rows], minlength=self.num_classes)
+        return np.split(rows, np.cumsum(counts)[:-1])
+
+
+def rows_to_deal(
+    labels: np.ndarray, is_test: np.ndarray | None, test_fraction: float
+) -> Rows:
+    """The rows of a set, checked.
+
+    Args:
+      labels: [T] int class of each row; every class in [0, M) has a training row.
+      is_test: [T] bool, the set's own test part, or None.
+      test_fraction: in (0, 1).
+
+    Raises:
+      ValueError: for labels, `is_test` or a fraction that are out of range, or a class
+        without a training row (with its number).
+    """
+    labels = check_labels(labels)
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"test_fraction must lie in (0, 1), got {test_fraction}.")
+    held_back = np.zeros(len(labels), bool) if is_test is None else np.asarray(is_test)
+    if held_back.dtype != bool or held_back.shape != labels.shape:
+        raise ValueError(
+            f"is_test must be one bool for each of {len(labels)} labels, got shape "
+            f"{held_back.shape} of {held_back.dtype}."
+        )
+    if is_test is not None and not held_back.any():
+        raise ValueError("is_test must be true for a row, or None, got none.")
+    num_classes = int(labels.max()) + 1
+    counts = np.bincount(labels[~held_back], minlength=num_classes)
+    if not counts.all():
+        raise ValueError(
+            f"labels must give every class in [0, {num_classes}) a training row, got "
+            f"none of class {int(np.argmin(counts))} ({np.sum(counts == 0)} such)."
+        )
+    return Rows(
+        labels=labels,
+        num_classes=num_classes,
+        dealt=np.flatnonzero(~held_back),
+        official_test=np.flatnonzero(held_back),
+        test_fraction=test_fraction,
+    )
+
+
+def to_split(
+    rows: Rows, owner: np.ndarray, num_clients: int, rng: np.random.Generator
+) -> ClientSplit:
+    """Lay out rows by owner, after holding out test rows where the set has none.
+
+    A client with one row trains on it and is not tested; every other client has rows
+    of both kinds when rows are held out.
+
+    Args:
+      owner: [T] int client in [0, N), or NOBODY.
+
+    Raises:
+      ValueError: naming the first client without a training row.
+    """
+    is_test = np.zeros(len(owner), bool)
+    is_test[rows.official_test] = True
+    if not len(rows.official_test):
+        is_test[_held_out(rows, owner, num_clients, rng)] = True
+    train, train_offsets = _group(owner, ~is_test, num_clients)
+    test, test_offsets = _group(owner, is_test, num_clients)
+    is_empty = np.diff(train_offsets) == 0
+    if is_empty.any():
+        raise ValueError(
+            "every client must have a training row, got none for client "
+            f"{int(np.argmax(is_empty))} ({is_empty.sum()} such of {num_clients})."
+        )
+    return ClientSplit(train, train_offsets, test, test_offsets, rows.num_classes)
+
+
+def _held_out(rows, owner, num_clients, rng):
+    """Test rows: of each client the fraction, spread evenly over its classes."""
+    shuffled = rng.permutation(np.flatnonzero(owner != NOBODY))
+    order = np.lexsort((rows.labels[shuffled], owner[shuffled]))
+    shuffled = shuffled[order]
+    client = owner[shuffled]
+    sizes = np.bincount(client, minlength=num_clients)
+    num_test = np.maximum(np.rint(rows.test_fraction * sizes).astype(np.int64), 1)
+    num_test = np.minimum(num_test, sizes - 1)
+    phase = rng.integers(np.maximum(sizes, 1))
+    place = np.arange(len(shuffled)) - (np.cumsum(sizes) - sizes)[client]
+    # Every (n / num_test)-th of n rows, from a random start, in whole numbers.
+    before = (place * num_test[client] + phase[client]) // sizes[client]
+    after = ((place + 1) * num_test[client] + phase[client]) // sizes[client]
+    return shuffled[after > before]
+
+
+def _group(owner, is_part, num_clients):
+    """Rows [.] int32 by client and offsets [N + 1] int64 of the owned rows."""
+    rows = np.flatnonzero(is_part & (owner != NOBODY))
+    client = owner[rows]
+    counts = np.bincount(client, minlength=num_clients)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return rows[np.argsort(client, kind="stable")].astype(np.int32), offsets

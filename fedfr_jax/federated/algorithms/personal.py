@@ -1,0 +1,212 @@
+"""Leaves that stay with a client under any algorithm: trained, stored, never sent.
+
+FedPer (Arivazhagan et al. 2019, arXiv:1912.00818) is `personal(fedavg(local), blocks)`
+with the top K_P blocks, FedBN (Li et al. 2021, arXiv:2102.07623) is it with the batch
+norms, local training with everything. The leaves are handed to the algorithm as the
+collection "local" of every network in its server; what it sends has no such collection.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax import trees
+from fedfr_jax.federated import collections
+from fedfr_jax.types import Algorithm, PyTree
+
+STATISTICS = ("average", "local", "first")
+
+
+class Server(NamedTuple):
+    """The algorithm's server, whose networks lack the personal leaves."""
+
+    inner: PyTree
+    first: PyTree  # the leaves that a new client starts from, when none are drawn
+
+
+class Row(NamedTuple):
+    """What stays with a client."""
+
+    inner: PyTree  # the algorithm's own row
+    leaves: PyTree  # {"params", "batch_stats"}, None for what is shared
+
+
+def personal(
+    algorithm: Algorithm,
+    where: str | Callable | None,
+    *,
+    draw: Callable | None = None,
+) -> Algorithm:
+    """`algorithm` whose clients keep the leaves that `where` selects.
+
+    Args:
+      where: regular expression over leaf paths such as `params/head`, or variables ->
+        tree of bool, such as `blocks(model, 2)`; None or "" selects nothing.
+      draw: key -> variables, or those of the leaves that are personal: what a new
+        client starts from; None starts everybody from the variables of `init`.
+
+    Raises:
+      ValueError: when no leaf matches (once `init` has seen the leaves).
+    """
+    if not where:
+        return algorithm
+    select = trees.matching(where) if isinstance(where, str) else where
+
+    def init(variables):
+        leaves, rest = collections.split(select(variables), variables)
+        return Server(algorithm.init(rest), leaves)
+
+    def init_personal(key, server):
+        draw_key, key = jax.random.split(key)
+        leaves = server.first
+        if draw:
+            leaves = drawn(draw(draw_key), leaves)
+        return Row(algorithm.init_personal(key, given(server, leaves)), leaves)
+
+    def client_update(key, server, row, client):
+        inner = given(server, row.leaves)
+        output = algorithm.client_update(key, inner, row.inner, client)
+        own = collections.like(row.leaves, output.local)
+        others = collections.without(row.leaves, output.local)
+        return output._replace(personal=Row(output.personal, own), local=others)
+
+    def server_update(server, result):
+        return server._replace(inner=algorithm.server_update(server.inner, result))
+
+    def personalize(server, row):
+        inner = given(server, row.leaves)
+        return collections.merged(algorithm.personalize(inner, row.inner))
+
+    def network(server):
+        return collections.merged(algorithm.network(given(server, server.first)))
+
+    def prepare(server, *context):
+        return algorithm.prepare(given(server, server.first), *context)
+
+    return algorithm._replace(
+        init=init,
+        init_personal=init_personal,
+        client_update=client_update,
+        server_update=server_update,
+        personalize=personalize,
+        network=network,
+        prepare=prepare if algorithm.prepare else None,
+    )
+
+
+def given(server: Server, leaves: PyTree) -> PyTree:
+    """The algorithm's server, each of its networks with a client's own leaves."""
+    inner = server.inner
+    if isinstance(inner, Server):  # another `personal`, with leaves of its own
+        return inner._replace(inner=given(inner, leaves))
+    add = lambda variables: collections.with_own(variables, leaves)
+    return collections.in_networks(inner, add)
+
+
+def drawn(variables: PyTree, leaves: PyTree) -> PyTree:
+    """Those of `variables`, which may lack others, that are in the places of `leaves`.
+
+    Raises:
+      ValueError: when one is missing or of another shape.
+    """
+    named = {
+        trees.path_name(path): x
+        for path, x in jax.tree_util.tree_leaves_with_path(variables)
+    }
+
+    def pick(path, leaf):
+        name = trees.path_name(path)
+        if name not in named or named[name].shape != leaf.shape:
+            found = named[name].shape if name in named else "none"
+            raise ValueError(
+                f"draw must give {name} of shape {leaf.shape}, got {found}."
+            )
+        return named[name].astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(pick, leaves)
+
+
+def blocks(names: tuple[str, ...], count: int) -> Callable:
+    """Selects the top `count` blocks of a network: FedPer's K_P.
+
+    Args:
+      names: `Model.blocks`, path prefixes below params in the order of the data.
+      count: K_P in [0, number of blocks]; 0 selects nothing.
+
+    Returns:
+      variables -> tree of bool, of parameters and of running statistics.
+
+    Raises:
+      ValueError: when there are not so many blocks.
+    """
+    if not 0 <= count <= len(names):
+        raise ValueError(
+            f"blocks must lie in [0, {len(names)}] ({', '.join(names)}), got {count}."
+        )
+    top = names[len(names) - count :]
+    if not top:
+        return None
+    return trees.matching("^(params|batch_stats)/(" + "|".join(top) + ")/")
+
+
+def with_statistics(algorithm: Algorithm, how: str) -> Algorithm:
+    """`algorithm` with running statistics averaged, kept by clients or of the first.
+
+    Args:
+      how: average (as algorithms do), local (each client keeps its own) or first (the
+        server takes those of the cohort's first client, as FedReID's released code).
+
+    Raises:
+      ValueError: for another word.
+    """
+    if how not in STATISTICS:
+        raise ValueError(f"batch_stats must be one of {STATISTICS}, got {how!r}.")
+    if how == "average":
+        return algorithm
+    kept = personal(algorithm, statistics)
+    return kept if how == "local" else of_first(kept)
+
+
+def statistics(variables: PyTree) -> PyTree:
+    """Selects the running statistics, of which there may be none."""
+    mask = lambda name: jax.tree.map(lambda _: name == "batch_stats", variables[name])
+    return {name: mask(name) for name in variables}
+
+
+def of_first(algorithm: Algorithm) -> Algorithm:
+    """A `personal(...)` whose leaves every client takes from the cohort's first one."""
+    aggregator = algorithm.aggregator
+
+    def client_update(key, server, row, client):
+        row = row._replace(leaves=server.first)
+        output = algorithm.client_update(key, server, row, client)
+        leaves = output.personal.leaves
+        is_first = client.place == 0
+        zeros = jax.tree.map(jnp.zeros_like, leaves)
+        sent = trees.where(is_first, leaves, zeros)
+        return output._replace(update=(output.update, sent))
+
+    def summarize(update, weight):
+        inner, first = update
+        return aggregator.summarize(inner, weight), first
+
+    def finish(total):
+        inner, first = total
+        return aggregator.finish(inner), first
+
+    def server_update(server, result):
+        inner, first = result.aggregate
+        server = algorithm.server_update(server, result._replace(aggregate=inner))
+        return server._replace(first=first)
+
+    def personalize(server, row):
+        return algorithm.personalize(server, row._replace(leaves=server.first))
+
+    return algorithm._replace(
+        client_update=client_update,
+        aggregator=aggregator._replace(summarize=summarize, finish=finish),
+        server_update=server_update,
+        personalize=personalize,
+    )

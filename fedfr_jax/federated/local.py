@@ -1,0 +1,228 @@
+"""Local training of one client: a loop over its own number of steps.
+
+The loop is a `while_loop` on the client's step count; vmapped over lanes it runs as
+long as the longest lane, and finished lanes keep parameters, momentum and running
+statistics untouched because their carry is selected, not multiplied.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedfr_jax import trees
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.model_axis import whole
+from fedfr_jax.types import Client, Local, PyTree
+
+
+class Progress(NamedTuple):
+    """Carry of the local loop."""
+
+    step: jax.Array  # [] int32
+    carry: PyTree
+    sums: PyTree  # {metric: []} summed over the steps so far
+
+
+class Iterate(NamedTuple):
+    """What a local step moves: variables without a "local" collection of their own."""
+
+    variables: PyTree
+    opt_state: PyTree
+
+
+def sgd(
+    *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
+) -> Callable:
+    """PyTorch's SGD as `Local.optimizer`: coupled decay, then momentum, then rate."""
+
+    def at(rate):
+        decay = optax.add_decayed_weights(weight_decay)
+        steps = [decay] if weight_decay else []
+        return optax.chain(*steps, optax.sgd(rate, momentum or None, nesterov))
+
+    return at
+
+
+def step_decay(rate: float, *, every: tuple[int, ...] | int = 0, factor: float = 0.1):
+    """Learning rate of (round, epoch): `rate * factor ** (epoch // every[round])`.
+
+    `every` is in epochs; a tuple gives one period per round and its last entry stays;
+    0 means constant. The schedule restarts in every round (FedFR, client side).
+    """
+    periods = (every,) if isinstance(every, int) else tuple(every)
+
+    def learning_rate(round, epoch):
+        period = jnp.asarray(periods, jnp.int32)[jnp.minimum(round, len(periods) - 1)]
+        epoch = jnp.asarray(epoch, jnp.int32)
+        drops = jnp.where(period > 0, jax.lax.div(epoch, jnp.maximum(period, 1)), 0)
+        return rate * factor ** drops.astype(jnp.result_type(float))
+
+    return learning_rate
+
+
+def rate_at(local: Local, client: Client, step: jax.Array) -> jax.Array:
+    """Learning rate [] of a client's step.
+
+    Raises:
+      ValueError: when `local` has no rate, its optimizer having one of its own.
+    """
+    rate = local.learning_rate
+    if rate is None:
+        raise ValueError(
+            "learning_rate must be a number or a function of (round, epoch), got None."
+        )
+    if callable(rate):
+        rate = rate(client.round, client.epoch(step))
+    return jnp.asarray(rate, jnp.result_type(float))
+
+
+def check_local(local: Local) -> None:
+    """Raise ValueError unless optimizer and learning rate go together."""
+    has_own = not callable(local.optimizer)
+    if has_own == (local.learning_rate is None):
+        return
+    if has_own:
+        raise ValueError(
+            "learning_rate must be None with an optimizer that has its own, got "
+            f"{local.learning_rate}: give optax.sgd for optax.sgd(0.1)."
+        )
+    raise ValueError(
+        "learning_rate must be given with an optimizer that is a function of the "
+        "rate, such as optax.sgd, got None."
+    )
+
+
+def optimizer_at(local: Local, params: PyTree, rate: Callable):
+    """The transformation for one step; `rate: () -> []` is asked where needed."""
+    if not callable(local.optimizer):
+        return local.optimizer
+    leaves = jax.tree.leaves(params)
+    dtype = leaves[0].dtype if leaves else jnp.result_type(float)
+    return local.optimizer(rate().astype(dtype))
+
+
+def begin(local: Local, variables: PyTree, client: Client) -> Iterate:
+    """`variables`, without a collection "local", and a fresh optimizer state."""
+    params, first = variables["params"], jnp.int32(0)
+    optimizer = optimizer_at(local, params, lambda: rate_at(local, client, first))
+    return Iterate(variables, optimizer.init(params))
+
+
+def with_aux(loss: Callable) -> Callable:
+    """A loss of `Local` as one that always gives (scalar, (batch_stats, metrics))."""
+
+    def full(variables, batch, key, **round_args):
+        value = loss(variables, batch, key, **round_args)
+        value, aux = value if isinstance(value, tuple) else (value, {})
+        if not isinstance(aux, tuple):
+            aux = variables["batch_stats"], aux
+        return value, aux
+
+    return full
+
+
+def local_step(local: Local, moves: str = "") -> Callable:
+    """One step: take(key, iterate, client, batch, step, **round_args).
+
+    Args:
+      moves: regular expression over leaf paths such as `params/head`; the others are
+        frozen and cost no gradient and no optimizer state; "" moves all.
+
+    Returns:
+      take -> (iterate, metrics), the metrics with the `loss` before the step.
+    """
+    check_local(local)
+    loss_fn = with_aux(local.loss)
+
+    def take(key, iterate: Iterate, client, batch, step, **round_args):
+        variables = iterate.variables
+        params, still = moving(moves, variables["params"])
+
+        def loss_of(params):
+            named = {**variables, "params": collections.join(params, still)}
+            return loss_fn(whole(named), batch, key, **round_args)
+
+        (loss, aux), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+        stats, metrics = aux
+        rate = lambda: rate_at(local, client, step)
+        optimizer = optimizer_at(local, params, rate)
+        updates, opt_state = optimizer.update(grads, iterate.opt_state, params)
+        params = optax.apply_updates(params, updates)
+        moved = {"params": collections.join(params, still), "batch_stats": stats}
+        return Iterate(moved, opt_state), {"loss": loss, **metrics}
+
+    return take
+
+
+def moving(moves: str, params: PyTree) -> tuple[PyTree, PyTree]:
+    """Leaves of `params` that `moves` finds, and the others; None for what is not."""
+    if not moves:
+        return params, jax.tree.map(lambda _: None, params)
+    mask = trees.matching(moves)({"params": params})["params"]
+    return collections.split(mask, params)
+
+
+def local_training(local: Local | Callable, moves: str = "") -> Callable:
+    """Train one client for `client.num_steps` steps, with a fresh optimizer state.
+
+    Args:
+      local: what trains; a function is handed back as it is.
+      moves: see `local_step`.
+
+    Returns:
+      train(key, variables, client, **round_args) -> (variables, metrics), where each
+      metric is the mean over steps (0 for a client without a step) beside `steps`.
+
+    Raises:
+      ValueError: when the optimizer and the learning rate do not go together.
+    """
+    if callable(local):
+        return local
+    take = local_step(local, moves)
+
+    def train(key: jax.Array, variables: PyTree, client: Client, **round_args):
+        def body(step, iterate):
+            step_key, batch = jax.random.fold_in(key, step), client.batch(step)
+            return take(step_key, iterate, client, batch, step, **round_args)
+
+        start = collections.merged(variables)
+        moved, _ = moving(moves, start["params"])
+        opt_state = begin(local, {**start, "params": moved}, client).opt_state
+        end, metrics = over_steps(body, Iterate(start, opt_state), client)
+        return collections.cut(end.variables, variables), metrics
+
+    return train
+
+
+def over_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, PyTree]:
+    """Fold `body: (step [], carry) -> (carry, metrics)` over the client's own steps.
+
+    Returns:
+      (carry, metrics), where each metric is the mean over steps (0 for a client without
+      a step) beside `steps`.
+    """
+
+    body = jax.jit(body, inline=True)  # traced once, for shapes and for the loop
+
+    def advance(progress: Progress) -> Progress:
+        carry, metrics = body(progress.step, progress.carry)
+        sums = jax.tree.map(jnp.add, progress.sums, metrics)
+        return Progress(progress.step + 1, carry, sums)
+
+    _, metrics = jax.eval_shape(body, jnp.int32(0), carry)
+    sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+    ongoing = lambda progress: progress.step < client.num_steps
+    end = jax.lax.while_loop(ongoing, advance, Progress(jnp.int32(0), carry, sums))
+    means = trees.divided(end.sums, jnp.maximum(end.step, 1))
+    return end.carry, {**means, "steps": end.step.astype(jnp.float32)}
+
+
+def total_rate(local: Local, client: Client) -> jax.Array:
+    """Sum of the learning rates of the client's steps, []."""
+    rate = lambda step: rate_at(local, client, step)
+    zero = jnp.zeros((), jax.eval_shape(rate, jnp.int32(0)).dtype)
+    total, _ = over_steps(lambda step, sum: (sum + rate(step), {}), zero, client)
+    return total

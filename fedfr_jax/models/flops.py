@@ -1,0 +1,51 @@
+"""Floating-point operations of a program, counted without compiling it.
+
+Twice the multiply-adds of convolutions and matrix products, zeros of the padding
+included, as papers on networks count them; what is done element by element is left out.
+A scan counts its body as often as it runs, a while loop once, a conditional its longest
+branch.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+
+from fedfr_jax.types import PyTree
+
+
+def count_flops(function: Callable, *arguments: PyTree) -> int:
+    """Operations of `function(*arguments)`, arguments being arrays or shape structs."""
+    return _of_program(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _of_program(program: Jaxpr) -> int:
+    return sum(_of_equation(equation) for equation in program.eqns)
+
+
+def _of_equation(equation: JaxprEqn) -> int:
+    name = equation.primitive.name
+    if name == "conv_general_dilated":
+        return _of_convolution(equation)
+    if name == "dot_general":
+        return _of_product(equation)
+    bodies = [_of_program(body) for body in jaxprs_in_params(equation.params)]
+    if name == "scan":
+        return equation.params["length"] * sum(bodies)
+    return max(bodies) if name == "cond" else sum(bodies)
+
+
+def _of_convolution(equation):
+    """Every output is a sum over the kernel's pixels and input channels."""
+    _, kernel = (variable.aval for variable in equation.invars)
+    features_axis = equation.params["dimension_numbers"].rhs_spec[0]
+    terms = kernel.size // kernel.shape[features_axis]
+    return 2 * equation.outvars[0].aval.size * terms
+
+
+def _of_product(equation):
+    left = equation.invars[0].aval
+    (summed, _), _ = equation.params["dimension_numbers"]
+    terms = math.prod(left.shape[axis] for axis in summed)
+    return 2 * equation.outvars[0].aval.size * terms

@@ -1,0 +1,125 @@
+"""Everything that a finished experiment can show, drawn into its folder."""
+
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.runs.report import figures
+from fedfr_jax.runs.report.clients import plot_clients
+from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
+from fedfr_jax.runs.report.rounds import Rows, plot_rounds
+
+NO_PLOTS = "No plots: pip install 'fedfr_jax[plots]' to have them."
+Evaluations = Mapping[str, Mapping[str, Any]]  # stage -> evaluator -> Evaluation
+
+
+def draw(
+    evaluations: Evaluations,
+    rows: Mapping[str, Rows],
+    folder: str | pathlib.Path,
+    *,
+    say: Callable = print,
+) -> list[pathlib.Path]:
+    """Draw what there is: curves, clients, rounds and pictures. The first process does.
+
+    Each plot is written as .png and .pdf: roc and det (roc_EVALUATOR when several
+    evaluators have one), any other kind of curve by its name, EVALUATOR for one with
+    numbers per client, rounds; pictures go to pictures/.
+
+    Args:
+      evaluations: {stage: {evaluator: Evaluation}}, in the order of the legends.
+      rows: {stage: rows of its metrics.jsonl}; a stage may be missing.
+      folder: the folder to write to.
+      say: prints one line, without reading markup in it.
+
+    Returns:
+      The paths of the files; none without matplotlib, which is said in one line.
+    """
+    if not meshes.is_first():
+        return []
+    try:
+        import matplotlib.figure  # noqa: F401 (asked for before anything is written)
+    except ImportError:
+        say(NO_PLOTS)
+        return []
+    folder = pathlib.Path(folder)
+    styles = figures.styles([*evaluations, *rows])
+    evaluators = list(dict.fromkeys(e for of in evaluations.values() for e in of))
+    return [
+        *_draw_curves(evaluations, evaluators, folder, styles),
+        *_draw_clients(evaluations, evaluators, folder, styles),
+        *plot_rounds(
+            folder / "rounds",
+            rows,
+            evaluators=evaluators,
+            finals={stage: _finals(of) for stage, of in evaluations.items()},
+            styles=styles,
+        ),
+        *_save_pictures(evaluations, folder / "pictures"),
+    ]
+
+
+def _draw_curves(evaluations, evaluators, folder, styles) -> list[pathlib.Path]:
+    """A plot per kind of curve and evaluator; a ROC gives a DET, too."""
+    found = {}
+    for evaluator in evaluators:
+        for stage, of in evaluations.items():
+            curves = of[evaluator].curves if evaluator in of else {}
+            for kind, curve in curves.items():
+                found.setdefault((kind, evaluator), {})[stage] = curve
+    kinds = [kind for kind, _ in found]
+    paths = []
+    for (kind, evaluator), curves in found.items():
+        ending = f"_{evaluator}" if kinds.count(kind) > 1 else ""
+        path = folder / _file_name(kind + ending)
+        given = {"evaluator": evaluator, "styles": styles}
+        if kind == "roc":
+            paths += plot_roc(path, curves, **given)
+            paths += plot_det(folder / _file_name("det" + ending), curves, **given)
+        else:
+            paths += plot_curve(path, curves, kind=kind, **given)
+    return paths
+
+
+def _draw_clients(evaluations, evaluators, folder, styles) -> list[pathlib.Path]:
+    """A plot per evaluator that has numbers per client."""
+    paths = []
+    for evaluator in evaluators:
+        values = {
+            stage: of[evaluator].per_client
+            for stage, of in evaluations.items()
+            if evaluator in of and of[evaluator].per_client
+        }
+        if values:
+            path = folder / _file_name(evaluator)
+            paths += plot_clients(path, values, evaluator=evaluator, styles=styles)
+    return paths
+
+
+def _finals(of_stage: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        f"{evaluator}/{name}": value
+        for evaluator, evaluation in of_stage.items()
+        for name, value in evaluation.metrics.items()
+    }
+
+
+def _save_pictures(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
+    from PIL import Image
+
+    paths = []
+    for stage, of in evaluations.items():
+        for evaluator, evaluation in of.items():
+            for name, pixels in evaluation.pictures.items():
+                folder.mkdir(parents=True, exist_ok=True)
+                file = _file_name(f"{stage}_{evaluator}_{name}") + ".png"
+                Image.fromarray(pixels).save(folder / file)
+                paths.append(folder / file)
+    return paths
+
+
+def _file_name(name: str) -> str:
+    """The name without what file systems refuse."""
+    return re.sub(r"[^\w.-]+", "_", name)

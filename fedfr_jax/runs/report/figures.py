@@ -1,0 +1,151 @@
+"""What every plot shares: figures, colours, words, limits and how they are saved.
+
+Figures are drawn on their own canvas, never through pyplot: no window, no state between
+plots, safe in a thread. matplotlib is loaded when the first figure is opened.
+"""
+
+import math
+import os
+import pathlib
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+
+# Okabe and Ito's colours, told apart by colour-blind readers; dashes beyond eight.
+_COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#B8A800",
+)
+_DASHES = ("-", "--", ":", "-.")
+_WORDS = {
+    "tar": "true accept rate",
+    "far": "false accept rate",
+    "eer": "equal error rate",
+    "tpir": "true identification rate",
+    "fpir": "false identification rate",
+    "std": "standard deviation",
+    "cmc": "cumulative matching characteristic",
+    "mAP": "mean average precision",
+    "mIoU": "mean intersection over union",
+}
+_LEGEND_LETTER, _TITLE_LETTER, _CAPTION_LETTER = 0.085, 0.072, 0.075  # inches
+Styles = Mapping[str, Mapping[str, str]]  # stage -> keywords of a matplotlib line
+
+
+def styles(stages: Iterable[str]) -> dict[str, dict[str, str]]:
+    """A colour and dashes for each stage, the same in every plot of a run."""
+    return {
+        stage: {
+            "color": _COLOURS[i % len(_COLOURS)],
+            "linestyle": _DASHES[i // len(_COLOURS) % len(_DASHES)],
+        }
+        for i, stage in enumerate(dict.fromkeys(stages))
+    }
+
+
+def in_words(name: str) -> str:
+    """A metric's or evaluator's name in plain words, its first letter large.
+
+    >>> in_words("tar@far=1e-03"), in_words("mIoU")
+    ('True accept rate at false accept rate 0.001', 'Mean intersection over union')
+    """
+    text = re.sub("[A-Za-z]+", lambda found: _WORDS.get(found[0], found[0]), name)
+    text = re.sub("=([0-9.e+-]+)", _number, text.replace("@", " at "))
+    text = re.sub(r"[_=\s]+", " ", text).strip()
+    return text[:1].upper() + text[1:]
+
+
+def title_of(evaluator: str, name: str) -> str:
+    """Title of a panel: who measured what.
+
+    >>> title_of("generic", "accuracy"), title_of("accuracy", "accuracy")
+    ('Generic: accuracy', 'Accuracy')
+    """
+    return in_words(name if name == evaluator else f"{evaluator}: {name}")
+
+
+def _number(found: re.Match) -> str:
+    """A rate as people write it: 1e-03 is 0.001, and 1e-06 stays."""
+    try:
+        return f" {float(found[1]):g}"
+    except ValueError:
+        return found[0]
+
+
+def limits(values: Sequence[float], *, is_rate: bool) -> tuple[float, float]:
+    """Ends of an axis on which a small change looks small.
+
+    Rates get at least 0.1 of the way from 0 to 1, anything else at least a fifth of
+    its largest value.
+    """
+    low, high = min(values), max(values)
+    least = 0.1 if is_rate else 0.2 * max(abs(low), abs(high))
+    span = 1.1 * (max(high - low, least) or 1.0)
+    bottom = (low + high - span) / 2
+    if is_rate:  # no empty axis beyond 0 and 1, only room for a marker
+        room = 0.05 * span
+        bottom = max(min(bottom, 1 + room - span), -room)
+    return bottom, bottom + span
+
+
+def are_rates(values: Iterable[float]) -> bool:
+    """Whether all values lie in [0, 1]."""
+    return all(0 <= value <= 1 for value in values)
+
+
+def figure(width: float, height: float, names: Sequence[str] = ()):
+    """A figure whose plots take `width` inches, with room for a legend of `names`."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("Plots need matplotlib: pip install matplotlib.") from error
+    legend = 0.7 + _LEGEND_LETTER * max(map(len, names)) if names else 0.0
+    return Figure(figsize=(width + legend, height), layout="constrained")
+
+
+def panels(number: int, width: float, height: float, names: Sequence[str] = ()):
+    """A figure and its `number` axes of the given inches, at most three in a row."""
+    num_columns = 2 if number == 4 else min(number, 3)
+    num_columns = max(1, min(num_columns, int(16 / width)))
+    num_rows = math.ceil(number / num_columns)
+    made = figure(width * num_columns, height * num_rows, names)
+    grid = made.subplots(num_rows, num_columns, squeeze=False).ravel()
+    for axes in grid[number:]:
+        axes.remove()
+    return made, list(grid[:number])
+
+
+def set_title(axes, title: str, width: float) -> None:
+    """A title over axes of `width` inches, on as many lines as it needs."""
+    letters = int(width / _TITLE_LETTER)
+    lines = [textwrap.fill(line, letters) for line in title.split("\n")]
+    axes.set_title("\n".join(lines), fontsize=10)
+
+
+def set_caption(figure, text: str) -> None:
+    """Small print under a figure."""
+    letters = int(figure.get_figwidth() / _CAPTION_LETTER)
+    wrapped = textwrap.fill(text, letters)
+    figure.supxlabel(wrapped, fontsize=8, color="0.3", x=0.01, ha="left")
+
+
+def save(figure, path: str | os.PathLike) -> list[pathlib.Path]:
+    """Write `path` as .png and .pdf; returns both paths."""
+    for axes in figure.axes:
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    path = pathlib.Path(path)
+    stem = path.stem if path.suffix in (".png", ".pdf") else path.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    paths = [path.with_name(f"{stem}.png"), path.with_name(f"{stem}.pdf")]
+    figure.savefig(paths[0], dpi=120)
+    # Without the date, equal numbers give equal files.
+    figure.savefig(paths[1], dpi=240, metadata={"CreationDate": None})
+    return paths

@@ -1,0 +1,181 @@
+"""Losses and evaluated metrics over the rounds, a panel for each.
+
+Losses share a panel only when they can be compared: the same terms, and all of clients
+or all of central training. A central stage counts epochs, not rounds, so beside
+federated stages its metrics are a level line.
+"""
+
+import math
+import os
+import pathlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedfr_jax.runs.report import figures
+
+# Names of a row that are no terms of a loss: cost, counts and states of algorithms.
+_NO_TERMS = ("round", "loss", "steps", "not_finite", "padded_over_useful")
+_NO_TERMS += ("accuracy", "alpha", "group", "learning_rate")
+_NO_TERM_STARTS = ("seconds", "hard_negatives", "clients_", "num_")
+# What the loop over rounds writes and central training does not.
+_OF_CLIENTS = {"steps", "clients_without_step", "padded_over_useful"}
+_MARKERS = "os^Dv<>p"
+_MOST_MARKERS = 12  # of a line
+
+Rows = Sequence[Mapping[str, Any]]  # of a metrics.jsonl
+Points = Sequence[tuple[int, float]]  # (round, value)
+
+
+class _Panel(NamedTuple):
+    title: str
+    name: str  # of the metric
+    unit: str  # of the x axis: round or epoch
+    lines: dict[str, Points]
+    levels: dict[str, float]
+
+
+def plot_rounds(
+    path: str | os.PathLike,
+    rows: Mapping[str, Rows],
+    *,
+    evaluators: Collection[str] = (),
+    finals: Mapping[str, Mapping[str, float]] | None = None,
+    styles: figures.Styles | None = None,
+) -> list[pathlib.Path]:
+    """The training loss and each evaluated metric, a line per stage.
+
+    Args:
+      path: the file; it is written as .png and as .pdf.
+      rows: stage -> rows of its metrics.jsonl; a row needs "round" and may lack a
+        metric or hold null. A metric is evaluated when its name begins with an
+        evaluator's and a slash.
+      evaluators: their names.
+      finals: stage -> {"evaluator/metric": value} at its end, for stages without
+        rounds.
+      styles: stage -> keywords of its line.
+
+    Returns:
+      The paths of the files, none when there is nothing to draw.
+    """
+    drawn = _loss_panels(rows, evaluators)
+    drawn += _metric_panels(rows, evaluators, finals or {})
+    if not drawn:
+        return []
+    styles = _with_markers(styles or figures.styles([*rows, *(finals or {})]))
+    visible = [s for s in styles if any(s in p.lines or s in p.levels for p in drawn)]
+    figure, grid = figures.panels(len(drawn), 4.4, 3.4, visible)
+    for axes, panel in zip(grid, drawn, strict=True):
+        _draw(axes, panel, styles)
+        figures.set_title(axes, panel.title, 3.8)
+    _add_legend(figure, visible, styles)
+    if any(panel.levels for panel in drawn):
+        note = "Level lines: stages that have no rounds, at their end."
+        figures.set_caption(figure, note)
+    return figures.save(figure, path)
+
+
+def _loss_panels(rows: Mapping[str, Rows], evaluators) -> list[_Panel]:
+    """A panel per kind of loss."""
+    kinds = {}
+    for stage, of in rows.items():
+        if points := _points(of, "loss"):
+            kind = _is_federated(of), _terms(of, evaluators)
+            kinds.setdefault(kind, {})[stage] = points
+    panels = []
+    for (is_federated, terms), lines in kinds.items():
+        title = f"Training loss ({', '.join(terms)})" if terms else "Training loss"
+        title += "\nmean over clients" if is_federated else "\ncentral training"
+        unit = "round" if is_federated else "epoch"
+        panels.append(_Panel(title, "loss", unit, lines, {}))
+    return panels
+
+
+def _metric_panels(rows: Mapping[str, Rows], evaluators, finals) -> list[_Panel]:
+    """A panel per evaluated metric that any row has a number for."""
+    names = {n: None for of in rows.values() for row in of for n in row}
+    federated = [stage for stage in rows if _is_federated(rows[stage])]
+    panels = []
+    for name in names:
+        evaluator, slash, metric = name.partition("/")
+        lines = {s: p for s, of in rows.items() if (p := _points(of, name))}
+        if not lines or not slash or evaluator not in evaluators:
+            continue
+        ends = {stage: points[-1][1] for stage, points in lines.items()}
+        ends |= {s: of[name] for s, of in finals.items() if _is_known(of.get(name))}
+        unit = "round" if any(stage in lines for stage in federated) else "epoch"
+        if unit == "round":
+            lines = {stage: p for stage, p in lines.items() if stage in federated}
+        levels = {stage: end for stage, end in ends.items() if stage not in lines}
+        title = figures.title_of(evaluator, metric)
+        panels.append(_Panel(title, name, unit, lines, levels))
+    return panels
+
+
+def _points(rows: Rows, name: str) -> Points:
+    return [(row["round"], row[name]) for row in rows if _is_known(row.get(name))]
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _is_federated(rows: Rows) -> bool:
+    return any(not _OF_CLIENTS.isdisjoint(row) for row in rows)
+
+
+def _terms(rows: Rows, evaluators: Collection[str]) -> tuple[str, ...]:
+    """Names of what a stage's loss is made of, in the order of its rows."""
+    names = {name: None for row in rows for name in row}
+    return tuple(
+        name
+        for name in names
+        if name.partition("/")[0] not in evaluators
+        and name not in _NO_TERMS
+        and not name.startswith(_NO_TERM_STARTS)
+        and not name.endswith("_loss")
+    )
+
+
+def _with_markers(styles: figures.Styles) -> dict[str, dict[str, Any]]:
+    """Hollow markers of different shapes: equal values of two stages are both seen."""
+    return {
+        stage: {
+            **style,
+            "marker": _MARKERS[i % len(_MARKERS)],
+            "markersize": 4 + 0.5 * (i % len(_MARKERS)),
+            "markerfacecolor": "none",
+        }
+        for i, (stage, style) in enumerate(styles.items())
+    }
+
+
+def _draw(axes, panel: _Panel, styles: figures.Styles) -> None:
+    """Lines, levels, and axes on which a small change looks small."""
+    values, last = list(panel.levels.values()), 0
+    for i, (stage, points) in enumerate(panel.lines.items()):
+        x, y = zip(*points, strict=True)
+        line = axes.plot(x, y, **styles[stage])[0]
+        if len(points) == 1:
+            line.set(markersize=8 + i % 4, markeredgewidth=2)
+        every = -(-len(points) // _MOST_MARKERS)
+        line.set_markevery((i * every // len(panel.lines), every))
+        values += y
+        last = max(last, *x)
+    for stage, level in panel.levels.items():
+        axes.axhline(level, **{**styles[stage], "marker": None, "linewidth": 1})
+    is_rate = panel.name != "loss" and figures.are_rates(values)
+    edge = 0.04 * last or 0.5
+    axes.set(
+        xlabel=panel.unit,
+        ylabel=panel.name,
+        xlim=(-edge, last + edge),
+        ylim=figures.limits(values, is_rate=is_rate),
+    )
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+
+
+def _add_legend(figure, stages: Sequence[str], styles: figures.Styles) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=stage, **styles[stage]) for stage in stages]
+    figure.legend(handles=handles, loc="outside right upper")

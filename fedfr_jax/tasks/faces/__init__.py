@@ -1,0 +1,1 @@
+"""Face recognition: FedFR's rows, and classical algorithms beside them."""

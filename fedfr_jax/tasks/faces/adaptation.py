@@ -1,0 +1,98 @@
+"""How a face client adapts its network after the last round: fine-tune, or distil.
+
+Yu, Bagdasaryan, Shmatikov 2020, arXiv:2002.04758, for images of many classes; the face
+version of FedFR's table 2 is not published, so these choices are ours: both start from
+the global network and the client's own class embeddings and see its own images only.
+Fine-tuning minimises the margin softmax over the own classes. Distillation compares
+the scaled cosines to the own classes, without a margin: the teacher is the frozen
+global network with the embeddings that the client had after the last round.
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from fedfr_jax.federated.algorithms.adaptation import adaptation
+from fedfr_jax.federated.local import sgd
+from fedfr_jax.losses.distillation import knowledge_distillation_over_elements
+from fedfr_jax.losses.margin import cosine
+from fedfr_jax.tasks.faces.features import Frozen, position_features
+from fedfr_jax.tasks.faces.loss import face_loss, masked_mean
+from fedfr_jax.types import Algorithm, Local, Model
+
+KINDS = ("finetune", "distill")
+
+
+def adapted(
+    algorithm: Algorithm,
+    model: Model,
+    *,
+    kind: str = "finetune",
+    learning_rate: float = 1e-3,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-4,
+    margin_loss: str = "cosface",
+    scale: float = 30.0,
+    margin: float = 0.4,
+    alpha: float = 0.95,
+    temperature: float = 6.0,
+) -> Algorithm:
+    """The round that follows the last of `algorithm`, a `fedfr(...)` without branch.
+
+    Args:
+      kind: finetune, or distill with `alpha` and `temperature` of Yu et al.
+      learning_rate, momentum, weight_decay: local SGD at a constant rate.
+      margin_loss, scale, margin: of fine-tuning; distillation uses the scale.
+
+    Raises:
+      ValueError: for an unknown kind.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"adapt.kind must be one of {KINDS}, got {kind!r}.")
+    frozen = None
+    loss = _without_teacher(
+        face_loss(model, margin_loss=margin_loss, scale=scale, margin=margin)
+    )
+    if kind == "distill":
+        embed = lambda variables, images: model.apply(variables, images, False)[0]
+        frozen = lambda teacher, client: Frozen(
+            None, position_features(embed, teacher, client)
+        )
+        loss = distillation_loss(
+            model, scale=scale, alpha=alpha, temperature=temperature
+        )
+    optimizer = sgd(momentum=momentum, weight_decay=weight_decay)
+    local = Local(loss, optimizer, learning_rate)
+    return adaptation(algorithm, local, frozen=frozen)
+
+
+def distillation_loss(
+    model: Model, *, scale: float, alpha: float, temperature: float
+) -> Callable:
+    """Loss of `Local` over params {"backbone", "head", "phi" (not used)}."""
+
+    def loss_fn(variables, batch, key, *, frozen, teacher_head):
+        del key
+        params = variables["params"]
+        backbone = {**variables, "params": params["backbone"]}
+        features, stats = model.apply(backbone, batch.images, True)
+        taught = frozen.previous_features(batch.position, batch.is_flipped)
+        values = knowledge_distillation_over_elements(
+            scale * cosine(features, params["head"]),
+            scale * cosine(taught, teacher_head),
+            batch.labels,
+            jnp.arange(len(teacher_head), dtype=jnp.int32) < batch.num_classes,
+            alpha=alpha,
+            temperature=temperature,
+        )
+        return masked_mean(values, batch.is_valid), (stats, {})
+
+    return loss_fn
+
+
+def _without_teacher(loss: Callable) -> Callable:
+    def loss_fn(variables, batch, key, *, frozen, teacher_head):
+        del teacher_head
+        return loss(variables, batch, key, frozen=frozen)
+
+    return loss_fn

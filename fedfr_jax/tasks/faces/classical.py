@@ -1,0 +1,97 @@
+"""Any federated algorithm on faces, judged beside FedFR by the same protocols.
+
+The algorithm trains the backbone on a margin softmax over each client's own classes;
+class embeddings stay with the client (`personal`), as in the FedAvg row of FedFR's
+tables, which `algorithm: fedavg` equals. The server's backbone is the generic network,
+what the algorithm deploys at a client the personalised one.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.local import sgd, step_decay
+from fedfr_jax.losses import LOSSES
+from fedfr_jax.losses.margin import cosine, softmax_cross_entropy
+from fedfr_jax.tasks.faces.loss import init_local, masked_mean
+from fedfr_jax.tasks.faces.methods import FaceMethod
+from fedfr_jax.tasks.faces.option_ranges import check_numbers
+from fedfr_jax.types import Algorithm, Local, Model, PyTree
+
+
+def classical_faces(
+    model: Model,
+    make: Callable[[Local], Algorithm],
+    *,
+    num_classes: int,
+    learning_rate: float = 1e-3,
+    decay_epochs: int | tuple[int, ...] = (8, 6, 4, 3),
+    momentum: float = 0.9,
+    weight_decay: float = 5e-4,
+    scale: float = 30.0,
+    margin: float = 0.4,
+    margin_loss: str = "cosface",
+) -> FaceMethod:
+    """An algorithm as a row of the result.
+
+    Args:
+      make: local -> algorithm, over params {"backbone", "head": [M, D]}.
+      num_classes: M, the most identities of any client.
+      learning_rate, decay_epochs, momentum, weight_decay: local SGD of backbone and
+        class embeddings, as for `federated_faces`.
+
+    Raises:
+      ValueError: for an unknown margin loss or an option out of range.
+    """
+    check_numbers("", locals())  # every argument that has a range
+    if margin_loss not in LOSSES:
+        raise ValueError(
+            f"margin_loss must be one of {list(LOSSES)}, got {margin_loss!r}."
+        )
+    optimizer = sgd(momentum=momentum, weight_decay=weight_decay)
+    rate = step_decay(learning_rate, every=decay_epochs)
+    loss = own_classes_loss(model, LOSSES[margin_loss], scale, margin)
+    draw_head = init_local(num_classes, model.embedding_dim, branch=None)
+
+    def start(backbone: PyTree, phi: jax.Array) -> PyTree:
+        del phi  # no public classes
+        head = jnp.zeros((num_classes, model.embedding_dim))
+        return {**backbone, "params": {"backbone": backbone["params"], "head": head}}
+
+    algorithm = personal(
+        make(Local(loss, optimizer, rate)),
+        "^params/head$",
+        draw=lambda key: {"params": draw_head(key), "batch_stats": {}},
+    )
+    return FaceMethod(
+        algorithm,
+        start,
+        lambda variables, images: model.apply(backbone_of(variables), images, False)[0],
+        generic=lambda server: backbone_of(algorithm.network(server)),
+    )
+
+
+def backbone_of(variables: PyTree) -> PyTree:
+    """The backbone's variables among those that an algorithm trains."""
+    return {**variables, "params": variables["params"]["backbone"]}
+
+
+def own_classes_loss(model: Model, logits_of: Callable, scale, margin) -> Callable:
+    """Loss of `Local` over params {"backbone", "head": [M, D]}."""
+
+    def loss_fn(variables, batch, key):
+        features, stats = model.apply(
+            backbone_of(variables), batch.images, True, key=key
+        )
+        head = variables["params"]["head"]
+        mask = jnp.arange(len(head), dtype=jnp.int32) < batch.num_classes
+        logits = logits_of(
+            cosine(features, head), batch.labels, scale=scale, margin=margin
+        )
+        losses = softmax_cross_entropy(logits, batch.labels, mask)
+        value = masked_mean(losses, batch.is_valid)
+        return value, (stats, {"classification": value})
+
+    return loss_fn

@@ -1,0 +1,211 @@
+"""What the server computes for a cohort before it trains: features and hard negatives.
+
+Features of the public examples and of the cohort's own are computed once per round with
+the global network, spread over the devices. A public example is a hard negative of a
+client when its largest cosine with one of the client's examples exceeds a threshold
+(FedFR, Liu et al. 2022, arXiv:2112.12496, section 3.2). Similarities exist one block of
+the client's rows at a time, never local x public, and a client receives row numbers.
+
+By class instead of by image, a public class is hard when its embedding Phi_g resembles
+one of the client's classes, and all its images are taken. Deviation: the official code
+(which never calls this) compares Phi_g with the client's class embeddings; here the
+mean features of its classes stand for them, as the embeddings stay with the client.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.client import cohort_rows
+from fedfr_jax.federated.outputs import build_embed
+from fedfr_jax.tasks.faces.features import Features, spans_of
+from fedfr_jax.types import Cohort, Extra, PyTree
+
+LEVELS = ("image", "class")
+BLOCK_SCORES = 2**23  # similarities held at once, per device
+
+
+def prepare_features(
+    embed: Callable,
+    *,
+    threshold: float | None,
+    capacity: int = 0,
+    level: str = "image",
+) -> Callable:
+    """An `Algorithm.prepare`: frozen features and hard negatives of a cohort.
+
+    Args:
+      embed: (backbone variables, images [B, H, W, C]) -> [B, D].
+      threshold: cosine above which a public example is hard, strict; None selects
+        nothing.
+      capacity: most hard negatives of a client, the hardest first; 0 has no limit.
+      level: whether an image is hard, or all those of a class.
+
+    Raises:
+      ValueError: for an unknown level.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"hard_negatives must be one of {LEVELS}, got {level!r}.")
+    compiled = {}
+
+    def prepare(server: PyTree, sim, cohort: Cohort) -> Extra:
+        place_of = (sim.mesh, sim.feed)
+        if place_of not in compiled:
+            compiled[place_of] = (
+                build_embed(embed, sim.feed, sim.mesh),
+                build_select(sim.mesh, threshold, capacity),
+            )
+        embed_rows, select = compiled[place_of]
+        offsets, num_rows = sim.population.offsets, len(sim.table.labels)
+        rows, starts, counts = cohort_rows(sim.population, cohort.ids)
+        # Without a threshold nobody is handed a public example.
+        public = np.arange(offsets[-1], num_rows if threshold is not None else 0)
+        spans = spans_of(
+            np.append(offsets[cohort.ids], offsets[-1]), np.append(starts, len(rows))
+        )
+        wanted = np.concatenate([rows, public]).astype(np.int32)
+        whole = meshes.replicated(sim.mesh)
+        values = embed_rows(server.backbone, sim.table, wanted)
+        values = meshes.put(values[: len(wanted)], whole)
+        features = Features(values, *meshes.put(spans, whole))
+        if threshold is None:
+            none = np.zeros((len(cohort.ids), 0), np.int32)
+            return Extra(features, none, np.zeros(len(cohort.ids), np.int32))
+        compared = values[:, 0]
+        if level == "class":
+            labels = sim.table.labels[wanted]
+            client = client_of_row(counts, len(rows))
+            compared = class_features(compared, client, server.phi, labels)
+        chosen, number = select(compared, starts, counts, first_public=len(rows))
+        return Extra(features, chosen + int(offsets[-1]), number)
+
+    return prepare
+
+
+
+
+def client_of_row(counts: np.ndarray, num_rows: int) -> np.ndarray:
+    """Place in the cohort [R] of whom a row is; K for the padding that comes last.
+
+    Args:
+      counts: [K] rows of each client, which lie one after the other.
+    """
+    return np.searchsorted(np.cumsum(counts), np.arange(num_rows), side="right")
+
+
+def class_of_row(client: jax.Array, labels: jax.Array) -> jax.Array:
+    """Classes of rows [R], numbered from 0: those of a client and a label are one.
+
+    Args:
+      client, labels: [R] int.
+    """
+    order = jnp.lexsort((labels, client))
+    client, labels = client[order], labels[order]
+    is_other = (client[1:] != client[:-1]) | (labels[1:] != labels[:-1])
+    number = jnp.cumsum(is_other, dtype=jnp.int32)
+    return jnp.zeros(len(order), jnp.int32).at[order[1:]].set(number)
+
+
+@jax.jit
+def class_features(features, client, phi, labels) -> jax.Array:
+    """Rows [R + G, D] that stand for their class: own mean feature, or Phi_g.
+
+    Args:
+      features: [R + G, D] of the cohort's own and the public rows.
+      client: [R] int, whose an own row is.
+      phi: [M_g, D].
+      labels: [R + G] int32, the own class within the client or the public class.
+    """
+    own, public_labels = features[: len(client)], labels[len(client) :]
+    owner = class_of_row(client, labels[: len(client)])
+    sums = jax.ops.segment_sum(own, owner, len(owner))
+    counts = jax.ops.segment_sum(jnp.ones(len(owner), own.dtype), owner, len(owner))
+    means = sums / jnp.maximum(counts, 1)[:, None]
+    return jnp.concatenate([means[owner], phi[public_labels].astype(own.dtype)])
+
+
+def build_select(mesh: Mesh, threshold: float | None, capacity: int) -> Callable:
+    """Hard negatives of every client of a cohort, clients cut over the devices.
+
+    Returns:
+      run(features [R, D], starts [K], counts [K], first_public=int) ->
+      (indices [K, X] int32 into the public rows, ascending, numbers [K] int32).
+    """
+    num_devices = mesh.shape[meshes.CLIENTS]
+
+    @partial(jax.jit, static_argnames="first_public")
+    def sharded(features, starts, counts, first_public):
+        def device(features, starts, counts):
+            public = features[first_public:]
+            one = lambda span: hard_negatives(
+                features, *span, public, threshold=threshold, capacity=capacity
+            )
+            return jax.lax.map(one, (starts, counts))
+
+        return meshes.over_client_devices(
+            mesh, device, (P(), P(meshes.CLIENTS), P(meshes.CLIENTS)), P(meshes.CLIENTS)
+        )(features, starts, counts)
+
+    def run(features, starts, counts, *, first_public):
+        padding = (0, -len(starts) % num_devices)
+        spans = [np.pad(x, padding).astype(np.int32) for x in (starts, counts)]
+        spans = meshes.put(spans, meshes.over_clients(mesh))
+        indices, numbers = sharded(features, *spans, first_public=first_public)
+        return indices[: len(starts)], numbers[: len(starts)]
+
+    return run
+
+
+def hard_negatives(
+    features: jax.Array,
+    start: jax.Array,
+    count: jax.Array,
+    public: jax.Array,
+    *,
+    threshold: float,
+    capacity: int = 0,
+) -> tuple[jax.Array, jax.Array]:
+    """Public rows that one client's own rows resemble.
+
+    Args:
+      features: [R, D]; the client's own rows are start:start + count.
+      public: [G, D]. Neither needs unit norm.
+      threshold: cosine in [-1, 1], strict.
+      capacity: X, most rows to return, the most similar and of equals the first; 0
+        for G.
+
+    Returns:
+      (indices [X] int32 ascending, 0 beyond the number; number [] int32).
+    """
+    num_public = len(public)
+    similarity = max_similarity(features, start, count, public)
+    is_hard = similarity > threshold
+    capacity = min(capacity or num_public, num_public)
+    if capacity < num_public:
+        # By place, not by similarity: equals of the weakest may be more than fit.
+        _, hardest = jax.lax.top_k(similarity, capacity)
+        is_hard &= jnp.zeros_like(is_hard).at[hardest].set(True)
+    (indices,) = jnp.nonzero(is_hard, size=capacity, fill_value=0)
+    return indices.astype(jnp.int32), is_hard.sum().astype(jnp.int32)
+
+
+def max_similarity(features, start, count, public) -> jax.Array:
+    """Largest cosine of each public row [G] with rows start:start + count."""
+    block = min(max(BLOCK_SCORES // max(len(public), 1), 8), len(features))
+    unit = lambda x: x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    public = unit(public)
+
+    def body(i, best):
+        row = i * block + jnp.arange(block, dtype=jnp.int32)
+        own = unit(features[jnp.minimum(start + row, len(features) - 1)])
+        scores = jnp.where((row < count)[:, None], own @ public.T, -jnp.inf)
+        return jnp.maximum(best, scores.max(axis=0))
+
+    floor = jnp.full(len(public), -jnp.inf, public.dtype)
+    return jax.lax.fori_loop(0, (count + block - 1) // block, body, floor)

@@ -1,0 +1,206 @@
+"""The local objective of FedFR, each term an option.
+
+total = L_cos + contrastive_weight * L_con + branch_weight * L_branch (Liu et al. 2022,
+arXiv:2112.12496, section 3): a margin softmax over the client's own classes followed by
+the public ones, a model-contrastive term against frozen features, and a branch of
+decoupled feature customization. It sees the client's own classes, with public images as
+negatives (bce) or left out (cosface), or the public classes too (cosface_all); which of
+the latter two is the paper's CosFace branch is not published.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.losses import CONVERTERS, LOSSES
+from fedfr_jax.losses.binary import binary_branch
+from fedfr_jax.losses.contrastive import model_contrastive
+from fedfr_jax.losses.margin import cosine, repeat_others, softmax_cross_entropy
+from fedfr_jax.schema import check_keys
+from fedfr_jax.tasks.faces.option_ranges import check_numbers
+from fedfr_jax.types import Model, PyTree
+
+BRANCHES = ("bce", "cosface", "cosface_all")
+REWEIGHTS = ("mended", "official")
+
+
+def masked_mean(values: jax.Array, is_valid: jax.Array) -> jax.Array:
+    """Mean [] of values [B] over the valid ones; 0 when none is."""
+    count = jnp.maximum(is_valid.sum(), 1).astype(values.dtype)
+    return jnp.where(is_valid, values, 0).sum() / count
+
+
+def init_local(
+    num_classes: int,
+    dim: int,
+    *,
+    branch: str | None,
+    converter: str = "linear",
+    std: float = 0.01,
+) -> Callable:
+    """key -> {"head": [M, D], "branch": {...}} of a new client.
+
+    Head rows are N(0, std^2); the branch starts from a copy of them, zero biases and
+    the converter's own start (the identity when linear).
+    """
+
+    def init(key):
+        head_key, converter_key = jax.random.split(key)
+        head = std * jax.random.normal(head_key, (num_classes, dim))
+        if branch is None:
+            return {"head": head}
+        return {
+            "head": head,
+            "branch": {
+                "converter": CONVERTERS[converter].init(converter_key, dim),
+                "weights": head,
+                "bias": jnp.zeros(num_classes),
+            },
+        }
+
+    return init
+
+
+def personal_features(model: Model, *, converter: str = "linear") -> Callable:
+    """(variables of `Algorithm.personalize`, images) -> [B, D] the client would use."""
+
+    def embed(variables: PyTree, images: jax.Array) -> jax.Array:
+        features, _ = model.apply(variables["backbone"], images, False)
+        if "branch" in variables:
+            params = variables["branch"]["converter"]
+            features = CONVERTERS[converter].apply(params, features)
+        return features
+
+    return embed
+
+
+def face_loss(
+    model: Model,
+    *,
+    margin_loss: str = "cosface",
+    scale: float = 30.0,
+    margin: float = 0.4,
+    contrastive_weight: float = 0.0,
+    temperature: float = 0.5,
+    branch: str | None = None,
+    branch_weight: float = 10.0,
+    branch_options: Mapping | None = None,
+    converter: str = "linear",
+    detach_branch: bool = False,
+    reweight: str | None = None,
+    num_clients: int = 0,
+) -> Callable:
+    """Loss of `Local` over params {"backbone", "phi", "head", "branch"}.
+
+    Args:
+      margin_loss: a name of LOSSES, with its `scale` and `margin`.
+      contrastive_weight: 0 leaves the term, and the frozen features, out.
+      branch: bce (SphereFace2), cosface (`margin_loss` over the own classes, own images
+        only), cosface_all (over own and public classes, all images), or None without a
+        branch.
+      branch_options: keywords of the branch's loss: `scale`, `margin`, `t` and
+        `positive_weight` of `binary_branch`; `scale` and `margin` of a cosface branch,
+        which are those of the first term unless given.
+      converter: a name of CONVERTERS, between backbone and branch.
+      detach_branch: stop the branch's gradient before what clients share: the backbone,
+        and the public classes of cosface_all.
+      reweight: None, or repeat logits to imitate the softmax over the classes of all
+        `num_clients` (`repeat_others`): mended, or official, which cuts the gradient of
+        L_cos as the released `--reweight_cosface` does.
+
+    Raises:
+      ValueError: for an unknown margin loss, branch, converter, reweight or option of
+        the branch, an option out of range, or a reweight without clients.
+    """
+    _check_name("margin_loss", margin_loss, LOSSES)
+    _check_name("branch", branch, (None, *BRANCHES))
+    _check_name("converter", converter, CONVERTERS)
+    _check_name("reweight", reweight, (None, *REWEIGHTS))
+    if reweight and num_clients < 1:
+        raise ValueError(
+            f"num_clients must be at least 1 with reweight, got {num_clients}."
+        )
+    branch_options = _branch_options(branch, branch_options, LOSSES[margin_loss])
+    logits_of = LOSSES[margin_loss]
+
+    def branch_loss(params, features, phi, batch, labels, num_classes):
+        shared = jax.lax.stop_gradient if detach_branch else lambda x: x
+        customized = CONVERTERS[converter].apply(params["converter"], shared(features))
+        weights = params["weights"]
+        if branch == "bce":
+            mask = valid_classes(len(weights), num_classes)
+            values = binary_branch(
+                customized, weights, params["bias"], labels, mask, **branch_options
+            )
+            return masked_mean(values, batch.is_valid)
+        if branch == "cosface_all" and phi is not None:
+            weights = jnp.concatenate([weights, shared(phi)])
+        settings = {"scale": scale, "margin": margin, **branch_options}
+        logits = logits_of(cosine(customized, weights), labels, **settings)
+        num_own = len(params["weights"])
+        mask = valid_classes(num_own, num_classes, len(weights) - num_own)
+        values = softmax_cross_entropy(logits, labels, mask)
+        is_other = batch.is_extra & (branch == "cosface")
+        return masked_mean(values, batch.is_valid & ~is_other)
+
+    def loss_fn(variables, batch, key, *, frozen=None):
+        del key
+        num_classes = batch.num_classes
+        params, stats = variables["params"], variables["batch_stats"]
+        backbone = {"params": params["backbone"], "batch_stats": stats}
+        features, stats = model.apply(backbone, batch.images, True)
+        head, phi = params["head"], params["phi"]  # None without such classes
+        weights = jnp.concatenate([x for x in (head, phi) if x is not None])
+        num_own = 0 if head is None else len(head)  # padded to the largest client's
+        mask = valid_classes(num_own, num_classes, len(weights) - num_own)
+        labels = jnp.where(batch.is_extra, num_own + batch.labels, batch.labels)
+        logits = logits_of(
+            cosine(features, weights), labels, scale=scale, margin=margin
+        )
+        if reweight:
+            logits = repeat_others(logits, labels, num_classes, num_clients - 1, mask)
+        if reweight == "official":
+            logits = jax.lax.stop_gradient(logits)
+        per_example = softmax_cross_entropy(logits, labels, mask)
+        metrics = {"classification": masked_mean(per_example, batch.is_valid)}
+        total = metrics["classification"]
+        if contrastive_weight:
+            per_example = model_contrastive(
+                features,
+                frozen.global_features(batch.example, batch.is_flipped),
+                frozen.previous_features(batch.position, batch.is_flipped),
+                temperature=temperature,
+            )
+            metrics["contrastive"] = masked_mean(per_example, batch.is_valid)
+            total += contrastive_weight * metrics["contrastive"]
+        if branch:
+            metrics["branch"] = branch_loss(
+                params["branch"], features, phi, batch, labels, num_classes
+            )
+            total += branch_weight * metrics["branch"]
+        return total, (stats, metrics)
+
+    return loss_fn
+
+
+def valid_classes(num_own: int, num_classes: jax.Array, num_public: int = 0):
+    """Bool [M + M_g]: the client's `num_classes` of M = `num_own`, all public ones."""
+    own = jnp.arange(num_own, dtype=jnp.int32) < num_classes
+    return jnp.concatenate([own, jnp.ones(num_public, bool)])
+
+
+def _branch_options(branch, options, margin_loss):
+    options = {} if options is None else options
+    loss = binary_branch if branch == "bce" else margin_loss
+    parameters = inspect.signature(loss).parameters.values() if branch else ()
+    known = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
+    check_keys("branch_options", options, known)
+    check_numbers("branch_options.", options)
+    return dict(options)
+
+
+def _check_name(what, name, known):
+    if name not in known:
+        raise ValueError(f"{what} must be one of {list(known)}, got {name!r}.")

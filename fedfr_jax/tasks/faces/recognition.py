@@ -1,0 +1,274 @@
+"""Face recognition: the device table of a partition, and how networks are judged.
+
+Generic: one network on identities that no training saw. Personalised: every client's
+own network on the test images of all clients (FedFR, section 4; protocol of its code).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.augment import decode
+from fedfr_jax.data.identities import Partition
+from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
+from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
+from fedfr_jax.evaluation.verification import (
+    generic_verification,
+    roc_curve,
+    ten_fold,
+)
+from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.outputs import build_embed
+from fedfr_jax.federated.stream import Stream, placed, stream
+from fedfr_jax.schema import call
+from fedfr_jax.tasks.faces.judged_files import held, settings_of
+from fedfr_jax.tasks.faces.pair_list import pair_list
+from fedfr_jax.tasks.faces.template_set import template_set
+from fedfr_jax.types import PyTree, Source
+
+MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
+# Key of config.evaluation -> how its metrics begin, and the files that it opens.
+FILES = {"pairs": ("pairs_", pair_list), "templates": ("ijb_", template_set)}
+
+
+class Recognition(NamedTuple):
+    """A partition's images: what is trained on, and what is judged on."""
+
+    partition: Partition
+    table: Table | Stream  # clients' training rows ++ public rows
+    population: Population
+    judged: Table | Stream  # clients' test rows ++ unseen rows
+    test_identities: np.ndarray  # [E] source labels
+    train_identities: np.ndarray  # [C] source labels
+
+
+class Judgement(NamedTuple):
+    """Numbers of one protocol, and what its plots need."""
+
+    metrics: dict[str, float]
+    per_client: dict[str, np.ndarray]  # {name: [N]}, empty for the generic protocol
+    roc: tuple[np.ndarray, np.ndarray] | None  # (far, tar)
+
+
+def recognition(
+    source: Source, partition: Partition, *, stream_bytes: int | None = None
+) -> Recognition:
+    """Read every image of the partition once, or as often as it is needed.
+
+    Args:
+      stream_bytes: bytes that the images may take on a device; None takes them all.
+    """
+    p = partition
+
+    def table(rows, labels):
+        labels = labels.astype(np.int32)
+        if stream_bytes is None:
+            return Table(source.read(rows), labels)
+        return stream(lambda i: source.read(rows[i]), labels, memory=stream_bytes)
+
+    own = np.repeat(np.arange(len(p.num_classes)), np.diff(p.train_offsets))
+    identities = [p.identities[c][k] for c, k in zip(own, p.train_labels, strict=True)]
+    return Recognition(
+        partition=p,
+        table=table(
+            np.concatenate([p.train, p.global_examples]),
+            np.concatenate([p.train_labels, p.global_labels]),
+        ),
+        population=Population(p.train_offsets.astype(np.int64), p.num_classes),
+        judged=table(
+            np.concatenate([p.test, p.unseen_examples]),
+            np.concatenate([p.test_identities, p.unseen_labels]),
+        ),
+        test_identities=p.test_identities,
+        train_identities=np.array(identities, np.int32),
+    )
+
+
+class Judge:
+    """Embeds and scores; compiled once per embedding function.
+
+    Args:
+      task: the images.
+      mesh: images are spread over its client devices.
+      batch_size: images per device and call.
+      fars: false accept rates of 1:1, generic and personalised.
+      fpirs: false positive identification rates of personalised 1:N.
+      pairs: settings of `pair_list`, or its path alone, whose metrics "pairs_..." join
+        the generic ones; None leaves it out.
+      templates: settings of `template_set`, or its path alone, likewise "ijb_...".
+      personalised: thresholds of personalised 1:1, a key of CLIENT_VERIFICATIONS: exact
+        order statistics, or the released evaluation's bins.
+      seed: of the generic pairs.
+
+    Raises:
+      ValueError: for files and settings that do not fit, before anything is compiled.
+    """
+
+    def __init__(
+        self,
+        task: Recognition,
+        mesh: Mesh,
+        *,
+        batch_size: int = 64,
+        fars: Sequence[float] = (1e-3, 1e-2),
+        fpirs: Sequence[float] = (1e-2, 1e-1),
+        pairs: str | Mapping | None = None,
+        templates: str | Mapping | None = None,
+        personalised: str = "exact",
+        seed: int = 0,
+    ):
+        if personalised not in list(CLIENT_VERIFICATIONS):
+            raise ValueError(
+                "config.evaluation.personalised must be one of "
+                f"{sorted(CLIENT_VERIFICATIONS)}, got {personalised!r}."
+            )
+        self._verify = CLIENT_VERIFICATIONS[personalised]
+        self._task, self._mesh = task, mesh
+        self._batch_size, self._compiled = batch_size, {}
+        self._fars, self._fpirs = tuple(fars), tuple(fpirs)
+        self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
+        self._files = _open_files(task, mesh, pairs=pairs, templates=templates)
+        self._tables = placed(task.table, mesh), placed(task.judged, mesh)
+
+    def generic(self, embed: Callable, variables: PyTree) -> Judgement:
+        """Judge one network on the unseen identities.
+
+        Args:
+          embed: (variables, images [B, H, W, C]) -> [B, D]; keep one object per
+            network, it names the compiled function.
+        """
+        num_test = len(self._task.test_identities)
+        labels = self._task.partition.unseen_labels
+        rows = num_test + np.arange(len(labels))
+        features = self._embed(embed, variables, 1, rows)
+        metrics = generic_verification(features, labels, fars=self._fars)
+        indices, is_same = self._pairs
+        folds = ten_fold(features[indices.reshape(-1)], is_same)
+        metrics["accuracy"] = folds["accuracy"]
+        for prefix, (files, table) in self._files.items():
+            rows = np.arange(files.num_images)
+            seen = self._views(embed, variables, table, rows, files.is_mirrored)
+            found = files.metrics(seen)
+            metrics |= {f"{prefix}{name}": value for name, value in found.items()}
+        return Judgement(metrics, {}, roc_curve(features, labels))
+
+    def personalised(
+        self, embed: Callable, variables_of: Callable | None, variables: PyTree = None
+    ) -> Judgement:
+        """Judge every client's own network, or one network for all.
+
+        Args:
+          variables_of: client -> variables; None judges `variables` for everybody.
+        """
+        task = self._task
+        test = np.arange(len(task.test_identities))
+        train = np.arange(len(task.train_identities))
+        shared = None
+        if variables_of is None:
+            shared = (
+                self._embed(embed, variables, 1, test),
+                self._embed(embed, variables, 0, train),
+            )
+        results = []
+        for client, own in enumerate(task.partition.identities):
+            low, high = task.population.offsets[client : client + 2]
+            if shared is None:
+                network = variables_of(client)
+                queries = self._embed(embed, network, 1, test)
+                gallery = self._embed(embed, network, 0, train[low:high])
+            else:
+                queries, gallery = shared[0], shared[1][low:high]
+            results.append(self._judge_client(own, queries, gallery, low, high))
+        over = mean_over_clients(results)
+        return Judgement(over.mean, over.per_client, None)
+
+    def _judge_client(self, own, queries, gallery, low, high):
+        labels = self._task.test_identities
+        is_own = np.isin(labels, own)
+        verified = self._verify(queries, labels, is_own, fars=self._fars)
+        identified = client_identification(
+            queries,
+            labels,
+            gallery,
+            self._task.train_identities[low:high],
+            own,
+            fpirs=self._fpirs,
+        )
+        return {**verified, **identified}
+
+    def _embed(self, embed, variables, table, rows):
+        return self._views(embed, variables, self._tables[table], rows, False)[:, 0]
+
+    def _views(self, embed, variables, table, rows, is_mirrored):
+        """Features [n, F, D] of table rows, F = 2 with those of mirror images."""
+        if (embed, is_mirrored) not in self._compiled:
+            feed = Feed(self._batch_size, decode, flip=float(is_mirrored))
+            run = build_embed(embed, feed, self._mesh)
+            self._compiled[embed, is_mirrored] = run
+        run = self._compiled[embed, is_mirrored]
+        values = run(variables, table, rows.astype(np.int32))
+        return meshes.fetch(values)[: len(rows)]
+
+
+def _open_files(task: Recognition, mesh: Mesh, **given):
+    """{prefix: (files, their images)} of the wanted keys of FILES."""
+    judged = task.judged
+    is_stream = isinstance(judged, Stream)
+    shape = judged.image.shape if is_stream else judged.images.shape[1:]
+    opened = {}
+    for key, settings in given.items():
+        prefix, open_set = FILES[key]
+        if settings:
+            section = f"evaluation.{key}"
+            settings = settings_of(section, settings)
+            opened[prefix] = call(section, open_set, settings, shape)
+    tables = task.table, judged
+    return {p: (f, held(f, shape, tables, mesh)) for p, f in opened.items()}
+
+
+def balanced_pairs(labels: np.ndarray, most: int, seed: int):
+    """Half same, half different pairs in ten alternating blocks, as LFW lists them.
+
+    Args:
+      labels: [U] int identities.
+      most: upper bound on the number of pairs P.
+
+    Returns:
+      (indices [P, 2] int, is_same [P] bool), drawn with the seed; P is a multiple
+      of 20.
+
+    Raises:
+      ValueError: when the labels give fewer than ten pairs of either kind.
+    """
+    if not len(labels):
+        raise ValueError("partition.num_unseen_ids must be at least 2, got 0.")
+    rng = np.random.default_rng(seed)
+    first = rng.integers(len(labels), size=8 * most)
+    order = np.argsort(labels, kind="stable")
+    start = np.searchsorted(labels, labels[first], sorter=order)
+    count = np.bincount(labels)[labels[first]]
+    same = order[start + rng.integers(count)]
+    different = rng.integers(len(labels), size=8 * most)
+    draws = [
+        _distinct(first, same, same != first),
+        _distinct(first, different, labels[first] != labels[different]),
+    ]
+    half = min(*(len(d) for d in draws), most // 2) // 10 * 10
+    if half < 10:
+        raise ValueError(
+            "partition.num_unseen_ids must give at least 10 pairs of one identity and "
+            f"10 of two, got {len(draws[0])} and {len(draws[1])}."
+        )
+    blocks = [d[:half].reshape(10, -1, 2) for d in draws]
+    indices = np.concatenate(blocks, axis=1).reshape(-1, 2)
+    is_same = np.tile(np.repeat([True, False], half // 10), 10)
+    return indices, is_same
+
+
+def _distinct(first, second, is_wanted):
+    pairs = np.sort(np.stack([first, second], axis=1)[is_wanted], axis=1)
+    _, places = np.unique(pairs, axis=0, return_index=True)
+    return pairs[np.sort(places)]

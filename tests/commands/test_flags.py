@@ -1,0 +1,296 @@
+"""Configs by name and file, their mistakes, and what the launcher says about itself."""
+
+import json
+import sys
+
+import pytest
+from ml_collections import ConfigDict
+
+import fedfr_jax
+from fedfr_jax import configs
+from fedfr_jax.__main__ import main
+from fedfr_jax.commands import COMMANDS, config_files, describe, flags, launch
+from fedfr_jax.commands.config_files import find, load, restore, shipped
+from fedfr_jax.runs import workdir
+
+MINE = """from {place} import base
+
+
+def get_config():
+    config = base.get_config()
+    config.seed = 7
+    return config
+"""
+
+
+@pytest.fixture(autouse=True)
+def imports_of_its_own(monkeypatch):
+    """What a config makes importable is forgotten after the test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = {name for name in sys.modules if name.partition(".")[0] == "configs"}
+    yield
+    for name in {n for n in sys.modules if n.partition(".")[0] == "configs"} - before:
+        del sys.modules[name]
+
+
+def config_in(folder, text, name="mine.py"):
+    """A config file of `text` in `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def parsed(*argv):
+    """What a command with the shared flags reads."""
+    parser = flags.new_parser("fedfr some", "")
+    flags.define(parser)
+    return flags.parse(parser, list(argv))
+
+
+def test_a_shipped_config_has_a_short_and_a_long_name():
+    path = shipped()["fedfr/demo"]
+    names = ["demo", "fedfr/demo", "fedfr/demo.py", "configs/fedfr/demo.py", str(path)]
+    assert [find(name).resolve() for name in names] == [path] * len(names)
+    assert "base" not in shipped()
+
+
+def test_a_name_of_several_configs_lists_them(tmp_path, monkeypatch):
+    for folder in ("one", "two"):
+        config_in(tmp_path / folder, MINE, "same.py")
+    monkeypatch.setattr(config_files, "FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=r"one of \['one/same', 'two/same'\]"):
+        find("same")
+    assert find("two/same") == tmp_path / "two" / "same.py"
+
+
+def test_an_unknown_config_lists_names_and_not_every_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config_in(tmp_path, MINE, "other.py")
+    with pytest.raises(ValueError) as error:
+        find("nosuch.py")
+    assert "'fedfr/demo'" in str(error.value) and "other" not in str(error.value)
+    for i in range(40):
+        config_in(tmp_path, MINE, f"many{i}.py")
+    monkeypatch.setattr(config_files, "FOLDER", tmp_path)
+    with pytest.raises(ValueError, match="and 11 more"):
+        find("nosuch")
+
+
+@pytest.mark.parametrize("place", ["fedfr_jax.configs", "configs"])
+@pytest.mark.parametrize("folder", ["anywhere", "configs/deep"])
+def test_a_config_may_lie_anywhere(place, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load(config_in(tmp_path / folder, MINE.format(place=place))).seed == 7
+
+
+def test_a_folder_called_configs_goes_before_the_shipped_one(tmp_path):
+    for name in ("one", "two"):
+        folder = tmp_path / name / "configs"
+        config_in(folder, f"NAME = '{name}'", "settings.py")
+        text = "from configs import base, settings\n"
+        text += "def get_config():\n    return base.ConfigDict({'n': settings.NAME})"
+        assert load(config_in(folder / "deep", text)).n == name
+
+
+def test_a_config_imports_what_lies_beside_it(tmp_path):
+    config_in(tmp_path, "SEED = 3", "beside_the_config.py")
+    text = "import beside_the_config\n" + MINE.format(place="configs")
+    assert load(config_in(tmp_path, text)).seed == 7
+    assert sys.modules.pop("beside_the_config").SEED == 3
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("x = 1\ndef get_config(:", "line 2, must run, got SyntaxError: "),
+        ("x = 1", "must define get_config(), got no such function."),
+        (
+            "\n\ndef get_config():\n  return 3",
+            "line 3, must return an ml_collections",
+        ),
+        ("from configs import nosuch", "line 1, must run, got ImportError: cannot"),
+        ("\nimport nosuch", "line 2, must run, got ModuleNotFoundError: No module"),
+        (
+            "def get_config():\n  return x",
+            "line 2, must run, got NameError: name 'x'",
+        ),
+        ("def get_config(x):\n  return x", " must run, got TypeError: get_config()"),
+        ("raise OSError('two\\nlines')", "line 1, must run, got OSError: two lines."),
+    ],
+)
+def test_a_mistake_in_a_config_is_a_line_with_its_place(text, message, tmp_path):
+    path = config_in(tmp_path, text)
+    with pytest.raises(ValueError) as error:
+        load(path)
+    assert message in str(error.value)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_mistake_in_a_neighbour_is_placed_there(tmp_path):
+    other = config_in(tmp_path, "x = (", "broken_neighbour.py")
+    with pytest.raises(ValueError, match="must run, got SyntaxError") as error:
+        load(config_in(tmp_path, "import broken_neighbour"))
+    assert str(error.value).startswith(f"{other}, line 1, ")
+
+
+def test_the_work_folder_keeps_the_config(tmp_path):
+    path = config_in(tmp_path, MINE.format(place="configs"))
+    values = parsed(f"--config={path}", "--config.model.widths=(4, 8)")
+    text = values.config.to_json_best_effort(indent=1)
+    workdir.claim(tmp_path, text).close()
+    again = parsed("--workdir", str(tmp_path), "--config.evaluation.fars=(0.5,)").config
+    assert again.model.widths == (4, 8)
+    assert again.evaluation.fars == (0.5,)
+    assert flags.KEPT == workdir.CONFIG
+    workdir.claim(tmp_path, text).close()
+    text = again.to_json_best_effort(indent=1)
+    workdir.claim(tmp_path, text, but_for="evaluation").close()
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_a_kept_config_is_the_config(name, tmp_path):
+    text = load(shipped()[name]).to_json_best_effort()
+    (tmp_path / "config.json").write_text(text)
+    config = restore(tmp_path / "config.json")
+    assert isinstance(config, ConfigDict)
+    assert json.loads(config.to_json_best_effort()) == json.loads(text)
+    assert all("[" not in repr(value) for value in config.to_dict().values())
+
+
+def test_without_config_and_run_both_are_named(tmp_path):
+    with pytest.raises(ValueError, match="--config must name a config file, got none"):
+        parsed()
+    with pytest.raises(ValueError, match=f"got none and no {tmp_path}/config.json"):
+        parsed(f"--workdir={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    "word, value",
+    [
+        ("--config.seed=3", 3),
+        ("--config.seed=None", None),
+        ("--config.seed=true", True),
+        ("--config.seed=1e-3", 1e-3),
+        ("--config.seed=(1, 2)", (1, 2)),
+        ("--config.seed=[a", "[a"),
+        ("--config.seed=a=b", "a=b"),
+    ],
+)
+def test_a_value_is_a_python_literal_or_text(word, value):
+    assert parsed("--config=demo", word).config.seed == value
+
+
+def test_a_change_needs_a_value():
+    with pytest.raises(ValueError, match="--config.seed must be given as"):
+        parsed("--config=demo", "--config.seed", "3")
+
+
+@pytest.mark.parametrize(
+    "words, value",
+    [
+        ([], None),
+        (["--fast"], True),
+        (["--fast=true"], True),
+        (["--fast=0"], False),
+        (["--nofast"], False),
+        (["--fast", "--nofast"], False),
+    ],
+)
+def test_a_switch_is_on_off_or_not_given(words, value):
+    parser = flags.new_parser("fedfr some", "")
+    flags.add_switch(parser, "fast", "")
+    assert flags.parse_flags(parser, words).fast == value
+
+
+@pytest.mark.parametrize("words", [["--fast=maybe"], ["--slow"], ["fast"], ["--fas"]])
+def test_a_wrong_flag_is_one_line(words):
+    parser = flags.new_parser("fedfr some", "")
+    flags.add_switch(parser, "fast", "")
+    with pytest.raises(ValueError, match="fedfr some: .* got '.*" + words[0][-4:]):
+        flags.parse_flags(parser, words)
+
+
+@pytest.mark.parametrize(
+    "words, handed",
+    [
+        (["--processes=3", "train", "--config=x"], ["train", "--config=x"]),
+        (["--processes", "3", "--", "train", "--host=1"], ["train", "--host=1"]),
+        (["--processes=3", "train", "--help"], ["train", "--help"]),
+    ],
+)
+def test_launch_hands_on_everything_after_its_own_flags(words, handed, monkeypatch):
+    started = []
+    monkeypatch.setattr(launch, "launch", lambda *args, **of: started.append(args))
+    assert main(["launch", *words]) == 0
+    command, ids = started[0]
+    assert command[3:] == handed and ids == range(3)
+
+
+def test_launch_refuses_flags_of_others_before_the_command(capsys):
+    assert main(["launch", "--config=x", "train"]) == 2
+    assert "got '--config=x'" in capsys.readouterr().err
+
+
+def test_help_has_a_line_for_every_command_and_says_where_keys_come_from(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in COMMANDS:
+        assert f"\n  {name} " in text
+    assert "--config.section.key=value" in text and "fedfr describe" in text
+    assert main(["train", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--overwrite" in text and "\n  federation " in text
+
+
+def test_the_version_is_that_of_the_package(capsys, monkeypatch):
+    monkeypatch.setattr(fedfr_jax, "__version__", "1.2.3", raising=False)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "fedfr_jax 1.2.3\n"
+
+
+def test_configs_are_listed_with_what_they_are(capsys):
+    assert main(["configs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(shipped())
+    assert any(x.startswith("fedfr/demo ") and "rendered faces" in x for x in lines)
+    assert configs.FOLDER.name == "configs"
+
+
+@pytest.mark.parametrize("family", ["models", "sources", "losses"])
+def test_a_family_is_listed_with_settings_and_a_line(family, capsys):
+    assert main(["describe", family]) == 0
+    text = capsys.readouterr().out
+    for name in describe.FAMILIES[family]():
+        assert f"{name}(" in text
+
+
+def test_a_member_is_described_whole(capsys):
+    assert main(["describe", "models", "iresnet"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("iresnet(image_shape, depth=50, ")
+    assert "Args:" in text and "<function" not in text
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "family must be one of ['models', "),
+        (["nosuch"], "got 'nosuch'"),
+        (["models", "nosuch"], "member must be one of ["),
+    ],
+)
+def test_an_unknown_family_or_member_lists_the_known(words, message, capsys):
+    assert main(["describe", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_default_that_is_a_function_is_shown_by_its_name():
+    def factory(local, *, rate, weigh=len, name="a b"):
+        """One line.
+
+        More.
+        """
+
+    assert describe.call_of("it", factory) == "it(local, rate, weigh=len, name='a b')"
+    assert describe.summary(factory) == "One line."

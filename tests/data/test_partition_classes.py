@@ -1,0 +1,454 @@
+"""Partitions by class: who gets which rows, and how test rows follow."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfr_jax.data.partition import (
+    PARTITIONS,
+    by_class,
+    by_owner,
+    class_report,
+    dirichlet,
+    format_class_report,
+    iid,
+    register_partition,
+    shards,
+)
+from fedfr_jax.data.sources import open_source
+
+DEALT = {
+    "iid": {},
+    "by_class": {"classes_per_client": 2},
+    "dirichlet": {"alpha": 0.3},
+    "shards": {"shards_per_client": 2},
+}
+
+
+def labels_of(counts, seed=0):
+    """[T] labels with counts[c] rows of class c, in mixed order."""
+    labels = np.repeat(np.arange(len(counts)), counts)
+    return np.random.default_rng(seed).permutation(labels)
+
+
+def with_tests(counts, test_counts, seed=0):
+    """(labels [T], is_test [T]) of a set with its own test part, in mixed order."""
+    labels = np.concatenate(
+        [np.repeat(np.arange(len(n)), n) for n in (counts, test_counts)]
+    )
+    order = np.random.default_rng(seed).permutation(len(labels))
+    return labels[order], (np.arange(len(labels)) >= sum(counts))[order]
+
+
+def tables(split, labels):
+    """Rows of each client and class, [N, M] of train and of test."""
+    found = []
+    for rows, offsets in (
+        (split.train, split.train_offsets),
+        (split.test, split.test_offsets),
+    ):
+        table = np.zeros((len(offsets) - 1, split.num_classes), int)
+        client = np.repeat(np.arange(len(table)), np.diff(offsets))
+        np.add.at(table, (client, labels[rows]), 1)
+        found.append(table)
+    return found
+
+
+def assert_consistent(split, labels, is_test):
+    """Every statement of ClientSplit's docstring."""
+    rows = np.concatenate([split.train, split.test])
+    assert len(np.unique(rows)) == len(rows)
+    assert split.num_classes == labels.max() + 1
+    for part, offsets in (
+        (split.train, split.train_offsets),
+        (split.test, split.test_offsets),
+    ):
+        assert part.dtype == np.int32 and offsets.dtype == np.int64
+        assert offsets[0] == 0 and offsets[-1] == len(part)
+        assert (np.diff(offsets) >= 0).all()
+        for low, high in zip(offsets[:-1], offsets[1:], strict=True):
+            assert (np.diff(part[low:high]) > 0).all()
+    sizes = np.diff(split.train_offsets)
+    assert sizes.min() >= 1
+    if is_test is not None:
+        assert is_test[split.test].all() and not is_test[split.train].any()
+        return
+    # A client with two rows or more has one of each kind at least.
+    held = np.diff(split.test_offsets)
+    assert ((held >= 1) | (sizes == 1)).all()
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_every_row_goes_to_one_client(data):
+    name = data.draw(st.sampled_from(sorted(DEALT)))
+    counts = data.draw(st.lists(st.integers(4, 30), min_size=2, max_size=6))
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    num_clients = data.draw(st.integers(len(counts), max(sum(counts) // 4, 6)))
+    if name == "by_class":  # its clients may take from few classes only
+        num_clients = min(num_clients, 2 * len(counts))
+    num_clients = min(num_clients, sum(counts) // 2)
+    labels, is_test = labels_of(counts, seed), None
+    if data.draw(st.booleans()):
+        test_counts = data.draw(
+            st.lists(st.integers(0, 9), min_size=len(counts), max_size=len(counts))
+        )
+        test_counts[0] += 1
+        labels, is_test = with_tests(counts, test_counts, seed)
+    given_ = {"num_clients": num_clients, "is_test": is_test, "seed": seed}
+    given_ |= {"test_fraction": data.draw(st.sampled_from([0.01, 0.2, 0.5, 0.99]))}
+    first, second = (PARTITIONS[name](labels, **given_, **DEALT[name]) for _ in "ab")
+    assert_consistent(first, labels, is_test)
+    assert len(first.train_offsets) == num_clients + 1
+    # All rows are used, and the seed alone decides who gets them.
+    assert len(first.train) + len(first.test) == len(labels)
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", DEALT)
+def test_another_seed_deals_other_rows(name):
+    labels = labels_of([40] * 5)
+    one, two = (
+        PARTITIONS[name](labels, num_clients=5, seed=seed, **DEALT[name])
+        for seed in (0, 1)
+    )
+    assert one.train.tolist() != two.train.tolist()
+
+
+def test_iid_clients_are_of_one_size():
+    labels, is_test = with_tests([31, 40, 30], [9, 9, 9])
+    split = iid(labels, num_clients=10, is_test=is_test)
+    assert set(np.diff(split.train_offsets)) == {10, 11}
+    assert set(np.diff(split.test_offsets)) == {2, 3}
+    held_out = iid(labels, num_clients=8, test_fraction=0.25)
+    assert set(np.diff(held_out.test_offsets)) == {4}
+    assert set(np.diff(held_out.train_offsets)) == {12}
+
+
+@pytest.mark.parametrize("per_class", [500, 45])
+@pytest.mark.parametrize(
+    "num_classes,per_client",
+    [(10, 4), (10, 8), (10, 10), (100, 40), (100, 80), (100, 100)],
+)
+def test_fedpers_partitions_are_bi_regular_and_balanced(
+    num_classes, per_client, per_class
+):
+    per_class = per_class * (100 // num_classes)
+    labels, is_test = with_tests(
+        [per_class] * num_classes, [per_class // 5] * num_classes
+    )
+    split = by_class(
+        labels, num_clients=10, classes_per_client=per_client, is_test=is_test
+    )
+    assert_consistent(split, labels, is_test)
+    train, test = tables(split, labels)
+    np.testing.assert_array_equal((train > 0).sum(axis=1), per_client)
+    num_owners = 10 * per_client // num_classes
+    np.testing.assert_array_equal((train > 0).sum(axis=0), num_owners)
+    assert not test[train == 0].any()
+    # Equal shares of a class, equal clients.
+    assert set(train[train > 0]) <= {
+        -(-per_class // num_owners),
+        per_class // num_owners,
+    }
+    np.testing.assert_array_equal(train.sum(axis=1), per_class * num_classes // 10)
+    np.testing.assert_array_equal(test.sum(axis=1), per_class // 5 * num_classes // 10)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 12), st.integers(0, 99))
+def test_owners_are_in_balance_for_any_numbers(num_clients, num_classes, k, seed):
+    k = min(k, num_classes)
+    if num_clients * k < num_classes:
+        return
+    labels = labels_of([6 * num_clients] * num_classes)
+    split = by_class(labels, num_clients=num_clients, classes_per_client=k, seed=seed)
+    train, test = tables(split, labels)
+    held = train + test
+    np.testing.assert_array_equal((held > 0).sum(axis=1), k)
+    num_owners = (held > 0).sum(axis=0)
+    assert num_owners.min() >= 1 and np.ptp(num_owners) <= 1
+    for column in held.T:
+        assert np.ptp(column[column > 0]) <= 1
+
+
+def test_clients_of_one_population_have_many_sets_of_classes():
+    labels = labels_of([2000] * 10)
+    split = by_class(labels, num_clients=500, classes_per_client=3)
+    train, _ = tables(split, labels)
+    # A single circulant graph would have ten.
+    assert len(np.unique(train > 0, axis=0)) > 50
+
+
+def test_dirichlet_is_equal_for_a_large_alpha_and_single_classes_for_a_small_one():
+    labels = labels_of([300] * 6)
+    equal, _ = tables(dirichlet(labels, num_clients=6, alpha=1e6), labels)
+    assert np.abs(equal - 40).max() <= 6
+    single, _ = tables(dirichlet(labels, num_clients=6, alpha=1e-3), labels)
+    assert (single.max(axis=0) / single.sum(axis=0)).min() > 0.95
+
+
+def test_dirichlet_shares_have_the_moments_of_the_distribution():
+    labels = labels_of([4000] * 50)
+    split = dirichlet(
+        labels, num_clients=5, alpha=0.5, test_fraction=0.5, min_examples=1
+    )
+    train, test = tables(split, labels)
+    shares = (train + test) / 4000
+    np.testing.assert_allclose(shares.mean(axis=1), 0.2, atol=0.1)
+    # Var of a share: (1/N)(1 - 1/N) / (N alpha + 1), each estimated from 50 classes.
+    np.testing.assert_allclose(shares.var(), 0.2 * 0.8 / 3.5, rtol=0.2)
+
+
+@pytest.mark.parametrize("least", [1, 2, 7])
+def test_no_client_of_dirichlet_is_left_with_too_few_rows(least):
+    labels, is_test = with_tests([350] * 2, [10] * 2)
+    split = dirichlet(
+        labels, num_clients=100, alpha=0.01, min_examples=least, is_test=is_test
+    )
+    sizes = np.diff(split.train_offsets)
+    assert sizes.min() == least and sizes.sum() == 700
+    held_out = dirichlet(labels, num_clients=100, alpha=0.01, min_examples=2)
+    assert np.diff(held_out.train_offsets).min() == 1
+    assert np.diff(held_out.test_offsets).min() == 1
+    with pytest.raises(ValueError, match="num_clients . min_examples must be at most"):
+        dirichlet(labels, num_clients=100, alpha=0.1, min_examples=8, is_test=is_test)
+
+
+def test_shards_give_a_client_few_classes_and_equal_rows():
+    labels, is_test = with_tests([600] * 10, [100] * 10)
+    split = shards(labels, num_clients=100, shards_per_client=2, is_test=is_test)
+    train, test = tables(split, labels)
+    np.testing.assert_array_equal(train.sum(axis=1), 60)
+    # Shards of 30 rows divide classes of 600: two shards are two classes at most.
+    assert (train > 0).sum(axis=1).max() == 2
+    np.testing.assert_array_equal(test.sum(axis=1), 10)
+    assert not test[train == 0].any()
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "shards", "by_class"])
+def test_test_rows_follow_the_training_classes(name):
+    labels, is_test = with_tests([500, 400, 300, 200], [250, 100, 100, 10])
+    split = PARTITIONS[name](labels, num_clients=6, is_test=is_test, **DEALT[name])
+    train, test = tables(split, labels)
+    np.testing.assert_array_equal(test.sum(axis=0), [250, 100, 100, 10])
+    expected = train / [500, 400, 300, 200] * [250, 100, 100, 10]
+    np.testing.assert_allclose(test, expected, atol=1.0)
+
+
+def test_held_out_rows_are_spread_over_a_clients_classes():
+    labels = labels_of([100, 50, 10])
+    split = iid(labels, num_clients=1, test_fraction=0.2)
+    _, test = tables(split, labels)
+    np.testing.assert_allclose(test[0], [20, 10, 2], atol=1)
+    assert test.sum() == 32
+
+
+def test_natural_clients_keep_their_own_rows(tmp_path):
+    labels, is_test = with_tests([30] * 3, [10] * 3)
+    owners = np.random.default_rng(1).choice([3, 7, 20], len(labels))
+    split = by_owner(labels, owners=owners, is_test=is_test)
+    assert_consistent(split, labels, is_test)
+    for client, number in enumerate((3, 7, 20)):
+        for rows, offsets, part in (
+            (split.train, split.train_offsets, ~is_test),
+            (split.test, split.test_offsets, is_test),
+        ):
+            own = rows[offsets[client] : offsets[client + 1]]
+            np.testing.assert_array_equal(
+                own, np.flatnonzero(part & (owners == number))
+            )
+    np.savez(tmp_path / "o.npz", all=owners, a=owners[:50], b=owners[50:])
+    words = np.array([f"user{owner:02}" for owner in owners])
+    for same in (words, f"{tmp_path}/o.npz:all", f"{tmp_path}/o.npz:a+b"):
+        other = by_owner(labels, owners=same, is_test=is_test)
+        np.testing.assert_array_equal(other.train, split.train)
+
+
+def test_some_natural_clients_are_drawn_with_the_seed():
+    labels = labels_of([100] * 2)
+    owners = np.arange(200) % 20
+    split = by_owner(labels, owners=owners, num_clients=6, seed=1)
+    assert len(split.train_offsets) == 7
+    assert_consistent(split, labels, None)
+    drawn = {
+        frozenset(owners[by_owner(labels, owners=owners, num_clients=6, seed=s).train])
+        for s in range(5)
+    }
+    assert all(len(owner) == 6 for owner in drawn) and len(drawn) > 1
+    for client in range(6):
+        rows = split.train[
+            split.train_offsets[client] : split.train_offsets[client + 1]
+        ]
+        assert len(set(owners[rows])) == 1
+
+
+@pytest.mark.parametrize("has_tests", [False, True])
+@pytest.mark.parametrize("name", DEALT)
+def test_a_hundred_thousand_clients_are_dealt(name, has_tests):
+    num_clients = 100_000
+    labels, is_test = with_tests([50_000] * 10, [5000] * 10)
+    split = PARTITIONS[name](
+        labels,
+        num_clients=num_clients,
+        is_test=is_test if has_tests else None,
+        **DEALT[name],
+    )
+    assert len(split.train_offsets) == num_clients + 1
+    assert np.diff(split.train_offsets).min() >= 1
+    rows = np.concatenate([split.train, split.test])
+    np.testing.assert_array_equal(np.sort(rows), np.arange(len(labels)))
+
+
+@pytest.mark.parametrize(
+    "name,change,match",
+    [
+        ("iid", {"num_clients": 0}, "num_clients must be a whole number of at least 1"),
+        ("iid", {"num_clients": 2.5}, "num_clients must be a whole number.*got 2.5"),
+        ("iid", {"num_clients": 61}, "num_clients must be at most 60 .*is left empty"),
+        ("iid", {"test_fraction": 0.0}, r"test_fraction must lie in \(0, 1\), got 0.0"),
+        ("iid", {"test_fraction": 1}, r"test_fraction must lie in \(0, 1\), got 1"),
+        ("iid", {"is_test": np.zeros(60)}, "is_test must be one bool for each of 60"),
+        ("iid", {"is_test": np.ones(5, bool)}, r"each of 60 labels, got shape \(5,\)"),
+        ("iid", {"is_test": np.zeros(60, bool)}, "is_test must be true for a row"),
+        ("by_class", {"classes_per_client": 7}, "classes_per_client must be at most 6"),
+        ("by_class", {"classes_per_client": 0}, "classes_per_client must be a whole"),
+        (
+            "by_class",
+            {"num_clients": 2, "classes_per_client": 2},
+            r"at least 6 \(the classes\), or a class is left empty, got 2 \* 2",
+        ),
+        ("by_class", {"num_clients": 61}, "must have a training row, got none for cl"),
+        ("dirichlet", {"alpha": 0.0}, "alpha must be positive and finite, got 0.0"),
+        ("dirichlet", {"alpha": -1}, "alpha must be positive and finite, got -1"),
+        ("dirichlet", {"alpha": float("nan")}, "alpha must be positive"),
+        ("dirichlet", {"alpha": float("inf")}, "alpha must be positive"),
+        ("dirichlet", {"min_examples": 0}, "min_examples must be a whole number"),
+        ("dirichlet", {"num_clients": 61}, "num_clients . min_examples must be at"),
+        ("shards", {"shards_per_client": 0}, "shards_per_client must be a whole"),
+        ("shards", {"shards_per_client": 21}, "must be at most 60 .the training rows"),
+        ("by_owner", {"owners": np.zeros(3, int)}, "owners must be 60 integers or"),
+        ("by_owner", {"owners": np.zeros(60)}, "owners must be 60 integers or words"),
+        ("by_owner", {"owners": "no.npz:client"}, "owners must be an array or <file>"),
+        ("by_owner", {"owners": np.zeros(60, int)}, "num_clients must be at most 1"),
+    ],
+)
+def test_settings_out_of_range_are_named(name, change, match):
+    labels = labels_of([10] * 6)
+    settings_ = {"num_clients": 3, **DEALT.get(name, {}), **change}
+    with pytest.raises(ValueError, match=match):
+        PARTITIONS[name](labels, **settings_)
+
+
+def test_an_empty_class_or_client_is_named():
+    labels = np.array([0, 0, 1, 1, 3, 3])
+    with pytest.raises(ValueError, match=r"got none of class 2 \(1 such\)"):
+        iid(labels, num_clients=2)
+    is_test = np.array([0, 0, 1, 1, 0, 0], bool)
+    with pytest.raises(ValueError, match=r"got none of class 1 \(2 such\)"):
+        iid(labels, num_clients=2, is_test=is_test)
+    labels, owners = np.array([0, 1, 0, 1]), np.array([5, 5, 6, 6])
+    with pytest.raises(ValueError, match="none for client 1 .1 such of 2."):
+        by_owner(labels, owners=owners, is_test=owners == 6)
+
+
+def test_a_registered_partition_has_a_name_and_none_is_replaced():
+    mine = lambda labels, *, num_clients: None
+    register_partition("mine", mine)
+    register_partition("mine", mine)  # a notebook's cell may run twice
+    try:
+        assert PARTITIONS["mine"] is mine
+        with pytest.raises(ValueError, match="which are taken, got mine"):
+            register_partition("mine", iid)
+        with pytest.raises(ValueError, match="which are taken, got by_identity"):
+            register_partition("by_identity", mine)
+    finally:
+        del PARTITIONS["mine"]
+
+
+def test_the_report_counts_clients_and_classes():
+    labels = np.array([0, 0, 1, 1, 1, 2, 0, 1])
+    is_test = np.arange(8) >= 6
+    owners = np.array([0, 0, 0, 1, 1, 1, 0, 0])
+    split = by_owner(labels, owners=owners, is_test=is_test)
+    facts = class_report(split, labels, ("cat", "dog", "elephant"))
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts == {
+        "clients": 2,
+        "classes": ["cat", "dog", "elephant"],
+        "images": {"train": 6, "test": 2},
+        "per_client": {
+            "train images": {"min": 3, "median": 3, "max": 3},
+            "test images": {"min": 0, "median": 1, "max": 2},
+            "classes": {"min": 2, "median": 2, "max": 2},
+        },
+        "clients without test images": 1,
+        "table": {"train": [[2, 1, 0], [0, 2, 1]], "test": [[1, 1, 0], [0, 0, 0]]},
+    }
+    text = format_class_report(facts)
+    assert "2 clients, 3 classes, 6 train and 2 test images" in text
+    assert "1 of 2 clients have no test image" in text
+    assert text.splitlines()[-1].split() == ["client", "1", "0", "2", "1"]
+
+
+def test_the_report_shows_a_hundred_clients_at_most():
+    labels = labels_of([300] * 12)
+    facts = class_report(iid(labels, num_clients=150), labels, "abcdefghijkl")
+    assert facts["clients"] == 150 and len(facts["table"]["train"]) == 100
+    assert "client 0" not in format_class_report(facts)  # twelve columns are too wide
+    labels = labels_of([300] * 10)
+    facts = class_report(iid(labels, num_clients=150), labels, "abcdefghij")
+    lines = format_class_report(facts).splitlines()
+    assert lines[-1] == "... and 130 more clients" and max(map(len, lines)) <= 88
+
+
+def test_real_cifar10_by_class_as_fedper(data_dir):
+    source = open_source("cifar10", data_dir=data_dir("cifar10_jpg"))
+    split = by_class(
+        source.labels, num_clients=10, classes_per_client=4, is_test=source.is_test
+    )
+    train, test = tables(split, source.labels)
+    assert set(train.reshape(-1)) == {0, 150} and set(test.reshape(-1)) == {0, 50}
+    np.testing.assert_array_equal((train > 0).sum(axis=1), 4)
+    np.testing.assert_array_equal((train > 0).sum(axis=0), 4)
+
+
+@pytest.mark.parametrize("per_client", [40, 80, 100])
+def test_real_cifar100_by_class_as_fedper(data_dir, per_client):
+    source = open_source("cifar100", data_dir=data_dir("cifar100_6k"))
+    split = by_class(
+        source.labels,
+        num_clients=10,
+        classes_per_client=per_client,
+        is_test=source.is_test,
+    )
+    train, test = tables(split, source.labels)
+    np.testing.assert_array_equal((train > 0).sum(axis=1), per_client)
+    np.testing.assert_array_equal(train.sum(axis=1), 450)
+    np.testing.assert_array_equal(test.sum(axis=1), 150)
+
+
+def test_real_mnist_keeps_its_published_clients(data_dir):
+    folder = data_dir("mnist_pfl20")
+    source = open_source("mnist", data_dir=folder, is_test="client_test")
+    owners = f"{folder}/mnist_pfl20.npz:client"
+    split = by_owner(source.labels, owners=owners, is_test=source.is_test)
+    assert len(split.train_offsets) == 21
+    assert len(split.train) + len(split.test) == 70_000
+    share = np.diff(split.test_offsets) / np.diff(split.train_offsets)
+    np.testing.assert_allclose(share, 1 / 3, atol=0.01)  # its 25 % test part
+
+
+def test_real_cifar100_has_owners_in_two_parts(data_dir):
+    folder = data_dir("cifar100_6k")
+    source = open_source("cifar100", data_dir=folder)
+    split = by_owner(
+        source.labels,
+        owners=f"{folder}/cifar100_6k.npz:train_client+test_client",
+        is_test=source.is_test,
+    )
+    assert len(split.train) == 4500 and len(split.test) == 1500

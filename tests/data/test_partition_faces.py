@@ -1,0 +1,330 @@
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfr_jax.data.identities import check_labels
+from fedfr_jax.data.partition import (
+    by_identity,
+    format_report,
+    ms1m,
+    ms1m_order,
+    report,
+)
+
+
+def labels_of(counts, seed=0):
+    """[T] labels with counts[i] images of identity i, in mixed order."""
+    labels = np.repeat(np.arange(len(counts)), counts)
+    return np.random.default_rng(seed).permutation(labels)
+
+
+def arrays_of(partition):
+    return [*partition[:8], *partition.identities, *partition[9:15]]
+
+
+def clients_of(partition):
+    """Yield (train rows, train labels, test rows, test labels) of each client."""
+    p = partition
+    for c in range(len(p.num_classes)):
+        a = slice(*p.train_offsets[c : c + 2])
+        b = slice(*p.test_offsets[c : c + 2])
+        yield p.train[a], p.train_labels[a], p.test[b], p.test_labels[b]
+
+
+def assert_consistent(partition, labels):
+    """Every statement of Partition's docstring, for a partition of `labels`."""
+    p = partition
+    rows = np.concatenate([p.train, p.test, p.global_examples, p.unseen_examples])
+    assert len(np.unique(rows)) == len(rows)
+    owners = [*p.identities, p.global_identities, p.unseen_identities]
+    held = np.concatenate(owners)
+    assert len(np.unique(held)) == len(held)
+    assert p.train_offsets[-1] == len(p.train) and p.test_offsets[-1] == len(p.test)
+    for c, (train, own, test, own_test) in enumerate(clients_of(p)):
+        ids = p.identities[c]
+        assert len(ids) == p.num_classes[c]
+        np.testing.assert_array_equal(labels[train], ids[own])
+        np.testing.assert_array_equal(labels[test], ids[own_test])
+        # Every class of the client is trained and tested.
+        np.testing.assert_array_equal(np.unique(own), np.arange(len(ids)))
+        np.testing.assert_array_equal(np.unique(own_test), np.arange(len(ids)))
+    np.testing.assert_array_equal(labels[p.test], p.test_identities)
+    np.testing.assert_array_equal(
+        labels[p.global_examples], p.global_identities[p.global_labels]
+    )
+    np.testing.assert_array_equal(
+        labels[p.unseen_examples], p.unseen_identities[p.unseen_labels]
+    )
+    assert {a.dtype for a in arrays_of(p)} == {np.dtype(np.int32)}
+    numbers = report(p)
+    left = p.left_out
+    assert left["images"] == len(labels) - len(rows)
+    assert left["identities with too few images"] + left[
+        "identities not needed"
+    ] == len(np.unique(labels)) - len(held)
+    assert numbers["images"]["train"] == len(p.train)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_identities_are_disjoint_and_rows_used_once(data):
+    sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    num_global = data.draw(st.integers(0, 3))
+    num_unseen = data.draw(st.integers(0, 3))
+    min_images = data.draw(st.integers(2, 5))
+    max_images = data.draw(st.sampled_from([0, 2, 3, 7]))
+    rich = sum(sizes) + num_global + num_unseen
+    counts = data.draw(
+        st.lists(st.integers(min_images, 9), min_size=rich, max_size=rich + 4)
+    )
+    poor = data.draw(st.lists(st.integers(0, min_images - 1), max_size=4))
+    labels = labels_of(counts + poor, data.draw(st.integers(0, 99)))
+    settings_ = dict(
+        num_clients=len(sizes),
+        ids_per_client=sizes,
+        num_global_ids=num_global,
+        num_unseen_ids=num_unseen,
+        min_images=min_images,
+        max_images=max_images,
+        train_fraction=data.draw(st.sampled_from([0.01, 0.5, 0.6, 0.99])),
+        seed=data.draw(st.integers(0, 2**32 - 1)),
+    )
+    first, second = (by_identity(labels, **settings_) for _ in range(2))
+    assert_consistent(first, labels)
+    for a, b in zip(arrays_of(first), arrays_of(second), strict=True):
+        np.testing.assert_array_equal(a, b)
+    number = first.left_out["identities with too few images"]
+    assert number == sum(n > 0 for n in poor)
+
+
+def test_another_seed_gives_other_identities_and_other_test_images():
+    labels = labels_of([10] * 40)
+    a, b = (
+        by_identity(
+            labels, num_clients=4, ids_per_client=5, num_global_ids=10, seed=seed
+        )
+        for seed in (0, 1)
+    )
+    assert set(a.identities[0]) != set(b.identities[0])
+    assert set(a.global_identities) != set(b.global_identities)
+    both = np.intersect1d(a.test_identities, b.test_identities)
+    tested_a, tested_b = (set(p.test[np.isin(p.test_identities, both)]) for p in (a, b))
+    assert tested_a != tested_b
+
+
+def test_test_images_of_an_identity_do_not_depend_on_the_number_of_clients():
+    labels = labels_of([10] * 40)
+    few = by_identity(labels, num_clients=2, ids_per_client=5, num_global_ids=0)
+    many = by_identity(labels, num_clients=8, ids_per_client=5, num_global_ids=0)
+    tested = many.test[np.isin(many.test_identities, few.test_identities)]
+    np.testing.assert_array_equal(np.sort(tested), np.sort(few.test))
+
+
+@pytest.mark.parametrize(
+    "num_images,num_train", [(4, 2), (5, 3), (10, 6), (12, 7), (103, 62)]
+)
+def test_six_of_ten_images_are_trained(num_images, num_train):
+    split = by_identity(
+        np.zeros(num_images, int), num_clients=1, ids_per_client=1, num_global_ids=0
+    )
+    assert (len(split.train), len(split.test)) == (num_train, num_images - num_train)
+
+
+def test_masks_choose_where_clients_and_global_identities_come_from():
+    labels = labels_of([6] * 30)
+    is_first = np.arange(30) < 12
+    split = by_identity(
+        labels,
+        num_clients=3,
+        ids_per_client=[2, 4, 6],
+        num_global_ids=10,
+        num_unseen_ids=8,
+        client_ids_from=is_first,
+        global_ids_from=~is_first,
+        unseen_ids_from=~is_first,
+    )
+    assert_consistent(split, labels)
+    assert set(np.concatenate(split.identities)) == set(range(12))
+    assert min(split.global_identities) >= 12 and min(split.unseen_identities) >= 12
+    np.testing.assert_array_equal(split.num_classes, [2, 4, 6])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_choosy_clients_are_served_before_a_global_set_that_can_use_anyone(seed):
+    labels = labels_of([12] * 6 + [3] * 6)
+    split = by_identity(
+        labels,
+        num_clients=2,
+        ids_per_client=3,
+        num_global_ids=6,
+        min_images=10,
+        global_min_images=2,
+        seed=seed,
+    )
+    assert_consistent(split, labels)
+    assert set(split.global_identities) == set(range(6, 12))
+
+
+def test_a_mask_may_name_identities_without_images_at_the_end():
+    labels = np.repeat([0, 1], 5)
+    split = by_identity(
+        labels,
+        num_clients=1,
+        ids_per_client=1,
+        num_global_ids=1,
+        client_ids_from=np.array([False, True, True]),
+    )
+    assert split.identities[0].tolist() == [1]
+
+
+def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
+    labels = labels_of([6] * 30 + [3] * 5)
+    with pytest.raises(ValueError) as error:
+        by_identity(labels, num_clients=8, ids_per_client=4, num_global_ids=0)
+    for word in ("32 are needed", "30", "35", "lower num_clients", "min_images"):
+        assert word in str(error.value)
+    with pytest.raises(ValueError, match="num_global_ids.*11 are needed, got 10"):
+        by_identity(labels, num_clients=5, ids_per_client=4, num_global_ids=11)
+    with pytest.raises(ValueError, match="num_unseen_ids"):
+        by_identity(
+            labels,
+            num_clients=5,
+            ids_per_client=4,
+            num_global_ids=9,
+            num_unseen_ids=2,
+        )
+
+
+@pytest.mark.parametrize(
+    "change,match",
+    [
+        ({"num_clients": 0}, "num_clients must be at least 1"),
+        ({"num_clients": 99}, "num_clients"),
+        ({"ids_per_client": 0}, "a client has no image"),
+        ({"ids_per_client": [2, 0]}, "a client has no image"),
+        ({"ids_per_client": [1, 2, 3]}, "ids_per_client must be one whole number or 2"),
+        ({"ids_per_client": 1.5}, "ids_per_client"),
+        ({"num_global_ids": -1}, "num_global_ids"),
+        ({"min_images": 1}, "min_images must be at least 2"),
+        ({"global_min_images": -1}, "global_min_images must be at least 0, got -1"),
+        ({"max_images": 1}, "max_images"),
+        ({"max_images": -3}, "max_images"),
+        ({"train_fraction": 1.0}, "train_fraction"),
+        ({"client_ids_from": np.ones(3, bool)}, "client_ids_from must be a mask"),
+        ({"global_ids_from": np.ones(9)}, "global_ids_from must be a mask"),
+    ],
+)
+def test_settings_out_of_range_are_named(change, match):
+    right = {"num_clients": 2, "ids_per_client": 2, "num_global_ids": 2}
+    labels = labels_of([5] * 9)
+    by_identity(labels, **right)
+    with pytest.raises(ValueError, match=match):
+        by_identity(labels, **(right | change))
+
+
+@pytest.mark.parametrize(
+    "labels,match",
+    [
+        (np.array([0, -1]), r"labels must lie in \[0, 5\), got -1 to 0"),
+        (np.array([0, 5]), r"\[0, 5\), got 0 to 5"),
+        (np.array([0.0, 1.0]), "integers"),
+        (np.zeros((2, 2), int), "one axis"),
+        (np.zeros(0, int), "at least one image"),
+        (np.array([2**40]), "labels must lie"),
+    ],
+)
+def test_labels_out_of_range_are_refused(labels, match):
+    with pytest.raises(ValueError, match=match):
+        check_labels(labels, 5)
+
+
+def test_ms1m_order_has_the_checksum_of_the_official_split():
+    order = ms1m_order(np.arange(85742))
+    first = [74649, 1046, 49222, 35204, 14994, 60259, 22627, 30820]
+    assert order[:8].tolist() == first
+    assert zlib.crc32(order.astype("<i4").tobytes()) == 4254822856
+
+
+def test_ms1m_order_starts_from_first_appearance_not_from_the_label():
+    labels = np.array([7, 7, 2, 7, 9, 2])
+    by_hand = np.array([7, 2, 9])[ms1m_order(np.arange(3))]
+    np.testing.assert_array_equal(ms1m_order(labels), by_hand)
+
+
+def test_ms1m_takes_clients_from_the_first_half_and_global_ids_from_the_last():
+    rng = np.random.default_rng(0)
+    counts = rng.choice([50, 60, 61, 70, 79, 80, 100, 101, 105, 109, 110], 400)
+    labels = np.repeat(np.arange(400), counts)
+    split = ms1m(
+        labels, num_clients=4, ids_per_client=10, num_global_ids=20, num_unseen_ids=5
+    )
+    assert_consistent(split, labels)
+    order = ms1m_order(labels)
+    fits = [i for i in order[:200] if 100 < counts[i] < 110]
+    np.testing.assert_array_equal(np.concatenate(split.identities), fits[:40])
+    public = [i for i in order[200:] if 60 < counts[i] < 80]
+    np.testing.assert_array_equal(split.global_identities, public[:20])
+    np.testing.assert_array_equal(split.unseen_identities, public[20:25])
+    # The first 40 images of the file are tested, 61 to 69 are left to train.
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    expected = np.concatenate([starts[i] + np.arange(40) for i in fits[:40]])
+    np.testing.assert_array_equal(split.test, expected)
+    assert len(split.test) == 4 * 10 * 40
+    trained = [np.bincount(own, minlength=10) for _, own, _, _ in clients_of(split)]
+    assert 61 <= np.min(trained) and np.max(trained) <= 69
+    assert len(split.global_examples) == counts[public[:20]].sum()
+
+
+def test_ms1m_at_the_papers_counts():
+    # 85,742 identities would need 5.8 M rows; only the wanted ones have images here.
+    counts = np.ones(85742, int)
+    order = ms1m_order(np.arange(85742))
+    counts[order[:4000]] = 105
+    counts[order[-6000:]] = 70
+    split = ms1m(np.repeat(np.arange(85742), counts))
+    assert len(split.num_classes) == 40 and set(split.num_classes) == {100}
+    assert len(split.test) == 160_000
+    assert len(split.train) == 4000 * 65
+    assert len(split.global_examples) == 420_000
+    np.testing.assert_array_equal(split.identities[0], order[:100])
+
+
+def test_ms1m_names_the_keys_when_identities_are_too_few():
+    labels = labels_of([105] * 10 + [70] * 10)
+    with pytest.raises(ValueError, match="4000 are needed.*lower num_clients"):
+        ms1m(labels)
+    with pytest.raises(ValueError, match="num_global_ids"):
+        ms1m(labels, num_clients=1, ids_per_client=1)
+    with pytest.raises(ValueError, match="num_test_images"):
+        ms1m(labels, num_test_images=101)
+    with pytest.raises(ValueError, match="negative"):
+        ms1m(labels, num_global_ids=-1, num_unseen_ids=2)
+
+
+def test_report_counts_everybody_and_prints_as_a_table():
+    labels = labels_of([10] * 12 + [2] * 3)
+    split = by_identity(
+        labels,
+        num_clients=2,
+        ids_per_client=[2, 4],
+        num_global_ids=3,
+        num_unseen_ids=1,
+        max_images=5,
+    )
+    numbers = report(split)
+    assert numbers["identities"] == {"clients": 6, "global": 3, "unseen": 1}
+    assert numbers["images"] == {"train": 18, "test": 12, "global": 15, "unseen": 5}
+    assert numbers["per_client"]["train images"] == {
+        "min": 6.0, "q25": 7.5, "median": 9.0, "q75": 10.5, "max": 12.0
+    }  # fmt: skip
+    assert numbers["left_out"] == {
+        "identities with too few images": 3,
+        "identities not needed": 2,
+        "images": 126 - 50,
+    }
+    text = format_report(numbers)
+    assert "2 clients, train" in text and "too few images" in text
+    assert max(map(len, text.splitlines())) <= 80

@@ -1,0 +1,116 @@
+"""What networks share: blocks, keys, rematerialisation."""
+
+import chex
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.models import MODELS
+from fedfr_jax.trees import num_bytes, path_name
+
+SHAPE = (16, 16, 3)
+TINY = {"blocks": (4,), "widths": (8,)}
+SETTINGS = {
+    "sphereface": TINY | {"embedding_dim": 5},
+    "iresnet": TINY | {"embedding_dim": 5},
+    "resnet": TINY | {"num_classes": 5},
+}
+X = jax.random.normal(jax.random.key(1), (8, *SHAPE))
+
+# Factory, settings, blocks of the network.
+BLOCKS = [
+    (
+        "sphereface",
+        {"blocks": (0, 3), "widths": (4, 8)},
+        "stage1/first stage2/first stage2/blocks fc",
+    ),
+    (
+        "iresnet",
+        {"blocks": (1, 3), "widths": (4, 8)},
+        "stem stage1/first stage2/first stage2/blocks bn fc bn_out",
+    ),
+    (
+        "resnet",
+        {"blocks": (1, 2), "widths": (4, 8)},
+        "stem stage1/block1 stage2/block1 stage2/block2 fc",
+    ),
+    ("resnet", {"blocks": (2,), "depth": 50}, "stem stage1/block1 stage1/block2 fc"),
+    ("cnn", {}, "conv1 conv2 fc"),
+    ("cnn", {"num_classes": 7}, "conv1 conv2 fc classifier"),
+    ("mlp", {}, "fc"),
+    ("mlp", {"num_classes": 7}, "fc classifier"),
+]
+
+
+def _model(name, **settings):
+    return MODELS[name](SHAPE, **SETTINGS.get(name, {}) | settings)
+
+
+@pytest.mark.parametrize(("name", "settings", "blocks"), BLOCKS)
+def test_every_leaf_is_in_one_of_the_blocks_in_the_order_of_the_data(
+    name, settings, blocks
+):
+    model = _model(name, **settings)
+    assert model.blocks == tuple(blocks.split())
+    held = set()
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    for path, _ in jax.tree_util.tree_leaves_with_path(variables):
+        leaf = path_name(path[1:])
+        (block,) = [b for b in model.blocks if leaf.startswith(f"{b}/")]
+        held.add(block)
+    assert held == set(model.blocks)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_evaluation_is_the_default_and_needs_no_key(name):
+    model = _model(name)
+    variables = model.init(jax.random.key(0))
+    want, stats = jax.jit(model.apply, static_argnums=2)(variables, X, False)
+    got, _ = jax.jit(model.apply)(variables, X, key=jax.random.key(0))
+    np.testing.assert_array_equal(got, want)
+    chex.assert_trees_all_equal(stats, variables["batch_stats"])
+
+
+def test_dropout_follows_the_key_in_training_alone():
+    model, plain = _model("iresnet", dropout=0.5), _model("iresnet")
+    variables = model.init(jax.random.key(0))
+    train = jax.jit(lambda key: model.apply(variables, X, train=True, key=key)[0])
+    first = train(jax.random.key(1))
+    np.testing.assert_array_equal(first, train(jax.random.key(1)))
+    assert not np.allclose(first, train(jax.random.key(2)), atol=0.1)
+    evaluated = [jax.jit(m.apply)(variables, X)[0] for m in (model, plain)]
+    np.testing.assert_array_equal(*evaluated)
+    with pytest.raises(flax.errors.InvalidRngError, match="dropout"):
+        model.apply(variables, X, train=True)
+
+
+def _training(name, remat, depth):
+    """First variables, (output, gradients, statistics), bytes kept for gradients."""
+    settings = {"blocks": (depth,), "remat": remat, "lowering": "xla"}
+    model = _model(name, **settings)
+    variables = model.init(jax.random.key(0))
+
+    def forward(params):
+        return model.apply({**variables, "params": params}, X, train=True)
+
+    @jax.jit
+    def train(params):
+        output, pull, stats = jax.vjp(forward, params, has_aux=True)
+        return output, pull(jnp.sin(output)), stats
+
+    keep = lambda params: jax.vjp(forward, params, has_aux=True)[1]
+    kept = jax.eval_shape(keep, variables["params"])
+    return variables, train(variables["params"]), num_bytes(kept)
+
+
+# Of a scan (6) and of blocks one by one (3, a ResNet's always).
+@pytest.mark.parametrize("depth", [3, 6])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_rematerialisation_keeps_less_and_changes_no_number(name, depth):
+    start, want, kept = _training(name, False, depth)
+    same_start, got, less = _training(name, True, depth)
+    chex.assert_trees_all_equal(same_start, start)
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
+    assert less < 0.5 * kept

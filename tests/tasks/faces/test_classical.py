@@ -1,0 +1,165 @@
+"""Classical algorithms train faces by config, and FedAvg is FedFR's FedAvg row."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.build import build_method
+from fedfr_jax.data.augment import decode
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.client import Feed
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Model
+
+SIDE, DIM, PUBLIC = 4, 8, 4
+COMMON = {"learning_rate": 0.05, "decay_epochs": 1}
+OPTIONS = {  # what an algorithm cannot do without, or is more interesting with
+    "fedavg": {"server_optimizer": {"name": "fedadam", "learning_rate": 0.01}},
+    "fedprox": {"strength": 0.1, "weigh": "equally"},
+    "fedrep": {"head": "params/(head|backbone/kernel)", "head_epochs": 1},
+    "pfedme": {"personal_rate": 0.05, "strength": 1.0},
+    "qfedavg": {"q": 1.0},
+    "robust": {"combine": "trimmed_mean", "fraction": 0.2},
+    "scaffold": {"momentum": 0.0},
+    "fedatt": {"norm": "spectral"},
+    "ifca": {"groups": 3},
+    "feddane": {"strength": 0.1},
+}
+NAMES = sorted(ALGORITHMS.keys() - {"fedfr"})  # which is the default row
+PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
+
+
+def small_model():
+    """Two linear layers and a running mean over the pixels."""
+
+    def init(key):
+        keys = jax.random.split(key)
+        params = {
+            "kernel": 0.2 * jax.random.normal(keys[0], (SIDE * SIDE, DIM)),
+            "last": 0.3 * jax.random.normal(keys[1], (DIM, DIM)),
+        }
+        return {"params": params, "batch_stats": {"mean": jnp.zeros(DIM)}}
+
+    def apply(variables, x, train, key=None):
+        del key
+        params, mean = variables["params"], variables["batch_stats"]["mean"]
+        hidden = x.reshape(len(x), -1) @ params["kernel"]
+        new = 0.9 * mean + 0.1 * hidden.mean(0) if train else mean
+        return jnp.tanh(hidden - mean[None]) @ params["last"], {"mean": new}
+
+    return Model(init, apply, (SIDE, SIDE, 1), DIM)
+
+
+MODEL = small_model()
+BACKBONE = MODEL.init(jax.random.key(5))
+PHI = np.zeros((PUBLIC, DIM), np.float32)
+
+
+RUNS = {}  # results by their arguments, shared by the tests
+
+
+def run(task, options, *, rounds=1, lanes=1):
+    """(method, server, rows [3], outcome) after some rounds of two epochs."""
+    name = repr((sorted(options.items()), rounds, lanes))
+    if name not in RUNS:
+        RUNS[name] = _run(task, options, rounds, lanes)
+    return RUNS[name]
+
+
+def _run(task, options, rounds, lanes):
+    method = build_method("row", {**COMMON, **options}, {}, MODEL, task.partition)
+    sim = simulation(
+        method.algorithm,
+        Feed(8, decode, shuffle=False),  # shuffling would double compile time
+        task.table,
+        task.population,
+        mesh=make_mesh(1),
+        local_epochs=2,
+        lanes=lanes,
+    )
+    server = start(sim, method.start(BACKBONE, PHI))
+    store = open_store(sim, server)
+    for r in range(rounds):
+        server, outcome = play(sim, server, store, r)
+    return method, server, store.gather(np.arange(3))[0], outcome
+
+
+def assert_close(a, b):
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, jax.device_get(a), jax.device_get(b))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_algorithm_trains_faces_and_deploys_networks(task, name):
+    method, server, rows, outcome = run(
+        task, {"algorithm": name, **OPTIONS.get(name, {})}
+    )
+    assert (outcome.metrics["steps"] > 0).all()
+    generic = method.generic(server)
+    same_shape = lambda x, y: x.shape == y.shape
+    assert all(jax.tree.leaves(jax.tree.map(same_shape, generic, BACKBONE)))
+    moved = lambda x, y: float(np.abs(np.asarray(x) - y).max()) > 1e-6
+    assert moved(generic["params"]["last"], BACKBONE["params"]["last"])
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((server, rows)))
+    images = decode(task.table.images[:2], np.zeros(2, bool))
+    row = jax.tree.map(lambda x: x[0], rows)
+    deployed = method.algorithm.personalize(server, row)
+    assert method.embed(deployed, images).shape == (2, DIM)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_class_embeddings_are_trained_and_never_leave_the_client(task, name):
+    options = {"algorithm": name, **OPTIONS.get(name, {})}
+    _, server, rows, _ = run(task, options)
+    heads = rows.leaves["params"]["head"]  # [3, M, D]
+    assert not np.isclose(heads[0], heads[1]).any()
+    lengths = np.linalg.norm(heads[:, :2], axis=-1)
+    assert (lengths > 0.06).all(), "the first ones are N(0, 0.01^2)"
+    inner = jax.tree_util.tree_leaves_with_path(server.inner)
+    assert not [p for p, _ in inner if "head" in jax.tree_util.keystr(p)]
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_fedavg_is_the_fedavg_row_of_fedfr(task, lanes):
+    _, server, rows, outcome = run(task, {"algorithm": "fedavg"}, rounds=2, lanes=lanes)
+    _, expected, known, wanted = run(task, PLAIN, rounds=2, lanes=lanes)
+    shared = server.inner.variables
+    assert_close(shared["params"]["backbone"], expected.backbone["params"])
+    assert_close(shared["batch_stats"], expected.backbone["batch_stats"])
+    assert_close(rows.leaves["params"]["head"], known.params["head"])
+    assert_close(outcome.metrics["loss"], wanted.metrics["loss"])
+
+
+def test_fedprox_without_strength_is_fedavg(task):
+    _, near, _, _ = run(task, {"algorithm": "fedprox", "strength": 0.0}, rounds=2)
+    _, plain, _, _ = run(task, {"algorithm": "fedavg"}, rounds=2)
+    assert_close(near.inner.variables, plain.inner.variables)
+
+
+def test_groups_of_one_are_fedavg_of_equal_clients(task):
+    one = {"algorithm": "ifca", "groups": 1, "spread": 0.0}
+    method, models, _, _ = run(task, one)
+    _, plain, _, _ = run(task, {"algorithm": "fedavg", "weigh": "equally"})
+    backbone = plain.inner.variables["params"]["backbone"]
+    assert_close(method.generic(models)["params"], backbone)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"algorithm": "fedsgd"}, "algorithm must be one of .*'fedfr'"),
+        ({"algorithm": "fedprox"}, "must have the key strength"),
+        ({"algorithm": "fedavg", "branch": "bce"}, "keys of .*'weigh'.*got 'branch'"),
+        ({"algorithm": "fedavg", "groups": 2}, "got 'groups'"),
+        ({"algorithm": "fedavg", "weigh": "size"}, "weigh must be one of"),
+        ({"algorithm": "fednova", "momentum": 0.9, "strength": 1.0}, "with strength"),
+        ({"algorithm": "fedavg", "margin_loss": "l2"}, "margin_loss must be one of"),
+        ({"algorithm": "ifca", "groups": 0}, "groups must be at least 1, got 0"),
+        ({"algorithm": "fesem", "spread": -0.1}, "spread must be at least 0, got -0.1"),
+    ],
+)
+def test_a_wrong_option_is_named_with_those_that_are_known(task, options, says):
+    with pytest.raises(ValueError, match=says):
+        build_method("row", options, {}, MODEL, task.partition)

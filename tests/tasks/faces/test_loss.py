@@ -1,0 +1,141 @@
+"""The terms of the local objective against plain computations in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.types import Batch, Model
+
+DIM, OWN, PADDED, PUBLIC = 5, 3, 4, 6  # the client has 3 of at most 4 classes
+LABELS = np.int32([0, 2, 1, 5, 0, 1])
+IS_EXTRA = np.array([0, 0, 0, 1, 1, 0], bool)
+IS_VALID = np.array([1, 1, 1, 1, 1, 0], bool)
+MODEL = Model(None, lambda v, x, train: (x @ v["params"], {}), (DIM,), DIM)
+
+
+def problem(seed=0):
+    """(params, batch) of a linear network, all random."""
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    params = {
+        "backbone": draw(DIM, DIM),
+        "phi": draw(PUBLIC, DIM),
+        "head": draw(PADDED, DIM),
+        "branch": {
+            "converter": {"kernel": draw(DIM, DIM), "bias": draw(DIM)},
+            "weights": draw(PADDED, DIM),
+            "bias": draw(PADDED),
+        },
+    }
+    nothing = np.zeros(len(LABELS), np.int32)
+    batch = Batch(
+        **{name: nothing for name in Batch._fields}
+        | {
+            "images": draw(len(LABELS), DIM),
+            "labels": LABELS,
+            "num_classes": np.int32(OWN),
+            "is_extra": IS_EXTRA,
+            "is_valid": IS_VALID,
+        }
+    )
+    return params, batch
+
+
+def branch_term(params, batch, **options):
+    loss = face_loss(MODEL, branch_weight=1.0, **options)
+
+    @jax.jit
+    def term(params, batch):
+        variables = {"params": params, "batch_stats": {}}
+        _, (_, metrics) = loss(variables, batch, None)
+        return metrics["branch"]
+
+    return term(params, batch)
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def cosines(params, batch, weights):
+    converter = params["branch"]["converter"]
+    features = batch.images @ params["backbone"] @ converter["kernel"]
+    return unit(features + converter["bias"]) @ unit(weights).T
+
+
+def softmax_loss(cosine, label, scale, margin):
+    z = scale * cosine.astype(np.float64)
+    z[label] -= scale * margin
+    return np.log(np.exp(z).sum()) - z[label]
+
+
+def test_cosface_on_all_is_the_softmax_over_own_and_public_classes():
+    params, batch = problem()
+    weights = np.concatenate([params["branch"]["weights"][:OWN], params["phi"]])
+    cosine = cosines(params, batch, weights)
+    labels = np.where(IS_EXTRA, OWN + LABELS, LABELS)
+    for scale, margin in [(30.0, 0.4), (8.0, 0.1)]:
+        each = [
+            softmax_loss(c, y, scale, margin)
+            for c, y, is_valid in zip(cosine, labels, IS_VALID, strict=True)
+            if is_valid
+        ]
+        options = {"branch_options": {"scale": scale, "margin": margin}}
+        actual = branch_term(params, batch, branch="cosface_all", **options)
+        np.testing.assert_allclose(actual, np.mean(each), rtol=1e-5)
+    default = branch_term(params, batch, branch="cosface_all", scale=8.0, margin=0.1)
+    np.testing.assert_allclose(default, actual, rtol=1e-6)
+
+
+def test_cosface_is_the_softmax_of_own_images_over_own_classes():
+    params, batch = problem()
+    cosine = cosines(params, batch, params["branch"]["weights"][:OWN])
+    is_used = IS_VALID & ~IS_EXTRA
+    each = [
+        softmax_loss(c, y, 30.0, 0.4)
+        for c, y in zip(cosine[is_used], LABELS[is_used], strict=True)
+    ]
+    actual = branch_term(params, batch, branch="cosface")
+    np.testing.assert_allclose(actual, np.mean(each), rtol=1e-5)
+
+
+def test_without_public_classes_both_cosface_branches_are_one():
+    params, batch = problem()
+    params = {**params, "phi": None}
+    batch = batch._replace(is_extra=np.zeros(len(LABELS), bool))
+    batch = batch._replace(labels=LABELS % OWN)
+    terms = [branch_term(params, batch, branch=b) for b in ("cosface", "cosface_all")]
+    np.testing.assert_array_equal(*terms)
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_cosface_on_all_trains_phi_unless_it_is_detached(is_detached):
+    params, batch = problem()
+    options = {"branch": "cosface_all", "detach_branch": is_detached}
+    slopes = jax.grad(lambda p: branch_term(p, batch, **options))(params)
+    for name in ("backbone", "phi"):
+        assert np.abs(slopes[name]).max() > 1e-4 or is_detached
+        assert not slopes[name].any() or not is_detached
+    assert np.abs(slopes["branch"]["weights"][:OWN]).max() > 1e-4
+    assert not slopes["branch"]["weights"][OWN:].any()
+
+
+def test_the_options_of_the_binary_branch_reach_it():
+    params, batch = problem()
+    r, m, t, share = 7.0, 0.2, 2.0, 0.9
+    cosine = cosines(params, batch, params["branch"]["weights"][:OWN])
+    adjusted = 2 * ((cosine + 1) / 2) ** t - 1
+    bias = params["branch"]["bias"][:OWN]
+    is_own = (LABELS[:, None] == np.arange(OWN)) & ~IS_EXTRA[:, None]
+    softplus = lambda x: np.logaddexp(0, x)
+    losses = np.where(
+        is_own,
+        share / r * softplus(-(r * (adjusted - m) + bias)),
+        (1 - share) / r * softplus(r * (adjusted + m) + bias),
+    )
+    options = {"scale": r, "margin": m, "t": t, "positive_weight": share}
+    actual = branch_term(params, batch, branch="bce", branch_options=options)
+    np.testing.assert_allclose(actual, losses.sum(1)[IS_VALID].mean(), rtol=1e-5)
+    assert abs(actual - branch_term(params, batch, branch="bce")) > 1e-2

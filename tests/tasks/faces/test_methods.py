@@ -1,0 +1,496 @@
+"""Every row of FedFR's tables is settings of few pieces, and each does what it says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.build import build_method
+from fedfr_jax.federated.client import Feed
+from fedfr_jax.tasks.faces.hard_negatives import (
+    class_features,
+    class_of_row,
+    client_of_row,
+)
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.losses.spreadout import spread
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.runs.pretraining import Pretraining, everyone, public_means
+from fedfr_jax.tasks.faces.methods import backbone_features, federated_faces, last_simulation
+from fedfr_jax.types import Cohort, Model
+
+SIDE, DIM, SIZES = 4, 8, (2, 3, 2)
+PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
+ADDED = {"contrastive_weight": 0.0, "branch": None, "threshold": 0.0}
+ROWS = {
+    "fedavg": PLAIN,
+    "hard negatives": ADDED,
+    "contrastive": {**ADDED, "contrastive_weight": 5.0},
+    "fedfr": {"threshold": 0.0},
+    "cosface branch": {"threshold": 0.0, "branch": "cosface"},
+    "cosface on all": {"threshold": 0.0, "branch": "cosface_all"},
+    "moon": {**PLAIN, "contrastive_weight": 5.0, "first_previous": "random"},
+    "class level": {**ADDED, "hard_negatives": "class"},
+    "init_fc": {"threshold": 0.0, "init_fc": True},
+    "local only": {**PLAIN, "share": False},
+    "fedface": {**PLAIN, "spreadout": 0.0},
+    "finetune": {**ADDED, "adapt": {"kind": "finetune", "epochs": 2}},
+    "distill": {**ADDED, "adapt": {"kind": "distill", "epochs": 2}},
+    "official": {
+        "threshold": 0.0,
+        "phi_update": "frozen",
+        "first_previous": "random",
+        "decay_epochs": (8, 6, 4, 3),
+        "weigh": "local+extra",
+    },
+}
+
+
+def linear_model():
+    """One linear layer over the pixels."""
+
+    def init(key):
+        kernel = 0.1 * jax.random.normal(key, (SIDE * SIDE, DIM))
+        return {"params": {"kernel": kernel}, "batch_stats": {}}
+
+    def apply(variables, x, train):
+        del train
+        flat = x.reshape(len(x), -1)
+        return flat @ variables["params"]["kernel"], variables["batch_stats"]
+
+    return Model(init, apply, (SIDE, SIDE, 1), DIM)
+
+
+MODEL = linear_model()
+BACKBONE = MODEL.init(jax.random.key(5))
+
+
+def decode(images, is_flipped):
+    pixels = images.astype(jnp.float32) / 255
+    return jnp.where(is_flipped[:, None, None, None], pixels[:, :, ::-1], pixels)
+
+
+def method_of(options):
+    return federated_faces(
+        MODEL, num_classes=3, num_clients=3, learning_rate=0.05, **options
+    )
+
+
+BUILT = {}  # compiled simulations by their options, shared by the tests
+
+
+def run(task, options, *, rounds=2, local_epochs=(2, 1), lanes=1):
+    """(sim, server, rows [3], outcomes) after some rounds on the real engine."""
+    name = repr((sorted(options.items(), key=str), lanes))
+    if name not in BUILT:
+        method = method_of(options)
+        feed, mesh = Feed(8, decode, flip=0.5), make_mesh(1)
+        sim = simulation(
+            method.algorithm, feed, task.table, task.population, mesh=mesh, lanes=lanes
+        )
+        last = method.last_round and last_simulation(sim, method.last_round)
+        BUILT[name] = method, sim, last
+    method, sim, last = BUILT[name]
+    sim = sim._replace(local_epochs=lambda r: local_epochs[min(r, 1)])
+    phi = jax.random.normal(jax.random.key(6), (4, DIM))
+    server = start(sim, method.start(BACKBONE, phi))
+    store, outcomes = open_store(sim, server), []
+    for r in range(rounds):
+        server, outcome = play(sim, server, store, r)
+        outcomes.append(outcome)
+    if last:
+        server, outcome = play(last, server, store, rounds)
+        outcomes.append(outcome)
+    rows, _ = store.gather(np.arange(3))
+    return sim, jax.device_get(server), rows, outcomes
+
+
+def assert_same(a, b, tolerance=1e-6):
+    close = lambda x, y: np.testing.assert_allclose(
+        x, y, rtol=tolerance, atol=tolerance
+    )
+    jax.tree.map(close, a, b)
+
+
+def differs(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return any(np.abs(x - y).max() > 1e-5 for x, y in pairs)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_trains_through_the_engine(task, name):
+    sim, server, rows, outcomes = run(task, ROWS[name])
+    for outcome in outcomes:
+        assert all(np.isfinite(x).all() for x in outcome.metrics.values())
+        assert (outcome.metrics["steps"] > 0).all()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((server, rows)))
+    assert differs(rows.previous, jax.tree.map(lambda x: x[None], BACKBONE))
+    variables = sim.algorithm.personalize(server, jax.tree.map(lambda x: x[0], rows))
+    images = decode(task.table.images[:2], np.zeros(2, bool))
+    assert method_of(ROWS[name]).embed(variables, images).shape == (2, DIM)
+
+
+def test_fedavg_is_the_row_without_public_data(task):
+    _, server, _, outcomes = run(task, PLAIN)
+    assert server.phi is None
+    assert not any(o.num_extra.any() for o in outcomes)
+    assert set(outcomes[0].metrics) == {"loss", "classification", "steps"}
+
+
+def test_a_contrastive_weight_of_zero_is_no_contrastive_term(task):
+    _, plain, _, _ = run(task, ADDED)
+    _, tiny, _, outcomes = run(task, {**ADDED, "contrastive_weight": 1e-12})
+    assert "contrastive" in outcomes[0].metrics
+    assert_same(tiny, plain)
+    _, real, _, _ = run(task, {**ADDED, "contrastive_weight": 5.0})
+    assert differs(real.backbone, plain.backbone)
+
+
+def test_a_threshold_of_one_or_none_selects_nothing(task):
+    _, none, _, first = run(task, {**ADDED, "threshold": None})
+    _, one, _, second = run(task, {**ADDED, "threshold": 1.0})
+    assert not any(o.num_extra.any() for o in [*first, *second])
+    assert_same(none, one)
+    _, _, _, some = run(task, ADDED)
+    assert all(o.num_extra.any() for o in some)
+
+
+def test_moon_has_the_term_and_no_public_data(task):
+    _, server, _, outcomes = run(task, ROWS["moon"])
+    assert server.phi is None
+    assert not outcomes[0].num_extra.any()
+    assert (outcomes[0].metrics["contrastive"] > 0).all()
+
+
+def test_the_branch_leaves_the_aggregate_alone_when_detached(task):
+    _, without, _, _ = run(task, ADDED)
+    for branch in ("bce", "cosface", "cosface_all"):
+        detached = {**ADDED, "branch": branch, "detach_branch": True}
+        _, server, rows, _ = run(task, detached)
+        assert_same(server, without)
+        kernel = rows.params["branch"]["converter"]["kernel"]
+        assert differs(kernel, np.eye(DIM, dtype=np.float32)[None])
+
+
+def test_reweighting_trains_otherwise_and_officially_not_at_all(task):
+    ends = {}
+    for kind in (None, "mended", "official"):
+        options = {**PLAIN, "weight_decay": 0.0, "reweight": kind}
+        _, server, _, _ = run(task, options, rounds=1)
+        ends[kind] = server.backbone["params"]["kernel"]
+    np.testing.assert_array_equal(ends["official"], BACKBONE["params"]["kernel"])
+    assert differs(ends["mended"], BACKBONE["params"]["kernel"])
+    assert differs(ends["mended"], ends[None])
+
+
+def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(task):
+    seen = []
+
+    def apply(variables, x, train):
+        if not train:
+            jax.debug.callback(lambda: seen.append(len(x)))
+        return MODEL.apply(variables, x, train)
+
+    counted = MODEL._replace(apply=apply)
+    method = federated_faces(counted, num_classes=3, threshold=0.0)
+    feed, tables = Feed(8, decode, flip=0.5), (task.table, task.population)
+    sim = simulation(method.algorithm, feed, *tables, mesh=make_mesh(1), local_epochs=5)
+    server = start(sim, method.start(BACKBONE, jnp.ones((4, DIM))))
+    _, outcome = play(sim, server, open_store(sim, server), 0)
+    jax.effects_barrier()
+    whole = lambda number: int((8 * -(-np.asarray(number) // 8)).sum())  # in batches
+    by_clients = whole(task.population.sizes(outcome.ids) + outcome.num_extra)
+    by_the_server = whole(len(task.table.labels))
+    assert outcome.num_extra.any()
+    assert sum(seen) == 2 * (by_clients + by_the_server)
+
+
+def test_phi_is_averaged_or_frozen(task):
+    phi = jax.random.normal(jax.random.key(6), (4, DIM))
+    _, averaged, _, _ = run(task, ADDED)
+    _, frozen, _, _ = run(task, {**ADDED, "phi_update": "frozen"}, rounds=1)
+    np.testing.assert_array_equal(frozen.phi, phi)
+    assert differs(averaged.phi, phi)
+
+
+def test_weights_count_hard_negatives_or_not(task):
+    _, extra, _, outcomes = run(task, {**ADDED, "weigh": "local+extra"}, rounds=1)
+    _, local, _, _ = run(task, {**ADDED, "weigh": "local"}, rounds=1)
+    assert len(set(np.diff(task.population.offsets).tolist())) > 1
+    assert outcomes[0].num_extra.any()
+    assert differs(extra, local)
+
+
+def test_the_first_previous_network_is_the_global_or_a_random_one(task):
+    # Twice the same frozen network: the term is log 2 at every first step.
+    once = {"rounds": 1, "local_epochs": (1, 1)}
+    options = {**PLAIN, "contrastive_weight": 1e-9}
+    _, _, _, same = run(task, options, **once)
+    np.testing.assert_allclose(same[0].metrics["contrastive"], np.log(2), atol=1e-6)
+    _, _, _, other = run(task, {**options, "first_previous": "random"}, **once)
+    assert (np.abs(other[0].metrics["contrastive"] - np.log(2)) > 1e-3).all()
+
+
+def test_a_client_trained_alone_never_meets_the_others(task):
+    alone = ROWS["local only"]
+    _, server, rows, _ = run(task, alone, rounds=2)
+    np.testing.assert_array_equal(
+        server.backbone["params"]["kernel"], BACKBONE["params"]["kernel"]
+    )
+    # Two rounds of FedAvg with nobody else around are the same training.
+    _, _, shared, _ = run(task, PLAIN, rounds=1)
+    _, _, first, _ = run(task, alone, rounds=1)
+    assert_same(first, shared)
+    _, _, second, _ = run(task, PLAIN, rounds=2)
+    assert differs(rows.previous, second.previous)
+
+
+def test_class_level_takes_whole_classes_by_phi(task):
+    sim, _, _, outcomes = run(task, ROWS["class level"], rounds=1)
+    phi = np.asarray(jax.random.normal(jax.random.key(6), (4, DIM)))
+    labels, offsets = task.table.labels, task.population.offsets
+    images = decode(task.table.images, np.zeros(len(labels), bool))
+    features = np.asarray(MODEL.apply(BACKBONE, images, False)[0])
+    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+    cohort = Cohort(np.arange(3, dtype=np.int32), 0)
+    server = start(sim, method_of(ROWS["class level"]).start(BACKBONE, phi))
+    chosen = np.asarray(sim.algorithm.prepare(server, sim, cohort).examples)
+    some = False
+    for c, number in enumerate(outcomes[0].num_extra):
+        own = slice(offsets[c], offsets[c + 1])
+        means = [features[own][labels[own] == k].mean(axis=0) for k in range(SIZES[c])]
+        is_hard = (unit(np.stack(means)) @ unit(phi).T > 0).any(axis=0)
+        hard = offsets[-1] + np.flatnonzero(is_hard[labels[offsets[-1] :]])
+        np.testing.assert_array_equal(chosen[c, :number], hard)
+        some |= is_hard.any() and not is_hard.all()
+    assert some  # neither everything nor nothing
+
+
+def test_rows_stand_for_their_class_and_padding_for_nothing():
+    client = client_of_row(np.array([3, 2]), 6)
+    np.testing.assert_array_equal(client, [0, 0, 0, 1, 1, 2])
+    labels = np.array([5, 1, 5, 5, 1, 5, 1, 0])
+    owner = class_of_row(jnp.asarray(client), jnp.asarray(labels[:6]))
+    np.testing.assert_array_equal(owner, [1, 0, 1, 3, 2, 4])
+    features = jnp.arange(8.0)[:, None] * jnp.ones((1, 2))
+    phi = jnp.array([[10.0, 10.0], [20.0, 20.0]])
+    rows = class_features(features, client, phi, labels)
+    np.testing.assert_allclose(rows[:5, 0], [1, 1, 1, 3, 4])
+    np.testing.assert_allclose(rows[6:, 0], [20, 10])
+
+
+def test_init_fc_starts_from_the_pretrained_class_means(task):
+    frozen = {"learning_rate": 0.0, "weight_decay": 0.0}
+    method = federated_faces(MODEL, num_classes=3, **{**ROWS["init_fc"], **frozen})
+    assert method.init_fc
+    mesh = make_mesh(2)
+    phi = public_means(MODEL, task, mesh, BACKBONE, 8)
+    sim = simulation(
+        method.algorithm, Feed(8, decode), task.table, task.population, mesh=mesh
+    )
+    server = start(sim, method.start(BACKBONE, phi))
+    store = open_store(sim, server)
+    server, _ = play(sim, server, store, 0)
+    rows, _ = store.gather(np.arange(3))
+    labels, offsets = task.table.labels, task.population.offsets
+    images = decode(task.table.images, np.zeros(len(labels), bool))
+    features = np.asarray(MODEL.apply(BACKBONE, images, False)[0])
+    for c, size in enumerate(SIZES):
+        own = slice(offsets[c], offsets[c + 1])
+        means = [features[own][labels[own] == k].mean(axis=0) for k in range(size)]
+        np.testing.assert_allclose(rows.params["head"][c, :size], means, atol=1e-6)
+        assert not rows.params["head"][c, size:].any()
+    np.testing.assert_array_equal(rows.params["branch"]["weights"], rows.params["head"])
+    from fedfr_jax.data.augment import decode as stored
+
+    pixels = stored(task.table.images, np.zeros(len(labels), bool))
+    features = np.asarray(MODEL.apply(BACKBONE, pixels, False)[0])[offsets[-1] :]
+    public = labels[offsets[-1] :]
+    means = [features[public == k].mean(axis=0) for k in range(4)]
+    np.testing.assert_allclose(phi, means, atol=1e-6)
+
+
+def test_a_head_that_was_trained_is_not_started_again(task):
+    _, _, once, _ = run(task, ROWS["init_fc"], rounds=1)
+    _, _, twice, _ = run(task, ROWS["init_fc"], rounds=2, local_epochs=(2, 0))
+    assert_same(once.params["head"], twice.params["head"])
+
+
+def test_fedface_hands_back_embeddings_that_lie_further_apart(task):
+    _, server, rows, _ = run(task, ROWS["fedface"], rounds=1)
+    assert server.is_known.all()
+    own = np.concatenate([server.heads[c, :n] for c, n in enumerate(SIZES)])
+    before = np.concatenate([rows.params["head"][c, :n] for c, n in enumerate(SIZES)])
+
+    def penalty(x):
+        x = x / np.linalg.norm(x, axis=1, keepdims=True)
+        cosine = (x @ x.T)[~np.eye(len(x), dtype=bool)]
+        return np.square(np.maximum(cosine, 0)).mean()
+
+    assert penalty(own) < penalty(before)
+    np.testing.assert_array_equal(server.heads[0, 2:], rows.params["head"][0, 2:])
+    # The next round starts there: without a step the client uploads it unchanged.
+    _, _, after, _ = run(task, ROWS["fedface"], rounds=2, local_epochs=(2, 0))
+    assert_same(after.params["head"], server.heads)
+    _, plain, _, _ = run(task, PLAIN, rounds=1)
+    assert_same(server.backbone, plain.backbone)
+
+
+@pytest.mark.parametrize("kind", ["finetune", "distill"])
+def test_adaptation_moves_the_clients_and_not_the_server(task, kind):
+    _, before, rows, _ = run(task, ADDED)
+    _, after, adapted, outcomes = run(task, ROWS[kind])
+    assert_same(before, after)
+    assert differs(adapted.previous, rows.previous)
+    assert not outcomes[-1].num_extra.any()
+    # From the global network: a rate of zero leaves every client with exactly that.
+    still = {"kind": kind, "learning_rate": 0.0, "epochs": 1}
+    _, server, same, _ = run(task, {**ADDED, "adapt": still})
+    for c in range(3):
+        row = jax.tree.map(lambda x, c=c: x[c], same.previous)
+        assert_same(row, server.backbone)
+
+
+def test_a_perfect_student_has_nothing_to_distil(task):
+    adapt = {"kind": "distill", "alpha": 1.0, "learning_rate": 0.0, "epochs": 1}
+    _, _, _, outcomes = run(task, {**ADDED, "adapt": adapt})
+    np.testing.assert_allclose(outcomes[-1].metrics["loss"], 0, atol=1e-4)
+
+
+def test_central_training_on_everybody_has_every_class_once(task):
+    everything = everyone(task)
+    names = everything.partition.global_identities
+    p, labels = task.partition, everything.table.labels
+    assert len(names) == 4 + sum(SIZES) == len(set(names.tolist()))
+    np.testing.assert_array_equal(np.bincount(labels) > 0, True)
+    np.testing.assert_array_equal(names[labels[: len(p.train)]], task.train_identities)
+    public = p.global_identities[p.global_labels]
+    np.testing.assert_array_equal(names[labels[len(p.train) :]], public)
+    row = build_method("all", {"kind": "central"}, {"epochs": 7}, MODEL, p)
+    assert row == Pretraining(epochs=7)
+    row = build_method("all", {"kind": "central", "epochs": 9}, {"epochs": 7}, MODEL, p)
+    assert row.epochs == 9
+
+
+def test_backbone_features_are_traced_once_for_all_that_calls_them():
+    calls = []
+    count = lambda *arguments: calls.append(arguments) or MODEL.apply(*arguments)
+    embed = backbone_features(MODEL._replace(apply=count))
+    images = jnp.zeros((2, *MODEL.image_shape))
+    for _ in range(2):
+        jax.eval_shape(lambda *arguments: embed(*arguments), BACKBONE, images)
+    assert len(calls) == 1
+
+
+def test_backbone_features_ignore_the_branch(task):
+    images = decode(task.table.images[:2], np.zeros(2, bool))
+    expected = MODEL.apply(BACKBONE, images, False)[0]
+    np.testing.assert_array_equal(backbone_features(MODEL)(BACKBONE, images), expected)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"adapt": {}}, "branch must be None with adapt"),
+        ({**PLAIN, "adapt": {"kind": "prune"}}, "adapt.kind must be one of"),
+        ({**PLAIN, "adapt": {"rate": 1}}, "adapt must have keys of .'alpha', 'epochs'"),
+        ({"hard_negatives": "pixel"}, "hard_negatives must be one of"),
+        ({**PLAIN, "share": False, "first_previous": "random"}, "must be global"),
+        ({**PLAIN, "spreadout": 0.4}, "num_clients must be at least 1"),
+        ({"reweight": "mended"}, "num_clients must be at least 1 with reweight, got 0"),
+        ({**PLAIN, "share": False, "adapt": {}}, "share must be True with adapt"),
+        ({**PLAIN, "share": False, "spreadout": 0.4}, "must be True with spreadout"),
+        ({"branch_options": {"r": 30}}, "of .'margin', 'positive_weight', .*got 'r'"),
+        ({"branch": "cosface", "branch_options": {"t": 3}}, ".'margin', 'scale'., got"),
+        (
+            {**PLAIN, "branch_options": {"t": 3}},
+            "branch_options must have keys of .., ",
+        ),
+        ({"branch_options": 3}, "branch_options must be a mapping, got 3"),
+        (
+            {"spreadout_options": {"steps": 3}},
+            "spreadout_options must have keys of .., ",
+        ),
+        (
+            {
+                **PLAIN,
+                "spreadout": 0.4,
+                "num_clients": 3,
+                "spreadout_options": {"r": 1},
+            },
+            "must have keys of .'learning_rate', 'momentum', 'steps', ",
+        ),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        federated_faces(MODEL, num_classes=3, **options)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_hard_negatives": -1}, "max_hard_negatives must be at least 0, got -1."),
+        ({"temperature": 0}, "temperature must be positive, got 0."),
+        ({"temperature": None}, "temperature must be a number, got None."),
+        ({"threshold": 7}, "threshold must lie in [-1, 1], got 7."),
+        ({"threshold": float("nan")}, "threshold must lie in [-1, 1], got nan."),
+        ({"decay_epochs": -1}, "decay_epochs must be at least 0, got -1."),
+        ({"decay_epochs": (3, -2)}, "decay_epochs must be at least 0, got (3, -2)."),
+        ({"learning_rate": -0.1}, "learning_rate must be at least 0, got -0.1."),
+        ({"momentum": 1.5}, "momentum must lie in [0, 1], got 1.5."),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0."),
+        ({"scale": 0.0}, "scale must be positive, got 0.0."),
+        ({"margin": -0.4}, "margin must be at least 0, got -0.4."),
+        ({"contrastive_weight": -5}, "contrastive_weight must be at least 0, got -5."),
+        ({"branch_weight": -10}, "branch_weight must be at least 0, got -10."),
+        ({"spreadout": 2.0}, "spreadout must lie in [-1, 1], got 2.0."),
+        ({"spreadout": "0.4"}, "spreadout must be a number, got '0.4'."),
+        (
+            {"branch_options": {"t": 0.5}},
+            "branch_options.t must be at least 1, got 0.5.",
+        ),
+        (
+            {"branch_options": {"positive_weight": 70}},
+            "branch_options.positive_weight must lie in [0, 1], got 70.",
+        ),
+        (
+            {"spreadout": 0.4, "spreadout_options": {"steps": -1}},
+            "spreadout_options.steps must be at least 0, got -1.",
+        ),
+        (
+            {"branch": None, "adapt": {"epochs": -3}},
+            "adapt.epochs must be at least 0, got -3.",
+        ),
+        (
+            {"branch": None, "adapt": {"temperature": 0.0}},
+            "adapt.temperature must be positive, got 0.0.",
+        ),
+    ],
+)
+def test_a_number_out_of_range_is_refused_with_its_row(task, options, message):
+    with pytest.raises(ValueError) as caught:
+        build_method("mine", options, {}, MODEL, task.partition)
+    assert str(caught.value) == f"config.methods.mine: {message}"
+
+
+def test_an_unknown_key_names_its_row_once(task):
+    with pytest.raises(ValueError, match="^config.methods.mine must have keys of"):
+        build_method("mine", {"thresold": 0.4}, {}, MODEL, task.partition)
+
+
+def test_the_options_of_the_spread_out_reach_the_server(task):
+    row = {**ROWS["fedface"], "weight_decay": 0.0}
+    options = {"steps": 3, "learning_rate": 0.5, "momentum": 0.0, "weight_decay": 0.1}
+    _, server, rows, _ = run(task, {**row, "spreadout_options": options}, rounds=1)
+    mask = np.arange(3)[None] < np.array(SIZES)[:, None]
+    heads = rows.params["head"].reshape(-1, DIM)
+    expected, _ = spread(heads, margin=0.0, class_mask=mask.reshape(-1), **options)
+    np.testing.assert_allclose(server.heads.reshape(-1, DIM), expected, atol=1e-6)
+    _, other, _, _ = run(task, row, rounds=1)
+    assert differs(server.heads, other.heads)
+
+
+def test_an_adaptation_without_settings_is_five_epochs_of_fine_tuning():
+    method = federated_faces(MODEL, num_classes=3, branch=None, adapt={})
+    assert method.last_round.epochs == 5

@@ -1,0 +1,64 @@
+"""The row `moon` in a round of the engine: the official loss of given features."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks.faces.methods import federated_faces
+from fedfr_jax.types import Model
+
+GLOBAL, PREVIOUS = np.float32([1, 0]), np.float32([0, 1])  # networks' only parameter
+
+
+def network(dim):
+    """An image's rows are its features: of the local, global and previous network.
+
+    The one in training is told by its mode, the frozen two by their parameter.
+    """
+
+    def apply(variables, x, train):
+        which = variables["params"]["which"]
+        training, frozen = x[:, 0, :, 0], x[:, 1:, :, 0]
+        picked = (frozen * which[None, :, None]).sum(1)
+        return training * which.sum() if train else picked, variables["batch_stats"]
+
+    previous = {"params": {"which": jnp.asarray(PREVIOUS)}, "batch_stats": {}}
+    return Model(lambda key: previous, apply, (3, dim, 1), dim)
+
+
+def test_a_client_of_the_row_moon_has_the_official_loss(golden):
+    """Among another client's rows, shuffled and padded to a batch of eight."""
+    want = golden("moon_loss")
+    own = np.stack([want["z"], want["z_global"], want["z_prev"][0]], axis=1)[..., None]
+    count, _, dim, _ = own.shape
+    other = np.random.default_rng(0).normal(size=(3, *own.shape[1:]))
+    images = np.concatenate([other, own]).astype(np.float32)
+    method = federated_faces(
+        network(dim),
+        num_classes=2,
+        num_clients=2,
+        learning_rate=0.01,
+        public=False,
+        branch=None,
+        contrastive_weight=5.0,
+        first_previous="random",
+    )
+    sim = simulation(
+        method.algorithm,
+        Feed(8, lambda images, is_flipped: images),
+        Table(images, np.arange(3 + count, dtype=np.int32) % 2),
+        Population(np.array([0, 3, 3 + count]), np.full(2, 2, np.int32)),
+        mesh=make_mesh(1),
+    )
+    variables = {"params": {"which": jnp.asarray(GLOBAL)}, "batch_stats": {}}
+    server = start(sim, method.start(variables, jnp.zeros((1, dim))))
+    _, outcome = play(sim, server, open_store(sim, server), 0)
+    metrics = outcome.metrics
+    assert metrics["steps"].tolist() == [1, 1]
+    found = metrics["contrastive"]
+    np.testing.assert_allclose(found[1], want["loss_one_prev"], rtol=1e-6)
+    assert abs(found[0] - found[1]) > 1e-3
+    total = metrics["classification"] + 5 * found
+    np.testing.assert_allclose(metrics["loss"], total, rtol=1e-6)

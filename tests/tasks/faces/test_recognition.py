@@ -1,0 +1,123 @@
+"""The device table of a partition, and its judge against the evaluation room."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfr_jax.data.augment import decode
+from fedfr_jax.data.partition import by_identity
+from fedfr_jax.evaluation.personalized import client_verification
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks.faces.recognition import Judge, balanced_pairs, recognition
+from fedfr_jax.types import Source
+
+SHAPE = (6, 6, 1)
+
+
+def source():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(14), 10).astype(np.int32)
+    centres = rng.uniform(80, 170, size=(14, *SHAPE))
+    images = centres[labels] + rng.normal(scale=40, size=(140, *SHAPE))
+    images = images.clip(0, 255).astype(np.uint8)
+    names = tuple(f"id{i}" for i in range(14))
+    return Source(lambda rows: images[rows], labels, names, SHAPE), images
+
+
+@pytest.fixture(scope="module")
+def task():
+    made, images = source()
+    partition = by_identity(
+        made.labels, num_clients=3, ids_per_client=2, num_global_ids=4, num_unseen_ids=4
+    )
+    return recognition(made, partition), images
+
+
+def embed(variables, x):
+    return x.reshape(len(x), -1) @ variables
+
+
+def test_rows_of_the_table_are_the_partitions_images(task):
+    task, images = task
+    p = task.partition
+    np.testing.assert_array_equal(task.table.images[: len(p.train)], images[p.train])
+    np.testing.assert_array_equal(
+        task.table.images[len(p.train) :], images[p.global_examples]
+    )
+    labels = np.repeat(np.arange(14), 10)
+    np.testing.assert_array_equal(task.train_identities, labels[p.train])
+    np.testing.assert_array_equal(task.test_identities, labels[p.test])
+
+
+def test_streamed_images_are_judged_alike(task):
+    task, _ = task
+    made, _ = source()
+    streamed = recognition(made, task.partition, stream_bytes=2 * 40 * 8)
+    network = np.random.default_rng(1).normal(size=(36, 5)).astype(np.float32)
+    options = {"batch_size": 8, "fars": (0.1,), "fpirs": (0.5,)}
+    judges = [Judge(t, make_mesh(2), **options) for t in (task, streamed)]
+    expected, actual = (judge.generic(embed, network) for judge in judges)
+    assert actual.metrics == expected.metrics
+    expected, actual = (judge.personalised(embed, None, network) for judge in judges)
+    assert actual.metrics == expected.metrics
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_the_judge_scores_each_clients_own_network(task, num_devices):
+    task, images = task
+    rng = np.random.default_rng(1)
+    networks = [jnp.asarray(rng.normal(size=(36, 5)), jnp.float32) for _ in range(3)]
+    judge = Judge(task, make_mesh(num_devices), batch_size=8, fars=(0.1,), fpirs=(0.5,))
+    judged = judge.personalised(embed, lambda client: networks[client])
+    p = task.partition
+    for client, network in enumerate(networks):
+        pixels = decode(jnp.asarray(images[p.test]), jnp.zeros(len(p.test), bool))
+        expected = client_verification(
+            embed(network, pixels),
+            task.test_identities,
+            np.isin(task.test_identities, p.identities[client]),
+            fars=(0.1,),
+        )
+        got = judged.per_client["tar@far=1e-01"][client]
+        np.testing.assert_allclose(got, expected["tar@far=1e-01"], atol=1e-6)
+    single = judge.personalised(embed, None, networks[0])
+    assert single.per_client["tar@far=1e-01"][0] == pytest.approx(
+        judged.per_client["tar@far=1e-01"][0], abs=1e-6
+    )
+
+
+def test_the_generic_protocol_sees_unseen_identities_only(task):
+    task, _ = task
+    judge = Judge(task, make_mesh(2), batch_size=8, fars=(0.1,), fpirs=(0.5,))
+    judged = judge.generic(embed, jnp.eye(36, dtype=jnp.float32))
+    assert 0 < judged.metrics["tar@far=1e-01"] <= 1
+    assert 0.5 < judged.metrics["accuracy"] <= 1
+    assert not set(task.partition.unseen_identities) & set(task.test_identities)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 12), st.integers(5, 20), st.integers(0, 1000))
+def test_pairs_are_balanced_distinct_and_labelled_right(people, images, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(range(people), images))
+    indices, is_same = balanced_pairs(labels, 400, seed)
+    np.testing.assert_array_equal(
+        labels[indices[:, 0]] == labels[indices[:, 1]], is_same
+    )
+    assert len(np.unique(np.sort(indices, 1), axis=0)) == len(indices) <= 400
+    folds = is_same.reshape(10, -1)
+    np.testing.assert_array_equal(folds.sum(1), folds.shape[1] // 2)
+
+
+def test_too_few_unseen_people_are_refused():
+    with pytest.raises(ValueError, match="num_unseen_ids must give at least 10 pairs"):
+        balanced_pairs(np.array([0, 0, 1]), 100, 0)
+
+
+def test_decoding_maps_bytes_to_minus_one_to_one_and_mirrors():
+    images = np.zeros((2, 1, 3, 1), np.uint8)
+    images[:, 0, 0] = 255
+    out = np.asarray(decode(jnp.asarray(images), jnp.array([False, True])))
+    np.testing.assert_allclose(out[0, 0, :, 0], [1, -1, -1])
+    np.testing.assert_allclose(out[1, 0, :, 0], [-1, -1, 1])

@@ -1,0 +1,111 @@
+"""What is installed, what the library imports, and what its wheel holds."""
+
+import ast
+import pathlib
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = pathlib.Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = (ROOT / "requirements.txt").read_text()
+READY = pathlib.Path(sys.prefix) / ".ready"  # requirements.txt as it was installed
+# Where a module has another name than its package.
+PACKAGES = {"PIL": "pillow", "orbax": "orbax-checkpoint"}
+
+
+def name_of(requirement):
+    return requirement.name.lower().replace("_", "-")
+
+
+def requirements(lines, python=None):
+    """{package: its specifier} of `lines` on this or another version of Python."""
+    environment = {"python_version": python} if python else None
+    words = [line.partition("#")[0].strip() for line in lines]
+    found = [Requirement(word) for word in words if word]
+    here = [r for r in found if r.marker is None or r.marker.evaluate(environment)]
+    assert len({name_of(r) for r in here}) == len(here)
+    return {name_of(r): r.specifier for r in here}
+
+
+def imported():
+    """Packages that the library imports and that are not Python's."""
+    roots = set()
+    for path in (ROOT / "fedfr_jax").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                roots |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                roots.add(node.module.partition(".")[0])
+    roots -= {*sys.stdlib_module_names, "fedfr_jax"}
+    return {PACKAGES.get(x, x).lower().replace("_", "-") for x in roots}
+
+
+def test_the_pinned_libraries_fit_together():
+    words = "import flax.linen, flax.nnx, optax, orbax.checkpoint"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", words], check=True)
+
+
+def test_what_is_installed_is_what_is_pinned():
+    if not READY.is_file() or READY.read_text() != PINS:
+        pytest.skip("this environment was not made from requirements.txt")
+    for name, version in requirements(PINS.splitlines()).items():
+        assert version.contains(metadata.version(name)), name
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_pins_are_exact_and_within_what_the_package_asks_for(python):
+    pinned = requirements(PINS.splitlines(), python)
+    for name, specifier in pinned.items():
+        assert [s.operator for s in specifier] == ["=="], name
+    extras = PROJECT["optional-dependencies"]
+    asked = [x for name in extras if name != "export" for x in extras[name]]
+    needed = requirements([*PROJECT["dependencies"], *asked], python)
+    for name, specifier in needed.items():
+        assert name in pinned, name
+        assert all(specifier.contains(pin.version) for pin in pinned[name]), name
+
+
+def test_dependencies_are_what_the_library_imports():
+    core = set(requirements(PROJECT["dependencies"]))
+    extras = PROJECT["optional-dependencies"].items()
+    optional = {name for key, x in extras if key != "test" for name in requirements(x)}
+    assert core <= imported() <= core | optional
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_empty_folder(tmp_path):
+    """Needs setuptools from the package registry."""
+    source, empty = tmp_path / "source", tmp_path / "empty"
+    empty.mkdir()
+    for name in ("fedfr_jax", "configs"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, source]
+    subprocess.run(build, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        names = set(files.namelist())
+        files.extractall(tmp_path / "site")
+    for path in (ROOT / "fedfr_jax").rglob("*.py"):
+        assert path.relative_to(ROOT).as_posix() in names
+    for path in (ROOT / "configs").rglob("*.py"):
+        assert f"fedfr_jax/{path.relative_to(ROOT).as_posix()}" in names
+    assert "fedfr_jax/py.typed" in names
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {
+        "fedfr_jax"
+    }
+    words = "from fedfr_jax.commands.config_files import find, load; "
+    words += "from fedfr_jax.configs import base; print(load(find('demo')).seed)"
+    command = [sys.executable, "-c", words]
+    of = {"PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(command, cwd=empty, env=of, capture_output=True, text=True)
+    assert done.stdout == "0\n", done.stderr
