@@ -1,4 +1,4 @@
-"""What every face experiment shares; an experiment's file overrides it."""
+"""What every experiment shares; an experiment's file overrides it."""
 
 import os
 
@@ -11,16 +11,18 @@ FEDFR = {}  # the defaults; see federated_faces for what the paper has otherwise
 def get_config():
     """Sections are the keyword arguments of the functions that they configure."""
     config = ConfigDict()
+    config.task = "faces"
     config.seed = 0
     config.data = ConfigDict()
     config.partition = ConfigDict()
     config.model = ConfigDict()
     config.pretrain = ConfigDict()
     config.federation = ConfigDict()
-    # Keys of tasks/faces/recognition.py:Judge. `fars` and `fpirs` are the rates; three more
-    # are off until they are given, here or as --config.evaluation.key=value:
+    # Keys of tasks/faces/recognition.py:Judge. `fars` and `fpirs` are the rates; three
+    # more are off until they are given, here or as --config.evaluation.key=value:
     #   pairs = "lfw.bin", or {"path" or "source", "fars", "folds", "flip"}, see
-    #     tasks/faces/pair_list.py: generic pairs_accuracy and pairs_tar@far=... by ten folds.
+    #     tasks/faces/pair_list.py: generic pairs_accuracy and pairs_tar@far=... by ten
+    #     folds.
     #   templates = "IJBC", or {"path", "images", "media", "landmarks", "pairs",
     #     "gallery", "probes", "align", "faceness", "flip", "keep_norm", "fars",
     #     "fpirs", "ranks"}, see tasks/faces/template_set.py: generic ijb_tar@far=...,

@@ -1,0 +1,41 @@
+"""Train visual recognition for many clients at once.
+
+    import fedfr_jax as ff
+
+names what a notebook needs: a data set by client, a client's training, an algorithm,
+rounds of it, and what came out. The names are those of `__init__.pyi`; each is loaded
+when it is first asked for, so that a command starts without JAX.
+"""
+
+import ast
+import importlib
+import pathlib
+from importlib import metadata
+
+
+def _places() -> dict[str, str]:
+    """Module of every public name."""
+    stub = ast.parse(pathlib.Path(__file__).with_suffix(".pyi").read_text())
+    imports = [line for line in stub.body if isinstance(line, ast.ImportFrom)]
+    return {name.name: line.module for line in imports for name in line.names}
+
+
+_PLACES = _places()
+
+
+def __getattr__(name: str):
+    """A public name, or the version."""
+    if name == "__version__":
+        try:
+            return metadata.version("fedfr_jax")
+        except metadata.PackageNotFoundError:  # a folder that nobody installed
+            return "0+unknown"
+    if name not in _PLACES:
+        raise AttributeError(f"fedfr_jax has no {name!r}, only {sorted(_PLACES)}.")
+    if name == "partition":
+        return importlib.import_module("fedfr_jax.data.partition")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*_PLACES, "__version__"]

@@ -95,8 +95,14 @@ def naming(what: Any) -> Iterator[None]:
 def register(family: dict, what: str, name: str, factory: Callable) -> None:
     """Add `factory` to a family under `name`; the same one twice is welcome.
 
+    A config file that registers may be read more than once: the function of the same
+    name and file takes the place of the one before.
+
     Raises:
       ValueError: when the name belongs to another factory.
     """
-    if family.setdefault(name, factory) is not factory:
+    origin = lambda f: (f.__qualname__, f.__code__.co_filename)
+    known = family.get(name, factory)
+    if known is not factory and origin(known) != origin(factory):
         raise ValueError(f"{what} must have a name of its own, got {name!r} again.")
+    family[name] = factory

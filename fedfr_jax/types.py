@@ -5,7 +5,8 @@ round's cohort, L lanes trained side by side on a device, S local steps, B batch
 T examples in a table, H W C image, D embedding, M classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -174,3 +175,93 @@ class Algorithm(NamedTuple):
     network: Callable[[PyTree], PyTree] = lambda server: server
     # (server, simulation, cohort); also traced for its shapes before the first round.
     prepare: Callable[..., Extra] | None = None
+
+
+class LastRound(NamedTuple):
+    """A round of all clients after the last one, nothing aggregated."""
+
+    algorithm: Algorithm
+    epochs: int
+
+
+class Federated(NamedTuple):
+    """A trainer: an algorithm, what it starts from, and how its networks are used."""
+
+    algorithm: Algorithm
+    # variables of the stage before, or None -> variables for `Algorithm.init`
+    start: Callable[[PyTree], PyTree]
+    apply: Callable  # (variables of `personalize`, images [B, ...]) -> output [B, D]
+    # server -> variables of the judged network; None where there is none
+    network: Callable[[PyTree], PyTree] | None
+    network_apply: Callable  # (variables of `network`, images) -> output [B, D]
+    last_round: LastRound | None = None
+    # The same on networks whose convolutions are computed otherwise.
+    lowered: Mapping[str, "Federated"] = MappingProxyType({})
+
+
+class Central(NamedTuple):
+    """A trainer: one network on rows of a data set, without clients."""
+
+    settings: Any  # `central.settings.Training`
+    dataset: Any  # as of a `Task`; rows first_row:first_row + num_rows are trained on
+    first_row: int
+    num_rows: int
+    feed: Any  # how batches are made
+    loss: Callable  # as of `Local`
+    init: Callable[[jax.Array], PyTree]  # key -> variables
+    network: Callable[[PyTree], PyTree]  # variables -> those of the judged network
+    network_apply: Callable  # (variables of `network`, images) -> output [B, D]
+
+
+class Stage(NamedTuple):
+    """A part of an experiment; pretraining is one."""
+
+    trainer: Federated | Central
+    start_from: str | None = None  # the stage whose variables it starts from
+
+
+class Networks(NamedTuple):
+    """What a stage has trained, as evaluators see it."""
+
+    variables: PyTree | None  # of the one network, None where there is none
+    apply: Callable  # (variables, images [B, ...]) -> output [B, D]
+    # client -> variables of its own network; None: everybody has the one network
+    of_client: Callable[[int], PyTree] | None
+    client_apply: Callable  # (variables of `of_client`, images) -> output [B, D]
+
+
+class Evaluation(NamedTuple):
+    """What an evaluator found."""
+
+    metrics: Mapping[str, float] = MappingProxyType({})
+    per_client: Mapping[str, np.ndarray] = MappingProxyType({})  # {name: [N]}
+    curves: Mapping[str, Any] = MappingProxyType({})  # {"roc": (far, tar, ...)}
+    pictures: Mapping[str, np.ndarray] = MappingProxyType({})  # uint8 [H, W, 3]
+
+
+class Evaluator(NamedTuple):
+    """One protocol of a task."""
+
+    evaluate: Callable[[Networks], Evaluation]
+    in_rounds: bool = True  # whether also between rounds, when an evaluation is due
+
+
+class Task(NamedTuple):
+    """A field of use: what is trained on, and how networks are judged."""
+
+    dataset: Any  # clients' rows first, grouped; then shared ones
+    population: Any  # what the clients own
+    evaluators: Mapping[str, Evaluator]
+    facts: Mapping[str, Any]  # of the split, as JSON
+    text: str  # the same in words
+
+
+class Experiment(NamedTuple):
+    """A built config."""
+
+    task: Task
+    stages: Mapping[str, Stage]
+    mesh: Any
+    feed: Any  # of the federated stages
+    federation: Any  # `federated.settings.Federation`
+    seed: int

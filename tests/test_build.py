@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.build import plan
-from fedfr_jax.runs.pretraining import Pretraining
+from fedfr_jax.central.settings import Training
+from fedfr_jax.tasks.faces.stages import plan
 
 
 def config(path, lanes, **model):
@@ -40,10 +40,11 @@ def path(tmp_path_factory):
 
 def test_lanes_to_be_measured_bring_the_other_lowerings_to_be_measured(path):
     methods = plan(config(path, "auto")).methods
-    assert isinstance(methods.pop("central"), Pretraining)
+    assert isinstance(methods.pop("central"), Training)
     for method in methods.values():
         assert set(method.lowered) == {"im2col"}  # what is left on a CPU
-    variables = {"backbone": plan(config(path, 1)).model.init(jax.random.key(0))}
+    backbone = plan(config(path, 1)).model.init(jax.random.key(0))
+    variables = {**backbone, "params": {"backbone": backbone["params"]}}
     images = np.zeros((8, 12, 12, 3), np.float32)
     text = lambda method: str(jax.make_jaxpr(method.embed)(variables, images))
     given = [

@@ -25,12 +25,12 @@ import results_file
 from fedfr_jax.data.partition import ms1m
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.compiling import compiler_options
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.processes import use_every_core
 from fedfr_jax.runs import dry_run
 from fedfr_jax.runs.round_shapes import Shapes, round_shapes
-from fedfr_jax.runs.settings import Federation
 from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Cohort
 

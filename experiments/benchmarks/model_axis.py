@@ -50,10 +50,10 @@ def bytes_of_a_device(arguments, name: str, shards: int) -> dict[str, int]:
     from fedfr_jax import trees
     from fedfr_jax.data.partition import ms1m
     from fedfr_jax.federated.model_axis import gathered
+    from fedfr_jax.federated.settings import Federation
     from fedfr_jax.mesh import make_mesh
     from fedfr_jax.models import iresnet
     from fedfr_jax.runs import dry_run
-    from fedfr_jax.runs.settings import Federation
     from fedfr_jax.tasks.faces.methods import federated_faces
 
     model = gathered(iresnet((112, 112, 3), depth=arguments.depth))

@@ -132,12 +132,12 @@ def build(table, args):
 
     from fedfr_jax.data.augment import decode
     from fedfr_jax.federated.algorithms.fedavg import fedavg
-    from fedfr_jax.federated.local import sgd
     from fedfr_jax.federated.client import Feed, Population
+    from fedfr_jax.federated.local import sgd
     from fedfr_jax.federated.simulation import open_store, simulation, start
     from fedfr_jax.mesh import make_mesh
-    from fedfr_jax.types import Local
     from fedfr_jax.models.cnn import cnn
+    from fedfr_jax.types import Local
 
     model = cnn(SHAPE)
 

@@ -7,6 +7,7 @@ Goes on where it was stopped. Writes the data set's part of results.json (every 
 of every row and seed) and of README.md, both beside this file or under --results.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -116,25 +117,26 @@ def run_seed(config, seed: int, folder: pathlib.Path, names: list[str]) -> dict:
 
 def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
     """Train and judge one row, or go on with it."""
-    from fedfr_jax.runs.experiment import judge_single, run_row, start_of
+    from fedfr_jax.runs.experiment import run_stages
     from fedfr_jax.runs.workdir import claim
 
     begun, used = time.perf_counter(), time.process_time()
-    variables = start_of(experiment, folder)
-    if name == "pretrained":
-        stage = judge_single(experiment, variables)
-    else:
-        go_on_from(folder, name)
-        with claim(folder / name, json.dumps({"settings": settings})):
-            method = experiment.methods[name]
-            stage = run_row(experiment, method, variables, folder / name)
+    names = list(dict.fromkeys(["pretrained", name]))
+    stages = {name: experiment.stages[name] for name in names}
+    with contextlib.ExitStack() as stack:
+        if name != "pretrained":
+            go_on_from(folder, name)
+            held = claim(folder / name, json.dumps({"settings": settings}))
+            stack.enter_context(held)
+        found = run_stages(experiment._replace(stages=stages), folder)[name]
+    generic, personalised = found["generic"], found["personalised"]
     return {
         "made": provenance(),
         "settings": settings,
-        "generic": stage.generic.metrics,
-        "personalised": stage.personalised.metrics,
-        "of_client": {k: v.tolist() for k, v in stage.personalised.per_client.items()},
-        "roc": [x.tolist() for x in stage.generic.roc],
+        "generic": generic.metrics,
+        "personalised": personalised.metrics,
+        "of_client": {k: v.tolist() for k, v in personalised.per_client.items()},
+        "roc": [x.tolist() for x in generic.curves["roc"]],
         "cost": {
             "seconds": round(time.perf_counter() - begun, 1),
             "core_seconds": round(time.process_time() - used, 1),
@@ -145,14 +147,14 @@ def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
 
 def draw(rows: dict, folder: pathlib.Path) -> None:
     """The plots of a seed: generic ROC and DET, personalised rates of every client."""
-    from fedfr_jax.runs.report import plots
+    from fedfr_jax.runs import report
 
     rows = {name: rows[name] for name in in_order(rows)}
     curves = {name: row["roc"] for name, row in rows.items()}
-    plots.plot_roc(folder / "roc.png", curves)
-    plots.plot_det(folder / "det.png", curves)
+    report.plot_roc(folder / "roc.png", curves)
+    report.plot_det(folder / "det.png", curves)
     of_client = {name: row["of_client"] for name, row in rows.items()}
-    plots.plot_personalised(folder / "personalised.png", of_client)
+    report.plot_clients(folder / "personalised.png", of_client)
 
 
 def go_on_from(folder: pathlib.Path, name: str) -> None:

@@ -85,20 +85,20 @@ def count(config, seed: int, folder: pathlib.Path, grid: list[str]) -> np.ndarra
     from fedfr_jax.data.augment import decode
     from fedfr_jax.federated.client import Feed
     from fedfr_jax.federated.outputs import build_embed
-    from fedfr_jax.tasks.faces.hard_negatives import max_similarity
-    from fedfr_jax.runs.experiment import start_of
+    from fedfr_jax.runs.central_stage import train_central
     from fedfr_jax.runs.workdir import claim
-    from fedfr_jax.tasks.faces.methods import backbone_features
+    from fedfr_jax.tasks.faces.hard_negatives import max_similarity
 
     config = seeded(config, seed)
     text = config.to_json_best_effort(indent=1)
     with claim(folder, text, but_for="methods"):
         experiment = build(config)
-        backbone = start_of(experiment, folder)["backbone"]
-    table, offsets = experiment.task.table, experiment.task.population.offsets
-    embed = build_embed(
-        backbone_features(experiment.model), Feed(64, decode), experiment.mesh
-    )
+        trainer = experiment.stages["pretrained"].trainer
+        place = folder / "pretrained"
+        end = train_central(trainer, experiment.mesh, place, seed=seed)
+        backbone = trainer.network(end)
+    table, offsets = experiment.task.dataset, experiment.task.population.offsets
+    embed = build_embed(trainer.network_apply, Feed(64, decode), experiment.mesh)
     rows = np.arange(len(table.labels), dtype=np.int32)
     features = embed(backbone, table, rows)[: len(rows), 0]
     own, public = features[: offsets[-1]], features[offsets[-1] :]

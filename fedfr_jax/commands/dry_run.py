@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import ml_collections
 
-from fedfr_jax.build import Plan, assemble, build_method, plain, plan, streams
+from fedfr_jax.build import sections
 from fedfr_jax.data.partition import format_report, report
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs import dry_run as dry
 from fedfr_jax.schema import choose
 from fedfr_jax.tasks.faces.methods import FaceMethod
 from fedfr_jax.tasks.faces.recognition import recognition
+from fedfr_jax.tasks.faces.stages import Plan, assemble, build_method, plan
 
 
 def dry_run(
@@ -36,13 +37,17 @@ def dry_run(
     Raises:
       ValueError: as `build`, and for an unknown row.
     """
-    with dry.stand_in(plain(config)) as settings:
+    settings = sections(config)
+    if settings["task"] != "faces":
+        task = settings["task"]
+        raise ValueError(f"config.task must be faces for a dry run, got {task!r}.")
+    with dry.stand_in(settings) as settings:
         parts = plan(settings)
         check_rows(rows, parts)
         blank = dry.unread(parts.source)
-        assemble(parts, recognition(blank, parts.partition, stream_bytes=2**30))
+        assemble(parts, recognition(blank, parts.partition, 2**30))
         print(format_report(report(parts.partition)))
-        if streams(parts.federation, parts.source, parts.partition, parts.mesh):
+        if parts.stream_bytes is not None:
             print(
                 "\nA run streams the images from the host, "
                 f"{parts.federation.table_gib:g} GiB at a time; below they are on the "

@@ -12,13 +12,14 @@ from fedfr_jax.commands.config_files import find, load, restore
 KEPT = "config.json"  # the config, in the work folder of a run
 SECTIONS = """\
 sections of a config, whose keys are the arguments of the function that they configure:
+  task         faces or another (fedfr describe tasks), which knows the sections
   seed         of everything that is drawn at random
   data         name and settings of a source (fedfr describe sources)
   partition    who holds which images (fedfr describe partitions)
   model        name and settings of a network (fedfr describe models)
   pretrain     epochs, batch size and optimizer of the training before the rounds
   federation   rounds, cohort, local epochs, batch size, lanes, devices
-  evaluation   rates, pair lists and templates that the networks are judged by
+  evaluation   what the networks are judged by
   methods      rows of the result (fedfr describe algorithms)
 A wrong key is an error that lists the known ones; fedfr configs lists the configs."""
 

@@ -5,11 +5,13 @@ import pathlib
 
 import ml_collections
 
-from fedfr_jax.build import plain, split
-from fedfr_jax.data.partition import format_report, report
+from fedfr_jax.build import sections
+from fedfr_jax.data import partition as partitions
 from fedfr_jax.data.sources import SOURCES, inspect, pack, verify
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.schema import choose
+from fedfr_jax.tasks.data import split
+from fedfr_jax.types import Source
 
 
 def prepare(
@@ -25,7 +27,7 @@ def prepare(
       folder: where to pack the images first, None for nowhere.
       check: compare the checksums of the packed set: `folder`, or the config's data.
     """
-    settings = plain(config)
+    settings = sections(config)
     data = settings["data"]
     if folder:
         pack(choose("data", SOURCES, data), folder, say=print)
@@ -35,13 +37,22 @@ def prepare(
             raise ValueError("--verify must be given --pack or packed data, got none.")
         print(f"{verify(data['path'])} files of {data['path']} are as written")
     source = choose("data", SOURCES, data)
-    facts = report(split(settings["partition"], source))
+    facts, text = described(split(settings["partition"], source), source)
     found = inspect(source)
     print(json.dumps(found, indent=1))
-    print(format_report(facts))
+    print(text)
     if workdir:
         pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
         write_summary(
             pathlib.Path(workdir) / "data.json", {"data": found, "partition": facts}
         )
     return found
+
+
+def described(parts, source: Source) -> tuple[dict, str]:
+    """What a split says of itself: facts, and the same in words."""
+    if isinstance(parts, partitions.ClientSplit):
+        facts = partitions.class_report(parts, source.labels, source.names)
+        return facts, partitions.format_class_report(facts)
+    facts = partitions.report(parts)
+    return facts, partitions.format_report(facts)

@@ -5,8 +5,6 @@ each, so that frozen networks see an example once and not at every step.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.compiling import compiler_options
 from fedfr_jax.federated.stream import Stream, blocks
-from fedfr_jax.types import Client, PyTree
+from fedfr_jax.types import PyTree
 
 
 def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
@@ -88,5 +86,3 @@ def embed_views(
     """
     one = lambda is_flipped: embed(variables, view(is_flipped))
     return jnp.moveaxis(jax.lax.map(one, jnp.arange(num_flips) > 0), 0, 1)
-
-

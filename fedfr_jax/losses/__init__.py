@@ -5,8 +5,12 @@
 different things and are imported from their modules.
 """
 
+from collections.abc import Callable
+
 from fedfr_jax.losses.binary import CONVERTERS
 from fedfr_jax.losses.margin import arcface, arcface_straight_through, cosface
+from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.schema import register
 
 LOSSES = {
     "arcface": arcface,
@@ -14,4 +18,13 @@ LOSSES = {
     "cosface": cosface,
 }
 
-__all__ = ["CONVERTERS", "LOSSES"]
+__all__ = ["CONVERTERS", "LOSSES", "masked_mean", "register_loss"]
+
+
+def register_loss(name: str, loss: Callable) -> None:
+    """Add `loss(cosine, labels, *, scale, margin) -> logits` to LOSSES.
+
+    Raises:
+      ValueError: when the name belongs to another loss.
+    """
+    register(LOSSES, "loss", name, loss)

@@ -10,6 +10,7 @@ from fedfr_jax.models.cnn import cnn, mlp
 from fedfr_jax.models.iresnet import iresnet
 from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.sphereface import sphereface
+from fedfr_jax.schema import register
 from fedfr_jax.types import Model
 
 MODELS = {
@@ -27,6 +28,4 @@ def register_model(name: str, factory: Callable[..., Model]) -> None:
     Raises:
       ValueError: when another factory has the name.
     """
-    if MODELS.setdefault(name, factory) is not factory:
-        known = ", ".join(MODELS)
-        raise ValueError(f"name must differ from those of {known}, got {name!r}.")
+    register(MODELS, "model", name, factory)

@@ -1,24 +1,22 @@
-"""A method of an experiment on its way into the loop: fresh, resumed, as fast as it
-gets on this machine."""
+"""A federated stage on its way into the loop: fresh, resumed, as fast as it gets on
+this machine."""
 
 from typing import NamedTuple
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.model_axis import onto
+from fedfr_jax.federated.settings import AUTO
 from fedfr_jax.federated.simulation import Simulation, simulation, start
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.stream import placed
 from fedfr_jax.federated.tuning import Setting, tune
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.pretraining import public_means
-from fedfr_jax.runs.settings import AUTO, Pretraining
-from fedfr_jax.tasks.faces.methods import FaceMethod, LastRound
-from fedfr_jax.types import Algorithm, PyTree
+from fedfr_jax.types import Algorithm, Central, Experiment, Federated, LastRound, PyTree
 
 
 class Begun(NamedTuple):
-    """A method ready to be trained, or at its end."""
+    """A stage ready to be trained, or at its end."""
 
     sim: Simulation
     last_round: LastRound | None
@@ -28,29 +26,25 @@ class Begun(NamedTuple):
     first: int  # the round to play next
 
 
-def begin(experiment, method: FaceMethod, variables, folder) -> Begun:
+def begin(experiment: Experiment, trainer: Federated, variables, folder) -> Begun:
     """Start from `variables` or go on where the folder stopped, as fast as measured."""
     federation, mesh = experiment.federation, experiment.mesh
-    table = placed(experiment.task.table, mesh)
+    table = placed(experiment.task.dataset, mesh)
     setting = Setting(lanes=federation.first_lanes)
-    lowered = {setting.lowering: method, **method.lowered}
+    lowered = {setting.lowering: trainer, **trainer.lowered}
     make = lambda setting: simulation_of(
         experiment, lowered[setting.lowering].algorithm, table, setting
     )
     sim = make(setting)
-    backbone, phi = variables["backbone"], variables["phi"]
-    if method.init_fc:
-        phi = public_means(experiment.model, experiment.task, mesh, backbone)
-    server = start(sim, method.start(backbone, phi))
+    server = start(sim, trainer.start(variables))
     server, store, checkpointer, first = loop.resume(sim, server, folder)
-    if federation.lanes == AUTO and first < end_of(method, federation.rounds):
+    if federation.lanes == AUTO and first < end_of(trainer, federation.rounds):
         kept = folder / "lanes.json"
         setting, sim = tune(make, server, store, lowerings=lowered, kept=kept)
         server = onto(sim.mesh, server)
-    last_round = lowered[setting.lowering].last_round
     return Begun(
         sim=sim,
-        last_round=last_round,
+        last_round=lowered[setting.lowering].last_round,
         server=server,
         store=store,
         checkpointer=checkpointer,
@@ -58,12 +52,14 @@ def begin(experiment, method: FaceMethod, variables, folder) -> Begun:
     )
 
 
-def simulation_of(experiment, algorithm: Algorithm, table, setting: Setting):
+def simulation_of(
+    experiment: Experiment, algorithm: Algorithm, table, setting: Setting
+) -> Simulation:
     """The simulation of an algorithm on the experiment's clients."""
     federation = experiment.federation
     return simulation(
         algorithm,
-        federation.feed,
+        experiment.feed,
         table,
         experiment.task.population,
         mesh=meshes.first_devices(experiment.mesh, setting.devices),
@@ -76,8 +72,24 @@ def simulation_of(experiment, algorithm: Algorithm, table, setting: Setting):
     )
 
 
-def end_of(method: FaceMethod | Pretraining, rounds: int) -> int:
-    """Number of a row's last checkpoint."""
-    if isinstance(method, FaceMethod):
-        return rounds + (method.last_round is not None)
-    return method.epochs
+def last_simulation(sim: Simulation, last: LastRound) -> Simulation:
+    """The simulation of the last round: all clients, another algorithm."""
+    canonical = {"reduction": "canonical", "shards": sim.shards}
+    return simulation(
+        last.algorithm,
+        sim.feed,
+        sim.table,
+        sim.population,
+        mesh=sim.mesh,
+        local_epochs=last.epochs,
+        lanes=sim.lanes,
+        seed=sim.seed,
+        **(canonical if sim.shards else {}),
+    )
+
+
+def end_of(trainer: Federated | Central, rounds: int) -> int:
+    """Number of a stage's last checkpoint."""
+    if isinstance(trainer, Central):
+        return trainer.settings.epochs
+    return rounds + (trainer.last_round is not None)

@@ -43,22 +43,6 @@ class Central(NamedTuple):
     num_steps: int  # per epoch
 
 
-def rate_schedule(
-    *, learning_rate: float, warmup: float, milestones: tuple[float, ...], total: int
-) -> optax.Schedule:
-    """Linear warm-up, then x0.1 at each milestone, or a cosine to 0 without any.
-
-    `warmup` and `milestones` are fractions of the `total` steps, in [0, 1].
-    """
-    warm = round(warmup * total)
-    if not milestones:
-        return optax.warmup_cosine_decay_schedule(0.0, learning_rate, warm, total)
-    drops = {round(m * total) - warm: 0.1 for m in milestones}
-    after = optax.piecewise_constant_schedule(learning_rate, drops)
-    before = optax.linear_schedule(0.0, learning_rate, warm)
-    return optax.join_schedules([before, after], [warm])
-
-
 def central(
     loss_fn: Callable,
     optimizer: optax.GradientTransformation,

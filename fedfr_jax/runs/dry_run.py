@@ -27,10 +27,10 @@ from fedfr_jax.data.sources.recordio import rec_path, write_stand_in
 from fedfr_jax.federated.compiling import lowered
 from fedfr_jax.federated.engine import build_round
 from fedfr_jax.federated.first_round import round_arguments
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.store import VERSIONS
 from fedfr_jax.runs import step_cost
 from fedfr_jax.runs.round_shapes import RoundShapes, round_shapes
-from fedfr_jax.runs.settings import Federation
 from fedfr_jax.tasks.faces.methods import FaceMethod, backbone_features
 from fedfr_jax.types import Model, Source
 

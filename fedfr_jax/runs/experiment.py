@@ -1,4 +1,4 @@
-"""Pretraining, then every method from the same start, judged by the same protocols.
+"""The stages of an experiment, one after the other, judged by the same evaluators.
 
 The work folder holds a folder per stage (checkpoints, personal rows, metrics.jsonl) and
 beside them summary.json, partition.json and the plots. Started again with the same
@@ -8,112 +8,87 @@ command it goes on where it stopped; a finished stage is read, not repeated.
 import contextlib
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import jax
 import numpy as np
-import rich
+import rich.console
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.data.partition import format_report, report
 from fedfr_jax.federated.client import client_key, first_personal_key
 from fedfr_jax.federated.model_axis import onto
-from fedfr_jax.runs import loop
-from fedfr_jax.runs.begin import begin, end_of
+from fedfr_jax.federated.store import Store
+from fedfr_jax.runs import loop, report
+from fedfr_jax.runs.begin import begin, end_of, last_simulation
+from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.pretraining import everyone, pretrain
-from fedfr_jax.runs.report import plots, tables
-from fedfr_jax.runs.settings import Federation, Pretraining
 from fedfr_jax.runs.sinks import JsonlSink, open_sinks, read_jsonl, write_summary
 from fedfr_jax.runs.workdir import Clock
-from fedfr_jax.tasks.faces.methods import (
-    FaceMethod,
-    backbone_features,
-    last_simulation,
+from fedfr_jax.types import (
+    Central,
+    Evaluation,
+    Evaluator,
+    Experiment,
+    Federated,
+    Networks,
+    PyTree,
 )
-from fedfr_jax.tasks.faces.recognition import Judge, Judgement, Recognition
-from fedfr_jax.types import Model, PyTree
+
+Evaluations = Mapping[str, Evaluation]  # by evaluator
 
 
-class Experiment(NamedTuple):
-    """A built config."""
-
-    model: Model
-    task: Recognition
-    judge: Judge
-    mesh: Mesh
-    pretraining: Pretraining
-    federation: Federation
-    methods: Mapping[str, FaceMethod | Pretraining]  # the latter: all images, central
-    seed: int
-
-
-class Stage(NamedTuple):
-    """A finished stage's judgements."""
-
-    generic: Judgement
-    personalised: Judgement
+def show(what) -> None:
+    """Print text as it is, and a table as wide as it has to be; the first process."""
+    if not meshes.is_first():
+        return
+    if isinstance(what, str):
+        print(what, flush=True)
+        return
+    console = rich.console.Console()
+    wide = rich.console.Console(width=10_000)
+    width = max(console.width, wide.measure(what).maximum)
+    rich.console.Console(width=width).print(what)
 
 
-def run_experiment(
-    experiment: Experiment, workdir, *, say: Callable = rich.print
-) -> dict:
-    """Run or resume every stage; returns the summary that summary.json holds.
-
-    Args:
-      say: prints one line or table, in the first process.
-    """
-    say = say if meshes.is_first() else _say_nothing
+def run_experiment(experiment: Experiment, workdir) -> dict:
+    """Run or resume every stage; returns the summary that summary.json holds."""
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     clock = Clock(workdir / "seconds.json")
-    facts = report(experiment.task.partition)
-    write_summary(workdir / "partition.json", facts)
-    say(format_report(facts))
-    variables = start_of(experiment, workdir)
-    stages = {"pretrained": judge_single(experiment, variables)}
-    clock.note()
-    for name, method in experiment.methods.items():
-        stages[name] = run_row(experiment, method, variables, workdir / name)
-        clock.note()
-    summary = {"methods": numbers(stages), "seconds": clock.note()}
+    write_summary(workdir / "partition.json", experiment.task.facts)
+    show(experiment.task.text)
+    found = run_stages(experiment, workdir, clock)
+    summary = {"methods": numbers(found), "seconds": clock.note()}
     write_summary(workdir / "summary.json", summary)
-    paths = draw(stages, workdir)
-    say(tables.result_table(summary))
-    for path in [workdir / "summary.json", *paths]:
-        say(str(path))
+    show(report.result_table(summary))  # before the plots, which may lack a package
+    rows = {name: _rows_of(workdir / name) for name in found}
+    paths = report.draw(found, rows, workdir, say=show)
+    pictures = [path for path in paths if path.suffix == ".png"]
+    for path in [workdir / "summary.json", *pictures]:
+        show(str(path))
     return summary
 
 
-def evaluate_experiment(experiment: Experiment, workdir, *, say: Callable = rich.print):
+def evaluate_experiment(experiment: Experiment, workdir) -> dict:
     """Judge a run's last checkpoints again; returns and writes evaluation.json.
 
     Raises:
       ValueError: when a stage has not been trained to its end, or its last checkpoint
         cannot be read; nothing is trained and nothing deleted.
     """
-    say = say if meshes.is_first() else _say_nothing
     workdir = pathlib.Path(workdir)
-    ends = {"pretrained": experiment.pretraining.epochs}
-    rounds = experiment.federation.rounds
-    ends |= {
-        name: end_of(method, rounds) for name, method in experiment.methods.items()
-    }
-    for name, end in ends.items():
+    for name, stage in experiment.stages.items():
+        end = end_of(stage.trainer, experiment.federation.rounds)
         check_end(workdir / name / "checkpoints", end)
-    variables = start_of(experiment, workdir)
-    stages = {"pretrained": judge_single(experiment, variables)}
-    for name, method in experiment.methods.items():
-        stages[name] = run_row(experiment, method, variables, workdir / name)
-    result = {"methods": numbers(stages)}
+    result = {"methods": numbers(run_stages(experiment, workdir))}
     write_summary(workdir / "evaluation.json", result)
-    say(tables.result_table(result))
+    show(report.result_table(result))
     return result
 
 
-def _say_nothing(*args) -> None:
-    del args
+def _rows_of(folder: pathlib.Path) -> list[dict]:
+    path = folder / "metrics.jsonl"
+    return read_jsonl(path) if path.exists() else []
 
 
 def check_end(folder: pathlib.Path, end: int) -> None:
@@ -134,70 +109,76 @@ def check_end(folder: pathlib.Path, end: int) -> None:
         )
 
 
-def numbers(stages: Mapping[str, Stage]) -> dict:
-    """{method: {"generic": {...}, "personalised": {...}}}."""
+def numbers(found: Mapping[str, Evaluations]) -> dict:
+    """{stage: {evaluator: {metric: value}}}."""
     return {
-        name: {
-            "generic": stage.generic.metrics,
-            "personalised": stage.personalised.metrics,
-        }
-        for name, stage in stages.items()
+        stage: {name: dict(of.metrics) for name, of in evaluations.items()}
+        for stage, evaluations in found.items()
     }
 
 
-def start_of(experiment: Experiment, workdir: pathlib.Path) -> PyTree:
-    """What every method starts from: the pretrained backbone and phi."""
-    return pretrain(
-        experiment.model,
-        experiment.task,
-        experiment.mesh,
-        experiment.pretraining,
-        workdir / "pretrained",
-        seed=experiment.seed,
+def run_stages(
+    experiment: Experiment, workdir: pathlib.Path, clock: Clock | None = None
+) -> dict[str, Evaluations]:
+    """Train every stage, or read its end, and evaluate it."""
+    ends, found = {}, {}
+    wanted = {stage.start_from for stage in experiment.stages.values()}
+    for name, stage in experiment.stages.items():
+        run = run_central if isinstance(stage.trainer, Central) else run_federated
+        before = ends.get(stage.start_from)
+        end, found[name] = run(experiment, stage.trainer, before, workdir / name)
+        if name in wanted:
+            ends[name] = end
+        if clock:
+            clock.note()
+    return found
+
+
+def run_central(
+    experiment: Experiment, trainer: Central, before: PyTree, folder: pathlib.Path
+) -> tuple[PyTree, Evaluations]:
+    """One network for every client: (its variables, evaluations)."""
+    del before
+    mesh, seed = experiment.mesh, experiment.seed
+    variables = train_central(trainer, mesh, folder, seed=seed)
+    apply, network = trainer.network_apply, trainer.network(variables)
+    return variables, evaluate(
+        experiment.task.evaluators, Networks(network, apply, None, apply)
     )
 
 
-def judge_single(experiment: Experiment, variables: PyTree) -> Stage:
-    """One network for every client."""
-    embed = backbone_features(experiment.model)
-    judge, backbone = experiment.judge, variables["backbone"]
-    return Stage(
-        judge.generic(embed, backbone), judge.personalised(embed, None, backbone)
-    )
+def evaluate(
+    evaluators: Mapping[str, Evaluator], networks: Networks
+) -> dict[str, Evaluation]:
+    """What every evaluator finds."""
+    return {name: of.evaluate(networks) for name, of in evaluators.items()}
 
 
-def run_row(experiment, method: FaceMethod | Pretraining, variables, folder) -> Stage:
-    """Train a method from `variables`, or one network on everybody's images."""
-    if isinstance(method, FaceMethod):
-        return run_method(experiment, method, variables, folder)
-    task, seed = everyone(experiment.task), experiment.seed
-    variables = pretrain(
-        experiment.model, task, experiment.mesh, method, folder, seed=seed
-    )
-    return judge_single(experiment, variables)
-
-
-def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
-    """Train one method from `variables`, or read its end, and judge it."""
-    federation, judge, mesh = experiment.federation, experiment.judge, experiment.mesh
-    begun = begin(experiment, method, variables, folder)
+def run_federated(
+    experiment: Experiment, trainer: Federated, before: PyTree, folder: pathlib.Path
+) -> tuple[PyTree, Evaluations]:
+    """Train one method from `before`, or read its end: (its network, evaluations)."""
+    federation, evaluators = experiment.federation, experiment.task.evaluators
+    begun = begin(experiment, trainer, before, folder)
     sim, first, last = begun.sim, begun.first, begun.last_round
     server, store = begun.server, begun.store
-    embed = backbone_features(experiment.model)
-    judged = lambda server: judge.generic(embed, onto(mesh, method.generic(server)))
+    view = lambda server: networks_of(experiment, trainer, sim, server, store)
+    between = {name: of for name, of in evaluators.items() if of.in_rounds}
 
-    def evaluate(server, store):
+    def in_rounds(server, store):
         del store
-        return {f"generic/{k}": v for k, v in judged(server).metrics.items()}
+        found = evaluate(between, view(server))
+        return named(found)
 
     rounds = federation.rounds
     period = loop.Period(federation.evaluate_every, federation.checkpoint_every)
     parts = [(sim, first, rounds)]
     if last:
         parts.append((last_simulation(sim, last), max(first, rounds), rounds + 1))
+    end = end_of(trainer, rounds)
     with (
         open_client_log(folder, first) as clients,
-        open_sinks(folder, folder.name, end_of(method, rounds), first) as sinks,
+        open_sinks(folder, folder.name, end, first) as sinks,
     ):
         for part, first_round, num_rounds in parts:
             server = loop.train(
@@ -207,24 +188,59 @@ def run_method(experiment, method: FaceMethod, variables, folder) -> Stage:
                 begun.checkpointer,
                 first_round=first_round,
                 num_rounds=num_rounds,
-                evaluate=evaluate,
+                evaluate=in_rounds,
                 sinks=sinks,
                 client_log=clients,
                 period=period,
             )
+        found = evaluate(evaluators, view(server))
+        late = {name: found[name] for name in found.keys() - between.keys()}
+        if first < end and late:  # what is judged once is shown beside the last round
+            for sink in sinks[1:]:
+                sink(end - 1, named(late))
     begun.checkpointer.close()
-    server, key = onto(mesh, (server, sim.key))
+    network = trainer.network(server) if trainer.network else None
+    return network, found
 
-    def variables_of(client):
+
+def named(found: Evaluations) -> dict[str, float]:
+    """{"evaluator/metric": value}."""
+    return {
+        f"{name}/{metric}": value
+        for name, of in found.items()
+        for metric, value in of.metrics.items()
+    }
+
+
+def networks_of(
+    experiment: Experiment, trainer: Federated, sim, server: PyTree, store: Store
+) -> Networks:
+    """The server's network and every client's own, on the whole mesh."""
+    mesh = experiment.mesh
+    variables, of_client = None, None
+    if trainer.network:
+        variables = onto(mesh, trainer.network(server))
+    if jax.tree.leaves(store.template) or variables is None:
+        of_client = own_networks(mesh, trainer, server, sim.key, store)
+    return Networks(variables, trainer.network_apply, of_client, trainer.apply)
+
+
+def own_networks(
+    mesh: Mesh, trainer: Federated, server: PyTree, key: jax.Array, store: Store
+) -> Callable[[int], PyTree]:
+    """client -> variables of its own network, which its personal row says."""
+    server, key = onto(mesh, (server, key))
+
+    def of_client(client):
         rows, is_new = store.gather(np.array([client]))
         row = jax.tree.map(lambda x: x[0], rows)
         row = meshes.put(row, meshes.replicated(mesh))
         if is_new[0]:  # never drawn: what it would start from
             own = first_personal_key(client_key(key, client))
-            row = method.algorithm.init_personal(own, server)
-        return method.algorithm.personalize(server, row)
+            row = trainer.algorithm.init_personal(own, server)
+        return trainer.algorithm.personalize(server, row)
 
-    return Stage(judged(server), judge.personalised(method.embed, variables_of))
+    return of_client
 
 
 @contextlib.contextmanager
@@ -237,24 +253,3 @@ def open_client_log(folder: pathlib.Path, first: int):
         JsonlSink(folder / "clients.jsonl", resume_step=first)
     ) as log:
         yield log
-
-
-def draw(stages: Mapping[str, Stage], workdir: pathlib.Path) -> list[pathlib.Path]:
-    """The four plots of a run; returns their paths. The first process draws."""
-    if not meshes.is_first():
-        return []
-    names = ("roc", "det", "personalised", "rounds")
-    paths = [workdir / f"{name}.png" for name in names]
-    curves = {n: s.generic.roc for n, s in stages.items()}
-    plots.plot_roc(paths[0], curves)
-    plots.plot_det(paths[1], curves)
-    plots.plot_personalised(
-        paths[2], {n: s.personalised.per_client for n, s in stages.items()}
-    )
-    generic = {
-        f"generic/{k}": v for k, v in stages["pretrained"].generic.metrics.items()
-    }
-    rows = {n: read_jsonl(workdir / n / "metrics.jsonl") for n in stages}
-    rows["pretrained"] = [{"round": 0, **generic}]  # a level: it has no rounds
-    plots.plot_rounds(paths[3], rows, ("loss", *generic))
-    return paths

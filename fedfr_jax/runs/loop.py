@@ -83,6 +83,8 @@ def train(
     last = num_rounds - 1
     for round in range(first_round, num_rounds):
         started = time.perf_counter()
+        if round == first_round:
+            _note(sinks, "compiling the first round")
         with _names_round(round, checkpointer):
             server, outcome = play(sim, server, store, round)
         check_finite(outcome, round, checkpointer)
@@ -103,6 +105,13 @@ def train(
                 store.flush(round + 1)
             checkpointer.save(round + 1, server)
     return server
+
+
+def _note(sinks: Sequence[Callable], text: str) -> None:
+    """Say `text` where somebody looks."""
+    for sink in sinks:
+        if hasattr(sink, "note"):
+            sink.note(text)
 
 
 @contextlib.contextmanager

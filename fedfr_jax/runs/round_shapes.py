@@ -13,8 +13,9 @@ from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.first_round import extra_shapes, on_mesh, placed
-from fedfr_jax.runs.settings import Federation
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.tasks.faces.methods import FaceMethod
+from fedfr_jax.tasks.faces.stages import feed_of
 from fedfr_jax.types import Algorithm, Cohort, Extra, Model, PyTree
 
 
@@ -50,7 +51,7 @@ def round_shapes(
 ) -> RoundShapes:
     """Shapes of round 0's arguments, placed on the mesh."""
     p, whole = partition, meshes.replicated(mesh)
-    feed = federation.feed
+    feed = feed_of(federation)
     population = Population(p.train_offsets.astype(np.int64), p.num_classes)
     cohort_size = federation.cohort_size or len(p.num_classes)
     num_rows = len(p.train) + len(p.global_examples)

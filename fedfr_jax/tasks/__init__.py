@@ -1,1 +1,18 @@
-"""Tasks: a data set, a model, a loss and its evaluators, put together."""
+"""Fields of use: each builds an experiment from the sections of a config."""
+
+from collections.abc import Callable
+
+from fedfr_jax.schema import register
+from fedfr_jax.tasks.classification import classification
+from fedfr_jax.tasks.faces.stages import faces
+
+TASKS = {"faces": faces, "classification": classification}
+
+
+def register_task(name: str, factory: Callable) -> None:
+    """Add `factory(settings) -> Experiment` to TASKS.
+
+    Raises:
+      ValueError: when the name belongs to another factory.
+    """
+    register(TASKS, "task", name, factory)

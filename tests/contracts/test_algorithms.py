@@ -15,7 +15,6 @@ from fedfr_jax.federated import algorithms, sampling
 from fedfr_jax.federated import client as client_module
 from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import (
     blocks,
     personal,

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedfr_jax.build import split
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.data.sources.join import join_sources, names_from
+from fedfr_jax.tasks.data import split
 from fedfr_jax.types import Source
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import memory, model_axis
-from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from tests.contracts import test_algorithms as contracts
 from tests.federated import test_stream, toys
 from tests.federated.test_engine import MESHES

@@ -12,10 +12,10 @@ import pytest
 
 from fedfr_jax.federated import client, store
 from fedfr_jax.federated.client import Feed, Population, Table
-from fedfr_jax.tasks.faces.hard_negatives import cohort_rows, prepare_features
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.federated.stream import Stream
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks.faces.hard_negatives import cohort_rows, prepare_features
 from fedfr_jax.types import Cohort
 from tests.federated import toys
 

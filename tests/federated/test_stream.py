@@ -14,8 +14,8 @@ from PIL import Image
 from fedfr_jax.data.augment import decode
 from fedfr_jax.data.sources.recordio import recordio, write_face_set
 from fedfr_jax.federated.client import Feed, Population
-from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.federated.layout import fit, room_for
+from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.federated.stream import ahead, on_own_devices, stream
 from fedfr_jax.mesh import make_mesh

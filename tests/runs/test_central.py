@@ -6,20 +6,16 @@ import numpy as np
 import optax
 import pytest
 
+from fedfr_jax.central.settings import rate_schedule
 from fedfr_jax.federated.stream import stream
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs.central import central, rate_schedule
+from fedfr_jax.runs.central import central
 from tests.federated import toys
 
 
-def loss(variables, batch, key, *, num_classes, frozen):
-    del num_classes, frozen
-    return toys.norm_loss(variables, batch, key)
-
-
-def centred_loss(variables, batch, key, *, num_classes, frozen):
+def centred_loss(variables, batch, key):
     """Linear softmax without batch statistics: a mean over examples."""
-    del key, num_classes, frozen
+    del key
     x = batch.images.reshape(len(batch.images), -1)
     logits = x @ variables["params"]["head"]["kernel"]
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch.labels[:, None], 1)
@@ -57,8 +53,8 @@ def test_devices_together_do_what_one_does():
 
 
 def test_batch_statistics_are_each_devices_own():
-    one, _ = train(1, loss, epochs=1)
-    four, _ = train(4, loss, epochs=1)
+    one, _ = train(1, toys.norm_loss, epochs=1)
+    four, _ = train(4, toys.norm_loss, epochs=1)
     # The mean of parts is the mean of the whole, so the running means agree ...
     mean = lambda s: s.variables["batch_stats"]["mean"]
     np.testing.assert_allclose(mean(four), mean(one), rtol=1e-4, atol=1e-6)
@@ -79,8 +75,8 @@ def test_batch_statistics_are_each_devices_own():
 def test_streamed_images_train_alike(num_devices, steps):
     """Three steps an epoch, in pieces of one, of two, and at once."""
     memory = steps * 2 * (8 // num_devices) * 68
-    expected, metrics = train(num_devices, loss)
-    actual, streamed = train(num_devices, loss, memory=memory)
+    expected, metrics = train(num_devices, toys.norm_loss)
+    actual, streamed = train(num_devices, toys.norm_loss, memory=memory)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
     jax.tree.map(close, actual, expected)
     jax.tree.map(close, streamed, metrics)
@@ -100,7 +96,7 @@ def test_rates_warm_up_and_drop_at_milestones():
 def test_a_batch_that_does_not_fit_is_refused(batch_size):
     with pytest.raises(ValueError, match="pretrain.batch_size must be a multiple of 4"):
         central(
-            loss,
+            toys.norm_loss,
             optax.sgd(0.1),
             toys.feed(batch_size=batch_size),
             make_mesh(4),

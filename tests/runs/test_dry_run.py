@@ -11,14 +11,15 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from fedfr_jax.__main__ import main
-from fedfr_jax.build import plan
+from fedfr_jax.build import sections
 from fedfr_jax.commands.dry_run import dry_run as dry_run_config
 from fedfr_jax.data.partition import ms1m
 from fedfr_jax.data.sources.recordio import write_stand_in
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import dry_run
-from fedfr_jax.runs.experiment import Federation
 from fedfr_jax.tasks.faces.methods import federated_faces
+from fedfr_jax.tasks.faces.stages import plan
 from fedfr_jax.types import Model
 
 SIDE, DIM, BATCH = 8, 16, 8
@@ -223,7 +224,7 @@ def test_a_stand_in_is_opened_and_split_as_the_real_set_would_be(scaled_down, tm
             "train.idx",
             "property",
         }
-        parts = plan(settings)
+        parts = plan(sections(settings))
     assert not folder.exists() and not list(tmp_path.iterdir())
     p = parts.partition
     assert p.num_classes.tolist() == [3, 3]
@@ -245,7 +246,7 @@ def test_a_set_that_is_there_is_used(scaled_down, tmp_path):
     write_stand_in(tmp_path / "faces_emore" / "train.rec", labels)
     with dry_run.stand_in(scaled_down) as settings:
         assert settings["data"]["path"] == scaled_down.data.path
-        p = plan(settings).partition
+        p = plan(sections(settings)).partition
     assert np.diff(p.train_offsets).tolist() == [39, 39]
 
 
@@ -258,7 +259,7 @@ def test_the_papers_config_in_small_is_compiled_and_reads_no_image(
     monkeypatch.setattr(Image, "open", decode)
     with dry_run.stand_in(scaled_down) as settings:
         with pytest.raises(AssertionError, match="decoded"):
-            plan(settings).source.read(np.arange(1))
+            plan(sections(settings)).source.read(np.arange(1))
     numbers = dry_run_config(scaled_down, rows=["fedfr"], hard_negatives=10)["fedfr"]
     gib = numbers["GiB"]
     assert all(value > 0 for value in gib.values())

@@ -7,20 +7,24 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.build import call
 from fedfr_jax.federated import tuning
+from fedfr_jax.federated.settings import Federation, check_federation
 from fedfr_jax.federated.simulation import simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import experiment as experiment_module
-from fedfr_jax.runs.experiment import Experiment, run_method
-from fedfr_jax.runs.settings import Federation, Pretraining, check_federation
-from fedfr_jax.tasks.faces.methods import (
-    FaceMethod,
+from fedfr_jax.runs.begin import last_simulation
+from fedfr_jax.runs.experiment import run_federated
+from fedfr_jax.schema import call
+from fedfr_jax.tasks.faces.methods import backbone_features, federated_faces
+from fedfr_jax.tasks.faces.stages import feed_of, trainer_of
+from fedfr_jax.types import (
+    Evaluation,
+    Evaluator,
+    Experiment,
+    Federated,
     LastRound,
-    federated_faces,
-    last_simulation,
+    Task,
 )
-from fedfr_jax.tasks.faces.recognition import Judgement
 from tests.federated import toys
 
 
@@ -34,20 +38,26 @@ def test_lanes_are_a_number_or_auto():
         call("federation", Federation, {"rounds": "auto"})
 
 
-NOTHING = Judgement({}, None, None)
+def experiment(federation, *, devices=1, judge=lambda networks: None):
+    """On the toys' examples; `judge` is handed the networks of every evaluation."""
 
+    def generic(networks):
+        judge(networks.variables)
+        return Evaluation({"score": 0.5})
 
-def experiment(model, federation, *, devices=1, generic=lambda *_: NOTHING):
-    """On the toys' examples; `generic` is handed (embed, the judged network)."""
     table, population = toys.problem()
     return Experiment(
-        model=model,
-        task=types.SimpleNamespace(table=table, population=population),
-        judge=types.SimpleNamespace(generic=generic, personalised=lambda *_: NOTHING),
+        task=Task(
+            dataset=table,
+            population=population,
+            evaluators={"generic": Evaluator(generic)},
+            facts={},
+            text="",
+        ),
+        stages={},
         mesh=make_mesh(devices),
-        pretraining=Pretraining(),
+        feed=feed_of(federation)._replace(decode=toys.decode),
         federation=federation,
-        methods={},
         seed=0,
     )
 
@@ -69,6 +79,8 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
         for _ in range(2)
     )
     method = plain._replace(lowered={"im2col": lowered})
+    embed, mesh = backbone_features(model), make_mesh(2)
+    trainer = trainer_of(method, model, embed, types.SimpleNamespace(), mesh)
 
     def fake(sim, server, store, cohort):
         name = "im2col" if sim.algorithm is lowered.algorithm else "auto"
@@ -86,11 +98,12 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
     )
     settings = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip": 0.0}
     federation = Federation(**settings, lanes="auto")
-    judged = lambda embed, network: seen.append(network) or NOTHING
-    whole = experiment(model, federation, devices=2, generic=judged)
-    start = {"backbone": model.init(jax.random.key(0)), "phi": None}
+    whole = experiment(federation, devices=2, judge=seen.append)
+    backbone = model.init(jax.random.key(0))
+    params = {"backbone": backbone["params"], "phi": None}
+    before = {**backbone, "params": params}
     for folder in ("a", "b", "b"):  # the last is finished: nothing to choose
-        run_method(whole, method, start, tmp_path / folder)
+        run_federated(whole, trainer, before, tmp_path / folder)
     tried = [(name, 2, lanes) for name in ("auto", "im2col") for lanes in (1, 2)]
     fewer = [("im2col", 1, lanes) for lanes in (2, 4)]
     assert asked == [*tried, *fewer]
@@ -103,7 +116,7 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
     assert {len(x.devices()) for x in jax.tree.leaves(seen)} == {2}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     more = whole._replace(federation=federation._replace(rounds=2))
-    run_method(more, method, start, tmp_path / "a")
+    run_federated(more, trainer, before, tmp_path / "a")
     assert len(asked) == 6  # a run that goes on keeps its own
     assert f"{line}(as this run began" in capsys.readouterr().out
 
@@ -117,22 +130,20 @@ def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
     federation = call("federation", Federation, settings)
     check_federation(federation, 5)
     algorithm, variables = toys.fedavg_toy()
-    method = FaceMethod(
+    trainer = Federated(
         algorithm,
-        start=lambda backbone, phi: backbone,
-        embed=None,
+        start=lambda before: variables,
+        apply=None,
+        network=algorithm.network,
+        network_apply=None,
         last_round=LastRound(algorithm, 1),
-        generic=lambda server: server.variables,
     )
-    start, ends = {"backbone": variables, "phi": None}, []
+    ends = []
     for devices in (1, 2):
         seen = []
-        judged = lambda embed, network, seen=seen: seen.append(network) or NOTHING
-        whole = experiment(
-            toys.linear_model(), federation, devices=devices, generic=judged
-        )
+        whole = experiment(federation, devices=devices, judge=seen.append)
         folder = tmp_path / str(devices)
-        run_method(whole, method, start, folder)
+        run_federated(whole, trainer, None, folder)
         assert len(seen) == 3  # after either round, and at the end
         rows = json.loads((folder / "clients.jsonl").read_text().splitlines()[-1])
         ends.append((jax.device_get(seen), rows))

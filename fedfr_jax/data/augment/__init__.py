@@ -13,7 +13,7 @@ from fedfr_jax.data.augment.erase import erase
 from fedfr_jax.data.augment.geometry import mirror, pad_and_crop
 from fedfr_jax.data.augment.pixels import color, normalize
 from fedfr_jax.data.augment.warp import affine
-from fedfr_jax.schema import choose, naming
+from fedfr_jax.schema import choose, naming, register
 from fedfr_jax.types import Augment
 
 __all__ = [
@@ -50,11 +50,7 @@ def register_augment(name: str, factory: Callable[..., Augment]) -> None:
     Args:
       factory: its keyword arguments are what the configuration can set.
     """
-    if name in AUGMENTS:
-        raise ValueError(
-            f"name must be new, not one of {sorted(AUGMENTS)}, got {name}."
-        )
-    AUGMENTS[name] = factory
+    register(AUGMENTS, "augment", name, factory)
 
 
 def build_augment(settings: Sequence[str | Mapping]) -> Augment:

@@ -21,6 +21,9 @@ def mirror(
 ) -> Augment:
     """Mirror left-right. View 0 is the example as it is, view 1 mirrored.
 
+    Both ways are computed, so list it before what is expensive: after `affine`, XLA on
+    CPUs resamples twice (35 ms rather than 5 for 64 images of 112 x 112 x 3).
+
     Args:
       probability: of mirroring, in [0, 1]; 0 and 1 leave one view only.
       swap: for each landmark, which one it is called after mirroring: a left eye

@@ -22,6 +22,7 @@ from fedfr_jax.data.partition.faces import (
     ms1m_order,
     report,
 )
+from fedfr_jax.schema import register
 
 __all__ = [
     "PARTITIONS",
@@ -62,8 +63,4 @@ def register_partition(name: str, factory: Callable) -> None:
     Raises:
       ValueError: when another factory has the name.
     """
-    if PARTITIONS.setdefault(name, factory) is not factory:
-        raise ValueError(
-            f"name must be none of {', '.join(PARTITIONS)}, which are taken, "
-            f"got {name}."
-        )
+    register(PARTITIONS, "partition", name, factory)

@@ -23,6 +23,7 @@ from fedfr_jax.data.sources.pairs import bin_pairs
 from fedfr_jax.data.sources.recordio import recordio
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
 from fedfr_jax.data.sources.tfds import tfds
+from fedfr_jax.schema import register
 from fedfr_jax.types import Source
 
 __all__ = [
@@ -78,10 +79,7 @@ def register_source(name: str, factory: Callable[..., Source]) -> None:
     Raises:
       ValueError: when another factory has the name.
     """
-    if SOURCES.setdefault(name, factory) is not factory:
-        raise ValueError(
-            f"name must be none of {', '.join(SOURCES)}, which are taken, got {name}."
-        )
+    register(SOURCES, "source", name, factory)
 
 
 def open_source(name: str, **settings) -> Source:

@@ -16,8 +16,9 @@ from fedfr_jax.federated.algorithms.adaptation import adaptation
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.losses.distillation import knowledge_distillation_over_elements
 from fedfr_jax.losses.margin import cosine
+from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.tasks.faces.features import Frozen, position_features
-from fedfr_jax.tasks.faces.loss import face_loss, masked_mean
+from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.types import Algorithm, Local, Model
 
 KINDS = ("finetune", "distill")

@@ -15,7 +15,8 @@ from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.losses import LOSSES
 from fedfr_jax.losses.margin import cosine, softmax_cross_entropy
-from fedfr_jax.tasks.faces.loss import init_local, masked_mean
+from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.tasks.faces.loss import init_local
 from fedfr_jax.tasks.faces.methods import FaceMethod
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.types import Algorithm, Local, Model, PyTree

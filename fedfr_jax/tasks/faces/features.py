@@ -104,4 +104,3 @@ def position_features(embed: Callable, variables: PyTree, client: Client) -> jax
     count = client.num_local + client.num_extra
     ongoing = lambda carry: carry[0] < count
     return jax.lax.while_loop(ongoing, body, (jnp.int32(0), values))[1]
-

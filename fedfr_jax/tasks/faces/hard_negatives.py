@@ -88,8 +88,6 @@ def prepare_features(
     return prepare
 
 
-
-
 def client_of_row(counts: np.ndarray, num_rows: int) -> np.ndarray:
     """Place in the cohort [R] of whom a row is; K for the padding that comes last.
 

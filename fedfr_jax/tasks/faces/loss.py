@@ -18,18 +18,13 @@ from fedfr_jax.losses import CONVERTERS, LOSSES
 from fedfr_jax.losses.binary import binary_branch
 from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.margin import cosine, repeat_others, softmax_cross_entropy
+from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.schema import check_keys
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.types import Model, PyTree
 
 BRANCHES = ("bce", "cosface", "cosface_all")
 REWEIGHTS = ("mended", "official")
-
-
-def masked_mean(values: jax.Array, is_valid: jax.Array) -> jax.Array:
-    """Mean [] of values [B] over the valid ones; 0 when none is."""
-    count = jnp.maximum(is_valid.sum(), 1).astype(values.dtype)
-    return jnp.where(is_valid, values, 0).sum() / count
 
 
 def init_local(

@@ -18,9 +18,7 @@ import jax.numpy as jnp
 from fedfr_jax.federated.algorithms.fedface import fedface
 from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.local import sgd, step_decay
-from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from fedfr_jax.federated.model_axis import gathered
-from fedfr_jax.federated.simulation import Simulation, simulation
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.models.bundle import bundled
 from fedfr_jax.schema import check_keys
@@ -30,16 +28,10 @@ from fedfr_jax.tasks.faces.features import (
     own_class_means,
     position_features,
 )
+from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from fedfr_jax.tasks.faces.loss import face_loss, init_local, personal_features
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
-from fedfr_jax.types import Algorithm, Client, Local, Model, PyTree
-
-
-class LastRound(NamedTuple):
-    """A round of all clients after the last one, nothing aggregated."""
-
-    algorithm: Algorithm
-    epochs: int
+from fedfr_jax.types import Algorithm, Client, LastRound, Local, Model, PyTree
 
 
 class FaceMethod(NamedTuple):
@@ -223,22 +215,6 @@ def last_round(algorithm: Algorithm, model: Model, settings: Mapping) -> LastRou
     check_numbers("adapt.", settings)
     epochs = settings.pop("epochs")
     return LastRound(adapted(algorithm, model, **settings), epochs)
-
-
-def last_simulation(sim: Simulation, last: LastRound) -> Simulation:
-    """The simulation of the last round: all clients, another algorithm."""
-    canonical = {"reduction": "canonical", "shards": sim.shards}
-    return simulation(
-        last.algorithm,
-        sim.feed,
-        sim.table,
-        sim.population,
-        mesh=sim.mesh,
-        local_epochs=last.epochs,
-        lanes=sim.lanes,
-        seed=sim.seed,
-        **(canonical if sim.shards else {}),
-    )
 
 
 def previous_features(embed: Callable) -> Callable:

@@ -27,7 +27,7 @@ from fedfr_jax.schema import call
 from fedfr_jax.tasks.faces.judged_files import held, settings_of
 from fedfr_jax.tasks.faces.pair_list import pair_list
 from fedfr_jax.tasks.faces.template_set import template_set
-from fedfr_jax.types import PyTree, Source
+from fedfr_jax.types import Evaluation, Evaluator, Networks, PyTree, Source
 
 MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
 # Key of config.evaluation -> how its metrics begin, and the files that it opens.
@@ -45,16 +45,8 @@ class Recognition(NamedTuple):
     train_identities: np.ndarray  # [C] source labels
 
 
-class Judgement(NamedTuple):
-    """Numbers of one protocol, and what its plots need."""
-
-    metrics: dict[str, float]
-    per_client: dict[str, np.ndarray]  # {name: [N]}, empty for the generic protocol
-    roc: tuple[np.ndarray, np.ndarray] | None  # (far, tar)
-
-
 def recognition(
-    source: Source, partition: Partition, *, stream_bytes: int | None = None
+    source: Source, partition: Partition, stream_bytes: int | None = None
 ) -> Recognition:
     """Read every image of the partition once, or as often as it is needed.
 
@@ -133,7 +125,24 @@ class Judge:
         self._files = _open_files(task, mesh, pairs=pairs, templates=templates)
         self._tables = placed(task.table, mesh), placed(task.judged, mesh)
 
-    def generic(self, embed: Callable, variables: PyTree) -> Judgement:
+    @property
+    def evaluators(self) -> dict[str, Evaluator]:
+        """The two protocols; the personalised one embeds for every client."""
+
+        def generic(networks: Networks) -> Evaluation:
+            return self.generic(networks.apply, networks.variables)
+
+        def personalised(networks: Networks) -> Evaluation:
+            of_client = networks.of_client
+            embed = networks.client_apply if of_client else networks.apply
+            return self.personalised(embed, of_client, networks.variables)
+
+        return {
+            "generic": Evaluator(generic),
+            "personalised": Evaluator(personalised, in_rounds=False),
+        }
+
+    def generic(self, embed: Callable, variables: PyTree) -> Evaluation:
         """Judge one network on the unseen identities.
 
         Args:
@@ -153,11 +162,11 @@ class Judge:
             seen = self._views(embed, variables, table, rows, files.is_mirrored)
             found = files.metrics(seen)
             metrics |= {f"{prefix}{name}": value for name, value in found.items()}
-        return Judgement(metrics, {}, roc_curve(features, labels))
+        return Evaluation(metrics, curves={"roc": roc_curve(features, labels)})
 
     def personalised(
         self, embed: Callable, variables_of: Callable | None, variables: PyTree = None
-    ) -> Judgement:
+    ) -> Evaluation:
         """Judge every client's own network, or one network for all.
 
         Args:
@@ -183,7 +192,7 @@ class Judge:
                 queries, gallery = shared[0], shared[1][low:high]
             results.append(self._judge_client(own, queries, gallery, low, high))
         over = mean_over_clients(results)
-        return Judgement(over.mean, over.per_client, None)
+        return Evaluation(over.mean, over.per_client)
 
     def _judge_client(self, own, queries, gallery, low, high):
         labels = self._task.test_identities

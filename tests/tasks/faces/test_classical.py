@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.build import build_method
 from fedfr_jax.data.augment import decode
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks.faces.stages import build_method
 from fedfr_jax.types import Model
 
 SIDE, DIM, PUBLIC = 4, 8, 4

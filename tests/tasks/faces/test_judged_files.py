@@ -22,12 +22,12 @@ from fedfr_jax.federated.client import Population, Table
 from fedfr_jax.federated.stream import stream
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import experiment
-from fedfr_jax.tasks.faces.methods import backbone_features
 from fedfr_jax.tasks.faces.pair_list import pair_list
 from fedfr_jax.tasks.faces.recognition import Judge, Recognition
 from fedfr_jax.tasks.faces.template_set import template_set
+from fedfr_jax.types import Networks
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
+ROOT = pathlib.Path(__file__).parent.parent.parent.parent
 SHAPE = (4, 4, 1)
 SMALL = {"batch_size": 16, "fars": (0.1,), "fpirs": (0.5,)}
 
@@ -509,10 +509,10 @@ def tiny(tmp_path):
     return config, tmp_path, (template, np.array(pairs), subject)
 
 
-def direct_numbers(built, variables, path, template, pairs, subject, *, fars, fpirs):
+def direct_numbers(apply, variables, path, template, pairs, subject, *, fars, fpirs):
     """What the evaluation room says of the set's embeddings."""
     images = template_set((12, 12, 1), path=path).read(np.arange(96))
-    embed = jax.jit(backbone_features(built.model))
+    embed = jax.jit(apply)
     features = embed(variables, decode(jnp.asarray(images), jnp.zeros(96, bool)))
     _, _, scores = templates.read_landmarks(path / "meta" / META["landmarks"])
     weighed = templates.weigh_images(features, detector_scores=scores)
@@ -546,10 +546,13 @@ def test_train_and_evaluate_judge_by_the_direct_calls(tiny, monkeypatch, capsys)
         write_bin(path / "p", [True, False] * 10)
         given = f"--config.evaluation.templates={options}"
         assert main([command, *words, given, *extra]) == 0, capsys.readouterr().err
-    variables = built[0].model.init(jax.random.key(3))
-    expected = direct_numbers(built[0], variables, path / "IJBC", *lists, **rates)
-    for made in built:
-        judged = made.judge.generic(backbone_features(made.model), variables).metrics
+    trainers = [made.stages["pretrained"].trainer for made in built]
+    start = trainers[0].init(jax.random.key(3))
+    variables, apply = trainers[0].network(start), trainers[0].network_apply
+    expected = direct_numbers(apply, variables, path / "IJBC", *lists, **rates)
+    for made, trainer in zip(built, trainers, strict=True):
+        networks = Networks(variables, trainer.network_apply, None, None)
+        judged = made.task.evaluators["generic"].evaluate(networks).metrics
         actual = {k: v for k, v in judged.items() if k.startswith("ijb_")}
         assert actual == {f"ijb_{k}": pytest.approx(v) for k, v in expected.items()}
         assert 0 < actual["ijb_tar@far=1e-01"] < 1 and actual["ijb_rank@2"] > 0

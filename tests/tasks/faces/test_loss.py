@@ -1,7 +1,6 @@
 """The terms of the local objective against plain computations in NumPy."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 

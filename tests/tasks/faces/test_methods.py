@@ -5,18 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.build import build_method
+from fedfr_jax.central.settings import Training
 from fedfr_jax.federated.client import Feed
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.losses.spreadout import spread
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.runs.begin import last_simulation
 from fedfr_jax.tasks.faces.hard_negatives import (
     class_features,
     class_of_row,
     client_of_row,
 )
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.losses.spreadout import spread
-from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs.pretraining import Pretraining, everyone, public_means
-from fedfr_jax.tasks.faces.methods import backbone_features, federated_faces, last_simulation
+from fedfr_jax.tasks.faces.methods import backbone_features, federated_faces
+from fedfr_jax.tasks.faces.stages import build_method, everyone, public_means
 from fedfr_jax.types import Cohort, Model
 
 SIDE, DIM, SIZES = 4, 8, (2, 3, 2)
@@ -367,7 +368,7 @@ def test_central_training_on_everybody_has_every_class_once(task):
     public = p.global_identities[p.global_labels]
     np.testing.assert_array_equal(names[labels[len(p.train) :]], public)
     row = build_method("all", {"kind": "central"}, {"epochs": 7}, MODEL, p)
-    assert row == Pretraining(epochs=7)
+    assert row == Training(epochs=7)
     row = build_method("all", {"kind": "central", "epochs": 9}, {"epochs": 7}, MODEL, p)
     assert row.epochs == 9
 

@@ -1,32 +1,13 @@
-"""What a run is told: its two sections of numbers, and their ranges."""
+"""What the federated stages of a run share, and the ranges of its numbers."""
 
 import math
 from typing import NamedTuple
 
-from fedfr_jax.data.augment import decode
-from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.engine import REDUCTIONS
 from fedfr_jax.schema import check_ranges
 
 TABLES = ("auto", "device", "stream")
 AUTO = "auto"
-
-
-class Pretraining(NamedTuple):
-    """Central margin softmax on the public identities."""
-
-    epochs: int = 16
-    batch_size: int = 64
-    optimizer: str = "sgd"  # a name of OPTIMIZERS
-    learning_rate: float = 0.05
-    warmup: float = 0.05  # fraction of all steps
-    milestones: tuple[float, ...] = ()  # fractions; none: a cosine to 0
-    weight_decay: float = 5e-4
-    margin_loss: str = "cosface"
-    scale: float = 30.0
-    margin: float = 0.4
-    flip: float = 0.5
-    checkpoint_every: int = 1  # epochs
 
 
 class Federation(NamedTuple):
@@ -38,6 +19,7 @@ class Federation(NamedTuple):
     batch_size: int = 64
     drop_last: bool = False
     flip: float = 0.5
+    augment: tuple = ()  # before the mirror, see data/augment
     lanes: int | str = 1  # auto: with lowering and devices measured once, and kept
     reduction: str = "sum"  # canonical: same bits on any number of devices
     shards: int = 8  # of the canonical reduction, best a multiple of the devices
@@ -48,11 +30,6 @@ class Federation(NamedTuple):
     table_gib: float = 1.0  # GiB that streamed examples may take on a device
 
     @property
-    def feed(self) -> Feed:
-        """How clients' batches are made of uint8 images."""
-        return Feed(self.batch_size, decode, drop_last=self.drop_last, flip=self.flip)
-
-    @property
     def first_lanes(self) -> int:
         """Lanes to build a simulation with, before they are measured."""
         return 1 if self.lanes == AUTO else self.lanes
@@ -61,22 +38,6 @@ class Federation(NamedTuple):
     def fixed_shards(self) -> int | None:
         """V of the canonical reduction, None for plain sums."""
         return self.shards if self.reduction == "canonical" else None
-
-
-def check_pretraining(settings: Pretraining, section: str, num_rows: int) -> None:
-    """Raise ValueError for a number out of range; `num_rows` public images exist."""
-    bounds = {
-        "epochs": (0, math.inf),
-        "batch_size": (1, num_rows),
-        "learning_rate": (0, math.inf),
-        "warmup": (0, 1),
-        "milestones": (0, 1),
-        "weight_decay": (0, math.inf),
-        "scale": (0, math.inf),
-        "flip": (0, 1),
-        "checkpoint_every": (0, math.inf),
-    }
-    check_ranges(f"config.{section}.", settings._asdict(), bounds)
 
 
 def check_federation(settings: Federation, num_clients: int) -> None:

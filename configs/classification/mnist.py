@@ -1,0 +1,32 @@
+"""FedAvg on MNIST, 20 clients of Dirichlet shares, the small CNN.
+
+fedfr train --config=configs/classification/mnist.py --workdir=runs/mnist
+"""
+
+from configs import base
+
+
+def get_config():
+    """The 20 clients of PFLlib's published partition, a CNN, FedAvg and FedProx."""
+    config = base.get_config()
+    config.task = "classification"
+    config.data = {"name": "mnist", "data_dir": base.data_dir("mnist_pfl20")}
+    config.partition = {
+        "name": "dirichlet",
+        "num_clients": 20,
+        "alpha": 0.1,
+        "seed": config.get_ref("seed"),
+    }
+    config.model = {"name": "cnn"}
+    config.federation = {
+        "rounds": 10,
+        "local_epochs": 1,
+        "batch_size": 32,
+        "flip": 0.0,
+        "evaluate_every": 1,
+    }
+    config.methods = {
+        "fedavg": {"learning_rate": 0.05},
+        "fedprox": {"algorithm": "fedprox", "strength": 0.1, "learning_rate": 0.05},
+    }
+    return config.lock()

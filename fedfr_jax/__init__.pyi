@@ -1,0 +1,54 @@
+# The public names: what type checkers see, and what __init__.py loads when asked.
+
+from fedfr_jax.data import partition as partition
+from fedfr_jax.data.augment import AUGMENTS as AUGMENTS
+from fedfr_jax.data.augment import build_augment as build_augment
+from fedfr_jax.data.augment import register_augment as register_augment
+from fedfr_jax.data.partition import PARTITIONS as PARTITIONS
+from fedfr_jax.data.partition import register_partition as register_partition
+from fedfr_jax.data.sources import SOURCES as SOURCES
+from fedfr_jax.data.sources import open_source as open_source
+from fedfr_jax.data.sources import register_source as register_source
+from fedfr_jax.federated.algorithms import ALGORITHMS as ALGORITHMS
+from fedfr_jax.federated.algorithms import register_algorithm as register_algorithm
+from fedfr_jax.federated.algorithms.apfl import apfl as apfl
+from fedfr_jax.federated.algorithms.ditto import ditto as ditto
+from fedfr_jax.federated.algorithms.fedatt import fedatt as fedatt
+from fedfr_jax.federated.algorithms.fedavg import fedavg as fedavg
+from fedfr_jax.federated.algorithms.feddane import feddane as feddane
+from fedfr_jax.federated.algorithms.fedfr import fedfr as fedfr
+from fedfr_jax.federated.algorithms.fednova import fednova as fednova
+from fedfr_jax.federated.algorithms.fedprox import fedprox as fedprox
+from fedfr_jax.federated.algorithms.fedrep import fedrep as fedrep
+from fedfr_jax.federated.algorithms.ifca import fesem as fesem
+from fedfr_jax.federated.algorithms.ifca import ifca as ifca
+from fedfr_jax.federated.algorithms.personal import blocks as blocks
+from fedfr_jax.federated.algorithms.personal import personal as personal
+from fedfr_jax.federated.algorithms.personal import with_statistics as with_statistics
+from fedfr_jax.federated.algorithms.pfedme import pfedme as pfedme
+from fedfr_jax.federated.algorithms.qfedavg import qfedavg as qfedavg
+from fedfr_jax.federated.algorithms.robust import robust as robust
+from fedfr_jax.federated.algorithms.scaffold import scaffold as scaffold
+from fedfr_jax.federated.local import local_training as local_training
+from fedfr_jax.federated.local import sgd as sgd
+from fedfr_jax.federated.local import step_decay as step_decay
+from fedfr_jax.losses import LOSSES as LOSSES
+from fedfr_jax.losses import masked_mean as masked_mean
+from fedfr_jax.losses import register_loss as register_loss
+from fedfr_jax.mesh import make_mesh as make_mesh
+from fedfr_jax.models import MODELS as MODELS
+from fedfr_jax.models import register_model as register_model
+from fedfr_jax.notebook import FederatedDataset as FederatedDataset
+from fedfr_jax.notebook import Run as Run
+from fedfr_jax.notebook import evaluate as evaluate
+from fedfr_jax.notebook import init as init
+from fedfr_jax.notebook import load as load
+from fedfr_jax.notebook import run_round as run_round
+from fedfr_jax.notebook import save as save
+from fedfr_jax.tasks import TASKS as TASKS
+from fedfr_jax.tasks import register_task as register_task
+from fedfr_jax.types import Algorithm as Algorithm
+from fedfr_jax.types import Local as Local
+from fedfr_jax.types import Model as Model
+
+__version__: str

@@ -1,0 +1,1 @@
+"""One network on the whole mesh, without clients."""

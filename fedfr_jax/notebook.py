@@ -1,0 +1,260 @@
+"""What a notebook does: examples by client, rounds one by one, and what came out.
+
+A thin way to `federated.simulation`, which has every setting; `fedfr train` is the way
+for long runs, with checkpoints, logs and pages.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
+from fedfr_jax.data.partition import ClientSplit
+from fedfr_jax.federated.client import Feed, Population, Table, client_key
+from fedfr_jax.federated.client import first_personal_key as first_key
+from fedfr_jax.federated.model_axis import onto
+from fedfr_jax.federated.simulation import (
+    Simulation,
+    open_store,
+    play,
+    simulation,
+    start,
+)
+from fedfr_jax.federated.store import Store
+from fedfr_jax.tasks.classification.accuracy import Accuracy
+from fedfr_jax.types import Algorithm, Networks, PyTree
+
+
+class FederatedDataset(NamedTuple):
+    """Examples grouped by client, in host memory."""
+
+    table: Table  # [T, ...] and labels [T]
+    population: Population
+    clients: np.ndarray  # [N] what the clients are called
+
+    @classmethod
+    def from_client_ids(cls, x, y, owner) -> "FederatedDataset":
+        """Examples and whose they are.
+
+        Args:
+          x: [T, ...] what networks see: floats, or uint8 that a feed decodes.
+          y: [T] int labels.
+          owner: [T] client of each example, numbers or names.
+
+        Raises:
+          ValueError: when the three differ in length.
+        """
+        x, y, owner = np.asarray(x), np.asarray(y), np.asarray(owner)
+        if not len(x) == len(y) == len(owner) > 0:
+            raise ValueError(
+                "x, y and owner must have one entry per example, got "
+                f"{len(x)}, {len(y)} and {len(owner)}."
+            )
+        clients, place = np.unique(owner, return_inverse=True)
+        order = np.argsort(place, kind="stable")
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(place))])
+        num_classes = np.full(len(clients), int(y.max()) + 1, np.int32)
+        table = Table(x[order], y[order].astype(np.int32))
+        return cls(table, Population(offsets, num_classes), clients)
+
+    @classmethod
+    def from_split(
+        cls, x, y, split: ClientSplit
+    ) -> tuple["FederatedDataset", "FederatedDataset"]:
+        """The training and the test part of a partition such as `dirichlet(y, ...)`."""
+        parts = (split.train, split.train_offsets), (split.test, split.test_offsets)
+        num_clients = len(split.train_offsets) - 1
+        num_classes = np.full(num_clients, split.num_classes, np.int32)
+        x, y = np.asarray(x), np.asarray(y)
+        made = [
+            cls(
+                Table(x[rows], y[rows].astype(np.int32)),
+                Population(offsets.astype(np.int64), num_classes),
+                np.arange(num_clients),
+            )
+            for rows, offsets in parts
+        ]
+        return made[0], made[1]
+
+    def __repr__(self) -> str:
+        shape = self.table.images.shape
+        return (
+            f"FederatedDataset({len(self.clients)} clients, {shape[0]} examples of "
+            f"{shape[1:]})"
+        )
+
+
+class Run(NamedTuple):
+    """A federated run between two rounds."""
+
+    sim: Simulation
+    server: PyTree
+    store: Store  # the clients' personal rows
+    round_number: int  # of the round to come
+
+    @property
+    def variables(self) -> PyTree:
+        """{"params", "batch_stats"} of the network that the server hands out."""
+        return self.sim.algorithm.network(self.server)
+
+    def __repr__(self) -> str:
+        num_clients = len(self.sim.population.num_classes)
+        return (
+            f"Run(round {self.round_number}, {self.sim.cohort_size} of {num_clients} "
+            "clients a round)"
+        )
+
+
+def init(
+    algorithm: Algorithm,
+    data: FederatedDataset,
+    variables: PyTree,
+    *,
+    batch_size: int,
+    feed: Feed | None = None,
+    mesh=None,
+    folder: str | os.PathLike | None = None,
+    **options,
+) -> Run:
+    """A run before its first round.
+
+    Args:
+      variables: {"params": ..., "batch_stats": ...}, or the parameters alone.
+      batch_size: B of local steps.
+      feed: how batches are made; None shuffles and takes examples as they are.
+      mesh: None takes every device.
+      folder: where personal rows are kept; None takes a temporary folder.
+      options: cohort_size, local_epochs, lanes, seed, reduction of `simulation`.
+
+    Raises:
+      ValueError: for sizes out of range, before anything is compiled.
+    """
+    if not (isinstance(variables, dict) and "params" in variables):
+        variables = {"params": variables}
+    sim = simulation(
+        algorithm,
+        (feed or Feed(batch_size))._replace(batch_size=batch_size),
+        data.table,
+        data.population,
+        mesh=mesh or meshes.make_mesh(),
+        **options,
+    )
+    server = start(sim, {"batch_stats": {}, **variables})
+    return Run(sim, server, open_store(sim, server, folder), 0)
+
+
+def run_round(run: Run) -> tuple[Run, dict[str, np.ndarray]]:
+    """Train one round: (the run after it, {metric: [K] of the cohort's clients})."""
+    server, outcome = play(run.sim, run.server, run.store, run.round_number)
+    metrics = {"client": outcome.ids, **outcome.metrics}
+    return run._replace(server=server, round_number=run.round_number + 1), metrics
+
+
+def evaluate(
+    run: Run, apply: Callable, data: FederatedDataset, *, batch_size: int = 256
+) -> dict[str, float | np.ndarray]:
+    """Accuracy of the server's network, and of each client's own on its examples.
+
+    Args:
+      apply: (variables, x [B, ...]) -> logits [B, M].
+      data: examples of the clients that the run has, in the same order.
+
+    Returns:
+      {"accuracy": of the server's network on all examples, "accuracy_of_clients": mean
+      over clients of their own networks', "per_client": [N]}.
+
+    Raises:
+      ValueError: when the data is of another number of clients.
+    """
+    num_clients = len(run.sim.population.num_classes)
+    if len(data.clients) != num_clients:
+        raise ValueError(
+            f"data must be of the run's {num_clients} clients, got {len(data.clients)}."
+        )
+    feed, mesh = Feed(batch_size), run.sim.mesh
+    judge = Accuracy(data.table, data.population.offsets, mesh, feed)
+    has_rows = bool(jax.tree.leaves(run.store.template))
+    of_client = own_networks(run) if has_rows else None
+    networks = Networks(run.variables, apply, of_client, apply)
+    own = judge.personalised(networks)
+    return {
+        "accuracy": judge.generic(networks).metrics["accuracy"],
+        "accuracy_of_clients": own.metrics["accuracy"],
+        "per_client": own.per_client["accuracy"],
+    }
+
+
+def own_networks(run: Run) -> Callable[[int], PyTree]:
+    """client -> variables of its own network."""
+    algorithm, server = run.sim.algorithm, run.server
+
+    def of_client(client):
+        rows, is_new = run.store.gather(np.array([client]))
+        row = jax.tree.map(lambda x: x[0], rows)
+        if is_new[0]:  # never drawn: what it would start from
+            own = first_key(client_key(run.sim.key, client))
+            row = algorithm.init_personal(own, server)
+        return algorithm.personalize(server, row)
+
+    return of_client
+
+
+def save(run: Run, path: str | os.PathLike) -> pathlib.Path:
+    """Write the run's state to one .npz file: server, personal rows, round number."""
+    path = pathlib.Path(path).with_suffix(".npz")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ids = run.store.touched()
+    rows, _ = run.store.gather(ids)
+    arrays = {"round_number": run.round_number, "ids": ids}
+    for part, tree in (("server", meshes.fetch(run.server)), ("rows", rows)):
+        for place, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            arrays[f"{part}/{trees.path_name(place)}"] = np.asarray(leaf)
+    draft = path.with_name(path.name + ".tmp")
+    with draft.open("wb") as file:
+        np.savez(file, **arrays)
+    draft.replace(path)
+    return path
+
+
+def load(run: Run, path: str | os.PathLike) -> Run:
+    """The state that `save` wrote, for a run that `init` made alike.
+
+    Raises:
+      ValueError: when the file is of another algorithm, network or population.
+    """
+    path = pathlib.Path(path).with_suffix(".npz")
+    with np.load(path) as file:
+        arrays = dict(file)
+    ids = arrays["ids"]
+    if len(ids) and ids.max() >= run.store.population:
+        raise ValueError(
+            f"{path} must be of {run.store.population} clients, got client {ids.max()}."
+        )
+    server = _named(path, arrays, "server", run.server, ())
+    rows = _named(path, arrays, "rows", run.store.template, (len(ids),))
+    round_number = int(arrays["round_number"])
+    if len(ids):
+        run.store.scatter(ids, rows, max(round_number - 1, 0))
+    server = onto(run.sim.mesh, server)
+    return run._replace(server=server, round_number=round_number)
+
+
+def _named(path, arrays, part: str, template: PyTree, leading: tuple) -> PyTree:
+    """The arrays of a part in the places of `template`, with `leading` axes before."""
+
+    def pick(place, leaf):
+        name = f"{part}/{trees.path_name(place)}"
+        found = arrays[name].shape if name in arrays else "none"
+        if found != (*leading, *leaf.shape):
+            raise ValueError(
+                f"{path} must hold {name} of shape {(*leading, *leaf.shape)}, "
+                f"got {found}."
+            )
+        return arrays[name]
+
+    return jax.tree_util.tree_map_with_path(pick, template)

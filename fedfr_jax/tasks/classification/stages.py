@@ -1,0 +1,158 @@
+"""A config of classification as stages: every method from the same first network."""
+
+import inspect
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from fedfr_jax.data.augment import decode
+from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
+from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.federated.algorithms.personal import blocks, personal, with_statistics
+from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.model_axis import gathered
+from fedfr_jax.federated.settings import AUTO, Federation, check_federation
+from fedfr_jax.federated.stream import stream
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import MODELS
+from fedfr_jax.schema import call, check_keys, choose, naming
+from fedfr_jax.tasks.classification.accuracy import Accuracy
+from fedfr_jax.tasks.classification.loss import cross_entropy
+from fedfr_jax.tasks.data import other_lowerings, split, streams
+from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
+from fedfr_jax.types import Experiment, Federated, Model, Source, Stage, Task
+
+OWN = ("personal", "draw", "batch_stats", "label_smoothing")  # keys of a method
+
+
+def classification(settings: Mapping) -> Experiment:
+    """The experiment of a config's sections; images are read, nothing is trained.
+
+    Raises:
+      ValueError: for anything wrong in the config or the data.
+    """
+    federation = call("federation", Federation, settings["federation"])
+    if settings.get("pretrain"):
+        given = sorted(settings["pretrain"])
+        raise ValueError(f"config.pretrain must be empty with this task, got {given}.")
+    source = choose("data", SOURCES, settings["data"])
+    parts = split({"name": "iid", **settings["partition"]}, source)
+    if not isinstance(parts, ClientSplit):
+        name = settings["partition"]["name"]
+        raise ValueError(f"config.partition.name must split classes, got {name!r}.")
+    num_clients = len(parts.train_offsets) - 1
+    check_federation(federation, num_clients)
+    mesh = make_mesh(num_model_shards=federation.model_shards)
+    trainers = trainers_of(settings, source, num_clients)
+    if federation.lanes == AUTO:
+        for lowering in other_lowerings(settings["model"]):
+            model = {**settings["model"], "lowering": lowering}
+            others = trainers_of({**settings, "model": model}, source, num_clients)
+            for name, trainer in trainers.items():
+                lowered = {**trainer.lowered, lowering: others[name]}
+                trainers[name] = trainer._replace(lowered=lowered)
+    most = streams(federation, source, (parts.train, parts.test), mesh)
+    feed = Feed(
+        federation.batch_size,
+        decode,
+        drop_last=federation.drop_last,
+        flip=federation.flip,
+    )
+    check_keys("config.evaluation", settings["evaluation"], ("batch_size",))
+    judged = Feed(settings["evaluation"].get("batch_size", 64), decode)
+    test = table_of(source, parts.test, most)
+    facts = class_report(parts, source.labels, source.names)
+    return Experiment(
+        task=Task(
+            dataset=table_of(source, parts.train, most),
+            population=Population(
+                parts.train_offsets.astype(np.int64),
+                np.full(num_clients, parts.num_classes, np.int32),
+            ),
+            evaluators=Accuracy(test, parts.test_offsets, mesh, judged).evaluators,
+            facts=facts,
+            text=format_class_report(facts),
+        ),
+        stages={name: Stage(trainer) for name, trainer in trainers.items()},
+        mesh=mesh,
+        feed=feed,
+        federation=federation,
+        seed=settings["seed"],
+    )
+
+
+def table_of(source: Source, rows: np.ndarray, stream_bytes: int | None):
+    """Images and labels of source rows [n], on the host or streamed from the source."""
+    labels = source.labels[rows].astype(np.int32)
+    if stream_bytes is None:
+        return Table(source.read(rows), labels)
+    return stream(lambda i: source.read(rows[i]), labels, memory=stream_bytes)
+
+
+def trainers_of(
+    settings: Mapping, source: Source, num_clients: int
+) -> dict[str, Federated]:
+    """{row: trainer} of config.methods, all on one network."""
+    model = classifier(settings["model"], source)
+    apply = jax.jit(lambda variables, images: model.apply(variables, images, False)[0])
+    first = model.init(jax.random.key(settings["seed"]))
+    return {
+        name: trainer_of(name, options, model, apply, first, num_clients)
+        for name, options in settings["methods"].items()
+    }
+
+
+def classifier(settings: Mapping, source: Source) -> Model:
+    """The config's network with a logit for every class of the source.
+
+    Raises:
+      ValueError: for an unknown network, or one whose output is of another size.
+    """
+    settings, num_classes = dict(settings), len(source.names)
+    known = inspect.signature(MODELS.get(settings.get("name"), dict)).parameters
+    key = "num_classes" if "num_classes" in known else "embedding_dim"
+    if key in known:
+        settings.setdefault(key, num_classes)
+    model = choose("model", MODELS, settings, source.image_shape)
+    if model.embedding_dim != num_classes:
+        raise ValueError(
+            f"config.model.{key} must be the {num_classes} classes of the data, got "
+            f"{model.embedding_dim}."
+        )
+    return gathered(model)
+
+
+def trainer_of(name, options, model, apply, first, num_clients) -> Federated:
+    """A row of config.methods: an `algorithm`, a client's training, what is personal.
+
+    Keys beside those of the algorithm's factory and of `local_of`:
+      personal: regular expression over leaf paths, or {"blocks": K_P}; "" for nothing.
+      draw: True draws a new client's personal leaves, instead of the first network's.
+      batch_stats: average, local or first, see `with_statistics`.
+      label_smoothing: see `cross_entropy`.
+    """
+    section, options = f"methods.{name}", dict(options)
+    algorithm = options.pop("algorithm", "fedavg")
+    with naming(f"config.{section}"):
+        others = {*keywords(local_of), *OWN}
+        facts = {"num_clients": num_clients}
+        make, rest = algorithm_maker(section, algorithm, options, others, facts)
+        own = {key: rest.pop(key) for key in OWN if key in rest}
+        smoothing = own.get("label_smoothing", 0.0)
+        loss = cross_entropy(model, label_smoothing=smoothing)
+        made = make(call(section, local_of, rest, loss))
+        made = with_statistics(made, own.get("batch_stats", "average"))
+        where = own.get("personal", "")
+        if isinstance(where, Mapping):
+            check_keys("personal", where, ("blocks",))
+            where = blocks(model.blocks, where["blocks"])
+        made = personal(made, where, draw=model.init if own.get("draw") else None)
+        jax.eval_shape(made.init, first)  # a pattern must match: before any compile
+    return Federated(
+        algorithm=made,
+        start=lambda variables: first,
+        apply=apply,
+        network=None if where else made.network,
+        network_apply=apply,
+    )

@@ -1,0 +1,58 @@
+"""From a config's sections to a source, its split and where the examples lie."""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+
+from jax.sharding import Mesh
+
+from fedfr_jax.data.partition import PARTITIONS
+from fedfr_jax.data.sources import names_from
+from fedfr_jax.federated.settings import Federation
+from fedfr_jax.federated.stream import fits_devices
+from fedfr_jax.models import MODELS, conv
+from fedfr_jax.schema import choose
+from fedfr_jax.types import Source
+
+
+def split(settings: Mapping, source: Source):
+    """The config's partition of a source, by_identity unless it names another.
+
+    The name of a joined part stands for its identities; partitions that know test rows
+    are given those that the source has.
+    """
+    settings = {"name": "by_identity", **settings}
+    for key, value in settings.items():
+        if key.endswith("_ids_from") and isinstance(value, str):
+            where = f"config.partition.{key}"
+            settings[key] = names_from(source.names, value, where)
+    factory = PARTITIONS.get(settings["name"])
+    if factory and "is_test" in inspect.signature(factory).parameters:
+        settings.setdefault("is_test", source.is_test)
+    return choose("partition", PARTITIONS, settings, source.labels)
+
+
+def streams(
+    federation: Federation, source: Source, parts: Sequence, mesh: Mesh
+) -> int | None:
+    """Bytes that streamed images may take on a device; None has them all on it.
+
+    As told, or streamed when they do not fit the devices; in a run of several processes
+    they are, each of which reads the images of its own clients.
+
+    Args:
+      parts: rows of the source, [n] each, that a run needs.
+    """
+    is_streamed = federation.table == "stream"
+    if federation.table == "auto":
+        num_images = sum(len(rows) for rows in parts)
+        num_bytes = num_images * math.prod(source.image_shape)
+        is_streamed = mesh.is_multi_process or not fits_devices(num_bytes, mesh)
+    return int(federation.table_gib * 2**30) if is_streamed else None
+
+
+def other_lowerings(settings: Mapping) -> tuple[str, ...]:
+    """Of convolutions, to be timed: none when the config's model has or names one."""
+    known = inspect.signature(MODELS[settings["name"]]).parameters
+    is_open = "lowering" in known and settings.get("lowering", conv.AUTO) == conv.AUTO
+    return conv.others() if is_open else ()

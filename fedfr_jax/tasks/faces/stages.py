@@ -1,0 +1,310 @@
+"""A config of faces as the stages of an experiment: pretraining, then every method."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax.central.settings import Training, check_training
+from fedfr_jax.data.augment import decode
+from fedfr_jax.data.identities import Partition
+from fedfr_jax.data.partition import format_report, report
+from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.federated.client import Feed
+from fedfr_jax.federated.model_axis import gathered
+from fedfr_jax.federated.outputs import build_embed
+from fedfr_jax.federated.settings import AUTO, Federation, check_federation
+from fedfr_jax.federated.stream import placed
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import MODELS
+from fedfr_jax.schema import call, choose, naming
+from fedfr_jax.tasks.data import other_lowerings, split, streams
+from fedfr_jax.tasks.faces.classical import backbone_of, classical_faces
+from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.tasks.faces.methods import (
+    FaceMethod,
+    backbone_features,
+    federated_faces,
+)
+from fedfr_jax.tasks.faces.recognition import Judge, Recognition, recognition
+from fedfr_jax.tasks.options import algorithm_maker, keywords
+from fedfr_jax.types import (
+    Central,
+    Experiment,
+    Federated,
+    Model,
+    PyTree,
+    Source,
+    Stage,
+    Task,
+)
+
+PRETRAINED = "pretrained"
+
+
+class Plan(NamedTuple):
+    """A config as objects, before any image is read."""
+
+    settings: Mapping[str, Any]
+    source: Source
+    partition: Partition
+    model: Model
+    mesh: Mesh
+    pretraining: Training
+    federation: Federation
+    methods: dict[str, FaceMethod | Training]  # the latter: all images, central
+
+    @property
+    def stream_bytes(self) -> int | None:
+        """See `streams`."""
+        p = self.partition
+        parts = p.train, p.global_examples, p.test, p.unseen_examples
+        return streams(self.federation, self.source, parts, self.mesh)
+
+
+def faces(settings: Mapping) -> Experiment:
+    """The experiment of a config's sections; images are read, nothing is trained."""
+    parts = plan(settings)
+    return assemble(
+        parts, recognition(parts.source, parts.partition, parts.stream_bytes)
+    )
+
+
+def plan(settings: Mapping) -> Plan:
+    """Open the data, split it and build the methods; no image is read.
+
+    Raises:
+      ValueError: for anything wrong in the config or the data.
+    """
+    federation = call("federation", Federation, settings["federation"])
+    pretraining = call("pretrain", Training, settings["pretrain"])
+    source = choose("data", SOURCES, settings["data"])
+    partition = split(settings["partition"], source)
+    model = model_of(settings["model"], source)
+    methods = methods_of(settings, model, partition)
+    if federation.lanes == AUTO:
+        names = other_lowerings(settings["model"])
+        lowered = {
+            name: methods_of(
+                settings,
+                model_of({**settings["model"], "lowering": name}, source),
+                partition,
+            )
+            for name in names
+        }
+        methods = {name: with_lowered(name, methods[name], lowered) for name in methods}
+    num_public = len(partition.global_examples)
+    check_federation(federation, len(partition.num_classes))
+    check_training(pretraining, "pretrain", num_public)
+    for name, method in methods.items():
+        if isinstance(method, Training):
+            num_rows = num_public + len(partition.train)
+            check_training(method, f"methods.{name}", num_rows)
+    return Plan(
+        settings=settings,
+        source=source,
+        partition=partition,
+        model=model,
+        mesh=make_mesh(num_model_shards=federation.model_shards),
+        pretraining=pretraining,
+        federation=federation,
+        methods=methods,
+    )
+
+
+def model_of(settings: Mapping, source: Source) -> Model:
+    """The config's network."""
+    return gathered(choose("model", MODELS, settings, source.image_shape))
+
+
+def methods_of(settings: Mapping, model: Model, partition: Partition) -> dict:
+    """{row: method} of config.methods."""
+    return {
+        name: build_method(name, options, settings["pretrain"], model, partition)
+        for name, options in settings["methods"].items()
+    }
+
+
+def build_method(
+    name: str,
+    options: Mapping,
+    pretraining: Mapping,
+    model: Model,
+    partition: Partition,
+) -> FaceMethod | Training:
+    """A row of the result: `kind` federated (the default), or central on all images.
+
+    A federated row is FedFR with its terms as options, or another `algorithm` with the
+    options of its factory. A central row takes the keys of `pretrain` that it does not
+    set itself.
+    """
+    section, options = f"methods.{name}", dict(options)
+    kind = options.pop("kind", "federated")
+    if kind == "central":
+        return call(section, Training, {**pretraining, **options})
+    if kind != "federated":
+        raise ValueError(
+            f"config.{section}.kind must be federated or central, got {kind!r}."
+        )
+    counts = {
+        "num_classes": int(partition.num_classes.max()),
+        "num_clients": len(partition.num_classes),
+    }
+    algorithm = options.pop("algorithm", "fedfr")
+    with naming(f"config.{section}"):
+        if algorithm == "fedfr":
+            return call(section, federated_faces, options, model, **counts)
+        others = keywords(classical_faces).keys() - {"num_classes"}
+        make, rest = algorithm_maker(section, algorithm, options, others, counts)
+        num_classes = counts["num_classes"]
+        return call(
+            section, classical_faces, rest, model, make, num_classes=num_classes
+        )
+
+
+def with_lowered(
+    row: str, method: FaceMethod | Training, lowered: Mapping[str, Mapping]
+) -> FaceMethod | Training:
+    """A federated method with itself on other networks, {lowering: {row: method}}."""
+    if isinstance(method, Training):
+        return method
+    others = {lowering: methods[row] for lowering, methods in lowered.items()}
+    return method._replace(lowered=others)
+
+
+def assemble(parts: Plan, task: Recognition) -> Experiment:
+    """The experiment on a plan's images."""
+    seed, evaluation = parts.settings["seed"], parts.settings["evaluation"]
+    judge = call("evaluation", Judge, evaluation, task, parts.mesh, seed=seed)
+    model = parts.model
+    embed = backbone_features(model)  # one object: it names what evaluators compile
+    pretraining = public_training(model, embed, task, parts.pretraining)
+    stages = {PRETRAINED: Stage(pretraining)}
+    for name, method in parts.methods.items():
+        if isinstance(method, Training):
+            everybody = public_training(model, embed, everyone(task), method)
+            stages[name] = Stage(everybody)
+        else:
+            trainer = trainer_of(method, model, embed, task, parts.mesh)
+            stages[name] = Stage(trainer, PRETRAINED)
+    facts = report(parts.partition)
+    return Experiment(
+        task=Task(
+            dataset=task.table,
+            population=task.population,
+            evaluators=judge.evaluators,
+            facts=facts,
+            text=format_report(facts),
+        ),
+        stages=stages,
+        mesh=parts.mesh,
+        feed=feed_of(parts.federation),
+        federation=parts.federation,
+        seed=seed,
+    )
+
+
+def feed_of(settings: Federation | Training) -> Feed:
+    """How batches are made of uint8 images."""
+    drop_last = getattr(settings, "drop_last", False)
+    return Feed(settings.batch_size, decode, drop_last=drop_last, flip=settings.flip)
+
+
+def public_training(
+    model: Model, embed: Callable, task: Recognition, settings: Training
+) -> Central:
+    """A margin softmax over the task's public rows."""
+    first_row = len(task.train_identities)
+    num_public = len(task.partition.global_identities)
+    return Central(
+        settings=settings,
+        dataset=task.table,
+        first_row=first_row,
+        num_rows=len(task.table.labels) - first_row,
+        feed=feed_of(settings),
+        loss=face_loss(
+            model,
+            margin_loss=settings.margin_loss,
+            scale=settings.scale,
+            margin=settings.margin,
+        ),
+        init=lambda key: first_variables(model, num_public, key),
+        network=backbone_of,
+        network_apply=embed,
+    )
+
+
+def trainer_of(
+    method: FaceMethod, model: Model, embed: Callable, task: Recognition, mesh: Mesh
+) -> Federated:
+    """A method that starts from what pretraining left."""
+
+    def start(variables: PyTree) -> PyTree:
+        backbone, phi = backbone_of(variables), variables["params"]["phi"]
+        if method.init_fc:
+            phi = public_means(model, task, mesh, backbone)
+        return method.start(backbone, phi)
+
+    lowered = {
+        name: trainer_of(other, model, embed, task, mesh)
+        for name, other in method.lowered.items()
+    }
+    return Federated(
+        algorithm=method.algorithm,
+        start=start,
+        apply=method.embed,
+        network=method.generic,
+        network_apply=embed,
+        last_round=method.last_round,
+        lowered=lowered,
+    )
+
+
+def everyone(task: Recognition) -> Recognition:
+    """The task whose public set holds the clients' training images too.
+
+    The clients' classes follow the public ones; training on it is the central upper
+    bound of federated training. What is judged stays.
+    """
+    p = task.partition
+    own = np.concatenate(p.identities)
+    order = np.argsort(own)
+    place = order[np.searchsorted(own, task.train_identities, sorter=order)]
+    labels = np.array(task.table.labels)
+    labels[: len(place)] = len(p.global_identities) + place
+    identities = np.concatenate([p.global_identities, own])
+    return task._replace(
+        partition=p._replace(global_identities=identities),
+        table=task.table._replace(labels=labels),
+        train_identities=task.train_identities[:0],
+    )
+
+
+def public_means(
+    model: Model, task: Recognition, mesh: Mesh, backbone: PyTree, batch_size: int = 64
+) -> jax.Array:
+    """Mean feature of every public class, unflipped, as they come, [M_g, D]."""
+    embed = lambda variables, images: model.apply(variables, images, False)[0]
+    first, labels = len(task.train_identities), task.partition.global_labels
+    rows = np.arange(first, first + len(labels), dtype=np.int32)
+    table = placed(task.table, mesh)
+    features = build_embed(embed, Feed(batch_size, decode), mesh)(backbone, table, rows)
+    sums = jax.ops.segment_sum(
+        features[: len(rows), 0], labels, len(task.partition.global_identities)
+    )
+    return sums / np.bincount(labels)[:, None].astype(sums.dtype)
+
+
+def first_variables(model: Model, num_public: int, key: jax.Array) -> PyTree:
+    """Fresh backbone, public class embeddings N(0, 0.01^2), and no local class."""
+    backbone_key, phi_key = jax.random.split(key)
+    backbone = model.init(backbone_key)
+    dim = model.embedding_dim
+    params = {
+        "backbone": backbone["params"],
+        "phi": 0.01 * jax.random.normal(phi_key, (num_public, dim)),
+        "head": None,  # no local classes
+    }
+    return {"params": params, "batch_stats": backbone["batch_stats"]}

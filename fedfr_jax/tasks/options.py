@@ -1,0 +1,98 @@
+"""What the rows of every task are told: an algorithm, and a client's training."""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+
+import optax
+
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
+from fedfr_jax.federated.local import sgd, step_decay
+from fedfr_jax.schema import check_keys, choose
+from fedfr_jax.types import Algorithm, Local
+
+
+def keywords(function: Callable) -> dict[str, inspect.Parameter]:
+    """The keyword-only arguments of a factory, which are its settings."""
+    parameters = inspect.signature(function).parameters
+    return {k: p for k, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
+
+
+def algorithm_maker(
+    section: str, name: str, options: Mapping, others: Collection[str], facts: Mapping
+) -> tuple[Callable[[Local], Algorithm], dict]:
+    """An algorithm but for its `Local`, and those of `options` that are not its own.
+
+    Args:
+      others: keys of the task's own; one that the algorithm has too goes to both.
+      facts: numbers of the data, {"num_clients": N, ...}, for factories that ask.
+
+    Raises:
+      ValueError: for an unknown algorithm, or a key that neither it nor the task has.
+    """
+    if name not in ALGORITHMS:
+        known = sorted(ALGORITHMS)
+        raise ValueError(
+            f"config.{section}.algorithm must be one of {known}, got {name!r}."
+        )
+    asked = {k: p for k, p in keywords(ALGORITHMS[name]).items() if k not in facts}
+    check_keys(f"config.{section}", options, {*asked, *others})
+    own = {k: v for k, v in options.items() if k in asked}
+    for key, parameter in asked.items():
+        if parameter.default is inspect.Parameter.empty and key not in own:
+            raise ValueError(f"config.{section} must have the key {key}, got none.")
+    given = own.get("server_optimizer")
+    if isinstance(given, Mapping | str):
+        given = {"name": given} if isinstance(given, str) else given
+        where = f"{section}.server_optimizer"
+        own["server_optimizer"] = choose(where, SERVER_OPTIMIZERS, given)
+    own |= {k: v for k, v in facts.items() if k in keywords(ALGORITHMS[name])}
+    rest = {k: v for k, v in options.items() if k in others}
+    return functools.partial(ALGORITHMS[name], **own), rest
+
+
+def local_of(
+    loss: Callable,
+    *,
+    learning_rate: float,
+    decay_epochs: int | tuple[int, ...] = 0,
+    optimizer: str | Mapping = "sgd",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    clip_norm: float = 0.0,
+) -> Local:
+    """A client's training from plain settings.
+
+    Args:
+      learning_rate, decay_epochs: see `step_decay`.
+      optimizer: sgd, or a name of optax's such as adam; or {"name": ..., settings}.
+      momentum, weight_decay: of sgd, coupled as in PyTorch; others take theirs among
+        the settings.
+      clip_norm: largest norm of a step's gradient; 0 does not clip.
+
+    Raises:
+      ValueError: for an unknown optimizer or settings that it does not have.
+    """
+    given = {"name": optimizer} if isinstance(optimizer, str) else dict(optimizer)
+    name = given.pop("name", "sgd")
+    if name == "sgd":
+        make = sgd(**{"momentum": momentum, "weight_decay": weight_decay, **given})
+    else:
+        make = _of_optax(name, given)
+
+    def clipped(rate):
+        return optax.chain(optax.clip_by_global_norm(clip_norm), make(rate))
+
+    rate = step_decay(learning_rate, every=decay_epochs)
+    return Local(loss, clipped if clip_norm else make, rate)
+
+
+def _of_optax(name: str, settings: Mapping) -> Callable:
+    """rate -> optax.<name>(rate, **settings)."""
+    factory = getattr(optax, name, None)
+    if not callable(factory):
+        raise ValueError(f"optimizer must be a name of optax's, got {name!r}.")
+    known = inspect.signature(factory).parameters
+    check_keys(f"optimizer {name}", settings, set(known) - {"learning_rate"})
+    return lambda rate: factory(rate, **settings)
