@@ -24,11 +24,11 @@ from fedfr_jax.federated.algorithms.ifca import fesem as fesem
 from fedfr_jax.federated.algorithms.ifca import ifca as ifca
 from fedfr_jax.federated.algorithms.personal import blocks as blocks
 from fedfr_jax.federated.algorithms.personal import personal as personal
-from fedfr_jax.federated.algorithms.personal import with_statistics as with_statistics
 from fedfr_jax.federated.algorithms.pfedme import pfedme as pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg as qfedavg
 from fedfr_jax.federated.algorithms.robust import robust as robust
 from fedfr_jax.federated.algorithms.scaffold import scaffold as scaffold
+from fedfr_jax.federated.algorithms.statistics import with_statistics as with_statistics
 from fedfr_jax.federated.local import local_training as local_training
 from fedfr_jax.federated.local import sgd as sgd
 from fedfr_jax.federated.local import step_decay as step_decay

@@ -8,9 +8,10 @@ README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
 
 def test_the_example_trains(capsys):
     example = re.search(r"<!-- example.*?```python\n(.*?)```", README, re.S).group(1)
+    code = [line for line in example.splitlines() if line.strip()]
+    assert len(code) <= 20 and example.count("import fedfr_jax") == 1
     exec(example, {})
-    losses = [float(x.split()[1]) for x in capsys.readouterr().out.splitlines()]
-    assert len(losses) == 10 and losses[-1] < 0.5 * losses[0]
+    assert float(capsys.readouterr().out) > 0.95
 
 
 def test_it_is_at_most_150_lines():

@@ -5,7 +5,7 @@ fedfr train --config=configs/classification/emnist.py --workdir=runs/emnist
 Needs tensorflow-datasets (pip install 'fedfr_jax[tfds]'), which downloads the set.
 """
 
-from configs import base
+from fedfr_jax.configs import base
 
 
 def get_config():

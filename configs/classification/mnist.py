@@ -3,7 +3,7 @@
 fedfr train --config=configs/classification/mnist.py --workdir=runs/mnist
 """
 
-from configs import base
+from fedfr_jax.configs import base
 
 
 def get_config():

@@ -6,7 +6,7 @@ fedfr train --config=configs/fedfr/demo.py --workdir=runs/demo
 FedAvg 0.344, FedFR 0.394 (2026-11-20, seed 0, jax 0.10.2).
 """
 
-from configs import base
+from fedfr_jax.configs import base
 
 
 def get_config():

@@ -6,7 +6,7 @@ fedfr train --config=configs/fedfr/lfw.py --workdir=runs/lfw
 clients: pretrained 0.140, FedAvg 0.161, FedFR 0.208 (2026-11-20, seed 0, jax 0.10.2).
 """
 
-from configs import base
+from fedfr_jax.configs import base
 
 
 def get_config():

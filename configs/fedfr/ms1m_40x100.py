@@ -14,7 +14,7 @@ a step), 5 epochs of adaptation, the weight of a CosFace branch. Every row has F
 batch and decay; the released FedAvg has 64 and none.
 """
 
-from configs import base
+from fedfr_jax.configs import base
 
 
 def get_config():

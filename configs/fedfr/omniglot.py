@@ -9,7 +9,7 @@ Pretraining is short on purpose: after 12 epochs, on 40 clients of 10 characters
 training on 12 images per character lowered every method below the pretrained network.
 """
 
-from configs import base
+from fedfr_jax.configs import base
 
 
 def get_config():

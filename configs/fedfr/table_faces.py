@@ -6,7 +6,7 @@ python experiments/fedfr_tables/run.py --config=configs/fedfr/table_faces.py \
 
 import os
 
-from configs import base
+from fedfr_jax.configs import base
 
 
 def get_config():

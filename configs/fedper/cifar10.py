@@ -3,7 +3,7 @@
 fedfr train --config=configs/fedper/cifar10.py --workdir=runs/fedper_cifar10
 """
 
-from configs import base
+from fedfr_jax.configs import base
 
 
 def get_config():

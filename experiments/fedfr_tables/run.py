@@ -16,7 +16,6 @@ import sys
 import time
 
 import numpy as np
-from absl import flags
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent.parent), str(HERE)]
@@ -31,7 +30,13 @@ from orderings import (  # noqa: E402
     write_results,
 )
 
-from fedfr_jax.commands.flags import define, parse, workdir  # noqa: E402
+from fedfr_jax.commands.flags import (  # noqa: E402
+    define,
+    names,
+    new_parser,
+    parse,
+    workdir,
+)
 from fedfr_jax.processes import use_every_core  # noqa: E402
 
 # Rows that go on from another row's last round, which is trained once.
@@ -40,21 +45,21 @@ ADAPTED = {"finetune": "contrastive", "distill": "contrastive"}
 
 def main(argv: list[str]) -> None:
     """Run every seed, then write results and table."""
-    values = flags.FlagValues()
-    define(values)
-    flags.DEFINE_list("seeds", ["0", "1", "2"], "seeds to run", flag_values=values)
-    flags.DEFINE_list("rows", [], "rows to run; none: all", flag_values=values)
-    flags.DEFINE_string("results", str(HERE), "where they go", flag_values=values)
-    parse(values, "run.py", argv)
-    folder, config = workdir(values, "run.py"), values["config"].value
+    parser = new_parser("run.py", __doc__)
+    define(parser)
+    parser.add_argument("--seeds", type=names, default=["0", "1", "2"])
+    parser.add_argument("--rows", type=names, default=[], help="default all")
+    parser.add_argument("--results", type=pathlib.Path, default=HERE)
+    values = parse(parser, argv)
+    folder, config = workdir(values, "run.py"), values.config
     remember_programs(folder)
-    names = values["rows"].value or in_order(["pretrained", *config.methods])
+    rows = values.rows or in_order(["pretrained", *config.methods])
     runs = {}
-    for seed in map(int, values["seeds"].value):
+    for seed in map(int, values.seeds):
         place = folder / f"seed{seed}"
-        runs[str(seed)] = run_seed(config, seed, place, names)
+        runs[str(seed)] = run_seed(config, seed, place, rows)
         draw(runs[str(seed)], place)
-        publish(runs, name_of(argv), pathlib.Path(values["results"].value))
+        publish(runs, name_of(argv), values.results)
 
 
 def publish(runs: dict, name: str, target: pathlib.Path) -> None:
@@ -136,7 +141,7 @@ def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
         "generic": generic.metrics,
         "personalised": personalised.metrics,
         "of_client": {k: v.tolist() for k, v in personalised.per_client.items()},
-        "roc": [x.tolist() for x in generic.curves["roc"]],
+        "roc": [np.asarray(x).tolist() for x in generic.curves["roc"]],
         "cost": {
             "seconds": round(time.perf_counter() - begun, 1),
             "core_seconds": round(time.process_time() - used, 1),

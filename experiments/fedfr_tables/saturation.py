@@ -10,33 +10,32 @@ how to choose `pretrain.epochs`. Every number of epochs is a run with its own sc
 import pathlib
 import sys
 
-from absl import flags
 from orderings import made, table, write_between, write_results
 from run import HERE, name_of, remember_programs, run_seed, use_every_core
 
-from fedfr_jax.commands.flags import define, parse, workdir
+from fedfr_jax.commands.flags import define, names, new_parser, parse, workdir
 
 
 def main(argv: list[str]) -> None:
     """Pretrain for every number of epochs, then write results and table."""
-    values = flags.FlagValues()
-    define(values)
-    flags.DEFINE_list("epochs", ["2", "4", "8", "16"], "epochs", flag_values=values)
-    flags.DEFINE_list("seeds", ["0"], "seeds to run", flag_values=values)
-    flags.DEFINE_string("results", str(HERE), "where they go", flag_values=values)
-    parse(values, "saturation.py", argv)
-    folder, config = workdir(values, "saturation.py"), values["config"].value
+    parser = new_parser("saturation.py", __doc__)
+    define(parser)
+    parser.add_argument("--epochs", type=names, default=["2", "4", "8", "16"])
+    parser.add_argument("--seeds", type=names, default=["0"])
+    parser.add_argument("--results", type=pathlib.Path, default=HERE)
+    values = parse(parser, argv)
+    folder, config = workdir(values, "saturation.py"), values.config
     remember_programs(folder)
     runs = {}
-    for seed in values["seeds"].value:
+    for seed in values.seeds:
         runs[seed] = {}
-        for epochs in values["epochs"].value:
+        for epochs in values.epochs:
             place = folder / f"epochs{epochs}" / f"seed{seed}"
             one = with_epochs(config, int(epochs))
             row = run_seed(one, int(seed), place, ["pretrained"])["pretrained"]
             runs[seed][f"{epochs} epochs"] = row
     name = f"{name_of(argv)} saturation"
-    target = pathlib.Path(values["results"].value)
+    target = values.results
     write_results(target / "results.json", name, runs)
     text = f"{made(runs)}\n\n{table(runs, has_costs=False)}"
     write_between(target / "README.md", name, text)

@@ -13,7 +13,6 @@ import pathlib
 import sys
 
 import numpy as np
-from absl import flags
 from orderings import (
     core_seconds,
     made,
@@ -24,34 +23,34 @@ from orderings import (
 )
 from run import HERE, name_of, remember_programs, run_seed, seeded, use_every_core
 
-from fedfr_jax.commands.flags import define, parse, workdir
+from fedfr_jax.commands.flags import define, names, new_parser, parse, workdir
 
 
 def main(argv: list[str]) -> None:
     """Count, run the thresholds of every seed, write results, table and plot."""
-    values = flags.FlagValues()
-    define(values)
+    parser = new_parser("thresholds.py", __doc__)
+    define(parser)
     grid = ["0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9"]
-    flags.DEFINE_list("thresholds", grid, "cosines", flag_values=values)
-    flags.DEFINE_integer("most", 600, "most images to train on", flag_values=values)
-    flags.DEFINE_list("seeds", ["0"], "seeds to run", flag_values=values)
-    flags.DEFINE_string("results", str(HERE), "where they go", flag_values=values)
-    parse(values, "thresholds.py", argv)
-    folder, config = workdir(values, "thresholds.py"), values["config"].value
+    parser.add_argument("--thresholds", type=names, default=grid, help="cosines")
+    parser.add_argument("--most", type=int, default=600, help="images to train on")
+    parser.add_argument("--seeds", type=names, default=["0"])
+    parser.add_argument("--results", type=pathlib.Path, default=HERE)
+    values = parse(parser, argv)
+    folder, config = workdir(values, "thresholds.py"), values.config
     remember_programs(folder)
-    grid, seeds = values["thresholds"].value, [int(s) for s in values["seeds"].value]
+    grid, seeds = values.thresholds, [int(s) for s in values.seeds]
     counts = np.mean([count(config, s, folder / f"seed{s}", grid) for s in seeds], 0)
     rows = [
         name_at(t)
         for t, number in zip(grid, counts, strict=True)
-        if number <= values["most"].value
+        if number <= values.most
     ]
     config = at_thresholds(config, grid)
     runs = {
         str(s): run_seed(config, s, folder / f"seed{s}", ["pretrained", *rows])
         for s in seeds
     }
-    target, name = pathlib.Path(values["results"].value), name_of(argv)
+    target, name = values.results, name_of(argv)
     counted = dict(zip(grid, counts.tolist(), strict=True))
     write_results(target / "results.json", f"{name} thresholds", runs, counted=counted)
     plot(target / f"thresholds_{name}.png", counted, runs)

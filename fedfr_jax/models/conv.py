@@ -7,7 +7,10 @@ with at least 8 channels on both sides and 32 tiles of output (training takes a 
 to four fifths of the time of "im2col", the fewer channels the longer), and "im2col" for
 all others. "winograd" has no forward-mode derivative (jax.jvp).
 
-That is a rule; `federation.lanes = "auto"` times whole rounds with `others()` too.
+Inside a `jax.shard_map`, as a round is, it goes by the mesh's devices, so that a round
+can be compiled for devices that this machine does not have; elsewhere by the default
+backend. That is a rule; `federation.lanes = "auto"` times whole rounds with `others()`
+too.
 
 Padding is explicit and symmetric, as in PyTorch. Measured in
 experiments/benchmarks/conv_lowering.py.
@@ -46,7 +49,8 @@ def convolve(
       kernel: [kh, kw, I, O], of x's dtype.
       stride: step along both axes, at least 1.
       padding: zeros added on each of the four sides.
-      lowering: one of LOWERINGS, or "auto": the fastest of the default backend.
+      lowering: one of LOWERINGS, or "auto": the fastest of the mesh's devices, or of
+        the default backend outside a `jax.shard_map`.
 
     Returns:
       [B, (H + 2 padding - kh) // stride + 1, (W + ...) // stride + 1, O].
@@ -63,18 +67,24 @@ def convolve(
 
 
 def _fastest(x, kernel, stride, padding):
-    """The lowering to take on the default backend, by measurement.
+    """The lowering to take on the platform that is traced for, by measurement.
 
     Winograd's needs channels enough to hide its transforms of the image and tiles
     enough to hide that of the kernel.
     """
-    if jax.default_backend() != "cpu":
+    if _platform() != "cpu":
         return "xla"
     if not _fits_winograd(kernel, stride) or min(kernel.shape[2:]) < 8:
         return "im2col"
     height, width = (n + 2 * padding - 2 for n in x.shape[1:3])
     is_large = min(height, width) > 1 and tiling(len(x), height, width).tiles >= 32
     return "winograd" if is_large else "im2col"
+
+
+def _platform() -> str:
+    """Platform of the devices that are traced for, such as cpu, gpu or tpu."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
 
 
 def others() -> tuple[str, ...]:

@@ -15,11 +15,8 @@ from fedfr_jax.federated import algorithms, sampling
 from fedfr_jax.federated import client as client_module
 from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.personal import (
-    blocks,
-    personal,
-    with_statistics,
-)
+from fedfr_jax.federated.algorithms.personal import blocks, personal
+from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.simulation import Simulation, open_store, play, start

@@ -4,7 +4,6 @@ import json
 import pathlib
 import shutil
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ import thresholds  # noqa: E402
 
 from fedfr_jax.runs import experiment as stages  # noqa: E402
 from fedfr_jax.runs.workdir import claim  # noqa: E402
+from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
 
 CLIENT = {"round": 0, "client": [1, 0], "hard_negatives": [4, 8]}
 
@@ -126,29 +126,35 @@ def rows_played(monkeypatch):
     """Stages that only count: a row's folder lists who wrote into it."""
     played = []
 
-    def run_row(experiment, method, variables, folder):
+    def run_one(experiment, trainer, before, folder):
+        del experiment, before
+        if folder.name == "pretrained":
+            return None, judgement()
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "rounds.txt").open("a") as file:
             file.write(f"{folder.name}\n")
         (folder / "clients.jsonl").write_text(json.dumps(CLIENT) + "\n")
         played.append(folder.name)
-        if method == "killed":
+        if trainer == "killed":
             raise KeyboardInterrupt
-        return judgement()
+        return None, judgement()
 
-    def judgement(*_):
-        generic = SimpleNamespace(metrics={"tar@far=1e-02": 0.5}, roc=np.ones((2, 3)))
-        own = SimpleNamespace(metrics={"tar@far=1e-02": 0.5}, per_client={})
-        return stages.Stage(generic, own)
+    def judgement():
+        roc = {"roc": np.ones((2, 3))}
+        generic = Evaluation({"tar@far=1e-02": 0.5}, curves=roc)
+        own = Evaluation({"tar@far=1e-02": 0.5})
+        return {"generic": generic, "personalised": own}
 
-    def build(config):
-        return SimpleNamespace(methods={k: None for k in config.methods})
-
-    monkeypatch.setattr("fedfr_jax.build.build", build)
-    monkeypatch.setattr(stages, "run_row", run_row)
-    monkeypatch.setattr(stages, "start_of", lambda *_: None)
-    monkeypatch.setattr(stages, "judge_single", judgement)
+    monkeypatch.setattr("fedfr_jax.build.build", lambda config: built(*config.methods))
+    monkeypatch.setattr(stages, "run_federated", run_one)
     return played
+
+
+def built(*names, **trainers):
+    """An experiment of rows that only count."""
+    made = {name: Stage(trainers.get(name), "pretrained") for name in names}
+    stages = {"pretrained": Stage(None), **made}
+    return Experiment(None, stages, None, None, None, 0)
 
 
 def config_of(**methods):
@@ -175,7 +181,7 @@ def test_an_adapted_row_goes_on_from_a_copy_and_no_row_is_played_twice(
 
 def test_a_killed_adapted_row_keeps_its_copy(tmp_path, rows_played, monkeypatch):
     config = config_of(contrastive={}, distill={})
-    killed = SimpleNamespace(methods={"contrastive": None, "distill": "killed"})
+    killed = built("contrastive", "distill", distill="killed")
     with monkeypatch.context() as patch:
         patch.setattr("fedfr_jax.build.build", lambda config: killed)
         with pytest.raises(KeyboardInterrupt):

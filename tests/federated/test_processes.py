@@ -182,7 +182,6 @@ def fails(*flags, code=1, ids=range(1), total=1):
     [
         (["--overwrite"], True),
         (["--overwrite=true"], True),
-        (["-overwrite=1", "--config=a.py"], True),
         (["--overwrite=false"], False),
         (["--overwrite", "--nooverwrite"], False),
         (["--config", "overwrite", "--config.a=3"], False),

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
+from jax.sharding import PartitionSpec as P
 
 from fedfr_jax.models import winograd
 from fedfr_jax.models.conv import LOWERINGS, Conv, convolve
@@ -158,6 +160,34 @@ def test_auto_on_the_cpu_goes_by_shape(image, channels, options, expected):
         jax.make_jaxpr(lambda *a: convolve(*a, lowering=lowering, **options))(x, kernel)
     )
     assert text("auto") == text(expected) != text("xla")
+
+
+def _traced_for(platform, x, kernel, **options):
+    """The program of a `convolve` that one device of the platform runs."""
+    device = AbstractDevice(device_kind=platform, num_cores=None, platform=platform)
+    mesh = AbstractMesh((1,), ("clients",), abstract_device=device)
+    conv = lambda *a: convolve(*a, **options)
+    conv = jax.shard_map(conv, mesh=mesh, in_specs=(P(), P()), out_specs=P())
+    return str(jax.make_jaxpr(conv)(x, kernel))
+
+
+def test_auto_goes_by_the_platform_of_the_mesh():
+    x, kernel, options = _arrays(CASES[0])
+    of_cpu = _traced_for("cpu", x, kernel, **options)
+    assert "conv_general_dilated" not in of_cpu
+    for platform in ("tpu", "gpu"):
+        program = _traced_for(platform, x, kernel, **options)
+        assert "conv_general_dilated" in program
+    assert _traced_for("cpu", x, kernel, **options) == of_cpu  # not what was just traced
+
+
+def test_auto_goes_by_the_default_backend_where_a_mesh_does_not_name_its_devices():
+    x, kernel, options = _arrays(CASES[0])
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("clients",))):
+        inside = jax.make_jaxpr(lambda *a: convolve(*a, **options))(x, kernel)
+    outside = jax.make_jaxpr(lambda *a: convolve(*a, **options))(x, kernel)
+    has_xla = ["conv_general_dilated" in str(program) for program in (inside, outside)]
+    assert has_xla == [jax.default_backend() != "cpu"] * 2
 
 
 def test_conv_computes_in_its_dtype_with_float32_parameters():

@@ -9,7 +9,8 @@ import numpy as np
 from fedfr_jax.data.augment import decode
 from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
 from fedfr_jax.data.sources import SOURCES
-from fedfr_jax.federated.algorithms.personal import blocks, personal, with_statistics
+from fedfr_jax.federated.algorithms.personal import blocks, personal
+from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.federated.client import Feed, Population, Table
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import AUTO, Federation, check_federation

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.personal import personal
-from fedfr_jax.federated.local import sgd, step_decay
+from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.losses import LOSSES
 from fedfr_jax.losses.margin import cosine, softmax_cross_entropy
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.tasks.faces.loss import init_local
 from fedfr_jax.tasks.faces.methods import FaceMethod
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
+from fedfr_jax.tasks.options import local_of
 from fedfr_jax.types import Algorithm, Local, Model, PyTree
 
 
@@ -31,6 +32,8 @@ def classical_faces(
     decay_epochs: int | tuple[int, ...] = (8, 6, 4, 3),
     momentum: float = 0.9,
     weight_decay: float = 5e-4,
+    clip_norm: float = 0.0,
+    batch_stats: str = "average",
     scale: float = 30.0,
     margin: float = 0.4,
     margin_loss: str = "cosface",
@@ -40,8 +43,9 @@ def classical_faces(
     Args:
       make: local -> algorithm, over params {"backbone", "head": [M, D]}.
       num_classes: M, the most identities of any client.
-      learning_rate, decay_epochs, momentum, weight_decay: local SGD of backbone and
-        class embeddings, as for `federated_faces`.
+      learning_rate, decay_epochs, momentum, weight_decay, clip_norm: local SGD of
+        backbone and class embeddings, see `local_of`.
+      batch_stats: average, local or first, see `with_statistics`.
 
     Raises:
       ValueError: for an unknown margin loss or an option out of range.
@@ -51,9 +55,14 @@ def classical_faces(
         raise ValueError(
             f"margin_loss must be one of {list(LOSSES)}, got {margin_loss!r}."
         )
-    optimizer = sgd(momentum=momentum, weight_decay=weight_decay)
-    rate = step_decay(learning_rate, every=decay_epochs)
-    loss = own_classes_loss(model, LOSSES[margin_loss], scale, margin)
+    local = local_of(
+        own_classes_loss(model, LOSSES[margin_loss], scale, margin),
+        learning_rate=learning_rate,
+        decay_epochs=decay_epochs,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+    )
     draw_head = init_local(num_classes, model.embedding_dim, branch=None)
 
     def start(backbone: PyTree, phi: jax.Array) -> PyTree:
@@ -62,7 +71,7 @@ def classical_faces(
         return {**backbone, "params": {"backbone": backbone["params"], "head": head}}
 
     algorithm = personal(
-        make(Local(loss, optimizer, rate)),
+        with_statistics(make(local), batch_stats),
         "^params/head$",
         draw=lambda key: {"params": draw_head(key), "batch_stats": {}},
     )

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.fedface import fedface
 from fedfr_jax.federated.algorithms.fedfr import fedfr
-from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.models.bundle import bundled
@@ -31,7 +30,8 @@ from fedfr_jax.tasks.faces.features import (
 from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from fedfr_jax.tasks.faces.loss import face_loss, init_local, personal_features
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
-from fedfr_jax.types import Algorithm, Client, LastRound, Local, Model, PyTree
+from fedfr_jax.tasks.options import local_of
+from fedfr_jax.types import Algorithm, Client, LastRound, Model, PyTree
 
 
 class FaceMethod(NamedTuple):
@@ -55,6 +55,7 @@ def federated_faces(
     decay_epochs: int | tuple[int, ...] = (8, 6, 4, 3),
     momentum: float = 0.9,
     weight_decay: float = 5e-4,
+    clip_norm: float = 0.0,
     scale: float = 30.0,
     margin: float = 0.4,
     margin_loss: str = "cosface",
@@ -88,8 +89,9 @@ def federated_faces(
 
     Args:
       num_classes: M, the most identities of any client.
-      learning_rate, decay_epochs, momentum, weight_decay: local SGD; the rate drops
-        by ten every `decay_epochs` epochs of a round and starts afresh in the next.
+      learning_rate, decay_epochs, momentum, weight_decay, clip_norm: local SGD, see
+        `local_of`; the rate drops by ten every `decay_epochs` epochs of a round and
+        starts afresh in the next.
       public: train on the public classes too, with hard negatives above the cosine
         `threshold` (None: on none) and at most `max_hard_negatives` per client (0: no
         limit).
@@ -140,7 +142,14 @@ def federated_faces(
         reweight=reweight,
         num_clients=num_clients,
     )
-    optimizer = sgd(momentum=momentum, weight_decay=weight_decay)
+    local = local_of(
+        loss,
+        learning_rate=learning_rate,
+        decay_epochs=decay_epochs,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+    )
     threshold = threshold if public else None
     embed = backbone_features(model)
     prepare = None
@@ -152,7 +161,7 @@ def federated_faces(
             level=hard_negatives,
         )
     algorithm = fedfr(
-        Local(loss, optimizer, step_decay(learning_rate, every=decay_epochs)),
+        local,
         init_local=init_local(
             num_classes,
             model.embedding_dim,

@@ -10,6 +10,7 @@ NOT_NEGATIVE, FRACTION, COSINE = (0, math.inf), (0, 1), (-1, 1)
 BOUNDS = {
     "alpha": FRACTION,
     "branch_weight": NOT_NEGATIVE,
+    "clip_norm": NOT_NEGATIVE,
     "contrastive_weight": NOT_NEGATIVE,
     "decay_epochs": NOT_NEGATIVE,
     "epochs": NOT_NEGATIVE,

@@ -1,0 +1,76 @@
+"""Running statistics of batch normalisation: averaged, kept, or of the first client.
+
+Algorithms average them like parameters, but plainly. FedBN (Li et al. 2021,
+arXiv:2102.07623) keeps a client's own; the released FedReID takes those of the first
+client of a cohort.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax import trees
+from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.types import Algorithm, PyTree
+
+STATISTICS = ("average", "local", "first")
+
+
+def with_statistics(algorithm: Algorithm, how: str) -> Algorithm:
+    """`algorithm` with running statistics averaged, kept by clients or of the first.
+
+    Args:
+      how: average (as algorithms do), local (each client keeps its own) or first (the
+        server takes those of the cohort's first client, as FedReID's released code).
+
+    Raises:
+      ValueError: for another word.
+    """
+    if how not in STATISTICS:
+        raise ValueError(f"batch_stats must be one of {STATISTICS}, got {how!r}.")
+    if how == "average":
+        return algorithm
+    kept = personal(algorithm, statistics)
+    return kept if how == "local" else of_first(kept)
+
+
+def statistics(variables: PyTree) -> PyTree:
+    """Selects the running statistics, of which there may be none."""
+    mask = lambda name: jax.tree.map(lambda _: name == "batch_stats", variables[name])
+    return {name: mask(name) for name in variables}
+
+
+def of_first(algorithm: Algorithm) -> Algorithm:
+    """A `personal(...)` whose leaves every client takes from the cohort's first one."""
+    aggregator = algorithm.aggregator
+
+    def client_update(key, server, row, client):
+        row = row._replace(leaves=server.first)
+        output = algorithm.client_update(key, server, row, client)
+        leaves = output.personal.leaves
+        is_first = client.place == 0
+        zeros = jax.tree.map(jnp.zeros_like, leaves)
+        sent = trees.where(is_first, leaves, zeros)
+        return output._replace(update=(output.update, sent))
+
+    def summarize(update, weight):
+        inner, first = update
+        return aggregator.summarize(inner, weight), first
+
+    def finish(total):
+        inner, first = total
+        return aggregator.finish(inner), first
+
+    def server_update(server, result):
+        inner, first = result.aggregate
+        server = algorithm.server_update(server, result._replace(aggregate=inner))
+        return server._replace(first=first)
+
+    def personalize(server, row):
+        return algorithm.personalize(server, row._replace(leaves=server.first))
+
+    return algorithm._replace(
+        client_update=client_update,
+        aggregator=aggregator._replace(summarize=summarize, finish=finish),
+        server_update=server_update,
+        personalize=personalize,
+    )

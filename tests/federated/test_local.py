@@ -1,0 +1,401 @@
+"""Local training obeys optax: a client's rounds against a plain loop of its steps."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedfr_jax import trees
+from fedfr_jax.federated import sampling
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.scaffold import scaffold
+from fedfr_jax.federated.local import local_training
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Local
+from tests.federated import toys
+
+ROUNDS, STEPS = 2, 3
+RATE = 0.1
+SIZES, STEPS_OF_EACH = (7, 4, 5), (3, 1, 4)  # of several clients
+EVERYTHING = "."
+SEED = 8  # draws a client for the first time in round 2
+
+
+@pytest.fixture(autouse=True)
+def _float64_and_optax_own_promotion():
+    """Adam's counts need the promotion that optax is written for."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def examples(sizes=(7,)):
+    """Images [n, 5] and labels [n] in [0, 3) of every client."""
+    rng = np.random.default_rng(0)
+    images = [rng.normal(size=(n, 5)) for n in sizes]
+    labels = [rng.integers(0, 3, n) for n in sizes]
+    return images, labels
+
+
+def first_variables():
+    """Those of the softmax regression `toys.loss_fn`: params W [5, 3] and b [3]."""
+    return toys.unflat(np.random.default_rng(1).normal(size=18))
+
+
+def train(algorithm, **options):
+    """Rounds of one client, in the engine, a full batch per step."""
+    settings = {"rounds": ROUNDS, "tau": (STEPS,), **options}
+    return toys.replay(algorithm, examples(), first_variables(), **settings)
+
+
+def plain_loss(params, images, labels):
+    """What `toys.loss_fn` computes, written again."""
+    log_p = jax.nn.log_softmax(images @ params["W"] + params["b"][None])
+    return -jnp.mean(log_p[jnp.arange(len(labels)), labels])
+
+
+def plain_loop(optimizer_at, images, labels, *, rounds=ROUNDS, steps=STEPS):
+    """Parameters after each round of optax steps, every round from a fresh state.
+
+    Args:
+      optimizer_at: (round, epoch) -> transformation; a full batch is an epoch.
+    """
+    params = jax.tree.map(jnp.asarray, first_variables()["params"])
+    ends = []
+    for r in range(rounds):
+        state = optimizer_at(r, 0).init(params)
+        for epoch in range(steps):
+            grads = jax.grad(plain_loss)(params, images, labels)
+            updates, state = optimizer_at(r, epoch).update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        ends.append(params)
+    return ends
+
+
+def plain_loop_of_one(optimizer_at):
+    images, labels = examples()
+    return plain_loop(optimizer_at, images[0], labels[0])
+
+
+def assert_same(actual, expected):
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9), actual, expected)
+
+
+def assert_rounds_equal(end, expected):
+    """The parameters of a `train` after each round are those of a plain loop."""
+    for server, params in zip(end.servers, expected, strict=True):
+        assert_same(server.variables["params"], params)
+
+
+# --- Optimizers as optax makes them
+
+
+def is_bias(params):
+    """A mask by path: the leaf b, and not W."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: trees.path_name(path) == "b", params
+    )
+
+
+def clipped(rate):
+    return optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(rate, momentum=0.9))
+
+
+def frozen_bias(rate):
+    freeze = optax.masked(optax.set_to_zero(), is_bias)
+    return optax.chain(optax.sgd(rate, momentum=0.9), freeze)
+
+
+def two_parts(rate):
+    """Adam for W; b ten times slower, by SGD."""
+    kinds = lambda params: jax.tree.map(
+        lambda bias: "bias" if bias else "weight", is_bias(params)
+    )
+    parts = {"bias": optax.sgd(rate / 10), "weight": optax.adam(rate)}
+    return optax.multi_transform(parts, kinds)
+
+
+OPTIMIZERS = {
+    "sgd": optax.sgd,
+    "momentum": partial(optax.sgd, momentum=0.9, nesterov=True),
+    "adam": optax.adam,
+    "adamw": partial(optax.adamw, weight_decay=0.1),
+    "clipped": clipped,
+    "frozen_bias": frozen_bias,
+    "two_parts": two_parts,
+}
+
+
+def rate_of(round, epoch):
+    """A rate that no two steps of the rounds have in common."""
+    return RATE / (1 + 3 * round + epoch)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_of_the_rate_equals_a_plain_loop(name):
+    make = OPTIMIZERS[name]
+    end = train(fedavg(Local(toys.loss_fn, make, RATE)))
+    assert_rounds_equal(end, plain_loop_of_one(lambda round, epoch: make(RATE)))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_rate_of_round_and_epoch_is_that_of_every_step(name):
+    make = OPTIMIZERS[name]
+    end = train(fedavg(Local(toys.loss_fn, make, rate_of)))
+    at = lambda round, epoch: make(rate_of(round, epoch))
+    assert_rounds_equal(end, plain_loop_of_one(at))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_with_its_own_rate_equals_a_plain_loop(name):
+    optimizer = OPTIMIZERS[name](RATE)
+    end = train(fedavg(Local(toys.loss_fn, optimizer)))
+    assert_rounds_equal(end, plain_loop_of_one(lambda round, epoch: optimizer))
+
+
+def test_a_schedule_of_optax_counts_a_rounds_steps():
+    schedule = optax.exponential_decay(RATE, 1, 0.5)
+    end = train(fedavg(Local(toys.loss_fn, optax.sgd(schedule))))
+    at = lambda round, epoch: optax.sgd(schedule(jnp.int32(epoch)))
+    assert_rounds_equal(end, plain_loop_of_one(at))
+
+
+def test_a_frozen_leaf_keeps_its_value():
+    end = train(fedavg(Local(toys.loss_fn, frozen_bias, RATE)))
+    params, before = end.servers[-1].variables["params"], first_variables()["params"]
+    np.testing.assert_array_equal(params["b"], before["b"])
+    assert np.abs(params["W"] - before["W"]).max() > 1e-3
+
+
+def test_optax_sgd_descends():
+    algorithm = fedavg(Local(toys.loss_fn, optax.sgd, RATE))
+    losses = [float(train(algorithm, rounds=n).metrics["loss"][0]) for n in (1, 3, 6)]
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_sgd_is_the_optimizer_of_a_local_without_one():
+    end = train(fedavg(Local(toys.loss_fn, learning_rate=RATE)))
+    assert_rounds_equal(end, plain_loop_of_one(lambda round, epoch: optax.sgd(RATE)))
+
+
+def test_leaves_that_do_not_move_count_in_no_norm():
+    """`moves` hides the other leaves from the optimizer, which sees one gradient."""
+    local = Local(toys.loss_fn, clipped, RATE)
+    end = train(fedavg(local_training(local, moves="params/b$")), rounds=1, tau=(1,))
+    before = first_variables()["params"]
+    images, labels = examples()
+    gradient = jax.grad(plain_loss)(before, images[0], labels[0])["b"]
+    assert np.linalg.norm(gradient) > 0.05  # so that it is clipped
+    params = end.servers[0].variables["params"]
+    np.testing.assert_array_equal(params["W"], before["W"])
+    clipped_gradient = 0.05 * gradient / np.linalg.norm(gradient)
+    np.testing.assert_allclose(
+        params["b"], before["b"] - RATE * clipped_gradient, rtol=1e-9
+    )
+
+
+# --- What a loss may return
+
+
+def scalar_loss(variables, batch, key):
+    return toys.loss_fn(variables, batch, key)[0]
+
+
+def loss_with_metrics(variables, batch, key):
+    value = scalar_loss(variables, batch, key)
+    return value, {"double": 2 * value}
+
+
+def loss_with_statistics(variables, batch, key):
+    value, metrics = loss_with_metrics(variables, batch, key)
+    return value, (variables["batch_stats"], metrics)
+
+
+def test_losses_of_all_three_forms_train_alike():
+    forms = (scalar_loss, loss_with_metrics, loss_with_statistics)
+    ends = [train(fedavg(Local(form, optax.adam, RATE))) for form in forms]
+    for end in ends[1:]:
+        assert_same(end.servers, ends[0].servers)
+        assert_same(end.metrics["double"], 2 * ends[0].metrics["loss"])
+    assert ends[0].metrics.keys() == {"loss", "steps"}
+
+
+def test_statistics_stay_when_a_loss_returns_none():
+    variables = {**first_variables(), "batch_stats": {"mean": np.full(5, 0.5)}}
+    for form in (scalar_loss, loss_with_metrics):
+        algorithm = fedavg(Local(form, optax.sgd, RATE))
+        end = toys.replay(algorithm, examples(), variables, tau=(STEPS,))
+        stats = end.servers[0].variables["batch_stats"]
+        np.testing.assert_array_equal(stats["mean"], np.full(5, 0.5))
+
+
+# --- Optimizers and rates that do not go together
+
+
+def test_a_rate_beside_an_optimizer_with_its_own_is_refused():
+    with pytest.raises(ValueError, match="learning_rate must be None.*got 0.3"):
+        fedavg(Local(toys.loss_fn, optax.sgd(0.1), 0.3))
+
+
+def test_a_function_of_the_rate_without_one_is_refused():
+    with pytest.raises(ValueError, match="learning_rate must be given.*optax.sgd"):
+        fedavg(Local(toys.loss_fn, optax.sgd))
+
+
+def test_scaffold_says_that_it_needs_a_rate():
+    algorithm = scaffold(Local(toys.loss_fn, optax.sgd(0.1)), num_clients=1)
+    with pytest.raises(ValueError, match="learning_rate must be a number or a func"):
+        train(algorithm)
+
+
+# --- Several rounds of several clients, in the toys' problem
+
+
+def simulated(algorithm, **options):
+    """Five clients whose batches are shuffled and mirrored."""
+    settings = {"mesh": make_mesh(1), "local_epochs": 2, "seed": SEED, **options}
+    return simulation(algorithm, toys.feed(), *toys.problem(), **settings)
+
+
+def norm_local(rate=RATE, make=OPTIMIZERS["momentum"]):
+    return Local(toys.norm_loss, make, rate)
+
+
+def test_a_rate_that_changes_every_round_compiles_once():
+    local = norm_local(lambda round, epoch: RATE / (1 + round + epoch))
+    sim = simulated(fedavg(local), cohort_size=3)
+    server = start(sim, toys.norm_variables())
+    store = open_store(sim, server)
+    server, _ = play(sim, server, store, 0)
+    with toys.compilations() as found:
+        for r in (1, 2):
+            server, _ = play(sim, server, store, r)
+    assert found == []
+
+
+# --- Personal leaves
+
+
+def plain_loops_of_all(make):
+    """Parameters of several clients, each trained on its own."""
+    parts = zip(*examples(SIZES), STEPS_OF_EACH, strict=True)
+    at = lambda round, epoch: make(rate_of(round, epoch))
+    return [plain_loop(at, x, y, steps=steps)[-1] for x, y, steps in parts]
+
+
+@pytest.mark.parametrize("name", ["momentum", "two_parts"])
+@pytest.mark.parametrize("where", [(1, 1), (2, 2)], ids=str)
+def test_clients_that_share_nothing_train_alone(name, where):
+    make = OPTIMIZERS[name]
+    algorithm = personal(fedavg(Local(toys.loss_fn, make, rate_of)), EVERYTHING)
+    end = toys.replay(
+        algorithm,
+        examples(SIZES),
+        first_variables(),
+        where=where,
+        rounds=ROUNDS,
+        tau=STEPS_OF_EACH,
+    )
+    for client, params in enumerate(plain_loops_of_all(make)):
+        leaves = jax.tree.map(lambda x, c=client: x[c], end.rows.leaves["params"])
+        assert_same(leaves, params)
+    assert not jax.tree.leaves(end.servers[-1].inner)
+
+
+@pytest.mark.parametrize("name", ["momentum", "clipped", "frozen_bias", "two_parts"])
+@pytest.mark.parametrize("where", ["params/W", "params/b"])
+def test_an_optimizer_sees_shared_and_personal_leaves_together(name, where):
+    """One client shares with nobody else, so its network is that of a plain loop."""
+    make = OPTIMIZERS[name]
+    algorithm = personal(fedavg(Local(toys.loss_fn, make, RATE)), where)
+    end = train(algorithm)
+    row = jax.tree.map(lambda x: x[0], end.rows)
+    deployed = algorithm.personalize(end.servers[-1], row)
+    expected = plain_loop_of_one(lambda round, epoch: make(RATE))[-1]
+    assert_same(deployed["params"], expected)
+    kept = end.rows.leaves["params"]
+    assert [name for name in kept if kept[name] is not None] == [where[-1]]
+
+
+def rounds_of(algorithm, *, folder=None, numbers=(0, 1, 2), server=None, **options):
+    """Play rounds of three of five clients: (server, rows and is_new of all, metrics).
+
+    Numbers that do not begin with 0 go on from `server` and the rows in `folder`.
+    """
+    sim = simulated(algorithm, cohort_size=3, **options)
+    server = start(sim, toys.norm_variables()) if server is None else server
+    store = open_store(sim, server, folder, resume_round=numbers[0])
+    metrics = []
+    for r in numbers:
+        server, outcome = play(sim, server, store, r)
+        metrics.append(outcome.metrics)
+    store.flush(numbers[-1] + 1)
+    return server, store.gather(np.arange(5)), metrics
+
+
+def test_nested_personal_leaves_are_those_of_both_patterns():
+    algorithms = {
+        "nested": personal(personal(fedavg(norm_local()), "scale"), "mean"),
+        "once": personal(fedavg(norm_local()), "scale|mean"),
+    }
+    found = {}
+    for name, algorithm in algorithms.items():
+        server, (rows, is_new), metrics = rounds_of(algorithm)
+        clients = np.flatnonzero(~is_new)
+        row_of = lambda c, rows=rows: jax.tree.map(lambda x: x[c], rows)
+        own = {c: algorithm.personalize(server, row_of(c)) for c in clients.tolist()}
+        inner = server.inner.inner if name == "nested" else server.inner
+        found[name] = inner, algorithm.network(server), own, metrics
+    assert_same(found["nested"], found["once"])
+    inner, network, own, _ = found["nested"]
+    kept = inner.variables["params"]["scale"], inner.variables["batch_stats"]["mean"]
+    assert kept == (None, None)
+    scales = np.stack([x["params"]["scale"] for x in own.values()])
+    assert len(np.unique(scales.round(8), axis=0)) == len(scales) > 2
+    np.testing.assert_array_equal(network["params"]["scale"], 1)
+
+
+def draw(key):
+    """Only the personal leaf is given."""
+    return {"params": {"scale": jax.random.normal(key, (16,))}}
+
+
+STILL = personal(fedavg(norm_local(rate=0.0)), "scale", draw=draw)
+
+
+def test_a_drawn_leaf_is_another_one_for_every_client():
+    _, (rows, is_new), _ = rounds_of(STILL)
+    scales = rows.leaves["params"]["scale"][~is_new]
+    assert len(np.unique(scales, axis=0)) == len(scales) > 3
+
+
+def test_clients_that_are_new_after_a_resume_draw_the_same_leaf(tmp_path):
+    _, whole, _ = rounds_of(STILL)
+    server, (_, is_new), _ = rounds_of(STILL, folder=tmp_path, numbers=(0, 1))
+    late = sampling.sample(SEED, 2, 5, 3)[is_new[sampling.sample(SEED, 2, 5, 3)]]
+    assert len(late) == 1
+    _, resumed, _ = rounds_of(STILL, folder=tmp_path, numbers=(2,), server=server)
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+
+
+def test_without_a_draw_everybody_starts_from_the_first_variables():
+    algorithm = personal(fedavg(norm_local(rate=0.0)), "scale")
+    _, (rows, is_new), _ = rounds_of(algorithm, numbers=(0,))
+    np.testing.assert_array_equal(rows.leaves["params"]["scale"][~is_new], 1)
+
+
+@pytest.mark.parametrize(
+    "given, found",
+    [({"kernel": jnp.ones(16)}, "none"), ({"scale": jnp.ones(4)}, r"\(4,\)")],
+)
+def test_a_draw_without_the_personal_leaf_is_refused(given, found):
+    algorithm = personal(
+        fedavg(norm_local()), "scale", draw=lambda key: {"params": given}
+    )
+    rule = rf"draw must give params/scale of shape \(16,\), got {found}"
+    with pytest.raises(ValueError, match=rule):
+        rounds_of(algorithm, numbers=(0,))

@@ -1,0 +1,345 @@
+"""A federated run from a notebook: examples by client, rounds, numbers, files."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedfr_jax as ff
+from fedfr_jax.data.augment import decode
+from fedfr_jax.federated.client import Feed
+
+NUM_CLIENTS, CLASSES = 4, 3
+
+
+def examples(num_clients=NUM_CLIENTS):
+    """Images [40, 5], labels [40] and owners [40], in no order."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 5)).astype(np.float32)
+    y = rng.integers(0, CLASSES, 40)
+    owner = np.arange(40) % num_clients
+    return x, y, rng.permutation(owner)
+
+
+def contents(data):
+    """Images and labels of each client, {client: (images [n, ...], labels [n])}."""
+    offsets, table = data.population.offsets, data.table
+    bounds = zip(offsets[:-1], offsets[1:], strict=True)
+    return {
+        client: (table.images[low:high], table.labels[low:high])
+        for client, (low, high) in zip(data.clients.tolist(), bounds, strict=True)
+    }
+
+
+def variables(num_classes=CLASSES):
+    """Of softmax regression: W [5, M] and b [M]."""
+    weights = np.random.default_rng(1).normal(size=(5, num_classes))
+    params = {"W": weights.astype(np.float32), "b": np.zeros(num_classes, np.float32)}
+    return {"params": params, "batch_stats": {}}
+
+
+def apply(variables, x):
+    params = variables["params"]
+    return x.reshape(len(x), -1) @ params["W"] + params["b"][None]
+
+
+def loss(variables, batch, key):
+    del key
+    logits = apply(variables, batch.images)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+    return ff.masked_mean(losses, batch.is_valid)
+
+
+def algorithm(where="params/b"):
+    """FedAvg whose clients keep the bias."""
+    return ff.personal(ff.fedavg(ff.Local(loss, optax.sgd, 0.3)), where)
+
+
+def new_run(algorithm=algorithm, *, start=None, data=None, **options):
+    """A run of two of four clients a round."""
+    data = data or ff.FederatedDataset.from_client_ids(*examples())
+    given = {"batch_size": 4, "cohort_size": 2, "local_epochs": 2, "seed": 3, **options}
+    return ff.init(algorithm(), data, start or variables(), **given)
+
+
+def played(run, rounds):
+    """The run after some rounds, and the metrics of each."""
+    metrics = []
+    for _ in range(rounds):
+        run, found = ff.run_round(run)
+        metrics.append(found)
+    return run, metrics
+
+
+def state(run):
+    """All that the next rounds depend on: server, rows, who has none, round."""
+    rows, is_new = run.store.gather(np.arange(run.store.population))
+    return jax.device_get(run.server), rows, is_new, run.round_number
+
+
+def assert_same_bits(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+# --- Examples by client
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    owner=st.one_of(
+        st.lists(st.integers(-3, 5), min_size=1, max_size=30),
+        st.lists(st.sampled_from(["ann", "bob", "eve"]), min_size=1, max_size=30),
+    ),
+    order=st.randoms(use_true_random=False),
+)
+def test_examples_are_grouped_by_client_whatever_their_order(owner, order):
+    examples = [(number, number % CLASSES, who) for number, who in enumerate(owner)]
+    order.shuffle(examples)
+    number, label, who = (list(column) for column in zip(*examples, strict=True))
+    x = np.array(number, np.float32)[:, None]
+    data = ff.FederatedDataset.from_client_ids(x, label, who)
+    assert data.clients.tolist() == sorted(set(owner))
+    for client, (images, labels) in contents(data).items():
+        own = [n for n, w in zip(number, who, strict=True) if w == client]
+        assert images[:, 0].tolist() == own  # in the order in which they came
+        assert labels.tolist() == [n % CLASSES for n in own]
+    assert data.population.num_classes.tolist() == [max(label) + 1] * len(data.clients)
+
+
+def test_examples_labels_and_owners_of_different_length_are_refused():
+    x, y, owner = examples()
+    with pytest.raises(ValueError, match="one entry per example, got 40, 39 and 40"):
+        ff.FederatedDataset.from_client_ids(x, y[1:], owner)
+    with pytest.raises(ValueError, match="one entry per example, got 0, 0 and 0"):
+        ff.FederatedDataset.from_client_ids(x[:0], y[:0], owner[:0])
+
+
+def test_a_split_gives_the_training_and_the_test_part_of_the_same_clients():
+    x, y, _ = examples()
+    split = ff.partition.dirichlet(y, num_clients=3, alpha=0.5, min_examples=4)
+    train, test = ff.FederatedDataset.from_split(x, y, split)
+    for part, rows, offsets in (
+        (train, split.train, split.train_offsets),
+        (test, split.test, split.test_offsets),
+    ):
+        assert part.clients.tolist() == [0, 1, 2]
+        for client, (images, labels) in contents(part).items():
+            own = rows[offsets[client] : offsets[client + 1]]
+            np.testing.assert_array_equal(images, x[own])
+            np.testing.assert_array_equal(labels, y[own])
+    run, _ = ff.run_round(new_run(data=train))
+    right = apply(jax.device_get(run.variables), x[split.test]).argmax(1)
+    expected = (right == y[split.test]).mean()
+    assert ff.evaluate(run, apply, test)["accuracy"] == pytest.approx(expected)
+
+
+# --- Rounds
+
+
+def test_parameters_alone_are_variables_without_statistics():
+    of_both = [new_run(start=x) for x in (variables(), variables()["params"])]
+    ends = [state(played(run, 2)[0]) for run in of_both]
+    assert_same_bits(*ends)
+
+
+def test_a_round_trains_its_cohort_and_leaves_the_run_before_it():
+    run = new_run()
+    before = jax.device_get(run.server)
+    after, metrics = ff.run_round(run)
+    assert metrics["client"].shape == metrics["loss"].shape == (2,)
+    assert (run.round_number, after.round_number) == (0, 1)
+    np.testing.assert_array_equal(after.store.touched(), np.sort(metrics["client"]))
+    assert_same_bits(jax.device_get(run.server), before)
+    moved = after.variables["params"]["W"] - before.inner.variables["params"]["W"]
+    assert np.abs(moved).max() > 1e-3
+
+
+def test_the_loss_falls():
+    _, metrics = played(new_run(), 8)
+    assert metrics[-1]["loss"].mean() < 0.8 * metrics[0]["loss"].mean()
+
+
+@pytest.mark.parametrize(
+    "wrong, rule",
+    [
+        ({"cohort_size": 5}, "cohort must lie in .*got 5"),
+        ({"local_epochs": -1}, "local_epochs must not be negative"),
+        ({"lanes": 0}, "lanes must be at least 1, got 0"),
+    ],
+)
+def test_sizes_out_of_range_are_refused(wrong, rule):
+    with pytest.raises(ValueError, match=rule):
+        new_run(**wrong)
+
+
+def test_a_text_of_a_run_or_a_data_set_is_one_short_line():
+    data = ff.FederatedDataset.from_client_ids(*examples())
+    run, _ = ff.run_round(new_run(data=data))
+    assert repr(data) == "FederatedDataset(4 clients, 40 examples of (5,))"
+    assert repr(run) == "Run(round 1, 2 of 4 clients a round)"
+
+
+# --- Numbers
+
+
+def right_of(params, client, data):
+    images, labels = contents(data)[client]
+    return apply({"params": params}, images).argmax(1) == labels
+
+
+def test_evaluate_judges_the_server_and_every_client_on_its_own():
+    data = ff.FederatedDataset.from_client_ids(*examples())
+    run, _ = played(new_run(data=data), 1)
+    found = ff.evaluate(run, apply, data, batch_size=8)
+    params = jax.device_get(run.variables)["params"]
+    all_right = [right_of(params, client, data) for client in range(NUM_CLIENTS)]
+    assert found["accuracy"] == pytest.approx(np.concatenate(all_right).mean())
+    rows, is_new = run.store.gather(np.arange(NUM_CLIENTS))
+    assert 0 < is_new.sum() < NUM_CLIENTS  # one who never trained has the first bias
+    biases = np.where(is_new[:, None], 0, rows.leaves["params"]["b"])
+    own = [
+        right_of({**params, "b": biases[client]}, client, data).mean()
+        for client in range(NUM_CLIENTS)
+    ]
+    np.testing.assert_allclose(found["per_client"], own)
+    assert found["accuracy_of_clients"] == pytest.approx(np.mean(own))
+    assert not np.allclose(own, [right.mean() for right in all_right])
+
+
+def test_everybody_has_the_servers_network_when_nothing_is_personal():
+    data = ff.FederatedDataset.from_client_ids(*examples())
+    run, _ = played(new_run(lambda: algorithm(where=None), data=data), 1)
+    found = ff.evaluate(run, apply, data)
+    params = jax.device_get(run.variables)["params"]
+    own = [right_of(params, client, data).mean() for client in range(NUM_CLIENTS)]
+    np.testing.assert_allclose(found["per_client"], own)
+
+
+def test_evaluating_other_clients_is_refused():
+    data = ff.FederatedDataset.from_client_ids(*examples(num_clients=3))
+    with pytest.raises(ValueError, match="data must be of the run's 4 clients, got 3"):
+        ff.evaluate(new_run(), apply, data)
+
+
+def feed_of_bytes():
+    """Batches of uint8 images, as numbers in [-1, 1]."""
+    return Feed(4, decode)
+
+
+@pytest.mark.xfail(strict=True, reason="evaluate does not decode as the feed does")
+def test_evaluate_sees_images_as_training_does():
+    """A network that tells dark from bright, on bytes around the middle grey."""
+    x = np.repeat(np.array([90, 160], np.uint8), 8).reshape(16, 1, 1, 1)
+    data = ff.FederatedDataset.from_client_ids(
+        x, x[:, 0, 0, 0] > 127, np.arange(16) % 4
+    )
+    params = {"W": jnp.array([[-1.0, 1.0]]), "b": jnp.zeros(2)}
+    run = new_run(
+        lambda: algorithm(None), start=params, data=data, feed=feed_of_bytes()
+    )
+    assert ff.evaluate(run, apply, data)["accuracy"] == 1
+
+
+# --- Files
+
+
+def test_a_loaded_run_continues_to_the_bits_of_an_uninterrupted_one(tmp_path):
+    whole, metrics = played(new_run(), 5)
+    path = ff.save(played(new_run(), 2)[0], tmp_path / "deep" / "run")
+    assert [p.name for p in path.parent.iterdir()] == ["run.npz"]
+    loaded = ff.load(new_run(), path)
+    assert loaded.round_number == 2
+    resumed, late = played(loaded, 3)
+    assert_same_bits(state(resumed), state(whole))
+    assert_same_bits(late, metrics[2:])
+
+
+def test_a_run_without_rows_is_loaded_too(tmp_path):
+    plain = lambda: algorithm(where=None)
+    whole, _ = played(new_run(plain), 3)
+    path = ff.save(played(new_run(plain), 2)[0], tmp_path / "run.npz")
+    resumed, _ = played(ff.load(new_run(plain), path), 1)
+    assert_same_bits(state(resumed), state(whole))
+
+
+def test_a_run_before_its_first_round_is_loaded_too(tmp_path):
+    path = ff.save(new_run(), tmp_path / "run")
+    assert_same_bits(state(ff.load(new_run(), path)), state(new_run()))
+
+
+@pytest.mark.xfail(strict=True, reason="rows are of the newest run")
+def test_a_run_whose_rows_have_moved_on_is_refused(tmp_path):
+    """As when a notebook's cell is run twice: rows are kept in one place."""
+    data = ff.FederatedDataset.from_client_ids(*examples())
+    run = new_run(data=data)
+    after, _ = ff.run_round(run)
+    for use in (
+        lambda: ff.run_round(run),
+        lambda: ff.evaluate(run, apply, data),
+        lambda: ff.save(run, tmp_path / "run"),
+    ):
+        with pytest.raises(ValueError, match="run must be the newest .*1, got round 0"):
+            use()
+    ff.run_round(after)
+
+
+@pytest.mark.xfail(strict=True, reason="load keeps rows of later rounds")
+def test_a_run_that_is_further_on_can_be_taken_back(tmp_path):
+    run, _ = played(new_run(), 2)
+    path, at_two = ff.save(run, tmp_path / "run"), state(run)
+    run, _ = played(run, 3)
+    assert_same_bits(state(ff.load(run, path)), at_two)
+
+
+@pytest.mark.xfail(strict=True, reason="with_suffix cuts what follows a dot")
+def test_names_with_a_dot_stay_apart(tmp_path):
+    paths = [ff.save(new_run(), tmp_path / name) for name in ("lr0.1", "lr0.2")]
+    assert [path.name for path in paths] == ["lr0.1.npz", "lr0.2.npz"]
+    assert ff.load(new_run(), tmp_path / "lr0.1").round_number == 0
+
+
+def more_leaves():
+    start = variables()
+    return {**start, "params": {**start["params"], "unused": np.zeros(2, np.float32)}}
+
+
+def fewer_clients():
+    return ff.FederatedDataset.from_client_ids(*examples(num_clients=3))
+
+
+NOT_SEEN = pytest.mark.xfail(strict=True, reason="load does not look at it")
+
+
+@pytest.mark.parametrize(
+    "saved, opened",
+    [
+        ({"start": variables(num_classes=4)}, {}),
+        ({}, {"start": variables(num_classes=4)}),
+        ({}, {"start": more_leaves()}),
+        pytest.param({"start": more_leaves()}, {}, marks=NOT_SEEN),
+        ({"algorithm": lambda: algorithm("params/W")}, {}),
+        ({"algorithm": lambda: algorithm(None)}, {}),
+        ({}, {"algorithm": lambda: algorithm(None)}),
+        ({}, {"data": fewer_clients()}),
+        pytest.param({"data": fewer_clients()}, {}, marks=NOT_SEEN),
+    ],
+    ids=[
+        "a wider head in the file",
+        "a wider head in the run",
+        "a leaf that the file lacks",
+        "a leaf that the run lacks",
+        "another personal leaf",
+        "no personal leaf in the file",
+        "no personal leaf in the run",
+        "more clients in the file",
+        "fewer clients in the file",
+    ],
+)
+def test_a_file_of_another_run_is_refused(saved, opened, tmp_path):
+    run, _ = played(new_run(**saved, cohort_size=0), 1)
+    path = ff.save(run, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"run\.npz must "):
+        ff.load(new_run(**{"algorithm": algorithm, **opened}), path)
