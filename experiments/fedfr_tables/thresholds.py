@@ -82,12 +82,12 @@ def count(config, seed: int, folder: pathlib.Path, grid: list[str]) -> np.ndarra
     import jax
 
     from fedfr_jax.build import build
-    from fedfr_jax.data.augment import decode
+    from fedfr_jax.data.augment import normalize
     from fedfr_jax.federated.client import Feed
     from fedfr_jax.federated.outputs import build_embed
-    from fedfr_jax.tasks.faces.hard_negatives import max_similarity
     from fedfr_jax.runs.experiment import start_of
     from fedfr_jax.runs.workdir import claim
+    from fedfr_jax.tasks.faces.hard_negatives import max_similarity
     from fedfr_jax.tasks.faces.methods import backbone_features
 
     config = seeded(config, seed)
@@ -97,9 +97,9 @@ def count(config, seed: int, folder: pathlib.Path, grid: list[str]) -> np.ndarra
         backbone = start_of(experiment, folder)["backbone"]
     table, offsets = experiment.task.table, experiment.task.population.offsets
     embed = build_embed(
-        backbone_features(experiment.model), Feed(64, decode), experiment.mesh
+        backbone_features(experiment.model), Feed(64, normalize()), experiment.mesh
     )
-    rows = np.arange(len(table.labels), dtype=np.int32)
+    rows = np.arange(table.num_examples, dtype=np.int32)
     features = embed(backbone, table, rows)[: len(rows), 0]
     own, public = features[: offsets[-1]], features[offsets[-1] :]
     nearest = jax.jit(lambda start, size: max_similarity(own, start, size, public))

@@ -9,15 +9,15 @@ import optax
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.data.augment import decode
-from fedfr_jax.federated.local import sgd
+from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated.client import Feed
+from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.federated.stream import placed
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.central import Central, central, rate_schedule
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.settings import Pretraining
+from fedfr_jax.runs.settings import Pretraining, mirrored
 from fedfr_jax.runs.sinks import open_sinks
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.recognition import Recognition
@@ -61,7 +61,7 @@ def build_trainer(
     return central(
         loss,
         optimizer,
-        Feed(settings.batch_size, decode, flip=settings.flip),
+        Feed(settings.batch_size, mirrored(settings.flip)),
         mesh,
         first_row=first_row,
         num_rows=num_rows,
@@ -119,7 +119,7 @@ def everyone(task: Recognition) -> Recognition:
     identities = np.concatenate([p.global_identities, own])
     return task._replace(
         partition=p._replace(global_identities=identities),
-        table=task.table._replace(labels=labels),
+        table=task.table._replace(targets={**task.table.targets, "label": labels}),
         train_identities=task.train_identities[:0],
     )
 
@@ -132,7 +132,9 @@ def public_means(
     first, labels = len(task.train_identities), task.partition.global_labels
     rows = np.arange(first, first + len(labels), dtype=np.int32)
     table = placed(task.table, mesh)
-    features = build_embed(embed, Feed(batch_size, decode), mesh)(backbone, table, rows)
+    features = build_embed(embed, Feed(batch_size, normalize()), mesh)(
+        backbone, table, rows
+    )
     sums = jax.ops.segment_sum(
         features[: len(rows), 0], labels, len(task.partition.global_identities)
     )

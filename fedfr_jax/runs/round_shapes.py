@@ -10,12 +10,12 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.first_round import extra_shapes, on_mesh, placed
 from fedfr_jax.runs.settings import Federation
 from fedfr_jax.tasks.faces.methods import FaceMethod
-from fedfr_jax.types import Algorithm, Cohort, Extra, Model, PyTree
+from fedfr_jax.types import Algorithm, Cohort, Dataset, Extra, Model, PyTree
 
 
 class Shapes(NamedTuple):
@@ -24,7 +24,7 @@ class Shapes(NamedTuple):
     algorithm: Algorithm
     feed: Feed
     mesh: Mesh
-    table: Table
+    table: Dataset
     population: Population
 
 
@@ -37,7 +37,7 @@ class RoundShapes(NamedTuple):
     server: PyTree
     row: PyTree  # of one client
     extra: Extra
-    table: Table
+    table: Dataset
     key: jax.ShapeDtypeStruct
 
 
@@ -55,7 +55,7 @@ def round_shapes(
     cohort_size = federation.cohort_size or len(p.num_classes)
     num_rows = len(p.train) + len(p.global_examples)
     array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
-    table = Table(
+    table = Dataset.labelled(
         array((num_rows, *model.image_shape), jnp.uint8), array((num_rows,), jnp.int32)
     )
     key = on_mesh(mesh, jax.eval_shape(jax.random.key, 0))

@@ -1,15 +1,23 @@
 """What a run is told: its two sections of numbers, and their ranges."""
 
+import functools
 import math
 from typing import NamedTuple
 
-from fedfr_jax.data.augment import decode
+from fedfr_jax.data.augment import compose, mirror, normalize
 from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.engine import REDUCTIONS
 from fedfr_jax.schema import check_ranges
+from fedfr_jax.types import Augment
 
 TABLES = ("auto", "device", "stream")
 AUTO = "auto"
+
+
+@functools.cache  # a feed is compiled for once
+def mirrored(flip: float) -> Augment:
+    """Bytes in [-1, 1], mirrored left-right with probability `flip`."""
+    return compose(mirror(probability=flip), normalize())
 
 
 class Pretraining(NamedTuple):
@@ -50,7 +58,7 @@ class Federation(NamedTuple):
     @property
     def feed(self) -> Feed:
         """How clients' batches are made of uint8 images."""
-        return Feed(self.batch_size, decode, drop_last=self.drop_last, flip=self.flip)
+        return Feed(self.batch_size, mirrored(self.flip), drop_last=self.drop_last)
 
     @property
     def first_lanes(self) -> int:

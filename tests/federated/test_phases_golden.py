@@ -7,9 +7,9 @@ import pytest
 
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedrep import fedrep
-from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.algorithms.personal import Row, personal
 from fedfr_jax.federated.algorithms.phases import phased_training
+from fedfr_jax.federated.local import sgd
 from fedfr_jax.types import Local
 from tests.federated.toys import LOCAL, MESHES, RATE, close, loss_fn, replay
 
@@ -52,7 +52,8 @@ def test_private_heads_equal_the_golden_round(golden, name, where):
         variables = {"params": shape, "batch_stats": {}}
         end = replay(build(), examples, variables, where=where, rows=rows, tau=epochs)
     for k in "Wb":
-        close(end.servers[0].inner.variables["params"]["base"][k], arrays[f"{name}_base_{k}"])
+        params = end.servers[0].inner.variables["params"]
+        close(params["base"][k], arrays[f"{name}_base_{k}"])
         for c in range(3):
             expected = arrays[f"{name}_head{c}_{k}"]
             close(end.rows.leaves["params"]["head"][k][c], expected)

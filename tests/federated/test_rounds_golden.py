@@ -15,12 +15,12 @@ from fedfr_jax.federated.algorithms.feddane import feddane
 from fedfr_jax.federated.algorithms.fednova import fednova
 from fedfr_jax.federated.algorithms.fedprox import fedprox
 from fedfr_jax.federated.algorithms.ifca import fesem, ifca, nearest
-from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.pfedme import pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.robust import robust
 from fedfr_jax.federated.algorithms.scaffold import scaffold
+from fedfr_jax.federated.local import sgd
 from fedfr_jax.types import Local
 from tests.federated.toys import (
     LOCAL,

@@ -9,8 +9,8 @@ import pytest
 from fedfr_jax.federated import memory
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import personal
-from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.layout import size_of
+from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.sampling import sample
 from fedfr_jax.federated.simulation import (
     assign,

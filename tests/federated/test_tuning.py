@@ -18,7 +18,7 @@ from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.federated.stream import stream
 from fedfr_jax.federated.tuning import Setting
 from fedfr_jax.mesh import first_devices, make_mesh
-from fedfr_jax.types import Cohort
+from fedfr_jax.types import Cohort, Local
 from tests.federated import toys
 from tests.federated.test_engine import build
 

@@ -9,17 +9,15 @@ import pytest
 from fedfr_jax.federated.stream import stream
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.central import central, rate_schedule
+from fedfr_jax.types import Dataset
 from tests.federated import toys
 
-
-def loss(variables, batch, key, *, num_classes, frozen):
-    del num_classes, frozen
-    return toys.norm_loss(variables, batch, key)
+loss = toys.norm_loss
 
 
-def centred_loss(variables, batch, key, *, num_classes, frozen):
+def centred_loss(variables, batch, key):
     """Linear softmax without batch statistics: a mean over examples."""
-    del key, num_classes, frozen
+    del key
     x = batch.images.reshape(len(batch.images), -1)
     logits = x @ variables["params"]["head"]["kernel"]
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch.labels[:, None], 1)
@@ -28,7 +26,7 @@ def centred_loss(variables, batch, key, *, num_classes, frozen):
 
 def train(num_devices, loss_fn, epochs=2, memory=0):
     table, _ = toys.problem()
-    table = table._replace(labels=np.minimum(table.labels, 2))
+    table = Dataset.labelled(table.images, np.minimum(table.labels, 2))
     if memory:
         images = table.images
         table = stream(lambda rows: images[rows], table.labels, memory=memory)

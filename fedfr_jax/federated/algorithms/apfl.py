@@ -70,9 +70,7 @@ def apfl(
             y, v = carry
             batch, step_key = client.batch(step), jax.random.fold_in(key, step)
             y, metrics = step_global(step_key, y, client, batch, step)
-            other = collections.like(
-                server.variables["params"], y.variables["params"]
-            )
+            other = collections.like(server.variables["params"], y.variables["params"])
             v, own_metrics = step_own(step_key, v, client, batch, step, other=other)
             share = jnp.clip(v.variables["params"]["alpha"], 0, 1)
             params = {**v.variables["params"], "alpha": share}

@@ -27,9 +27,7 @@ class Server(NamedTuple):
     control: PyTree
 
 
-def scaffold(
-    local: Local, *, num_clients: int, server_rate: float = 1.0
-) -> Algorithm:
+def scaffold(local: Local, *, num_clients: int, server_rate: float = 1.0) -> Algorithm:
     """Stochastic controlled averaging; clients count equally.
 
     Args:

@@ -1,7 +1,6 @@
 """The terms of the local objective against plain computations in NumPy."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -33,8 +32,8 @@ def problem(seed=0):
     batch = Batch(
         **{name: nothing for name in Batch._fields}
         | {
-            "images": draw(len(LABELS), DIM),
-            "labels": LABELS,
+            "inputs": {"image": draw(len(LABELS), DIM)},
+            "targets": {"label": LABELS},
             "num_classes": np.int32(OWN),
             "is_extra": IS_EXTRA,
             "is_valid": IS_VALID,
