@@ -22,9 +22,11 @@ SECTIONS = (
 
 
 def plain(value: Any) -> Any:
-    """Config sections as dicts, tuples as they are."""
+    """Config sections as dicts, in tuples and lists too."""
     if isinstance(value, ml_collections.ConfigDict | Mapping):
         return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(plain(v) for v in value)
     return value
 
 

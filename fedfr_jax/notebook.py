@@ -15,7 +15,7 @@ import numpy as np
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.data.partition import ClientSplit
-from fedfr_jax.federated.client import Feed, Population, Table, client_key
+from fedfr_jax.federated.client import Feed, Population, client_key
 from fedfr_jax.federated.client import first_personal_key as first_key
 from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.simulation import (
@@ -27,13 +27,13 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.federated.store import Store
 from fedfr_jax.tasks.classification.accuracy import Accuracy
-from fedfr_jax.types import Algorithm, Networks, PyTree
+from fedfr_jax.types import Algorithm, Dataset, Networks, PyTree
 
 
 class FederatedDataset(NamedTuple):
     """Examples grouped by client, in host memory."""
 
-    table: Table  # [T, ...] and labels [T]
+    table: Dataset  # [T, ...] and labels [T]
     population: Population
     clients: np.ndarray  # [N] what the clients are called
 
@@ -59,7 +59,7 @@ class FederatedDataset(NamedTuple):
         order = np.argsort(place, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(np.bincount(place))])
         num_classes = np.full(len(clients), int(y.max()) + 1, np.int32)
-        table = Table(x[order], y[order].astype(np.int32))
+        table = Dataset.labelled(x[order], y[order].astype(np.int32))
         return cls(table, Population(offsets, num_classes), clients)
 
     @classmethod
@@ -73,7 +73,7 @@ class FederatedDataset(NamedTuple):
         x, y = np.asarray(x), np.asarray(y)
         made = [
             cls(
-                Table(x[rows], y[rows].astype(np.int32)),
+                Dataset.labelled(x[rows], y[rows].astype(np.int32)),
                 Population(offsets.astype(np.int64), num_classes),
                 np.arange(num_clients),
             )
@@ -176,7 +176,7 @@ def evaluate(
         raise ValueError(
             f"data must be of the run's {num_clients} clients, got {len(data.clients)}."
         )
-    feed, mesh = Feed(batch_size), run.sim.mesh
+    feed, mesh = run.sim.feed._replace(batch_size=batch_size), run.sim.mesh
     judge = Accuracy(data.table, data.population.offsets, mesh, feed)
     has_rows = bool(jax.tree.leaves(run.store.template))
     of_client = own_networks(run) if has_rows else None

@@ -2,7 +2,7 @@
 
 Shape letters, the same everywhere: N clients in the population, K clients in a
 round's cohort, L lanes trained side by side on a device, S local steps, B batch,
-T examples in a table, H W C image, D embedding, M classes.
+T examples in a data set, H W C image, D embedding, M classes.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -50,18 +51,69 @@ class Source(NamedTuple):
     is_test: np.ndarray | None = None  # [T] bool, the set's own test part
 
 
+class Dataset(NamedTuple):
+    """T examples in the memory of the host or of the devices.
+
+    Those of the clients come first, grouped by client, then those of everybody.
+    """
+
+    inputs: PyTree  # of [T, ...]: {"image": uint8 [T, H, W, C]}
+    # of [T, ...]: {"label": int32 [T], the client's own class or the public class}
+    targets: PyTree
+
+    @classmethod
+    def labelled(cls, images, labels) -> "Dataset":
+        """The data set of images [T, H, W, C] and their labels [T] int32."""
+        return cls({"image": images}, {"label": labels})
+
+    @property
+    def num_examples(self) -> int:
+        """T."""
+        return jax.tree.leaves(self.inputs)[0].shape[0]
+
+    @property
+    def images(self):
+        """inputs["image"], [T, H, W, C]."""
+        return self.inputs["image"]
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(H, W, C)."""
+        return self.images.shape[1:]
+
+    @property
+    def labels(self):
+        """targets["label"], [T] int32."""
+        return self.targets["label"]
+
+
 class Augment(NamedTuple):
     """What happens to ONE example on the device; the feed maps it over a batch.
 
     inputs: {"image": [H, W, C], perhaps "landmarks": [P, 2] float32 x, y pixels};
     targets: {"label": [] int32, perhaps "mask": [H, W] int}.
+
+    Frozen networks' features of an example are computed once and looked up when its
+    outcomes are counted and `draw` tells which of them a batch holds.
     """
 
     # (key [], inputs, targets) -> (inputs, targets); key may be None when views is 1
     apply: Callable[[jax.Array | None, PyTree, PyTree], tuple[PyTree, PyTree]]
     views: int = 0  # outcomes when they are counted (mirror: 2, none: 1), else 0
-    # (i [] int32, inputs) -> inputs, the i-th of them; only when views > 0
+    # (i [] int32, inputs) -> inputs, the i-th of them; only when views > 0. View 0 is
+    # the plain one, as networks are judged on.
     view: Callable[[jax.Array, PyTree], PyTree] | None = None
+    # key -> [] int32, the view that `apply` gives with the same key; for views > 1
+    draw: Callable[[jax.Array], jax.Array] | None = None
+    # inputs -> inputs, what happens without chance, such as normalisation; for
+    # views = 0, where None leaves the example as it is stored
+    plain: Callable[[PyTree], PyTree] | None = None
+
+    def without_chance(self, inputs: PyTree) -> PyTree:
+        """The plain view of an example's inputs."""
+        if self.view:
+            return self.view(jnp.int32(0), inputs)
+        return self.plain(inputs) if self.plain else inputs
 
 
 class Pairs(NamedTuple):
@@ -74,14 +126,24 @@ class Pairs(NamedTuple):
 class Batch(NamedTuple):
     """The examples of one local step, gathered and augmented on the device."""
 
-    images: jax.Array  # [B, H, W, C] in [-1, 1]
-    labels: jax.Array  # [B] int32: the client's own class, or the public class
+    inputs: PyTree  # of [B, ...]: {"image": [B, H, W, C], in [-1, 1] once normalised}
+    targets: PyTree  # of [B, ...]: {"label": [B] int32}
     num_classes: jax.Array  # [] int32 the client's own classes
     is_valid: jax.Array  # [B] bool, False for padding
     is_extra: jax.Array  # [B] bool, True for examples added by the server
-    example: jax.Array  # [B] int32 row of the example table
+    example: jax.Array  # [B] int32 row of the data set
     position: jax.Array  # [B] int32 place in the client's list of examples
-    is_flipped: jax.Array  # [B] bool, mirrored left-right
+    view: jax.Array  # [B] int32 which of the augment's views, 0 if they do not count
+
+    @property
+    def images(self) -> jax.Array:
+        """inputs["image"], [B, H, W, C]."""
+        return self.inputs["image"]
+
+    @property
+    def labels(self) -> jax.Array:
+        """targets["label"], [B] int32: the client's own class, or the public class."""
+        return self.targets["label"]
 
 
 class Client(NamedTuple):
@@ -97,9 +159,10 @@ class Client(NamedTuple):
     epoch: Callable[[jax.Array], jax.Array]  # step -> epoch, [] int32
     # step [] int32 -> shuffled, augmented batch
     batch: Callable[[jax.Array], Batch]
-    span: Callable[..., Batch]  # (start, is_flipped) -> positions [start, start + B)
+    # (start [] int32, view [] int32) -> positions [start, start + B) in that view
+    span: Callable[..., Batch]
     num_positions: int  # static bound on the examples of any client, whole batches
-    num_flips: int  # static: 2 when batches are mirrored at random, else 1
+    num_views: int  # static: of an example, 0 when they cannot be counted
     tables: PyTree  # what `prepare` made for this round
 
 

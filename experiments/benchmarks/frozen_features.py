@@ -22,7 +22,7 @@ import results_file
 
 from fedfr_jax.federated.local import Iterate, local_step, sgd
 from fedfr_jax.models import MODELS
-from fedfr_jax.tasks.faces.features import Features, Frozen
+from fedfr_jax.tasks.faces.features import Features, FrozenNetworks, KnownFeatures
 from fedfr_jax.tasks.faces.loss import face_loss, init_local
 from fedfr_jax.types import Batch, Local
 
@@ -57,14 +57,14 @@ def make_batch(args) -> Batch:
     random, size = np.random.default_rng(0), (args.batch, args.size, args.size, 3)
     rows = random.choice(args.images, args.batch, replace=False).astype(np.int32)
     return Batch(
-        images=jnp.asarray(random.uniform(-1, 1, size).astype(np.float32)),
-        labels=jnp.asarray(rows % 10),
+        inputs={"image": jnp.asarray(random.uniform(-1, 1, size).astype(np.float32))},
+        targets={"label": jnp.asarray(rows % 10)},
         num_classes=jnp.int32(10),
         is_extra=jnp.zeros(args.batch, bool),
         is_valid=jnp.ones(args.batch, bool),
         position=jnp.asarray(rows),
         example=jnp.asarray(rows),
-        is_flipped=jnp.arange(args.batch) % 2 == 1,
+        view=jnp.arange(args.batch, dtype=jnp.int32) % 2,
     )
 
 
@@ -74,11 +74,7 @@ def losses(model):
     embed = lambda variables, images: model.apply(variables, images, False)[0]
 
     def three(variables, batch, key, *, frozen):
-        run = lambda variables: lambda *_: embed(variables, batch.images)
-        frozen = SimpleNamespace(
-            global_features=run(frozen[0]), previous_features=run(frozen[1])
-        )
-        return loss(variables, batch, key, frozen=frozen)
+        return loss(variables, batch, key, frozen=FrozenNetworks(embed, *frozen))
 
     return {"looked_up": loss, "three_networks": three}
 
@@ -104,14 +100,16 @@ def main():
     def embed(variables, images):
         return model.apply(variables, images, False)[0]
 
-    # Features of every image under both flips; the batch's own where it stands.
+    # Features of every image in both views; the batch's own where it stands.
     table = np.zeros((2, args.images, 2, args.dim), np.float32)
     for i, frozen in enumerate((global_, previous)):
-        place = (i, np.asarray(batch.example), np.asarray(batch.is_flipped).astype(int))
+        place = (i, np.asarray(batch.example), np.asarray(batch.view))
         table[place] = embed(frozen, batch.images)
     zero = jnp.zeros(1, jnp.int32)  # a single span
     given = {
-        "looked_up": Frozen(Features(jnp.asarray(table[0]), zero, zero), table[1]),
+        "looked_up": KnownFeatures(
+            Features(jnp.asarray(table[0]), zero, zero), table[1]
+        ),
         "three_networks": (global_, previous),
     }
     steps, ends = {}, {}

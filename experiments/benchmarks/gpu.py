@@ -38,7 +38,7 @@ import workloads
 from gpu_references import data_parallel, first_line, torch_loop
 from run import choice_of
 
-from fedfr_jax.data.augment import decode
+from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.sampling import sample
 from fedfr_jax.mesh import make_mesh
@@ -143,7 +143,7 @@ def build(part: Part, data, lowering: str, lanes: int):
     )
     made = ours.classifier(part.work, model)
     if data.images.dtype == np.uint8:
-        made = (*made[:3], made[3]._replace(decode=decode))
+        made = (*made[:3], made[3]._replace(augment=normalize()))
     options = {"lanes": lanes, "mesh": make_mesh(1)}
     return ours.build(part.work, data, made, **options)[:2]
 

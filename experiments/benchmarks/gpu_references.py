@@ -14,11 +14,12 @@ import optax
 import ours
 import workloads
 
-from fedfr_jax.data.augment import decode
-from fedfr_jax.federated.client import Feed, Table
+from fedfr_jax.data.augment import normalize
+from fedfr_jax.federated.client import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs.central import central
+from fedfr_jax.types import Dataset
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -30,13 +31,15 @@ def data_parallel(work, settings: dict, data, rounds: int) -> dict:
     loss, variables, _ = ours.classification(work, model)
     of_central = lambda v, batch, key, **_: loss(v, batch, key)
     num_rows = work.population * work.examples
-    table = Table(data.images.reshape(num_rows, *work.image_shape), data.labels.ravel())
+    table = Dataset.labelled(
+        data.images.reshape(num_rows, *work.image_shape), data.labels.ravel()
+    )
     table, batch = jax.device_put(table), work.cohort * work.batch_size
     while batch:
         stage = central(
             of_central,
             optax.sgd(work.rate),
-            Feed(batch, decode),
+            Feed(batch, normalize()),
             make_mesh(1),
             first_row=0,
             num_rows=num_rows,

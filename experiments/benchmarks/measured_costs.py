@@ -44,8 +44,16 @@ def step_seconds(work, data, steps: int) -> float:
     def batch(step):
         place = (jnp.arange(work.batch_size) + step) % work.examples
         nothing = jnp.zeros(work.batch_size, bool)
-        flags = (~nothing, nothing, place, place, nothing)
-        return Batch(images[place], labels[place], *flags)
+        return Batch(
+            inputs={"image": images[place]},
+            targets={"label": labels[place]},
+            num_classes=jnp.int32(work.num_classes),
+            is_valid=~nothing,
+            is_extra=nothing,
+            example=place,
+            position=place,
+            view=jnp.zeros_like(place),
+        )
 
     @jax.jit
     def train(params):

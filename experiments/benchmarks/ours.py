@@ -14,9 +14,10 @@ import numpy as np
 import phases
 import workloads
 
+from fedfr_jax.data.augment import mirror
 from fedfr_jax.federated import simulation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.tuning import Setting, tune
 from fedfr_jax.losses.masks import masked_mean
@@ -25,7 +26,7 @@ from fedfr_jax.models import MODELS, conv
 from fedfr_jax.models.initial import xavier_uniform
 from fedfr_jax.processes import use_every_core
 from fedfr_jax.tasks.faces.methods import federated_faces
-from fedfr_jax.types import Cohort, Local
+from fedfr_jax.types import Cohort, Dataset, Local
 
 
 def network(work, **settings):
@@ -97,10 +98,7 @@ def faces(work, model=None):
     shape = (workloads.NUM_PUBLIC, workloads.DIM)
     phi = 0.01 * jax.random.normal(jax.random.key(1), shape)
     start = method.start(model.init(jax.random.key(0)), phi)
-    mirror = lambda x, is_flipped: jnp.where(
-        is_flipped[:, None, None, None], x[:, :, ::-1], x
-    )
-    feed = Feed(work.batch_size, decode=mirror, drop_last=True, flip=0.5)
+    feed = Feed(work.batch_size, mirror(), drop_last=True)
     return method.algorithm, start, None, feed
 
 
@@ -116,7 +114,7 @@ def build(work, data, made=None, **options):
     sim = simulation.simulation(
         algorithm,
         feed,
-        Table(
+        Dataset.labelled(
             data.images.reshape(num_rows, *work.image_shape), data.labels.reshape(-1)
         ),
         Population(

@@ -42,9 +42,10 @@ def empty(cohort_size, num_devices, **options):
     import numpy as np
 
     from fedfr_jax.federated.algorithms.fedavg import fedavg
-    from fedfr_jax.federated.client import Feed, Population, Table
+    from fedfr_jax.federated.client import Feed, Population
     from fedfr_jax.federated.simulation import open_store, simulation, start
     from fedfr_jax.mesh import make_mesh
+    from fedfr_jax.types import Dataset
 
     def train(key, variables, client):
         del key
@@ -54,7 +55,9 @@ def empty(cohort_size, num_devices, **options):
     sim = simulation(
         fedavg(train),
         Feed(1),
-        Table(np.zeros((num_clients, 1), np.float32), np.zeros(num_clients, np.int32)),
+        Dataset.labelled(
+            np.zeros((num_clients, 1), np.float32), np.zeros(num_clients, np.int32)
+        ),
         Population(np.arange(num_clients + 1), np.ones(num_clients, np.int32)),
         mesh=make_mesh(num_devices),
         cohort_size=cohort_size,

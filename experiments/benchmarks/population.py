@@ -49,11 +49,11 @@ def build(num_clients: int, cohort: int):
 
     from fedfr_jax.federated.algorithms.fedavg import fedavg
     from fedfr_jax.federated.algorithms.personal import personal
-    from fedfr_jax.federated.client import Feed, Population, Table
+    from fedfr_jax.federated.client import Feed, Population
     from fedfr_jax.federated.local import sgd
     from fedfr_jax.federated.simulation import simulation, start
     from fedfr_jax.mesh import make_mesh
-    from fedfr_jax.types import Local
+    from fedfr_jax.types import Augment, Dataset, Local
 
     def loss(variables, batch, key):
         del key
@@ -62,11 +62,16 @@ def build(num_clients: int, cohort: int):
         value = -jax.nn.log_softmax(logits)[:, 0].mean()
         return value, (variables["batch_stats"], {})
 
-    decode = lambda images, is_flipped: images.astype(jnp.float32)
+    def apply(key, inputs, targets):
+        del key
+        return {"image": inputs["image"].astype(jnp.float32)}, targets
+
     sim = simulation(
         personal(fedavg(Local(loss, sgd(), 0.1)), "head"),
-        Feed(1, decode),
-        Table(np.ones((num_clients, 4), np.uint8), np.zeros(num_clients, np.int32)),
+        Feed(1, Augment(apply, views=1)),
+        Dataset.labelled(
+            np.ones((num_clients, 4), np.uint8), np.zeros(num_clients, np.int32)
+        ),
         Population(
             np.arange(num_clients + 1, dtype=np.int32), np.ones(num_clients, np.int32)
         ),

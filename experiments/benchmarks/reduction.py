@@ -43,11 +43,11 @@ def mlp(num_clients, num_devices, **options):
     import numpy as np
 
     from fedfr_jax.federated.algorithms.fedavg import fedavg
-    from fedfr_jax.federated.client import Feed, Population, Table
+    from fedfr_jax.federated.client import Feed, Population
     from fedfr_jax.federated.local import sgd
     from fedfr_jax.federated.simulation import open_store, simulation, start
     from fedfr_jax.mesh import make_mesh
-    from fedfr_jax.types import Local
+    from fedfr_jax.types import Dataset, Local
 
     random = np.random.default_rng(0)
     images = random.normal(size=(20 * num_clients, 784)).astype(np.float32)
@@ -59,7 +59,7 @@ def mlp(num_clients, num_devices, **options):
     sim = simulation(
         fedavg(Local(loss, sgd(), 0.1)),
         Feed(10),
-        Table(images, labels),
+        Dataset.labelled(images, labels),
         Population(np.arange(0, len(images) + 1, 20), np.full(num_clients, 10)),
         mesh=make_mesh(num_devices),
         **options,

@@ -130,7 +130,7 @@ def build(table, args):
     import jax
     import jax.numpy as jnp
 
-    from fedfr_jax.data.augment import decode
+    from fedfr_jax.data.augment import compose, mirror, normalize
     from fedfr_jax.federated.algorithms.fedavg import fedavg
     from fedfr_jax.federated.client import Feed, Population
     from fedfr_jax.federated.local import sgd
@@ -152,7 +152,7 @@ def build(table, args):
 
     sim = simulation(
         fedavg(Local(loss, sgd(), 0.05)),
-        Feed(args.batch, decode, flip=0.5),
+        Feed(args.batch, compose(mirror(), normalize())),
         table,
         Population(
             np.arange(args.clients + 1) * args.examples,
@@ -172,8 +172,8 @@ def build(table, args):
 
 def prepare(folder, args):
     """(set on the disk, {name: what `build` returns}, seconds of the writing)."""
-    from fedfr_jax.federated.client import Table
     from fedfr_jax.federated.stream import stream
+    from fedfr_jax.types import Dataset
 
     images, labels = random_images(args)
     begin = time.perf_counter()
@@ -183,7 +183,7 @@ def prepare(folder, args):
     if not np.array_equal(disk.source.labels, labels):
         raise RuntimeError(f"{folder} must give the labels that were written.")
     tables = {
-        "resident": Table(images, labels % CLASSES),
+        "resident": Dataset.labelled(images, labels % CLASSES),
         "streamed": stream(disk.read, labels % CLASSES, memory=memory),
     }
     return disk, {name: build(table, args) for name, table in tables.items()}, writing

@@ -81,7 +81,7 @@ def count(config, seed: int, folder: pathlib.Path, grid: list[str]) -> np.ndarra
     import jax
 
     from fedfr_jax.build import build
-    from fedfr_jax.data.augment import decode
+    from fedfr_jax.data.augment import normalize
     from fedfr_jax.federated.client import Feed
     from fedfr_jax.federated.outputs import build_embed
     from fedfr_jax.runs.central_stage import train_central
@@ -97,8 +97,8 @@ def count(config, seed: int, folder: pathlib.Path, grid: list[str]) -> np.ndarra
         end = train_central(trainer, experiment.mesh, place, seed=seed)
         backbone = trainer.network(end)
     table, offsets = experiment.task.dataset, experiment.task.population.offsets
-    embed = build_embed(trainer.network_apply, Feed(64, decode), experiment.mesh)
-    rows = np.arange(len(table.labels), dtype=np.int32)
+    embed = build_embed(trainer.network_apply, Feed(64, normalize()), experiment.mesh)
+    rows = np.arange(table.num_examples, dtype=np.int32)
     features = embed(backbone, table, rows)[: len(rows), 0]
     own, public = features[: offsets[-1]], features[offsets[-1] :]
     nearest = jax.jit(lambda start, size: max_similarity(own, start, size, public))

@@ -1,11 +1,13 @@
-"""What a client is to the code that trains it: its rows of the table, as batches.
+"""What a client is to the code that trains it: its rows of a data set, as batches.
 
-Batches are gathered from the example table on the device, shuffled by a keyed
-permutation and mirrored by a keyed coin: both are functions of (seed, round, client,
-step), so a batch can be made anywhere, at any time, without state.
+Batches are gathered from the examples on the device and shuffled by a keyed
+permutation, a function of (seed, round, client, epoch); each of their examples is then
+augmented with a key that is one of (seed, round, client, step, place in the batch). So
+a batch can be made anywhere, at any time, without state.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,47 +16,55 @@ import numpy as np
 from jax import lax
 
 from fedfr_jax.federated import sampling
-from fedfr_jax.types import Batch, Client
+from fedfr_jax.types import Augment, Batch, Client, Dataset
 
 BLOCK = 2**16  # clients that are looked at together
 
 
-class Table(NamedTuple):
-    """All examples, on the device: first those of the clients, grouped, then public."""
+class Held(NamedTuple):
+    """Examples that a lane can reach, and where those of a batch lie among them."""
 
-    images: jax.Array  # [T, H, W, C] uint8 (or float, with a matching decode)
-    labels: jax.Array  # [T] int32: the client's own class, or the public class
+    dataset: Dataset  # of [R, ...]
+    # (rows [B] of the data set, positions [B] in the client's list) -> [B] int32 places
+    places: Callable[[jax.Array, jax.Array], jax.Array]
 
-    def place(self, example, position):
-        """Where examples [B] at positions [B] of a client's list lie: at their row."""
+
+def all_rows(dataset: Dataset) -> Held:
+    """A whole data set: each example lies at its own row."""
+
+    def places(example, position):
         del position
         return example
 
+    return Held(dataset, places)
 
-class Shard(NamedTuple):
-    """The rows of some clients only, each client's whole list in one piece."""
 
-    images: jax.Array  # [R, H, W, C]
-    labels: jax.Array  # [R] int32
-    start: jax.Array  # [] int32 where the client's list begins
+def lists(dataset: Dataset, start: jax.Array) -> Held:
+    """The rows of some clients only, each client's whole list in one piece.
 
-    def place(self, example, position):
-        """Where examples [B] at positions [B] of a client's list lie."""
+    Args:
+      start: [] int32 where this client's list begins.
+    """
+
+    def places(example, position):
         del example
-        return self.start + position
+        return start + position
+
+    return Held(dataset, places)
 
 
-class Window(NamedTuple):
-    """The rows of some batches, one after the other, as they are taken."""
+def window(dataset: Dataset, start: jax.Array) -> Held:
+    """The rows of some batches, one after the other, as they are taken.
 
-    images: jax.Array  # [R, H, W, C]
-    labels: jax.Array  # [R] int32
-    start: jax.Array  # [] int32 where the batch that is asked for next begins
+    Args:
+      start: [] int32 where the batch that is asked for next begins.
+    """
 
-    def place(self, example, position):
-        """Where a batch's examples [B] lie."""
+    def places(example, position):
         del example
-        return self.start + jnp.arange(len(position), dtype=jnp.int32)
+        return start + jnp.arange(len(position), dtype=jnp.int32)
+
+    return Held(dataset, places)
 
 
 class Population(NamedTuple):
@@ -97,18 +107,54 @@ class Feed(NamedTuple):
     """How batches are made of rows."""
 
     batch_size: int  # B
-    decode: Callable = lambda images, is_flipped: (
-        images
-    )  # [B, ...] -> float [B, H, W, C]
+    augment: Augment | None = None  # of one example; None leaves inputs as they are
     shuffle: bool = True
     drop_last: bool = False  # drop an epoch's last, partial batch
-    flip: float = 0.0  # probability of mirroring an image
+
+    @property
+    def num_views(self) -> int:
+        """Views of an example that can be looked up; 0 when they cannot be counted, or
+        nobody tells which of them a batch holds."""
+        if self.augment is None or self.augment.views == 1:
+            return 1
+        return self.augment.views if self.augment.draw else 0
 
     def steps_per_epoch(self, num_examples):
         """Steps in one pass over `num_examples` (int or array)."""
         if self.drop_last:
             return num_examples // self.batch_size
         return -(-num_examples // self.batch_size)
+
+    def augmented(self, key, step, number, inputs, targets):
+        """A batch as it is trained on.
+
+        Args:
+          key, step: of a client in a round, and its step.
+          number: [B] int32 place of each example in the step's batch.
+          inputs, targets: of [B, ...], as stored.
+
+        Returns:
+          (inputs, targets, view [B] int32), see `Batch`.
+        """
+        view, augment = jnp.zeros_like(number), self.augment
+        if augment is None:
+            return inputs, targets, view
+        if augment.views == 1:
+            always = partial(augment.apply, None)
+            return *jax.vmap(always)(inputs, targets), view
+        step_key = jax.random.fold_in(key, step)
+        keys = jax.vmap(partial(jax.random.fold_in, step_key))(number)
+        if self.num_views:
+            view = jax.vmap(augment.draw)(keys)
+        return *jax.vmap(augment.apply)(keys, inputs, targets), view
+
+    def seen(self, view, inputs):
+        """Inputs [B, ...] in view `view` [], 0 the plain one, which there always is."""
+        if self.augment is None:
+            return inputs
+        if not self.num_views:
+            return jax.vmap(self.augment.without_chance)(inputs)
+        return jax.vmap(partial(self.augment.view, view))(inputs)
 
 
 class Slots(NamedTuple):
@@ -117,7 +163,7 @@ class Slots(NamedTuple):
     client: jax.Array  # [] int32 id, -1 where idle
     place: jax.Array  # [] int32 place in the cohort, 0 where idle
     is_new: jax.Array  # [] bool: no personal row yet
-    offset: jax.Array  # [] int32 first row of the table
+    offset: jax.Array  # [] int32 first row of the data set
     num_local: jax.Array  # [] int32
     num_extra: jax.Array  # [] int32
     num_classes: jax.Array  # [] int32
@@ -165,7 +211,7 @@ def first_personal_key(key: jax.Array) -> jax.Array:
 
 
 def client_view(
-    feed, max_local, key, slot, extra, table, round, *, shard=(0, 1)
+    feed: Feed, max_local: int, key, slot, extra, held: Held, round, *, shard=(0, 1)
 ) -> Client:
     """The `Client` that an algorithm sees: numbers, and functions that make batches.
 
@@ -173,7 +219,7 @@ def client_view(
       feed: how batches are made.
       max_local: static bound on anybody's own examples.
       key: a function of (seed, round, client).
-      slot, extra, table, round: what the engine hands to a lane.
+      slot, extra, held, round: what the engine hands to a lane.
       shard: (i, n): batches are the i-th of n equal parts, for a client that is
         trained data parallel.
     """
@@ -181,9 +227,10 @@ def client_view(
     part = feed.batch_size // shard[1]
     bound = max_local + extra.examples.shape[1]
     per_epoch = jnp.maximum(feed.steps_per_epoch(count), 1)
-    shuffle_key, flip_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
+    shuffle_key, augment_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
 
-    def rows_at(position, is_flipped):
+    def stored_at(position):
+        """The batch of positions [B], before any augmentation."""
         is_valid = position < count
         # `%` and `//` would compile kernels for numbers below 0, which there are none.
         # Padding repeats the client's own examples, in batch statistics too; it never
@@ -194,35 +241,38 @@ def client_view(
         if capacity := extra.examples.shape[1]:
             number = jnp.clip(position - slot.num_local, 0, capacity - 1)
             row = jnp.where(is_extra, extra.examples[slot.place, number], row)
-        place = table.place(row, position)
+        place = held.places(row, position)
+        inputs, targets = jax.tree.map(lambda x: x[place], tuple(held.dataset))
         return Batch(
-            images=feed.decode(table.images[place], is_flipped),
-            labels=table.labels[place],
+            inputs=inputs,
+            targets=targets,
             num_classes=slot.num_classes,
             is_valid=is_valid,
             is_extra=is_extra & is_valid,
             example=row,
             position=position,
-            is_flipped=is_flipped,
+            view=jnp.zeros_like(position),
         )
 
     def batch(step):
-        start = lax.rem(step, per_epoch) * feed.batch_size + shard[0] * part
-        position = start + jnp.arange(part, dtype=jnp.int32)
+        number = shard[0] * part + jnp.arange(part, dtype=jnp.int32)
+        position = lax.rem(step, per_epoch) * feed.batch_size + number
         if feed.shuffle:
             epoch_key = jax.random.fold_in(shuffle_key, lax.div(step, per_epoch))
             word = jax.random.bits(epoch_key, dtype=jnp.uint32)
             position = sampling.permute(word, position, jnp.maximum(count, 1))
-        is_flipped = jnp.zeros(part, bool)
-        if feed.flip:
-            step_key = jax.random.fold_in(flip_key, step)
-            is_flipped = jax.random.bernoulli(step_key, feed.flip, (feed.batch_size,))
-            is_flipped = lax.dynamic_slice_in_dim(is_flipped, shard[0] * part, part)
-        return rows_at(position, is_flipped)
+        stored = stored_at(position)
+        inputs, targets, view = feed.augmented(
+            augment_key, step, number, stored.inputs, stored.targets
+        )
+        return stored._replace(inputs=inputs, targets=targets, view=view)
 
-    def span(start, is_flipped):
+    def span(start, view):
         position = start + jnp.arange(feed.batch_size, dtype=jnp.int32)
-        return rows_at(position, jnp.full(feed.batch_size, is_flipped))
+        stored = stored_at(position)
+        return stored._replace(
+            inputs=feed.seen(view, stored.inputs), view=jnp.full_like(position, view)
+        )
 
     return Client(
         id=slot.client,
@@ -236,6 +286,6 @@ def client_view(
         batch=batch,
         span=span,
         num_positions=feed.batch_size * -(-bound // feed.batch_size),
-        num_flips=2 if feed.flip else 1,
+        num_views=feed.num_views,
         tables=extra.tables,
     )

@@ -3,7 +3,7 @@
     shard_map over client devices > scan over waves > vmap over lanes > steps
 
 The engine alone knows axes: an algorithm is written for one client, and the engine
-hands it a `Client` whose batches are gathered from the example table on the device.
+hands it a `Client` whose batches are gathered from the examples on the device.
 Weights of padding lanes are selected away, sums over clients are at least float32, and
 what a client draws is a function of (seed, round, client, step), so neither the
 number of devices nor that of lanes changes who sees what.
@@ -29,6 +29,7 @@ from fedfr_jax import trees
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import (
     Feed,
+    all_rows,
     client_key,
     client_view,
     first_personal_key,
@@ -58,10 +59,7 @@ def build_round(
     shards: int | None = None,
     **options,
 ) -> Callable:
-    """`round_function` of the same arguments, compiled once, its `rows` donated.
-
-    Args:
-    """
+    """`round_function` of the same arguments, compiled once, its `rows` donated."""
     run = round_function(make, feed, mesh, shards=shards, **options)
     asked = compiler_options(mesh, shards)
     return jax.jit(run, donate_argnums=1, compiler_options=asked)
@@ -92,8 +90,10 @@ def round_function(
     make = model_axis.held(mesh, make, feed.batch_size)
 
     def device(server, rows, slots, shared):
+        extra, dataset, round, key, hyper = shared
+        held = all_rows(dataset)
         one = lambda row, slot: train_slot(
-            make(shared[-1]), feed, max_local, server, row, slot, *shared[:-1]
+            make(hyper), feed, max_local, server, row, slot, extra, held, round, key
         )
         if shards is not None:
             return over_shards(one, (rows, slots), slots.client)
@@ -251,13 +251,13 @@ def _over_lanes(one, inputs):
     return jax.tree.map(lambda x: x[None], output)
 
 
-def train_slot(algorithm, feed, max_local, server, row, slot, extra, table, round, key):
+def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round, key):
     """Train the client of one slot; an idle slot's sums are selected away."""
     key = client_key(key, slot.client)
     fresh = lambda: algorithm.init_personal(first_personal_key(key), server)
     personal = jax.lax.cond(slot.is_new, fresh, lambda: row)
     round_key = jax.random.fold_in(jax.random.fold_in(key, 1), round)
-    client = client_view(feed, max_local, round_key, slot, extra, table, round)
+    client = client_view(feed, max_local, round_key, slot, extra, held, round)
     update_key = jax.random.fold_in(round_key, 0)
     output = algorithm.client_update(update_key, server, personal, client)
     is_real = slot.client >= 0

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.client import IDLE, Slots, Table, column, unpack
+from fedfr_jax.federated.client import IDLE, Slots, column, unpack
 from fedfr_jax.federated.stream import Stream
-from fedfr_jax.types import PyTree
+from fedfr_jax.types import Dataset, PyTree
 
 
 class Size(NamedTuple):
@@ -116,18 +116,22 @@ def lay_out(work, num_devices: int, size: Size) -> Layout:
 
 def read_rows(
     table: Stream, slots: Slots, starts: np.ndarray, examples: np.ndarray, rows: int
-) -> Table:
-    """The table [rows, ...] of one device's slots [w, L] in host memory.
+) -> Dataset:
+    """The data set [rows, ...] of one device's slots [w, L] in host memory.
 
     Args:
       examples: [K, X] int32 rows that the server adds.
     """
-    images = np.empty((rows, *table.image.shape), table.image.dtype)
-    labels = np.zeros(rows, np.int32)
+    zeros = lambda x: np.zeros((rows, *x.shape), x.dtype)
+    found = jax.tree.map(zeros, table.example)
     for place in zip(*np.nonzero(slots.client >= 0), strict=True):
         slot = jax.tree.map(lambda x, p=place: int(x[p]), slots)
         own = np.arange(slot.offset, slot.offset + slot.num_local)
         wanted = np.concatenate([own, examples[slot.place, : slot.num_extra]])
         here = slice(starts[place], starts[place] + len(wanted))
-        images[here], labels[here] = table.read(wanted), table.labels[wanted]
-    return Table(images, labels)
+
+        def put(whole, own, here=here):
+            whole[here] = own
+
+        jax.tree.map(put, found, table.take(wanted))
+    return found

@@ -18,22 +18,23 @@ from fedfr_jax.federated.client import (
     Feed,
     Population,
     Slots,
-    Window,
+    all_rows,
     client_view,
     cohort_rows,
+    window,
 )
 from fedfr_jax.federated.stream import Stream, blocks
 from fedfr_jax.types import Client, Cohort, Extra, PyTree
 
 
 def over_examples(value_fn: Callable, client: Client) -> PyTree:
-    """Mean of `value_fn: batch -> tree` over all the client's examples, unflipped.
+    """Mean of `value_fn: batch -> tree` over the client's examples, in plain view.
 
     Batches count by their number of valid examples, which is exact where the value is
     itself a mean over a batch's valid examples.
     """
     count = client.num_local + client.num_extra
-    read = lambda start: client.span(start, jnp.bool_(False))
+    read = lambda start: client.span(start, jnp.int32(0))
     return mean_of(sum_over(value_fn, read, jnp.int32(0), count), count)
 
 
@@ -67,14 +68,14 @@ def mean_of(total: PyTree, count: jax.Array) -> PyTree:
 
 
 def build_mean(value_fn: Callable, feed: Feed, mesh: Mesh) -> Callable:
-    """Mean of a value over a cohort's examples, unflipped.
+    """Mean of a value over a cohort's examples, in plain view.
 
     Args:
       value_fn: (variables, batch, key) -> tree, a mean over the batch's valid examples.
 
     Returns:
       run(variables, table, population, cohort) -> tree, the same on every device;
-      `table` is a `Table` or a `Stream`.
+      `table` is a `Dataset` or a `Stream`.
     """
     num_devices, batch_size = mesh.shape[meshes.CLIENTS], feed.batch_size
 
@@ -85,7 +86,7 @@ def build_mean(value_fn: Callable, feed: Feed, mesh: Mesh) -> Callable:
         view = lambda i: union_view(feed, rows, count, table_at(i, first), round)
         total = sum_over(
             lambda batch: value_fn(variables, batch, jax.random.key(round)),
-            lambda i: view(i).span(i, jnp.bool_(False)),
+            lambda i: view(i).span(i, jnp.int32(0)),
             first,
             jnp.minimum(first + size, count),
         )
@@ -93,12 +94,14 @@ def build_mean(value_fn: Callable, feed: Feed, mesh: Mesh) -> Callable:
 
     def gathered(variables, table, union):
         size = batch_size * -(-len(union[0]) // (num_devices * batch_size))
-        total = own_sum(variables, lambda i, first: table, union, jnp.int32(0), size)
+        total = own_sum(
+            variables, lambda i, first: all_rows(table), union, jnp.int32(0), size
+        )
         return mean_of(total, union[1])
 
     def streamed(variables, block, union, start):
-        at = lambda i, first: Window(*block, i - first)
-        return own_sum(variables, at, union, start, len(block.labels))
+        at = lambda i, first: window(block, i - first)
+        return own_sum(variables, at, union, start, block.num_examples)
 
     over_devices = lambda function, *specs: jax.jit(
         meshes.over_client_devices(mesh, function, specs, P())
@@ -118,7 +121,7 @@ def build_mean(value_fn: Callable, feed: Feed, mesh: Mesh) -> Callable:
         for block in blocks(table, rows, mesh, batch_size):
             part = streamed(variables, block, union, np.int32(start))
             total = part if start == 0 else jax.tree.map(jnp.add, total, part)
-            start += len(block.labels)
+            start += block.num_examples
             jax.block_until_ready(total)  # two blocks exist, not more
             if start >= count:
                 break
@@ -127,10 +130,10 @@ def build_mean(value_fn: Callable, feed: Feed, mesh: Mesh) -> Callable:
     return run
 
 
-def union_view(feed, rows, count, table, round) -> Client:
+def union_view(feed, rows, count, held, round) -> Client:
     """One client that owns the first `count` [] of the table's `rows` [R]."""
     zero = jnp.int32(0)
     nothing = Slots(*[zero] * len(Slots._fields))
     slot = nothing._replace(offset=rows[0], num_extra=count)
     extra = Extra(tables=(), examples=rows[None], num_examples=count[None])
-    return client_view(feed, 0, jax.random.key(0), slot, extra, table, round)
+    return client_view(feed, 0, jax.random.key(0), slot, extra, held, round)

@@ -13,33 +13,42 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.compiling import compiler_options
 from fedfr_jax.federated.stream import Stream, blocks
 from fedfr_jax.types import PyTree
 
 
-def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
-    """Features of table rows, block by block, rows cut over the client devices.
+def build_embed(embed: Callable, feed: Feed, mesh: Mesh) -> Callable:
+    """Features of a data set's rows, block by block, cut over the client devices.
+
+    Args:
+      embed: (variables, images [B, H, W, C]) -> [B, D].
+      feed: its batch size, and its augment, in whose views examples are seen: in all
+        of them where they are counted, else in the plain one.
 
     Returns:
-      run(variables, table, rows [R] int32) -> [R', F, D] with R' >= R: the tail is
-      padding that keeps blocks whole. `table` is a `Table` or a `Stream`.
+      run(variables, table, rows [R] int32) -> [R', F, D] of F views, with R' >= R: the
+      tail is padding that keeps blocks whole. `table` is a `Dataset` or a `Stream`.
     """
     num_devices = mesh.shape[meshes.CLIENTS]
     cut = P(meshes.CLIENTS)
 
-    def block(variables, images):
-        view = lambda flip: feed.decode(images, jnp.full(len(images), flip))
-        return embed_views(embed, variables, view, 2 if feed.flip else 1)
+    def block(variables, inputs):
+        view = lambda i: feed.seen(i, inputs)["image"]
+        return embed_views(embed, variables, view, max(feed.num_views, 1))
 
-    def gathered(variables, table, rows):
-        one = lambda rows: block(variables, table.images[rows])
+    def gathered(variables, inputs, rows):
+        def one(rows):
+            return block(variables, jax.tree.map(lambda x: x[rows], inputs))
+
         values = jax.lax.map(one, rows.reshape(-1, feed.batch_size))
         return values.reshape(-1, *values.shape[2:])
 
-    def streamed(variables, images):
-        parts = images.reshape(-1, feed.batch_size, *images.shape[1:])
-        values = jax.lax.map(lambda images: block(variables, images), parts)
+    def streamed(variables, inputs):
+        parted = lambda x: x.reshape(-1, feed.batch_size, *x.shape[1:])
+        parts = jax.tree.map(parted, inputs)
+        values = jax.lax.map(lambda inputs: block(variables, inputs), parts)
         return values.reshape(-1, *values.shape[2:])
 
     def over_devices(function, *specs):
@@ -56,11 +65,12 @@ def build_embed(embed: Callable, feed, mesh: Mesh) -> Callable:
         if isinstance(table, Stream):
             values = []
             for block in blocks(table, rows, mesh, feed.batch_size):
-                features = streamed(variables, block.images)
+                features = streamed(variables, block.inputs)
                 values.append(jax.block_until_ready(features))
             return jnp.concatenate(values)
         rows = np.pad(rows, (0, -len(rows) % (num_devices * feed.batch_size)))
-        return gathered(variables, table, meshes.put(rows, meshes.over_clients(mesh)))
+        rows = meshes.put(rows, meshes.over_clients(mesh))
+        return gathered(variables, table.inputs, rows)
 
     return run
 
@@ -77,12 +87,13 @@ def unless_traced(compiled: Callable, plain: Callable) -> Callable:
 
 
 def embed_views(
-    embed: Callable, variables: PyTree, view: Callable, num_flips: int
+    embed: Callable, variables: PyTree, view: Callable, num_views: int
 ) -> jax.Array:
-    """Features [B, F, D] of `view: flipped [] bool -> images [B, H, W, C]`.
+    """Features [B, F, D] of `view: i [] int32 -> images [B, H, W, C]`.
 
     A loop over the views has the network once, and batches as large as a step's, which
     have kernels in common with it: less to compile than one batch of all views.
     """
-    one = lambda is_flipped: embed(variables, view(is_flipped))
-    return jnp.moveaxis(jax.lax.map(one, jnp.arange(num_flips) > 0), 0, 1)
+    one = lambda i: embed(variables, view(i))
+    views = jnp.arange(num_views, dtype=jnp.int32)
+    return jnp.moveaxis(jax.lax.map(one, views), 0, 1)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Feed, Shard, Slots, Table
+from fedfr_jax.federated.client import Feed, Slots, lists
 from fedfr_jax.federated.compiling import compiler_options
 from fedfr_jax.federated.engine import (
     next_server,
@@ -31,7 +31,7 @@ from fedfr_jax.federated.engine import (
 )
 from fedfr_jax.federated.layout import Layout, Size, lay_out, read_rows, size_of
 from fedfr_jax.federated.stream import Stream, ahead, on_own_devices
-from fedfr_jax.types import PyTree
+from fedfr_jax.types import Dataset, PyTree
 
 
 class Part(NamedTuple):
@@ -99,10 +99,10 @@ def segment_functions(
       max_local, shards: as in `round_function`.
 
     Returns:
-      functions in which `table` is a `Table` cut over the devices, each having the rows
-      of its own clients, and `shared` is (extra, round, key, hyper). `total` and the
-      outputs stay cut over the devices; `order` [K] indexes the outputs, put together
-      along their waves and flattened.
+      functions in which `table` is a `Dataset` cut over the devices, each having the
+      rows of its own clients, and `shared` is (extra, round, key, hyper). `total` and
+      the outputs stay cut over the devices; `order` [K] indexes the outputs, put
+      together along their waves and flattened.
     """
     make = model_axis.held(mesh, make, feed.batch_size)
     num_devices = mesh.shape[meshes.CLIENTS]
@@ -114,7 +114,7 @@ def segment_functions(
         extra, *rest = shared
         return lambda row, slot, start: train_slot(
             *(make(hyper), feed, max_local, server, row, slot, extra),
-            Shard(*table, start),
+            lists(table, start),
             *rest,
         )
 
@@ -185,18 +185,18 @@ def part_of(layout: Layout, mesh: Mesh, size: Size, i: int, a: int) -> Part:
     return Part(of(layout.rows, own), *of(layout[1:4], a))
 
 
-def rows_of(table: Stream, part: Part, examples: np.ndarray, rows: int) -> Table:
+def rows_of(table: Stream, part: Part, examples: np.ndarray, rows: int) -> Dataset:
     """The table [rows, ...] of one device's `part_of` a layout, in host memory."""
     slots, starts = jax.tree.map(lambda x: x[0], part[1:3])
     return read_rows(table, slots, starts, examples, rows)
 
 
-def pieces(sim, make: Callable, count: int) -> Iterator[tuple[Part, Table]]:
+def pieces(sim, make: Callable, count: int) -> Iterator[tuple[Part, Dataset]]:
     """Segments 0, ..., count - 1 on the devices of `sim`, each made while the one
     before is trained.
 
     Args:
-      make: (i, a) -> (`Part`, `Table`) of segment i on the a-th place, on the host.
+      make: (i, a) -> (`Part`, `Dataset`) of segment i on the a-th place, on the host.
     """
     load = lambda i: on_own_devices(sim.mesh, lambda a: make(i, a))
     return ahead(load, count, sim.table.waits)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import model_axis, sampling
-from fedfr_jax.federated.client import Feed, Population, Slots, Table, column, pack
+from fedfr_jax.federated.client import Feed, Population, Slots, column, pack
 from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
 from fedfr_jax.federated.first_round import compiled_beside
 from fedfr_jax.federated.memory import check_memory, guarded
@@ -19,7 +19,7 @@ from fedfr_jax.federated.schedule import Plan, schedule
 from fedfr_jax.federated.segments import Segments, build_segments, play_segments
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.stream import Stream, placed, waited
-from fedfr_jax.types import Algorithm, Cohort, Extra, PyTree
+from fedfr_jax.types import Algorithm, Cohort, Dataset, Extra, PyTree
 
 CANONICAL_SHARDS = 8
 
@@ -30,7 +30,7 @@ class Simulation(NamedTuple):
     algorithm: Algorithm
     feed: Feed
     mesh: Mesh
-    table: Table | Stream  # a Table is replicated on the mesh
+    table: Dataset | Stream  # a Dataset is replicated on the mesh
     population: Population
     local_epochs: Callable  # round -> E, or one per client [N]
     cohort_size: int  # K
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
 def simulation(
     algorithm: Algorithm,
     feed: Feed,
-    table: Table | Stream,
+    table: Dataset | Stream,
     population: Population,
     *,
     mesh: Mesh,
@@ -104,7 +104,7 @@ def simulation(
     if is_empty.any():
         empty = np.flatnonzero(is_empty)[:5].tolist()
         raise ValueError(f"every client must own an image, got none for {empty}.")
-    num_rows = len(table.labels)
+    num_rows = table.num_examples
     if offsets[-1] > num_rows:
         raise ValueError(
             f"clients' rows must lie in the table's {num_rows}, got {offsets[-1]}."

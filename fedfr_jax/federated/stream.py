@@ -1,6 +1,6 @@
 """Examples that stay on the host and are read piece by piece while the devices work.
 
-A `Stream` stands wherever a `Table` does. Each device is handed only the rows that it
+A `Stream` stands wherever a `Dataset` does. Each device is handed only the rows that it
 needs next: one thread reads them and copies them over while the piece before is being
 worked on, so that a device holds two pieces at a time, however large the data. In a run
 of several processes each reads for its own devices only.
@@ -8,7 +8,7 @@ of several processes each reads for its own devices only.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -17,41 +17,60 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.client import Table
-from fedfr_jax.types import PyTree
+from fedfr_jax.types import Dataset, PyTree
 
 MEMORY = 2**30
 
 
 class Stream(NamedTuple):
-    """All examples, on the host, in a `Table`'s order: make it with `stream`."""
+    """All examples, on the host, in a `Dataset`'s order: make it with `stream`."""
 
-    read: Callable[[np.ndarray], np.ndarray]  # [n] int64 -> [n, H, W, C]
-    labels: np.ndarray  # [T] int32
-    image: jax.ShapeDtypeStruct  # of one image
+    read: Callable[[np.ndarray], PyTree]  # [n] int64 -> inputs of [n, ...]
+    targets: PyTree  # of [T, ...]
+    example: Dataset  # shape structs of one example
     memory: int
     waves: int
     waits: list[float]  # seconds that the devices' work stood still for each piece
 
     @property
+    def num_examples(self) -> int:
+        """T."""
+        return len(jax.tree.leaves(self.targets)[0])
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(H, W, C)."""
+        return self.example.images.shape
+
+    @property
+    def labels(self) -> np.ndarray:
+        """targets["label"], [T] int32."""
+        return self.targets["label"]
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of an example on a device."""
-        return int(np.prod(self.image.shape)) * self.image.dtype.itemsize + 4
+        leaves = jax.tree.leaves(self.example)
+        return sum(x.size * x.dtype.itemsize for x in leaves)
+
+    def take(self, rows: np.ndarray) -> Dataset:
+        """Examples of `rows` [n], read into the memory of the host."""
+        return Dataset(self.read(rows), jax.tree.map(lambda x: x[rows], self.targets))
 
 
 def stream(
-    read: Callable[[np.ndarray], np.ndarray],
-    labels: np.ndarray,
+    read: Callable[[np.ndarray], PyTree],
+    targets: PyTree,
     *,
     memory: int = MEMORY,
     waves: int = 0,
 ) -> Stream:
-    """A table that is never on a device as a whole.
+    """A data set that is never on a device as a whole.
 
     Args:
-      read: rows [n] int64 -> images [n, H, W, C], uint8 as a rule; called from another
-        thread.
-      labels: [T] int32: the client's own class, or the public class.
+      read: rows [n] int64 -> inputs of [n, ...], or images [n, H, W, C] alone, uint8 as
+        a rule; called from another thread.
+      targets: of [T, ...], or labels [T] int alone.
       memory: bytes that the examples may take on a device.
       waves: waves of clients per segment of a round; 0 takes as many as fit `memory`.
 
@@ -63,12 +82,20 @@ def stream(
             "a stream's memory must be at least 1 and its waves at least 0, "
             f"got {memory} and {waves}."
         )
+    if not isinstance(targets, Mapping):
+        targets = {"label": np.asarray(targets, np.int32)}
+    targets = jax.tree.map(np.asarray, targets)
     first = read(np.zeros(1, np.int64))
-    image = jax.ShapeDtypeStruct(first.shape[1:], first.dtype)
-    return Stream(read, np.asarray(labels, np.int32), image, int(memory), waves, [])
+    read_inputs = read
+    if not isinstance(first, Mapping):
+        first = {"image": first}
+        read_inputs = lambda rows: {"image": read(rows)}
+    one = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+    example = Dataset(jax.tree.map(one, first), jax.tree.map(one, targets))
+    return Stream(read_inputs, targets, example, int(memory), waves, [])
 
 
-def waited(table: Table | Stream) -> float:
+def waited(table: Dataset | Stream) -> float:
     """Seconds of waiting for a stream's pieces since this was last asked, else 0."""
     if not isinstance(table, Stream):
         return 0.0
@@ -91,8 +118,8 @@ def fits_devices(num_bytes: int, mesh: Mesh) -> bool:
     return 3 * num_bytes * own.size <= host
 
 
-def placed(table: Table | Stream, mesh: Mesh) -> Table | Stream:
-    """A table on every device of the mesh; a stream stays where it is."""
+def placed(table: Dataset | Stream, mesh: Mesh) -> Dataset | Stream:
+    """A data set on every device of the mesh; a stream stays where it is."""
     if isinstance(table, Stream):
         return table
     return meshes.put(table, meshes.replicated(mesh))
@@ -141,7 +168,7 @@ def on_own_devices(mesh: Mesh, make: Callable[[int], PyTree]) -> PyTree:
 
 
 def blocks(table: Stream, rows: np.ndarray, mesh: Mesh, batch_size: int) -> Iterator:
-    """`rows` [R], in order, as `Table`s of A * b of them, cut over the devices.
+    """`rows` [R], in order, as `Dataset`s of A * b of them, cut over the devices.
 
     All have one shape: b is a multiple of `batch_size`, and row 0 fills up the last.
     """
@@ -152,6 +179,5 @@ def blocks(table: Stream, rows: np.ndarray, mesh: Mesh, batch_size: int) -> Iter
     count = max(-(-len(rows) // (num_devices * size)), 1)
     rows = np.pad(rows, (0, count * num_devices * size - len(rows))).astype(np.int64)
     rows = rows.reshape(count, num_devices, size)
-    of = lambda rows: Table(table.read(rows), table.labels[rows])
-    load = lambda i: on_own_devices(mesh, lambda a: of(rows[i, a]))
+    load = lambda i: on_own_devices(mesh, lambda a: table.take(rows[i, a]))
     return ahead(load, count, table.waits)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import sampling
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.compiling import compiler_options
 from fedfr_jax.federated.engine import round_function
 from fedfr_jax.federated.layout import lay_out, size_of
@@ -44,7 +44,7 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.stream import Stream, placed, waited
-from fedfr_jax.types import Cohort, PyTree
+from fedfr_jax.types import Cohort, Dataset, PyTree
 
 
 class Sweep(NamedTuple):
@@ -61,7 +61,7 @@ class Sweep(NamedTuple):
 def sweep(
     make: Callable,
     feed: Feed,
-    table: Table | Stream,
+    table: Dataset | Stream,
     population: Population,
     *,
     hypers: Sequence[PyTree],

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.client import Table, column
+from fedfr_jax.federated.client import column
 from fedfr_jax.federated.compiling import compiler_options, lowered
 from fedfr_jax.federated.memory import guarded
 from fedfr_jax.federated.segments import play_segments
@@ -96,12 +96,13 @@ def lowered_text(sim: Simulation, server: PyTree, work: Work) -> str:
     to hold, and how it is cut."""
     held = ""
     if sim.segments:
-        stream, held = sim.table, f"{sim.table.memory} {sim.table.waves}"
+        held = f"{sim.table.memory} {sim.table.waves}"
         whole = meshes.replicated(sim.mesh)
-        shape = lambda x, *s: jax.ShapeDtypeStruct(s, x.dtype, sharding=whole)
-        count = len(stream.labels)
-        images = shape(stream.image, count, *stream.image.shape)
-        sim = sim._replace(table=Table(images, shape(stream.labels, count)))
+        count = sim.table.num_examples
+        shape = lambda x: jax.ShapeDtypeStruct(
+            (count, *x.shape), x.dtype, sharding=whole
+        )
+        sim = sim._replace(table=jax.tree.map(shape, sim.table.example))
     arguments = on_devices(sim, server, work, 0)
     text = lowered(sim.run, *arguments).as_text()
     # Rates and weights change no time; whole numbers may be lengths of loops.

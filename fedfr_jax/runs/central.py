@@ -17,10 +17,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.client import Feed, Slots, Table, Window, client_view
+from fedfr_jax.federated.client import Feed, Slots, all_rows, client_view, window
 from fedfr_jax.federated.engine import no_extra, zeros_of
 from fedfr_jax.federated.stream import Stream, ahead, on_own_devices
-from fedfr_jax.types import PyTree
+from fedfr_jax.types import Dataset, PyTree
 
 CENTRAL = 2**31 + 1  # folded into the seed; clients fold their ids, below 2^31
 
@@ -35,7 +35,7 @@ class State(NamedTuple):
 class Central(NamedTuple):
     """init(variables) -> State; epoch(state, table, epoch) -> (state, metrics).
 
-    The table is a `Table` or a `Stream`; the state that is handed over is used up.
+    The table is a `Dataset` or a `Stream`; the state that is handed over is used up.
     """
 
     init: Callable
@@ -73,14 +73,14 @@ def central(
     slot = Slots(-1, 0, False, first_row, num_rows, 0, 0, num_steps)
     slot = jax.tree.map(jnp.int32, slot)
 
-    def view(table, epoch, index):
+    def view(feed, held, epoch, index):
         stage = jax.random.fold_in(jax.random.key(seed), CENTRAL)
         key, shard = jax.random.fold_in(stage, epoch), (index, num_devices)
         extra = no_extra(1)
-        return key, client_view(feed, 0, key, slot, extra, table, epoch, shard=shard)
+        return key, client_view(feed, 0, key, slot, extra, held, epoch, shard=shard)
 
-    def evaluate(table, epoch, index, variables, i):
-        key, client = view(table, epoch, index)
+    def evaluate(held, epoch, index, variables, i):
+        key, client = view(feed, held, epoch, index)
         loss = lambda params: loss_fn(
             {**variables, "params": params},
             client.batch(i),
@@ -89,17 +89,18 @@ def central(
         return jax.value_and_grad(loss, has_aux=True)(variables["params"])
 
     def zeros(variables, table, epoch):
-        of = lambda v: evaluate(table, epoch, jnp.int32(0), v, jnp.int32(0))
+        first = jnp.int32(0)
+        of = lambda v: evaluate(all_rows(table), epoch, first, v, first)
         (loss, (_, metrics)), _ = jax.eval_shape(of, variables)
         return zeros_of({"loss": loss, **metrics})
 
-    def take(state, sums, table_at, epoch, first, last):
+    def take(state, sums, held_at, epoch, first, last):
         index = jax.lax.axis_index(meshes.CLIENTS)
 
         def step(i, carry):
             state, sums = carry
             (loss, (stats, metrics)), grads = evaluate(
-                table_at(i), epoch, index, state.variables, i
+                held_at(i), epoch, index, state.variables, i
             )
             average = lambda tree: jax.lax.pmean(tree, meshes.CLIENTS)
             grads, stats = average((grads, stats))
@@ -112,8 +113,8 @@ def central(
         return jax.lax.fori_loop(first, last, step, (state, sums))
 
     def rows(epoch, index, i):
-        no_table = Table(jnp.zeros((1, 1, 1, 1), jnp.uint8), jnp.zeros(1, jnp.int32))
-        return view(no_table, epoch, index)[1].batch(i).example
+        only_order, nothing = feed._replace(augment=None), all_rows(Dataset({}, {}))
+        return view(only_order, nothing, epoch, index)[1].batch(i).example
 
     steps = Steps(take, zeros, rows, num_steps, feed.batch_size // num_devices)
     whole, streamed = _whole(steps, mesh), _streamed(steps, mesh)
@@ -129,7 +130,7 @@ def central(
 class Steps(NamedTuple):
     """The steps of an epoch on one device, and what they read."""
 
-    # take(state, sums, i -> table, epoch, first, last) -> (state, sums)
+    # take(state, sums, i -> `Held`, epoch, first, last) -> (state, sums)
     take: Callable
     zeros: Callable  # (variables, table, epoch) -> sums before the first step
     rows: Callable  # (epoch, place along `clients`, i) -> rows [part] of step i
@@ -150,12 +151,12 @@ def _over_devices(function, mesh, in_specs, out_specs, **options):
 
 
 def _whole(steps: Steps, mesh: Mesh) -> Callable:
-    """An epoch as one call: run(state, `Table`, epoch)."""
+    """An epoch as one call: run(state, `Dataset`, epoch)."""
 
     def device(state, table, epoch):
         sums = steps.zeros(state.variables, table, epoch)
         state, sums = steps.take(
-            state, sums, lambda i: table, epoch, 0, steps.num_steps
+            state, sums, lambda i: all_rows(table), epoch, 0, steps.num_steps
         )
         return state, steps.mean(sums)
 
@@ -170,7 +171,7 @@ def _streamed(steps: Steps, mesh: Mesh) -> Callable:
     own = lambda tree: jax.tree.map(lambda x: x[0], tree)
 
     def piece(state, sums, table, epoch, first, last):
-        at = lambda i: Window(*table, (i - first) * part)
+        at = lambda i: window(table, (i - first) * part)
         state, sums = steps.take(state, own(sums), at, epoch, first, last)
         return state, row(sums)
 
@@ -193,8 +194,7 @@ def _streamed(steps: Steps, mesh: Mesh) -> Callable:
         rows = np.asarray(order(epoch))
         rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % (size * part))))
         rows = rows.reshape(num_devices, -1, size * part)
-        of = lambda rows: Table(table.read(rows), table.labels[rows])
-        load = lambda i: on_own_devices(mesh, lambda a: of(rows[a, i]))
+        load = lambda i: on_own_devices(mesh, lambda a: table.take(rows[a, i]))
         sums = None
         for i, images in enumerate(ahead(load, rows.shape[1], [])):
             if sums is None:

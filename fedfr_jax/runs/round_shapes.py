@@ -10,13 +10,13 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.first_round import extra_shapes, on_mesh, placed
 from fedfr_jax.federated.settings import Federation
+from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces.methods import FaceMethod
-from fedfr_jax.tasks.faces.stages import feed_of
-from fedfr_jax.types import Algorithm, Cohort, Extra, Model, PyTree
+from fedfr_jax.types import Algorithm, Cohort, Dataset, Extra, Model, PyTree
 
 
 class Shapes(NamedTuple):
@@ -25,7 +25,7 @@ class Shapes(NamedTuple):
     algorithm: Algorithm
     feed: Feed
     mesh: Mesh
-    table: Table
+    table: Dataset
     population: Population
 
 
@@ -38,7 +38,7 @@ class RoundShapes(NamedTuple):
     server: PyTree
     row: PyTree  # of one client
     extra: Extra
-    table: Table
+    table: Dataset
     key: jax.ShapeDtypeStruct
 
 
@@ -51,12 +51,12 @@ def round_shapes(
 ) -> RoundShapes:
     """Shapes of round 0's arguments, placed on the mesh."""
     p, whole = partition, meshes.replicated(mesh)
-    feed = feed_of(federation)
+    feed = feed_of(federation, drop_last=federation.drop_last)
     population = Population(p.train_offsets.astype(np.int64), p.num_classes)
     cohort_size = federation.cohort_size or len(p.num_classes)
     num_rows = len(p.train) + len(p.global_examples)
     array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
-    table = Table(
+    table = Dataset.labelled(
         array((num_rows, *model.image_shape), jnp.uint8), array((num_rows,), jnp.int32)
     )
     key = on_mesh(mesh, jax.eval_shape(jax.random.key, 0))

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun, jaxprs_in_params
 
-from fedfr_jax.federated.client import Feed, Slots, Table
+from fedfr_jax.federated.client import Feed, Slots, all_rows
 from fedfr_jax.federated.engine import LaneOutput, train_slot
-from fedfr_jax.types import Algorithm, Extra, PyTree
+from fedfr_jax.types import Algorithm, Dataset, Extra, PyTree
 
 MARK = "batch_of_a_local_step"
 
@@ -26,7 +26,7 @@ def trace_client(
     server: PyTree,
     row: PyTree,
     extra: Extra,
-    table: Table,
+    table: Dataset,
     key: jax.ShapeDtypeStruct,
 ) -> tuple[ClosedJaxpr, LaneOutput]:
     """One client's round as a program, and the shapes of what it hands back.
@@ -46,7 +46,13 @@ def trace_client(
         return algorithm.client_update(key, server, personal, named)
 
     marked = algorithm._replace(client_update=client_update)
-    train = lambda *args: train_slot(marked, feed, max_local, *args)
+
+    def train(server, row, slot, extra, table, *others):
+        held = all_rows(table)
+        return train_slot(
+            marked, feed, max_local, server, row, slot, extra, held, *others
+        )
+
     program, (_, output) = jax.make_jaxpr(train, return_shape=True)(
         server, row, slot, extra, table, number, key
     )

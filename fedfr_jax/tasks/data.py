@@ -1,18 +1,22 @@
 """From a config's sections to a source, its split and where the examples lie."""
 
+import functools
 import inspect
+import json
 import math
 from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
+from fedfr_jax.data.augment import build_augment
 from fedfr_jax.data.partition import PARTITIONS
 from fedfr_jax.data.sources import names_from
+from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.stream import fits_devices
 from fedfr_jax.models import MODELS, conv
 from fedfr_jax.schema import choose
-from fedfr_jax.types import Source
+from fedfr_jax.types import Augment, Source
 
 
 def split(settings: Mapping, source: Source):
@@ -30,6 +34,25 @@ def split(settings: Mapping, source: Source):
     if factory and "is_test" in inspect.signature(factory).parameters:
         settings.setdefault("is_test", source.is_test)
     return choose("partition", PARTITIONS, settings, source.labels)
+
+
+def feed_of(settings, *, drop_last: bool = False) -> Feed:
+    """How batches are made of uint8 images: augmented, mirrored and in [-1, 1].
+
+    Args:
+      settings: with batch_size, augment and flip, such as a `Federation`.
+
+    Raises:
+      ValueError: for an unknown augmentation or setting of one.
+    """
+    augment = augment_of(settings.flip, json.dumps(settings.augment))
+    return Feed(settings.batch_size, augment, drop_last=drop_last)
+
+
+@functools.cache  # what is compiled knows an augmentation by its functions
+def augment_of(flip: float, listed: str) -> Augment:
+    """What is `listed`, as JSON, behind a mirror of probability `flip`."""
+    return build_augment([{"name": "mirror", "probability": flip}, *json.loads(listed)])
 
 
 def streams(

@@ -17,11 +17,11 @@ from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.personal import blocks, personal
 from fedfr_jax.federated.algorithms.statistics import with_statistics
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.simulation import Simulation, open_store, play, start
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Local
+from fedfr_jax.types import Dataset, Local
 
 SIZES = (3, 9, 5, 12, 7)
 COHORT, CLASSES, SEED = 3, 3, 3
@@ -133,7 +133,7 @@ def table():
     images = rng.normal(size=(sum(SIZES) + 4, 6)).astype(np.float32)
     images[sum(SIZES) :] = np.nan
     labels = rng.integers(0, CLASSES, len(images)).astype(np.int32)
-    return Table(images, labels)
+    return Dataset.labelled(images, labels)
 
 
 @functools.cache
@@ -261,7 +261,7 @@ def test_examples_of_other_clients_are_never_seen(name):
     images = table().images
     images[: len(owner)][~np.isin(owner, ids)] = np.nan
     poisoned = jax.device_put(images, simulations.meshes.replicated(sim.mesh))
-    poisoned = sim._replace(table=sim.table._replace(images=poisoned))
+    poisoned = sim._replace(table=sim.table._replace(inputs={"image": poisoned}))
     assert_same_bits(rounds(name, poisoned, (0,)), rounds(name, sim, (0,)))
 
 
@@ -299,7 +299,8 @@ def test_what_is_sent_has_no_byte_of_a_personal_leaf(name):
     def sent(server, row, table):
         extra = simulations.no_extra(COHORT)._replace(tables=tables)
         client = client_module.client_view(
-            sim.feed, 12, jax.random.key(1), slot, extra, table, jnp.int32(0)
+            *(sim.feed, 12, jax.random.key(1), slot, extra),
+            *(client_module.all_rows(table), jnp.int32(0)),
         )
         output = algorithm.client_update(jax.random.key(2), server, row, client)
         return output.update, output.upload

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.federated.client import Population, Slots, Table, client_view
+from fedfr_jax.federated.client import Population, Slots, all_rows, client_view
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.sampling import sample
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
@@ -51,7 +51,7 @@ def plain_loop(sim, server, rounds=ROUNDS):
     @jax.jit
     def update(server, row, slot, key, extra, round):
         client = client_view(
-            sim.feed, int(sizes.max()), key, slot, extra, sim.table, round
+            sim.feed, int(sizes.max()), key, slot, extra, all_rows(sim.table), round
         )
         update_key = jax.random.fold_in(key, 0)
         return sim.algorithm.client_update(update_key, server, row, client)
@@ -252,7 +252,7 @@ def test_batches_of_an_epoch_visit_every_example_once():
         jax.random.key(0),
         slot,
         no_extra(1),
-        jax.tree.map(jnp.asarray, Table(*table)),
+        all_rows(jax.tree.map(jnp.asarray, table)),
         jnp.int32(0),
     )
     seen = []

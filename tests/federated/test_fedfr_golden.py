@@ -9,14 +9,14 @@ import pytest
 
 from fedfr_jax.federated.algorithms.aggregators import weighted_mean
 from fedfr_jax.federated.algorithms.fedfr import Personal, fedfr
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.hard_negatives import hard_negatives, prepare_features
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.methods import previous_features
-from fedfr_jax.types import Local, Model
+from fedfr_jax.types import Dataset, Local, Model
 
 
 def apply_backbone(variables, x, train):
@@ -88,7 +88,7 @@ def build(arrays, dtype, num_devices, lanes):
     sim = simulation(
         algorithm,
         Feed(batch_size=93),
-        Table(images, labels),
+        Dataset.labelled(images, labels),
         population,
         mesh=make_mesh(num_devices),
         local_epochs=(5, 4, 4),

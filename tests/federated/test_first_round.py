@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax.data.augment import compose
 from fedfr_jax.federated import memory, model_axis
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
@@ -69,8 +70,8 @@ def test_the_thread_computes_in_the_dtype_and_precision_of_the_caller():
     double = lambda tree: jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         algorithm, variables = toys.TOYS["fedfr"]()
-        decode = lambda *images: toys.feed().decode(*images).astype(jnp.float64)
-        feed = toys.feed()._replace(decode=decode)
+        double_images = toys.always(lambda image: image.astype(jnp.float64))
+        feed = toys.feed(augment=compose(double_images, toys.MIRROR))
         options = {"mesh": make_mesh(1), "cohort_size": 3}
         sim = simulation(algorithm, feed, *toys.problem(), **options)
         server = start(sim, double(variables))

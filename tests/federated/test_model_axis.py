@@ -9,9 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.data.augment import decode
 from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Feed, Population, Table, column
+from fedfr_jax.federated.client import Feed, Population, column
 from fedfr_jax.federated.simulation import (
     assign,
     on_devices,
@@ -22,7 +21,8 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.models import bundle, iresnet
 from fedfr_jax.tasks.faces.methods import federated_faces
-from fedfr_jax.types import Cohort
+from fedfr_jax.types import Cohort, Dataset
+from tests.federated import toys
 
 SHAPE, BATCH, PUBLIC, CLASSES = (8, 8, 3), 4, 160, 128
 SIZES = np.array([8, 3, 5, 13])  # and as many public images as are similar
@@ -43,8 +43,8 @@ def build(num_model_shards, network=small, batch=BATCH, **options):
     labels = np.arange(count, dtype=np.int32) % CLASSES
     sim = simulation(
         method.algorithm,
-        Feed(batch, decode, flip=0.5),
-        Table(images, labels),
+        Feed(batch, toys.MIRRORED_BYTES),
+        Dataset.labelled(images, labels),
         Population(np.r_[0, np.cumsum(SIZES)], np.full(4, CLASSES, np.int32)),
         mesh=meshes.make_mesh(2, num_model_shards),
     )

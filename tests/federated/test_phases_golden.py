@@ -52,10 +52,8 @@ def test_private_heads_equal_the_golden_round(golden, name, where):
         variables = {"params": shape, "batch_stats": {}}
         end = replay(build(), examples, variables, where=where, rows=rows, tau=epochs)
     for k in "Wb":
-        close(
-            end.servers[0].inner.variables["params"]["base"][k],
-            arrays[f"{name}_base_{k}"],
-        )
+        params = end.servers[0].inner.variables["params"]
+        close(params["base"][k], arrays[f"{name}_base_{k}"])
         for c in range(3):
             expected = arrays[f"{name}_head{c}_{k}"]
             close(end.rows.leaves["params"]["head"][k][c], expected)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import client, store
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.federated.stream import Stream
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.hard_negatives import cohort_rows, prepare_features
-from fedfr_jax.types import Cohort
+from fedfr_jax.types import Cohort, Dataset
 from tests.federated import toys
 
 MANY = 10**6
@@ -39,8 +39,10 @@ def everyone(num_clients):
     algorithm, variables = toys.fedavg_toy(personal="head")
     sim = simulation(
         algorithm,
-        Feed(1, lambda images, is_flipped: images.astype(np.float32)),
-        Table(np.ones((num_clients, 16), np.uint8), np.zeros(num_clients, np.int32)),
+        Feed(1, toys.always(lambda image: image.astype(np.float32))),
+        Dataset.labelled(
+            np.ones((num_clients, 16), np.uint8), np.zeros(num_clients, np.int32)
+        ),
         Population(
             np.arange(num_clients + 1, dtype=np.int32), np.ones(num_clients, np.int32)
         ),
@@ -77,8 +79,8 @@ def test_features_of_a_round_allocate_nothing_for_the_other_million():
     )
     sim = simulation(
         algorithm,
-        Feed(4, lambda images, is_flipped: images.astype(np.float32)),
-        Table(images.astype(np.uint8), labels),
+        Feed(4, toys.always(lambda image: image.astype(np.float32))),
+        Dataset.labelled(images.astype(np.uint8), labels),
         population,
         mesh=make_mesh(1),
         cohort_size=8,

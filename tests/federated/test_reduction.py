@@ -6,9 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.data.augment import decode
 from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.sampling import sample
 from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.simulation import (
@@ -21,7 +20,7 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import iresnet
 from fedfr_jax.tasks.faces.methods import federated_faces
-from fedfr_jax.types import Cohort
+from fedfr_jax.types import Cohort, Dataset
 from tests.contracts import test_algorithms as contracts
 from tests.federated import toys
 from tests.federated.test_engine import assert_close, build, run
@@ -100,8 +99,8 @@ def play_network(devices, num_rounds=2):
     images = random.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
     sim = simulation(
         method.algorithm,
-        Feed(4, decode, flip=0.5),
-        Table(images, np.arange(count, dtype=np.int32) % 12),
+        Feed(4, toys.MIRRORED_BYTES),
+        Dataset.labelled(images, np.arange(count, dtype=np.int32) % 12),
         Population(np.r_[0, np.cumsum(sizes)], np.full(5, 12, np.int32)),
         mesh=make_mesh(devices),
         reduction="canonical",

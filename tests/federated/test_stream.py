@@ -11,7 +11,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from PIL import Image
 
-from fedfr_jax.data.augment import decode
 from fedfr_jax.data.sources.recordio import recordio, write_face_set
 from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.layout import fit, room_for
@@ -19,6 +18,7 @@ from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.federated.stream import ahead, on_own_devices, stream
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Dataset
 from tests.federated import toys
 
 ROUNDS = 2
@@ -249,7 +249,7 @@ def learned(table):
     """The server after a round of two clients of three classes."""
     algorithm, variables = toys.fedavg_toy()
     clients = Population(np.array([0, 4, 9]), np.full(2, 3, np.int32))
-    feed = Feed(4, decode, flip=0.5)
+    feed = Feed(4, toys.MIRRORED_BYTES)
     sim = simulation(algorithm, feed, table, clients, mesh=make_mesh(1))
     return run(sim, start(sim, variables), rounds=1)[0]
 
@@ -261,7 +261,7 @@ def nine_images():
 def test_bytes_are_decoded_on_the_device():
     images, labels = nine_images(), np.arange(9, dtype=np.int32) % 3
     streamed = stream(Reader(images), labels, waves=1)
-    assert_same(learned(streamed), learned(toys.Table(images, labels)))
+    assert_same(learned(streamed), learned(Dataset.labelled(images, labels)))
 
 
 def test_a_round_streams_from_recordio(tmp_path):
@@ -278,4 +278,4 @@ def test_a_round_streams_from_recordio(tmp_path):
     records = recordio(path, channels=1)
     labels = records.labels % 3  # of a client's own three
     streamed = stream(records.read, labels, waves=1)
-    assert_same(learned(streamed), learned(toys.Table(images, labels)))
+    assert_same(learned(streamed), learned(Dataset.labelled(images, labels)))

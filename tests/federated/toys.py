@@ -11,10 +11,11 @@ import numpy as np
 import optax
 import pytest
 
+from fedfr_jax.data.augment import compose, mirror, normalize
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.algorithms.personal import personal
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
@@ -22,7 +23,7 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from fedfr_jax.tasks.faces.loss import face_loss, init_local
 from fedfr_jax.tasks.faces.methods import previous_features
-from fedfr_jax.types import Local, Model
+from fedfr_jax.types import Augment, Dataset, Local, Model
 
 SIZES = np.array([5, 9, 3, 12, 7])  # examples of each client
 CLASSES = np.array([2, 3, 2, 3, 1])  # classes of each client
@@ -31,25 +32,39 @@ SHAPE = (4, 4, 1)
 DIM = 6
 
 
-def decode(images, is_flipped):
-    return jnp.where(is_flipped[:, None, None, None], images[:, :, ::-1], images)
+MIRROR = mirror()
+MIRRORED_BYTES = compose(mirror(), normalize())
+
+
+def always(change):
+    """The augment that changes every image by `change`, whatever its rank."""
+
+    def apply(key, inputs, targets):
+        del key
+        return view(0, inputs), targets
+
+    def view(i, inputs):
+        del i
+        return {**inputs, "image": change(inputs["image"])}
+
+    return Augment(apply, views=1, view=view)
 
 
 def problem(seed=0):
-    """Table and population of five clients and a public set."""
+    """Data set and population of five clients and a public set."""
     rng = np.random.default_rng(seed)
     images = rng.normal(size=(SIZES.sum() + NUM_PUBLIC, *SHAPE)).astype(np.float32)
     labels = [rng.integers(m, size=n) for m, n in zip(CLASSES, SIZES, strict=True)]
     labels.append(rng.integers(PUBLIC_CLASSES, size=NUM_PUBLIC))
     offsets = np.concatenate([[0], np.cumsum(SIZES)])
     return (
-        Table(images, np.concatenate(labels).astype(np.int32)),
+        Dataset.labelled(images, np.concatenate(labels).astype(np.int32)),
         Population(offsets, CLASSES.astype(np.int32)),
     )
 
 
 def feed(**options):
-    return Feed(**{"batch_size": 4, "decode": decode, "flip": 0.5, **options})
+    return Feed(**{"batch_size": 4, "augment": MIRROR, **options})
 
 
 def norm_variables():
@@ -75,12 +90,16 @@ def norm_loss(variables, batch, key):
     return loss, (stats, {})
 
 
+def fedavg_of(loss, **options):
+    """FedAvg of a loss like `norm_loss`."""
+    optimizer = sgd(momentum=0.9, weight_decay=1e-3)
+    return fedavg(Local(loss, optimizer, step_decay(0.1, every=2)), **options)
+
+
 def fedavg_toy(**options):
     """(algorithm, variables to start from)."""
-    optimizer = sgd(momentum=0.9, weight_decay=1e-3)
-    local = Local(norm_loss, optimizer, step_decay(0.1, every=2))
     where = options.pop("personal", None)
-    return personal(fedavg(local, **options), where), norm_variables()
+    return personal(fedavg_of(norm_loss, **options), where), norm_variables()
 
 
 def linear_model():
@@ -140,7 +159,9 @@ def replay(algorithm, examples, variables, *, where=(1, 1), rows=None, rounds=1,
     sim = simulation(
         algorithm,
         Feed(batch_size=max(sizes), shuffle=False),
-        Table(np.concatenate(images), np.concatenate(labels).astype(np.int32)),
+        Dataset.labelled(
+            np.concatenate(images), np.concatenate(labels).astype(np.int32)
+        ),
         population,
         mesh=make_mesh(where[0]),
         local_epochs=lambda round: np.asarray(tau),

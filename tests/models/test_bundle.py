@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS, bundle
 from fedfr_jax.tasks.faces.methods import federated_faces
+from fedfr_jax.types import Dataset
 
 SHAPE = (8, 8, 3)
 NETWORKS = {
@@ -106,7 +107,7 @@ def test_small_leaves_of_two_dtypes_stay_as_they_are(bundles_everything):
 def test_fedfr_trains_a_bundled_network_as_a_named_one(monkeypatch):
     model, ends = network("iresnet"), []
     labels = jnp.arange(16, dtype=jnp.int32) % 4
-    table = Table(images(16), labels)
+    table = Dataset.labelled(images(16), labels)
     population = Population(np.array([0, 4, 8]), np.full(2, 4, np.int32))
     for fewest in (1, 1000):
         monkeypatch.setattr(bundle, "FEWEST", fewest)

@@ -178,7 +178,9 @@ def test_auto_goes_by_the_platform_of_the_mesh():
     for platform in ("tpu", "gpu"):
         program = _traced_for(platform, x, kernel, **options)
         assert "conv_general_dilated" in program
-    assert _traced_for("cpu", x, kernel, **options) == of_cpu  # not what was just traced
+    assert (
+        _traced_for("cpu", x, kernel, **options) == of_cpu
+    )  # not what was just traced
 
 
 def test_auto_goes_by_the_default_backend_where_a_mesh_does_not_name_its_devices():

@@ -10,6 +10,7 @@ from fedfr_jax.central.settings import rate_schedule
 from fedfr_jax.federated.stream import stream
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.central import central
+from fedfr_jax.types import Dataset
 from tests.federated import toys
 
 
@@ -24,7 +25,7 @@ def centred_loss(variables, batch, key):
 
 def train(num_devices, loss_fn, epochs=2, memory=0):
     table, _ = toys.problem()
-    table = table._replace(labels=np.minimum(table.labels, 2))
+    table = Dataset.labelled(table.images, np.minimum(table.labels, 2))
     if memory:
         images = table.images
         table = stream(lambda rows: images[rows], table.labels, memory=memory)

@@ -16,7 +16,7 @@ from fedfr_jax.runs.begin import last_simulation
 from fedfr_jax.runs.experiment import run_federated
 from fedfr_jax.schema import call
 from fedfr_jax.tasks.faces.methods import backbone_features, federated_faces
-from fedfr_jax.tasks.faces.stages import feed_of, trainer_of
+from fedfr_jax.tasks.faces.stages import trainer_of
 from fedfr_jax.types import (
     Evaluation,
     Evaluator,
@@ -56,7 +56,7 @@ def experiment(federation, *, devices=1, judge=lambda networks: None):
         ),
         stages={},
         mesh=make_mesh(devices),
-        feed=feed_of(federation)._replace(decode=toys.decode),
+        feed=toys.feed(batch_size=federation.batch_size),
         federation=federation,
         seed=0,
     )

@@ -30,6 +30,7 @@ def compose(*augments: Augment) -> Augment:
     in mixed radix, the first augment's outcomes fastest.
     """
     counts = [part.views for part in augments]
+    has_draw = all(part.draw or part.views == 1 for part in augments)
 
     def apply(key, inputs, targets):
         for place, part in enumerate(augments):
@@ -37,14 +38,30 @@ def compose(*augments: Augment) -> Augment:
             inputs, targets = part.apply(own_key, inputs, targets)
         return inputs, targets
 
+    def draw(key):
+        number, radix = jnp.int32(0), 1
+        for place, part in enumerate(augments):
+            if part.views > 1:
+                number += radix * part.draw(jax.random.fold_in(key, place))
+                radix *= part.views
+        return number
+
+    def plain(inputs):
+        for part in augments:
+            inputs = part.without_chance(inputs)
+        return inputs
+
     def view(i, inputs):
         i = jnp.asarray(i, jnp.int32)
         for part in augments:
-            inputs = part.view(lax.rem(i, part.views), inputs)
-            i = lax.div(i, part.views)
+            count = jnp.int32(part.views)
+            inputs = part.view(lax.rem(i, count), inputs)
+            i = lax.div(i, count)
         return inputs
 
-    return Augment(apply, math.prod(counts), view if all(counts) else None)
+    if not all(counts):
+        return Augment(apply, plain=plain)
+    return Augment(apply, math.prod(counts), view, draw if has_draw else None)
 
 
 def batched(

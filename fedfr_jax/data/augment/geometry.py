@@ -42,10 +42,13 @@ def mirror(
             mask=lambda mask: mask[:, ::-1],
         )
 
+    def draw(key):
+        return jax.random.bernoulli(key, probability).astype(jnp.int32)
+
     def apply(key, inputs, targets):
         if probability == 1:
             return mirrored(inputs, targets)
-        is_mirrored = jax.random.bernoulli(key, probability)
+        is_mirrored = draw(key) == 1
         choose = lambda new, old: jnp.where(is_mirrored, new, old)
         return jax.tree.map(choose, mirrored(inputs, targets), (inputs, targets))
 
@@ -57,7 +60,9 @@ def mirror(
 
     if probability == 0:
         return identity()
-    return Augment(apply, views=1 if probability == 1 else 2, view=view)
+    if probability == 1:
+        return Augment(apply, views=1, view=view)
+    return Augment(apply, views=2, view=view, draw=draw)
 
 
 def _check_swap(swap):

@@ -61,8 +61,9 @@ def fedfr(
     Args:
       local: its loss takes the keyword `frozen`.
       init_local: key -> a new client's `Personal.params`.
-      frozen: (previous backbone variables, client) -> what the loss gets as `frozen`,
-        made once before the client trains; None gives it None.
+      frozen: (global backbone variables, the client's previous ones, client) -> what
+        the loss gets as `frozen`, made once before the client trains; None gives it
+        None.
       prepare: see `Algorithm`, or None.
       phi_update: averaged (the paper) or frozen (the official code).
       first_previous: key -> backbone variables a client starts from as its previous
@@ -100,7 +101,9 @@ def fedfr(
         own = personal.params
         if begin:
             own = begin(base, own, client)
-        known = frozen(personal.previous, client) if frozen else None
+        known = None
+        if frozen:
+            known = frozen(server.backbone, personal.previous, client)
         shared = {"backbone": base["params"], "phi": server.phi}
         start = {"params": {**shared, **own}, "batch_stats": base["batch_stats"]}
         end, metrics = train(key, start, client, frozen=known)

@@ -12,10 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.client import Feed, Table
+from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.federated.stream import Stream, placed
-from fedfr_jax.types import Evaluation, Evaluator, Networks, PyTree
+from fedfr_jax.types import Dataset, Evaluation, Evaluator, Networks, PyTree
 
 
 class Accuracy:
@@ -28,7 +28,7 @@ class Accuracy:
     """
 
     def __init__(
-        self, table: Table | Stream, offsets: np.ndarray, mesh: Mesh, feed: Feed
+        self, table: Dataset | Stream, offsets: np.ndarray, mesh: Mesh, feed: Feed
     ):
         self._table, self._offsets = placed(table, mesh), offsets
         self._labels = np.asarray(table.labels)

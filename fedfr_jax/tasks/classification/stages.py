@@ -6,12 +6,12 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from fedfr_jax.data.augment import decode
+from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms.personal import blocks, personal
 from fedfr_jax.federated.algorithms.statistics import with_statistics
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import AUTO, Federation, check_federation
 from fedfr_jax.federated.stream import stream
@@ -20,9 +20,9 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.schema import call, check_keys, choose, naming
 from fedfr_jax.tasks.classification.accuracy import Accuracy
 from fedfr_jax.tasks.classification.loss import cross_entropy
-from fedfr_jax.tasks.data import other_lowerings, split, streams
+from fedfr_jax.tasks.data import feed_of, other_lowerings, split, streams
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
-from fedfr_jax.types import Experiment, Federated, Model, Source, Stage, Task
+from fedfr_jax.types import Dataset, Experiment, Federated, Model, Source, Stage, Task
 
 OWN = ("personal", "draw", "batch_stats", "label_smoothing")  # keys of a method
 
@@ -54,14 +54,9 @@ def classification(settings: Mapping) -> Experiment:
                 lowered = {**trainer.lowered, lowering: others[name]}
                 trainers[name] = trainer._replace(lowered=lowered)
     most = streams(federation, source, (parts.train, parts.test), mesh)
-    feed = Feed(
-        federation.batch_size,
-        decode,
-        drop_last=federation.drop_last,
-        flip=federation.flip,
-    )
+    feed = feed_of(federation, drop_last=federation.drop_last)
     check_keys("config.evaluation", settings["evaluation"], ("batch_size",))
-    judged = Feed(settings["evaluation"].get("batch_size", 64), decode)
+    judged = Feed(settings["evaluation"].get("batch_size", 64), normalize())
     test = table_of(source, parts.test, most)
     facts = class_report(parts, source.labels, source.names)
     return Experiment(
@@ -87,7 +82,7 @@ def table_of(source: Source, rows: np.ndarray, stream_bytes: int | None):
     """Images and labels of source rows [n], on the host or streamed from the source."""
     labels = source.labels[rows].astype(np.int32)
     if stream_bytes is None:
-        return Table(source.read(rows), labels)
+        return Dataset.labelled(source.read(rows), labels)
     return stream(lambda i: source.read(rows[i]), labels, memory=stream_bytes)
 
 

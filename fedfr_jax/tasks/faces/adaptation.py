@@ -17,7 +17,7 @@ from fedfr_jax.federated.local import sgd
 from fedfr_jax.losses.distillation import knowledge_distillation_over_elements
 from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masks import masked_mean
-from fedfr_jax.tasks.faces.features import Frozen, position_features
+from fedfr_jax.tasks.faces.features import frozen_features
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.types import Algorithm, Local, Model
 
@@ -56,9 +56,7 @@ def adapted(
     )
     if kind == "distill":
         embed = lambda variables, images: model.apply(variables, images, False)[0]
-        frozen = lambda teacher, client: Frozen(
-            None, position_features(embed, teacher, client)
-        )
+        frozen = lambda teacher, client: frozen_features(embed, None, teacher, client)
         loss = distillation_loss(
             model, scale=scale, alpha=alpha, temperature=temperature
         )
@@ -77,7 +75,7 @@ def distillation_loss(
         params = variables["params"]
         backbone = {**variables, "params": params["backbone"]}
         features, stats = model.apply(backbone, batch.images, True)
-        taught = frozen.previous_features(batch.position, batch.is_flipped)
+        taught = frozen.previous_features(batch)
         values = knowledge_distillation_over_elements(
             scale * cosine(features, params["head"]),
             scale * cosine(taught, teacher_head),

@@ -62,7 +62,12 @@ def prepare_features(
                 build_select(sim.mesh, threshold, capacity),
             )
         embed_rows, select = compiled[place_of]
-        offsets, num_rows = sim.population.offsets, len(sim.table.labels)
+        offsets, num_rows = sim.population.offsets, sim.table.num_examples
+        no_rows = np.zeros((len(cohort.ids), 0), np.int32)
+        nothing = Extra((), no_rows, np.zeros(len(cohort.ids), np.int32))
+        is_counted = sim.feed.num_views > 0
+        if threshold is None and not is_counted:
+            return nothing
         rows, starts, counts = cohort_rows(sim.population, cohort.ids)
         # Without a threshold nobody is handed a public example.
         public = np.arange(offsets[-1], num_rows if threshold is not None else 0)
@@ -73,11 +78,10 @@ def prepare_features(
         whole = meshes.replicated(sim.mesh)
         values = embed_rows(server.backbone, sim.table, wanted)
         values = meshes.put(values[: len(wanted)], whole)
-        features = Features(values, *meshes.put(spans, whole))
+        features = Features(values, *meshes.put(spans, whole)) if is_counted else ()
         if threshold is None:
-            none = np.zeros((len(cohort.ids), 0), np.int32)
-            return Extra(features, none, np.zeros(len(cohort.ids), np.int32))
-        compared = values[:, 0]
+            return nothing._replace(tables=features)
+        compared = values[:, 0]  # plain views
         if level == "class":
             labels = sim.table.labels[wanted]
             client = client_of_row(counts, len(rows))

@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.evaluation.scores import check_rates
-from fedfr_jax.federated.client import Table
 from fedfr_jax.federated.stream import Stream, fits_devices, placed, stream
+from fedfr_jax.types import Dataset
 
 
 class JudgedFiles(NamedTuple):
@@ -32,9 +32,9 @@ class JudgedFiles(NamedTuple):
 def held(
     files: JudgedFiles,
     image_shape: tuple[int, int, int],
-    tables: tuple[Table | Stream, Table | Stream],
+    tables: tuple[Dataset | Stream, Dataset | Stream],
     mesh: Mesh,
-) -> Table | Stream:
+) -> Dataset | Stream:
     """The images beside a partition's tables: on the devices, or a stream to them.
 
     They are streamed when the partition's are, with as much memory, and when they do
@@ -47,7 +47,7 @@ def held(
     num_bytes = files.num_images * math.prod(image_shape)
     if fits_devices(num_bytes + sum(table.images.nbytes for table in tables), mesh):
         images = files.read(np.arange(files.num_images))
-        return placed(Table(images, labels), mesh)
+        return placed(Dataset.labelled(images, labels), mesh)
     return stream(files.read, labels)
 
 

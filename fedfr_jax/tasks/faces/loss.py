@@ -164,8 +164,8 @@ def face_loss(
         if contrastive_weight:
             per_example = model_contrastive(
                 features,
-                frozen.global_features(batch.example, batch.is_flipped),
-                frozen.previous_features(batch.position, batch.is_flipped),
+                frozen.global_features(batch),
+                frozen.previous_features(batch),
                 temperature=temperature,
             )
             metrics["contrastive"] = masked_mean(per_example, batch.is_valid)

@@ -9,6 +9,7 @@ Yu et al. to any method without a branch.
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,9 +24,8 @@ from fedfr_jax.models.bundle import bundled
 from fedfr_jax.schema import check_keys
 from fedfr_jax.tasks.faces.adaptation import adapted
 from fedfr_jax.tasks.faces.features import (
-    Frozen,
+    frozen_features,
     own_class_means,
-    position_features,
 )
 from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from fedfr_jax.tasks.faces.loss import face_loss, init_local, personal_features
@@ -228,11 +228,7 @@ def last_round(algorithm: Algorithm, model: Model, settings: Mapping) -> LastRou
 
 def previous_features(embed: Callable) -> Callable:
     """`frozen` of `fedfr`: features of the global and the client's previous network."""
-
-    def frozen(previous: PyTree, client: Client) -> Frozen:
-        return Frozen(client.tables, position_features(embed, previous, client))
-
-    return frozen
+    return partial(frozen_features, embed)
 
 
 def class_mean_start(embed: Callable) -> Callable:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.data.augment import decode
+from fedfr_jax.data.augment import compose, mirror, normalize
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
 from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
@@ -20,14 +20,21 @@ from fedfr_jax.evaluation.verification import (
     roc_curve,
     ten_fold,
 )
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.federated.stream import Stream, placed, stream
 from fedfr_jax.schema import call
 from fedfr_jax.tasks.faces.judged_files import held, settings_of
 from fedfr_jax.tasks.faces.pair_list import pair_list
 from fedfr_jax.tasks.faces.template_set import template_set
-from fedfr_jax.types import Evaluation, Evaluator, Networks, PyTree, Source
+from fedfr_jax.types import (
+    Dataset,
+    Evaluation,
+    Evaluator,
+    Networks,
+    PyTree,
+    Source,
+)
 
 MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
 # Key of config.evaluation -> how its metrics begin, and the files that it opens.
@@ -38,9 +45,9 @@ class Recognition(NamedTuple):
     """A partition's images: what is trained on, and what is judged on."""
 
     partition: Partition
-    table: Table | Stream  # clients' training rows ++ public rows
+    table: Dataset | Stream  # clients' training rows ++ public rows
     population: Population
-    judged: Table | Stream  # clients' test rows ++ unseen rows
+    judged: Dataset | Stream  # clients' test rows ++ unseen rows
     test_identities: np.ndarray  # [E] source labels
     train_identities: np.ndarray  # [C] source labels
 
@@ -58,7 +65,7 @@ def recognition(
     def table(rows, labels):
         labels = labels.astype(np.int32)
         if stream_bytes is None:
-            return Table(source.read(rows), labels)
+            return Dataset.labelled(source.read(rows), labels)
         return stream(lambda i: source.read(rows[i]), labels, memory=stream_bytes)
 
     own = np.repeat(np.arange(len(p.num_classes)), np.diff(p.train_offsets))
@@ -214,7 +221,8 @@ class Judge:
     def _views(self, embed, variables, table, rows, is_mirrored):
         """Features [n, F, D] of table rows, F = 2 with those of mirror images."""
         if (embed, is_mirrored) not in self._compiled:
-            feed = Feed(self._batch_size, decode, flip=float(is_mirrored))
+            augment = compose(mirror(), normalize()) if is_mirrored else normalize()
+            feed = Feed(self._batch_size, augment)
             run = build_embed(embed, feed, self._mesh)
             self._compiled[embed, is_mirrored] = run
         run = self._compiled[embed, is_mirrored]
@@ -225,8 +233,7 @@ class Judge:
 def _open_files(task: Recognition, mesh: Mesh, **given):
     """{prefix: (files, their images)} of the wanted keys of FILES."""
     judged = task.judged
-    is_stream = isinstance(judged, Stream)
-    shape = judged.image.shape if is_stream else judged.images.shape[1:]
+    shape = judged.image_shape
     opened = {}
     for key, settings in given.items():
         prefix, open_set = FILES[key]

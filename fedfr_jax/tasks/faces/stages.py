@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_training
-from fedfr_jax.data.augment import decode
+from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import format_report, report
 from fedfr_jax.data.sources import SOURCES
@@ -20,7 +20,7 @@ from fedfr_jax.federated.stream import placed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.schema import call, choose, naming
-from fedfr_jax.tasks.data import other_lowerings, split, streams
+from fedfr_jax.tasks.data import feed_of, other_lowerings, split, streams
 from fedfr_jax.tasks.faces.classical import backbone_of, classical_faces
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.methods import (
@@ -200,16 +200,10 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
         ),
         stages=stages,
         mesh=parts.mesh,
-        feed=feed_of(parts.federation),
+        feed=feed_of(parts.federation, drop_last=parts.federation.drop_last),
         federation=parts.federation,
         seed=seed,
     )
-
-
-def feed_of(settings: Federation | Training) -> Feed:
-    """How batches are made of uint8 images."""
-    drop_last = getattr(settings, "drop_last", False)
-    return Feed(settings.batch_size, decode, drop_last=drop_last, flip=settings.flip)
 
 
 def public_training(
@@ -222,7 +216,7 @@ def public_training(
         settings=settings,
         dataset=task.table,
         first_row=first_row,
-        num_rows=len(task.table.labels) - first_row,
+        num_rows=task.table.num_examples - first_row,
         feed=feed_of(settings),
         loss=face_loss(
             model,
@@ -277,7 +271,7 @@ def everyone(task: Recognition) -> Recognition:
     identities = np.concatenate([p.global_identities, own])
     return task._replace(
         partition=p._replace(global_identities=identities),
-        table=task.table._replace(labels=labels),
+        table=task.table._replace(targets={**task.table.targets, "label": labels}),
         train_identities=task.train_identities[:0],
     )
 
@@ -290,7 +284,8 @@ def public_means(
     first, labels = len(task.train_identities), task.partition.global_labels
     rows = np.arange(first, first + len(labels), dtype=np.int32)
     table = placed(task.table, mesh)
-    features = build_embed(embed, Feed(batch_size, decode), mesh)(backbone, table, rows)
+    embedded = build_embed(embed, Feed(batch_size, normalize()), mesh)
+    features = embedded(backbone, table, rows)
     sums = jax.ops.segment_sum(
         features[: len(rows), 0], labels, len(task.partition.global_identities)
     )

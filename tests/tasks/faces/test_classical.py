@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.data.augment import decode
+from fedfr_jax.data.augment import decode, normalize
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
@@ -72,7 +72,7 @@ def _run(task, options, rounds, lanes):
     method = build_method("row", {**COMMON, **options}, {}, MODEL, task.partition)
     sim = simulation(
         method.algorithm,
-        Feed(8, decode, shuffle=False),  # shuffling would double compile time
+        Feed(8, normalize(), shuffle=False),  # shuffling would double compile time
         task.table,
         task.population,
         mesh=make_mesh(1),

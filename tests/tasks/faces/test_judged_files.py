@@ -18,14 +18,14 @@ from fedfr_jax.data.augment import decode
 from fedfr_jax.data.sources.folder import folder
 from fedfr_jax.evaluation import templates, verification
 from fedfr_jax.evaluation.identification import pair_tpir, rank_k
-from fedfr_jax.federated.client import Population, Table
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.stream import stream
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import experiment
 from fedfr_jax.tasks.faces.pair_list import pair_list
 from fedfr_jax.tasks.faces.recognition import Judge, Recognition
 from fedfr_jax.tasks.faces.template_set import template_set
-from fedfr_jax.types import Networks
+from fedfr_jax.types import Dataset, Networks
 
 ROOT = pathlib.Path(__file__).parent.parent.parent.parent
 SHAPE = (4, 4, 1)
@@ -282,9 +282,9 @@ def test_personalised_thresholds_are_the_released_ones(golden, word):
     tested = np.concatenate([np.arange(len(labels)), np.zeros(len(unseen), int)])
     task = Recognition(
         FakePartition,
-        Table(numbered(gallery), own),
+        Dataset.labelled(numbered(gallery), own),
         Population(ends, np.full(3, 20, np.int32)),
-        Table(numbered(tested), np.concatenate([labels, unseen])),
+        Dataset.labelled(numbered(tested), np.concatenate([labels, unseen])),
         labels,
         own,
     )

@@ -32,8 +32,8 @@ def problem(seed=0):
     batch = Batch(
         **{name: nothing for name in Batch._fields}
         | {
-            "images": draw(len(LABELS), DIM),
-            "labels": LABELS,
+            "inputs": {"image": draw(len(LABELS), DIM)},
+            "targets": {"label": LABELS},
             "num_classes": np.int32(OWN),
             "is_extra": IS_EXTRA,
             "is_valid": IS_VALID,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.central.settings import Training
+from fedfr_jax.data.augment import compose, mirror, normalize
 from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.losses.spreadout import spread
@@ -66,9 +67,12 @@ MODEL = linear_model()
 BACKBONE = MODEL.init(jax.random.key(5))
 
 
-def decode(images, is_flipped):
-    pixels = images.astype(jnp.float32) / 255
-    return jnp.where(is_flipped[:, None, None, None], pixels[:, :, ::-1], pixels)
+def decode(images):
+    return images.astype(jnp.float32) / 255
+
+
+SCALED = normalize(mean=0, std=255)
+MIRRORED = compose(mirror(), SCALED)
 
 
 def method_of(options):
@@ -85,7 +89,7 @@ def run(task, options, *, rounds=2, local_epochs=(2, 1), lanes=1):
     name = repr((sorted(options.items(), key=str), lanes))
     if name not in BUILT:
         method = method_of(options)
-        feed, mesh = Feed(8, decode, flip=0.5), make_mesh(1)
+        feed, mesh = Feed(8, MIRRORED), make_mesh(1)
         sim = simulation(
             method.algorithm, feed, task.table, task.population, mesh=mesh, lanes=lanes
         )
@@ -127,7 +131,7 @@ def test_a_row_trains_through_the_engine(task, name):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((server, rows)))
     assert differs(rows.previous, jax.tree.map(lambda x: x[None], BACKBONE))
     variables = sim.algorithm.personalize(server, jax.tree.map(lambda x: x[0], rows))
-    images = decode(task.table.images[:2], np.zeros(2, bool))
+    images = decode(task.table.images[:2])
     assert method_of(ROWS[name]).embed(variables, images).shape == (2, DIM)
 
 
@@ -194,7 +198,7 @@ def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(
 
     counted = MODEL._replace(apply=apply)
     method = federated_faces(counted, num_classes=3, threshold=0.0)
-    feed, tables = Feed(8, decode, flip=0.5), (task.table, task.population)
+    feed, tables = Feed(8, MIRRORED), (task.table, task.population)
     sim = simulation(method.algorithm, feed, *tables, mesh=make_mesh(1), local_epochs=5)
     server = start(sim, method.start(BACKBONE, jnp.ones((4, DIM))))
     _, outcome = play(sim, server, open_store(sim, server), 0)
@@ -250,7 +254,7 @@ def test_class_level_takes_whole_classes_by_phi(task):
     sim, _, _, outcomes = run(task, ROWS["class level"], rounds=1)
     phi = np.asarray(jax.random.normal(jax.random.key(6), (4, DIM)))
     labels, offsets = task.table.labels, task.population.offsets
-    images = decode(task.table.images, np.zeros(len(labels), bool))
+    images = decode(task.table.images)
     features = np.asarray(MODEL.apply(BACKBONE, images, False)[0])
     unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     cohort = Cohort(np.arange(3, dtype=np.int32), 0)
@@ -287,14 +291,14 @@ def test_init_fc_starts_from_the_pretrained_class_means(task):
     mesh = make_mesh(2)
     phi = public_means(MODEL, task, mesh, BACKBONE, 8)
     sim = simulation(
-        method.algorithm, Feed(8, decode), task.table, task.population, mesh=mesh
+        method.algorithm, Feed(8, SCALED), task.table, task.population, mesh=mesh
     )
     server = start(sim, method.start(BACKBONE, phi))
     store = open_store(sim, server)
     server, _ = play(sim, server, store, 0)
     rows, _ = store.gather(np.arange(3))
     labels, offsets = task.table.labels, task.population.offsets
-    images = decode(task.table.images, np.zeros(len(labels), bool))
+    images = decode(task.table.images)
     features = np.asarray(MODEL.apply(BACKBONE, images, False)[0])
     for c, size in enumerate(SIZES):
         own = slice(offsets[c], offsets[c + 1])
@@ -384,7 +388,7 @@ def test_backbone_features_are_traced_once_for_all_that_calls_them():
 
 
 def test_backbone_features_ignore_the_branch(task):
-    images = decode(task.table.images[:2], np.zeros(2, bool))
+    images = decode(task.table.images[:2])
     expected = MODEL.apply(BACKBONE, images, False)[0]
     np.testing.assert_array_equal(backbone_features(MODEL)(BACKBONE, images), expected)
 

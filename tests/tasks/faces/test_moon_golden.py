@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.federated.client import Feed, Population, Table
+from fedfr_jax.federated.client import Feed, Population
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.methods import federated_faces
-from fedfr_jax.types import Model
+from fedfr_jax.types import Dataset, Model
 
 GLOBAL, PREVIOUS = np.float32([1, 0]), np.float32([0, 1])  # networks' only parameter
 
@@ -47,8 +47,8 @@ def test_a_client_of_the_row_moon_has_the_official_loss(golden):
     )
     sim = simulation(
         method.algorithm,
-        Feed(8, lambda images, is_flipped: images),
-        Table(images, np.arange(3 + count, dtype=np.int32) % 2),
+        Feed(8),
+        Dataset.labelled(images, np.arange(3 + count, dtype=np.int32) % 2),
         Population(np.array([0, 3, 3 + count]), np.full(2, 2, np.int32)),
         mesh=make_mesh(1),
     )

@@ -1,0 +1,146 @@
+"""How a feed augments: keys of the example's place, and views that can be looked up."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.data.augment import compose, mirror, normalize
+from fedfr_jax.federated.client import Feed, Slots, all_rows, client_view
+from fedfr_jax.federated.engine import no_extra
+from fedfr_jax.federated.outputs import build_embed
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.stream import stream
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Augment, Dataset
+from tests.federated import toys
+
+COUNT, BATCH = 12, 8
+UNCOUNTED = Augment(mirror().apply)  # the same mirroring, whose views nobody counts
+
+
+def dataset(count=COUNT):
+    """Images whose left half says which row they are, with masks of the same."""
+    rows = np.arange(count, dtype=np.uint8)
+    images = np.zeros((count, 2, 4, 1), np.uint8)
+    images[:, :, :2] = rows[:, None, None, None]
+    targets = {"label": rows.astype(np.int32), "mask": images[..., 0]}
+    return Dataset({"image": images}, targets)
+
+
+def view_of(feed, shard=(0, 1)):
+    """A client that owns all rows of `dataset`."""
+    slot = jax.tree.map(jnp.int32, Slots(0, 0, 0, 0, COUNT, 0, 2, 4))
+    held = all_rows(jax.tree.map(jnp.asarray, dataset()))
+    key, extra = jax.random.key(0), no_extra(1)
+    return client_view(feed, COUNT, key, slot, extra, held, jnp.int32(0), shard=shard)
+
+
+@pytest.mark.parametrize("augment", [mirror(), compose(normalize(), mirror())])
+def test_a_batch_knows_its_views(augment):
+    client = view_of(Feed(BATCH, augment))
+    stored, seen = dataset(), []
+    for step in range(4):
+        batch = client.batch(jnp.int32(step))
+        for i, (row, view) in enumerate(zip(batch.example, batch.view, strict=True)):
+            own = {"image": jnp.asarray(stored.images[row])}
+            expected = augment.view(view, own)["image"]
+            np.testing.assert_array_equal(batch.images[i], expected)
+        seen += batch.view.tolist()
+    assert set(seen) == {0, 1}
+
+
+def test_targets_are_moved_with_their_image():
+    batch = view_of(Feed(BATCH, mirror())).batch(jnp.int32(0))
+    assert batch.view.any()
+    np.testing.assert_array_equal(batch.targets["mask"], batch.images[..., 0])
+    np.testing.assert_array_equal(batch.labels, batch.example)
+
+
+def test_views_that_are_not_counted_are_drawn_alike():
+    counted = view_of(Feed(BATCH, mirror())).batch(jnp.int32(1))
+    client = view_of(Feed(BATCH, UNCOUNTED))
+    batch = client.batch(jnp.int32(1))
+    np.testing.assert_array_equal(batch.images, counted.images)
+    assert client.num_views == 0 and not batch.view.any()
+
+
+def test_an_example_is_augmented_by_its_place_in_the_step_alone():
+    """The parts of a batch over devices are those of the whole batch."""
+    feed, step = Feed(BATCH, mirror()), jnp.int32(2)
+    whole = view_of(feed).batch(step)
+    parts = [view_of(feed, (i, 2)).batch(step) for i in range(2)]
+    together = jax.tree.map(lambda *x: np.concatenate(x), *(p.inputs for p in parts))
+    np.testing.assert_array_equal(together["image"], whole.images)
+    again = view_of(feed).batch(jnp.int32(3))
+    assert not np.array_equal(again.view, whole.view)
+
+
+@pytest.mark.parametrize("augment", [None, normalize()])
+def test_nothing_is_drawn_where_there_is_no_choice(augment):
+    feed = Feed(BATCH, augment, shuffle=False)
+    of_batch = lambda key: feed.augmented(
+        key,
+        jnp.int32(0),
+        jnp.arange(3, dtype=jnp.int32),
+        *jax.tree.map(lambda x: jnp.asarray(x[:3]), tuple(dataset())),
+    )
+    assert "random" not in str(jax.make_jaxpr(of_batch)(jax.random.key(0)))
+    drawn = Feed(BATCH, mirror())
+    assert feed.num_views == 1 and drawn.num_views == 2
+
+
+def test_a_span_is_seen_in_the_view_that_is_asked_for():
+    stored = dataset().images[:BATCH]
+    client = view_of(Feed(BATCH, mirror()))
+    for view, expected in enumerate((stored, stored[:, :, ::-1])):
+        batch = client.span(jnp.int32(0), jnp.int32(view))
+        np.testing.assert_array_equal(batch.images, expected)
+        assert (batch.view == view).all()
+
+
+@pytest.mark.parametrize("augment", [UNCOUNTED, mirror()._replace(draw=None)])
+def test_without_counted_views_a_span_and_features_are_plain(augment):
+    """Chance is left out; what always happens is not."""
+    feed = Feed(BATCH, compose(augment, normalize()))
+    assert feed.num_views == 0
+    expected = dataset().images / np.float32(127.5) - 1
+    span = view_of(feed).span(jnp.int32(0), jnp.int32(0))
+    np.testing.assert_allclose(span.images, expected[:BATCH], atol=1e-6)
+    embed = lambda variables, images: images.reshape(len(images), -1)
+    run = build_embed(embed, feed, make_mesh(1))
+    features = run({}, dataset(), np.arange(COUNT, dtype=np.int32))[:COUNT, 0]
+    np.testing.assert_allclose(features, expected.reshape(COUNT, -1), atol=1e-6)
+
+
+def test_inputs_and_targets_of_any_structure_are_streamed():
+    """A round of segments gives what the data set gives on the device."""
+    rng = np.random.default_rng(0)
+    shapes = {"image": (4, 4, 1), "scale": ()}
+    count = toys.SIZES.sum()
+    inputs = {k: rng.normal(size=(count, *s)) for k, s in shapes.items()}
+    inputs = jax.tree.map(np.float32, inputs)
+    labels = rng.integers(3, size=count).astype(np.int32)
+    targets = {"label": labels, "weight": np.ones(count, np.float16)}
+    whole = Dataset(inputs, targets)
+    read = lambda rows: jax.tree.map(lambda x: x[rows], inputs)
+    streamed = stream(read, targets, waves=1)
+    assert streamed.row_bytes == 4 * 16 + 4 + 4 + 2
+    assert streamed.num_examples == whole.num_examples == count
+    assert streamed.image_shape == whole.image_shape == (4, 4, 1)
+
+    def loss(variables, batch, key):
+        scaled = batch.images * batch.inputs["scale"][:, None, None, None]
+        weight = batch.targets["weight"].astype(np.float32)[:, None, None, None]
+        batch = batch._replace(inputs={"image": scaled * weight})
+        return toys.norm_loss(variables, batch, key)
+
+    def learned(table):
+        algorithm = toys.fedavg_of(loss)
+        population = toys.problem()[1]
+        sim = simulation(algorithm, toys.feed(), table, population, mesh=make_mesh(2))
+        server = start(sim, toys.norm_variables())
+        return jax.device_get(play(sim, server, open_store(sim, server), 0)[0])
+
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
+    jax.tree.map(close, learned(streamed), learned(whole))

@@ -1,0 +1,39 @@
+"""Frozen features that are looked up are those that a step would compute."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.data.augment import mirror
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Augment
+from tests.federated import toys
+
+UNCOUNTED = Augment(mirror().apply)  # the same mirroring, whose views nobody counts
+
+
+def two_rounds(augment, **options):
+    """(server, rows of all clients, outcomes) of FedFR whole."""
+    algorithm, variables = toys.fedfr_toy()
+    feed, (table, population) = toys.feed(augment=augment), toys.problem()
+    options = {"mesh": make_mesh(2), "cohort_size": 3, "local_epochs": 2, **options}
+    sim = simulation(algorithm, feed, table, population, **options)
+    server = start(sim, variables)
+    store, outcomes = open_store(sim, server), []
+    for r in range(2):
+        server, outcome = play(sim, server, store, r)
+        outcomes.append(outcome)
+    return jax.device_get(server), store.gather(np.arange(5))[0], outcomes
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_known_and_computed_features_train_alike(lanes):
+    known = two_rounds(toys.MIRROR, lanes=lanes)
+    computed = two_rounds(UNCOUNTED, lanes=lanes)
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+    for a, b in zip(known[2], computed[2], strict=True):
+        assert a.num_extra.any()  # selected by their plain views in both
+        np.testing.assert_array_equal(a.num_extra, b.num_extra)
+        jax.tree.map(close, a.metrics, b.metrics)
+    jax.tree.map(close, known[:2], computed[:2])
