@@ -86,6 +86,12 @@ class Dataset(NamedTuple):
         """targets["label"], [T] int32."""
         return self.targets["label"]
 
+    def __repr__(self) -> str:
+        """How many examples there are, and of what."""
+        of = {**self.inputs, **self.targets}
+        names = [f"{name} {x.shape[1:]} {x.dtype}" for name, x in of.items()]
+        return f"Dataset({self.num_examples} examples: {', '.join(names)})"
+
 
 class Augment(NamedTuple):
     """What happens to ONE example on the device; the feed maps it over a batch.
@@ -238,6 +244,10 @@ class Algorithm(NamedTuple):
     network: Callable[[PyTree], PyTree] = lambda server: server
     # (server, simulation, cohort); also traced for its shapes before the first round.
     prepare: Callable[..., Extra] | None = None
+
+    def __repr__(self) -> str:
+        """The file that wrote a client's update."""
+        return f"Algorithm({self.client_update.__module__.rpartition('.')[2]})"
 
 
 class LastRound(NamedTuple):

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import Feed, Slots, all_rows, client_view, window
 from fedfr_jax.federated.engine import no_extra, zeros_of
+from fedfr_jax.federated.local import with_aux
 from fedfr_jax.federated.stream import Stream, ahead, on_own_devices
 from fedfr_jax.types import Dataset, PyTree
 
@@ -56,7 +57,7 @@ def central(
     """Compile-once epochs over table rows first_row:first_row + num_rows.
 
     Args:
-      loss_fn: as for `local_sgd`; `optimizer` includes its learning rate.
+      loss_fn: as of `Local`; `optimizer` includes its learning rate.
       feed: batch_size is the total over devices and a multiple of their number.
 
     Raises:
@@ -68,7 +69,7 @@ def central(
             f"pretrain.batch_size must be a multiple of {num_devices} devices and at "
             f"most the {num_rows} images, got {feed.batch_size}."
         )
-    feed = feed._replace(drop_last=True)
+    feed, loss_fn = feed._replace(drop_last=True), with_aux(loss_fn)
     num_steps = feed.steps_per_epoch(num_rows)
     slot = Slots(-1, 0, False, first_row, num_rows, 0, 0, num_steps)
     slot = jax.tree.map(jnp.int32, slot)

@@ -1,0 +1,33 @@
+"""One network on 480 Omniglot characters, augmented, judged on 84 that nobody saw.
+
+fedfr train --config=configs/central/omniglot.py --workdir=runs/central_omniglot
+"""
+
+from fedfr_jax.configs import base
+
+
+def get_config():
+    """No clients take part: pretraining alone, with rotation, scale and shift."""
+    config = base.get_config()
+    config.data = {
+        "name": "omniglot",
+        "data_dir": base.data_dir("omniglot_background"),
+        "image_size": 28,
+    }
+    config.partition = {
+        "num_clients": 20,
+        "ids_per_client": 20,
+        "num_global_ids": 480,
+        "num_unseen_ids": 84,
+    }
+    config.model = base.small_network()
+    config.pretrain = {
+        "epochs": 60,
+        "optimizer": "adam",
+        "learning_rate": 2e-3,
+        "flip": 0.0,
+        "augment": ({"name": "affine", "rotation": 10, "scale": 0.1, "shift": 0.1},),
+        "checkpoint_every": 10,
+    }
+    config.methods = {}
+    return config.lock()
