@@ -22,7 +22,7 @@ class Training(NamedTuple):
     scale: float = 30.0
     margin: float = 0.4
     flip: float = 0.5
-    augment: tuple = ()  # before the mirror, see data/augment
+    augment: tuple = ()  # after the mirror, see data/augment
     checkpoint_every: int = 1  # epochs
 
 

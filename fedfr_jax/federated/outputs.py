@@ -5,6 +5,7 @@ each, so that frozen networks see an example once and not at every step.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -97,3 +98,34 @@ def embed_views(
     one = lambda i: embed(variables, view(i))
     views = jnp.arange(num_views, dtype=jnp.int32)
     return jnp.moveaxis(jax.lax.map(one, views), 0, 1)
+
+
+def build_over_cohort(one: Callable, mesh: Mesh) -> Callable:
+    """One client's function over a cohort, which is cut over the client devices.
+
+    Args:
+      one: (shared, start [] int32, count [] int32, static) -> tree of [...].
+
+    Returns:
+      run(shared, starts [K], counts [K], static) -> tree of [K, ...]; `shared` is whole
+      on every device, `static` is a number that shapes depend on.
+    """
+    cut, num_devices = P(meshes.CLIENTS), mesh.shape[meshes.CLIENTS]
+
+    @partial(jax.jit, static_argnames="static")
+    def sharded(shared, starts, counts, static):
+        def device(shared, starts, counts):
+            of_span = lambda span: one(shared, *span, static)
+            return jax.lax.map(of_span, (starts, counts))
+
+        split = meshes.over_client_devices(mesh, device, (P(), cut, cut), cut)
+        return split(shared, starts, counts)
+
+    def run(shared, starts, counts, static):
+        padding = (0, -len(starts) % num_devices)
+        spans = [np.pad(x, padding).astype(np.int32) for x in (starts, counts)]
+        spans = meshes.put(spans, meshes.over_clients(mesh))
+        found = sharded(shared, *spans, static=static)
+        return jax.tree.map(lambda x: x[: len(starts)], found)
+
+    return run

@@ -19,7 +19,7 @@ class Federation(NamedTuple):
     batch_size: int = 64
     drop_last: bool = False
     flip: float = 0.5
-    augment: tuple = ()  # before the mirror, see data/augment
+    augment: tuple = ()  # after the mirror, see data/augment
     lanes: int | str = 1  # auto: with lowering and devices measured once, and kept
     reduction: str = "sum"  # canonical: same bits on any number of devices
     shards: int = 8  # of the canonical reduction, best a multiple of the devices

@@ -13,17 +13,15 @@ mean features of its classes stand for them, as the embeddings stay with the cli
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import cohort_rows
-from fedfr_jax.federated.outputs import build_embed
+from fedfr_jax.federated.outputs import build_embed, build_over_cohort
 from fedfr_jax.tasks.faces.features import Features, spans_of
 from fedfr_jax.types import Cohort, Extra, PyTree
 
@@ -86,7 +84,7 @@ def prepare_features(
             labels = sim.table.labels[wanted]
             client = client_of_row(counts, len(rows))
             compared = class_features(compared, client, server.phi, labels)
-        chosen, number = select(compared, starts, counts, first_public=len(rows))
+        chosen, number = select(compared, starts, counts, len(rows))
         return Extra(features, chosen + int(offsets[-1]), number)
 
     return prepare
@@ -136,32 +134,16 @@ def build_select(mesh: Mesh, threshold: float | None, capacity: int) -> Callable
     """Hard negatives of every client of a cohort, clients cut over the devices.
 
     Returns:
-      run(features [R, D], starts [K], counts [K], first_public=int) ->
+      run(features [R, D], starts [K], counts [K], first_public) ->
       (indices [K, X] int32 into the public rows, ascending, numbers [K] int32).
     """
-    num_devices = mesh.shape[meshes.CLIENTS]
 
-    @partial(jax.jit, static_argnames="first_public")
-    def sharded(features, starts, counts, first_public):
-        def device(features, starts, counts):
-            public = features[first_public:]
-            one = lambda span: hard_negatives(
-                features, *span, public, threshold=threshold, capacity=capacity
-            )
-            return jax.lax.map(one, (starts, counts))
+    def one(features, start, count, first_public):
+        public = features[first_public:]
+        limits = {"threshold": threshold, "capacity": capacity}
+        return hard_negatives(features, start, count, public, **limits)
 
-        return meshes.over_client_devices(
-            mesh, device, (P(), P(meshes.CLIENTS), P(meshes.CLIENTS)), P(meshes.CLIENTS)
-        )(features, starts, counts)
-
-    def run(features, starts, counts, *, first_public):
-        padding = (0, -len(starts) % num_devices)
-        spans = [np.pad(x, padding).astype(np.int32) for x in (starts, counts)]
-        spans = meshes.put(spans, meshes.over_clients(mesh))
-        indices, numbers = sharded(features, *spans, first_public=first_public)
-        return indices[: len(starts)], numbers[: len(starts)]
-
-    return run
+    return build_over_cohort(one, mesh)
 
 
 def hard_negatives(

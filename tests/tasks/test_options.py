@@ -1,0 +1,213 @@
+"""Rows of a config as an algorithm and a client's training."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedfr_jax.tasks.options import algorithm_maker, local_of
+
+PARAMS = {"a": np.array([3.0, -1.0], np.float32), "b": np.array([0.5], np.float32)}
+GRADS = [
+    {"a": np.array([1.0, 2.0], np.float32), "b": np.array([-2.0], np.float32)},
+    {"a": np.array([0.5, -1.0], np.float32), "b": np.array([4.0], np.float32)},
+]
+RATE = 0.1
+
+
+@pytest.fixture(autouse=True)
+def _optax_own_promotion():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def loss_fn(variables, batch, key):
+    """Only its name is of interest here."""
+
+
+def local(**settings):
+    return local_of(loss_fn, **{"learning_rate": RATE, **settings})
+
+
+def steps(optimizer):
+    """Parameters after the two gradients."""
+    params, state = PARAMS, optimizer.init(PARAMS)
+    for grads in GRADS:
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def assert_close(actual, expected):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-6), actual, expected)
+
+
+def pytorch_sgd(*, momentum=0.0, weight_decay=0.0, nesterov=False):
+    """torch.optim.SGD in numpy: decay joins the gradient, the rate comes last."""
+    params, velocity = dict(PARAMS), {name: 0.0 for name in PARAMS}
+    for grads in GRADS:
+        for name in params:
+            grad = grads[name] + weight_decay * params[name]
+            velocity[name] = momentum * velocity[name] + grad
+            if nesterov:
+                step = grad + momentum * velocity[name]
+            else:
+                step = velocity[name]
+            params[name] = params[name] - RATE * step
+    return params
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        ({}, {}),
+        ({"momentum": 0.9}, {"momentum": 0.9}),
+        (
+            {"momentum": 0.9, "weight_decay": 0.01},
+            {"momentum": 0.9, "weight_decay": 0.01},
+        ),
+        (
+            {"optimizer": {"name": "sgd", "nesterov": True}, "momentum": 0.5},
+            {"momentum": 0.5, "nesterov": True},
+        ),
+        ({"optimizer": {"momentum": 0.5}, "momentum": 0.9}, {"momentum": 0.5}),
+    ],
+)
+def test_sgd_is_that_of_pytorch(settings, expected):
+    made = local(**settings)
+    assert_close(steps(made.optimizer(jnp.float32(RATE))), pytorch_sgd(**expected))
+
+
+@pytest.mark.parametrize(
+    "given, optimizer",
+    [
+        ("adam", optax.adam(RATE)),
+        ({"name": "adam", "b1": 0.5, "eps": 0.1}, optax.adam(RATE, b1=0.5, eps=0.1)),
+        ({"name": "adamw", "weight_decay": 0.3}, optax.adamw(RATE, weight_decay=0.3)),
+    ],
+)
+def test_an_optimizer_of_optax_is_named_with_its_settings(given, optimizer):
+    made = local(optimizer=given)
+    assert made.loss is loss_fn
+    assert_close(steps(made.optimizer(jnp.float32(RATE))), steps(optimizer))
+
+
+def test_a_gradient_is_clipped_before_anything_else():
+    made = local(clip_norm=0.5, momentum=0.9, weight_decay=0.1)
+    expected = optax.chain(
+        optax.clip_by_global_norm(0.5),
+        optax.add_decayed_weights(0.1),
+        optax.sgd(RATE, momentum=0.9),
+    )
+    assert_close(steps(made.optimizer(jnp.float32(RATE))), steps(expected))
+
+
+@pytest.mark.parametrize(
+    "every, expected",
+    [
+        (0, [[1, 1, 1], [1, 1, 1], [1, 1, 1]]),
+        (2, [[1, 1, 0.1], [1, 1, 0.1], [1, 1, 0.1]]),
+        ((1, 2), [[1, 0.1, 0.01], [1, 1, 0.1], [1, 1, 0.1]]),
+    ],
+)
+def test_the_rate_falls_after_so_many_epochs_of_a_round(every, expected):
+    rate = local(decay_epochs=every).learning_rate
+    found = [[rate(jnp.int32(r), jnp.int32(e)) for e in range(3)] for r in range(3)]
+    np.testing.assert_allclose(found, RATE * np.array(expected), rtol=1e-6)
+
+
+AS_CONFIGURED = pytest.mark.xfail(strict=True, reason="is not checked")
+
+
+@pytest.mark.parametrize(
+    "settings, rule",
+    [
+        ({"optimizer": "adamm"}, "optimizer must be a name of optax's, got 'adamm'"),
+        ({"optimizer": {"name": "adam", "b3": 1}}, "keys of .*'b1'.* got 'b3'"),
+        pytest.param(
+            {"optimizer": {"name": "sgd", "momentun": 0.9}},
+            "keys of .*got 'momentun' .did you mean momentum",
+            marks=AS_CONFIGURED,
+        ),
+        pytest.param(
+            {"optimizer": "apply_updates"},
+            "optimizer must be a name of optax's, got 'apply_updates'",
+            marks=AS_CONFIGURED,
+        ),
+        pytest.param({"optimizer": 3}, "optimizer must .*got 3", marks=AS_CONFIGURED),
+        pytest.param(
+            {"optimizer": "adamw", "weight_decay": 0.1},
+            "weight_decay must be among the settings of optimizer adamw",
+            marks=AS_CONFIGURED,
+        ),
+        pytest.param(
+            {"learning_rate": "0.1"}, "learning_rate must be", marks=AS_CONFIGURED
+        ),
+        pytest.param(
+            {"learning_rate": -0.1}, "learning_rate must be", marks=AS_CONFIGURED
+        ),
+        pytest.param({"clip_norm": -1.0}, "clip_norm must be", marks=AS_CONFIGURED),
+    ],
+)
+def test_settings_that_would_fail_or_do_nothing_later_are_refused(settings, rule):
+    with pytest.raises(ValueError, match=rule):
+        local(**settings)
+
+
+# --- Algorithms
+
+
+def maker(name, options, *, others=("learning_rate", "momentum"), **facts):
+    return algorithm_maker("methods.x", name, options, others, facts)
+
+
+def test_an_algorithm_takes_its_own_settings_and_leaves_the_others():
+    make, rest = maker("fedprox", {"strength": 0.5, "learning_rate": 0.1})
+    assert make.keywords == {"strength": 0.5}
+    assert rest == {"learning_rate": 0.1}
+
+
+def test_a_key_of_both_goes_to_both():
+    make, rest = maker("fednova", {"momentum": 0.9})
+    assert make.keywords == {"momentum": 0.9} and rest == {"momentum": 0.9}
+
+
+def test_facts_of_the_data_go_to_who_asks():
+    make, _ = maker("scaffold", {"server_rate": 0.5}, num_clients=7)
+    assert make.keywords == {"server_rate": 0.5, "num_clients": 7}
+    make, _ = maker("fedavg", {}, num_clients=7)
+    assert make.keywords == {}
+
+
+@pytest.mark.parametrize(
+    "given", ["fedadam", {"name": "fedadam"}, {"name": "fedadam", "tau": 0.1}]
+)
+def test_a_server_optimizer_is_named(given):
+    make, _ = maker("fedavg", {"server_optimizer": given})
+    assert hasattr(make.keywords["server_optimizer"], "update")
+
+
+@pytest.mark.parametrize(
+    "name, options, rule",
+    [
+        ("fedavgg", {}, r"config.methods.x.algorithm must be one of .*'fedavg'.*"),
+        ("fedavg", {"strength": 1.0}, "config.methods.x must have keys of .*'strength"),
+        ("fedavg", {"learning_rat": 1.0}, "did you mean learning_rate"),
+        ("fedprox", {}, "config.methods.x must have the key strength, got none"),
+        ("scaffold", {"num_clients": 3}, "config.methods.x must have keys of"),
+        (
+            "fedavg",
+            {"server_optimizer": "fedadamm"},
+            "config.methods.x.server_optimizer.name must be one of",
+        ),
+        (
+            "fedavg",
+            {"server_optimizer": {"name": "fedadam", "taw": 1}},
+            "config.methods.x.server_optimizer must have keys of .*'taw'",
+        ),
+    ],
+)
+def test_what_no_algorithm_knows_is_refused(name, options, rule):
+    with pytest.raises(ValueError, match=rule):
+        maker(name, options, num_clients=3)
