@@ -8,12 +8,13 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-slow lint check bench clean
+.PHONY: help demo test test-slow accelerators lint check bench clean
 
 help:
 	@echo "make demo       pretrain, FedAvg and FedFR on rendered faces; minutes on 2 cores"
 	@echo "make test       every test but the slow ones"
 	@echo "make test-slow  the slow ones"
+	@echo "make accelerators  compile a round for TPUs and GPUs, without one; 8 GB of packages"
 	@echo "make lint       ruff"
 	@echo "make check      lint and test, what CI runs"
 	@echo "make bench      speed and memory beside peers"
@@ -37,6 +38,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(RUN) -m pytest -m slow $(ARGS)
+
+accelerators: $(READY)
+	$(RUN) -m pytest -m slow -rsP tests/accelerators $(ARGS)
 
 lint: $(READY)
 	$(RUN) -m ruff check .

@@ -59,6 +59,9 @@ def run_command(command, argv: list[str]) -> int:
         command.main(argv)
     except SystemExit as end:  # after --help
         return int(end.code or 0)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, ImportError, OSError, FloatingPointError, MemoryError) as error:
         if os.environ.get("FEDFR_DEBUG"):
             raise

@@ -1,8 +1,8 @@
 """The compilers of accelerators accept a round, and make of it what a pod needs.
 
-Nothing runs: `compile_round.py` compiles for devices that are not there. Each target has
-a virtual environment of its own, made by the first run (2 GB for TPUs, 6 GB for GPUs)
-under $FEDFR_ACCELERATORS or the system's temporary folder, and used again after it.
+Nothing runs: `compile_round.py` compiles for devices that are not there. Each target
+has a virtual environment of its own, made by the first run (2 GB for TPUs, 6 GB for
+GPUs) under $FEDFR_ACCELERATORS or the system's temporary folder, and used again.
 """
 
 import json
@@ -50,7 +50,7 @@ TARGETS = {
         platform="tpu",
         topology="v5p:4x4x8",
         num_devices=128,
-        temporaries_mib=128,
+        temporaries_mib=100,
         free_gb=5,
     ),
     "h200": Target(
@@ -58,7 +58,7 @@ TARGETS = {
         platform="cuda",
         topology="1x1x8",
         num_devices=8,
-        temporaries_mib=32,
+        temporaries_mib=20,
         free_gb=20,
     ),
 }

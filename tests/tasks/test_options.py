@@ -181,7 +181,7 @@ def test_facts_of_the_data_go_to_who_asks():
 
 
 @pytest.mark.parametrize(
-    "given", ["fedadam", {"name": "fedadam"}, {"name": "fedadam", "tau": 0.1}]
+    "given", ["fedavgm", {"name": "fedavgm"}, {"name": "fedadam", "learning_rate": 0.1}]
 )
 def test_a_server_optimizer_is_named(given):
     make, _ = maker("fedavg", {"server_optimizer": given})
@@ -200,6 +200,11 @@ def test_a_server_optimizer_is_named(given):
             "fedavg",
             {"server_optimizer": "fedadamm"},
             "config.methods.x.server_optimizer.name must be one of",
+        ),
+        (
+            "fedavg",
+            {"server_optimizer": "fedadam"},
+            "config.methods.x.server_optimizer must have the key learning_rate",
         ),
         (
             "fedavg",

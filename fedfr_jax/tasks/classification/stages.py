@@ -28,7 +28,9 @@ OWN = ("personal", "draw", "batch_stats", "label_smoothing")  # keys of a method
 
 
 def classification(settings: Mapping) -> Experiment:
-    """The experiment of a config's sections; images are read, nothing is trained.
+    """Classification: any algorithm, each method from the same first network.
+
+    Images are read, nothing is trained.
 
     Raises:
       ValueError: for anything wrong in the config or the data.

@@ -60,7 +60,10 @@ class Plan(NamedTuple):
 
 
 def faces(settings: Mapping) -> Experiment:
-    """The experiment of a config's sections; images are read, nothing is trained."""
+    """Faces: pretraining on public people, then FedFR's rows and classical ones.
+
+    Images are read, nothing is trained.
+    """
     parts = plan(settings)
     return assemble(
         parts, recognition(parts.source, parts.partition, parts.stream_bytes)

@@ -1,0 +1,109 @@
+"""Cross-entropy against numpy, and the examples that do not count."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.tasks.classification.loss import cross_entropy
+from fedfr_jax.types import Model
+
+CLASSES = 4
+
+
+def model_of(notes=None):
+    """A linear network that notes how it was called; its statistics count calls."""
+
+    def apply(variables, x, train=False, key=None):
+        if notes is not None:
+            notes.append((train, key))
+        logits = x.reshape(len(x), -1) @ variables["params"]["W"]
+        return logits, {"calls": variables["batch_stats"]["calls"] + 1}
+
+    return Model(init=None, apply=apply, image_shape=(2, 3, 1), embedding_dim=CLASSES)
+
+
+def variables():
+    weights = np.random.default_rng(1).normal(size=(6, CLASSES)).astype(np.float32)
+    return {"params": {"W": weights}, "batch_stats": {"calls": jnp.zeros(())}}
+
+
+def batch_of(num_valid=5, size=5):
+    """Examples of which the first `num_valid` count."""
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(size, 2, 3, 1)).astype(np.float32)
+    labels = rng.integers(0, CLASSES, size).astype(np.int32)
+    is_valid = np.arange(size) < num_valid
+    return types.SimpleNamespace(images=images, labels=labels, is_valid=is_valid)
+
+
+def expected(batch, smoothing):
+    """(loss, accuracy) in numpy, of the valid examples."""
+    images, labels = batch.images[batch.is_valid], batch.labels[batch.is_valid]
+    logits = images.reshape(len(images), -1) @ variables()["params"]["W"]
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    target = np.full(logits.shape, smoothing / CLASSES)
+    target[np.arange(len(labels)), labels] += 1 - smoothing
+    loss = -(target * log_p).sum(axis=1).mean()
+    return loss, (logits.argmax(axis=1) == labels).mean()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+@pytest.mark.parametrize("num_valid", [5, 3, 1])
+def test_the_loss_is_the_mean_over_the_examples_that_count(smoothing, num_valid):
+    batch = batch_of(num_valid)
+    loss = cross_entropy(model_of(), label_smoothing=smoothing)
+    value, (_, metrics) = loss(variables(), batch, None)
+    np.testing.assert_allclose(
+        (value, metrics["accuracy"]), expected(batch, smoothing), rtol=1e-5
+    )
+    assert value.shape == metrics["accuracy"].shape == ()
+
+
+def test_padding_changes_neither_loss_nor_gradient():
+    loss = cross_entropy(model_of(), label_smoothing=0.1)
+    grad = jax.value_and_grad(loss, has_aux=True)
+    start = jax.tree.map(jnp.asarray, variables())
+    short, padded = batch_of(3, size=3), batch_of(3)
+    # What stands there is any example of the client, with its label.
+    padded.images[:3], padded.labels[:3] = short.images, short.labels
+    ends = []
+    for batch in (short, padded):
+        (value, aux), grads = grad(start, batch, None)
+        ends.append((value, aux, grads["params"]))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-5), *ends)
+
+
+def test_a_batch_of_padding_has_no_loss():
+    value, (_, metrics) = cross_entropy(model_of())(variables(), batch_of(0), None)
+    assert value == metrics["accuracy"] == 0
+
+
+def test_the_network_is_told_that_it_trains_and_its_statistics_come_back():
+    notes, key = [], jax.random.key(3)
+    _, (stats, _) = cross_entropy(model_of(notes))(variables(), batch_of(), key)
+    ((train, given),) = notes
+    assert train and given is key
+    assert stats["calls"] == 1
+
+
+def test_logits_of_half_precision_are_judged_in_single():
+    model = model_of()
+
+    def half(*args, **settings):
+        logits, stats = model.apply(*args, **settings)
+        return logits.astype(jnp.bfloat16), stats
+
+    loss = cross_entropy(model._replace(apply=half))
+    with jax.numpy_dtype_promotion("standard"):
+        value, _ = loss(variables(), batch_of(), None)
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, expected(batch_of(), 0.0)[0], rtol=2e-2)
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1, 1.5])
+def test_smoothing_out_of_range_is_refused(wrong):
+    with pytest.raises(ValueError, match=rf"lie in \[0, 1\), got {wrong}"):
+        cross_entropy(model_of(), label_smoothing=wrong)
