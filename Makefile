@@ -14,7 +14,7 @@ help:
 	@echo "make demo       pretrain, FedAvg and FedFR on rendered faces; minutes on 2 cores"
 	@echo "make test       every test but the slow ones"
 	@echo "make test-slow  the slow ones"
-	@echo "make accelerators  compile a round for TPUs and GPUs, without one; 8 GB of packages"
+	@echo "make accelerators  compile for TPUs and GPUs without one; 8 GB of packages"
 	@echo "make lint       ruff"
 	@echo "make check      lint and test, what CI runs"
 	@echo "make bench      speed and memory beside peers"

@@ -103,8 +103,8 @@ def _environment(target: Target) -> pathlib.Path:
     quietly = ["--quiet", "--disable-pip-version-check"]
     done = _run(own, "-m", "pip", "install", *quietly, "-c", pins, *wanted)
     if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1:]
-        pytest.skip(f"jax[{target.extra}] cannot be installed: {reason}")
+        errors = [x for x in done.stderr.splitlines() if x.startswith("ERROR")]
+        pytest.skip(f"jax[{target.extra}] cannot be installed: {' '.join(errors)}")
     ready.write_text(made_of)
     return own
 
