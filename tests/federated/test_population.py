@@ -92,7 +92,7 @@ def test_features_of_a_round_allocate_nothing_for_the_other_million():
     extra = sim.algorithm.prepare(server, sim, Cohort(ids, 0))  # compiles
     assert sum(x.nbytes for x in jax.tree.leaves(extra)) < 10_000
     rows = np.concatenate([ids, MANY + np.arange(public)])
-    found = extra.tables(jnp.asarray(rows), jnp.zeros(len(rows), bool))
+    found = extra.tables(jnp.asarray(rows), jnp.zeros(len(rows), jnp.int32))
     np.testing.assert_allclose(found, images[rows], rtol=1e-6)
     tracemalloc.start()
     sim.algorithm.prepare(server, sim, Cohort(ids + 1, 1))
