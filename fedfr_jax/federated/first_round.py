@@ -8,7 +8,7 @@ its compilation is the longest, and XLA's passes take a single core.
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -23,7 +23,7 @@ from fedfr_jax.federated.compiling import lowered
 from fedfr_jax.federated.memory import check_memory
 from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.store import Store
-from fedfr_jax.types import Cohort, Extra, PyTree
+from fedfr_jax.types import Cohort, Extra, PyTree, RoundContext
 
 _BEGUN = weakref.WeakSet()  # rounds whose compilation was begun here, or cannot be
 
@@ -60,7 +60,7 @@ def _first_arguments(sim, server, store, cohort):
     if is_known or not sim.algorithm.prepare or jax.process_count() > 1:
         return None
     try:
-        extra = extra_shapes(sim, server, cohort)
+        extra = extra_shapes(sim.algorithm.prepare, server, sim.context(cohort))
     except jax.errors.JAXTypeError:  # it asks for values
         _BEGUN.add(sim.run)
         return None
@@ -78,18 +78,19 @@ def _first_arguments(sim, server, store, cohort):
     )
 
 
-def extra_shapes(sim, server: PyTree, cohort: Cohort) -> Extra:
-    """What `prepare` hands to the cohort's clients, as shapes on the mesh.
+def extra_shapes(prepare: Callable, server: PyTree, context: RoundContext) -> Extra:
+    """What `prepare` hands to a cohort's clients, as shapes on the mesh.
 
     Args:
-      sim: a Simulation, or as much of one as `prepare` reads.
-      server: arrays or shapes, like the table of `sim`.
+      prepare: of an `Algorithm`.
+      server: arrays or shapes, like the data set of `context`.
     """
-    prepare = lambda server, table: sim.algorithm.prepare(
-        server, sim._replace(table=table), cohort
-    )
-    extra = jax.eval_shape(prepare, server, sim.table)
-    return on_mesh(sim.mesh, extra)
+
+    def of_arrays(server, dataset):
+        return prepare(server, context._replace(dataset=dataset))
+
+    extra = jax.eval_shape(of_arrays, server, context.dataset)
+    return on_mesh(context.mesh, extra)
 
 
 def on_mesh(mesh: Mesh, tree: PyTree) -> PyTree:

@@ -50,7 +50,8 @@ def make_fedavg(hyper):
 def make_added(hyper):
     """FedAvg whose server adds other clients' rows, up to three."""
 
-    def prepare(server, sim, cohort):
+    def prepare(server, context):
+        cohort = context.cohort
         examples = cohort.ids[:, None] * 5 + np.arange(3)[None]
         number = (cohort.ids + cohort.round) % 4
         return Extra((), examples.astype(np.int32), number.astype(np.int32))
