@@ -34,7 +34,7 @@ from fedfr_jax.federated.client import (
     first_personal_key,
     unpack,
 )
-from fedfr_jax.federated.compiling import compiler_options
+from fedfr_jax.federated.compiling import Program, compiler_options
 from fedfr_jax.federated.waves import over_waves
 from fedfr_jax.types import Extra, PyTree, RoundResult
 
@@ -58,11 +58,11 @@ def build_round(
     *,
     shards: int | None = None,
     **options,
-) -> Callable:
+) -> Program:
     """`round_function` of the same arguments, compiled once, its `rows` donated."""
     run = round_function(make, feed, mesh, shards=shards, **options)
     asked = compiler_options(mesh, shards)
-    return jax.jit(run, donate_argnums=1, compiler_options=asked)
+    return Program(jax.jit(run, donate_argnums=1, compiler_options=asked))
 
 
 def round_function(
