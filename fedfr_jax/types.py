@@ -179,6 +179,16 @@ class Cohort(NamedTuple):
     round: int
 
 
+class RoundContext(NamedTuple):
+    """All that a server may look at before a round."""
+
+    dataset: Any  # a `Dataset` on every device of the mesh, or a `Stream`
+    population: Any  # `federated.client.Population`: whose rows are whose
+    cohort: Cohort
+    feed: Any  # `federated.client.Feed`: how clients see their examples
+    mesh: jax.sharding.Mesh
+
+
 class Extra(NamedTuple):
     """What the server computes for a cohort before it trains."""
 
@@ -242,8 +252,8 @@ class Algorithm(NamedTuple):
     personalize: Callable[[PyTree, PyTree], PyTree]  # (server, personal) -> variables
     # server -> variables: the one network that it would hand to everybody.
     network: Callable[[PyTree], PyTree] = lambda server: server
-    # (server, simulation, cohort); also traced for its shapes before the first round.
-    prepare: Callable[..., Extra] | None = None
+    # Also traced for its shapes before the first round.
+    prepare: Callable[[PyTree, RoundContext], Extra] | None = None
 
     def __repr__(self) -> str:
         """The file that wrote a client's update."""

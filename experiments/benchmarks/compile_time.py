@@ -30,9 +30,9 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.processes import use_every_core
 from fedfr_jax.runs import dry_run
-from fedfr_jax.runs.round_shapes import Shapes, round_shapes
+from fedfr_jax.runs.round_shapes import round_shapes
 from fedfr_jax.tasks.faces.methods import federated_faces
-from fedfr_jax.types import Cohort
+from fedfr_jax.types import Cohort, RoundContext
 
 NETWORKS = {
     "sphereface20": {"name": "sphereface", "depth": 20},
@@ -128,9 +128,9 @@ def prepared(shapes, method, partition, mesh) -> jax.stages.Lowered:
     """What FedFR computes before its clients train."""
     population = Population(partition.train_offsets, partition.num_classes)
     cohort = Cohort(np.arange(len(partition.num_classes)), 0)
-    stand_in = Shapes(method.algorithm, shapes.feed, mesh, shapes.table, population)
-    prepare = lambda server, table: method.algorithm.prepare(
-        server, stand_in._replace(table=table), cohort
+    context = RoundContext(shapes.table, population, cohort, shapes.feed, mesh)
+    prepare = lambda server, dataset: method.algorithm.prepare(
+        server, context._replace(dataset=dataset)
     )
     options = compiler_options(mesh, None)  # as when it is called
     asked = jax.jit(prepare, compiler_options=options)

@@ -88,6 +88,7 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
     """Milliseconds of rounds of `clients`, by part."""
     import jax
 
+    from fedfr_jax.federated.compiling import Program
     from fedfr_jax.federated.simulation import play
 
     sim, server, store = empty(
@@ -103,7 +104,7 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
         return result
 
     timed.lower = run.lower  # guarded like a round's own
-    spent, sims = [], (sim, sim._replace(run=timed))
+    spent, sims = [], (sim, sim._replace(run=Program(timed)))
     for round in range(-4, 2 * args.rounds):
         begin = time.perf_counter()
         server, _ = play(sims[round % 2], server, store, round // 2 % args.rounds)

@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import threading
+from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
@@ -28,6 +29,31 @@ def compiler_options(mesh: Mesh, shards: int | None) -> dict[str, int | str]:
         others = re.findall(rf"--{disabled}=(\S+)", told)[-1:]
         options[disabled] = ",".join([*others, SAME_BITS])
     return options
+
+
+class Program:
+    """A jitted function that plays rounds, and what has been found out about it.
+
+    Args:
+      function: what `jax.jit` gives, or anything with its `lower`.
+    """
+
+    def __init__(self, function: Callable):
+        self._function = function
+        self.needs = {}  # {shapes of its arguments: what it needs}, let through
+        self.fitting = set()  # {lanes and shapes of personal rows}, let through
+        self.is_begun = False  # compiled beside a preparation, or that cannot be
+
+    def __call__(self, *arguments):
+        return self._function(*arguments)
+
+    def lower(self, *arguments) -> jax.stages.Lowered:
+        """As of the jitted function."""
+        return self._function.lower(*arguments)
+
+    def num_compiled(self) -> int:
+        """How many times calls have been compiled."""
+        return self._function._cache_size()
 
 
 _COLLECTOR = threading.Lock()  # held by the thread that has put it to rest

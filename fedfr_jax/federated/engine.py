@@ -9,10 +9,8 @@ what a client draws is a function of (seed, round, client, step), so neither the
 number of devices nor that of lanes changes who sees what.
 
 Clients are dealt to shards; a shard is a scan on one device. `reduction="sum"` has a
-shard per device and one psum. `reduction="canonical"` has a fixed number of shards
-whatever the devices, sums each in the order of its clients, and adds the shards' sums
-by a fixed pairwise tree: the same bits on any number of devices, for one model of
-memory per shard. Means multiply by a reciprocal, see `trees.divided`.
+shard per device and one psum; `reduction="canonical"` is in `canonical.py`. Means
+multiply by a reciprocal, see `trees.divided`.
 """
 
 from collections.abc import Callable
@@ -27,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import model_axis
+from fedfr_jax.federated.canonical import over_shards, pairwise
 from fedfr_jax.federated.client import (
     Feed,
     all_rows,
@@ -35,7 +34,8 @@ from fedfr_jax.federated.client import (
     first_personal_key,
     unpack,
 )
-from fedfr_jax.federated.compiling import compiler_options
+from fedfr_jax.federated.compiling import Program, compiler_options
+from fedfr_jax.federated.waves import over_waves
 from fedfr_jax.types import Extra, PyTree, RoundResult
 
 
@@ -58,11 +58,11 @@ def build_round(
     *,
     shards: int | None = None,
     **options,
-) -> Callable:
+) -> Program:
     """`round_function` of the same arguments, compiled once, its `rows` donated."""
     run = round_function(make, feed, mesh, shards=shards, **options)
     asked = compiler_options(mesh, shards)
-    return jax.jit(run, donate_argnums=1, compiler_options=asked)
+    return Program(jax.jit(run, donate_argnums=1, compiler_options=asked))
 
 
 def round_function(
@@ -127,128 +127,6 @@ def next_server(algorithm, server, total, output, order, round):
         round=round,
     )
     return algorithm.server_update(server, result), result.metrics
-
-
-def pairwise(x: jax.Array) -> jax.Array:
-    """Sum over the leading axis by halves: the tree depends on its length alone."""
-    while (count := len(x)) > 1:
-        half = count // 2
-        x = jnp.concatenate([x[:half] + x[half : 2 * half], x[2 * half :]])
-    return x[0]
-
-
-# Places are never negative; where that is not said, JAX prepares for it at each use.
-PLACE = {"allow_negative_indices": False}
-
-
-def over_waves(one, inputs, total=None):
-    """Scan waves of [1, W, L, ...]: -> (sum over clients, outputs [1, W, L, ...]).
-
-    The sum goes on from `total` where it is given.
-    """
-    one = jax.jit(one, inline=True)  # traced once, for shapes and for the loop
-    rows, *others = inputs
-
-    def wave(carry, inputs):
-        total, rows = carry
-        summary, output, rows = play_wave(one, rows, *inputs)
-        return (jax.tree.map(lambda t, s: t + s.sum(0), total, summary), rows), output
-
-    if total is None:
-        total = zeros_of(shapes_of(one, inputs)[0])
-    numbers = jnp.arange(jax.tree.leaves(others)[0].shape[1], dtype=jnp.int32)
-    waves = numbers, *jax.tree.map(lambda x: x[0], others)
-    (total, rows), outputs = jax.lax.scan(wave, (total, rows), waves)
-    outputs = jax.tree.map(lambda x: x[None], outputs)
-    return total, outputs._replace(personal=rows)
-
-
-def play_wave(one, rows, i, *inputs):
-    """Train wave i of personal rows [1, W, L, ...] and the wave's inputs [L, ...].
-
-    A new row takes the old one's place, so that there is no second copy of them.
-
-    Returns:
-      (summaries [L, ...], outputs [L, ...] but for the rows, rows).
-    """
-    # By both leading axes: XLA:CPU copies all rows where one of them is dropped.
-    zero = jnp.zeros_like(i)
-    at = lambda x: (zero, i, *[zero] * (x.ndim - 2))
-    get = lambda x: jax.lax.dynamic_slice(x, at(x), (1, 1, *x.shape[2:]), **PLACE)
-    put = lambda x, new: jax.lax.dynamic_update_slice(x, new, at(x), **PLACE)
-    row = jax.tree.map(lambda x: get(x)[0, 0], rows)
-    summary, output = _over_lanes(one, (row, *inputs))
-    rows = jax.tree.map(lambda x, new: put(x, new[None, None]), rows, output.personal)
-    return summary, output._replace(personal=()), rows
-
-
-def shapes_of(one, inputs):
-    """What a lane gives, as shapes, for inputs [V', W, L, ...]."""
-    return jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0, 0], inputs))
-
-
-def over_shards(one, inputs, client, totals=None, owner=None):
-    """Waves of [V', W, L, ...], each shard summed on its own: -> (sums [V', ...], ...).
-
-    One loop whose number of turns only the run knows (it ends with the last wave that
-    has a client), because a compiler that sees the number unrolls or fuses by it, and
-    then devices with few shards round otherwise than those with many. The barrier keeps
-    a client's arithmetic apart from the sum for the same reason. With `totals` the sums
-    go on from there, and `owner` [V' W] says whose sum a wave is part of.
-    """
-    one = jax.jit(one, inline=True)
-    num_shards, waves, lanes = client.shape
-    count = num_shards * waves
-    rows, *others = jax.tree.map(lambda x: x.reshape(1, count, *x.shape[2:]), inputs)
-    is_busy = (client.reshape(count, -1) >= 0).any(1)
-    turns = jnp.where(is_busy, jnp.arange(1, count + 1), 0).max()
-    shard_of = lambda i: i // waves if owner is None else owner[i]
-    get = lambda x, i: jax.lax.dynamic_index_in_dim(x[0], i, keepdims=False, **PLACE)
-    put = lambda x, new, i: jax.lax.dynamic_update_index_in_dim(x, new, i, 0, **PLACE)
-
-    def wave(i, carry):
-        totals, rows, outputs = carry
-        own = jax.tree.map(lambda x: get(x, i), others)
-        played = play_wave(one, rows, i, *own)
-        summary, output, rows = jax.lax.optimization_barrier(played)
-        add = lambda total, x: _add_at(total, shard_of(i), x.sum(0, dtype=x.dtype))
-        totals = jax.tree.map(add, totals, summary)
-        outputs = jax.tree.map(lambda whole, x: put(whole, x, i), outputs, output)
-        return totals, rows, outputs
-
-    summary, output = shapes_of(one, inputs)
-    if totals is None:
-        totals = zeros_of(summary, num_shards)
-    start = totals, rows, zeros_of(output._replace(personal=()), count, lanes)
-    totals, rows, outputs = jax.lax.fori_loop(0, turns, wave, start)
-    outputs = jax.tree.map(lambda x: x[None], outputs)._replace(personal=rows)
-    shaped = lambda x: x.reshape(client.shape + x.shape[3:])
-    return totals, jax.tree.map(shaped, outputs)
-
-
-def _add_at(whole, i, x):
-    """`x` [...] added to place i of `whole` [n, ...].
-
-    XLA:CPU does so in place only where reading and writing share the values of their
-    places, zeros included: in canonical rounds it does not merge values that are equal.
-    """
-    at = (i, *[jnp.zeros_like(i)] * x.ndim)
-    own = jax.lax.dynamic_slice(whole, at, (1, *x.shape), **PLACE)
-    return jax.lax.dynamic_update_slice(whole, own + x[None], at, **PLACE)
-
-
-def zeros_of(shapes, *leading):
-    """Zeros of `shapes` behind the `leading` axes."""
-    return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape), x.dtype), shapes)
-
-
-def _over_lanes(one, inputs):
-    """vmap over the lanes; a single lane is called plainly, which is faster."""
-    lanes = jax.tree.leaves(inputs)[0].shape[0]
-    if lanes > 1:
-        return jax.vmap(one)(*inputs)
-    output = one(*jax.tree.map(lambda x: x[0], inputs))
-    return jax.tree.map(lambda x: x[None], output)
 
 
 def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round, key):

@@ -7,8 +7,7 @@ its compilation is the longest, and XLA's passes take a single core.
 """
 
 import contextlib
-import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -19,13 +18,11 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Slots
-from fedfr_jax.federated.compiling import lowered
+from fedfr_jax.federated.compiling import Program, lowered
 from fedfr_jax.federated.memory import check_memory
 from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.store import Store
-from fedfr_jax.types import Cohort, Extra, PyTree
-
-_BEGUN = weakref.WeakSet()  # rounds whose compilation was begun here, or cannot be
+from fedfr_jax.types import Cohort, Extra, PyTree, RoundContext
 
 
 @contextlib.contextmanager
@@ -47,7 +44,7 @@ def compiled_beside(
         yield
         return
     check_memory(sim, server, arguments[1])
-    _BEGUN.add(sim.run)
+    sim.run.is_begun = True
     program = lowered(sim.run, *arguments)
     with ThreadPoolExecutor(1, "compile") as thread:
         thread.submit(program.compile)
@@ -56,13 +53,13 @@ def compiled_beside(
 
 def _first_arguments(sim, server, store, cohort):
     """`round_arguments` of a round that is to be compiled here, else None."""
-    is_known = sim.segments or not hasattr(sim.run, "lower") or sim.run in _BEGUN
+    is_known = sim.segments or not isinstance(sim.run, Program) or sim.run.is_begun
     if is_known or not sim.algorithm.prepare or jax.process_count() > 1:
         return None
     try:
-        extra = extra_shapes(sim, server, cohort)
+        extra = extra_shapes(sim.algorithm.prepare, server, sim.context(cohort))
     except jax.errors.JAXTypeError:  # it asks for values
-        _BEGUN.add(sim.run)
+        sim.run.is_begun = True
         return None
     return round_arguments(
         sim.mesh,
@@ -78,18 +75,19 @@ def _first_arguments(sim, server, store, cohort):
     )
 
 
-def extra_shapes(sim, server: PyTree, cohort: Cohort) -> Extra:
-    """What `prepare` hands to the cohort's clients, as shapes on the mesh.
+def extra_shapes(prepare: Callable, server: PyTree, context: RoundContext) -> Extra:
+    """What `prepare` hands to a cohort's clients, as shapes on the mesh.
 
     Args:
-      sim: a Simulation, or as much of one as `prepare` reads.
-      server: arrays or shapes, like the table of `sim`.
+      prepare: of an `Algorithm`.
+      server: arrays or shapes, like the data set of `context`.
     """
-    prepare = lambda server, table: sim.algorithm.prepare(
-        server, sim._replace(table=table), cohort
-    )
-    extra = jax.eval_shape(prepare, server, sim.table)
-    return on_mesh(sim.mesh, extra)
+
+    def of_arrays(server, dataset):
+        return prepare(server, context._replace(dataset=dataset))
+
+    extra = jax.eval_shape(of_arrays, server, context.dataset)
+    return on_mesh(context.mesh, extra)
 
 
 def on_mesh(mesh: Mesh, tree: PyTree) -> PyTree:

@@ -11,7 +11,6 @@ of them lacks all are refused: else the others would wait for it for ever.
 import contextlib
 import pathlib
 import re
-import weakref
 import zlib
 from collections.abc import Callable, Iterator
 
@@ -22,16 +21,12 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.federated.compiling import lowered
+from fedfr_jax.federated.compiling import Program, lowered
 from fedfr_jax.types import PyTree
 
 MIB, GIB = 2**20, 2**30
 MEMINFO = pathlib.Path("/proc/meminfo")  # of Linux
 BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")  # which machine this is
-# Compiled function -> {shapes of its arguments: what it needs}, of those let through.
-_NEEDS = weakref.WeakKeyDictionary()
-# Compiled function -> {lanes and shapes of personal rows}, of those let through.
-_FITTING = weakref.WeakKeyDictionary()
 
 
 def check_memory(sim, server: PyTree, rows: PyTree) -> None:
@@ -44,7 +39,7 @@ def check_memory(sim, server: PyTree, rows: PyTree) -> None:
       rows: [V', W, L, ...] personal rows of this process' shards.
     """
     run = sim.segments.run if sim.segments else sim.run
-    known = _FITTING.setdefault(run, set())
+    known = run.fitting if isinstance(run, Program) else set()
     asked = sim.lanes, *(x.shape for x in jax.tree.leaves(rows))
     if asked not in known:
         _check_least(sim, server, rows)
@@ -82,7 +77,7 @@ def _check_least(sim, server, rows):
 def guarded(sim, run: Callable) -> Iterator[Callable]:
     """Yield `run`, refused on its first call if it needs more than is free.
 
-    A `run` that is no jitted function is called as it is.
+    A `run` that is no `Program` is called as it is.
 
     Raises:
       MemoryError: then, and when a device runs out of memory within the block: says
@@ -92,17 +87,16 @@ def guarded(sim, run: Callable) -> Iterator[Callable]:
 
     def call(*arguments):
         nonlocal needed
-        if not hasattr(run, "lower"):
+        if not isinstance(run, Program):
             return run(*arguments)
-        known = _NEEDS.setdefault(run, {})
         shapes = tuple(x.shape for x in jax.tree.leaves(arguments))
-        needed = known.get(shapes)
+        needed = run.needs.get(shapes)
         if needed is None:  # compiled here, for the call below too
             needed = lowered(run, *arguments).compile().memory_analysis()
             free = free_bytes(sim.mesh)
             if None not in (needed, free) and sum(_fresh(needed)) > free:
                 raise MemoryError(_says(sim, needed, free))
-            known[shapes] = needed
+            run.needs[shapes] = needed
         return run(*arguments)
 
     try:

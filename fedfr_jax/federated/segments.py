@@ -18,19 +18,13 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis
+from fedfr_jax.federated.canonical import over_shards, pairwise
 from fedfr_jax.federated.client import Feed, Slots, lists
-from fedfr_jax.federated.compiling import compiler_options
-from fedfr_jax.federated.engine import (
-    next_server,
-    over_shards,
-    over_waves,
-    pairwise,
-    shapes_of,
-    train_slot,
-    zeros_of,
-)
+from fedfr_jax.federated.compiling import Program, compiler_options
+from fedfr_jax.federated.engine import next_server, train_slot
 from fedfr_jax.federated.layout import Layout, Size, lay_out, read_rows, size_of
 from fedfr_jax.federated.stream import Stream, ahead, on_own_devices
+from fedfr_jax.federated.waves import over_waves, shapes_of, zeros_of
 from fedfr_jax.types import Dataset, PyTree
 
 
@@ -74,11 +68,13 @@ def compiled(functions: Segments, mesh: Mesh, shards: int | None) -> Segments:
     options = compiler_options(mesh, shards)
     return Segments(
         start=jax.jit(functions.start, out_shardings=placed),
-        run=jax.jit(
-            functions.run,
-            donate_argnums=0,
-            out_shardings=placed,
-            compiler_options=options,
+        run=Program(
+            jax.jit(
+                functions.run,
+                donate_argnums=0,
+                out_shardings=placed,
+                compiler_options=options,
+            )
         ),
         finish=jax.jit(functions.finish, compiler_options=options),
         rooms=set(),

@@ -19,7 +19,7 @@ from fedfr_jax.federated.schedule import Plan, schedule
 from fedfr_jax.federated.segments import Segments, build_segments, play_segments
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.stream import Stream, placed, waited
-from fedfr_jax.types import Algorithm, Cohort, Dataset, Extra, PyTree
+from fedfr_jax.types import Algorithm, Cohort, Dataset, Extra, PyTree, RoundContext
 
 CANONICAL_SHARDS = 8
 
@@ -41,6 +41,16 @@ class Simulation(NamedTuple):
     key: jax.Array  # [] key of the seed, on the mesh
     hyper: PyTree  # what `run` hands to the algorithm's factory, on the mesh
     segments: Segments | None = None  # instead of `run`, for a Stream
+
+    def context(self, cohort: Cohort) -> RoundContext:
+        """What the server may look at before it trains this cohort."""
+        return RoundContext(
+            dataset=self.table,
+            population=self.population,
+            cohort=cohort,
+            feed=self.feed,
+            mesh=self.mesh,
+        )
 
 
 class Work(NamedTuple):
@@ -226,7 +236,7 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     ids = cohort.ids
     extra = no_extra(len(ids))
     if sim.algorithm.prepare:
-        extra = sim.algorithm.prepare(server, sim, cohort)
+        extra = sim.algorithm.prepare(server, sim.context(cohort))
         extra = extra._replace(num_examples=meshes.fetch(extra.num_examples))
     offset, num_local = sim.population.offsets[ids], sim.population.sizes(ids)
     sizes = num_local + extra.num_examples

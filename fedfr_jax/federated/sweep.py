@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import sampling
 from fedfr_jax.federated.client import Feed, Population
-from fedfr_jax.federated.compiling import compiler_options
+from fedfr_jax.federated.compiling import Program, compiler_options
 from fedfr_jax.federated.engine import round_function
 from fedfr_jax.federated.layout import lay_out, size_of
 from fedfr_jax.federated.memory import guarded
@@ -105,10 +105,12 @@ def sweep(
     return Sweep(
         sims=sims,
         make=make,
-        run=jax.jit(
-            jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None, None, 0, 0)),
-            donate_argnums=1,
-            compiler_options=compiler_options(mesh, sims[0].shards),
+        run=Program(
+            jax.jit(
+                jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None, None, 0, 0)),
+                donate_argnums=1,
+                compiler_options=compiler_options(mesh, sims[0].shards),
+            )
         ),
         key=jax.device_put(key, whole),
         hyper=jax.device_put(stacked, whole),

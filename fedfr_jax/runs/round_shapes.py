@@ -16,17 +16,7 @@ from fedfr_jax.federated.first_round import extra_shapes, on_mesh, placed
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces.methods import FaceMethod
-from fedfr_jax.types import Algorithm, Cohort, Dataset, Extra, Model, PyTree
-
-
-class Shapes(NamedTuple):
-    """What `Algorithm.prepare` reads of a simulation, with shapes for arrays."""
-
-    algorithm: Algorithm
-    feed: Feed
-    mesh: Mesh
-    table: Dataset
-    population: Population
+from fedfr_jax.types import Cohort, Dataset, Extra, Model, PyTree, RoundContext
 
 
 class RoundShapes(NamedTuple):
@@ -68,8 +58,9 @@ def round_shapes(
     row = jax.eval_shape(method.algorithm.init_personal, key, server)
     extra = on_mesh(mesh, no_extra(cohort_size))
     if method.algorithm.prepare:
-        sim = Shapes(method.algorithm, feed, mesh, table, population)
-        extra = extra_shapes(sim, server, Cohort(np.arange(cohort_size), 0))
+        cohort = Cohort(np.arange(cohort_size), 0)
+        context = RoundContext(table, population, cohort, feed, mesh)
+        extra = extra_shapes(method.algorithm.prepare, server, context)
     return RoundShapes(
         feed=feed,
         max_local=int(np.diff(p.train_offsets).max()),

@@ -293,7 +293,8 @@ def test_what_is_sent_has_no_byte_of_a_personal_leaf(name):
     tables = ()
     if algorithm.prepare:
         tables = algorithm.prepare(
-            start_of(sim, name), sim, simulations.Cohort(np.arange(COHORT), 0)
+            start_of(sim, name),
+            sim.context(simulations.Cohort(np.arange(COHORT), 0)),
         ).tables
 
     def sent(server, row, table):

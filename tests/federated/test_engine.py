@@ -60,7 +60,7 @@ def plain_loop(sim, server, rounds=ROUNDS):
         ids = sample(sim.seed, r, 5, sim.cohort_size)
         extra = no_extra(len(ids))
         if sim.algorithm.prepare:
-            extra = sim.algorithm.prepare(server, sim, Cohort(ids, r))
+            extra = sim.algorithm.prepare(server, sim.context(Cohort(ids, r)))
         outputs = []
         for place, i in reversed(list(enumerate(ids))):
             count = sizes[i] + int(extra.num_examples[place])

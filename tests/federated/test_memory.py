@@ -12,21 +12,23 @@ from fedfr_jax import trees
 from fedfr_jax.federated import memory
 from fedfr_jax.federated import simulation as rounds
 from fedfr_jax.federated.algorithms.server_optimizers import fedadam
+from fedfr_jax.federated.compiling import Program
 from fedfr_jax.federated.simulation import open_store, play
 from tests.federated import test_engine, test_stream
 
 LANES = 2
 
 
-class Counted:
-    """A jitted function that nobody has asked yet what it needs."""
+class Counted(Program):
+    """A program that nobody has asked yet what it needs."""
 
     def __init__(self, run):
-        self.run, self.lower, self.calls = run, run.lower, 0
+        super().__init__(run)
+        self.calls = 0
 
     def __call__(self, *arguments):
         self.calls += 1
-        return self.run(*arguments)
+        return super().__call__(*arguments)
 
 
 @functools.cache  # compiled once for several tests
@@ -58,7 +60,7 @@ def needs_of(*what):
     """Bytes that a round takes beside its arguments."""
     sim, run, server = fresh(*what)
     play_one(sim, server)
-    (needed,) = memory._NEEDS[run].values()
+    (needed,) = run.needs.values()
     return sum(memory._fresh(needed))
 
 

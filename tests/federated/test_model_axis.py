@@ -77,7 +77,7 @@ def _two_rounds(num_model_shards):
     assert (steps[0] != steps[1]).all()  # in every wave, on the two client devices
     for round in range(2):
         server, _ = play(sim, server, store, round)
-    assert sim.run._cache_size() == 1
+    assert sim.run.num_compiled() == 1
     return server, store.gather(np.arange(4))[0], compiled
 
 

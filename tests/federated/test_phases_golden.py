@@ -19,7 +19,8 @@ def tanh_loss(variables, batch, key):
     p = variables["params"]
     hidden = jnp.tanh(batch.images @ p["base"]["W"] + p["base"]["b"][None])
     head = {"W": p["head"]["W"], "b": p["head"]["b"]}
-    return loss_fn({**variables, "params": head}, batch._replace(images=hidden), key)
+    batch = batch._replace(inputs={"image": hidden})
+    return loss_fn({**variables, "params": head}, batch, key)
 
 
 TANH = Local(tanh_loss, sgd(), RATE)

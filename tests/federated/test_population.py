@@ -89,13 +89,13 @@ def test_features_of_a_round_allocate_nothing_for_the_other_million():
         backbone=np.eye(16, dtype=np.float32), phi=images[:1] * 1.0
     )
     ids = np.arange(8)[::-1] * 100_000
-    extra = sim.algorithm.prepare(server, sim, Cohort(ids, 0))  # compiles
+    extra = sim.algorithm.prepare(server, sim.context(Cohort(ids, 0)))  # compiles
     assert sum(x.nbytes for x in jax.tree.leaves(extra)) < 10_000
     rows = np.concatenate([ids, MANY + np.arange(public)])
-    found = extra.tables(jnp.asarray(rows), jnp.zeros(len(rows), bool))
+    found = extra.tables(jnp.asarray(rows), jnp.zeros(len(rows), jnp.int32))
     np.testing.assert_allclose(found, images[rows], rtol=1e-6)
     tracemalloc.start()
-    sim.algorithm.prepare(server, sim, Cohort(ids + 1, 1))
+    sim.algorithm.prepare(server, sim.context(Cohort(ids + 1, 1)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < MANY / 4  # bytes: not even one per row

@@ -140,9 +140,9 @@ def test_rounds_compile_once_whatever_the_cohort_and_its_hard_negatives():
     sim, server = build("fedfr", streamed={"waves": 1}, cohort_size=3)
     honest = sim.algorithm.prepare
 
-    def prepare(server, sim, cohort):
-        extra = honest(server, sim, cohort)
-        number = np.minimum(extra.num_examples, most[cohort.round])
+    def prepare(server, context):
+        extra = honest(server, context)
+        number = np.minimum(extra.num_examples, most[context.cohort.round])
         return extra._replace(num_examples=number)
 
     sim = sim._replace(algorithm=sim.algorithm._replace(prepare=prepare))

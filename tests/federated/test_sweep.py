@@ -50,7 +50,8 @@ def make_fedavg(hyper):
 def make_added(hyper):
     """FedAvg whose server adds other clients' rows, up to three."""
 
-    def prepare(server, sim, cohort):
+    def prepare(server, context):
+        cohort = context.cohort
         examples = cohort.ids[:, None] * 5 + np.arange(3)[None]
         number = (cohort.ids + cohort.round) % 4
         return Extra((), examples.astype(np.int32), number.astype(np.int32))
@@ -141,7 +142,7 @@ def test_a_sweep_equals_separate_runs(name, mesh, options):
     expected = alone(name, options.get("cohort_size", 3))
     assert_close(members, expected)
     if name != "fedfr":  # the room for hard negatives follows the round
-        assert (runs.segments or runs).run._cache_size() == 1
+        assert (runs.segments or runs).run.num_compiled() == 1
     for other in (1, 2):  # the rates count, and so do the seeds
         leaves = [jax.tree.leaves(members[s][0]) for s in (0, other)]
         apart = [np.abs(x - y).max() for x, y in zip(*leaves, strict=True)]

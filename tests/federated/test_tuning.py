@@ -405,4 +405,4 @@ def test_what_cannot_fit_is_refused_before_it_is_compiled(
     monkeypatch.setattr(memory, "free_bytes", lambda mesh: free)
     with pytest.raises(MemoryError, match=message):
         play(sim, server, open_store(sim, server), 0)
-    assert sim.run._cache_size() == 0
+    assert sim.run.num_compiled() == 0

@@ -110,9 +110,10 @@ def test_the_log_holds_the_hard_negatives_that_each_client_got(tmp_path):
     sim, server = build("fedfr")
     honest, given = sim.algorithm.prepare, []
 
-    def prepare(server, sim, cohort):
-        extra = honest(server, sim, cohort)
-        given.append((cohort.ids.tolist(), np.asarray(extra.num_examples).tolist()))
+    def prepare(server, context):
+        extra = honest(server, context)
+        ids = context.cohort.ids.tolist()
+        given.append((ids, np.asarray(extra.num_examples).tolist()))
         return extra
 
     watched = sim._replace(algorithm=sim.algorithm._replace(prepare=prepare))

@@ -7,6 +7,7 @@ authors' code; g comes from one pass over all of the cohort's examples. It is a 
 devices before the round: its last bits depend on their number, whatever `reduction`.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -19,7 +20,7 @@ from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.local import local_training, with_aux
 from fedfr_jax.federated.means import build_mean, over_examples
 from fedfr_jax.federated.model_axis import whole
-from fedfr_jax.types import Algorithm, Extra, Local, PyTree
+from fedfr_jax.types import Algorithm, Extra, Local, PyTree, RoundContext
 
 
 def feddane(
@@ -50,13 +51,12 @@ def feddane(
         anchor = variables["params"]
         return fit(key, variables, client, anchor=anchor, correction=correction)
 
-    compiled = {}
+    # Compiled once for each feed and mesh.
+    mean_gradient = functools.cache(functools.partial(build_mean, gradient))
 
-    def prepare(server: PyTree, sim, cohort) -> Extra:
-        place = (sim.mesh, sim.feed)
-        if place not in compiled:
-            compiled[place] = build_mean(gradient, sim.feed, sim.mesh)
-        mean = compiled[place](server.variables, sim.table, sim.population, cohort)
+    def prepare(server: PyTree, context: RoundContext) -> Extra:
+        cohort, run = context.cohort, mean_gradient(context.feed, context.mesh)
+        mean = run(server.variables, context.dataset, context.population, cohort)
         return no_extra(len(cohort.ids))._replace(tables=mean)
 
     return fedavg(train, weigh=weigh)._replace(prepare=prepare)

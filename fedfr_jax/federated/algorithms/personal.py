@@ -79,8 +79,8 @@ def personal(
     def network(server):
         return collections.merged(algorithm.network(given(server, server.first)))
 
-    def prepare(server, *context):
-        return algorithm.prepare(given(server, server.first), *context)
+    def prepare(server, context):
+        return algorithm.prepare(given(server, server.first), context)
 
     return algorithm._replace(
         init=init,

@@ -13,6 +13,7 @@ mean features of its classes stand for them, as the embeddings stay with the cli
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import cohort_rows
 from fedfr_jax.federated.outputs import build_embed, build_over_cohort
 from fedfr_jax.tasks.faces.features import Features, spans_of
-from fedfr_jax.types import Cohort, Extra, PyTree
+from fedfr_jax.types import Extra, PyTree, RoundContext
 
 LEVELS = ("image", "class")
 BLOCK_SCORES = 2**23  # similarities held at once, per device
@@ -50,38 +51,37 @@ def prepare_features(
     """
     if level not in LEVELS:
         raise ValueError(f"hard_negatives must be one of {LEVELS}, got {level!r}.")
-    compiled = {}
 
-    def prepare(server: PyTree, sim, cohort: Cohort) -> Extra:
-        place_of = (sim.mesh, sim.feed)
-        if place_of not in compiled:
-            compiled[place_of] = (
-                build_embed(embed, sim.feed, sim.mesh),
-                build_select(sim.mesh, threshold, capacity),
-            )
-        embed_rows, select = compiled[place_of]
-        offsets, num_rows = sim.population.offsets, sim.table.num_examples
+    @cache  # compiled once for each feed and mesh
+    def functions(feed, mesh):
+        return build_embed(embed, feed, mesh), build_select(mesh, threshold, capacity)
+
+    def prepare(server: PyTree, context: RoundContext) -> Extra:
+        dataset, cohort = context.dataset, context.cohort
+        population, feed, mesh = context.population, context.feed, context.mesh
+        embed_rows, select = functions(feed, mesh)
+        offsets, num_rows = population.offsets, dataset.num_examples
         no_rows = np.zeros((len(cohort.ids), 0), np.int32)
         nothing = Extra((), no_rows, np.zeros(len(cohort.ids), np.int32))
-        is_counted = sim.feed.num_views > 0
+        is_counted = feed.num_views > 0
         if threshold is None and not is_counted:
             return nothing
-        rows, starts, counts = cohort_rows(sim.population, cohort.ids)
+        rows, starts, counts = cohort_rows(population, cohort.ids)
         # Without a threshold nobody is handed a public example.
         public = np.arange(offsets[-1], num_rows if threshold is not None else 0)
         spans = spans_of(
             np.append(offsets[cohort.ids], offsets[-1]), np.append(starts, len(rows))
         )
         wanted = np.concatenate([rows, public]).astype(np.int32)
-        whole = meshes.replicated(sim.mesh)
-        values = embed_rows(server.backbone, sim.table, wanted)
+        whole = meshes.replicated(mesh)
+        values = embed_rows(server.backbone, dataset, wanted)
         values = meshes.put(values[: len(wanted)], whole)
         features = Features(values, *meshes.put(spans, whole)) if is_counted else ()
         if threshold is None:
             return nothing._replace(tables=features)
         compared = values[:, 0]  # plain views
         if level == "class":
-            labels = sim.table.labels[wanted]
+            labels = dataset.labels[wanted]
             client = client_of_row(counts, len(rows))
             compared = class_features(compared, client, server.phi, labels)
         chosen, number = select(compared, starts, counts, len(rows))

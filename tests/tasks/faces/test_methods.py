@@ -260,7 +260,7 @@ def test_class_level_takes_whole_classes_by_phi(task):
     unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     cohort = Cohort(np.arange(3, dtype=np.int32), 0)
     server = start(sim, method_of(ROWS["class level"]).start(BACKBONE, phi))
-    chosen = np.asarray(sim.algorithm.prepare(server, sim, cohort).examples)
+    chosen = np.asarray(sim.algorithm.prepare(server, sim.context(cohort)).examples)
     some = False
     for c, number in enumerate(outcomes[0].num_extra):
         own = slice(offsets[c], offsets[c + 1])
