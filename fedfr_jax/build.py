@@ -95,9 +95,7 @@ def build_method(
             section, algorithm, options, keywords(classical_faces), counts
         )
         num_classes = counts["num_classes"]
-        return call(
-            section, classical_faces, rest, model, make, num_classes=num_classes
-        )
+        return call(section, classical_faces, rest, model, make, num_classes=num_classes)
 
 
 def keywords(function: Callable) -> dict[str, inspect.Parameter]:
