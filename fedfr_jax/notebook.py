@@ -149,7 +149,12 @@ def init(
 
 
 def run_round(run: Run) -> tuple[Run, dict[str, np.ndarray]]:
-    """Train one round: (the run after it, {metric: [K] of the cohort's clients})."""
+    """Train one round: (the run after it, {metric: [K] of the cohort's clients}).
+
+    Raises:
+      ValueError: when a round was played from this run before.
+    """
+    _check_newest(run)
     server, outcome = play(run.sim, run.server, run.store, run.round_number)
     metrics = {"client": outcome.ids, **outcome.metrics}
     return run._replace(server=server, round_number=run.round_number + 1), metrics
@@ -169,8 +174,10 @@ def evaluate(
       over clients of their own networks', "per_client": [N]}.
 
     Raises:
-      ValueError: when the data is of another number of clients.
+      ValueError: when the data is of another number of clients, or a round was played
+        from this run.
     """
+    _check_newest(run)
     num_clients = len(run.sim.population.num_classes)
     if len(data.clients) != num_clients:
         raise ValueError(
@@ -204,13 +211,37 @@ def own_networks(run: Run) -> Callable[[int], PyTree]:
     return of_client
 
 
+def _check_newest(run: Run) -> None:
+    """Raise ValueError when the store has rows of rounds that `run` has not played.
+
+    Rows are kept in one place, which a round changes: the run before it is history.
+    """
+    if (newest := run.store.newest()) > run.round_number:
+        raise ValueError(
+            f"run must be the newest one, of round {newest}, got round "
+            f"{run.round_number}: its clients' rows have moved on."
+        )
+
+
+def _npz(path: str | os.PathLike) -> pathlib.Path:
+    """`path` with .npz behind it, as numpy.savez has it."""
+    path = pathlib.Path(path)
+    return path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
+
+
 def save(run: Run, path: str | os.PathLike) -> pathlib.Path:
-    """Write the run's state to one .npz file: server, personal rows, round number."""
-    path = pathlib.Path(path).with_suffix(".npz")
+    """Write the run's state to one .npz file: server, personal rows, round number.
+
+    Raises:
+      ValueError: when a round was played from this run.
+    """
+    _check_newest(run)
+    path = _npz(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     ids = run.store.touched()
     rows, _ = run.store.gather(ids)
     arrays = {"round_number": run.round_number, "ids": ids}
+    arrays["num_clients"] = run.store.population
     for part, tree in (("server", meshes.fetch(run.server)), ("rows", rows)):
         for place, leaf in jax.tree_util.tree_leaves_with_path(tree):
             arrays[f"{part}/{trees.path_name(place)}"] = np.asarray(leaf)
@@ -224,28 +255,35 @@ def save(run: Run, path: str | os.PathLike) -> pathlib.Path:
 def load(run: Run, path: str | os.PathLike) -> Run:
     """The state that `save` wrote, for a run that `init` made alike.
 
+    A run that has played rounds stays as it is: the loaded one has rows of its own, in
+    a temporary folder.
+
     Raises:
       ValueError: when the file is of another algorithm, network or population.
     """
-    path = pathlib.Path(path).with_suffix(".npz")
+    path = _npz(path)
     with np.load(path) as file:
         arrays = dict(file)
-    ids = arrays["ids"]
-    if len(ids) and ids.max() >= run.store.population:
+    ids, round_number = arrays.pop("ids"), int(arrays.pop("round_number"))
+    if (num_clients := int(arrays.pop("num_clients"))) != run.store.population:
         raise ValueError(
-            f"{path} must be of {run.store.population} clients, got client {ids.max()}."
+            f"{path} must be of {run.store.population} clients, got {num_clients}."
         )
     server = _named(path, arrays, "server", run.server, ())
     rows = _named(path, arrays, "rows", run.store.template, (len(ids),))
-    round_number = int(arrays["round_number"])
+    if arrays:
+        raise ValueError(f"{path} must hold no more than the run, got {min(arrays)}.")
+    store = run.store
+    if store.newest():
+        store = open_store(run.sim, run.server)
     if len(ids):
-        run.store.scatter(ids, rows, max(round_number - 1, 0))
+        store.scatter(ids, rows, max(round_number - 1, 0))
     server = onto(run.sim.mesh, server)
-    return run._replace(server=server, round_number=round_number)
+    return run._replace(server=server, store=store, round_number=round_number)
 
 
 def _named(path, arrays, part: str, template: PyTree, leading: tuple) -> PyTree:
-    """The arrays of a part in the places of `template`, with `leading` axes before."""
+    """Take a part out of `arrays`, like `template` with `leading` axes before."""
 
     def pick(place, leaf):
         name = f"{part}/{trees.path_name(place)}"
@@ -255,6 +293,6 @@ def _named(path, arrays, part: str, template: PyTree, leading: tuple) -> PyTree:
                 f"{path} must hold {name} of shape {(*leading, *leaf.shape)}, "
                 f"got {found}."
             )
-        return arrays[name]
+        return arrays.pop(name)
 
     return jax.tree_util.tree_map_with_path(pick, template)

@@ -22,9 +22,16 @@ def matching(pattern: str) -> Callable[[PyTree], PyTree]:
       ValueError: when no leaf matches, because a renamed layer must not pass.
     """
 
+    try:
+        find = re.compile(pattern).search
+    except re.error as error:
+        raise ValueError(
+            f"path pattern must be a regular expression, got {pattern!r}: {error}."
+        ) from error
+
     def select(tree):
         found = jax.tree_util.tree_map_with_path(
-            lambda path, _: re.search(pattern, path_name(path)) is not None, tree
+            lambda path, _: find(path_name(path)) is not None, tree
         )
         if not any(jax.tree.leaves(found)):
             names = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(tree)]

@@ -4,17 +4,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax import trees
 from fedfr_jax.federated import model_axis, sampling
 from fedfr_jax.federated.client import Feed, Population, Slots, column, pack
 from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
 from fedfr_jax.federated.first_round import compiled_beside
 from fedfr_jax.federated.memory import check_memory, guarded
+from fedfr_jax.federated.rows import check_rows
 from fedfr_jax.federated.schedule import Plan, schedule
 from fedfr_jax.federated.segments import Segments, build_segments, play_segments
 from fedfr_jax.federated.store import Store
@@ -289,21 +288,3 @@ def put_away(store: Store, work: Work, cohort: Cohort, fetched: tuple) -> dict:
     check_rows(rows, own, cohort.round)
     store.scatter(own, rows, cohort.round, others=others)
     return metrics
-
-
-def check_rows(rows: PyTree, clients: np.ndarray, round: int) -> None:
-    """Raise FloatingPointError when a client's row of `rows` [n, ...] has a bad number.
-
-    Args:
-      clients: [n] ids, negative where nobody trained.
-    """
-    for path, x in jax.tree_util.tree_leaves_with_path(rows):
-        if not jnp.issubdtype(x.dtype, jnp.inexact):
-            continue
-        is_fine = np.isfinite(x).reshape(len(x), -1).all(axis=1) | (clients < 0)
-        if not is_fine.all():
-            name, client = trees.path_name(path), clients[is_fine.argmin()]
-            raise FloatingPointError(
-                f"personal {name} of client {client} after round {round} must be "
-                "finite, got nan or infinity"
-            )

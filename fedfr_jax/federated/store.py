@@ -172,11 +172,7 @@ class Store:
         self._pending = Pending(ids, block, written)
 
     def settle(self) -> None:
-        """Wait until all rows are on disk.
-
-        Raises:
-          OSError: when the last `scatter` could not write.
-        """
+        """Wait until all rows are on disk; raises the writer's OSError."""
         self._wait()
 
     def flush(self, round: int) -> None:
@@ -190,6 +186,10 @@ class Store:
         """Ids that have a row, ascending, [n] int64."""
         self._wait()
         return np.flatnonzero(self._stamps.any(axis=1))
+
+    def newest(self) -> int:
+        """1 + the last round that anything was written in, 0 before any."""
+        return int(self._stamps[self.touched()].max(initial=0))
 
     def _is_new(self, ids) -> np.ndarray:
         """Whether nothing was ever written of `ids` [K]."""

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping
 
 import optax
@@ -9,8 +10,16 @@ import optax
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import sgd, step_decay
-from fedfr_jax.schema import check_keys, choose
+from fedfr_jax.schema import check_keys, check_ranges, choose
 from fedfr_jax.types import Algorithm, Local
+
+BOUNDS = {  # of the numbers that `local_of` is told
+    "learning_rate": (0, math.inf),
+    "decay_epochs": (0, math.inf),
+    "momentum": (0, 1),
+    "weight_decay": (0, math.inf),
+    "clip_norm": (0, math.inf),
+}
 
 
 def keywords(function: Callable) -> dict[str, inspect.Parameter]:
@@ -72,14 +81,26 @@ def local_of(
       clip_norm: largest norm of a step's gradient; 0 does not clip.
 
     Raises:
-      ValueError: for an unknown optimizer or settings that it does not have.
+      ValueError: for an unknown optimizer, settings that it does not have or a number
+        out of its range.
     """
-    given = {"name": optimizer} if isinstance(optimizer, str) else dict(optimizer)
-    name = given.pop("name", "sgd")
+    check_ranges("", locals(), BOUNDS)
+    given = {"name": optimizer} if isinstance(optimizer, str) else optimizer
+    if not isinstance(given, Mapping):
+        raise ValueError(f"optimizer must be a name or a mapping, got {given!r}.")
+    own = {k: v for k, v in given.items() if k != "name"}
+    name = given.get("name", "sgd")
     if name == "sgd":
-        make = sgd(**{"momentum": momentum, "weight_decay": weight_decay, **given})
+        check_keys("optimizer sgd", own, keywords(sgd))
+        make = sgd(**{"momentum": momentum, "weight_decay": weight_decay, **own})
     else:
-        make = _of_optax(name, given)
+        make = _of_optax(name, own)
+        for key, value in (("momentum", momentum), ("weight_decay", weight_decay)):
+            if value:
+                raise ValueError(
+                    f"{key} must be among the settings of optimizer {name}, got "
+                    f"{value} beside it."
+                )
 
     def clipped(rate):
         return optax.chain(optax.clip_by_global_norm(clip_norm), make(rate))
@@ -91,8 +112,8 @@ def local_of(
 def _of_optax(name: str, settings: Mapping) -> Callable:
     """rate -> optax.<name>(rate, **settings)."""
     factory = getattr(optax, name, None)
-    if not callable(factory):
+    known = inspect.signature(factory).parameters if callable(factory) else {}
+    if "learning_rate" not in known:  # not an optimizer
         raise ValueError(f"optimizer must be a name of optax's, got {name!r}.")
-    known = inspect.signature(factory).parameters
     check_keys(f"optimizer {name}", settings, set(known) - {"learning_rate"})
     return lambda rate: factory(rate, **settings)

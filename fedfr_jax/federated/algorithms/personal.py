@@ -138,9 +138,9 @@ def blocks(names: tuple[str, ...], count: int) -> Callable:
     Raises:
       ValueError: when there are not so many blocks.
     """
-    if not 0 <= count <= len(names):
+    if not isinstance(count, int) or not 0 <= count <= len(names):
         raise ValueError(
-            f"blocks must lie in [0, {len(names)}] ({', '.join(names)}), got {count}."
+            f"blocks must lie in [0, {len(names)}] ({', '.join(names)}), got {count!r}."
         )
     top = names[len(names) - count :]
     if not top:

@@ -1,7 +1,8 @@
 """A config of classification as stages: every method from the same first network."""
 
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from fedfr_jax.federated.settings import AUTO, Federation, check_federation
 from fedfr_jax.federated.stream import stream
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.schema import call, check_keys, choose, naming
+from fedfr_jax.schema import call, check_keys, check_ranges, choose, naming
 from fedfr_jax.tasks.classification.accuracy import Accuracy
 from fedfr_jax.tasks.classification.loss import cross_entropy
 from fedfr_jax.tasks.data import feed_of, other_lowerings, split, streams
@@ -44,6 +45,8 @@ def classification(settings: Mapping) -> Experiment:
     if not isinstance(parts, ClientSplit):
         name = settings["partition"]["name"]
         raise ValueError(f"config.partition.name must split classes, got {name!r}.")
+    if not len(parts.test):
+        raise ValueError("config.partition must leave test images, got none.")
     num_clients = len(parts.train_offsets) - 1
     check_federation(federation, num_clients)
     mesh = make_mesh(num_model_shards=federation.model_shards)
@@ -58,7 +61,9 @@ def classification(settings: Mapping) -> Experiment:
     most = streams(federation, source, (parts.train, parts.test), mesh)
     feed = feed_of(federation, drop_last=federation.drop_last)
     check_keys("config.evaluation", settings["evaluation"], ("batch_size",))
-    judged = Feed(settings["evaluation"].get("batch_size", 64), normalize())
+    evaluation = {"batch_size": 64, **settings["evaluation"]}
+    check_ranges("config.evaluation.", evaluation, {"batch_size": (1, math.inf)})
+    judged = Feed(evaluation["batch_size"], normalize())
     test = table_of(source, parts.test, most)
     facts = class_report(parts, source.labels, source.names)
     return Experiment(
@@ -108,7 +113,7 @@ def classifier(settings: Mapping, source: Source) -> Model:
       ValueError: for an unknown network, or one whose output is of another size.
     """
     settings, num_classes = dict(settings), len(source.names)
-    known = inspect.signature(MODELS.get(settings.get("name"), dict)).parameters
+    known = inspect.signature(MODELS.get(settings.get("name"), lambda: None)).parameters
     key = "num_classes" if "num_classes" in known else "embedding_dim"
     if key in known:
         settings.setdefault(key, num_classes)
@@ -140,17 +145,27 @@ def trainer_of(name, options, model, apply, first, num_clients) -> Federated:
         smoothing = own.get("label_smoothing", 0.0)
         loss = cross_entropy(model, label_smoothing=smoothing)
         made = make(call(section, local_of, rest, loss))
-        made = with_statistics(made, own.get("batch_stats", "average"))
-        where = own.get("personal", "")
-        if isinstance(where, Mapping):
-            check_keys("personal", where, ("blocks",))
-            where = blocks(model.blocks, where["blocks"])
+        statistics = own.get("batch_stats", "average")
+        made = with_statistics(made, statistics)
+        where = leaves_of(model, own.get("personal", ""))
+        if own.get("draw") and not where:
+            raise ValueError("draw must go with personal leaves, got none.")
         made = personal(made, where, draw=model.init if own.get("draw") else None)
         jax.eval_shape(made.init, first)  # a pattern must match: before any compile
     return Federated(
         algorithm=made,
         start=lambda variables: first,
         apply=apply,
-        network=None if where else made.network,
+        network=None if where or statistics == "local" else made.network,
         network_apply=apply,
     )
+
+
+def leaves_of(model: Model, given: str | Mapping) -> str | Callable | None:
+    """What `personal` selects: a pattern as it is, or the {"blocks": K_P} on top."""
+    if isinstance(given, str):
+        return given
+    check_keys("personal", given, ("blocks",))
+    if "blocks" not in given:
+        raise ValueError("personal must have the key blocks, got none.")
+    return blocks(model.blocks, given["blocks"])
