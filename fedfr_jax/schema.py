@@ -96,13 +96,20 @@ def register(family: dict, what: str, name: str, factory: Callable) -> None:
     """Add `factory` to a family under `name`; the same one twice is welcome.
 
     A config file that registers may be read more than once: the function of the same
-    name and file takes the place of the one before.
+    place in the same file takes the place of the one before.
 
     Raises:
       ValueError: when the name belongs to another factory.
     """
-    origin = lambda f: (f.__qualname__, f.__code__.co_filename)
     known = family.get(name, factory)
-    if known is not factory and origin(known) != origin(factory):
+    if known is not factory and _origin(known) != _origin(factory):
         raise ValueError(f"{what} must have a name of its own, got {name!r} again.")
     family[name] = factory
+
+
+def _origin(factory: Callable) -> tuple:
+    """Where a function is written; anything else is itself alone."""
+    if not inspect.isfunction(factory):
+        return (id(factory),)
+    code = factory.__code__
+    return factory.__qualname__, code.co_filename, code.co_firstlineno

@@ -527,7 +527,7 @@ def test_a_registered_augment_is_built_by_its_name(monkeypatch):
     monkeypatch.setattr(augments, "AUGMENTS", dict(AUGMENTS))
     register_augment("upside_down", upside_down)
     assert build_augment(["mirror", "upside_down"]).views == 4
-    with pytest.raises(ValueError, match="name must be new, .* got mirror"):
+    with pytest.raises(ValueError, match="name of its own, got 'mirror'"):
         register_augment("mirror", upside_down)
 
 

@@ -58,9 +58,9 @@ def test_a_registered_source_is_opened_by_name_and_none_is_replaced(monkeypatch)
     register_source("mine", mine)  # a notebook's cell may run twice
     try:
         assert open_source("mine", size=3) == ("opened", 3)
-        with pytest.raises(ValueError, match="which are taken, got mine"):
+        with pytest.raises(ValueError, match="name of its own, got 'mine'"):
             register_source("mine", lambda: None)
-        with pytest.raises(ValueError, match="which are taken, got mnist"):
+        with pytest.raises(ValueError, match="name of its own, got 'mnist'"):
             register_source("mnist", mine)
     finally:
         del SOURCES["mine"]

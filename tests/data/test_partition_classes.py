@@ -362,9 +362,9 @@ def test_a_registered_partition_has_a_name_and_none_is_replaced():
     register_partition("mine", mine)  # a notebook's cell may run twice
     try:
         assert PARTITIONS["mine"] is mine
-        with pytest.raises(ValueError, match="which are taken, got mine"):
+        with pytest.raises(ValueError, match="name of its own, got 'mine'"):
             register_partition("mine", iid)
-        with pytest.raises(ValueError, match="which are taken, got by_identity"):
+        with pytest.raises(ValueError, match="name of its own, got 'by_identity'"):
             register_partition("by_identity", mine)
     finally:
         del PARTITIONS["mine"]
