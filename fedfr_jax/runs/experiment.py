@@ -195,8 +195,8 @@ def run_federated(
             )
         found = evaluate(evaluators, view(server))
         late = {name: found[name] for name in found.keys() - between.keys()}
-        if first < end and late:  # what is judged once is shown beside the last round
-            for sink in sinks[1:]:
+        if first < end and late:  # what is judged once goes to TensorBoard
+            for sink in sinks[1:2]:
                 sink(end - 1, named(late))
     begun.checkpointer.close()
     network = trainer.network(server) if trainer.network else None
