@@ -23,7 +23,7 @@ def get_config():
         "widths": (16, 32, 64, 128),
     }
     config.federation = {
-        "rounds": 12,
+        "rounds": 6,
         "local_epochs": 2,
         "batch_size": 32,
         "evaluate_every": 1,
