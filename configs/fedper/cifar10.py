@@ -1,6 +1,10 @@
 """FedPer on CIFAR-10: K_P 0 to 4 against FedAvg and local training, k classes each.
 
 fedfr train --config=configs/fedper/cifar10.py --workdir=runs/fedper_cifar10
+
+2 CPU cores: 298 s. Accuracy, mean over clients: FedAvg 0.331, K_P 1 to 4 0.533, 0.536,
+0.545, 0.533, local 0.549 (2026-11-23, seed 0, jax 0.10.2): six rounds on 600 images a
+client are too few for sharing to beat local training. The paper has 100 rounds.
 """
 
 from fedfr_jax.configs import base
