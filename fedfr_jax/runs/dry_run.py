@@ -171,7 +171,7 @@ def operations(
         shapes.table,
         shapes.key,
     )
-    batch, num_flips = federation.batch_size, 2 if federation.flip else 1
+    batch, num_flips = federation.batch_size, max(shapes.feed.num_views, 1)
     images = jax.ShapeDtypeStruct((batch, *unrolled.image_shape), jnp.float32)
     backbone = jax.eval_shape(unrolled.init, jax.random.key(0))
     embed = jax.jit(backbone_features(unrolled))

@@ -80,6 +80,7 @@ def personal(
         return collections.merged(algorithm.network(given(server, server.first)))
 
     def prepare(server, context):
+        # No client's leaves are here: those that a new client starts from stand in.
         return algorithm.prepare(given(server, server.first), context)
 
     return algorithm._replace(

@@ -151,6 +151,11 @@ def build_method(
         "num_clients": len(partition.num_classes),
     }
     algorithm = options.pop("algorithm", "fedfr")
+    if algorithm == "feddane":  # its server takes gradients of every client's loss
+        raise ValueError(
+            f"config.{section}.algorithm must not need the class embeddings that stay "
+            f"with clients, got {algorithm!r}."
+        )
     with naming(f"config.{section}"):
         if algorithm == "fedfr":
             return call(section, federated_faces, options, model, **counts)

@@ -25,9 +25,8 @@ OPTIONS = {  # what an algorithm cannot do without, or is more interesting with
     "scaffold": {"momentum": 0.0},
     "fedatt": {"norm": "spectral"},
     "ifca": {"groups": 3},
-    "feddane": {"strength": 0.1},
 }
-NAMES = sorted(ALGORITHMS.keys() - {"fedfr"})  # which is the default row
+NAMES = sorted(ALGORITHMS.keys() - {"fedfr", "feddane"})
 PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
 
 
@@ -149,6 +148,10 @@ def test_groups_of_one_are_fedavg_of_equal_clients(task):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (
+            {"algorithm": "feddane", "strength": 1.0},
+            "must not need the class embeddings",
+        ),
         ({"algorithm": "fedsgd"}, "algorithm must be one of .*'fedfr'"),
         ({"algorithm": "fedprox"}, "must have the key strength"),
         ({"algorithm": "fedavg", "branch": "bce"}, "keys of .*'weigh'.*got 'branch'"),
