@@ -15,7 +15,7 @@ import numpy as np
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.data.partition import ClientSplit
-from fedfr_jax.federated.client import Feed, Population, client_key
+from fedfr_jax.federated.client import Population, client_key
 from fedfr_jax.federated.client import first_personal_key as first_key
 from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.simulation import (
@@ -26,6 +26,7 @@ from fedfr_jax.federated.simulation import (
     start,
 )
 from fedfr_jax.federated.store import Store
+from fedfr_jax.feed import Feed
 from fedfr_jax.tasks.classification.accuracy import Accuracy
 from fedfr_jax.types import Algorithm, Dataset, Networks, PyTree
 

@@ -185,7 +185,7 @@ class RoundContext(NamedTuple):
     dataset: Any  # a `Dataset` on every device of the mesh, or a `Stream`
     population: Any  # `federated.client.Population`: whose rows are whose
     cohort: Cohort
-    feed: Any  # `federated.client.Feed`: how clients see their examples
+    feed: Any  # `feed.Feed`: how clients see their examples
     mesh: jax.sharding.Mesh
 
 

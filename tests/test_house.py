@@ -10,13 +10,15 @@ PACKAGE = ROOT / "fedfr_jax"
 
 # Rooms from the ground up: imports point to a lower floor, or as SIDEWAYS says.
 FLOORS = (
-    ("types", "trees", "schema", "mesh", "processes", "configs"),
+    ("types", "trees", "schema", "mesh", "processes", "configs")
+    + ("objective", "permutation", "feed", "stream"),
     ("federated", "central", "models", "losses", "data", "evaluation", "scaling"),
     ("tasks",),
     ("runs", "plan", "notebook"),
     ("build", "commands", "__main__", "__init__"),
 )
 SIDEWAYS = {("trees", "types"), ("mesh", "types"), ("commands", "build")}
+SIDEWAYS |= {("feed", "types"), ("stream", "types"), ("stream", "mesh")}
 SIDEWAYS |= {("__main__", "commands"), ("__main__", "__init__")}
 LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|sklearn"
 # Patterns of source text, and which files may hold them.
@@ -28,7 +30,12 @@ ONLY_IN = {
     r"^ *(import|from) matplotlib\b": ("runs/report/",),
     r"^ *(import|from) rich\b": ("runs/", "commands/"),
     rf"^(import|from) ({LAZY})\b": (),  # imported where it is used, not at the top
-    r"\bmesh(es)?\.(CLIENTS|MODEL)\b": ("federated/", "central/", "runs/central.py"),
+    r"\bmesh(es)?\.(CLIENTS|MODEL)\b": (
+        "federated/",
+        "central/",
+        "stream.py",
+        "runs/central.py",
+    ),
     r"for round(_number)? in range\(": ("runs/loop.py",),
     # Public names are loaded when asked for; a key of a tree path has two names in JAX;
     # an optimizer goes by its name in optax.

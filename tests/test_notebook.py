@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fedfr_jax as ff
 from fedfr_jax.data.augment import compose, mirror, normalize
-from fedfr_jax.federated.client import Feed
+from fedfr_jax.feed import Feed
 
 NUM_CLIENTS, CLASSES = 4, 3
 

@@ -15,7 +15,7 @@ import ours
 import workloads
 
 from fedfr_jax.data.augment import normalize
-from fedfr_jax.federated.client import Feed
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs.central import central

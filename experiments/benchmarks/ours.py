@@ -17,9 +17,10 @@ import workloads
 from fedfr_jax.data.augment import mirror
 from fedfr_jax.federated import simulation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.tuning import Setting, tune
+from fedfr_jax.feed import Feed
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS, conv

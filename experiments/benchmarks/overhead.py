@@ -42,8 +42,9 @@ def empty(cohort_size, num_devices, **options):
     import numpy as np
 
     from fedfr_jax.federated.algorithms.fedavg import fedavg
-    from fedfr_jax.federated.client import Feed, Population
+    from fedfr_jax.federated.client import Population
     from fedfr_jax.federated.simulation import open_store, simulation, start
+    from fedfr_jax.feed import Feed
     from fedfr_jax.mesh import make_mesh
     from fedfr_jax.types import Dataset
 

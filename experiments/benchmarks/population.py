@@ -49,9 +49,10 @@ def build(num_clients: int, cohort: int):
 
     from fedfr_jax.federated.algorithms.fedavg import fedavg
     from fedfr_jax.federated.algorithms.personal import personal
-    from fedfr_jax.federated.client import Feed, Population
+    from fedfr_jax.federated.client import Population
     from fedfr_jax.federated.local import sgd
     from fedfr_jax.federated.simulation import simulation, start
+    from fedfr_jax.feed import Feed
     from fedfr_jax.mesh import make_mesh
     from fedfr_jax.types import Augment, Dataset, Local
 

@@ -43,9 +43,10 @@ def mlp(num_clients, num_devices, **options):
     import numpy as np
 
     from fedfr_jax.federated.algorithms.fedavg import fedavg
-    from fedfr_jax.federated.client import Feed, Population
+    from fedfr_jax.federated.client import Population
     from fedfr_jax.federated.local import sgd
     from fedfr_jax.federated.simulation import open_store, simulation, start
+    from fedfr_jax.feed import Feed
     from fedfr_jax.mesh import make_mesh
     from fedfr_jax.types import Dataset, Local
 

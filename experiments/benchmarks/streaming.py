@@ -132,9 +132,10 @@ def build(table, args):
 
     from fedfr_jax.data.augment import compose, mirror, normalize
     from fedfr_jax.federated.algorithms.fedavg import fedavg
-    from fedfr_jax.federated.client import Feed, Population
+    from fedfr_jax.federated.client import Population
     from fedfr_jax.federated.local import sgd
     from fedfr_jax.federated.simulation import open_store, simulation, start
+    from fedfr_jax.feed import Feed
     from fedfr_jax.mesh import make_mesh
     from fedfr_jax.models.cnn import cnn
     from fedfr_jax.types import Local
@@ -172,7 +173,7 @@ def build(table, args):
 
 def prepare(folder, args):
     """(set on the disk, {name: what `build` returns}, seconds of the writing)."""
-    from fedfr_jax.federated.stream import stream
+    from fedfr_jax.stream import stream
     from fedfr_jax.types import Dataset
 
     images, labels = random_images(args)

@@ -82,8 +82,8 @@ def count(config, seed: int, folder: pathlib.Path, grid: list[str]) -> np.ndarra
 
     from fedfr_jax.build import build
     from fedfr_jax.data.augment import normalize
-    from fedfr_jax.federated.client import Feed
     from fedfr_jax.federated.outputs import build_embed
+    from fedfr_jax.feed import Feed
     from fedfr_jax.runs.central_stage import train_central
     from fedfr_jax.runs.workdir import claim
     from fedfr_jax.tasks.faces.hard_negatives import max_similarity

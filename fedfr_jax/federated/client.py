@@ -7,7 +7,6 @@ a batch can be made anywhere, at any time, without state.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedfr_jax.federated import sampling
-from fedfr_jax.types import Augment, Batch, Client, Dataset
+from fedfr_jax.feed import Feed
+from fedfr_jax.permutation import permute
+from fedfr_jax.types import Batch, Client, Dataset
 
 BLOCK = 2**16  # clients that are looked at together
 
@@ -101,60 +101,6 @@ def cohort_rows(population: Population, ids: np.ndarray):
     starts = (np.cumsum(counts) - counts).astype(np.int32)
     rows = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in ids])
     return np.pad(rows, (0, most - len(rows))), starts, counts
-
-
-class Feed(NamedTuple):
-    """How batches are made of rows."""
-
-    batch_size: int  # B
-    augment: Augment | None = None  # of one example; None leaves inputs as they are
-    shuffle: bool = True
-    drop_last: bool = False  # drop an epoch's last, partial batch
-
-    @property
-    def num_views(self) -> int:
-        """Views of an example that can be looked up; 0 when they cannot be counted, or
-        nobody tells which of them a batch holds."""
-        if self.augment is None or self.augment.views == 1:
-            return 1
-        return self.augment.views if self.augment.draw else 0
-
-    def steps_per_epoch(self, num_examples):
-        """Steps in one pass over `num_examples` (int or array)."""
-        if self.drop_last:
-            return num_examples // self.batch_size
-        return -(-num_examples // self.batch_size)
-
-    def augmented(self, key, step, number, inputs, targets):
-        """A batch as it is trained on.
-
-        Args:
-          key, step: of a client in a round, and its step.
-          number: [B] int32 place of each example in the step's batch.
-          inputs, targets: of [B, ...], as stored.
-
-        Returns:
-          (inputs, targets, view [B] int32), see `Batch`.
-        """
-        view, augment = jnp.zeros_like(number), self.augment
-        if augment is None:
-            return inputs, targets, view
-        if augment.views == 1:
-            always = partial(augment.apply, None)
-            return *jax.vmap(always)(inputs, targets), view
-        step_key = jax.random.fold_in(key, step)
-        keys = jax.vmap(partial(jax.random.fold_in, step_key))(number)
-        if self.num_views:
-            view = jax.vmap(augment.draw)(keys)
-        return *jax.vmap(augment.apply)(keys, inputs, targets), view
-
-    def seen(self, view, inputs):
-        """Inputs [B, ...] in view `view` [], 0 the plain one, which there always is."""
-        if self.augment is None:
-            return inputs
-        if not self.num_views:
-            return jax.vmap(self.augment.without_chance)(inputs)
-        return jax.vmap(partial(self.augment.view, view))(inputs)
 
 
 class Slots(NamedTuple):
@@ -260,7 +206,7 @@ def client_view(
         if feed.shuffle:
             epoch_key = jax.random.fold_in(shuffle_key, lax.div(step, per_epoch))
             word = jax.random.bits(epoch_key, dtype=jnp.uint32)
-            position = sampling.permute(word, position, jnp.maximum(count, 1))
+            position = permute(word, position, jnp.maximum(count, 1))
         stored = stored_at(position)
         inputs, targets, view = feed.augmented(
             augment_key, step, number, stored.inputs, stored.targets

@@ -27,7 +27,6 @@ from fedfr_jax import trees
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.canonical import over_shards, pairwise
 from fedfr_jax.federated.client import (
-    Feed,
     all_rows,
     client_key,
     client_view,
@@ -36,6 +35,7 @@ from fedfr_jax.federated.client import (
 )
 from fedfr_jax.federated.compiling import Program, compiler_options
 from fedfr_jax.federated.waves import over_waves
+from fedfr_jax.feed import Feed
 from fedfr_jax.types import Extra, PyTree, RoundResult
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import IDLE, Slots, column, unpack
-from fedfr_jax.federated.stream import Stream
+from fedfr_jax.stream import Stream
 from fedfr_jax.types import Dataset, PyTree
 
 

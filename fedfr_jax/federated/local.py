@@ -15,6 +15,7 @@ import optax
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.model_axis import whole
+from fedfr_jax.objective import with_aux
 from fedfr_jax.types import Client, Local, PyTree
 
 
@@ -109,19 +110,6 @@ def begin(local: Local, variables: PyTree, client: Client) -> Iterate:
     params, first = variables["params"], jnp.int32(0)
     optimizer = optimizer_at(local, params, lambda: rate_at(local, client, first))
     return Iterate(variables, optimizer.init(params))
-
-
-def with_aux(loss: Callable) -> Callable:
-    """A loss of `Local` as one that always gives (scalar, (batch_stats, metrics))."""
-
-    def full(variables, batch, key, **round_args):
-        value = loss(variables, batch, key, **round_args)
-        value, aux = value if isinstance(value, tuple) else (value, {})
-        if not isinstance(aux, tuple):
-            aux = variables["batch_stats"], aux
-        return value, aux
-
-    return full
 
 
 def local_step(local: Local, moves: str = "") -> Callable:

@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated.client import (
-    Feed,
     Population,
     Slots,
     all_rows,
@@ -23,7 +22,8 @@ from fedfr_jax.federated.client import (
     cohort_rows,
     window,
 )
-from fedfr_jax.federated.stream import Stream, blocks
+from fedfr_jax.feed import Feed
+from fedfr_jax.stream import Stream, blocks
 from fedfr_jax.types import Client, Cohort, Extra, PyTree
 
 

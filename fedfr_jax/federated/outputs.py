@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.compiling import compiler_options
-from fedfr_jax.federated.stream import Stream, blocks
+from fedfr_jax.feed import Feed
+from fedfr_jax.stream import Stream, blocks
 from fedfr_jax.types import PyTree
 
 

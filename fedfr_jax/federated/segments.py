@@ -19,12 +19,13 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.canonical import over_shards, pairwise
-from fedfr_jax.federated.client import Feed, Slots, lists
+from fedfr_jax.federated.client import Slots, lists
 from fedfr_jax.federated.compiling import Program, compiler_options
 from fedfr_jax.federated.engine import next_server, train_slot
 from fedfr_jax.federated.layout import Layout, Size, lay_out, read_rows, size_of
-from fedfr_jax.federated.stream import Stream, ahead, on_own_devices
 from fedfr_jax.federated.waves import over_waves, shapes_of, zeros_of
+from fedfr_jax.feed import Feed
+from fedfr_jax.stream import Stream, ahead, on_own_devices
 from fedfr_jax.types import Dataset, PyTree
 
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis, sampling
-from fedfr_jax.federated.client import Feed, Population, Slots, column, pack
+from fedfr_jax.federated.client import Population, Slots, column, pack
 from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
 from fedfr_jax.federated.first_round import compiled_beside
 from fedfr_jax.federated.memory import check_memory, guarded
@@ -17,7 +17,8 @@ from fedfr_jax.federated.rows import check_rows
 from fedfr_jax.federated.schedule import Plan, schedule
 from fedfr_jax.federated.segments import Segments, build_segments, play_segments
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.stream import Stream, placed, waited
+from fedfr_jax.feed import Feed
+from fedfr_jax.stream import Stream, placed, waited
 from fedfr_jax.types import Algorithm, Cohort, Dataset, Extra, PyTree, RoundContext
 
 CANONICAL_SHARDS = 8

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import sampling
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.compiling import Program, compiler_options
 from fedfr_jax.federated.engine import round_function
 from fedfr_jax.federated.layout import lay_out, size_of
@@ -43,7 +43,8 @@ from fedfr_jax.federated.simulation import (
     simulation,
 )
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.stream import Stream, placed, waited
+from fedfr_jax.feed import Feed
+from fedfr_jax.stream import Stream, placed, waited
 from fedfr_jax.types import Cohort, Dataset, PyTree
 
 

@@ -22,7 +22,7 @@ from fedfr_jax.federated.memory import guarded
 from fedfr_jax.federated.segments import play_segments
 from fedfr_jax.federated.simulation import Simulation, Work, assign, on_devices
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.stream import waited
+from fedfr_jax.stream import waited
 from fedfr_jax.types import Cohort, PyTree
 
 STEPS, REPEATS = 4, 3

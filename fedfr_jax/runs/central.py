@@ -17,11 +17,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.client import Feed, Slots, all_rows, client_view, window
+from fedfr_jax.federated.client import Slots, all_rows, client_view, window
 from fedfr_jax.federated.engine import no_extra
-from fedfr_jax.federated.local import with_aux
-from fedfr_jax.federated.stream import Stream, ahead, on_own_devices
 from fedfr_jax.federated.waves import zeros_of
+from fedfr_jax.feed import Feed
+from fedfr_jax.objective import with_aux
+from fedfr_jax.stream import Stream, ahead, on_own_devices
 from fedfr_jax.types import Dataset, PyTree
 
 CENTRAL = 2**31 + 1  # folded into the seed; clients fold their ids, below 2^31

@@ -8,11 +8,11 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.settings import optimizer_of
-from fedfr_jax.federated.stream import placed
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.central import central
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.sinks import open_sinks
+from fedfr_jax.stream import placed
 from fedfr_jax.types import Central, PyTree
 
 FIRST_WEIGHTS = 2**31  # folded into the seed; clients fold their ids, below 2^31

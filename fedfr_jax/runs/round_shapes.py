@@ -10,10 +10,11 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.first_round import extra_shapes, on_mesh, placed
 from fedfr_jax.federated.settings import Federation
+from fedfr_jax.feed import Feed
 from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces.methods import FaceMethod
 from fedfr_jax.types import Cohort, Dataset, Extra, Model, PyTree, RoundContext

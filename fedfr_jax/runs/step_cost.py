@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun, jaxprs_in_params
 
-from fedfr_jax.federated.client import Feed, Slots, all_rows
+from fedfr_jax.federated.client import Slots, all_rows
 from fedfr_jax.federated.engine import LaneOutput, train_slot
+from fedfr_jax.feed import Feed
 from fedfr_jax.types import Algorithm, Dataset, Extra, PyTree
 
 MARK = "batch_of_a_local_step"

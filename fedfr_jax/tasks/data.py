@@ -11,11 +11,11 @@ from jax.sharding import Mesh
 from fedfr_jax.data.augment import build_augment
 from fedfr_jax.data.partition import PARTITIONS
 from fedfr_jax.data.sources import names_from
-from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.federated.stream import fits_devices
+from fedfr_jax.feed import Feed
 from fedfr_jax.models import MODELS, conv
 from fedfr_jax.schema import choose
+from fedfr_jax.stream import fits_devices
 from fedfr_jax.types import Augment, Source
 
 

@@ -28,10 +28,10 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import build_augment
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.compiling import lowered
 from fedfr_jax.federated.engine import build_round, no_extra
 from fedfr_jax.federated.first_round import on_mesh, placed, round_arguments
+from fedfr_jax.feed import Feed
 from fedfr_jax.models import MODELS
 from fedfr_jax.tasks.classification.loss import cross_entropy
 from fedfr_jax.types import Dataset, Local, Model

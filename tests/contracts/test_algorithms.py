@@ -17,9 +17,10 @@ from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.personal import blocks, personal
 from fedfr_jax.federated.algorithms.statistics import with_statistics
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.simulation import Simulation, open_store, play, start
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Dataset, Local
 

@@ -9,9 +9,10 @@ import pytest
 
 from fedfr_jax.federated.algorithms.aggregators import weighted_mean
 from fedfr_jax.federated.algorithms.fedfr import Personal, fedfr
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.hard_negatives import hard_negatives, prepare_features
 from fedfr_jax.tasks.faces.loss import face_loss

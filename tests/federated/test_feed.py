@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.augment import compose, mirror, normalize
-from fedfr_jax.federated.client import Feed, Slots, all_rows, client_view
+from fedfr_jax.federated.client import Slots, all_rows, client_view
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.federated.stream import stream
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.stream import stream
 from fedfr_jax.types import Augment, Dataset
 from tests.federated import toys
 

@@ -11,8 +11,8 @@ from fedfr_jax.federated.algorithms.feddane import feddane
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.means import build_mean
 from fedfr_jax.federated.simulation import simulation, start
-from fedfr_jax.federated.stream import placed, stream
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.stream import placed, stream
 from fedfr_jax.types import Cohort, Local
 from tests.federated import toys
 from tests.federated.test_engine import assert_close

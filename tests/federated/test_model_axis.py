@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Feed, Population, column
+from fedfr_jax.federated.client import Population, column
 from fedfr_jax.federated.simulation import (
     assign,
     on_devices,
@@ -19,6 +19,7 @@ from fedfr_jax.federated.simulation import (
     simulation,
     start,
 )
+from fedfr_jax.feed import Feed
 from fedfr_jax.models import bundle, iresnet
 from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Cohort, Dataset

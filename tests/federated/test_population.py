@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import client, store
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.federated.stream import Stream
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.stream import Stream
 from fedfr_jax.tasks.faces.hard_negatives import cohort_rows, prepare_features
 from fedfr_jax.types import Cohort, Dataset
 from tests.federated import toys

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.sampling import sample
 from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.simulation import (
@@ -17,6 +17,7 @@ from fedfr_jax.federated.simulation import (
     simulation,
     start,
 )
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import iresnet
 from fedfr_jax.tasks.faces.methods import federated_faces

@@ -1,41 +1,15 @@
-"""Cohorts, waves and keyed permutations."""
+"""Cohorts and waves."""
 
 import tracemalloc
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.benchmarks.skew import busiest, least, zipf_steps
-from fedfr_jax.federated.sampling import permute, permute_host, sample
+from fedfr_jax.federated.sampling import sample
 from fedfr_jax.federated.schedule import schedule
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.integers(1, 5000), st.integers(0, 2**32 - 1))
-def test_host_permutation_is_a_bijection(n, key):
-    places = permute_host(key, np.arange(n), n)
-    np.testing.assert_array_equal(np.sort(places), np.arange(n))
-    for few in (places[:0], places[-3:]):  # fewer numbers than digits
-        np.testing.assert_array_equal(permute_host(key, few, n), places[few])
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.integers(1, 200), st.integers(0, 2**32 - 1))
-def test_device_permutation_is_a_bijection_and_leaves_padding(n, key):
-    index = jnp.arange(208, dtype=jnp.int32)
-    places = np.asarray(permute(jnp.uint32(key), index, jnp.int32(n)))
-    np.testing.assert_array_equal(np.sort(places[:n]), np.arange(n))
-    np.testing.assert_array_equal(places[n:], np.arange(n, 208))
-
-
-def test_every_place_is_about_equally_likely():
-    draws = np.array([permute_host(k, np.arange(7), 7) for k in range(7000)])
-    for place in range(7):
-        counts = np.bincount(draws[:, place], minlength=7)
-        assert abs(counts - 1000).max() < 150  # five standard deviations
 
 
 def test_nobody_is_drawn_twice_within_an_epoch_of_the_population():

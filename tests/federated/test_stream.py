@@ -1,7 +1,6 @@
 """A streamed table gives what the table on the device gives, piece by piece."""
 
 import io
-import threading
 import time
 
 import jax
@@ -12,12 +11,13 @@ from jax.sharding import PartitionSpec as P
 from PIL import Image
 
 from fedfr_jax.data.sources.recordio import recordio, write_face_set
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.layout import fit, room_for
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.federated.stream import ahead, on_own_devices, stream
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.stream import stream
 from fedfr_jax.types import Dataset
 from tests.federated import toys
 
@@ -195,25 +195,6 @@ def test_room_for_added_examples_is_their_limit_or_a_power_of_two_that_is_kept()
     assert known == {8, 64}
 
 
-def test_the_next_piece_is_loaded_while_the_one_before_is_used():
-    events, waits = [], []
-
-    def load(i):
-        events.append(("load", i, threading.get_ident()))
-        return i
-
-    for i in ahead(load, 3, waits):
-        time.sleep(0.05)
-        events.append(("use", i, threading.get_ident()))
-    assert len(waits) == 3 and min(waits) >= 0
-    names = [event[:2] for event in events]
-    assert names.index(("load", 1)) < names.index(("use", 0))
-    assert names.index(("load", 2)) > names.index(("use", 0))
-    assert {event[2] for event in events if event[0] == "load"}.isdisjoint(
-        event[2] for event in events if event[0] == "use"
-    )
-
-
 def test_an_error_of_the_reader_ends_the_round():
     def broken(rows):
         if len(rows) > 1:
@@ -223,26 +204,6 @@ def test_an_error_of_the_reader_ends_the_round():
     sim, server = build("fedavg", streamed={}, reader=broken)
     with pytest.raises(ValueError, match="shard 3 is gone"):
         run(sim, server)
-
-
-def test_every_device_has_its_own_part():
-    mesh = make_mesh(2, 2)
-    asked = []
-
-    def make(a):
-        asked.append(a)
-        return {"x": np.full((3, 2), a)}
-
-    array = on_own_devices(mesh, make)["x"]
-    np.testing.assert_array_equal(array, np.repeat([0, 1], 3)[:, None] * [1, 1])
-    assert asked == [0, 1]
-    assert array.addressable_shards[0].data.shape == (3, 2)
-
-
-@pytest.mark.parametrize("wrong", [{"memory": 0}, {"waves": -1}])
-def test_bad_settings_are_refused(wrong):
-    with pytest.raises(ValueError, match="memory must be at least 1 and its waves"):
-        stream(Reader(np.zeros((1, 2, 2, 1), np.uint8)), np.zeros(1), **wrong)
 
 
 def learned(table):

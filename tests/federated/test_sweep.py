@@ -19,7 +19,6 @@ from fedfr_jax.federated.simulation import (
     simulation,
     start,
 )
-from fedfr_jax.federated.stream import stream
 from fedfr_jax.federated.sweep import (
     member,
     play_sweep,
@@ -28,6 +27,7 @@ from fedfr_jax.federated.sweep import (
     table_of_members,
 )
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.stream import stream
 from fedfr_jax.types import Cohort, Extra, Local
 from tests.federated import toys
 from tests.federated.test_engine import assert_close

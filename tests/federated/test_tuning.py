@@ -15,9 +15,9 @@ from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.federated.stream import stream
 from fedfr_jax.federated.tuning import Setting
 from fedfr_jax.mesh import first_devices, make_mesh
+from fedfr_jax.stream import stream
 from fedfr_jax.types import Cohort, Local
 from tests.federated import toys
 from tests.federated.test_engine import build

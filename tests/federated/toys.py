@@ -15,10 +15,11 @@ from fedfr_jax.data.augment import compose, mirror, normalize
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.algorithms.personal import personal
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from fedfr_jax.tasks.faces.loss import face_loss, init_local

@@ -7,9 +7,9 @@ import optax
 import pytest
 
 from fedfr_jax.central.settings import rate_schedule
-from fedfr_jax.federated.stream import stream
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.central import central
+from fedfr_jax.stream import stream
 from fedfr_jax.types import Dataset
 from tests.federated import toys
 

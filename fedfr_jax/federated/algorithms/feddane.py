@@ -17,9 +17,10 @@ from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import corrected, proximal
 from fedfr_jax.federated.engine import no_extra
-from fedfr_jax.federated.local import local_training, with_aux
+from fedfr_jax.federated.local import local_training
 from fedfr_jax.federated.means import build_mean, over_examples
 from fedfr_jax.federated.model_axis import whole
+from fedfr_jax.objective import with_aux
 from fedfr_jax.types import Algorithm, Extra, Local, PyTree, RoundContext
 
 

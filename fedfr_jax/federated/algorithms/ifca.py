@@ -18,8 +18,9 @@ from fedfr_jax.federated.algorithms.clusters import (
     of_group,
     report,
 )
-from fedfr_jax.federated.local import local_training, with_aux
+from fedfr_jax.federated.local import local_training
 from fedfr_jax.federated.means import over_examples
+from fedfr_jax.objective import with_aux
 from fedfr_jax.types import Algorithm, Local, PyTree
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.local import with_aux
+from fedfr_jax.objective import with_aux
 from fedfr_jax.types import Local
 
 

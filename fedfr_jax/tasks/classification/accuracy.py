@@ -12,9 +12,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.outputs import build_embed
-from fedfr_jax.federated.stream import Stream, placed
+from fedfr_jax.feed import Feed
+from fedfr_jax.stream import Stream, placed
 from fedfr_jax.types import Dataset, Evaluation, Evaluator, Networks, PyTree
 
 

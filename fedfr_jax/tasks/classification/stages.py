@@ -12,13 +12,14 @@ from fedfr_jax.data.partition import ClientSplit, class_report, format_class_rep
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms.personal import blocks, personal
 from fedfr_jax.federated.algorithms.statistics import with_statistics
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import AUTO, Federation, check_federation
-from fedfr_jax.federated.stream import stream
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.schema import call, check_keys, check_ranges, choose, naming
+from fedfr_jax.stream import stream
 from fedfr_jax.tasks.classification.accuracy import Accuracy
 from fedfr_jax.tasks.classification.loss import cross_entropy
 from fedfr_jax.tasks.data import feed_of, other_lowerings, split, streams

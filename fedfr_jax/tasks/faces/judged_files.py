@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.evaluation.scores import check_rates
-from fedfr_jax.federated.stream import Stream, fits_devices, placed, stream
+from fedfr_jax.stream import Stream, fits_devices, placed, stream
 from fedfr_jax.types import Dataset
 
 

@@ -5,9 +5,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.data.augment import normalize
-from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.outputs import build_embed
-from fedfr_jax.federated.stream import placed
+from fedfr_jax.feed import Feed
+from fedfr_jax.stream import placed
 from fedfr_jax.tasks.faces.recognition import Recognition
 from fedfr_jax.types import Model, PyTree
 

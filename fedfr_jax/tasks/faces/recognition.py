@@ -20,10 +20,11 @@ from fedfr_jax.evaluation.verification import (
     roc_curve,
     ten_fold,
 )
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.outputs import build_embed
-from fedfr_jax.federated.stream import Stream, placed, stream
+from fedfr_jax.feed import Feed
 from fedfr_jax.schema import call
+from fedfr_jax.stream import Stream, placed, stream
 from fedfr_jax.tasks.faces.judged_files import held, settings_of
 from fedfr_jax.tasks.faces.pair_list import pair_list
 from fedfr_jax.tasks.faces.template_set import template_set

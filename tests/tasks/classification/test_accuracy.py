@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.client import Feed
-from fedfr_jax.federated.stream import stream
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.stream import stream
 from fedfr_jax.tasks.classification.accuracy import Accuracy, spread
 from fedfr_jax.types import Dataset, Networks
 

@@ -7,8 +7,8 @@ import pytest
 
 from fedfr_jax.data.augment import decode, normalize
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.stages import build_method
 from fedfr_jax.types import Model

@@ -19,9 +19,9 @@ from fedfr_jax.data.sources.folder import folder
 from fedfr_jax.evaluation import templates, verification
 from fedfr_jax.evaluation.identification import pair_tpir, rank_k
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.stream import stream
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import experiment
+from fedfr_jax.stream import stream
 from fedfr_jax.tasks.faces.pair_list import pair_list
 from fedfr_jax.tasks.faces.recognition import Judge, Recognition
 from fedfr_jax.tasks.faces.template_set import template_set

@@ -7,8 +7,8 @@ import pytest
 
 from fedfr_jax.central.settings import Training
 from fedfr_jax.data.augment import compose, mirror, normalize
-from fedfr_jax.federated.client import Feed
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.feed import Feed
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.begin import last_simulation

@@ -3,8 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Dataset, Model

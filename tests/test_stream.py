@@ -1,0 +1,49 @@
+"""Pieces of a stream: read ahead, each on its own device."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.stream import ahead, on_own_devices, stream
+
+
+def test_the_next_piece_is_loaded_while_the_one_before_is_used():
+    events, waits = [], []
+
+    def load(i):
+        events.append(("load", i, threading.get_ident()))
+        return i
+
+    for i in ahead(load, 3, waits):
+        time.sleep(0.05)
+        events.append(("use", i, threading.get_ident()))
+    assert len(waits) == 3 and min(waits) >= 0
+    names = [event[:2] for event in events]
+    assert names.index(("load", 1)) < names.index(("use", 0))
+    assert names.index(("load", 2)) > names.index(("use", 0))
+    assert {event[2] for event in events if event[0] == "load"}.isdisjoint(
+        event[2] for event in events if event[0] == "use"
+    )
+
+
+def test_every_device_has_its_own_part():
+    mesh = make_mesh(2, 2)
+    asked = []
+
+    def make(a):
+        asked.append(a)
+        return {"x": np.full((3, 2), a)}
+
+    array = on_own_devices(mesh, make)["x"]
+    np.testing.assert_array_equal(array, np.repeat([0, 1], 3)[:, None] * [1, 1])
+    assert asked == [0, 1]
+    assert array.addressable_shards[0].data.shape == (3, 2)
+
+
+@pytest.mark.parametrize("wrong", [{"memory": 0}, {"waves": -1}])
+def test_bad_settings_are_refused(wrong):
+    with pytest.raises(ValueError, match="memory must be at least 1 and its waves"):
+        stream(lambda rows: np.zeros((len(rows), 2, 2, 1)), np.zeros(1), **wrong)
