@@ -59,6 +59,11 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
     )
 
 
+def grid(mesh: Mesh) -> tuple[int, int]:
+    """Devices along `clients`, and along `model`."""
+    return mesh.shape[CLIENTS], mesh.shape[MODEL]
+
+
 def first_devices(mesh: Mesh, count: int) -> Mesh:
     """The mesh of the first `count` devices along `clients`; 0: all."""
     grid = mesh.devices[: count or None]
@@ -115,23 +120,22 @@ def put(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
     return jax.tree.map(_put_parts, tree, _for_each(tree, sharding))
 
 
-def put_numbers(tree: PyTree, shardings: PyTree) -> PyTree:
-    """`put` of a round's small host arrays, `shardings` one for each leaf.
+def put_numbers(tree: PyTree, sharding: NamedSharding) -> PyTree:
+    """`put` of a round's small host arrays.
 
     On one device as arguments of a compiled function that gives them back: on a CPU a
     fifth of the time that `jax.device_put` takes. With more devices that is slower.
     """
     leaves, structure = jax.tree.flatten(tree)
-    places = tuple(structure.flatten_up_to(shardings))
     is_host = all(isinstance(x, np.ndarray | np.generic) for x in leaves)
-    if not is_host or any(place.mesh.size > 1 for place in places):
-        return put(tree, shardings)
-    return jax.tree.unflatten(structure, _identity(places)(*leaves))
+    if not is_host or sharding.mesh.size > 1:
+        return put(tree, sharding)
+    return jax.tree.unflatten(structure, _identity(sharding)(*leaves))
 
 
 @functools.cache
-def _identity(shardings):
-    return jax.jit(lambda *x: x, in_shardings=shardings, out_shardings=shardings)
+def _identity(sharding):
+    return jax.jit(lambda *x: x, in_shardings=sharding, out_shardings=sharding)
 
 
 def _for_each(tree, sharding):

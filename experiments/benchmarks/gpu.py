@@ -41,6 +41,7 @@ from run import choice_of
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.sampling import sample
+from fedfr_jax.federated.segments import begin
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.conv import LOWERINGS
@@ -155,14 +156,15 @@ def compiled_round(sim, server):
     def arguments(server, round):
         ids = sample(0, round, len(sim.population.num_classes), sim.cohort_size)
         work = simulations.assign(sim, server, store, Cohort(ids, round))
-        return simulations.on_devices(sim, server, work, round)
+        begun = begin(sim, [work], round, key=sim.key, hyper=sim.hyper)
+        return begun.in_one_call(server)
 
     def play(call, server, round):
         server, rows, metrics = call(*arguments(server, round))
         fetched = jax.device_get((rows, metrics))
         return jax.block_until_ready(server), fetched[1]
 
-    return sim.run.lower(*arguments(server, 0)).compile(), play
+    return sim.programs.whole.lower(*arguments(server, 0)).compile(), play
 
 
 def measure(name, part: Part, data, lowering: str, lanes: int, rounds: int) -> dict:

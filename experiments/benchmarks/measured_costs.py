@@ -20,6 +20,7 @@ import phases
 import workloads
 
 from fedfr_jax.federated import simulation
+from fedfr_jax.federated.compiling import Program
 from fedfr_jax.models import MODELS
 from fedfr_jax.types import Batch
 
@@ -78,7 +79,7 @@ def client_seconds(clients: int = 1000) -> dict:
     """Per client of a round of the scalar model: on the host, and in the call."""
     sim, server, store = overhead.empty(clients, 1)
     state = {"server": server, "round": 0}
-    inside, run = [], sim.run
+    inside, run = [], sim.programs.whole
 
     def timed(*arguments):
         jax.block_until_ready(arguments)
@@ -87,7 +88,9 @@ def client_seconds(clients: int = 1000) -> dict:
         inside.append(time.process_time() - begin)
         return result
 
-    timed_sim = sim._replace(run=timed)
+    timed.lower = run.lower  # guarded like a round's own
+    programs = sim.programs._replace(whole=Program(timed))
+    timed_sim = sim._replace(programs=programs)
 
     def play():
         server, _ = simulation.play(timed_sim, state["server"], store, state["round"])

@@ -19,13 +19,13 @@ from fedfr_jax.federated import simulation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.federated.tuning import Setting, tune
 from fedfr_jax.feed import Feed
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS, conv
 from fedfr_jax.models.initial import xavier_uniform
 from fedfr_jax.processes import use_every_core
+from fedfr_jax.runs.tuning import Setting, tune
 from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Cohort, Dataset, Local
 

@@ -95,7 +95,7 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
     sim, server, store = empty(
         clients, args.devices, lanes=args.lanes, reduction=args.reduction
     )
-    apart, inside, run = [], [], sim.run
+    apart, inside, run = [], [], sim.programs.whole
 
     def timed(*arguments):
         jax.block_until_ready(arguments)
@@ -105,7 +105,8 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
         return result
 
     timed.lower = run.lower  # guarded like a round's own
-    spent, sims = [], (sim, sim._replace(run=Program(timed)))
+    programs = sim.programs._replace(whole=Program(timed))
+    spent, sims = [], (sim, sim._replace(programs=programs))
     for round in range(-4, 2 * args.rounds):
         begin = time.perf_counter()
         server, _ = play(sims[round % 2], server, store, round // 2 % args.rounds)

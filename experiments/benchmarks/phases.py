@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.federated import sampling, simulation
+from fedfr_jax.federated.compiling import Program
 from fedfr_jax.runs import step_cost
 from fedfr_jax.types import Cohort
 
@@ -30,11 +31,11 @@ def seconds(sim, server, work, test) -> dict:
     the clients' previous ones with the latter.
     """
     store = simulation.open_store(sim, server)
-    inside = []
+    inside, whole = [], sim.programs.whole
 
     def timed(*arguments):
         begin = time.perf_counter()
-        result = jax.block_until_ready(sim.run(*arguments))
+        result = jax.block_until_ready(whole(*arguments))
         inside.append(time.perf_counter() - begin)
         return result
 
@@ -43,8 +44,10 @@ def seconds(sim, server, work, test) -> dict:
         total = median_seconds(lambda: simulation.play(sim, server, store, 0)[0])
         return total, float(np.median(inside[1:]))
 
-    total, run = play(sim._replace(run=timed))
-    _, idle = play(sim._replace(run=timed, local_epochs=lambda round: 0))
+    timed.lower = whole.lower  # guarded like a round's own
+    sim = sim._replace(programs=sim.programs._replace(whole=Program(timed)))
+    total, run = play(sim)
+    _, idle = play(sim._replace(local_epochs=lambda round: 0))
     size = (sim.seed, 1, work.population, work.cohort)
     sample = median_seconds(lambda: sampling.sample(*size))
     return {

@@ -8,25 +8,25 @@ per shard.
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax.federated.client import Slots
 from fedfr_jax.federated.waves import PLACE, play_wave, shapes_of, zeros_of
 
 
-def over_shards(one, inputs, client, totals=None, owner=None):
-    """Waves of [V', W, L, ...], each shard summed on its own: -> (sums [V', ...], ...).
+def over_shards(one, inputs, slots: Slots, totals):
+    """Waves of [1, W, L, ...], each shard summed on its own: -> (sums [V', ...], ...).
 
     One loop whose number of turns only the run knows (it ends with the last wave that
     has a client), because a compiler that sees the number unrolls or fuses by it, and
     then devices with few shards round otherwise than those with many. The barrier keeps
-    a client's arithmetic apart from the sum for the same reason. With `totals` the sums
-    go on from there, and `owner` [V' W] says whose sum a wave is part of.
+    a client's arithmetic apart from the sum for the same reason. The sums go on from
+    `totals` [V', ...].
     """
     one = jax.jit(one, inline=True)
-    num_shards, waves, lanes = client.shape
-    count = num_shards * waves
-    rows, *others = jax.tree.map(lambda x: x.reshape(1, count, *x.shape[2:]), inputs)
-    is_busy = (client.reshape(count, -1) >= 0).any(1)
+    rows, *others = inputs
+    _, count, lanes = slots.client.shape
+    is_busy = (slots.client[0] >= 0).any(1)
     turns = jnp.where(is_busy, jnp.arange(1, count + 1), 0).max()
-    shard_of = lambda i: i // waves if owner is None else owner[i]
+    owner = slots.shard[0].max(1)  # 0 where a lane is idle
     get = lambda x, i: jax.lax.dynamic_index_in_dim(x[0], i, keepdims=False, **PLACE)
     put = lambda x, new, i: jax.lax.dynamic_update_index_in_dim(x, new, i, 0, **PLACE)
 
@@ -35,19 +35,16 @@ def over_shards(one, inputs, client, totals=None, owner=None):
         own = jax.tree.map(lambda x: get(x, i), others)
         played = play_wave(one, rows, i, *own)
         summary, output, rows = jax.lax.optimization_barrier(played)
-        add = lambda total, x: _add_at(total, shard_of(i), x.sum(0, dtype=x.dtype))
+        add = lambda total, x: _add_at(total, owner[i], x.sum(0, dtype=x.dtype))
         totals = jax.tree.map(add, totals, summary)
         outputs = jax.tree.map(lambda whole, x: put(whole, x, i), outputs, output)
         return totals, rows, outputs
 
-    summary, output = shapes_of(one, inputs)
-    if totals is None:
-        totals = zeros_of(summary, num_shards)
+    _, output = shapes_of(one, inputs)
     start = totals, rows, zeros_of(output._replace(personal=()), count, lanes)
     totals, rows, outputs = jax.lax.fori_loop(0, turns, wave, start)
-    outputs = jax.tree.map(lambda x: x[None], outputs)._replace(personal=rows)
-    shaped = lambda x: x.reshape(client.shape + x.shape[3:])
-    return totals, jax.tree.map(shaped, outputs)
+    outputs = jax.tree.map(lambda x: x[None], outputs)
+    return totals, outputs._replace(personal=rows)
 
 
 def _add_at(whole, i, x):

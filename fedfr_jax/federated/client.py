@@ -114,6 +114,8 @@ class Slots(NamedTuple):
     num_extra: jax.Array  # [] int32
     num_classes: jax.Array  # [] int32
     num_steps: jax.Array  # [] int32
+    start: jax.Array | int = 0  # [] int32 first row of the segment's own table
+    shard: jax.Array | int = 0  # [] int32 whose sum it is part of, on its device
 
 
 IDLE = np.array([-1, *[0] * (len(Slots._fields) - 1)], np.int32)  # a packed slot
@@ -126,7 +128,7 @@ def pack(clients: Slots, places: np.ndarray) -> np.ndarray:
       places: [...] int place in the cohort, -1 where idle.
 
     Returns:
-      [..., 8] int32, one array for one copy to a device.
+      [..., 10] int32, one array for one copy to a device.
     """
     numbers = np.empty((len(clients.client) + 1, len(Slots._fields)), np.int32)
     for i, values in enumerate(clients):
@@ -141,7 +143,7 @@ def column(packed: np.ndarray, name: str) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray | jax.Array) -> Slots:
-    """What `pack` gives [..., 8] as fields, on the host or inside jit."""
+    """What `pack` gives [..., 10] as fields, on the host or inside jit."""
     slots = Slots(*(packed[..., i] for i in range(len(Slots._fields))))
     return slots._replace(is_new=slots.is_new > 0)
 

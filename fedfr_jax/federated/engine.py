@@ -1,4 +1,4 @@
-"""One federated round as one compiled call.
+"""One federated round, compiled.
 
     shard_map over client devices > scan over waves > vmap over lanes > steps
 
@@ -7,6 +7,11 @@ hands it a `Client` whose batches are gathered from the examples on the device.
 Weights of padding lanes are selected away, sums over clients are at least float32, and
 what a client draws is a function of (seed, round, client, step), so neither the
 number of devices nor that of lanes changes who sees what.
+
+A round is cut along its waves into segments, each trained on a table with the examples
+that it needs; sums travel from segment to segment, one per shard, and are added up at
+the end. A data set that is on the devices needs one segment, and the whole round is one
+compiled call.
 
 Clients are dealt to shards; a shard is a scan on one device. `reduction="sum"` has a
 shard per device and one psum; `reduction="canonical"` is in `canonical.py`. Means
@@ -27,16 +32,18 @@ from fedfr_jax import trees
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.canonical import over_shards, pairwise
 from fedfr_jax.federated.client import (
-    all_rows,
     client_key,
     client_view,
     first_personal_key,
     unpack,
 )
 from fedfr_jax.federated.compiling import Program, compiler_options
-from fedfr_jax.federated.waves import over_waves
+from fedfr_jax.federated.tables import Resident
+from fedfr_jax.federated.waves import over_waves, shapes_of, zeros_of
 from fedfr_jax.feed import Feed
 from fedfr_jax.types import Extra, PyTree, RoundResult
+
+REDUCTIONS = ("sum", "canonical")
 
 
 class LaneOutput(NamedTuple):
@@ -48,7 +55,25 @@ class LaneOutput(NamedTuple):
     weight: jax.Array
 
 
-REDUCTIONS = ("sum", "canonical")
+class Round(NamedTuple):
+    """The functions of a round, plain or compiled.
+
+    server: as the algorithm has it; rows: personal trees [A, w, L, ...] of a segment's
+    w waves on A devices; slots: their packed `Slots` [A, w, L, 10]; table: a `Dataset`
+    that lies as its kind says, see `tables`; shared: (extra, round [], key of the seed,
+    hyper); order: [K] int32, each cohort member's place in the outputs, put together
+    along their waves and flattened.
+    """
+
+    # whole(server, rows, slots, order, table, shared) -> (server, rows, metrics):
+    # a round of one segment; metrics are {name: [K]}
+    whole: Callable
+    # start(server, rows, slots, table, shared) -> total, zeros
+    start: Callable
+    # run(total, server, rows, slots, table, shared) -> (total, LaneOutput [A, w, L])
+    run: Callable
+    # finish(server, total, [LaneOutput], order, shared) -> (server, metrics)
+    finish: Callable
 
 
 def build_round(
@@ -58,66 +83,112 @@ def build_round(
     *,
     shards: int | None = None,
     **options,
-) -> Program:
-    """`round_function` of the same arguments, compiled once, its `rows` donated."""
-    run = round_function(make, feed, mesh, shards=shards, **options)
-    asked = compiler_options(mesh, shards)
-    return Program(jax.jit(run, donate_argnums=1, compiler_options=asked))
+) -> Round:
+    """`round_functions` of the same arguments, `compiled`."""
+    return compiled(
+        round_functions(make, feed, mesh, shards=shards, **options), mesh, shards
+    )
 
 
-def round_function(
+def compiled(functions: Round, mesh: Mesh, shards: int | None) -> Round:
+    """The functions, to be compiled once each; a `total` handed over is used up."""
+    placed = meshes.over_clients(mesh)  # said, or the first segment compiles on its own
+    options = {"compiler_options": compiler_options(mesh, shards)}
+    run = jax.jit(functions.run, donate_argnums=0, out_shardings=placed, **options)
+    return Round(
+        whole=Program(jax.jit(functions.whole, donate_argnums=1, **options)),
+        start=jax.jit(functions.start, out_shardings=placed),
+        run=Program(run),
+        finish=jax.jit(functions.finish, **options),
+    )
+
+
+def round_functions(
     make: Callable,
     feed: Feed,
     mesh: Mesh,
     *,
     max_local: int,
+    kind: type = Resident,
     shards: int | None = None,
-) -> Callable:
-    """A whole round, to be compiled; no client owns more than `max_local`.
+) -> Round:
+    """A round, to be `compiled`; no client owns more than `max_local`.
 
     Args:
       make: hyper -> Algorithm, called on traced values, so that whatever a round is
         handed as `hyper` is an argument of the compiled call and no constant.
+      kind: of the table, see `tables`.
       shards: V of the canonical reduction; None sums over devices as they come.
-
-    Returns:
-      run(server, rows, slots, order, extra, table, round, key, hyper) ->
-      (server, rows, metrics): `slots` is a packed `Slots` [V, W, L, 8] and `rows` the
-      personal trees laid out alike; `order` [K] int32 is each cohort member's
-      flat slot, in whose order metrics {name: [K]} come back; `key` is of the seed. The
-      aggregate, as large as the server, stays inside.
     """
     make = model_axis.held(mesh, make, feed.batch_size)
+    num_devices = mesh.shape[meshes.CLIENTS]
+    num_sums = -(-(shards or num_devices) // num_devices) * num_devices
+    cut, whole_spec = P(meshes.CLIENTS), P()
 
-    def device(server, rows, slots, shared):
-        extra, dataset, round, key, hyper = shared
-        held = all_rows(dataset)
-        one = lambda row, slot: train_slot(
-            make(hyper), feed, max_local, server, row, slot, extra, held, round, key
+    def lane(server, table, shared):
+        extra, round, key, hyper = shared
+        return lambda row, slot: train_slot(
+            *(make(hyper), feed, max_local, server, row, slot, extra),
+            *(kind.held(table, slot.start), round, key),
         )
-        if shards is not None:
-            return over_shards(one, (rows, slots), slots.client)
-        total, output = over_waves(one, (rows, slots))
-        return meshes.sum_over_clients(mesh, total), output
 
-    cut, whole = P(meshes.CLIENTS), P()
-    sharded = meshes.over_client_devices(
-        mesh, device, (whole, cut, cut, whole), (whole if shards is None else cut, cut)
+    def device(total, server, rows, slots, table, shared):
+        one, slots = lane(server, table, shared), unpack(slots)
+        if shards is not None:
+            return over_shards(one, (rows, slots), slots, total)
+        total, output = over_waves(one, (rows, slots), jax.tree.map(_first, total))
+        return jax.tree.map(lambda x: x[None], total), output
+
+    run = meshes.over_client_devices(
+        mesh,
+        device,
+        (cut, whole_spec, cut, cut, kind.spec, whole_spec),
+        (cut, cut),
+    )
+    add_up = meshes.over_client_devices(
+        mesh,
+        lambda total: meshes.sum_over_clients(mesh, jax.tree.map(_first, total)),
+        cut,
+        whole_spec,
     )
 
-    def run(server, rows, slots, order, extra, table, round, key, hyper):
-        shared = (extra, table, round, key, hyper)
-        total, output = sharded(server, rows, unpack(slots), shared)
-        if shards is not None:
+    def start(server, rows, slots, table, shared):
+        summary, _ = shapes_of(lane(server, table, shared), (rows, unpack(slots)))
+        return zeros_of(summary, num_sums)
+
+    def finish(server, total, outputs, order, shared):
+        _, round, _, hyper = shared
+        if shards is None:
+            total = add_up(total)
+        else:
             total = jax.tree.map(lambda x: pairwise(x[:shards]), total)
-        server, metrics = next_server(make(hyper), server, total, output, order, round)
+        output = outputs[0]
+        if len(outputs) > 1:
+            output = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)
+        return next_server(make(hyper), server, total, output, order, round)
+
+    return in_one_call(start, run, finish)
+
+
+def in_one_call(start: Callable, run: Callable, finish: Callable) -> Round:
+    """The `Round` of these functions."""
+
+    def whole(server, rows, slots, order, table, shared):
+        segment = rows, slots, table, shared
+        total, output = run(start(server, *segment), server, *segment)
+        outputs = [output._replace(personal=())]
+        server, metrics = finish(server, total, outputs, order, shared)
         return server, output.personal, metrics
 
-    return run
+    return Round(whole, start, run, finish)
+
+
+def _first(x):
+    return x[0]
 
 
 def next_server(algorithm, server, total, output, order, round):
-    """Aggregate sums, put outputs [V, W, L, ...] into the cohort's order, move on."""
+    """Aggregate sums, put outputs [A, w, L, ...] into the cohort's order, move on."""
     in_order = lambda x: x.reshape(-1, *x.shape[3:])[order]
     result = RoundResult(
         aggregate=algorithm.aggregator.finish(total),

@@ -15,15 +15,14 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated.client import (
+    Held,
     Population,
     Slots,
-    all_rows,
     client_view,
     cohort_rows,
-    window,
 )
+from fedfr_jax.federated.tables import KINDS, Block, table_on
 from fedfr_jax.feed import Feed
-from fedfr_jax.stream import Stream, blocks
 from fedfr_jax.types import Client, Cohort, Extra, PyTree
 
 
@@ -77,57 +76,59 @@ def build_mean(value_fn: Callable, feed: Feed, mesh: Mesh) -> Callable:
       run(variables, table, population, cohort) -> tree, the same on every device;
       `table` is a `Dataset` or a `Stream`.
     """
-    num_devices, batch_size = mesh.shape[meshes.CLIENTS], feed.batch_size
+    batch_size = feed.batch_size
 
-    def own_sum(variables, table_at, union, start, size):
-        """Of this device's `size` positions, the devices' following from `start` on."""
+    def device(variables, block, union, start):
+        """Of this device's positions, the devices' following from `start` on."""
         rows, count, round = union
+        size = len(block.rows)
         first = start + jax.lax.axis_index(meshes.CLIENTS) * size
-        view = lambda i: union_view(feed, rows, count, table_at(i, first), round)
+
+        def read(position):
+            held = rows_of(block, position - first)
+            client = union_view(feed, rows, count, held, round)
+            return client.span(position, jnp.int32(0))
+
         total = sum_over(
             lambda batch: value_fn(variables, batch, jax.random.key(round)),
-            lambda i: view(i).span(i, jnp.int32(0)),
-            first,
-            jnp.minimum(first + size, count),
+            *(read, first, jnp.minimum(first + size, count)),
         )
         return meshes.sum_over_clients(mesh, total)
 
-    def gathered(variables, table, union):
-        size = batch_size * -(-len(union[0]) // (num_devices * batch_size))
-        total = own_sum(
-            variables, lambda i, first: all_rows(table), union, jnp.int32(0), size
-        )
-        return mean_of(total, union[1])
+    def over_devices(kind):
+        specs = P(), Block(kind.spec, P(meshes.CLIENTS)), P(), P()
+        return jax.jit(meshes.over_client_devices(mesh, device, specs, P()))
 
-    def streamed(variables, block, union, start):
-        at = lambda i, first: window(block, i - first)
-        return own_sum(variables, at, union, start, block.num_examples)
-
-    over_devices = lambda function, *specs: jax.jit(
-        meshes.over_client_devices(mesh, function, specs, P())
-    )
-    gathered = over_devices(gathered, P(), P(), P())
-    streamed = over_devices(streamed, P(), P(meshes.CLIENTS), P(), P())
+    compiled = {kind: over_devices(kind) for kind in KINDS}
 
     def run(variables, table, population: Population, cohort: Cohort):
+        table = table_on(mesh, table)
         rows, _, counts = cohort_rows(population, cohort.ids)
         count, start, total = int(counts.sum()), 0, None
         union = (rows.astype(np.int32), np.int32(count), np.int32(cohort.round))
         union = meshes.put(union, meshes.replicated(mesh))
-        if not isinstance(table, Stream):
-            return gathered(variables, table, union)
         # As `client_view` pads a client's last batch: by its own examples.
         rows = rows[np.arange(batch_size * -(-len(rows) // batch_size)) % count]
-        for block in blocks(table, rows, mesh, batch_size):
-            part = streamed(variables, block, union, np.int32(start))
+        for block in table.blocks(rows, batch_size):
+            part = compiled[type(table)](variables, block, union, np.int32(start))
             total = part if start == 0 else jax.tree.map(jnp.add, total, part)
-            start += block.num_examples
-            jax.block_until_ready(total)  # two blocks exist, not more
+            start += len(block.rows)
             if start >= count:
                 break
+            jax.block_until_ready(total)  # two blocks exist, not more
         return mean_of(total, union[1])
 
     return run
+
+
+def rows_of(block: Block, start: jax.Array) -> Held:
+    """A block's rows as they come, from the `start`-th on."""
+
+    def places(example, position):
+        del example
+        return block.rows[start + jnp.arange(len(position), dtype=jnp.int32)]
+
+    return Held(block.dataset, places)
 
 
 def union_view(feed, rows, count, held, round) -> Client:

@@ -36,10 +36,9 @@ def check_memory(sim, server: PyTree, rows: PyTree) -> None:
 
     Args:
       sim: the Simulation; its table and `server` are on the devices already.
-      rows: [V', W, L, ...] personal rows of this process' shards.
+      rows: personal rows of this process' shards, three axes in front of their own.
     """
-    run = sim.segments.run if sim.segments else sim.run
-    known = run.fitting if isinstance(run, Program) else set()
+    known = sim.programs.whole.fitting
     asked = sim.lanes, *(x.shape for x in jax.tree.leaves(rows))
     if asked not in known:
         _check_least(sim, server, rows)
@@ -51,7 +50,8 @@ def _check_least(sim, server, rows):
     if free is None:
         return
     # A stream's rows come and go with its segments.
-    fixed = 0 if sim.segments else trees.num_bytes(rows) / len(sim.mesh.local_devices)
+    fixed = trees.num_bytes(rows) / len(sim.mesh.local_devices)
+    fixed = 0 if sim.source.is_streamed else fixed
     if fixed > free:
         raise MemoryError(
             f"cohort_size must fit the devices' memory, got {sim.cohort_size}: the "
@@ -74,10 +74,8 @@ def _check_least(sim, server, rows):
 
 
 @contextlib.contextmanager
-def guarded(sim, run: Callable) -> Iterator[Callable]:
+def guarded(sim, run: Program) -> Iterator[Callable]:
     """Yield `run`, refused on its first call if it needs more than is free.
-
-    A `run` that is no `Program` is called as it is.
 
     Raises:
       MemoryError: then, and when a device runs out of memory within the block: says
@@ -87,8 +85,6 @@ def guarded(sim, run: Callable) -> Iterator[Callable]:
 
     def call(*arguments):
         nonlocal needed
-        if not isinstance(run, Program):
-            return run(*arguments)
         shapes = tuple(x.shape for x in jax.tree.leaves(arguments))
         needed = run.needs.get(shapes)
         if needed is None:  # compiled here, for the call below too
@@ -176,7 +172,7 @@ def _says(sim, needed, free) -> str:
 
 
 def _knobs(sim) -> str:
-    if sim.segments:
+    if sim.source.is_streamed:
         return (
             "lanes and the stream's memory must fit the device, "
             f"got {sim.lanes} and {sim.table.memory} bytes"

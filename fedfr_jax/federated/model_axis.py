@@ -48,9 +48,11 @@ def onto(mesh: Mesh, server: PyTree) -> PyTree:
     return meshes.put(server, places(mesh, server))
 
 
-def places_of_rows(mesh: Mesh, rows: PyTree, *leading: None) -> PyTree:
-    """Shardings of a round's personal rows [..., V, W, L, ...], V over `clients`."""
-    return places(mesh, rows, *leading, meshes.CLIENTS, None, None)
+def places_of_rows(mesh: Mesh, rows: PyTree, *, is_stacked: bool = False) -> PyTree:
+    """Shardings of a segment's personal rows [A, w, L, ...], A over `clients`; of a
+    sweep's members [A, S, w, L, ...] where they are stacked."""
+    members = [None] if is_stacked else []
+    return places(mesh, rows, meshes.CLIENTS, *members, None, None)
 
 
 def whole(tree: PyTree) -> PyTree:

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.compiling import compiler_options
+from fedfr_jax.federated.tables import KINDS, Block, table_on
 from fedfr_jax.feed import Feed
-from fedfr_jax.stream import Stream, blocks
 from fedfr_jax.types import PyTree
 
 
@@ -32,46 +32,37 @@ def build_embed(embed: Callable, feed: Feed, mesh: Mesh) -> Callable:
       run(variables, table, rows [R] int32) -> [R', F, D] of F views, with R' >= R: the
       tail is padding that keeps blocks whole. `table` is a `Dataset` or a `Stream`.
     """
-    num_devices = mesh.shape[meshes.CLIENTS]
     cut = P(meshes.CLIENTS)
 
-    def block(variables, inputs):
+    def embed_batch(variables, inputs):
         view = lambda i: feed.seen(i, inputs)["image"]
         return embed_views(embed, variables, view, max(feed.num_views, 1))
 
-    def gathered(variables, inputs, rows):
+    def device(variables, block):
         def one(rows):
-            return block(variables, jax.tree.map(lambda x: x[rows], inputs))
+            inputs = jax.tree.map(lambda x: x[rows], block.dataset.inputs)
+            return embed_batch(variables, inputs)
 
-        values = jax.lax.map(one, rows.reshape(-1, feed.batch_size))
+        values = jax.lax.map(one, block.rows.reshape(-1, feed.batch_size))
         return values.reshape(-1, *values.shape[2:])
 
-    def streamed(variables, inputs):
-        parted = lambda x: x.reshape(-1, feed.batch_size, *x.shape[1:])
-        parts = jax.tree.map(parted, inputs)
-        values = jax.lax.map(lambda inputs: block(variables, inputs), parts)
-        return values.reshape(-1, *values.shape[2:])
-
-    def over_devices(function, *specs):
-        sharded = meshes.over_client_devices(mesh, function, specs, cut)
+    def over_devices(kind):
+        specs = P(), Block(kind.spec, cut)
+        sharded = meshes.over_client_devices(mesh, device, specs, cut)
         options = compiler_options(mesh, None)
         return unless_traced(
             jax.jit(sharded, compiler_options=options), jax.jit(sharded)
         )
 
-    gathered = over_devices(gathered, P(), P(), cut)
-    streamed = over_devices(streamed, P(), cut)
+    compiled = {kind: over_devices(kind) for kind in KINDS}
 
     def run(variables, table, rows):
-        if isinstance(table, Stream):
-            values = []
-            for block in blocks(table, rows, mesh, feed.batch_size):
-                features = streamed(variables, block.inputs)
-                values.append(jax.block_until_ready(features))
-            return jnp.concatenate(values)
-        rows = np.pad(rows, (0, -len(rows) % (num_devices * feed.batch_size)))
-        rows = meshes.put(rows, meshes.over_clients(mesh))
-        return gathered(variables, table.inputs, rows)
+        table, values = table_on(mesh, table), []
+        for block in table.blocks(rows, feed.batch_size):
+            values.append(compiled[type(table)](variables, block))
+            if table.is_streamed:  # two blocks exist, not more
+                jax.block_until_ready(values[-1])
+        return jnp.concatenate(values) if len(values) > 1 else values[0]
 
     return run
 

@@ -10,15 +10,16 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis, sampling
 from fedfr_jax.federated.client import Population, Slots, column, pack
-from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
-from fedfr_jax.federated.first_round import compiled_beside
-from fedfr_jax.federated.memory import check_memory, guarded
+from fedfr_jax.federated.engine import REDUCTIONS, Round, build_round, no_extra
+from fedfr_jax.federated.memory import check_memory
 from fedfr_jax.federated.rows import check_rows
 from fedfr_jax.federated.schedule import Plan, schedule
-from fedfr_jax.federated.segments import Segments, build_segments, play_segments
+from fedfr_jax.federated.segments import begin, train, whole_rows
+from fedfr_jax.federated.shapes import compiled_beside
 from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.tables import Resident, Streamed, table_on
 from fedfr_jax.feed import Feed
-from fedfr_jax.stream import Stream, placed, waited
+from fedfr_jax.stream import Stream
 from fedfr_jax.types import Algorithm, Cohort, Dataset, Extra, PyTree, RoundContext
 
 CANONICAL_SHARDS = 8
@@ -30,17 +31,26 @@ class Simulation(NamedTuple):
     algorithm: Algorithm
     feed: Feed
     mesh: Mesh
-    table: Dataset | Stream  # a Dataset is replicated on the mesh
+    source: Resident | Streamed  # the table on the mesh
     population: Population
     local_epochs: Callable  # round -> E, or one per client [N]
     cohort_size: int  # K
     lanes: int  # L
     seed: int
     shards: int | None  # V of the canonical reduction, None for plain sums
-    run: Callable  # build_round's function
+    programs: Round
     key: jax.Array  # [] key of the seed, on the mesh
-    hyper: PyTree  # what `run` hands to the algorithm's factory, on the mesh
-    segments: Segments | None = None  # instead of `run`, for a Stream
+    hyper: PyTree  # what `programs` hand to the algorithm's factory, on the mesh
+
+    @property
+    def table(self) -> Dataset | Stream:
+        """All examples; a `Dataset` is on every device."""
+        return self.source.dataset
+
+    @property
+    def largest(self) -> np.ndarray:
+        """Examples of the K largest clients, falling."""
+        return self.population.largest(self.cohort_size)
 
     def context(self, cohort: Cohort) -> RoundContext:
         """What the server may look at before it trains this cohort."""
@@ -57,7 +67,7 @@ class Work(NamedTuple):
     """A round's arguments in host memory, and what they mean."""
 
     rows: PyTree  # [V', W, L, ...] personal rows of this process' shards
-    slots: np.ndarray  # [V, W, L, 8] int32, see `client.unpack`
+    slots: np.ndarray  # [V, W, L, 10] int32, see `client.unpack`
     order: np.ndarray  # [K] int32 flat slot of each cohort member
     extra: Extra
     clients: np.ndarray  # [V, W, L] ids, -1 where idle
@@ -72,7 +82,7 @@ class Outcome(NamedTuple):
     metrics: dict[str, np.ndarray]  # {name: [K]}
     num_extra: np.ndarray  # [K] int32 examples added by the server
     plan: Plan
-    waited: float = 0.0  # seconds that a Stream's input was waited for
+    waited: float = 0.0  # seconds that streamed examples were waited for
 
 
 def simulation(
@@ -128,7 +138,6 @@ def simulation(
     if shards < 1:
         raise ValueError(f"shards must be at least 1, got {shards}.")
     fixed = shards if reduction == "canonical" else None
-    whole = meshes.replicated(mesh)
     cohort_size = cohort_size or num_clients
     sampling.sample(seed, 0, num_clients, cohort_size)
     population = population._replace(
@@ -137,26 +146,28 @@ def simulation(
     )
     if not callable(local_epochs):
         local_epochs = _by_round(local_epochs)
-    make = lambda hyper: algorithm
-    sizes = {"max_local": int(population.falling[0]), "shards": fixed}
-    segments = None
-    if isinstance(table, Stream):
-        segments = build_segments(make, feed, mesh, **sizes)
+    source = table_on(mesh, table)
     return Simulation(
         algorithm=algorithm,
         feed=feed,
         mesh=mesh,
-        table=placed(table, mesh),
+        source=source,
         population=population,
         local_epochs=local_epochs,
         cohort_size=cohort_size,
         lanes=lanes,
         seed=seed,
         shards=fixed,
-        run=build_round(make, feed, mesh, **sizes),
-        key=meshes.put(jax.random.key(seed), whole),
+        programs=build_round(
+            lambda hyper: algorithm,
+            feed,
+            mesh,
+            max_local=int(population.falling[0]),
+            kind=type(source),
+            shards=fixed,
+        ),
+        key=meshes.put(jax.random.key(seed), meshes.replicated(mesh)),
         hyper=(),
-        segments=segments,
     )
 
 
@@ -198,37 +209,26 @@ def play_cohort(
 
     Canonical sums take them in the order of their ids, and so is the outcome.
     """
-    waited(sim.table)  # before this round
+    sim.source.waited()  # before this round
     if sim.shards is not None:
         cohort = cohort._replace(ids=np.sort(cohort.ids))
     with compiled_beside(sim, server, store, cohort):
         work = assign(sim, server, store, cohort)
-    check_memory(sim, server, work.rows)
-    if sim.segments:
-        with guarded(sim, sim.segments.run) as run:
-            segments = sim.segments._replace(run=run)
-            server, fetched = play_segments(segments, sim, server, work, cohort.round)
-    else:
-        with guarded(sim, sim.run) as run:
-            server, rows, metrics = run(*on_devices(sim, server, work, cohort.round))
-            fetched = meshes.fetch_own(rows), meshes.fetch(metrics)
+    server, fetched = train_work(sim, server, work, cohort.round)
     metrics = put_away(store, work, cohort, fetched)
-    facts = metrics, work.extra.num_examples, work.plan, waited(sim.table)
+    facts = metrics, work.extra.num_examples, work.plan, sim.source.waited()
     return server, Outcome(cohort.ids, *facts)
 
 
-def on_devices(sim: Simulation, server: PyTree, work: Work, round: int) -> tuple:
-    """The arguments of `sim.run`."""
-    extra = work.extra._replace(num_examples=())  # the slots say it
-    places = model_axis.places_of_rows(sim.mesh, work.rows)
-    rows = meshes.put_own(work.rows, places, len(work.clients))
-    cut, whole = meshes.over_clients(sim.mesh), meshes.replicated(sim.mesh)
-    shared = work.order, extra, np.int32(round)
-    # In one call: each costs as much as several leaves.
-    slots, (order, extra, number) = meshes.put_numbers(
-        (work.slots, shared), (cut, jax.tree.map(lambda _: whole, shared))
-    )
-    return server, rows, slots, order, extra, sim.table, number, sim.key, sim.hyper
+def train_work(
+    sim: Simulation, server: PyTree, work: Work, round: int
+) -> tuple[PyTree, tuple]:
+    """-> (server, (rows [V', W, L, ...], metrics {name: [K]}) in host memory)."""
+    check_memory(sim, server, work.rows)
+    begun = begin(sim, [work], round, key=sim.key, hyper=sim.hyper)
+    server, rows, metrics = train(sim, sim.programs, server, begun)
+    rows = whole_rows(rows, begun.layouts[0], work.clients.shape[1])
+    return server, (rows, metrics)
 
 
 def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Work:

@@ -8,9 +8,9 @@ from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.settings import AUTO
 from fedfr_jax.federated.simulation import Simulation, simulation, start
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.tuning import Setting, tune
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.tuning import Setting, tune
 from fedfr_jax.stream import placed
 from fedfr_jax.types import Algorithm, Central, Experiment, Federated, LastRound, PyTree
 

@@ -26,8 +26,8 @@ from fedfr_jax.data.sources.images import parse_size
 from fedfr_jax.data.sources.recordio import rec_path, write_stand_in
 from fedfr_jax.federated.compiling import lowered
 from fedfr_jax.federated.engine import build_round
-from fedfr_jax.federated.first_round import round_arguments
 from fedfr_jax.federated.settings import Federation
+from fedfr_jax.federated.shapes import round_arguments
 from fedfr_jax.federated.store import VERSIONS
 from fedfr_jax.runs import step_cost
 from fedfr_jax.runs.round_shapes import RoundShapes, round_shapes
@@ -116,7 +116,7 @@ def lower(
         shards=federation.fixed_shards,
     )
     return lowered(
-        run,
+        run.whole,
         *round_arguments(
             mesh,
             cohort_size=shapes.cohort_size,
@@ -203,7 +203,7 @@ def report(
     count = {k: v for k, v in flops.items() if k != "steps"}
     personal = trees.num_bytes(row)
     server = trees.num_bytes(lowered.in_avals[0][0])
-    images = trees.num_bytes(lowered.in_avals[0][5])
+    images = trees.num_bytes(lowered.in_avals[0][4])
     return {
         "GiB": {
             "server": server / GIB,

@@ -90,7 +90,7 @@ def train(
         check_finite(outcome, round, checkpointer)
         check_state(server, f"round {round}", checkpointer)
         scalars = {**summarize(outcome), "seconds": time.perf_counter() - started}
-        if sim.segments:
+        if sim.source.is_streamed:
             scalars["seconds_waiting_for_input"] = outcome.waited
         if is_due(period.evaluate_every, round, last):
             scalars.update(evaluate(server, store))

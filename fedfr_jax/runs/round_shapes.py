@@ -12,8 +12,8 @@ from fedfr_jax.data.identities import Partition
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import no_extra
-from fedfr_jax.federated.first_round import extra_shapes, on_mesh, placed
 from fedfr_jax.federated.settings import Federation
+from fedfr_jax.federated.shapes import extra_shapes, on_mesh, placed
 from fedfr_jax.feed import Feed
 from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces.methods import FaceMethod

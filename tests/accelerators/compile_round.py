@@ -30,7 +30,7 @@ from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.compiling import lowered
 from fedfr_jax.federated.engine import build_round, no_extra
-from fedfr_jax.federated.first_round import on_mesh, placed, round_arguments
+from fedfr_jax.federated.shapes import on_mesh, placed, round_arguments
 from fedfr_jax.feed import Feed
 from fedfr_jax.models import MODELS
 from fedfr_jax.tasks.classification.loss import cross_entropy
@@ -107,7 +107,7 @@ def lowered_round(mesh: Mesh, model: Model, *, lanes: int = 1) -> jax.stages.Low
     )
     feed = Feed(BATCH_SIZE, build_augment(["normalize"]))
     run = build_round(lambda hyper: algorithm, feed, mesh, max_local=MAX_LOCAL)
-    return lowered(run, *arguments)
+    return lowered(run.whole, *arguments)
 
 
 def count(operations: str, text: str) -> int:

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+from fedfr_jax.federated.segments import begin
 from fedfr_jax.federated.simulation import (
     assign,
-    on_devices,
     open_store,
     simulation,
     start,
@@ -137,10 +137,11 @@ def test_devices_send_a_model_once_and_a_number_per_metric_and_client(toy, cohor
     server = start(sim, variables)
     cohort = Cohort(np.arange(cohort_size), 0)
     work = assign(sim, server, open_store(sim, server), cohort)
-    arguments = on_devices(sim, server, work, 0)
-    (sent,) = SENDS.findall(sim.run.lower(*arguments).compile().as_text())
+    begun = begin(sim, [work], 0, key=sim.key, hyper=sim.hyper)
+    arguments, whole = begun.in_one_call(server), sim.programs.whole
+    (sent,) = SENDS.findall(whole.lower(*arguments).compile().as_text())
     shapes = re.findall(r"f32\[([\d,]*)\]", sent)
-    metrics = jax.eval_shape(sim.run, *arguments)[2]
+    metrics = jax.eval_shape(whole, *arguments)[2]
     words = lambda x: ",".join(map(str, x.shape))
     wanted = [*map(words, jax.tree.leaves(variables)), ""]  # and the total weight
     wanted += map(words, metrics.values())

@@ -61,9 +61,9 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
     from fedfr_jax import mesh as meshes
     from fedfr_jax.federated import model_axis
     from fedfr_jax.federated.simulation import simulation, start
-    from fedfr_jax.federated.tuning import Setting
     from fedfr_jax.runs import loop
     from fedfr_jax.runs.sinks import open_sinks
+    from fedfr_jax.runs.tuning import Setting
     from fedfr_jax.stream import stream
     from tests.federated import toys
 

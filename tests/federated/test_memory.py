@@ -10,7 +10,6 @@ import pytest
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import memory
-from fedfr_jax.federated import simulation as rounds
 from fedfr_jax.federated.algorithms.server_optimizers import fedadam
 from fedfr_jax.federated.compiling import Program
 from fedfr_jax.federated.simulation import open_store, play
@@ -41,11 +40,8 @@ def compiled(table, lanes):
 def fresh(table, lanes=LANES):
     """(sim, its counted program, server)."""
     sim, server = compiled(table, lanes)
-    if table == "resident":
-        run = Counted(sim.run)
-        return sim._replace(run=run), run, server
-    run = Counted(sim.segments.run)
-    return sim._replace(segments=sim.segments._replace(run=run)), run, server
+    run = Counted(sim.programs.whole)  # a stream that fits has one segment too
+    return sim._replace(programs=sim.programs._replace(whole=run)), run, server
 
 
 def play_one(sim, server):
@@ -122,7 +118,7 @@ def test_a_device_without_room_for_the_arguments_says_which_settings(monkeypatch
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     sim, _, server = fresh("resident")
-    monkeypatch.setattr(rounds, "on_devices", exhausted)
+    monkeypatch.setattr(meshes, "put_own", exhausted)
     with pytest.raises(MemoryError, match="lanes must fit the device's memory, got 2"):
         play_one(sim, server)
 
@@ -133,7 +129,7 @@ def test_a_round_that_was_asked_what_it_needs_compiles_once(caplog):
     with jax.log_compiles():
         for round in range(2):
             server, _ = play(sim, server, store, round)
-    line = "Finished XLA compilation of jit(run)"
+    line = "Finished XLA compilation of jit(whole)"
     assert sum(line in record.getMessage() for record in caplog.records) == 1
 
 

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Population, column
+from fedfr_jax.federated.segments import begin
 from fedfr_jax.federated.simulation import (
     assign,
-    on_devices,
     open_store,
     play,
     simulation,
@@ -73,12 +73,14 @@ def _two_rounds(num_model_shards):
     sim, server = build(num_model_shards)
     store = open_store(sim, server)
     work = assign(sim, server, store, Cohort(np.arange(4), 0))
-    compiled = sim.run.lower(*on_devices(sim, server, work, 0)).compile()
+    begun = begin(sim, [work], 0, key=sim.key, hyper=sim.hyper)
+    whole = sim.programs.whole
+    compiled = whole.lower(*begun.in_one_call(server)).compile()
     steps = column(work.slots, "num_steps")
     assert (steps[0] != steps[1]).all()  # in every wave, on the two client devices
     for round in range(2):
         server, _ = play(sim, server, store, round)
-    assert sim.run.num_compiled() == 1
+    assert whole.num_compiled() == 1
     return server, store.gather(np.arange(4))[0], compiled
 
 

@@ -177,7 +177,12 @@ def test_segments_fit_the_memory_and_never_fall_below_a_wave():
     table = stream(Reader(np.zeros((2, 10, 10, 1), np.uint8)), np.zeros(2))
     most_rows = np.cumsum([50, 30, 10, 5, 5])
     of = lambda memory, waves=0: fit(
-        table._replace(memory=memory, waves=waves), most_rows, lanes=2, waves=5, room=1
+        table._replace(waves=waves),
+        most_rows,
+        memory=memory,
+        lanes=2,
+        waves=5,
+        room=1,
     )
     assert of(1) == (5, 1, 50 + 30 + 2)
     assert of(2 * 104 * (95 + 4)) == (3, 2, 95 + 4)

@@ -9,7 +9,6 @@ import pytest
 from fedfr_jax.federated import memory
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import personal
-from fedfr_jax.federated.layout import size_of
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.sampling import sample
 from fedfr_jax.federated.simulation import (
@@ -142,7 +141,9 @@ def test_a_sweep_equals_separate_runs(name, mesh, options):
     expected = alone(name, options.get("cohort_size", 3))
     assert_close(members, expected)
     if name != "fedfr":  # the room for hard negatives follows the round
-        assert (runs.segments or runs).run.num_compiled() == 1
+        # A stream whose memory holds it all has one segment.
+        programs = runs.programs
+        assert programs.whole.num_compiled() + programs.run.num_compiled() == 1
     for other in (1, 2):  # the rates count, and so do the seeds
         leaves = [jax.tree.leaves(members[s][0]) for s in (0, other)]
         apart = [np.abs(x - y).max() for x, y in zip(*leaves, strict=True)]
@@ -192,8 +193,9 @@ def test_members_share_a_table_unless_the_server_adds_to_it(name, options, expec
 def test_the_tables_of_a_sweep_share_the_memory():
     runs = build(streamed={"memory": 2 * 24 * ROW_BYTES})
     sim, work = runs.sims[0], assigned(runs)[0]
-    assert size_of(sim, [work]) == (2, 2, 12 + 9)  # the two largest clients
-    assert size_of(sim, [work, work], 2) == (3, 1, 12)
+    size_of = sim.source.size_of
+    assert size_of([work], sim.largest) == (2, 2, 12 + 9)  # the two largest clients
+    assert size_of([work, work], sim.largest, 2) == (3, 1, 12)
 
 
 def test_a_sweep_of_seeds_needs_no_numbers():

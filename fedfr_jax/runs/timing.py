@@ -5,6 +5,7 @@ the clients that are timed are read, and the waiting for them does not count.
 """
 
 import hashlib
+import itertools
 import math
 import os
 import pathlib
@@ -18,11 +19,10 @@ import numpy as np
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import column
 from fedfr_jax.federated.compiling import compiler_options, lowered
-from fedfr_jax.federated.memory import guarded
-from fedfr_jax.federated.segments import play_segments
-from fedfr_jax.federated.simulation import Simulation, Work, assign, on_devices
+from fedfr_jax.federated.segments import begin, train
+from fedfr_jax.federated.shapes import round_arguments
+from fedfr_jax.federated.simulation import Simulation, Work, assign
 from fedfr_jax.federated.store import Store
-from fedfr_jax.stream import waited
 from fedfr_jax.types import Cohort, PyTree
 
 STEPS, REPEATS = 4, 3
@@ -32,7 +32,7 @@ CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 def first_clients(sim: Simulation, count: int) -> Cohort:
     """A cohort of `count` clients per shard, as far as there are so many."""
-    shards = sim.shards or sim.mesh.shape[meshes.CLIENTS]
+    shards = sim.shards or meshes.grid(sim.mesh)[0]
     return Cohort(np.arange(min(count * shards, sim.cohort_size)), 0)
 
 
@@ -49,18 +49,13 @@ def seconds(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> fl
 
 def seconds_once(sim: Simulation, server: PyTree, work: Work, round: int) -> float:
     """Seconds that the devices are busy with a round."""
-    if sim.segments:
-        with guarded(sim, sim.segments.run) as run:
-            segments = sim.segments._replace(run=run)
-            waited(sim.table)  # for what was prepared
-            begin = time.perf_counter()
-            play_segments(segments, sim, server, work, round)
-        return time.perf_counter() - begin - waited(sim.table)
-    with guarded(sim, sim.run) as run:
-        arguments = jax.block_until_ready(on_devices(sim, server, work, round))
-        begin = time.perf_counter()
-        jax.block_until_ready(run(*arguments))
-    return time.perf_counter() - begin
+    begun = begin(sim, [work], round, key=sim.key, hyper=sim.hyper)
+    first = jax.block_until_ready(next(begun.segments))
+    begun = begun._replace(segments=itertools.chain([first], begun.segments))
+    sim.source.waited()  # for the first segment, and for what was prepared
+    started = time.perf_counter()
+    jax.block_until_ready(train(sim, sim.programs, server, begun))
+    return time.perf_counter() - started - sim.source.waited()
 
 
 def short_round(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Work:
@@ -92,21 +87,24 @@ def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -
 
 
 def lowered_text(sim: Simulation, server: PyTree, work: Work) -> str:
-    """The round as StableHLO; of a stream the same training on a table that nobody has
-    to hold, and how it is cut."""
-    held = ""
-    if sim.segments:
-        held = f"{sim.table.memory} {sim.table.waves}"
-        whole = meshes.replicated(sim.mesh)
-        count = sim.table.num_examples
-        shape = lambda x: jax.ShapeDtypeStruct(
-            (count, *x.shape), x.dtype, sharding=whole
-        )
-        sim = sim._replace(table=jax.tree.map(shape, sim.table.example))
-    arguments = on_devices(sim, server, work, 0)
-    text = lowered(sim.run, *arguments).as_text()
+    """The round of its first segment as StableHLO, and how it is cut."""
+    size = sim.source.size_of([work], sim.largest)
+    one = lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype)
+    arguments = round_arguments(
+        sim.mesh,
+        cohort_size=len(work.order),
+        lanes=sim.lanes,
+        shards=sim.shards,
+        server=server,
+        row=jax.tree.map(one, work.rows),
+        extra=work.extra,
+        table=sim.source.shapes(size),
+        key=sim.key,
+        hyper=sim.hyper,
+    )
+    text = lowered(sim.programs.whole, *arguments).as_text()
     # Rates and weights change no time; whole numbers may be lengths of loops.
-    return re.sub("dense<[^>]*>(?= : tensor<[0-9x]*[bf])", "", text) + held
+    return re.sub("dense<[^>]*>(?= : tensor<[0-9x]*[bf])", "", text) + str(size)
 
 
 def processor() -> str:

@@ -28,7 +28,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.simulation import Simulation
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.timing import CLIENTS, fingerprint, first_clients, seconds
+from fedfr_jax.runs.timing import CLIENTS, fingerprint, first_clients, seconds
 from fedfr_jax.types import PyTree
 
 MOST, MOST_ON_CPU = 256, 16
@@ -143,8 +143,8 @@ def space_of(
 ) -> Space:
     """What to try on the mesh of `sim`: fewer devices only of one process' CPU, whose
     cores work for the devices that are left."""
-    count = sim.mesh.shape[meshes.CLIENTS]
-    is_whole = not _is_cpu(sim.mesh) or sim.mesh.shape[meshes.MODEL] > 1
+    count, num_model_shards = meshes.grid(sim.mesh)
+    is_whole = not _is_cpu(sim.mesh) or num_model_shards > 1
     halves = tuple(count >> i for i in range(1, count.bit_length()))
     devices = () if is_whole or jax.process_count() > 1 else halves
     return Space(lowerings, devices, lanes or powers(sim.mesh))
@@ -162,7 +162,7 @@ def _is_cpu(mesh):
 
 def most_lanes(sim: Simulation, devices: int = 0) -> int:
     """Lanes for which a shard on so many devices (0: those of `sim`) has clients."""
-    shards = sim.shards or devices or sim.mesh.shape[meshes.CLIENTS]
+    shards = sim.shards or devices or meshes.grid(sim.mesh)[0]
     return max(sim.cohort_size // shards, 1)
 
 
@@ -221,7 +221,7 @@ def _checked(choice, sim, space):
     """A file's setting as (place of the lowering, devices, lanes), -1 first if bad."""
     known = {**Setting()._asdict(), "lanes": 0, **choice}
     lowering, devices, lanes = (known[name] for name in Setting._fields)
-    if devices == sim.mesh.shape[meshes.CLIENTS]:
+    if devices == meshes.grid(sim.mesh)[0]:
         devices = 0
     is_fine = lowering in space.lowerings and devices in (0, *space.devices)
     if not is_fine or lanes not in range(1, most_lanes(sim, devices) + 1):

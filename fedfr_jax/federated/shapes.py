@@ -1,9 +1,8 @@
-"""The round is compiled while the server prepares its first cohort.
+"""A round's arguments as shapes: what it is lowered from before there are any.
 
 What clients are handed depends on what the server selects for them; the shapes do not.
-So the round is lowered from shapes, and compiled on a thread of its own beside the
-compilation, and the run, of the preparation. It is lowered before the preparation is:
-its compilation is the longest, and XLA's passes take a single core.
+So the first round is compiled on a thread of its own while the server prepares the
+first cohort.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis
 from fedfr_jax.federated.client import Slots
-from fedfr_jax.federated.compiling import Program, lowered
+from fedfr_jax.federated.compiling import lowered
 from fedfr_jax.federated.memory import check_memory
 from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.store import Store
@@ -39,27 +38,28 @@ def compiled_beside(
     Raises:
       MemoryError: when a round cannot fit, see `check_memory`.
     """
-    arguments = _first_arguments(sim, server, store, cohort)
+    arguments = _arguments(sim, server, store, cohort)
     if arguments is None:
         yield
         return
     check_memory(sim, server, arguments[1])
-    sim.run.is_begun = True
-    program = lowered(sim.run, *arguments)
+    sim.programs.whole.is_begun = True
+    # Before the preparation, for this takes longest and XLA's passes a single core.
+    program = lowered(sim.programs.whole, *arguments)
     with ThreadPoolExecutor(1, "compile") as thread:
         thread.submit(program.compile)
         yield
 
 
-def _first_arguments(sim, server, store, cohort):
+def _arguments(sim, server, store, cohort):
     """`round_arguments` of a round that is to be compiled here, else None."""
-    is_known = sim.segments or not isinstance(sim.run, Program) or sim.run.is_begun
+    is_known = sim.programs.whole.is_begun or sim.source.is_streamed
     if is_known or not sim.algorithm.prepare or jax.process_count() > 1:
         return None
     try:
         extra = extra_shapes(sim.algorithm.prepare, server, sim.context(cohort))
     except jax.errors.JAXTypeError:  # it asks for values
-        sim.run.is_begun = True
+        sim.programs.whole.is_begun = True
         return None
     return round_arguments(
         sim.mesh,
@@ -80,7 +80,7 @@ def extra_shapes(prepare: Callable, server: PyTree, context: RoundContext) -> Ex
 
     Args:
       prepare: of an `Algorithm`.
-      server: arrays or shapes, like the data set of `context`.
+      server: arrays or shapes, like the resident data set of `context`.
     """
 
     def of_arrays(server, dataset):
@@ -110,7 +110,7 @@ def round_arguments(
     key: jax.Array,
     hyper: PyTree = (),
 ) -> tuple:
-    """What a compiled round (`engine.round_function`) is called with, for `lower`.
+    """What `engine.Round.whole` is called with, for `lower`.
 
     Args:
       cohort_size, lanes, shards: K, L and V (None: a shard per device).
@@ -118,29 +118,27 @@ def round_arguments(
       server, extra, table, key, hyper: as the round gets them, arrays or placed shapes.
 
     Returns:
-      the same, with shapes of rows and slots [V, W, L, ...], order [K] and the round.
+      (server, rows, slots, order, table, shared), shapes of rows and slots
+      [A, w, L, ...], of order [K] and of the round.
     """
+    devices = mesh.shape[meshes.CLIENTS]
     plan = schedule(
-        np.ones(cohort_size, np.int64),
-        num_devices=mesh.shape[meshes.CLIENTS],
-        lanes=lanes,
-        shards=shards,
+        np.ones(cohort_size, np.int64), num_devices=devices, lanes=lanes, shards=shards
     )
-    laid = lambda x: jax.ShapeDtypeStruct((*plan.slots.shape, *x.shape), x.dtype)
+    waves = plan.slots.size // (devices * lanes)
+    laid = lambda x: jax.ShapeDtypeStruct((devices, waves, lanes, *x.shape), x.dtype)
     rows = jax.tree.map(laid, row)
     slots = laid(jax.ShapeDtypeStruct((len(Slots._fields),), jnp.int32))
     order = jax.ShapeDtypeStruct((cohort_size,), jnp.int32)
     number = jax.ShapeDtypeStruct((), jnp.int32)
+    extra = extra._replace(num_examples=())  # the slots say it
     return (
         server,
         placed(rows, model_axis.places_of_rows(mesh, rows)),
         placed(slots, meshes.over_clients(mesh)),
         on_mesh(mesh, order),
-        extra._replace(num_examples=()),  # the slots say it
         table,
-        on_mesh(mesh, number),
-        key,
-        hyper,
+        (extra, on_mesh(mesh, number), key, hyper),
     )
 
 

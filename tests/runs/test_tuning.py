@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from fedfr_jax import trees
-from fedfr_jax.federated import memory, timing, tuning
+from fedfr_jax.federated import memory
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.federated.tuning import Setting
 from fedfr_jax.mesh import first_devices, make_mesh
+from fedfr_jax.runs import timing, tuning
+from fedfr_jax.runs.tuning import Setting
 from fedfr_jax.stream import stream
 from fedfr_jax.types import Cohort, Local
 from tests.federated import toys
@@ -52,11 +53,11 @@ class Toy:
             reduction="canonical" if sim.shards else "sum",
             shards=sim.shards or 8,
         )
-        self.settings[made.run] = setting
+        self.settings[made.programs] = setting
         return made
 
     def seconds(self, sim, server, store, cohort):
-        setting = self.settings[sim.run]._replace(lanes=sim.lanes)
+        setting = self.settings[sim.programs]._replace(lanes=sim.lanes)
         assert sim.mesh.size == (setting.devices or self.sim.mesh.size)
         assert {len(x.devices()) for x in jax.tree.leaves(server)} == {sim.mesh.size}
         self.timed.append(setting)
@@ -65,7 +66,7 @@ class Toy:
     def tune(self, **options):
         given = {**QUIET, **options}
         setting, sim = tuning.tune(self.make, self.server, self.store, **given)
-        assert self.settings[sim.run] == setting._replace(lanes=1)
+        assert self.settings[sim.programs] == setting._replace(lanes=1)
         assert sim.lanes == setting.lanes
         return setting
 
@@ -405,4 +406,4 @@ def test_what_cannot_fit_is_refused_before_it_is_compiled(
     monkeypatch.setattr(memory, "free_bytes", lambda mesh: free)
     with pytest.raises(MemoryError, match=message):
         play(sim, server, open_store(sim, server), 0)
-    assert sim.run.num_compiled() == 0
+    assert sim.programs.whole.num_compiled() == 0
