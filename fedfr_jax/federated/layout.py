@@ -14,8 +14,21 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import IDLE, column, unpack
+from fedfr_jax.federated.schedule import Plan
 from fedfr_jax.stream import Stream
-from fedfr_jax.types import Dataset, PyTree
+from fedfr_jax.types import Dataset, Extra, PyTree
+
+
+class Work(NamedTuple):
+    """A round's arguments in host memory, and what they mean."""
+
+    rows: PyTree  # [V', W, L, ...] personal rows of this process' shards
+    slots: np.ndarray  # [V, W, L, 10] int32, see `client.unpack`
+    order: np.ndarray  # [K] int32 flat slot of each cohort member
+    extra: Extra
+    clients: np.ndarray  # [V, W, L] ids, -1 where idle
+    own: np.ndarray  # [V'] this process' shards, all of them in a single process
+    plan: Plan
 
 
 class Size(NamedTuple):
@@ -35,7 +48,7 @@ class Layout(NamedTuple):
     num_waves: int  # n
 
 
-def num_waves(work, mesh: Mesh) -> int:
+def num_waves(work: Work, mesh: Mesh) -> int:
     """Waves that a `Work` has on each device."""
     shards, waves = work.slots.shape[:2]
     return shards // mesh.shape[meshes.CLIENTS] * waves
@@ -78,7 +91,7 @@ def room_for(capacity: int, most: int, max_local: int, known: set[int]) -> int:
     return min(room for room in known if room >= most)
 
 
-def lay_out(work, mesh: Mesh, size: Size, first_row: int = 0) -> Layout:
+def lay_out(work: Work, mesh: Mesh, size: Size, first_row: int = 0) -> Layout:
     """Cut a round's `Work` [V, W, L] into segments; idle waves fill up the last.
 
     Args:

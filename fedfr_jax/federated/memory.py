@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated.compiling import Program, lowered
+from fedfr_jax.federated.state import Simulation
 from fedfr_jax.types import PyTree
 
 MIB, GIB = 2**20, 2**30
@@ -29,13 +30,13 @@ MEMINFO = pathlib.Path("/proc/meminfo")  # of Linux
 BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")  # which machine this is
 
 
-def check_memory(sim, server: PyTree, rows: PyTree) -> None:
+def check_memory(sim: Simulation, server: PyTree, rows: PyTree) -> None:
     """Raise MemoryError when a round cannot fit.
 
     What was let through before, lanes and shapes of rows, is not asked for again.
 
     Args:
-      sim: the Simulation; its table and `server` are on the devices already.
+      sim: its table and `server` are on the devices already.
       rows: personal rows of this process' shards, three axes in front of their own.
     """
     known = sim.programs.whole.fitting
@@ -74,7 +75,7 @@ def _check_least(sim, server, rows):
 
 
 @contextlib.contextmanager
-def guarded(sim, run: Program) -> Iterator[Callable]:
+def guarded(sim: Simulation, run: Program) -> Iterator[Callable]:
     """Yield `run`, refused on its first call if it needs more than is free.
 
     Raises:

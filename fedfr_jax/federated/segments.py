@@ -9,9 +9,10 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.engine import Round
-from fedfr_jax.federated.layout import Layout, Size, lay_out
+from fedfr_jax.federated.layout import Layout, Size, Work, lay_out
 from fedfr_jax.federated.memory import guarded
 from fedfr_jax.federated.model_axis import places_of_rows
+from fedfr_jax.federated.state import Simulation
 from fedfr_jax.types import PyTree
 
 
@@ -43,8 +44,8 @@ def stacked(trees: Sequence[PyTree], axis: int) -> PyTree:
 
 
 def begin(
-    sim,
-    works: Sequence,
+    sim: Simulation,
+    works: Sequence[Work],
     round: int,
     *,
     key: jax.Array,
@@ -92,7 +93,7 @@ def loader(layouts: list[Layout], size: Size, mesh: Mesh, join: Callable) -> Cal
     return load
 
 
-def train(sim, programs: Round, server: PyTree, begun: Begun) -> tuple:
+def train(sim: Simulation, programs: Round, server: PyTree, begun: Begun) -> tuple:
     """Train what has begun, segment by segment.
 
     Returns:

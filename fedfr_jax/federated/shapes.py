@@ -20,15 +20,16 @@ from fedfr_jax.federated.client import Slots
 from fedfr_jax.federated.compiling import lowered
 from fedfr_jax.federated.memory import check_memory
 from fedfr_jax.federated.schedule import schedule
+from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.types import Cohort, Extra, PyTree, RoundContext
 
 
 @contextlib.contextmanager
 def compiled_beside(
-    sim, server: PyTree, store: Store, cohort: Cohort
+    sim: Simulation, server: PyTree, store: Store, cohort: Cohort
 ) -> Iterator[None]:
-    """Compile the round of `sim`, a Simulation, while the block prepares `cohort`.
+    """Compile the round of `sim` while the block prepares `cohort`.
 
     Only for the first block, which ends when both are done, even if it fails. Nothing
     is compiled where the server prepares nothing or what JAX cannot trace, for a

@@ -10,69 +10,21 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis, sampling
 from fedfr_jax.federated.client import Population, Slots, column, pack
-from fedfr_jax.federated.engine import REDUCTIONS, Round, build_round, no_extra
+from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
+from fedfr_jax.federated.layout import Work
 from fedfr_jax.federated.memory import check_memory
 from fedfr_jax.federated.rows import check_rows
 from fedfr_jax.federated.schedule import Plan, schedule
 from fedfr_jax.federated.segments import begin, train, whole_rows
 from fedfr_jax.federated.shapes import compiled_beside
+from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.tables import Resident, Streamed, table_on
+from fedfr_jax.federated.tables import table_on
 from fedfr_jax.feed import Feed
 from fedfr_jax.stream import Stream
-from fedfr_jax.types import Algorithm, Cohort, Dataset, Extra, PyTree, RoundContext
+from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree
 
 CANONICAL_SHARDS = 8
-
-
-class Simulation(NamedTuple):
-    """Everything of a federated run that does not change from round to round."""
-
-    algorithm: Algorithm
-    feed: Feed
-    mesh: Mesh
-    source: Resident | Streamed  # the table on the mesh
-    population: Population
-    local_epochs: Callable  # round -> E, or one per client [N]
-    cohort_size: int  # K
-    lanes: int  # L
-    seed: int
-    shards: int | None  # V of the canonical reduction, None for plain sums
-    programs: Round
-    key: jax.Array  # [] key of the seed, on the mesh
-    hyper: PyTree  # what `programs` hand to the algorithm's factory, on the mesh
-
-    @property
-    def table(self) -> Dataset | Stream:
-        """All examples; a `Dataset` is on every device."""
-        return self.source.dataset
-
-    @property
-    def largest(self) -> np.ndarray:
-        """Examples of the K largest clients, falling."""
-        return self.population.largest(self.cohort_size)
-
-    def context(self, cohort: Cohort) -> RoundContext:
-        """What the server may look at before it trains this cohort."""
-        return RoundContext(
-            dataset=self.table,
-            population=self.population,
-            cohort=cohort,
-            feed=self.feed,
-            mesh=self.mesh,
-        )
-
-
-class Work(NamedTuple):
-    """A round's arguments in host memory, and what they mean."""
-
-    rows: PyTree  # [V', W, L, ...] personal rows of this process' shards
-    slots: np.ndarray  # [V, W, L, 10] int32, see `client.unpack`
-    order: np.ndarray  # [K] int32 flat slot of each cohort member
-    extra: Extra
-    clients: np.ndarray  # [V, W, L] ids, -1 where idle
-    own: np.ndarray  # [V'] this process' shards, all of them in a single process
-    plan: Plan
 
 
 class Outcome(NamedTuple):

@@ -20,7 +20,15 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import Held, all_rows, column, lists
-from fedfr_jax.federated.layout import Layout, Size, fit, num_waves, read_rows, room_for
+from fedfr_jax.federated.layout import (
+    Layout,
+    Size,
+    Work,
+    fit,
+    num_waves,
+    read_rows,
+    room_for,
+)
 from fedfr_jax.stream import Stream, ahead, blocks, on_own_devices, placed
 from fedfr_jax.types import Dataset
 
@@ -46,7 +54,9 @@ class Resident:
         del start
         return all_rows(dataset)
 
-    def size_of(self, works: list, largest: np.ndarray, num_tables: int = 1) -> Size:
+    def size_of(
+        self, works: list[Work], largest: np.ndarray, num_tables: int = 1
+    ) -> Size:
         """One segment of all waves."""
         del largest, num_tables
         return Size(1, num_waves(works[0], self.mesh), 0)
@@ -82,7 +92,9 @@ class Streamed:
         self.dataset, self.mesh = stream, mesh
         self.rooms = set()  # for added examples, see `layout.room_for`
 
-    def size_of(self, works: list, largest: np.ndarray, num_tables: int = 1) -> Size:
+    def size_of(
+        self, works: list[Work], largest: np.ndarray, num_tables: int = 1
+    ) -> Size:
         """Size of a round's segments that fits each of `works`.
 
         Args:

@@ -19,9 +19,10 @@ import numpy as np
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import column
 from fedfr_jax.federated.compiling import compiler_options, lowered
+from fedfr_jax.federated.layout import Work
 from fedfr_jax.federated.segments import begin, train
 from fedfr_jax.federated.shapes import round_arguments
-from fedfr_jax.federated.simulation import Simulation, Work, assign
+from fedfr_jax.federated.simulation import Simulation, assign
 from fedfr_jax.federated.store import Store
 from fedfr_jax.types import Cohort, PyTree
 

@@ -20,6 +20,7 @@ from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.simulation import Simulation, open_store, play, start
+from fedfr_jax.federated.tables import table_on
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Dataset, Local
@@ -262,7 +263,8 @@ def test_examples_of_other_clients_are_never_seen(name):
     images = table().images
     images[: len(owner)][~np.isin(owner, ids)] = np.nan
     poisoned = jax.device_put(images, simulations.meshes.replicated(sim.mesh))
-    poisoned = sim._replace(table=sim.table._replace(inputs={"image": poisoned}))
+    held = sim.table._replace(inputs={"image": poisoned})
+    poisoned = sim._replace(source=table_on(sim.mesh, held))
     assert_same_bits(rounds(name, poisoned, (0,)), rounds(name, sim, (0,)))
 
 

@@ -131,7 +131,7 @@ def choose(make, server, store, folder):
     """
     import jax
 
-    from fedfr_jax.federated import tuning
+    from fedfr_jax.runs import tuning
 
     number, measured, facts = jax.process_index(), tuning.seconds, []
 

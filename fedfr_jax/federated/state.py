@@ -1,0 +1,53 @@
+"""What a federated run is made of."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.engine import Round
+from fedfr_jax.federated.tables import Resident, Streamed
+from fedfr_jax.feed import Feed
+from fedfr_jax.stream import Stream
+from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree, RoundContext
+
+
+class Simulation(NamedTuple):
+    """Everything of a federated run that does not change from round to round."""
+
+    algorithm: Algorithm
+    feed: Feed
+    mesh: Mesh
+    source: Resident | Streamed  # the table on the mesh
+    population: Population
+    local_epochs: Callable  # round -> E, or one per client [N]
+    cohort_size: int  # K
+    lanes: int  # L
+    seed: int
+    shards: int | None  # V of the canonical reduction, None for plain sums
+    programs: Round
+    key: jax.Array  # [] key of the seed, on the mesh
+    hyper: PyTree  # what `programs` hand to the algorithm's factory, on the mesh
+
+    @property
+    def table(self) -> Dataset | Stream:
+        """All examples; a `Dataset` is on every device."""
+        return self.source.dataset
+
+    @property
+    def largest(self) -> np.ndarray:
+        """Examples of the K largest clients, falling."""
+        return self.population.largest(self.cohort_size)
+
+    def context(self, cohort: Cohort) -> RoundContext:
+        """What the server may look at before it trains this cohort."""
+        return RoundContext(
+            dataset=self.table,
+            population=self.population,
+            cohort=cohort,
+            feed=self.feed,
+            mesh=self.mesh,
+        )
