@@ -57,6 +57,26 @@ class Stream(NamedTuple):
         """Examples of `rows` [n], read into the memory of the host."""
         return Dataset(self.read(rows), jax.tree.map(lambda x: x[rows], self.targets))
 
+    def pieces(
+        self, rows_of: Callable[[int], jax.Array], count: int
+    ) -> Iterator[tuple[jax.Array, Dataset]]:
+        """As of a `Dataset`; the next piece is read while the one before is used.
+
+        This process reads for its own devices only.
+
+        Args:
+          rows_of: i -> [A * r] rows of the i-th piece, cut over the `clients` devices.
+        """
+
+        def load(i):
+            rows = rows_of(i)
+            size = len(rows) // rows.sharding.mesh.shape[meshes.CLIENTS]
+            parts = {x.index[0].start or 0: x.data for x in rows.addressable_shards}
+            own = lambda a: self.take(np.asarray(parts[a * size], np.int64))
+            return rows, on_own_devices(rows.sharding.mesh, own)
+
+        return ahead(load, count, [])
+
 
 def stream(
     read: Callable[[np.ndarray], PyTree],

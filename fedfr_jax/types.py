@@ -5,7 +5,8 @@ round's cohort, L lanes trained side by side on a device, S local steps, B batch
 T examples in a data set, H W C image, D embedding, M classes.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import optax
 
 PyTree = Any
+PIECES = 2**25
 
 
 class Model(NamedTuple):
@@ -85,6 +87,34 @@ class Dataset(NamedTuple):
     def labels(self):
         """targets["label"], [T] int32."""
         return self.targets["label"]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of an example on a device."""
+        leaves = jax.tree.leaves(self)
+        return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in leaves)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that two pieces may take on a device, see `pieces`."""
+        return PIECES
+
+    def pieces(
+        self, rows_of: Callable[[int], jax.Array], count: int
+    ) -> Iterator[tuple[jax.Array, "Dataset"]]:
+        """(rows, their examples), each on its row's device, which must have them all.
+
+        Args:
+          rows_of: i -> [n] rows of the i-th of `count` pieces, on the devices.
+        """
+        for i in range(count):
+            rows = rows_of(i)
+            yield rows, _gathered(self, rows)
+
+
+@jax.jit
+def _gathered(dataset, rows):
+    return jax.tree.map(lambda x: x[rows], dataset)
 
     def __repr__(self) -> str:
         """How many examples there are, and of what."""

@@ -30,12 +30,7 @@ ONLY_IN = {
     r"^ *(import|from) matplotlib\b": ("runs/report/",),
     r"^ *(import|from) rich\b": ("runs/", "commands/"),
     rf"^(import|from) ({LAZY})\b": (),  # imported where it is used, not at the top
-    r"\bmesh(es)?\.(CLIENTS|MODEL)\b": (
-        "federated/",
-        "central/",
-        "stream.py",
-        "runs/central.py",
-    ),
+    r"\bmesh(es)?\.(CLIENTS|MODEL)\b": ("federated/", "central/", "stream.py"),
     r"for round(_number)? in range\(": ("runs/loop.py",),
     # Public names are loaded when asked for; a key of a tree path has two names in JAX;
     # an optimizer goes by its name in optax.

@@ -14,11 +14,11 @@ import optax
 import ours
 import workloads
 
+from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.runs.central import central
 from fedfr_jax.types import Dataset
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -36,7 +36,7 @@ def data_parallel(work, settings: dict, data, rounds: int) -> dict:
     )
     table, batch = jax.device_put(table), work.cohort * work.batch_size
     while batch:
-        stage = central(
+        epochs = build_epochs(
             of_central,
             optax.sgd(work.rate),
             Feed(batch, normalize()),
@@ -45,20 +45,18 @@ def data_parallel(work, settings: dict, data, rounds: int) -> dict:
             num_rows=num_rows,
             seed=0,
         )
-        state, spent = stage.init(jax.tree.map(jnp.copy, variables)), []
+        state, spent = epochs.init(jax.tree.map(jnp.copy, variables)), []
         try:
             for epoch in range(1 + rounds):
                 begin = time.perf_counter()
-                state, _ = jax.block_until_ready(
-                    stage.epoch(state, table, jnp.int32(epoch))
-                )
+                state, _ = jax.block_until_ready(epochs.run(state, table, epoch))
                 spent.append(time.perf_counter() - begin)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 return {**row, "failure": first_line(error)}
             batch //= 2
             continue
-        seconds, images = statistics.median(spent[1:]), stage.num_steps * batch
+        seconds, images = statistics.median(spent[1:]), epochs.num_steps * batch
         row |= {"batch_size": batch, "seconds_median": seconds}
         return {**row, "images_per_second": images / seconds}
     return {**row, "failure": "no batch fits the memory"}

@@ -3,13 +3,11 @@
 import pathlib
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from fedfr_jax import mesh as meshes
+from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.central.settings import optimizer_of
 from fedfr_jax.runs import loop
-from fedfr_jax.runs.central import central
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.sinks import open_sinks
 from fedfr_jax.stream import placed
@@ -23,7 +21,7 @@ def train_central(
 ) -> PyTree:
     """Train, or go on, under `folder`; returns the variables at the end."""
     settings = trainer.settings
-    epochs = central(
+    epochs = build_epochs(
         trainer.loss,
         optimizer_of(settings, trainer.num_rows),
         trainer.feed,
@@ -33,7 +31,7 @@ def train_central(
         seed=seed,
     )
     key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
-    state = meshes.put(epochs.init(trainer.init(key)), meshes.replicated(mesh))
+    state = epochs.init(trainer.init(key))
     checkpointer = Checkpointer(folder / "checkpoints")
     first, state = checkpointer.restore(state) or (0, state)
     if first < settings.epochs:
@@ -41,8 +39,7 @@ def train_central(
         every = settings.checkpoint_every
         with open_sinks(folder, folder.name, settings.epochs, first) as sinks:
             for epoch in range(first, settings.epochs):
-                state, metrics = epochs.epoch(state, table, jnp.int32(epoch))
-                scalars = {name: float(value) for name, value in metrics.items()}
+                state, scalars = epochs.run(state, table, epoch)
                 loop.check_scalars(scalars, f"epoch {epoch}", checkpointer)
                 loop.check_state(state, f"epoch {epoch}", checkpointer)
                 for sink in sinks:

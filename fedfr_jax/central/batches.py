@@ -1,0 +1,122 @@
+"""Batches of central training: a keyed permutation of the rows, piece by piece.
+
+A piece holds the examples of some steps, each device's own beside each other. Those of
+a `Dataset` are gathered on the devices, those of a `Stream` are read on the host; the
+next piece comes while the devices train on the one before. Every example of a batch is
+augmented with a key of its own, a function of (seed, epoch, step, place in the batch).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.feed import Feed
+from fedfr_jax.permutation import permute_host
+from fedfr_jax.stream import Stream
+from fedfr_jax.types import Batch, Dataset
+
+CENTRAL = 2**31 + 1  # folded into the seed; clients fold their ids, below 2^31
+CUT = Batch(*[P(meshes.CLIENTS)] * len(Batch._fields))._replace(num_classes=P())
+
+
+class Piece(NamedTuple):
+    """Stored examples of the steps first, ..., last - 1, cut over the devices."""
+
+    rows: jax.Array  # [A * k * part] int32 of the data set: devices, steps, places
+    examples: Dataset  # of [A * k * part, ...]
+    first: np.int32
+    last: np.int32  # at most first + k
+
+
+class Order(NamedTuple):
+    """Which rows are trained on, and in which batches."""
+
+    first_row: int
+    num_rows: int
+    batch_size: int  # over all devices
+    num_devices: int
+    seed: int
+
+    @property
+    def num_steps(self) -> int:
+        """Whole batches in an epoch."""
+        return self.num_rows // self.batch_size
+
+    @property
+    def part(self) -> int:
+        """Examples of a batch on each device."""
+        return self.batch_size // self.num_devices
+
+    def key(self, epoch: jax.Array | int) -> jax.Array:
+        """What an epoch draws with."""
+        stage = jax.random.fold_in(jax.random.key(self.seed), CENTRAL)
+        return jax.random.fold_in(stage, epoch)
+
+    def word(self, epoch: int) -> int:
+        """What names the epoch's permutation."""
+        key = jax.random.fold_in(jax.random.fold_in(self.key(epoch), 1), 0)
+        return int(jax.random.bits(key, dtype=jnp.uint32))
+
+    def rows(self, word: int, first: int, count: int) -> np.ndarray:
+        """Rows of steps first, ..., first + count - 1, [A, count, part] int32."""
+        devices = np.arange(self.num_devices)[:, None, None] * self.part
+        steps = first + np.arange(count)[:, None]
+        places = devices + np.arange(self.part)
+        # Steps behind the epoch's last are filled up; nobody trains on them.
+        position = np.minimum(steps * self.batch_size + places, self.num_rows - 1)
+        row = permute_host(word, position.ravel(), self.num_rows) + self.first_row
+        return row.astype(np.int32).reshape(position.shape)
+
+
+def pieces(
+    table: Dataset | Stream, order: Order, epoch: int, mesh: Mesh
+) -> Iterator[Piece]:
+    """An epoch's pieces, all of one shape; two of them fit the table's `memory`."""
+    fits = max(table.memory // (2 * table.row_bytes * order.part), 1)
+    count = -(-order.num_steps // fits)
+    size, word = -(-order.num_steps // count), order.word(epoch)
+
+    def rows_of(i):
+        rows = order.rows(word, i * size, size).ravel()
+        return meshes.put(rows, meshes.over_clients(mesh))
+
+    for i, (rows, examples) in enumerate(table.pieces(rows_of, count)):
+        first, last = i * size, min((i + 1) * size, order.num_steps)
+        yield Piece(rows, examples, np.int32(first), np.int32(last))
+
+
+def build_batch(feed: Feed, order: Order, mesh: Mesh) -> Callable:
+    """batch(piece, key, step) -> `Batch` of [B], cut over the devices, augmented.
+
+    All examples count as added by a server, for a loss that tells them from a client's:
+    their labels are classes of all.
+    """
+
+    def of_part(piece: Piece, key, step):
+        start = (step - piece.first) * order.part
+        cut = lambda x: jax.lax.dynamic_slice_in_dim(x, start, order.part)
+        row, stored = jax.tree.map(cut, (piece.rows, piece.examples))
+        place = jnp.arange(order.part, dtype=jnp.int32)
+        number = jax.lax.axis_index(meshes.CLIENTS) * order.part + place
+        inputs, targets, view = feed.augmented(key, step, number, *stored)
+        always = jnp.ones(order.part, bool)
+        return Batch(
+            inputs=inputs,
+            targets=targets,
+            num_classes=jnp.int32(0),
+            is_valid=always,
+            is_extra=always,
+            example=row,
+            position=row - order.first_row,
+            view=view,
+        )
+
+    cut = P(meshes.CLIENTS)
+    specs = Piece(cut, cut, P(), P()), P(), P()
+    return meshes.over_client_devices(mesh, of_part, specs, CUT)
