@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import re
 import time
 
 import jax
@@ -222,7 +223,26 @@ def test_no_file_that_cannot_be_opened_costs_a_checkpoint(two, tmp_path):
     assert refused >= {"array_metadatas", "d", "manifest.ocdbt", "ocdbt.process_0"}
 
 
-@pytest.mark.parametrize("name", ["manifest.ocdbt", "d", "ocdbt.process_0", ""])
+def test_no_flipped_bit_is_trusted(two, tmp_path, caplog):
+    """Of any file that is read: in turn each is flipped, found and mended."""
+    files = [p for p in (tmp_path / "2" / "default").rglob("*") if p.is_file()]
+    for file in (p for p in files if p.name != "commit_success.txt"):  # never read
+        whole = file.read_bytes()
+        place = len(whole) // 2
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert "is not as it was written" in two.why_unreadable(2)
+        *_, last = file.parts
+        file.write_bytes(whole)
+    assert two.why_unreadable(2) is None
+    file.write_bytes(whole[:-1])
+    assert restored(two) == 1 and two.steps() == (1,)
+    says = f"going on from checkpoint 1; removed as damaged: 2: .*{last} is not as"
+    assert re.search(says, caplog.messages[-1])
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.ocdbt", "d", "ocdbt.process_0", "SHA256SUMS", ""]
+)
 def test_what_is_missing_is_damage(two, tmp_path, name):
     (tmp_path / "2" / "default" / name).rename(tmp_path / "aside")
     assert restored(two) == 1 and two.steps() == (1,)
