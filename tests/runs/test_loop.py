@@ -45,7 +45,7 @@ def build(name, **changes):
     return sim, start(sim, variables)
 
 
-def train(sim, server, folder, *, kill_at=None, checkpoint_every=2):
+def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUNDS):
     """Start or go on under `folder`; `kill_at` = (where, round)."""
     server, store, checkpointer, first = loop.resume(sim, server, folder)
     sink = JsonlSink(folder / "metrics.jsonl", resume_step=first)
@@ -76,7 +76,7 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2):
             store,
             checkpointer,
             first_round=first,
-            num_rounds=ROUNDS,
+            num_rounds=rounds,
             evaluate=evaluate,
             sinks=[sink, killer],
             client_log=clients,
@@ -105,6 +105,19 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, name):
     assert [row["round"] for row in lines(broken)] == list(range(ROUNDS))
     log = lambda folder: (folder / "clients.jsonl").read_text()
     assert log(broken) == log(tmp_path / "whole")
+
+
+def test_a_run_killed_long_after_its_checkpoint_ends_with_the_same_bits(tmp_path):
+    """Clients have taken part more often since than the store keeps versions."""
+    sim, server = build("fedfr")
+    few = {"checkpoint_every": 3, "rounds": 9}
+    whole = train(sim, server, tmp_path / "whole", **few)
+    for kill_at in [("before checkpoint", 5), ("after sinks", 7)]:
+        with pytest.raises(Killed):
+            train(sim, server, tmp_path / "broken", kill_at=kill_at, **few)
+    resumed = train(sim, server, tmp_path / "broken", **few)
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
 
 
 def test_the_log_holds_the_hard_negatives_that_each_client_got(tmp_path):
