@@ -7,6 +7,9 @@ resumed at either, at round R, reads exactly the rows of round R: stamps after R
 count. Nothing is written until a client takes part, and memory does not grow with N.
 Where a row is empty a client has one stamp, of the first round that it took part in.
 
+A row has a checksum, and the stamps that a checkpoint sees have a number in seals.txt:
+what is damaged or lost is refused, never read as something else or as a new client.
+
 One thread writes while the next round is prepared and trained; until a round's rows are
 on disk they are read from memory. An error of the writer is raised by the next call.
 
@@ -17,15 +20,11 @@ rows share a lock, since no two write at the same place; whoever opens the store
 takes it alone, so that nothing of an earlier run is written after it was forgotten.
 """
 
-import fcntl
-import itertools
 import mmap
-import os
 import pathlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -33,18 +32,21 @@ import jax
 import numpy as np
 
 from fedfr_jax import trees
+from fedfr_jax.federated import seals
+from fedfr_jax.federated.row_file import SUM_BYTES, RowFile
+from fedfr_jax.federated.store_files import check_layout, check_sizes, lost, open_stamps
 from fedfr_jax.types import PyTree
 
 PROTECTED = 2  # checkpoints whose rows stay whole
 VERSIONS = PROTECTED + 1
-BLOCK = 2**16  # clients whose stamps are searched together
+SEALS = "seals.txt"
 
 
 class Pending(NamedTuple):
     """Rows that are on their way to the disk."""
 
     ids: np.ndarray  # [K] int64, ascending
-    block: np.ndarray  # [K, row bytes] uint8
+    block: np.ndarray  # [K, row bytes] uint8, each row's checksum included
     written: object  # Future
 
 
@@ -54,15 +56,17 @@ class Store:
     Args:
       template: pytree of arrays or shape structs, one client's personal state.
       population: N.
-      folder: where the two files live; None takes a temporary folder.
-      resume_round: the store's time; rows written at or after it are forgotten.
+      folder: where the files live; None takes a temporary folder.
+      resume_round: the store's time, 0 or that of a `flush`; rows written at or after
+        it are forgotten.
       protected: rounds of older checkpoints that may still be resumed.
       sharer: this process' number among those of a run, of which 0 comes first; None
         when it is alone.
 
     Raises:
-      ValueError: when the files belong to another tree or population, or are not told
-        in a run of several processes.
+      ValueError: when the files belong to another tree or population, are not what
+        they were at the `flush` of `resume_round`, or are not told in a run of several
+        processes.
     """
 
     def __init__(
@@ -77,32 +81,34 @@ class Store:
     ):
         if folder is None and sharer is not None:
             raise ValueError("store must be given a folder that all processes see.")
-        if folder is None:
+        is_own = folder is None
+        if is_own:
             folder = tempfile.mkdtemp()
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        folder = pathlib.Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = pathlib.Path(folder)
         self._leaves, self._treedef = jax.tree.flatten(template)
-        self._row_bytes = max(trees.num_bytes(template), 1)
+        self._row_bytes = max(trees.num_bytes(template), 1) + SUM_BYTES
         self.population = population
-        self._check_layout(folder / "layout.txt", template)
-        self._path = folder / "rows.bin"
-        self._rows = os.open(self._path, os.O_RDWR | os.O_CREAT)
-        weakref.finalize(self, os.close, self._rows)
-        fcntl.flock(self._rows, fcntl.LOCK_EX)  # an earlier store may still be writing
-        is_fresh = not (folder / "stamps.bin").exists()
-        self._file = _open_stamps(folder / "stamps.bin", population, not sharer)
-        self._stamps = np.asarray(self._file)  # indexed faster than a memmap
-        self._is_shared = sharer is not None
-        self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
-        for start in () if is_fresh else range(0, population, BLOCK):
-            part = self._stamps[start : start + BLOCK]
-            late = part > resume_round
-            if late.any():
-                part[late] = 0
+        num_places = population * VERSIONS
+        if is_resumed := resume_round > 0 and not is_own:
+            sizes = {"rows": num_places * self._row_bytes, "stamps": 4 * num_places}
+            check_sizes(self._folder, **sizes)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        check_layout(self._folder / "layout.txt", template, population)
+        self._rows = RowFile(self._folder / "rows.bin", num_places, self._row_bytes)
+        self._is_shared, self._is_kept = sharer is not None, not sharer
+        with self._rows.alone():  # an earlier store may still be writing
+            path = self._folder / "stamps.bin"
+            self._file = open_stamps(path, population, VERSIONS, self._is_kept)
+            self._stamps = np.asarray(self._file)  # indexed faster than a memmap
+            self._seal = seals.forget_after(self._stamps, resume_round)
+            kept = seals.read_seals(self._folder / SEALS)
+            if is_resumed and kept.get(resume_round) != self._seal:
+                got = f"stamps of another state than round {resume_round}'s in {SEALS}"
+                raise lost(self._folder, got)
         # From here on a cohort's own pages come into memory, and not those around.
         self._file.base.madvise(mmap.MADV_RANDOM)
-        fcntl.flock(self._rows, fcntl.LOCK_UN)
+        self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
         self._writer = ThreadPoolExecutor(1, "store")
         self._pending = None
 
@@ -118,7 +124,7 @@ class Store:
 
         Raises:
           OSError: when the last `scatter` could not write.
-          ValueError: when the file ends within a row.
+          ValueError: when a row is not as it was written.
         """
         if not self._leaves:
             return self.template, self._is_new(ids)
@@ -135,16 +141,10 @@ class Store:
             block[found] = pending.block[place[found]]
             is_new, on_disk = is_new & ~found, on_disk & ~found
         if self._is_shared and not pending:  # a network's file system reads anew
-            fcntl.flock(self._rows, fcntl.LOCK_SH)
-            fcntl.flock(self._rows, fcntl.LOCK_UN)
-        read = lambda part, place: os.preadv(self._rows, [part], place)
-        for k in np.flatnonzero(on_disk):
-            place = (int(ids[k]) * VERSIONS + int(newest[k])) * self._row_bytes
-            if not _in_full(read, block[k], place):
-                raise ValueError(
-                    f"{self._path} must hold client {ids[k]}'s row whole, got a file "
-                    "that ends before it or within it."
-                )
+            self._rows.share()
+            self._rows.free()
+        rows = np.flatnonzero(on_disk)
+        self._read(block, rows, ids[rows], newest[rows], stamps[rows])
         return self._unpack(block), is_new
 
     def scatter(self, ids: np.ndarray, rows: PyTree, round: int, others=()) -> None:
@@ -167,7 +167,7 @@ class Store:
             ids, block = ids[order], block[order]
         if not self._leaves:  # that a client took part is all there is to know
             return self._mark(np.concatenate([ids, others]), round)
-        fcntl.flock(self._rows, fcntl.LOCK_SH)  # other processes may write theirs
+        self._rows.share()  # other processes may write theirs
         written = self._writer.submit(self._write, ids, block, round, others)
         self._pending = Pending(ids, block, written)
 
@@ -178,9 +178,14 @@ class Store:
     def flush(self, round: int) -> None:
         """Put everything on disk and protect it: a checkpoint of `round` may follow."""
         self._wait()
-        os.fsync(self._rows)
+        self._rows.sync()
         self._file.flush()
         self._protected = (*self._protected, round)[-PROTECTED:]
+        if self._is_kept:
+            path = self._folder / SEALS
+            earlier = sorted(r for r in seals.read_seals(path).items() if r[0] < round)
+            kept = dict([*earlier[-PROTECTED:], (round, self._seal)])
+            seals.write_seals(path, kept)
 
     def touched(self) -> np.ndarray:
         """Ids that have a row, ascending, [n] int64."""
@@ -198,7 +203,9 @@ class Store:
 
     def _mark(self, ids, round) -> None:
         """Stamp those of `ids` that have no stamp yet."""
-        self._stamps[ids[self._is_new(ids)], 0] = round + 1
+        ids = ids[self._is_new(ids)]
+        before, self._stamps[ids, 0] = self._stamps[ids, 0], round + 1
+        self._seal = seals.moved(self._seal, ids, before, self._stamps[ids, 0])
 
     def _unwritten(self) -> Pending | None:
         """Rows that are not on disk yet, if any; raises the writer's error."""
@@ -213,18 +220,26 @@ class Store:
 
     def _write(self, ids, block, round, others) -> None:
         """Rows first, then the stamps that make them count."""
-        write = lambda part, place: os.pwrite(self._rows, part, place)
+        everyone = np.concatenate([ids, others])
         try:
-            places = self._free_places(np.concatenate([ids, others]), round)
+            before = self._stamps.take(everyone, axis=0).max(axis=1)
+            places = self._free_places(everyone, round)
+            after = np.full(len(everyone), round + 1)
             self._stamps.put(places, 0)
-            for k in range(len(ids)):
-                if not _in_full(write, block[k], int(places[k]) * self._row_bytes):
-                    raise OSError(
-                        f"{self._path}: client {ids[k]}'s row was written in part."
-                    )
+            keys = seals.keys_of(everyone, after)
+            self._rows.write(block, places[: len(ids)], keys[: len(ids)])
             self._stamps.put(places, round + 1)
+            self._seal = seals.moved(self._seal, everyone, before, after)
         finally:
-            fcntl.flock(self._rows, fcntl.LOCK_UN)
+            self._rows.free()
+
+    def _read(self, block, rows, ids, versions, stamps) -> None:
+        """Fill `rows` of `block` with what clients `ids` have in their `versions`."""
+        keys = seals.keys_of(ids, stamps)
+        is_whole = self._rows.read(block, rows, ids * VERSIONS + versions, keys)
+        if not is_whole.all():
+            client = ids[is_whole.argmin()]
+            raise lost(self._folder, f"another row of client {client} in rows.bin")
 
     def _free_places(self, ids, round) -> np.ndarray:
         """Where to write: the place of this round, else the oldest nobody needs [K]."""
@@ -240,8 +255,8 @@ class Store:
         leaves, start = [], 0
         for leaf in self._leaves:
             size = trees.num_bytes(leaf)
-            part = np.ascontiguousarray(block[:, start : start + size])
-            leaves.append(part.view(leaf.dtype).reshape(len(block), *leaf.shape))
+            part = block[:, start : start + size].view(leaf.dtype)
+            leaves.append(part.reshape(len(block), *leaf.shape))
             start += size
         return jax.tree.unflatten(self._treedef, leaves)
 
@@ -251,47 +266,11 @@ class Store:
             for leaf in jax.tree.leaves(rows)
         ]
         parts = parts or [np.zeros((count, 1), np.uint8)]
-        if (size := sum(part.shape[1] for part in parts)) != self._row_bytes:
+        wanted = self._row_bytes - SUM_BYTES
+        if (size := sum(part.shape[1] for part in parts)) != wanted:
             raise ValueError(
-                f"client_update must give a row of {self._row_bytes} bytes, as "
-                f"init_personal does, got {size}."
+                f"client_update must give a row of {wanted} bytes, as init_personal "
+                f"does, got {size}."
             )
+        parts.append(np.zeros((count, SUM_BYTES), np.uint8))
         return np.concatenate(parts, axis=1)
-
-    def _check_layout(self, path, template):
-        lines = [f"population {self.population}"] + [
-            f"{trees.path_name(p)} {tuple(x.shape)} {np.dtype(x.dtype)}"
-            for p, x in jax.tree_util.tree_leaves_with_path(template)
-        ]
-        if not path.exists():
-            draft = path.with_suffix(".tmp")
-            draft.write_text("\n".join(lines))
-            os.replace(draft, path)
-        kept = path.read_text().splitlines()
-        for old, new in itertools.zip_longest(kept, lines, fillvalue="nothing"):
-            if old != new:
-                raise ValueError(
-                    f"store {path.parent} must hold '{new}', got '{old}': it belongs "
-                    "to another model or population."
-                )
-
-
-def _in_full(move: Callable, row: np.ndarray, place: int) -> bool:
-    """Whether `move(part, place)` took the whole row; one call ends at 2 GiB."""
-    done = 0
-    while done < len(row) and (count := move(row[done:], place + done)):
-        done += count
-    return done == len(row)
-
-
-def _open_stamps(path: pathlib.Path, population: int, is_kept: bool) -> np.memmap:
-    """[N, VERSIONS] int32 stamps, allocated whole so that a full disk fails here.
-
-    Changes go to the file if they are to be kept, else to this process' memory.
-    """
-    size = population * VERSIONS * 4
-    with open(path, "a+b") as file:
-        if os.path.getsize(path) != size:
-            os.posix_fallocate(file.fileno(), 0, size)
-    mode = "r+" if is_kept else "c"
-    return np.memmap(path, np.int32, mode, shape=(population, VERSIONS))

@@ -9,7 +9,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
+from fedfr_jax.runs import digests
 from fedfr_jax.types import PyTree
 
 KEEP = 2  # the newest, and one to fall back on when a disk damages it
@@ -17,16 +19,34 @@ KEEP = 2  # the newest, and one to fall back on when a disk damages it
 PASSING = re.compile("os_error_code='(?!2')|RESOURCE_EXHAUSTED")
 
 
+class _Digesting(ocp.StandardCheckpointHandler):
+    """Orbax's handler, which lists the digests of its files before the renaming."""
+
+    def finalize(self, directory):
+        super().finalize(directory)
+        digests.write_digests(pathlib.Path(directory))
+
+
+@ocp.args.register_with_handler(_Digesting, for_save=True)
+class _Save(ocp.args.StandardSave):
+    """What `_Digesting` is asked to write: Orbax finds a handler by this type."""
+
+
+@ocp.args.register_with_handler(_Digesting, for_restore=True)
+class _Restore(ocp.args.StandardRestore):
+    """What `_Digesting` is asked to read."""
+
+
 class Checkpointer:
     """Numbered checkpoints of one pytree under `folder`.
 
     A save is written aside and renamed when complete, so a killed process leaves the
-    previous checkpoint as the newest.
+    previous checkpoint as the newest. One whose files have changed since is damaged.
     """
 
     def __init__(self, folder: str | pathlib.Path):
         self.folder = pathlib.Path(folder).resolve()
-        self._handler = ocp.StandardCheckpointHandler()
+        self._handler = _Digesting()
         self._manager = ocp.CheckpointManager(
             self.folder,
             item_handlers=self._handler,  # reads them in any process
@@ -52,7 +72,7 @@ class Checkpointer:
           OSError: when it cannot be written (a full disk); names what is left.
         """
         try:
-            args = ocp.args.StandardSave(_named(state))
+            args = _Save(_named(state))
             self._manager.save(step, args=args, force=True)
             self._manager.wait_until_finished()
         except Exception as error:
@@ -78,10 +98,13 @@ class Checkpointer:
             leaves, fault = self._read(step, shapes)
             if _is_anywhere(fault is not None):
                 reasons.append(f"{step}: {fault or 'what another process cannot read'}")
-                logging.warning("checkpoint %d is not usable", step)
                 continue
             for newer in (s for s in steps if s > step):
                 self._manager.delete(newer)
+            if reasons and meshes.is_first():
+                got = "; ".join(reasons)
+                says = "%s: going on from checkpoint %d; removed as damaged: %s"
+                logging.warning(says, self.folder, step, got)
             return step, _refill(template, leaves)
         if reasons:
             raise ValueError(
@@ -95,11 +118,13 @@ class Checkpointer:
         """What is wrong with checkpoint `step`, None when all of it can be read."""
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         try:
+            if fault := digests.difference(self._place(step)):
+                return fault
             saved = self._manager.item_metadata(step).tree
             shapes = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), saved
             )
-            args = ocp.args.StandardRestore(shapes)
+            args = _Restore(shapes)
             self._manager.restore(step, args=args)
         except Exception as error:  # whatever Orbax makes of a damaged file
             return _first_line(error)
@@ -109,14 +134,20 @@ class Checkpointer:
         """Release the manager's threads."""
         self._manager.close()
 
+    def _place(self, step):
+        return self.folder / str(step) / "default"
+
     def _read(self, step, shapes):
         """(leaves, None), or (None, what is wrong): damaged, or of another model.
 
         Without the manager, in whose barrier the others would wait for one that fails.
+        The first process alone compares digests; the others hear of it.
         """
-        place = self._manager.directory / str(step) / "default"
+        place = self._place(step)
         try:
-            args = ocp.args.StandardRestore(shapes)
+            if meshes.is_first() and (fault := digests.difference(place)):
+                return None, fault
+            args = _Restore(shapes)
             return self._handler.restore(place, args=args), None
         except Exception as error:
             if passing := _passing(error):

@@ -187,6 +187,44 @@ def test_a_flipped_bit_is_found_and_named(tmp_path, name):
         verify(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["labels", "landmarks", "cameras", "pairs", "is_same"])
+def test_a_flipped_bit_outside_the_images_is_found_on_opening(tmp_path, name):
+    pack(source(), tmp_path, shard_bytes=SHARD)
+    path = tmp_path / f"{name}.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=f"{path} must have the SHA-256 that it was"):
+        packed(tmp_path)
+
+
+def test_an_index_that_is_not_of_its_arrays_is_refused(tmp_path):
+    pack(source(), tmp_path, shard_bytes=SHARD)
+    path = tmp_path / "index.json"
+    index = json.loads(path.read_text())
+    without = {k: v for k, v in index["files"].items() if k != "landmarks.npy"}
+    for change, message in [
+        ({"format": 2}, "got format 2, which is not 1"),
+        ({"files": without}, "got those of another set"),
+        ({"source": "0" * 64}, "got those of another set"),
+        ({"num_images": 46}, "got those of another set"),
+        ({"num_images": 10**30}, "as it was written, got OverflowError"),
+        ({"num_images": "47"}, "got sizes"),
+        ({"image_shape": [6, 5, 10**9]}, "got another size of images-00000.npy"),
+        ({"rows_per_shard": 12}, "got no 4 files of images"),
+        ({"files": None}, "got TypeError"),
+    ]:
+        path.write_text(json.dumps({**index, **change}))
+        with pytest.raises(ValueError, match=f"{path} must .*{message}"):
+            packed(tmp_path)
+    path.write_text(json.dumps({**index, "image_shape": [5, 6, 3]}))
+    with pytest.raises(ValueError, match=r"images-00000.npy must hold images \(10, 5"):
+        packed(tmp_path).read(np.array([0]))
+    path.write_text("[" * 10**5)
+    with pytest.raises(ValueError, match=f"{path} must be readable JSON"):
+        packed(tmp_path)
+
+
 @pytest.mark.parametrize("size", [0, 128, 500])
 def test_a_truncated_shard_is_named_on_opening(tmp_path, size):
     pack(source(), tmp_path, shard_bytes=SHARD)

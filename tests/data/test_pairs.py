@@ -147,6 +147,8 @@ def test_view_2_keeps_its_folds_in_order(tmp_path):
         ("", "starts with its counts"),
         ("0\n", "2 lines per counted pair"),
         ("1 2 3\n", "2 lines per counted pair"),
+        ("-1 -1\nAnn\t1\t2\nAnn\t1\tBo\t1\n", "got counts .-1, -1. and 2 pairs"),
+        ("1\nAnn\t1\t2\nAnn\t1\tAnn\t2\n", "line 3 must pair two people"),
     ],
 )
 def test_wrong_pairs_files_are_named_with_their_line(tmp_path, text, message):

@@ -15,7 +15,7 @@ from fedfr_jax.data.sources.recordio import (
 from fedfr_jax.data.sources.records import (
     MAGIC_BYTES,
     Record,
-    first_labels,
+    read_headers,
     read_index,
     read_record,
     write_recordio,
@@ -124,7 +124,9 @@ def test_a_stand_in_lists_many_images_on_one_record_of_each_identity(tmp_path):
     assert len(index.keys) == 1 + 564 + 4
     assert len(np.unique(index.offsets)) == 1 + 4 + 4
     data = np.fromfile(tmp_path / "train.rec", np.uint8)
-    found = first_labels(data, index.offsets[1:565], "r")  # as im2rec's sets are read
+    found, _ = read_headers(
+        data, index.offsets[1:565], "r"
+    )  # as im2rec's sets are read
     np.testing.assert_array_equal(found, labels)
     with pytest.raises(ValueError, match="labels must ascend from 0 without gaps"):
         write_stand_in(tmp_path / "x.rec", [0, 2])
@@ -155,7 +157,7 @@ def test_labels_are_gathered_from_all_headers_at_once(tmp_path):
     write_recordio(tmp_path / "r.rec", written)
     data = np.fromfile(tmp_path / "r.rec", np.uint8)
     offsets = read_index(tmp_path / "r.idx").offsets[::-1]
-    assert first_labels(data, offsets, "r").tolist() == [5, 4, 3, 2, 1]
+    assert read_headers(data, offsets, "r")[0].tolist() == [5, 4, 3, 2, 1]
 
 
 def test_header_labels_win_where_identity_ranges_differ(tmp_path):
@@ -200,7 +202,7 @@ def test_property_fixes_classes_and_size(tmp_path):
         recordio(tmp_path)
 
 
-@pytest.mark.parametrize("label", [-1.0, 0.5, np.nan])
+@pytest.mark.parametrize("label", [-1.0, 0.5, np.nan, 2.0**24, 2.0**31, np.inf])
 def test_labels_that_are_no_class_numbers_are_refused(tmp_path, label):
     write_recordio(tmp_path / "train.rec", [Record(0, jpeg(1)), Record(label, jpeg(2))])
     with pytest.raises(ValueError, match="train.rec must have integer labels"):
@@ -211,12 +213,57 @@ def test_the_cache_is_used_until_the_rec_changes(tmp_path):
     write_recordio(tmp_path / "train.rec", [Record(c, jpeg(c)) for c in (0, 1)])
     cache = tmp_path / "cache" / "index.npz"
     recordio(tmp_path, cache=cache)
-    (tmp_path / "train.idx").write_text("nonsense")  # not needed any more
+    kept = cache.read_bytes()
     assert recordio(tmp_path, cache=cache).labels.tolist() == [0, 1]
+    assert cache.read_bytes() == kept
+    index = tmp_path / "train.idx"
+    index.write_text(index.read_text().replace("0\t", "7\t"))  # the .idx alone
+    assert recordio(tmp_path, cache=cache).labels.tolist() == [1, 0]
     write_recordio(tmp_path / "train.rec", [Record(c, jpeg(c)) for c in (1, 0, 1)])
     assert recordio(tmp_path, cache=cache).labels.tolist() == [1, 0, 1]
     cache.write_bytes(b"cut")
     assert recordio(tmp_path, cache=cache).labels.tolist() == [1, 0, 1]
+    with np.load(cache) as arrays:
+        rows = dict(arrays)
+    for name, forged in [("offsets", -4), ("offsets", 10**6), ("keys", 1.0)]:
+        np.savez(cache, **{**rows, name: rows[name] + forged})
+        assert recordio(tmp_path, cache=cache).labels.tolist() == [1, 0, 1]
+    np.savez(cache, **{**rows, "offsets": rows["offsets"][[1, 0, 2]]})
+    with pytest.raises(ValueError, match="train.rec record 0 must .*got the record"):
+        recordio(tmp_path, cache=cache).read(np.array([1, 0]))
+
+
+def shift(path, key, by):
+    """Change the offset of a key of an .idx, in place of another's."""
+    lines = dict(line.split("\t") for line in path.read_text().splitlines())
+    lines[key], lines[by] = lines[by], lines[key]
+    path.write_text("".join(f"{k}\t{place}\n" for k, place in lines.items()))
+
+
+def test_swapped_offsets_give_nobody_anothers_label(tmp_path):
+    images, labels = [jpeg(30 * i) for i in range(8)], [0, 0, 1, 1, 2, 2, 3, 3]
+    write_face_set(tmp_path / "train.rec", images, labels)
+    shift(tmp_path / "train.idx", "2", "3")
+    with pytest.raises(ValueError, match="record 2 must .* calls itself 3, of label 1"):
+        recordio(tmp_path)
+    (tmp_path / "property").unlink()
+    numbered = [Record(float(c), jpeg(c), c) for c in range(8)]
+    write_recordio(tmp_path / "train.rec", numbered)
+    assert recordio(tmp_path, image_size=8).labels.tolist() == [*range(8)]
+    shift(tmp_path / "train.idx", "0", "3")
+    with pytest.raises(ValueError, match="record 0 must .* calls itself 3"):
+        recordio(tmp_path)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_a_header_that_miscounts_the_images_is_refused(tmp_path, count):
+    """4 images, then the records 5 and 6 of two people."""
+    images = [Record(float(c), jpeg(c), k) for k, c in enumerate([0, 0, 1, 1], 1)]
+    people = [Record(np.array(pair), b"") for pair in ([1, 3], [3, 5])]
+    head = Record(np.array([count + 1, count + 3]), b"")
+    write_recordio(tmp_path / "train.rec", [head, *images, *people])
+    with pytest.raises(ValueError, match="train.rec must count its images in record 0"):
+        recordio(tmp_path)
 
 
 def test_a_truncated_rec_is_told_when_it_is_opened(case):

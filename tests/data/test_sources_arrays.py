@@ -1,5 +1,6 @@
 """Decoded arrays in an .npz, and Omniglot."""
 
+import io
 import zipfile
 
 import numpy as np
@@ -77,13 +78,24 @@ def test_size_channels_and_paper_are_converted(digits):
 
 def test_opening_reads_no_image(digits, tmp_path):
     path, _ = digits
-    cut = tmp_path / "cut.npz"
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(cut, "w") as new:
-        new.writestr("labels.npy", old.read("labels.npy"))
-        new.writestr("images.npy", old.read("images.npy")[:-30])
-    source = arrays(cut)
-    with pytest.raises(ValueError, match="cut.npz must hold 6 whole images"):
+    images = np.random.default_rng(1).integers(256, size=(6, 90, 90), dtype=np.uint8)
+    np.savez(path, images=images, labels=np.arange(6))
+    data = bytearray(path.read_bytes())
+    data[data.index(images.tobytes()) + 40000] ^= 1  # which the zip's checksum tells
+    path.write_bytes(data)
+    source = arrays(path)
+    with pytest.raises(ValueError, match="d.npz must hold 6 whole images.*Bad CRC"):
         source.read(np.array([0]))
+    cut = tmp_path / "cut.npz"
+    save(cut, labels=np.arange(6))
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (6, 10**6, 10**6)}
+    )
+    with zipfile.ZipFile(cut, "a") as file:
+        file.writestr("images.npy", header.getvalue())
+    with pytest.raises(ValueError, match="cut.npz .*must fill it, got 0 bytes for "):
+        arrays(cut)
 
 
 def test_wrong_arrays_are_refused(digits, tmp_path):
@@ -103,8 +115,11 @@ def test_wrong_arrays_are_refused(digits, tmp_path):
         with pytest.raises(ValueError, match=r"w.npz: images must be \[6, H, W\]"):
             arrays(tmp_path / "w.npz")
     save(tmp_path / "n.npz", images=images, labels=labels - 1)
-    with pytest.raises(ValueError, match="labels must be integers of at least 0"):
+    with pytest.raises(ValueError, match=r"labels must be integers in \[0, 2\^31\)"):
         arrays(tmp_path / "n.npz")
+    save(tmp_path / "big.npz", images=images, labels=labels + 2**32)
+    with pytest.raises(ValueError, match="got 4294967296 to 4294967301"):
+        arrays(tmp_path / "big.npz")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Folders and zips: namings, alignment, pairs, and what is refused."""
 
 import io
+import warnings
 import zipfile
 
 import numpy as np
@@ -108,6 +109,28 @@ def test_namings_read_identity_and_camera_from_the_name(tmp_path):
     own = r"(?P<identity>[a-z]+)[0-9]+\.png"
     fill(tmp_path / "own", {"anna1.png": picture(0), "anna2.png": picture(0)})
     assert folder(tmp_path / "own", image_size=4, naming=own).names == ("anna",)
+
+
+def test_a_folder_that_is_in_the_set_twice_is_refused(tmp_path):
+    fill(tmp_path, {"a/1.png": picture(1), "b/1.png": picture(2)})
+    for target in (tmp_path, tmp_path / "a"):
+        (tmp_path / "b" / "more").symlink_to(target)
+        with pytest.raises(ValueError, match=r"once.*/b/more|b/more.*once"):
+            folder(tmp_path, image_size=None)
+        (tmp_path / "b" / "more").unlink()
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    fill(outside, {"1.png": picture(3)})
+    (tmp_path / "c").symlink_to(outside)
+    assert folder(tmp_path, image_size=None).names == ("a", "b", "c")
+
+
+def test_a_zip_with_a_member_twice_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
+        with warnings.catch_warnings(action="ignore"):
+            for name in ("a/1.png", "b/1.png", "a/1.png"):
+                file.writestr(name, picture(1))
+    with pytest.raises(ValueError, match="z.zip must hold each file once, got a/1.png"):
+        folder(tmp_path / "z.zip", image_size=None)
 
 
 def test_under_takes_one_part_of_a_set(tmp_path):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import client, store
+from fedfr_jax.federated import client, seals, store
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.feed import Feed
@@ -113,7 +113,7 @@ def test_a_store_asks_for_the_pages_of_its_cohort_only(tmp_path):
 def test_rows_after_the_resumed_round_are_forgotten_in_every_block(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(store, "BLOCK", 3)
+    monkeypatch.setattr(seals, "BLOCK", 3)
     template, ids = {"x": np.zeros(1, np.float32)}, np.arange(8)
     first = store.Store(template, 8, tmp_path)
     first.scatter(ids[::2], {"x": np.ones((4, 1), np.float32)}, 0)

@@ -3,7 +3,9 @@
 import errno
 import multiprocessing
 import os
+import pathlib
 import random
+import shutil
 import threading
 import time
 
@@ -144,18 +146,67 @@ def test_a_model_with_more_leaves_is_refused(tmp_path):
         Store({**TEMPLATE, "z": np.zeros(2, np.float32)}, 4, tmp_path)
 
 
-def test_a_row_that_the_file_has_lost_is_no_row_of_zeros(tmp_path):
+def flip(path, place, bit=1):
+    data = bytearray(path.read_bytes())
+    data[place] ^= bit
+    path.write_bytes(data)
+
+
+def test_a_row_that_the_file_has_lost_or_changed_is_no_other_row(tmp_path):
     store = Store(TEMPLATE, 4, tmp_path)
     store.scatter(np.array([0, 2]), rows([1, 3]), 0)
     store.settle()
-    path = tmp_path / "rows.bin"
-    os.truncate(path, path.stat().st_size - 1)
-    assert counts(store, [0]) == [1]
-    with pytest.raises(ValueError, match="rows.bin must hold client 2's row whole"):
+    path, lost = tmp_path / "rows.bin", "got another row of client 2 in rows.bin: rows"
+    whole, size = path.read_bytes(), len(path.read_bytes()) // 12
+    for place in range(7 * size, 8 * size, 5):
+        flip(path, place)
+        assert counts(store, [0]) == [1]
+        with pytest.raises(ValueError, match=lost):
+            store.gather(np.array([0, 2]))
+        flip(path, place)
+    assert counts(store, [0, 2]) == [1, 3]
+    path.write_bytes(whole[: 7 * size] + whole[size : 2 * size] + whole[8 * size :])
+    with pytest.raises(ValueError, match=lost):  # another client's, itself whole
         store.gather(np.array([0, 2]))
     os.truncate(path, 0)
-    with pytest.raises(ValueError, match="rows.bin must hold client 0's row whole"):
+    with pytest.raises(ValueError, match="another row of client 0 in rows.bin"):
         store.gather(np.array([0, 2]))
+
+
+def test_a_store_that_is_not_as_its_checkpoint_saw_it_is_refused(tmp_path):
+    store = Store(TEMPLATE, 4, tmp_path / "s")
+    for round in range(4):
+        store.scatter(np.arange(round, 4), rows([9] * (4 - round)), round)
+        store.flush(round + 1)
+    store.scatter(np.array([0, 2]), rows([7, 7]), 4)  # of a round that was killed
+    store.settle()
+    resume = lambda round: Store(TEMPLATE, 4, tmp_path / "s", resume_round=round)
+    shutil.copytree(tmp_path / "s", tmp_path / "whole")
+    for name, do, message in [
+        ("stamps.bin", pathlib.Path.unlink, "stamps.bin of 0 bytes, not 48"),
+        ("rows.bin", lambda path: os.truncate(path, 9), "rows.bin of 9 bytes, not 384"),
+        ("rows.bin", pathlib.Path.unlink, "rows.bin of 0 bytes"),
+        ("stamps.bin", lambda path: path.write_bytes(bytes(48)), "stamps of another"),
+        ("seals.txt", pathlib.Path.unlink, "stamps of another state than round 4's in"),
+        ("", shutil.rmtree, "rows.bin of 0 bytes"),
+    ]:
+        do(tmp_path / "s" / name)
+        with pytest.raises(ValueError, match=f"/s must hold .*, got {message}.*Remove"):
+            resume(4)
+        shutil.copytree(tmp_path / "whole", tmp_path / "s", dirs_exist_ok=True)
+    with pytest.raises(ValueError, match="than round 5's in seals.txt"):
+        resume(5)
+    refused = 0
+    for place in range(48):
+        flip(tmp_path / "s" / "stamps.bin", place, 2)
+        try:
+            assert counts(resume(4), range(4)) == [9] * 4
+        except ValueError as error:
+            assert "rows are lost" in str(error)
+            refused += 1
+        shutil.copy(tmp_path / "whole" / "stamps.bin", tmp_path / "s")
+    assert refused >= 16  # each byte of the four that count
+    assert counts(resume(4), range(4)) == counts(resume(3), range(4)) == [9] * 4
 
 
 def test_a_row_longer_than_a_call_may_move_is_written_and_read_whole(
@@ -211,6 +262,7 @@ def test_processes_that_share_a_store_write_at_the_same_time(tmp_path, held_writ
 def test_a_store_is_opened_after_what_an_earlier_one_still_writes(tmp_path, held_write):
     started, release = held_write
     earlier, opened = Store(TEMPLATE, 4, tmp_path), []
+    earlier.flush(3)
     earlier.scatter(np.array([0]), rows([1]), 5)
     assert started.wait(20)
     later = threading.Thread(

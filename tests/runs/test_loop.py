@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import re
 import time
 
 import jax
@@ -44,7 +45,7 @@ def build(name, **changes):
     return sim, start(sim, variables)
 
 
-def train(sim, server, folder, *, kill_at=None, checkpoint_every=2):
+def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUNDS):
     """Start or go on under `folder`; `kill_at` = (where, round)."""
     server, store, checkpointer, first = loop.resume(sim, server, folder)
     sink = JsonlSink(folder / "metrics.jsonl", resume_step=first)
@@ -75,7 +76,7 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2):
             store,
             checkpointer,
             first_round=first,
-            num_rounds=ROUNDS,
+            num_rounds=rounds,
             evaluate=evaluate,
             sinks=[sink, killer],
             client_log=clients,
@@ -104,6 +105,19 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, name):
     assert [row["round"] for row in lines(broken)] == list(range(ROUNDS))
     log = lambda folder: (folder / "clients.jsonl").read_text()
     assert log(broken) == log(tmp_path / "whole")
+
+
+def test_a_run_killed_long_after_its_checkpoint_ends_with_the_same_bits(tmp_path):
+    """Clients have taken part more often since than the store keeps versions."""
+    sim, server = build("fedfr")
+    few = {"checkpoint_every": 3, "rounds": 9}
+    whole = train(sim, server, tmp_path / "whole", **few)
+    for kill_at in [("before checkpoint", 5), ("after sinks", 7)]:
+        with pytest.raises(Killed):
+            train(sim, server, tmp_path / "broken", kill_at=kill_at, **few)
+    resumed = train(sim, server, tmp_path / "broken", **few)
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
 
 
 def test_the_log_holds_the_hard_negatives_that_each_client_got(tmp_path):
@@ -222,7 +236,26 @@ def test_no_file_that_cannot_be_opened_costs_a_checkpoint(two, tmp_path):
     assert refused >= {"array_metadatas", "d", "manifest.ocdbt", "ocdbt.process_0"}
 
 
-@pytest.mark.parametrize("name", ["manifest.ocdbt", "d", "ocdbt.process_0", ""])
+def test_no_flipped_bit_is_trusted(two, tmp_path, caplog):
+    """Of any file that is read: in turn each is flipped, found and mended."""
+    files = [p for p in (tmp_path / "2" / "default").rglob("*") if p.is_file()]
+    for file in (p for p in files if p.name != "commit_success.txt"):  # never read
+        whole = file.read_bytes()
+        place = len(whole) // 2
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert "is not as it was written" in two.why_unreadable(2)
+        *_, last = file.parts
+        file.write_bytes(whole)
+    assert two.why_unreadable(2) is None
+    file.write_bytes(whole[:-1])
+    assert restored(two) == 1 and two.steps() == (1,)
+    says = f"going on from checkpoint 1; removed as damaged: 2: .*{last} is not as"
+    assert re.search(says, caplog.messages[-1])
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.ocdbt", "d", "ocdbt.process_0", "SHA256SUMS", ""]
+)
 def test_what_is_missing_is_damage(two, tmp_path, name):
     (tmp_path / "2" / "default" / name).rename(tmp_path / "aside")
     assert restored(two) == 1 and two.steps() == (1,)

@@ -67,11 +67,16 @@ def _is_image(name: str) -> bool:
 
 
 def _open_directory(path: pathlib.Path):
-    names = [
-        pathlib.Path(folder, file).relative_to(path).as_posix()
-        for folder, _, files in os.walk(path, followlinks=True)
-        for file in files
-    ]
+    names, seen = [], {}
+    for folder, _, files in os.walk(path, onerror=_refuse, followlinks=True):
+        state = os.stat(folder)
+        other = seen.setdefault((state.st_dev, state.st_ino), folder)
+        if other != folder:  # its images would count once more, as other people's
+            raise ValueError(
+                f"{folder} must be in the set once, got a link: it is {other} too."
+            )
+        under = pathlib.Path(folder).relative_to(path)
+        names.extend((under / file).as_posix() for file in files)
 
     def read(name):
         try:
@@ -83,6 +88,12 @@ def _open_directory(path: pathlib.Path):
             ) from error
 
     return names, read
+
+
+def _refuse(error: OSError):
+    raise ValueError(
+        f"{error.filename} must be a folder that can be listed, got {error.strerror}."
+    ) from error
 
 
 def _open_zip(path: pathlib.Path):
@@ -109,4 +120,8 @@ def _open_zip(path: pathlib.Path):
                 "copy or make the archive again."
             ) from error
 
-    return archive.namelist(), read
+    names = archive.namelist()
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{path} must hold each file once, got {twice} more often.")
+    return names, read

@@ -2,35 +2,38 @@
 
 import os
 import pathlib
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+
+from fedfr_jax.data.sources.npz import DAMAGED
 
 
 def cached(
     cache: str | os.PathLike | None,
-    origin: str | os.PathLike,
+    origins: Sequence[str | os.PathLike],
     scan: Callable[[], dict[str, np.ndarray]],
+    fits: Callable[[dict[str, np.ndarray]], bool],
 ) -> dict[str, np.ndarray]:
-    """The arrays of `scan()`, from the file `cache` while `origin` is unchanged.
+    """The arrays of `scan()`, from the file `cache` while the origins are unchanged.
 
     Args:
       cache: an .npz to read or make; None always scans.
-      origin: the file or folder whose size and time of change the cache must match.
+      origins: the files or folders whose size and time of change it must match.
       scan: makes the arrays.
+      fits: whether arrays that were read can be those of a scan; if not, they are
+        made anew.
     """
     if cache is None:
         return scan()
-    cache, origin = pathlib.Path(cache), pathlib.Path(origin)
-    state = origin.stat()
-    stamp = np.array([state.st_size, state.st_mtime_ns])
+    cache, states = pathlib.Path(cache), [os.stat(origin) for origin in origins]
+    stamp = np.array([(state.st_size, state.st_mtime_ns) for state in states])
     try:
         with np.load(cache, allow_pickle=False) as stored:
             found = dict(stored)
-        if np.array_equal(found.pop("stamp"), stamp):
+        if np.array_equal(found.pop("stamp"), stamp) and fits(found):
             return found
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (*DAMAGED, MemoryError):
         pass  # absent or cut short: it is made anew
     found = scan()
     cache.parent.mkdir(parents=True, exist_ok=True)

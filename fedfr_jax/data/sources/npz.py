@@ -1,5 +1,7 @@
 """Arrays of a .npz: integers at once, images one by one."""
 
+import contextlib
+import math
 import os
 import zipfile
 import zlib
@@ -30,8 +32,13 @@ def read_integers(path: str | os.PathLike, key: str) -> np.ndarray:
       ValueError: naming the file and key.
     """
     values = _read(path, key)
-    if values.dtype.kind not in "iu" or values.size == 0 or values.min() < 0:
-        raise ValueError(f"{path}: {key} must be integers of at least 0.")
+    if values.dtype.kind not in "iu" or values.size == 0:
+        raise ValueError(f"{path}: {key} must be integers, got {values.dtype}.")
+    if values.min() < 0 or values.max() >= 2**31:
+        raise ValueError(
+            f"{path}: {key} must be integers in [0, 2^31), got {values.min()} to "
+            f"{values.max()}."
+        )
     return values.reshape(-1).astype(np.int32)
 
 
@@ -58,8 +65,8 @@ def open_images(path: str | os.PathLike, key: str, num_images: int) -> ImageArra
         [T, H, W, 1|3] (T on one axis or more) of uint8 or bool.
     """
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
-            shape, is_fortran, dtype = _read_header(file)
+        with _member(path, key) as (_, header):
+            shape, is_fortran, dtype = header
     except DAMAGED as error:
         raise ValueError(
             f"{path} must be a whole .npz with the array {key}, got {error}."
@@ -90,17 +97,14 @@ def read_images(array: ImageArray, table: np.ndarray, *, invert: bool) -> None:
       ValueError: when the file ends early or is damaged.
     """
     try:
-        with (
-            zipfile.ZipFile(array.path) as archive,
-            archive.open(f"{array.key}.npy") as file,
-        ):
-            _read_header(file)
+        with _member(array.path, array.key) as (file, _):
             for row in range(array.num_images):
                 data = file.read(int(np.prod(array.image_shape)))
                 image = np.frombuffer(data, np.uint8).reshape(array.image_shape)
                 if array.dtype == np.bool_:  # True may be stored as any byte but 0
                     image = np.where(image == 0, np.uint8(0), np.uint8(255))
                 table[row] = _convert(~image if invert else image, table.shape[1:])
+            file.read(1)  # the checksum is compared at the end
     except DAMAGED as error:
         raise ValueError(
             f"{array.path} must hold {array.num_images} whole images in {array.key}, "
@@ -110,13 +114,36 @@ def read_images(array: ImageArray, table: np.ndarray, *, invert: bool) -> None:
 
 def _read(path, key):
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return stored[key]
+        with _member(path, key) as (file, header):
+            values = np.frombuffer(file.read(), header.dtype)
+            order = "F" if header.is_fortran else "C"
+            return values.reshape(header.shape, order=order)
     except DAMAGED as error:
         raise ValueError(
             f"{path} must be a whole .npz with the array {key}, "
             f"got {type(error).__name__}: {error}."
         ) from error
+
+
+class _Header(NamedTuple):
+    """Of an array in its file."""
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: np.dtype
+
+
+@contextlib.contextmanager
+def _member(path, key):
+    """(file after the header, header) of an array that fills its file."""
+    with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
+        header = _Header(*_read_header(file))
+        wanted = math.prod(header.shape) * header.dtype.itemsize
+        found = archive.getinfo(f"{key}.npy").file_size - file.tell()
+        if found != wanted or header.dtype.hasobject:
+            what = f"{found} bytes for {header.dtype} {header.shape}"
+            raise ValueError(f"its numbers must fill it, got {what}")
+        yield file, header
 
 
 def _read_header(file):

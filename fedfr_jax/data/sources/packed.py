@@ -20,13 +20,20 @@ import numpy as np
 
 from fedfr_jax.data.sources import pages
 from fedfr_jax.data.sources.images import check_rows
+from fedfr_jax.data.sources.packed_index import (
+    FORMAT,
+    INDEX,
+    LINES,
+    NAMES,
+    open_index,
+    read_json,
+    shard_name,
+)
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.types import Pairs, Source
 
-FORMAT = 1
 SHARD_BYTES = 2**28
 READ_ROWS = 256  # decoded at once while packing
-INDEX, LINES, NAMES = "index.json", "shards.jsonl", "names.json"
 
 
 def pack(
@@ -58,10 +65,10 @@ def pack(
         "source": _digest(source, arrays),
     }
     if (folder / INDEX).exists():
-        return _check_head(folder / INDEX, _read_json(folder / INDEX), head)
+        return _check_head(folder / INDEX, read_json(folder / INDEX), head)
     done = _begin(folder / LINES, head)
     for start in range(0, num_images, rows_per_shard):
-        name = f"images-{start // rows_per_shard:05d}.npy"
+        name = shard_name(start // rows_per_shard)
         if not _is_whole(folder / name, done.get(name)):
             rows = np.arange(start, min(start + rows_per_shard, num_images))
             write = functools.partial(_write_images, source=source, rows=rows)
@@ -82,24 +89,30 @@ def pack(
 def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
     """The set that `pack` wrote into the folder `path`.
 
-    Opening reads labels and names and looks at the size of every file; `read` touches
-    the rows asked for and no others.
+    Opening looks at the size of every file, and reads all but the images, which must
+    have the SHA-256 that they were written with; `read` touches the rows asked for and
+    no others.
 
     Args:
       min_images: identities with fewer images are left out.
 
     Raises:
-      ValueError: naming the file, when the set is not whole or a file is missing or of
-        another size than was written.
+      ValueError: naming the file, when the set is not whole, is of another format, or
+        a file is missing or not as it was written.
     """
     folder = pathlib.Path(path)
-    index = _open_index(folder)
+    index = open_index(folder)
     for name, facts in index["files"].items():
         size = _size(folder / name)
         if size != facts["bytes"]:
             raise ValueError(
                 f"{folder / name} must have {facts['bytes']} bytes, "
                 f"got {'no file' if size is None else size}: copy or pack it again."
+            )
+        if not name.startswith("images-") and _sha256(folder / name) != facts["sha256"]:
+            raise ValueError(
+                f"{folder / name} must have the SHA-256 that it was written with, got "
+                "another: copy or pack it again."
             )
     arrays = {
         key: np.load(folder / f"{key}.npy", allow_pickle=False)
@@ -110,13 +123,19 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
     source = Source(
         read=_reader(folder, index),
         labels=arrays["labels"],
-        names=tuple(_read_json(folder / NAMES)),
+        names=tuple(read_json(folder / NAMES)),
         image_shape=tuple(index["image_shape"]),
         landmarks=arrays.get("landmarks"),
         cameras=arrays.get("cameras"),
         pairs=Pairs(arrays["pairs"], arrays["is_same"]) if has_pairs else None,
         is_test=arrays.get("is_test"),
     )
+    is_same = index["source"] == _digest(source, arrays)
+    if not is_same or len(source.labels) != index["num_images"]:
+        raise ValueError(
+            f"{folder / INDEX} must be of these labels, names and other arrays, got "
+            "those of another set: copy or pack it again."
+        )
     return keep_identities(source, min_images, str(folder))
 
 
@@ -127,7 +146,7 @@ def verify(path: str | os.PathLike) -> int:
       ValueError: naming every file whose SHA-256 is not that of its writing.
     """
     folder = pathlib.Path(path)
-    files = _open_index(folder)["files"]
+    files = open_index(folder)["files"]
     damaged = [
         str(folder / name)
         for name, facts in files.items()
@@ -147,8 +166,15 @@ def _reader(folder, index):
 
     @functools.cache
     def shard(number):
-        path = folder / f"images-{number:05d}.npy"
-        return pages.at_random(np.load(path, mmap_mode="r"))
+        path = folder / shard_name(number)
+        images = np.load(path, mmap_mode="r")
+        wanted = (min(size, num_images - number * size), *shape)
+        if images.shape != wanted or images.dtype != np.uint8:
+            raise ValueError(
+                f"{path} must hold images {wanted}, got {images.dtype} {images.shape}: "
+                "copy or pack it again."
+            )
+        return pages.at_random(images)
 
     def read(indices):
         rows = check_rows(indices, num_images)
@@ -254,20 +280,3 @@ def _size(path):
 def _sha256(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _open_index(folder):
-    if not (folder / INDEX).exists():
-        begun = "begun" if (folder / LINES).exists() else "not there"
-        raise ValueError(
-            f"{folder} must hold a whole packed set with its {INDEX}, but it is "
-            f"{begun}: run `fedfr prepare --pack` to its end."
-        )
-    return _read_json(folder / INDEX)
-
-
-def _read_json(path):
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} must be readable JSON, got {error}.") from error

@@ -112,7 +112,8 @@ def read_lfw_pairs(path: str | os.PathLike, rows: Mapping[str, int]) -> Pairs:
         ) from error
     num_sets, num_each = (1, *header)[-2:] if header else (0, 0)
     lines = [line for line in lines[1:] if line.strip()]
-    if len(header) > 2 or len(lines) != 2 * num_sets * num_each or not lines:
+    is_count = 1 <= len(header) <= 2 and min(header) > 0
+    if not is_count or len(lines) != 2 * num_sets * num_each:
         raise ValueError(
             f"{path} must have 2 lines per counted pair, got counts {header} and "
             f"{len(lines)} pairs: the file is cut or mixed."
@@ -131,6 +132,8 @@ def _find_pair(line, is_same, rows, origin):
         kind = "name i j" if is_same else "name i other j"
         raise ValueError(f"{origin} must be `{kind}`, got {line!r}.")
     people = [words[0], words[0 if is_same else 2]]
+    if not is_same and people[0] == people[1]:
+        raise ValueError(f"{origin} must pair two people, got {line!r}.")
     names = [
         f"{name}_{number.strip():0>4}"
         for name, number in zip(people, (words[1], words[-1]), strict=True)

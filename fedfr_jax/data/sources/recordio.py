@@ -5,7 +5,7 @@ Classic (faces_emore, glint360k, ...): record 0 has no image and the labels
 labels (first, end) of identity c's images. im2rec: every record is an image.
 """
 
-import bisect
+import functools
 import io
 import os
 import pathlib
@@ -23,11 +23,9 @@ from fedfr_jax.data.sources.images import (
     resize,
 )
 from fedfr_jax.data.sources.index_cache import cached
+from fedfr_jax.data.sources.record_index import fits, misplaced, scan_index
 from fedfr_jax.data.sources.records import (
     Record,
-    find_offsets,
-    first_labels,
-    read_index,
     read_record,
     write_recordio,
 )
@@ -66,19 +64,24 @@ def recordio(
     path = rec_path(path)
     file = _map(path)
     data = np.asarray(file)
-    rows = cached(cache, path, lambda: _scan(path, data))
+    origins = [path, path.with_suffix(".idx")]
+    scan = functools.partial(scan_index, path, data)
+    rows = cached(cache, origins, scan, functools.partial(fits, data))
     pages.at_random(file)  # not before: the scan goes through the file in order
-    offsets, labels = rows["offsets"], rows["labels"]
+    offsets, keys = rows["offsets"], rows["keys"]
     ends = np.append(np.unique(offsets), len(data))
     num_classes, size = _read_property(path.with_name("property"))
-    labels, names = _number(labels, num_classes, path)
+    labels, names = _number(rows["labels"], num_classes, path)
     channels = check_channels(channels)
 
     def picture(row):
-        origin = f"{path} record {rows['keys'][row]}"
+        origin = f"{path} record {keys[row]}"
         begin = int(offsets[row])
         pages.expect(file, begin, int(ends[np.searchsorted(ends, begin, "right")]))
         record = read_record(data, begin, origin)
+        has_id = record.id == keys[row] or not rows["is_numbered"]
+        if not has_id or np.ravel(record.label)[0] != rows["labels"][row]:
+            raise misplaced(origin, record.id, np.ravel(record.label)[0])
         return decode(record.payload, origin, channels)
 
     if image_size is not None:
@@ -98,7 +101,7 @@ def label_vectors(path: str | os.PathLike) -> np.ndarray:
     """
     path = rec_path(path)
     data = np.asarray(_map(path))
-    rows = _scan(path, data)
+    rows = scan_index(path, data)
     vectors = [
         np.ravel(read_record(data, int(offset), f"{path} record {key}").label)
         for key, offset in zip(rows["keys"], rows["offsets"], strict=True)
@@ -149,7 +152,8 @@ def write_stand_in(
     Image.new("RGB", image_size[::-1], (128, 128, 128)).save(file, "jpeg")
     ranges = _ranges(labels)
     records = [
-        Record(c, file.getvalue(), int(first)) for c, (first, _) in enumerate(ranges)
+        Record(c, file.getvalue())
+        for c, _ in enumerate(ranges)  # of many keys, no id
     ]
     keys = [range(*pair) for pair in ranges.tolist()]
     _write_classic(path, records, keys, ranges, image_size)
@@ -197,58 +201,6 @@ def _map(path):
         ) from error
 
 
-def _scan(path, data):
-    """Keys, offsets and labels of the image records, by ascending key."""
-    index_path = path.with_suffix(".idx")
-    index = read_index(index_path)
-    # A truncated file lacks its end: the last record tells now, not hours later.
-    last = int(np.argmax(index.offsets))
-    read_record(data, int(index.offsets[last]), f"{path} record {index.keys[last]}")
-    first = read_record(data, int(index.offsets[0]), f"{path} record {index.keys[0]}")
-    if index.keys[0] != 0 or np.size(first.label) != 2 or first.payload:
-        labels = first_labels(data, index.offsets, str(path))
-        return {"keys": index.keys, "offsets": index.offsets, "labels": labels}
-    num_images = _count_images(path, data, first, index)
-    keys = np.arange(1, num_images + 1)
-    offsets = find_offsets(index, keys, str(index_path))
-    labels = _range_labels(path, data, index, num_images)
-    # A few headers tell whether these ranges number identities as the headers do.
-    probes = np.unique(np.linspace(0, num_images - 1, 256).astype(np.int64))
-    found = first_labels(data, offsets[probes], str(path))
-    if labels is None or (labels[probes] != found).any():
-        labels = first_labels(data, offsets, str(path))
-    return {"keys": keys, "offsets": offsets, "labels": labels}
-
-
-def _count_images(path, data, header, index):
-    """N of a classic header; searched for where float32 no longer counts by ones."""
-    if header.label[0] < 2**24:
-        return int(header.label[0]) - 1
-
-    def is_identity(place):
-        origin = f"{path} record {index.keys[place]}"
-        return not read_record(data, int(index.offsets[place]), origin).payload
-
-    places = range(1, len(index.keys))
-    return bisect.bisect_left(places, True, key=is_identity)
-
-
-def _range_labels(path, data, index, num_images):
-    """Labels from the identity records, or None when they do not cover the images."""
-    rest = slice(np.searchsorted(index.keys, num_images + 1), None)
-    labels, begin = np.empty(num_images, np.float32), 1
-    for c, (key, offset) in enumerate(
-        zip(index.keys[rest], index.offsets[rest], strict=True)
-    ):
-        record = read_record(data, int(offset), f"{path} record {key}")
-        if np.size(record.label) != 2 or int(record.label[0]) != begin:
-            return None
-        end = int(record.label[1])
-        labels[begin - 1 : end - 1] = c
-        begin = end
-    return labels if begin == num_images + 1 else None
-
-
 def _read_property(path):
     """(classes, (H, W)) of a `property` file, or (None, None) where there is none."""
     if not path.exists():
@@ -263,7 +215,8 @@ def _read_property(path):
 
 
 def _number(labels, num_classes, path):
-    limit = np.inf if num_classes is None else num_classes
+    most = 2**24  # beyond it float32 merges neighbours
+    limit = most if num_classes is None else min(num_classes, most)
     is_wrong = ~((labels >= 0) & (labels < limit) & (labels == np.floor(labels)))
     if is_wrong.any():
         row = int(np.argmax(is_wrong))

@@ -91,25 +91,35 @@ def _truncated(origin, num_bytes):
     )
 
 
-def first_labels(data: np.ndarray, offsets: np.ndarray, origin: str) -> np.ndarray:
-    """The (first) label of many records, [n] float32, without reading the images."""
-    labels = np.empty(len(offsets), np.float32)
+def read_headers(
+    data: np.ndarray, offsets: np.ndarray, origin: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of many records the (first) label [n] float32 and the id [n] uint64.
+
+    The images are not read.
+    """
+    labels, ids = np.empty(len(offsets), np.float32), np.empty(len(offsets), np.uint64)
     for start in range(0, len(offsets), 65536):
         part = offsets[start : start + 65536]
-        places = np.minimum(part[:, None] + np.arange(36), len(data) - 1)
-        words = data[places].view("<u4")  # magic, length, count, label, ids, label 0
+        is_inside = (part >= 0) & (part <= len(data) - 36)
+        places = np.where(is_inside, part, 0)[:, None] + np.arange(36)
+        words = data[np.minimum(places, len(data) - 1)].view("<u4")
+        # Magic word, length, number of labels, label, id, id2, first of the labels.
         is_vector = words[:, 2] > 0
         place = np.where(is_vector, 8, 3)[:, None]
         found = np.take_along_axis(words, place, axis=1)[:, 0].view("<f4")
+        number = np.ascontiguousarray(words[:, 4:6]).view("<u8")[:, 0]
         # Whole records in the file are read at once, anything else by the full parser.
-        is_plain = (words[:, 0] == MAGIC) & (words[:, 1] >> 29 == 0)
-        is_plain &= words[:, 1] >= np.where(is_vector, 28, 24)
-        is_plain &= (part >= 0) & (part + 8 + words[:, 1].astype(np.int64) <= len(data))
+        is_plain = is_inside & (words[:, 0] == MAGIC) & (words[:, 1] >> 29 == 0)
+        label_bytes = 4 * words[:, 2].astype(np.int64)
+        length = words[:, 1].astype(np.int64)
+        is_plain &= (length >= 24 + label_bytes) & (part + 8 + length <= len(data))
         for row in np.flatnonzero(~is_plain):
             record = read_record(data, int(part[row]), f"{origin} at byte {part[row]}")
-            found[row] = np.ravel(record.label)[0]
+            found[row], number[row] = np.ravel(record.label)[0], record.id
         labels[start : start + 65536] = found
-    return labels
+        ids[start : start + 65536] = number
+    return labels, ids
 
 
 def read_index(path: str | os.PathLike) -> Index:

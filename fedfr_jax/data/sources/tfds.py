@@ -5,6 +5,7 @@ decoded here as those of every other source. That needs a set prepared as array_
 (https://www.tensorflow.org/datasets/data_source).
 """
 
+import functools
 import itertools
 import os
 from typing import NamedTuple
@@ -93,7 +94,8 @@ def tfds(
     stored_size = tuple(info.features["image"].shape)
     size = parse_size(image_size or stored_size[:2])
     channels = check_channels(channels or stored_size[2])
-    rows = cached(cache, info.data_dir, lambda: _scan(parts, layout))
+    scan = functools.partial(_scan, parts, layout)
+    rows = cached(cache, [info.data_dir], scan, functools.partial(_fits, layout))
     labels, names = _number(rows["labels"], layout, info)
     if len(labels) != num_images:
         raise ValueError(
@@ -174,6 +176,15 @@ def _scan(parts, layout):
     if layout.has_landmarks:
         rows["landmarks"] = np.array(landmarks, np.float32)
     return rows
+
+
+def _fits(layout, rows):
+    """Whether a cache holds what `_scan` returns."""
+    rows = dict(rows)
+    labels, landmarks = rows.pop("labels"), rows.pop("landmarks", None)
+    if layout.has_landmarks != (landmarks is not None) or rows or labels.ndim != 1:
+        return False
+    return landmarks is None or landmarks.shape == (len(labels), 5, 2)
 
 
 def _number(labels, layout, info):

@@ -1,0 +1,70 @@
+"""The index of a packed set: which files it has, of which sizes and shapes."""
+
+import json
+import math
+import pathlib
+
+FORMAT = 1
+INDEX, LINES, NAMES = "index.json", "shards.jsonl", "names.json"
+MOST_HEADER = 2**12  # bytes of a .npy before its numbers
+
+
+def shard_name(number: int) -> str:
+    """File of the images of a shard."""
+    return f"images-{number:05d}.npy"
+
+
+def open_index(folder: pathlib.Path) -> dict:
+    """The index of a whole packed set.
+
+    Raises:
+      ValueError: naming the file, when there is none, or it contradicts itself.
+    """
+    if not (folder / INDEX).exists():
+        begun = "begun" if (folder / LINES).exists() else "not there"
+        raise ValueError(
+            f"{folder} must hold a whole packed set with its {INDEX}, but it is "
+            f"{begun}: run `fedfr prepare --pack` to its end."
+        )
+    index = read_json(folder / INDEX)
+    try:
+        why = _contradiction(index)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        why = f"{type(error).__name__}: {error}"
+    if why:
+        raise ValueError(
+            f"{folder / INDEX} must be as it was written, got {why}: copy or pack it "
+            "again, or read it with the version that wrote it."
+        )
+    return index
+
+
+def _contradiction(index):
+    """What is wrong in an index by itself, None when nothing is."""
+    if index["format"] != FORMAT:
+        return f"format {index['format']}, which is not {FORMAT}"
+    num_images, size = index["num_images"], index["rows_per_shard"]
+    numbers = [num_images, size, *index["image_shape"]]
+    if len(numbers) != 5 or not all(type(x) is int and x > 0 for x in numbers):
+        return f"sizes {numbers}"
+    files, image_bytes = index["files"], math.prod(index["image_shape"])
+    starts = range(0, num_images, size)
+    if sum(name.startswith("images-") for name in files) != len(starts):
+        return f"no {len(starts)} files of images"
+    for number, start in enumerate(starts):
+        header = files[shard_name(number)]["bytes"] - image_bytes * min(
+            size, num_images - start
+        )
+        if not 0 < header < MOST_HEADER:
+            return f"another size of {shard_name(number)}"
+    found = {name: type(of["bytes"]) is int for name, of in files.items()}
+    needed = {"labels.npy", NAMES}  # and what belongs to them is told by `source`
+    return None if needed <= found.keys() and all(found.values()) else "other files"
+
+
+def read_json(path: pathlib.Path):
+    """What a file of JSON holds; ValueError names one that holds none."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be readable JSON, got {error}.") from error

@@ -1,0 +1,70 @@
+"""The files of a store: of which clients and rows they are, and whether they are there.
+
+`layout.txt` names population and leaves, `rows.bin` and `stamps.bin` have one size from
+their first moment on.
+"""
+
+import itertools
+import os
+import pathlib
+
+import jax
+import numpy as np
+
+from fedfr_jax import trees
+from fedfr_jax.types import PyTree
+
+FORMAT = "rows with checksums"  # the first line of layout.txt
+
+
+def check_layout(path: pathlib.Path, template: PyTree, population: int) -> None:
+    """Write down whose rows are kept, or raise ValueError when others are."""
+    lines = [FORMAT, f"population {population}"] + [
+        f"{trees.path_name(p)} {tuple(x.shape)} {np.dtype(x.dtype)}"
+        for p, x in jax.tree_util.tree_leaves_with_path(template)
+    ]
+    if not path.exists():
+        draft = path.with_suffix(".tmp")
+        draft.write_text("\n".join(lines))
+        os.replace(draft, path)
+    kept = path.read_text(errors="replace").splitlines()
+    for old, new in itertools.zip_longest(kept, lines, fillvalue="nothing"):
+        if old != new:
+            raise ValueError(
+                f"store {path.parent} must hold '{new}', got '{old}': it belongs to "
+                "another model, population or version."
+            )
+
+
+def check_sizes(folder: pathlib.Path, **sizes: int) -> None:
+    """Raise ValueError unless `folder` has a `name.bin` of that many bytes for each."""
+    for name, size in sizes.items():
+        path = folder / f"{name}.bin"
+        found = path.stat().st_size if path.exists() else 0
+        if found != size:
+            raise lost(folder, f"{path.name} of {found} bytes, not {size}")
+
+
+def lost(folder: pathlib.Path, got: str) -> ValueError:
+    """The error for rows that cannot be had again, and what to do."""
+    return ValueError(
+        f"{folder} must hold the personal rows as they were written, got {got}: rows "
+        f"are lost. Remove {folder} and the checkpoints beside it, and start the same "
+        "command again: only what they belong to is trained anew."
+    )
+
+
+def open_stamps(
+    path: pathlib.Path, population: int, versions: int, is_kept: bool
+) -> np.memmap:
+    """[N, versions] int32 stamps, allocated whole so that a full disk fails here.
+
+    Changes go to the file if they are to be kept, else to this process' memory.
+    """
+    size = population * versions * 4
+    with open(path, "a+b") as file:
+        if os.path.getsize(path) != size:
+            file.truncate(size)
+            os.posix_fallocate(file.fileno(), 0, size)
+    mode = "r+" if is_kept else "c"
+    return np.memmap(path, np.int32, mode, shape=(population, versions))
