@@ -1,13 +1,17 @@
 """From a config to an experiment; the config's task knows the sections."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
 
+from fedfr_jax.schema import is_of
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import Experiment
 
+ROW = r"\w[\w@=+ -]*"
+ROW_NAMES = "names of letters, digits and _ @ = + -, which are folders"
 SECTIONS = (
     "task",
     "seed",
@@ -36,14 +40,30 @@ def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
     Raises:
       ValueError: for an unknown section or task.
     """
-    settings = plain(config)
+    settings = {"task": "faces", "seed": 0, **plain(config)}
     for name in settings:
         if name not in SECTIONS:
             raise ValueError(f"config must have keys of {SECTIONS}, got {name!r}.")
-    task = settings.setdefault("task", "faces")
-    if task not in TASKS:
+    if (task := settings["task"]) not in list(TASKS):
         raise ValueError(f"config.task must be one of {sorted(TASKS)}, got {task!r}.")
+    seed = settings["seed"]
+    if not is_of(int, seed) or not 0 <= seed < 2**32:
+        raise ValueError(
+            f"config.seed must be a whole number in [0, 2**32), got {seed!r}."
+        )
+    rows = settings.setdefault("methods", {})
+    for name in SECTIONS[2:]:
+        _check_section(name, settings.setdefault(name, {}))
+    for name, options in rows.items():
+        _check_section(f"methods.{name}", options)
+        if not re.fullmatch(ROW, str(name)):  # the folder of its stage
+            raise ValueError(f"config.methods must have {ROW_NAMES}, got {name!r}.")
     return settings
+
+
+def _check_section(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"config.{name} must be a mapping, got {value!r}.")
 
 
 def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:

@@ -1,7 +1,8 @@
 """Settings as the keyword arguments of a function, whose signature is their schema.
 
-A key that the function does not know is an error that lists those it knows, a number
-out of its range one that says the range.
+A key that the function does not know is an error that lists those it knows, a value of
+another kind than the annotation one that says the kind, a number out of its range one
+that says the range.
 """
 
 import contextlib
@@ -9,10 +10,13 @@ import difflib
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, get_args
+import os
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Union, get_args, get_origin
 
 POSITIVE = (math.ulp(0.0), math.inf)  # bounds of a number above 0
+MOST = 2**31 - 1  # of a number without an upper bound: int32 has to hold it
 
 
 def call(section: str, function: Callable, settings: Mapping, *args, **fixed):
@@ -20,29 +24,24 @@ def call(section: str, function: Callable, settings: Mapping, *args, **fixed):
 
     Raises:
       ValueError: for a key that is not the function's (with those that are), one that
-        is missing, or a value of another kind than the default.
+        is missing, or a value of another kind than the annotation says.
     """
     parameters = inspect.signature(function).parameters
     known = [name for name in list(parameters)[len(args) :] if name not in fixed]
     check_keys(f"config.{section}", settings, known)
-    for name, value in settings.items():
-        is_number = isinstance(parameters[name].default, int | float)
-        may_be_word = str in get_args(parameters[name].annotation)
-        if is_number and isinstance(value, str) and not may_be_word:
-            raise ValueError(
-                f"config.{section}.{name} must be a number, got {value!r}."
-            )
+    check_kinds(f"config.{section}.", settings, parameters)
     for name in known:
         if parameters[name].default is inspect.Parameter.empty and name not in settings:
             raise ValueError(f"config.{section} must have the key {name}, got none.")
-    return function(*args, **fixed, **settings)
+    with naming(f"config.{section}", settings):
+        return function(*args, **fixed, **settings)
 
 
 def choose(section: str, family: Mapping[str, Callable], settings: Mapping, *args):
     """Build the member of `family` that `settings["name"]` names."""
     settings = dict(settings)
     name = settings.pop("name", None)
-    if name not in family:
+    if name not in list(family):
         raise ValueError(
             f"config.{section}.name must be one of {sorted(family)}, got {name!r}."
         )
@@ -62,6 +61,96 @@ def check_keys(what: str, given: Mapping, known: Collection[str]) -> None:
             )
 
 
+def check_kinds(
+    prefix: str, values: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
+) -> None:
+    """Raise ValueError for the first value that is not of its parameter's annotation.
+
+    Args:
+      prefix: goes before the names in the message, as in "config.federation.".
+    """
+    for name, value in values.items():
+        kind = parameters[name].annotation
+        if not is_of(kind, value):
+            raise ValueError(f"{prefix}{name} must be {words(kind)}, got {value!r}.")
+
+
+NOUNS = {
+    float: "finite number",
+    int: "whole number",
+    str: "text",
+    os.PathLike: "path",
+    Callable: "function",
+    Mapping: "mapping",
+}
+
+
+def is_of(kind: Any, value: Any) -> bool:
+    """Whether a value of a config is of the kind that an annotation names.
+
+    Lists stand for tuples and arrays, whole numbers for numbers; an annotation that is
+    no kind of value (none at all, text, a type variable) is met by everything.
+
+    >>> is_of(int | tuple[int, ...], (1, 2)), is_of(int, 2.5), is_of(float, True)
+    (True, False, False)
+    """
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return any(is_of(part, value) for part in inside)
+    kind = origin or kind
+    if kind in (None, Any, inspect.Parameter.empty) or not isinstance(kind, type):
+        return value is None if kind is None else True
+    if kind in (int, float):
+        return _is_number(kind, value)
+    if kind is Callable:
+        return callable(value)
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    if kind in (tuple, list, Sequence):
+        return is_list and _are_of(inside, value)
+    return isinstance(value, kind) or (is_list and hasattr(kind, "__array__"))
+
+
+def _is_number(kind: type, value: Any) -> bool:
+    """Whether it is a whole number, or a finite one."""
+    if isinstance(value, bool):
+        return False
+    if kind is int:
+        return isinstance(value, numbers.Integral)
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+def _are_of(kinds: tuple, values: Sequence) -> bool:
+    """Whether entries are of the kinds between the brackets of tuple[...]."""
+    if not kinds:
+        return True
+    if len(kinds) == 1 or kinds[1] is Ellipsis:
+        return all(is_of(kinds[0], value) for value in values)
+    return len(values) == len(kinds) and all(map(is_of, kinds, values))
+
+
+def words(kind: Any) -> str:
+    """An annotation in plain words.
+
+    >>> words(int | tuple[int, int] | None)
+    'a whole number or a list of 2 whole numbers or none'
+    """
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(words, inside))
+    if origin in (tuple, list, Sequence) and inside:
+        is_fixed = len(inside) > 1 and inside[1] is not Ellipsis
+        number = f"{len(inside)} " if is_fixed else ""
+        return f"a list of {number}{_noun(inside[0])}s"
+    plain = {bool: "true or false", type(None): "none", tuple: "a list"}
+    return plain.get(kind) or f"a {_noun(kind)}"
+
+
+def _noun(kind: Any) -> str:
+    kind = get_origin(kind) or kind
+    name = kind.__name__ if isinstance(kind, type) else str(kind)
+    return NOUNS.get(kind, name)
+
+
 def check_ranges(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> None:
     """Raise ValueError for the first value, or entry of one, outside its bounds.
 
@@ -72,24 +161,37 @@ def check_ranges(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> Non
     for name, (low, high) in bounds.items():
         value = values[name]
         for entry in value if isinstance(value, tuple | list) else (value,):
-            if not isinstance(entry, numbers.Real):
+            if not isinstance(entry, numbers.Real) or isinstance(entry, bool):
                 raise ValueError(f"{prefix}{name} must be a number, got {value!r}.")
-            if not low <= entry <= high:
+            if not low <= entry <= min(high, MOST):
                 rule = f"be at least {low}" if high == math.inf else None
                 rule = "be positive" if (low, high) == POSITIVE else rule
+                rule = "be below 2**31" if entry > MOST else rule
                 rule = rule or f"lie in [{low}, {high}]"
                 raise ValueError(f"{prefix}{name} must {rule}, got {value}.")
 
 
 @contextlib.contextmanager
-def naming(what: Any) -> Iterator[None]:
-    """Put `what`, a section of the config or a file, before errors that lack one."""
+def naming(what: Any, given: Any = None) -> Iterator[None]:
+    """Put `what`, a section of the config or a file, before errors that lack one.
+
+    What is raised besides, by a damaged file or a setting that nobody thought of, is a
+    ValueError too, with `given`, the settings. A missing package or file says enough.
+    """
     try:
         yield
+    except (ImportError, OSError):
+        raise
     except ValueError as error:
-        if str(error).startswith("config."):
+        if str(error).startswith("config.") or str(what) in str(error):
             raise
         raise ValueError(f"{what}: {error}") from error
+    except Exception as error:
+        shown = "" if given is None else f" as {given}"
+        text = f"{type(error).__name__}: {error}".split()
+        raise ValueError(
+            f"{what} must be usable{shown}, got {' '.join(text)[:500]}."
+        ) from error
 
 
 def register(family: dict, what: str, name: str, factory: Callable) -> None:

@@ -19,7 +19,7 @@ def config(path, lanes, **model):
             "num_unseen_ids": 2,
         },
         "model": {"name": "cnn", "widths": (8, 8), "embedding_dim": 4, **model},
-        "pretrain": {"batch_size": 4},
+        "pretrain": {"batch_size": 8},
         "federation": {"lanes": lanes},
         "evaluation": {},
         "methods": {

@@ -4,8 +4,10 @@ import math
 from typing import NamedTuple
 
 import optax
+from jax.sharding import Mesh
 
-from fedfr_jax.schema import check_ranges
+from fedfr_jax import mesh as meshes
+from fedfr_jax.schema import check_ranges, naming
 
 
 class Training(NamedTuple):
@@ -66,7 +68,7 @@ def rate_schedule(
     return optax.join_schedules([before, after], [warm])
 
 
-def check_training(settings: Training, section: str, num_rows: int) -> None:
+def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) -> None:
     """Raise ValueError for a setting out of range; `num_rows` examples exist."""
     if settings.optimizer not in OPTIMIZERS:
         raise ValueError(
@@ -74,7 +76,7 @@ def check_training(settings: Training, section: str, num_rows: int) -> None:
             f"got {settings.optimizer!r}."
         )
     bounds = {
-        "epochs": (0, math.inf),
+        "epochs": (1, math.inf),
         "batch_size": (1, num_rows),
         "learning_rate": (0, math.inf),
         "warmup": (0, 1),
@@ -85,3 +87,11 @@ def check_training(settings: Training, section: str, num_rows: int) -> None:
         "checkpoint_every": (0, math.inf),
     }
     check_ranges(f"config.{section}.", settings._asdict(), bounds)
+    num_devices = mesh.shape[meshes.CLIENTS]
+    if settings.batch_size % num_devices:
+        raise ValueError(
+            f"config.{section}.batch_size must be a multiple of {num_devices} devices, "
+            f"got {settings.batch_size}."
+        )
+    with naming(f"config.{section}"):  # a warm-up that leaves no step
+        optimizer_of(settings, num_rows)

@@ -146,16 +146,18 @@ def _says(
         return says
     values = _run_of(command)
     again = "the same command again"
-    if values.overwrite:  # which would empty the folder
-        again = "it again without --overwrite"
+    for flag in ("overwrite", "restart"):  # which would begin again
+        if vars(values)[flag]:
+            again = f"it again without --{flag}"
     again += "" if is_alone else " on every host"
     return f"{says} Start {again} to go on from {_newest(values.workdir)}."
 
 
 def _run_of(command: list[str]) -> argparse.Namespace:
-    """--workdir and --overwrite of `command`, read as it reads them."""
+    """--workdir, --overwrite and --restart of `command`, read as it reads them."""
     parser = new_parser("fedfr launch", "")
     parser.add_argument("--workdir", default="")
+    parser.add_argument("--restart", default="")
     add_switch(parser, "overwrite", "")
     return parser.parse_known_args(command)[0]
 
@@ -163,7 +165,8 @@ def _run_of(command: list[str]) -> argparse.Namespace:
 def _newest(workdir: str) -> str:
     """Name the newest whole checkpoint of the run in `workdir`; "" is none."""
     found = pathlib.Path(workdir).glob("*/checkpoints/*") if workdir else ()
-    found = [p for p in found if p.name.isdigit()]
+    is_new = lambda path: "." not in path.parent.parent.name  # <stage>.old
+    found = [p for p in found if p.name.isdigit() and is_new(p)]
     if not found:
         return "the beginning"
     newest = max(found, key=lambda p: p.stat().st_mtime)

@@ -7,10 +7,9 @@ import ml_collections
 
 from fedfr_jax.build import sections
 from fedfr_jax.data import partition as partitions
-from fedfr_jax.data.sources import SOURCES, inspect, pack, verify
+from fedfr_jax.data.sources import inspect, pack, verify
 from fedfr_jax.runs.sinks import write_summary
-from fedfr_jax.schema import choose
-from fedfr_jax.tasks.data import split
+from fedfr_jax.tasks.data import open_data, split
 from fedfr_jax.types import Source
 
 
@@ -30,13 +29,13 @@ def prepare(
     settings = sections(config)
     data = settings["data"]
     if folder:
-        pack(choose("data", SOURCES, data), folder, say=print)
+        pack(open_data(data), folder, say=print)
         data = {"name": "packed", "path": folder}
     if check:
         if data.get("name") != "packed":
             raise ValueError("--verify must be given --pack or packed data, got none.")
         print(f"{verify(data['path'])} files of {data['path']} are as written")
-    source = choose("data", SOURCES, data)
+    source = open_data(data)
     facts, text = described(split(settings["partition"], source), source)
     found = inspect(source)
     print(json.dumps(found, indent=1))

@@ -17,7 +17,9 @@ from fedfr_jax.commands.flags import (
 
 ABOUT = """\
 Pretrain, then train every method of a config. A run that was stopped resumes with the
-same command; --overwrite starts it again from the beginning. --dry_run trains nothing:
+same command, and with a changed config where that leaves a trained stage as it is: a
+line says which stages are kept and which are trained anew. --restart=fedfr trains a
+method alone again, --overwrite starts all from the beginning. --dry_run trains nothing:
 it compiles a round of every row and prints the memory and the operations that it needs;
 the data need not be there.
 
@@ -32,6 +34,13 @@ def main(argv: list[str]) -> None:
     parser = new_parser("fedfr train", ABOUT)
     define(parser)
     add_switch(parser, "overwrite", "empty the work folder first")
+    parser.add_argument(
+        "--restart",
+        type=names,
+        metavar="A,B",
+        help="train these stages (rows of methods, or pretrained) from their beginning "
+        "again, with those that start from them; the others stay",
+    )
     define_dry_run(parser)
     define_processes(parser)
     values = parse(parser, argv)
@@ -76,5 +85,11 @@ def train(values: argparse.Namespace, folder) -> None:
 
     experiment = build(values.config)
     text = values.config.to_json_best_effort(indent=1)
-    with claim_for_all(folder, text, is_fresh=bool(values.overwrite)):
+    with claim_for_all(
+        folder,
+        text,
+        experiment.stages,
+        is_fresh=bool(values.overwrite),
+        restart=values.restart or (),
+    ):
         run_experiment(experiment, folder)

@@ -58,10 +58,14 @@ def check_labels(labels: np.ndarray, num_identities: int = 0) -> np.ndarray:
     return labels.astype(np.int32)
 
 
-def client_sizes(num_clients: int, ids_per_client: int | Sequence[int]) -> np.ndarray:
-    """[N] identities of each client."""
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}.")
+def client_sizes(
+    num_clients: int, ids_per_client: int | Sequence[int], num_images: int
+) -> np.ndarray:
+    """[N] identities of each client; every client has one of `num_images` images."""
+    if not 1 <= num_clients <= num_images:
+        raise ValueError(
+            f"num_clients must lie in [1, {num_images}], the images, got {num_clients}."
+        )
     sizes = np.asarray(ids_per_client)
     is_right_shape = sizes.shape in ((), (num_clients,))
     if not is_right_shape or not np.issubdtype(sizes.dtype, np.integer):

@@ -64,5 +64,7 @@ def check_federation(settings: Federation, num_clients: int) -> None:
         raise ValueError(
             f"config.federation.lanes must be a number or auto, got {settings.lanes!r}."
         )
+    if settings.local_epochs == ():
+        raise ValueError("config.federation.local_epochs must be a number, got ().")
     numbers = {**settings._asdict(), "lanes": settings.first_lanes}
     check_ranges("config.federation.", numbers, bounds)

@@ -198,4 +198,8 @@ def _all_finite(state):
 def _advice(checkpointer):
     last = checkpointer.latest() if checkpointer else None
     good = "there is no checkpoint" if last is None else f"checkpoint {last} is good"
-    return f"{good}. Lower the learning rate and start again with --overwrite."
+    again = ""
+    if checkpointer:
+        stage = checkpointer.folder.parent.name
+        again = f" of {stage} with --restart={stage}, which keeps the stages before it"
+    return f"{good}. Lower the learning rate and start again{again}."

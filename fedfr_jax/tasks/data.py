@@ -10,13 +10,25 @@ from jax.sharding import Mesh
 
 from fedfr_jax.data.augment import build_augment
 from fedfr_jax.data.partition import PARTITIONS
-from fedfr_jax.data.sources import names_from
+from fedfr_jax.data.sources import SOURCES, names_from
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.feed import Feed
 from fedfr_jax.models import MODELS, conv
-from fedfr_jax.schema import choose
+from fedfr_jax.schema import choose, naming
 from fedfr_jax.stream import fits_devices
 from fedfr_jax.types import Augment, Source
+
+
+def open_data(settings: Mapping) -> Source:
+    """The config's source; what goes wrong in a file names it, read late or early."""
+    source = choose("data", SOURCES, settings)
+    where = settings.get("path", settings.get("data_dir", "config.data"))
+
+    def read(rows):
+        with naming(where):
+            return source.read(rows)
+
+    return source._replace(read=read)
 
 
 def split(settings: Mapping, source: Source):

@@ -5,12 +5,14 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import sgd, step_decay
-from fedfr_jax.schema import check_keys, check_ranges, choose
+from fedfr_jax.schema import check_keys, check_kinds, check_ranges, choose
 from fedfr_jax.types import Algorithm, Local
 
 BOUNDS = {  # of the numbers that `local_of` is told
@@ -56,6 +58,7 @@ def algorithm_maker(
         given = {"name": given} if isinstance(given, str) else given
         where = f"{section}.server_optimizer"
         own["server_optimizer"] = choose(where, SERVER_OPTIMIZERS, given)
+    check_kinds(f"config.{section}.", own, asked)
     own |= {k: v for k, v in facts.items() if k in keywords(ALGORITHMS[name])}
     rest = {k: v for k, v in options.items() if k in others}
     return functools.partial(ALGORITHMS[name], **own), rest
@@ -85,6 +88,8 @@ def local_of(
         out of its range.
     """
     check_ranges("", locals(), BOUNDS)
+    if decay_epochs == ():
+        raise ValueError("decay_epochs must be a number, or one per round, got ().")
     given = {"name": optimizer} if isinstance(optimizer, str) else optimizer
     if not isinstance(given, Mapping):
         raise ValueError(f"optimizer must be a name or a mapping, got {given!r}.")
@@ -116,4 +121,12 @@ def _of_optax(name: str, settings: Mapping) -> Callable:
     if "learning_rate" not in known:  # not an optimizer
         raise ValueError(f"optimizer must be a name of optax's, got {name!r}.")
     check_keys(f"optimizer {name}", settings, set(known) - {"learning_rate"})
-    return lambda rate: factory(rate, **settings)
+    make = lambda rate: factory(rate, **settings)
+    one = jax.ShapeDtypeStruct((), jnp.result_type(float))
+    try:  # a step of one number: optax itself looks at few of its settings
+        jax.eval_shape(lambda x: make(0.1).update(x, make(0.1).init(x), x), one)
+    except Exception as error:
+        raise ValueError(
+            f"optimizer {name} must work with its settings, got {settings}: {error}."
+        ) from error
+    return make

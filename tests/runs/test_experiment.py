@@ -34,7 +34,7 @@ def test_lanes_are_a_number_or_auto():
         federation = call("federation", Federation, {"lanes": wrong})
         with pytest.raises(ValueError, match=f"config.federation.lanes must be {rule}"):
             check_federation(federation, 5)
-    with pytest.raises(ValueError, match="config.federation.rounds must be a number"):
+    with pytest.raises(ValueError, match="config.federation.rounds must be a whole"):
         call("federation", Federation, {"rounds": "auto"})
 
 

@@ -68,7 +68,7 @@ def by_identity(
         of range.
     """
     labels = check_labels(labels)
-    sizes = client_sizes(num_clients, ids_per_client)
+    sizes = client_sizes(num_clients, ids_per_client, len(labels))
     public_min = global_min_images or min_images
     _check_images(min_images, global_min_images, max_images, train_fraction)
     rng = np.random.default_rng(seed)
@@ -150,7 +150,7 @@ def ms1m(
         of range.
     """
     labels = check_labels(labels)
-    sizes = client_sizes(num_clients, ids_per_client)
+    sizes = client_sizes(num_clients, ids_per_client, len(labels))
     if not 1 <= num_test_images <= client_images[0]:
         raise ValueError(
             f"num_test_images must lie in [1, {client_images[0]}] (client_images), "

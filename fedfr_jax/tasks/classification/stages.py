@@ -9,7 +9,6 @@ import numpy as np
 
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
-from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms.personal import blocks, personal
 from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.federated.client import Population
@@ -22,7 +21,13 @@ from fedfr_jax.schema import call, check_keys, check_ranges, choose, naming
 from fedfr_jax.stream import stream
 from fedfr_jax.tasks.classification.accuracy import Accuracy
 from fedfr_jax.tasks.classification.loss import cross_entropy
-from fedfr_jax.tasks.data import feed_of, other_lowerings, split, streams
+from fedfr_jax.tasks.data import (
+    feed_of,
+    open_data,
+    other_lowerings,
+    split,
+    streams,
+)
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
 from fedfr_jax.types import Dataset, Experiment, Federated, Model, Source, Stage, Task
 
@@ -41,7 +46,7 @@ def classification(settings: Mapping) -> Experiment:
     if settings.get("pretrain"):
         given = sorted(settings["pretrain"])
         raise ValueError(f"config.pretrain must be empty with this task, got {given}.")
-    source = choose("data", SOURCES, settings["data"])
+    source = open_data(settings["data"])
     parts = split({"name": "iid", **settings["partition"]}, source)
     if not isinstance(parts, ClientSplit):
         name = settings["partition"]["name"]

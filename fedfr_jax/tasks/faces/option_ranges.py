@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.schema import POSITIVE, check_ranges, is_of
 
 NOT_NEGATIVE, FRACTION, COSINE = (0, math.inf), (0, 1), (-1, 1)
 BOUNDS = {
@@ -30,11 +30,13 @@ BOUNDS = {
     "threshold": COSINE,
     "weight_decay": NOT_NEGATIVE,
 }
+WHOLE = ("decay_epochs", "epochs", "groups", "max_hard_negatives", "steps")
 MAY_BE_NONE = ("spreadout", "threshold")
 
 
 def check_numbers(prefix: str, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first of `options` that is out of its range.
+    """Raise ValueError for the first of `options` that is out of its range, or a
+    fraction where whole numbers are wanted.
 
     Args:
       prefix: goes before the names in the message, as in "adapt.".
@@ -43,3 +45,8 @@ def check_numbers(prefix: str, options: Mapping[str, Any]) -> None:
     is_none = lambda name: options[name] is None and name in MAY_BE_NONE
     names = [name for name in options if name in BOUNDS and not is_none(name)]
     check_ranges(prefix, options, {name: BOUNDS[name] for name in names})
+    for name in [name for name in names if name in WHOLE]:
+        if not is_of(int | tuple[int, ...], options[name]):
+            raise ValueError(
+                f"{prefix}{name} must be a whole number, got {options[name]!r}."
+            )

@@ -5,6 +5,7 @@ By default on the sum of the features of an image and of its mirror image, as Fe
 """
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -27,9 +28,9 @@ SECTION = "evaluation.pairs"
 def pair_list(
     image_shape: tuple[int, int, int],
     *,
-    path: str | None = None,
+    path: str | os.PathLike | None = None,
     source: Mapping | None = None,
-    fars: Sequence[float] = (1e-3, 1e-2),
+    fars: float | Sequence[float] = (1e-3, 1e-2),
     folds: int = 10,
     flip: bool = True,
 ) -> JudgedFiles:

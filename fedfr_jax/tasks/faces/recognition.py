@@ -4,6 +4,7 @@ Generic: one network on identities that no training saw. Personalised: every cli
 own network on the test images of all clients (FedFR, section 4; protocol of its code).
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,9 +24,9 @@ from fedfr_jax.evaluation.verification import (
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
-from fedfr_jax.schema import call
+from fedfr_jax.schema import call, check_ranges
 from fedfr_jax.stream import Stream, placed, stream
-from fedfr_jax.tasks.faces.judged_files import held, settings_of
+from fedfr_jax.tasks.faces.judged_files import held, rates_of, settings_of
 from fedfr_jax.tasks.faces.pair_list import pair_list
 from fedfr_jax.tasks.faces.template_set import template_set
 from fedfr_jax.types import (
@@ -113,10 +114,10 @@ class Judge:
         mesh: Mesh,
         *,
         batch_size: int = 64,
-        fars: Sequence[float] = (1e-3, 1e-2),
-        fpirs: Sequence[float] = (1e-2, 1e-1),
-        pairs: str | Mapping | None = None,
-        templates: str | Mapping | None = None,
+        fars: float | Sequence[float] = (1e-3, 1e-2),
+        fpirs: float | Sequence[float] = (1e-2, 1e-1),
+        pairs: str | os.PathLike | Mapping | None = None,
+        templates: str | os.PathLike | Mapping | None = None,
         personalised: str = "exact",
         seed: int = 0,
     ):
@@ -125,10 +126,14 @@ class Judge:
                 "config.evaluation.personalised must be one of "
                 f"{sorted(CLIENT_VERIFICATIONS)}, got {personalised!r}."
             )
+        check_ranges(
+            "config.evaluation.", {"batch_size": batch_size}, {"batch_size": (1, 2**31)}
+        )
         self._verify = CLIENT_VERIFICATIONS[personalised]
         self._task, self._mesh = task, mesh
         self._batch_size, self._compiled = batch_size, {}
-        self._fars, self._fpirs = tuple(fars), tuple(fpirs)
+        self._fars = rates_of("evaluation.fars", fars)
+        self._fpirs = rates_of("evaluation.fpirs", fpirs)
         self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
         self._files = _open_files(task, mesh, pairs=pairs, templates=templates)
         self._tables = placed(task.table, mesh), placed(task.judged, mesh)

@@ -8,13 +8,18 @@ from jax.sharding import Mesh
 from fedfr_jax.central.settings import Training, check_training
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import format_report, report
-from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import AUTO, Federation, check_federation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.schema import call, choose, naming
-from fedfr_jax.tasks.data import feed_of, other_lowerings, split, streams
+from fedfr_jax.tasks.data import (
+    feed_of,
+    open_data,
+    other_lowerings,
+    split,
+    streams,
+)
 from fedfr_jax.tasks.faces.classical import backbone_of, classical_faces
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.methods import (
@@ -76,9 +81,11 @@ def plan(settings: Mapping) -> Plan:
     Raises:
       ValueError: for anything wrong in the config or the data.
     """
+    if PRETRAINED in settings["methods"]:
+        raise ValueError(f"config.methods must have other names, got {PRETRAINED!r}.")
     federation = call("federation", Federation, settings["federation"])
     pretraining = call("pretrain", Training, settings["pretrain"])
-    source = choose("data", SOURCES, settings["data"])
+    source = open_data(settings["data"])
     partition = split(settings["partition"], source)
     model = model_of(settings["model"], source)
     methods = methods_of(settings, model, partition)
@@ -95,17 +102,18 @@ def plan(settings: Mapping) -> Plan:
         methods = {name: with_lowered(name, methods[name], lowered) for name in methods}
     num_public = len(partition.global_examples)
     check_federation(federation, len(partition.num_classes))
-    check_training(pretraining, "pretrain", num_public)
+    mesh = make_mesh(num_model_shards=federation.model_shards)
+    check_training(pretraining, "pretrain", num_public, mesh)
     for name, method in methods.items():
         if isinstance(method, Training):
             num_rows = num_public + len(partition.train)
-            check_training(method, f"methods.{name}", num_rows)
+            check_training(method, f"methods.{name}", num_rows, mesh)
     return Plan(
         settings=settings,
         source=source,
         partition=partition,
         model=model,
-        mesh=make_mesh(num_model_shards=federation.model_shards),
+        mesh=mesh,
         pretraining=pretraining,
         federation=federation,
         methods=methods,
@@ -114,7 +122,12 @@ def plan(settings: Mapping) -> Plan:
 
 def model_of(settings: Mapping, source: Source) -> Model:
     """The config's network."""
-    return gathered(choose("model", MODELS, settings, source.image_shape))
+    model = choose("model", MODELS, settings, source.image_shape)
+    if model.embedding_dim < 1:
+        raise ValueError(
+            f"config.model must give an embedding, got {model.embedding_dim} numbers."
+        )
+    return gathered(model)
 
 
 def methods_of(settings: Mapping, model: Model, partition: Partition) -> dict:

@@ -6,6 +6,7 @@ detector's score ("faceness"), TAR where the FAR of the ROC is nearest to the wa
 one, TPIR over pairs of scores without a rank condition.
 """
 
+import os
 import pathlib
 from collections.abc import Sequence
 
@@ -38,7 +39,7 @@ GALLERY = ("meta/ijbc_1N_gallery_G1.csv", "meta/ijbc_1N_gallery_G2.csv")
 def template_set(
     image_shape: tuple[int, int, int],
     *,
-    path: str,
+    path: str | os.PathLike,
     images: str = "loose_crop",
     media: str = "meta/ijbc_face_tid_mid.txt",
     landmarks: str | None = "meta/ijbc_name_5pts_score.txt",
@@ -49,9 +50,9 @@ def template_set(
     faceness: bool = True,
     flip: bool = False,
     keep_norm: bool = True,
-    fars: Sequence[float] = FARS,
-    fpirs: Sequence[float] = (1e-2, 1e-1),
-    ranks: Sequence[int] = (1, 5, 10),
+    fars: float | Sequence[float] = FARS,
+    fpirs: float | Sequence[float] = (1e-2, 1e-1),
+    ranks: int | Sequence[int] = (1, 5, 10),
 ) -> JudgedFiles:
     """Images of templates; "tar@far=..." of 1:1, "tpir@fpir=...", "rank@..." of 1:N.
 

@@ -323,15 +323,24 @@ def test_personalised_thresholds_are_the_released_ones(golden, word):
         ),
         (
             {"pairs": {"source": {"name": "orl", "data_dir": "none"}}},
-            "config.evaluation.pairs: none must be a directory",
+            "config.evaluation.pairs.source: none must be a directory",
         ),
         (
             {"pairs": {"source": {"name": "pairs"}}},
             "config.evaluation.pairs.source.name must be one of",
         ),
-        ({"pairs": {"source": "lfw"}}, "source must be the settings of a source"),
-        ({"pairs": {"path": 3}}, "config.evaluation.pairs: 3 must be a pickle"),
-        ({"templates": {"path": 3}}, "templates.media must name a file, got 3/meta"),
+        (
+            {"pairs": {"source": "lfw"}},
+            "pairs.source must be a mapping or none",
+        ),
+        (
+            {"pairs": {"path": 3}},
+            "pairs.path must be text or a path or none, got 3",
+        ),
+        (
+            {"templates": {"path": 3}},
+            "templates.path must be text or a path, got 3",
+        ),
         ({"templates": "none"}, "config.evaluation.templates.media must name a file"),
         (
             {"templates": {"images": "x"}},

@@ -438,9 +438,7 @@ def test_options_that_exclude_each_other_are_refused(options, message):
     [
         ({"max_hard_negatives": -1}, "max_hard_negatives must be at least 0, got -1."),
         ({"temperature": 0}, "temperature must be positive, got 0."),
-        ({"temperature": None}, "temperature must be a number, got None."),
         ({"threshold": 7}, "threshold must lie in [-1, 1], got 7."),
-        ({"threshold": float("nan")}, "threshold must lie in [-1, 1], got nan."),
         ({"decay_epochs": -1}, "decay_epochs must be at least 0, got -1."),
         ({"decay_epochs": (3, -2)}, "decay_epochs must be at least 0, got (3, -2)."),
         ({"learning_rate": -0.1}, "learning_rate must be at least 0, got -0.1."),
@@ -451,7 +449,6 @@ def test_options_that_exclude_each_other_are_refused(options, message):
         ({"contrastive_weight": -5}, "contrastive_weight must be at least 0, got -5."),
         ({"branch_weight": -10}, "branch_weight must be at least 0, got -10."),
         ({"spreadout": 2.0}, "spreadout must lie in [-1, 1], got 2.0."),
-        ({"spreadout": "0.4"}, "spreadout must be a number, got '0.4'."),
         (
             {"branch_options": {"t": 0.5}},
             "branch_options.t must be at least 1, got 0.5.",
@@ -467,6 +464,10 @@ def test_options_that_exclude_each_other_are_refused(options, message):
         (
             {"branch": None, "adapt": {"epochs": -3}},
             "adapt.epochs must be at least 0, got -3.",
+        ),
+        (
+            {"branch": None, "adapt": {"epochs": 2.5}},
+            "adapt.epochs must be a whole number, got 2.5.",
         ),
         (
             {"branch": None, "adapt": {"temperature": 0.0}},

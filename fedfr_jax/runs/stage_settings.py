@@ -1,0 +1,74 @@
+"""What a stage's training depends on, and what a changed config leaves as it is."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fedfr_jax.types import Central, Stage
+
+# Keys that move the work between devices or say how often things are looked at.
+FREE = {
+    "federation": (
+        "checkpoint_every",
+        "evaluate_every",
+        "lanes",
+        "table",
+        "table_gib",
+    ),
+    "pretrain": ("checkpoint_every",),
+}
+
+
+def settings_of(name: str, stages: Mapping[str, Stage], config: Mapping) -> dict:
+    """The part of a config that the stage `name` depends on.
+
+    That is its own row, what all stages share, and the same of the stage that it starts
+    from; not the other rows nor how networks are judged.
+    """
+    stage = stages[name]
+    own = {k: v for k, v in config.items() if k not in ("methods", "evaluation")}
+    for section, keys in FREE.items():
+        kept = own.get(section) or {}
+        own[section] = {k: v for k, v in kept.items() if k not in keys}
+    if isinstance(stage.trainer, Central):
+        del own["federation"]
+    own["row"] = (config.get("methods") or {}).get(name)
+    if stage.start_from:
+        own["start_from"] = settings_of(stage.start_from, stages, config)
+    return own
+
+
+def touched(stages: Mapping[str, Stage], old: Mapping, new: Mapping) -> set[str]:
+    """Names of the stages whose settings differ between two configs."""
+    of = lambda name, config: settings_of(name, stages, config)
+    return {name for name in stages if of(name, old) != of(name, new)}
+
+
+def with_followers(stages: Mapping[str, Stage], names: Collection[str]) -> set[str]:
+    """`names` and all stages that start from one of them, however far.
+
+    Raises:
+      ValueError: for a name that is no stage.
+    """
+    for name in names:
+        if name not in stages:
+            raise ValueError(f"--restart must be of {list(stages)}, got {name!r}.")
+    found = set(names)
+    for name, stage in stages.items():  # a stage comes after the one it starts from
+        if stage.start_from in found:
+            found.add(name)
+    return found
+
+
+def first_difference(
+    old: Mapping, new: Mapping, but_for: str = ""
+) -> tuple[str, Any, Any] | None:
+    """(key, before, now) of the first key that differs, None for equal configs."""
+    for section in sorted(old.keys() | new.keys()):
+        before, now = old.get(section), new.get(section)
+        if section == but_for or before == now:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            found = first_difference(before, now)
+            return (f"{section}.{found[0]}", *found[1:])
+        return section, before, now
+    return None

@@ -1,0 +1,124 @@
+"""What a changed config does to a work folder."""
+
+import copy
+import json
+
+import pytest
+
+from fedfr_jax.runs import workdir
+from fedfr_jax.types import Central, Federated, Stage
+
+CONFIG = {
+    "seed": 0,
+    "model": {"depth": 20},
+    "pretrain": {"epochs": 3, "checkpoint_every": 1},
+    "federation": {"rounds": 3, "lanes": 1},
+    "evaluation": {"fars": [0.1]},
+    "methods": {"fedavg": {}, "fedfr": {"scale": 30}, "central": {"kind": "central"}},
+}
+NONE = Central(*[None] * len(Central._fields))
+ROUNDS = Federated(None, None, None, None, None)
+STAGES = {
+    "pretrained": Stage(NONE),
+    "fedavg": Stage(ROUNDS, "pretrained"),
+    "fedfr": Stage(ROUNDS, "pretrained"),
+    "central": Stage(NONE),
+}
+
+
+def changed(**values):
+    """CONFIG with `section__key` at another value."""
+    config = copy.deepcopy(CONFIG)
+    for name, value in values.items():
+        *sections, key = name.split("__")
+        at = config
+        for section in sections:
+            at = at[section]
+        at[key] = value
+    return json.dumps(config)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run whose stages all have a checkpoint."""
+    workdir.claim(tmp_path, changed(), STAGES).close()
+    for name in STAGES:
+        (tmp_path / name / "checkpoints" / "3").mkdir(parents=True)
+    return tmp_path
+
+
+def kept(folder):
+    return [name for name in STAGES if (folder / name).exists()]
+
+
+@pytest.mark.parametrize(
+    "change, left",
+    [
+        ({"methods__fedfr__scale": 64}, ["pretrained", "fedavg", "central"]),
+        ({"federation__rounds": 9}, ["pretrained", "central"]),
+        ({"methods__central__epochs": 1}, ["pretrained", "fedavg", "fedfr"]),
+        ({"methods__mine": {}}, list(STAGES)),
+        ({"evaluation__fars": [0.2]}, list(STAGES)),
+        ({"federation__lanes": "auto", "pretrain__checkpoint_every": 2}, list(STAGES)),
+    ],
+)
+def test_a_changed_setting_leaves_the_stages_that_it_does_not_touch(
+    change, left, folder, capsys
+):
+    text = changed(**change)
+    workdir.claim(folder, text, STAGES).close()
+    assert kept(folder) == left
+    assert json.loads((folder / "config.json").read_text()) == json.loads(text)
+    lost = [name for name in STAGES if name not in left]
+    assert [
+        name for name in STAGES if (folder / f"{name}.old/checkpoints/3").is_dir()
+    ] == lost
+    says = capsys.readouterr().out
+    assert says.count("\n") == bool(lost)
+    if lost:
+        names = f"kept are {', '.join(left)}; trained anew are {', '.join(lost)}, "
+        assert names in says
+
+
+@pytest.mark.parametrize(
+    "change, rule",
+    [
+        ({"seed": 1}, "seed 0 there and 1 here"),
+        ({"model__depth": 64}, "model.depth 20 there and 64 here"),
+    ],
+)
+def test_a_config_that_touches_every_stage_is_another_run(change, rule, folder):
+    with pytest.raises(ValueError, match=rule):
+        workdir.claim(folder, changed(**change), STAGES).close()
+    assert kept(folder) == list(STAGES)
+    assert json.loads((folder / "config.json").read_text()) == CONFIG
+
+
+def test_a_correction_before_the_first_checkpoint_is_welcome(tmp_path):
+    workdir.claim(tmp_path, changed(), STAGES).close()
+    (tmp_path / "pretrained" / "store").mkdir(parents=True)  # of the wrong network
+    workdir.claim(tmp_path, changed(model__depth=64), STAGES).close()
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "restart, left",
+    [
+        (["fedfr"], ["pretrained", "fedavg", "central"]),
+        (["pretrained"], ["central"]),
+    ],
+)
+def test_a_stage_is_restarted_with_those_that_start_from_it(restart, left, folder):
+    workdir.claim(folder, changed(), STAGES, restart=restart).close()
+    assert kept(folder) == left
+    with pytest.raises(ValueError, match="--restart must be of .*got 'nosuch'"):
+        workdir.claim(folder, changed(), STAGES, restart=["nosuch"])
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "\x00"])
+def test_a_damaged_config_is_named_and_damaged_seconds_are_forgotten(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config.json must be the JSON of the run"):
+        workdir.claim(tmp_path, "{}").close()
+    (tmp_path / "seconds.json").write_text(text)
+    assert workdir.Clock(tmp_path / "seconds.json").note() < 60
