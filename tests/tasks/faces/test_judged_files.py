@@ -335,11 +335,11 @@ def test_personalised_thresholds_are_the_released_ones(golden, word):
         ),
         (
             {"pairs": {"path": 3}},
-            "pairs.path must be text or a path or none, got 3",
+            "pairs.path must be a text or a path or none, got 3",
         ),
         (
             {"templates": {"path": 3}},
-            "templates.path must be text or a path, got 3",
+            "templates.path must be a text or a path, got 3",
         ),
         ({"templates": "none"}, "config.evaluation.templates.media must name a file"),
         (
