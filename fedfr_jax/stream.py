@@ -6,11 +6,11 @@ worked on, so that a device holds two pieces at a time, however large the data. 
 of several processes each reads for its own devices only.
 """
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +22,8 @@ from fedfr_jax.types import Dataset, PyTree
 MEMORY = 2**30
 
 
-class Stream(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class Stream:
     """All examples, on the host, in a `Dataset`'s order: make it with `stream`."""
 
     read: Callable[[np.ndarray], PyTree]  # [n] int64 -> inputs of [n, ...]
@@ -30,7 +31,8 @@ class Stream(NamedTuple):
     example: Dataset  # shape structs of one example
     memory: int
     waves: int
-    waits: list[float]  # seconds that the devices' work stood still for each piece
+    # Seconds that the devices' work stood still for each piece.
+    waits: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def num_examples(self) -> int:
@@ -112,16 +114,7 @@ def stream(
         read_inputs = lambda rows: {"image": read(rows)}
     one = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
     example = Dataset(jax.tree.map(one, first), jax.tree.map(one, targets))
-    return Stream(read_inputs, targets, example, int(memory), waves, [])
-
-
-def waited(table: Dataset | Stream) -> float:
-    """Seconds of waiting for a stream's pieces since this was last asked, else 0."""
-    if not isinstance(table, Stream):
-        return 0.0
-    waits = table.waits[:]
-    table.waits.clear()
-    return sum(waits)
+    return Stream(read_inputs, targets, example, int(memory), waves)
 
 
 def fits_devices(num_bytes: int, mesh: Mesh) -> bool:

@@ -127,7 +127,7 @@ def test_rows_after_the_resumed_round_are_forgotten_in_every_block(
 
 def test_rows_that_an_int32_cannot_number_are_refused():
     labels = np.broadcast_to(np.int32(0), 2**31)
-    table = Stream(None, labels, None, 1, 0, [])
+    table = Stream(None, labels, None, 1, 0)
     algorithm, _ = toys.fedavg_toy()
     population = Population(np.array([0, 1]), np.ones(1, np.int32))
     with pytest.raises(ValueError, match="less than 2.31 rows, got 2147483648"):

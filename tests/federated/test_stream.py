@@ -1,5 +1,6 @@
 """A streamed table gives what the table on the device gives, piece by piece."""
 
+import dataclasses
 import io
 import time
 
@@ -177,7 +178,7 @@ def test_segments_fit_the_memory_and_never_fall_below_a_wave():
     table = stream(Reader(np.zeros((2, 10, 10, 1), np.uint8)), np.zeros(2))
     most_rows = np.cumsum([50, 30, 10, 5, 5])
     of = lambda memory, waves=0: fit(
-        table._replace(waves=waves),
+        dataclasses.replace(table, waves=waves),
         most_rows,
         memory=memory,
         lanes=2,
