@@ -16,6 +16,7 @@ from fedfr_jax.commands import COMMANDS
 from fedfr_jax.runs.workdir import claim, claim_for_all
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
+COMPILE_FAST = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 CONFIG = '''"""A tiny run on arrays."""
 
 from configs import base
@@ -75,7 +76,7 @@ def config(tmp_path):
     return folder / "tiny.py"
 
 
-def fedfr(*words, xla_flags="--xla_backend_optimization_level=0", **options):
+def fedfr(*words, xla_flags=COMPILE_FAST, **options):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": xla_flags}
     command = [sys.executable, "-m", "fedfr_jax", *map(str, words)]
     return subprocess.Popen(

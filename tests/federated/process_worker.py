@@ -19,8 +19,8 @@ ROUNDS = 5
 
 def main(argv):
     given = dict(word.removeprefix("--").split("=", 1) for word in argv)
-    flags = f"{processes.DEVICES_FLAG}={given.get('devices', 2)}"
-    flags += " --xla_backend_optimization_level=0"
+    devices = f"{processes.DEVICES_FLAG}={given.get('devices', 2)}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {devices}"  # the last one counts
     os.environ.update(XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
     processes.use_every_core()
     if "coordinator" in given:

@@ -26,7 +26,7 @@ from tests.contracts import test_algorithms as contracts
 from tests.federated import toys
 from tests.federated.test_engine import assert_close, build, run
 
-pytestmark = pytest.mark.usefixtures("run_level")
+as_a_run = pytest.mark.usefixtures("run_level")
 
 
 def digest(tree):
@@ -62,6 +62,7 @@ def play_canonical(name, devices, lanes=1, flip=False, personal="", **options):
     return jax.device_get(server), store.gather(np.arange(5))[0]
 
 
+@as_a_run
 @pytest.mark.parametrize(
     "name, lanes",
     toys.others_are_slow({("fedfr", 2)}, toys.TOYS, [1, 2]),
@@ -71,11 +72,13 @@ def test_canonical_bits_do_not_depend_on_the_number_of_devices(name, lanes):
     assert len({digest(state) for state in found}) == 1
 
 
+@as_a_run
 def test_canonical_bits_do_not_depend_on_the_order_of_arrival():
     forward = play_canonical("fedfr", 2, shards=2)
     assert digest(forward) == digest(play_canonical("fedfr", 2, shards=2, flip=True))
 
 
+@as_a_run
 def test_fedatt_weighs_uploads_alike_in_any_order_of_arrival():
     """Its server sums over the cohort's networks, not over clients' sums."""
     sim = contracts.simulated("fedatt", 2, 1, reduction="canonical", shards=4)
@@ -114,6 +117,7 @@ def play_network(devices, num_rounds=2):
     return jax.device_get(server), store.gather(np.arange(5))[0]
 
 
+@as_a_run
 @pytest.mark.slow
 def test_canonical_bits_of_a_convolutional_network_do_not_depend_on_the_devices():
     first, *others = (play_network(n) for n in (1, 2, 4, 8))
@@ -121,11 +125,13 @@ def test_canonical_bits_of_a_convolutional_network_do_not_depend_on_the_devices(
     assert {digest(state) for state in others} == {digest(first)}
 
 
+@as_a_run
 def test_devices_beyond_or_beside_the_shards_change_no_bit_either():
     found = [play_canonical("fedavg", n, shards=2) for n in (1, 3, 4)]
     assert len({digest(state) for state in found}) == 1
 
 
+@as_a_run
 def test_the_mean_of_few_leaves_is_rounded_alike_on_any_number_of_devices():
     found = [play_canonical("fedavg", n, shards=4, personal="head") for n in (1, 2, 4)]
     assert len({digest(state) for state in found}) == 1
