@@ -24,7 +24,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-from fedfr_jax.federated import compiling, engine, outputs, segments, sweep  # noqa: E402
+from fedfr_jax.federated import compiling, engine, outputs  # noqa: E402
 from fedfr_jax.processes import use_every_core  # noqa: E402
 
 use_every_core()  # the devices are given: only their patience on a busy machine
@@ -42,7 +42,7 @@ def run_level(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     asked = compiling.compiler_options
     as_a_run = lambda *given: {**asked(*given), "xla_cpu_use_fusion_emitters": True}
-    for module in (engine, outputs, segments, sweep):
+    for module in (engine, outputs):
         monkeypatch.setattr(module, "compiler_options", as_a_run)
 
 
