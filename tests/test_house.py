@@ -10,13 +10,14 @@ PACKAGE = ROOT / "fedfr_jax"
 
 # Rooms from the ground up: imports point to a lower floor, or as SIDEWAYS says.
 FLOORS = (
-    ("types", "trees", "schema", "mesh", "processes", "configs"),
+    ("types", "trees", "stacks", "schema", "mesh", "processes", "configs"),
     ("federated", "central", "models", "losses", "data", "evaluation", "scaling"),
     ("tasks",),
     ("runs", "plan", "notebook"),
     ("build", "commands", "__main__", "__init__"),
 )
 SIDEWAYS = {("trees", "types"), ("mesh", "types"), ("commands", "build")}
+SIDEWAYS |= {("stacks", "types"), ("trees", "stacks")}
 SIDEWAYS |= {("__main__", "commands"), ("__main__", "__init__")}
 LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|sklearn"
 # Patterns of source text, and which files may hold them.
