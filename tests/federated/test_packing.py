@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import packing
-from fedfr_jax.federated.client import Feed, Population
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.packing import Packed, on_packed, pack, pack_networks, unpack
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
