@@ -1,5 +1,6 @@
 """Pytree helpers that more than one room needs: paths, selection, counting."""
 
+import difflib
 import re
 from collections.abc import Callable
 
@@ -7,7 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedfr_jax.stacks import names_of
 from fedfr_jax.types import PyTree
+
+NEAR = 12  # names that an error lists
 
 
 def path_name(path: tuple) -> str:
@@ -18,8 +22,12 @@ def path_name(path: tuple) -> str:
 def matching(pattern: str) -> Callable[[PyTree], PyTree]:
     """Predicate on tree paths: tree -> tree of bool, True where `pattern` is found.
 
+    Blocks are found by their names, stacked or not; see `stacks.refined` for stacks of
+    which it finds some blocks only.
+
     Raises:
-      ValueError: when no leaf matches, because a renamed layer must not pass.
+      ValueError: when no leaf matches, because a renamed layer must not pass, or some
+        blocks of a stack.
     """
 
     try:
@@ -29,14 +37,24 @@ def matching(pattern: str) -> Callable[[PyTree], PyTree]:
             f"path pattern must be a regular expression, got {pattern!r}: {error}."
         ) from error
 
-    def select(tree):
-        found = jax.tree_util.tree_map_with_path(
-            lambda path, _: find(path_name(path)) is not None, tree
-        )
-        if not any(jax.tree.leaves(found)):
-            names = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    def is_found(path, _):
+        found = {find(name) is not None for name in names_of(path_name(path))}
+        if len(found) > 1:
             raise ValueError(
-                f"path pattern must match a leaf of {names}, got {pattern!r}."
+                f"path pattern must match all blocks of {path_name(path)} or none, got "
+                f"{pattern!r}."
+            )
+        return found.pop()
+
+    def select(tree):
+        found = jax.tree_util.tree_map_with_path(is_found, tree)
+        if not any(jax.tree.leaves(found)):
+            paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+            names = [name for path in paths for name in names_of(path_name(path))]
+            near = difflib.get_close_matches(pattern, names, NEAR, cutoff=0)
+            raise ValueError(
+                f"path pattern must match a leaf such as {', '.join(near)}, got "
+                f"{pattern!r}."
             )
         return found
 

@@ -10,7 +10,7 @@ PACKAGE = ROOT / "fedfr_jax"
 
 # Rooms from the ground up: imports point to a lower floor, or as SIDEWAYS says.
 FLOORS = (
-    ("types", "trees", "schema", "mesh", "processes", "configs")
+    ("types", "trees", "stacks", "schema", "mesh", "processes", "configs")
     + ("objective", "permutation", "feed", "stream"),
     ("federated", "central", "models", "losses", "data", "evaluation", "scaling"),
     ("tasks",),
@@ -19,6 +19,7 @@ FLOORS = (
 )
 SIDEWAYS = {("trees", "types"), ("mesh", "types"), ("commands", "build")}
 SIDEWAYS |= {("feed", "types"), ("stream", "types"), ("stream", "mesh")}
+SIDEWAYS |= {("stacks", "types"), ("trees", "stacks")}
 SIDEWAYS |= {("__main__", "commands"), ("__main__", "__init__")}
 LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|sklearn"
 # Patterns of source text, and which files may hold them.

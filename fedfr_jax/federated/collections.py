@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax import stacks
 from fedfr_jax.types import PyTree
 
 LOCAL = "local"
@@ -51,7 +52,11 @@ def own(variables: PyTree) -> PyTree:
 
 
 def with_own(variables: PyTree, leaves: PyTree) -> PyTree:
-    """`variables` with a client's own `leaves`, beside those that they have already."""
+    """`variables` with a client's own `leaves`, beside those that they have already.
+
+    The leaves may be in longer stacks of blocks than those of `variables`.
+    """
+    leaves = stacks.laid_out(leaves, shared(variables))
     if LOCAL in variables:
         leaves = join(variables[LOCAL], leaves)
     return {**variables, LOCAL: leaves}

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax import trees
+from fedfr_jax import stacks, trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.model_axis import whole
 from fedfr_jax.objective import with_aux
@@ -43,6 +43,26 @@ def sgd(
         decay = optax.add_decayed_weights(weight_decay)
         steps = [decay] if weight_decay else []
         return optax.chain(*steps, optax.sgd(rate, momentum or None, nesterov))
+
+    return at
+
+
+def by_block(make: Callable) -> Callable:
+    """`make` of `Local.optimizer`, whose steps see stacked blocks one by one.
+
+    For optimizers that take a norm, or another number, of each leaf, as LARS does.
+    """
+
+    def at(rate):
+        inner = make(rate)
+
+        def update(grads, state, params=None):
+            own = (stacks.named(grads), state, stacks.named(params))
+            steps, state = inner.update(*own)
+            return stacks.laid_out(steps, grads), state
+
+        init = lambda params: inner.init(stacks.named(params))
+        return optax.GradientTransformation(init, update)
 
     return at
 
@@ -129,9 +149,13 @@ def local_step(local: Local, moves: str = "") -> Callable:
         variables = iterate.variables
         params, still = moving(moves, variables["params"])
 
+        def joined(params):
+            every = collections.join(params, still)
+            return stacks.laid_out(every, variables["params"])
+
         def loss_of(params):
-            named = {**variables, "params": collections.join(params, still)}
-            return loss_fn(whole(named), batch, key, **round_args)
+            every = {**variables, "params": joined(params)}
+            return loss_fn(whole(every), batch, key, **round_args)
 
         (loss, aux), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
         stats, metrics = aux
@@ -139,18 +163,21 @@ def local_step(local: Local, moves: str = "") -> Callable:
         optimizer = optimizer_at(local, params, rate)
         updates, opt_state = optimizer.update(grads, iterate.opt_state, params)
         params = optax.apply_updates(params, updates)
-        moved = {"params": collections.join(params, still), "batch_stats": stats}
+        moved = {"params": joined(params), "batch_stats": stats}
         return Iterate(moved, opt_state), {"loss": loss, **metrics}
 
     return take
 
 
 def moving(moves: str, params: PyTree) -> tuple[PyTree, PyTree]:
-    """Leaves of `params` that `moves` finds, and the others; None for what is not."""
+    """Leaves of `params` that `moves` finds, and the others; None for what is not.
+
+    Stacks of blocks of which it finds some are cut.
+    """
     if not moves:
         return params, jax.tree.map(lambda _: None, params)
-    mask = trees.matching(moves)({"params": params})["params"]
-    return collections.split(mask, params)
+    tree, mask = stacks.refined({"params": params}, trees.matching(moves))
+    return collections.split(mask["params"], tree["params"])
 
 
 def local_training(local: Local | Callable, moves: str = "") -> Callable:

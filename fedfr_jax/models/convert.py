@@ -1,8 +1,8 @@
 """Weights of the PyTorch networks, to ours and back.
 
 Convolutions OIHW <-> HWIO, linear [out, in] <-> [in, out], the flattening before the
-linear layer C, H, W <-> H, W, C, and equal blocks <-> one stack. Names on the PyTorch
-side are those of FedFR's and InsightFace's backbones; batch counters are dropped.
+linear layer C, H, W <-> H, W, C, and blocks <-> stacks of equal ones. Names on the
+PyTorch side are those of FedFR's and InsightFace's backbones; batch counters go.
 """
 
 import re
@@ -13,6 +13,7 @@ import numpy as np
 
 from fedfr_jax.models.iresnet import iresnet
 from fedfr_jax.models.sphereface import sphereface
+from fedfr_jax.stacks import laid_out, named
 from fedfr_jax.types import PyTree
 
 _FACTORIES = {"sphereface": sphereface, "iresnet": iresnet}
@@ -59,23 +60,21 @@ def from_torch(
     """
     template, head = _template(model_name, image_shape, settings)
     given = {k: np.asarray(v) for k, v in state_dict.items() if not _is_counter(k)}
-    names = [_torch_names(model_name, path, leaf) for path, leaf in _leaves(template)]
-    _check_names(given, [n for group in names for n in group], _FROZEN[model_name])
+    blocks = jax.eval_shape(named, template)
+    names = [_torch_name(model_name, path) for path, _ in _leaves(blocks)]
+    _check_names(given, names, _FROZEN[model_name])
     problems, arrays = [], []
-    for (path, leaf), group in zip(_leaves(template), names, strict=True):
-        shape = leaf.shape[1:] if "blocks" in path else leaf.shape
-        expected = _torch_shape(shape)
-        for name in group:
-            if given[name].shape != expected:
-                problems.append(f"{name} {given[name].shape} instead of {expected}")
+    for (path, leaf), name in zip(_leaves(blocks), names, strict=True):
+        expected = _torch_shape(leaf.shape)
+        if given[name].shape != expected:
+            problems.append(f"{name} {given[name].shape} instead of {expected}")
         if not problems:
-            parts = [_to_jax(given[name], path, head) for name in group]
-            arrays.append(np.stack(parts) if "blocks" in path else parts[0])
+            arrays.append(_to_jax(given[name], path, head))
     if problems:
         raise ValueError(
             f"Tensor shapes must fit the model, got {', '.join(problems)}."
         )
-    return jax.tree.unflatten(jax.tree.structure(template), arrays)
+    return laid_out(jax.tree.unflatten(jax.tree.structure(blocks), arrays), template)
 
 
 def to_torch(
@@ -87,14 +86,13 @@ def to_torch(
       ValueError: when the variables are not those of the model.
     """
     template, head = _template(model_name, image_shape, settings)
-    if jax.tree.map(np.shape, variables) != jax.tree.map(lambda x: x.shape, template):
+    blocks = named(jax.tree.map(np.asarray, variables))
+    shapes = jax.tree.map(lambda x: x.shape, jax.eval_shape(named, template))
+    if jax.tree.map(np.shape, blocks) != shapes:
         raise ValueError(f"variables must be those of this {model_name}.")
     state_dict = {}
-    for path, leaf in _leaves(variables):
-        names = _torch_names(model_name, path, leaf)
-        parts = np.asarray(leaf) if "blocks" in path else np.asarray(leaf)[None]
-        for name, part in zip(names, parts, strict=True):
-            state_dict[name] = _to_numpy(part, path, head)
+    for path, leaf in _leaves(blocks):
+        state_dict[_torch_name(model_name, path)] = _to_numpy(leaf, path, head)
     for name in _FROZEN[model_name]:
         bias = state_dict[name.replace("weight", "bias")]
         state_dict[name] = np.ones_like(bias)
@@ -121,30 +119,29 @@ def _leaves(tree):
         yield tuple(key.key for key in keys[1:]), leaf
 
 
-def _torch_names(model_name, path, leaf):
-    """Names of the tensors that make up a leaf: one, or one per stacked block."""
+def _torch_name(model_name, path):
+    """Name of the tensor that is a leaf of a block."""
     *module, kind = path
-    if not module[0].startswith("stage"):
-        top = "/".join(module)
-        names = [top if model_name == "sphereface" else _IRESNET_TOP[top]]
+    if module[0].startswith("stage"):
+        name = _stage_name(model_name, module)
     else:
-        names = _stage_names(model_name, module, leaf)
-    return [f"{name}.{_LEAVES[kind]}" for name in names]
+        top = "/".join(module)
+        name = top if model_name == "sphereface" else _IRESNET_TOP[top]
+    return f"{name}.{_LEAVES[kind]}"
 
 
-def _stage_names(model_name, module, leaf):
-    layer = module[0].replace("stage", "layer")
-    rest = ".".join(module[2:])
+def _stage_name(model_name, module):
+    stage, block, *rest = module
+    layer, rest = stage.replace("stage", "layer"), ".".join(rest)
+    number = int(block.removeprefix("block"))
     if model_name == "sphereface":
-        if module[1] == "first":
-            return [f"{layer}.{_SPHEREFACE_FIRST[rest]}"]
-        # Blocks come after the convolution and its PReLU.
-        return [f"{layer}.{i + 2}.{rest}" for i in range(leaf.shape[0])]
+        if number == 1:
+            return f"{layer}.{_SPHEREFACE_FIRST[rest]}"
+        # The first block is layers 0 and 1, a convolution and its PReLU.
+        return f"{layer}.{number}.{rest}"
     rest = re.sub("^shortcut.conv$", "downsample.0", rest)
     rest = re.sub("^shortcut.bn$", "downsample.1", rest)
-    if module[1] == "first":
-        return [f"{layer}.0.{rest}"]
-    return [f"{layer}.{i + 1}.{rest}" for i in range(leaf.shape[0])]
+    return f"{layer}.{number - 1}.{rest}"
 
 
 def _torch_shape(shape):

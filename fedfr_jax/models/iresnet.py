@@ -7,10 +7,10 @@ one too, starts with a block of stride 2 whose shortcut is a 1x1 convolution wit
 Parameters, C = width of the stage, n = its number of blocks; every bn is {scale, bias}
 [C], with batch_stats {mean, var} [C] at the same path:
   stem/conv/kernel [3, 3, C', C], stem/bn, stem/prelu/slope [C]
-  stage<i>/first/{bn1, bn2, bn3}, conv<1|2>/kernel [3, 3, C', C], prelu/slope [C],
+  stage<i>/block1/{bn1, bn2, bn3}, conv<1|2>/kernel [3, 3, C', C], prelu/slope [C],
     shortcut/conv/kernel [1, 1, C', C], shortcut/bn
-  stage<i>/blocks/... the same without shortcut, all with a leading axis [n - 1]
-    (no "blocks" when n = 1)
+  stage<i>/block<j>/... the same without shortcut, j = 2 to n, in a stack block[2:n + 1]
+    of leaves [n - 1, ...], see `stacks`
   bn, fc/kernel [h w C, D] with h, w, C in this order, fc/bias [D],
   bn_out (its scale is frozen at 1: bias only)
 """
@@ -24,7 +24,12 @@ from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.initial import normal, uniform
-from fedfr_jax.models.linen import from_linen, rematerialised, stage_blocks
+from fedfr_jax.models.linen import (
+    block_names,
+    from_linen,
+    rematerialised,
+    stage_blocks,
+)
 from fedfr_jax.models.norm import BatchNorm, PReLU
 from fedfr_jax.models.stack import run_stack
 from fedfr_jax.types import Model
@@ -96,11 +101,9 @@ def iresnet(
         scan=scan,
         remat=remat,
     )
-    units = ["stem"]
-    for i, num in enumerate(module.blocks, 1):
-        units += [f"stage{i}/first"] + [f"stage{i}/blocks"] * (num > 1)
-    units += ["bn", "fc", "bn_out"]
-    return from_linen(module, image_shape, embedding_dim, blocks=units)
+    stages = {f"stage{i}": num for i, num in enumerate(module.blocks, 1)}
+    units = ["stem", *block_names(stages), "bn", "fc", "bn_out"]
+    return from_linen(module, image_shape, embedding_dim, blocks=units, stages=stages)
 
 
 class IResNet(nn.Module):

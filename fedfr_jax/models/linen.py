@@ -1,7 +1,8 @@
 """What the networks share: the way from a linen module to a Model."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import chex
 import jax
@@ -10,6 +11,8 @@ from flax import linen as nn
 
 from fedfr_jax.models.flops import count_flops
 from fedfr_jax.models.norm import INVERSE, inverses, moved
+from fedfr_jax.models.stack import named_stages, stacked_stages
+from fedfr_jax.stacks import laid_out
 from fedfr_jax.types import Model
 
 
@@ -19,13 +22,15 @@ def from_linen(
     embedding_dim: int,
     *,
     blocks: Sequence[str] = (),
+    stages: Mapping[str, int] = MappingProxyType({}),
 ) -> Model:
     """Wrap a module whose call is (x [B, H, W, C], train) -> [B, D].
 
     The computation runs in the dtype of the parameters unless the module says
     otherwise. Variables always hold "params" and "batch_stats" (empty without
     batch normalisation); in training the statistics that the module leaves are a
-    batch's, and the running ones move towards them here.
+    batch's, and the running ones move towards them here. Blocks may be stacked in any
+    way, see `stacks`; the statistics come back as they are given.
 
     Args:
       module: its convolutions take their `lowering`, where it has one, from an
@@ -33,6 +38,8 @@ def from_linen(
       image_shape: (H, W, C).
       embedding_dim: D.
       blocks: of the Model, path prefixes of the parameters in the order of the data.
+      stages: name -> number of blocks of each stage that has a block "first" and the
+        others in a stack "blocks"; outside of the module they are block1, block2, ...
 
     Raises:
       ValueError: when image_shape is not three positive integers.
@@ -44,19 +51,26 @@ def from_linen(
         )
     one_image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
 
+    def draw(key):
+        # lazy_init draws the parameters without running the network.
+        return {"batch_stats": {}, **module.lazy_init(key, one_image, train=False)}
+
     # Compiled, because drawing the numbers leaf by leaf takes three times longer.
     @jax.jit
     def init(key):
-        # lazy_init draws the parameters without running the network.
-        return {"batch_stats": {}, **module.lazy_init(key, one_image, train=False)}
+        return {k: named_stages(tree, stages) for k, tree in draw(key).items()}
 
     def apply(variables, x, train=False, key=None):
         chex.assert_shape(x, (None, *image_shape))
         x = x.astype(jax.tree.leaves(variables["params"])[0].dtype)
-        stats = variables["batch_stats"]
+        given = variables["batch_stats"]
+        variables = {k: stacked_stages(tree, stages) for k, tree in variables.items()}
+        # In the order of what is given: parts of one vector stay together.
+        stats = named_stages(variables["batch_stats"], stages)
         if not train:
-            frozen = {**variables, INVERSE: inverses(stats)} if stats else variables
-            return module.apply(frozen, x, train=False), stats
+            if stats:
+                variables[INVERSE] = stacked_stages(inverses(stats), stages)
+            return module.apply(variables, x, train=False), given
         output, updated = module.apply(
             {"params": variables["params"]},
             x,
@@ -64,13 +78,16 @@ def from_linen(
             mutable=["batch_stats"],
             rngs={} if key is None else {"dropout": key},
         )
-        return output, moved(stats, updated["batch_stats"]) if stats else {}
+        if not stats:
+            return output, {}
+        stats = moved(stats, named_stages(updated["batch_stats"], stages))
+        return output, laid_out(stats, given)
 
     @functools.cache
     def count():
         has_lowering = hasattr(module, "lowering")
         plain = module.clone(lowering="xla") if has_lowering else module
-        variables = jax.eval_shape(init, jax.random.key(0))
+        variables = jax.eval_shape(draw, jax.random.key(0))
         forward = functools.partial(plain.apply, train=False)
         return count_flops(forward, variables, one_image)
 
@@ -110,3 +127,10 @@ def stage_blocks(
             f"of widths, got {tuple(blocks)}."
         )
     return tuple(blocks)
+
+
+def block_names(stages: Mapping[str, int]) -> list[str]:
+    """Path prefixes of all blocks of stages: name -> number of blocks."""
+    return [
+        f"{stage}/block{i + 1}" for stage, num in stages.items() for i in range(num)
+    ]

@@ -28,7 +28,12 @@ from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.initial import he_normal, uniform
-from fedfr_jax.models.linen import from_linen, rematerialised, stage_blocks
+from fedfr_jax.models.linen import (
+    block_names,
+    from_linen,
+    rematerialised,
+    stage_blocks,
+)
 from fedfr_jax.models.norm import BatchNorm, GroupNorm
 from fedfr_jax.types import Model
 
@@ -95,10 +100,9 @@ def resnet(
         dtype=dtype,
         remat=remat,
     )
-    units = ["stem"]
-    for i, num in enumerate(module.blocks, 1):
-        units += [f"stage{i}/block{j}" for j in range(1, num + 1)]
-    return from_linen(module, image_shape, num_classes, blocks=[*units, "fc"])
+    stages = {f"stage{i}": num for i, num in enumerate(module.blocks, 1)}
+    units = ["stem", *block_names(stages), "fc"]
+    return from_linen(module, image_shape, num_classes, blocks=units)
 
 
 class Settings(NamedTuple):

@@ -6,9 +6,10 @@ A stage is a strided 3x3 convolution with PReLU, then n blocks
 x + PReLU(conv(PReLU(conv(x)))); after the last stage one linear layer.
 
 Parameters, C = width of the stage, n = its number of blocks:
-  stage<i>/first/conv/kernel [3, 3, C', C], bias [C]     stage<i>/first/prelu/slope [C]
-  stage<i>/blocks/conv<1|2>/kernel [n, 3, 3, C, C]       (no "blocks" when n = 0)
-  stage<i>/blocks/prelu<1|2>/slope [n, C]
+  stage<i>/block1/conv/kernel [3, 3, C', C], bias [C], block1/prelu/slope [C]: the
+    strided convolution
+  stage<i>/block<j>/conv<1|2>/kernel [3, 3, C, C], prelu<1|2>/slope [C], j = 2 to n + 1,
+    in a stack block[2:n + 2] of leaves [n, ...], see `stacks`
   fc/kernel [h w C, D] with h, w, C in this order, bias [D]
 """
 
@@ -20,7 +21,12 @@ from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.initial import normal, xavier_uniform
-from fedfr_jax.models.linen import from_linen, rematerialised, stage_blocks
+from fedfr_jax.models.linen import (
+    block_names,
+    from_linen,
+    rematerialised,
+    stage_blocks,
+)
 from fedfr_jax.models.norm import PReLU
 from fedfr_jax.models.stack import run_stack
 from fedfr_jax.types import Model
@@ -66,10 +72,9 @@ def sphereface(
         scan=scan,
         remat=remat,
     )
-    units = []
-    for i, num in enumerate(module.blocks, 1):
-        units += [f"stage{i}/first"] + [f"stage{i}/blocks"] * (num > 0)
-    return from_linen(module, image_shape, embedding_dim, blocks=[*units, "fc"])
+    stages = {f"stage{i}": 1 + num for i, num in enumerate(module.blocks, 1)}
+    units = [*block_names(stages), "fc"]
+    return from_linen(module, image_shape, embedding_dim, blocks=units, stages=stages)
 
 
 class SphereFace(nn.Module):

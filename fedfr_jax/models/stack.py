@@ -1,16 +1,20 @@
 """Stacks of equal residual blocks, run by a scan, which compiles one for all of them.
 
+In a linen module a stage has a block "first" and a stack "blocks", since first values
+are drawn by these names; outside they are block1 and block[2:n + 1].
+
 A block's vectors of one shape (of its normalisations and activations) go through the
 scan as one array: XLA:CPU compiles a kernel for every array that goes in or comes out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from fedfr_jax.stacks import key_of, stacked
 from fedfr_jax.types import PyTree
 
 # Up to here an unrolled stack compiles as fast as a scan and runs faster.
@@ -92,3 +96,28 @@ def _packed(tree: PyTree, ndim: int) -> tuple[PyTree, Callable[[PyTree], PyTree]
         return structure.unflatten(parts[i] for i in range(structure.num_leaves))
 
     return ({key: join(ids) for key, ids in groups.items()}, others), unpack
+
+
+def named_stages(tree: PyTree, stages: Mapping[str, int]) -> PyTree:
+    """A collection of a module, its stages of so many blocks with keys of `stacks`."""
+
+    def named(stage, count):
+        blocks = {key_of(1, 2): stage["first"]}
+        if count > 1:
+            one = lambda x: x[0] if count == 2 else x
+            blocks[key_of(2, count + 1)] = jax.tree.map(one, stage["blocks"])
+        return blocks
+
+    return {k: named(x, stages[k]) if k in stages else x for k, x in tree.items()}
+
+
+def stacked_stages(tree: PyTree, stages: Mapping[str, int]) -> PyTree:
+    """The inverse, of blocks that are stacked in any way."""
+
+    def linen(stage, count):
+        blocks = {"first": stage[key_of(1, 2)]}
+        if count > 1:
+            blocks["blocks"] = stacked(stage, 2, count + 1)
+        return blocks
+
+    return {k: linen(x, stages[k]) if k in stages else x for k, x in tree.items()}

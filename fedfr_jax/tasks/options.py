@@ -11,7 +11,7 @@ import optax
 
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
-from fedfr_jax.federated.local import sgd, step_decay
+from fedfr_jax.federated.local import by_block, sgd, step_decay
 from fedfr_jax.schema import check_keys, check_kinds, check_ranges, choose
 from fedfr_jax.types import Algorithm, Local
 
@@ -22,6 +22,11 @@ BOUNDS = {  # of the numbers that `local_of` is told
     "weight_decay": (0, math.inf),
     "clip_norm": (0, math.inf),
 }
+# Optimizers of optax's that move every number by its own gradients, whatever its leaf.
+ELEMENTWISE = (
+    *("adabelief", "adadelta", "adagrad", "adam", "adamax", "adamaxw", "adamw"),
+    *("adan", "amsgrad", "lion", "nadam", "nadamw", "radam", "rmsprop", "yogi"),
+)
 
 
 def keywords(function: Callable) -> dict[str, inspect.Parameter]:
@@ -100,6 +105,7 @@ def local_of(
         make = sgd(**{"momentum": momentum, "weight_decay": weight_decay, **own})
     else:
         make = _of_optax(name, own)
+        make = make if name in ELEMENTWISE else by_block(make)
         for key, value in (("momentum", momentum), ("weight_decay", weight_decay)):
             if value:
                 raise ValueError(

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated import model_axis
+from fedfr_jax.federated import model_axis, packing
 from fedfr_jax.federated.client import Population, column
 from fedfr_jax.federated.segments import begin
 from fedfr_jax.federated.simulation import (
@@ -20,7 +20,7 @@ from fedfr_jax.federated.simulation import (
     start,
 )
 from fedfr_jax.feed import Feed
-from fedfr_jax.models import bundle, iresnet
+from fedfr_jax.models import iresnet
 from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Cohort, Dataset
 from tests.federated import toys
@@ -57,13 +57,13 @@ def build(num_model_shards, network=small, batch=BATCH, **options):
 
 @functools.cache
 def two_rounds(num_model_shards):
-    """(server, rows, the compiled round), small leaves bundled and nearly all cut.
+    """(server, rows, the compiled round), small leaves packed and nearly all cut.
 
     In float64, because a hundred steps of an untrained network lead away from each
     other whatever is rounded otherwise.
     """
-    everything = mock.patch.object(bundle, "_is_worth_it", bool)
-    vectors = mock.patch.object(bundle, "LARGEST", 1024)
+    everything = mock.patch.object(packing, "FEWEST", 1)
+    vectors = mock.patch.object(packing, "LARGEST", 1024)
     and_cut = mock.patch.object(model_axis, "SMALLEST", 64)
     with jax.enable_x64(True), everything, vectors, and_cut:
         return _two_rounds(num_model_shards)
@@ -119,11 +119,11 @@ def test_no_operation_of_a_round_waits_for_all_devices_in_a_loop():
 def test_the_server_stays_cut_over_the_model_axis():
     server = two_rounds(4)[0]
     params = server.backbone["params"]
-    kernel = params["large"]["fc"]["kernel"]
+    kernel = params.large["fc"]["kernel"]
     assert kernel.shape == (512 * 32,)
     assert kernel.addressable_shards[0].data.shape == (128 * 32,)
-    assert params["small"].ndim == 1
-    assert not params["small"].sharding.is_fully_replicated
+    assert params.small.ndim == 1
+    assert not params.small.sharding.is_fully_replicated
 
 
 def test_a_device_holds_about_a_quarter_between_steps():

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.trees import num_bytes, path_name
+from fedfr_jax.stacks import laid_out, named, refined
+from fedfr_jax.trees import matching, num_bytes, path_name
 
 SHAPE = (16, 16, 3)
 TINY = {"blocks": (4,), "widths": (8,)}
@@ -24,12 +25,12 @@ BLOCKS = [
     (
         "sphereface",
         {"blocks": (0, 3), "widths": (4, 8)},
-        "stage1/first stage2/first stage2/blocks fc",
+        "stage1/block1 stage2/block1 stage2/block2 stage2/block3 stage2/block4 fc",
     ),
     (
         "iresnet",
         {"blocks": (1, 3), "widths": (4, 8)},
-        "stem stage1/first stage2/first stage2/blocks bn fc bn_out",
+        "stem stage1/block1 stage2/block1 stage2/block2 stage2/block3 bn fc bn_out",
     ),
     (
         "resnet",
@@ -55,7 +56,7 @@ def test_every_leaf_is_in_one_of_the_blocks_in_the_order_of_the_data(
     model = _model(name, **settings)
     assert model.blocks == tuple(blocks.split())
     held = set()
-    variables = jax.eval_shape(model.init, jax.random.key(0))
+    variables = jax.eval_shape(lambda: named(model.init(jax.random.key(0))))
     for path, _ in jax.tree_util.tree_leaves_with_path(variables):
         leaf = path_name(path[1:])
         (block,) = [b for b in model.blocks if leaf.startswith(f"{b}/")]
@@ -114,3 +115,29 @@ def test_rematerialisation_keeps_less_and_changes_no_number(name, depth):
     chex.assert_trees_all_equal(same_start, start)
     chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
     assert less < 0.5 * kept
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "scan"), [("iresnet", 5, True), ("sphereface", 4, False)]
+)
+def test_a_network_runs_the_same_however_its_blocks_are_stacked(name, blocks, scan):
+    model = _model(name, blocks=(blocks,), scan=scan, lowering="xla")
+    variables = jax.jit(model.init)(jax.random.key(0))
+    cut, _ = refined(variables, matching("stage1/block(1|3)/"))
+    assert {"block2", "block3", "block[4:6]"} <= cut["params"]["stage1"].keys()
+
+    @jax.jit
+    def train(variables):
+        def forward(params):
+            return model.apply({**variables, "params": params}, X, train=True)
+
+        output, pull, stats = jax.vjp(forward, variables["params"], has_aux=True)
+        plain, _ = model.apply(variables, X)
+        return output, plain, {"params": pull(jnp.sin(output))[0], "batch_stats": stats}
+
+    want = train(variables)
+    for given in (cut, named(variables)):
+        output, plain, trees = train(given)
+        chex.assert_trees_all_equal_shapes(trees, given)
+        trees = laid_out(trees, variables)
+        chex.assert_trees_all_close((output, plain, trees), want, rtol=1e-4, atol=1e-4)

@@ -22,6 +22,7 @@ from fedfr_jax.models.norm import moved
 from fedfr_jax.models.sphereface import DEPTHS as SPHEREFACE_DEPTHS
 from fedfr_jax.models.sphereface import SphereFace
 from fedfr_jax.models.sphereface import Stage as SphereFaceStage
+from fedfr_jax.models.stack import stacked_stages
 
 SHAPE = (112, 112, 3)
 NETS = {
@@ -118,6 +119,9 @@ def test_fedfr_backbones_give_the_official_features_and_stages(fedfr_net, net):
     arrays, variables, to_ours = fedfr_net(net)
     family, depth = NETS[net]
     model = MODULES[family](blocks=DEPTHS[family][depth])
+    first = 1 if family == "sphereface" else 0  # which `blocks` does not count
+    counts = {f"stage{i}": num + first for i, num in enumerate(model.blocks, 1)}
+    variables = {k: stacked_stages(tree, counts) for k, tree in variables.items()}
     images = _nhwc(arrays["input"][:2])
     embedding, stages = _stages(model, variables, images)
     for i, stage in enumerate(stages):

@@ -52,9 +52,11 @@ def test_init_is_deterministic_and_depends_on_the_key(name):
     )
 
 
-@pytest.mark.parametrize("name", ["sphereface", "iresnet"])
-def test_blocks_of_a_stack_start_different(name):
-    blocks = _variables(name)["params"]["stage2"]["blocks"]
+@pytest.mark.parametrize(
+    ("name", "stack"), [("sphereface", "block[2:6]"), ("iresnet", "block[2:5]")]
+)
+def test_blocks_of_a_stack_start_different(name, stack):
+    blocks = _variables(name)["params"]["stage2"][stack]
     for conv in ("conv1", "conv2"):
         first, second = np.asarray(blocks[conv]["kernel"])[:2]
         assert not np.any(first == second)
@@ -202,8 +204,8 @@ def test_sphereface_parameter_names_and_initial_values():
     model = MODELS["sphereface"]((28, 28, 3), widths=(16, 32), blocks=(0, 3))
     params = model.init(jax.random.key(0))["params"]
     assert set(params) == {"stage1", "stage2", "fc"}
-    assert set(params["stage1"]) == {"first"}
-    blocks, first = params["stage2"]["blocks"], params["stage2"]["first"]
+    assert set(params["stage1"]) == {"block1"}
+    blocks, first = params["stage2"]["block[2:5]"], params["stage2"]["block1"]
     assert blocks["conv1"]["kernel"].shape == (3, 3, 3, 32, 32)
     assert blocks["prelu2"]["slope"].shape == (3, 32)
     np.testing.assert_allclose(jnp.std(blocks["conv2"]["kernel"]), 0.01, rtol=0.05)
@@ -219,12 +221,15 @@ def test_iresnet_parameter_names_and_initial_values():
     variables = model.init(jax.random.key(0))
     params = variables["params"]
     assert set(params) == {"stem", "stage1", "stage2", "bn", "fc", "bn_out"}
-    assert set(params["stage1"]) == {"first"}
-    assert "shortcut" in params["stage1"]["first"]
-    blocks = params["stage2"]["blocks"]
+    assert set(params["stage1"]) == {"block1"}
+    assert "shortcut" in params["stage1"]["block1"]
+    blocks = params["stage2"]["block[2:4]"]
     assert blocks["conv1"]["kernel"].shape == (2, 3, 3, 32, 32)
     np.testing.assert_allclose(jnp.std(blocks["conv1"]["kernel"]), 0.1, rtol=0.05)
-    assert variables["batch_stats"]["stage2"]["blocks"]["bn3"]["var"].shape == (2, 32)
+    assert variables["batch_stats"]["stage2"]["block[2:4]"]["bn3"]["var"].shape == (
+        2,
+        32,
+    )
     assert set(params["bn_out"]) == {"bias"}
 
 

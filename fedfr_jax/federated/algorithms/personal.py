@@ -4,6 +4,7 @@ FedPer (Arivazhagan et al. 2019, arXiv:1912.00818) is `personal(fedavg(local), b
 with the top K_P blocks, FedBN (Li et al. 2021, arXiv:2102.07623) is it with the batch
 norms, local training with everything. The leaves are handed to the algorithm as the
 collection "local" of every network in its server; what it sends has no such collection.
+A stack of blocks that is personal in part is cut.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import jax
 
-from fedfr_jax import trees
+from fedfr_jax import stacks, trees
 from fedfr_jax.federated import collections
 from fedfr_jax.types import Algorithm, PyTree
 
@@ -40,7 +41,8 @@ def personal(
 
     Args:
       where: regular expression over leaf paths such as `params/head`, or variables ->
-        tree of bool, such as `blocks(model, 2)`; None or "" selects nothing.
+        tree of bool, such as `blocks(model, 2)`, with a key for every block; None or
+        "" selects nothing.
       draw: key -> variables, or those of the leaves that are personal: what a new
         client starts from; None starts everybody from the variables of `init`.
 
@@ -52,7 +54,8 @@ def personal(
     select = trees.matching(where) if isinstance(where, str) else where
 
     def init(variables):
-        leaves, rest = collections.split(select(variables), variables)
+        variables, mask = stacks.refined(variables, select)
+        leaves, rest = collections.split(mask, variables)
         return Server(algorithm.init(rest), leaves)
 
     def init_personal(key, server):
@@ -65,8 +68,9 @@ def personal(
     def client_update(key, server, row, client):
         inner = given(server, row.leaves)
         output = algorithm.client_update(key, inner, row.inner, client)
-        own = collections.like(row.leaves, output.local)
-        others = collections.without(row.leaves, output.local)
+        mine = stacks.laid_out(row.leaves, output.local)
+        own = stacks.laid_out(collections.like(mine, output.local), row.leaves)
+        others = collections.without(mine, output.local)
         return output._replace(personal=Row(output.personal, own), local=others)
 
     def server_update(server, result):
@@ -109,18 +113,14 @@ def drawn(variables: PyTree, leaves: PyTree) -> PyTree:
     Raises:
       ValueError: when one is missing or of another shape.
     """
-    named = {
-        trees.path_name(path): x
-        for path, x in jax.tree_util.tree_leaves_with_path(variables)
-    }
+    found = jax.tree_util.tree_leaves_with_path(stacks.laid_out(variables, leaves))
+    named = {trees.path_name(path): x for path, x in found}
 
     def pick(path, leaf):
         name = trees.path_name(path)
         if name not in named or named[name].shape != leaf.shape:
-            found = named[name].shape if name in named else "none"
-            raise ValueError(
-                f"draw must give {name} of shape {leaf.shape}, got {found}."
-            )
+            got = named[name].shape if name in named else "none"
+            raise ValueError(f"draw must give {name} of shape {leaf.shape}, got {got}.")
         return named[name].astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(pick, leaves)

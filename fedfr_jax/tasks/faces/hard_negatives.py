@@ -188,7 +188,9 @@ def max_similarity(features, start, count, public) -> jax.Array:
     def body(i, best):
         row = i * block + jnp.arange(block, dtype=jnp.int32)
         own = unit(features[jnp.minimum(start + row, len(features) - 1)])
-        scores = jnp.where((row < count)[:, None], own @ public.T, -jnp.inf)
+        # As the losses' cosines: a GPU's TF32 would move the threshold.
+        cosines = jnp.matmul(own, public.T, precision=jax.lax.Precision.HIGHEST)
+        scores = jnp.where((row < count)[:, None], cosines, -jnp.inf)
         return jnp.maximum(best, scores.max(axis=0))
 
     floor = jnp.full(len(public), -jnp.inf, public.dtype)

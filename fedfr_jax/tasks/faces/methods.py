@@ -18,9 +18,8 @@ import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.fedface import fedface
 from fedfr_jax.federated.algorithms.fedfr import fedfr
-from fedfr_jax.federated.model_axis import gathered
+from fedfr_jax.federated.packing import on_packed, pack_networks, packed
 from fedfr_jax.losses.spreadout import spread
-from fedfr_jax.models.bundle import bundled
 from fedfr_jax.schema import check_keys
 from fedfr_jax.tasks.faces.adaptation import adapted
 from fedfr_jax.tasks.faces.features import (
@@ -125,8 +124,7 @@ def federated_faces(
             raise ValueError(f"share must be True with {name}, got False.")
     if adapt is not None and branch is not None:
         raise ValueError(f"branch must be None with adapt, got {branch!r}.")
-    model, bundle, unbundle = bundled(model)
-    model = gathered(model)  # again: a bundle must be whole before it is split
+    model = on_packed(model)
     loss = face_loss(
         model,
         margin_loss=margin_loss,
@@ -160,6 +158,7 @@ def federated_faces(
             capacity=max_hard_negatives,
             level=hard_negatives,
         )
+    random_previous = lambda key: pack_networks(model.init(key))
     algorithm = fedfr(
         local,
         init_local=init_local(
@@ -172,7 +171,7 @@ def federated_faces(
         frozen=previous_features(embed) if contrastive_weight else None,
         prepare=prepare,
         phi_update=phi_update,
-        first_previous=model.init if first_previous == "random" else None,
+        first_previous=random_previous if first_previous == "random" else None,
         weigh=weigh,
         begin=class_mean_start(embed) if init_fc else None,
         share=share,
@@ -180,10 +179,11 @@ def federated_faces(
     apart = spread_apart(spreadout, spreadout_options)
     if apart:
         algorithm = fedface(algorithm, apart, num_clients=num_clients)
+    algorithm = packed(algorithm)
 
     def start(backbone: PyTree, phi: jax.Array) -> PyTree:
         phi = phi if public else None
-        return {"backbone": bundle(backbone), "phi": phi}
+        return {"backbone": backbone, "phi": phi}
 
     return FaceMethod(
         algorithm,
@@ -191,7 +191,7 @@ def federated_faces(
         personal_features(model, converter=converter),
         last_round=None if adapt is None else last_round(algorithm, model, adapt),
         init_fc=init_fc and public,
-        generic=lambda server: unbundle(server.backbone),
+        generic=algorithm.network,
     )
 
 

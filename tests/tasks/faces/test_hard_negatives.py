@@ -50,3 +50,10 @@ def test_the_hardest_stay_when_equals_exceed_the_capacity(
     padded = expected + [0] * ((capacity or len(public)) - len(expected))
     np.testing.assert_array_equal(indices, padded)
     assert int(number) == len(expected)
+
+
+def test_cosines_are_as_exact_as_the_device_can():
+    """TF32 of a GPU would move images over the threshold."""
+    features = np.zeros((4, 8), np.float32)
+    text = str(jax.make_jaxpr(hard_negatives.max_similarity)(features, 0, 2, features))
+    assert text.count("dot_general") == text.count("Precision.HIGHEST, ") == 1

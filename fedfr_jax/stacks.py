@@ -1,0 +1,167 @@
+"""Equal blocks of a network, as stacks of leaves and under names of their own.
+
+A network may keep the parameters of equal blocks as one stack, because a scan then
+compiles one block for all. In a tree of dicts the key "block[2:5]" holds leaves with a
+leading axis [3] and stands for block2, block3 and block4. Whoever asks for leaves by
+name sees those: `named`. A stack may be cut where the blocks are treated differently:
+`refined`. `laid_out` is the way back.
+"""
+
+import re
+from collections.abc import Callable
+from itertools import groupby
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedfr_jax.types import PyTree
+
+_KEY = re.compile(r"block(?:(\d+)|\[(\d+):(\d+)\])")
+
+
+def key_of(start: int, stop: int) -> str:
+    """Key of blocks [start, stop): "block2" for one, whose leaves have no axis more."""
+    return f"block{start}" if stop == start + 1 else f"block[{start}:{stop}]"
+
+
+def span_of(key: str) -> tuple[int, int] | None:
+    """(start, stop) of a key of blocks, None for another key."""
+    found = _KEY.fullmatch(key) if isinstance(key, str) else None
+    if found is None:
+        return None
+    one, start, stop = found.groups()
+    return (int(one), int(one) + 1) if one else (int(start), int(stop))
+
+
+def names_of(path: str) -> list[str]:
+    """A leaf's path such as `stage3/block[2:5]/conv1/kernel`, once for each block."""
+    paths = [""]
+    for key in path.split("/"):
+        start, stop = span_of(key) or (0, 1)
+        keys = [key_of(i, i + 1) for i in range(start, stop)] if span_of(key) else [key]
+        paths = [f"{path}/{key}" for path in paths for key in keys]
+    return [path[1:] for path in paths]
+
+
+def named(tree: PyTree) -> PyTree:
+    """`tree` with a key for every block; arrays or tracers, of numpy arrays views."""
+    if not isinstance(tree, dict):
+        return tree
+    blocks = {}
+    for key, part in tree.items():
+        start, stop = span_of(key) or (0, 1)
+        if stop == start + 1:
+            blocks[key] = named(part)
+            continue
+        for i in range(start, stop):
+            blocks[key_of(i, i + 1)] = _rows(part, i - start)
+    return blocks
+
+
+def laid_out(tree: PyTree, like: PyTree) -> PyTree:
+    """`tree` with its blocks in the stacks of `like`, whose keys alone matter.
+
+    Stacks that the two share cost nothing. Keys that one of the two lacks are left out.
+
+    Raises:
+      ValueError: when `tree` has some blocks of a stack only.
+    """
+    if not isinstance(tree, dict) or not isinstance(like, dict):
+        return tree
+    out = {}
+    for key, own in like.items():
+        span = span_of(key)
+        if key in tree:
+            out[key] = laid_out(tree[key], own)
+        elif span and any(_overlap(other, *span) for other in tree):
+            stack = stacked(tree, *span)
+            out[key] = stack if span[1] > span[0] + 1 else _rows(stack, 0)
+    return out
+
+
+def stacked(tree: PyTree, start: int, stop: int) -> PyTree:
+    """Blocks [start, stop) of a dict that has them in any stacks, leaves [n, ...].
+
+    Leaves that are None in one block are None in the stack.
+
+    Raises:
+      ValueError: when some are missing.
+    """
+    parts = []
+    for low, high, key in sorted(
+        (*overlap, key) for key in tree if (overlap := _overlap(key, start, stop))
+    ):
+        first, last = span_of(key)
+        part = tree[key]
+        if last == first + 1:
+            part = jax.tree.map(lambda x: x[None], part)
+        elif (low, high) != (first, last):
+            part = _rows(part, slice(low - first, high - first))
+        parts.append((high - low, part))
+    if sum(count for count, _ in parts) != stop - start:
+        raise ValueError(
+            f"variables must have all of {key_of(start, stop)}, got {sorted(tree)}."
+        )
+    if len(parts) == 1:
+        return parts[0][1]
+    return jax.tree.map(_joined, *[part for _, part in parts], is_leaf=_is_none)
+
+
+def refined(tree: PyTree, where: Callable[[PyTree], PyTree]) -> tuple[PyTree, PyTree]:
+    """(`tree`, its stacks cut so that `where` says one thing of each, what it says).
+
+    Args:
+      where: shapes of a tree with a key for every block -> tree of bool.
+    """
+    mask = _runs(tree, where(jax.eval_shape(named, tree)))
+    return laid_out(tree, mask), mask
+
+
+def _runs(tree, mask):
+    """`mask`, of every block, in those of the stacks of `tree` that are of one mind."""
+    if not isinstance(tree, dict):
+        return mask
+    runs = {}
+    for key, part in tree.items():
+        start, stop = span_of(key) or (0, 1)
+        if stop == start + 1:
+            runs[key] = _runs(part, mask[key])
+            continue
+        each = [(i, mask[key_of(i, i + 1)]) for i in range(start, stop)]
+        for says, run in groupby(each, key=lambda pair: pair[1]):
+            ids = [i for i, _ in run]
+            runs[key_of(ids[0], ids[-1] + 1)] = says
+    return runs
+
+
+def _overlap(key, start, stop):
+    """The blocks of [start, stop) that a key stands for, as (low, high), or None."""
+    low, high = span_of(key) or (0, 0)
+    low, high = max(low, start), min(high, stop)
+    return (low, high) if low < high else None
+
+
+def _rows(tree, place):
+    """Blocks of a stack: one (int), or those of a slice."""
+
+    def rows(x):
+        if isinstance(x, np.ndarray):
+            return x[place]
+        if isinstance(place, int):
+            return lax.index_in_dim(x, place, keepdims=False)
+        return lax.slice_in_dim(x, place.start, place.stop)
+
+    return jax.tree.map(rows, tree)
+
+
+def _joined(*parts):
+    if any(part is None for part in parts):
+        return None
+    are_numpy = all(isinstance(part, np.ndarray) for part in parts)
+    return (np if are_numpy else jnp).concatenate(parts)
+
+
+def _is_none(x) -> bool:
+    return x is None

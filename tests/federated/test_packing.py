@@ -1,0 +1,121 @@
+"""A packed network is the same network, and nobody around the algorithm sees it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.federated import packing
+from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.packing import Packed, on_packed, pack, pack_networks, unpack
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import MODELS
+from fedfr_jax.tasks.faces.methods import federated_faces
+from fedfr_jax.types import Dataset
+
+SHAPE = (8, 8, 3)
+NETWORKS = {
+    "iresnet": {"blocks": (2,), "widths": (4,), "embedding_dim": 5},
+    "sphereface": {"blocks": (1, 1), "widths": (4, 6), "embedding_dim": 5},
+}
+
+
+@pytest.fixture(params=[packing.LARGEST, 40])
+def packs_everything(monkeypatch, request):
+    """Every leaf in one vector, or only those of at most 40 numbers."""
+    monkeypatch.setattr(packing, "FEWEST", 1)
+    monkeypatch.setattr(packing, "LARGEST", request.param)
+
+
+def network(name):
+    return MODELS[name](SHAPE, **NETWORKS[name])
+
+
+def images(count):
+    return jax.random.normal(jax.random.key(1), (count, *SHAPE))
+
+
+def assert_close(a, b, tolerance=1e-5):
+    close = lambda x, y: np.testing.assert_allclose(
+        x, y, rtol=tolerance, atol=tolerance
+    )
+    jax.tree.map(close, a, b)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_unpacking_gives_every_leaf_its_name_back(name, packs_everything):
+    named = network(name).init(jax.random.key(0))
+    packed = pack_networks({"backbone": named})
+    assert len(jax.tree.leaves(packed)) < len(jax.tree.leaves(named))
+    jax.tree.map(np.testing.assert_array_equal, unpack(packed), {"backbone": named})
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_packed_network_has_the_features_the_statistics_and_the_gradients(
+    train, packs_everything
+):
+    model = network("iresnet")
+    named = model.init(jax.random.key(0))
+
+    @jax.jit
+    def run(variables):
+        def loss(params):
+            given = {**variables, "params": params}
+            features, stats = on_packed(model).apply(given, images(4), train)
+            return jnp.sin(features).sum(), (features, stats)
+
+        return jax.value_and_grad(loss, has_aux=True)(variables["params"])
+
+    packed = run(pack_networks(named))
+    assert isinstance(packed[0][1][1], Packed)
+    assert_close(unpack(packed), run(named), 1e-4)
+    moved = unpack(packed)[0][1][1]["stem"]["bn"]["mean"]
+    assert bool(np.any(moved != 0)) == train
+
+
+def test_a_packed_network_hands_on_the_key(packs_everything):
+    model = MODELS["iresnet"](SHAPE, **NETWORKS["iresnet"], dropout=0.5)
+    named, key = model.init(jax.random.key(0)), jax.random.key(1)
+    run = jax.jit(
+        lambda v: on_packed(model).apply(v, images(4), train=True, key=key)[0]
+    )
+    assert_close(run(pack_networks(named)), run(named))
+
+
+def test_few_small_leaves_stay_as_they_are():
+    named = network("sphereface").init(jax.random.key(0))["params"]
+    assert pack(named) is named
+
+
+def test_small_leaves_of_two_dtypes_stay_as_they_are(packs_everything):
+    leaves = {"a": jnp.zeros(3), "b": jnp.zeros(3, jnp.bfloat16)}
+    assert pack(leaves) is leaves
+
+
+def test_fedfr_trains_a_packed_network_as_a_named_one_and_hands_out_names(monkeypatch):
+    model, ends = network("iresnet"), []
+    labels = jnp.arange(16, dtype=jnp.int32) % 4
+    table = Dataset.labelled(images(16), labels)
+    population = Population(np.array([0, 4, 8]), np.full(2, 4, np.int32))
+    backbone = model.init(jax.random.key(0))
+    for fewest in (1, 1000):
+        monkeypatch.setattr(packing, "FEWEST", fewest)
+        options = {"num_classes": 4, "learning_rate": 0.1, "branch": None}
+        method = federated_faces(model, **options)
+        algorithm = method.algorithm
+        sim = simulation(algorithm, Feed(4), table, population, mesh=make_mesh(1))
+        phi = jax.random.normal(jax.random.key(2), (4, 5))
+        server = start(sim, method.start(backbone, phi))
+        assert isinstance(server.backbone["params"], Packed) == (fewest == 1)
+        store = open_store(sim, server)
+        server, _ = play(sim, server, store, 0)
+        row = jax.tree.map(lambda x: x[0], store.gather(np.arange(2))[0])
+        own = algorithm.personalize(server, row)
+        ends.append((method.generic(server), own, server.phi))
+        drawn = federated_faces(model, **options, first_previous="random").algorithm
+        new = jax.eval_shape(drawn.init_personal, jax.random.key(0), server)
+        assert jax.tree.structure(new) == jax.tree.structure(row)
+    assert_close(*ends, tolerance=1e-4)
+    assert np.any(ends[0][0]["batch_stats"]["stem"]["bn"]["mean"] != 0)
+    assert jax.tree.structure(ends[0][1]["backbone"]) == jax.tree.structure(backbone)

@@ -1,0 +1,166 @@
+"""What a row gets that a config does not say, by value: the paper's or the code's."""
+
+import inspect
+
+from fedfr_jax.central.settings import Training
+from fedfr_jax.configs import base
+from fedfr_jax.data.partition.faces import ms1m
+from fedfr_jax.federated.settings import Federation
+from fedfr_jax.losses.binary import binary_branch
+from fedfr_jax.losses.contrastive import model_contrastive
+from fedfr_jax.losses.margin import arcface, cosface
+from fedfr_jax.losses.spreadout import spread, spreadout_sum
+from fedfr_jax.tasks.faces.adaptation import adapted
+from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.tasks.faces.methods import federated_faces
+from fedfr_jax.tasks.faces.recognition import Judge
+
+SGD = {"momentum": 0.9, "weight_decay": 5e-4}
+COSFACE = {"margin_loss": "cosface", "scale": 30.0, "margin": 0.4}
+BRANCH = {"branch_weight": 10.0, "converter": "linear", "detach_branch": False}
+EXPECTED = {
+    federated_faces: {
+        **SGD,
+        **COSFACE,
+        **BRANCH,
+        "learning_rate": 1e-3,
+        "decay_epochs": (8, 6, 4, 3),  # 0.75 of the epochs of each round
+        "clip_norm": 0.0,
+        "public": True,
+        "threshold": 0.4,
+        "max_hard_negatives": 0,
+        "contrastive_weight": 5.0,
+        "temperature": 0.5,
+        "branch": "bce",
+        "branch_options": None,
+        "reweight": None,
+        "phi_update": "averaged",
+        "first_previous": "global",
+        "weigh": "local+extra",
+        "hard_negatives": "image",
+        "init_fc": False,
+        "share": True,
+        "spreadout": None,
+        "spreadout_options": None,
+        "num_clients": 0,
+        "adapt": None,
+    },
+    face_loss: {
+        **COSFACE,
+        **BRANCH,
+        "contrastive_weight": 0.0,
+        "temperature": 0.5,
+        "branch": None,
+        "branch_options": None,
+        "reweight": None,
+        "num_clients": 0,
+    },
+    binary_branch: {
+        "class_mask": None,
+        "scale": 30.0,
+        "margin": 0.4,
+        "t": 3.0,
+        "positive_weight": 0.7,
+    },
+    model_contrastive: {"temperature": 0.5},
+    cosface: {"scale": 64.0, "margin": 0.4},  # the class defaults of insightface
+    arcface: {"scale": 64.0, "margin": 0.5},
+    spreadout_sum: {"margin": 0.4, "class_mask": None},
+    spread: {
+        **SGD,
+        "steps": 20,
+        "learning_rate": 0.01,
+        "margin": 0.4,
+        "class_mask": None,
+    },
+    adapted: {
+        **SGD,
+        **COSFACE,
+        "kind": "finetune",
+        "learning_rate": 1e-3,
+        "alpha": 0.95,
+        "temperature": 6.0,
+    },
+    ms1m: {
+        "num_clients": 40,
+        "ids_per_client": 100,
+        "num_global_ids": 6000,
+        "num_unseen_ids": 0,
+        "num_test_images": 40,
+        "client_images": (100, 110),
+        "global_images": (60, 80),
+        "seed": 100,
+    },
+    Training: {
+        "epochs": 16,
+        "batch_size": 64,
+        "optimizer": "sgd",
+        "learning_rate": 0.05,
+        "warmup": 0.05,
+        "milestones": (),
+        "weight_decay": 5e-4,
+        **COSFACE,
+        "flip": 0.5,
+        "augment": (),
+        "checkpoint_every": 1,
+    },
+    Federation: {
+        "rounds": 20,
+        "cohort_size": 0,
+        "local_epochs": (10, 8, 6, 4),  # E <- max(4, E - 2)
+        "batch_size": 64,
+        "drop_last": False,
+        "flip": 0.5,
+        "augment": (),
+        "lanes": 1,
+        "reduction": "sum",
+        "shards": 8,
+        "model_shards": 1,
+        "evaluate_every": 0,
+        "checkpoint_every": 1,
+        "table": "auto",
+        "table_gib": 1.0,
+    },
+}
+SHARED = {"learning_rate": 2e-3}
+FEDAVG = {"public": False, "contrastive_weight": 0.0, "branch": None}
+ADAPT = {"epochs": 5}
+ROWS = {
+    "local": {**SHARED, **FEDAVG, "share": False},
+    "fedavg": {**SHARED, **FEDAVG},
+    "fedface": {**SHARED, **FEDAVG, "spreadout": 0.4},
+    "moon": {**SHARED, "public": False, "branch": None},
+    "hard_negatives": {**SHARED, "contrastive_weight": 0.0, "branch": None},
+    "contrastive": {**SHARED, "branch": None},
+    "finetune": {**SHARED, "branch": None, "adapt": {**ADAPT, "kind": "finetune"}},
+    "distill": {**SHARED, "branch": None, "adapt": {**ADAPT, "kind": "distill"}},
+    "cosface_branch": {**SHARED, "branch": "cosface", "branch_weight": 1.0},
+    "fedfr": SHARED,
+    "central": {"kind": "central", "epochs": 3},
+}
+
+
+def defaults(function):
+    empty = inspect.Parameter.empty
+    given = inspect.signature(function).parameters.items()
+    return {name: p.default for name, p in given if p.default is not empty}
+
+
+def test_every_default_has_the_value_of_the_paper_or_of_the_released_code():
+    wrong = [
+        f"{function.__name__}: {known} instead of {expected}"
+        for function, expected in EXPECTED.items()
+        if (known := defaults(function)) != expected
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_row_of_the_tables_switches_what_its_name_says():
+    assert base.table_rows(ADAPT, central={"epochs": 3}, **SHARED) == ROWS
+    assert base.FEDAVG == FEDAVG and base.FEDFR == {}
+
+
+def test_the_rates_that_are_judged_suit_sets_of_some_thousand_images():
+    judged = defaults(Judge)
+    assert (judged["fars"], judged["fpirs"]) == ((1e-3, 1e-2), (1e-2, 1e-1))
+    assert judged["personalised"] == "exact"
