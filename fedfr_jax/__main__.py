@@ -73,8 +73,15 @@ def run_command(command, argv: list[str]) -> int:
 
 def run() -> None:
     """Entry point of the console script."""
+    processes.end_with_parent()
     try:
+        if sys.argv[1:2] != ["launch"]:  # which stops those that it has started first
+            from fedfr_jax.commands.stopping import end_on_signals
+
+            end_on_signals(sys.argv[1:])
         code = main(sys.argv[1:])
+    except KeyboardInterrupt:  # before the commands were there
+        code = 130
     except Exception:
         traceback.print_exc()
         code = 1
