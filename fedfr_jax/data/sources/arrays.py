@@ -110,7 +110,7 @@ def omniglot(
                 for row in csv.DictReader(file)
             }
         names = tuple(names[label] for label in source.names)
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, ValueError, csv.Error) as error:
         raise ValueError(
             f"{table} must be a csv of label, alphabet and character for every label, "
             f"got {type(error).__name__}: {error}."

@@ -4,9 +4,10 @@ import os
 import pathlib
 import re
 import zipfile
-import zlib
 from collections.abc import Callable
 from typing import NamedTuple
+
+from fedfr_jax.data.sources.npz import DAMAGED
 
 IMAGE_SUFFIXES = ".bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split()
 
@@ -99,7 +100,10 @@ def _refuse(error: OSError):
 def _open_zip(path: pathlib.Path):
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError) as error:
+        for name in archive.namelist():
+            if not _is_image(name):  # by its own header too, or an image would be lost
+                archive.open(name).close()
+    except DAMAGED as error:
         raise ValueError(
             f"{path} must be a whole zip archive, got {error}: copy it again."
         ) from error
@@ -107,14 +111,7 @@ def _open_zip(path: pathlib.Path):
     def read(name):
         try:
             return archive.read(name)
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            EOFError,
-            OSError,
-            RuntimeError,
-            KeyError,
-        ) as error:
+        except DAMAGED as error:
             raise ValueError(
                 f"{name} in {path} must be readable, got {error}: "
                 "copy or make the archive again."

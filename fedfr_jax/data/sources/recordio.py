@@ -32,6 +32,8 @@ from fedfr_jax.data.sources.records import (
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.types import Source
 
+MOST_SIDE = 2048  # pixels of an image, by a `property` file
+
 
 def recordio(
     path: str | os.PathLike,
@@ -211,6 +213,11 @@ def _read_property(path):
             f"{path} must be `classes,height,width`, got {','.join(words)!r}."
         )
     num_classes, height, width = (int(word) for word in words)
+    if not (0 < height <= MOST_SIDE and 0 < width <= MOST_SIDE):
+        raise ValueError(
+            f"{path} must have height and width in [1, {MOST_SIDE}], got {height} and "
+            f"{width}."
+        )
     return num_classes, (height, width)
 
 
