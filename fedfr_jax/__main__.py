@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import traceback
+import warnings
 
 import fedfr_jax
 from fedfr_jax import processes
@@ -96,6 +97,7 @@ def print_no_error_twice() -> list:
 
     of_orbax.set_verbosity(of_orbax.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # Pillow's
     sys.excepthook = lambda *_: None  # callbacks of TensorStore: `run` prints the rest
     of_threads = []
     threading.excepthook = of_threads.append
