@@ -30,6 +30,7 @@ from fedfr_jax.data.sources.records import (
     write_recordio,
 )
 from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.data.sources.sizes import check_classes, check_file
 from fedfr_jax.types import Source
 
 MOST_SIDE = 2048  # pixels of an image, by a `property` file
@@ -195,6 +196,7 @@ def rec_path(path: str | os.PathLike) -> pathlib.Path:
 
 
 def _map(path):
+    check_file(path)
     try:
         return np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError) as error:
@@ -233,6 +235,7 @@ def _number(labels, num_classes, path):
         )
     labels = labels.astype(np.int32)
     if num_classes is not None:
+        check_classes(num_classes, path.with_name("property"))
         return labels, tuple(str(c) for c in range(num_classes))
     kept, labels = np.unique(labels, return_inverse=True)
     return labels.astype(np.int32), tuple(str(c) for c in kept)
