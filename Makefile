@@ -8,13 +8,14 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-slow accelerators lint check bench clean
+.PHONY: help demo test test-slow accelerators faults lint check bench clean
 
 help:
 	@echo "make demo       pretrain, FedAvg and FedFR on rendered faces; minutes on 2 cores"
 	@echo "make test       every test but the slow ones"
 	@echo "make test-slow  the slow ones but accelerators"
 	@echo "make accelerators  compile for TPUs and GPUs without one; 8 GB of packages"
+	@echo "make faults     kills, damage and 100,000 damaged inputs; half an hour"
 	@echo "make lint       ruff"
 	@echo "make check      lint and test, what CI runs"
 	@echo "make bench      speed and memory beside peers"
@@ -41,6 +42,9 @@ test-slow: $(READY)
 
 accelerators: $(READY)
 	$(RUN) -m pytest -m slow -rsP tests/accelerators $(ARGS)
+
+faults: $(READY)
+	$(RUN) -m tests.faults $(ARGS)
 
 lint: $(READY)
 	$(RUN) -m ruff check .

@@ -1,8 +1,12 @@
 """The launcher: fedfr <command> --config=... --workdir=..., or python -m fedfr_jax."""
 
+import errno
+import logging
 import os
 import sys
+import threading
 import traceback
+import warnings
 
 import fedfr_jax
 from fedfr_jax import processes
@@ -10,6 +14,7 @@ from fedfr_jax import processes
 USAGE = """\
 usage: fedfr <command> --config=NAME [--config.section.key=value ...] [--workdir=DIR]
 """
+EXPLAINED = (ValueError, ImportError, OSError, FloatingPointError, MemoryError)
 HELP = """
 fedfr <command> --help lists a command's flags and the sections of a config.
 
@@ -62,8 +67,9 @@ def run_command(command, argv: list[str]) -> int:
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, ImportError, OSError, FloatingPointError, MemoryError) as error:
-        if os.environ.get("FEDFR_DEBUG"):
+    except Exception as error:
+        error = full_disk(error) or error
+        if os.environ.get("FEDFR_DEBUG") or not isinstance(error, EXPLAINED):
             raise
         print(str(error) or type(error).__name__, file=sys.stderr)
         print("(FEDFR_DEBUG=1 shows where.)", file=sys.stderr)
@@ -71,13 +77,50 @@ def run_command(command, argv: list[str]) -> int:
     return 0
 
 
+def full_disk(error: BaseException | None) -> OSError | None:
+    """What says that a disk is full, where `error` came of that; a plot hides it."""
+    if isinstance(error, OSError) and error.errno is None:
+        return None  # it explains itself
+    while error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return OSError(f"{error}: make room and start the same command again.")
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def print_no_error_twice() -> list:
+    """Hold back what threads and libraries print of errors that are raised as well.
+
+    Returns a list that the errors of threads go to.
+    """
+    from absl import logging as of_orbax
+
+    of_orbax.set_verbosity(of_orbax.FATAL)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # Pillow's
+    sys.excepthook = lambda *_: None  # callbacks of TensorStore: `run` prints the rest
+    of_threads = []
+    threading.excepthook = of_threads.append
+    return of_threads
+
+
 def run() -> None:
     """Entry point of the console script."""
+    processes.end_with_parent()
+    of_threads = [] if os.environ.get("FEDFR_DEBUG") else print_no_error_twice()
     try:
+        if sys.argv[1:2] != ["launch"]:  # which stops those that it has started first
+            from fedfr_jax.commands.stopping import end_on_signals
+
+            end_on_signals(sys.argv[1:])
         code = main(sys.argv[1:])
+    except KeyboardInterrupt:  # before the commands were there
+        code = 130
     except Exception:
         traceback.print_exc()
         code = 1
+    for failed in of_threads if code == 0 else ():
+        traceback.print_exception(failed.exc_value)
     processes.end(code)
 
 

@@ -7,10 +7,13 @@ has been silent for HEARTBEAT seconds, and `launch` and schedulers sooner.
 """
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import MutableMapping
 
 HEARTBEAT, STARTUP = 60, 900  # seconds
+WATCHED = "FEDFR_ENDS_WITH_INPUT"  # set for the processes of `launch`
 DEVICES_FLAG = "--xla_force_host_platform_device_count"
 CLUSTER = (
     "in a cluster that JAX knows, set up as docs/clusters.md says (on plain hosts give "
@@ -54,6 +57,8 @@ def join(
     # Two programs on their way to a CPU device at once could meet the other processes'
     # programs in another order, and all would wait for ever.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    # It would take SIGTERM for a notice to save, and the process would not end.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             *given,
@@ -83,6 +88,25 @@ def use_every_core(
         if flag not in given:
             words.append(f"{flag}={value}")
     environment["XLA_FLAGS"] = " ".join(words)
+
+
+def end_with_parent() -> None:
+    """In a process that `launch` has started, end when that has gone.
+
+    The launcher holds the other end of this process's input, and answers the signals
+    that a terminal sends to both.
+    """
+    if not os.environ.pop(WATCHED, None):
+        return
+
+    def watch():
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def end(code: int) -> None:

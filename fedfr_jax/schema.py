@@ -176,11 +176,12 @@ def naming(what: Any, given: Any = None) -> Iterator[None]:
     """Put `what`, a section of the config or a file, before errors that lack one.
 
     What is raised besides, by a damaged file or a setting that nobody thought of, is a
-    ValueError too, with `given`, the settings. A missing package or file says enough.
+    ValueError too, with `given`, the settings. A missing package or file says enough,
+    and a failed assertion is a mistake of ours.
     """
     try:
         yield
-    except (ImportError, OSError):
+    except (AssertionError, ImportError, OSError):
         raise
     except ValueError as error:
         if str(error).startswith("config.") or str(what) in str(error):

@@ -2,17 +2,19 @@
 
 import argparse
 import collections
+import contextlib
 import os
-import pathlib
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
-from fedfr_jax.commands.flags import add_switch, count, new_parser, parse_flags
-from fedfr_jax.processes import HEARTBEAT, use_every_core
+from fedfr_jax.commands.flags import count, new_parser, parse_flags
+from fedfr_jax.commands.stopping import FRESH, SIGNALS, newest, run_of, stopped
+from fedfr_jax.processes import HEARTBEAT, WATCHED, use_every_core
 
 ABOUT = """\
 Start a command as several processes of one run: fedfr launch --processes=4 train ...
@@ -52,25 +54,38 @@ def main(argv: list[str]) -> None:
         range(first, first + values.processes),
         total=values.hosts * values.processes,
         coordinator=values.coordinator or f"localhost:{free_port()}",
+        typed=["launch", *argv],
     )
 
 
-def launch(command: list[str], ids: range, *, total: int, coordinator: str) -> None:
+def launch(
+    command: list[str],
+    ids: range,
+    *,
+    total: int,
+    coordinator: str,
+    typed: Sequence[str] = (),
+) -> None:
     """Run `command` as processes `ids` of `total`, to the end of all.
 
-    Each is told --coordinator, --num_processes and --process_id, as `join` needs them.
+    Each is told --coordinator, --num_processes and --process_id, as `join` needs them,
+    and ends with this process, however it ends: a pipe is its input.
+
+    Args:
+      typed: the command line, for the line that a signal leaves.
 
     Raises:
       ChildProcessError: when one of them failed; the others on this host are
         stopped by then.
     """
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", WATCHED: "1"}
     use_every_core(environment, num_processes=len(ids))
     place = [f"--coordinator={coordinator}", f"--num_processes={total}"]
     children = {
         i: subprocess.Popen(
             [*command, *place, f"--process_id={i}"],
             env=environment,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -85,14 +100,14 @@ def launch(command: list[str], ids: range, *, total: int, coordinator: str) -> N
     ]
     for reader in readers:
         reader.start()
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        failed = _wait(children)
+        with _stopping(typed):
+            failed = _wait(children)
     finally:
-        signal.signal(signal.SIGTERM, before)
         for child in children.values():
             child.kill()
             child.wait()
+            child.stdin.close()
         for reader in readers:
             reader.join()
     if failed is None:
@@ -101,6 +116,25 @@ def launch(command: list[str], ids: range, *, total: int, coordinator: str) -> N
         print(f"[{failed}] {line}", end="")
     code, is_alone = children[failed].returncode, len(ids) == total
     raise ChildProcessError(_says(failed, code, total, command, is_alone=is_alone))
+
+
+@contextlib.contextmanager
+def _stopping(typed):
+    """Leave the block, and the process, with one line at the first of SIGNALS."""
+
+    def stop(number, frame):
+        del frame
+        print(stopped(number, typed), file=sys.stderr)
+        sys.exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in (n for n in SIGNALS if before[n] != signal.SIG_IGN):
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _read(child, is_first: bool, kept: collections.deque) -> None:
@@ -139,38 +173,19 @@ def _says(
     failed: int, code: int, total: int, command: list[str], *, is_alone: bool
 ) -> str:
     """What happened and how to go on; `is_alone` when this host has all processes."""
+    code = 128 - code if 128 < code < 160 else code  # it has said that it was stopped
     how = f"code {code}" if code > 0 else f"signal {-code}"
     says = f"process {failed} of {total} ended with {how}; the others "
     says += "were stopped." if is_alone else f"on this host were stopped, {ELSEWHERE}."
     if code == 2:  # a mistake, which the process has explained
         return says
-    values = _run_of(command)
+    values = run_of(command)
     again = "the same command again"
-    for flag in ("overwrite", "restart"):  # which would begin again
+    for flag in FRESH:
         if vars(values)[flag]:
             again = f"it again without --{flag}"
     again += "" if is_alone else " on every host"
-    return f"{says} Start {again} to go on from {_newest(values.workdir)}."
-
-
-def _run_of(command: list[str]) -> argparse.Namespace:
-    """--workdir, --overwrite and --restart of `command`, read as it reads them."""
-    parser = new_parser("fedfr launch", "")
-    parser.add_argument("--workdir", default="")
-    parser.add_argument("--restart", default="")
-    add_switch(parser, "overwrite", "")
-    return parser.parse_known_args(command)[0]
-
-
-def _newest(workdir: str) -> str:
-    """Name the newest whole checkpoint of the run in `workdir`; "" is none."""
-    found = pathlib.Path(workdir).glob("*/checkpoints/*") if workdir else ()
-    is_new = lambda path: "." not in path.parent.parent.name  # <stage>.old
-    found = [p for p in found if p.name.isdigit() and is_new(p)]
-    if not found:
-        return "the beginning"
-    newest = max(found, key=lambda p: p.stat().st_mtime)
-    return f"checkpoint {newest.name} of {newest.parent.parent.name}"
+    return f"{says} Start {again} to go on from {newest(values.workdir)}."
 
 
 def free_port() -> int:

@@ -14,6 +14,7 @@ from fedfr_jax import trees
 from fedfr_jax.runs import digests
 from fedfr_jax.types import PyTree
 
+FULL = "No space left on device"
 KEEP = 2  # the newest, and one to fall back on when a disk damages it
 # What TensorStore and XLA say where the file is not at fault; 2 is a missing file.
 PASSING = re.compile("os_error_code='(?!2')|RESOURCE_EXHAUSTED")
@@ -76,8 +77,10 @@ class Checkpointer:
             self._manager.save(step, args=args, force=True)
             self._manager.wait_until_finished()
         except Exception as error:
+            is_full = FULL in str(error)  # TensorStore says it in many words
+            why = f"{FULL}: make room" if is_full else _first_line(error)
             raise OSError(
-                f"checkpoint {step} could not be written to {self.folder} ({error}); "
+                f"checkpoint {step} could not be written to {self.folder} ({why}); "
                 f"the last whole one is {self.latest()}."
             ) from error
 

@@ -1,5 +1,6 @@
 """The launcher as a user meets it: help, mistakes, a whole run, and a kill."""
 
+import errno
 import json
 import os
 import pathlib
@@ -44,7 +45,7 @@ def get_config():
 '''
 
 
-def test_what_does_not_fit_memory_is_one_line(monkeypatch, capsys):
+def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
     def fails(words):
         raise error
 
@@ -57,6 +58,14 @@ def test_what_does_not_fit_memory_is_one_line(monkeypatch, capsys):
     error = MemoryError()  # Python's own says nothing
     assert main(["train"]) == 2
     assert capsys.readouterr().err.startswith("MemoryError\n")
+    error = AttributeError("'Stream' has no 'pos'")  # what a plot makes of a full disk
+    error.__context__ = OSError(errno.ENOSPC, "No space left on device", "a.pdf")
+    assert main(["train"]) == 2
+    says = capsys.readouterr().err.splitlines()
+    assert "device: 'a.pdf': make room and start" in says[0] and len(says) == 2
+    error = AttributeError("a mistake of ours")
+    with pytest.raises(AttributeError):
+        main(["train"])
 
 
 @pytest.fixture

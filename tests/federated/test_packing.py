@@ -9,6 +9,7 @@ from fedfr_jax.federated import packing
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.packing import Packed, on_packed, pack, pack_networks, unpack
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.tasks.faces.methods import federated_faces

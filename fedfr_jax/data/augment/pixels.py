@@ -143,11 +143,12 @@ def turn_hue(image: jax.Array, turn: jax.Array) -> jax.Array:
     largest, smallest = image.max(axis=-1), image.min(axis=-1)
     chroma = largest - smallest
     safe = jnp.where(chroma > 0, chroma, 1.0)
-    # In sixths of a circle from red.
+    # In sixths of a circle from red. By order, for which a channel that a compiler
+    # computes twice need not have the same bits: `largest == red` would.
     hue = jnp.where(
-        largest == red,
+        (red >= green) & (red >= blue),
         (green - blue) / safe,
-        jnp.where(largest == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+        jnp.where(green >= blue, 2 + (blue - red) / safe, 4 + (red - green) / safe),
     )
     channels = []
     for center in (0, 2, 4):  # where a channel is largest: red, green, blue

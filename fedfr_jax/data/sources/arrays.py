@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import math
 import os
 import pathlib
 import threading
@@ -17,6 +18,7 @@ from fedfr_jax.data.sources.npz import (
     read_integers,
 )
 from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.data.sources.sizes import check_bytes, check_members
 from fedfr_jax.types import Source
 
 
@@ -54,6 +56,7 @@ def arrays(
       ValueError: naming the file and key, for a missing, wrong or damaged array.
     """
     parts = _pairs_of_keys(images, labels, is_test)
+    check_members(path, [*np.ravel([*parts]), *filter(None, (cameras, is_test))])
     stored = [read_integers(path, key) for _, key in parts]
     kept, label = np.unique(np.concatenate(stored), return_inverse=True)
     members = [
@@ -63,6 +66,7 @@ def arrays(
     height, width, stored_channels = _one_shape(members)
     size = parse_size((height, width) if image_size is None else image_size)
     shape = (*size, check_channels(channels or stored_channels))
+    check_bytes(math.prod(shape) * len(label), f"{path} at image_size {size}")
     camera = None if cameras is None else read_integers(path, cameras)
     test = None if is_test is None else read_bools(path, is_test)
     if len(parts) == 2:
@@ -110,7 +114,7 @@ def omniglot(
                 for row in csv.DictReader(file)
             }
         names = tuple(names[label] for label in source.names)
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, ValueError, csv.Error) as error:
         raise ValueError(
             f"{table} must be a csv of label, alphabet and character for every label, "
             f"got {type(error).__name__}: {error}."

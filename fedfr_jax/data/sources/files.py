@@ -4,9 +4,11 @@ import os
 import pathlib
 import re
 import zipfile
-import zlib
 from collections.abc import Callable
 from typing import NamedTuple
+
+from fedfr_jax.data.sources.npz import DAMAGED
+from fedfr_jax.data.sources.sizes import MOST_IMAGE, check_bytes, check_file
 
 IMAGE_SUFFIXES = ".bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split()
 
@@ -40,6 +42,7 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
     names = sorted(
         (n for n in names if n.startswith(prefix) and _is_image(n)), key=natural_key
     )
+    _check_names(path, names)
     if not names:
         raise ValueError(
             f"{path} must hold images{f' below {prefix}' if prefix else ''} "
@@ -58,6 +61,18 @@ def natural_key(text: str) -> list:
         (0, int(part), part) if part.isdecimal() else (1, 0, part)
         for part in re.split(r"([0-9]+)", text)
     ]
+
+
+def _check_names(path, names):
+    """Raise ValueError for a name that is not UTF-8: no file of a run can hold it."""
+    try:
+        "\n".join(names).encode()
+    except UnicodeEncodeError as error:
+        name = "\n".join(names)[: error.start].count("\n")
+        raise ValueError(
+            f"{path} must have names in UTF-8, got {os.fsencode(names[name])}: rename "
+            "the file or its folder."
+        ) from error
 
 
 def _is_image(name: str) -> bool:
@@ -79,6 +94,7 @@ def _open_directory(path: pathlib.Path):
         names.extend((under / file).as_posix() for file in files)
 
     def read(name):
+        check_file(path / name, MOST_IMAGE)
         try:
             return (path / name).read_bytes()
         except OSError as error:
@@ -99,22 +115,21 @@ def _refuse(error: OSError):
 def _open_zip(path: pathlib.Path):
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError) as error:
+        for name in archive.namelist():
+            if not _is_image(name):  # by its own header too, or an image would be lost
+                archive.open(name).close()
+    except DAMAGED as error:
         raise ValueError(
             f"{path} must be a whole zip archive, got {error}: copy it again."
         ) from error
 
+    sizes = {member.filename: member.file_size for member in archive.infolist()}
+
     def read(name):
+        check_bytes(sizes.get(name, 0), f"{name} in {path}", MOST_IMAGE)
         try:
             return archive.read(name)
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            EOFError,
-            OSError,
-            RuntimeError,
-            KeyError,
-        ) as error:
+        except DAMAGED as error:
             raise ValueError(
                 f"{name} in {path} must be readable, got {error}: "
                 "copy or make the archive again."

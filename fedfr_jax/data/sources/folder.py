@@ -151,7 +151,7 @@ def read_landmarks(path: str | os.PathLike, files: Files) -> np.ndarray:
                 row["name"]: [float(row[column]) for column in columns]
                 for row in csv.DictReader(file)
             }
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise ValueError(
             f"{path} must be a csv with the columns name, {', '.join(columns)}, "
             f"got {type(error).__name__}: {error}."

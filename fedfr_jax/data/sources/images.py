@@ -16,9 +16,11 @@ from fedfr_jax.data.align import (
     transform,
     warp_picture,
 )
+from fedfr_jax.data.sources.sizes import check_pixels
 
 MODES = {1: "L", 3: "RGB"}
-UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError)
+UNREADABLE += (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 def parse_size(image_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -51,6 +53,7 @@ def decode(data: bytes, origin: str, channels: int) -> Image.Image:
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
+            check_pixels(*image.size, origin)
             if image.mode[0] in "IF":  # Pillow would clip 16 and 32 bits to white
                 raise ValueError(f"mode {image.mode} has more than 8 bits per pixel")
             return image.convert(MODES[channels])

@@ -31,9 +31,10 @@ def cached(
     try:
         with np.load(cache, allow_pickle=False) as stored:
             found = dict(stored)
-        if np.array_equal(found.pop("stamp"), stamp) and fits(found):
+        is_array = all(isinstance(values, np.ndarray) for values in found.values())
+        if is_array and np.array_equal(found.pop("stamp"), stamp) and fits(found):
             return found
-    except (*DAMAGED, MemoryError):
+    except DAMAGED:
         pass  # absent or cut short: it is made anew
     found = scan()
     cache.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import tokenize
 import zipfile
 import zlib
 from typing import NamedTuple
@@ -12,7 +13,9 @@ from PIL import Image
 
 from fedfr_jax.data.sources.images import MODES, resize
 
+# What a damaged .npz raises; Python's zipfile knows no encryption nor other methods.
 DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+DAMAGED += (NotImplementedError, RuntimeError, MemoryError, tokenize.TokenError)
 
 
 class ImageArray(NamedTuple):

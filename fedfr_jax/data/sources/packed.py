@@ -20,6 +20,7 @@ import numpy as np
 
 from fedfr_jax.data.sources import pages
 from fedfr_jax.data.sources.images import check_rows
+from fedfr_jax.data.sources.npz import DAMAGED
 from fedfr_jax.data.sources.packed_index import (
     FORMAT,
     INDEX,
@@ -167,7 +168,12 @@ def _reader(folder, index):
     @functools.cache
     def shard(number):
         path = folder / shard_name(number)
-        images = np.load(path, mmap_mode="r")
+        try:
+            images = np.load(path, mmap_mode="r")
+        except FileNotFoundError:
+            raise
+        except DAMAGED as error:
+            raise ValueError(f"{path} must be a .npy file, got {error}.") from error
         wanted = (min(size, num_images - number * size), *shape)
         if images.shape != wanted or images.dtype != np.uint8:
             raise ValueError(

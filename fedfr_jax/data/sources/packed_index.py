@@ -57,9 +57,11 @@ def _contradiction(index):
         )
         if not 0 < header < MOST_HEADER:
             return f"another size of {shard_name(number)}"
-    found = {name: type(of["bytes"]) is int for name, of in files.items()}
+    is_told = all(
+        type(of["bytes"]) is int and type(of["sha256"]) is str for of in files.values()
+    )
     needed = {"labels.npy", NAMES}  # and what belongs to them is told by `source`
-    return None if needed <= found.keys() and all(found.values()) else "other files"
+    return None if is_told and needed <= files.keys() else "other files"
 
 
 def read_json(path: pathlib.Path):

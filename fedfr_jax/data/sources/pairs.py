@@ -6,9 +6,11 @@ run code, so the unpickler here knows plain containers and stand-ins for arrays,
 nothing else: not even NumPy's own constructors are called.
 """
 
+import mmap
 import os
 import pathlib
 import pickle
+import pickletools
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,6 +22,7 @@ from fedfr_jax.data.sources.images import (
     reader,
     resize,
 )
+from fedfr_jax.data.sources.sizes import check_file
 from fedfr_jax.types import Pairs, Source
 
 ENCODINGS = {"u1": np.uint8, "b1": np.bool_, "i8": np.int64, "i4": np.int32}
@@ -66,9 +69,15 @@ def load_bin(path: str | os.PathLike) -> tuple[list[bytes], np.ndarray]:
       ValueError: naming the file, when it is truncated, holds something else, or asks
         for anything but arrays and containers (the message names what it asked for).
     """
+    check_file(path)
     try:
-        with open(path, "rb") as file:
-            images, is_same = _Unpickler(file, encoding="bytes").load()
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
+            _check_memory(data)
+            data.seek(0)
+            images, is_same = _Unpickler(data, encoding="bytes").load()
         images = [_encoded(image) for image in images]
         is_same = _truths(is_same)
     except _Forbidden as error:
@@ -190,6 +199,17 @@ ALLOWED = {
     ),
     "_codecs.encode": _latin1,
 }
+
+
+def _check_memory(data) -> None:
+    """Raise ValueError for a pickle that asks for more memory than it has bytes.
+
+    The unpickler makes room for a memo of as many objects as a memo index says, and for
+    as many bytes as a length says, before it looks.
+    """
+    for number, (code, argument, _) in enumerate(pickletools.genops(data)):
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > number:
+            raise ValueError(f"memo index {argument} in operation {number}")
 
 
 class _Unpickler(pickle.Unpickler):

@@ -30,7 +30,10 @@ from fedfr_jax.data.sources.records import (
     write_recordio,
 )
 from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.data.sources.sizes import check_classes, check_file
 from fedfr_jax.types import Source
+
+MOST_SIDE = 2048  # pixels of an image, by a `property` file
 
 
 def recordio(
@@ -193,6 +196,7 @@ def rec_path(path: str | os.PathLike) -> pathlib.Path:
 
 
 def _map(path):
+    check_file(path)
     try:
         return np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError) as error:
@@ -211,6 +215,11 @@ def _read_property(path):
             f"{path} must be `classes,height,width`, got {','.join(words)!r}."
         )
     num_classes, height, width = (int(word) for word in words)
+    if not (0 < height <= MOST_SIDE and 0 < width <= MOST_SIDE):
+        raise ValueError(
+            f"{path} must have height and width in [1, {MOST_SIDE}], got {height} and "
+            f"{width}."
+        )
     return num_classes, (height, width)
 
 
@@ -226,6 +235,7 @@ def _number(labels, num_classes, path):
         )
     labels = labels.astype(np.int32)
     if num_classes is not None:
+        check_classes(num_classes, path.with_name("property"))
         return labels, tuple(str(c) for c in range(num_classes))
     kept, labels = np.unique(labels, return_inverse=True)
     return labels.astype(np.int32), tuple(str(c) for c in kept)

@@ -1,0 +1,87 @@
+"""What a command says when it is told to stop: one line, at once, with how to go on.
+
+A run loses nothing by ending between two instructions, since checkpoints and files are
+put in place by renaming: a signal ends the process whatever it is doing, and a thread
+sees to it, as Python's own handlers wait for the end of a compile.
+"""
+
+import argparse
+import os
+import pathlib
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from fedfr_jax.commands.flags import add_switch, new_parser
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FRESH = ("overwrite", "restart")  # flags that begin again instead of going on
+
+
+def end_on_signals(words: Sequence[str]) -> None:
+    """End this process with a line of text at the first of SIGNALS.
+
+    One that is ignored, as `nohup` has it, stays so.
+
+    Args:
+      words: the command line.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # writes its number to the pipe
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_end, args=(reading, words), daemon=True).start()
+
+
+def _end(reading: int, words: Sequence[str]) -> None:
+    number = 0
+    while number not in SIGNALS:
+        number = os.read(reading, 1)[0]
+    cursor = "\033[?25h\n" if sys.stderr.isatty() else ""  # which a bar has hidden
+    os.write(2, f"{cursor}{stopped(number, words)}\n".encode(errors="replace"))
+    os._exit(128 + number)
+
+
+def stopped(number: int, words: Sequence[str]) -> str:
+    """The line of a command that a signal has ended."""
+    name = signal.Signals(number).name
+    if "train" not in words:
+        return f"Stopped by {name}: start the same command again."
+    again = shlex.join(["fedfr", *going_on(words)])
+    return f"Stopped by {name}: `{again}` goes on from {newest(run_of(words).workdir)}."
+
+
+def going_on(words: Sequence[str]) -> list[str]:
+    """The command line without the flags that would begin again."""
+    kept, is_value = [], False
+    for word in words:
+        flag, equals, _ = word.removeprefix("--").partition("=")
+        is_fresh = word.startswith("--") and flag in FRESH
+        if not is_fresh and not (is_value and not word.startswith("-")):
+            kept.append(word)
+        is_value = is_fresh and not equals
+    return kept
+
+
+def run_of(words: Sequence[str]) -> argparse.Namespace:
+    """--workdir, --overwrite and --restart of a command, read as it reads them."""
+    parser = new_parser("fedfr", "")
+    parser.add_argument("--workdir", default="")
+    parser.add_argument("--restart", default="")
+    add_switch(parser, "overwrite", "")
+    return parser.parse_known_args(words)[0]
+
+
+def newest(workdir: str) -> str:
+    """Name the newest whole checkpoint of the run in `workdir`; "" is none."""
+    found = pathlib.Path(workdir).glob("*/checkpoints/*") if workdir else ()
+    is_new = lambda path: "." not in path.parent.parent.name  # <stage>.old
+    found = [p for p in found if p.name.isdigit() and is_new(p)]
+    if not found:
+        return "the beginning"
+    last = max(found, key=lambda p: p.stat().st_mtime)
+    return f"checkpoint {last.name} of {last.parent.parent.name}"

@@ -1,0 +1,142 @@
+"""Files that ask for memory or time that nobody has: refused before they are read."""
+
+import io
+import os
+import pickle
+import resource
+import struct
+import time
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedfr_jax.data.sources import SOURCES, sizes
+from fedfr_jax.data.sources.records import Record, write_recordio
+
+GIB = 2**30
+
+
+def png(width, height):
+    """A picture of zeros that is small in its file."""
+    data = io.BytesIO()
+    Image.new("1", (width, height)).save(data, "PNG")
+    return data.getvalue()
+
+
+def zip_of(path, size):
+    """Two images, the second of `size` bytes of zeros by the archive's directory."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/0.png", png(4, 4))
+        archive.writestr("b/0.png", b"\0" * 1000)
+    data = bytearray(path.read_bytes())
+    at = data.rindex(struct.pack("<I", 1000))  # the directory's
+    data[at : at + 4] = struct.pack("<I", size)
+    path.write_bytes(data)
+
+
+def hostile_folder(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.png").write_bytes(png(4, 4))
+    os.mkfifo(tmp_path / "a" / "1.png")
+    return {"name": "folder", "path": tmp_path, "image_size": 4}
+
+
+def hostile_picture(tmp_path, side=13_300):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.png").write_bytes(png(side, side))
+    return {"name": "folder", "path": tmp_path, "image_size": 4}
+
+
+def large_picture(tmp_path):
+    return hostile_picture(tmp_path, 8200)  # below Pillow's own limit
+
+
+def hostile_zip(tmp_path):
+    zip_of(tmp_path / "a.zip", 3 * GIB)
+    return {"name": "folder", "path": tmp_path / "a.zip", "image_size": 4}
+
+
+def hostile_npz(tmp_path):
+    images = np.zeros((2, 4, 4), np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(2))
+    return {"name": "arrays", "path": tmp_path / "a.npz", "image_size": 2**24}
+
+
+def hostile_property(tmp_path):
+    record = Record(np.float32(0), png(4, 4), 0, 0)
+    write_recordio(tmp_path / "train.rec", [record, record])
+    (tmp_path / "property").write_text(f"{10**12},4,4")
+    return {"name": "recordio", "path": tmp_path}
+
+
+def hostile_memo(tmp_path):
+    body = b"\x80\x02]r" + struct.pack("<I", 2**28) + b"]\x86."
+    (tmp_path / "a.bin").write_bytes(body)
+    return {"name": "bin_pairs", "path": tmp_path / "a.bin"}
+
+
+def hostile_length(tmp_path):
+    body = b"\x80\x04\x8e" + struct.pack("<Q", 2**33) + b"abc."
+    (tmp_path / "a.bin").write_bytes(body)
+    return {"name": "bin_pairs", "path": tmp_path / "a.bin"}
+
+
+def hostile_pipe(tmp_path):
+    os.mkfifo(tmp_path / "a.npz")
+    return {"name": "arrays", "path": tmp_path / "a.npz"}
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (hostile_folder, "1.png must be a file, got prw-"),
+        (hostile_picture, "0.png in .* exceeds limit"),
+        (large_picture, "must have at most 67108864 pixels, got 8200 x 8200"),
+        (hostile_zip, "b/0.png in .*a.zip must take at most 0.25 GiB, got 3.00 GiB"),
+        (hostile_npz, "a.npz at image_size .* must take at most .* got 524288.00 GiB"),
+        (hostile_property, "property must have at most 10000000 classes, got 10{12}"),
+        (hostile_memo, "a.bin must be a pickle .* memo index 268435456"),
+        (hostile_length, "a.bin must be a pickle .*expected 8589934592 bytes"),
+        (hostile_pipe, "a.npz must be a file, got prw-"),
+    ],
+)
+def test_what_asks_too_much_is_refused_at_once(make, message, tmp_path):
+    settings = make(tmp_path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.process_time()
+    with pytest.raises(ValueError, match=message):
+        source = SOURCES[settings.pop("name")](**settings)
+        source.read(np.arange(len(source.labels)))
+    assert time.process_time() - started < 5
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 300 * 1024  # KiB
+
+
+def test_labels_that_unpack_to_more_than_memory_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sizes.check_bytes, "__defaults__", (1000,))
+    labels = np.repeat(np.arange(2), 200)
+    np.savez_compressed(tmp_path / "a.npz", labels=labels)
+    with pytest.raises(ValueError, match="a.npz: labels must take at most 0.00 GiB"):
+        SOURCES["arrays"](path=tmp_path / "a.npz")
+
+
+def test_a_name_that_is_no_text_is_named(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/p\xff"
+    os.mkdir(folder)
+    for name in (b"0.png", b"1.png"):
+        with open(folder + b"/" + name, "wb") as file:
+            file.write(png(4, 4))
+    with pytest.raises(ValueError, match=r"names in UTF-8, got b'p\\xff/0.png'"):
+        SOURCES["folder"](path=tmp_path, image_size=4)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+def test_honest_pickles_number_their_memo_as_they_go(protocol, tmp_path):
+    images = [png(8, 8) + bytes([i % 256]) for i in range(600)]
+    pickled = pickle.dumps((images, [True, False] * 150), protocol)
+    (tmp_path / "a.bin").write_bytes(pickled)
+    source = SOURCES["bin_pairs"](path=tmp_path / "a.bin", image_size=8)
+    assert len(source.labels) == 600 and zlib.crc32(source.read(np.arange(2))) > 0

@@ -1,0 +1,35 @@
+"""Every fault that the library is said to bear: python -m tests.faults.
+
+[--quick] [--only=damage|inputs|kills] [--inputs=N] [--kills=N] [--workers=W]
+"""
+
+import argparse
+import os
+import sys
+
+
+def main() -> int:
+    """0 when nothing was found, else 1."""
+    parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a fiftieth of it")
+    parser.add_argument("--only", choices=("damage", "inputs", "kills"))
+    parser.add_argument("--inputs", type=int, default=100_000)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    part = 50 if given.quick else 1
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    from tests.faults import damage, inputs, kills  # after the devices are said
+
+    parts = {
+        "damage": lambda: damage.report(step=10 if given.quick else 1),
+        "inputs": lambda: inputs.report(given.inputs // part, given.workers),
+        "kills": lambda: kills.report(max(given.kills // part, 2), given.workers),
+    }
+    fine = [parts[name]() for name in parts if given.only in (None, name)]
+    return 0 if all(fine) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
