@@ -35,7 +35,7 @@ demo: $(READY)
 	$(RUN) -m fedfr_jax train --config=fedfr/demo --workdir=runs/demo --overwrite $(ARGS)
 
 test: $(READY)
-	$(RUN) -m pytest -m "not slow" -n $(JOBS) $(ARGS)
+	$(RUN) -m pytest -m "not slow" -n $(JOBS) --dist=worksteal $(ARGS)
 
 test-slow: $(READY)
 	$(RUN) -m pytest -m slow --ignore=tests/accelerators $(ARGS)

@@ -11,11 +11,12 @@ from fedfr_jax import mesh as meshes
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_numbers_come_onto_the_mesh_as_all_else_does(num_devices):
     mesh = meshes.make_mesh(num_devices)
-    cut, whole = meshes.over_clients(mesh), meshes.replicated(mesh)
-    tree = (np.arange(12).reshape(4, 3), {"a": np.zeros((4, 0)), "b": np.int32(7)})
-    shardings = (cut, {"a": whole, "b": whole})
-    expected = meshes.put(tree, shardings)
-    found = meshes.put_numbers(tree, shardings)
+    trees = {
+        meshes.over_clients(mesh): np.arange(12).reshape(4, 3),
+        meshes.replicated(mesh): {"a": np.zeros((4, 0)), "b": np.int32(7)},
+    }
+    expected = [meshes.put(tree, where) for where, tree in trees.items()]
+    found = [meshes.put_numbers(tree, where) for where, tree in trees.items()]
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert (x.dtype, x.sharding, x.committed) == (y.dtype, y.sharding, y.committed)
@@ -26,7 +27,7 @@ def test_numbers_may_change_once_they_are_on_the_mesh():
     whole = meshes.replicated(meshes.make_mesh(1))
     for _ in range(20):
         numbers = np.zeros(1000, np.int32)
-        (placed,) = meshes.put_numbers((numbers,), (whole,))
+        (placed,) = meshes.put_numbers((numbers,), whole)
         numbers += 1
         assert not np.asarray(placed).any()
 
@@ -34,7 +35,7 @@ def test_numbers_may_change_once_they_are_on_the_mesh():
 def test_arrays_of_a_device_are_numbers_too():
     whole = meshes.replicated(meshes.make_mesh(2))
     tree = (jax.numpy.arange(3), np.arange(3))
-    for x in meshes.put_numbers(tree, (whole, whole)):
+    for x in meshes.put_numbers(tree, whole):
         assert x.sharding == whole
         np.testing.assert_array_equal(x, np.arange(3))
 

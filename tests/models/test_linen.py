@@ -107,7 +107,7 @@ def _training(name, remat, depth):
 
 
 # Of a scan (6) and of blocks one by one (3, a ResNet's always).
-@pytest.mark.parametrize("depth", [3, 6])
+@pytest.mark.parametrize("depth", [pytest.param(3, marks=pytest.mark.slow), 6])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_rematerialisation_keeps_less_and_changes_no_number(name, depth):
     start, want, kept = _training(name, False, depth)
