@@ -1,6 +1,7 @@
 """The launcher as a user meets it: help, mistakes, a whole run, and a kill."""
 
 import errno
+import functools
 import json
 import os
 import pathlib
@@ -68,17 +69,18 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
         main(["train"])
 
 
-@pytest.fixture
-def config(tmp_path):
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
     """A config of 19 identities x 8 noisy 12x12 images, in a configs/ folder."""
     rng = np.random.default_rng(0)
     centres = rng.uniform(60, 190, size=(19, 1, 12, 12, 1))
     images = centres + rng.normal(scale=30, size=(19, 8, 12, 12, 1))
     labels = np.repeat(np.arange(19), 8)
-    path = tmp_path / "faces.npz"
+    root = tmp_path_factory.mktemp("config")
+    path = root / "faces.npz"
     images = images.clip(0, 255).astype(np.uint8).reshape(-1, 12, 12, 1)
     np.savez(path, images=images, labels=labels)
-    folder = tmp_path / "configs"
+    folder = root / "configs"
     folder.mkdir()
     (folder / "base.py").write_text((ROOT / "configs" / "base.py").read_text())
     (folder / "tiny.py").write_text(CONFIG.replace("PATH", str(path)))
@@ -116,6 +118,22 @@ def results(workdir):
     return summary["methods"], rows
 
 
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """Train to the end at once, `lanes` -> (flags, folder, output), each once."""
+    root = tmp_path_factory.mktemp("whole")
+
+    @functools.cache
+    def train(lanes):
+        flags = [f"--config={config}", f"--config.federation.lanes={lanes}"]
+        folder = root / str(lanes)
+        return flags, folder, finish(fedfr("train", *flags, f"--workdir={folder}"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        yield train
+
+
 @pytest.mark.parametrize(
     "lanes, stages",
     [
@@ -123,12 +141,8 @@ def results(workdir):
         pytest.param("auto", ["pretrained", "fedfr"], marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_run_ends_like_a_whole_one(
-    lanes, stages, config, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    flags = [f"--config={config}", f"--config.federation.lanes={lanes}"]
-    output = finish(fedfr("train", *flags, f"--workdir={tmp_path / 'whole'}"))
+def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
+    flags, expected, output = whole(lanes)
     assert "fedavg" in output and "roc.png" in "".join(output.split())
     broken = tmp_path / "broken"
     for stage in stages:
@@ -142,7 +156,7 @@ def test_a_killed_run_ends_like_a_whole_one(
         process.communicate()
         assert not (broken / "summary.json").exists()
     finish(fedfr("train", *flags, f"--workdir={broken}"))
-    assert results(broken) == results(tmp_path / "whole")
+    assert results(broken) == results(expected)
     methods, _ = results(broken)
     assert list(methods) == ["pretrained", "fedavg", "fedfr"]
     for name in ("roc.png", "personalised.png", "rounds.png", "partition.json"):
@@ -150,7 +164,7 @@ def test_a_killed_run_ends_like_a_whole_one(
     assert list((broken / "fedfr" / "tensorboard").iterdir())
     if lanes == "auto":
         assert output.count("(measured ms per client") == 2
-        kept = [x / "fedfr" / "lanes.json" for x in (broken, tmp_path / "whole")]
+        kept = [x / "fedfr" / "lanes.json" for x in (broken, expected)]
         assert kept[0].read_text() == kept[1].read_text()
     again = finish(fedfr("evaluate", *flags, f"--workdir={broken}"))
     assert "tar@far" in again
@@ -317,15 +331,15 @@ def test_prepare_packs_the_data_once_and_finds_damage(config, tmp_path, capsys):
     assert f"another for {shard}" in capsys.readouterr().err
 
 
-def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(config, tmp_path):
+def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(
+    config, whole, tmp_path
+):
     assert main(["prepare", f"--config={config}", f"--pack={tmp_path / 'p'}"]) == 0
-    words = ["train", f"--config={config}", "--config.federation.rounds=1"]
-    words += ["--config.federation.local_epochs=1", "--config.pretrain.epochs=1"]
+    flags, folder, _ = whole(1)
     stream = ["--config.federation.table=stream", "--config.federation.table_gib=2e-5"]
     data = ["--config.data.name=packed", f"--config.data.path={tmp_path / 'p'}"]
-    finish(fedfr(*words, f"--workdir={tmp_path / 'device'}"))
-    finish(fedfr(*words, *stream, *data, f"--workdir={tmp_path / 'stream'}"))
-    expected, device = results(tmp_path / "device")
+    finish(fedfr("train", *flags, *stream, *data, f"--workdir={tmp_path / 'stream'}"))
+    expected, device = results(folder)
     methods, rows = results(tmp_path / "stream")
     assert methods.keys() == expected.keys()
     for name in ("pretrained", "fedavg", "fedfr"):
