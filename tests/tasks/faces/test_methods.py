@@ -358,9 +358,11 @@ def test_adaptation_moves_the_clients_and_not_the_server(task, kind):
 
 
 def test_a_perfect_student_has_nothing_to_distil(task):
-    adapt = {"kind": "distill", "alpha": 1.0, "learning_rate": 0.0, "epochs": 1}
-    _, _, _, outcomes = run(task, {**ADDED, "adapt": adapt})
-    np.testing.assert_allclose(outcomes[-1].metrics["loss"], 0, atol=1e-4)
+    still = {"alpha": 1.0, "learning_rate": 0.0, "epochs": 1}
+    for kind in ("distill", "distill_classes", "angular"):
+        _, _, _, outcomes = run(task, {**ADDED, "adapt": {**still, "kind": kind}})
+        term = "angular" if kind == "angular" else "loss"
+        np.testing.assert_allclose(outcomes[-1].metrics[term], 0, atol=1e-4)
 
 
 def test_central_training_on_everybody_has_every_class_once(task):
