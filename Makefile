@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo       pretrain, FedAvg and FedFR on rendered faces; minutes on 2 cores"
 	@echo "make test       every test but the slow ones"
-	@echo "make test-slow  the slow ones"
+	@echo "make test-slow  the slow ones but accelerators"
 	@echo "make accelerators  compile for TPUs and GPUs without one; 8 GB of packages"
 	@echo "make faults     kills, damage and 100,000 damaged inputs; half an hour"
 	@echo "make lint       ruff"
@@ -38,7 +38,7 @@ test: $(READY)
 	$(RUN) -m pytest -m "not slow" -n $(JOBS) $(ARGS)
 
 test-slow: $(READY)
-	$(RUN) -m pytest -m slow $(ARGS)
+	$(RUN) -m pytest -m slow --ignore=tests/accelerators $(ARGS)
 
 accelerators: $(READY)
 	$(RUN) -m pytest -m slow -rsP tests/accelerators $(ARGS)

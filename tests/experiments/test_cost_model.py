@@ -127,11 +127,15 @@ SENDS = re.compile(
 )
 
 
-@pytest.mark.parametrize("cohort_size", [2, 5])
-@pytest.mark.parametrize("toy", [toys.fedavg_toy, toys.fedfr_toy])
-def test_devices_send_a_model_once_and_a_number_per_metric_and_client(toy, cohort_size):
+@pytest.mark.parametrize(
+    "name, cohort_size",
+    toys.others_are_slow({("fedavg", 2), ("fedfr", 5)}, toys.TOYS, [2, 5]),
+)
+def test_devices_send_a_model_once_and_a_number_per_metric_and_client(
+    name, cohort_size
+):
     """The formula's all-reduce, in the compiled round, however large the cohort."""
-    algorithm, variables = toy()
+    algorithm, variables = toys.TOYS[name]()
     where = {"mesh": make_mesh(4), "cohort_size": cohort_size, "local_epochs": 2}
     sim = simulation(algorithm, toys.feed(), *toys.problem(), **where)
     server = start(sim, variables)

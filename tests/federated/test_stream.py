@@ -23,7 +23,7 @@ from fedfr_jax.types import Dataset
 from tests.federated import toys
 
 ROUNDS = 2
-pytestmark = pytest.mark.usefixtures("run_level")
+as_a_run = pytest.mark.usefixtures("run_level")
 
 
 class Reader:
@@ -77,6 +77,7 @@ STREAMED = {  # both algorithms, and every mesh and number of lanes
 }
 
 
+@as_a_run
 @pytest.mark.parametrize(
     "name, mesh, lanes",
     toys.others_are_slow(STREAMED, toys.TOYS, [(1, 1), (2, 1), (2, 2)], [1, 2]),
@@ -88,6 +89,7 @@ def test_a_streamed_round_equals_the_round_on_the_device(name, mesh, lanes):
     assert_same(actual, expected)
 
 
+@as_a_run
 @pytest.mark.parametrize(
     "name, devices, waves",
     toys.others_are_slow(
@@ -101,7 +103,9 @@ def test_the_canonical_reduction_streams(name, devices, waves):
     assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("waves", [pytest.param(2, marks=pytest.mark.slow), 3])
+@as_a_run
+@pytest.mark.slow
+@pytest.mark.parametrize("waves", [2, 3])
 def test_the_length_of_segments_changes_nothing(waves):
     expected = run(*build("fedfr", cohort_size=5))
     actual = run(*build("fedfr", cohort_size=5, streamed={"waves": waves}))
@@ -123,7 +127,7 @@ def test_waiting_for_what_the_server_prepares_counts():
     class Slow(Reader):
         def __call__(self, rows):
             if not self.seen:
-                time.sleep(0.2)
+                time.sleep(0.6)
             return super().__call__(rows)
 
     reader = Slow(toys.problem()[0].images)
@@ -132,7 +136,7 @@ def test_waiting_for_what_the_server_prepares_counts():
     store = open_store(sim, server)
     server, first = play(sim, server, store, 0)
     _, second = play(sim, server, store, 1)
-    assert 0 < second.waited < 0.2 <= first.waited
+    assert 0 < second.waited < 0.3 <= first.waited
 
 
 def test_rounds_compile_once_whatever_the_cohort_and_its_hard_negatives():
