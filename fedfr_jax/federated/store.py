@@ -76,7 +76,9 @@ class Store:
         sharer=None,
     ):
         if folder is None and sharer is not None:
-            raise ValueError("store must be given a folder that all processes see.")
+            raise ValueError(
+                "store must be given a folder that all processes see, got None."
+            )
         if folder is None:
             folder = tempfile.mkdtemp()
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)

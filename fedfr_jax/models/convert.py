@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
+from fedfr_jax import trees
 from fedfr_jax.models.iresnet import iresnet
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.types import PyTree
@@ -87,8 +88,10 @@ def to_torch(
       ValueError: when the variables are not those of the model.
     """
     template, head = _template(model_name, image_shape, settings)
-    if jax.tree.map(np.shape, variables) != jax.tree.map(lambda x: x.shape, template):
-        raise ValueError(f"variables must be those of this {model_name}.")
+    of = lambda tree: jax.tree.map(np.shape, tree)
+    if of(variables) != of(template):
+        found = trees.difference(template, jax.tree.map(np.asarray, variables))
+        raise ValueError(f"variables must be those of this {model_name}, got {found}.")
     state_dict = {}
     for path, leaf in _leaves(variables):
         names = _torch_names(model_name, path, leaf)
@@ -187,4 +190,7 @@ def _check_names(given: Mapping, wanted: Iterable[str], frozen: Iterable[str]):
         )
     for name in frozen:
         if not np.all(given[name] == 1):
-            raise ValueError(f"{name} must be all ones (that scale is frozen).")
+            other = given[name][given[name] != 1][0]
+            raise ValueError(
+                f"{name} must be all ones (that scale is frozen), got {other}."
+            )

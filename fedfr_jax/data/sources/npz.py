@@ -30,8 +30,13 @@ def read_integers(path: str | os.PathLike, key: str) -> np.ndarray:
       ValueError: naming the file and key.
     """
     values = _read(path, key)
-    if values.dtype.kind not in "iu" or values.size == 0 or values.min() < 0:
-        raise ValueError(f"{path}: {key} must be integers of at least 0.")
+    if values.dtype.kind not in "iu" or values.size == 0:
+        raise ValueError(f"{path}: {key} must be integers, got {values.dtype}.")
+    if values.min() < 0 or values.max() >= 2**31:
+        raise ValueError(
+            f"{path}: {key} must be integers in [0, 2^31), got {values.min()} to "
+            f"{values.max()}."
+        )
     return values.reshape(-1).astype(np.int32)
 
 
