@@ -36,7 +36,7 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
         names, read = _open_zip(path)
     else:
         raise ValueError(
-            f"{path} must be a directory or a .zip of images, but it does not exist."
+            f"{path} must be a directory or a .zip of images, got nothing there."
         )
     prefix = under.strip("/") + "/" if under else ""
     names = sorted(

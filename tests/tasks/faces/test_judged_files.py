@@ -15,7 +15,6 @@ from sklearn.metrics import roc_auc_score
 
 from fedfr_jax.__main__ import main
 from fedfr_jax.data.align import arcface_template
-from fedfr_jax.data.augment import decode
 from fedfr_jax.data.sources.folder import folder
 from fedfr_jax.evaluation import templates, verification
 from fedfr_jax.evaluation.identification import open_set_tpir, pair_tpir, rank_k
@@ -544,7 +543,7 @@ def direct_numbers(apply, variables, path, template, pairs, subject, *, fars, fp
     """What the evaluation room says of the set's embeddings."""
     images = template_set((12, 12, 1), path=path).read(np.arange(96))
     embed = jax.jit(apply)
-    features = embed(variables, decode(jnp.asarray(images), jnp.zeros(96, bool)))
+    features = embed(variables, jnp.float32(images) / 127.5 - 1)
     _, _, scores = templates.read_landmarks(path / "meta" / META["landmarks"])
     weighed = templates.weigh_images(features, detector_scores=scores)
     found = templates.aggregate_templates(weighed, template, np.arange(96) // 2)
