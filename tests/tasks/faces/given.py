@@ -60,7 +60,7 @@ def experiment_of(
         partition=partition,
         model=model,
         mesh=make_mesh(num_devices),
-        pretraining=Training(),
+        pretraining=Training(**settings["pretrain"]),
         federation=Federation(**settings["federation"]),
         methods=stages.methods_of(settings, model, partition),
     )
