@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import sampling
-from fedfr_jax.federated.simulation import Outcome, check_rows, simulation, start
+from fedfr_jax.federated.rows import check_rows
+from fedfr_jax.federated.simulation import Outcome, open_store, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import first_calls, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
