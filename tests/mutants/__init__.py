@@ -12,5 +12,5 @@ class Mutants(NamedTuple):
     """Faults of one file, each of which fails a test among `tests`."""
 
     file: str  # from the repository's root
-    tests: str  # files or tests, from `tests/`, by blanks
+    tests: str  # files, or file::test, from `tests/`, by blanks
     changes: list[tuple[str, str]]  # (text found once in the file, what it becomes)

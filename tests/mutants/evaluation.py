@@ -5,7 +5,7 @@ from tests.mutants import Mutants
 MUTANTS = [
     Mutants(
         "fedfr_jax/evaluation/personalized.py",
-        "evaluation/test_personalized.py",
+        "evaluation/test_personalized.py tasks/faces/test_personalized_golden.py",
         [
             ("x = unit(jnp.asarray(features))", "x = jnp.asarray(features)"),
             ("np.isin(labels, classes)", "~np.isin(labels, classes)"),

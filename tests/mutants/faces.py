@@ -2,14 +2,17 @@
 
 from tests.mutants import Mutants
 
+METHODS = "tasks/faces/test_methods.py"
 ROUNDS = "federated/test_fedfr_golden.py"
 JUDGED = "tasks/faces/test_recognition.py"
+OFFICIAL = f"{ROUNDS}::test_hard_negatives_are_the_official_ones"
 DEPLOYED = "tasks/faces/test_personalized_golden.py"
 
 MUTANTS = [
     Mutants(
         "fedfr_jax/tasks/faces/methods.py",
-        f"tasks/faces/test_defaults.py tasks/faces/test_methods.py {ROUNDS}",
+        "tasks/faces/test_defaults.py "
+        f"{METHODS}::test_fedavg_is_the_row_without_public_data",
         [
             ("contrastive_weight: float = 5.0", "contrastive_weight: float = 1.0"),
             ("branch_weight: float = 10.0", "branch_weight: float = 1.0"),
@@ -51,7 +54,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/tasks/faces/loss.py",
-        "tasks/faces/test_loss.py tasks/faces/test_methods.py",
+        f"tasks/faces/test_loss.py {METHODS}",
         [
             ('batch.is_extra & (branch == "cosface")', "batch.is_extra & False"),
             (
@@ -64,7 +67,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/tasks/faces/hard_negatives.py",
-        f"tasks/faces/test_hard_negatives.py {ROUNDS}",
+        f"tasks/faces/test_hard_negatives.py {OFFICIAL} {ROUNDS}",
         [
             ("is_hard = similarity > threshold", "is_hard = similarity < threshold"),
             ("scores.max(axis=0)", "scores.min(axis=0)"),
@@ -76,7 +79,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/tasks/faces/hard_negatives.py",
-        "tasks/faces/test_methods.py",
+        METHODS,
         [
             ("phi[public_labels]", "phi[0 * public_labels]"),
             ("sums / jnp.maximum(counts, 1)[:, None]", "sums * (counts[:, None] > 1)"),
@@ -128,7 +131,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/tasks/faces/adaptation.py",
-        "tasks/faces/test_methods.py",
+        METHODS,
         [
             ("cosine(taught, teacher_head)", 'cosine(taught, params["head"])'),
             ("batch.num_classes,\n            alpha", "99,\n            alpha"),
