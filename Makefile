@@ -8,7 +8,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-slow accelerators faults lint check bench clean
+.PHONY: help demo test test-slow accelerators faults mutants lint check bench clean
 
 help:
 	@echo "make demo       pretrain, FedAvg and FedFR on rendered faces; minutes on 2 cores"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-slow  the slow ones but accelerators"
 	@echo "make accelerators  compile for TPUs and GPUs without one; 8 GB of packages"
 	@echo "make faults     kills, damage and 100,000 damaged inputs; half an hour"
+	@echo "make mutants    two hundred faults put in, each of which a test must notice; an hour"
 	@echo "make lint       ruff"
 	@echo "make check      lint and test, what CI runs"
 	@echo "make bench      speed and memory beside peers"
@@ -45,6 +46,9 @@ accelerators: $(READY)
 
 faults: $(READY)
 	$(RUN) -m tests.faults $(ARGS)
+
+mutants: $(READY)
+	$(RUN) -m tests.mutants $(ARGS)
 
 lint: $(READY)
 	$(RUN) -m ruff check .

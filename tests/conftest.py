@@ -26,6 +26,7 @@ import pytest  # noqa: E402
 
 from fedfr_jax.federated import compiling, engine, outputs  # noqa: E402
 from fedfr_jax.processes import use_every_core  # noqa: E402
+from fedfr_jax.runs import first_calls  # noqa: E402
 
 use_every_core()  # the devices are given: only their patience on a busy machine
 gc.set_threshold(100_000, 50, 50)  # compiled programs are many objects that stay
@@ -33,6 +34,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 TESTS = pathlib.Path(__file__).parent
+
+
+@pytest.fixture(autouse=True, scope="session")
+def seconds_of_tests(tmp_path_factory):
+    """What tests compile is not remembered for the user's runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setattr(first_calls, "path", lambda: folder / "first_calls.json")
+        yield
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ class Training(NamedTuple):
     margin_loss: str = "cosface"
     scale: float = 30.0
     margin: float = 0.4
+    # Cosine above which another class counts as label noise, see `interclass_filter`.
+    interclass_threshold: float | None = None
     flip: float = 0.5
     augment: tuple = ()  # after the mirror, see data/augment
     checkpoint_every: int = 1  # epochs
@@ -86,6 +88,8 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
         "flip": (0, 1),
         "checkpoint_every": (0, math.inf),
     }
+    if settings.interclass_threshold is not None:
+        bounds["interclass_threshold"] = (-1, 1)
     check_ranges(f"config.{section}.", settings._asdict(), bounds)
     num_devices = mesh.shape[meshes.CLIENTS]
     if settings.batch_size % num_devices:

@@ -47,7 +47,9 @@ def main(argv: list[str]) -> None:
             f"got {values.processes}, {values.host} and {values.hosts}."
         )
     if values.hosts > 1 and not values.coordinator:
-        raise ValueError("launch: coordinator must be HOST:PORT with several hosts.")
+        raise ValueError(
+            "launch: coordinator must be HOST:PORT with several hosts, got none."
+        )
     first = values.host * values.processes
     launch(
         [sys.executable, "-m", "fedfr_jax", *words],

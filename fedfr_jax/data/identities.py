@@ -1,6 +1,6 @@
 """Draw identities, none twice, and lay their rows out by client and class."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ class Partition(NamedTuple):
     test_offsets: np.ndarray  # [N + 1] int32
     test_labels: np.ndarray  # [E] int32 the client's own class
     test_identities: np.ndarray  # [E] int32
-    identities: tuple[np.ndarray, ...]  # N x [num_classes[c]] int32, in class order
+    client_identities: np.ndarray  # [I] int32, client by client, in class order
     global_examples: np.ndarray  # [G] int32 rows
     global_labels: np.ndarray  # [G] int32 in [0, K_g)
     global_identities: np.ndarray  # [K_g] int32
@@ -31,6 +31,18 @@ class Partition(NamedTuple):
     unseen_labels: np.ndarray  # [U] int32 in [0, K_u)
     unseen_identities: np.ndarray  # [K_u] int32
     left_out: dict[str, int]  # identities and images that no part uses, by reason
+
+    @property
+    def identities(self) -> list[np.ndarray]:
+        """N x [num_classes[c]] int32 identities of each client, in class order."""
+        return np.split(self.client_identities, np.cumsum(self.num_classes)[:-1])
+
+    @property
+    def train_identities(self) -> np.ndarray:
+        """[C] int32 identity of each training row."""
+        first = np.cumsum(self.num_classes) - self.num_classes
+        first = np.repeat(first, np.diff(self.train_offsets))
+        return self.client_identities[first + self.train_labels]
 
 
 def check_labels(labels: np.ndarray, num_identities: int = 0) -> np.ndarray:
@@ -108,31 +120,88 @@ def draw(order: np.ndarray, *needs: Need) -> list[np.ndarray]:
     return [drawn[i] for i in range(len(needs))]
 
 
-def group(labels: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [T] sorted by label, then key; starts [M + 1] of each label among them."""
+class Cut(NamedTuple):
+    """Which of an identity's rows are trained on and tested, for I identities."""
+
+    train: np.ndarray  # [I] place of the first training row among its rows
+    num_train: np.ndarray  # [I]
+    test: np.ndarray  # [I] place of the first test row
+    num_test: np.ndarray  # [I]
+
+
+class Grouped(NamedTuple):
+    """Rows of a source by identity."""
+
+    order: np.ndarray  # [T] int32 rows, those of an identity side by side
+    starts: np.ndarray  # [M + 1] of each identity in `order`
+    most: int = 0  # rows of an identity that are used, its first ones; 0: all
+
+    @property
+    def counts(self) -> np.ndarray:
+        """[M] rows of each identity, used or not."""
+        return np.diff(self.starts)
+
+    def used(self, identities: np.ndarray) -> np.ndarray:
+        """Rows that are used of `identities` [I]."""
+        counts = self.counts[identities]
+        return np.minimum(counts, self.most) if self.most else counts
+
+    def rows(self, identities, first, count) -> tuple[np.ndarray, np.ndarray]:
+        """Rows first, ..., first + count - 1 of each identity, all [I].
+
+        Returns:
+          (rows [.] in the order of `identities`, in file order within one, and the
+          place [.] of each row's identity), both int32.
+        """
+        place = np.repeat(np.arange(len(identities), dtype=np.int32), count)
+        within = np.arange(len(place)) - (np.cumsum(count) - count)[place]
+        rows = self.order[(self.starts[identities] + first)[place] + within]
+        return rows[np.lexsort((rows, place))], place
+
+
+def group(labels: np.ndarray, keys: np.ndarray, most: int = 0) -> Grouped:
+    """Rows [T] sorted by label, then key."""
     order = np.lexsort((keys, labels)).astype(np.int32)
     starts = np.concatenate([[0], np.cumsum(np.bincount(labels))])
-    return order, starts
+    return Grouped(order, starts, most)
 
 
 def assemble(
-    client_ids: Sequence[np.ndarray],
+    grouped: Grouped,
+    sizes: np.ndarray,
+    client_ids: np.ndarray,
     global_ids: np.ndarray,
     unseen_ids: np.ndarray,
-    rows_of: Callable,  # identity -> [n] rows
-    split: Callable,  # rows [n] -> (train rows, test rows)
-    counts: np.ndarray,  # [M] images per identity
-    fewest: int,  # images that an identity must have to be of any use
+    cut: Cut,
+    fewest: int,
 ) -> Partition:
-    """Lay out the rows of the identities that were drawn."""
-    halves = [[split(rows_of(i)) for i in identities] for identities in client_ids]
-    train, train_offsets, train_labels = _clients([[h[0] for h in c] for c in halves])
-    test, test_offsets, test_labels = _clients([[h[1] for h in c] for c in halves])
-    test_sizes = [len(h[1]) for c in halves for h in c]
-    public, public_labels = _classes([rows_of(i) for i in global_ids])
-    unseen, unseen_labels = _classes([rows_of(i) for i in unseen_ids])
+    """Lay out the rows of the identities that were drawn.
+
+    Args:
+      sizes: [N] identities of each client.
+      client_ids: [I] theirs, client by client; `cut` [I] is of their rows.
+      fewest: images that an identity must have to be of any use.
+    """
+    class_offsets = np.concatenate([[0], np.cumsum(sizes)])
+    client = np.repeat(np.arange(len(sizes)), sizes)
+
+    def of_clients(first, count):
+        rows, place = grouped.rows(client_ids, first, count)
+        own = np.bincount(client, weights=count, minlength=len(sizes))
+        offsets = np.concatenate([[0], np.cumsum(own)]).astype(np.int32)
+        labels = place - class_offsets[client[place]]
+        return rows, offsets, labels.astype(np.int32)
+
+    def of_public(ids):
+        return grouped.rows(ids, np.zeros_like(ids), grouped.used(ids))
+
+    train, train_offsets, train_labels = of_clients(cut.train, cut.num_train)
+    test, test_offsets, test_labels = of_clients(cut.test, cut.num_test)
+    public, public_labels = of_public(global_ids)
+    unseen, unseen_labels = of_public(unseen_ids)
+    counts = grouped.counts
     num_rows = len(train) + len(test) + len(public) + len(unseen)
-    num_ids = sum(map(len, client_ids)) + len(global_ids) + len(unseen_ids)
+    num_ids = len(client_ids) + len(global_ids) + len(unseen_ids)
     num_poor = int(np.sum((counts > 0) & (counts < fewest)))
     left_out = {
         "identities with too few images": num_poor,
@@ -143,12 +212,12 @@ def assemble(
         train=train,
         train_offsets=train_offsets,
         train_labels=train_labels,
-        num_classes=np.array([len(c) for c in client_ids], np.int32),
+        num_classes=sizes.astype(np.int32),
         test=test,
         test_offsets=test_offsets,
         test_labels=test_labels,
-        test_identities=np.repeat(np.concatenate(client_ids), test_sizes),
-        identities=tuple(client_ids),
+        test_identities=np.repeat(client_ids, cut.num_test),
+        client_identities=client_ids,
         global_examples=public,
         global_labels=public_labels,
         global_identities=global_ids,
@@ -157,18 +226,3 @@ def assemble(
         unseen_identities=unseen_ids,
         left_out=left_out,
     )
-
-
-def _clients(groups):
-    """Rows [.], offsets [N + 1], own labels [.] from rows by client and class."""
-    rows, labels = zip(*[_classes(classes) for classes in groups], strict=True)
-    offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
-    return np.concatenate(rows), offsets.astype(np.int32), np.concatenate(labels)
-
-
-def _classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [.] in file order within a class, and their class [.]."""
-    if not groups:
-        return np.zeros(0, np.int32), np.zeros(0, np.int32)
-    labels = np.repeat(np.arange(len(groups), dtype=np.int32), [len(g) for g in groups])
-    return np.concatenate([np.sort(g) for g in groups]), labels

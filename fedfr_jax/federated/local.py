@@ -116,6 +116,18 @@ def check_local(local: Local) -> None:
     )
 
 
+def check_rate(local: Local) -> None:
+    """Raise ValueError unless `local` has a rate, for algorithms that reckon with it.
+
+    A function is a training that knows its own.
+    """
+    if not callable(local) and local.learning_rate is None:
+        raise ValueError(
+            "learning_rate must be given to an algorithm that reckons with it, with an "
+            "optimizer that is a function of the rate, such as optax.sgd, got None."
+        )
+
+
 def optimizer_at(local: Local, params: PyTree, rate: Callable):
     """The transformation for one step; `rate: () -> []` is asked where needed."""
     if not callable(local.optimizer):
@@ -129,7 +141,23 @@ def begin(local: Local, variables: PyTree, client: Client) -> Iterate:
     """`variables`, without a collection "local", and a fresh optimizer state."""
     params, first = variables["params"], jnp.int32(0)
     optimizer = optimizer_at(local, params, lambda: rate_at(local, client, first))
-    return Iterate(variables, optimizer.init(params))
+    state = optimizer.init(params)
+    if callable(local.optimizer) and callable(local.learning_rate):
+        _check_follows(state)
+    return Iterate(variables, state)
+
+
+def _check_follows(state: PyTree) -> None:
+    """Raise ValueError when an optimizer keeps the rate of its first step."""
+    is_kept = lambda x: hasattr(x, "hyperparams")
+    found = jax.tree.leaves(state, is_leaf=is_kept)
+    kept = [x.hyperparams for x in found if is_kept(x)]
+    if any("learning_rate" in names for names in kept):
+        raise ValueError(
+            "optimizer must take a rate that changes at every step, got "
+            "optax.inject_hyperparams, whose state keeps the first: give the factory "
+            "inside, such as optax.sgd."
+        )
 
 
 def local_step(local: Local, moves: str = "") -> Callable:

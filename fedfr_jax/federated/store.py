@@ -80,7 +80,9 @@ class Store:
         sharer=None,
     ):
         if folder is None and sharer is not None:
-            raise ValueError("store must be given a folder that all processes see.")
+            raise ValueError(
+                "store must be given a folder that all processes see, got None."
+            )
         is_own = folder is None
         if is_own:
             folder = tempfile.mkdtemp()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
+from fedfr_jax import trees
 from fedfr_jax.models.iresnet import iresnet
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.stacks import laid_out, named
@@ -87,9 +88,11 @@ def to_torch(
     """
     template, head = _template(model_name, image_shape, settings)
     blocks = named(jax.tree.map(np.asarray, variables))
-    shapes = jax.tree.map(lambda x: x.shape, jax.eval_shape(named, template))
-    if jax.tree.map(np.shape, blocks) != shapes:
-        raise ValueError(f"variables must be those of this {model_name}.")
+    shapes = jax.eval_shape(named, template)
+    of = lambda tree: jax.tree.map(np.shape, tree)
+    if of(blocks) != of(shapes):
+        found = trees.difference(shapes, blocks)
+        raise ValueError(f"variables must be those of this {model_name}, got {found}.")
     state_dict = {}
     for path, leaf in _leaves(blocks):
         state_dict[_torch_name(model_name, path)] = _to_numpy(leaf, path, head)
@@ -184,4 +187,7 @@ def _check_names(given: Mapping, wanted: Iterable[str], frozen: Iterable[str]):
         )
     for name in frozen:
         if not np.all(given[name] == 1):
-            raise ValueError(f"{name} must be all ones (that scale is frozen).")
+            other = given[name][given[name] != 1][0]
+            raise ValueError(
+                f"{name} must be all ones (that scale is frozen), got {other}."
+            )

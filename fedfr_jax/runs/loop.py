@@ -17,6 +17,7 @@ import numpy as np
 from fedfr_jax.federated.simulation import Outcome, Simulation, open_store, play
 from fedfr_jax.federated.store import Store
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.first_calls import FirstCall
 from fedfr_jax.types import PyTree
 
 
@@ -81,15 +82,18 @@ def train(
         round, client, metric or leaf, and the checkpoint to go back to.
     """
     last = num_rounds - 1
+    notes = [sink.note for sink in sinks if hasattr(sink, "note")]
+    first_call = FirstCall(notes, _stage(checkpointer), sim, server, store)
     for round in range(first_round, num_rounds):
         started = time.perf_counter()
         if round == first_round:
-            _note(sinks, "compiling the first round")
+            first_call.begin()
         with _names_round(round, checkpointer):
             server, outcome = play(sim, server, store, round)
         check_finite(outcome, round, checkpointer)
         check_state(server, f"round {round}", checkpointer)
         scalars = {**summarize(outcome), "seconds": time.perf_counter() - started}
+        first_call.took(scalars["seconds"])
         if sim.source.is_streamed:
             scalars["seconds_waiting_for_input"] = outcome.waited
         if is_due(period.evaluate_every, round, last):
@@ -105,13 +109,6 @@ def train(
                 store.flush(round + 1)
             checkpointer.save(round + 1, server)
     return server
-
-
-def _note(sinks: Sequence[Callable], text: str) -> None:
-    """Say `text` where somebody looks."""
-    for sink in sinks:
-        if hasattr(sink, "note"):
-            sink.note(text)
 
 
 @contextlib.contextmanager
@@ -195,11 +192,17 @@ def _all_finite(state):
     return jnp.all(jnp.array([jnp.isfinite(x).all() for x in floats]))
 
 
+def _stage(checkpointer: Checkpointer | None) -> str:
+    """The name of the stage whose checkpoints these are."""
+    return checkpointer.folder.parent.name if checkpointer else ""
+
+
 def _advice(checkpointer):
     last = checkpointer.latest() if checkpointer else None
     good = "there is no checkpoint" if last is None else f"checkpoint {last} is good"
-    again = ""
-    if checkpointer:
-        stage = checkpointer.folder.parent.name
-        again = f" of {stage} with --restart={stage}, which keeps the stages before it"
-    return f"{good}. Lower the learning rate and start again{again}."
+    if not (stage := _stage(checkpointer)):
+        return f"{good}. Lower the learning rate and start again."
+    return (
+        f"{good}. Lower the learning rate of {stage} and start again with "
+        f"--restart={stage}, which keeps the stages before it."
+    )

@@ -133,6 +133,23 @@ def test_a_zip_with_a_member_twice_is_refused(tmp_path):
         folder(tmp_path / "z.zip", image_size=None)
 
 
+def test_a_zip_whose_list_has_lost_a_file_is_refused(tmp_path):
+    files = {"a/1.png": picture(1), "b/1.png": picture(2), "b/2.png": picture(3)}
+    path = pack(tmp_path / "z.zip", files)
+    whole = path.read_bytes()
+    place = whole.rindex(b"b/1.png")  # in the list at the end
+    changed = bytearray(whole)
+    changed[place - 46 + 32] = 46 + len("b/2.png")  # the next entry is its comment
+    path.write_bytes(changed)
+    with pytest.raises(ValueError, match="z.zip must list 3 files, .* got 2"):
+        folder(path, image_size=None)
+    changed = bytearray(whole)
+    changed[place + 6] = ord("_")  # is no image any more
+    path.write_bytes(changed)
+    with pytest.raises(ValueError, match="z.zip must be a whole zip archive"):
+        folder(path, image_size=None)
+
+
 def test_under_takes_one_part_of_a_set(tmp_path):
     fill(tmp_path, {"train/a/1.png": picture(1), "test/b/1.png": picture(2)})
     assert folder(tmp_path, image_size=4, under="train").names == ("a",)

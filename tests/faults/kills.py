@@ -286,6 +286,8 @@ def report(count: int, workers: int = 2) -> bool:
                     run = lambda seed, s=setup, e=is_enough: chain(s, seed, e, kills)
                     for seed, found in zip(seeds, pool.map(run, seeds), strict=True):
                         faults += [f"chain {seed}: {what}" for what in found]
+                        total = sum(kills.values())
+                        print(f"run {seed} has ended; {total} kills so far", flush=True)
                     chains += workers
     for (processes, stage, how), number in sorted(kills.items()):
         print(f"{processes} processes, {stage}, killed at an {how}: {number}")

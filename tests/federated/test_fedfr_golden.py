@@ -1,4 +1,4 @@
-"""Three rounds of the official FedFR server, replayed through the real engine."""
+"""Three rounds of the official FedFR server, replayed as a config's rows would be."""
 
 from functools import partial
 
@@ -7,17 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax.data.augment.pixels import certain
 from fedfr_jax.federated.algorithms.aggregators import weighted_mean
-from fedfr_jax.federated.algorithms.fedfr import Personal, fedfr
-from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.local import sgd, step_decay
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.algorithms.fedfr import Personal
+from fedfr_jax.federated.simulation import play
 from fedfr_jax.feed import Feed
-from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.hard_negatives import hard_negatives, prepare_features
-from fedfr_jax.tasks.faces.loss import face_loss
-from fedfr_jax.tasks.faces.methods import previous_features
-from fedfr_jax.types import Dataset, Local, Model
+from fedfr_jax.runs.begin import begin
+from fedfr_jax.runs.experiment import networks_of
+from fedfr_jax.tasks.faces.hard_negatives import hard_negatives
+from fedfr_jax.types import Model
+from tests.tasks.faces.given import experiment_of, partition_of, source_of
+
+SETS = ("client0", "client1", "public")
+NUM_CLASSES = (3, 4, 6)
+NUM_SEEN = 21 + 24 + 48  # images; the clients' come first
 
 
 def apply_backbone(variables, x, train):
@@ -26,7 +29,7 @@ def apply_backbone(variables, x, train):
     p = variables["params"]
     conv = partial(jax.lax.conv_general_dilated, window_strides=(2, 2))
     x = conv(
-        x,
+        x.astype(p["conv"].dtype),
         p["conv"],
         padding=((1, 1), (1, 1)),
         dimension_numbers=("NHWC", "OIHW", "NHWC"),
@@ -68,39 +71,50 @@ def local_params(arrays, prefix, dtype, num_classes=4):
     }
 
 
-def build(arrays, dtype, num_devices, lanes):
-    sets = ("client0", "client1", "public")
-    images = np.concatenate([arrays[f"{s}/images"] for s in sets])
-    labels = np.concatenate([arrays[f"{s}/labels"] for s in sets]).astype(np.int32)
-    images = images.transpose(0, 2, 3, 1).astype(dtype)
-    population = Population(np.array([0, 21, 45]), np.array([3, 4], np.int32))
-    embed = lambda variables, x: apply_backbone(variables, x, False)[0]
-    loss = face_loss(MODEL, contrastive_weight=5.0, branch="bce")
-    rate = step_decay(float(arrays["lr"]), every=(3, 3, 3))
-    algorithm = fedfr(
-        Local(loss, sgd(momentum=0.9, weight_decay=5e-4), rate),
-        init_local=lambda key: jax.tree.map(
-            jnp.asarray, local_params(arrays, "init/client0", dtype)
-        ),
-        frozen=previous_features(embed),
-        prepare=prepare_features(embed, threshold=0.4),
-        phi_update="frozen",
-    )
-    sim = simulation(
-        algorithm,
-        Feed(batch_size=93),
-        Dataset.labelled(images, labels),
-        population,
-        mesh=make_mesh(num_devices),
-        local_epochs=(5, 4, 4),
-        lanes=lanes,
-    )
-    variables = {
-        "backbone": backbone(arrays, "init/global_backbone", dtype),
-        "phi": arrays["init/phi_g"].astype(dtype),
+def pictures(arrays):
+    """(images [T, H, W, C], people [T], is_test [T]): what is trained on, then judged.
+
+    The file has no test images: its own once more, the public ones as other people.
+    """
+    images = np.concatenate([arrays[f"{s}/images"] for s in SETS]).transpose(0, 2, 3, 1)
+    first = np.cumsum([0, *NUM_CLASSES])
+    labels = [arrays[f"{s}/labels"] + n for s, n in zip(SETS, first[:-1], strict=True)]
+    labels = np.concatenate(labels).astype(np.int32)
+    again = np.where(labels < first[2], labels, labels + NUM_CLASSES[2])
+    is_test = np.repeat([False, True], len(labels))
+    return np.concatenate([images, images]), np.append(labels, again), is_test
+
+
+def build(arrays, dtype, phi_update, num_devices, lanes):
+    """The experiment of a config with one row, FedFR's defaults but for its rate."""
+    row = {"learning_rate": float(arrays["lr"]), "decay_epochs": 3}
+    settings = {
+        "methods": {"fedfr": {**row, "phi_update": phi_update}},
+        "federation": {
+            "local_epochs": (5, 4, 4),
+            "batch_size": NUM_SEEN,
+            "flip": 0.0,
+            "lanes": lanes,
+        },
     }
-    server = start(sim, variables)
-    store = open_store(sim, server)
+    images, labels, is_test = pictures(arrays)
+    source = source_of((images * 127.5 + 127.5).astype(dtype), labels)
+    who = {"public": range(7, 13), "unseen": range(13, 19)}
+    partition = partition_of(labels, is_test, (range(3), range(3, 7)), **who)
+    experiment = experiment_of(settings, MODEL, source, partition, num_devices)
+    if dtype == "float64":  # a config's images are no more than float32
+        exactly = certain(lambda image: image / 127.5 - 1)
+        experiment = experiment._replace(feed=Feed(NUM_SEEN, exactly))
+    return experiment
+
+
+def start(experiment, trainer, arrays, dtype, folder):
+    """(simulation, server, store) with the file's own random first clients."""
+    first = backbone(arrays, "init/global_backbone", dtype)
+    phi = arrays["init/phi_g"].astype(dtype)
+    params = {"backbone": first["params"], "phi": phi}
+    begun = begin(experiment, trainer, {"params": params, "batch_stats": {}}, folder)
+    begun.checkpointer.close()
     rows = [
         Personal(
             local_params(arrays, f"init/client{c}", dtype),
@@ -108,56 +122,87 @@ def build(arrays, dtype, num_devices, lanes):
         )
         for c in range(2)
     ]
-    store.scatter(np.arange(2), jax.tree.map(lambda *x: np.stack(x), *rows), 0)
-    return sim, server, store
+    begun.store.scatter(np.arange(2), jax.tree.map(lambda *x: np.stack(x), *rows), 0)
+    return begun.sim, begun.server, begun.store
+
+
+def recording(sim, kept):
+    """`sim`, whose every preparation is appended to `kept` too."""
+
+    def prepare(server, context):
+        kept.append(sim.algorithm.prepare(server, context))
+        return kept[-1]
+
+    return sim._replace(algorithm=sim.algorithm._replace(prepare=prepare))
+
+
+def check_negatives(extra, arrays, prefix):
+    """The very images: the public ones follow the clients' 45 in the table."""
+    for c in range(2):
+        chosen = np.asarray(extra.examples[c])[: extra.num_examples[c]] - 45
+        np.testing.assert_array_equal(chosen, arrays[f"{prefix}/client{c}/hn_idx"])
+
+
+def check_clients(outcome, store, arrays, prefix, close):
+    prefixes = [f"{prefix}/client{c}" for c in range(2)]
+    losses = [arrays[f"{name}/mean_total_loss"] for name in prefixes]
+    # Their logarithm has 1e-8 inside: 5e-10 per branch loss, weighted by 10.
+    close(outcome.metrics["loss"], losses, atol=1e-8)
+    for c, name in enumerate(prefixes):
+        rows, _ = store.gather(np.array([c]))
+        row = jax.tree.map(lambda x: x[0], rows)
+        jax.tree.map(close, row.previous, backbone(arrays, f"{name}/backbone", float))
+        expected = local_params(arrays, name, float, NUM_CLASSES[c])
+        jax.tree.map(lambda x, y: close(x[: len(y)], y), row.params, expected)
+
+
+def check_deployed(networks, arrays, dtype, close):
+    """What is judged: the one network, and the clients' own behind their converters."""
+    images = pictures(arrays)[0][:8].astype(dtype)
+    features = lambda name: apply_backbone(
+        backbone(arrays, f"round2/{name}", dtype), images, False
+    )[0]
+    embedded = networks.apply(networks.variables, images)
+    close(embedded, features("global_backbone"))
+    for c in range(2):
+        own = local_params(arrays, f"round2/client{c}", dtype)["branch"]["converter"]
+        expected = features(f"client{c}/backbone") @ own["kernel"] + own["bias"][None]
+        close(networks.client_apply(networks.of_client(c), images), expected)
 
 
 @pytest.mark.parametrize(
-    "dtype, tolerance, num_devices, lanes",
+    "dtype, tolerance, phi_update, num_devices, lanes",
     [
-        ("float64", 1e-9, 1, 1),
-        ("float64", 1e-9, 1, 2),
-        ("float64", 1e-9, 2, 1),
-        ("float32", 1e-5, 1, 1),
+        ("float64", 1e-9, "averaged", 1, 1),
+        ("float64", 1e-9, "frozen", 1, 2),
+        ("float64", 1e-9, "averaged", 2, 1),
+        ("float32", 1e-5, "averaged", 1, 1),
     ],
 )
-def test_engine_reproduces_the_official_server(
-    golden, dtype, tolerance, num_devices, lanes
+def test_a_row_of_a_config_reproduces_the_official_server(
+    golden, tmp_path, dtype, tolerance, phi_update, num_devices, lanes
 ):
-    arrays = golden("fedfr_round")
+    arrays, prepared = golden("fedfr_round"), []
+    close = partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
     with jax.enable_x64(dtype == "float64"):
-        sim, server, store = build(arrays, dtype, num_devices, lanes)
-        close = partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
+        experiment = build(arrays, dtype, phi_update, num_devices, lanes)
+        trainer = experiment.stages["fedfr"].trainer
+        sim, server, store = start(experiment, trainer, arrays, dtype, tmp_path)
+        sim = recording(sim, prepared)
         for r in range(3):
+            sent = server.phi
             server, outcome = play(sim, server, store, r)
-            prefix = f"round{r}/client"
-            chosen = [len(arrays[f"{prefix}{c}/hn_idx"]) for c in range(2)]
-            np.testing.assert_array_equal(outcome.num_extra, chosen)
-            losses = [arrays[f"{prefix}{c}/mean_total_loss"] for c in range(2)]
-            # Their logarithm has 1e-8 inside: 5e-10 per branch loss, weighted by 10.
-            np.testing.assert_allclose(
-                outcome.metrics["loss"], losses, rtol=tolerance, atol=1e-8
-            )
-            rows, _ = store.gather(np.arange(2))
-            for c, num_classes in enumerate((3, 4)):
-                row = jax.tree.map(lambda x, c=c: x[c], rows)
-                expected = backbone(arrays, f"{prefix}{c}/backbone", dtype)
-                jax.tree.map(close, row.previous, expected)
-                head = row.params["head"][:num_classes]
-                close(head, arrays[f"{prefix}{c}/W_l"])
-                branch = row.params["branch"]
-                close(
-                    branch["weights"][:num_classes],
-                    arrays[f"{prefix}{c}/bce/weight"],
-                )
-                close(branch["bias"][:num_classes], arrays[f"{prefix}{c}/bce/bias"])
-                close(
-                    branch["converter"]["kernel"].T,
-                    arrays[f"{prefix}{c}/bce/converter.0.weight"],
-                )
+            check_negatives(prepared[-1], arrays, f"round{r}")
+            check_clients(outcome, store, arrays, f"round{r}", close)
             expected = backbone(arrays, f"round{r}/global_backbone", dtype)
             jax.tree.map(close, jax.device_get(server.backbone), expected)
-            close(server.phi, arrays[f"round{r}/phi_g_sent_next_round"])
+            if phi_update == "frozen":
+                close(server.phi, arrays[f"round{r}/phi_g_sent_next_round"])
+            else:  # which the official code computes, and sends the first again
+                close(server.phi, arrays[f"round{r}/phi_g_averaged_but_unused"])
+                server = server._replace(phi=sent)
+        networks = networks_of(experiment, trainer, sim, server, store)
+        check_deployed(networks, arrays, dtype, close)
 
 
 @pytest.mark.parametrize("threshold", ["0.20", "0.40", "0.60", "0.99"])

@@ -11,7 +11,10 @@ import pytest
 from fedfr_jax import trees
 from fedfr_jax.federated import sampling
 from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.fednova import fednova
 from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.pfedme import pfedme
+from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.scaffold import scaffold
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
@@ -246,10 +249,29 @@ def test_a_function_of_the_rate_without_one_is_refused():
         fedavg(Local(toys.loss_fn, optax.sgd))
 
 
-def test_scaffold_says_that_it_needs_a_rate():
-    algorithm = scaffold(Local(toys.loss_fn, optax.sgd(0.1)), num_clients=1)
-    with pytest.raises(ValueError, match="learning_rate must be a number or a func"):
-        train(algorithm)
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(scaffold, num_clients=1),
+        partial(qfedavg, q=1.0),
+        partial(pfedme, personal_rate=0.1),
+        partial(fednova, strength=0.1),
+    ],
+)
+def test_algorithms_that_reckon_with_a_rate_are_not_made_without_one(make):
+    with pytest.raises(ValueError, match="learning_rate must be given to an algorithm"):
+        make(Local(toys.loss_fn, optax.sgd(0.1)))
+
+
+def test_an_optimizer_that_keeps_its_first_rate_is_refused_where_rates_change():
+    make = optax.chain(optax.clip(1.0), optax.inject_hyperparams(optax.sgd)(RATE))
+    keeps = lambda rate: optax.chain(
+        optax.clip(1.0), optax.inject_hyperparams(optax.sgd)(rate)
+    )
+    with pytest.raises(ValueError, match="optimizer must take a rate that changes"):
+        train(fedavg(Local(toys.loss_fn, keeps, rate_of)))
+    end = train(fedavg(Local(toys.loss_fn, keeps, RATE)))  # which never changes
+    assert_rounds_equal(end, plain_loop_of_one(lambda round, epoch: make))
 
 
 # --- Several rounds of several clients, in the toys' problem

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import sampling
-from fedfr_jax.federated.simulation import Outcome, check_rows, simulation, start
+from fedfr_jax.federated.rows import check_rows
+from fedfr_jax.federated.simulation import Outcome, open_store, simulation, start
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs import loop
+from fedfr_jax.runs import first_calls, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.experiment import check_end
 from fedfr_jax.runs.sinks import JsonlSink
@@ -136,6 +137,26 @@ def test_the_log_holds_the_hard_negatives_that_each_client_got(tmp_path):
     logged = [json.loads(row) for row in rows]
     assert [(row["client"], row["hard_negatives"]) for row in logged] == given
     assert len(given) == ROUNDS and len({n for _, x in given for n in x}) > 2
+
+
+def test_who_watches_is_told_for_how_long_a_round_compiled_the_last_time(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(first_calls, "path", lambda: tmp_path / "first_calls.json")
+    sim, server = build("fedavg")
+    store = open_store(sim, server, tmp_path / "store")
+    notes = []
+    times = [("a", [12.9, 0.5, 0.4]), ("a", [0.1, 3.0]), ("a", []), ("b", [])]
+    for stage, spent in times:
+        first = first_calls.FirstCall([notes.append], stage, sim, server, store)
+        first.begin()
+        for seconds in spent:
+            first.took(seconds)
+    about = ["", ", about 12 s", ", about 1 s", ""]
+    assert notes == [f"compiling{words}" for words in about]
+    (tmp_path / "first_calls.json").write_text("damaged")
+    first.begin()
+    assert notes[-1] == "compiling"
 
 
 def test_a_finished_run_is_read_and_not_repeated(tmp_path):
@@ -314,8 +335,9 @@ def test_a_loss_that_is_not_finite_stops_with_round_client_and_checkpoint(tmp_pa
     sim, server = build("fedavg", client_update=diverging)
     sim = sim._replace(cohort_size=3)
     message = r"loss of client \d in round 3 must be finite, got nan.*checkpoint 2 is"
-    with pytest.raises(FloatingPointError, match=message):
+    with pytest.raises(FloatingPointError, match=message) as error:
         train(sim, server, tmp_path)
+    assert f"start again with --restart={tmp_path.name}," in str(error.value)
     assert [row["round"] for row in lines(tmp_path)] == [0, 1, 2]
 
 

@@ -5,9 +5,6 @@ Every factory here returns an `Augment` of one example; `batched` maps it over a
 
 from collections.abc import Callable, Mapping, Sequence
 
-import jax
-import jax.numpy as jnp
-
 from fedfr_jax.data.augment.combine import batched, compose, identity
 from fedfr_jax.data.augment.erase import erase
 from fedfr_jax.data.augment.geometry import mirror, pad_and_crop
@@ -23,7 +20,6 @@ __all__ = [
     "build_augment",
     "color",
     "compose",
-    "decode",
     "erase",
     "identity",
     "mirror",
@@ -89,17 +85,3 @@ def build_augment(settings: Sequence[str | Mapping]) -> Augment:
     if "normalize" not in names:
         parts.append(normalize())
     return compose(*parts)
-
-
-def decode(images: jax.Array, is_flipped: jax.Array) -> jax.Array:
-    """(pixel / 255 - 0.5) / 0.5, mirrored left-right where asked.
-
-    Args:
-      images: [B, H, W, C] uint8.
-      is_flipped: [B] bool.
-
-    Returns:
-      [B, H, W, C] float32 in [-1, 1].
-    """
-    values = images.astype(jnp.float32) / 127.5 - 1.0
-    return jnp.where(is_flipped[:, None, None, None], values[:, :, ::-1], values)

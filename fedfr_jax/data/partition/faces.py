@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedfr_jax.data.identities import (
+    Cut,
     Need,
     Partition,
     assemble,
@@ -73,8 +74,8 @@ def by_identity(
     _check_images(min_images, global_min_images, max_images, train_fraction)
     rng = np.random.default_rng(seed)
     # One number per row, drawn before anything else: see the docstring.
-    order, starts = group(labels, rng.random(len(labels)))
-    counts = np.diff(starts)
+    grouped = group(labels, rng.random(len(labels)), max_images)
+    counts = grouped.counts
     mine, public, unseen = draw(
         rng.permutation(len(counts)),
         Need(
@@ -94,23 +95,11 @@ def by_identity(
         ),
     )
 
-    def rows_of(identity):
-        rows = order[starts[identity] : starts[identity + 1]]
-        return rows[: max_images or len(rows)]
-
-    def split(rows):
-        num_train = int(np.clip(round(train_fraction * len(rows)), 1, len(rows) - 1))
-        return rows[:num_train], rows[num_train:]
-
-    return assemble(
-        np.split(mine, np.cumsum(sizes)[:-1]),
-        public,
-        unseen,
-        rows_of,
-        split,
-        counts,
-        min(min_images, public_min),
-    )
+    used = grouped.used(mine)
+    num_train = np.clip(np.rint(train_fraction * used).astype(np.int64), 1, used - 1)
+    cut = Cut(np.zeros_like(used), num_train, num_train, used - num_train)
+    fewest = min(min_images, public_min)
+    return assemble(grouped, sizes, mine, public, unseen, cut, fewest)
 
 
 def ms1m(
@@ -162,8 +151,8 @@ def ms1m(
             f"got {num_global_ids} and {num_unseen_ids}."
         )
     # Equal keys: a stable sort keeps the file order.
-    order, starts = group(labels, np.zeros(len(labels)))
-    counts = np.diff(starts)
+    grouped = group(labels, np.zeros(len(labels)))
+    counts = grouped.counts
     shuffled = ms1m_order(labels, seed=seed)
     half = len(shuffled) // 2
     mine, public = draw(
@@ -179,15 +168,11 @@ def ms1m(
             _inside(counts, global_images) & _among(shuffled[half:], len(counts)),
         ),
     )
-    return assemble(
-        np.split(mine, np.cumsum(sizes)[:-1]),
-        public[:num_global_ids],
-        public[num_global_ids:],
-        lambda identity: order[starts[identity] : starts[identity + 1]],
-        lambda rows: (rows[num_test_images:], rows[:num_test_images]),
-        counts,
-        0,
-    )
+    used = grouped.used(mine)
+    held = np.full_like(used, num_test_images)
+    cut = Cut(held, used - held, np.zeros_like(used), held)
+    public, unseen = np.split(public, [num_global_ids])
+    return assemble(grouped, sizes, mine, public, unseen, cut, 0)
 
 
 def ms1m_order(labels: np.ndarray, *, seed: int = 100) -> np.ndarray:

@@ -36,7 +36,7 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
         names, read = _open_zip(path)
     else:
         raise ValueError(
-            f"{path} must be a directory or a .zip of images, but it does not exist."
+            f"{path} must be a directory or a .zip of images, got nothing there."
         )
     prefix = under.strip("/") + "/" if under else ""
     names = sorted(
@@ -118,6 +118,7 @@ def _open_zip(path: pathlib.Path):
         for name in archive.namelist():
             if not _is_image(name):  # by its own header too, or an image would be lost
                 archive.open(name).close()
+        count = _count_of_end(path)
     except DAMAGED as error:
         raise ValueError(
             f"{path} must be a whole zip archive, got {error}: copy it again."
@@ -136,7 +137,22 @@ def _open_zip(path: pathlib.Path):
             ) from error
 
     names = archive.namelist()
+    if count not in (len(names) % 2**16, 2**16 - 1):  # the latter where it is longer
+        raise ValueError(
+            f"{path} must list {count} files, as its end says, got {len(names)}: copy "
+            "it again."
+        )
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{path} must hold each file once, got {twice} more often.")
     return names, read
+
+
+def _count_of_end(path):
+    """How many files a zip has, by the record at its end, which zipfile passes over."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 2**16 - 22, 0))  # the record has a comment
+        end = file.read()
+    place = end.rindex(b"PK\5\6")
+    return int.from_bytes(end[place + 10 : place + 12], "little")

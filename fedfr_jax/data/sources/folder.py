@@ -226,8 +226,8 @@ def _index(files, naming, path, under):
     if None in matches:
         stray = files.names[matches.index(None)]
         raise ValueError(
-            f"{stray} in {path} must be named as {pattern.pattern} (naming={naming}): "
-            "move it, or choose another naming."
+            f"{stray} in {path} must be named as {pattern.pattern} (naming={naming}), "
+            "got no match: move it, or choose another naming."
         )
     labels, names = _number([match["identity"] for match in matches])
     cameras = None

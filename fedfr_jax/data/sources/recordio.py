@@ -167,7 +167,10 @@ def _ranges(labels):
     labels = np.asarray(labels)
     counts = np.bincount(labels)
     if (np.diff(labels) < 0).any() or (counts == 0).any():
-        raise ValueError("labels must ascend from 0 without gaps in a classic set.")
+        raise ValueError(
+            "labels must ascend from 0 without gaps in a classic set, got "
+            f"{labels[:8].tolist()} and {max(len(labels) - 8, 0)} more."
+        )
     borders = 1 + np.concatenate([[0], np.cumsum(counts)])
     return np.stack([borders[:-1], borders[1:]], axis=1)
 

@@ -143,7 +143,11 @@ def read_index(path: str | os.PathLike) -> Index:
     order = np.argsort(keys, kind="stable")
     keys, offsets = keys[order], offsets[order]
     if not len(keys) or (keys[1:] == keys[:-1]).any():
-        raise ValueError(f"{path} must list at least one key and each key once.")
+        twice = keys[1:][keys[1:] == keys[:-1]]
+        got = f"{twice[0]} twice" if len(twice) else "none"
+        raise ValueError(
+            f"{path} must list at least one key and each key once, got {got}."
+        )
     return Index(keys, offsets)
 
 

@@ -61,7 +61,7 @@ def check_members(path: str | os.PathLike, keys: list[str]) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             sizes = {member.filename: member.file_size for member in archive.infolist()}
-    except (OSError, zipfile.BadZipFile):
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return
     for key in keys:
         check_bytes(sizes.get(f"{key}.npy", 0), f"{path}: {key}")

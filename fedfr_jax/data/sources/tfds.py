@@ -87,7 +87,9 @@ def tfds(
         raise ValueError(f"dataset must be one of {', '.join(LAYOUTS)}, got {dataset}.")
     layout = LAYOUTS[name]
     if align and not layout.has_landmarks:
-        raise ValueError(f"align must be False for {name}, which has no landmarks.")
+        raise ValueError(
+            f"align must be False for {name}, which has no landmarks, got {align}."
+        )
     splits = (split,) if test_split is None else (split, test_split)
     parts, info = _open(dataset, splits, data_dir)
     num_first, num_images = len(parts[0]), sum(len(part) for part in parts)

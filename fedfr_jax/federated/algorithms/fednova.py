@@ -16,7 +16,7 @@ from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import weight_of, weighted_mean
 from fedfr_jax.federated.algorithms.fedprox import proximal_training
-from fedfr_jax.federated.local import local_training, rate_at
+from fedfr_jax.federated.local import check_rate, local_training, rate_at
 from fedfr_jax.types import Algorithm, ClientOutput, Local
 
 
@@ -61,6 +61,8 @@ def fednova(
     """
     if momentum and strength:
         raise ValueError(f"momentum must be 0 with strength, got {momentum}.")
+    if strength:
+        check_rate(local)
     train = proximal_training(local, strength) if strength else local_training(local)
     weight = weight_of(weigh)
 

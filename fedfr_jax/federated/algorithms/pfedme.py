@@ -18,7 +18,7 @@ from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
-from fedfr_jax.federated.local import begin, local_step, over_steps, rate_at
+from fedfr_jax.federated.local import begin, check_rate, local_step, over_steps, rate_at
 from fedfr_jax.types import Algorithm, ClientOutput, Local
 
 
@@ -41,6 +41,7 @@ def pfedme(
       server_optimizer: `optax.sgd(beta)`; None is beta = 1.
       weigh: see `fedavg`.
     """
+    check_rate(local)
     global_part = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
     weight = weight_of(weigh)
     inner_local = proximal(local, strength)._replace(learning_rate=personal_rate)

@@ -14,7 +14,7 @@ import optax
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
-from fedfr_jax.federated.local import local_training, rate_at
+from fedfr_jax.federated.local import check_rate, local_training, rate_at
 from fedfr_jax.federated.means import over_examples
 from fedfr_jax.objective import with_aux
 from fedfr_jax.types import Algorithm, ClientOutput, Local
@@ -35,6 +35,7 @@ def qfedavg(local: Local, *, q: float) -> Algorithm:
     """
     if q < 0:
         raise ValueError(f"q must be at least 0, got {q}.")
+    check_rate(local)
     train, loss_fn = local_training(local), with_aux(local.loss)
 
     def client_update(key, server, personal, client):

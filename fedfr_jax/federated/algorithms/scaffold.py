@@ -16,7 +16,7 @@ from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.algorithms.penalties import corrected
-from fedfr_jax.federated.local import local_training, total_rate
+from fedfr_jax.federated.local import check_rate, local_training, total_rate
 from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
 
 
@@ -35,7 +35,11 @@ def scaffold(local: Local, *, num_clients: int, server_rate: float = 1.0) -> Alg
         more than the mean gradient.
       num_clients: N, by which the cohort's gains are divided for the server's control.
       server_rate: eta_g, on params.
+
+    Raises:
+      ValueError: when `local` has no learning rate, its optimizer having one.
     """
+    check_rate(local)
     train = local_training(corrected(local))
     subtract = lambda x, y: jax.tree.map(jnp.subtract, x, y)
 

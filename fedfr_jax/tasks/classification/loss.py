@@ -28,7 +28,8 @@ def cross_entropy(model: Model, *, label_smoothing: float = 0.0) -> Callable:
 
     def loss_fn(variables, batch, key):
         logits, stats = model.apply(variables, batch.images, True, key=key)
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        if jnp.finfo(logits.dtype).bits < 32:
+            logits = logits.astype(jnp.float32)
         target = jax.nn.one_hot(batch.labels, logits.shape[1], dtype=logits.dtype)
         target = optax.smooth_labels(target, label_smoothing)
         values = optax.softmax_cross_entropy(logits, target)

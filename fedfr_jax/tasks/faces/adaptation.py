@@ -14,14 +14,22 @@ import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.adaptation import adaptation
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.losses.distillation import knowledge_distillation_over_elements
+from fedfr_jax.losses.distillation import (
+    angular_distillation,
+    knowledge_distillation,
+    knowledge_distillation_over_elements,
+)
 from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.tasks.faces.features import frozen_features
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.types import Algorithm, Local, Model
 
-KINDS = ("finetune", "distill")
+DISTILLATIONS = {
+    "distill": knowledge_distillation_over_elements,
+    "distill_classes": knowledge_distillation,
+}
+KINDS = ("finetune", "angular", *DISTILLATIONS)
 
 
 def adapted(
@@ -37,36 +45,50 @@ def adapted(
     margin: float = 0.4,
     alpha: float = 0.95,
     temperature: float = 6.0,
+    weight: float = 9.0,
 ) -> Algorithm:
     """The round that follows the last of `algorithm`, a `fedfr(...)` without branch.
 
     Args:
-      kind: finetune, or distill with `alpha` and `temperature` of Yu et al.
+      kind: finetune; distill with `alpha` and `temperature` as Yu et al. released it;
+        distill_classes, the same with the divergence summed over the classes; or
+        angular, fine-tuning plus `weight` times `angular_distillation`.
       learning_rate, momentum, weight_decay: local SGD at a constant rate.
-      margin_loss, scale, margin: of fine-tuning; distillation uses the scale.
+      margin_loss, scale, margin: of fine-tuning; distilling uses the scale.
+      weight: of the angular term; 9 is BigFace's.
 
     Raises:
       ValueError: for an unknown kind.
     """
     if kind not in KINDS:
         raise ValueError(f"adapt.kind must be one of {KINDS}, got {kind!r}.")
-    frozen = None
-    loss = _without_teacher(
-        face_loss(model, margin_loss=margin_loss, scale=scale, margin=margin)
-    )
-    if kind == "distill":
-        embed = lambda variables, images: model.apply(variables, images, False)[0]
-        frozen = lambda teacher, client: frozen_features(embed, None, teacher, client)
+    embed = lambda variables, images: model.apply(variables, images, False)[0]
+    frozen = lambda teacher, client: frozen_features(embed, None, teacher, client)
+    finetuning = face_loss(model, margin_loss=margin_loss, scale=scale, margin=margin)
+    if kind in DISTILLATIONS:
         loss = distillation_loss(
-            model, scale=scale, alpha=alpha, temperature=temperature
+            model,
+            DISTILLATIONS[kind],
+            scale=scale,
+            alpha=alpha,
+            temperature=temperature,
         )
+    elif kind == "angular":
+        loss = angular_loss(model, finetuning, weight)
+    else:
+        frozen, loss = None, _without_teacher(finetuning)
     optimizer = sgd(momentum=momentum, weight_decay=weight_decay)
     local = Local(loss, optimizer, learning_rate)
     return adaptation(algorithm, local, frozen=frozen)
 
 
 def distillation_loss(
-    model: Model, *, scale: float, alpha: float, temperature: float
+    model: Model,
+    distillation: Callable,
+    *,
+    scale: float,
+    alpha: float,
+    temperature: float,
 ) -> Callable:
     """Loss of `Local` over params {"backbone", "head", "phi" (not used)}."""
 
@@ -76,7 +98,7 @@ def distillation_loss(
         backbone = {**variables, "params": params["backbone"]}
         features, stats = model.apply(backbone, batch.images, True)
         taught = frozen.previous_features(batch)
-        values = knowledge_distillation_over_elements(
+        values = distillation(
             scale * cosine(features, params["head"]),
             scale * cosine(taught, teacher_head),
             batch.labels,
@@ -85,6 +107,22 @@ def distillation_loss(
             temperature=temperature,
         )
         return masked_mean(values, batch.is_valid), (stats, {})
+
+    return loss_fn
+
+
+def angular_loss(model: Model, finetuning: Callable, weight: float) -> Callable:
+    """`finetuning` plus `weight` times the distance to the teacher's features."""
+
+    def loss_fn(variables, batch, key, *, frozen, teacher_head):
+        del teacher_head
+        loss, (stats, metrics) = finetuning(variables, batch, key, frozen=None)
+        backbone = {**variables, "params": variables["params"]["backbone"]}
+        features, _ = model.apply(backbone, batch.images, True)
+        taught = frozen.previous_features(batch)
+        distance = masked_mean(angular_distillation(features, taught), batch.is_valid)
+        metrics = {**metrics, "angular": distance}
+        return loss + weight * distance, (stats, metrics)
 
     return loss_fn
 

@@ -17,7 +17,12 @@ import jax.numpy as jnp
 from fedfr_jax.losses import CONVERTERS, LOSSES
 from fedfr_jax.losses.binary import binary_branch
 from fedfr_jax.losses.contrastive import model_contrastive
-from fedfr_jax.losses.margin import cosine, repeat_others, softmax_cross_entropy
+from fedfr_jax.losses.margin import (
+    cosine,
+    interclass_filter,
+    repeat_others,
+    softmax_cross_entropy,
+)
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.schema import check_keys
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
@@ -86,8 +91,11 @@ def face_loss(
     detach_branch: bool = False,
     reweight: str | None = None,
     num_clients: int = 0,
+    interclass_threshold: float | None = None,
 ) -> Callable:
     """Loss of `Local` over params {"backbone", "phi", "head", "branch"}.
+      interclass_threshold: cosine above which another class of an example is taken for
+        label noise and left out, see `interclass_filter`; None takes all.
 
     Args:
       margin_loss: a name of LOSSES, with its `scale` and `margin`.
@@ -151,9 +159,10 @@ def face_loss(
         num_own = 0 if head is None else len(head)  # padded to the largest client's
         mask = valid_classes(num_own, num_classes, len(weights) - num_own)
         labels = jnp.where(batch.is_extra, num_own + batch.labels, batch.labels)
-        logits = logits_of(
-            cosine(features, weights), labels, scale=scale, margin=margin
-        )
+        cosines = cosine(features, weights)
+        if interclass_threshold is not None:
+            cosines = interclass_filter(cosines, labels, threshold=interclass_threshold)
+        logits = logits_of(cosines, labels, scale=scale, margin=margin)
         if reweight:
             logits = repeat_others(logits, labels, num_classes, num_clients - 1, mask)
         if reweight == "official":

@@ -28,6 +28,7 @@ BOUNDS = {
     "t": (1, math.inf),
     "temperature": POSITIVE,
     "threshold": COSINE,
+    "weight": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
 }
 WHOLE = ("decay_epochs", "epochs", "groups", "max_hard_negatives", "steps")

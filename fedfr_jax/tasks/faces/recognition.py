@@ -70,8 +70,6 @@ def recognition(
             return Dataset.labelled(source.read(rows), labels)
         return stream(lambda i: source.read(rows[i]), labels, memory=stream_bytes)
 
-    own = np.repeat(np.arange(len(p.num_classes)), np.diff(p.train_offsets))
-    identities = [p.identities[c][k] for c, k in zip(own, p.train_labels, strict=True)]
     return Recognition(
         partition=p,
         table=table(
@@ -84,7 +82,7 @@ def recognition(
             np.concatenate([p.test_identities, p.unseen_labels]),
         ),
         test_identities=p.test_identities,
-        train_identities=np.array(identities, np.int32),
+        train_identities=p.train_identities,
     )
 
 

@@ -239,6 +239,7 @@ def public_training(
             margin_loss=settings.margin_loss,
             scale=settings.scale,
             margin=settings.margin,
+            interclass_threshold=settings.interclass_threshold,
         ),
         init=lambda key: first_variables(model, num_public, key),
         network=backbone_of,

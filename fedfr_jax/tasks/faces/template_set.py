@@ -14,12 +14,18 @@ import numpy as np
 
 from fedfr_jax.data.sources.images import check_landmarks
 from fedfr_jax.data.sources.loose import loose_images
-from fedfr_jax.evaluation.identification import num_accepted, pair_tpir, rank_k
+from fedfr_jax.evaluation.identification import (
+    num_accepted,
+    open_set_tpir,
+    pair_tpir,
+    rank_k,
+)
 from fedfr_jax.evaluation.templates import (
     FARS,
     Subjects,
     Templates,
     aggregate_templates,
+    area_under_curve,
     merge,
     pair_scores,
     read_landmarks,
@@ -54,7 +60,8 @@ def template_set(
     fpirs: float | Sequence[float] = (1e-2, 1e-1),
     ranks: int | Sequence[int] = (1, 5, 10),
 ) -> JudgedFiles:
-    """Images of templates; "tar@far=..." of 1:1, "tpir@fpir=...", "rank@..." of 1:N.
+    """Images of templates; "tar@far=..." and "auc" of 1:1, "tpir@fpir=...", "rank@..."
+    and, with strangers among the probes, "open_tpir@fpir=..." of 1:N.
 
     Names of files are relative to `path`, an absolute one stands for itself; by default
     they are those of the release. `evaluation.templates` knows the formats.
@@ -148,7 +155,7 @@ def _landmarks_of(file: pathlib.Path, names: tuple[str, ...]):
 
 
 def _one_to_one(file: pathlib.Path, ids: Templates, fars):
-    """templates -> TAR of the listed pairs."""
+    """templates -> TAR of the listed pairs, and the area under their ROC."""
     pairs, is_same = read_pairs(file)
     with naming(file):
         ids.rows(pairs.reshape(-1))
@@ -157,11 +164,20 @@ def _one_to_one(file: pathlib.Path, ids: Templates, fars):
             f"{file} must have pairs of both labels, got {int(is_same.sum())} of label "
             f"1 among {len(is_same)}."
         )
-    return lambda found: tar_nearest_far(is_same, pair_scores(found, pairs), fars=fars)
+
+    def score(found):
+        scores = pair_scores(found, pairs)
+        auc = area_under_curve(is_same, scores)
+        return {**tar_nearest_far(is_same, scores, fars=fars), "auc": auc}
+
+    return score
 
 
 def _one_to_many(gallery_files, probe_file: pathlib.Path, ids: Templates, fpirs, ranks):
-    """templates -> TPIR and top k of the probes in the galleries as one."""
+    """templates -> TPIR and top k of the probes in the galleries as one.
+
+    Where some probes have no mate, "open_tpir@..." too, whose threshold they set.
+    """
     if not gallery_files or min(ranks, default=1) < 1:
         raise ValueError(
             "gallery must name a file and ranks must be at least 1, "
@@ -183,7 +199,11 @@ def _one_to_many(gallery_files, probe_file: pathlib.Path, ids: Templates, fpirs,
     def score(found):
         of = lambda subjects: found.features[found.rows(subjects.template_ids)]
         search = of(probes), probes.subject_ids, of(gallery), gallery.subject_ids
-        return {**pair_tpir(*search, fpirs=fpirs), **rank_k(*search, ranks=ranks)}
+        closed = {**pair_tpir(*search, fpirs=fpirs), **rank_k(*search, ranks=ranks)}
+        if mates.all():
+            return closed
+        opened = open_set_tpir(*search, fpirs=fpirs)
+        return {**closed, **{f"open_{name}": rate for name, rate in opened.items()}}
 
     return score
 

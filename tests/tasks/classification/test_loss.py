@@ -107,3 +107,17 @@ def test_logits_of_half_precision_are_judged_in_single():
 def test_smoothing_out_of_range_is_refused(wrong):
     with pytest.raises(ValueError, match=rf"lie in \[0, 1\), got {wrong}"):
         cross_entropy(model_of(), label_smoothing=wrong)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_logits_of_few_bits_are_summed_in_float32(dtype):
+    model = model_of()
+
+    def rounded(*arguments, **options):
+        logits, stats = model.apply(*arguments, **options)
+        return logits.astype(dtype), stats
+
+    loss = cross_entropy(model._replace(apply=rounded))
+    value, _ = jax.jit(lambda: loss(variables(), batch_of(), None))()
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, expected(batch_of(), 0.0)[0], rtol=0.02)

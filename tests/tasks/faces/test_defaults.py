@@ -54,6 +54,7 @@ EXPECTED = {
         "branch_options": None,
         "reweight": None,
         "num_clients": 0,
+        "interclass_threshold": None,
     },
     binary_branch: {
         "class_mask": None,
@@ -80,6 +81,7 @@ EXPECTED = {
         "learning_rate": 1e-3,
         "alpha": 0.95,
         "temperature": 6.0,
+        "weight": 9.0,
     },
     ms1m: {
         "num_clients": 40,
@@ -100,6 +102,7 @@ EXPECTED = {
         "milestones": (),
         "weight_decay": 5e-4,
         **COSFACE,
+        "interclass_threshold": None,
         "flip": 0.5,
         "augment": (),
         "checkpoint_every": 1,

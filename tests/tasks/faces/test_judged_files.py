@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.metrics import roc_auc_score
 
 from fedfr_jax.__main__ import main
 from fedfr_jax.data.align import arcface_template
-from fedfr_jax.data.augment import decode
 from fedfr_jax.data.sources.folder import folder
 from fedfr_jax.evaluation import templates, verification
-from fedfr_jax.evaluation.identification import pair_tpir, rank_k
+from fedfr_jax.evaluation.identification import open_set_tpir, pair_tpir, rank_k
 from fedfr_jax.federated.client import Population
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import experiment
@@ -120,11 +120,32 @@ def test_templates_by_config_give_the_released_numbers(
     found = {k: v for k, v in judged.metrics.items() if k.startswith("ijb_")}
     fars = [f"ijb_tar@far=1e-0{i}" for i in (6, 5, 4, 3, 2, 1)]
     fpirs = ["ijb_tpir@fpir=1e-02", "ijb_tpir@fpir=1e-01"]
-    names = [*fars, *fpirs, *(f"ijb_rank@{k}" for k in (1, 5, 10))]
+    names = [*fars, "ijb_auc", *fpirs, *(f"ijb_rank@{k}" for k in (1, 5, 10))]
     assert list(found) == names
     ranks = [released[f"top{k}"] for k in (1, 5, 10)]
-    expected = [*released["tar"], *released["tpir"], *ranks]
+    area = roc_auc_score(released["label"], released["score"])
+    expected = [*released["tar"], area, *released["tpir"], *ranks]
     np.testing.assert_allclose(list(found.values()), expected, atol=1e-12)
+
+
+def test_strangers_among_the_probes_set_the_threshold_of_the_open_set(
+    task, released, release
+):
+    """Galleries apart, as open-set protocols have them: best scores by hand."""
+    listed = {"path": str(release), "align": False, "pairs": None}
+    gallery = "meta/ijbc_1N_gallery_G1.csv"
+    judge = Judge(task, make_mesh(1), templates={**listed, "gallery": gallery}, **SMALL)
+    judged = judge.generic(looked_up, jnp.asarray(released["image_features"][None]))
+    scores = released["probe_features"] @ released["gallery_features"][:9].T
+    is_mate = released["probe_ids"][:, None] == released["gallery_ids"][None, :9]
+    has_mate = is_mate.any(axis=1)
+    assert 0 < has_mate.sum() < len(has_mate)
+    threshold = scores[~has_mate].max()  # a tenth of so few strangers is one at most
+    best = np.where(is_mate, scores, -1).max(axis=1)
+    is_found = (best == scores.max(axis=1)) & (best > threshold)
+    expected = is_found[has_mate].mean()
+    found = judged.metrics["ijb_open_tpir@fpir=1e-02"]
+    np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 def test_faceness_norms_and_mirror_images_count_as_told(released, release):
@@ -145,9 +166,9 @@ def test_faceness_norms_and_mirror_images_count_as_told(released, release):
             weighed, released["template_id"], released["media_id"]
         )
         pairs = np.stack([released["p1"], released["p2"]], axis=1)
-        expected = templates.tar_nearest_far(
-            released["label"], templates.pair_scores(found, pairs), fars=(0.1,)
-        )
+        compared = released["label"], templates.pair_scores(found, pairs)
+        expected = templates.tar_nearest_far(*compared, fars=(0.1,))
+        expected["auc"] = templates.area_under_curve(*compared)
         assert given.is_mirrored and given.metrics(views) == expected
 
 
@@ -522,7 +543,7 @@ def direct_numbers(apply, variables, path, template, pairs, subject, *, fars, fp
     """What the evaluation room says of the set's embeddings."""
     images = template_set((12, 12, 1), path=path).read(np.arange(96))
     embed = jax.jit(apply)
-    features = embed(variables, decode(jnp.asarray(images), jnp.zeros(96, bool)))
+    features = embed(variables, jnp.float32(images) / 127.5 - 1)
     _, _, scores = templates.read_landmarks(path / "meta" / META["landmarks"])
     weighed = templates.weigh_images(features, detector_scores=scores)
     found = templates.aggregate_templates(weighed, template, np.arange(96) // 2)
@@ -536,8 +557,10 @@ def direct_numbers(apply, variables, path, template, pairs, subject, *, fars, fp
     )
     return {
         **templates.tar_nearest_far(pairs[:, 2], compared, fars=fars),
+        "auc": templates.area_under_curve(pairs[:, 2], compared),
         **pair_tpir(*search, fpirs=fpirs),
         **rank_k(*search, ranks=(1, 2)),
+        **{f"open_{k}": v for k, v in open_set_tpir(*search, fpirs=fpirs).items()},
     }
 
 

@@ -100,6 +100,25 @@ def test_cosface_is_the_softmax_of_own_images_over_own_classes():
     np.testing.assert_allclose(actual, np.mean(each), rtol=1e-5)
 
 
+def test_a_class_that_an_example_resembles_too_much_is_left_out():
+    """As a constant 0 among the logits, without a gradient."""
+    params, batch = problem()
+    weights = np.concatenate([params["head"], params["phi"]])
+    cosine = unit(batch.images @ params["backbone"]) @ unit(weights).T
+    labels = np.where(IS_EXTRA, PADDED + LABELS, LABELS)
+    is_other = np.arange(len(weights)) != labels[:, None]
+    cosine = np.where(is_other & (cosine > 0.2), 0, cosine)
+    is_class = np.arange(len(weights)) != OWN  # a padding class
+    place = np.cumsum(is_class) - 1
+    values = [
+        softmax_loss(row[is_class], place[label], 30.0, 0.4)
+        for row, label in zip(cosine, labels, strict=True)
+    ]
+    loss = face_loss(MODEL, interclass_threshold=0.2)
+    found, _ = loss({"params": params, "batch_stats": {}}, batch, None)
+    np.testing.assert_allclose(found, np.mean(np.array(values)[IS_VALID]), rtol=1e-5)
+
+
 def test_without_public_classes_both_cosface_branches_are_one():
     params, batch = problem()
     params = {**params, "phi": None}

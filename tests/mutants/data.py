@@ -1,0 +1,113 @@
+"""Faults of partitions, readers and augmentations."""
+
+from tests.mutants import Mutants
+
+MUTANTS = [
+    Mutants(
+        "fedfr_jax/data/partition/faces.py",
+        "data/test_partition_faces.py",
+        [
+            (
+                "(rows[num_test_images:], rows[:num_test_images])",
+                "(rows[:num_test_images], rows[num_test_images:])",
+            ),
+            ("(counts > interval[0])", "(counts >= interval[0])"),
+            ("_among(shuffled[half:]", "_among(shuffled[:half]"),
+            ("public[num_global_ids:],", "public[:num_global_ids],"),
+            ("identities[np.argsort(first)]", "identities"),
+            ("rows[:num_train], rows[num_train:]", "rows, rows[num_train:]"),
+            ("rows[: max_images or len(rows)]", "rows"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/identities.py",
+        "data/test_partition_faces.py",
+        [
+            ("free[drawn[i]] = False", "pass"),
+            (
+                "np.repeat(np.concatenate(client_ids), test_sizes)",
+                "np.sort(np.repeat(np.concatenate(client_ids), test_sizes))",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/partition/dealing.py",
+        "data/test_partition_classes.py",
+        [
+            ("surplus[who[:num_left_over]] += 1", "pass"),
+            ("np.argsort(-rank", "np.argsort(rank"),
+            (
+                "np.arange(len(test_rows)) * len(held) + phase",
+                "np.arange(len(test_rows))",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/partition/classes.py",
+        "data/test_partition_classes.py",
+        [
+            ("np.cumsum(shares), points", "np.cumsum(np.sort(shares)), points"),
+            (
+                "rng.dirichlet(np.full(num_clients, float(alpha)))",
+                "np.full(num_clients, 1 / num_clients)",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/join.py",
+        "data/test_join.py",
+        [
+            ("rows[is_here] - starts[i]", "rows[is_here] - starts[i] + (i > 0)"),
+            ("s.labels + n for", "s.labels for"),
+            ("np.concatenate(tests) if has_tests", "tests[0] if has_tests"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/recordio.py",
+        "data/test_recordio.py",
+        [
+            ("if not has_id or", "if"),
+            (
+                "has_id = record.id == keys[row]",
+                "has_id = True or record.id == keys[row]",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/arrays.py",
+        "data/test_sources_arrays.py",
+        [
+            ("np.repeat([False, True], [len", "np.repeat([True, False], [len"),
+            ("np.arange(len(source.labels)) - first", "np.arange(len(source.labels))"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/npz.py",
+        "data/test_sources_arrays.py",
+        [
+            ("np.uint8(0), np.uint8(255))", "np.uint8(0), np.uint8(1))"),
+            ('order = "F" if header', 'order = "C" if header'),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/pairs.py",
+        "data/test_pairs.py",
+        [
+            ("// num_each % 2 == 0", "// num_each % 2 == 1"),
+            ("words[0 if is_same else 2]", "words[0]"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/augment/geometry.py",
+        "data/test_augment.py",
+        [
+            ("image=lambda image: image[:, ::-1],", "image=lambda image: image[::-1],"),
+            ("[width - 1 - x, y]", "[width - x, y]"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/augment/pixels.py",
+        "data/test_augment.py",
+        [("image.shape[-1]) / spread", "image.shape[-1])")],
+    ),
+]

@@ -1,0 +1,165 @@
+"""Faults of the faces task: factories, losses of clients, hard negatives, judges."""
+
+from tests.mutants import Mutants
+
+METHODS = "tasks/faces/test_methods.py"
+ROUNDS = "federated/test_fedfr_golden.py"
+JUDGED = "tasks/faces/test_recognition.py"
+OFFICIAL = f"{ROUNDS}::test_hard_negatives_are_the_official_ones"
+DEPLOYED = "tasks/faces/test_personalized_golden.py"
+
+MUTANTS = [
+    Mutants(
+        "fedfr_jax/tasks/faces/methods.py",
+        "tasks/faces/test_defaults.py "
+        f"{METHODS}::test_fedavg_is_the_row_without_public_data",
+        [
+            ("contrastive_weight: float = 5.0", "contrastive_weight: float = 1.0"),
+            ("branch_weight: float = 10.0", "branch_weight: float = 1.0"),
+            ("temperature: float = 0.5", "temperature: float = 1.0"),
+            ("threshold if public else None", "threshold"),
+            ("phi if public else None", "phi"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/methods.py",
+        ROUNDS,
+        [
+            ("        scale=scale,\n", ""),
+            ("        temperature=temperature,\n", "        temperature=1.0,\n"),
+            ("        branch_weight=branch_weight,\n", "        branch_weight=5.0,\n"),
+            ("        momentum=momentum,\n", ""),
+            ("        weight_decay=weight_decay,\n", ""),
+            ("        decay_epochs=decay_epochs,\n", "        decay_epochs=0,\n"),
+            ("        weigh=weigh,\n", '        weigh="local",\n'),
+            ("        phi_update=phi_update,\n", '        phi_update="frozen",\n'),
+            ("personal_features(model, converter=converter)", "embed"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/loss.py",
+        ROUNDS,
+        [
+            ("num_own + batch.labels, batch.labels", "batch.labels, batch.labels"),
+            ("+= contrastive_weight * metrics", "+= metrics"),
+            ("+= branch_weight * metrics", "+= metrics"),
+            ("x for x in (head, phi) if", "x for x in (phi, head) if"),
+            ("< num_classes\n", "<= num_classes\n"),
+            ("features = CONVERTERS[converter].apply(params, features)", "pass"),
+            (
+                "frozen.global_features(batch),\n                frozen.previous",
+                "frozen.previous_features(batch),\n                frozen.previous",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/loss.py",
+        f"tasks/faces/test_loss.py {METHODS}",
+        [
+            ('batch.is_extra & (branch == "cosface")', "batch.is_extra & False"),
+            (
+                "jax.lax.stop_gradient if detach_branch",
+                "jax.lax.stop_gradient if False",
+            ),
+            ("**settings)\n", "scale=scale, margin=margin)\n"),
+            ("num_clients - 1, mask", "num_clients, mask"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/hard_negatives.py",
+        f"tasks/faces/test_hard_negatives.py {OFFICIAL} {ROUNDS}",
+        [
+            ("is_hard = similarity > threshold", "is_hard = similarity < threshold"),
+            ("scores.max(axis=0)", "scores.min(axis=0)"),
+            ("row < count)[:, None]", "row <= count)[:, None]"),
+            ("chosen + int(offsets[-1])", "chosen + int(offsets[-2])"),
+            ("start + row, len(features)", "row, len(features)"),
+            ("top_k(similarity, capacity)", "top_k(-similarity, capacity)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/hard_negatives.py",
+        METHODS,
+        [
+            ("phi[public_labels]", "phi[0 * public_labels]"),
+            ("sums / jnp.maximum(counts, 1)[:, None]", "sums * (counts[:, None] > 1)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/features.py",
+        f"tasks/faces/test_frozen_features.py {ROUNDS}",
+        [
+            ("self.by_position[batch.position, batch", "self.by_position[0, batch"),
+            ("embed(self.previous, batch.images)", "embed(self.shared, batch.images)"),
+            (
+                "position_features(embed, previous, client)",
+                "position_features(embed, shared, client)",
+            ),
+            ("batch.is_valid & ~batch.is_extra", "batch.is_valid"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/recognition.py",
+        f"{JUDGED} {DEPLOYED}",
+        [
+            ("rows = num_test + np.arange", "rows = np.arange"),
+            (
+                "self._embed(embed, network, 1, test)",
+                "self._embed(embed, variables, 1, test)",
+            ),
+            ("network, 0, train[low:high]", "network, 1, train[low:high]"),
+            ("networks.client_apply if of_client", "networks.apply if of_client"),
+            ("is_own = np.isin(labels, own)", "is_own = labels >= 0"),
+            ("shared[0], shared[1][low:high]", "shared[0], shared[1]"),
+            (
+                "p.train_labels, p.global_labels",
+                "p.train_labels, p.global_labels[::-1]",
+            ),
+            ("labels[first] != labels[different]", "first != different"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/stages.py",
+        f"{DEPLOYED} tasks/faces/test_configured.py {ROUNDS}",
+        [
+            ("apply=method.embed,", "apply=embed,"),
+            ("drop_last=parts.federation.drop_last", "drop_last=True"),
+            ("feed=feed_of(settings),", "feed=feed_of(settings._replace(flip=0.0)),"),
+            ("num_classes.max())", "num_classes.min())"),
+            ('variables["params"]["phi"]\n', '0 * variables["params"]["phi"]\n'),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/adaptation.py",
+        METHODS,
+        [
+            ("cosine(taught, teacher_head)", 'cosine(taught, params["head"])'),
+            ("batch.num_classes,\n            alpha", "99,\n            alpha"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/data.py",
+        "tasks/faces/test_configured.py",
+        [
+            ("augment_of(settings.flip,", "augment_of(0.0,"),
+            ('"probability": flip}', '"probability": 0.5}'),
+        ],
+    ),
+    Mutants(
+        "configs/base.py",
+        "tasks/faces/test_defaults.py",
+        [
+            ('"moon": {**no_branch, "public": False}', '"moon": no_branch'),
+            (
+                '"hard_negatives": {**no_branch, "contrastive_weight": 0.0}',
+                '"hard_negatives": no_branch',
+            ),
+            (
+                '"contrastive_weight": 0.0, "branch": None}\nFEDFR',
+                '"branch": None}\nFEDFR',
+            ),
+            ('"branch_weight": 1.0', '"branch_weight": 10.0'),
+            ('**FEDAVG, "share": False', "**FEDAVG"),
+        ],
+    ),
+]

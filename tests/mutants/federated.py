@@ -1,0 +1,214 @@
+"""Faults of rounds, local training, weights, algorithms and the store."""
+
+from tests.mutants import Mutants
+
+ROUNDS = "federated/test_rounds_golden.py"
+
+MUTANTS = [
+    Mutants(
+        "fedfr_jax/federated/algorithms/fedfr.py",
+        "federated/test_fedfr_golden.py",
+        [
+            ("client.num_local + client.num_extra", "client.num_local"),
+            ("WEIGHTS[weigh](client).astype(jnp.float32)", "jnp.float32(1)"),
+            ('"backbone": personal.previous, **', '"backbone": server.backbone, **'),
+            ("Personal(own, local), metrics", "Personal(own, base), metrics"),
+            (
+                "frozen(server.backbone, personal.previous,",
+                "frozen(server.backbone, base,",
+            ),
+            ('new if phi_update == "averaged"', "new if True"),
+            (
+                "add = lambda x, d: x + d.astype(x.dtype)",
+                "add = lambda x, d: x + 0.5 * d.astype(x.dtype)",
+            ),
+            (
+                "return ClientOutput(update, weight, Personal(own",
+                "return ClientOutput(update, weight, Personal(personal.params",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/fedfr.py",
+        "tasks/faces/test_methods.py",
+        [
+            ("server.backbone if share else", "server.backbone if True else"),
+            ("            return server\n", "            pass\n"),
+            (
+                "            previous = first_previous(previous_key)\n",
+                "            pass\n",
+            ),
+            ("            own = begin(base, own, client)\n", "            pass\n"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/aggregators.py",
+        f"{ROUNDS} tasks/faces/test_configured.py",
+        [
+            ("weight.astype(_wide(x).dtype), update", "1, update"),
+            ("return client.num_local.astype(jnp.float32)", "return jnp.float32(1)"),
+            ("return trees.divided(weighted, weight)", "return weighted"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/fedavg.py",
+        f"{ROUNDS} federated/test_servers_golden.py",
+        [
+            ("jax.tree.map(jnp.negative, change", "jax.tree.map(jnp.positive, change"),
+            ("change), opt_state)", "change), server.opt_state)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/scaffold.py",
+        ROUNDS,
+        [
+            ("subtract(server.control, control)", "subtract(control, server.control)"),
+            ("gradient - mean_control, 0)", "gradient, 0)"),
+            ("(1 / num_clients)", "1"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/apfl.py",
+        ROUNDS,
+        [
+            ("alpha * v + (1 - alpha) * y", "alpha * y + (1 - alpha) * v"),
+            ("jnp.full((), alpha,", "jnp.full((), 1 - alpha,"),
+            (
+                """v.variables["params"]["alpha"], 0, 1)""",
+                """v.variables["params"]["alpha"], 0, 9)""",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/qfedavg.py",
+        ROUNDS,
+        [
+            ("weight = loss**q\n", "weight = loss * 0 + 1\n"),
+            ("loss ** (q - 1) * length", "loss**q * length"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/fednova.py",
+        f"{ROUNDS} federated/test_servers_golden.py",
+        [
+            (
+                "momentum * (1 - momentum**steps) / rest",
+                "momentum * (1 - momentum) / rest",
+            ),
+            ("effective_steps.astype(d.dtype) * d", "d"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/penalties.py",
+        ROUNDS,
+        [
+            ("0.5 * strength", "strength"),
+            ("loss + push.astype(loss.dtype)", "loss - push.astype(loss.dtype)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/server_optimizers.py",
+        "federated/test_servers_golden.py",
+        [
+            ("square * jnp.sign(v - square)", "square * jnp.sign(square - v)"),
+            ("second * v + (1 - second) * square", "v + (1 - second) * square"),
+            ("(jnp.sqrt(v) + tau)", "jnp.sqrt(v + tau)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/robust.py",
+        f"{ROUNDS} federated/test_servers_golden.py",
+        [
+            ("[cut : len(x) - cut]", "[cut:]"),
+            ("jnp.median(x, axis=0)", "jnp.mean(x, axis=0)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/ditto.py",
+        ROUNDS,
+        [
+            (
+                "personalize=lambda server, own: own,",
+                "personalize=global_part.personalize,",
+            )
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/local.py",
+        "federated/test_local.py",
+        [
+            ("rate * factor ** drops", "rate * drops"),
+            (
+                "every: tuple[int, ...] | int = 0, factor: float = 0.1",
+                "every: tuple[int, ...] | int = 0, factor: float = 0.5",
+            ),
+            ("jnp.minimum(round, len(periods) - 1)", "jnp.int32(0)"),
+            ("progress.step < client.num_steps", "progress.step <= client.num_steps"),
+            ("steps = [decay] if weight_decay else []", "steps = []"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/client.py",
+        "federated/test_engine.py federated/test_feed.py",
+        [
+            (
+                "is_extra = position >= slot.num_local",
+                "is_extra = position > slot.num_local",
+            ),
+            ("is_valid = position < count", "is_valid = position <= count"),
+            ("row = slot.offset + position", "row = position"),
+            ("extra.examples[slot.place, number]", "extra.examples[0, number]"),
+            (
+                "jax.random.fold_in(shuffle_key, lax.div(step, per_epoch))",
+                "shuffle_key",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/engine.py",
+        "federated/test_engine.py",
+        [
+            ("trees.where(is_real, summary, zeros)", "summary"),
+            (
+                "lax.cond(slot.is_new, fresh, lambda: row)",
+                "lax.cond(~slot.is_new, fresh, lambda: row)",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/feed.py",
+        "federated/test_feed.py federated/test_engine.py",
+        [
+            (
+                "return -(-num_examples // self.batch_size)",
+                "return num_examples // self.batch_size",
+            ),
+            (
+                "partial(jax.random.fold_in, step_key))(number)",
+                "lambda n: step_key)(number)",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/schedule.py",
+        "federated/test_schedule.py",
+        [
+            ("np.lexsort((ties, -num_steps))", "np.lexsort((ties, num_steps))"),
+            ("(load + steps, place", "(load, place"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/store.py",
+        "federated/test_store.py",
+        [
+            ("(stamps == 0) | (ids < 0)\n        block", "stamps == 0\n        block"),
+            ("newest = stamps.argmax(axis=1)", "newest = stamps.argmin(axis=1)"),
+            ("age.put(first + needed, np.iinfo(np.int32).max)", "pass"),
+            (
+                "self._seal = seals.forget_after(self._stamps, resume_round)",
+                "self._seal = seals.forget_after(self._stamps, 10**6)",
+            ),
+            ("if not is_whole.all():", "if False:"),
+        ],
+    ),
+]

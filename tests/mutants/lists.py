@@ -1,0 +1,28 @@
+"""All faults, one by one."""
+
+import pathlib
+from typing import NamedTuple
+
+from tests.mutants import data, evaluation, faces, federated, losses
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+ROOMS = (losses, faces, federated, data, evaluation)
+
+
+class Mutant(NamedTuple):
+    """One fault."""
+
+    file: str  # from the repository's root
+    old: str  # found once in the file
+    new: str
+    tests: tuple[str, ...]  # from `tests/`; one of them fails
+
+
+def mutants() -> list[Mutant]:
+    """The faults of all rooms."""
+    return [
+        Mutant(group.file, old, new, tuple(group.tests.split()))
+        for room in ROOMS
+        for group in room.MUTANTS
+        for old, new in group.changes
+    ]

@@ -1,0 +1,67 @@
+"""An experiment on given images, put together as that of a config."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedfr_jax.central.settings import Training
+from fedfr_jax.data.identities import Partition, assemble
+from fedfr_jax.federated.settings import Federation
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks.faces import stages
+from fedfr_jax.tasks.faces.recognition import recognition
+from fedfr_jax.types import Experiment, Model, Source
+
+
+def source_of(images: np.ndarray, labels: np.ndarray) -> Source:
+    """Images [T, H, W, C] of people `labels` [T], as any set of files would be."""
+    names = tuple(map(str, range(labels.max() + 1)))
+    return Source(lambda rows: images[rows], labels, names, images.shape[1:])
+
+
+def partition_of(
+    labels: np.ndarray, is_test: np.ndarray, clients: Sequence[Sequence[int]], **others
+) -> Partition:
+    """Who has whom, people by their labels, and which rows [T] are judged on.
+
+    Args:
+      others: `public` and `unseen` people.
+    """
+    people = lambda given: np.asarray(given, np.int32)
+    return assemble(
+        [people(own) for own in clients],
+        people(others["public"]),
+        people(others["unseen"]),
+        rows_of=lambda person: np.flatnonzero(labels == person).astype(np.int32),
+        split=lambda rows: (rows[~is_test[rows]], rows[is_test[rows]]),
+        counts=np.bincount(labels),
+        fewest=1,
+    )
+
+
+def experiment_of(
+    settings: Mapping,
+    model: Model,
+    source: Source,
+    partition: Partition,
+    num_devices: int = 1,
+) -> Experiment:
+    """What a config of `settings` runs, had it opened `source` and split it so."""
+    settings = {
+        "seed": 0,
+        "evaluation": {},
+        "federation": {},
+        "pretrain": {},
+        **settings,
+    }
+    plan = stages.Plan(
+        settings=settings,
+        source=source,
+        partition=partition,
+        model=model,
+        mesh=make_mesh(num_devices),
+        pretraining=Training(**settings["pretrain"]),
+        federation=Federation(**settings["federation"]),
+        methods=stages.methods_of(settings, model, partition),
+    )
+    return stages.assemble(plan, recognition(source, partition))

@@ -1,0 +1,87 @@
+"""What a config says of batches and weights is what clients and server do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.configs import base
+from fedfr_jax.federated.simulation import play
+from fedfr_jax.runs.begin import begin
+from fedfr_jax.runs.central_stage import train_central
+from fedfr_jax.types import Model
+from tests.tasks.faces.given import experiment_of, partition_of, source_of
+
+LEFT, RIGHT = 255, 0  # of images one pixel high and two wide
+FLIP = 0.25  # no default
+RATE = {"learning_rate": 0.1, "weight_decay": 0.0}
+BACKBONE = {"params": {"kernel": np.eye(2, 3, dtype=np.float32)}, "batch_stats": {}}
+START = {
+    "params": {"backbone": BACKBONE["params"], "phi": np.ones((2, 3), np.float32)},
+    "batch_stats": {},
+}
+
+
+def watched(seen):
+    """A linear network that notes the left pixels that it is trained on."""
+
+    def apply(variables, x, train):
+        if train:
+            jax.debug.callback(lambda left: seen.append(left), x[:, 0, 0, 0])
+        flat = x.reshape(len(x), -1)
+        return flat @ variables["params"]["kernel"], variables["batch_stats"]
+
+    return Model(lambda key: jax.tree.map(jnp.asarray, BACKBONE), apply, (1, 2, 1), 3)
+
+
+def built(seen, **settings):
+    """Clients of 16 and 48 images, two public people and as many unseen ones."""
+    people = np.array([16, 24, 24, 32, 32, 8, 8])
+    labels = np.repeat(np.arange(7, dtype=np.int32), people)
+    labels, is_test = np.append(labels, [0, 1, 2]), np.arange(147) >= 144
+    images = np.zeros((147, 1, 2, 1), np.uint8)
+    images[:, 0, 0], images[:, 0, 1] = LEFT, RIGHT
+    who = {"public": (3, 4), "unseen": (5, 6)}
+    partition = partition_of(labels, is_test, [[0], [1, 2]], **who)
+    settings = {"methods": {"fedavg": {**base.FEDAVG, **RATE}}, **settings}
+    return experiment_of(settings, watched(seen), source_of(images, labels), partition)
+
+
+def played(experiment, folder):
+    """(server, store) after a round from START."""
+    trainer = experiment.stages["fedavg"].trainer
+    begun = begin(experiment, trainer, START, folder)
+    begun.checkpointer.close()
+    server, _ = play(begun.sim, begun.server, begun.store, 0)
+    jax.effects_barrier()
+    return server, begun.store
+
+
+def pretrained(experiment, folder):
+    trainer = experiment.stages["pretrained"].trainer
+    with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
+        train_central(trainer, experiment.mesh, folder, seed=0)
+    jax.effects_barrier()
+
+
+@pytest.mark.parametrize(
+    "section, train", [("federation", played), ("pretrain", pretrained)]
+)
+def test_images_are_mirrored_as_often_as_the_config_says(tmp_path, section, train):
+    epochs = {"federation": "local_epochs", "pretrain": "epochs"}[section]
+    seen = []
+    settings = {"batch_size": 16, "flip": FLIP, epochs: 4}
+    train(built(seen, **{section: settings}), tmp_path)
+    left = np.concatenate(seen)
+    assert len(left) == 4 * 64 and set(left) == {-1.0, 1.0}
+    np.testing.assert_allclose((left < 0).mean(), FLIP, atol=0.08)  # three deviations
+
+
+def test_fedavg_weighs_clients_by_their_images(tmp_path):
+    federation = {"batch_size": 16, "local_epochs": 1}
+    server, store = played(built([], federation=federation), tmp_path)
+    rows, _ = store.gather(np.arange(2))
+    small, large = rows.previous["params"]["kernel"]
+    expected = (16 * small + 48 * large) / 64
+    assert np.abs(small - large).max() > 1e-3
+    np.testing.assert_allclose(server.backbone["params"]["kernel"], expected, rtol=1e-6)
