@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import tuning
 from fedfr_jax.federated.settings import Federation, check_federation
 from fedfr_jax.federated.simulation import simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import experiment as experiment_module
+from fedfr_jax.runs import tuning
 from fedfr_jax.runs.begin import last_simulation
 from fedfr_jax.runs.experiment import run_federated
 from fedfr_jax.schema import call
