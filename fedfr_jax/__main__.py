@@ -93,10 +93,8 @@ def print_no_error_twice() -> list:
 
     Returns a list that the errors of threads go to.
     """
-    from absl import logging as of_orbax
-
-    of_orbax.set_verbosity(of_orbax.FATAL)
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    for name in ("absl", "asyncio"):  # Orbax writes to both
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # Pillow's
     sys.excepthook = lambda *_: None  # callbacks of TensorStore: `run` prints the rest
     of_threads = []
@@ -107,12 +105,14 @@ def print_no_error_twice() -> list:
 def run() -> None:
     """Entry point of the console script."""
     processes.end_with_parent()
-    of_threads = [] if os.environ.get("FEDFR_DEBUG") else print_no_error_twice()
+    of_threads = []
     try:
-        if sys.argv[1:2] != ["launch"]:  # which stops those that it has started first
-            from fedfr_jax.commands.stopping import end_on_signals
+        from fedfr_jax.commands import stopping  # and absl, which makes its own logger
 
-            end_on_signals(sys.argv[1:])
+        if not os.environ.get("FEDFR_DEBUG"):
+            of_threads = print_no_error_twice()
+        if sys.argv[1:2] != ["launch"]:  # which stops those that it has started first
+            stopping.end_on_signals(sys.argv[1:])
         code = main(sys.argv[1:])
     except KeyboardInterrupt:  # before the commands were there
         code = 130

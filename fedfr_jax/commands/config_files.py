@@ -11,6 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedfr_jax.configs import FOLDER
+from fedfr_jax.schema import naming
 
 MOST = 30  # names that an error lists
 
@@ -60,7 +61,7 @@ def load(path: pathlib.Path) -> ConfigDict:
     try:
         names = runpy.run_path(str(path))
         config = names["get_config"]() if "get_config" in names else None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = error.msg if isinstance(error, SyntaxError) else str(error)
         what = f"{type(error).__name__}: {' '.join(text.split())}"
         raise ValueError(f"{_place(error, path)} must run, got {what}.") from error
@@ -76,8 +77,13 @@ def load(path: pathlib.Path) -> ConfigDict:
 
 
 def restore(path: pathlib.Path) -> ConfigDict:
-    """The config that a run has kept as JSON in `path`; its lists become tuples."""
-    return ConfigDict(_with_tuples(json.loads(path.read_text())))
+    """The config that a run has kept as JSON in `path`; its lists become tuples.
+
+    Raises:
+      ValueError: naming the file when it is damaged.
+    """
+    with naming(path):
+        return ConfigDict(_with_tuples(json.loads(path.read_text())))
 
 
 def _make_importable(path: pathlib.Path) -> None:
@@ -96,7 +102,7 @@ def _make_importable(path: pathlib.Path) -> None:
     sys.modules["configs"] = package
 
 
-def _place(error: Exception, path: pathlib.Path) -> str:
+def _place(error: BaseException, path: pathlib.Path) -> str:
     """File and line of the mistake that `error` reports about the config `path`."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno},"

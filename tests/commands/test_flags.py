@@ -116,6 +116,7 @@ def test_a_config_imports_what_lies_beside_it(tmp_path):
         ),
         ("def get_config(x):\n  return x", " must run, got TypeError: get_config()"),
         ("raise OSError('two\\nlines')", "line 1, must run, got OSError: two lines."),
+        ("import sys; sys.exit('enough')", "line 1, must run, got SystemExit: enough."),
     ],
 )
 def test_a_mistake_in_a_config_is_a_line_with_its_place(text, message, tmp_path):
@@ -156,6 +157,13 @@ def test_a_kept_config_is_the_config(name, tmp_path):
     assert isinstance(config, ConfigDict)
     assert json.loads(config.to_json_best_effort()) == json.loads(text)
     assert all("[" not in repr(value) for value in config.to_dict().values())
+
+
+@pytest.mark.parametrize("text", ["{", "[3]", "\xff", "[" * 9999])
+def test_a_damaged_kept_config_is_named(text, tmp_path):
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=f"^{tmp_path}/config.json"):
+        restore(tmp_path / "config.json")
 
 
 def test_without_config_and_run_both_are_named(tmp_path):
