@@ -1,6 +1,7 @@
 """Every fault that the library is said to bear: python -m tests.faults.
 
 [--quick] [--only=damage|inputs|kills] [--inputs=N] [--kills=N] [--workers=W]
+[--processes 1 2]
 """
 
 import argparse
@@ -16,6 +17,7 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     given = parser.parse_args()
     part = 50 if given.quick else 1
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -25,7 +27,9 @@ def main() -> int:
     parts = {
         "damage": lambda: damage.report(step=10 if given.quick else 1),
         "inputs": lambda: inputs.report(given.inputs // part, given.workers),
-        "kills": lambda: kills.report(max(given.kills // part, 2), given.workers),
+        "kills": lambda: kills.report(
+            max(given.kills // part, 2), given.workers, tuple(given.processes)
+        ),
     }
     fine = [parts[name]() for name in parts if given.only in (None, name)]
     return 0 if all(fine) else 1

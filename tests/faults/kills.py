@@ -8,6 +8,7 @@ that it leaves but the seconds is compared with an uninterrupted run's.
 
 import collections
 import concurrent.futures
+import itertools
 import json
 import os
 import pathlib
@@ -269,30 +270,32 @@ def doomed(setup: Setup, workdir, rng, *, is_free: bool):
     return process, "moment"
 
 
-def report(count: int, workers: int = 2) -> bool:
-    """Kill `count` times on one and on two processes; whether all ends are the same."""
+def report(count: int, workers: int = 2, processes: tuple[int, ...] = (1, 2)) -> bool:
+    """Kill `count` times in all; whether all ends are the same."""
     begin, kills, faults = time.monotonic(), collections.Counter(), []
-    chains = 0
+    seeds = itertools.count()
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         write_experiment(folder)
-        for processes in (1, 2):
-            setup = set_up(folder, processes)
-            goal = count * processes // 2
+        for i, number in enumerate(processes, 1):
+            setup = set_up(folder, number)
+            goal = count * i // len(processes)
             is_enough = lambda goal=goal: sum(kills.values()) >= goal
-            with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+
+            def run_chains(setup=setup, is_enough=is_enough):
                 while not is_enough():
-                    seeds = range(chains, chains + workers)
-                    run = lambda seed, s=setup, e=is_enough: chain(s, seed, e, kills)
-                    for seed, found in zip(seeds, pool.map(run, seeds), strict=True):
-                        faults += [f"chain {seed}: {what}" for what in found]
-                        total = sum(kills.values())
-                        print(f"run {seed} has ended; {total} kills so far", flush=True)
-                    chains += workers
-    for (processes, stage, how), number in sorted(kills.items()):
-        print(f"{processes} processes, {stage}, killed at an {how}: {number}")
+                    seed = next(seeds)
+                    found = chain(setup, seed, is_enough, kills)
+                    faults.extend(f"run {seed}: {what}" for what in found)
+                    so_far = f"{sum(kills.values())} kills, {len(faults)} differences"
+                    print(f"run {seed} has ended; so far {so_far}", flush=True)
+
+            with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+                for done in [pool.submit(run_chains) for _ in range(workers)]:
+                    done.result()
+    for (number, stage, how), times in sorted(kills.items()):
+        print(f"{number} processes, {stage}, killed at an {how}: {times}")
     print(*faults, sep="\n")
-    seconds = time.monotonic() - begin
-    total = sum(kills.values())
-    print(f"{total} kills, {chains} runs, {len(faults)} differences, {seconds:.0f} s")
+    total, seconds = sum(kills.values()), time.monotonic() - begin
+    print(f"{total} kills, {len(faults)} differences, {seconds:.0f} s", flush=True)
     return not faults
