@@ -32,8 +32,8 @@ MODEL = Model(lambda key: network(np.eye(DIM)), linear, (DIM, 1, 1), DIM)
 def images_of(released):
     """(images, people, is_test): the file's features at any length.
 
-    Gallery first, then test. Two public and two unseen people are the first ones under
-    other names.
+    Gallery first, then test, then the first people once more under other names, as
+    two public and two unseen ones.
     """
     gallery, labels = released["gallery_image_features"], released["labels"]
     features = np.concatenate([gallery, released["features"], gallery[:52]])
