@@ -2,6 +2,7 @@
 
 from tests.mutants import Mutants
 
+CONFIGURED = "tasks/faces/test_configured.py"
 METHODS = "tasks/faces/test_methods.py"
 ROUNDS = "federated/test_fedfr_golden.py"
 JUDGED = "tasks/faces/test_recognition.py"
@@ -25,7 +26,6 @@ MUTANTS = [
         "fedfr_jax/tasks/faces/methods.py",
         ROUNDS,
         [
-            ("        scale=scale,\n", ""),
             ("        temperature=temperature,\n", "        temperature=1.0,\n"),
             ("        branch_weight=branch_weight,\n", "        branch_weight=5.0,\n"),
             ("        momentum=momentum,\n", ""),
@@ -34,6 +34,18 @@ MUTANTS = [
             ("        weigh=weigh,\n", '        weigh="local",\n'),
             ("        phi_update=phi_update,\n", '        phi_update="frozen",\n'),
             ("personal_features(model, converter=converter)", "embed"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/methods.py",
+        CONFIGURED,
+        [
+            ("        scale=scale,\n", ""),
+            ("        margin=margin,\n        contrastive", "        contrastive"),
+            ("        detach_branch=detach_branch,\n", ""),
+            ("            capacity=max_hard_negatives,\n", ""),
+            ("            level=hard_negatives,\n", ""),
+            ("        clip_norm=clip_norm,\n", ""),
         ],
     ),
     Mutants(
@@ -120,7 +132,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/tasks/faces/stages.py",
-        f"{DEPLOYED} tasks/faces/test_configured.py {ROUNDS}",
+        f"{DEPLOYED} {CONFIGURED} {ROUNDS}",
         [
             ("apply=method.embed,", "apply=embed,"),
             ("drop_last=parts.federation.drop_last", "drop_last=True"),
@@ -139,7 +151,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/tasks/data.py",
-        "tasks/faces/test_configured.py",
+        CONFIGURED,
         [
             ("augment_of(settings.flip,", "augment_of(0.0,"),
             ('"probability": flip}', '"probability": 0.5}'),

@@ -9,6 +9,7 @@ from fedfr_jax.configs import base
 from fedfr_jax.federated.simulation import play
 from fedfr_jax.runs.begin import begin
 from fedfr_jax.runs.central_stage import train_central
+from fedfr_jax.tasks.faces import methods
 from fedfr_jax.types import Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
@@ -85,3 +86,56 @@ def test_fedavg_weighs_clients_by_their_images(tmp_path):
     expected = (16 * small + 48 * large) / 64
     assert np.abs(small - large).max() > 1e-3
     np.testing.assert_allclose(server.backbone["params"]["kernel"], expected, rtol=1e-6)
+
+
+# Where a row's options go; none has a default's value.
+LOSS = {
+    "margin_loss": "arcface",
+    "scale": 20.0,
+    "margin": 0.3,
+    "contrastive_weight": 2.0,
+    "temperature": 0.7,
+    "branch": "cosface",
+    "branch_weight": 3.0,
+    "branch_options": {"margin": 0.1},
+    "converter": "bottleneck",
+    "detach_branch": True,
+    "reweight": "mended",
+    "num_clients": 5,
+}
+LOCAL = {
+    "learning_rate": 0.2,
+    "decay_epochs": 3,
+    "momentum": 0.5,
+    "weight_decay": 0.1,
+    "clip_norm": 2.0,
+}
+SERVER = {"phi_update": "frozen", "weigh": "local"}
+NEGATIVES = {
+    "threshold": ("threshold", 0.1),
+    "max_hard_negatives": ("capacity", 7),
+    "hard_negatives": ("level", "class"),
+}
+
+
+def test_every_option_of_a_row_reaches_the_part_that_takes_it(monkeypatch):
+    given, part_of = {}, {}
+    for name in ("face_loss", "local_of", "fedfr", "prepare_features", "init_local"):
+        part_of[name] = getattr(methods, name)
+
+        def recorded(*arguments, name=name, **options):
+            given[name] = options
+            return part_of[name](*arguments, **options)
+
+        monkeypatch.setattr(methods, name, recorded)
+    negatives = {key: value for key, (_, value) in NEGATIVES.items()}
+    options = {**LOSS, **LOCAL, **SERVER, **negatives}
+    methods.federated_faces(
+        watched([])._replace(embedding_dim=4), num_classes=3, **options
+    )
+    assert given["face_loss"] == LOSS
+    assert given["local_of"] == LOCAL
+    assert given["fedfr"].items() >= SERVER.items()
+    assert given["prepare_features"] == dict(NEGATIVES.values())
+    drawn = {"branch": "cosface", "converter": "bottleneck", "std": 0.01}
+    assert given["init_local"] == drawn
