@@ -30,6 +30,13 @@ def test_open_set_by_hand():
     assert list(result.values()) == [0.0, 0.0, 0.5]
 
 
+def test_a_probe_that_resembles_somebody_more_than_its_mate_is_not_found():
+    # The mate scores 0.8, above the stranger's 0.6, and somebody else 1.
+    probes, gallery = np.eye(2, dtype=np.float32), np.float32([[1, 0], [0.8, 0.6]])
+    result = identification.open_set_tpir(probes, [1, 9], gallery, [0, 1], fpirs=(1.0,))
+    assert list(result.values()) == [0.0]
+
+
 def test_pair_tpir_by_hand():
     result = identification.pair_tpir(
         PROBES, [0, 1, 2, 9], GALLERY, [0, 1, 2], fpirs=(0.2, 0.99)

@@ -40,12 +40,13 @@ def test_rows_come_back_as_written_and_others_are_new(tmp_path):
     assert store.touched().tolist() == [3, 7]
 
 
-def test_a_negative_id_neither_reads_nor_writes_the_last_row(tmp_path):
+def test_a_negative_id_neither_reads_nor_writes_the_first_or_last_row(tmp_path):
     store = Store(TEMPLATE, 10, tmp_path)
-    store.scatter(np.array([9]), rows([90]), 0)
+    store.scatter(np.array([0, 9]), rows([10, 90]), 0)
     store.scatter(np.array([-1]), rows([66]), 1)
-    tree, is_new = store.gather(np.array([-1, 9]))
-    assert is_new.tolist() == [True, False] and tree["count"].tolist() == [0, 90]
+    tree, is_new = store.gather(np.array([-1, 0, 9]))
+    assert is_new.tolist() == [True, False, False]
+    assert tree["count"].tolist() == [0, 10, 90]
 
 
 def test_a_resumed_store_reads_the_rows_of_its_round(tmp_path):

@@ -135,16 +135,23 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/federated/local.py",
-        "federated/test_local.py",
+        "tasks/faces/test_configured.py",
         [
             ("rate * factor ** drops", "rate * drops"),
-            (
-                "every: tuple[int, ...] | int = 0, factor: float = 0.1",
-                "every: tuple[int, ...] | int = 0, factor: float = 0.5",
-            ),
+            ("factor: float = 0.1", "factor: float = 0.5"),
             ("jnp.minimum(round, len(periods) - 1)", "jnp.int32(0)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/local.py",
+        "federated/test_fedfr_golden.py",
+        [
             ("progress.step < client.num_steps", "progress.step <= client.num_steps"),
             ("steps = [decay] if weight_decay else []", "steps = []"),
+            (
+                "jax.random.fold_in(key, step), client.batch(step)",
+                "key, client.batch(0)",
+            ),
         ],
     ),
     Mutants(

@@ -1,11 +1,15 @@
 """What a config says of batches and weights is what clients and server do."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedfr_jax.configs import base
+from fedfr_jax.federated.local import step_decay
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import play
 from fedfr_jax.runs.begin import begin
 from fedfr_jax.runs.central_stage import train_central
@@ -86,6 +90,20 @@ def test_fedavg_weighs_clients_by_their_images(tmp_path):
     expected = (16 * small + 48 * large) / 64
     assert np.abs(small - large).max() > 1e-3
     np.testing.assert_allclose(server.backbone["params"]["kernel"], expected, rtol=1e-6)
+
+
+def test_the_rate_drops_where_the_released_code_drops_it():
+    """Round 0: eight epochs, then two at a tenth; 6 + 2, 4 + 2, 3 + 1, 3 + 1, ..."""
+    periods = inspect.signature(methods.federated_faces).parameters["decay_epochs"]
+    rate = step_decay(1.0, every=periods.default)
+    epochs = Federation().local_epochs
+    found = [
+        [float(rate(jnp.int32(r), jnp.int32(e))) for e in range(epochs[min(r, 3)])]
+        for r in range(5)
+    ]
+    parts = [(8, 2), (6, 2), (4, 2), (3, 1), (3, 1)]
+    for rates, (first, last) in zip(found, parts, strict=True):
+        np.testing.assert_allclose(rates, [1.0] * first + [0.1] * last, rtol=1e-6)
 
 
 # Where a row's options go; none has a default's value.
