@@ -49,6 +49,11 @@ class Stream:
         """targets["label"], [T] int32."""
         return self.targets["label"]
 
+    def with_labels(self, labels: np.ndarray) -> "Stream":
+        """The same examples under other labels [T]."""
+        targets = {**self.targets, "label": labels}
+        return dataclasses.replace(self, targets=targets)
+
     @property
     def row_bytes(self) -> int:
         """Bytes of an example on a device."""

@@ -116,6 +116,10 @@ class Dataset(NamedTuple):
 def _gathered(dataset, rows):
     return jax.tree.map(lambda x: x[rows], dataset)
 
+    def with_labels(self, labels) -> "Dataset":
+        """The same examples under other labels [T]."""
+        return self._replace(targets={**self.targets, "label": labels})
+
     def __repr__(self) -> str:
         """How many examples there are, and of what."""
         of = {**self.inputs, **self.targets}

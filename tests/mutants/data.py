@@ -7,16 +7,13 @@ MUTANTS = [
         "fedfr_jax/data/partition/faces.py",
         "data/test_partition_faces.py",
         [
-            (
-                "(rows[num_test_images:], rows[:num_test_images])",
-                "(rows[:num_test_images], rows[num_test_images:])",
-            ),
+            ("Cut(held, used - held, np", "Cut(0 * held, used - held, np"),
             ("(counts > interval[0])", "(counts >= interval[0])"),
             ("_among(shuffled[half:]", "_among(shuffled[:half]"),
-            ("public[num_global_ids:],", "public[:num_global_ids],"),
+            ("np.split(public, [num_global_ids])", "public, public"),
             ("identities[np.argsort(first)]", "identities"),
-            ("rows[:num_train], rows[num_train:]", "rows, rows[num_train:]"),
-            ("rows[: max_images or len(rows)]", "rows"),
+            ("num_train, num_train, used - num_train", "used, num_train, used"),
+            ("rng.random(len(labels)), max_images)", "rng.random(len(labels)))"),
         ],
     ),
     Mutants(
@@ -25,8 +22,8 @@ MUTANTS = [
         [
             ("free[drawn[i]] = False", "pass"),
             (
-                "np.repeat(np.concatenate(client_ids), test_sizes)",
-                "np.sort(np.repeat(np.concatenate(client_ids), test_sizes))",
+                "np.repeat(client_ids, cut.num_test)",
+                "np.sort(np.repeat(client_ids, cut.num_test))",
             ),
         ],
     ),

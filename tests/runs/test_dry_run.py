@@ -130,7 +130,7 @@ def test_the_canonical_reduction_is_lowered_with_its_shards(partition):
     settings = {"reduction": "canonical", "shards": 6}
     federation = Federation(batch_size=BATCH, local_epochs=1, **settings)
     lowered, _ = dry_run.lower_round(MODEL, method, partition, federation, make_mesh(2))
-    assert lowered.in_avals[0][2].shape == (6, 1, 1, 8)  # packed slots [V, W, L, 8]
+    assert lowered.in_avals[0][2].shape == (2, 3, 1, 10)  # packed slots [A, w, L, 10]
 
 
 @pytest.fixture(scope="module")

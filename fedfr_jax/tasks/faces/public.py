@@ -27,7 +27,7 @@ def everyone(task: Recognition) -> Recognition:
     identities = np.concatenate([p.global_identities, own])
     return task._replace(
         partition=p._replace(global_identities=identities),
-        table=task.table._replace(targets={**task.table.targets, "label": labels}),
+        table=task.table.with_labels(labels),
         train_identities=task.train_identities[:0],
     )
 

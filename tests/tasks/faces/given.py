@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedfr_jax.central.settings import Training
-from fedfr_jax.data.identities import Partition, assemble
+from fedfr_jax.data.identities import Cut, Partition, assemble, group
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces import stages
@@ -28,13 +28,16 @@ def partition_of(
       others: `public` and `unseen` people.
     """
     people = lambda given: np.asarray(given, np.int32)
+    mine = np.concatenate([people(own) for own in clients])
+    num_test = np.bincount(labels, weights=is_test).astype(np.int64)[mine]
+    num_train = np.bincount(labels)[mine] - num_test
     return assemble(
-        [people(own) for own in clients],
+        group(labels, is_test),  # training rows first
+        np.array([len(own) for own in clients]),
+        mine,
         people(others["public"]),
         people(others["unseen"]),
-        rows_of=lambda person: np.flatnonzero(labels == person).astype(np.int32),
-        split=lambda rows: (rows[~is_test[rows]], rows[is_test[rows]]),
-        counts=np.bincount(labels),
+        Cut(np.zeros_like(num_test), num_train, num_train, num_test),
         fewest=1,
     )
 
