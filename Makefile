@@ -15,12 +15,8 @@ help:
 	@echo "make test       every test but the slow ones"
 	@echo "make test-slow  the slow ones but accelerators"
 	@echo "make accelerators  compile for TPUs and GPUs without one; 8 GB of packages"
-<<<<<<< HEAD
 	@echo "make faults     kills, damage and 100,000 damaged inputs; an hour"
 	@echo "make mutants    two hundred faults put in, each of which a test must notice; an hour"
-=======
-	@echo "make faults     kills, damage and 100,000 damaged inputs; half an hour"
->>>>>>> faults
 	@echo "make lint       ruff"
 	@echo "make check      lint and test, what CI runs"
 	@echo "make bench      speed and memory beside peers"
