@@ -16,7 +16,9 @@ BUSY = "print('begun', flush=True); threading.Event().wait()"
 
 
 def start(*lines, **options):
-    text = "\n".join(["import threading", *lines, BUSY])
+    # A shell starts what runs in the background with SIGINT ignored.
+    heard = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+    text = "\n".join(["import signal, threading", heard, *lines, BUSY])
     return subprocess.Popen(
         [sys.executable, "-c", text],
         stdout=subprocess.PIPE,
