@@ -111,11 +111,6 @@ class Dataset(NamedTuple):
             rows = rows_of(i)
             yield rows, _gathered(self, rows)
 
-
-@jax.jit
-def _gathered(dataset, rows):
-    return jax.tree.map(lambda x: x[rows], dataset)
-
     def with_labels(self, labels) -> "Dataset":
         """The same examples under other labels [T]."""
         return self._replace(targets={**self.targets, "label": labels})
@@ -125,6 +120,11 @@ def _gathered(dataset, rows):
         of = {**self.inputs, **self.targets}
         names = [f"{name} {x.shape[1:]} {x.dtype}" for name, x in of.items()]
         return f"Dataset({self.num_examples} examples: {', '.join(names)})"
+
+
+@jax.jit
+def _gathered(dataset, rows):
+    return jax.tree.map(lambda x: x[rows], dataset)
 
 
 class Augment(NamedTuple):

@@ -8,6 +8,7 @@ import pytest
 
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.stream import ahead, on_own_devices, stream
+from fedfr_jax.types import Dataset
 
 
 def test_the_next_piece_is_loaded_while_the_one_before_is_used():
@@ -47,3 +48,13 @@ def test_every_device_has_its_own_part():
 def test_bad_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="memory must be at least 1 and its waves"):
         stream(lambda rows: np.zeros((len(rows), 2, 2, 1)), np.zeros(1), **wrong)
+
+
+def test_examples_can_be_labelled_anew_and_say_what_they_are():
+    images = np.arange(12, dtype=np.uint8).reshape(3, 2, 2, 1)
+    held = Dataset.labelled(images, np.int32([0, 1, 2]))
+    streamed = stream(lambda rows: images[rows], held.labels)
+    for table in (held, streamed):
+        other = table.with_labels(np.int32([5, 5, 6]))
+        assert other.labels.tolist() == [5, 5, 6] and table.labels.tolist() == [0, 1, 2]
+    assert repr(held) == "Dataset(3 examples: image (2, 2, 1) uint8, label () int32)"
