@@ -53,20 +53,6 @@ def lists(dataset: Dataset, start: jax.Array) -> Held:
     return Held(dataset, places)
 
 
-def window(dataset: Dataset, start: jax.Array) -> Held:
-    """The rows of some batches, one after the other, as they are taken.
-
-    Args:
-      start: [] int32 where the batch that is asked for next begins.
-    """
-
-    def places(example, position):
-        del example
-        return start + jnp.arange(len(position), dtype=jnp.int32)
-
-    return Held(dataset, places)
-
-
 class Population(NamedTuple):
     """What the N clients own, in host memory."""
 
