@@ -73,22 +73,43 @@ def small_methods():
     return {"fedavg": {**FEDAVG, **rate}, "fedfr": {**FEDFR, **rate, **negatives}}
 
 
-def table_rows(adapt, *, central=None, **common):
+def table_rows(adapt, *, equal_epochs, central=None, **common):
     """Every row of FedFR's tables 1 and 2, beside the pretrained network.
+
+    Besides the paper's: what each of FedFR's three terms does without the others, and
+    rows that take about as many steps as FedFR, whose hard negatives lengthen an epoch.
 
     Args:
       adapt: `epochs` and `learning_rate` of the adaptation after the last round.
+      equal_epochs: local epochs of the rows *_equal.
       common: settings of `federated_faces` that all federated rows share.
       central: what the central row sets otherwise than `pretrain`.
     """
     no_branch = {**common, "branch": None}
+    no_images = {**common, "public": False}
+    alone, fedavg = {**common, **FEDAVG, "share": False}, {**common, **FEDAVG}
+    equal = {"local_epochs": equal_epochs}
     return {
-        "local": {**common, **FEDAVG, "share": False},
-        "fedavg": {**common, **FEDAVG},
-        "fedface": {**common, **FEDAVG, "spreadout": 0.4},
+        "local": alone,
+        "local_equal": {**alone, **equal},
+        "local_negatives": {**no_branch, "contrastive_weight": 0.0, "share": False},
+        "fedavg": fedavg,
+        "fedavg_equal": {**fedavg, **equal},
+        "fedface": {
+            **fedavg,
+            "margin_loss": "class_hinge",
+            "margin": 0.1,  # a cosine of 0.9
+            "init_fc": True,
+            "spreadout": 0.3,
+            "spreadout_options": {"steps": 10},
+        },
+        "spreadout": {**fedavg, "spreadout": 0.4},
         "moon": {**no_branch, "public": False},
+        "branch_only": {**no_images, "contrastive_weight": 0.0},
+        "no_images": no_images,
         "hard_negatives": {**no_branch, "contrastive_weight": 0.0},
         "contrastive": no_branch,
+        "no_contrastive": {**common, "contrastive_weight": 0.0},
         "finetune": {**no_branch, "adapt": {**adapt, "kind": "finetune"}},
         "distill": {**no_branch, "adapt": {**adapt, "kind": "distill"}},
         # The same loss as the main term has, so the same weight; 10 is for BCE.

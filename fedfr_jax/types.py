@@ -312,6 +312,8 @@ class Federated(NamedTuple):
     network: Callable[[PyTree], PyTree] | None
     network_apply: Callable  # (variables of `network`, images) -> output [B, D]
     last_round: LastRound | None = None
+    # Passes over a client's examples, instead of the federation's.
+    local_epochs: int | tuple[int, ...] | None = None
     # The same on networks whose convolutions are computed otherwise.
     lowered: Mapping[str, "Federated"] = MappingProxyType({})
 

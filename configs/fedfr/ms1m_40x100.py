@@ -46,6 +46,7 @@ def get_config():
     }
     config.methods = base.table_rows(
         {"epochs": 5, "learning_rate": 1e-3},
+        equal_epochs=(15, 12, 9, 6),
         learning_rate=1e-3,
         decay_epochs=(8, 6, 4, 3),
         threshold=0.4,

@@ -38,16 +38,16 @@ def get_config():
         "max_images": 14,
         "global_ids_from": "lfw",
         "unseen_ids_from": "lfw",
-        "seed": 0,
+        "seed": config.get_ref("seed"),
     }
     config.model = {
         "name": "sphereface",
         "blocks": (1, 1, 1),
-        "widths": (16, 32, 64),
-        "embedding_dim": 64,
+        "widths": (32, 64, 128),
+        "embedding_dim": 128,
     }
     config.pretrain = {
-        "epochs": 40,
+        "epochs": 20,
         "optimizer": "adam",
         "learning_rate": 2e-3,
         "checkpoint_every": 0,
@@ -60,9 +60,9 @@ def get_config():
     }
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": 1e-3},
+        equal_epochs=(12, 10, 8),
         learning_rate=1e-3,
         decay_epochs=(5, 4, 3),
-        threshold=0.4,
-        max_hard_negatives=300,
+        threshold=0.45,
     )
     return config.lock()

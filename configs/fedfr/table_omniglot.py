@@ -8,6 +8,8 @@ import os
 
 from fedfr_jax.configs import base
 
+WARP = ({"name": "affine", "rotation": 10, "scale": 0.1, "shift": 0.1},)
+
 
 def get_config():
     """480 classes pretrain, 400 federate on 10 clients, 84 are seen by nobody."""
@@ -28,14 +30,15 @@ def get_config():
     config.model = {
         "name": "sphereface",
         "blocks": (1, 1, 1),
-        "widths": (16, 32, 64),
-        "embedding_dim": 64,
+        "widths": (32, 64, 128),
+        "embedding_dim": 128,
     }
     config.pretrain = {
-        "epochs": 16,
+        "epochs": 40,
         "optimizer": "adam",
         "learning_rate": 2e-3,
         "flip": 0.0,
+        "augment": WARP,
         "checkpoint_every": 0,
     }
     config.federation = {
@@ -43,14 +46,15 @@ def get_config():
         "local_epochs": (4, 3, 3),
         "batch_size": 16,
         "flip": 0.0,
+        "augment": WARP,
         "checkpoint_every": 0,
     }
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": 1e-3},
-        central={"epochs": 11},  # as many steps as pretraining
+        equal_epochs=(6, 5, 5),
+        central={"epochs": 27},  # as many steps as pretraining
         learning_rate=1e-3,
         decay_epochs=(3, 2, 2),
         threshold=0.75,
-        max_hard_negatives=300,
     )
     return config.lock()

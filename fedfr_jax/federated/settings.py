@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from fedfr_jax.federated.engine import REDUCTIONS
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.schema import check_ranges, is_of
 
 TABLES = ("auto", "device", "stream")
 AUTO = "auto"
@@ -45,7 +45,6 @@ def check_federation(settings: Federation, num_clients: int) -> None:
     bounds = {
         "rounds": (1, math.inf),
         "cohort_size": (0, num_clients),
-        "local_epochs": (0, math.inf),
         "batch_size": (1, math.inf),
         "flip": (0, 1),
         "lanes": (1, math.inf),
@@ -64,7 +63,13 @@ def check_federation(settings: Federation, num_clients: int) -> None:
         raise ValueError(
             f"config.federation.lanes must be a number or auto, got {settings.lanes!r}."
         )
-    if settings.local_epochs == ():
-        raise ValueError("config.federation.local_epochs must be a number, got ().")
+    check_epochs("config.federation.local_epochs", settings.local_epochs)
     numbers = {**settings._asdict(), "lanes": settings.first_lanes}
     check_ranges("config.federation.", numbers, bounds)
+
+
+def check_epochs(what: str, epochs: int | tuple[int, ...]) -> None:
+    """Raise ValueError for epochs that are no whole numbers, or negative."""
+    if not is_of(int | tuple[int, ...], epochs) or epochs == ():
+        raise ValueError(f"{what} must be a number, or one per round, got {epochs!r}.")
+    check_ranges("", {what: epochs}, {what: (0, math.inf)})

@@ -12,7 +12,7 @@ from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.tuning import Setting, tune
 from fedfr_jax.stream import placed
-from fedfr_jax.types import Algorithm, Central, Experiment, Federated, LastRound, PyTree
+from fedfr_jax.types import Central, Experiment, Federated, LastRound, PyTree
 
 
 class Begun(NamedTuple):
@@ -33,7 +33,7 @@ def begin(experiment: Experiment, trainer: Federated, variables, folder) -> Begu
     setting = Setting(lanes=federation.first_lanes)
     lowered = {setting.lowering: trainer, **trainer.lowered}
     make = lambda setting: simulation_of(
-        experiment, lowered[setting.lowering].algorithm, table, setting
+        experiment, lowered[setting.lowering], table, setting
     )
     sim = make(setting)
     server = start(sim, trainer.start(variables))
@@ -53,18 +53,18 @@ def begin(experiment: Experiment, trainer: Federated, variables, folder) -> Begu
 
 
 def simulation_of(
-    experiment: Experiment, algorithm: Algorithm, table, setting: Setting
+    experiment: Experiment, trainer: Federated, table, setting: Setting
 ) -> Simulation:
-    """The simulation of an algorithm on the experiment's clients."""
-    federation = experiment.federation
+    """The simulation of a trainer on the experiment's clients."""
+    federation, epochs = experiment.federation, trainer.local_epochs
     return simulation(
-        algorithm,
+        trainer.algorithm,
         experiment.feed,
         table,
         experiment.task.population,
         mesh=meshes.first_devices(experiment.mesh, setting.devices),
         cohort_size=federation.cohort_size,
-        local_epochs=federation.local_epochs,
+        local_epochs=federation.local_epochs if epochs is None else epochs,
         lanes=setting.lanes,
         seed=experiment.seed,
         reduction=federation.reduction,

@@ -180,7 +180,9 @@ def operations(
     own = np.diff(partition.train_offsets)
     has_extra = shapes.extra.examples.shape[1] > 0
     total = own + (hard_negatives if has_extra else 0)
-    epochs = np.ravel(federation.local_epochs)[0]
+    own_epochs = method.local_epochs
+    epochs = federation.local_epochs if own_epochs is None else own_epochs
+    epochs = np.ravel(epochs)[0]
     steps = int((shapes.feed.steps_per_epoch(total) * epochs).sum())
     number = {"steps": float(steps), "local steps": steps * step}
     num_public = len(partition.global_examples)

@@ -133,6 +133,30 @@ def test_six_of_ten_images_are_trained(num_images, num_train):
     assert (len(split.train), len(split.test)) == (num_train, num_images - num_train)
 
 
+def test_validation_sees_no_test_image_and_nobody_of_the_unseen():
+    labels = labels_of([8] * 40)
+    sizes = {"num_clients": 3, "ids_per_client": 4, "num_global_ids": 9}
+    settings = {**sizes, "num_unseen_ids": 3, "min_images": 6, "seed": 5}
+    whole = by_identity(labels, **settings)
+    part = by_identity(labels, **settings, is_validation=True)
+    assert_consistent(part, labels)
+    assert set(part.train) | set(part.test) == set(whole.train)
+    assert not set(part.train) & set(part.test)
+    assert part.client_identities.tolist() == whole.client_identities.tolist()
+    own = part.train_identities
+    assert np.isin(whole.client_identities, own).all()
+    assert np.isin(whole.client_identities, part.test_identities).all()
+    public = [*part.global_identities, *part.unseen_identities]
+    assert public == whole.global_identities.tolist()
+    assert len(part.unseen_identities) == 3
+    for change, match in (
+        ({"num_unseen_ids": 10}, "num_unseen_ids must not exceed"),
+        ({"min_images": 2, "train_fraction": 0.1}, "min_images must leave"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            by_identity(labels, **{**settings, **change}, is_validation=True)
+
+
 def test_masks_choose_where_clients_and_global_identities_come_from():
     labels = labels_of([6] * 30)
     is_first = np.arange(30) < 12

@@ -41,6 +41,7 @@ def by_identity(
     client_ids_from: np.ndarray | None = None,
     global_ids_from: np.ndarray | None = None,
     unseen_ids_from: np.ndarray | None = None,
+    is_validation: bool = False,
     seed: int = 0,
 ) -> Partition:
     """Disjoint identities for every client, the global set and the unseen set.
@@ -62,6 +63,9 @@ def by_identity(
       client_ids_from: [M] bool identities that clients may hold; None for all.
       global_ids_from: [M] bool, the same for the global set.
       unseen_ids_from: [M] bool, the same for the unseen set.
+      is_validation: True leaves the test images and the unseen identities alone, to
+        choose settings without them: clients are tested on a part of their training
+        images, cut as the whole was, and the last global identities are the unseen.
       seed: any int >= 0.
 
     Raises:
@@ -72,6 +76,11 @@ def by_identity(
     sizes = client_sizes(num_clients, ids_per_client, len(labels))
     public_min = global_min_images or min_images
     _check_images(min_images, global_min_images, max_images, train_fraction)
+    if is_validation and num_unseen_ids > num_global_ids:
+        raise ValueError(
+            "num_unseen_ids must not exceed num_global_ids with is_validation, got "
+            f"{num_unseen_ids} and {num_global_ids}."
+        )
     rng = np.random.default_rng(seed)
     # One number per row, drawn before anything else: see the docstring.
     grouped = group(labels, rng.random(len(labels)), max_images)
@@ -96,10 +105,23 @@ def by_identity(
     )
 
     used = grouped.used(mine)
-    num_train = np.clip(np.rint(train_fraction * used).astype(np.int64), 1, used - 1)
+    num_train = _train_part(used, train_fraction)
+    if is_validation:
+        if num_train.min() < 2:
+            raise ValueError(
+                "min_images must leave every identity two training images with "
+                f"is_validation, got {min_images}."
+            )
+        used, num_train = num_train, _train_part(num_train, train_fraction)
+        public, unseen = np.split(public, [len(public) - num_unseen_ids])
     cut = Cut(np.zeros_like(used), num_train, num_train, used - num_train)
     fewest = min(min_images, public_min)
     return assemble(grouped, sizes, mine, public, unseen, cut, fewest)
+
+
+def _train_part(used: np.ndarray, fraction: float) -> np.ndarray:
+    """Images of each identity that are trained on, one at least on both sides."""
+    return np.clip(np.rint(fraction * used).astype(np.int64), 1, used - 1)
 
 
 def ms1m(

@@ -3,8 +3,8 @@
 Aggarwal, Zhou, Jain 2021, arXiv:2104.03008. A client uploads its class embeddings; the
 server takes some steps on a spread-out penalty over all of the cohort's and hands each
 client its own back when it trains next. Wraps an algorithm like `fedfr`, whose local
-loss it leaves alone (FedFace pulls features to fixed embeddings of one class per
-client; FedFR's comparison trains CosFace over a client's many classes, as here).
+loss it leaves alone: FedFace's own is `margin_loss` class_hinge of the faces task, and
+`init_fc` its start. A client may hold many classes, FedFace's holds one.
 """
 
 from collections.abc import Callable

@@ -24,10 +24,12 @@ from fedfr_jax.losses.margin import (
     softmax_cross_entropy,
 )
 from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.losses.spreadout import class_hinge
 from fedfr_jax.schema import check_keys
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.types import Model, PyTree
 
+HINGE = "class_hinge"  # beside the names of LOSSES
 BRANCHES = ("bce", "cosface", "cosface_all")
 REWEIGHTS = ("mended", "official")
 
@@ -94,11 +96,11 @@ def face_loss(
     interclass_threshold: float | None = None,
 ) -> Callable:
     """Loss of `Local` over params {"backbone", "phi", "head", "branch"}.
-      interclass_threshold: cosine above which another class of an example is taken for
-        label noise and left out, see `interclass_filter`; None takes all.
 
     Args:
-      margin_loss: a name of LOSSES, with its `scale` and `margin`.
+      margin_loss: a name of LOSSES, with its `scale` and `margin`; or class_hinge,
+        FedFace's pull towards class embeddings that stay as they are, to a cosine of
+        1 - `margin`.
       contrastive_weight: 0 leaves the term, and the frozen features, out.
       branch: bce (SphereFace2), cosface (`margin_loss` over the own classes, own images
         only), cosface_all (over own and public classes, all images), or None without a
@@ -112,12 +114,14 @@ def face_loss(
       reweight: None, or repeat logits to imitate the softmax over the classes of all
         `num_clients` (`repeat_others`): mended, or official, which cuts the gradient of
         L_cos as the released `--reweight_cosface` does.
+      interclass_threshold: cosine above which another class of an example is taken for
+        label noise and left out, see `interclass_filter`; None takes all.
 
     Raises:
       ValueError: for an unknown margin loss, branch, converter, reweight or option of
         the branch, an option out of range, or a reweight without clients.
     """
-    _check_name("margin_loss", margin_loss, LOSSES)
+    _check_name("margin_loss", margin_loss, (*LOSSES, HINGE))
     _check_name("branch", branch, (None, *BRANCHES))
     _check_name("converter", converter, CONVERTERS)
     _check_name("reweight", reweight, (None, *REWEIGHTS))
@@ -125,8 +129,13 @@ def face_loss(
         raise ValueError(
             f"num_clients must be at least 1 with reweight, got {num_clients}."
         )
-    branch_options = _branch_options(branch, branch_options, LOSSES[margin_loss])
-    logits_of = LOSSES[margin_loss]
+    logits_of = LOSSES.get(margin_loss)
+    if logits_of is None and (branch not in (None, "bce") or reweight):
+        raise ValueError(
+            f"margin_loss must be one of {list(LOSSES)} with branch {branch} and "
+            f"reweight {reweight}, got {margin_loss!r}."
+        )
+    branch_options = _branch_options(branch, branch_options, logits_of)
 
     def branch_loss(params, features, phi, batch, labels, num_classes):
         shared = jax.lax.stop_gradient if detach_branch else lambda x: x
@@ -148,6 +157,20 @@ def face_loss(
         is_other = batch.is_extra & (branch == "cosface")
         return masked_mean(values, batch.is_valid & ~is_other)
 
+    def classification(features, weights, labels, num_classes, mask):
+        if logits_of is None:
+            own = jax.lax.stop_gradient(weights)[labels]
+            return class_hinge(features, own, target=1.0 - margin)
+        cosines = cosine(features, weights)
+        if interclass_threshold is not None:
+            cosines = interclass_filter(cosines, labels, threshold=interclass_threshold)
+        logits = logits_of(cosines, labels, scale=scale, margin=margin)
+        if reweight:
+            logits = repeat_others(logits, labels, num_classes, num_clients - 1, mask)
+        if reweight == "official":
+            logits = jax.lax.stop_gradient(logits)
+        return softmax_cross_entropy(logits, labels, mask)
+
     def loss_fn(variables, batch, key, *, frozen=None):
         del key
         num_classes = batch.num_classes
@@ -159,15 +182,7 @@ def face_loss(
         num_own = 0 if head is None else len(head)  # padded to the largest client's
         mask = valid_classes(num_own, num_classes, len(weights) - num_own)
         labels = jnp.where(batch.is_extra, num_own + batch.labels, batch.labels)
-        cosines = cosine(features, weights)
-        if interclass_threshold is not None:
-            cosines = interclass_filter(cosines, labels, threshold=interclass_threshold)
-        logits = logits_of(cosines, labels, scale=scale, margin=margin)
-        if reweight:
-            logits = repeat_others(logits, labels, num_classes, num_clients - 1, mask)
-        if reweight == "official":
-            logits = jax.lax.stop_gradient(logits)
-        per_example = softmax_cross_entropy(logits, labels, mask)
+        per_example = classification(features, weights, labels, num_classes, mask)
         metrics = {"classification": masked_mean(per_example, batch.is_valid)}
         total = metrics["classification"]
         if contrastive_weight:

@@ -42,6 +42,7 @@ class FaceMethod(NamedTuple):
     last_round: LastRound | None = None
     init_fc: bool = False  # hand `start` the public classes' mean features as phi
     generic: Callable = lambda server: server.backbone  # -> the judged network
+    local_epochs: int | tuple[int, ...] | None = None  # None: the federation's
     # The same on networks whose convolutions are lowered otherwise.
     lowered: Mapping[str, "FaceMethod"] = MappingProxyType({})
 

@@ -9,7 +9,12 @@ from fedfr_jax.central.settings import Training, check_training
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import format_report, report
 from fedfr_jax.federated.model_axis import gathered
-from fedfr_jax.federated.settings import AUTO, Federation, check_federation
+from fedfr_jax.federated.settings import (
+    AUTO,
+    Federation,
+    check_epochs,
+    check_federation,
+)
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.schema import call, choose, naming
@@ -148,7 +153,7 @@ def build_method(
     """A row of the result: `kind` federated (the default), or central on all images.
 
     A federated row is FedFR with its terms as options, or another `algorithm` with the
-    options of its factory. A central row takes the keys of `pretrain` that it does not
+    options of its factory; `local_epochs` are its own. A central row takes the keys of `pretrain` that it does not
     set itself.
     """
     section, options = f"methods.{name}", dict(options)
@@ -163,7 +168,12 @@ def build_method(
         "num_classes": int(partition.num_classes.max()),
         "num_clients": len(partition.num_classes),
     }
-    algorithm = options.pop("algorithm", "fedfr")
+    algorithm, epochs = (
+        options.pop("algorithm", "fedfr"),
+        options.pop("local_epochs", None),
+    )
+    if epochs is not None:
+        check_epochs(f"config.{section}.local_epochs", epochs)
     if algorithm == "feddane":  # its server takes gradients of every client's loss
         raise ValueError(
             f"config.{section}.algorithm must not need the class embeddings that stay "
@@ -171,13 +181,15 @@ def build_method(
         )
     with naming(f"config.{section}"):
         if algorithm == "fedfr":
-            return call(section, federated_faces, options, model, **counts)
+            method = call(section, federated_faces, options, model, **counts)
+            return method._replace(local_epochs=epochs)
         others = keywords(classical_faces).keys() - {"num_classes"}
         make, rest = algorithm_maker(section, algorithm, options, others, counts)
         num_classes = counts["num_classes"]
-        return call(
+        method = call(
             section, classical_faces, rest, model, make, num_classes=num_classes
         )
+        return method._replace(local_epochs=epochs)
 
 
 def with_lowered(
@@ -269,5 +281,6 @@ def trainer_of(
         network=method.generic,
         network_apply=embed,
         last_round=method.last_round,
+        local_epochs=method.local_epochs,
         lowered=lowered,
     )
