@@ -4,7 +4,11 @@ import jax
 import numpy as np
 import pytest
 
+from fedfr_jax.build import build
 from fedfr_jax.central.settings import Training
+from fedfr_jax.runs.begin import simulation_of
+from fedfr_jax.runs.tuning import Setting
+from fedfr_jax.stream import placed
 from fedfr_jax.tasks.faces.stages import plan
 
 
@@ -71,3 +75,26 @@ def test_lowerings_are_not_measured_unless_asked_and_there_is_a_choice(
     given["model"] = {k: v for k, v in given["model"].items() if v is not None}
     methods = plan(given).methods
     assert methods["fedfr"].lowered == methods["ditto"].lowered == {}
+
+
+def test_a_row_may_have_local_epochs_of_its_own(path):
+    settings = {**config(path, 1), "task": "faces"}
+    settings["methods"] = {"fedfr": {"local_epochs": (5, 2)}, "ditto": {}}
+    settings["methods"]["ditto"] = {"algorithm": "ditto", "local_epochs": 7}
+    settings["methods"]["fedavg"] = {"public": False}
+    experiment = build(settings)
+    epochs = {}
+    for name in ("fedfr", "ditto", "fedavg"):
+        trainer = experiment.stages[name].trainer
+        table = placed(experiment.task.dataset, experiment.mesh)
+        sim = simulation_of(experiment, trainer, table, Setting(lanes=1))
+        epochs[name] = [sim.local_epochs(r) for r in range(4)]
+    assert epochs == {
+        "fedfr": [5, 2, 2, 2],
+        "ditto": [7, 7, 7, 7],
+        "fedavg": [10, 8, 6, 4],
+    }
+    for bad in (2.5, (), -1, "two"):
+        settings["methods"] = {"fedfr": {"local_epochs": bad}}
+        with pytest.raises(ValueError, match="config.methods.fedfr.local_epochs must"):
+            plan(settings)

@@ -145,7 +145,7 @@ def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
         "cost": {
             "seconds": round(time.perf_counter() - begun, 1),
             "core_seconds": round(time.process_time() - used, 1),
-            **chosen(folder / name),
+            **work(experiment, stages[name].trainer, folder / name),
         },
     }
 
@@ -170,6 +170,27 @@ def go_on_from(folder: pathlib.Path, name: str) -> None:
         shutil.rmtree(draft, ignore_errors=True)  # of a copy that was interrupted
         shutil.copytree(source, draft, ignore=shutil.ignore_patterns("config.json"))
         draft.rename(folder / name)
+
+
+def work(experiment, trainer, folder: pathlib.Path) -> dict:
+    """What a row trains on: the images of a client and round, and its steps in all.
+
+    Central training stands there as one client. With `chosen` of a federated row.
+    """
+    from fedfr_jax.runs.sinks import read_jsonl
+
+    if not (folder / "clients.jsonl").exists():
+        batch, images = trainer.settings.batch_size, trainer.num_rows
+        steps = trainer.settings.epochs * -(-images // batch)
+        return {"images": images, "steps": steps}
+    found = chosen(folder)
+    own = np.diff(experiment.task.population.offsets).mean()
+    lines = read_jsonl(folder / "clients.jsonl")
+    return {
+        "images": float(own + found.get("hard_negatives", 0.0)),
+        "steps": float(sum(np.mean(line["steps"]) for line in lines)),
+        **found,
+    }
 
 
 def chosen(folder: pathlib.Path) -> dict:

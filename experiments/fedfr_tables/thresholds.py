@@ -40,6 +40,8 @@ def main(argv: list[str]) -> None:
     remember_programs(folder)
     grid, seeds = values.thresholds, [int(s) for s in values.seeds]
     counts = np.mean([count(config, s, folder / f"seed{s}", grid) for s in seeds], 0)
+    counted = dict(zip(grid, counts.tolist(), strict=True))
+    print(counts_table(counted), flush=True)
     rows = [
         name_at(t)
         for t, number in zip(grid, counts, strict=True)
@@ -51,7 +53,6 @@ def main(argv: list[str]) -> None:
         for s in seeds
     }
     target, name = values.results, name_of(argv)
-    counted = dict(zip(grid, counts.tolist(), strict=True))
     write_results(target / "results.json", f"{name} thresholds", runs, counted=counted)
     plot(target / f"thresholds_{name}.png", counted, runs)
     text = f"{made(runs)}\n\n{counts_table(counted)}\n\n{table(runs)}"
@@ -60,8 +61,8 @@ def main(argv: list[str]) -> None:
 
 
 def name_at(threshold: str) -> str:
-    """Name of a row; a config's keys hold no dots."""
-    return f"t_HN {100 * float(threshold):.0f}%"
+    """Name of a row, in hundredths; a config's keys hold no dots."""
+    return f"t_HN={100 * float(threshold):.0f}"
 
 
 def at_thresholds(config, grid: list[str]):
@@ -123,7 +124,7 @@ def plot(path: pathlib.Path, counted: dict[str, float], runs: dict) -> None:
     from matplotlib.figure import Figure
 
     names = [name for name in next(iter(runs.values())) if name.startswith("t_HN")]
-    trained = [float(name.split()[1].strip("%")) / 100 for name in names]
+    trained = [float(name.partition("=")[2]) / 100 for name in names]
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     number, cost, rate = figure.subplots(1, 3)
     number.plot([float(t) for t in counted], counted.values(), "o-", color="#0072B2")

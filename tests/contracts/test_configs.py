@@ -49,7 +49,8 @@ def check_faces(config):
     check(Judge, config["evaluation"], "evaluation")
     for name, options in config["methods"].items():
         kind = {"federated": federated_faces, "central": Training}
-        settings = {k: v for k, v in options.items() if k != "kind"}
+        others = ("kind", "local_epochs")
+        settings = {k: v for k, v in options.items() if k not in others}
         check(kind[options.get("kind", "federated")], settings, name)
 
 

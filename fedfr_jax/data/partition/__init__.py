@@ -17,11 +17,10 @@ from fedfr_jax.data.partition.classes_report import class_report, format_class_r
 from fedfr_jax.data.partition.client_split import ClientSplit
 from fedfr_jax.data.partition.faces import (
     by_identity,
-    format_report,
     ms1m,
     ms1m_order,
-    report,
 )
+from fedfr_jax.data.partition.faces_report import format_report, report
 from fedfr_jax.schema import register
 
 __all__ = [

@@ -153,8 +153,8 @@ def build_method(
     """A row of the result: `kind` federated (the default), or central on all images.
 
     A federated row is FedFR with its terms as options, or another `algorithm` with the
-    options of its factory; `local_epochs` are its own. A central row takes the keys of `pretrain` that it does not
-    set itself.
+    options of its factory; it may have `local_epochs` of its own. A central row takes
+    the keys of `pretrain` that it does not set itself.
     """
     section, options = f"methods.{name}", dict(options)
     kind = options.pop("kind", "federated")

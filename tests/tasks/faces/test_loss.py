@@ -157,3 +157,20 @@ def test_the_options_of_the_binary_branch_reach_it():
     actual = branch_term(params, batch, branch="bce", branch_options=options)
     np.testing.assert_allclose(actual, losses.sum(1)[IS_VALID].mean(), rtol=1e-5)
     assert abs(actual - branch_term(params, batch, branch="bce")) > 1e-2
+
+
+def test_fedface_pulls_features_to_class_embeddings_that_stay():
+    params, batch = problem()
+    loss = face_loss(MODEL, margin_loss="class_hinge", margin=0.1)
+    value = lambda params: loss({"params": params, "batch_stats": {}}, batch, None)[0]
+    found, gradient = jax.jit(jax.value_and_grad(value))(params)
+    features = unit(batch.images @ params["backbone"])
+    weights = unit(np.concatenate([params["head"], params["phi"]]))
+    own = weights[np.where(IS_EXTRA, PADDED + LABELS, LABELS)]
+    each = np.maximum(0.9 - (features * own).sum(axis=1), 0) ** 2
+    assert found == pytest.approx(each[IS_VALID].mean(), rel=1e-5)
+    assert not gradient["head"].any() and not gradient["phi"].any()
+    assert gradient["backbone"].any()
+    for other in ({"branch": "cosface"}, {"reweight": "mended", "num_clients": 2}):
+        with pytest.raises(ValueError, match="margin_loss must be one of"):
+            face_loss(MODEL, margin_loss="class_hinge", **other)
