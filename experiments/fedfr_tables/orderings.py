@@ -203,6 +203,7 @@ def write_results(path: pathlib.Path, name: str, runs: dict, **notes) -> dict:
             new = {k: v for k, v in found.items() if k != "roc"}
             kept.setdefault(seed, {})[row] = new
     results[name] = {"made": made(kept), "seeds": kept, **notes}
+    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(results, indent=1, sort_keys=True)
     flat = lambda found: re.sub(r"\s+", " ", found[0])
     path.write_text(re.sub(r"\[[^\[\]{}]*\]", flat, text) + "\n")
