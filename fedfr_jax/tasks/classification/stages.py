@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
@@ -18,8 +19,9 @@ from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.schema import call, check_keys, check_ranges, choose, naming
-from fedfr_jax.stream import stream
+from fedfr_jax.stream import Stream, stream
 from fedfr_jax.tasks.classification.accuracy import Accuracy
+from fedfr_jax.tasks.classification.central import central_row
 from fedfr_jax.tasks.classification.loss import cross_entropy
 from fedfr_jax.tasks.data import (
     feed_of,
@@ -29,7 +31,16 @@ from fedfr_jax.tasks.data import (
     streams,
 )
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
-from fedfr_jax.types import Dataset, Experiment, Federated, Model, Source, Stage, Task
+from fedfr_jax.types import (
+    Central,
+    Dataset,
+    Experiment,
+    Federated,
+    Model,
+    Source,
+    Stage,
+    Task,
+)
 
 OWN = ("personal", "draw", "batch_stats", "label_smoothing")  # keys of a method
 
@@ -47,34 +58,22 @@ def classification(settings: Mapping) -> Experiment:
         given = sorted(settings["pretrain"])
         raise ValueError(f"config.pretrain must be empty with this task, got {given}.")
     source = open_data(settings["data"])
-    parts = split({"name": "iid", **settings["partition"]}, source)
-    if not isinstance(parts, ClientSplit):
-        name = settings["partition"]["name"]
-        raise ValueError(f"config.partition.name must split classes, got {name!r}.")
-    if not len(parts.test):
-        raise ValueError("config.partition must leave test images, got none.")
+    parts = parts_of(settings["partition"], source)
     num_clients = len(parts.train_offsets) - 1
     check_federation(federation, num_clients)
     mesh = make_mesh(num_model_shards=federation.model_shards)
-    trainers = trainers_of(settings, source, num_clients)
+    trainers = trainers_of(settings, source, parts, mesh)
     if federation.lanes == AUTO:
-        for lowering in other_lowerings(settings["model"]):
-            model = {**settings["model"], "lowering": lowering}
-            others = trainers_of({**settings, "model": model}, source, num_clients)
-            for name, trainer in trainers.items():
-                lowered = {**trainer.lowered, lowering: others[name]}
-                trainers[name] = trainer._replace(lowered=lowered)
+        trainers = with_lowered(trainers, settings, source, parts, mesh)
     most = streams(federation, source, (parts.train, parts.test), mesh)
     feed = feed_of(federation, drop_last=federation.drop_last)
-    check_keys("config.evaluation", settings["evaluation"], ("batch_size",))
-    evaluation = {"batch_size": 64, **settings["evaluation"]}
-    check_ranges("config.evaluation.", evaluation, {"batch_size": (1, math.inf)})
-    judged = Feed(evaluation["batch_size"], normalize())
+    judged = judged_feed(settings["evaluation"])
     test = table_of(source, parts.test, most)
+    train = table_of(source, parts.train, most)
     facts = class_report(parts, source.labels, source.names)
     return Experiment(
         task=Task(
-            dataset=table_of(source, parts.train, most),
+            dataset=train,
             population=Population(
                 parts.train_offsets.astype(np.int64),
                 np.full(num_clients, parts.num_classes, np.int32),
@@ -83,12 +82,42 @@ def classification(settings: Mapping) -> Experiment:
             facts=facts,
             text=format_class_report(facts),
         ),
-        stages={name: Stage(trainer) for name, trainer in trainers.items()},
+        stages={name: stage_of(trainer, train) for name, trainer in trainers.items()},
         mesh=mesh,
         feed=feed,
         federation=federation,
         seed=settings["seed"],
     )
+
+
+def parts_of(settings: Mapping, source: Source) -> ClientSplit:
+    """The config's partition, iid unless it names another.
+
+    Raises:
+      ValueError: for one of faces, or one that leaves no test image.
+    """
+    parts = split({"name": "iid", **settings}, source)
+    if not isinstance(parts, ClientSplit):
+        name = settings["name"]
+        raise ValueError(f"config.partition.name must split classes, got {name!r}.")
+    if not len(parts.test):
+        raise ValueError("config.partition must leave test images, got none.")
+    return parts
+
+
+def judged_feed(settings: Mapping) -> Feed:
+    """How test images are seen: as they are, in batches of config.evaluation."""
+    check_keys("config.evaluation", settings, ("batch_size",))
+    settings = {"batch_size": 64, **settings}
+    check_ranges("config.evaluation.", settings, {"batch_size": (1, math.inf)})
+    return Feed(settings["batch_size"], normalize())
+
+
+def stage_of(trainer: Federated | Central, train: Dataset | Stream) -> Stage:
+    """The stage of a trainer; a central one is given everybody's images."""
+    if isinstance(trainer, Central):
+        trainer = trainer._replace(dataset=train)
+    return Stage(trainer)
 
 
 def table_of(source: Source, rows: np.ndarray, stream_bytes: int | None):
@@ -100,15 +129,52 @@ def table_of(source: Source, rows: np.ndarray, stream_bytes: int | None):
 
 
 def trainers_of(
-    settings: Mapping, source: Source, num_clients: int
-) -> dict[str, Federated]:
+    settings: Mapping, source: Source, parts: ClientSplit, mesh: Mesh
+) -> dict[str, Federated | Central]:
     """{row: trainer} of config.methods, all on one network."""
     model = classifier(settings["model"], source)
     apply = jax.jit(lambda variables, images: model.apply(variables, images, False)[0])
     first = model.init(jax.random.key(settings["seed"]))
+    num_clients, trainers = len(parts.train_offsets) - 1, {}
+    for name, options in settings["methods"].items():
+        kind = options.get("kind", "federated")
+        if kind == "central":
+            num_rows = len(parts.train)
+            made = central_row(name, options, model, apply, first, num_rows, mesh)
+        elif kind == "federated":
+            own = {key: value for key, value in options.items() if key != "kind"}
+            made = trainer_of(name, own, model, apply, first, num_clients)
+        else:
+            raise ValueError(
+                f"config.methods.{name}.kind must be federated or central, got "
+                f"{kind!r}."
+            )
+        trainers[name] = made
+    return trainers
+
+
+def with_lowered(
+    trainers: Mapping[str, Federated | Central],
+    settings: Mapping,
+    source: Source,
+    parts: ClientSplit,
+    mesh: Mesh,
+) -> dict[str, Federated | Central]:
+    """Federated trainers beside themselves on networks that compute otherwise."""
+    lowered = {
+        lowering: trainers_of(
+            {**settings, "model": {**settings["model"], "lowering": lowering}},
+            source,
+            parts,
+            mesh,
+        )
+        for lowering in other_lowerings(settings["model"])
+    }
     return {
-        name: trainer_of(name, options, model, apply, first, num_clients)
-        for name, options in settings["methods"].items()
+        name: trainer
+        if isinstance(trainer, Central)
+        else trainer._replace(lowered={k: of[name] for k, of in lowered.items()})
+        for name, trainer in trainers.items()
     }
 
 
