@@ -86,7 +86,7 @@ def test_a_linear_base_has_one_layer_below_the_last_block_and_the_classifier(top
     assert model.blocks == ("base", "block1", "fc")
     params = variables["params"]
     assert params["base"]["kernel"].shape == (32 * 32 * 3, 2 * 2 * 8)
-    first = {
+    own = {
         "resnet": ("conv1", (3, 3, 8, 8)),
         "mobilenet": ("depthwise", (3, 3, 1, 8)),
     }
