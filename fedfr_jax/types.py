@@ -345,6 +345,9 @@ class Networks(NamedTuple):
     # client -> variables of its own network; None: everybody has the one network
     of_client: Callable[[int], PyTree] | None
     client_apply: Callable  # (variables of `of_client`, images) -> output [B, D]
+    # number -> variables that a client would start with who never took part; None
+    # where `of_client` is
+    of_new: Callable[[int], PyTree] | None = None
 
 
 class Evaluation(NamedTuple):

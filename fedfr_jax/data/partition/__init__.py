@@ -14,7 +14,7 @@ from fedfr_jax.data.partition.classes import (
     shards,
 )
 from fedfr_jax.data.partition.classes_report import class_report, format_class_report
-from fedfr_jax.data.partition.client_split import ClientSplit
+from fedfr_jax.data.partition.client_split import ClientSplit, leave_out
 from fedfr_jax.data.partition.faces import (
     by_identity,
     format_report,
@@ -35,6 +35,7 @@ __all__ = [
     "format_class_report",
     "format_report",
     "iid",
+    "leave_out",
     "ms1m",
     "ms1m_order",
     "register_partition",

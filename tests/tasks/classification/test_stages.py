@@ -9,7 +9,7 @@ import pytest
 from fedfr_jax.build import build
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
-from fedfr_jax.types import Experiment
+from fedfr_jax.types import Experiment, Networks
 
 CLASSES, NUM_CLIENTS = 4, 4
 RATE = {"learning_rate": 0.1}
@@ -178,6 +178,83 @@ def test_test_images_of_the_set_itself_are_those_that_are_judged(path):
     assert flat(np.asarray(task.dataset.images)) == flat(images)
 
 
+# --- Clients that never take part, and fine-tuning
+
+OUTSIDE = {
+    "fedavg": RATE,
+    "fedper": {**RATE, "personal": {"blocks": 1}, "finetune_epochs": 1},
+    "drawn": {**RATE, "personal": {"blocks": 1}, "draw": True},
+    "central": {**METHODS["central"], "epochs": 24},
+}
+
+
+@pytest.fixture(scope="module")
+def outside(path, tmp_path_factory):
+    """(experiment, its numbers) with two more clients, outside the federation."""
+    partition = config(path)["partition"]
+    partition |= {"num_clients": NUM_CLIENTS + 2, "unseen_clients": 2}
+    finetune = {"epochs": 6, "learning_rate": 0.2}
+    given = config(
+        path,
+        partition=partition,
+        evaluation={"finetune": finetune},
+        methods=OUTSIDE,
+    )
+    experiment = build(given)
+    return experiment, run(experiment, tmp_path_factory.mktemp("outside"))
+
+
+def test_clients_outside_are_in_no_round_and_in_no_central_epoch(path, outside):
+    experiment, _ = outside
+    task = experiment.task
+    assert task.facts["clients"] == len(task.population.num_classes) == NUM_CLIENTS
+    assert experiment.stages["central"].trainer.num_rows == task.dataset.num_examples
+    partition = config(path)["partition"] | {"num_clients": NUM_CLIENTS + 2}
+    whole = build(config(path, partition=partition)).task
+    flat = lambda x: {image.tobytes() for image in np.asarray(x)}
+    inside, everybody = flat(task.dataset.images), flat(whole.dataset.images)
+    assert inside < everybody
+    assert len(everybody) - len(inside) > 30  # a third of 128
+
+
+def test_clients_outside_are_judged_as_they_come_and_after_fine_tuning(outside):
+    _, found = outside
+    protocols = {"generic", "personalised", "finetuned", "unseen", "unseen_finetuned"}
+    mean = {}
+    for name, of in found.items():
+        assert of.keys() == protocols
+        mean[name] = {k: v.get("accuracy") for k, v in of.items()}
+    for of in mean.values():  # two classes each, known after six epochs
+        assert of["finetuned"] > 0.8 and of["unseen_finetuned"] > 0.75
+        assert of["unseen_finetuned"] >= of["unseen"]
+    # A head that nobody has trained knows nothing, that of all clients something.
+    assert mean["central"]["unseen"] > 0.7
+    assert max(mean[name]["unseen"] for name in ("fedper", "drawn")) < 0.5
+
+
+def test_fine_tuning_one_layer_leaves_the_others(path):
+    """The judged networks of a round without aggregation, by hand."""
+    finetune = {"epochs": 1, "learning_rate": 0.2, "moves": "classifier"}
+    task = build(config(path, evaluation={"finetune": finetune})).task
+    first = build(config(path)).stages["fedavg"].trainer
+    seen = []
+
+    def apply(variables, images):
+        jax.debug.callback(
+            lambda x: seen.append(np.asarray(x)), variables["params"]["fc"]["bias"]
+        )
+        return first.apply(variables, images)
+
+    start = first.start(None)
+    networks = Networks(start, apply, None, apply)
+    tuned = task.evaluators["finetuned"].evaluate(networks).metrics["accuracy"]
+    jax.effects_barrier()
+    plain = task.evaluators["personalised"].evaluate(networks).metrics["accuracy"]
+    assert tuned > plain
+    for bias in seen:
+        np.testing.assert_array_equal(bias, start["params"]["fc"]["bias"])
+
+
 # --- Running statistics
 
 STATISTICS = {
@@ -287,6 +364,15 @@ ROWS = [
     ({"kind": "central", "epochs": 0}, "epochs must be at least 1, got 0"),
     ({"kind": "central", "batch_size": 129}, r"batch_size must lie in \[1, 128\]"),
     ({"kind": "central", "label_smoothing": 1.0}, "label_smoothing must lie in"),
+    ({**RATE, "finetune_epochs": 1}, "finetune_epochs must go with personal leaves"),
+    (
+        {**RATE, "personal": "classifier", "finetune_epochs": -1},
+        "finetune_epochs must be at least 0, got -1",
+    ),
+    (
+        {**RATE, "personal": "fc", "finetune_epochs": 1, "algorithm": "scaffold"},
+        "finetune_epochs must go with the algorithm fedavg, got 'scaffold'",
+    ),
     *WRONG_SETTINGS,
 ]
 
@@ -324,7 +410,7 @@ SECTIONS = [
         },
         "model.embedding_dim must be the 4 classes of the data, got 7",
     ),
-    ({"evaluation": {"fars": 1}}, r"evaluation must have keys of \['batch_size'\]"),
+    ({"evaluation": {"fars": 1}}, r"evaluation must have keys of \['batch_size', 'f"),
     ({"federation": {"cohort_size": 5}}, r"federation.cohort_size must lie in \[0, 4"),
     ({"federation": {"augment": ("blur",)}}, r"augment\[\d\].name must be one of"),
     (
@@ -336,6 +422,22 @@ SECTIONS = [
         "partition must leave test images",
     ),
     ({"evaluation": {"batch_size": 0}}, "evaluation.batch_size must be at least 1"),
+    (
+        {"evaluation": {"finetune": {"epochs": 0, **RATE}}},
+        "evaluation.finetune.epochs must be at least 1, got 0",
+    ),
+    (
+        {"evaluation": {"finetune": {"moves": "conv", **RATE}}},
+        "evaluation.finetune.moves: path pattern must match a leaf.*got 'conv'",
+    ),
+    (
+        {"evaluation": {"finetune": {}}},
+        "evaluation.finetune must have the key learning",
+    ),
+    (
+        {"partition": {"name": "iid", "num_clients": 3, "unseen_clients": 3}},
+        r"partition: unseen_clients must be a whole number in \[0, 3\), .*got 3",
+    ),
 ]
 
 
