@@ -51,6 +51,7 @@ class Source(NamedTuple):
     cameras: np.ndarray | None = None  # [T] int32 camera (or drawer, or session)
     pairs: "Pairs | None" = None  # the set's own verification protocol
     is_test: np.ndarray | None = None  # [T] bool, the set's own test part
+    owners: np.ndarray | None = None  # [T] int or str, whom each image comes from
 
 
 class Dataset(NamedTuple):
