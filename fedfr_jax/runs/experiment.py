@@ -62,7 +62,8 @@ def run_experiment(experiment: Experiment, workdir) -> dict:
     write_summary(workdir / "summary.json", summary)
     show(report.result_table(summary))  # before the plots, which may lack a package
     rows = {name: _rows_of(workdir / name) for name in found}
-    paths = report.draw(found, rows, workdir, say=show)
+    facts = experiment.task.facts
+    paths = report.draw(found, rows, workdir, facts=facts, say=show)
     pictures = [path for path in paths if path.suffix == ".png"]
     for path in [workdir / "summary.json", *pictures]:
         show(str(path))

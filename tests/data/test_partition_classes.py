@@ -454,10 +454,20 @@ def test_the_report_counts_clients_and_classes():
     assert text.splitlines()[-1].split() == ["client", "1", "0", "2", "1"]
 
 
-def test_the_report_shows_a_hundred_clients_at_most():
+@pytest.mark.parametrize(("num_classes", "shown"), [(12, 1000), (200, 500)])
+def test_the_report_shows_so_many_clients_that_a_file_can_hold_them(num_classes, shown):
+    labels = labels_of([3600 // num_classes] * num_classes)
+    split = iid(labels, num_clients=1100)
+    facts = class_report(split, labels, [str(i) for i in range(num_classes)])
+    assert facts["clients"] == 1100 and len(facts["table"]["train"]) == shown
+    first = split.train[: split.train_offsets[shown]]
+    counts = np.bincount(labels[first], minlength=num_classes)
+    np.testing.assert_array_equal(np.sum(facts["table"]["train"], axis=0), counts)
+
+
+def test_the_report_prints_few_clients_and_no_wide_table():
     labels = labels_of([300] * 12)
     facts = class_report(iid(labels, num_clients=150), labels, "abcdefghijkl")
-    assert facts["clients"] == 150 and len(facts["table"]["train"]) == 100
     assert "client 0" not in format_class_report(facts)  # twelve columns are too wide
     labels = labels_of([300] * 10)
     facts = class_report(iid(labels, num_clients=150), labels, "abcdefghij")

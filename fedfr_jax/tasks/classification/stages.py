@@ -70,6 +70,8 @@ def classification(settings: Mapping) -> Experiment:
     others = clients_of(source, unseen, most) if len(unseen.train) else None
     lanes, seed = federation.first_lanes, settings["seed"]
     facts = class_report(parts, source.labels, source.names)
+    if others:
+        facts["unseen clients"] = len(unseen.train_offsets) - 1
     return Experiment(
         task=Task(
             dataset=clients.train,

@@ -209,6 +209,7 @@ def test_clients_outside_are_in_no_round_and_in_no_central_epoch(path, outside):
     task = experiment.task
     assert task.facts["clients"] == len(task.population.num_classes) == NUM_CLIENTS
     assert experiment.stages["central"].trainer.num_rows == task.dataset.num_examples
+    assert "and 2 clients that never take part" in task.text
     partition = config(path)["partition"] | {"num_clients": NUM_CLIENTS + 2}
     whole = build(config(path, partition=partition)).task
     flat = lambda x: {image.tobytes() for image in np.asarray(x)}
