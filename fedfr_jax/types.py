@@ -51,6 +51,7 @@ class Source(NamedTuple):
     cameras: np.ndarray | None = None  # [T] int32 camera (or drawer, or session)
     pairs: "Pairs | None" = None  # the set's own verification protocol
     is_test: np.ndarray | None = None  # [T] bool, the set's own test part
+    owners: np.ndarray | None = None  # [T] int or str, whom each image comes from
 
 
 class Dataset(NamedTuple):
@@ -347,6 +348,9 @@ class Networks(NamedTuple):
     # client -> variables of its own network; None: everybody has the one network
     of_client: Callable[[int], PyTree] | None
     client_apply: Callable  # (variables of `of_client`, images) -> output [B, D]
+    # number -> variables that a client would start with who never took part; None
+    # where `of_client` is
+    of_new: Callable[[int], PyTree] | None = None
 
 
 class Evaluation(NamedTuple):

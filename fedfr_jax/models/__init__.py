@@ -1,13 +1,15 @@
 """Networks on images: name -> factory(image_shape, ...) -> Model.
 
 They end in an embedding (sphereface, iresnet, cnn, mlp) or in the logits of
-`num_classes` classes (resnet; cnn and mlp when asked).
+`num_classes` classes (resnet, mobilenet, linear_base; cnn and mlp when asked).
 """
 
 from collections.abc import Callable
 
 from fedfr_jax.models.cnn import cnn, mlp
 from fedfr_jax.models.iresnet import iresnet
+from fedfr_jax.models.linear_base import linear_base
+from fedfr_jax.models.mobilenet import mobilenet
 from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.schema import register
@@ -17,6 +19,8 @@ MODELS = {
     "sphereface": sphereface,
     "iresnet": iresnet,
     "resnet": resnet,
+    "mobilenet": mobilenet,
+    "linear_base": linear_base,
     "cnn": cnn,
     "mlp": mlp,
 }

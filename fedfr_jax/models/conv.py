@@ -72,7 +72,7 @@ def _fastest(x, kernel, stride, padding):
     Winograd's needs channels enough to hide its transforms of the image and tiles
     enough to hide that of the kernel.
     """
-    if _platform() != "cpu":
+    if platform() != "cpu":
         return "xla"
     if not _fits_winograd(kernel, stride) or min(kernel.shape[2:]) < 8:
         return "im2col"
@@ -81,7 +81,7 @@ def _fastest(x, kernel, stride, padding):
     return "winograd" if is_large else "im2col"
 
 
-def _platform() -> str:
+def platform() -> str:
     """Platform of the devices that are traced for, such as cpu, gpu or tpu."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform

@@ -62,7 +62,8 @@ def run_experiment(experiment: Experiment, workdir) -> dict:
     write_summary(workdir / "summary.json", summary)
     show(report.result_table(summary))  # before the plots, which may lack a package
     rows = {name: _rows_of(workdir / name) for name in found}
-    paths = report.draw(found, rows, workdir, say=show)
+    facts = experiment.task.facts
+    paths = report.draw(found, rows, workdir, facts=facts, say=show)
     pictures = [path for path in paths if path.suffix == ".png"]
     for path in [workdir / "summary.json", *pictures]:
         show(str(path))
@@ -217,30 +218,40 @@ def networks_of(
 ) -> Networks:
     """The server's network and every client's own, on the whole mesh."""
     mesh = experiment.mesh
-    variables, of_client = None, None
+    variables, of_client, of_new = None, None, None
     if trainer.network:
         variables = onto(mesh, trainer.network(server))
     if jax.tree.leaves(store.template) or variables is None:
-        of_client = own_networks(mesh, trainer, server, sim.key, store)
-    return Networks(variables, trainer.network_apply, of_client, trainer.apply)
+        of_client, of_new = own_networks(mesh, trainer, server, sim.key, store)
+    return Networks(variables, trainer.network_apply, of_client, trainer.apply, of_new)
 
 
 def own_networks(
     mesh: Mesh, trainer: Federated, server: PyTree, key: jax.Array, store: Store
-) -> Callable[[int], PyTree]:
-    """client -> variables of its own network, which its personal row says."""
+) -> tuple[Callable[[int], PyTree], Callable[[int], PyTree]]:
+    """Variables of networks, client -> its own, number -> that of one outside.
+
+    The former is what a client's personal row says.
+    """
     server, key = onto(mesh, (server, key))
+
+    def first_row(client):
+        own = first_personal_key(client_key(key, client))
+        return trainer.algorithm.init_personal(own, server)
 
     def of_client(client):
         rows, is_new = store.gather(np.array([client]))
         row = jax.tree.map(lambda x: x[0], rows)
         row = meshes.put(row, meshes.replicated(mesh))
         if is_new[0]:  # never drawn: what it would start from
-            own = first_personal_key(client_key(key, client))
-            row = trainer.algorithm.init_personal(own, server)
+            row = first_row(client)
         return trainer.algorithm.personalize(server, row)
 
-    return of_client
+    def of_new(number):
+        row = first_row(store.population + number)
+        return trainer.algorithm.personalize(server, row)
+
+    return of_client, of_new
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ def split(settings: Mapping, source: Source):
     """The config's partition of a source, by_identity unless it names another.
 
     The name of a joined part stands for its identities; partitions that know test rows
-    are given those that the source has.
+    or owners are given those that the source has.
     """
     settings = {"name": "by_identity", **settings}
     for key, value in settings.items():
@@ -43,8 +43,10 @@ def split(settings: Mapping, source: Source):
             where = f"config.partition.{key}"
             settings[key] = names_from(source.names, value, where)
     factory = PARTITIONS.get(settings["name"])
-    if factory and "is_test" in inspect.signature(factory).parameters:
-        settings.setdefault("is_test", source.is_test)
+    asked = inspect.signature(factory).parameters if factory else {}
+    for key, known in (("is_test", source.is_test), ("owners", source.owners)):
+        if key in asked and known is not None:
+            settings.setdefault(key, known)
     return choose("partition", PARTITIONS, settings, source.labels)
 
 

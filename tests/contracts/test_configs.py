@@ -57,6 +57,9 @@ def check_faces(config):
 def check_classification(config):
     assert not config["pretrain"]
     for name, options in config["methods"].items():
+        if options.get("kind") == "central":
+            check(Training, {k: v for k, v in options.items() if k != "kind"}, name)
+            continue
         algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
         known = {"algorithm", *keywords(algorithm), *keywords(local_of), *OWN}
         assert set(options) <= known, name

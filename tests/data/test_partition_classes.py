@@ -15,6 +15,8 @@ from fedfr_jax.data.partition import (
     dirichlet,
     format_class_report,
     iid,
+    leave_out,
+    quantity,
     register_partition,
     shards,
 )
@@ -25,6 +27,7 @@ DEALT = {
     "by_class": {"classes_per_client": 2},
     "dirichlet": {"alpha": 0.3},
     "shards": {"shards_per_client": 2},
+    "quantity": {"law": "lognormal", "skew": 1.5},
 }
 
 
@@ -287,6 +290,58 @@ def test_some_natural_clients_are_drawn_with_the_seed():
         assert len(set(owners[rows])) == 1
 
 
+@pytest.mark.parametrize("skew", [0.0, 1.0, 2.0])
+def test_sizes_fall_as_a_power_of_the_rank_beyond_the_least(skew):
+    labels = labels_of([20_000] * 5)
+    split = quantity(labels, num_clients=40, skew=skew, min_examples=50)
+    sizes = np.diff(split.train_offsets) + np.diff(split.test_offsets)
+    assert sizes.sum() == len(labels)
+    law = np.arange(1.0, 41) ** -skew
+    expected = 50 + law / law.sum() * (len(labels) - 40 * 50)
+    np.testing.assert_allclose(np.sort(sizes)[::-1], expected, atol=1)
+    train, _ = tables(split, labels)
+    large = train[np.argmax(sizes)]  # in which classes is not skewed
+    np.testing.assert_allclose(large / large.sum(), 0.2, atol=0.05)
+
+
+def test_lognormal_sizes_have_the_deviation_that_is_asked_for():
+    labels = labels_of([10**6] * 2)
+    split = quantity(labels, num_clients=2000, law="lognormal", skew=0.7)
+    sizes = np.diff(split.train_offsets) + np.diff(split.test_offsets)
+    assert np.log(sizes).std() == pytest.approx(0.7, rel=0.05)
+    other = quantity(labels, num_clients=2000, law="lognormal", skew=0.7, seed=1)
+    assert not np.array_equal(other.train_offsets, split.train_offsets)
+
+
+def test_clients_that_are_left_out_take_their_rows_with_them():
+    labels, is_test = with_tests([60] * 5, [20] * 5)
+    split = shards(labels, num_clients=9, shards_per_client=2, is_test=is_test)
+    inside, outside = leave_out(split, 4, seed=3)
+    for part in (inside, outside):
+        assert_consistent(part, labels, is_test)
+
+    def of_clients(part):
+        return [
+            (
+                tuple(part.train[slice(*part.train_offsets[c : c + 2])]),
+                tuple(part.test[slice(*part.test_offsets[c : c + 2])]),
+            )
+            for c in range(len(part.train_offsets) - 1)
+        ]
+
+    whole = of_clients(split)
+    kept, left = of_clients(inside), of_clients(outside)
+    assert (len(kept), len(left)) == (5, 4)
+    assert sorted(kept + left) == sorted(whole)
+    assert [c for c in whole if c in kept] == kept  # in their old order
+    same, nobody = leave_out(split, 0)
+    np.testing.assert_array_equal(same.train, split.train)
+    assert len(nobody.train) == len(nobody.test) == 0
+    for wrong in (9, -1, 1.5, True):
+        with pytest.raises(ValueError, match=r"unseen_clients must .*in \[0, 9\)"):
+            leave_out(split, wrong)
+
+
 @pytest.mark.parametrize("has_tests", [False, True])
 @pytest.mark.parametrize("name", DEALT)
 def test_a_hundred_thousand_clients_are_dealt(name, has_tests):
@@ -331,6 +386,10 @@ def test_a_hundred_thousand_clients_are_dealt(name, has_tests):
         ("dirichlet", {"num_clients": 61}, "num_clients . min_examples must be at"),
         ("shards", {"shards_per_client": 0}, "shards_per_client must be a whole"),
         ("shards", {"shards_per_client": 21}, "must be at most 60 .the training rows"),
+        ("quantity", {"law": "zipf"}, "law must be one of .*, got 'zipf'"),
+        ("quantity", {"skew": -1.0}, "skew must be finite and not negative, got -1"),
+        ("quantity", {"skew": float("nan")}, "skew must be finite and not negative"),
+        ("quantity", {"num_clients": 61}, "num_clients . min_examples must be at"),
         ("by_owner", {"owners": np.zeros(3, int)}, "owners must be 60 integers or"),
         ("by_owner", {"owners": np.zeros(60)}, "owners must be 60 integers or words"),
         ("by_owner", {"owners": "no.npz:client"}, "owners must be an array or <file>"),
@@ -395,10 +454,20 @@ def test_the_report_counts_clients_and_classes():
     assert text.splitlines()[-1].split() == ["client", "1", "0", "2", "1"]
 
 
-def test_the_report_shows_a_hundred_clients_at_most():
+@pytest.mark.parametrize(("num_classes", "shown"), [(12, 1000), (200, 500)])
+def test_the_report_shows_so_many_clients_that_a_file_can_hold_them(num_classes, shown):
+    labels = labels_of([3600 // num_classes] * num_classes)
+    split = iid(labels, num_clients=1100)
+    facts = class_report(split, labels, [str(i) for i in range(num_classes)])
+    assert facts["clients"] == 1100 and len(facts["table"]["train"]) == shown
+    first = split.train[: split.train_offsets[shown]]
+    counts = np.bincount(labels[first], minlength=num_classes)
+    np.testing.assert_array_equal(np.sum(facts["table"]["train"], axis=0), counts)
+
+
+def test_the_report_prints_few_clients_and_no_wide_table():
     labels = labels_of([300] * 12)
     facts = class_report(iid(labels, num_clients=150), labels, "abcdefghijkl")
-    assert facts["clients"] == 150 and len(facts["table"]["train"]) == 100
     assert "client 0" not in format_class_report(facts)  # twelve columns are too wide
     labels = labels_of([300] * 10)
     facts = class_report(iid(labels, num_clients=150), labels, "abcdefghij")

@@ -1,5 +1,7 @@
 """Which leaves train when: private heads, alone and in phases."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedrep import fedrep
 from fedfr_jax.federated.algorithms.personal import Row, personal
-from fedfr_jax.federated.algorithms.phases import phased_training
+from fedfr_jax.federated.algorithms.phases import head_first, phased_training
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.types import Local
 from tests.federated.toys import LOCAL, MESHES, RATE, close, loss_fn, replay
@@ -28,6 +30,10 @@ HEAD = "params/head"
 PERSONAL = {  # name: (algorithm, epochs)
     "fedper": (lambda: personal(fedavg(TANH), HEAD), 4),
     "fedper_finetune": (
+        lambda: personal(fedavg(head_first(TANH, head=HEAD, epochs=1)), HEAD),
+        4,
+    ),
+    "fedper_finetune as phases": (
         lambda: personal(
             fedavg(phased_training(TANH, phases=((HEAD, 0), ("", 1)))), HEAD
         ),
@@ -42,6 +48,7 @@ PERSONAL = {  # name: (algorithm, epochs)
 def test_private_heads_equal_the_golden_round(golden, name, where):
     arrays = golden("fedper_round")
     build, epochs = PERSONAL[name]
+    name = name.partition(" ")[0]
     base = {k: arrays[f"base_{k}"] for k in "Wb"}
     heads = {k: np.stack([arrays[f"head{c}_{k}"] for c in range(3)]) for k in "Wb"}
     shape = {"base": base, "head": jax.tree.map(lambda x: x[0], heads)}
@@ -64,3 +71,33 @@ def test_private_heads_equal_the_golden_round(golden, name, where):
 def test_phases_must_start_at_rising_epochs(phases):
     with pytest.raises(ValueError, match="rising epochs from 0"):
         phased_training(LOCAL, phases=phases)
+
+
+def test_a_head_trains_for_one_epoch_at_least():
+    with pytest.raises(ValueError, match="epochs must be at least 1, got 0"):
+        head_first(LOCAL, head="a", epochs=0)
+
+
+def test_the_head_alone_takes_no_step_where_a_client_takes_none():
+    """An idle slot, whose steps are 0, must not begin to count epochs."""
+    steps = []
+
+    def client_of(num_steps):
+        return types.SimpleNamespace(
+            num_steps=jnp.int32(num_steps),
+            epoch=lambda step: step // 3,
+            batch=lambda step: step,
+            _replace=lambda **new: types.SimpleNamespace(
+                **{**vars(client_of(num_steps)), **new}
+            ),
+        )
+
+    def fit(key, variables, client, **round_args):
+        steps.append((int(client.num_steps), int(client.batch(0))))
+        return variables, {"steps": client.num_steps.astype(jnp.float32)}
+
+    train = head_first(fit, head="a", epochs=2)
+    train(jax.random.key(0), {}, client_of(4))
+    assert steps == [(6, 0), (4, 6)]  # two epochs of three steps, then the round's
+    train(jax.random.key(0), {}, client_of(0))
+    assert steps[2:] == [(0, 0), (0, 0)]

@@ -14,6 +14,8 @@ SETTINGS = {
     "sphereface": TINY,
     "iresnet": TINY,
     "resnet": {"widths": (4, 6), "blocks": (1, 4), "num_classes": 10},
+    "mobilenet": {"width": 0.1, "num_blocks": 8, "num_classes": 10},
+    "linear_base": {"width": 6, "side": 3, "num_classes": 10},
     "cnn": {"widths": (4, 6), "embedding_dim": 10},
     "mlp": {"hidden": 10},
 }

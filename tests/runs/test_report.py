@@ -308,6 +308,42 @@ def test_clients_of_many_metrics_show_four(tmp_path, drawn):
     assert "The first 4 of 6 metrics." in drawn["x"].get_supxlabel()
 
 
+def split_of(counts, clients=None):
+    names = [f"class {i}" for i in range(len(counts[0]))]
+    table = {"train": counts, "test": counts}
+    return {"clients": clients or len(counts), "classes": names, "table": table}
+
+
+def test_a_partition_shows_every_count_of_few_clients(tmp_path, drawn):
+    paths = report.plot_partition(tmp_path / "split", split_of([[3, 0], [4, 5]]))
+    assert_is_drawn(paths[0])
+    above, below, _ = drawn["split"].axes
+    (image,) = above.images
+    cells = np.ma.filled(image.get_array(), -1)
+    np.testing.assert_array_equal(cells, [[3, 4], [-1, 5]])  # none is white
+    assert sorted(text.get_text() for text in above.texts) == ["3", "4", "5"]
+    assert titles(drawn["split"])[0] == "2 clients, 2 classes"
+    with pytest.raises(ValueError, match="table of clients"):
+        report.plot_partition(tmp_path / "x", {"clients": 3})
+
+
+def test_a_crowd_is_sorted_by_class_and_is_of_some_clients(tmp_path, drawn):
+    counts = np.random.default_rng(0).integers(0, 9, (1000, 4)).tolist()
+    report.plot_partition(tmp_path / "split", split_of(counts, clients=5000))
+    above = drawn["split"].axes[0]
+    cells = np.ma.filled(above.images[0].get_array(), 0)
+    assert (np.diff(cells.argmax(axis=0)) >= 0).all() and not above.texts
+    assert sorted(cells.T.tolist()) == sorted(counts)
+    assert titles(drawn["split"])[0].endswith("the first 1000 clients")
+
+
+def test_a_run_draws_its_split_where_it_has_classes(tmp_path):
+    facts = split_of([[1, 2]])
+    paths = report.draw({}, {}, tmp_path, facts=facts)
+    assert [path.name for path in paths] == ["partition.png", "partition.pdf"]
+    assert report.draw({}, {}, tmp_path, facts={"clients": 3}) == []
+
+
 def test_losses_that_cannot_be_compared_have_panels_of_their_own(tmp_path, drawn):
     rows = {
         "pretrained": [{"round": 0, "loss": 20.0, "classification": 20.0}],

@@ -6,21 +6,17 @@ clients share the classes, and hold them in different shares (`ClientSplit`).
 
 from collections.abc import Callable
 
-from fedfr_jax.data.partition.classes import (
-    by_class,
-    by_owner,
-    dirichlet,
-    iid,
-    shards,
-)
+from fedfr_jax.data.partition.classes import by_class, dirichlet, iid, shards
 from fedfr_jax.data.partition.classes_report import class_report, format_class_report
-from fedfr_jax.data.partition.client_split import ClientSplit
+from fedfr_jax.data.partition.client_split import ClientSplit, leave_out
 from fedfr_jax.data.partition.faces import (
     by_identity,
     ms1m,
     ms1m_order,
 )
 from fedfr_jax.data.partition.faces_report import format_report, report
+from fedfr_jax.data.partition.owners import by_owner
+from fedfr_jax.data.partition.quantity import quantity
 from fedfr_jax.schema import register
 
 __all__ = [
@@ -34,8 +30,10 @@ __all__ = [
     "format_class_report",
     "format_report",
     "iid",
+    "leave_out",
     "ms1m",
     "ms1m_order",
+    "quantity",
     "register_partition",
     "report",
     "shards",
@@ -49,6 +47,7 @@ PARTITIONS: dict[str, Callable] = {
     "dirichlet": dirichlet,
     "shards": shards,
     "by_owner": by_owner,
+    "quantity": quantity,
 }
 
 

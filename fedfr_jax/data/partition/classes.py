@@ -18,11 +18,10 @@ loops over clients.
 """
 
 import math
-import numbers
-import os
 
 import numpy as np
 
+from fedfr_jax.data.partition.checks import check_enough, check_whole
 from fedfr_jax.data.partition.client_split import (
     NOBODY,
     ClientSplit,
@@ -35,7 +34,6 @@ from fedfr_jax.data.partition.dealing import (
     owned_classes,
     top_up,
 )
-from fedfr_jax.data.partition.owners import read_owners
 
 
 def iid(
@@ -59,9 +57,9 @@ def iid(
     Raises:
       ValueError: settings out of range, or a class without a training row.
     """
-    _check_whole("num_clients", num_clients, 1)
+    check_whole("num_clients", num_clients, 1)
     rows = rows_to_deal(labels, is_test, test_fraction)
-    _check_enough("num_clients", num_clients, rows)
+    check_enough("num_clients", num_clients, rows)
     rng = np.random.default_rng(seed)
     owner = np.full(len(labels), NOBODY)
     for part in (rows.dealt, rows.official_test):
@@ -97,8 +95,8 @@ def by_class(
     Raises:
       ValueError: settings out of range, or a class or client that is left empty.
     """
-    _check_whole("num_clients", num_clients, 1)
-    _check_whole("classes_per_client", classes_per_client, 1)
+    check_whole("num_clients", num_clients, 1)
+    check_whole("classes_per_client", classes_per_client, 1)
     rows = rows_to_deal(labels, is_test, test_fraction)
     num_classes = rows.num_classes
     if classes_per_client > num_classes:
@@ -151,12 +149,12 @@ def dirichlet(
     Raises:
       ValueError: settings out of range, or a class without a training row.
     """
-    _check_whole("num_clients", num_clients, 1)
-    _check_whole("min_examples", min_examples, 1)
+    check_whole("num_clients", num_clients, 1)
+    check_whole("min_examples", min_examples, 1)
     if not 0 < alpha < math.inf:
         raise ValueError(f"alpha must be positive and finite, got {alpha}.")
     rows = rows_to_deal(labels, is_test, test_fraction)
-    _check_enough("num_clients * min_examples", num_clients * min_examples, rows)
+    check_enough("num_clients * min_examples", num_clients * min_examples, rows)
     rng = np.random.default_rng(seed)
     owner = np.full(len(labels), NOBODY)
     for class_rows in rows.by_class(rows.dealt, rng):
@@ -195,11 +193,11 @@ def shards(
     Raises:
       ValueError: settings out of range, or a class without a training row.
     """
-    _check_whole("num_clients", num_clients, 1)
-    _check_whole("shards_per_client", shards_per_client, 1)
+    check_whole("num_clients", num_clients, 1)
+    check_whole("shards_per_client", shards_per_client, 1)
     rows = rows_to_deal(labels, is_test, test_fraction)
     num_shards = num_clients * shards_per_client
-    _check_enough("num_clients * shards_per_client", num_shards, rows)
+    check_enough("num_clients * shards_per_client", num_shards, rows)
     rng = np.random.default_rng(seed)
     in_order = np.concatenate(rows.by_class(rows.dealt, rng))
     shard = np.arange(len(in_order)) * num_shards // len(in_order)
@@ -207,58 +205,3 @@ def shards(
     owner[in_order] = (rng.permutation(num_shards) // shards_per_client)[shard]
     follow_training(rows, owner, rng)
     return to_split(rows, owner, num_clients, rng)
-
-
-def by_owner(
-    labels: np.ndarray,
-    *,
-    owners: np.ndarray | str | os.PathLike,
-    num_clients: int | None = None,
-    is_test: np.ndarray | None = None,
-    test_fraction: float = 0.2,
-    seed: int = 0,
-) -> ClientSplit:
-    """Natural clients: every row stays with whom it comes from.
-
-    Args:
-      labels: [T] int class in [0, M); every class has a training row.
-      owners: [T] int or str, whom each row belongs to, or "<file>.npz:<key>" (see
-        `read_owners`). Clients are numbered in the order of the sorted owners.
-      num_clients: N owners drawn at random; None takes all.
-      is_test: [T] bool, the set's own test part: owners' own test rows. None holds
-        rows out.
-      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
-      seed: any int >= 0.
-
-    Raises:
-      ValueError: settings out of range, or a class or client without a training row.
-    """
-    rows = rows_to_deal(labels, is_test, test_fraction)
-    client = read_owners(owners, len(labels))
-    num_owners = int(client.max()) + 1
-    num_clients = num_owners if num_clients is None else num_clients
-    _check_whole("num_clients", num_clients, 1)
-    if num_clients > num_owners:
-        raise ValueError(
-            f"num_clients must be at most {num_owners} (the owners), got {num_clients}."
-        )
-    rng = np.random.default_rng(seed)
-    number = np.full(num_owners, NOBODY)
-    drawn = np.sort(rng.permutation(num_owners)[:num_clients])
-    number[drawn] = np.arange(num_clients)
-    return to_split(rows, number[client], num_clients, rng)
-
-
-def _check_whole(name, value, low):
-    if not isinstance(value, numbers.Integral) or value < low:
-        raise ValueError(
-            f"{name} must be a whole number of at least {low}, got {value!r}."
-        )
-
-
-def _check_enough(name, number, rows):
-    if number > len(rows.dealt):
-        raise ValueError(
-            f"{name} must be at most {len(rows.dealt)} (the training rows), or a "
-            f"client is left empty, got {number}."
-        )

@@ -6,7 +6,8 @@ import numpy as np
 
 from fedfr_jax.data.partition.client_split import ClientSplit
 
-MAX_CLIENTS = 100  # in the table of the report
+# In the table of the report: this many clients, fewer when its cells become too many.
+MAX_CLIENTS, MIN_CLIENTS, MAX_CELLS = 1000, 100, 100_000
 MAX_LINES, MAX_COLUMNS = 20, 10  # of the table as text
 SPREAD = {"min": np.min, "median": np.median, "max": np.max}
 
@@ -22,8 +23,8 @@ def class_report(split: ClientSplit, labels: np.ndarray, names: Sequence[str]) -
       {"clients": N, "classes": the M names, "images": {"train", "test"},
       "per_client": {what: {"min", "median", "max"}} of train images, test images and
       classes (those that the client trains on), "clients without test images": count,
-      "table": {"train", "test"} of [n][M] images per class of the first n <= 100
-      clients}.
+      "table": {"train", "test"} of [n][M] images per class of the first n clients: at
+      most 1000, and 100 or as many as fill 100,000 cells}.
     """
     labels = np.asarray(labels)
     train = np.diff(split.train_offsets)
@@ -65,6 +66,8 @@ def format_class_report(facts: dict) -> str:
         f"{what:<14}" + "".join(f"{row[name]:>10g}" for name in SPREAD)
         for what, row in facts["per_client"].items()
     ]
+    if "unseen clients" in facts:
+        lines += [f"and {facts['unseen clients']} clients that never take part"]
     untested = facts["clients without test images"]
     if untested:
         lines += [f"{untested} of {facts['clients']} clients have no test image"]
@@ -91,7 +94,8 @@ def _num_classes(split, labels):
 
 def _table(rows, offsets, labels, num_classes):
     """Nested list [n][M] of images per class of the first n clients."""
-    offsets = offsets[: MAX_CLIENTS + 1]
+    most = min(max(MAX_CELLS // num_classes, MIN_CLIENTS), MAX_CLIENTS)
+    offsets = offsets[: most + 1]
     num_clients = len(offsets) - 1
     client = np.repeat(np.arange(num_clients), np.diff(offsets))
     cell = client * num_classes + labels[rows[: offsets[-1]]]

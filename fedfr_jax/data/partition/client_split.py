@@ -5,6 +5,7 @@ only, and are tested on official test images of the classes that they train on. 
 without: a `test_fraction` of each client's rows is held out.
 """
 
+import numbers
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,41 @@ class ClientSplit(NamedTuple):
     test: np.ndarray  # [E] int32 rows, grouped by client
     test_offsets: np.ndarray  # [N + 1] int64
     num_classes: int  # M
+
+
+def leave_out(
+    split: ClientSplit, count: int, *, seed: int = 0
+) -> tuple[ClientSplit, ClientSplit]:
+    """(the split without `count` clients drawn at random, those clients alone).
+
+    Clients of both are numbered from 0 in the order that they had.
+
+    Raises:
+      ValueError: when no client would be left.
+    """
+    num_clients = len(split.train_offsets) - 1
+    is_whole = isinstance(count, numbers.Integral) and not isinstance(count, bool)
+    if not is_whole or not 0 <= count < num_clients:
+        raise ValueError(
+            f"unseen_clients must be a whole number in [0, {num_clients}), or no "
+            f"client is left, got {count!r}."
+        )
+    order = np.random.default_rng(seed).permutation(num_clients)
+    return _only(split, np.sort(order[count:])), _only(split, np.sort(order[:count]))
+
+
+def _only(split, clients):
+    """The split of `clients` [n] alone."""
+
+    def taken(rows, offsets):
+        sizes = np.diff(offsets)[clients]
+        ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        start = np.repeat(offsets[clients] - ends[:-1], sizes)
+        return rows[np.arange(ends[-1]) + start], ends
+
+    train, train_offsets = taken(split.train, split.train_offsets)
+    test, test_offsets = taken(split.test, split.test_offsets)
+    return ClientSplit(train, train_offsets, test, test_offsets, split.num_classes)
 
 
 class Rows(NamedTuple):

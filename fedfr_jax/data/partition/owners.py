@@ -1,10 +1,58 @@
-"""Whom the rows of a set belong to, where the set says so."""
+"""Natural clients: rows stay with whom they come from, where the set says so."""
 
 import os
 
 import numpy as np
 
+from fedfr_jax.data.partition.checks import check_whole
+from fedfr_jax.data.partition.client_split import (
+    NOBODY,
+    ClientSplit,
+    rows_to_deal,
+    to_split,
+)
 from fedfr_jax.data.sources.npz import DAMAGED
+
+
+def by_owner(
+    labels: np.ndarray,
+    *,
+    owners: np.ndarray | str | os.PathLike,
+    num_clients: int | None = None,
+    is_test: np.ndarray | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> ClientSplit:
+    """Natural clients: every row stays with whom it comes from.
+
+    Args:
+      labels: [T] int class in [0, M); every class has a training row.
+      owners: [T] int or str, whom each row belongs to (a writer, a rater), or
+        "<file>.npz:<key>" (see `read_owners`); a source that knows gives its own.
+        Clients are numbered in the order of the sorted owners.
+      num_clients: N owners drawn at random; None takes all.
+      is_test: [T] bool, the set's own test part: owners' own test rows. None holds
+        rows out.
+      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
+      seed: any int >= 0.
+
+    Raises:
+      ValueError: settings out of range, or a class or client without a training row.
+    """
+    rows = rows_to_deal(labels, is_test, test_fraction)
+    client = read_owners(owners, len(labels))
+    num_owners = int(client.max()) + 1
+    num_clients = num_owners if num_clients is None else num_clients
+    check_whole("num_clients", num_clients, 1)
+    if num_clients > num_owners:
+        raise ValueError(
+            f"num_clients must be at most {num_owners} (the owners), got {num_clients}."
+        )
+    rng = np.random.default_rng(seed)
+    number = np.full(num_owners, NOBODY)
+    drawn = np.sort(rng.permutation(num_owners)[:num_clients])
+    number[drawn] = np.arange(num_clients)
+    return to_split(rows, number[client], num_clients, rng)
 
 
 def read_owners(owners: np.ndarray | str | os.PathLike, num_rows: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from fedfr_jax.data.sources.class_sets import (
     image_classes,
     mnist,
 )
+from fedfr_jax.data.sources.flickr_aes import flickr_aes
 from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
 from fedfr_jax.data.sources.inspection import inspect
 from fedfr_jax.data.sources.join import join_sources, names_from
@@ -56,6 +57,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "faces_synthetic": faces_synthetic,
     "fashion_mnist": fashion_mnist,
     "fei": fei,
+    "flickr_aes": flickr_aes,
     "folder": folder,
     "image_classes": image_classes,
     "join": join,

@@ -40,9 +40,9 @@ def personal(
     """`algorithm` whose clients keep the leaves that `where` selects.
 
     Args:
-      where: regular expression over leaf paths such as `params/head`, or variables ->
-        tree of bool, such as `blocks(model, 2)`, with a key for every block; None or
-        "" selects nothing.
+      where: regular expression over leaf paths such as `params/head` or that of
+        `blocks(model.blocks, 2)`, or variables -> tree of bool with a key for every
+        block; None or "" selects nothing.
       draw: key -> variables, or those of the leaves that are personal: what a new
         client starts from; None starts everybody from the variables of `init`.
 
@@ -126,7 +126,7 @@ def drawn(variables: PyTree, leaves: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(pick, leaves)
 
 
-def blocks(names: tuple[str, ...], count: int) -> Callable:
+def blocks(names: tuple[str, ...], count: int) -> str:
     """Selects the top `count` blocks of a network: FedPer's K_P.
 
     Args:
@@ -134,7 +134,7 @@ def blocks(names: tuple[str, ...], count: int) -> Callable:
       count: K_P in [0, number of blocks]; 0 selects nothing.
 
     Returns:
-      variables -> tree of bool, of parameters and of running statistics.
+      regular expression over the paths of parameters and of running statistics.
 
     Raises:
       ValueError: when there are not so many blocks.
@@ -144,6 +144,4 @@ def blocks(names: tuple[str, ...], count: int) -> Callable:
             f"blocks must lie in [0, {len(names)}] ({', '.join(names)}), got {count!r}."
         )
     top = names[len(names) - count :]
-    if not top:
-        return None
-    return trees.matching("^(params|batch_stats)/(" + "|".join(top) + ")/")
+    return "^(params|batch_stats)/(" + "|".join(top) + ")/" if top else ""

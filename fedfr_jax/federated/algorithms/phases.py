@@ -1,10 +1,11 @@
 """Local training in phases that move different leaves: heads first, then bodies.
 
 What FedRep (arXiv:2102.07078) and FedPer with fine-tuning (arXiv:1912.00818) add to
-FedAvg. FedPer's is `phases=((head, 0), ("", 1))`: an epoch of the head, then all.
+FedAvg: FedRep's phases divide a round's epochs, FedPer's head trains before them.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +30,52 @@ def phased_training(local: Local, *, phases: tuple[tuple[str, int], ...]) -> Cal
         raise ValueError(f"phases must start at rising epochs from 0, got {first}.")
     fits = [local_training(local, moves) for moves, _ in phases]
 
-    def train(key, variables, client, **round_args):
+    def parts(client):
         bounds = [first_step(client, epoch) for epoch in first] + [client.num_steps]
+        return [between(client, *ends) for ends in itertools.pairwise(bounds)]
+
+    return in_turn(fits, parts)
+
+
+def head_first(local: Local, *, head: str, epochs: int) -> Callable:
+    """Local training that begins with `epochs` of the head alone; then all the round's.
+
+    FedPer's fine-tuning: a client's own layers meet the base that it was just sent.
+    The base's running statistics move in these epochs too, as it is in training.
+
+    Args:
+      head: regular expression of the leaves that move first.
+      epochs: >= 1, beside those of the round.
+
+    Raises:
+      ValueError: for a number of epochs below 1.
+    """
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {epochs}.")
+    fits = [local_training(local, moves) for moves in (head, "")]
+
+    def parts(client):
+        endless = client._replace(num_steps=jnp.int32(2**31 - 1))
+        steps = first_step(endless, epochs)
+        steps = jnp.where(client.num_steps > 0, steps, 0)
+        # The round's own epochs are counted from 0, on the batches after the head's.
+        later = client._replace(batch=lambda step: client.batch(step + steps))
+        return client._replace(num_steps=steps), later
+
+    return in_turn(fits, parts)
+
+
+def in_turn(fits: Sequence[Callable], parts: Callable) -> Callable:
+    """Local training that is some, one after the other.
+
+    Args:
+      fits: as `local_training` gives them.
+      parts: client -> the client that each of them trains.
+    """
+
+    def train(key, variables, client, **round_args):
         sums = []
-        for i, fit in enumerate(fits):
-            part = between(client, bounds[i], bounds[i + 1])
+        for i, (fit, part) in enumerate(zip(fits, parts(client), strict=True)):
             phase_key = jax.random.fold_in(key, i)
             variables, means = fit(phase_key, variables, part, **round_args)
             steps = means.pop("steps")

@@ -3,12 +3,14 @@
 import pathlib
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.runs.report import figures
 from fedfr_jax.runs.report.clients import plot_clients
 from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
+from fedfr_jax.runs.report.partition import plot_partition
 from fedfr_jax.runs.report.rounds import Rows, plot_rounds
 
 NO_PLOTS = "No plots: pip install 'fedfr_jax[plots]' to have them."
@@ -20,18 +22,20 @@ def draw(
     rows: Mapping[str, Rows],
     folder: str | pathlib.Path,
     *,
+    facts: Mapping[str, Any] = MappingProxyType({}),
     say: Callable = print,
 ) -> list[pathlib.Path]:
     """Draw what there is: curves, clients, rounds and pictures. The first process does.
 
     Each plot is written as .png and .pdf: roc and det (roc_EVALUATOR when several
     evaluators have one), any other kind of curve by its name, EVALUATOR for one with
-    numbers per client, rounds; pictures go to pictures/.
+    numbers per client, rounds, partition; pictures go to pictures/.
 
     Args:
       evaluations: {stage: {evaluator: Evaluation}}, in the order of the legends.
       rows: {stage: rows of its metrics.jsonl}; a stage may be missing.
       folder: the folder to write to.
+      facts: of the task's split; those with a table of classes are drawn.
       say: prints one line, without reading markup in it.
 
     Returns:
@@ -47,7 +51,9 @@ def draw(
     folder = pathlib.Path(folder)
     styles = figures.styles([*evaluations, *rows])
     evaluators = list(dict.fromkeys(e for of in evaluations.values() for e in of))
+    split = facts.get("table") and plot_partition(folder / "partition", facts)
     return [
+        *(split or ()),
         *_draw_curves(evaluations, evaluators, folder, styles),
         *_draw_clients(evaluations, evaluators, folder, styles),
         *plot_rounds(

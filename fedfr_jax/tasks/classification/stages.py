@@ -3,35 +3,42 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
-import numpy as np
+from jax.sharding import Mesh
 
-from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
 from fedfr_jax.federated.algorithms.personal import blocks, personal
+from fedfr_jax.federated.algorithms.phases import head_first
 from fedfr_jax.federated.algorithms.statistics import with_statistics
-from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.local import moving
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import AUTO, Federation, check_federation
-from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.schema import call, check_keys, check_ranges, choose, naming
-from fedfr_jax.stream import stream
-from fedfr_jax.tasks.classification.accuracy import Accuracy
+from fedfr_jax.stream import Stream
+from fedfr_jax.tasks.classification.central import central_row
+from fedfr_jax.tasks.classification.data import clients_of, parts_of
+from fedfr_jax.tasks.classification.evaluators import judge_of
 from fedfr_jax.tasks.classification.loss import cross_entropy
-from fedfr_jax.tasks.data import (
-    feed_of,
-    open_data,
-    other_lowerings,
-    split,
-    streams,
-)
+from fedfr_jax.tasks.data import feed_of, open_data, other_lowerings, streams
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
-from fedfr_jax.types import Dataset, Experiment, Federated, Model, Source, Stage, Task
+from fedfr_jax.types import (
+    Central,
+    Dataset,
+    Experiment,
+    Federated,
+    Model,
+    PyTree,
+    Source,
+    Stage,
+    Task,
+)
 
-OWN = ("personal", "draw", "batch_stats", "label_smoothing")  # keys of a method
+# Keys of a method that are neither its algorithm's nor of a client's training.
+OWN = ("personal", "draw", "finetune_epochs", "batch_stats", "label_smoothing")
 
 
 def classification(settings: Mapping) -> Experiment:
@@ -47,68 +54,103 @@ def classification(settings: Mapping) -> Experiment:
         given = sorted(settings["pretrain"])
         raise ValueError(f"config.pretrain must be empty with this task, got {given}.")
     source = open_data(settings["data"])
-    parts = split({"name": "iid", **settings["partition"]}, source)
-    if not isinstance(parts, ClientSplit):
-        name = settings["partition"]["name"]
-        raise ValueError(f"config.partition.name must split classes, got {name!r}.")
-    if not len(parts.test):
-        raise ValueError("config.partition must leave test images, got none.")
+    parts, unseen = parts_of(settings["partition"], source)
     num_clients = len(parts.train_offsets) - 1
     check_federation(federation, num_clients)
     mesh = make_mesh(num_model_shards=federation.model_shards)
-    trainers = trainers_of(settings, source, num_clients)
+    shared = shared_of(settings, source)
+    trainers = trainers_of(settings, shared, parts, mesh)
     if federation.lanes == AUTO:
-        for lowering in other_lowerings(settings["model"]):
-            model = {**settings["model"], "lowering": lowering}
-            others = trainers_of({**settings, "model": model}, source, num_clients)
-            for name, trainer in trainers.items():
-                lowered = {**trainer.lowered, lowering: others[name]}
-                trainers[name] = trainer._replace(lowered=lowered)
-    most = streams(federation, source, (parts.train, parts.test), mesh)
+        trainers = with_lowered(trainers, settings, source, parts, mesh)
+    judge = judge_of(settings["evaluation"], shared.model, shared.first)
+    rows = parts.train, parts.test, unseen.train, unseen.test
+    most = streams(federation, source, rows, mesh)
     feed = feed_of(federation, drop_last=federation.drop_last)
-    check_keys("config.evaluation", settings["evaluation"], ("batch_size",))
-    evaluation = {"batch_size": 64, **settings["evaluation"]}
-    check_ranges("config.evaluation.", evaluation, {"batch_size": (1, math.inf)})
-    judged = Feed(evaluation["batch_size"], normalize())
-    test = table_of(source, parts.test, most)
+    clients = clients_of(source, parts, most)
+    others = clients_of(source, unseen, most) if len(unseen.train) else None
+    lanes, seed = federation.first_lanes, settings["seed"]
     facts = class_report(parts, source.labels, source.names)
+    if others:
+        facts["unseen clients"] = len(unseen.train_offsets) - 1
     return Experiment(
         task=Task(
-            dataset=table_of(source, parts.train, most),
-            population=Population(
-                parts.train_offsets.astype(np.int64),
-                np.full(num_clients, parts.num_classes, np.int32),
-            ),
-            evaluators=Accuracy(test, parts.test_offsets, mesh, judged).evaluators,
+            dataset=clients.train,
+            population=clients.population,
+            evaluators=judge(clients, others, mesh, feed, lanes=lanes, seed=seed),
             facts=facts,
             text=format_class_report(facts),
         ),
-        stages={name: Stage(trainer) for name, trainer in trainers.items()},
+        stages={
+            name: stage_of(trainer, clients.train) for name, trainer in trainers.items()
+        },
         mesh=mesh,
         feed=feed,
         federation=federation,
-        seed=settings["seed"],
+        seed=seed,
     )
 
 
-def table_of(source: Source, rows: np.ndarray, stream_bytes: int | None):
-    """Images and labels of source rows [n], on the host or streamed from the source."""
-    labels = source.labels[rows].astype(np.int32)
-    if stream_bytes is None:
-        return Dataset.labelled(source.read(rows), labels)
-    return stream(lambda i: source.read(rows[i]), labels, memory=stream_bytes)
+def stage_of(trainer: Federated | Central, train: Dataset | Stream) -> Stage:
+    """The stage of a trainer; a central one is given everybody's images."""
+    if isinstance(trainer, Central):
+        trainer = trainer._replace(dataset=train)
+    return Stage(trainer)
+
+
+class Shared(NamedTuple):
+    """What all rows of a config have in common."""
+
+    model: Model
+    apply: Callable  # (variables, images [B, ...]) -> logits [B, M], compiled
+    first: PyTree  # the variables that they start from
+
+
+def shared_of(settings: Mapping, source: Source) -> Shared:
+    """The config's network and its first variables."""
+    model = classifier(settings["model"], source)
+    apply = jax.jit(lambda variables, images: model.apply(variables, images, False)[0])
+    return Shared(model, apply, model.init(jax.random.key(settings["seed"])))
 
 
 def trainers_of(
-    settings: Mapping, source: Source, num_clients: int
-) -> dict[str, Federated]:
+    settings: Mapping, shared: Shared, parts: ClientSplit, mesh: Mesh
+) -> dict[str, Federated | Central]:
     """{row: trainer} of config.methods, all on one network."""
-    model = classifier(settings["model"], source)
-    apply = jax.jit(lambda variables, images: model.apply(variables, images, False)[0])
-    first = model.init(jax.random.key(settings["seed"]))
+    num_clients, trainers = len(parts.train_offsets) - 1, {}
+    for name, options in settings["methods"].items():
+        kind = options.get("kind", "federated")
+        if kind == "central":
+            made = central_row(name, options, *shared, len(parts.train), mesh)
+        elif kind == "federated":
+            own = {key: value for key, value in options.items() if key != "kind"}
+            made = trainer_of(name, own, *shared, num_clients)
+        else:
+            raise ValueError(
+                f"config.methods.{name}.kind must be federated or central, got "
+                f"{kind!r}."
+            )
+        trainers[name] = made
+    return trainers
+
+
+def with_lowered(
+    trainers: Mapping[str, Federated | Central],
+    settings: Mapping,
+    source: Source,
+    parts: ClientSplit,
+    mesh: Mesh,
+) -> dict[str, Federated | Central]:
+    """Federated trainers beside themselves on networks that compute otherwise."""
+    lowered = {}
+    for lowering in other_lowerings(settings["model"]):
+        model = {**settings["model"], "lowering": lowering}
+        shared = shared_of({**settings, "model": model}, source)
+        lowered[lowering] = trainers_of(settings, shared, parts, mesh)
     return {
-        name: trainer_of(name, options, model, apply, first, num_clients)
-        for name, options in settings["methods"].items()
+        name: trainer
+        if isinstance(trainer, Central)
+        else trainer._replace(lowered={k: of[name] for k, of in lowered.items()})
+        for name, trainer in trainers.items()
     }
 
 
@@ -138,6 +180,8 @@ def trainer_of(name, options, model, apply, first, num_clients) -> Federated:
     Keys beside those of the algorithm's factory and of `local_of`:
       personal: regular expression over leaf paths, or {"blocks": K_P}; "" for nothing.
       draw: True draws a new client's personal leaves, instead of the first network's.
+      finetune_epochs: epochs of the personal leaves alone at the start of a round,
+        beside those of the federation, see `head_first`; 0 for none.
       batch_stats: average, local or first, see `with_statistics`.
       label_smoothing: see `cross_entropy`.
     """
@@ -150,10 +194,13 @@ def trainer_of(name, options, model, apply, first, num_clients) -> Federated:
         own = {key: rest.pop(key) for key in OWN if key in rest}
         smoothing = own.get("label_smoothing", 0.0)
         loss = cross_entropy(model, label_smoothing=smoothing)
-        made = make(call(section, local_of, rest, loss))
+        where = leaves_of(model, own.get("personal", ""))
+        local = call(section, local_of, rest, loss)
+        if epochs := own.get("finetune_epochs", 0):
+            local = finetuning_first(local, where, epochs, algorithm, first)
+        made = make(local)
         statistics = own.get("batch_stats", "average")
         made = with_statistics(made, statistics)
-        where = leaves_of(model, own.get("personal", ""))
         if own.get("draw") and not where:
             raise ValueError("draw must go with personal leaves, got none.")
         made = personal(made, where, draw=model.init if own.get("draw") else None)
@@ -167,11 +214,29 @@ def trainer_of(name, options, model, apply, first, num_clients) -> Federated:
     )
 
 
-def leaves_of(model: Model, given: str | Mapping) -> str | Callable | None:
-    """What `personal` selects: a pattern as it is, or the {"blocks": K_P} on top."""
+def leaves_of(model: Model, given: str | Mapping) -> str:
+    """What `personal` selects: a pattern as it is, or that of the top K_P blocks."""
     if isinstance(given, str):
         return given
     check_keys("personal", given, ("blocks",))
     if "blocks" not in given:
         raise ValueError("personal must have the key blocks, got none.")
     return blocks(model.blocks, given["blocks"])
+
+
+def finetuning_first(local, where: str, epochs: int, algorithm: str, first: PyTree):
+    """Local training that begins with epochs of the personal leaves alone.
+
+    Raises:
+      ValueError: without such leaves, for a number of epochs out of range, or an
+        algorithm that looks into a client's training.
+    """
+    check_ranges("", {"finetune_epochs": epochs}, {"finetune_epochs": (0, math.inf)})
+    if algorithm != "fedavg":
+        raise ValueError(
+            f"finetune_epochs must go with the algorithm fedavg, got {algorithm!r}."
+        )
+    if not where:
+        raise ValueError("finetune_epochs must go with personal leaves, got none.")
+    jax.eval_shape(lambda params: moving(where, params)[0], first["params"])
+    return head_first(local, head=where, epochs=epochs)

@@ -9,7 +9,7 @@ import pytest
 from fedfr_jax.build import build
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
-from fedfr_jax.types import Experiment
+from fedfr_jax.types import Experiment, Networks
 
 CLASSES, NUM_CLIENTS = 4, 4
 RATE = {"learning_rate": 0.1}
@@ -66,7 +66,8 @@ def config(path, **sections):
 
 def run(experiment: Experiment, folder) -> dict:
     """{method: {protocol: {metric: value}}}, the same when it is judged again."""
-    found = run_experiment(experiment, folder)["methods"]
+    with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
+        found = run_experiment(experiment, folder)["methods"]
     again = evaluate_experiment(experiment, folder)["methods"]
     assert again == found
     assert json.loads((folder / "evaluation.json").read_text()) == {"methods": found}
@@ -78,6 +79,7 @@ METHODS = {
     "fedper": {**RATE, "personal": {"blocks": 1}},
     "local": {**RATE, "personal": "."},
     "scaffold": {**RATE, "algorithm": "scaffold"},
+    "central": {"kind": "central", "epochs": 8, "batch_size": 16, "flip": 0.0},
 }
 
 
@@ -93,7 +95,7 @@ def test_every_row_is_judged_where_it_has_a_network(finished):
     _, folder, found = finished
     assert found.keys() == METHODS.keys()
     has_one = {name for name, of in found.items() if of["generic"]}
-    assert has_one == {"fedavg", "scaffold"}  # who shares every leaf
+    assert has_one == {"fedavg", "scaffold", "central"}  # who shares every leaf
     spread = {f"accuracy{x}" for x in ("", "_std", "_min", "_max", "_worst_decile")}
     for of in found.values():
         assert of["personalised"].keys() == spread
@@ -111,6 +113,14 @@ def test_training_is_better_than_chance_and_heads_know_their_two_classes(finishe
     mean = {name: of["personalised"]["accuracy"] for name, of in found.items()}
     assert found["fedavg"]["generic"]["accuracy"] > 0.5
     assert min(mean["fedper"], mean["local"]) > max(0.85, mean["fedavg"])
+
+
+def test_central_training_sees_the_training_images_of_all_clients(finished):
+    experiment, _, found = finished
+    trainer = experiment.stages["central"].trainer
+    assert trainer.dataset is experiment.task.dataset
+    assert (trainer.first_row, trainer.num_rows) == (0, 128)
+    assert found["central"]["generic"]["accuracy"] > 0.9
 
 
 def server_of(experiment, name):
@@ -136,7 +146,10 @@ def test_what_fedper_averages_has_no_head(finished):
 
 def test_all_rows_start_from_the_same_network(finished):
     experiment, _, _ = finished
-    starts = [stage.trainer.start(None) for stage in experiment.stages.values()]
+    trainers = [stage.trainer for stage in experiment.stages.values()]
+    central = trainers.pop()
+    starts = [trainer.start(None) for trainer in trainers]
+    starts.append(central.init(jax.random.key(7)))
     for start in starts[1:]:
         jax.tree.map(np.testing.assert_array_equal, start, starts[0])
 
@@ -163,6 +176,84 @@ def test_test_images_of_the_set_itself_are_those_that_are_judged(path):
         images = file["train_images"]
     flat = lambda x: sorted(x.reshape(len(x), -1).tolist())
     assert flat(np.asarray(task.dataset.images)) == flat(images)
+
+
+# --- Clients that never take part, and fine-tuning
+
+OUTSIDE = {
+    "fedavg": RATE,
+    "fedper": {**RATE, "personal": {"blocks": 1}, "finetune_epochs": 1},
+    "drawn": {**RATE, "personal": {"blocks": 1}, "draw": True},
+    "central": {**METHODS["central"], "epochs": 24},
+}
+
+
+@pytest.fixture(scope="module")
+def outside(path, tmp_path_factory):
+    """(experiment, its numbers) with two more clients, outside the federation."""
+    partition = config(path)["partition"]
+    partition |= {"num_clients": NUM_CLIENTS + 2, "unseen_clients": 2}
+    finetune = {"epochs": 6, "learning_rate": 0.2}
+    given = config(
+        path,
+        partition=partition,
+        evaluation={"finetune": finetune},
+        methods=OUTSIDE,
+    )
+    experiment = build(given)
+    return experiment, run(experiment, tmp_path_factory.mktemp("outside"))
+
+
+def test_clients_outside_are_in_no_round_and_in_no_central_epoch(path, outside):
+    experiment, _ = outside
+    task = experiment.task
+    assert task.facts["clients"] == len(task.population.num_classes) == NUM_CLIENTS
+    assert experiment.stages["central"].trainer.num_rows == task.dataset.num_examples
+    assert "and 2 clients that never take part" in task.text
+    partition = config(path)["partition"] | {"num_clients": NUM_CLIENTS + 2}
+    whole = build(config(path, partition=partition)).task
+    flat = lambda x: {image.tobytes() for image in np.asarray(x)}
+    inside, everybody = flat(task.dataset.images), flat(whole.dataset.images)
+    assert inside < everybody
+    assert len(everybody) - len(inside) > 30  # a third of 128
+
+
+def test_clients_outside_are_judged_as_they_come_and_after_fine_tuning(outside):
+    _, found = outside
+    protocols = {"generic", "personalised", "finetuned", "unseen", "unseen_finetuned"}
+    mean = {}
+    for name, of in found.items():
+        assert of.keys() == protocols
+        mean[name] = {k: v.get("accuracy") for k, v in of.items()}
+    for of in mean.values():  # two classes each, known after six epochs
+        assert of["finetuned"] > 0.8 and of["unseen_finetuned"] > 0.75
+        assert of["unseen_finetuned"] >= of["unseen"]
+    # A head that nobody has trained knows nothing, that of all clients something.
+    assert mean["central"]["unseen"] > 0.7
+    assert max(mean[name]["unseen"] for name in ("fedper", "drawn")) < 0.5
+
+
+def test_fine_tuning_one_layer_leaves_the_others(path):
+    """The judged networks of a round without aggregation, by hand."""
+    finetune = {"epochs": 1, "learning_rate": 0.2, "moves": "classifier"}
+    task = build(config(path, evaluation={"finetune": finetune})).task
+    first = build(config(path)).stages["fedavg"].trainer
+    seen = []
+
+    def apply(variables, images):
+        jax.debug.callback(
+            lambda x: seen.append(np.asarray(x)), variables["params"]["fc"]["bias"]
+        )
+        return first.apply(variables, images)
+
+    start = first.start(None)
+    networks = Networks(start, apply, None, apply)
+    tuned = task.evaluators["finetuned"].evaluate(networks).metrics["accuracy"]
+    jax.effects_barrier()
+    plain = task.evaluators["personalised"].evaluate(networks).metrics["accuracy"]
+    assert tuned > plain
+    for bias in seen:
+        np.testing.assert_array_equal(bias, start["params"]["fc"]["bias"])
 
 
 # --- Running statistics
@@ -269,6 +360,20 @@ ROWS = [
     ({**RATE, "optimizer": "adamm"}, "optimizer must be a name of optax's"),
     ({**RATE, "batch_stats": "frozen"}, "batch_stats must be one of .*'frozen'"),
     ({**RATE, "label_smoothing": 1.0}, r"label_smoothing must lie in \[0, 1\)"),
+    ({**RATE, "kind": "centre"}, "kind must be federated or central, got 'centre'"),
+    ({"kind": "central", "margin": 0.1}, "must have keys of .*got 'margin'"),
+    ({"kind": "central", "epochs": 0}, "epochs must be at least 1, got 0"),
+    ({"kind": "central", "batch_size": 129}, r"batch_size must lie in \[1, 128\]"),
+    ({"kind": "central", "label_smoothing": 1.0}, "label_smoothing must lie in"),
+    ({**RATE, "finetune_epochs": 1}, "finetune_epochs must go with personal leaves"),
+    (
+        {**RATE, "personal": "classifier", "finetune_epochs": -1},
+        "finetune_epochs must be at least 0, got -1",
+    ),
+    (
+        {**RATE, "personal": "fc", "finetune_epochs": 1, "algorithm": "scaffold"},
+        "finetune_epochs must go with the algorithm fedavg, got 'scaffold'",
+    ),
     *WRONG_SETTINGS,
 ]
 
@@ -306,7 +411,7 @@ SECTIONS = [
         },
         "model.embedding_dim must be the 4 classes of the data, got 7",
     ),
-    ({"evaluation": {"fars": 1}}, r"evaluation must have keys of \['batch_size'\]"),
+    ({"evaluation": {"fars": 1}}, r"evaluation must have keys of \['batch_size', 'f"),
     ({"federation": {"cohort_size": 5}}, r"federation.cohort_size must lie in \[0, 4"),
     ({"federation": {"augment": ("blur",)}}, r"augment\[\d\].name must be one of"),
     (
@@ -318,6 +423,22 @@ SECTIONS = [
         "partition must leave test images",
     ),
     ({"evaluation": {"batch_size": 0}}, "evaluation.batch_size must be at least 1"),
+    (
+        {"evaluation": {"finetune": {"epochs": 0, **RATE}}},
+        "evaluation.finetune.epochs must be at least 1, got 0",
+    ),
+    (
+        {"evaluation": {"finetune": {"moves": "conv", **RATE}}},
+        "evaluation.finetune.moves: path pattern must match a leaf.*got 'conv'",
+    ),
+    (
+        {"evaluation": {"finetune": {}}},
+        "evaluation.finetune must have the key learning",
+    ),
+    (
+        {"partition": {"name": "iid", "num_clients": 3, "unseen_clients": 3}},
+        r"partition: unseen_clients must be a whole number in \[0, 3\), .*got 3",
+    ),
 ]
 
 

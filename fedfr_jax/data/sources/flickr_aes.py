@@ -1,0 +1,104 @@
+"""FLICKR-AES: photographs, each rated by several people, for personal taste.
+
+Ren, Shen, Lin, Mech, Foran, "Personalized Image Aesthetics", ICCV 2017,
+https://github.com/alanspike/personalizedImageAesthetics. A row is a rating, so an image
+comes once for everybody who rated it; the rater is the row's owner (see `by_owner`),
+the class its score. Raters are chosen as by the FedPer baseline of Flower, because the
+paper (arXiv:1912.00818, section 4.1) gives the numbers of ratings only.
+"""
+
+import csv
+import os
+import pathlib
+
+import numpy as np
+
+from fedfr_jax.data.sources.images import parse_size
+from fedfr_jax.data.sources.loose import loose_images
+from fedfr_jax.types import Source
+
+RATINGS = "FLICKR-AES_image_labeled_by_each_worker.csv"
+COLUMNS = ("worker", "imagePair", "score")
+SCORES = 5
+
+
+def flickr_aes(
+    data_dir: str | os.PathLike,
+    *,
+    images: str = "40K",
+    ratings: str = RATINGS,
+    image_size: int | tuple[int, int] = 224,
+    min_ratings: int = 60,
+    max_ratings: int = 290,
+    min_per_score: int = 4,
+) -> Source:
+    """Ratings from 1 to 5 as five classes, of the raters with enough of each.
+
+    Args:
+      data_dir: folder of the ratings file and of the images.
+      images: folder or .zip in `data_dir` with the images that the file names.
+      ratings: csv in `data_dir` with the columns of COLUMNS.
+      image_size: side or (H, W) in pixels, to which images are stretched.
+      min_ratings, max_ratings: of a rater, both included.
+      min_per_score: ratings that a rater gave of every score, at least 1.
+
+    Raises:
+      ValueError: naming the file, for other columns, a score outside 1 to 5, a missing
+        image or no rater left; or (when read) for an unreadable image.
+    """
+    path = pathlib.Path(data_dir, ratings)
+    workers, names, scores = read_ratings(path)
+    raters, rater = np.unique(workers, return_inverse=True)
+    counts = np.zeros((len(raters), SCORES), int)
+    np.add.at(counts, (rater, scores - 1), 1)
+    total, fewest = counts.sum(axis=1), counts.min(axis=1)
+    is_kept = (min_ratings <= total) & (total <= max_ratings)
+    is_kept &= fewest >= max(min_per_score, 1)
+    if not is_kept.any():
+        raise ValueError(
+            f"{path} must have a rater of {min_ratings} to {max_ratings} ratings with "
+            f"{max(min_per_score, 1)} of each score, got none of {len(raters)}."
+        )
+    rows = np.flatnonzero(is_kept[rater])
+    shape = (*parse_size(image_size), 3)
+    listed = [names[row] for row in rows]
+    return Source(
+        read=loose_images(pathlib.Path(data_dir, images), listed, shape),
+        labels=(scores[rows] - 1).astype(np.int32),
+        names=tuple(str(score + 1) for score in range(SCORES)),
+        image_shape=shape,
+        owners=workers[rows],
+    )
+
+
+def read_ratings(path: pathlib.Path) -> tuple[np.ndarray, list[str], np.ndarray]:
+    """(worker [T], image name T, score [T] int) of a ratings file.
+
+    Blanks around words are passed over, and so is a worker's second rating of an image,
+    which would put one image into training and test.
+    """
+    first = {}
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            table = csv.reader(file, skipinitialspace=True)
+            header = [word.strip() for word in next(table, [])]
+            places = [header.index(name) for name in COLUMNS]
+            for line in filter(None, table):
+                worker, image, score = (line[place].strip() for place in places)
+                first.setdefault((worker, image), (table.line_num, int(score)))
+    except (OSError, IndexError, ValueError, csv.Error) as error:
+        raise ValueError(
+            f"{path} must be a csv with the columns {', '.join(COLUMNS)}, the last a "
+            f"whole number, got {type(error).__name__}: {error}."
+        ) from error
+    for (worker, image), (line, score) in first.items():
+        if not 1 <= score <= SCORES:
+            raise ValueError(
+                f"{path}, line {line}: the score of {image} by {worker} must lie in "
+                f"[1, {SCORES}], got {score}."
+            )
+    if not first:
+        raise ValueError(f"{path} must hold ratings, got none.")
+    workers, names = zip(*first, strict=True)
+    scores = np.array([score for _, score in first.values()])
+    return np.array(workers), list(names), scores

@@ -1,0 +1,95 @@
+"""One linear layer in the place of all blocks but the last: do base layers matter?
+
+FedPer's ablation (Arivazhagan et al. 2019, arXiv:1912.00818, section 4.4): the base is
+one linear layer, the personalisation part keeps a block and the classifier (K_P = 2).
+The paper does not give the layer's shape: here it maps the flattened image to the
+block's input.
+
+Parameters: base/kernel [H W C, s s D], bias [s s D]; block1 as the last of `resnet` or
+`mobilenet`; fc/kernel [D, M], bias [M].
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedfr_jax.models import mobilenet, resnet
+from fedfr_jax.models.initial import uniform
+from fedfr_jax.models.linen import from_linen
+from fedfr_jax.types import Model
+
+TOPS = ("resnet", "mobilenet")
+
+
+def linear_base(
+    image_shape: Sequence[int],
+    *,
+    num_classes: int,
+    top: str = "resnet",
+    width: int = 512,
+    side: int = 4,
+    norm: str = "batch",
+    groups: int = 32,
+    lowering: str = "auto",
+) -> Model:
+    """A linear layer, a block that keeps its input's shape and a classifier.
+
+    Args:
+      image_shape: (H, W, C); the linear layer has H W C side^2 width weights.
+      num_classes: M.
+      top: whose block, "resnet" (a basic one) or "mobilenet".
+      width: channels D of the block.
+      side: s, pixels of the block's input on each side.
+      norm: "batch" or "group", whose groups must divide the width.
+      groups: of group normalisation.
+      lowering: how convolutions are computed, see `conv.convolve`.
+
+    Raises:
+      ValueError: for an unknown top or norm, or numbers below 1.
+    """
+    for key, value, known in (("top", top, TOPS), ("norm", norm, resnet.NORMS)):
+        if value not in known:
+            raise ValueError(f"{key} must be one of {known}, got {value!r}.")
+    for key, value in (("width", width), ("side", side)):
+        if value < 1:
+            raise ValueError(f"{key} must be at least 1, got {value}.")
+    module = LinearBase(num_classes, top, width, side, norm, groups, lowering)
+    names = ["base", "block1", "fc"]
+    return from_linen(module, image_shape, num_classes, blocks=names)
+
+
+class LinearBase(nn.Module):
+    """The network; `linear_base` documents its attributes."""
+
+    num_classes: int
+    top: str
+    width: int
+    side: int
+    norm: str
+    groups: int
+    lowering: str = "auto"
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C] -> logits [B, M]."""
+        shape = (len(x), self.side, self.side, self.width)
+        x = _dense(math.prod(shape[1:]), x.reshape(len(x), -1), "base")
+        x = self._block()(x.reshape(shape), train)
+        return _dense(self.num_classes, jnp.mean(x, (1, 2)), "fc")
+
+    def _block(self):
+        shared = (self.norm, self.groups, self.lowering, None)
+        if self.top == "mobilenet":
+            settings = mobilenet.Settings(*shared)
+            return mobilenet.Block(self.width, 1, settings, name="block1")
+        settings = resnet.Settings(*shared)
+        return resnet.Block(resnet.basic(self.width, 1), settings, name="block1")
+
+
+def _dense(features, x, name):
+    """A linear layer that starts as PyTorch's does."""
+    init = uniform(1 / math.sqrt(x.shape[-1]))
+    return nn.Dense(features, kernel_init=init, bias_init=init, name=name)(x)

@@ -1,0 +1,113 @@
+"""How classification judges networks: in the federation, outside it, fine-tuned."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+from jax.sharding import Mesh
+
+from fedfr_jax.data.augment import normalize
+from fedfr_jax.federated.local import moving
+from fedfr_jax.federated.simulation import simulation
+from fedfr_jax.feed import Feed
+from fedfr_jax.schema import call, check_keys, check_ranges, naming
+from fedfr_jax.tasks.classification.accuracy import Accuracy
+from fedfr_jax.tasks.classification.data import Clients
+from fedfr_jax.tasks.classification.finetuning import finetuned, finetuning
+from fedfr_jax.tasks.classification.loss import cross_entropy
+from fedfr_jax.tasks.options import local_of
+from fedfr_jax.types import Evaluation, Evaluator, Model, Networks, PyTree
+
+KEYS = ("batch_size", "finetune")
+FINETUNE = {"epochs": 1, "moves": ""}  # with the keys of `local_of`
+
+
+def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
+    """What config.evaluation asks for, checked, but for the images.
+
+    Args:
+      settings: `batch_size` of judging; `finetune`, `epochs` of local training with
+        the keys of `local_of`, and `moves`, a pattern of the leaves that are trained.
+      first: variables of the model.
+
+    Returns:
+      judge(clients, unseen or None, mesh, feed, **options) -> {name: Evaluator}; feed
+      and options are those of a client's training.
+
+    Raises:
+      ValueError: for an unknown key, or a value out of its range.
+    """
+    check_keys("config.evaluation", settings, KEYS)
+    settings = {"batch_size": 64, "finetune": None, **settings}
+    check_ranges("config.evaluation.", settings, {"batch_size": (1, math.inf)})
+    given = settings["finetune"]
+    prepared = None if given is None else _finetuning(given, model, first)
+    judged = Feed(settings["batch_size"], normalize())
+
+    def judge(clients, unseen, mesh, feed, **options):
+        groups = {"": clients} if unseen is None else {"": clients, "unseen": unseen}
+        found = {}
+        for group, of in groups.items():
+            accuracy = Accuracy(of.test, of.test_offsets, mesh, judged)
+            found |= accuracy.evaluators if not group else _unseen(accuracy)
+            if prepared:
+                name = f"{group}_finetuned".strip("_")
+                tune = _after(prepared, of, mesh, feed, **options)
+                found[name] = _tuned(accuracy, tune, is_unseen=bool(group))
+        return found
+
+    return judge
+
+
+def _finetuning(settings, model, first) -> tuple:
+    """(algorithm, epochs) of config.evaluation.finetune."""
+    section = "evaluation.finetune"
+    if jax.process_count() > 1:  # each would have the rows of some clients only
+        raise ValueError(
+            f"config.{section} must be left out in a run of several processes, got "
+            f"{dict(settings)}."
+        )
+    settings = {**FINETUNE, **settings}
+    check_ranges(f"config.{section}.", settings, {"epochs": (1, math.inf)})
+    epochs, moves = settings.pop("epochs"), settings.pop("moves")
+    local = call(section, local_of, settings, cross_entropy(model))
+    with naming(f"config.{section}.moves"):
+        jax.eval_shape(lambda params: moving(moves, params)[0], first["params"])
+    return finetuning(local, moves), epochs
+
+
+def _after(prepared, clients: Clients, mesh: Mesh, feed: Feed, **options) -> Callable:
+    """networks -> networks after fine-tuning; made ready when it is first called."""
+    algorithm, epochs = prepared
+    kept = []
+
+    def tune(networks: Networks) -> Networks:
+        if not kept:
+            data = clients.train, clients.population
+            given = {"mesh": mesh, "local_epochs": epochs, **options}
+            kept.append(simulation(algorithm, feed, *data, **given))
+        return finetuned(kept[0], networks)
+
+    return tune
+
+
+def _of_new(networks: Networks) -> Networks:
+    """The networks of clients that never took part."""
+    if networks.of_client is None:
+        return networks
+    return networks._replace(variables=None, of_client=networks.of_new)
+
+
+def _unseen(accuracy: Accuracy) -> dict[str, Evaluator]:
+    def evaluate(networks: Networks) -> Evaluation:
+        return accuracy.personalised(_of_new(networks))
+
+    return {"unseen": Evaluator(evaluate)}
+
+
+def _tuned(accuracy: Accuracy, tune: Callable, *, is_unseen: bool) -> Evaluator:
+    def evaluate(networks: Networks) -> Evaluation:
+        networks = _of_new(networks) if is_unseen else networks
+        return accuracy.personalised(tune(networks))
+
+    return Evaluator(evaluate, in_rounds=False)

@@ -1,0 +1,142 @@
+"""MobileNet against the published counts, and what FedPer makes of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax import trees
+from fedfr_jax.federated.algorithms.personal import blocks
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.depthwise import depthwise
+
+SHAPE = (32, 32, 3)
+
+
+def _shapes(name, shape=SHAPE, **settings):
+    """(model, shapes of its variables)."""
+    model = MODELS[name](shape, **settings)
+    return model, jax.eval_shape(model.init, jax.random.key(0))
+
+
+def _count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+LARGE = {"shape": (224, 224, 3), "stem": "imagenet", "num_classes": 1000}
+MIDDLE = 9 * 512 + 512 * 512 + 4 * 512  # parameters of a block that keeps 512 channels
+
+
+@pytest.mark.parametrize(("num_blocks", "fewer"), [(13, 0), (11, 2 * MIDDLE)])
+def test_numbers_of_parameters_are_the_published_ones(num_blocks, fewer):
+    _, variables = _shapes("mobilenet", num_blocks=num_blocks, **LARGE)
+    # Keras counts 4,253,864, of which 21,888 are running statistics.
+    assert _count(variables["params"]) == 4_231_976 - fewer
+    if not fewer:
+        assert _count(variables["batch_stats"]) == 21_888
+
+
+def test_multiply_adds_are_the_published_ones_and_the_small_stem_keeps_the_map():
+    model, _ = _shapes("mobilenet", **LARGE)
+    assert model.flops == 2 * 568_740_352  # "569 million"
+    # Without its stride, maps of 32 pixels are those of 224 divided by 3.5.
+    convolutions = (568_740_352 - 1000 * 1024) * 32**2 // 112**2
+    model, _ = _shapes("mobilenet", num_classes=10)
+    assert model.flops == 2 * (convolutions + 10 * 1024)
+
+
+def test_a_width_scales_every_layer_and_group_norm_has_no_statistics():
+    settings = {"width": 0.25, "norm": "group", "groups": 8, "num_classes": 10}
+    _, variables = _shapes("mobilenet", **settings)
+    params = variables["params"]
+    assert params["stem"]["conv"]["kernel"].shape == (3, 3, 3, 8)
+    assert params["block13"]["pointwise"]["kernel"].shape == (1, 1, 256, 256)
+    assert params["block13"]["depthwise"]["kernel"].shape == (3, 3, 1, 256)
+    assert set(params["block1"]) == {"depthwise", "gn1", "pointwise", "gn2"}
+    assert not variables["batch_stats"]
+
+
+# What FedPer's K_P keeps: the classifier, then the last blocks (its section 4.2).
+KEPT = {
+    "resnet": ({"depth": 34}, ("fc", *(f"stage4/block{j}" for j in (3, 2, 1)))),
+    "mobilenet": ({}, ("fc", "block13", "block12", "block11")),
+}
+
+
+@pytest.mark.parametrize("count", range(5))
+@pytest.mark.parametrize("name", KEPT)
+def test_personal_blocks_are_counted_as_fedper_counts_them(name, count):
+    settings, kept = KEPT[name]
+    model, variables = _shapes(name, num_classes=10, **settings)
+    pattern = blocks(model.blocks, count)
+    if count == 0:
+        assert pattern == ""  # FedAvg
+        return
+    mask = trees.matching(pattern)(variables)
+    mask = jax.tree_util.tree_leaves_with_path(mask)
+    prefixes = tuple(f"{k}/{unit}/" for k in variables for unit in kept[:count])
+    for path, is_kept in mask:
+        assert is_kept == trees.path_name(path).startswith(prefixes)
+    assert sum(is_kept for _, is_kept in mask) >= 2 * count
+
+
+@pytest.mark.parametrize("top", ["resnet", "mobilenet"])
+def test_a_linear_base_has_one_layer_below_the_last_block_and_the_classifier(top):
+    settings = {"top": top, "width": 8, "side": 2, "num_classes": 10}
+    model, variables = _shapes("linear_base", **settings)
+    assert model.blocks == ("base", "block1", "fc")
+    params = variables["params"]
+    assert params["base"]["kernel"].shape == (32 * 32 * 3, 2 * 2 * 8)
+    own = {
+        "resnet": ("conv1", (3, 3, 8, 8)),
+        "mobilenet": ("depthwise", (3, 3, 1, 8)),
+    }
+    layer, shape = own[top]
+    assert params["block1"][layer]["kernel"].shape == shape
+    assert "shortcut" not in params["block1"]
+
+
+def test_a_linear_base_is_linear_below_its_block():
+    model, _ = _shapes("linear_base", width=4, side=2, num_classes=3)
+    variables = model.init(jax.random.key(0))
+    base = variables["params"]["base"]
+    x = jax.random.normal(jax.random.key(1), (5, *SHAPE))
+    flat = np.asarray(x).reshape(5, -1) @ np.asarray(base["kernel"])
+    flat = jnp.asarray(flat) + base["bias"].reshape(1, -1)
+    # The map that a layer of zeros with this bias gives, image by image.
+    for i in range(2):
+        constant = {"kernel": jnp.zeros_like(base["kernel"]), "bias": flat[i]}
+        params = {**variables["params"], "base": constant}
+        want, _ = model.apply({**variables, "params": params}, x[i : i + 1])
+        got, _ = model.apply(variables, x)
+        np.testing.assert_allclose(got[i], want[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [(6, 5), (7, 8), (1, 2)])
+def test_shifted_images_are_xlas_grouped_convolution_with_its_gradients(size, stride):
+    x = jax.random.normal(jax.random.key(0), (2, *size, 3))
+    kernel = jax.random.normal(jax.random.key(1), (3, 3, 1, 3))
+    found = []
+    for lowering in ("xla", "im2col"):
+        of = lambda x, k, way=lowering: depthwise(x, k, stride=stride, lowering=way)
+        y, pull = jax.vjp(of, x, kernel)
+        found.append((y, pull(jnp.cos(y))))
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, *found)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("mobilenet", {"num_blocks": 14}, r"num_blocks must lie in \[8, 13\], got 14"),
+        ("mobilenet", {"width": 0.01}, "width must leave the stem a channel, got 0.01"),
+        ("mobilenet", {"stem": "large"}, "stem must be one of .*got 'large'"),
+        ("mobilenet", {"norm": "layer"}, "norm must be one of .*got 'layer'"),
+        ("linear_base", {"top": "vgg"}, "top must be one of .*got 'vgg'"),
+        ("linear_base", {"side": 0}, "side must be at least 1, got 0"),
+    ],
+)
+def test_impossible_networks_are_refused(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        MODELS[name](SHAPE, num_classes=10, **settings)
