@@ -109,6 +109,11 @@ def sum_over_clients(mesh: Mesh, tree: PyTree) -> PyTree:
     return jax.lax.psum(tree, CLIENTS) if mesh.shape[CLIENTS] > 1 else tree
 
 
+def max_over_clients(mesh: Mesh, x: jax.Array) -> jax.Array:
+    """The largest over the `clients` devices, as `sum_over_clients`."""
+    return jax.lax.pmax(x, CLIENTS) if mesh.shape[CLIENTS] > 1 else x
+
+
 def put(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
     """Copy `tree`, which is the same in every process, onto the mesh.
 

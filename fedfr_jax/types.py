@@ -33,6 +33,9 @@ class Model(NamedTuple):
     # Path prefixes below "params" in the order of the data: "stem", "stage1/block1".
     blocks: tuple[str, ...] = ()
     count_flops: Callable[[], int] = lambda: 0  # counted when asked: it takes a trace
+    # As `apply`, but -> (output, features [B, D] or [B, h, w, D], batch_stats): also
+    # what the encoder gives to a classifier, or to the decoder of a segmenter.
+    features: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = None
 
     @property
     def flops(self) -> int:
@@ -259,8 +262,22 @@ class ClientOutput(NamedTuple):
     local: PyTree = ()  # variables["local"] after training, which `personal` keeps
 
 
+class Scaled(NamedTuple):
+    """e^log times a tree of arrays: in a summary, one that is summed without overflow.
+
+    For weights such as e^margin, see `federated.sums`. What is divided by another array
+    of the same tree, as in a softmax, does not depend on the log.
+    """
+
+    log: jax.Array  # []
+    tree: PyTree
+
+
 class Aggregator(NamedTuple):
-    """A streamed reduction: finish(sum over clients of summarize(update, weight))."""
+    """A streamed reduction: finish(sum over clients of summarize(update, weight)).
+
+    A summary is a tree of arrays, of which some may be below a `Scaled`.
+    """
 
     summarize: Callable[[PyTree, jax.Array], PyTree]
     finish: Callable[[PyTree], PyTree]
@@ -289,6 +306,8 @@ class Algorithm(NamedTuple):
     network: Callable[[PyTree], PyTree] = lambda server: server
     # Also traced for its shapes before the first round.
     prepare: Callable[[PyTree, RoundContext], Extra] | None = None
+    # (server after the round, result) -> {name: [K]}, metrics of the cohort as a whole
+    report: Callable[[PyTree, RoundResult], PyTree] | None = None
 
     def __repr__(self) -> str:
         """The file that wrote a client's update."""

@@ -8,6 +8,7 @@ per shard.
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax.federated import sums
 from fedfr_jax.federated.client import Slots
 from fedfr_jax.federated.waves import PLACE, play_wave, shapes_of, zeros_of
 
@@ -35,8 +36,7 @@ def over_shards(one, inputs, slots: Slots, totals):
         own = jax.tree.map(lambda x: get(x, i), others)
         played = play_wave(one, rows, i, *own)
         summary, output, rows = jax.lax.optimization_barrier(played)
-        add = lambda total, x: _add_at(total, owner[i], x.sum(0, dtype=x.dtype))
-        totals = jax.tree.map(add, totals, summary)
+        totals = _add_at(totals, owner[i], sums.over_lanes(summary))
         outputs = jax.tree.map(lambda whole, x: put(whole, x, i), outputs, output)
         return totals, rows, outputs
 
@@ -48,19 +48,27 @@ def over_shards(one, inputs, slots: Slots, totals):
 
 
 def _add_at(whole, i, x):
-    """`x` [...] added to place i of `whole` [n, ...].
+    """Sums `x` [...] added to place i of `whole` [n, ...].
 
     XLA:CPU does so in place only where reading and writing share the values of their
     places, zeros included: in canonical rounds it does not merge values that are equal.
     """
-    at = (i, *[jnp.zeros_like(i)] * x.ndim)
-    own = jax.lax.dynamic_slice(whole, at, (1, *x.shape), **PLACE)
-    return jax.lax.dynamic_update_slice(whole, own + x[None], at, **PLACE)
+    zero = jnp.zeros_like(i)
+    at = lambda y: (i, *[zero] * (y.ndim - 1))
+    size = lambda y: (1, *y.shape[1:])
+    get = lambda y: jax.lax.dynamic_slice(y, at(y), size(y), **PLACE)
+    put = lambda y, new: jax.lax.dynamic_update_slice(y, new, at(y), **PLACE)
+    own, more = jax.tree.map(get, whole), jax.tree.map(lambda y: y[None], x)
+    return jax.tree.map(put, whole, sums.add(own, more))
 
 
-def pairwise(x: jax.Array) -> jax.Array:
-    """Sum over the leading axis by halves: the tree depends on its length alone."""
-    while (count := len(x)) > 1:
+def pairwise(tree, count: int):
+    """Sums over the leading axis [count, ...] by halves, in a way of `count` alone."""
+    while count > 1:
         half = count // 2
-        x = jnp.concatenate([x[:half] + x[half : 2 * half], x[2 * half :]])
-    return x[0]
+        part = lambda low, high, x=tree: jax.tree.map(lambda y: y[low:high], x)
+        added = sums.add(part(0, half), part(half, 2 * half))
+        join = lambda *x: jnp.concatenate(x)
+        tree = jax.tree.map(join, added, part(2 * half, count))
+        count -= half
+    return jax.tree.map(lambda y: y[0], tree)

@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.federated import model_axis
+from fedfr_jax.federated import model_axis, sums
 from fedfr_jax.federated.canonical import over_shards, pairwise
 from fedfr_jax.federated.client import (
     client_key,
@@ -39,7 +39,7 @@ from fedfr_jax.federated.client import (
 )
 from fedfr_jax.federated.compiling import Program, compiler_options
 from fedfr_jax.federated.tables import Resident
-from fedfr_jax.federated.waves import over_waves, shapes_of, zeros_of
+from fedfr_jax.federated.waves import over_waves, shapes_of
 from fedfr_jax.feed import Feed
 from fedfr_jax.types import Extra, PyTree, RoundResult
 
@@ -147,21 +147,21 @@ def round_functions(
     )
     add_up = meshes.over_client_devices(
         mesh,
-        lambda total: meshes.sum_over_clients(mesh, jax.tree.map(_first, total)),
+        lambda total: sums.over_clients(mesh, jax.tree.map(_first, total)),
         cut,
         whole_spec,
     )
 
     def start(server, rows, slots, table, shared):
         summary, _ = shapes_of(lane(server, table, shared), (rows, unpack(slots)))
-        return zeros_of(summary, num_sums)
+        return sums.zeros(summary, num_sums)
 
     def finish(server, total, outputs, order, shared):
         _, round, _, hyper = shared
         if shards is None:
             total = add_up(total)
         else:
-            total = jax.tree.map(lambda x: pairwise(x[:shards]), total)
+            total = pairwise(jax.tree.map(lambda x: x[:shards], total), shards)
         output = outputs[0]
         if len(outputs) > 1:
             output = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)
@@ -197,7 +197,10 @@ def next_server(algorithm, server, total, output, order, round):
         weights=in_order(output.weight),
         round=round,
     )
-    return algorithm.server_update(server, result), result.metrics
+    server, metrics = algorithm.server_update(server, result), result.metrics
+    if algorithm.report:
+        metrics = {**metrics, **algorithm.report(server, result)}
+    return server, metrics
 
 
 def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round, key):
@@ -211,9 +214,8 @@ def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round
     output = algorithm.client_update(update_key, server, personal, client)
     is_real = slot.client >= 0
     summary = algorithm.aggregator.summarize(output.update, output.weight)
-    zeros = jax.tree.map(jnp.zeros_like, summary)
     kept = LaneOutput(output.personal, output.upload, output.metrics, output.weight)
-    return trees.where(is_real, summary, zeros), kept
+    return trees.where(is_real, summary, sums.zeros(summary)), kept
 
 
 def no_extra(cohort_size: int) -> Extra:

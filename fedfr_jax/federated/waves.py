@@ -3,14 +3,16 @@
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax.federated import sums
+
 # Places are never negative; where that is not said, JAX prepares for it at each use.
 PLACE = {"allow_negative_indices": False}
 
 
-def over_waves(one, inputs, total=None):
+def over_waves(one, inputs, total):
     """Scan waves of [1, W, L, ...]: -> (sum over clients, outputs [1, W, L, ...]).
 
-    The sum goes on from `total` where it is given.
+    The sum goes on from `total`.
     """
     one = jax.jit(one, inline=True)  # traced once, for shapes and for the loop
     rows, *others = inputs
@@ -18,10 +20,8 @@ def over_waves(one, inputs, total=None):
     def wave(carry, inputs):
         total, rows = carry
         summary, output, rows = play_wave(one, rows, *inputs)
-        return (jax.tree.map(lambda t, s: t + s.sum(0), total, summary), rows), output
+        return (sums.add(total, sums.over_lanes(summary)), rows), output
 
-    if total is None:
-        total = zeros_of(shapes_of(one, inputs)[0])
     numbers = jnp.arange(jax.tree.leaves(others)[0].shape[1], dtype=jnp.int32)
     waves = numbers, *jax.tree.map(lambda x: x[0], others)
     (total, rows), outputs = jax.lax.scan(wave, (total, rows), waves)

@@ -23,7 +23,7 @@ from fedfr_jax.federated.simulation import Simulation, open_store, play, start
 from fedfr_jax.federated.tables import table_on
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Dataset, Local
+from fedfr_jax.types import Dataset, Local, Model
 
 SIZES = (3, 9, 5, 12, 7)
 COHORT, CLASSES, SEED = 3, 3, 3
@@ -42,6 +42,15 @@ def loss_fn(variables, batch, key):
     mean = 0.9 * stats["mean"] + 0.1 * mean_of(batch.images.mean(axis=1))
     is_right = (logits.argmax(axis=1) == batch.labels).astype(losses.dtype)
     return mean_of(losses), ({"mean": mean}, {"accuracy": mean_of(is_right)})
+
+
+def features_of(variables, x, train):
+    """Logits, features behind the body, statistics."""
+    del train
+    params = variables["params"]
+    features = x @ params["body"]
+    logits = features @ params["head"] + params["bias"][None]
+    return logits, features, variables["batch_stats"]
 
 
 def face_loss(variables, batch, key, *, frozen):
@@ -67,6 +76,15 @@ def variables_of(seed):
     }
     tree = {"params": params, "batch_stats": {"mean": np.zeros(())}}
     return jax.tree.map(lambda x: x.astype(np.float32), tree)
+
+
+MODEL = Model(
+    init=lambda key: variables_of(0),
+    apply=lambda *arguments: features_of(*arguments)[::2],
+    image_shape=(6,),
+    embedding_dim=CLASSES,
+    features=features_of,
+)
 
 
 class Member(NamedTuple):
@@ -106,6 +124,7 @@ MEMBERS = {
         ),
         FACES,
     ),
+    "fedmargin": Member(tiny("fedmargin", model=MODEL)),
     "fednova": Member(tiny("fednova")),
     "fedprox": Member(tiny("fedprox", strength=0.1)),
     "fedrep": Member(tiny("fedrep", head=HEAD, head_epochs=1)),
@@ -116,6 +135,8 @@ MEMBERS = {
     "robust": Member(tiny("robust")),
     "scaffold": Member(tiny("scaffold", num_clients=len(SIZES))),
 }
+# Gradients or prototypes of these are a sum over devices before a round.
+BEFORE_A_ROUND = {"feddane", "fedmargin"}
 KEPT = "params/bias"
 for name in sorted(MEMBERS.keys() - {"fedfr"}):  # under contract with a personal leaf
     build = MEMBERS[name].build
@@ -216,9 +237,8 @@ def test_devices_lanes_and_idle_slots_change_nothing(name, where):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("run_level")
-@pytest.mark.parametrize("name", sorted(set(PLAIN) - {"feddane"}))
+@pytest.mark.parametrize("name", sorted(set(PLAIN) - BEFORE_A_ROUND))
 def test_canonical_sums_have_the_same_bits_on_any_number_of_devices(name):
-    # FedDANE's gradients are a sum over devices before the round.
     canonical = functools.partial(simulated, name, reduction="canonical", shards=4)
     one, *others = (rounds(name, canonical(n, 1), (0, 1)) for n in (1, 2, 4))
     for other in others:

@@ -8,6 +8,7 @@ from fedfr_jax.federated.algorithms.fedatt import fedatt
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.feddane import feddane
 from fedfr_jax.federated.algorithms.fedfr import fedfr
+from fedfr_jax.federated.algorithms.fedmargin import fedmargin
 from fedfr_jax.federated.algorithms.fednova import fednova
 from fedfr_jax.federated.algorithms.fedprox import fedprox
 from fedfr_jax.federated.algorithms.fedrep import fedrep
@@ -25,6 +26,7 @@ ALGORITHMS = {
     "fedavg": fedavg,
     "feddane": feddane,
     "fedfr": fedfr,
+    "fedmargin": fedmargin,
     "fednova": fednova,
     "fedprox": fedprox,
     "fedrep": fedrep,

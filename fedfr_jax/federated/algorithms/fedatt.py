@@ -2,17 +2,19 @@
 
 Ji et al. 2019, arXiv:1812.07108, algorithm 1: a = softmax_k(||w - w_k||) for every
 tensor, w+ = w - epsilon sum_k a_k (w - w_k). The norm is `l2`, or `spectral` on
-matrices as in the authors' code. Deviations: no noise is added;
-running statistics are averaged with equal weights and without epsilon, which could
-make a variance negative.
+matrices as in the authors' code. The softmax is streamed, one model of memory.
+Deviations: no noise is added; running statistics are averaged with equal weights and
+without epsilon, which could make a variance negative.
 """
 
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.types import Algorithm, Local
+from fedfr_jax.federated.sums import is_scaled
+from fedfr_jax.types import Algorithm, Local, Scaled
 
 
 def l2_norm(x: jax.Array) -> jax.Array:
@@ -29,7 +31,7 @@ NORMS = {"l2": l2_norm, "spectral": spectral_norm}
 
 
 def fedatt(local: Local, *, epsilon: float = 1.2, norm: str = "l2") -> Algorithm:
-    """Attentive aggregation; every client's change is kept, K models of memory.
+    """Attentive aggregation.
 
     Args:
       epsilon: step of the server.
@@ -44,19 +46,23 @@ def fedatt(local: Local, *, epsilon: float = 1.2, norm: str = "l2") -> Algorithm
 
     def client_update(key, server, rows, client):
         output = base.client_update(key, server, rows, client)
-        return output._replace(update=(), upload=output.update)
+        params = jax.tree.map(attended, output.update["params"])
+        update = {**output.update, "params": params}, jnp.float32(1)
+        return output._replace(update=update)
 
-    def attend(change):  # [K, ...] -> [...]
-        attention = jax.nn.softmax(jax.vmap(NORMS[norm])(change))
-        return epsilon * jnp.tensordot(attention, change, axes=1)
+    def attended(change):
+        length = NORMS[norm](change)
+        return Scaled(length, (change, jnp.ones_like(length)))
+
+    def moved(summed):
+        change, total = summed.tree
+        return epsilon * trees.divided(change, total)
 
     def server_update(server, result):
-        change = {
-            "params": jax.tree.map(attend, result.upload["params"]),
-            "batch_stats": jax.tree.map(
-                lambda x: x.mean(0), result.upload["batch_stats"]
-            ),
-        }
+        total, count = result.aggregate
+        params = jax.tree.map(moved, total["params"], is_leaf=is_scaled)
+        stats = trees.divided(total["batch_stats"], count)
+        change = {"params": params, "batch_stats": stats}
         return base.server_update(server, result._replace(aggregate=change))
 
     return base._replace(

@@ -3,8 +3,8 @@
 FedPer (Arivazhagan et al. 2019, arXiv:1912.00818) is `personal(fedavg(local), blocks)`
 with the top K_P blocks, FedBN (Li et al. 2021, arXiv:2102.07623) is it with the batch
 norms, local training with everything. The leaves are handed to the algorithm as the
-collection "local" of every network in its server; what it sends has no such collection.
-A stack of blocks that is personal in part is cut.
+collection "local" of every network in its server, which is not sent. A stack of blocks
+that is personal in part is cut.
 """
 
 from collections.abc import Callable
@@ -60,9 +60,7 @@ def personal(
 
     def init_personal(key, server):
         draw_key, key = jax.random.split(key)
-        leaves = server.first
-        if draw:
-            leaves = drawn(draw(draw_key), leaves)
+        leaves = drawn(draw(draw_key), server.first) if draw else server.first
         return Row(algorithm.init_personal(key, given(server, leaves)), leaves)
 
     def client_update(key, server, row, client):
@@ -84,9 +82,10 @@ def personal(
         return collections.merged(algorithm.network(given(server, server.first)))
 
     def prepare(server, context):
-        # No client's leaves are here: those that a new client starts from stand in.
+        # For clients' leaves, which are not here, those of a new client stand in.
         return algorithm.prepare(given(server, server.first), context)
 
+    report = lambda server, result: algorithm.report(server.inner, result)
     return algorithm._replace(
         init=init,
         init_personal=init_personal,
@@ -95,6 +94,7 @@ def personal(
         personalize=personalize,
         network=network,
         prepare=prepare if algorithm.prepare else None,
+        report=report if algorithm.report else None,
     )
 
 

@@ -65,6 +65,9 @@ def of_first(algorithm: Algorithm) -> Algorithm:
         server = algorithm.server_update(server, result._replace(aggregate=inner))
         return server._replace(first=first)
 
+    def report(server, result):
+        return algorithm.report(server, result._replace(aggregate=result.aggregate[0]))
+
     def personalize(server, row):
         return algorithm.personalize(server, row._replace(leaves=server.first))
 
@@ -73,4 +76,5 @@ def of_first(algorithm: Algorithm) -> Algorithm:
         aggregator=aggregator._replace(summarize=summarize, finish=finish),
         server_update=server_update,
         personalize=personalize,
+        report=report if algorithm.report else None,
     )

@@ -189,7 +189,7 @@ def trainer_of(name, options, model, apply, first, num_clients) -> Federated:
     algorithm = options.pop("algorithm", "fedavg")
     with naming(f"config.{section}"):
         others = {*keywords(local_of), *OWN}
-        facts = {"num_clients": num_clients}
+        facts = {"num_clients": num_clients, "model": model}
         make, rest = algorithm_maker(section, algorithm, options, others, facts)
         own = {key: rest.pop(key) for key in OWN if key in rest}
         smoothing = own.get("label_smoothing", 0.0)

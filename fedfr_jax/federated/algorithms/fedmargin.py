@@ -1,0 +1,144 @@
+"""FedMargin: clients whose prototypes keep a larger margin count more in the average.
+
+Michieli, Toldo, Ozay 2022, "Federated Learning via Attentive Margin of Semantic Feature
+Representations" (IEEE Internet of Things Journal; arXiv:2105.08982). The article's
+formulas could not be read; the definitions here are ours, after its abstract. With the
+prototypes of a client before and after its training, and those P of the aggregate:
+
+  LPM = mean margin of after against before, APM = of after against P of last round,
+  a = (softmax_k(LPM / T) + softmax_k(APM / T)) / 2,  w+ = sum_k a_k w_k,
+  P_c = mean over the round's features of class c; a class that is not seen keeps its
+  own, or moves towards the new one with a momentum.
+
+Both softmaxes are streamed as `Scaled` sums, so the round costs two models of memory
+whatever K and however large the margins. In the first round, which no aggregate
+precedes, P is that of the round's clients before they train: the one after it is known
+when their models are summed already.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms import attention, prototypes
+from fedfr_jax.federated.algorithms.aggregators import plain_sum, weight_of
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.margins import aggregate_mean_margin, mean_margin
+from fedfr_jax.federated.algorithms.prototypes import Prototypes
+from fedfr_jax.federated.engine import no_extra
+from fedfr_jax.federated.local import local_training
+from fedfr_jax.federated.means import build_mean
+from fedfr_jax.types import Algorithm, ClientOutput, Local, Model, PyTree
+
+
+class Server(NamedTuple):
+    """What the server keeps."""
+
+    variables: PyTree
+    prototypes: Prototypes
+
+
+def fedmargin(
+    local: Local,
+    *,
+    model: Model,
+    temperature: float = 1.0,
+    relative: bool = False,
+    normalize: bool = False,
+    norm: str = "softmax",
+    combine: str = "mean",
+    weigh: str | Callable = "equally",
+    momentum: float = 0.0,
+) -> Algorithm:
+    """Attention by margins of prototypes.
+
+    Args:
+      model: with `features`; its output has M numbers for M classes.
+      temperature: T > 0; margins grow with the features, and a small T with large
+        margins leaves one client.
+      relative: margins in [-1, 1], see `margins`.
+      normalize: take features at unit length.
+      norm: softmax, or relu_sum, max(margin, 0) over its sum, without temperature.
+      combine: of the two attentions, mean or product (normalised).
+      weigh: examples multiplies a client's attention by them, see `fedavg`.
+      momentum: of the aggregate prototypes, in [0, 1); 0 takes the round's.
+
+    Raises:
+      ValueError: for an unknown word, a number out of its range, or a model without
+        features.
+    """
+    base, train, weight = fedavg(local), local_training(local), weight_of(weigh)
+    _check(model, momentum)
+    logs_of = attention.logarithms(temperature, norm, combine)
+    values = prototypes.class_values(model.features, model.embedding_dim, normalize)
+    # Compiled once for each feed and mesh.
+    mean_values = functools.cache(functools.partial(build_mean, values))
+
+    def init(variables):
+        return Server(variables, prototypes.none(model))
+
+    def prepare(server, context):
+        aggregate = server.prototypes
+        if context.cohort.round == 0:
+            run = mean_values(context.feed, context.mesh)
+            where = context.dataset, context.population, context.cohort
+            first = prototypes.of_class(*run(server.variables, *where))
+            aggregate = _like(aggregate, first)
+        return no_extra(len(context.cohort.ids))._replace(tables=aggregate)
+
+    def client_update(key, server, personal, client):
+        before = prototypes.of_client(values, server.variables, client)
+        end, metrics = train(key, server.variables, client)
+        after = prototypes.of_client(values, end, client)
+        lpm = mean_margin(after, before, relative=relative)
+        apm = mean_margin(after, _like(after, client.tables), relative=relative)
+        counts = weight(client).astype(lpm.dtype)
+        change = collections.change(end, server.variables)
+        attended = attention.summary(change, counts, logs_of(lpm, apm))
+        update = attended, (after.mean * after.count[:, None], after.count)
+        metrics = {**metrics, "lpm": lpm, "apm": apm}
+        own = collections.own(end)
+        return ClientOutput(update, counts, personal, metrics, local=own)
+
+    def server_update(server, result):
+        attended, (sums, number) = result.aggregate
+        change = attention.mean_change(attended)
+        add = lambda x, d: x + d.astype(x.dtype)
+        variables = jax.tree.map(add, server.variables, change)
+        seen = _like(server.prototypes, prototypes.of_class(sums, number))
+        moved = prototypes.moved(server.prototypes, seen, momentum)
+        return Server(variables, moved)
+
+    def report(server, result):
+        logs = logs_of(result.metrics["lpm"], result.metrics["apm"])
+        share = attention.of_cohort(result.weights, logs)
+        everybody = lambda x: jnp.broadcast_to(x, share.shape)
+        entropy = jax.scipy.special.entr(share).sum()
+        amm = aggregate_mean_margin(server.prototypes)
+        facts = {"attention_entropy": everybody(entropy), "amm": everybody(amm)}
+        return {"attention": share, **facts}
+
+    return base._replace(
+        init=init,
+        client_update=client_update,
+        aggregator=plain_sum(),
+        server_update=server_update,
+        prepare=prepare,
+        report=report,
+    )
+
+
+def _like(a: Prototypes, b: Prototypes) -> Prototypes:
+    """`b` in the dtypes of `a`."""
+    return jax.tree.map(lambda x, y: y.astype(x.dtype), a, b)
+
+
+def _check(model, momentum):
+    if model.features is None:
+        raise ValueError("model must have features, got one without.")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must lie in [0, 1), got {momentum}.")

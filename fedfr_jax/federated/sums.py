@@ -1,0 +1,79 @@
+"""Sums over clients, of plain arrays and of `Scaled` trees.
+
+A Scaled tree stands for e^log times its arrays. Two are added at the larger log, the
+smaller one scaled down, as in an online softmax (Milakov & Gimelshein 2018,
+arXiv:1805.02867, algorithm 3): weights such as e^margin neither overflow nor all vanish
+however large margins are, and the sum stays one model of memory. A log may have leading
+axes, which are those of its arrays too.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.types import PyTree, Scaled
+
+
+def zeros(shapes: PyTree, *leading: int) -> PyTree:
+    """Sums of nothing like `shapes`, arrays or shape structs, behind `leading` axes."""
+
+    def nothing(x):
+        empty = jax.tree.map(lambda y: jnp.zeros((*leading, *y.shape), y.dtype), x)
+        if not is_scaled(x):
+            return empty
+        return empty._replace(log=jnp.full_like(empty.log, -jnp.inf))
+
+    return jax.tree.map(nothing, shapes, is_leaf=is_scaled)
+
+
+def add(a: PyTree, b: PyTree) -> PyTree:
+    """The sum of two."""
+
+    def one(x, y):
+        if not is_scaled(x):
+            return x + y
+        top = jnp.maximum(x.log, y.log)
+        parts = lowered(x, top), lowered(y, top)
+        return Scaled(top, jax.tree.map(jnp.add, *parts))
+
+    return jax.tree.map(one, a, b, is_leaf=is_scaled)
+
+
+def over_lanes(tree: PyTree) -> PyTree:
+    """The sum over the leading axis."""
+    return _summed(tree, lambda x: x.max(0), lambda x: x.sum(0, dtype=x.dtype))
+
+
+def over_clients(mesh: Mesh, tree: PyTree) -> PyTree:
+    """The sum over the `clients` devices, inside a shard_map over them."""
+    return _summed(
+        tree,
+        lambda x: meshes.max_over_clients(mesh, x),
+        lambda x: meshes.sum_over_clients(mesh, x),
+    )
+
+
+def is_scaled(x) -> bool:
+    """Whether it is a Scaled tree and no array."""
+    return isinstance(x, Scaled)
+
+
+def lowered(x: Scaled, top: jax.Array) -> PyTree:
+    """The arrays of `x` at log `top`, at least its own; -inf is of nothing."""
+    factor = jnp.exp(jnp.where(x.log == top, 0, x.log - top))
+    wide = lambda y: factor.reshape(factor.shape + (1,) * (y.ndim - factor.ndim))
+    return jax.tree.map(lambda y: y * wide(y).astype(y.dtype), x.tree)
+
+
+def _summed(tree: PyTree, largest: Callable, total: Callable) -> PyTree:
+    def one(x):
+        if not is_scaled(x):
+            return total(x)
+        top = largest(x.log)
+        at_top = lowered(x, jnp.broadcast_to(top, x.log.shape))
+        return Scaled(top, jax.tree.map(total, at_top))
+
+    return jax.tree.map(one, tree, is_leaf=is_scaled)

@@ -1,0 +1,323 @@
+"""FedMargin: prototypes, margins, attention, and whole rounds against a plain loop."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedfr_jax.federated import sums
+from fedfr_jax.federated.algorithms import margins, prototypes
+from fedfr_jax.federated.algorithms.fedmargin import Server, fedmargin
+from fedfr_jax.federated.algorithms.prototypes import Prototypes
+from fedfr_jax.federated.local import sgd
+from fedfr_jax.types import Local, Model, Scaled
+from tests.federated.toys import LOCAL, MESHES, RATE, close, flat, play_golden, replay
+
+FORMS = {"hypothesis": False, "relative": True}
+
+
+def linear_features(variables, x, train):
+    """Logits, features behind the body, statistics: x [B, 5] -> [B, 4] -> [B, 3]."""
+    del train
+    features = x @ variables["params"]["body"]
+    return features @ variables["params"]["head"], features, {}
+
+
+def linear_loss(variables, batch, key):
+    del key
+    logits, _, _ = linear_features(variables, batch.images, True)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+    count = jnp.maximum(batch.is_valid.sum(), 1).astype(losses.dtype)
+    return jnp.where(batch.is_valid, losses, 0).sum() / count
+
+
+def first_variables():
+    draw = np.random.default_rng(5).normal
+    params = {"body": draw(size=(5, 4)), "head": draw(size=(4, 3))}
+    return {"params": params, "batch_stats": {}}
+
+
+LINEAR = Model(
+    init=lambda key: jax.tree.map(jnp.float32, first_variables()),
+    apply=lambda *arguments: linear_features(*arguments)[::2],
+    image_shape=(5,),
+    embedding_dim=3,
+    features=linear_features,
+)
+
+
+# --- Golden prototypes
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_margins_are_the_golden_ones_where_they_are_defined(golden, form):
+    arrays = golden("fedmargin_proposed")
+    of = partial(jax.vmap(partial(margins.margins, relative=FORMS[form])))
+    with jax.enable_x64(True):
+        before, after = (
+            Prototypes(arrays[f"proto_{name}"], arrays["counts"].astype(float))
+            for name in ("before", "after")
+        )
+        again = np.broadcast_to(arrays["agg_prev"], arrays["proto_after"].shape)
+        aggregate = Prototypes(again, np.ones_like(arrays["counts"], float))
+        for name, other in (("lpm", before), ("apm", aggregate)):
+            want = arrays[f"{form}_{name}_per_class"]
+            margin, is_defined = of(after, other)
+            np.testing.assert_array_equal(is_defined, ~np.isnan(want))
+            close(np.where(is_defined, margin, np.nan), want)
+        now = Prototypes(arrays["agg_now"], np.ones(5))
+        close(margins.aggregate_mean_margin(now), arrays["hypothesis_amm"])
+
+
+def golden_round(arrays, *, scale=1.0, where=(1, 1), **options):
+    """A round whose clients have the golden prototypes times `scale`.
+
+    Each class of a client is one row of the network's table of features, with as many
+    equal examples as the golden counts. Client k ends with the k-th unit vector as its
+    other parameter, so that the average of these is the attention itself.
+    """
+    counts, size = arrays["counts"], arrays["counts"].size
+
+    def features(variables, x, train):
+        del train
+        found = x @ variables["params"]["table"]
+        return found, found, variables["batch_stats"]
+
+    def train(key, variables, client):
+        del key, variables
+        mine = jnp.arange(len(counts), dtype=jnp.int32) == client.id
+        table = scale * arrays["proto_after"].reshape(size, -1)
+        params = {"table": jnp.asarray(table), "attention": mine.astype(float)}
+        metrics = {"loss": jnp.zeros(()), "steps": jnp.float32(1)}
+        return {"params": params, "batch_stats": {}}, metrics
+
+    table = scale * arrays["proto_before"].reshape(size, -1)
+    params = {"table": table, "attention": np.zeros(len(counts))}
+    model = Model(
+        lambda key: {"params": params, "batch_stats": {}}, None, (size,), 5, (), None
+    )._replace(features=features)
+    rows = np.arange(size).reshape(counts.shape)
+    images = [np.eye(size)[np.repeat(r, n)] for r, n in zip(rows, counts, strict=True)]
+    labels = [np.repeat(np.arange(5), n) for n in counts]
+    algorithm = fedmargin(train, model=model, **options)
+    last = Prototypes(scale * arrays["agg_prev"], np.ones(5))
+    algorithm = algorithm._replace(init=lambda variables: Server(variables, last))
+    start = {"params": params, "batch_stats": {}}
+    return replay(algorithm, (images, labels), start, where=where, rows=())
+
+
+@pytest.mark.parametrize("where", MESHES, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_round_has_the_golden_attention_and_prototypes(golden, form, where):
+    arrays = golden("fedmargin_proposed")
+    for weigh, suffix in (("equally", ""), ("examples", "_times_nk")):
+        options = {"relative": FORMS[form], "weigh": weigh}
+        with jax.enable_x64(True):
+            end = golden_round(arrays, where=where, **options)
+        want = arrays[f"{form}_attn{suffix}"]
+        close(end.servers[0].variables["params"]["attention"], want)
+        close(end.servers[0].prototypes.mean, arrays["agg_now"])
+        close(end.metrics["lpm"], arrays[f"{form}_lpm"])
+        close(end.metrics["apm"], arrays[f"{form}_apm"])
+        close(end.metrics["attention"], want)
+        close(
+            end.metrics["attention_entropy"], np.full(4, -(want * np.log(want)).sum())
+        )
+        close(end.metrics["amm"], np.full(4, float(arrays["hypothesis_amm"])))
+
+
+def test_the_other_norms_and_ways_to_combine_are_their_formulas(golden):
+    arrays = golden("fedmargin_proposed")
+    lpm, apm = (arrays[f"hypothesis_{name}"] for name in ("lpm", "apm"))
+    unit = lambda x: x / x.sum()
+    wanted = {
+        ("softmax", "product"): unit(np.exp((lpm + apm) / 2)),
+        ("relu_sum", "mean"): (unit(lpm) + unit(apm)) / 2,
+        ("relu_sum", "product"): unit(lpm * apm),
+    }
+    for (norm, combine), want in wanted.items():
+        options = {"norm": norm, "combine": combine, "temperature": 2.0}
+        with jax.enable_x64(True):
+            end = golden_round(arrays, **options)
+        got = end.servers[0].variables["params"]["attention"]
+        close(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("where", MESHES, ids=str)
+def test_attention_to_margins_of_thousands_is_finite_and_exact(golden, where):
+    arrays = golden("fedmargin_proposed")
+    end = golden_round(arrays, scale=1000.0, where=where, temperature=100.0)
+    both = [10 * arrays[f"hypothesis_{name}"] for name in ("lpm", "apm")]
+    want = sum(np.exp(x - x.max()) / np.exp(x - x.max()).sum() for x in both) / 2
+    got = end.servers[0].variables["params"]["attention"]
+    close(got, want, rtol=1e-3, atol=1e-6)
+
+
+def test_scaled_sums_are_those_of_a_softmax_in_any_grouping():
+    logs = np.array([-900.0, 2.0, 850.0, 849.0, -np.inf], np.float32)
+    values = np.arange(1.0, 6.0, dtype=np.float32)
+    one = [
+        Scaled(jnp.float32(a), jnp.float32(0 if a == -np.inf else x))
+        for a, x in zip(logs, values, strict=True)
+    ]
+    want = values[2] + values[3] * np.exp(-1.0)
+    lanes = sums.over_lanes(jax.tree.map(lambda *x: jnp.stack(x), *one))
+    pairs = sums.add(
+        sums.add(one[0], one[4]), sums.add(one[3], sums.add(one[1], one[2]))
+    )
+    for total in (lanes, pairs, sums.add(pairs, sums.zeros(pairs))):
+        close(total.log, 850.0)
+        close(total.tree, want, rtol=1e-6)
+
+
+# --- Whole rounds
+
+
+def plain_prototypes(features, y, *, normalize):
+    if normalize:
+        features = features / np.linalg.norm(features, axis=1, keepdims=True)
+    return {c: features[y == c].mean(0) for c in set(y.tolist())}
+
+
+def plain_margin(p, q):
+    found = []
+    for c in p.keys() & q.keys():
+        others = [np.linalg.norm(p[c] - q[d]) for d in q if d != c]
+        if others:
+            found.append(min(others) - np.linalg.norm(p[c] - q[c]))
+    return np.mean(found) if found else 0.0
+
+
+def plain_training(body, head, x, y, steps):
+    for _ in range(steps):
+        logits = x @ body @ head
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        p[np.arange(len(y)), y] -= 1
+        p /= len(y)
+        body, head = body - 0.1 * x.T @ p @ head.T, head - 0.1 * (x @ body).T @ p
+    return body, head
+
+
+def plain_aggregate(sets, labels):
+    classes = {c for p in sets for c in p}
+    number = lambda y, c: (y == c).sum()
+    return {
+        c: sum(number(y, c) * p[c] for p, y in zip(sets, labels, strict=True) if c in p)
+        / sum(number(y, c) for y in labels)
+        for c in classes
+    }
+
+
+def plain_rounds(arrays, rounds, *, temperature, normalize, momentum):
+    """FedMargin in numpy, client after client: -> (body, head, aggregate)."""
+    of = partial(plain_prototypes, normalize=normalize)
+    data = [(arrays[f"x{k}"], arrays[f"y{k}"]) for k in range(3)]
+    labels = [y for _, y in data]
+    body, head = first_variables()["params"].values()
+    aggregate = plain_aggregate([of(x @ body, y) for x, y in data], labels)
+    for r in range(rounds):
+        pairs = zip(data, arrays["tau"], strict=True)
+        ends = [plain_training(body, head, *d, t) for d, t in pairs]
+        before = [of(x @ body, y) for x, y in data]
+        after = [of(x @ e[0], y) for e, (x, y) in zip(ends, data, strict=True)]
+        lpm = np.array([plain_margin(*p) for p in zip(after, before, strict=True)])
+        apm = np.array([plain_margin(p, aggregate) for p in after])
+        power = [np.exp(m / temperature) for m in (lpm, apm)]
+        attention = sum(p / p.sum() for p in power) / 2
+        body, head = (
+            np.tensordot(attention, x, 1)
+            for x in map(np.stack, zip(*ends, strict=True))
+        )
+        keep, old = (momentum if r else 0.0), aggregate
+        aggregate = plain_aggregate(after, labels)
+        aggregate = {c: keep * old[c] + (1 - keep) * aggregate[c] for c in old}
+    return body, head, aggregate
+
+
+@pytest.mark.parametrize("where", MESHES, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1.0, "normalize": False, "momentum": 0.0},
+        {"temperature": 0.1, "normalize": True, "momentum": 0.3},
+    ],
+    ids=["default", "normalized"],
+)
+def test_rounds_equal_a_plain_loop(golden, options, where):
+    arrays = golden("fl_rounds")
+    local = Local(linear_loss, sgd(), RATE)
+    with jax.enable_x64(True):
+        end = play_golden(
+            arrays,
+            fedmargin(local, model=LINEAR, **options),
+            where=where,
+            variables=first_variables(),
+            rounds=3,
+        )
+    body, head, aggregate = plain_rounds(arrays, 3, **options)
+    server = end.servers[-1]
+    # The server keeps its prototypes in float32.
+    near = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+    near(server.variables["params"]["body"], body)
+    near(server.variables["params"]["head"], head)
+    near(server.prototypes.mean, np.stack([aggregate[c] for c in range(3)]))
+
+
+def test_without_a_temperature_clients_count_equally(golden):
+    """T to infinity is FairAvg."""
+    arrays = golden("fl_rounds")
+    features = lambda variables, x, train: (x, x, {})
+    model = Model(lambda key: {}, None, (5,), 3, features=features)
+    with jax.enable_x64(True):
+        algorithm = fedmargin(LOCAL, model=model, temperature=1e15)
+        end = play_golden(arrays, algorithm)
+    close(flat(end.servers[0].variables), arrays["fairavg"])
+
+
+# --- Pixels, and what is refused
+
+
+def test_pixels_count_for_the_class_of_their_nearest_label():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(3, 2, 4, 6)).astype(np.float32)
+    labels = rng.integers(0, 4, (3, 6, 8))
+    labels[rng.random(labels.shape) < 0.3] = 255  # no class
+    features[2] = np.nan  # padding
+    is_valid = np.array([True, True, False])
+    got = prototypes.of_class(
+        *prototypes.class_means(features, jnp.asarray(labels), is_valid, 5)
+    )
+    small = labels[:2, ::3, ::2]
+    for c in range(5):
+        mine = features[:2][small == c]
+        want = mine.mean(0) if len(mine) else np.zeros(6)
+        np.testing.assert_allclose(got.mean[c], want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got.count[c] * 2, len(mine), rtol=1e-6)
+
+
+def test_a_class_that_is_not_seen_keeps_its_prototype():
+    old = Prototypes(jnp.ones((3, 2)), jnp.array([1.0, 0.0, 1.0]))
+    new = Prototypes(jnp.full((3, 2), 3.0), jnp.array([1.0, 1.0, 0.0]))
+    moved = prototypes.moved(old, new, 0.5)
+    close(moved.mean[:, 0], [2.0, 3.0, 1.0])
+    assert (moved.count > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
+        ({"norm": "max"}, "norm must be one of"),
+        ({"combine": "sum"}, "combine must be one of"),
+        ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
+        ({"weigh": "size"}, "weigh must be one of"),
+        ({"model": LINEAR._replace(features=None)}, "model must have features"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        fedmargin(LOCAL, **{"model": LINEAR, **options})
