@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.algorithms.combining import COMBINES
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import by_block, sgd, step_decay
 from fedfr_jax.schema import check_keys, check_kinds, check_ranges, choose
@@ -22,6 +23,8 @@ BOUNDS = {  # of the numbers that `local_of` is told
     "weight_decay": (0, math.inf),
     "clip_norm": (0, math.inf),
 }
+# Keys of algorithms that take a name of a family, or {"name": ..., settings}.
+NESTED = {"combine": COMBINES, "server_optimizer": SERVER_OPTIMIZERS}
 # Optimizers of optax's that move every number by its own gradients, whatever its leaf.
 ELEMENTWISE = (
     *("adabelief", "adadelta", "adagrad", "adam", "adamax", "adamaxw", "adamw"),
@@ -58,11 +61,11 @@ def algorithm_maker(
     for key, parameter in asked.items():
         if parameter.default is inspect.Parameter.empty and key not in own:
             raise ValueError(f"config.{section} must have the key {key}, got none.")
-    given = own.get("server_optimizer")
-    if isinstance(given, Mapping | str):
-        given = {"name": given} if isinstance(given, str) else given
-        where = f"{section}.server_optimizer"
-        own["server_optimizer"] = choose(where, SERVER_OPTIMIZERS, given)
+    for key, family in NESTED.items():
+        given = own.get(key)
+        if isinstance(given, Mapping | str):
+            given = {"name": given} if isinstance(given, str) else given
+            own[key] = choose(f"{section}.{key}", family, given)
     check_kinds(f"config.{section}.", own, asked)
     own |= {k: v for k, v in facts.items() if k in keywords(ALGORITHMS[name])}
     rest = {k: v for k, v in options.items() if k in others}

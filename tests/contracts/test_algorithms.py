@@ -22,6 +22,7 @@ from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.simulation import Simulation, open_store, play, start
 from fedfr_jax.federated.tables import table_on
 from fedfr_jax.feed import Feed
+from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Dataset, Local, Model
 
@@ -87,6 +88,15 @@ MODEL = Model(
 )
 
 
+def contrasted(variables, batch, key, *, received, previous):
+    """MOON's loss: near the received model, away from the previous one."""
+    loss, aux = loss_fn(variables, batch, key)
+    apart = lambda other: jnp.square(
+        variables["params"]["body"] - other["params"]["body"]
+    ).sum()
+    return loss + 0.1 * (apart(received) - apart(previous)), aux
+
+
 class Member(NamedTuple):
     """An algorithm at test size, and what its server starts from."""
 
@@ -111,10 +121,14 @@ def tiny(name, local=LOCAL, **settings):
 
 
 MEMBERS = {
+    "afl": Member(tiny("afl", num_classes=CLASSES)),
     "apfl": Member(tiny("apfl")),
+    "centred_clipping": Member(tiny("centred_clipping", bound=0.1)),
     "ditto": Member(tiny("ditto")),
     "fedatt": Member(tiny("fedatt")),
     "fedavg": Member(tiny("fedavg", server_optimizer=optax.sgd(1))),
+    "fedaws": Member(tiny("fedaws", spreadout=spreadout_sum, classes=HEAD)),
+    "feddyn": Member(tiny("feddyn", num_clients=len(SIZES))),
     "feddane": Member(tiny("feddane", strength=0.1)),
     "fedfr": Member(
         tiny(
@@ -129,6 +143,12 @@ MEMBERS = {
     "fedprox": Member(tiny("fedprox", strength=0.1)),
     "fedrep": Member(tiny("fedrep", head=HEAD, head_epochs=1)),
     "fesem": Member(tiny("fesem", spread=0.5)),
+    "hypcluster": Member(tiny("hypcluster", spread=0.5)),
+    "mime": Member(tiny("mime")),
+    "mimelite": Member(tiny("mimelite")),
+    "moon": Member(tiny("moon", LOCAL._replace(loss=contrasted))),
+    "norm_clipping": Member(tiny("norm_clipping", bound=0.1)),
+    "perfedavg": Member(tiny("perfedavg", inner_rate=0.1, order="hf")),
     "ifca": Member(tiny("ifca", spread=0.5)),
     "pfedme": Member(tiny("pfedme", personal_rate=0.05)),
     "qfedavg": Member(tiny("qfedavg", q=1.0)),
@@ -136,7 +156,7 @@ MEMBERS = {
     "scaffold": Member(tiny("scaffold", num_clients=len(SIZES))),
 }
 # Gradients or prototypes of these are a sum over devices before a round.
-BEFORE_A_ROUND = {"feddane", "fedmargin"}
+BEFORE_A_ROUND = {"feddane", "fedmargin", "mime"}
 KEPT = "params/bias"
 for name in sorted(MEMBERS.keys() - {"fedfr"}):  # under contract with a personal leaf
     build = MEMBERS[name].build

@@ -9,6 +9,7 @@ import pytest
 
 from fedfr_jax.federated.algorithms.aggregators import equally
 from fedfr_jax.federated.algorithms.apfl import apfl
+from fedfr_jax.federated.algorithms.combining import trimmed_mean
 from fedfr_jax.federated.algorithms.ditto import ditto
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.feddane import feddane
@@ -150,7 +151,11 @@ def check_fesem(arrays, where):
     variables["params"]["W"][2] += 9  # a model that nobody trains or joins
     before = np.array([1, 1, 0], np.int32)
     end = play_golden(
-        arrays, of_models(fesem(LOCAL)), where=where, variables=variables, rows=before
+        arrays,
+        of_models(fesem(LOCAL, groups=3)),
+        where=where,
+        variables=variables,
+        rows=before,
     )
     models = flat(variables)
     trained = np.stack([numpy_sgd(arrays, k, models[j]) for k, j in enumerate(before)])
@@ -202,7 +207,7 @@ LIMITS = {
         "fairavg",
     ),
     "a trimmed mean that trims nothing": (
-        lambda: robust(LOCAL, combine="trimmed_mean", fraction=0.3),
+        lambda: robust(LOCAL, combine=trimmed_mean(fraction=0.3)),
         "fairavg",
     ),
 }
@@ -220,29 +225,9 @@ def test_a_method_in_its_limit_is_fedavg(golden, name):
 def test_ifca_with_one_model_is_uniform_fedavg(golden):
     arrays = golden("fl_rounds")
     with jax.enable_x64(True):
-        algorithm = of_models(ifca(LOCAL))
+        algorithm = of_models(ifca(LOCAL, groups=1))
         end = play_golden(arrays, algorithm, variables=unflat(arrays["w0"][None]))
         close(flat(end.servers[0])[0], arrays["fairavg"])
-
-
-ROBUST = {
-    "median": ({}, lambda x: np.median(x, axis=0)),
-    "trimmed": (
-        {"combine": "trimmed_mean", "fraction": 0.4},  # cuts one of three at either end
-        lambda x: np.sort(x, axis=0)[1:-1].mean(axis=0),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ROBUST)
-def test_robust_sums_of_changes_are_numpys(golden, name):
-    options, combine = ROBUST[name]
-    arrays = golden("fl_rounds")
-    assert len(arrays["local_sgd"]) == 3
-    with jax.enable_x64(True):
-        algorithm = robust(LOCAL, **options)
-        end = play_golden(arrays, algorithm, where=(2, 2))
-        close(flat(end.servers[0].variables), combine(arrays["local_sgd"]))
 
 
 def test_fesem_joins_the_nearest_model(golden):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated.algorithms import server_optimizers as servers
+from fedfr_jax.federated.algorithms.combining import median, trimmed_mean
 from fedfr_jax.federated.algorithms.fedatt import fedatt
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fednova import momentum_norm, proximal_norm
-from fedfr_jax.federated.algorithms.robust import coordinate_median, trimmed_mean
 from tests.federated.toys import close, replay
 
 
@@ -94,10 +94,10 @@ def test_attention_by_the_euclidean_norm_is_the_formula(golden):
 
 def test_a_trimmed_mean_drops_both_ends():
     x = jnp.array([[9.0, -9.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [-9.0, 9.0]])
-    close(trimmed_mean(0.2)(x), [2.0, 2.0])
-    close(coordinate_median(x), [2.0, 2.0])
+    close(trimmed_mean(fraction=0.2)(x), [2.0, 2.0])
+    close(median()(x), [2.0, 2.0])
     with pytest.raises(ValueError, match=r"\[0, 0.5\), got 0.5"):
-        trimmed_mean(0.5)
+        trimmed_mean(fraction=0.5)
 
 
 def test_norms_of_fednova_are_sums_of_the_accumulation_vector():

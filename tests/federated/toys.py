@@ -18,13 +18,13 @@ from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.model_axis import gathered
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.simulation import open_store, play_cohort, simulation, start
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from fedfr_jax.tasks.faces.loss import face_loss, init_local
 from fedfr_jax.tasks.faces.methods import previous_features
-from fedfr_jax.types import Augment, Dataset, Local, Model
+from fedfr_jax.types import Augment, Cohort, Dataset, Local, Model
 
 SIZES = np.array([5, 9, 3, 12, 7])  # examples of each client
 CLASSES = np.array([2, 3, 2, 3, 1])  # classes of each client
@@ -150,8 +150,21 @@ class Replay(NamedTuple):
     metrics: dict
 
 
-def replay(algorithm, examples, variables, *, where=(1, 1), rows=None, rounds=1, tau=1):
-    """Play rounds in float64 with one full batch per step; client k takes tau[k]."""
+def replay(
+    algorithm,
+    examples,
+    variables,
+    *,
+    where=(1, 1),
+    rows=None,
+    rounds=1,
+    tau=1,
+    cohorts=(),
+):
+    """Play rounds in float64 with one full batch per step; client k takes tau[k].
+
+    All clients train in every round unless `cohorts` names those of each.
+    """
     images, labels = examples
     sizes = [len(x) for x in images]
     population = Population(
@@ -176,8 +189,10 @@ def replay(algorithm, examples, variables, *, where=(1, 1), rows=None, rounds=1,
         store.scatter(ids, rows, first)
         first = 1
     servers = []
-    for r in range(first, first + rounds):
-        server, outcome = play(sim, server, store, r)
+    cohorts = cohorts or [ids] * rounds
+    for r, cohort in enumerate(cohorts, first):
+        cohort = Cohort(np.asarray(cohort, np.int32), r)
+        server, outcome = play_cohort(sim, server, store, cohort)
         servers.append(jax.device_get(server))
     return Replay(servers, store.gather(ids)[0], outcome.metrics)
 

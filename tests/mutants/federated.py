@@ -3,6 +3,7 @@
 from tests.mutants import Mutants
 
 ROUNDS = "federated/test_rounds_golden.py"
+MORE_ROUNDS = "federated/test_more_rounds_golden.py"
 
 MUTANTS = [
     Mutants(
@@ -45,7 +46,7 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/aggregators.py",
         f"{ROUNDS} tasks/faces/test_configured.py",
         [
-            ("weight.astype(_wide(x).dtype), update", "1, update"),
+            ("weight.astype(wide(x).dtype), update", "1, update"),
             ("return client.num_local.astype(jnp.float32)", "return jnp.float32(1)"),
             ("return trees.divided(weighted, weight)", "return weighted"),
         ],
@@ -116,11 +117,58 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/algorithms/robust.py",
-        f"{ROUNDS} federated/test_servers_golden.py",
+        "fedfr_jax/federated/algorithms/combining.py",
+        MORE_ROUNDS,
         [
             ("[cut : len(x) - cut]", "[cut:]"),
             ("jnp.median(x, axis=0)", "jnp.mean(x, axis=0)"),
+            ("1 / jnp.maximum(distances_to", "jnp.maximum(distances_to"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/selection.py",
+        MORE_ROUNDS,
+        [
+            ("number - faulty - 2)", "number - faulty)"),
+            ("number - taken - faulty - 2", "number - faulty - 2"),
+            ("number - 4 * faulty)", "number - 2 * faulty)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/clipping.py",
+        MORE_ROUNDS,
+        [
+            ("jnp.minimum(1, bound", "jnp.minimum(2, bound"),
+            ('output.update["params"], server.center)', 'output.update["params"], 0)'),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/feddyn.py",
+        MORE_ROUNDS,
+        [
+            ("len(result.weights) / num_clients", "1.0"),
+            ('start["params"], drift)\n', 'start["params"], 0)\n'),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/mime.py",
+        MORE_ROUNDS,
+        [("corrected(less_of_anchor(local))", "corrected(local)")],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/afl.py",
+        MORE_ROUNDS,
+        [
+            ("domain_rate * mean_loss", "-domain_rate * mean_loss"),
+            ("alpha * number", "number"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/perfedavg.py",
+        MORE_ROUNDS,
+        [
+            ("value - inner_rate * push", "value - push"),
+            ("for sign in (-1, 1)", "for sign in (1, -1)"),
         ],
     ),
     Mutants(

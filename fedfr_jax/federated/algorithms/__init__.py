@@ -2,17 +2,24 @@
 
 from collections.abc import Callable
 
+from fedfr_jax.federated.algorithms.afl import afl
 from fedfr_jax.federated.algorithms.apfl import apfl
+from fedfr_jax.federated.algorithms.clipping import centred_clipping, norm_clipping
 from fedfr_jax.federated.algorithms.ditto import ditto
 from fedfr_jax.federated.algorithms.fedatt import fedatt
 from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.fedaws import fedaws
 from fedfr_jax.federated.algorithms.feddane import feddane
+from fedfr_jax.federated.algorithms.feddyn import feddyn
 from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.algorithms.fedmargin import fedmargin
 from fedfr_jax.federated.algorithms.fednova import fednova
 from fedfr_jax.federated.algorithms.fedprox import fedprox
 from fedfr_jax.federated.algorithms.fedrep import fedrep
-from fedfr_jax.federated.algorithms.ifca import fesem, ifca
+from fedfr_jax.federated.algorithms.ifca import fesem, hypcluster, ifca
+from fedfr_jax.federated.algorithms.mime import mime, mimelite
+from fedfr_jax.federated.algorithms.moon import moon
+from fedfr_jax.federated.algorithms.perfedavg import perfedavg
 from fedfr_jax.federated.algorithms.pfedme import pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.robust import robust
@@ -20,18 +27,28 @@ from fedfr_jax.federated.algorithms.scaffold import scaffold
 from fedfr_jax.schema import register
 
 ALGORITHMS = {
+    "afl": afl,
     "apfl": apfl,
+    "centred_clipping": centred_clipping,
     "ditto": ditto,
     "fedatt": fedatt,
     "fedavg": fedavg,
+    "fedaws": fedaws,
     "feddane": feddane,
+    "feddyn": feddyn,
     "fedfr": fedfr,
     "fedmargin": fedmargin,
     "fednova": fednova,
     "fedprox": fedprox,
     "fedrep": fedrep,
     "fesem": fesem,
+    "hypcluster": hypcluster,
     "ifca": ifca,
+    "mime": mime,
+    "mimelite": mimelite,
+    "moon": moon,
+    "norm_clipping": norm_clipping,
+    "perfedavg": perfedavg,
     "pfedme": pfedme,
     "qfedavg": qfedavg,
     "robust": robust,

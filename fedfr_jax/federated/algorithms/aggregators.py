@@ -1,4 +1,4 @@
-"""Streamed reductions over clients: finish(sum over clients of summarize(...))."""
+"""Reductions over clients, streamed: finish(sum over clients of summarize(...))."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.types import Aggregator, Client
+from fedfr_jax.types import Aggregator, Algorithm, Client
 
 
 def weighted_mean() -> Aggregator:
@@ -18,7 +18,7 @@ def weighted_mean() -> Aggregator:
 
     def summarize(update, weight):
         weighted = jax.tree.map(
-            lambda x: _wide(x) * weight.astype(_wide(x).dtype), update
+            lambda x: wide(x) * weight.astype(wide(x).dtype), update
         )
         return weighted, weight
 
@@ -34,9 +34,32 @@ def plain_sum() -> Aggregator:
 
     def summarize(update, weight):
         del weight
-        return jax.tree.map(_wide, update)
+        return jax.tree.map(wide, update)
 
     return Aggregator(summarize, finish=lambda total: total)
+
+
+def from_all(algorithm: Algorithm, combine: Callable) -> Algorithm:
+    """`algorithm`, like FedAvg, with `combine` in place of the mean of the updates.
+
+    Args:
+      combine: updates of the whole cohort, a tree of [K, ...] -> tree of [...]; they
+        are kept, which takes the memory of K models.
+    """
+
+    def client_update(key, server, personal, client):
+        output = algorithm.client_update(key, server, personal, client)
+        return output._replace(update=(), upload=output.update)
+
+    def server_update(server, result):
+        aggregate = combine(result.upload)
+        return algorithm.server_update(server, result._replace(aggregate=aggregate))
+
+    return algorithm._replace(
+        client_update=client_update,
+        aggregator=plain_sum(),
+        server_update=server_update,
+    )
 
 
 def equally(client: Client) -> jax.Array:
@@ -64,6 +87,6 @@ def weight_of(weigh: str | Callable) -> Callable:
     return weigh if callable(weigh) else WEIGHTS[weigh]
 
 
-def _wide(x: jax.Array) -> jax.Array:
+def wide(x: jax.Array) -> jax.Array:
     """`x` in float32, or as it is when already wider."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x

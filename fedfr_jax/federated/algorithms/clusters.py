@@ -1,7 +1,7 @@
-"""What algorithms with several server models share: IFCA and FeSEM.
+"""What algorithms with several server models share: IFCA, HypCluster and FeSEM.
 
-Each client remembers one of J models and trains it; a model becomes the equal mean of
-its clients' models, in one streamed sum over [J, ...], or stays.
+Each client remembers one of J models and trains it; a model becomes the mean of its
+clients' models, in one streamed sum over [J, ...], or stays.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import plain_sum
-from fedfr_jax.types import Algorithm, ClientOutput, PyTree
+from fedfr_jax.federated.algorithms.aggregators import wide
+from fedfr_jax.types import Aggregator, Algorithm, ClientOutput, PyTree
 
 
 def num_groups(models: PyTree) -> int:
@@ -59,12 +59,13 @@ def clustered(client_update: Callable, groups: int, spread: float) -> Algorithm:
     )
 
     def server_update(models, result):
-        change, count = result.aggregate
+        change, total = result.aggregate
 
         def move(x, d):
             # By the reciprocal, as `trees.divided`.
-            members = count.reshape(-1, *[1] * (x.ndim - 1)).astype(d.dtype)
-            return x + (d * (1 / jnp.maximum(members, 1))).astype(x.dtype)
+            sums = total.reshape(-1, *[1] * (x.ndim - 1)).astype(d.dtype)
+            mean = d * (1 / jnp.where(sums > 0, sums, 1))
+            return x + mean.astype(x.dtype)
 
         return jax.tree.map(move, models, change)
 
@@ -76,19 +77,34 @@ def clustered(client_update: Callable, groups: int, spread: float) -> Algorithm:
         init=lambda variables: several(variables, groups, spread),
         init_personal=draw,
         client_update=client_update,
-        aggregator=plain_sum(),
+        aggregator=sums_by_group(groups),
         server_update=server_update,
         personalize=of_group,
         network=network,
     )
 
 
-def report(models: PyTree, group: jax.Array, end: PyTree, metrics) -> ClientOutput:
-    """A client's change in its group's place of [J, ...], zero in the others."""
-    place = lambda x, y: jnp.zeros_like(x).at[group].set(y - x[group])
-    sent = collections.shared(models), collections.shared(end)
-    members = jnp.zeros(num_groups(models), jnp.float32).at[group].set(1)
-    update = (jax.tree.map(place, *sent), members)
+def sums_by_group(groups: int) -> Aggregator:
+    """Sums [J, ...] of weighted changes and of weights, of (change, group []) each."""
+
+    def summarize(update, weight):
+        change, group = update
+
+        def place(x):
+            x = wide(x)
+            zeros = jnp.zeros((groups, *x.shape), x.dtype)
+            return zeros.at[group].set(x * weight.astype(x.dtype))
+
+        return jax.tree.map(place, change), place(jnp.ones_like(weight))
+
+    return Aggregator(summarize, finish=lambda total: total)
+
+
+def report(
+    models: PyTree, group: jax.Array, end: PyTree, metrics: PyTree, weight: jax.Array
+) -> ClientOutput:
+    """What a client of `group` [] sends: its distance from the group's model."""
     metrics = {**metrics, "group": group.astype(jnp.float32)}
     own = collections.own(end)
-    return ClientOutput(update, jnp.float32(1), group, metrics, local=own)
+    change = collections.change(end, of_group(models, group))
+    return ClientOutput((change, group), weight, group, metrics, local=own)

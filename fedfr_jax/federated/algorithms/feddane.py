@@ -7,21 +7,17 @@ authors' code; g comes from one pass over all of the cohort's examples. It is a 
 devices before the round: its last bits depend on their number, whatever `reduction`.
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.gradients import prepare_gradient, shared_gradient
 from fedfr_jax.federated.algorithms.penalties import corrected, proximal
-from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.local import local_training
-from fedfr_jax.federated.means import build_mean, over_examples
-from fedfr_jax.federated.model_axis import whole
-from fedfr_jax.objective import with_aux
-from fedfr_jax.types import Algorithm, Extra, Local, PyTree, RoundContext
+from fedfr_jax.federated.means import over_examples
+from fedfr_jax.types import Algorithm, Local
 
 
 def feddane(
@@ -35,16 +31,7 @@ def feddane(
       weigh: see `fedavg`.
     """
     fit = local_training(corrected(proximal(local, strength)))
-    loss_fn = with_aux(local.loss)
-
-    def gradient(variables, batch, key):
-        """Of the shared parameters, a client's own ones held fixed."""
-
-        def loss(params):
-            network = collections.merged({**variables, "params": params})
-            return loss_fn(whole(network), batch, key)[0]
-
-        return jax.grad(loss)(variables["params"])
+    gradient = shared_gradient(local)
 
     def train(key, variables, client):
         own = over_examples(lambda batch: gradient(variables, batch, key), client)
@@ -52,12 +39,5 @@ def feddane(
         anchor = variables["params"]
         return fit(key, variables, client, anchor=anchor, correction=correction)
 
-    # Compiled once for each feed and mesh.
-    mean_gradient = functools.cache(functools.partial(build_mean, gradient))
-
-    def prepare(server: PyTree, context: RoundContext) -> Extra:
-        cohort, run = context.cohort, mean_gradient(context.feed, context.mesh)
-        mean = run(server.variables, context.dataset, context.population, cohort)
-        return no_extra(len(cohort.ids))._replace(tables=mean)
-
-    return fedavg(train, weigh=weigh)._replace(prepare=prepare)
+    algorithm = fedavg(train, weigh=weigh)
+    return algorithm._replace(prepare=prepare_gradient(local))

@@ -1,17 +1,21 @@
-"""IFCA and FeSEM: several server models, each trained by the clients that it fits.
+"""IFCA, HypCluster, FeSEM: several server models, trained by the clients that they fit.
 
 IFCA, Ghosh et al. 2020, arXiv:2006.04088, algorithm 1 (model averaging): a client takes
-the model of least loss over its examples and trains it. FeSEM, Xie et al. 2021,
-arXiv:2005.01026, algorithm 1: a client trains the model of its group, then joins the
-group whose model is nearest to it; a new client's group is drawn. A model becomes the
-equal mean of its clients' models, in one streamed sum over [J, ...], or stays.
+the model of least loss over its examples and trains it. HypCluster, Mansour et al.
+2020, arXiv:2002.10619, is the same with clients that count by examples. FeSEM, Xie et
+al. 2021, arXiv:2005.01026, algorithm 1: a client trains the model of its group, then
+joins the group whose model is nearest to it; a new client's group is drawn. A model
+becomes the mean of its clients' models, in one streamed sum over [J, ...], or stays.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.aggregators import equally, weight_of
 from fedfr_jax.federated.algorithms.clusters import (
     clustered,
     num_groups,
@@ -31,14 +35,22 @@ def nearest(models: PyTree, variables: PyTree) -> jax.Array:
     return jnp.argmin(jax.vmap(distance)(models["params"])).astype(jnp.int32)
 
 
-def ifca(local: Local, *, groups: int = 2, spread: float = 0.05) -> Algorithm:
+def ifca(
+    local: Local,
+    *,
+    groups: int = 2,
+    spread: float = 0.05,
+    weigh: str | Callable = "equally",
+) -> Algorithm:
     """Clustering by loss.
 
     Args:
       groups: J >= 1.
       spread: see `several`.
+      weigh: see `fedavg`.
     """
     train, loss_fn = local_training(local), with_aux(local.loss)
+    weight = weight_of(weigh)
 
     def client_update(key, models, group, client):
         del group
@@ -49,9 +61,14 @@ def ifca(local: Local, *, groups: int = 2, spread: float = 0.05) -> Algorithm:
         )
         group = jnp.argmin(over_examples(losses_of, client)).astype(jnp.int32)
         end, metrics = train(key, of_group(models, group), client)
-        return report(models, group, end, metrics)
+        return report(models, group, end, metrics, weight(client))
 
     return clustered(client_update, groups, spread)
+
+
+def hypcluster(local: Local, *, groups: int = 2, spread: float = 0.05) -> Algorithm:
+    """`ifca` of clients that count by examples."""
+    return ifca(local, groups=groups, spread=spread, weigh="examples")
 
 
 def fesem(local: Local, *, groups: int = 2, spread: float = 0.05) -> Algorithm:
@@ -64,6 +81,6 @@ def fesem(local: Local, *, groups: int = 2, spread: float = 0.05) -> Algorithm:
 
     def client_update(key, models, group, client):
         end, metrics = train(key, of_group(models, group), client)
-        return report(models, nearest(models, end), end, metrics)
+        return report(models, nearest(models, end), end, metrics, equally(client))
 
     return clustered(client_update, groups, spread)

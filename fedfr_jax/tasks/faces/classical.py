@@ -22,6 +22,15 @@ from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.tasks.options import local_of
 from fedfr_jax.types import Algorithm, Local, Model, PyTree
 
+EMBEDDINGS = "the class embeddings that stay with clients"
+UNFIT = {  # algorithms that cannot train faces here, and what they would need
+    "afl": "classes that all clients share",
+    "fedaws": EMBEDDINGS,
+    "feddane": EMBEDDINGS,
+    "mime": EMBEDDINGS,
+    "moon": "a loss of its own: leave it out and give contrastive_weight",
+}
+
 
 def classical_faces(
     model: Model,

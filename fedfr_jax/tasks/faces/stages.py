@@ -25,7 +25,7 @@ from fedfr_jax.tasks.data import (
     split,
     streams,
 )
-from fedfr_jax.tasks.faces.classical import backbone_of, classical_faces
+from fedfr_jax.tasks.faces.classical import UNFIT, backbone_of, classical_faces
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
@@ -168,16 +168,14 @@ def build_method(
         "num_classes": int(partition.num_classes.max()),
         "num_clients": len(partition.num_classes),
     }
-    algorithm, epochs = (
-        options.pop("algorithm", "fedfr"),
-        options.pop("local_epochs", None),
-    )
+    algorithm = options.pop("algorithm", "fedfr")
+    epochs = options.pop("local_epochs", None)
     if epochs is not None:
         check_epochs(f"config.{section}.local_epochs", epochs)
-    if algorithm == "feddane":  # its server takes gradients of every client's loss
+    if algorithm in UNFIT:
         raise ValueError(
-            f"config.{section}.algorithm must not need the class embeddings that stay "
-            f"with clients, got {algorithm!r}."
+            f"config.{section}.algorithm must not need {UNFIT[algorithm]}, got "
+            f"{algorithm!r}."
         )
     with naming(f"config.{section}"):
         if algorithm == "fedfr":

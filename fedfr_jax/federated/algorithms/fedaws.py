@@ -1,0 +1,72 @@
+"""FedAwS: clients of one class each, whose server keeps the classes apart.
+
+Yu, Rawat, Menon, Kumar 2020, arXiv:2004.10342, algorithm 1: clients pull features to
+the row of their own class (`losses.spreadout.class_hinge`), and after averaging the
+server steps down rate * strength * grad sum_{c != c'} max(0, margin - d(w_c, w_c'))^2
+with d = 1 - cosine. Of a classifier's kernel [D, M] the rows are the columns.
+"""
+
+from collections.abc import Callable
+
+import jax
+
+from fedfr_jax import trees
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.schema import check_ranges
+from fedfr_jax.types import Algorithm, Local
+
+
+def fedaws(
+    local: Local,
+    *,
+    spreadout: Callable,
+    classes: str = "^params/(fc|classifier)/kernel$",
+    margin: float = 0.9,
+    strength: float = 10.0,
+    rate: float = 0.1,
+    weigh: str | Callable = "examples",
+) -> Algorithm:
+    """FedAvg, then a step of the server on the class rows.
+
+    Args:
+      local: the paper's loss is `class_hinge`; the others' work too.
+      spreadout: (rows [M, D], margin=cosine from which two are too near) -> [].
+      classes: regular expression that matches one leaf [D, M].
+      margin: least distance of two classes, in [0, 2].
+      strength, rate: lambda and eta >= 0, whose product is the step.
+      weigh: see `fedavg`.
+
+    Raises:
+      ValueError: when a number is out of its range; when the leaf is not one.
+    """
+    values = {"margin": margin, "strength": strength, "rate": rate}
+    some = (0, float("inf"))
+    check_ranges("", values, {"margin": (0, 2), "strength": some, "rate": some})
+    base, select = fedavg(local, weigh=weigh), trees.matching(classes)
+    gradient = jax.grad(lambda kernel: spreadout(kernel.T, margin=1 - margin))
+
+    def apart(kernel):
+        return kernel - strength * rate * gradient(kernel)
+
+    def init(variables):
+        found = _chosen(select, variables)
+        if len(found) != 1 or found[0].ndim != 2:
+            shapes = [x.shape for x in found]
+            raise ValueError(f"classes must match one leaf [D, M], got {shapes}.")
+        return base.init(variables)
+
+    def server_update(server, result):
+        server = base.server_update(server, result)
+        move = lambda is_chosen, x: apart(x) if is_chosen else x
+        variables = server.variables
+        moved = jax.tree.map(move, select(variables), variables)
+        return server._replace(variables=moved)
+
+    return base._replace(init=init, server_update=server_update)
+
+
+def _chosen(select, variables):
+    pairs = zip(
+        jax.tree.leaves(select(variables)), jax.tree.leaves(variables), strict=True
+    )
+    return [x for is_chosen, x in pairs if is_chosen]

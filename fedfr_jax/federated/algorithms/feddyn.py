@@ -1,0 +1,89 @@
+"""FedDyn: each client's pull to the server moves until their optima agree.
+
+Acar et al. 2021, arXiv:2111.04263, algorithm 1: clients minimize F_k(y) - <l_k, y> +
+a / 2 ||y - w||^2 and set l_k <- l_k - a (y_k - w); w+ = mean_S y_k - h / a with
+h <- h - a / N sum_S (y_k - w). Written with the drifts s_k = -l_k / a, the sum of a
+client's moves so far: the loss is a pull to w - s_k, and w+ = mean_S y_k + mean_N s_k.
+Deviations: running statistics are averaged plainly; no gradient is clipped at 10, which
+the authors' code does and `clip_norm` can.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.aggregators import equally, weighted_mean
+from fedfr_jax.federated.algorithms.penalties import proximal
+from fedfr_jax.federated.local import local_training
+from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
+
+
+class Server(NamedTuple):
+    """Global variables, and the mean drift of all N clients."""
+
+    variables: PyTree  # w
+    drift: PyTree  # -h / a, like the params
+
+
+def feddyn(
+    local: Local,
+    *,
+    num_clients: int,
+    strength: float = 0.1,
+    mean_examples: float | None = None,
+) -> Algorithm:
+    """Dynamic regularization; clients count equally.
+
+    Args:
+      num_clients: N.
+      strength: a > 0.
+      mean_examples: of a client; when given, client k pulls with a mean_examples / n_k,
+        as in the authors' code, where the paper has a for everybody.
+
+    Raises:
+      ValueError: when a number is out of its range.
+    """
+    given = 1.0 if mean_examples is None else mean_examples
+    values = {"strength": strength, "mean_examples": given}
+    check_ranges("", values, dict.fromkeys(values, POSITIVE))
+    train = local_training(proximal(local, strength))
+
+    def pull_of(client):
+        if mean_examples is None:
+            return {}
+        return {"pull": mean_examples / client.num_local.astype(jnp.result_type(float))}
+
+    def client_update(key, server, drift, client):
+        start = server.variables
+        anchor = jax.tree.map(jnp.subtract, start["params"], drift)
+        end, metrics = train(key, start, client, anchor=anchor, **pull_of(client))
+        change = collections.change(end, start)
+        drift = jax.tree.map(jnp.add, drift, change["params"])
+        own = collections.own(end)
+        return ClientOutput(change, equally(client), drift, metrics, local=own)
+
+    def server_update(server, result):
+        change, share = result.aggregate, len(result.weights) / num_clients
+        moved = lambda s, d: s + share * d.astype(s.dtype)
+        drift = jax.tree.map(moved, server.drift, change["params"])
+        mean = jax.tree.map(
+            lambda x, d: x + d.astype(x.dtype), server.variables, change
+        )
+        params = jax.tree.map(jnp.add, mean["params"], drift)
+        return Server({**mean, "params": params}, drift)
+
+    return Algorithm(
+        init=lambda variables: Server(
+            variables, optax.tree.zeros_like(variables["params"])
+        ),
+        init_personal=lambda key, server: optax.tree.zeros_like(server.drift),
+        client_update=client_update,
+        aggregator=weighted_mean(),
+        server_update=server_update,
+        personalize=lambda server, drift: server.variables,
+        network=lambda server: server.variables,
+    )

@@ -1,0 +1,50 @@
+"""MOON: features near the received model's and away from the client's previous one's.
+
+Li, He, Song 2021, arXiv:2103.16257, algorithm 1: FedAvg whose clients keep the model
+that they trained last. The term is in the loss, which is handed both models; see
+`losses.contrastive`. Before a client's first round its previous model is the received
+one, for which the term has no gradient.
+"""
+
+from collections.abc import Callable
+
+import optax
+
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.aggregators import weight_of
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.local import local_training
+from fedfr_jax.types import Algorithm, ClientOutput, Local
+
+
+def moon(
+    local: Local,
+    *,
+    server_optimizer: optax.GradientTransformation | None = None,
+    weigh: str | Callable = "examples",
+) -> Algorithm:
+    """Model-contrastive federated averaging.
+
+    Args:
+      local: its loss takes variables `received` and `previous` as keywords.
+      server_optimizer, weigh: see `fedavg`.
+    """
+    base = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
+    train, weight = local_training(local), weight_of(weigh)
+
+    def client_update(key, server, previous, client):
+        received = collections.merged(server.variables)
+        models = {"received": received, "previous": previous}
+        end, metrics = train(key, server.variables, client, **models)
+        return ClientOutput(
+            update=collections.change(end, server.variables),
+            weight=weight(client),
+            personal=collections.merged(end),
+            metrics=metrics,
+            local=collections.own(end),
+        )
+
+    return base._replace(
+        init_personal=lambda key, server: collections.merged(server.variables),
+        client_update=client_update,
+    )

@@ -1,0 +1,99 @@
+"""Per-FedAvg: a model that is good after one step of each client's own.
+
+Fallah et al. 2020, arXiv:2002.07948, algorithm 1: with y' = y - a grad F(y; B0) clients
+step along (I - a Hessian) grad F(y'; B1). `fo` leaves the Hessian out, `hf` takes its
+product with g = grad F(y'; B1) at y from two more gradients of a batch B2, grad F(y + d
+g; B2) and grad F(y - d g; B2). A step uses two or three batches, so that a round has a
+half or a third as many (rounded up). Clients count equally. Deploy after a fine-tuning
+step of rate a: the server's network itself is not meant to be good.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.local import local_training
+from fedfr_jax.objective import with_aux
+from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.types import Algorithm, Client, Local
+
+BATCHES = {"fo": 2, "hf": 3}  # of a step
+
+
+def perfedavg(
+    local: Local,
+    *,
+    inner_rate: float,
+    order: str = "fo",
+    difference: float = 1e-3,
+    server_optimizer: optax.GradientTransformation | None = None,
+    weigh: str | Callable = "equally",
+) -> Algorithm:
+    """Personalized federated averaging.
+
+    Args:
+      local: its rate is that of the outer step (beta in the paper).
+      inner_rate: a > 0, of the step that clients take to make the model their own.
+      order: fo or hf.
+      difference: d > 0 of hf.
+      server_optimizer, weigh: see `fedavg`.
+
+    Raises:
+      ValueError: for another word, or a number out of its range.
+    """
+    if order not in BATCHES:
+        raise ValueError(f"order must be one of {list(BATCHES)}, got {order!r}.")
+    values = {"inner_rate": inner_rate, "difference": difference}
+    check_ranges("", values, dict.fromkeys(values, POSITIVE))
+    fit = local_training(local._replace(loss=meta_loss(local, inner_rate, difference)))
+
+    def train(key, variables, client):
+        return fit(key, variables, in_groups(client, BATCHES[order]))
+
+    return fedavg(train, server_optimizer=server_optimizer, weigh=weigh)
+
+
+def in_groups(client: Client, size: int) -> Client:
+    """The client whose steps are each given a list of `size` batches of `client`'s."""
+    return client._replace(
+        num_steps=-(-client.num_steps // size),
+        epoch=lambda step: client.epoch(size * step),
+        batch=lambda step: [client.batch(size * step + i) for i in range(size)],
+    )
+
+
+def meta_loss(local: Local, inner_rate: float, difference: float) -> Callable:
+    """loss(variables, [B0, B1] or [B0, B1, B2], key), whose gradient is the outer one.
+
+    Its value is the loss of B1 after the inner step.
+    """
+    loss_fn = with_aux(local.loss)
+
+    def at(variables, params, batch, key):
+        return loss_fn({**variables, "params": params}, batch, key)
+
+    gradient = jax.grad(at, argnums=1, has_aux=True)
+
+    def loss(variables, batches, key):
+        first, second, *third = batches
+        params = variables["params"]
+        here = jax.lax.stop_gradient(params)
+        inner, _ = gradient(variables, here, first, key)
+        step = lambda x, rate, d: jax.tree.map(lambda a, b: a - rate * b, x, d)
+        outer = lambda params: at(variables, params, second, key)
+        value, aux = outer(step(params, inner_rate, inner))
+        if not third:
+            return value, aux
+        along, _ = jax.grad(outer, has_aux=True)(step(here, inner_rate, inner))
+        ends = [
+            gradient(variables, step(here, sign * difference, along), *third, key)[0]
+            for sign in (-1, 1)
+        ]
+        bend = jax.tree.map(lambda a, b: (a - b) / (2 * difference), *ends)
+        push = jnp.asarray(optax.tree.vdot(bend, params) - optax.tree.vdot(bend, here))
+        return value - inner_rate * push.astype(value.dtype), aux
+
+    return loss

@@ -1,0 +1,307 @@
+"""Two golden rounds of further methods, replayed through the real engine."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.afl import afl
+from fedfr_jax.federated.algorithms.clipping import centred_clipping, norm_clipping
+from fedfr_jax.federated.algorithms.combining import COMBINES
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.fedaws import fedaws
+from fedfr_jax.federated.algorithms.feddyn import feddyn
+from fedfr_jax.federated.algorithms.ifca import hypcluster
+from fedfr_jax.federated.algorithms.mime import mime, mimelite
+from fedfr_jax.federated.algorithms.perfedavg import perfedavg
+from fedfr_jax.federated.algorithms.robust import robust
+from fedfr_jax.federated.algorithms.selection import (
+    chosen_one_by_one,
+    krum_scores,
+    squared_distances,
+)
+from fedfr_jax.federated.local import local_training, sgd
+from fedfr_jax.losses.spreadout import class_hinge, spread, spreadout_sum
+from fedfr_jax.types import Local
+from tests.federated.toys import (
+    LOCAL,
+    MESHES,
+    close,
+    flat,
+    loss_fn,
+    play_golden,
+    replay,
+    unflat,
+)
+
+TWO = {"rounds": 2}
+
+
+def check_servers(end, expected):
+    for server, want in zip(end.servers, expected, strict=True):
+        close(flat(server.variables), want)
+
+
+def check_feddyn(arrays, where):
+    algorithm = feddyn(LOCAL, num_clients=3, strength=0.1)
+    both = [(0, 1, 2), (0, 2)]
+    end = play_golden(arrays, algorithm, where=where, cohorts=both)
+    check_servers(end, arrays["feddyn_paper_w"])
+    for server, want in zip(end.servers, arrays["feddyn_paper_h"], strict=True):
+        close(-0.1 * flat(server.drift), want)
+    close(-0.1 * flat(end.rows), arrays["feddyn_paper_grad"][1])
+
+
+def check_feddyn_code(arrays, where):
+    mean = float(arrays["n"].mean())
+    algorithm = feddyn(LOCAL, num_clients=3, strength=0.1, mean_examples=mean)
+    both = [(0, 1, 2), (0, 2)]
+    end = play_golden(arrays, algorithm, where=where, cohorts=both)
+    check_servers(end, arrays["feddyn_official_cloud"])
+    close(flat(end.rows), arrays["feddyn_official_lambda"])
+
+
+def check_mime(arrays, where, make=mime):
+    end = play_golden(arrays, make(LOCAL), where=where, **TWO)
+    name = make.__name__
+    check_servers(end, arrays[f"{name}_w"])
+    for server, want in zip(end.servers, arrays[f"{name}_m"], strict=True):
+        close(flat(server.momentum), want)
+
+
+def every_other(algorithm, count):
+    """Each client's batch i holds its rows i::count only; all rows are one batch."""
+
+    def client_update(key, server, row, client):
+        whole_batch = client.batch
+
+        def batch(step):
+            whole = whole_batch(step)
+            is_in = whole.position % count == step % count
+            return whole._replace(is_valid=whole.is_valid & is_in)
+
+        steps = count * client.num_steps
+        client = client._replace(batch=batch, num_steps=steps)
+        return algorithm.client_update(key, server, row, client)
+
+    return algorithm._replace(client_update=client_update)
+
+
+def check_perfedavg(arrays, where, order="fo", count=2):
+    local = LOCAL._replace(learning_rate=float(arrays["perfed_beta"]))
+    inner = float(arrays["perfed_alpha"])
+    algorithm = perfedavg(local, inner_rate=inner, order=order)
+    end = play_golden(arrays, every_other(algorithm, count), where=where, **TWO)
+    check_servers(end, arrays[f"perfed_{order}_w"])
+    adapted = Local(loss_fn, sgd(), inner)  # what a client deploys: a step of its own
+    own = adaptation_step(arrays, adapted, end.servers[1].variables, where)
+    close(own, arrays[f"perfed_{order}_personal"])
+
+
+def adaptation_step(arrays, local, variables, where):
+    """Every client's network after one full-batch step, [3, 18]."""
+    train = local_training(local)
+
+    def client_update(key, server, row, client):
+        once = client._replace(num_steps=jnp.minimum(client.num_steps, 1))
+        output = base.client_update(key, server, row, once)
+        end, _ = train(key, server.variables, once)
+        return output._replace(personal=end)
+
+    base = fedavg(local)
+    algorithm = base._replace(
+        client_update=client_update,
+        init_personal=lambda key, server: collections.merged(server.variables),
+    )
+    end = play_golden(arrays, algorithm, where=where, variables=variables)
+    return flat(end.rows)
+
+
+def check_hypcluster(arrays, where):
+    start = unflat(arrays["cluster_centers"])
+    algorithm = hypcluster(LOCAL)._replace(init=lambda models: models)
+    end = play_golden(arrays, algorithm, where=where, variables=start, **TWO)
+    np.testing.assert_array_equal(end.rows, arrays["hyp_assign"][1])
+    for server, want in zip(end.servers, arrays["hyp_centers"], strict=True):
+        close(flat(server), want)
+
+
+def check_afl(arrays, where):
+    thirds = lambda batch: (batch.position % 3 == 0).astype(jnp.int32)
+    algorithm = afl(LOCAL, num_classes=2, domain_rate=0.1, domain_of=thirds)
+    end = play_golden(arrays, algorithm, where=where, **TWO)
+    check_servers(end, arrays["agn_w"])
+    for server, share, counts in zip(
+        end.servers, arrays["agn_domain_weights"], arrays["agn_window"], strict=True
+    ):
+        close(server.share, share)
+        close(server.counts[0], counts)
+
+
+CHECKS = {
+    "feddyn": check_feddyn,
+    "feddyn_code": check_feddyn_code,
+    "mime": check_mime,
+    "mimelite": partial(check_mime, make=mimelite),
+    "perfedavg": check_perfedavg,
+    "perfedavg_hf": partial(check_perfedavg, order="hf", count=3),
+    "hypcluster": check_hypcluster,
+    "afl": check_afl,
+}
+VARIANTS = ("feddyn_code", "mimelite", "perfedavg_hf", "hypcluster")  # played once
+
+
+@pytest.fixture
+def arrays(golden):
+    return {**golden("fl_rounds"), **golden("fl_more")}
+
+
+@pytest.mark.parametrize(
+    "name, where",
+    [(n, w) for n in CHECKS for w in MESHES if n not in VARIANTS or w == MESHES[1]],
+    ids=str,
+)
+def test_two_rounds_equal_the_golden_ones(arrays, name, where):
+    with jax.enable_x64(True):
+        CHECKS[name](arrays, where)
+
+
+# --- Aggregation of given changes, that clients of one example each "train"
+
+
+def play_changes(algorithm_of, changes, rounds=1):
+    """Rounds of clients that move by `changes` [K, 18] from wherever they are."""
+    number, given = len(changes), jnp.asarray(changes)
+
+    def train(key, variables, client):
+        del key
+        move = unflat_row(given[client.id])
+        end = jax.tree.map(jnp.add, variables["params"], move)
+        zero = jnp.zeros(())
+        return {**variables, "params": end}, {"loss": zero, "steps": zero + 1}
+
+    examples = [[np.zeros((1, 5))] * number, [np.zeros(1, np.int32)] * number]
+    start = unflat(np.zeros(18))
+    algorithm = algorithm_of(train)
+    return replay(algorithm, examples, start, where=(2, 2), rounds=rounds)
+
+
+def unflat_row(w):
+    return {"W": w[:15].reshape(5, 3), "b": w[15:]}
+
+
+ROBUST = {
+    "median": ({"name": "median"}, 9),
+    "median_first8": ({"name": "median"}, 8),
+    "trimmed_02": ({"name": "trimmed_mean", "fraction": 0.2}, 9),
+    "trimmed_025": ({"name": "trimmed_mean", "fraction": 0.25}, 9),
+    "krum": ({"name": "krum", "faulty": 2}, 9),
+    "multikrum_m4": ({"name": "krum", "faulty": 2, "chosen": 4}, 9),
+    "bulyan_f1": ({"name": "bulyan", "faulty": 1}, 9),
+    "bulyan_f2_11": ({"name": "bulyan", "faulty": 2}, 11),
+    "geomed_50": ({"name": "geometric_median", "iterations": 50}, 9),
+}
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_robust_aggregates_are_the_official_ones(arrays, name):
+    settings, count = ROBUST[name]
+    changes = np.concatenate([arrays["rob_u"], arrays["rob_u11_extra"]])[:count]
+    combine = COMBINES[settings["name"]](
+        **{key: value for key, value in settings.items() if key != "name"}
+    )
+    with jax.enable_x64(True):
+        end = play_changes(lambda train: robust(train, combine=combine), changes)
+        close(flat(end.servers[0].variables), arrays[f"rob_{name}"])
+
+
+def test_krum_scores_and_bulyans_choices_are_the_official_ones(arrays):
+    with jax.enable_x64(True):
+        u = jnp.asarray(arrays["rob_u"])
+        distances = squared_distances({"W": u[:, :15], "b": u[:, 15:]})
+        close(krum_scores(distances, 9 - 2 - 2), arrays["rob_krum_scores"])
+        chosen = chosen_one_by_one(distances, 7, 1)
+    np.testing.assert_array_equal(chosen, arrays["rob_bulyan_f1_selected"])
+
+
+def test_norm_clipping_is_flowers(arrays):
+    with jax.enable_x64(True):
+        end = play_changes(partial(norm_clipping, bound=1.0), arrays["rob_u"])
+        close(flat(end.servers[0].variables), arrays["rob_norm_clip_1_mean"])
+
+
+def test_centred_clipping_goes_on_from_the_center_of_the_round_before(arrays):
+    """A call of the official code is three iterations, three rounds of ours."""
+    with jax.enable_x64(True):
+        make = partial(centred_clipping, bound=1.0)
+        servers = play_changes(make, arrays["rob_u"], rounds=6).servers
+        close(flat(servers[2].center), arrays["rob_centered_clip_call1"])
+        close(flat(servers[5].center), arrays["rob_centered_clip_call2"])
+        steps = sum(flat(server.center) for server in servers)
+        close(flat(servers[5].inner.variables), steps)
+
+
+@pytest.mark.parametrize(
+    "combine, least",
+    [(COMBINES["krum"](faulty=7), 10), (COMBINES["bulyan"](faulty=2), 11)],
+)
+def test_a_cohort_too_small_for_its_faulty_clients_is_refused(arrays, combine, least):
+    make = lambda train: robust(train, combine=combine)
+    with pytest.raises(ValueError, match=f"at least {least} .* got 9"):
+        play_changes(make, arrays["rob_u"])
+
+
+# --- FedAwS
+
+
+def aws_server(arrays, **settings):
+    """The server after a round in which no client moves, whose classes are W [C, D]."""
+
+    def train(key, variables, client):
+        del key, client
+        return variables, {"loss": jnp.zeros(()), "steps": jnp.ones(())}
+
+    algorithm = fedaws(
+        train, spreadout=spreadout_sum, classes="params/fc/kernel", **settings
+    )
+    kernel = arrays["aws_W"].T
+    variables = {"params": {"fc": {"kernel": kernel}}, "batch_stats": {}}
+    examples = [[np.zeros((1, 5))], [np.zeros(1, np.int32)]]
+    end = replay(algorithm, examples, variables)
+    return end.servers[0].variables["params"]["fc"]["kernel"].T
+
+
+def test_the_server_of_fedaws_spreads_the_class_rows(arrays):
+    margin, strength, rate = arrays["aws_ref_nu_lam_lr"].tolist()
+    with jax.enable_x64(True):
+        rows = jnp.asarray(arrays["aws_W"])
+        value, gradient = jax.value_and_grad(spreadout_sum)(rows, margin=1 - margin)
+        close(value, arrays["aws_ref_reg"])
+        close(gradient, arrays["aws_ref_grad"])
+        moved = aws_server(arrays, margin=margin, strength=strength, rate=rate)
+        close(moved, arrays["aws_ref_W_1"])
+
+
+def test_flukes_spreading_is_ours_in_its_units(arrays):
+    """Its distance is (1 - cos) / 2 and its mean over C^2, ours over C (C - 1)."""
+    rate = 0.1 * 5 / 6 / 4
+    with jax.enable_x64(True):
+        rows = jnp.asarray(arrays["aws_W"])
+        for steps in (1, 5, 100):
+            options = {"learning_rate": rate, "weight_decay": 0.0, "margin": 0.0}
+            moved, losses = spread(rows, steps=steps, **options)
+            close(moved, arrays[f"aws_fluke_W_{steps}"])
+        history = arrays["aws_fluke_loss_history"]
+        close(losses * 5 / 6 / 4 + 0.25 / 6, history)
+
+
+def test_a_client_of_fedaws_pulls_its_features_to_its_class(arrays):
+    with jax.enable_x64(True):
+        z = jnp.asarray(arrays["aws_pos_z"])
+        own = jnp.broadcast_to(arrays["aws_W"][int(arrays["aws_pos_class"])], z.shape)
+        value, gradient = jax.value_and_grad(lambda z: class_hinge(z, own).mean())(z)
+        close(value, arrays["aws_pos_loss"])
+        close(gradient, arrays["aws_pos_grad_z"])
