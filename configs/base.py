@@ -117,3 +117,49 @@ def table_rows(adapt, *, equal_epochs, central=None, **common):
         "fedfr": common,
         "central": {"kind": "central", **(central or {})},
     }
+
+
+def fedper_rows(rate, *, epochs, **central):
+    """Rows of FedPer's figures: K_P 0 (FedAvg) to 4 and what they are compared with.
+
+    Args:
+      rate: learning rate and other settings of a client's training.
+      epochs: of central training, with its other settings in `central`.
+    """
+    own = {**rate, "draw": True}
+    layers = {f"fedper_{k}": {**own, "personal": {"blocks": k}} for k in range(1, 5)}
+    return {
+        "fedavg": rate,
+        **layers,
+        "finetune": {**layers["fedper_2"], "finetune_epochs": 1},
+        "local": {**rate, "personal": "."},
+        "central": {"kind": "central", "epochs": epochs, **central},
+    }
+
+
+def fedper_paper(dataset, classes_per_client, model):
+    """FedPer's experiments on CIFAR at the paper's size: 10 clients, 100 rounds.
+
+    Args:
+      dataset: of TensorFlow Datasets, cifar10 or cifar100.
+      model: section of the network.
+    """
+    config = get_config()
+    config.task = "classification"
+    splits = {"split": "train", "test_split": "test"}
+    config.data = {"name": "tfds", "dataset": dataset, **splits}
+    config.partition = {
+        "name": "by_class",
+        "num_clients": 10,
+        "classes_per_client": classes_per_client,
+        "seed": config.get_ref("seed"),
+    }
+    config.model = model
+    config.federation = {
+        "rounds": 100,
+        "local_epochs": 4,
+        "batch_size": 128,
+        "evaluate_every": 1,
+    }
+    config.methods = fedper_rows({"learning_rate": 0.01}, epochs=100, batch_size=128)
+    return config

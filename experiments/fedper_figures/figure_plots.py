@@ -1,0 +1,111 @@
+"""The plots, as the paper has them: by classes, spread, personal layers, ablations."""
+
+import pathlib
+
+import numpy as np
+from cases import CASES, FEDPER, LAYERS, parts_of
+from findings import LINEAR, Results, of_clients, rows_of
+
+from fedfr_jax.runs.report import figures
+
+COLOURS = ("#0072B2", "#009E73", "#D55E00")  # of k, rising
+SHOWN = {"fedavg": "FedAvg", FEDPER: "FedPer"}
+
+
+def draw(results: Results, folder: pathlib.Path) -> None:
+    """Every plot that there are rows for."""
+    groups = {}
+    for case in results:
+        data, network, _ = parts_of(case)
+        if {"fedavg", FEDPER} <= set(rows_of(results, case)):
+            groups.setdefault((data, network), []).append(case)
+    if not groups:
+        return
+    _each_group(folder / "classes.png", results, groups, _curves_by_classes)
+    _each_group(folder / "spread.png", results, groups, _spread)
+    layered = {g: c for g, c in groups.items() if LAYERS[-1] in CASES[c[0]]}
+    _each_group(folder / "layers.png", results, layered, _layers)
+    _each_group(folder / "others.png", results, layered, _others)
+
+
+def _each_group(path, results, groups, panel):
+    """A panel for each (data, network)."""
+    if not groups:
+        return
+    figure, grid = figures.panels(len(groups), 4.4, 3.4)
+    for axes, ((data, network), cases) in zip(grid, groups.items(), strict=True):
+        panel(axes, results, cases)
+        axes.set_title(f"{data}, {network}", fontsize=10)
+        axes.set_ylabel("mean accuracy of clients")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+
+
+def _curve(axes, results, case, row, **style):
+    """Mean over seeds with the band of their extremes; a level without rounds."""
+    seeds = [rows[row]["of_round"] for rows in results[case].values()]
+    if not seeds[0]:
+        axes.axhline(of_clients(results, case, row).mean(), **style)
+        return
+    curves = np.array([curve[: min(map(len, seeds))] for curve in seeds])
+    rounds = np.arange(1, curves.shape[1] + 1)
+    (line,) = axes.plot(rounds, curves.mean(axis=0), **style)
+    low, high = curves.min(axis=0), curves.max(axis=0)
+    axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.15, lw=0)
+    axes.set_xlabel("round")
+
+
+def _curves_by_classes(axes, results, cases):
+    """FedPer and FedAvg by k, as the paper's figure 2."""
+    for case, colour in zip(cases, COLOURS, strict=False):
+        for row, dash in (("fedavg", "--"), (FEDPER, "-")):
+            label = f"{SHOWN[row]}, k = {parts_of(case)[2]}"
+            style = {"color": colour, "linestyle": dash, "label": label}
+            _curve(axes, results, case, row, **style)
+
+
+def _spread(axes, results, cases):
+    """Every client of every seed, as the paper's figure 3."""
+    ticks = []
+    for case, colour in zip(cases, COLOURS, strict=False):
+        for row in SHOWN:
+            values, place = of_clients(results, case, row).ravel(), len(ticks)
+            offset = (np.arange(values.size) * 0.618034 % 1.0 - 0.5) * 0.4
+            axes.plot(place + offset, values, "o", color=colour, ms=3, alpha=0.5)
+            low, middle, high = np.percentile(values, [25, 50, 75])
+            axes.vlines(place, low, high, color="black", lw=5, alpha=0.3)
+            axes.plot(place, middle, "_", color="black", ms=16)
+            ticks.append(f"{SHOWN[row]}\nk = {parts_of(case)[2]}")
+    axes.set_xticks(range(len(ticks)), ticks, fontsize=7)
+
+
+def _layers(axes, results, cases):
+    """The last round by K_P, as the paper's figure 4; 0 is FedAvg."""
+    case = cases[0]
+    known = rows_of(results, case)
+    found = {
+        number: of_clients(results, case, row).mean(axis=1)
+        for number, row in enumerate(LAYERS)
+        if row in known
+    }
+    mean = [x.mean() for x in found.values()]
+    error = [x.std() for x in found.values()]
+    axes.errorbar([*found], mean, error, fmt="o-", color=COLOURS[0], capsize=3)
+    axes.set_xticks([*found])
+    axes.set_xlabel(f"K_P (k = {parts_of(case)[2]})")
+
+
+def _others(axes, results, cases):
+    """Fine-tuning, a linear base, training alone and centrally, beside the two."""
+    case = cases[0]
+    known = [row for row in rows_of(results, case) if row not in LAYERS or row in SHOWN]
+    colours = [style["color"] for style in figures.styles([*known, "linear"]).values()]
+    for row, colour in zip(known, colours, strict=False):
+        _curve(axes, results, case, row, color=colour, label=SHOWN.get(row, row))
+    linear = LINEAR.get(case)
+    if linear and rows_of(results, linear):
+        style = {"color": colours[-1], "linestyle": ":", "label": "linear base"}
+        _curve(axes, results, linear, FEDPER, **style)

@@ -1,0 +1,174 @@
+"""FedPer's figures on rows that are made up: verdicts, files and resumption."""
+
+import importlib.util
+import json
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedper_figures"
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "fedfr_tables")]
+
+import cases  # noqa: E402
+import figure_plots  # noqa: E402
+import findings  # noqa: E402
+
+from fedfr_jax.commands.config_files import find, load  # noqa: E402
+from fedfr_jax.runs import experiment as stages  # noqa: E402
+from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
+
+
+def load_script():
+    """run.py, under a name that no other experiment's has."""
+    spec = importlib.util.spec_from_file_location("fedper_run", FOLDER / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+run = load_script()
+
+
+def row(accuracy, width=0.0, clients=10):
+    """A row whose clients lie evenly around a mean accuracy."""
+    of_client = accuracy + np.linspace(-width, width, clients)
+    return {
+        "made": "2026-01-01, commit abc",
+        "settings": {},
+        "personalised": {"accuracy": accuracy},
+        "of_client": of_client.tolist(),
+        "of_round": [accuracy / 2, accuracy],
+        "cost": {"seconds": 2.0, "core_seconds": 3.0},
+    }
+
+
+def results_of(change=()):
+    """All cases of three seeds as the paper would have them, but for `change`."""
+    results = {}
+    for case, rows in cases.CASES.items():
+        _, network, classes = cases.parts_of(case)
+        few = {4: 1.0, 40: 1.0, 8: 0.5, 80: 0.5}.get(classes, 0.0)
+        found = {name: row(0.4 + 0.2 * few, 0.05) for name in rows}
+        if "fedavg" in found:
+            found["fedavg"] = row(0.4, 0.06 + 0.1 * few)
+        for name, accuracy in (("finetune", 0.62), ("local", 0.3)):
+            if name in found:
+                found[name] = row(accuracy, 0.05)
+        if network == "linear":
+            found = {name: row(0.35, 0.05) for name in rows}
+        results[case] = {str(seed): {**found} for seed in range(3)}
+    for case, seed, name, accuracy in change:
+        results[case][seed][name] = row(accuracy, 0.05)
+    return results
+
+
+def verdicts(results):
+    return {
+        (text, case): cells[-1]
+        for text, case, *cells in (
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in findings.findings_table(results).splitlines()[2:]
+        )
+    }
+
+
+def test_the_papers_own_findings_hold_where_its_numbers_do():
+    found = verdicts(results_of())
+    assert set(found.values()) == {"yes"}
+    asked = {text for text, _ in found}
+    assert len(asked) == 11  # two of them name a k
+    few = "cifar100 resnet k=40"
+    for text in ("K_P = 4 beats FedAvg", "fine-tuning helps", "a linear base is worse"):
+        assert (text, few) in found
+    assert ("the gap narrows to k = 100", few) in found
+    assert ("FedPer beats FedAvg", "cifar10 resnet k=10") not in found
+
+
+def test_one_seed_against_makes_a_finding_unclear_and_all_make_it_fail():
+    case = "cifar10 resnet k=4"
+    once = results_of([(case, "1", "local", 0.7)])
+    assert verdicts(once)["training alone is weaker", case] == "unclear"
+    always = results_of([(case, str(s), "local", 0.7) for s in range(3)])
+    assert verdicts(always)["training alone is weaker", case] == "no"
+    assert verdicts(always)["training alone is weaker", "cifar100 resnet k=40"] == "yes"
+
+
+def test_chance_is_told_by_the_signs_of_the_clients():
+    exact = (1 + 20_000 / 2**6) / 20_001  # all six of one sign, one in 64
+    assert findings.p_value(np.full(6, 0.1)) == pytest.approx(exact, rel=0.1)
+    mixed = np.array([0.1, -0.1] * 15)
+    assert 0.4 < findings.p_value(mixed) < 0.7
+    assert findings.p_value(-np.full(6, 0.1)) == 1
+
+
+def test_seeds_that_some_cases_lack_are_compared_with_none_of_theirs():
+    results = results_of()
+    del results["cifar10 resnet k=10"]["2"]
+    del results["cifar100 resnet k=40"]["2"]["local"]
+    found = verdicts(results)
+    assert ("the gap narrows to k = 10", "cifar10 resnet k=4") not in found
+    assert ("training alone is weaker", "cifar100 resnet k=40") not in found
+    text = findings.text(results)
+    assert "| cifar10 resnet k=10 | fedavg | 40.0 ± 0.0 |" in text
+
+
+def test_every_figure_is_drawn_for_whole_and_for_begun_results(tmp_path):
+    figure_plots.draw(results_of(), tmp_path / ".")
+    names = {"classes.png", "spread.png", "layers.png", "others.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert min(path.stat().st_size for path in tmp_path.iterdir()) > 5000
+    begun = {"cifar10 resnet k=8": results_of()["cifar10 resnet k=8"]}
+    (tmp_path / "begun").mkdir()
+    figure_plots.draw(begun, tmp_path / "begun")
+    found = {path.name for path in (tmp_path / "begun").iterdir()}
+    assert found == {"classes.png", "spread.png"}
+
+
+@pytest.mark.parametrize("case", cases.CASES)
+def test_a_case_is_the_config_with_its_own_data_network_and_classes(case):
+    config = load(find("fedper/figures"))
+    made = cases.config_of(config, case, seed=2)
+    data, network, classes = cases.parts_of(case)
+    assert made.data.name == data and made.seed == made.partition.seed == 2
+    assert made.partition.classes_per_client == classes
+    assert made.model.to_dict() == cases.NETWORKS[network]
+    assert set(made.methods) == set(cases.CASES[case])
+    assert config.seed == 0 and len(config.methods) == 8  # as it was
+
+
+def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
+    played = []
+
+    def play(experiment, trainer, before, folder):
+        if len(played) == 1 and "killed" not in played:
+            played.append("killed")
+            raise KeyboardInterrupt
+        played.append(folder.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"round": r, "personalised/accuracy": 0.5}) for r in (0, 1)]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        own = Evaluation({"accuracy": 0.5}, {"accuracy": np.array([0.4, 0.6])})
+        return None, {"generic": Evaluation(), "personalised": own}
+
+    def build(config):
+        made = {name: Stage(None) for name in config.methods}
+        return Experiment(None, made, None, None, None, 0)
+
+    monkeypatch.setattr("fedfr_jax.build.build", build)
+    monkeypatch.setattr(stages, "run_federated", play)
+    config, case = load(find("fedper/figures")), "cifar10 resnet k=8"
+    with pytest.raises(KeyboardInterrupt):
+        run.run_case(config, case, 0, tmp_path)
+    rows = run.run_case(config, case, 0, tmp_path)
+    assert run.run_case(config, case, 0, tmp_path) == rows
+    assert played == ["fedavg", "killed", "fedper_2"]
+    assert rows["fedper_2"]["of_client"] == [0.4, 0.6]
+    assert rows["fedavg"]["of_round"] == [0.5, 0.5]
+    out = tmp_path / "out"
+    out.mkdir()
+    run.publish(out, case, {"0": rows})
+    assert json.loads((out / "results.json").read_text())[case]["seeds"]["0"] == rows
+    text = (out / "README.md").read_text()
+    assert "| FedPer beats FedAvg | cifar10 resnet k=8 |" in text
