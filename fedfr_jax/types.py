@@ -33,6 +33,9 @@ class Model(NamedTuple):
     # Path prefixes below "params" in the order of the data: "stem", "stage1/block1".
     blocks: tuple[str, ...] = ()
     count_flops: Callable[[], int] = lambda: 0  # counted when asked: it takes a trace
+    # As `apply`, but -> (output, features [B, D] or [B, h, w, D], batch_stats): also
+    # what the encoder gives to a classifier, or to the decoder of a segmenter.
+    features: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = None
 
     @property
     def flops(self) -> int:

@@ -65,14 +65,18 @@ def whole(tree: PyTree) -> PyTree:
 def gathered(model: Model) -> Model:
     """The model, whose variables are whole and whose images are cut where it runs."""
 
-    def apply(variables, x, *mode, **key):
-        if not _is_cut():
-            return model.apply(variables, x, *mode, **key)
-        cut = lambda x: with_sharding_constraint(x, P(meshes.MODEL))
-        features, stats = model.apply(whole(variables), cut(x), *mode, **key)
-        return cut(features), whole(stats)
+    def wrapped(function):
+        def call(variables, x, *mode, **key):
+            if not _is_cut():
+                return function(variables, x, *mode, **key)
+            cut = lambda x: with_sharding_constraint(x, P(meshes.MODEL))
+            *outputs, stats = function(whole(variables), cut(x), *mode, **key)
+            return *map(cut, outputs), whole(stats)
 
-    return model._replace(apply=apply)
+        return call
+
+    features = model.features and wrapped(model.features)
+    return model._replace(apply=wrapped(model.apply), features=features)
 
 
 def held(mesh: Mesh, make: Callable, batch_size: int) -> Callable:

@@ -54,15 +54,19 @@ def packed(algorithm: Algorithm) -> Algorithm:
 
 
 def on_packed(model: Model) -> Model:
-    """`model` whose `apply` takes packed variables too, and gives packed statistics."""
+    """`model` that takes packed variables too, and then gives packed statistics."""
 
-    def apply(variables, x, *mode, **key):
-        features, stats = model.apply(unpack(variables), x, *mode, **key)
-        was_packed = isinstance(variables["batch_stats"], Packed)
-        return features, pack(stats) if was_packed else stats
+    def wrapped(function):
+        def call(variables, x, *mode, **key):
+            *outputs, stats = function(unpack(variables), x, *mode, **key)
+            was_packed = isinstance(variables["batch_stats"], Packed)
+            return *outputs, pack(stats) if was_packed else stats
 
+        return call
+
+    features = model.features and wrapped(model.features)
     # Gathered first: a vector that is cut over devices must be whole before the split.
-    return gathered(model._replace(apply=apply))
+    return gathered(model._replace(apply=wrapped(model.apply), features=features))
 
 
 def pack_networks(tree: PyTree) -> PyTree:

@@ -18,7 +18,7 @@ from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.initial import xavier_uniform
-from fedfr_jax.models.linen import from_linen
+from fedfr_jax.models.linen import from_linen, sow_features
 from fedfr_jax.types import Model
 
 
@@ -97,7 +97,7 @@ class SmallCNN(nn.Module):
             )
             x = nn.relu(conv(x))
         x = max_pool(x).astype(param_dtype)
-        return _top(self.embedding_dim, self.num_classes, x)
+        return _top(self, self.embedding_dim, x)
 
 
 class SmallMLP(nn.Module):
@@ -110,7 +110,7 @@ class SmallMLP(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, ...] -> [B, hidden] or [B, M]."""
         del train
-        return _top(self.hidden, self.num_classes, x)
+        return _top(self, self.hidden, x)
 
 
 def max_pool(x: jax.Array) -> jax.Array:
@@ -124,10 +124,12 @@ def max_pool(x: jax.Array) -> jax.Array:
     return jnp.max(x, axis=(2, 4))
 
 
-def _top(hidden, num_classes, x):
+def _top(module, hidden, x):
     """Linear layer with ReLU, then the classifier, if any: [B, ...] -> [B, D or M]."""
     dense = nn.Dense(hidden, kernel_init=xavier_uniform(), name="fc")
     x = nn.relu(dense(x.reshape(x.shape[0], -1)))
-    if num_classes is None:
+    if module.num_classes is None:
         return x
-    return nn.Dense(num_classes, kernel_init=xavier_uniform(), name="classifier")(x)
+    init = xavier_uniform()
+    top = nn.Dense(module.num_classes, kernel_init=init, name="classifier")
+    return top(sow_features(module, x))

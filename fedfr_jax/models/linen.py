@@ -15,6 +15,8 @@ from fedfr_jax.models.stack import named_stages, stacked_stages
 from fedfr_jax.stacks import laid_out
 from fedfr_jax.types import Model
 
+SOWN = "intermediates"  # where linen keeps what a module sows
+
 
 def from_linen(
     module: nn.Module,
@@ -25,6 +27,9 @@ def from_linen(
     stages: Mapping[str, int] = MappingProxyType({}),
 ) -> Model:
     """Wrap a module whose call is (x [B, H, W, C], train) -> [B, D].
+
+    `Model.features` are what the module has handed to `sow_features`, its output where
+    it has not: an embedding.
 
     The computation runs in the dtype of the parameters unless the module says
     otherwise. Variables always hold "params" and "batch_stats" (empty without
@@ -60,7 +65,7 @@ def from_linen(
     def init(key):
         return {k: named_stages(tree, stages) for k, tree in draw(key).items()}
 
-    def apply(variables, x, train=False, key=None):
+    def features(variables, x, train=False, key=None):
         chex.assert_shape(x, (None, *image_shape))
         x = x.astype(jax.tree.leaves(variables["params"])[0].dtype)
         given = variables["batch_stats"]
@@ -70,18 +75,23 @@ def from_linen(
         if not train:
             if stats:
                 variables[INVERSE] = stacked_stages(inverses(stats), stages)
-            return module.apply(variables, x, train=False), given
+            output, sown = module.apply(variables, x, train=False, mutable=[SOWN])
+            return output, _sown(sown, output), given
         output, updated = module.apply(
             {"params": variables["params"]},
             x,
             train=True,
-            mutable=["batch_stats"],
+            mutable=["batch_stats", SOWN],
             rngs={} if key is None else {"dropout": key},
         )
         if not stats:
-            return output, {}
+            return output, _sown(updated, output), {}
         stats = moved(stats, named_stages(updated["batch_stats"], stages))
-        return output, laid_out(stats, given)
+        return output, _sown(updated, output), laid_out(stats, given)
+
+    def apply(variables, x, train=False, key=None):
+        output, _, stats = features(variables, x, train, key)
+        return output, stats
 
     @functools.cache
     def count():
@@ -91,7 +101,21 @@ def from_linen(
         forward = functools.partial(plain.apply, train=False)
         return count_flops(forward, variables, one_image)
 
-    return Model(init, apply, image_shape, embedding_dim, tuple(blocks), count)
+    return Model(
+        init, apply, image_shape, embedding_dim, tuple(blocks), count, features
+    )
+
+
+def sow_features(module: nn.Module, x: jax.Array) -> jax.Array:
+    """Make x [B, ...], within a module's call, its model's features; gives x back."""
+    module.sow(SOWN, "features", x)
+    return x
+
+
+def _sown(collections, output):
+    """The one array that was sown, or the output."""
+    (found,) = jax.tree.leaves(collections.get(SOWN, {})) or [output]
+    return found
 
 
 def rematerialised(block: type[nn.Module]) -> type[nn.Module]:

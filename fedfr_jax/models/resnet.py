@@ -32,6 +32,7 @@ from fedfr_jax.models.linen import (
     block_names,
     from_linen,
     rematerialised,
+    sow_features,
     stage_blocks,
 )
 from fedfr_jax.models.norm import BatchNorm, GroupNorm
@@ -163,7 +164,7 @@ class ResNet(nn.Module):
             convolutions = tuple(layers(width, stride) for stride in strides)
             stage = Stage(block, convolutions, settings, name=f"stage{i + 1}")
             x = stage(x, train)
-        x = jnp.mean(x.astype(param_dtype), (1, 2))
+        x = sow_features(self, jnp.mean(x.astype(param_dtype), (1, 2)))
         init = uniform(1 / math.sqrt(x.shape[-1]))
         fc = nn.Dense(self.num_classes, kernel_init=init, bias_init=init, name="fc")
         return fc(x)

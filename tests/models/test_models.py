@@ -163,6 +163,26 @@ def test_small_networks_give_logits_when_told_the_number_of_classes(name):
     assert np.any(logits < 0)
 
 
+@pytest.mark.parametrize(
+    "name, top", [("cnn", "classifier"), ("mlp", "classifier"), ("resnet", "fc")]
+)
+def test_features_are_what_the_last_layer_is_given(name, top):
+    model = _model(name, num_classes=7)
+    variables, x = model.init(jax.random.key(0)), _images(3)
+    for train in (False, True):
+        run = jax.jit(model.features, static_argnums=2)
+        logits, features, stats = run(variables, x, train)
+        want, want_stats = _apply(model, variables, x, train)
+        np.testing.assert_array_equal(logits, want)
+        jax.tree.map(np.testing.assert_array_equal, stats, want_stats)
+        last = variables["params"][top]
+        want = features @ last["kernel"] + last["bias"].reshape(1, 7)
+        np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-6)
+    embedder = _model("cnn")
+    embedding, features, _ = embedder.features(_variables("cnn"), x)
+    np.testing.assert_array_equal(features, embedding)
+
+
 @pytest.mark.parametrize("name", ["sphereface", "iresnet", "resnet", "cnn"])
 def test_half_precision_is_close_and_returns_float32(name):
     half = _model(name, lowering="xla", dtype="bfloat16")
