@@ -23,13 +23,14 @@ class Model(NamedTuple):
     """A network from images to embeddings or logits; its only view outside models/.
 
     `apply` takes (variables, x [B, H, W, C] in [-1, 1], train=False, key=None) and
-    gives (output [B, D], batch_stats); `key` is for dropout in training.
+    gives (output [B, D], batch_stats), of a segmenter the logits of every pixel
+    [B, H, W, D]; `key` is for dropout in training.
     """
 
     init: Callable[[jax.Array], PyTree]  # key -> {"params": ..., "batch_stats": ...}
     apply: Callable[..., tuple[jax.Array, PyTree]]
     image_shape: tuple[int, int, int]  # (H, W, C)
-    embedding_dim: int  # D, the number of classes of a classifier
+    embedding_dim: int  # D, the number of classes of a classifier or segmenter
     # Path prefixes below "params" in the order of the data: "stem", "stage1/block1".
     blocks: tuple[str, ...] = ()
     count_flops: Callable[[], int] = lambda: 0  # counted when asked: it takes a trace

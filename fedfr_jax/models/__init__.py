@@ -1,7 +1,8 @@
 """Networks on images: name -> factory(image_shape, ...) -> Model.
 
-They end in an embedding (sphereface, iresnet, cnn, mlp) or in the logits of
-`num_classes` classes (resnet; cnn and mlp when asked).
+They end in an embedding (sphereface, iresnet, cnn, mlp), in the logits of
+`num_classes` classes (resnet; cnn and mlp when asked) or in logits for every pixel
+(segmenter).
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from fedfr_jax.models.cnn import cnn, mlp
 from fedfr_jax.models.iresnet import iresnet
 from fedfr_jax.models.resnet import resnet
+from fedfr_jax.models.segmenter import segmenter
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.schema import register
 from fedfr_jax.types import Model
@@ -17,6 +19,7 @@ MODELS = {
     "sphereface": sphereface,
     "iresnet": iresnet,
     "resnet": resnet,
+    "segmenter": segmenter,
     "cnn": cnn,
     "mlp": mlp,
 }
