@@ -17,6 +17,7 @@ import optax
 
 PyTree = Any
 PIECES = 2**25
+VOID = 255  # in a mask: of no class, neither trained on nor judged
 
 
 class Model(NamedTuple):
@@ -44,6 +45,15 @@ class Model(NamedTuple):
         return self.count_flops()
 
 
+class Masks(NamedTuple):
+    """The class of every pixel of a source's images, decoded on demand."""
+
+    # [n] int -> uint8 [n, H, W], each in [0, M) or VOID
+    read: Callable[[np.ndarray], np.ndarray]
+    names: tuple[str, ...]  # M names of the pixels' classes, M at most VOID
+    colours: tuple[tuple[int, int, int], ...] | None = None  # M, for pictures
+
+
 class Source(NamedTuple):
     """A labelled set of images, decoded on demand and all of one size."""
 
@@ -55,6 +65,7 @@ class Source(NamedTuple):
     cameras: np.ndarray | None = None  # [T] int32 camera (or drawer, or session)
     pairs: "Pairs | None" = None  # the set's own verification protocol
     is_test: np.ndarray | None = None  # [T] bool, the set's own test part
+    masks: Masks | None = None  # for segmentation; `labels` are still of whole images
 
 
 class Dataset(NamedTuple):
@@ -64,7 +75,8 @@ class Dataset(NamedTuple):
     """
 
     inputs: PyTree  # of [T, ...]: {"image": uint8 [T, H, W, C]}
-    # of [T, ...]: {"label": int32 [T], the client's own class or the public class}
+    # of [T, ...]: {"label": int32 [T], the client's own class or the public class,
+    # perhaps "mask": uint8 [T, H, W], see `Masks`}
     targets: PyTree
 
     @classmethod
