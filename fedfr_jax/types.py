@@ -363,6 +363,16 @@ class Networks(NamedTuple):
     client_apply: Callable  # (variables of `of_client`, images) -> output [B, D]
 
 
+class Grid(NamedTuple):
+    """Pictures of n examples, a row for each, to be drawn with titles and a legend."""
+
+    # Columns: {title: uint8 [n, H, W, 3]}, then {title: (float [n, H, W], highest)}:
+    # numbers in [0, highest], drawn as colours.
+    pictures: Mapping[str, np.ndarray]
+    maps: Mapping[str, tuple[np.ndarray, float]] = MappingProxyType({})
+    legend: Mapping[str, tuple[int, int, int]] = MappingProxyType({})  # name: colour
+
+
 class Evaluation(NamedTuple):
     """What an evaluator found."""
 
@@ -370,6 +380,7 @@ class Evaluation(NamedTuple):
     per_client: Mapping[str, np.ndarray] = MappingProxyType({})  # {name: [N]}
     curves: Mapping[str, Any] = MappingProxyType({})  # {"roc": (far, tar, ...)}
     pictures: Mapping[str, np.ndarray] = MappingProxyType({})  # uint8 [H, W, 3]
+    grids: Mapping[str, Grid] = MappingProxyType({})
 
 
 class Evaluator(NamedTuple):

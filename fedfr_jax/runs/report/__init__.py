@@ -3,6 +3,7 @@
 from fedfr_jax.runs.report.clients import plot_clients
 from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
 from fedfr_jax.runs.report.drawing import draw
+from fedfr_jax.runs.report.grids import plot_grid
 from fedfr_jax.runs.report.rounds import plot_rounds
 from fedfr_jax.runs.report.tables import markdown_table, plain_table, result_table
 
@@ -13,6 +14,7 @@ __all__ = [
     "plot_clients",
     "plot_curve",
     "plot_det",
+    "plot_grid",
     "plot_roc",
     "plot_rounds",
     "result_table",
