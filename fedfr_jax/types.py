@@ -17,19 +17,21 @@ import optax
 
 PyTree = Any
 PIECES = 2**25
+VOID = 255  # in a mask: of no class, neither trained on nor judged
 
 
 class Model(NamedTuple):
     """A network from images to embeddings or logits; its only view outside models/.
 
     `apply` takes (variables, x [B, H, W, C] in [-1, 1], train=False, key=None) and
-    gives (output [B, D], batch_stats); `key` is for dropout in training.
+    gives (output [B, D], batch_stats), of a segmenter the logits of every pixel
+    [B, H, W, D]; `key` is for dropout in training.
     """
 
     init: Callable[[jax.Array], PyTree]  # key -> {"params": ..., "batch_stats": ...}
     apply: Callable[..., tuple[jax.Array, PyTree]]
     image_shape: tuple[int, int, int]  # (H, W, C)
-    embedding_dim: int  # D, the number of classes of a classifier
+    embedding_dim: int  # D, the number of classes of a classifier or segmenter
     # Path prefixes below "params" in the order of the data: "stem", "stage1/block1".
     blocks: tuple[str, ...] = ()
     count_flops: Callable[[], int] = lambda: 0  # counted when asked: it takes a trace
@@ -41,6 +43,15 @@ class Model(NamedTuple):
     def flops(self) -> int:
         """Of the forward pass of one image: twice its multiply-adds."""
         return self.count_flops()
+
+
+class Masks(NamedTuple):
+    """The class of every pixel of a source's images, decoded on demand."""
+
+    # [n] int -> uint8 [n, H, W], each in [0, M) or VOID
+    read: Callable[[np.ndarray], np.ndarray]
+    names: tuple[str, ...]  # M names of the pixels' classes, M at most VOID
+    colours: tuple[tuple[int, int, int], ...] | None = None  # M, for pictures
 
 
 class Source(NamedTuple):
@@ -55,6 +66,7 @@ class Source(NamedTuple):
     pairs: "Pairs | None" = None  # the set's own verification protocol
     is_test: np.ndarray | None = None  # [T] bool, the set's own test part
     owners: np.ndarray | None = None  # [T] int or str, whom each image comes from
+    masks: Masks | None = None  # for segmentation; `labels` are still of whole images
 
 
 class Dataset(NamedTuple):
@@ -64,7 +76,8 @@ class Dataset(NamedTuple):
     """
 
     inputs: PyTree  # of [T, ...]: {"image": uint8 [T, H, W, C]}
-    # of [T, ...]: {"label": int32 [T], the client's own class or the public class}
+    # of [T, ...]: {"label": int32 [T], the client's own class or the public class,
+    # perhaps "mask": uint8 [T, H, W], see `Masks`}
     targets: PyTree
 
     @classmethod
@@ -372,6 +385,16 @@ class Networks(NamedTuple):
     of_new: Callable[[int], PyTree] | None = None
 
 
+class Grid(NamedTuple):
+    """Pictures of n examples, a row for each, to be drawn with titles and a legend."""
+
+    # Columns: {title: uint8 [n, H, W, 3]}, then {title: (float [n, H, W], highest)}:
+    # numbers in [0, highest], drawn as colours.
+    pictures: Mapping[str, np.ndarray]
+    maps: Mapping[str, tuple[np.ndarray, float]] = MappingProxyType({})
+    legend: Mapping[str, tuple[int, int, int]] = MappingProxyType({})  # name: colour
+
+
 class Evaluation(NamedTuple):
     """What an evaluator found."""
 
@@ -379,6 +402,7 @@ class Evaluation(NamedTuple):
     per_client: Mapping[str, np.ndarray] = MappingProxyType({})  # {name: [N]}
     curves: Mapping[str, Any] = MappingProxyType({})  # {"roc": (far, tar, ...)}
     pictures: Mapping[str, np.ndarray] = MappingProxyType({})  # uint8 [H, W, 3]
+    grids: Mapping[str, Grid] = MappingProxyType({})
 
 
 class Evaluator(NamedTuple):

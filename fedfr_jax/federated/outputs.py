@@ -67,6 +67,48 @@ def build_embed(embed: Callable, feed: Feed, mesh: Mesh) -> Callable:
     return run
 
 
+def build_sums(one: Callable, feed: Feed, mesh: Mesh) -> Callable:
+    """Whole numbers that are counted over a data set's rows, a batch at a time.
+
+    Args:
+      one: (variables, inputs, targets, is_valid [B] bool) -> tree of integer arrays,
+        counts of a batch of a device, of [B, ...] and without the invalid examples.
+      feed: its batch size, per device, and its augment, whose plain view is taken.
+
+    Returns:
+      run(variables, table, rows [R] int32) -> tree of int64 numpy arrays. Of any R it
+      runs the same compiled step. `table` is a `Dataset` or a `Stream`.
+    """
+    cut, whole = P(meshes.CLIENTS), mesh.shape[meshes.CLIENTS] * feed.batch_size
+
+    def device(variables, block, is_valid):
+        inputs, targets = jax.tree.map(lambda x: x[block.rows], tuple(block.dataset))
+        seen = feed.seen(jnp.int32(0), inputs)
+        counts = one(variables, seen, targets, is_valid)
+        return meshes.sum_over_clients(mesh, counts)
+
+    def over_devices(kind):
+        specs = P(), Block(kind.spec, cut), cut
+        return jax.jit(meshes.over_client_devices(mesh, device, specs, P()))
+
+    compiled = {kind: over_devices(kind) for kind in KINDS}
+    add = lambda total, x: total + np.asarray(x, np.int64)
+
+    def run(variables, table, rows):
+        table, total = table_on(mesh, table), None
+        for start in range(0, len(rows), whole):
+            here = rows[start : start + whole]
+            is_valid = np.arange(whole) < len(here)
+            is_valid = meshes.put(is_valid, meshes.over_clients(mesh))
+            (block,) = table.blocks(here, feed.batch_size)
+            counts = compiled[type(table)](variables, block, is_valid)
+            counts = meshes.fetch(counts)
+            total = jax.tree.map(add, total, counts) if total is not None else counts
+        return jax.tree.map(lambda x: np.asarray(x, np.int64), total)
+
+    return run
+
+
 def unless_traced(compiled: Callable, plain: Callable) -> Callable:
     """`compiled`, but `plain` within another trace, where JAX takes no options."""
 

@@ -1,7 +1,8 @@
 """Networks on images: name -> factory(image_shape, ...) -> Model.
 
-They end in an embedding (sphereface, iresnet, cnn, mlp) or in the logits of
-`num_classes` classes (resnet, mobilenet, linear_base; cnn and mlp when asked).
+They end in an embedding (sphereface, iresnet, cnn, mlp), in the logits of
+`num_classes` classes (resnet, mobilenet, linear_base; cnn and mlp when asked) or in
+logits for every pixel (segmenter).
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from fedfr_jax.models.iresnet import iresnet
 from fedfr_jax.models.linear_base import linear_base
 from fedfr_jax.models.mobilenet import mobilenet
 from fedfr_jax.models.resnet import resnet
+from fedfr_jax.models.segmenter import segmenter
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.schema import register
 from fedfr_jax.types import Model
@@ -21,6 +23,7 @@ MODELS = {
     "resnet": resnet,
     "mobilenet": mobilenet,
     "linear_base": linear_base,
+    "segmenter": segmenter,
     "cnn": cnn,
     "mlp": mlp,
 }

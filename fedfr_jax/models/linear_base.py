@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models import mobilenet, resnet
+from fedfr_jax.models import mobilenet, residual
 from fedfr_jax.models.initial import uniform
-from fedfr_jax.models.linen import from_linen
+from fedfr_jax.models.linen import from_linen, sow_features
 from fedfr_jax.types import Model
 
 TOPS = ("resnet", "mobilenet")
@@ -50,7 +50,7 @@ def linear_base(
     Raises:
       ValueError: for an unknown top or norm, or numbers below 1.
     """
-    for key, value, known in (("top", top, TOPS), ("norm", norm, resnet.NORMS)):
+    for key, value, known in (("top", top, TOPS), ("norm", norm, residual.NORMS)):
         if value not in known:
             raise ValueError(f"{key} must be one of {known}, got {value!r}.")
     for key, value in (("width", width), ("side", side)):
@@ -78,15 +78,16 @@ class LinearBase(nn.Module):
         shape = (len(x), self.side, self.side, self.width)
         x = _dense(math.prod(shape[1:]), x.reshape(len(x), -1), "base")
         x = self._block()(x.reshape(shape), train)
-        return _dense(self.num_classes, jnp.mean(x, (1, 2)), "fc")
+        x = sow_features(self, jnp.mean(x, (1, 2)))
+        return _dense(self.num_classes, x, "fc")
 
     def _block(self):
         shared = (self.norm, self.groups, self.lowering, None)
         if self.top == "mobilenet":
             settings = mobilenet.Settings(*shared)
             return mobilenet.Block(self.width, 1, settings, name="block1")
-        settings = resnet.Settings(*shared)
-        return resnet.Block(resnet.basic(self.width, 1), settings, name="block1")
+        settings = residual.Settings(*shared)
+        return residual.Block(residual.basic(self.width, 1), settings, name="block1")
 
 
 def _dense(features, x, name):

@@ -26,7 +26,7 @@ from flax import linen as nn
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.depthwise import Depthwise
 from fedfr_jax.models.initial import he_normal, uniform
-from fedfr_jax.models.linen import from_linen, rematerialised
+from fedfr_jax.models.linen import from_linen, rematerialised, sow_features
 from fedfr_jax.models.norm import BatchNorm, GroupNorm
 from fedfr_jax.types import Model
 
@@ -128,7 +128,7 @@ class MobileNet(nn.Module):
         x = Stem(channels, stride, settings, name="stem")(x, train)
         for j, (channels, stride) in enumerate(others):
             x = block(channels, stride, settings, name=f"block{j + 1}")(x, train)
-        x = jnp.mean(x.astype(param_dtype), (1, 2))
+        x = sow_features(self, jnp.mean(x.astype(param_dtype), (1, 2)))
         init = uniform(1 / math.sqrt(x.shape[-1]))
         fc = nn.Dense(self.num_classes, kernel_init=init, bias_init=init, name="fc")
         return fc(x)

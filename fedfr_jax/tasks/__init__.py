@@ -5,8 +5,13 @@ from collections.abc import Callable
 from fedfr_jax.schema import register
 from fedfr_jax.tasks.classification import classification
 from fedfr_jax.tasks.faces.stages import faces
+from fedfr_jax.tasks.segmentation import segmentation
 
-TASKS = {"faces": faces, "classification": classification}
+TASKS = {
+    "faces": faces,
+    "classification": classification,
+    "segmentation": segmentation,
+}
 
 
 def register_task(name: str, factory: Callable) -> None:

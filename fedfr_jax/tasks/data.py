@@ -24,11 +24,17 @@ def open_data(settings: Mapping) -> Source:
     source = choose("data", SOURCES, settings)
     where = settings.get("path", settings.get("data_dir", "config.data"))
 
-    def read(rows):
-        with naming(where):
-            return source.read(rows)
+    def named(read):
+        def call(rows):
+            with naming(where):
+                return read(rows)
 
-    return source._replace(read=read)
+        return call
+
+    masks = source.masks
+    if masks is not None:
+        masks = masks._replace(read=named(masks.read))
+    return source._replace(read=named(source.read), masks=masks)
 
 
 def split(settings: Mapping, source: Source):

@@ -76,6 +76,32 @@ def test_classes_keep_their_names_and_images_stay_encoded(stub):
     assert tfds("cifar10", image_size=4, channels=1).image_shape == (4, 4, 1)
 
 
+def test_pets_have_masks_of_their_image(stub):
+    rng = np.random.default_rng(0)
+    masks = [rng.integers(1, 4, size, np.uint8) for size in ((6, 4), (5, 7))]
+    examples = [
+        {
+            "image": png(np.zeros((*mask.shape, 3), np.uint8)),
+            "segmentation_mask": png(mask),
+            "label": i,
+        }
+        for i, mask in enumerate(masks)
+    ]
+    calls = stub(examples, (None, None, 3), names=["Abyssinian", "pug"])
+    source = tfds("oxford_iiit_pet", image_size=(6, 4))
+    assert calls[-1] == ("train", {"image": "skip", "segmentation_mask": "skip"})
+    assert source.names == ("Abyssinian", "pug")
+    assert source.masks.names == ("pet", "background", "border")
+    found = source.masks.read(np.array([1, 0]))
+    np.testing.assert_array_equal(found[1], masks[0] - 1)
+    assert found.shape == (2, 6, 4) and set(np.unique(found)) <= {0, 1, 2}
+    with pytest.raises(ValueError, match="image_size must be given for oxford_iiit"):
+        tfds("oxford_iiit_pet")
+    examples[0]["segmentation_mask"] = png(masks[0] * 0)
+    with pytest.raises(ValueError, match="the mask of .* train example 0 must hold"):
+        source.masks.read(np.array([0]))
+
+
 def test_the_test_split_follows_with_is_test(stub):
     images = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 1), np.uint8)
     examples = [
@@ -215,6 +241,8 @@ def test_the_real_package_has_the_calls_and_features(tmp_path):
         for key in layout.label:
             feature = feature[key]
         assert isinstance(feature, real.features.ClassLabel) == layout.is_class
+        if layout.masks:
+            assert info.features["segmentation_mask"].shape[-1] == 1
         if layout.has_landmarks:
             wanted = {f"{p}_{axis}" for p in POINTS for axis in "xy"}
             assert wanted == set(info.features["landmarks"])

@@ -38,6 +38,14 @@ BLOCKS = [
         "stem stage1/block1 stage2/block1 stage2/block2 fc",
     ),
     ("resnet", {"blocks": (2,), "depth": 50}, "stem stage1/block1 stage1/block2 fc"),
+    (
+        "segmenter",
+        {
+            "num_classes": 7,
+            "encoder": {"name": "resnet", "blocks": (1, 1, 1), "widths": (4, 4, 8)},
+        },
+        "stem stage1/block1 stage2/block1 stage3/block1 up2 up1 classifier",
+    ),
     ("cnn", {}, "conv1 conv2 fc"),
     ("cnn", {"num_classes": 7}, "conv1 conv2 fc classifier"),
     ("mlp", {}, "fc"),

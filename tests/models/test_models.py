@@ -16,6 +16,11 @@ SETTINGS = {
     "resnet": {"widths": (4, 6), "blocks": (1, 4), "num_classes": 10},
     "mobilenet": {"width": 0.1, "num_blocks": 8, "num_classes": 10},
     "linear_base": {"width": 6, "side": 3, "num_classes": 10},
+    "segmenter": {
+        "encoder": {"name": "resnet", "widths": (4, 6), "blocks": (1, 1)},
+        "width": 4,
+        "num_classes": 10,
+    },
     "cnn": {"widths": (4, 6), "embedding_dim": 10},
     "mlp": {"hidden": 10},
 }
@@ -70,7 +75,8 @@ def test_apply_gives_finite_embeddings_and_the_same_structure(name, train):
     model = _model(name)
     variables = _variables(name)
     embedding, stats = _apply(model, variables, _images(3), train)
-    assert embedding.shape == (3, model.embedding_dim) == (3, 10)
+    pixels = SHAPE[:2] if name == "segmenter" else ()
+    assert embedding.shape == (3, *pixels, model.embedding_dim) == (3, *pixels, 10)
     assert embedding.dtype == jnp.float32
     assert np.all(np.isfinite(embedding))
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)

@@ -8,7 +8,8 @@ import pytest
 from jax import lax
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.resnet import Block, ResNet, Stage, Stem, _max_pool
+from fedfr_jax.models.residual import Block, Stage, Stem, Trunk, _max_pool
+from fedfr_jax.models.resnet import ResNet
 from fedfr_jax.trees import path_name
 
 SHAPE = (16, 14, 3)
@@ -98,9 +99,10 @@ def test_initial_values_are_he_normal_and_those_of_a_linear_layer():
         assert 0.95 / 8 < jnp.max(jnp.abs(leaf)) <= 1 / 8
 
 
-def _outputs(image_shape, kinds, **settings):
+def _outputs(image_shape, kinds, is_bottleneck=False, stem="cifar", **settings):
     """Shape and dtype of the outputs of modules of these kinds: {path: struct}."""
-    module = ResNet((1, 1, 1, 1), (8, 8, 8, 8), 5, **settings)
+    trunk = Trunk((1, 1, 1, 1), (8, 8, 8, 8), is_bottleneck, stem, remat=False)
+    module = ResNet(trunk, 5, **settings)
     x = jax.ShapeDtypeStruct((2, *image_shape), jnp.float32)
 
     def run(x):

@@ -19,6 +19,7 @@ from fedfr_jax.data.sources.flickr_aes import flickr_aes
 from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
 from fedfr_jax.data.sources.inspection import inspect
 from fedfr_jax.data.sources.join import join_sources, names_from
+from fedfr_jax.data.sources.mask_folder import camvid, image_masks
 from fedfr_jax.data.sources.packed import pack, packed, verify
 from fedfr_jax.data.sources.pairs import bin_pairs
 from fedfr_jax.data.sources.recordio import recordio
@@ -52,6 +53,7 @@ def join(*, parts: Mapping[str, Mapping]) -> Source:
 SOURCES: dict[str, Callable[..., Source]] = {
     "arrays": arrays,
     "bin_pairs": bin_pairs,
+    "camvid": camvid,
     "cifar10": cifar10,
     "cifar100": cifar100,
     "faces_synthetic": faces_synthetic,
@@ -60,6 +62,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "flickr_aes": flickr_aes,
     "folder": folder,
     "image_classes": image_classes,
+    "image_masks": image_masks,
     "join": join,
     "lfw": lfw,
     "mnist": mnist,

@@ -12,8 +12,8 @@ def join_sources(parts: Mapping[str, Source]) -> Source:
     """One source of several; names are <part>/<name>.
 
     People in more than one part count as different ones: join sets that share nobody.
-    Landmarks, cameras and pairs are dropped; the test parts stay when every source has
-    one.
+    Landmarks, cameras, pairs and masks are dropped; the test parts stay when every
+    source has one.
 
     Raises:
       ValueError: without parts, or when their images differ in shape.

@@ -2,11 +2,11 @@
 
 A packed folder holds `images-00000.npy`, ... ([R, H, W, C] uint8 each, the last one
 shorter), `labels.npy`, where the source has them `landmarks.npy`, `cameras.npy`,
-`is_test.npy`, `pairs.npy` and `is_same.npy`, `names.json`, and `index.json`, which is
-written last: without it the set is not whole. Each file is put in place by renaming;
-`shards.jsonl` gets a line with its size and SHA-256 afterwards, so a killed preparation
-goes on with the first shard that has no line or another size. The lines end up in
-`index.json`.
+`is_test.npy`, `pairs.npy`, `is_same.npy`, `masks.npy` and `mask_classes.npy`,
+`names.json`, and `index.json`, which is written last: without it the set is not whole.
+Each file is put in place by renaming; `shards.jsonl` gets a line with its size and
+SHA-256 afterwards, so a killed preparation goes on with the first shard that has no
+line or another size. The lines end up in `index.json`.
 """
 
 import functools
@@ -21,6 +21,7 @@ import numpy as np
 from fedfr_jax.data.sources import pages
 from fedfr_jax.data.sources.images import check_rows
 from fedfr_jax.data.sources.npz import DAMAGED
+from fedfr_jax.data.sources.packed_arrays import ARRAYS, arrays_of, masks_of
 from fedfr_jax.data.sources.packed_index import (
     FORMAT,
     INDEX,
@@ -57,7 +58,7 @@ def pack(
     folder.mkdir(parents=True, exist_ok=True)
     image_bytes = int(np.prod(source.image_shape))
     rows_per_shard = min(max(shard_bytes // image_bytes, 1), num_images)
-    arrays = _arrays(source)
+    arrays = arrays_of(source)
     head = {
         "format": FORMAT,
         "num_images": num_images,
@@ -117,7 +118,7 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
             )
     arrays = {
         key: np.load(folder / f"{key}.npy", allow_pickle=False)
-        for key in ("labels", "landmarks", "cameras", "is_test", "pairs", "is_same")
+        for key in ARRAYS
         if f"{key}.npy" in index["files"]
     }
     has_pairs = "pairs" in arrays
@@ -130,6 +131,7 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
         cameras=arrays.get("cameras"),
         pairs=Pairs(arrays["pairs"], arrays["is_same"]) if has_pairs else None,
         is_test=arrays.get("is_test"),
+        masks=masks_of(arrays),
     )
     is_same = index["source"] == _digest(source, arrays)
     if not is_same or len(source.labels) != index["num_images"]:
@@ -194,20 +196,6 @@ def _reader(folder, index):
         return images
 
     return read
-
-
-def _arrays(source):
-    """What a source has beside images and names, in a fixed order."""
-    arrays = {"labels": source.labels.astype(np.int32)}
-    if source.landmarks is not None:
-        arrays["landmarks"] = source.landmarks.astype(np.float32)
-    if source.cameras is not None:
-        arrays["cameras"] = source.cameras.astype(np.int32)
-    if source.is_test is not None:
-        arrays["is_test"] = source.is_test.astype(bool)
-    if source.pairs is not None:
-        arrays["pairs"], arrays["is_same"] = source.pairs
-    return arrays
 
 
 def _digest(source, arrays):

@@ -20,6 +20,10 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
         moved = place[pairs.indices]
         is_whole = (moved >= 0).all(axis=1)
         pairs = Pairs(moved[is_whole], pairs.is_same[is_whole])
+    masks = source.masks
+    if masks is not None:
+        read = masks.read
+        masks = masks._replace(read=lambda i: read(rows[check_rows(i, len(rows))]))
     return source._replace(
         read=lambda indices: source.read(rows[check_rows(indices, len(rows))]),
         labels=labels.astype(np.int32),
@@ -29,6 +33,7 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
         pairs=pairs,
         is_test=_at(source.is_test, rows),
         owners=_at(source.owners, rows),
+        masks=masks,
     )
 
 

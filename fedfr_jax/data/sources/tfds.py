@@ -23,8 +23,9 @@ from fedfr_jax.data.sources.images import (
     reader,
 )
 from fedfr_jax.data.sources.index_cache import cached
+from fedfr_jax.data.sources.masks import Stored, read_mask, size_of
 from fedfr_jax.data.sources.selection import keep_identities
-from fedfr_jax.types import Source
+from fedfr_jax.types import Masks, Source
 
 POINTS = ("lefteye", "righteye", "nose", "leftmouth", "rightmouth")
 
@@ -37,8 +38,10 @@ class Layout(NamedTuple):
     has_landmarks: bool = False
     is_ink: bool = False  # dark ink on paper, to be inverted
     is_transposed: bool = False
+    masks: Stored | None = None  # of the feature MASK
 
 
+MASK = "segmentation_mask"
 LAYOUTS = {
     "lfw": Layout(is_class=False),
     "celeb_a": Layout(("identity", "Identity_No"), is_class=False, has_landmarks=True),
@@ -48,6 +51,7 @@ LAYOUTS = {
     "mnist": Layout(),
     "fashion_mnist": Layout(),
     "emnist": Layout(is_transposed=True),  # as stored, letters lie on their side
+    "oxford_iiit_pet": Layout(masks=Stored(("pet", "background", "border"), first=1)),
 }
 
 
@@ -71,7 +75,7 @@ def tfds(
       test_split: the set's own test part, such as "test": its examples follow those of
         `split`, with `is_test` set. None leaves `is_test` out.
       data_dir: where TFDS keeps its sets; None is its default.
-      image_size: side or (H, W); None keeps the stored size.
+      image_size: side or (H, W); None keeps the stored size, where there is one.
       channels: 1 or 3; None keeps the stored number.
       align: warp to the ArcFace template; needs landmarks (celeb_a).
       min_images: identities with fewer images are left out.
@@ -91,10 +95,10 @@ def tfds(
             f"align must be False for {name}, which has no landmarks, got {align}."
         )
     splits = (split,) if test_split is None else (split, test_split)
-    parts, info = _open(dataset, splits, data_dir)
+    parts, info = _open(dataset, splits, data_dir, layout)
     num_first, num_images = len(parts[0]), sum(len(part) for part in parts)
     stored_size = tuple(info.features["image"].shape)
-    size = parse_size(image_size or stored_size[:2])
+    size = _size(image_size, stored_size[:2], name)
     channels = check_channels(channels or stored_size[2])
     scan = functools.partial(_scan, parts, layout)
     rows = cached(cache, [info.data_dir], scan, functools.partial(_fits, layout))
@@ -110,11 +114,14 @@ def tfds(
     elif points is not None:
         points = rescale_points(points, stored_size[:2], size)
 
-    def load(row):
+    def example(row):
         part = int(row >= num_first)  # 1 in the test split
         place = row - part * num_first
-        origin = f"{dataset} {splits[part]} example {place}"
-        image = decode(bytes(parts[part][place]["image"]), origin, channels)
+        return parts[part][place], f"{dataset} {splits[part]} example {place}"
+
+    def load(row):
+        stored, origin = example(row)
+        image = decode(bytes(stored["image"]), origin, channels)
         if layout.is_transposed:
             image = image.transpose(Image.Transpose.TRANSPOSE)
         if layout.is_ink:
@@ -123,19 +130,42 @@ def tfds(
         return align_and_resize(image, matrix, canvas, size)
 
     shape = (*size, channels)
-    read = reader(load, len(labels), shape)
     source = Source(
-        read=read,
+        read=reader(load, len(labels), shape),
         labels=labels,
         names=names,
         image_shape=shape,
         landmarks=points,
         is_test=None if test_split is None else np.arange(num_images) >= num_first,
+        masks=_masks(layout.masks, example, num_images, size),
     )
     return keep_identities(source, min_images, f"{dataset} {'+'.join(splits)}")
 
 
-def _open(dataset, splits, data_dir):
+def _size(image_size, stored_size, name):
+    """(H, W) as asked for, or as stored."""
+    if image_size is None and None in stored_size:
+        raise ValueError(
+            f"image_size must be given for {name}, whose images differ, got None."
+        )
+    return parse_size(image_size or stored_size)
+
+
+def _masks(stored, example, num_images, size):
+    """`Masks` of examples, `example(row)` being (one of them, what to call it)."""
+    if stored is None:
+        return None
+
+    def load(row):
+        of, origin = example(row)
+        wanted = size_of(bytes(of["image"]), origin)
+        origin = f"the mask of {origin}"
+        return read_mask(bytes(of[MASK]), origin, stored, size, wanted)
+
+    return Masks(reader(load, num_images, size), stored.names)
+
+
+def _open(dataset, splits, data_dir, layout):
     """The random-access data of each split with images left encoded, and the info."""
     try:
         import tensorflow_datasets
@@ -147,7 +177,8 @@ def _open(dataset, splits, data_dir):
         dataset, data_dir=data_dir, file_format="array_record"
     )
     builder.download_and_prepare()  # nothing to do where it is there
-    decoders = {"image": tensorflow_datasets.decode.SkipDecoding()}
+    encoded = ("image", MASK) if layout.masks else ("image",)
+    decoders = {k: tensorflow_datasets.decode.SkipDecoding() for k in encoded}
     parts = [_open_split(builder, dataset, split, decoders) for split in splits]
     return parts, builder.info
 

@@ -11,6 +11,7 @@ from fedfr_jax.runs.report import figures
 from fedfr_jax.runs.report.clients import plot_clients
 from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
 from fedfr_jax.runs.report.partition import plot_partition
+from fedfr_jax.runs.report.grids import plot_grid
 from fedfr_jax.runs.report.rounds import Rows, plot_rounds
 
 NO_PLOTS = "No plots: pip install 'fedfr_jax[plots]' to have them."
@@ -29,7 +30,7 @@ def draw(
 
     Each plot is written as .png and .pdf: roc and det (roc_EVALUATOR when several
     evaluators have one), any other kind of curve by its name, EVALUATOR for one with
-    numbers per client, rounds, partition; pictures go to pictures/.
+    numbers per client, rounds, partition; pictures and grids go to pictures/, as .png.
 
     Args:
       evaluations: {stage: {evaluator: Evaluation}}, in the order of the legends.
@@ -64,6 +65,7 @@ def draw(
             styles=styles,
         ),
         *_save_pictures(evaluations, folder / "pictures"),
+        *_draw_grids(evaluations, folder / "pictures"),
     ]
 
 
@@ -123,6 +125,17 @@ def _save_pictures(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
                 file = _file_name(f"{stage}_{evaluator}_{name}") + ".png"
                 Image.fromarray(pixels).save(folder / file)
                 paths.append(folder / file)
+    return paths
+
+
+def _draw_grids(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
+    """A file per stage, evaluator and grid."""
+    paths = []
+    for stage, of in evaluations.items():
+        for evaluator, evaluation in of.items():
+            for name, grid in evaluation.grids.items():
+                path = folder / (_file_name(f"{stage}_{evaluator}_{name}") + ".png")
+                paths.append(plot_grid(path, grid, title=f"{stage}: {name}"))
     return paths
 
 

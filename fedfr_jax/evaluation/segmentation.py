@@ -1,0 +1,58 @@
+"""How well the pixels of test images are told: overlap of classes, by counts.
+
+Intersection over union, Everingham et al., "The Pascal Visual Object Classes (VOC)
+Challenge", IJCV 2010, section 4.3: of all pixels of the test images together, not the
+mean over images. A class that neither truth nor prediction has is left out of the mean.
+"""
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Overlap(NamedTuple):
+    """What a confusion matrix says; nan where there is nothing to divide by."""
+
+    iou: np.ndarray  # [M] in [0, 1], nan of classes that nobody saw
+    mean_iou: float  # of the classes that somebody saw
+    pixel_accuracy: float
+
+
+def confusion(truth: jax.Array, predicted: jax.Array, num_classes: int) -> jax.Array:
+    """Pixels by class, [M, M] int32: rows are the truth, columns the prediction.
+
+    Args:
+      truth: [...] int; a pixel whose number is no class (`types.VOID`) is left out.
+      predicted: [...] int in [0, M), the same shape.
+    """
+    chex.assert_equal_shape((truth, predicted))
+    truth, predicted = truth.astype(jnp.int32), predicted.astype(jnp.int32)
+    is_known = (truth >= 0) & (truth < num_classes)
+    cell = jnp.where(is_known, truth * num_classes + predicted, num_classes**2)
+    counts = jnp.zeros(num_classes**2 + 1, jnp.int32).at[cell.ravel()].add(1)
+    return counts[:-1].reshape(num_classes, num_classes)
+
+
+def overlap(counts: np.ndarray) -> Overlap:
+    """The measures of a confusion matrix [M, M].
+
+    Raises:
+      ValueError: for another shape, or a negative count.
+    """
+    counts = np.asarray(counts)
+    if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or counts.min() < 0:
+        raise ValueError(
+            f"counts must be [M, M] and at least 0, got shape {counts.shape} from "
+            f"{counts.min() if counts.size else None}."
+        )
+    right = np.diag(counts).astype(np.float64)
+    union = counts.sum(0) + counts.sum(1) - right
+    is_seen = union > 0
+    iou = np.full(len(counts), np.nan)
+    iou[is_seen] = right[is_seen] / union[is_seen]
+    if not is_seen.any():
+        return Overlap(iou, float("nan"), float("nan"))
+    return Overlap(iou, float(iou[is_seen].mean()), float(right.sum() / counts.sum()))

@@ -1,0 +1,159 @@
+"""A class for every pixel: an encoder, and a decoder of U-Net's kind.
+
+Ronneberger, Fischer, Brox, "U-Net", arXiv:1505.04597, figure 1. As in FPN (Lin et al.,
+arXiv:1612.03144) the encoder is a network for classification without its last layer.
+Deviations from U-Net: images keep their size by padding, a step of the decoder has one
+3x3 convolution after a bilinear enlargement, and all of them have one width; logits are
+enlarged bilinearly to the size of the image.
+
+Parameters: those of the encoder under their own names (stem, stage<i>/block<j> of a
+ResNet, see `residual`); for the map after each stage i of the encoder but the last,
+  up<i>/conv/kernel [3, 3, C' + C, width], up<i>/bn (gn with group normalisation)
+  classifier/kernel [1, 1, width, M], bias [M]
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedfr_jax.models.conv import Conv
+from fedfr_jax.models.linen import from_linen, sow_features
+from fedfr_jax.models.residual import (
+    NORMS,
+    Convolution,
+    Settings,
+    conv_of,
+    norm_of,
+    stage_maps,
+    trunk_of,
+)
+from fedfr_jax.schema import check_ranges, choose
+from fedfr_jax.types import Model
+
+
+class Encoder(NamedTuple):
+    """What makes maps of an image, each smaller than the one before."""
+
+    # (settings, x [B, H, W, C], train) -> maps of [B, h, w, C'], first to last, within
+    # the call of a module
+    maps: Callable[[Settings, jax.Array, bool], list[jax.Array]]
+    num_maps: int
+    blocks: tuple[str, ...]  # as of a `Model`
+
+
+def resnet_encoder(
+    *,
+    depth: int = 18,
+    blocks: Sequence[int] | None = None,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    stem: str = "imagenet",
+    remat: bool = False,
+) -> Encoder:
+    """The stages of a ResNet; `resnet.resnet` tells of its settings."""
+    trunk = trunk_of(depth, blocks, widths, stem, remat)
+
+    def maps(settings, x, train):
+        return stage_maps(trunk, settings, x, train)
+
+    return Encoder(maps, len(trunk.blocks), tuple(trunk.names))
+
+
+ENCODERS = {"resnet": resnet_encoder}
+
+
+def segmenter(
+    image_shape: Sequence[int],
+    *,
+    num_classes: int,
+    encoder: Mapping = MappingProxyType({"name": "resnet"}),
+    width: int = 64,
+    norm: str = "batch",
+    groups: int = 32,
+    lowering: str = "auto",
+    dtype: Any = None,
+) -> Model:
+    """Logits [B, H, W, M] for every pixel; `Model.features` is the encoder's last map.
+
+    Args:
+      image_shape: (H, W, C), any size.
+      num_classes: M, of the model's `embedding_dim` too.
+      encoder: {"name": a key of ENCODERS, and that encoder's settings}.
+      width: channels of the decoder.
+      norm: "batch" or "group", whose groups must divide all widths.
+      groups: of group normalisation.
+      lowering: how convolutions are computed, see `conv.convolve`.
+      dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
+        parameters. Normalisation and logits compute in at least float32.
+
+    Raises:
+      ValueError: for an unknown encoder, setting of one, or norm.
+    """
+    if norm not in NORMS:
+        raise ValueError(f"norm must be batch or group, got {norm!r}.")
+    sizes = {"num_classes": num_classes, "width": width}
+    check_ranges("", sizes, dict.fromkeys(sizes, (1, 2**16)))
+    made = choose("model.encoder", ENCODERS, encoder)
+    module = Segmenter(made, num_classes, width, norm, groups, lowering, dtype)
+    steps = [step_name(i) for i in reversed(range(made.num_maps - 1))]
+    blocks = [*made.blocks, *steps, "classifier"]
+    return from_linen(module, image_shape, num_classes, blocks=blocks)
+
+
+def step_name(i: int) -> str:
+    """Of the decoder's step to the size of the i-th map, from 0."""
+    return f"up{i + 1}"
+
+
+class Segmenter(nn.Module):
+    """The network; `segmenter` documents its attributes."""
+
+    encoder: Encoder
+    num_classes: int
+    width: int
+    norm: str = "batch"
+    groups: int = 32
+    lowering: str = "auto"
+    dtype: Any = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C] -> logits [B, H, W, M]."""
+        size, param_dtype = x.shape[1:3], x.dtype
+        settings = Settings(self.norm, self.groups, self.lowering, self.dtype)
+        *others, y = self.encoder.maps(settings, x, train)
+        sow_features(self, y.astype(param_dtype))
+        for i in reversed(range(len(others))):
+            step = Up(self.width, settings, name=step_name(i))
+            y = step(y, others[i], train)
+        last = Conv(
+            self.num_classes,
+            kernel_size=1,
+            use_bias=True,
+            lowering=self.lowering,
+            name="classifier",
+        )
+        return enlarged(last(y.astype(param_dtype)), size)
+
+
+class Up(nn.Module):
+    """Enlarge, put beside a map of the encoder; convolution, normalisation, ReLU."""
+
+    width: int
+    settings: Settings
+
+    @nn.compact
+    def __call__(self, y: jax.Array, skip: jax.Array, train: bool) -> jax.Array:
+        """[B, h, w, C'] and a map [B, h', w', C] -> [B, h', w', width]."""
+        y = enlarged(y, skip.shape[1:3])
+        y = jnp.concatenate([y.astype(skip.dtype), skip], axis=-1)
+        y = conv_of(Convolution(self.width), self.settings, "conv")(y)
+        return nn.relu(norm_of(self.settings)(y, train))
+
+
+def enlarged(x: jax.Array, size: tuple[int, int]) -> jax.Array:
+    """Maps [B, h, w, C] at the size (H, W), bilinearly, pixels being squares."""
+    return jax.image.resize(x, (len(x), *size, x.shape[-1]), "bilinear")

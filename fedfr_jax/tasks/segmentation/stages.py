@@ -1,0 +1,196 @@
+"""A config of segmentation as stages: every method from the same first network."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax.data.augment import normalize
+from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
+from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.model_axis import gathered
+from fedfr_jax.federated.settings import AUTO, Federation, check_federation
+from fedfr_jax.feed import Feed
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import MODELS
+from fedfr_jax.schema import call, check_ranges, choose
+from fedfr_jax.stream import Stream, stream
+from fedfr_jax.tasks import rows
+from fedfr_jax.tasks.data import feed_of, open_data, other_lowerings, split, streams
+from fedfr_jax.tasks.segmentation.judge import Judge, Judged
+from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
+from fedfr_jax.tasks.segmentation.pictures import palette, pictures
+from fedfr_jax.types import (
+    Central,
+    Dataset,
+    Evaluator,
+    Experiment,
+    Federated,
+    Model,
+    Source,
+    Task,
+)
+
+
+class Evaluating(NamedTuple):
+    """Keys of config.evaluation."""
+
+    batch_size: int = 16  # test images at once on a device
+    pictures: int = 4  # test images that are drawn when a row has ended; 0 draws none
+
+
+def segmentation(settings: Mapping) -> Experiment:
+    """Segmentation: any algorithm, each method from the same first network.
+
+    Images and masks are read, nothing is trained.
+
+    Raises:
+      ValueError: for anything wrong in the config or the data.
+    """
+    federation = call("federation", Federation, settings["federation"])
+    if settings.get("pretrain"):
+        keys = sorted(settings["pretrain"])
+        raise ValueError(f"config.pretrain must be empty with this task, got {keys}.")
+    evaluating = evaluation_of(settings["evaluation"])
+    source = masked(open_data(settings["data"]), settings["data"])
+    parts = parts_of(settings["partition"], source)
+    num_clients = len(parts.train_offsets) - 1
+    check_federation(federation, num_clients)
+    mesh = make_mesh(num_model_shards=federation.model_shards)
+    trainers, model = trainers_of(settings, source, parts, mesh)
+    most = streams(federation, source, (parts.train, parts.test), mesh)
+    train = table_of(source, parts.train, most)
+    test = table_of(source, parts.test, most)
+    judged = Judged(test, parts.test_offsets, source.masks.names)
+    facts = class_report(parts, source.labels, source.names)
+    return Experiment(
+        task=Task(
+            dataset=train,
+            population=Population(
+                parts.train_offsets.astype(np.int64),
+                np.full(num_clients, len(source.masks.names), np.int32),
+            ),
+            evaluators=evaluators_of(evaluating, judged, model, source, mesh),
+            facts={**facts, "pixel_classes": list(source.masks.names)},
+            text=f"Images by the label of the whole:\n{format_class_report(facts)}",
+        ),
+        stages={k: rows.stage_of(trainer, train) for k, trainer in trainers.items()},
+        mesh=mesh,
+        feed=feed_of(federation, drop_last=federation.drop_last),
+        federation=federation,
+        seed=settings["seed"],
+    )
+
+
+def evaluation_of(settings: Mapping) -> Evaluating:
+    """config.evaluation, checked."""
+    evaluating = call("evaluation", Evaluating, settings)
+    bounds = {"batch_size": (1, math.inf), "pictures": (0, 100)}
+    check_ranges("config.evaluation.", evaluating._asdict(), bounds)
+    return evaluating
+
+
+def masked(source: Source, settings: Mapping) -> Source:
+    """The source, which must have masks."""
+    if source.masks is None:
+        raise ValueError(
+            f"config.data must be a source with masks, got {settings['name']!r}."
+        )
+    return source
+
+
+def parts_of(settings: Mapping, source: Source) -> ClientSplit:
+    """The config's partition of images by their labels, iid unless it names another.
+
+    Raises:
+      ValueError: for one of faces, or one that leaves no test image.
+    """
+    parts = split({"name": "iid", **settings}, source)
+    if not isinstance(parts, ClientSplit):
+        name = settings["name"]
+        raise ValueError(f"config.partition.name must split classes, got {name!r}.")
+    if not len(parts.test):
+        raise ValueError("config.partition must leave test images, got none.")
+    return parts
+
+
+def table_of(
+    source: Source, chosen: np.ndarray, stream_bytes: int | None
+) -> Dataset | Stream:
+    """Images, labels and masks of source rows [n].
+
+    All are on the host, or the images are streamed from the source: masks are read in
+    any case, so that one that does not fit is found before anything is trained.
+    """
+    targets = {
+        "label": source.labels[chosen].astype(np.int32),
+        "mask": source.masks.read(chosen),
+    }
+    if stream_bytes is None:
+        return Dataset({"image": source.read(chosen)}, targets)
+    return stream(lambda i: source.read(chosen[i]), targets, memory=stream_bytes)
+
+
+def trainers_of(
+    settings: Mapping, source: Source, parts: ClientSplit, mesh: Mesh
+) -> tuple[dict[str, Federated | Central], Model]:
+    """({row: trainer} of config.methods, the network of all)."""
+    network = {"name": "segmenter", **settings["model"]}
+
+    def made(network):
+        model = segmenter_of(network, source)
+        of = rows.given(
+            model,
+            pixel_cross_entropy,
+            num_clients=len(parts.train_offsets) - 1,
+            num_rows=len(parts.train),
+            mesh=mesh,
+            seed=settings["seed"],
+        )
+        return rows.trainers_of(settings["methods"], of), model
+
+    trainers, model = made(network)
+    if settings["federation"].get("lanes") == AUTO:
+        others = other_lowerings(network)
+        lowered = {name: made({**network, "lowering": name})[0] for name in others}
+        trainers = rows.with_lowered(trainers, lowered)
+    return trainers, model
+
+
+def segmenter_of(settings: Mapping, source: Source) -> Model:
+    """The config's network with logits of every class for every pixel.
+
+    Raises:
+      ValueError: for an unknown network, or one whose output is of another shape.
+    """
+    num_classes = len(source.masks.names)
+    given = {"num_classes": num_classes, **settings}
+    model = choose("model", MODELS, given, source.image_shape)
+    image = jax.ShapeDtypeStruct((1, *source.image_shape), jnp.float32)
+    of = lambda key, x: model.apply(model.init(key), x, False)[0]
+    found = jax.eval_shape(of, jax.random.key(0), image).shape[1:]
+    wanted = (*source.image_shape[:2], num_classes)
+    if found != wanted or model.features is None:
+        raise ValueError(
+            "config.model must give features, and logits of the masks' classes for "
+            f"every pixel {wanted}, got {found} of {settings['name']!r}."
+        )
+    return gathered(model)
+
+
+def evaluators_of(
+    evaluating: Evaluating, judged: Judged, model: Model, source: Source, mesh: Mesh
+) -> dict[str, Evaluator]:
+    """Overlap by the protocols of `Judge`, and pictures in the end."""
+    feed = Feed(evaluating.batch_size, normalize())
+    evaluators = Judge(judged, mesh, feed).evaluators
+    if evaluating.pictures:
+        colours = source.masks.colours
+        colours = palette(len(judged.classes)) if colours is None else colours
+        colours, count = np.array(colours, np.uint8), evaluating.pictures
+        evaluators["pictures"] = pictures(model, judged, feed, colours, count)
+    return evaluators

@@ -1,0 +1,174 @@
+"""Images with masks: pairs of files, numbers that stand for nothing, and CamVid."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedfr_jax.data.sources import keep_rows, open_source, pack
+from fedfr_jax.data.sources.mask_folder import camvid, image_masks
+from fedfr_jax.data.sources.packed import packed
+from fedfr_jax.types import VOID
+
+CLASSES = ("sky", "cat", "dog")
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(np.asarray(pixels, np.uint8)).save(file, "png")
+    return file.getvalue()
+
+
+def picture(value, size=(4, 6)):
+    return png(np.full((*size, 3), value))
+
+
+def halves(left, right, size=(4, 6)):
+    """A mask whose two halves are of two classes."""
+    mask = np.full(size, left)
+    mask[:, size[1] // 2 :] = right
+    return png(mask)
+
+
+def files(**changed):
+    """Three images and a test image; `changed` replaces files, None takes one out."""
+    given = {
+        "images/a.png": picture(1),
+        "images/b.png": picture(2),
+        "images/c.png": picture(3),
+        "images/test/d.png": picture(4),
+        "masks/a.png": halves(0, 1),
+        "masks/b.png": png(np.full((4, 6), 2)),
+        "masks/c.png": halves(VOID, 2),
+        "masks/test/d.png": png([[1, 1, 1, 2, 0, 0]] * 4),
+        "masks/of_nobody.png": halves(9, 9),
+    }
+    given |= {name.replace("_", "/") + ".png": data for name, data in changed.items()}
+    return {name: data for name, data in given.items() if data is not None}
+
+
+def zipped(path, contents):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in contents.items():
+            archive.writestr(name, data)
+    return path
+
+
+def source_of(tmp_path, given=None, **settings):
+    path = zipped(tmp_path / "set.zip", files() if given is None else given)
+    return image_masks(path, classes=CLASSES, **settings)
+
+
+def test_an_image_goes_with_its_own_mask_whatever_the_order(tmp_path):
+    source = source_of(tmp_path)
+    assert source.image_shape == (4, 6, 3) and source.masks.names == CLASSES
+    assert source.is_test.tolist() == [False, False, False, True]
+    rows = np.array([2, 0, 3])
+    assert source.read(rows)[:, 0, 0, 0].tolist() == [3, 1, 4]
+    masks = source.masks.read(rows)
+    assert masks.dtype == np.uint8 and masks.shape == (3, 4, 6)
+    ends = [[VOID, 2], [0, 1], [1, 0]]
+    np.testing.assert_array_equal(masks[:, 0, [0, 5]], ends)
+
+
+def test_a_label_is_the_largest_class_that_training_images_know(tmp_path):
+    # The training images' largest are sky (a tie with cat), dog and dog, so the test
+    # image is not labelled cat, of which it has most.
+    source = source_of(tmp_path)
+    assert source.names == ("sky", "dog") and source.labels.tolist() == [0, 1, 1, 0]
+    source = source_of(tmp_path, background=("sky",))
+    assert source.names == ("cat", "dog") and source.labels.tolist() == [0, 1, 1, 0]
+    with pytest.raises(ValueError, match="background must be names .*got see"):
+        source_of(tmp_path, background=("see",))
+
+
+def test_masks_shrink_to_their_nearest_pixels_and_never_mix(tmp_path):
+    source = source_of(tmp_path, image_size=(2, 2))
+    assert source.read(np.arange(1)).shape == (1, 2, 2, 3)
+    found = source.masks.read(np.array([0, 2]))
+    np.testing.assert_array_equal(found, [[[0, 1]] * 2, [[VOID, 2]] * 2])
+
+
+def test_classes_may_begin_at_any_number_and_void_be_any_other(tmp_path):
+    given = files(masks_a=halves(1, 2), masks_b=halves(3, 0), masks_c=halves(3, 7))
+    source = source_of(tmp_path, given, first=1, void=(0, 7))
+    masks = source.masks.read(np.arange(3))[:, 0]
+    np.testing.assert_array_equal(masks[:, [0, 5]], [[0, 1], [2, VOID], [2, VOID]])
+
+
+def test_parts_and_packed_copies_keep_their_masks(tmp_path):
+    source = source_of(tmp_path)
+    part = keep_rows(source, np.array([3, 1]))
+    whole = source.masks.read(np.arange(4))
+    np.testing.assert_array_equal(part.masks.read(np.array([1, 0])), whole[[1, 3]])
+    coloured = source.masks._replace(colours=((1, 2, 3),) * 3)
+    pack(source._replace(masks=coloured), tmp_path / "packed")
+    copy = packed(tmp_path / "packed")
+    assert copy.masks[1:] == coloured[1:]
+    np.testing.assert_array_equal(copy.masks.read(np.array([2, 0])), whole[[2, 0]])
+
+
+WRONG = [
+    ({"masks_b": None}, {}, "images/b.png in .*set.zip must have a mask, got none"),
+    (
+        {"masks_c": halves(0, 3)},
+        {},
+        r"masks/c.png in .* must hold classes in \[0, 2\] or void \[255\], got 3",
+    ),
+    (
+        {"masks_a": halves(0, 1, (6, 4))},
+        {},
+        r"masks/a.png in .* must have its image's size \(4, 6\), got \(6, 4\)",
+    ),
+    ({"masks_a": picture(0)}, {}, "masks/a.png in .* one byte per pixel.*mode RGB"),
+    ({"masks_a": b"cut"}, {}, "masks/a.png in .* must be a whole mask"),
+    ({"other_images_a": picture(0)}, {}, "must hold one file of the images for a, got"),
+    ({}, {"void": (2,)}, r"void must be numbers .* \[0, 2\], got 2"),
+    ({}, {"first": 254}, r"classes must be numbered in \[0, 255\], got 254 to 256"),
+    ({}, {"masks": ".*"}, "masks must be a regular expression with a group `pair`"),
+    ({}, {"images": "(?P<pair>x)"}, "must hold files named as images = .*got none"),
+    ({}, {"labels": "identity"}, "labels must be largest .*got 'identity'"),
+    ({}, {"labels": "size"}, "labels must be one of .*got 'size'"),
+]
+
+
+@pytest.mark.parametrize("changed, settings, rule", WRONG)
+def test_what_does_not_fit_is_refused_as_the_set_is_opened(
+    tmp_path, changed, settings, rule
+):
+    with pytest.raises(ValueError, match=rule):
+        source_of(tmp_path, files(**changed), **settings)
+
+
+@pytest.mark.parametrize("classes", [(), ("a", "a"), tuple(map(str, range(256)))])
+def test_classes_are_different_and_fit_a_byte(tmp_path, classes):
+    path = zipped(tmp_path / "set.zip", files())
+    with pytest.raises(ValueError, match="classes must be 1 to 255 different names"):
+        image_masks(path, classes=classes)
+
+
+def test_camvid_is_read_as_its_split_says(tmp_path):
+    given = {}
+    for name in ("train/s1_1", "train/s2_1", "val/s3_1", "test/s1_2"):
+        part, stem = name.split("/")
+        given |= {f"{name}.png": picture(0), f"{part}annot/{stem}.png": halves(3, 11)}
+    zipped(tmp_path / "any.zip", given)
+    source = camvid(tmp_path, labels="identity")
+    assert source.names == ("s1", "s2") and source.labels.tolist() == [0, 0, 1]
+    assert source.is_test.tolist() == [True, False, False]
+    assert source.masks.names[3] == "Road" and source.masks.colours[3] == (128, 64, 128)
+    masks = source.masks.read(np.arange(3))
+    assert set(np.unique(masks)) == {3, VOID}
+    assert len(camvid(tmp_path, train=["train", "val"]).labels) == 4
+
+
+def test_the_real_camvid(data_dir):
+    source = open_source("camvid", data_dir=data_dir("camvid_180x240"))
+    assert source.image_shape == (180, 240, 3)
+    assert (len(source.labels), source.is_test.sum()) == (600, 233)
+    masks = source.masks.read(np.flatnonzero(~source.is_test))
+    share = np.bincount(masks.ravel(), minlength=256)[:11] / masks.size
+    assert share.argmax() == source.masks.names.index("Road")
+    assert 0.9 < share.sum() < 1

@@ -1,0 +1,69 @@
+"""The segmenter: what its decoder is given, and bilinear enlargement by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.segmenter import enlarged
+
+SHAPE = (37, 50, 3)  # no multiple of the encoder's strides
+ENCODER = {"name": "resnet", "blocks": (1, 1, 1), "widths": (4, 6, 8)}
+
+
+def model_of(**settings):
+    given = {"num_classes": 5, "encoder": ENCODER, "width": 4, **settings}
+    return MODELS["segmenter"](SHAPE, **given)
+
+
+@pytest.mark.parametrize("stem, last", [("imagenet", (3, 4)), ("cifar", (10, 13))])
+def test_features_are_the_last_map_and_logits_are_of_pixels(stem, last):
+    model = model_of(encoder={**ENCODER, "stem": stem}, norm="group", groups=2)
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    assert not variables["batch_stats"]
+    images = jax.ShapeDtypeStruct((2, *SHAPE), jnp.float32)
+    logits, features, _ = jax.eval_shape(model.features, variables, images)
+    assert logits.shape == (2, 37, 50, 5) and features.shape == (2, *last, 8)
+    assert variables["params"]["up2"]["conv"]["kernel"].shape == (3, 3, 8 + 6, 4)
+    assert variables["params"]["up1"]["conv"]["kernel"].shape == (3, 3, 4 + 4, 4)
+
+
+def test_the_encoder_is_the_trunk_of_the_network_for_classification():
+    segmenter, classifier = (
+        model_of(),
+        MODELS["resnet"](
+            SHAPE, num_classes=5, blocks=(1, 1, 1), widths=(4, 6, 8), stem="imagenet"
+        ),
+    )
+    given = segmenter.init(jax.random.key(0))
+    own = classifier.init(jax.random.key(1))
+    below = {
+        kind: {key: given[kind].get(key, leaf) for key, leaf in own[kind].items()}
+        for kind in own
+    }
+    x = jax.random.normal(jax.random.key(2), (2, *SHAPE))
+    _, maps, _ = segmenter.features(given, x)
+    _, pooled, _ = classifier.features(below, x)
+    np.testing.assert_allclose(maps.mean((1, 2)), pooled, rtol=1e-5, atol=1e-6)
+
+
+def test_enlarging_is_bilinear_between_the_centres_of_pixels():
+    x = jnp.asarray([[0.0, 4.0]])[:, None, :, None]  # one row of two pixels
+    found = enlarged(x, (3, 4))[0, :, :, 0]
+    np.testing.assert_allclose(found, [[0, 1, 3, 4]] * 3, atol=1e-6)
+
+
+WRONG = [
+    ({"encoder": {"name": "vgg"}}, "model.encoder.name must be one of .*'vgg'"),
+    ({"encoder": {**ENCODER, "dept": 5}}, "model.encoder must have keys.*'dept'"),
+    ({"encoder": {**ENCODER, "stem": "x"}}, "stem must be cifar or imagenet"),
+    ({"norm": "layer"}, "norm must be batch or group, got 'layer'"),
+    ({"width": 0}, r"width must lie in \[1, 65536\], got 0"),
+]
+
+
+@pytest.mark.parametrize("settings, rule", WRONG)
+def test_a_wrong_setting_is_refused(settings, rule):
+    with pytest.raises(ValueError, match=rule):
+        model_of(**settings)
