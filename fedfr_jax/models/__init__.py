@@ -1,13 +1,15 @@
 """Networks on images: name -> factory(image_shape, ...) -> Model.
 
 They end in an embedding (sphereface, iresnet, cnn, mlp) or in the logits of
-`num_classes` classes (resnet; cnn and mlp when asked).
+`num_classes` classes (resnet, leaf_*, logistic; cnn and mlp when asked).
 """
 
 from collections.abc import Callable
 
 from fedfr_jax.models.cnn import cnn, mlp
 from fedfr_jax.models.iresnet import iresnet
+from fedfr_jax.models.leaf import leaf_celeba, leaf_femnist
+from fedfr_jax.models.logistic import logistic
 from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.schema import register
@@ -19,6 +21,9 @@ MODELS = {
     "resnet": resnet,
     "cnn": cnn,
     "mlp": mlp,
+    "leaf_celeba": leaf_celeba,
+    "leaf_femnist": leaf_femnist,
+    "logistic": logistic,
 }
 
 

@@ -35,7 +35,7 @@ def split(settings: Mapping, source: Source):
     """The config's partition of a source, by_identity unless it names another.
 
     The name of a joined part stands for its identities; partitions that know test rows
-    are given those that the source has.
+    or owners are given those that the source has.
     """
     settings = {"name": "by_identity", **settings}
     for key, value in settings.items():
@@ -43,13 +43,17 @@ def split(settings: Mapping, source: Source):
             where = f"config.partition.{key}"
             settings[key] = names_from(source.names, value, where)
     factory = PARTITIONS.get(settings["name"])
-    if factory and "is_test" in inspect.signature(factory).parameters:
-        settings.setdefault("is_test", source.is_test)
+    asked = inspect.signature(factory).parameters if factory else {}
+    for key, known in (("is_test", source.is_test), ("owners", source.owners)):
+        if key in asked and known is not None:
+            settings.setdefault(key, known)
     return choose("partition", PARTITIONS, settings, source.labels)
 
 
-def feed_of(settings, *, drop_last: bool = False) -> Feed:
+def feed_of(settings, *, drop_last: bool = False, is_images: bool = True) -> Feed:
     """How batches are made of uint8 images: augmented, mirrored and in [-1, 1].
+
+    Vectors are taken as they are.
 
     Args:
       settings: with batch_size, augment and flip, such as a `Federation`.
@@ -57,6 +61,13 @@ def feed_of(settings, *, drop_last: bool = False) -> Feed:
     Raises:
       ValueError: for an unknown augmentation or setting of one.
     """
+    if not is_images:
+        for key, value in (("flip", settings.flip), ("augment", settings.augment)):
+            if value:
+                raise ValueError(
+                    f"{key} must be off for data that are no images, got {value}."
+                )
+        return Feed(settings.batch_size, drop_last=drop_last)
     augment = augment_of(settings.flip, json.dumps(settings.augment))
     return Feed(settings.batch_size, augment, drop_last=drop_last)
 

@@ -22,6 +22,7 @@ from fedfr_jax.data.partition.faces import (
     ms1m_order,
     report,
 )
+from fedfr_jax.data.partition.power_law import lognormal_sizes, power_law
 from fedfr_jax.schema import register
 
 __all__ = [
@@ -35,8 +36,10 @@ __all__ = [
     "format_class_report",
     "format_report",
     "iid",
+    "lognormal_sizes",
     "ms1m",
     "ms1m_order",
+    "power_law",
     "register_partition",
     "report",
     "shards",
@@ -50,6 +53,8 @@ PARTITIONS: dict[str, Callable] = {
     "dirichlet": dirichlet,
     "shards": shards,
     "by_owner": by_owner,
+    "lognormal_sizes": lognormal_sizes,
+    "power_law": power_law,
 }
 
 

@@ -22,7 +22,8 @@ from fedfr_jax.data.sources.packed import pack, packed, verify
 from fedfr_jax.data.sources.pairs import bin_pairs
 from fedfr_jax.data.sources.recordio import recordio
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
-from fedfr_jax.data.sources.tfds import tfds
+from fedfr_jax.data.sources.synthetic import synthetic
+from fedfr_jax.data.sources.tfds import femnist10, tfds
 from fedfr_jax.schema import register
 from fedfr_jax.types import Source
 
@@ -56,6 +57,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "faces_synthetic": faces_synthetic,
     "fashion_mnist": fashion_mnist,
     "fei": fei,
+    "femnist10": femnist10,
     "folder": folder,
     "image_classes": image_classes,
     "join": join,
@@ -65,6 +67,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "orl": orl,
     "packed": packed,
     "recordio": recordio,
+    "synthetic": synthetic,
     "tfds": tfds,
 }
 

@@ -28,6 +28,7 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
         cameras=_at(source.cameras, rows),
         pairs=pairs,
         is_test=_at(source.is_test, rows),
+        owners=_at(source.owners, rows),
     )
 
 

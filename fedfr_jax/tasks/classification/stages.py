@@ -65,11 +65,13 @@ def classification(settings: Mapping) -> Experiment:
                 lowered = {**trainer.lowered, lowering: others[name]}
                 trainers[name] = trainer._replace(lowered=lowered)
     most = streams(federation, source, (parts.train, parts.test), mesh)
-    feed = feed_of(federation, drop_last=federation.drop_last)
+    is_images = len(source.image_shape) == 3
+    drop_last = federation.drop_last
+    feed = feed_of(federation, drop_last=drop_last, is_images=is_images)
     check_keys("config.evaluation", settings["evaluation"], ("batch_size",))
     evaluation = {"batch_size": 64, **settings["evaluation"]}
     check_ranges("config.evaluation.", evaluation, {"batch_size": (1, math.inf)})
-    judged = Feed(evaluation["batch_size"], normalize())
+    judged = Feed(evaluation["batch_size"], normalize() if is_images else None)
     test = table_of(source, parts.test, most)
     facts = class_report(parts, source.labels, source.names)
     return Experiment(
