@@ -23,6 +23,8 @@ VOID = 255  # in a mask: of no class, neither trained on nor judged
 class Model(NamedTuple):
     """A network from images to embeddings or logits; its only view outside models/.
 
+    A network on vectors takes x [B, D], as its source gives them.
+
     `apply` takes (variables, x [B, H, W, C] in [-1, 1], train=False, key=None) and
     gives (output [B, D], batch_stats), of a segmenter the logits of every pixel
     [B, H, W, D]; `key` is for dropout in training.
@@ -30,7 +32,7 @@ class Model(NamedTuple):
 
     init: Callable[[jax.Array], PyTree]  # key -> {"params": ..., "batch_stats": ...}
     apply: Callable[..., tuple[jax.Array, PyTree]]
-    image_shape: tuple[int, int, int]  # (H, W, C)
+    image_shape: tuple[int, ...]  # (H, W, C); (D,) of a network on vectors
     embedding_dim: int  # D, the number of classes of a classifier or segmenter
     # Path prefixes below "params" in the order of the data: "stem", "stage1/block1".
     blocks: tuple[str, ...] = ()
@@ -55,12 +57,15 @@ class Masks(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A labelled set of images, decoded on demand and all of one size."""
+    """A labelled set of images, decoded on demand and all of one size, or of vectors.
+
+    Vectors [D] are read as float32 [n, D]; their `image_shape` is (D,).
+    """
 
     read: Callable[[np.ndarray], np.ndarray]  # [n] int -> uint8 [n, H, W, C]
     labels: np.ndarray  # [T] int32 identity in [0, M)
     names: tuple[str, ...]  # M identity names
-    image_shape: tuple[int, int, int]  # (H, W, C)
+    image_shape: tuple[int, ...]  # (H, W, C), or (D,)
     landmarks: np.ndarray | None = None  # [T, 5, 2] float32 x, y pixels of `read`
     cameras: np.ndarray | None = None  # [T] int32 camera (or drawer, or session)
     pairs: "Pairs | None" = None  # the set's own verification protocol

@@ -35,12 +35,22 @@ class Iterate(NamedTuple):
 
 
 def sgd(
-    *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    decays: str = "",
 ) -> Callable:
-    """PyTorch's SGD as `Local.optimizer`: coupled decay, then momentum, then rate."""
+    """PyTorch's SGD as `Local.optimizer`: coupled decay, then momentum, then rate.
+
+    Args:
+      decays: regular expression of the leaves that decay, such as "kernel$", which is
+        weight_decay / 2 times their squared norm in the loss; "" is all.
+    """
+    mask = trees.matching(decays) if decays else None
 
     def at(rate):
-        decay = optax.add_decayed_weights(weight_decay)
+        decay = optax.add_decayed_weights(weight_decay, mask)
         steps = [decay] if weight_decay else []
         return optax.chain(*steps, optax.sgd(rate, momentum or None, nesterov))
 

@@ -3,8 +3,11 @@
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from fedfr_jax.federated.engine import REDUCTIONS
-from fedfr_jax.schema import check_ranges, is_of
+from fedfr_jax.federated.stragglers import Stragglers, check_stragglers
+from fedfr_jax.schema import check_ranges, is_of, naming
 
 TABLES = ("auto", "device", "stream")
 AUTO = "auto"
@@ -16,6 +19,8 @@ class Federation(NamedTuple):
     rounds: int = 20
     cohort_size: int = 0  # 0: all clients
     local_epochs: int | tuple[int, ...] = (10, 8, 6, 4)
+    stragglers: float = 0.0  # share of a cohort that trains for fewer epochs
+    drop_stragglers: bool = False  # they are left out, as original FedAvg does
     batch_size: int = 64
     drop_last: bool = False
     flip: float = 0.5
@@ -33,6 +38,11 @@ class Federation(NamedTuple):
     def first_lanes(self) -> int:
         """Lanes to build a simulation with, before they are measured."""
         return 1 if self.lanes == AUTO else self.lanes
+
+    @property
+    def straggling(self) -> Stragglers:
+        """What `simulation` is told of stragglers."""
+        return Stragglers(self.stragglers, self.drop_stragglers)
 
     @property
     def fixed_shards(self) -> int | None:
@@ -66,6 +76,10 @@ def check_federation(settings: Federation, num_clients: int) -> None:
     check_epochs("config.federation.local_epochs", settings.local_epochs)
     numbers = {**settings._asdict(), "lanes": settings.first_lanes}
     check_ranges("config.federation.", numbers, bounds)
+    with naming("config.federation"):
+        least = int(np.min(settings.local_epochs))
+        cohort_size = settings.cohort_size or num_clients
+        check_stragglers(settings.straggling, least, cohort_size)
 
 
 def check_epochs(what: str, epochs: int | tuple[int, ...]) -> None:

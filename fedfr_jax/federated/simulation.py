@@ -19,6 +19,12 @@ from fedfr_jax.federated.segments import begin, train, whole_rows
 from fedfr_jax.federated.shapes import compiled_beside
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.stragglers import (
+    Stragglers,
+    active,
+    check_stragglers,
+    epochs_of,
+)
 from fedfr_jax.federated.tables import table_on
 from fedfr_jax.feed import Feed
 from fedfr_jax.stream import Stream
@@ -50,6 +56,7 @@ def simulation(
     seed: int = 0,
     reduction: str = "sum",
     shards: int = CANONICAL_SHARDS,
+    stragglers: Stragglers = Stragglers(),  # noqa: B008 (a constant)
 ) -> Simulation:
     """Check the pieces and put them together.
 
@@ -67,22 +74,13 @@ def simulation(
       shards: V of the canonical reduction, best a multiple of every number of devices
         that will be used; a cohort of K has places for K rounded up to V x lanes, and a
         device holds the sums of V / devices shards.
+      stragglers: how many of a cohort train for fewer epochs, or are dropped.
 
     Raises:
       ValueError: when a client owns no example, or a size is out of range.
     """
     num_clients, offsets = len(population.num_classes), population.offsets
-    is_empty = offsets[1:] <= offsets[:-1]
-    if is_empty.any():
-        empty = np.flatnonzero(is_empty)[:5].tolist()
-        raise ValueError(f"every client must own an image, got none for {empty}.")
-    num_rows = table.num_examples
-    if offsets[-1] > num_rows:
-        raise ValueError(
-            f"clients' rows must lie in the table's {num_rows}, got {offsets[-1]}."
-        )
-    if num_rows >= 2**31:
-        raise ValueError(f"a table must have less than 2^31 rows, got {num_rows}.")
+    check_rows_of_clients(offsets, table.num_examples)
     if lanes < 1:
         raise ValueError(f"lanes must be at least 1, got {lanes}.")
     if reduction not in REDUCTIONS:
@@ -97,6 +95,8 @@ def simulation(
         falling=population.largest(cohort_size),
     )
     if not callable(local_epochs):
+        least = np.min(local_epochs) if np.size(local_epochs) else 0
+        check_stragglers(stragglers, int(least), cohort_size)
         local_epochs = _by_round(local_epochs)
     source = table_on(mesh, table)
     return Simulation(
@@ -119,8 +119,23 @@ def simulation(
             shards=fixed,
         ),
         key=meshes.put(jax.random.key(seed), meshes.replicated(mesh)),
+        stragglers=stragglers,
         hyper=(),
     )
+
+
+def check_rows_of_clients(offsets: np.ndarray, num_rows: int) -> None:
+    """Raise ValueError unless each client owns some of the table's rows."""
+    is_empty = offsets[1:] <= offsets[:-1]
+    if is_empty.any():
+        empty = np.flatnonzero(is_empty)[:5].tolist()
+        raise ValueError(f"every client must own an image, got none for {empty}.")
+    if offsets[-1] > num_rows:
+        raise ValueError(
+            f"clients' rows must lie in the table's {num_rows}, got {offsets[-1]}."
+        )
+    if num_rows >= 2**31:
+        raise ValueError(f"a table must have less than 2^31 rows, got {num_rows}.")
 
 
 def _by_round(local_epochs: int | tuple[int, ...]) -> Callable:
@@ -149,9 +164,16 @@ def play(
     sim: Simulation, server: PyTree, store: Store, round: int
 ) -> tuple[PyTree, Outcome]:
     """Train one round: -> (server after it, what happened); rows go to the store."""
+    return play_cohort(sim, server, store, cohort_of(sim, round))
+
+
+def cohort_of(sim: Simulation, round: int) -> Cohort:
+    """Who trains in a round: a sample, without stragglers that are dropped."""
     num_clients = len(sim.population.num_classes)
     ids = sampling.sample(sim.seed, round, num_clients, sim.cohort_size)
-    return play_cohort(sim, server, store, Cohort(ids, round))
+    if sim.stragglers.are_dropped:
+        ids = ids[active(sim.stragglers, ids, sim.seed, round)]
+    return Cohort(ids, round)
 
 
 def play_cohort(
@@ -193,7 +215,9 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     offset, num_local = sim.population.offsets[ids], sim.population.sizes(ids)
     sizes = num_local + extra.num_examples
     epochs = np.asarray(sim.local_epochs(cohort.round))
-    steps = sim.feed.steps_per_epoch(sizes) * (epochs[ids] if epochs.ndim else epochs)
+    epochs = epochs[ids] if epochs.ndim else epochs
+    epochs = epochs_of(sim.stragglers, epochs, ids, sim.seed, cohort.round)
+    steps = sim.feed.steps_per_epoch(sizes) * epochs
     plan = schedule(
         steps,
         num_devices=sim.mesh.shape[meshes.CLIENTS],

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import Round
+from fedfr_jax.federated.stragglers import Stragglers
 from fedfr_jax.federated.tables import Resident, Streamed
 from fedfr_jax.feed import Feed
 from fedfr_jax.stream import Stream
@@ -30,6 +31,7 @@ class Simulation(NamedTuple):
     shards: int | None  # V of the canonical reduction, None for plain sums
     programs: Round
     key: jax.Array  # [] key of the seed, on the mesh
+    stragglers: Stragglers
     hyper: PyTree  # what `programs` hand to the algorithm's factory, on the mesh
 
     @property

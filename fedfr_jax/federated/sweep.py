@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated import sampling
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import Round, compiled, in_one_call, round_functions
 from fedfr_jax.federated.model_axis import places
@@ -24,6 +23,7 @@ from fedfr_jax.federated.simulation import (
     Outcome,
     Simulation,
     assign,
+    cohort_of,
     open_store,
     put_away,
     simulation,
@@ -31,7 +31,7 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.federated.store import Store
 from fedfr_jax.feed import Feed
 from fedfr_jax.stream import Stream, placed
-from fedfr_jax.types import Cohort, Dataset, PyTree
+from fedfr_jax.types import Dataset, PyTree
 
 
 class Sweep(NamedTuple):
@@ -142,10 +142,7 @@ def play_sweep(
     sims, works, cohorts = runs.sims, [], []
     sims[0].source.waited()  # before this round
     for s, sim in enumerate(sims):
-        ids = sampling.sample(
-            sim.seed, round, len(sim.population.num_classes), sim.cohort_size
-        )
-        cohorts.append(Cohort(ids, round))
+        cohorts.append(cohort_of(sim, round))
         works.append(assign(sim, member(servers, s), stores[s], cohorts[s]))
     begun = begin(
         sims[0],
@@ -177,5 +174,6 @@ def table_of_members(sims: Sequence[Simulation], works: Sequence) -> list[int]:
     if works[0].extra.examples.shape[1]:
         return list(range(len(sims)))
     is_all = sim.cohort_size == len(sim.population.num_classes)
+    is_all = is_all and not sim.stragglers.are_dropped
     seeds = [0 if is_all else sim.seed for sim in sims]
     return [sorted(set(seeds)).index(seed) for seed in seeds]

@@ -1,15 +1,17 @@
 """Networks on images: name -> factory(image_shape, ...) -> Model.
 
 They end in an embedding (sphereface, iresnet, cnn, mlp), in the logits of
-`num_classes` classes (resnet, mobilenet, linear_base; cnn and mlp when asked) or in
-logits for every pixel (segmenter).
+`num_classes` classes (resnet, mobilenet, linear_base, leaf_*, logistic; cnn and mlp
+when asked) or in logits for every pixel (segmenter).
 """
 
 from collections.abc import Callable
 
 from fedfr_jax.models.cnn import cnn, mlp
 from fedfr_jax.models.iresnet import iresnet
+from fedfr_jax.models.leaf import leaf_celeba, leaf_femnist
 from fedfr_jax.models.linear_base import linear_base
+from fedfr_jax.models.logistic import logistic
 from fedfr_jax.models.mobilenet import mobilenet
 from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.segmenter import segmenter
@@ -26,6 +28,9 @@ MODELS = {
     "segmenter": segmenter,
     "cnn": cnn,
     "mlp": mlp,
+    "leaf_celeba": leaf_celeba,
+    "leaf_femnist": leaf_femnist,
+    "logistic": logistic,
 }
 
 

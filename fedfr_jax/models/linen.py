@@ -40,19 +40,20 @@ def from_linen(
     Args:
       module: its convolutions take their `lowering`, where it has one, from an
         attribute of that name; operations are counted with "xla".
-      image_shape: (H, W, C).
+      image_shape: (H, W, C), or (D,) where x is [B, D].
       embedding_dim: D.
       blocks: of the Model, path prefixes of the parameters in the order of the data.
       stages: name -> number of blocks of each stage that has a block "first" and the
         others in a stack "blocks"; outside of the module they are block1, block2, ...
 
     Raises:
-      ValueError: when image_shape is not three positive integers.
+      ValueError: when image_shape is not three positive integers, or one.
     """
     image_shape = tuple(image_shape)
-    if len(image_shape) != 3 or min(image_shape) < 1:
+    if len(image_shape) not in (1, 3) or min(image_shape) < 1:
         raise ValueError(
-            f"image_shape must be (H, W, C), all positive, got {image_shape}."
+            "image_shape must be (H, W, C), or (D,) of vectors, all positive, got "
+            f"{image_shape}."
         )
     one_image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
 

@@ -69,6 +69,7 @@ def simulation_of(
         seed=experiment.seed,
         reduction=federation.reduction,
         shards=federation.shards,
+        stragglers=federation.straggling,
     )
 
 

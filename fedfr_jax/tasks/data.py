@@ -56,8 +56,10 @@ def split(settings: Mapping, source: Source):
     return choose("partition", PARTITIONS, settings, source.labels)
 
 
-def feed_of(settings, *, drop_last: bool = False) -> Feed:
+def feed_of(settings, *, drop_last: bool = False, is_images: bool = True) -> Feed:
     """How batches are made of uint8 images: augmented, mirrored and in [-1, 1].
+
+    Vectors are taken as they are.
 
     Args:
       settings: with batch_size, augment and flip, such as a `Federation`.
@@ -65,6 +67,13 @@ def feed_of(settings, *, drop_last: bool = False) -> Feed:
     Raises:
       ValueError: for an unknown augmentation or setting of one.
     """
+    if not is_images:
+        for key, value in (("flip", settings.flip), ("augment", settings.augment)):
+            if value:
+                raise ValueError(
+                    f"{key} must be off for data that are no images, got {value}."
+                )
+        return Feed(settings.batch_size, drop_last=drop_last)
     augment = augment_of(settings.flip, json.dumps(settings.augment))
     return Feed(settings.batch_size, augment, drop_last=drop_last)
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedfr_jax.data.align import ARCFACE_TEMPLATE
-from fedfr_jax.data.sources.tfds import LAYOUTS, POINTS, tfds
+from fedfr_jax.data.sources.tfds import LAYOUTS, POINTS, femnist10, tfds
 
 
 def png(image):
@@ -171,6 +171,61 @@ def test_celeb_a_has_identities_and_landmarks(stub):
         tfds("celeb_a", min_images=3)
 
 
+def celebrities(attribute, numbers):
+    """Examples of celeb_a: (identity, whether they have the attribute) each."""
+    image = png(np.zeros((218, 178, 3), np.uint8))
+    at = {f"{p}_{axis}": 1 for p in POINTS for axis in "xy"}
+    return [
+        {
+            "image": image,
+            "identity": {"Identity_No": number},
+            "landmarks": at,
+            "attributes": {"Young": True, attribute: has},
+        }
+        for number, has in numbers
+    ]
+
+
+def test_celeb_a_by_an_attribute_belongs_to_the_people(stub, tmp_path):
+    numbers = [(9, True), (4, False), (9, False), (2, True), (4, False), (9, True)]
+    stub(celebrities("Smiling", numbers), (218, 178, 3))
+    cache = tmp_path.parent / "celeb.npz"
+    for _ in range(2):
+        source = tfds(
+            "celeb_a", attribute="Smiling", min_images=2, image_size=8, cache=cache
+        )
+        assert source.names == ("not Smiling", "Smiling")
+        assert source.labels.tolist() == [1, 0, 0, 0, 1]  # 2 has one image only
+        assert source.owners.tolist() == [2, 1, 2, 1, 2]
+        assert source.read(np.array([4])).shape == (1, 8, 8, 3)
+    with pytest.raises(ValueError, match="one of Smiling, Young, got Bald"):
+        tfds("celeb_a", attribute="Bald")
+    with pytest.raises(ValueError, match="apart, got Young"):
+        tfds("celeb_a", attribute="Young")
+    with pytest.raises(ValueError, match="attribute must be None for mnist"):
+        tfds("mnist", attribute="Young")
+
+
+def test_femnist10_is_the_first_small_letters_from_a_to_j(stub):
+    images = np.random.default_rng(0).integers(0, 256, (40, 4, 4), np.uint8)
+    labels = np.tile([36, 3, *range(45, 35, -1), 46, 11], 3)[:40]
+    examples = [
+        {"image": png(image), "label": int(label)}
+        for image, label in zip(images, labels, strict=True)
+    ]
+    stub(examples, (4, 4, 1), names=[str(i) for i in range(62)])
+    source = femnist10(images_per_class=2)
+    assert source.names == tuple("abcdefghij")
+    assert np.bincount(source.labels).tolist() == [2] * 10
+    first_j = int(np.argmax(labels == 45))
+    place = int(np.argmax(source.labels == 9))
+    got = source.read(np.array([place]))[0, ..., 0]
+    np.testing.assert_array_equal(got, images[first_j].T)
+    stub(examples[:5], (4, 4, 1), names=[str(i) for i in range(62)])
+    with pytest.raises(ValueError, match="must have images of b, got none"):
+        femnist10()
+
+
 def test_omniglot_turns_to_white_ink_and_emnist_upright(stub):
     paper = np.full((4, 4, 3), 255, np.uint8)
     paper[1, 2] = 0
@@ -243,6 +298,7 @@ def test_the_real_package_has_the_calls_and_features(tmp_path):
         assert isinstance(feature, real.features.ClassLabel) == layout.is_class
         if layout.masks:
             assert info.features["segmentation_mask"].shape[-1] == 1
+        assert layout.has_attributes == ("attributes" in info.features)
         if layout.has_landmarks:
             wanted = {f"{p}_{axis}" for p in POINTS for axis in "xy"}
             assert wanted == set(info.features["landmarks"])

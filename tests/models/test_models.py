@@ -23,6 +23,9 @@ SETTINGS = {
     },
     "cnn": {"widths": (4, 6), "embedding_dim": 10},
     "mlp": {"hidden": 10},
+    "leaf_celeba": {"widths": (4, 6), "num_classes": 10},
+    "leaf_femnist": {"widths": (4, 6), "hidden": 12, "num_classes": 10},
+    "logistic": {"num_classes": 10},
 }
 SHAPE = (30, 28, 3)
 members = pytest.mark.parametrize("name", MODELS)
@@ -172,7 +175,11 @@ def test_small_networks_give_logits_when_told_the_number_of_classes(name):
 
 
 @pytest.mark.parametrize(
-    "name, top", [("cnn", "classifier"), ("mlp", "classifier"), ("resnet", "fc")]
+    "name, top",
+    [
+        *[(x, "classifier") for x in ("cnn", "mlp", "leaf_celeba", "leaf_femnist")],
+        ("resnet", "fc"),
+    ],
 )
 def test_features_are_what_the_last_layer_is_given(name, top):
     model = _model(name, num_classes=7)
@@ -290,6 +297,30 @@ def test_any_size_of_image_gives_a_network(name, size):
 def test_impossible_iresnets_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         MODELS["iresnet"]((112, 112, 3), **settings)
+
+
+def test_leaf_networks_have_the_sizes_of_the_paper():
+    def count(model):
+        params = jax.eval_shape(model.init, jax.random.key(0))["params"]
+        return sum(x.size for x in jax.tree.leaves(params))
+
+    convolutions = 3 * 3 * (3 + 3 * 32) * 32 + 4 * 32 + 4 * 2 * 32
+    celeba = MODELS["leaf_celeba"]((84, 84, 3))
+    assert count(celeba) == convolutions + (5 * 5 * 32 + 1) * 2
+    femnist = MODELS["leaf_femnist"]((28, 28, 1))
+    assert count(femnist) == 832 + 51264 + (7 * 7 * 64 + 1) * 2048 + 2049 * 62
+    with pytest.raises(ValueError, match="at least 16 pixels .* 4 poolings"):
+        MODELS["leaf_celeba"]((12, 84, 3))
+
+
+def test_logistic_regression_takes_vectors_and_its_features_are_the_logits():
+    model = MODELS["logistic"]((60,), num_classes=3)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 60)), jnp.float32)
+    variables = jax.tree.map(lambda w: w + 1, model.init(jax.random.key(0)))
+    logits, features, _ = model.features(variables, x)
+    np.testing.assert_array_equal(features, logits)
+    kernel = variables["params"]["classifier"]["kernel"]
+    np.testing.assert_allclose(logits, x @ kernel + 1, rtol=1e-4, atol=1e-5)
 
 
 def test_a_small_image_is_refused_by_cnn():

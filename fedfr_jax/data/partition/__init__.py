@@ -16,6 +16,7 @@ from fedfr_jax.data.partition.faces import (
 )
 from fedfr_jax.data.partition.faces_report import format_report, report
 from fedfr_jax.data.partition.owners import by_owner
+from fedfr_jax.data.partition.power_law import lognormal_sizes, power_law
 from fedfr_jax.data.partition.quantity import quantity
 from fedfr_jax.schema import register
 
@@ -31,8 +32,10 @@ __all__ = [
     "format_report",
     "iid",
     "leave_out",
+    "lognormal_sizes",
     "ms1m",
     "ms1m_order",
+    "power_law",
     "quantity",
     "register_partition",
     "report",
@@ -48,6 +51,8 @@ PARTITIONS: dict[str, Callable] = {
     "shards": shards,
     "by_owner": by_owner,
     "quantity": quantity,
+    "lognormal_sizes": lognormal_sizes,
+    "power_law": power_law,
 }
 
 

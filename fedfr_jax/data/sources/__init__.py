@@ -24,7 +24,8 @@ from fedfr_jax.data.sources.packed import pack, packed, verify
 from fedfr_jax.data.sources.pairs import bin_pairs
 from fedfr_jax.data.sources.recordio import recordio
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
-from fedfr_jax.data.sources.tfds import tfds
+from fedfr_jax.data.sources.synthetic import synthetic
+from fedfr_jax.data.sources.tfds import femnist10, tfds
 from fedfr_jax.schema import register
 from fedfr_jax.types import Source
 
@@ -60,6 +61,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "fashion_mnist": fashion_mnist,
     "fei": fei,
     "flickr_aes": flickr_aes,
+    "femnist10": femnist10,
     "folder": folder,
     "image_classes": image_classes,
     "image_masks": image_masks,
@@ -70,6 +72,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "orl": orl,
     "packed": packed,
     "recordio": recordio,
+    "synthetic": synthetic,
     "tfds": tfds,
 }
 

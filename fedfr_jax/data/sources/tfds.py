@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from fedfr_jax.data.align import rescale_points
+from fedfr_jax.data.sources.attributes import by_attribute
 from fedfr_jax.data.sources.images import (
     align_and_resize,
     check_channels,
@@ -24,9 +25,10 @@ from fedfr_jax.data.sources.images import (
 )
 from fedfr_jax.data.sources.index_cache import cached
 from fedfr_jax.data.sources.masks import Stored, read_mask, size_of
-from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.data.sources.selection import keep_identities, keep_rows
 from fedfr_jax.types import Masks, Source
 
+LETTERS_A_TO_J = range(36, 46)  # of emnist/byclass: digits, then A to Z, then a to z
 POINTS = ("lefteye", "righteye", "nose", "leftmouth", "rightmouth")
 
 
@@ -36,6 +38,7 @@ class Layout(NamedTuple):
     label: tuple[str, ...] = ("label",)  # path of the identity in an example
     is_class: bool = True  # a ClassLabel, else any word or number
     has_landmarks: bool = False
+    has_attributes: bool = False
     is_ink: bool = False  # dark ink on paper, to be inverted
     is_transposed: bool = False
     masks: Stored | None = None  # of the feature MASK
@@ -44,7 +47,12 @@ class Layout(NamedTuple):
 MASK = "segmentation_mask"
 LAYOUTS = {
     "lfw": Layout(is_class=False),
-    "celeb_a": Layout(("identity", "Identity_No"), is_class=False, has_landmarks=True),
+    "celeb_a": Layout(
+        ("identity", "Identity_No"),
+        is_class=False,
+        has_landmarks=True,
+        has_attributes=True,
+    ),
     "omniglot": Layout(is_ink=True),
     "cifar10": Layout(),
     "cifar100": Layout(),
@@ -64,6 +72,7 @@ def tfds(
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
     align: bool = False,
+    attribute: str | None = None,
     min_images: int = 1,
     cache: str | os.PathLike | None = None,
 ) -> Source:
@@ -78,6 +87,8 @@ def tfds(
       image_size: side or (H, W); None keeps the stored size, where there is one.
       channels: 1 or 3; None keeps the stored number.
       align: warp to the ArcFace template; needs landmarks (celeb_a).
+      attribute: of celeb_a, such as "Smiling": there are two classes, without and with
+        it, and the identities are the images' owners.
       min_images: identities with fewer images are left out.
       cache: file that keeps the labels, one per data set and splits.
 
@@ -90,18 +101,16 @@ def tfds(
     if name not in LAYOUTS:
         raise ValueError(f"dataset must be one of {', '.join(LAYOUTS)}, got {dataset}.")
     layout = LAYOUTS[name]
-    if align and not layout.has_landmarks:
-        raise ValueError(
-            f"align must be False for {name}, which has no landmarks, got {align}."
-        )
+    _check_has(layout, name, align, attribute)
     splits = (split,) if test_split is None else (split, test_split)
     parts, info = _open(dataset, splits, data_dir, layout)
     num_first, num_images = len(parts[0]), sum(len(part) for part in parts)
     stored_size = tuple(info.features["image"].shape)
     size = _size(image_size, stored_size[:2], name)
     channels = check_channels(channels or stored_size[2])
-    scan = functools.partial(_scan, parts, layout)
-    rows = cached(cache, [info.data_dir], scan, functools.partial(_fits, layout))
+    scan = functools.partial(_scan, parts, layout, attribute)
+    fits = functools.partial(_fits, layout, attribute)
+    rows = cached(cache, [info.data_dir], scan, fits)
     labels, names = _number(rows["labels"], layout, info)
     if len(labels) != num_images:
         raise ValueError(
@@ -139,7 +148,51 @@ def tfds(
         is_test=None if test_split is None else np.arange(num_images) >= num_first,
         masks=_masks(layout.masks, example, num_images, size),
     )
+    if attribute:
+        return by_attribute(source, attribute, rows[attribute], min_images)
     return keep_identities(source, min_images, f"{dataset} {'+'.join(splits)}")
+
+
+def femnist10(
+    data_dir: str | os.PathLike | None = None,
+    *,
+    images_per_class: int = 4000,
+    image_size: int | tuple[int, int] | None = None,
+    cache: str | os.PathLike | None = None,
+) -> Source:
+    """FedProx's FEMNIST (arXiv:1812.06127): the small letters a to j of EMNIST.
+
+    Args:
+      data_dir, image_size, cache: see `tfds`; the set is emnist/byclass.
+      images_per_class: the first ones are taken, at least 1.
+
+    Raises:
+      ValueError: as `tfds`, or when a letter is missing.
+    """
+    if images_per_class < 1:
+        raise ValueError(
+            f"images_per_class must be at least 1, got {images_per_class}."
+        )
+    name = "emnist/byclass"
+    whole = tfds(name, data_dir=data_dir, image_size=image_size, cache=cache)
+    rows = [np.flatnonzero(whole.labels == c) for c in LETTERS_A_TO_J]
+    for letter, found in zip("abcdefghij", rows, strict=True):
+        if not len(found):
+            raise ValueError(f"{name} must have images of {letter}, got none.")
+    kept = np.sort(np.concatenate([found[:images_per_class] for found in rows]))
+    return keep_rows(whole, kept)._replace(names=tuple("abcdefghij"))
+
+
+def _check_has(layout, name, align, attribute):
+    """Raise ValueError when the set lacks what is asked for."""
+    if align and not layout.has_landmarks:
+        raise ValueError(
+            f"align must be False for {name}, which has no landmarks, got {align}."
+        )
+    if attribute and not layout.has_attributes:
+        raise ValueError(
+            f"attribute must be None for {name}, which has none, got {attribute}."
+        )
 
 
 def _size(image_size, stored_size, name):
@@ -194,9 +247,9 @@ def _open_split(builder, dataset, split, decoders):
         ) from error
 
 
-def _scan(parts, layout):
+def _scan(parts, layout, attribute):
     """Labels and landmarks of all examples; the images are read but not decoded."""
-    labels, landmarks = [], []
+    labels, landmarks, has = [], [], []
     for example in itertools.chain(*parts):
         label = example
         for key in layout.label:
@@ -205,15 +258,28 @@ def _scan(parts, layout):
         if layout.has_landmarks:
             at = example["landmarks"]
             landmarks.append([[at[f"{p}_x"], at[f"{p}_y"]] for p in POINTS])
+        if attribute:
+            has.append(_has(example["attributes"], attribute))
     rows = {"labels": np.array(labels)}
+    if attribute:
+        rows[attribute] = np.array(has, bool)
     if layout.has_landmarks:
         rows["landmarks"] = np.array(landmarks, np.float32)
     return rows
 
 
-def _fits(layout, rows):
+def _has(attributes, attribute):
+    if attribute not in attributes:
+        known = ", ".join(sorted(attributes))
+        raise ValueError(f"attribute must be one of {known}, got {attribute}.")
+    return bool(attributes[attribute])
+
+
+def _fits(layout, attribute, rows):
     """Whether a cache holds what `_scan` returns."""
     rows = dict(rows)
+    if attribute and len(rows.pop(attribute, ())) != len(rows["labels"]):
+        return False
     labels, landmarks = rows.pop("labels"), rows.pop("landmarks", None)
     if layout.has_landmarks != (landmarks is not None) or rows or labels.ndim != 1:
         return False

@@ -3,8 +3,8 @@
 from fedfr_jax.runs.report.clients import plot_clients
 from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
 from fedfr_jax.runs.report.drawing import draw
-from fedfr_jax.runs.report.partition import plot_partition
 from fedfr_jax.runs.report.grids import plot_grid
+from fedfr_jax.runs.report.partition import plot_partition
 from fedfr_jax.runs.report.rounds import plot_rounds
 from fedfr_jax.runs.report.tables import markdown_table, plain_table, result_table
 

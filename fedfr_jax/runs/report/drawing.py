@@ -10,8 +10,8 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.runs.report import figures
 from fedfr_jax.runs.report.clients import plot_clients
 from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
-from fedfr_jax.runs.report.partition import plot_partition
 from fedfr_jax.runs.report.grids import plot_grid
+from fedfr_jax.runs.report.partition import plot_partition
 from fedfr_jax.runs.report.rounds import Rows, plot_rounds
 
 NO_PLOTS = "No plots: pip install 'fedfr_jax[plots]' to have them."

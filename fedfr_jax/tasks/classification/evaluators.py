@@ -42,7 +42,8 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
     check_ranges("config.evaluation.", settings, {"batch_size": (1, math.inf)})
     given = settings["finetune"]
     prepared = None if given is None else _finetuning(given, model, first)
-    judged = Feed(settings["batch_size"], normalize())
+    is_images = len(model.image_shape) == 3
+    judged = Feed(settings["batch_size"], normalize() if is_images else None)
 
     def judge(clients, unseen, mesh, feed, **options):
         groups = {"": clients} if unseen is None else {"": clients, "unseen": unseen}

@@ -65,7 +65,9 @@ def classification(settings: Mapping) -> Experiment:
     judge = judge_of(settings["evaluation"], shared.model, shared.first)
     rows = parts.train, parts.test, unseen.train, unseen.test
     most = streams(federation, source, rows, mesh)
-    feed = feed_of(federation, drop_last=federation.drop_last)
+    is_images = len(source.image_shape) == 3
+    drop_last = federation.drop_last
+    feed = feed_of(federation, drop_last=drop_last, is_images=is_images)
     clients = clients_of(source, parts, most)
     others = clients_of(source, unseen, most) if len(unseen.train) else None
     lanes, seed = federation.first_lanes, settings["seed"]

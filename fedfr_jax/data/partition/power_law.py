@@ -1,0 +1,138 @@
+"""FedProx's MNIST and FEMNIST clients: a few neighbouring classes, uneven sizes.
+
+Li et al. 2020, arXiv:1812.06127, section 5.1; the numbers are those of the released
+generate_niid.py of MNIST and my_sample.py of FEMNIST, drawn by NumPy's legacy
+generator. Client u has the classes u, u + 1, ... modulo M. Which rows of a class it
+gets is ours: they are shuffled.
+"""
+
+import math
+
+import numpy as np
+
+from fedfr_jax.data.partition.client_split import (
+    NOBODY,
+    ClientSplit,
+    Rows,
+    rows_to_deal,
+    to_split,
+)
+from fedfr_jax.data.partition.dealing import follow_training
+from fedfr_jax.schema import check_ranges
+
+
+def power_law(
+    labels: np.ndarray,
+    *,
+    num_clients: int = 1000,
+    classes_per_client: int = 2,
+    least: int = 5,
+    sigma: float = 2.0,
+    is_test: np.ndarray | None = None,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+) -> ClientSplit:
+    """`least` rows of each class of a client, the others in lognormal shares.
+
+    A share that a class has not left is not dealt, so that a few rows are nobody's.
+
+    Args:
+      labels: [T] int class in [0, M).
+      num_clients: N, a multiple of M.
+      classes_per_client: k in [1, M].
+      sigma: of the logarithm of a share, at least 0.
+      is_test: [T] bool, the set's own test part, dealt to those who train on its
+        classes. None holds rows out; the released code deals both parts as one.
+      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
+      seed: of the legacy generator.
+
+    Raises:
+      ValueError: settings out of range, or a class with too few rows.
+    """
+    check_ranges("", locals(), {"sigma": (0, math.inf), "least": (1, math.inf)})
+    rows = rows_to_deal(labels, is_test, test_fraction)
+    classes = _classes(rows, num_clients, classes_per_client)
+    sizes = np.bincount(rows.labels[rows.dealt], minlength=rows.num_classes)
+    owned = num_clients * classes_per_client // rows.num_classes
+    if sizes.min() < owned * least:
+        raise ValueError(
+            f"least must be at most {sizes.min() // owned} for {owned} clients of a "
+            f"class, got {least}."
+        )
+    counts = power_law_counts(sizes, classes, least, sigma, seed)
+    return _dealt(rows, classes, counts, seed)
+
+
+def power_law_counts(
+    sizes: np.ndarray, classes: np.ndarray, least: int, sigma: float, seed: int
+) -> np.ndarray:
+    """Rows [N, k] of each class [N, k] of a client, of classes of `sizes` [M]."""
+    (num_clients, k), num_classes = classes.shape, len(sizes)
+    shape = num_classes, num_clients // num_classes, k
+    share = np.random.RandomState(seed).lognormal(0, sigma, shape)
+    reserved = num_clients * k // num_classes * least
+    share = (sizes - reserved)[:, None, None] * share / share.sum((1, 2), keepdims=True)
+    left, counts = sizes - reserved, np.full(classes.shape, least)
+    for client, own in enumerate(classes):
+        for j, c in enumerate(own):
+            more = int(share[c, client // num_classes, j])
+            if more < left[c]:
+                counts[client, j] += more
+                left[c] -= more
+    return counts
+
+
+def lognormal_sizes(
+    labels: np.ndarray,
+    *,
+    num_clients: int = 200,
+    classes_per_client: int = 3,
+    mean: float = 4.0,
+    sigma: float = 1.0,
+    is_test: np.ndarray | None = None,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+) -> ClientSplit:
+    """lognormal(mean, sigma) + 5 rows of a client, as many of each of its classes.
+
+    At least two of a class; a class that is dealt out gives no more.
+
+    Args:
+      mean, sigma: of the logarithm of a client's size, sigma at least 0.
+      labels, num_clients, classes_per_client, is_test, test_fraction, seed: as for
+        `power_law`.
+
+    Raises:
+      ValueError: settings out of range, or a client that is left empty.
+    """
+    check_ranges("", locals(), {"sigma": (0, math.inf), "mean": (0, 20)})
+    rows = rows_to_deal(labels, is_test, test_fraction)
+    classes = _classes(rows, num_clients, classes_per_client)
+    draw = np.random.RandomState(seed).lognormal(mean, sigma, num_clients) + 5
+    each = np.maximum((draw / classes_per_client).astype(int), 2)
+    counts = np.repeat(each[:, None], classes_per_client, axis=1)
+    return _dealt(rows, classes, counts, seed)
+
+
+def _classes(rows: Rows, num_clients: int, classes_per_client: int) -> np.ndarray:
+    """Classes [N, k] of the clients."""
+    check_ranges("", locals(), {"classes_per_client": (1, rows.num_classes)})
+    if num_clients < 1 or num_clients % rows.num_classes:
+        raise ValueError(
+            f"num_clients must be a multiple of the {rows.num_classes} classes, got "
+            f"{num_clients}."
+        )
+    first = np.arange(num_clients)[:, None]
+    return (first + np.arange(classes_per_client)) % rows.num_classes
+
+
+def _dealt(rows: Rows, classes: np.ndarray, counts: np.ndarray, seed: int):
+    """Rows dealt to clients in turn, `counts` [N, k] of their `classes` [N, k]."""
+    rng = np.random.default_rng(seed)
+    owner = np.full(len(rows.labels), NOBODY)
+    for c, found in enumerate(rows.by_class(rows.dealt, rng)):
+        client, place = np.nonzero(classes == c)
+        given = np.repeat(client, counts[client, place])[: len(found)]
+        owner[found[: len(given)]] = given
+    follow_training(rows, owner, rng)
+    return to_split(rows, owner, len(classes), rng)

@@ -1,0 +1,60 @@
+"""FedProx's Synthetic(alpha, beta): vectors of clients that differ, with 10 classes.
+
+Li et al. 2020, arXiv:1812.06127, section 5.1; the numbers are those of the released
+generate_synthetic.py, drawn in its order by NumPy's legacy generator. User k labels its
+x by argmax(x W_k + b_k): the entries of W_k [60, 10] and b_k [10] are N(u_k, 1) with
+u_k of deviation alpha; its x are N(v_k, S), the entries of v_k N(B_k, 1) with B_k of
+deviation beta, S diagonal with j^-1.2. alpha: how much models differ; beta: data.
+"""
+
+import math
+
+import numpy as np
+
+from fedfr_jax.data.sources.images import check_rows
+from fedfr_jax.schema import check_ranges
+from fedfr_jax.types import Source
+
+DIM, CLASSES = 60, 10
+
+
+def synthetic(
+    *, alpha: float = 1.0, beta: float = 1.0, num_users: int = 30, seed: int = 0
+) -> Source:
+    """All users' vectors, float32 [60], and whose they are.
+
+    Args:
+      alpha, beta: at least 0; of W_k and b_k, and of x.
+      num_users: each has 50 vectors and a lognormal(4, 2) number more.
+      seed: of the legacy generator.
+
+    Raises:
+      ValueError: when a number is out of its range.
+    """
+    bounds = {"alpha": (0, math.inf), "beta": (0, math.inf)}
+    bounds |= {"num_users": (1, 10_000), "seed": (0, math.inf)}
+    check_ranges("", locals(), bounds)
+    users = list(draw_users(alpha, beta, num_users, np.random.RandomState(seed)))
+    inputs = np.concatenate([x for x, _ in users]).astype(np.float32)
+    labels = np.concatenate([y for _, y in users]).astype(np.int32)
+    return Source(
+        read=lambda rows: inputs[check_rows(rows, len(inputs))],
+        labels=labels,
+        names=tuple(str(c) for c in range(CLASSES)),
+        image_shape=(DIM,),
+        owners=np.repeat(np.arange(num_users), [len(y) for _, y in users]),
+    )
+
+
+def draw_users(alpha, beta, num_users, random: np.random.RandomState):
+    """Each user's (x [n, 60] float64, y [n] int), in turn."""
+    counts = random.lognormal(4, 2, num_users).astype(int) + 50
+    model_mean = random.normal(0, alpha, num_users)
+    data_mean = random.normal(0, beta, num_users)
+    covariance = np.diag(np.arange(1, DIM + 1) ** -1.2)
+    centers = [random.normal(mean, 1, DIM) for mean in data_mean]
+    for count, mean, center in zip(counts, model_mean, centers, strict=True):
+        weight = random.normal(mean, 1, (DIM, CLASSES))
+        bias = random.normal(mean, 1, CLASSES)
+        x = random.multivariate_normal(center, covariance, count)
+        yield x, np.argmax(x @ weight + bias, axis=1)

@@ -1,0 +1,38 @@
+"""Multinomial logistic regression, on vectors or flattened images.
+
+`mclr` of the FedProx code (Li et al. 2020, arXiv:1812.06127), whose 1e-3 on kernels is
+`optimizer = {"name": "sgd", "weight_decay": 1e-3, "decays": "kernel$"}` of a method.
+Its features are the logits: the layer before them would be the data, which no training
+moves.
+
+Parameters: classifier/kernel [D, M], bias [M].
+"""
+
+from collections.abc import Sequence
+
+import jax
+from flax import linen as nn
+
+from fedfr_jax.models.initial import xavier_uniform
+from fedfr_jax.models.linen import from_linen
+from fedfr_jax.types import Model
+
+
+def logistic(image_shape: Sequence[int], *, num_classes: int) -> Model:
+    """One linear layer to `num_classes` logits."""
+    module = Logistic(num_classes)
+    return from_linen(module, image_shape, num_classes, blocks=["classifier"])
+
+
+class Logistic(nn.Module):
+    """The network; `logistic` documents its attribute."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, ...] -> [B, M]."""
+        del train
+        init = xavier_uniform()
+        layer = nn.Dense(self.num_classes, kernel_init=init, name="classifier")
+        return layer(x.reshape(len(x), -1))

@@ -1,0 +1,89 @@
+"""FedProx's Synthetic set and the way it deals MNIST and FEMNIST to clients."""
+
+import numpy as np
+import pytest
+
+from fedfr_jax.data.partition import power_law
+from fedfr_jax.data.partition.power_law import lognormal_sizes, power_law_counts
+from fedfr_jax.data.sources.synthetic import draw_users, synthetic
+
+
+def test_synthetic_vectors_are_those_of_the_released_code(golden):
+    arrays = golden("fedprox_synthetic_1_1_seed0")
+    users = list(draw_users(1, 1, 30, np.random.RandomState(0)))
+    np.testing.assert_array_equal([len(y) for _, y in users], arrays["counts"])
+    hist = [np.bincount(y, minlength=10) for _, y in users]
+    np.testing.assert_array_equal(hist, arrays["label_hist"])
+    means = [x.mean(0) for x, _ in users]
+    np.testing.assert_allclose(means, arrays["mean_x"], rtol=1e-9, atol=1e-12)
+    source = synthetic()
+    for user in arrays["users"]:
+        rows = np.flatnonzero(source.owners == user)
+        want = arrays[f"x_user{user}"]
+        np.testing.assert_allclose(source.read(rows), want, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(source.labels[rows], arrays[f"y_user{user}"])
+    assert source.read(rows).dtype == np.float32 and source.image_shape == (60,)
+    with pytest.raises(ValueError, match="alpha must be at least 0, got -1"):
+        synthetic(alpha=-1.0)
+
+
+def test_mnist_is_dealt_by_the_released_power_law(golden):
+    arrays = golden("fedprox_mnist_powerlaw_seed0")
+    classes = (np.arange(1000)[:, None] + np.arange(2)) % 10
+    found = power_law_counts(arrays["class_totals"], classes, 5, 2.0, 0)
+    counts = np.zeros((1000, 10), int)
+    np.put_along_axis(counts, classes, found, axis=1)
+    np.testing.assert_array_equal(counts, arrays["counts"])
+
+
+def held_by(split, labels, part="train"):
+    """Rows of every client and class, [N, M]."""
+    rows, offsets = (getattr(split, f"{part}{end}") for end in ("", "_offsets"))
+    client = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    table = np.zeros((len(offsets) - 1, split.num_classes), int)
+    np.add.at(table, (client, labels[rows]), 1)
+    return table
+
+
+def test_clients_hold_the_rows_that_the_power_law_says():
+    labels = np.random.default_rng(0).integers(0, 5, 3000)
+    split = power_law(labels, num_clients=20, seed=3)
+    held = held_by(split, labels) + held_by(split, labels, "test")
+    classes = (np.arange(20)[:, None] + np.arange(2)) % 5
+    counts = power_law_counts(np.bincount(labels), classes, 5, 2.0, 3)
+    np.testing.assert_array_equal(np.take_along_axis(held, classes, 1), counts)
+    assert held.sum() == counts.sum()
+    assert len(np.unique(np.concatenate([split.train, split.test]))) == held.sum()
+    other = np.zeros(3000, bool)
+    other[::7] = True
+    official = power_law(labels, num_clients=20, is_test=other, seed=3)
+    assert set(official.test) <= set(np.flatnonzero(other))
+    trained, tested = held_by(official, labels), held_by(official, labels, "test")
+    assert (tested[trained == 0] == 0).all()
+
+
+def test_clients_of_lognormal_sizes_have_equal_shares_of_their_classes():
+    labels = np.repeat(np.arange(10), 400)
+    split = lognormal_sizes(labels, num_clients=30, seed=1)
+    held = held_by(split, labels) + held_by(split, labels, "test")
+    draw = np.random.RandomState(1).lognormal(4, 1, 30) + 5
+    each = np.maximum((draw / 3).astype(int), 2)
+    is_whole = held.sum(1) == 3 * each
+    assert is_whole.sum() > 20
+    for client in np.flatnonzero(is_whole):
+        own = (client + np.arange(3)) % 10
+        assert (held[client, own] == each[client]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_clients": 7}, "num_clients must be a multiple of the 5 classes, got 7"),
+        ({"num_clients": 5, "classes_per_client": 6}, r"must lie in \[1, 5\], got 6"),
+        ({"num_clients": 20, "least": 100}, "least must be at most 12 for 8 clients"),
+        ({"num_clients": 20, "sigma": -1.0}, "sigma must be at least 0"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        power_law(np.repeat(np.arange(5), 100), **options)

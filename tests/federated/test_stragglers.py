@@ -1,0 +1,97 @@
+"""Stragglers: how many, for how long, and that a round with them is a plain one."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.federated.settings import Federation, check_federation
+from fedfr_jax.federated.simulation import (
+    cohort_of,
+    open_store,
+    play,
+    play_cohort,
+    simulation,
+    start,
+)
+from fedfr_jax.federated.stragglers import Stragglers, active, epochs_of
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Cohort
+from tests.federated.toys import SIZES, fedavg_toy, feed, problem
+
+IDS = np.array([31, 4, 8, 27, 16, 90, 55, 3, 12, 77])
+EPOCHS = 20
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 0.8])
+def test_a_round_has_as_many_stragglers_as_said_and_they_train_less(ratio):
+    epochs = [epochs_of(Stragglers(ratio), EPOCHS, IDS, 0, r) for r in range(200)]
+    fewer = [e[e < EPOCHS] for e in epochs]
+    assert {len(x) for x in fewer} == {round(10 * ratio)}
+    if ratio:
+        drawn = np.concatenate(fewer)
+        assert set(drawn) == set(range(1, EPOCHS))
+        assert abs(drawn.mean() - EPOCHS / 2) < 0.5
+        late = np.array([e < EPOCHS for e in epochs]).mean(0)
+        assert np.abs(late - ratio).max() < 0.12  # everybody alike
+
+
+def test_stragglers_are_a_function_of_seed_round_and_client():
+    of = lambda seed, round, ids=IDS: epochs_of(
+        Stragglers(0.5), EPOCHS, ids, seed, round
+    )
+    order = np.random.default_rng(0).permutation(len(IDS))
+    np.testing.assert_array_equal(of(1, 2, IDS[order]), of(1, 2)[order])
+    assert not np.array_equal(of(1, 2), of(1, 3))
+    assert not np.array_equal(of(1, 2), of(2, 2))
+
+
+def simulated(**options):
+    algorithm, variables = fedavg_toy()
+    sim = simulation(algorithm, feed(), *problem(), mesh=make_mesh(2), **options)
+    server = start(sim, variables)
+    return sim, server, open_store(sim, server)
+
+
+def end_of(sim, server, store, cohort=None):
+    chosen = cohort or cohort_of(sim, 0)
+    server, outcome = play_cohort(sim, server, store, chosen)
+    return jax.device_get(server), outcome
+
+
+def test_a_round_with_stragglers_is_one_of_fewer_epochs():
+    late = Stragglers(0.4)
+    epochs = epochs_of(late, np.asarray(5), np.arange(len(SIZES)), 0, 0)
+    assert (epochs < 5).sum() == 2
+    got, outcome = end_of(*simulated(local_epochs=5, stragglers=late))
+    want, _ = end_of(*simulated(local_epochs=lambda round: epochs))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    np.testing.assert_array_equal(outcome.metrics["steps"], epochs * -(-SIZES // 4))
+
+
+def test_dropped_stragglers_are_not_in_the_round():
+    late = Stragglers(0.4, are_dropped=True)
+    sim, server, store = simulated(local_epochs=5, stragglers=late)
+    kept = np.flatnonzero(active(late, np.arange(len(SIZES)), 0, 0))
+    assert len(kept) == 3
+    got, outcome = play(sim, server, store, 0)
+    np.testing.assert_array_equal(outcome.ids, kept)
+    sim, server, store = simulated(local_epochs=5)
+    want, _ = end_of(sim, server, store, Cohort(kept, 0))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(got), want)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stragglers": 1.0}, r"stragglers must lie in \[0, 1\), got 1.0"),
+        ({"stragglers": -0.1}, r"stragglers must lie in \[0, 1\), got -0.1"),
+        ({"stragglers": 0.5, "local_epochs": 1}, "local_epochs must be at least 2"),
+        (
+            {"stragglers": 0.8, "drop_stragglers": True, "cohort_size": 2},
+            "must leave a client of 2, got a ratio of 0.8",
+        ),
+    ],
+)
+def test_what_cannot_be_played_is_refused(settings, message):
+    with pytest.raises(ValueError, match=f"config.federation: .*{message}"):
+        check_federation(Federation(**settings), num_clients=10)
