@@ -2,25 +2,29 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import numpy as np
 
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
-from fedfr_jax.federated.algorithms.personal import blocks, personal
+from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.local import frozen
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import AUTO, Federation, check_federation
 from fedfr_jax.feed import Feed
+from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
+from fedfr_jax.models.projection import with_projection
 from fedfr_jax.schema import call, check_keys, check_ranges, choose, naming
 from fedfr_jax.stream import stream
 from fedfr_jax.tasks.classification.accuracy import Accuracy
-from fedfr_jax.tasks.classification.loss import cross_entropy
+from fedfr_jax.tasks.classification.leaves import frozen_pattern, leaves_of
+from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
 from fedfr_jax.tasks.data import (
     feed_of,
     open_data,
@@ -29,9 +33,20 @@ from fedfr_jax.tasks.data import (
     streams,
 )
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
-from fedfr_jax.types import Dataset, Experiment, Federated, Model, Source, Stage, Task
+from fedfr_jax.trees import matching
+from fedfr_jax.types import (
+    Dataset,
+    Experiment,
+    Federated,
+    Local,
+    Model,
+    PyTree,
+    Source,
+    Stage,
+    Task,
+)
 
-OWN = ("personal", "draw", "batch_stats", "label_smoothing")  # keys of a method
+OWN = ("personal", "draw", "frozen", "batch_stats")  # keys of a method
 
 
 def classification(settings: Mapping) -> Experiment:
@@ -115,10 +130,13 @@ def trainers_of(
 def classifier(settings: Mapping, source: Source) -> Model:
     """The config's network with a logit for every class of the source.
 
+    Its key `projection` puts two layers before the last, see `with_projection`.
+
     Raises:
       ValueError: for an unknown network, or one whose output is of another size.
     """
     settings, num_classes = dict(settings), len(source.names)
+    added = {key: settings.pop(key) for key in ("projection",) if key in settings}
     known = inspect.signature(MODELS.get(settings.get("name"), lambda: None)).parameters
     key = "num_classes" if "num_classes" in known else "embedding_dim"
     if key in known:
@@ -129,6 +147,8 @@ def classifier(settings: Mapping, source: Source) -> Model:
             f"config.model.{key} must be the {num_classes} classes of the data, got "
             f"{model.embedding_dim}."
         )
+    if added:
+        model = call("model", with_projection, added, model)
     return gathered(model)
 
 
@@ -136,21 +156,30 @@ def trainer_of(name, options, model, apply, first, num_clients) -> Federated:
     """A row of config.methods: an `algorithm`, a client's training, what is personal.
 
     Keys beside those of the algorithm's factory and of `local_of`:
-      personal: regular expression over leaf paths, or {"blocks": K_P}; "" for nothing.
+      personal: regular expression over leaf paths, or one of `leaves_of`, such as
+        {"blocks": K_P}; "" for nothing.
       draw: True draws a new client's personal leaves, instead of the first network's.
+      frozen: the same, of params that do not move, as FedBABU's head.
       batch_stats: average, local or first, see `with_statistics`.
-      label_smoothing: see `cross_entropy`.
+      label_smoothing, and other keywords of the row's loss: see `loss.py`.
     """
     section, options = f"methods.{name}", dict(options)
     algorithm = options.pop("algorithm", "fedavg")
     with naming(f"config.{section}"):
-        others = {*keywords(local_of), *OWN}
-        facts = {"num_clients": num_clients}
+        make_loss = LOSSES_OF.get(algorithm, cross_entropy)
+        others = {*keywords(local_of), *keywords(make_loss), *OWN}
+        top = model.blocks[-1] if model.blocks else "classifier"
+        facts = {
+            "num_clients": num_clients,
+            "num_classes": model.embedding_dim,
+            "classes": f"^params/{top}/kernel$",
+            "spreadout": spreadout_sum,
+        }
         make, rest = algorithm_maker(section, algorithm, options, others, facts)
         own = {key: rest.pop(key) for key in OWN if key in rest}
-        smoothing = own.get("label_smoothing", 0.0)
-        loss = cross_entropy(model, label_smoothing=smoothing)
-        made = make(call(section, local_of, rest, loss))
+        terms = {key: rest.pop(key) for key in keywords(make_loss) if key in rest}
+        local = call(section, local_of, rest, call(section, make_loss, terms, model))
+        made = make(with_frozen(local, model, own.get("frozen", ""), first))
         statistics = own.get("batch_stats", "average")
         made = with_statistics(made, statistics)
         where = leaves_of(model, own.get("personal", ""))
@@ -167,11 +196,16 @@ def trainer_of(name, options, model, apply, first, num_clients) -> Federated:
     )
 
 
-def leaves_of(model: Model, given: str | Mapping) -> str | Callable | None:
-    """What `personal` selects: a pattern as it is, or the {"blocks": K_P} on top."""
-    if isinstance(given, str):
-        return given
-    check_keys("personal", given, ("blocks",))
-    if "blocks" not in given:
-        raise ValueError("personal must have the key blocks, got none.")
-    return blocks(model.blocks, given["blocks"])
+def with_frozen(
+    local: Local, model: Model, given: str | Mapping, first: PyTree
+) -> Local:
+    """`local` that does not move what the key `frozen` selects of `first`, if anything.
+
+    Raises:
+      ValueError: when it selects no leaf.
+    """
+    pattern = frozen_pattern(model, given)
+    if not pattern:
+        return local
+    matching(pattern)({"params": first["params"]})
+    return frozen(local, pattern)
