@@ -19,15 +19,15 @@ def path_name(path: tuple) -> str:
     return "/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
 
 
-def matching(pattern: str) -> Callable[[PyTree], PyTree]:
+def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
     """Predicate on tree paths: tree -> tree of bool, True where `pattern` is found.
 
     Blocks are found by their names, stacked or not; see `stacks.refined` for stacks of
     which it finds some blocks only.
 
     Raises:
-      ValueError: when no leaf matches, because a renamed layer must not pass, or some
-        blocks of a stack.
+      ValueError: when fewer than `least` leaves match, because a renamed layer must
+        not pass, or some blocks of a stack.
     """
 
     try:
@@ -48,7 +48,7 @@ def matching(pattern: str) -> Callable[[PyTree], PyTree]:
 
     def select(tree):
         found = jax.tree_util.tree_map_with_path(is_found, tree)
-        if not any(jax.tree.leaves(found)):
+        if sum(jax.tree.leaves(found)) < least:
             paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
             names = [name for path in paths for name in names_of(path_name(path))]
             near = difflib.get_close_matches(pattern, names, NEAR, cutoff=0)

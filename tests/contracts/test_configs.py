@@ -13,6 +13,7 @@ from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.models import MODELS
+from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
 from fedfr_jax.tasks.classification.stages import OWN
 from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.tasks.faces.recognition import Judge
@@ -61,5 +62,7 @@ def check_classification(config):
             check(Training, {k: v for k, v in options.items() if k != "kind"}, name)
             continue
         algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
-        known = {"algorithm", *keywords(algorithm), *keywords(local_of), *OWN}
+        loss = LOSSES_OF.get(options.get("algorithm"), cross_entropy)
+        known = {"algorithm", *OWN}
+        known.update(*map(keywords, (algorithm, local_of, loss)))
         assert set(options) <= known, name

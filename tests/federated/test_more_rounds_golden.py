@@ -17,13 +17,14 @@ from fedfr_jax.federated.algorithms.feddyn import feddyn
 from fedfr_jax.federated.algorithms.ifca import hypcluster
 from fedfr_jax.federated.algorithms.mime import mime, mimelite
 from fedfr_jax.federated.algorithms.perfedavg import perfedavg
+from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.robust import robust
 from fedfr_jax.federated.algorithms.selection import (
     chosen_one_by_one,
     krum_scores,
     squared_distances,
 )
-from fedfr_jax.federated.local import local_training, sgd
+from fedfr_jax.federated.local import frozen, local_training, sgd
 from fedfr_jax.losses.spreadout import class_hinge, spread, spreadout_sum
 from fedfr_jax.types import Local
 from tests.federated.toys import (
@@ -141,7 +142,44 @@ def check_afl(arrays, where):
         close(server.counts[0], counts)
 
 
+def head_and_base(variables, batch, key):
+    """Mean cross-entropy of tanh(x W + b) and a linear head."""
+    base, head = variables["params"]["base"], variables["params"]["head"]
+    images = jnp.tanh(batch.images @ base["W"] + base["b"][None])
+    return loss_fn(
+        {**variables, "params": head}, batch._replace(inputs={"image": images}), key
+    )
+
+
+def check_fedbabu(arrays, where):
+    """The head stays with the client and does not move; then all is fine-tuned."""
+    weights = {
+        "base": {"W": arrays["babu_base_W0"], "b": arrays["babu_base_b0"]},
+        "head": {"W": arrays["babu_head_W"], "b": arrays["babu_head_b"]},
+    }
+    start = {"params": weights, "batch_stats": {}}
+    local = LOCAL._replace(loss=head_and_base)
+    algorithm = personal(fedavg(frozen(local, "params/head")), "params/head")
+    end = play_golden(arrays, algorithm, where=where, variables=start, **TWO)
+    for i, server in enumerate(end.servers):
+        base = server.inner.variables["params"]["base"]
+        close(base["W"], arrays["babu_base_W"][i])
+        close(base["b"], arrays["babu_base_b"][i])
+    heads = end.rows.leaves["params"]["head"]
+    np.testing.assert_array_equal(heads["W"], [arrays["babu_head_W"]] * 3)
+    params = {"base": base, "head": weights["head"]}
+    tuned = play_golden(
+        {**arrays, "tau": [2, 2, 2]},
+        personal(fedavg(local), "."),
+        where=where,
+        variables={**start, "params": params},
+    ).rows.leaves["params"]
+    for part, name in ((p, n) for p in ("base", "head") for n in "Wb"):
+        close(tuned[part][name], arrays[f"babu_finetuned_{part}_{name}"])
+
+
 CHECKS = {
+    "fedbabu": check_fedbabu,
     "feddyn": check_feddyn,
     "feddyn_code": check_feddyn_code,
     "mime": check_mime,
@@ -151,7 +189,13 @@ CHECKS = {
     "hypcluster": check_hypcluster,
     "afl": check_afl,
 }
-VARIANTS = ("feddyn_code", "mimelite", "perfedavg_hf", "hypcluster")  # played once
+VARIANTS = (
+    "fedbabu",
+    "feddyn_code",
+    "mimelite",
+    "perfedavg_hf",
+    "hypcluster",
+)  # played once
 
 
 @pytest.fixture

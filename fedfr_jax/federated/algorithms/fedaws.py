@@ -20,7 +20,7 @@ def fedaws(
     local: Local,
     *,
     spreadout: Callable,
-    classes: str = "^params/(fc|classifier)/kernel$",
+    classes: str,
     margin: float = 0.9,
     strength: float = 10.0,
     rate: float = 0.1,

@@ -35,7 +35,7 @@ class Server(NamedTuple):
 def mimelite(
     local: Local,
     *,
-    momentum: float = 0.9,
+    server_momentum: float = 0.9,
     server_rate: float = 1.0,
     weigh: str | Callable = "examples",
 ) -> Algorithm:
@@ -43,7 +43,7 @@ def mimelite(
 
     Args:
       local: plain SGD, with a loss that is a mean over the batch's valid examples.
-      momentum: b in [0, 1].
+      server_momentum: b in [0, 1].
       server_rate: eta_s >= 0, on params.
       weigh: see `fedavg`.
 
@@ -53,16 +53,16 @@ def mimelite(
     train = local_training(corrected(local))
 
     def push(key, server, client):
-        correction = optax.tree.scale(momentum, server.momentum)
+        correction = optax.tree.scale(server_momentum, server.momentum)
         return train(key, server.variables, client, correction=correction)
 
-    return _mime(push, local, momentum, server_rate, weigh)
+    return _mime(push, local, server_momentum, server_rate, weigh)
 
 
 def mime(
     local: Local,
     *,
-    momentum: float = 0.9,
+    server_momentum: float = 0.9,
     server_rate: float = 1.0,
     weigh: str | Callable = "examples",
 ) -> Algorithm:
@@ -74,19 +74,19 @@ def mime(
 
     def push(key, server, client):
         mean, start = client.tables, server.variables
-        add = lambda g, m: g + momentum * m.astype(g.dtype)
+        add = lambda g, m: g + server_momentum * m.astype(g.dtype)
         correction = jax.tree.map(add, mean, server.momentum)
         fixed = {"correction": correction, "anchor": start["params"]}
         return train(key, start, client, **fixed)
 
-    algorithm = _mime(push, local, momentum, server_rate, weigh)
+    algorithm = _mime(push, local, server_momentum, server_rate, weigh)
     return algorithm._replace(prepare=prepare_gradient(local))
 
 
 def _mime(push, local, momentum, server_rate, weigh) -> Algorithm:
     """What both have: `push(key, server, client)` trains, the server moves m."""
-    values = {"momentum": momentum, "server_rate": server_rate}
-    check_ranges("", values, {"momentum": (0, 1), "server_rate": (0, jnp.inf)})
+    values = {"server_momentum": momentum, "server_rate": server_rate}
+    check_ranges("", values, {"server_momentum": (0, 1), "server_rate": (0, jnp.inf)})
     gradient, weight = shared_gradient(local), weight_of(weigh)
 
     def client_update(key, server, personal, client):

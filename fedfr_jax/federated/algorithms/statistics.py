@@ -39,6 +39,23 @@ def statistics(variables: PyTree) -> PyTree:
     return {name: mask(name) for name in variables}
 
 
+def batch_norms(variables: PyTree) -> PyTree:
+    """Selects what FedBN keeps: scale, bias, running mean and variance of batch norms.
+
+    A batch norm is where running statistics lie, whatever its name.
+
+    Raises:
+      ValueError: for a network without running statistics.
+    """
+    paths = lambda name: jax.tree_util.tree_leaves_with_path(variables[name])
+    places = {path[:-1] for path, _ in paths("batch_stats")}
+    if not places:
+        raise ValueError("batch norms must be in the network, got none.")
+    is_norm = lambda path, _: path[:-1] in places
+    found = jax.tree_util.tree_map_with_path(is_norm, variables["params"])
+    return {**statistics(variables), "params": found}
+
+
 def of_first(algorithm: Algorithm) -> Algorithm:
     """A `personal(...)` whose leaves every client takes from the cohort's first one."""
     aggregator = algorithm.aggregator

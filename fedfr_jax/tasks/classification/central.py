@@ -44,7 +44,7 @@ def central_row(
     check_training(training, section, num_rows, mesh)
     with naming(f"config.{section}"):
         loss = cross_entropy(model, label_smoothing=smoothing)
-        feed = feed_of(training)
+        feed = feed_of(training, is_images=len(model.image_shape) == 3)
     return Central(
         settings=training,
         dataset=None,

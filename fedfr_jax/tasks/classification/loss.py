@@ -1,4 +1,4 @@
-"""Cross-entropy of a classifier, as the loss of a client."""
+"""Losses of a classifier, as those of a client."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.masks import masked_mean
-from fedfr_jax.types import Model
+from fedfr_jax.losses.spreadout import class_hinge
+from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.types import Batch, Model
 
 
 def cross_entropy(model: Model, *, label_smoothing: float = 0.0) -> Callable:
@@ -23,19 +26,114 @@ def cross_entropy(model: Model, *, label_smoothing: float = 0.0) -> Callable:
     Raises:
       ValueError: when label_smoothing is out of range.
     """
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing must lie in [0, 1), got {label_smoothing}.")
+    check_smoothing(label_smoothing)
 
     def loss_fn(variables, batch, key):
         logits, stats = model.apply(variables, batch.images, True, key=key)
-        if jnp.finfo(logits.dtype).bits < 32:
-            logits = logits.astype(jnp.float32)
-        target = jax.nn.one_hot(batch.labels, logits.shape[1], dtype=logits.dtype)
-        target = optax.smooth_labels(target, label_smoothing)
-        values = optax.softmax_cross_entropy(logits, target)
-        is_right = logits.argmax(axis=1) == batch.labels
-        accuracy = masked_mean(is_right.astype(values.dtype), batch.is_valid)
+        value, accuracy = judged(logits, batch, label_smoothing)
+        return value, (stats, {"accuracy": accuracy})
+
+    return loss_fn
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    """Raise ValueError unless label_smoothing is in [0, 1)."""
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing must lie in [0, 1), got {label_smoothing}.")
+
+
+def judged(
+    logits: jax.Array, batch: Batch, label_smoothing: float = 0.0
+) -> tuple[jax.Array, jax.Array]:
+    """(mean cross-entropy [], accuracy []) of logits [B, M], in at least float32."""
+    if jnp.finfo(logits.dtype).bits < 32:
+        logits = logits.astype(jnp.float32)
+    target = jax.nn.one_hot(batch.labels, logits.shape[1], dtype=logits.dtype)
+    target = optax.smooth_labels(target, label_smoothing)
+    values = optax.softmax_cross_entropy(logits, target)
+    is_right = logits.argmax(axis=1) == batch.labels
+    accuracy = masked_mean(is_right.astype(values.dtype), batch.is_valid)
+    return masked_mean(values, batch.is_valid), accuracy
+
+
+def contrastive(
+    model: Model,
+    *,
+    contrastive_weight: float = 1.0,
+    temperature: float = 0.5,
+    label_smoothing: float = 0.0,
+) -> Callable:
+    """Loss of the algorithm moon: cross-entropy + weight * `model_contrastive`.
+
+    The features compared are the network's, those of its projection where it has one;
+    the two models that are held fixed run as in evaluation, as in the authors' code.
+
+    Args:
+      model: gives logits and features [B, D].
+      contrastive_weight: mu >= 0, 5 for CIFAR-10 in the paper and 1 for CIFAR-100.
+      temperature: > 0.
+      label_smoothing: see `cross_entropy`.
+
+    Returns:
+      loss(variables, batch, key, *, received, previous), whose last two are variables.
+
+    Raises:
+      ValueError: when a number is out of range, or the network has no features.
+    """
+    check_smoothing(label_smoothing)
+    check_features(model, "moon")
+    values = {"contrastive_weight": contrastive_weight, "temperature": temperature}
+    bounds = {"contrastive_weight": (0, jnp.inf), "temperature": POSITIVE}
+    check_ranges("", values, bounds)
+
+    def loss_fn(variables, batch, key, *, received, previous):
+        logits, own, stats = model.features(variables, batch.images, True, key=key)
+        seen = lambda fixed: model.features(fixed, batch.images, False)[1]
+        value, accuracy = judged(logits, batch, label_smoothing)
+        terms = model_contrastive(
+            own, seen(received), seen(previous), temperature=temperature
+        )
+        term = masked_mean(terms, batch.is_valid)
+        metrics = {"accuracy": accuracy, "contrastive": term}
+        return value + contrastive_weight * term, (stats, metrics)
+
+    return loss_fn
+
+
+def class_pull(model: Model, *, target: float = 0.9) -> Callable:
+    """Loss of the algorithm fedaws: features near the row of their own class.
+
+    Args:
+      model: its last block is a linear classifier, whose kernel [D, M] has the rows.
+      target: cosine from which the loss is zero, in [-1, 1].
+
+    Returns:
+      loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
+
+    Raises:
+      ValueError: when target is out of range, or the network has no features.
+    """
+    check_ranges("", {"target": target}, {"target": (-1, 1)})
+    check_features(model, "fedaws")
+
+    def loss_fn(variables, batch, key):
+        logits, seen, stats = model.features(variables, batch.images, True, key=key)
+        rows = variables["params"][model.blocks[-1]]["kernel"].T
+        values = class_hinge(seen, rows[batch.labels], target=target)
+        accuracy = judged(logits, batch)[1]
         value = masked_mean(values, batch.is_valid)
         return value, (stats, {"accuracy": accuracy})
 
     return loss_fn
+
+
+def check_features(model: Model, algorithm: str) -> None:
+    """Raise ValueError for a network that does not give its features."""
+    if model.features is None:
+        raise ValueError(
+            f"config.model.name must be a network with features for {algorithm}, got "
+            "one without."
+        )
+
+
+LOSSES_OF = {"fedaws": class_pull, "moon": contrastive}  # others: `cross_entropy`

@@ -9,27 +9,32 @@ import jax
 from jax.sharding import Mesh
 
 from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
-from fedfr_jax.federated.algorithms.personal import blocks, personal
+from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.phases import head_first
 from fedfr_jax.federated.algorithms.statistics import with_statistics
-from fedfr_jax.federated.local import moving
+from fedfr_jax.federated.local import frozen, moving
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import AUTO, Federation, check_federation
+from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.schema import call, check_keys, check_ranges, choose, naming
+from fedfr_jax.models.projection import with_projection
+from fedfr_jax.schema import call, check_ranges, choose, naming
 from fedfr_jax.stream import Stream
 from fedfr_jax.tasks.classification.central import central_row
 from fedfr_jax.tasks.classification.data import clients_of, parts_of
 from fedfr_jax.tasks.classification.evaluators import judge_of
-from fedfr_jax.tasks.classification.loss import cross_entropy
+from fedfr_jax.tasks.classification.leaves import frozen_pattern, leaves_of
+from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
 from fedfr_jax.tasks.data import feed_of, open_data, other_lowerings, streams
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
+from fedfr_jax.trees import matching
 from fedfr_jax.types import (
     Central,
     Dataset,
     Experiment,
     Federated,
+    Local,
     Model,
     PyTree,
     Source,
@@ -37,8 +42,8 @@ from fedfr_jax.types import (
     Task,
 )
 
-# Keys of a method that are neither its algorithm's nor of a client's training.
-OWN = ("personal", "draw", "finetune_epochs", "batch_stats", "label_smoothing")
+# Keys of a method that are neither its algorithm's, its loss's nor of training.
+OWN = ("personal", "draw", "frozen", "finetune_epochs", "batch_stats")
 
 
 def classification(settings: Mapping) -> Experiment:
@@ -159,10 +164,13 @@ def with_lowered(
 def classifier(settings: Mapping, source: Source) -> Model:
     """The config's network with a logit for every class of the source.
 
+    Its key `projection` puts two layers before the last, see `with_projection`.
+
     Raises:
       ValueError: for an unknown network, or one whose output is of another size.
     """
     settings, num_classes = dict(settings), len(source.names)
+    added = {key: settings.pop(key) for key in ("projection",) if key in settings}
     known = inspect.signature(MODELS.get(settings.get("name"), lambda: None)).parameters
     key = "num_classes" if "num_classes" in known else "embedding_dim"
     if key in known:
@@ -173,6 +181,8 @@ def classifier(settings: Mapping, source: Source) -> Model:
             f"config.model.{key} must be the {num_classes} classes of the data, got "
             f"{model.embedding_dim}."
         )
+    if added:
+        model = call("model", with_projection, added, model)
     return gathered(model)
 
 
@@ -180,24 +190,34 @@ def trainer_of(name, options, model, apply, first, num_clients) -> Federated:
     """A row of config.methods: an `algorithm`, a client's training, what is personal.
 
     Keys beside those of the algorithm's factory and of `local_of`:
-      personal: regular expression over leaf paths, or {"blocks": K_P}; "" for nothing.
+      personal: regular expression over leaf paths, or one of `leaves_of`, such as
+        {"blocks": K_P}; "" for nothing.
       draw: True draws a new client's personal leaves, instead of the first network's.
+      frozen: the same, of params that do not move, as FedBABU's head.
       finetune_epochs: epochs of the personal leaves alone at the start of a round,
         beside those of the federation, see `head_first`; 0 for none.
       batch_stats: average, local or first, see `with_statistics`.
-      label_smoothing: see `cross_entropy`.
+      label_smoothing, and other keywords of the row's loss: see `loss.py`.
     """
     section, options = f"methods.{name}", dict(options)
     algorithm = options.pop("algorithm", "fedavg")
     with naming(f"config.{section}"):
-        others = {*keywords(local_of), *OWN}
-        facts = {"num_clients": num_clients, "model": model}
+        make_loss = LOSSES_OF.get(algorithm, cross_entropy)
+        others = {*keywords(local_of), *keywords(make_loss), *OWN}
+        top = model.blocks[-1] if model.blocks else "classifier"
+        facts = {
+            "num_clients": num_clients,
+            "num_classes": model.embedding_dim,
+            "classes": f"^params/{top}/kernel$",
+            "spreadout": spreadout_sum,
+            "model": model,
+        }
         make, rest = algorithm_maker(section, algorithm, options, others, facts)
         own = {key: rest.pop(key) for key in OWN if key in rest}
-        smoothing = own.get("label_smoothing", 0.0)
-        loss = cross_entropy(model, label_smoothing=smoothing)
+        terms = {key: rest.pop(key) for key in keywords(make_loss) if key in rest}
         where = leaves_of(model, own.get("personal", ""))
-        local = call(section, local_of, rest, loss)
+        local = call(section, local_of, rest, call(section, make_loss, terms, model))
+        local = with_frozen(local, model, own.get("frozen", ""), first)
         if epochs := own.get("finetune_epochs", 0):
             local = finetuning_first(local, where, epochs, algorithm, first)
         made = make(local)
@@ -216,16 +236,6 @@ def trainer_of(name, options, model, apply, first, num_clients) -> Federated:
     )
 
 
-def leaves_of(model: Model, given: str | Mapping) -> str:
-    """What `personal` selects: a pattern as it is, or that of the top K_P blocks."""
-    if isinstance(given, str):
-        return given
-    check_keys("personal", given, ("blocks",))
-    if "blocks" not in given:
-        raise ValueError("personal must have the key blocks, got none.")
-    return blocks(model.blocks, given["blocks"])
-
-
 def finetuning_first(local, where: str, epochs: int, algorithm: str, first: PyTree):
     """Local training that begins with epochs of the personal leaves alone.
 
@@ -242,3 +252,18 @@ def finetuning_first(local, where: str, epochs: int, algorithm: str, first: PyTr
         raise ValueError("finetune_epochs must go with personal leaves, got none.")
     jax.eval_shape(lambda params: moving(where, params)[0], first["params"])
     return head_first(local, head=where, epochs=epochs)
+
+
+def with_frozen(
+    local: Local, model: Model, given: str | Mapping, first: PyTree
+) -> Local:
+    """`local` that does not move what the key `frozen` selects of `first`, if anything.
+
+    Raises:
+      ValueError: when it selects no leaf.
+    """
+    pattern = frozen_pattern(model, given)
+    if not pattern:
+        return local
+    matching(pattern)({"params": first["params"]})
+    return frozen(local, pattern)

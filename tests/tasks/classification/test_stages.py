@@ -301,6 +301,7 @@ def test_there_is_no_one_network_where_clients_keep_the_statistics(path):
 # --- What a row may be
 
 NEEDED = {
+    "perfedavg": {"inner_rate": 0.1},
     "fedprox": {"strength": 0.1},
     "feddane": {"strength": 0.1},
     "fedrep": {"head": "params/classifier", "head_epochs": 1},
@@ -343,7 +344,7 @@ def test_a_drawn_head_is_another_one_for_every_new_client(path):
 
 WRONG_SETTINGS = [
     ({**RATE, "personal": 2}, "personal must be .*got 2"),
-    ({**RATE, "personal": {}}, "personal must have the key blocks"),
+    ({**RATE, "personal": {}}, "personal must have one key of"),
     ({**RATE, "personal": {"blocks": "fc"}}, "blocks must .*got 'fc'"),
     ({**RATE, "personal": "("}, r"must be a regular expression, got '\('"),
     ({**RATE, "draw": True}, "draw must .*personal"),

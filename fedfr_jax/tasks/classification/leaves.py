@@ -1,0 +1,56 @@
+"""Which leaves of a network a row of config.methods means."""
+
+from collections.abc import Callable, Mapping
+
+from fedfr_jax.federated.algorithms.personal import blocks
+from fedfr_jax.federated.algorithms.statistics import batch_norms
+from fedfr_jax.schema import check_keys
+from fedfr_jax.types import Model
+
+KEYS = ("blocks", "all_but_blocks", "batch_norms")
+
+
+def leaves_of(model: Model, given: str | Mapping) -> str | Callable:
+    """A regular expression over leaf paths as it is, or one of these.
+
+    {"blocks": K} is the top K blocks (FedPer; 1 is the head), {"all_but_blocks": K} the
+    others (LG-FedAvg), {"batch_norms": True} all of every batch norm (FedBN).
+
+    Raises:
+      ValueError: for another key, none or several, or so many blocks.
+    """
+    if isinstance(given, str):
+        return given
+    check_keys("personal", given, KEYS)
+    if len(given) != 1:
+        raise ValueError(f"personal must have one key of {KEYS}, got {dict(given)}.")
+    ((key, value),) = given.items()
+    if key == "batch_norms":
+        return batch_norms if value else ""
+    top = pattern_of(model.blocks, value)
+    if key == "blocks":
+        return top
+    if not 0 < value < len(model.blocks):
+        raise ValueError(
+            f"all_but_blocks must lie in [1, {len(model.blocks) - 1}], got {value!r}."
+        )
+    return f"^(?!{top.removeprefix('^')})"
+
+
+def pattern_of(names: tuple[str, ...], count: int) -> str:
+    """Regular expression of the top `count` blocks' leaves; "" for none."""
+    blocks(names, count)  # raises when there are not so many
+    top = "|".join(names[len(names) - count :])
+    return f"^(params|batch_stats)/({top})/" if top else ""
+
+
+def frozen_pattern(model: Model, given: str | Mapping) -> str:
+    """What the key `frozen` selects: as `leaves_of`, but for batch norms.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    found = leaves_of(model, given)
+    if not isinstance(found, str):
+        raise ValueError(f"frozen must be of {KEYS[:2]} or a pattern, got {given}.")
+    return found

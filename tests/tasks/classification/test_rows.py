@@ -1,0 +1,238 @@
+"""Which leaves a row means, what does not move, and the losses of MOON and FedAwS."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.build import build
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.algorithms.statistics import batch_norms
+from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.local import frozen, sgd
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.feed import Feed
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.projection import with_projection
+from fedfr_jax.tasks.classification.leaves import leaves_of
+from fedfr_jax.tasks.classification.loss import class_pull, contrastive, cross_entropy
+from fedfr_jax.trees import matching, path_name
+from fedfr_jax.types import Dataset, Local, Model
+from tests.tasks.classification import test_stages
+from tests.tasks.classification.test_stages import build_one, config
+
+quarters = test_stages.path
+
+RESNET = MODELS["resnet"]((8, 8, 1), num_classes=3, blocks=(1, 1), widths=(4, 8))
+MLP = MODELS["mlp"]((4, 4, 1), hidden=6, num_classes=3)
+
+
+def chosen(model, given):
+    """Paths of the leaves that `given` selects."""
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    where = leaves_of(model, given)
+    select = matching(where) if isinstance(where, str) else where
+    pairs = jax.tree_util.tree_leaves_with_path(select(variables))
+    return {path_name(path) for path, is_found in pairs if is_found}, variables
+
+
+def test_batch_norms_are_told_by_their_statistics_wherever_they_are():
+    found, variables = chosen(RESNET, {"batch_norms": True})
+    leaves = jax.tree_util.tree_leaves_with_path(variables)
+    names = {path_name(path) for path, _ in leaves}
+    # Every vector but the last layer's, "shortcut" too, which a search for bn may miss.
+    vectors = {n for n in names if n.endswith(("/scale", "/bias", "/mean", "/var"))}
+    assert found == vectors - {"params/fc/bias"}
+    assert "params/stage2/block1/shortcut/bn/scale" in found
+    renamed = {k: {"a": v["stem"]["bn"]} for k, v in variables.items()}
+    assert all(jax.tree.leaves(batch_norms(renamed)))
+
+
+def test_lg_fedavg_keeps_what_fedper_sends():
+    sent, variables = chosen(RESNET, {"all_but_blocks": 2})
+    kept, _ = chosen(RESNET, {"blocks": 2})
+    assert kept and sent and not kept & sent
+    assert len(kept | sent) == len(jax.tree.leaves(variables))
+
+
+def test_frozen_params_stay_under_decay_and_momentum():
+    local = Local(cross_entropy(MLP), sgd(momentum=0.9, weight_decay=0.1), 0.1)
+    before = MLP.init(jax.random.key(0))
+    after = steps_of(frozen(local, "params/classifier"), before)
+    free = steps_of(local, before)
+    still, moved = after["params"]["classifier"], after["params"]["fc"]["kernel"]
+    jax.tree.map(np.testing.assert_array_equal, still, before["params"]["classifier"])
+    assert np.abs(moved - before["params"]["fc"]["kernel"]).max() > 1e-3
+    assert np.abs(moved - free["params"]["fc"]["kernel"]).max() > 1e-5
+
+
+def examples(number=12, shape=(4, 4, 1)):
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(number, *shape)).astype(np.float32)
+    return Dataset.labelled(images, (np.arange(number) % 3).astype(np.int32))
+
+
+def simulated(algorithm, table, offsets):
+    classes = np.full(len(offsets) - 1, 3, np.int32)
+    population = Population(np.array(offsets), classes)
+    feed = Feed(8, shuffle=False)
+    return simulation(algorithm, feed, table, population, mesh=make_mesh(1))
+
+
+def steps_of(local, variables):
+    """The network after an epoch of one client."""
+    sim = simulated(ALGORITHMS["fedavg"](local), examples(), [0, 12])
+    server = start(sim, variables)
+    server, _ = play(sim, server, open_store(sim, server), 0)
+    return jax.device_get(server.variables)
+
+
+# --- MOON
+
+
+def told_apart():
+    """A network whose features are an image's row: own, of GLOBAL or of PREVIOUS."""
+
+    def features(variables, x, train=False, key=None):
+        del key
+        which = variables["params"]["which"]
+        fixed = (x[:, 1:, :, 0] * which[None, :, None]).sum(1)
+        seen = x[:, 0, :, 0] * which.sum() if train else fixed
+        return seen[:, :2], seen, variables["batch_stats"]
+
+    def apply(variables, x, train=False, key=None):
+        logits, _, stats = features(variables, x, train, key)
+        return logits, stats
+
+    return Model(None, apply, (3, 4, 1), 2, features=features)
+
+
+def test_a_round_of_moon_has_the_official_term(golden):
+    want = golden("moon_loss")
+    images = np.stack([want["z"], want["z_global"], want["z_prev"][0]], axis=1)
+    labels = np.arange(len(images), dtype=np.int32) % 2
+    table = Dataset.labelled(images[..., None].astype(np.float32), labels)
+    loss = contrastive(told_apart(), contrastive_weight=5.0)
+    sim = simulated(
+        ALGORITHMS["moon"](Local(loss, sgd(), 0.01)), table, [0, len(images)]
+    )
+    network = lambda *which: {
+        "params": {"which": jnp.array(which)},
+        "batch_stats": {},
+    }
+    server = start(sim, network(1.0, 0.0))
+    store = open_store(sim, server)
+    previous = jax.tree.map(lambda x: x[None], jax.device_get(network(0.0, 1.0)))
+    store.scatter(np.array([0]), previous, 0)
+    _, outcome = play(sim, server, store, 1)
+    found = {name: values[0] for name, values in outcome.metrics.items()}
+    np.testing.assert_allclose(found["contrastive"], want["loss_one_prev"], rtol=1e-6)
+    log_p = jax.nn.log_softmax(want["z"][:, :2].astype(np.float32))
+    entropy = -np.asarray(log_p)[np.arange(len(labels)), labels].mean()
+    total = entropy + 5 * want["loss_one_prev"]
+    np.testing.assert_allclose(found["loss"], total, rtol=1e-5)
+
+
+def test_moon_without_weight_is_fedavg_and_clients_keep_what_they_trained():
+    variables, table, ends = MLP.init(jax.random.key(0)), examples(), {}
+    plain = Local(cross_entropy(MLP), sgd(), 0.1)
+    near = plain._replace(loss=contrastive(MLP, contrastive_weight=0.0))
+    for name, local in (("fedavg", plain), ("moon", near)):
+        sim = simulated(ALGORITHMS[name](local), table, [0, 5, 12])
+        server = start(sim, variables)
+        store = open_store(sim, server)
+        for r in range(2):
+            server, _ = play(sim, server, store, r)
+        ends[name] = server.variables, store.gather(np.arange(2))[0]
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, ends["moon"][0], ends["fedavg"][0])
+    kept = ends["moon"][1]
+    mean = jax.tree.map(lambda x: np.average(x, axis=0, weights=[5, 7]), kept)
+    jax.tree.map(close, ends["moon"][0], mean)
+
+
+def test_a_projection_is_between_the_features_and_the_classifier():
+    model = with_projection(MLP, projection=5)
+    assert model.blocks == ("fc", "projection", "classifier")
+    variables = model.init(jax.random.key(1))
+    params, images = variables["params"], examples().images
+    logits, projected, _ = model.features(variables, images)
+    np.testing.assert_array_equal(model.apply(variables, images)[0], logits)
+    inner = {"fc": params["fc"], "classifier": MLP.init(jax.random.key(0))["params"]}
+    inner["classifier"] = inner["classifier"]["classifier"]
+    _, hidden, _ = MLP.features({**variables, "params": inner}, images)
+    layer = lambda p, x: x @ np.asarray(p["kernel"]) + np.asarray(p["bias"])[None]
+    middle = np.maximum(layer(params["projection"]["hidden"], hidden), 0)
+    want = layer(params["projection"]["out"], middle)
+    assert want.shape == (12, 5)
+    np.testing.assert_allclose(projected, want, rtol=1e-5, atol=1e-6)
+    want = layer(params["classifier"], want)
+    np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-6)
+
+
+# --- FedAwS
+
+
+def test_fedaws_pulls_features_to_the_column_of_their_class():
+    variables, table = MLP.init(jax.random.key(0)), examples()
+    local = Local(class_pull(MLP), sgd(), 0.0)
+    sim = simulated(ALGORITHMS["fedavg"](local), table, [0, 12])
+    server = start(sim, variables)
+    _, outcome = play(sim, server, open_store(sim, server), 0)
+    _, seen, _ = MLP.features(variables, table.images)
+    rows = np.asarray(variables["params"]["classifier"]["kernel"]).T[table.labels]
+    unit = lambda x: np.asarray(x) / np.linalg.norm(x, axis=1, keepdims=True)
+    cosine = (unit(seen) * unit(rows)).sum(axis=1)
+    losses = np.maximum(0, 0.9 - cosine) ** 2
+    means = losses[:8].mean(), losses[8:].mean()  # of two batches
+    np.testing.assert_allclose(outcome.metrics["loss"], [np.mean(means)], rtol=1e-5)
+
+
+# --- Settings
+
+RATE = {"learning_rate": 0.1}
+WRONG = [
+    ({"personal": {"blocks": 1, "batch_norms": True}}, "personal must have one key"),
+    ({"personal": {"batch_norms": True}}, "batch norms must be in the network"),
+    (
+        {"personal": {"all_but_blocks": 0}},
+        r"all_but_blocks must lie in \[1, 1\], got 0",
+    ),
+    ({"frozen": "fcc"}, "must match a leaf.*got 'fcc'"),
+    ({"frozen": {"batch_norms": True}}, "frozen must be of"),
+    ({"algorithm": "moon", "temperature": 0.0}, "temperature must be positive"),
+    ({"algorithm": "moon", "contrastive_weight": -1.0}, "contrastive_weight must"),
+    ({"contrastive_weight": 1.0}, "must have keys of .*contrastive_weight"),
+    ({"algorithm": "fedaws", "personal": {"blocks": 1}}, "must match a leaf"),
+    ({"algorithm": "fedaws", "margin": 3.0}, r"margin must lie in \[0, 2\], got 3"),
+    ({"algorithm": "feddyn", "strength": 0.0}, "strength must be positive, got 0"),
+    ({"algorithm": "mime", "server_momentum": 2.0}, "server_momentum must lie in"),
+    ({"algorithm": "afl", "window": 0}, "window must be at least 1, got 0"),
+    ({"algorithm": "perfedavg"}, "must have the key inner_rate"),
+    ({"algorithm": "perfedavg", "inner_rate": 0.1, "order": "so"}, "order must be one"),
+    ({"algorithm": "norm_clipping", "bound": 0.0}, "bound must be positive, got 0"),
+    ({"algorithm": "robust", "combine": "mean"}, "combine.name must be one of"),
+    (
+        {"algorithm": "robust", "combine": {"name": "krum", "faulty": -1}},
+        "faulty must be at least 0, got -1",
+    ),
+    ({"algorithm": "robust", "combine": {"name": "bulyan", "faulty": 0}}, "at least 1"),
+]
+
+
+@pytest.mark.parametrize("row, rule", WRONG)
+def test_a_wrong_setting_is_refused_by_its_row(quarters, row, rule):
+    with pytest.raises(ValueError, match=rule) as raised:
+        build_one(quarters, {**RATE, **row})
+    assert str(raised.value).startswith("config.methods.row")
+
+
+def test_a_model_of_the_config_may_have_a_projection(quarters):
+    model = {"name": "mlp", "hidden": 8, "projection": 3}
+    trainer = build(config(quarters, model=model)).stages["fedavg"].trainer
+    kernel = trainer.start(None)["params"]["classifier"]["kernel"]
+    assert kernel.shape == (3, 4)
+    model["projection"] = 0
+    with pytest.raises(ValueError, match="^config.model: projection must be at least"):
+        build(config(quarters, model=model))
