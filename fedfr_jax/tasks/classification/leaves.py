@@ -27,7 +27,7 @@ def leaves_of(model: Model, given: str | Mapping) -> str | Callable:
     ((key, value),) = given.items()
     if key == "batch_norms":
         return batch_norms if value else ""
-    top = pattern_of(model.blocks, value)
+    top = blocks(model.blocks, value)
     if key == "blocks":
         return top
     if not 0 < value < len(model.blocks):
@@ -35,13 +35,6 @@ def leaves_of(model: Model, given: str | Mapping) -> str | Callable:
             f"all_but_blocks must lie in [1, {len(model.blocks) - 1}], got {value!r}."
         )
     return f"^(?!{top.removeprefix('^')})"
-
-
-def pattern_of(names: tuple[str, ...], count: int) -> str:
-    """Regular expression of the top `count` blocks' leaves; "" for none."""
-    blocks(names, count)  # raises when there are not so many
-    top = "|".join(names[len(names) - count :])
-    return f"^(params|batch_stats)/({top})/" if top else ""
 
 
 def frozen_pattern(model: Model, given: str | Mapping) -> str:
