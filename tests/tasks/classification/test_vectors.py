@@ -1,0 +1,88 @@
+"""FedMargin on vectors with stragglers, from a config, and its features judged."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.build import build
+from fedfr_jax.evaluation.representation import mmd_squared
+from fedfr_jax.feed import Feed
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import MODELS
+from fedfr_jax.runs.experiment import run_experiment
+from fedfr_jax.runs.sinks import read_jsonl
+from fedfr_jax.tasks.classification.representation import representation
+from fedfr_jax.types import Dataset, Networks
+
+DECAY = {"name": "sgd", "weight_decay": 1e-3, "decays": "kernel$"}
+ROW = {"algorithm": "fedmargin", "learning_rate": 0.01, "optimizer": DECAY}
+
+
+def config(**sections):
+    return {
+        "task": "classification",
+        "seed": 0,
+        "data": {"name": "synthetic", "num_users": 8, "seed": 4},
+        "partition": {"name": "by_owner", "test_fraction": 0.1},
+        "model": {"name": "logistic"},
+        "federation": {
+            "rounds": 4,
+            "cohort_size": 4,
+            "local_epochs": 3,
+            "batch_size": 10,
+            "flip": 0.0,
+            "stragglers": 0.5,
+            "evaluate_every": 1,
+        },
+        "evaluation": {},
+        "methods": {"fedmargin": ROW},
+        **sections,
+    }
+
+
+def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
+    experiment = build(config())
+    assert experiment.task.dataset.images.dtype == np.float32
+    found = run_experiment(experiment, tmp_path)["methods"]["fedmargin"]
+    rows = read_jsonl(tmp_path / "fedmargin" / "metrics.jsonl")
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert found["generic"]["accuracy"] > 0.3
+    assert all(row["amm"] > 0 for row in rows)
+    assert all(0 < row["attention_entropy"] <= np.log(4) + 1e-6 for row in rows)
+    clients = read_jsonl(tmp_path / "fedmargin" / "clients.jsonl")
+    np.testing.assert_allclose([sum(x["attention"]) for x in clients], 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("federation", {"flip": 0.5}, "flip must be off for data that are no images"),
+        ("federation", {"stragglers": 1.5}, r"stragglers must lie in \[0, 1\)"),
+        ("methods", {"fedmargin": {**ROW, "temperature": 0.0}}, "must be positive"),
+        ("methods", {"fedmargin": {**ROW, "norm": "max"}}, "norm must be one of"),
+    ],
+)
+def test_a_mistake_is_found_before_anything_is_trained(section, change, message):
+    with pytest.raises(ValueError, match=message):
+        build(config(**{section: {**config()[section], **change}}))
+
+
+def test_features_are_judged_beside_those_of_a_reference():
+    model = MODELS["mlp"]((4, 4, 1), hidden=6, num_classes=3)
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(50, 4, 4, 1)).astype(np.float32)
+    labels = rng.integers(0, 3, 50).astype(np.int32)
+    table = Dataset.labelled(images, labels)
+    mine, other = (model.init(jax.random.key(seed)) for seed in (0, 1))
+    evaluator = representation(model, table, make_mesh(2), Feed(8), reference=other)
+    apply = lambda variables, x: model.apply(variables, x)[0]
+    found = evaluator.evaluate(Networks(mine, apply, None, apply)).metrics
+    features = [np.asarray(model.features(v, images)[1]) for v in (mine, other)]
+    assert found["mmd"] == pytest.approx(mmd_squared(*features), rel=1e-4)
+    means = np.stack([features[0][labels == c].mean(0) for c in range(3)])
+    apart = np.linalg.norm(means[:, None] - means, axis=-1) + np.eye(3) * 1e9
+    assert found["amm"] == pytest.approx(apart.min(1).mean(), rel=1e-4)
+    same = evaluator.evaluate(Networks(other, apply, None, apply)).metrics
+    assert abs(same["mmd"]) < 1e-6 < found["mmd"]
+    nobody = Networks(None, apply, None, apply)
+    assert not evaluator.evaluate(nobody).metrics
