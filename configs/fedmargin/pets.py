@@ -2,7 +2,7 @@
 
 fedfr train --config=configs/fedmargin/pets.py --workdir=runs/pets
 
-Not measured yet: TensorFlow Datasets downloads the set (773 MiB) and prepares it.
+Not measured: TensorFlow Datasets downloads and prepares the set when it is not there.
 """
 
 from fedfr_jax.configs import base
