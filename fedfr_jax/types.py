@@ -393,10 +393,10 @@ class Networks(NamedTuple):
 class Grid(NamedTuple):
     """Pictures of n examples, a row for each, to be drawn with titles and a legend."""
 
-    # Columns: {title: uint8 [n, H, W, 3]}, then {title: (float [n, H, W], highest)}:
-    # numbers in [0, highest], drawn as colours.
+    # Columns by their titles: uint8 [n, H, W, 3], then numbers [n, H, W], which are
+    # drawn as colours.
     pictures: Mapping[str, np.ndarray]
-    maps: Mapping[str, tuple[np.ndarray, float]] = MappingProxyType({})
+    maps: Mapping[str, np.ndarray] = MappingProxyType({})
     legend: Mapping[str, tuple[int, int, int]] = MappingProxyType({})  # name: colour
 
 

@@ -1,6 +1,11 @@
-"""Segmentation of CamVid, Dirichlet(0.1) over the largest classes: FedAvg and central.
+"""CamVid, Dirichlet(0.1) over the largest classes of images: FedAvg and its bound.
 
 fedfr train --config=configs/fedmargin/camvid.py --workdir=runs/camvid
+
+2 CPU cores, shared with other work: 844 s. mIoU of the 233 test images 0.283 (pixels
+0.730), of central training as many epochs 0.327 (0.764); mean over the clients' own
+test images 0.276 and 0.318 (2026-11-23, seed 0, jax 0.10.2). At 90 x 120 pixels no row
+finds poles, pedestrians or cyclists. partition.alpha takes 0.01, 0.1, 1 and 10 too.
 """
 
 from fedfr_jax.configs import base

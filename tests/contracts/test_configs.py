@@ -18,6 +18,9 @@ from fedfr_jax.tasks.classification.stages import OWN
 from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.tasks.faces.recognition import Judge
 from fedfr_jax.tasks.options import keywords, local_of
+from fedfr_jax.tasks.rows import MARGIN
+from fedfr_jax.tasks.rows import OWN as ROW
+from fedfr_jax.tasks.segmentation.stages import Evaluating
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.py") if p.stem != "base")
@@ -40,7 +43,11 @@ def test_a_config_configures_functions_that_exist(path, monkeypatch):
         name = settings.pop("name", "by_identity")
         check(family[name], settings, f"{section}.{name}")
     check(Federation, config["federation"], "federation")
-    of_task = {"faces": check_faces, "classification": check_classification}
+    of_task = {
+        "faces": check_faces,
+        "classification": check_classification,
+        "segmentation": check_segmentation,
+    }
     of_task[config.get("task", "faces")](config)
     assert "--config=" + str(path.relative_to(ROOT)) in module["__doc__"]
 
@@ -65,4 +72,16 @@ def check_classification(config):
         loss = LOSSES_OF.get(options.get("algorithm"), cross_entropy)
         known = {"algorithm", *OWN}
         known.update(*map(keywords, (algorithm, local_of, loss)))
+        assert set(options) <= known, name
+
+
+def check_segmentation(config):
+    assert not config["pretrain"]
+    check(Evaluating, config["evaluation"], "evaluation")
+    for name, options in config["methods"].items():
+        if options.get("kind") == "central":
+            assert set(options) <= {"kind", *Training._fields} - {*MARGIN}, name
+            continue
+        algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
+        known = {"algorithm", *keywords(algorithm), *keywords(local_of), *ROW}
         assert set(options) <= known, name

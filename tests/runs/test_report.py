@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fedfr_jax.runs import report
 from fedfr_jax.runs.report import curves, drawing, figures, rounds
+from fedfr_jax.types import Grid
 
 SUMMARY = {
     "methods": {
@@ -35,6 +36,7 @@ class Evaluation(NamedTuple):
     per_client: dict[str, Any] = {}
     curves: dict[str, Any] = {}
     pictures: dict[str, Any] = {}
+    grids: dict[str, Any] = {}
 
 
 class Roc(NamedTuple):
@@ -426,3 +428,32 @@ def test_plots_are_drawn_without_pyplot(tmp_path):
     )
     loaded = modules_after(code)
     assert "matplotlib.figure" in loaded and "matplotlib.pyplot" not in loaded
+
+
+def test_grids_show_pictures_legend_and_maps_in_the_colours_of_all_stages(tmp_path):
+    red = np.full((2, 6, 8, 3), (250, 10, 20), np.uint8)
+    values = np.zeros((2, 6, 8))
+    values[1] = 1
+    one = Grid({"input": red}, {"entropy": values}, {"a": (1, 2, 3)})
+    other = one._replace(maps={"entropy": 2 * values})
+    evaluations = {
+        name: {"all": Evaluation(grids={"two images": grid})}
+        for name, grid in (("one", one), ("other", other))
+    }
+    paths = report.draw(evaluations, {}, tmp_path)
+    names = ["one_all_two_images.png", "other_all_two_images.png"]
+    assert paths == [tmp_path / "pictures" / name for name in names]
+    shares = []
+    for path in paths:
+        colours = np.asarray(Image.open(path))[..., :3].reshape(-1, 3)
+        is_near = lambda colour, x=colours: (
+            (abs(x - np.int32(colour)) < 4).all(1).mean()
+        )
+        assert is_near((250, 10, 20)) > 0.1 and is_near((1, 2, 3)) > 1e-4
+        assert is_near((68, 1, 84)) > 0.1  # 0 in viridis
+        shares.append([is_near((33, 145, 140)), is_near((253, 231, 37))])  # 1 and 2
+    (middle, last), (other_middle, other_last) = shares
+    assert min(middle, other_last) > 0.1 > max(last, other_middle)
+    uneven = one._replace(maps={"entropy": values[:1]})
+    with pytest.raises(ValueError, match="columns must have one number of pictures"):
+        report.plot_grid(paths[0], uneven, title="")

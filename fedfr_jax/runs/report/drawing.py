@@ -10,7 +10,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.runs.report import figures
 from fedfr_jax.runs.report.clients import plot_clients
 from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
-from fedfr_jax.runs.report.grids import plot_grid
+from fedfr_jax.runs.report.grids import limits_of, plot_grid
 from fedfr_jax.runs.report.partition import plot_partition
 from fedfr_jax.runs.report.rounds import Rows, plot_rounds
 
@@ -129,13 +129,19 @@ def _save_pictures(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _draw_grids(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
-    """A file per stage, evaluator and grid."""
-    paths = []
+    """A file per stage, evaluator and grid, which has one scale in all stages."""
+    found = {}
     for stage, of in evaluations.items():
         for evaluator, evaluation in of.items():
             for name, grid in evaluation.grids.items():
-                path = folder / (_file_name(f"{stage}_{evaluator}_{name}") + ".png")
-                paths.append(plot_grid(path, grid, title=f"{stage}: {name}"))
+                found.setdefault((evaluator, name), {})[stage] = grid
+    paths = []
+    for (evaluator, name), grids in found.items():
+        limits = limits_of(grids.values())
+        for stage, grid in grids.items():
+            path = folder / (_file_name(f"{stage}_{evaluator}_{name}") + ".png")
+            title = f"{stage}: {name}"
+            paths.append(plot_grid(path, grid, title=title, limits=limits))
     return paths
 
 

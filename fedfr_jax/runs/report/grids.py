@@ -1,46 +1,45 @@
 """Pictures side by side: a row per example, a column per kind, with a legend."""
 
+import math
 import os
 import pathlib
+from collections.abc import Iterable, Mapping
 
 from fedfr_jax.runs.report import figures
 from fedfr_jax.types import Grid
 
 SIDE = 2.6  # inches of a picture's width
 LEGEND = 0.25  # inches of a line of the legend
+Limits = Mapping[str, tuple[float, float]]  # map -> least, largest number
 
 
-def plot_grid(path: str | os.PathLike, grid: Grid, *, title: str) -> pathlib.Path:
+def plot_grid(
+    path: str | os.PathLike, grid: Grid, *, title: str, limits: Limits | None = None
+) -> pathlib.Path:
     """Draw a grid as .png; each map of numbers has a bar of its colours below.
+
+    Args:
+      limits: as of `limits_of`, for several grids in the same colours.
 
     Raises:
       ValueError: without a picture, or for columns of different numbers of rows.
     """
-    columns = {**grid.pictures, **{name: x for name, (x, _) in grid.maps.items()}}
+    columns, limits = {**grid.pictures, **grid.maps}, limits or limits_of([grid])
     sizes = {name: len(images) for name, images in columns.items()}
     if len(set(sizes.values())) != 1 or not min(sizes.values()):
         raise ValueError(
             f"columns must have one number of pictures, at least 1, got {sizes}."
         )
-    num_rows, (height, width) = next(iter(sizes.values())), _size(columns)
-    num_lines = -(-len(grid.legend) // len(columns))
-    figure = figures.figure(
-        SIDE * len(columns),
-        SIDE * num_rows * height / width + LEGEND * num_lines + 1,
-    )
-    axes = figure.subplots(num_rows, len(columns), squeeze=False)
-    for column, (name, images) in enumerate(columns.items()):
-        highest = grid.maps[name][1] if name in grid.maps else None
-        shown = [
-            axes[row, column].imshow(images[row], vmin=0, vmax=highest)
-            for row in range(num_rows)
-        ]
-        axes[0, column].set_title(name, fontsize=10)
-        if highest is not None:
+    figure, axes = _open(columns, num_lines=-(-len(grid.legend) // len(columns)))
+    for place, (name, images) in enumerate(columns.items()):
+        low, high = limits.get(name, (None, None))
+        axes[0, place].set_title(name, fontsize=10)
+        for row, image in enumerate(images):
+            drawn = axes[row, place].imshow(image, vmin=low, vmax=high)
+            axes[row, place].set_axis_off()
+        if name in grid.maps:
             bar = {"location": "bottom", "shrink": 0.9, "pad": 0.02, "aspect": 30}
-            figure.colorbar(shown[-1], ax=axes[:, column], **bar)
-    for one in axes.ravel():
-        one.set_axis_off()
+            figure.colorbar(drawn, ax=axes[:, place], **bar)
     figure.suptitle(title)
     _add_legend(figure, grid.legend, len(columns))
     path = pathlib.Path(path)
@@ -49,9 +48,25 @@ def plot_grid(path: str | os.PathLike, grid: Grid, *, title: str) -> pathlib.Pat
     return path
 
 
-def _size(columns):
-    """(H, W) of the first picture."""
-    return next(iter(columns.values())).shape[1:3]
+def limits_of(grids: Iterable[Grid]) -> Limits:
+    """The least and the largest number of each map, over all grids."""
+    found = {}
+    for grid in grids:
+        for name, values in grid.maps.items():
+            low, high = found.get(name, (math.inf, -math.inf))
+            found[name] = min(low, values.min()), max(high, values.max())
+    return found
+
+
+def _open(columns, num_lines: int):
+    """A figure with room for a legend, and its axes [rows, columns]."""
+    images = next(iter(columns.values()))
+    num_rows, height, width = images.shape[:3]
+    figure = figures.figure(
+        SIDE * len(columns),
+        SIDE * num_rows * height / width + LEGEND * num_lines + 1,
+    )
+    return figure, figure.subplots(num_rows, len(columns), squeeze=False)
 
 
 def _add_legend(figure, legend, num_columns: int) -> None:

@@ -1,6 +1,5 @@
 """What a network makes of some test images: prediction and maps of entropy."""
 
-import math
 from collections.abc import Callable
 
 import jax
@@ -34,7 +33,7 @@ def pictures(
       feed: how images are decoded.
       colours: [M, 3] uint8 of the classes.
     """
-    look, width = jax.jit(looker(model, feed)), feature_width(model)
+    look = jax.jit(looker(model, feed))
     num_images = int(images.offsets[-1])
     rows = np.unique(np.linspace(0, num_images - 1, count).astype(np.int64))
     table = images.table
@@ -60,8 +59,8 @@ def pictures(
                 "prediction": painted(predicted, colours),
             },
             maps={
-                "softmax entropy (nats)": (unsure, math.log(len(colours))),
-                "feature entropy (nats)": (patterns, math.log(width)),
+                "softmax entropy (nats)": unsure,
+                "feature entropy (nats)": patterns,
             },
             legend=legend_of(images.classes, colours),
         )
@@ -80,13 +79,6 @@ def looker(model: Model, feed: Feed) -> Callable:
         return logits.argmax(axis=-1), softmax_entropy(logits), patterns
 
     return look
-
-
-def feature_width(model: Model) -> int:
-    """D of the model's features."""
-    image = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
-    of = lambda key, x: model.features(model.init(key), x, False)[1]
-    return jax.eval_shape(of, jax.random.key(0), image).shape[-1]
 
 
 def shown(images: np.ndarray) -> np.ndarray:

@@ -1,0 +1,83 @@
+"""Cross-entropy of pixels against a loop in numpy, and the pixels that do not count."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
+from fedfr_jax.types import VOID, Model
+
+CLASSES, SHAPE = 3, (4, 5, 2)
+
+
+def apply(variables, x, train=False, key=None):
+    """Every pixel by itself; the statistics say how the network was called."""
+    del key
+    logits = x @ variables["params"]["W"]
+    return logits, {"is_train": jnp.float32(train)}
+
+
+MODEL = Model(init=None, apply=apply, image_shape=SHAPE, embedding_dim=CLASSES)
+WEIGHTS = np.random.default_rng(1).normal(size=(2, CLASSES)).astype(np.float32)
+VARIABLES = {"params": {"W": WEIGHTS}, "batch_stats": {}}
+
+
+def batch_of(num_valid=3, size=3):
+    rng = np.random.default_rng(0)
+    mask = rng.choice([0, 1, 2, VOID, 7], (size, *SHAPE[:2])).astype(np.uint8)
+    return types.SimpleNamespace(
+        images=rng.normal(size=(size, *SHAPE)).astype(np.float32),
+        targets={"mask": jnp.asarray(mask)},
+        is_valid=jnp.arange(size) < num_valid,
+    )
+
+
+def expected(batch):
+    """(loss, accuracy), pixel after pixel."""
+    losses, right = [], []
+    for image, mask, is_valid in zip(
+        batch.images, np.asarray(batch.targets["mask"]), batch.is_valid, strict=True
+    ):
+        for pixel, number in zip(
+            image.reshape(-1, SHAPE[2]), mask.ravel(), strict=True
+        ):
+            if is_valid and number < CLASSES:
+                logits = pixel @ WEIGHTS
+                losses.append(np.log(np.exp(logits).sum()) - logits[number])
+                right.append(logits.argmax() == number)
+    return np.mean(losses), np.mean(right)
+
+
+@pytest.mark.parametrize("num_valid", [3, 1])
+def test_the_loss_is_the_mean_over_pixels_of_a_class_of_valid_examples(num_valid):
+    batch = batch_of(num_valid)
+    value, (stats, metrics) = pixel_cross_entropy(MODEL)(VARIABLES, batch, None)
+    found = value, metrics["accuracy"]
+    np.testing.assert_allclose(found, expected(batch), rtol=1e-5)
+    assert stats["is_train"] == 1 and value.shape == ()
+
+
+def test_what_is_void_moves_nothing_and_a_batch_of_it_has_no_loss():
+    batch, loss = batch_of(), pixel_cross_entropy(MODEL)
+    images, is_void = batch.images, np.asarray(batch.targets["mask"]) >= CLASSES
+    grad = jax.grad(lambda v: loss(v, batch, None)[0])
+    before = grad(VARIABLES)["params"]["W"]
+    batch.images = np.where(is_void[..., None], 1000, images).astype(np.float32)
+    np.testing.assert_allclose(grad(VARIABLES)["params"]["W"], before, rtol=1e-5)
+    batch.targets = {"mask": jnp.full_like(batch.targets["mask"], VOID)}
+    assert loss(VARIABLES, batch, None)[0] == 0
+    np.testing.assert_array_equal(grad(VARIABLES)["params"]["W"], 0 * before)
+
+
+def test_logits_of_few_bits_are_summed_in_float32():
+    def rounded(*arguments, **options):
+        logits, stats = apply(*arguments, **options)
+        return logits.astype(jnp.bfloat16), stats
+
+    model = MODEL._replace(apply=rounded)
+    value, _ = pixel_cross_entropy(model)(VARIABLES, batch_of(), None)
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, expected(batch_of())[0], rtol=0.02)

@@ -1,0 +1,249 @@
+"""A small experiment from a config: what it trains, shows, and refuses."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from PIL import Image
+
+from fedfr_jax.build import build
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
+from fedfr_jax.types import VOID, Evaluation, Evaluator
+
+RATE = {"learning_rate": 0.3}
+METHODS = {
+    "fedavg": RATE,
+    "head": {**RATE, "personal": {"blocks": 1}},
+    "central": {"kind": "central", "epochs": 20, "batch_size": 8, **RATE},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("finished")
+
+
+@pytest.fixture
+def finished(config, folder):
+    """(experiment, its folder, its numbers), trained by the first who asks."""
+    experiment = build(config(methods=METHODS))
+    done = folder / "summary.json"
+    if not done.exists():
+        with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
+            run_experiment(experiment, folder)
+    return experiment, folder, json.loads(done.read_text())["methods"]
+
+
+def test_every_row_learns_and_is_judged_where_it_has_a_network(finished):
+    experiment, folder, found = finished
+    assert found["fedavg"]["generic"]["mIoU"] > 0.8
+    assert found["central"]["generic"]["mIoU"] > 0.4  # one class everywhere: < 0.3
+    assert not found["head"]["generic"] and found["head"]["personalised"]["mIoU"] > 0.8
+    assert found["head"]["iou"].keys() == {"red", "green", "blue"}
+    again = evaluate_experiment(experiment, folder)["methods"]
+    assert again == found
+    rows = (folder / "fedavg" / "metrics.jsonl").read_text().splitlines()
+    assert "generic/mIoU" in json.loads(rows[-1]) and "iou/red" not in rows[-1]
+
+
+def test_pictures_of_every_row_are_drawn(finished):
+    _, folder, _ = finished
+    paths = sorted((folder / "pictures").glob("*.png"))
+    assert [path.name for path in paths] == [
+        f"{name}_pictures_test_images.png" for name in sorted(METHODS)
+    ]
+    for path in paths:
+        pixels = np.asarray(Image.open(path))[..., :3].reshape(-1, 3)
+        assert (pixels == [128, 0, 0]).all(1).mean() > 0.01  # class 1 of the palette
+    assert (folder / "rounds.png").exists()
+
+
+def test_a_stream_reads_the_same_examples(config):
+    given = config()
+    resident = build(given).task.dataset
+    given["federation"] |= {"table": "stream"}
+    streamed = build(given).task.dataset
+    rows = np.array([20, 3, 4])
+    read = streamed.take(rows)
+    np.testing.assert_array_equal(read.images, resident.images[rows])
+    for name, values in resident.targets.items():
+        np.testing.assert_array_equal(read.targets[name], values[rows])
+    assert streamed.row_bytes == resident.row_bytes
+
+
+def test_a_round_is_a_plain_loop_over_clients(config, tmp_path):
+    """Whole clients as batches, so that no order matters; some clients are padded."""
+    given = config()
+    given["federation"] = {
+        "rounds": 1,
+        "local_epochs": 3,
+        "batch_size": 22,
+        "flip": 0.0,
+    }
+    given["model"] |= {"norm": "group", "groups": 2}
+    given["partition"] |= {"num_clients": 2}
+    given["methods"] = {"fedavg": {**RATE, "momentum": 0.9}}
+    experiment, kept = build(given), []
+    keep = Evaluator(lambda networks: kept.append(networks.variables) or Evaluation())
+    task = experiment.task._replace(evaluators={"keep": keep})
+    run_experiment(experiment._replace(task=task), tmp_path)
+    start = experiment.stages["fedavg"].trainer.start(None)
+    apply = experiment.stages["fedavg"].trainer.apply
+    expected = plain_round(apply, start, task.dataset, task.population.offsets)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=1e-4),
+        kept[-1]["params"],
+        expected,
+    )
+
+
+def plain_round(apply, start, dataset, offsets):
+    """Parameters after a round of FedAvg, written again without the library's loss."""
+    optimizer, sizes, total = optax.sgd(0.3, momentum=0.9), np.diff(offsets), None
+    assert len(set(sizes)) > 1
+
+    @jax.jit
+    @jax.grad
+    def gradient(params, images, mask):
+        logits = apply({"params": params, "batch_stats": {}}, images)
+        log_p = jax.nn.log_softmax(logits)
+        parts = [jnp.where(mask == c, log_p[..., c], 0).sum() for c in range(3)]
+        return -sum(parts) / (mask != VOID).sum().astype(jnp.float32)
+
+    for low, high in zip(offsets[:-1], offsets[1:], strict=True):
+        images = dataset.images[low:high].astype(np.float32) / 127.5 - 1
+        mask = dataset.targets["mask"][low:high].astype(np.int32)
+        params = start["params"]
+        state = optimizer.init(params)
+        for _ in range(3):
+            grads = gradient(params, jnp.asarray(images), mask)
+            updates, state = optimizer.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        part = optax.tree.scale(float((high - low) / sizes.sum()), params)
+        total = part if total is None else optax.tree.add(total, part)
+    return total
+
+
+def test_augmentations_of_the_config_move_the_mask_with_the_image(config):
+    crop = {"name": "pad_and_crop", "padding": 3, "fill": 0}
+    given = config()
+    given["federation"] |= {"flip": 1.0, "augment": (crop,)}
+    feed = build(given).feed
+    mask = np.random.default_rng(0).integers(0, 3, (2, 12, 16), np.uint8)
+    images = np.repeat(20 * mask[..., None] + 10, 3, axis=-1).astype(np.uint8)
+    number = jnp.arange(2, dtype=jnp.int32)
+    inputs, targets, _ = feed.augmented(
+        jax.random.key(1), 0, number, {"image": images}, {"mask": mask}
+    )
+    values = np.rint((np.asarray(inputs["image"]) + 1) * 127.5)[..., 1]
+    moved = np.asarray(targets["mask"])
+    assert (moved == VOID).any() and moved.dtype == np.uint8
+    np.testing.assert_array_equal(values, np.where(moved == VOID, 0, 20 * moved + 10))
+    assert (moved[:, 3:-3, 3:-3] != mask[:, 3:-3, 3:-3]).any()
+
+
+def test_a_known_affine_takes_the_nearest_pixels_of_the_mask(config):
+    given = config()
+    twice = {"name": "affine", "scale": (2.0, 2.0)}
+    given["federation"] |= {"flip": 1.0, "augment": (twice,)}
+    feed = build(given).feed
+    mask = np.random.default_rng(0).integers(0, 3, (1, 12, 16), np.uint8)
+    images = np.zeros((1, 12, 16, 3), np.uint8)
+    number = jnp.zeros(1, jnp.int32)
+    _, targets, _ = feed.augmented(
+        jax.random.key(1), 0, number, {"image": images}, {"mask": mask}
+    )
+    source = lambda n: np.rint((np.arange(n) - (n - 1) / 2) / 2 + (n - 1) / 2)
+    rows, columns = source(12).astype(int), source(16).astype(int)
+    expected = mask[0][:, ::-1][rows][:, columns]
+    np.testing.assert_array_equal(targets["mask"][0], expected)
+
+
+# --- What a config may be
+
+NEEDED = {
+    "fedprox": {"strength": 0.1},
+    "feddane": {"strength": 0.1},
+    "fedrep": {"head": "params/classifier", "head_epochs": 1},
+    "pfedme": {"personal_rate": 0.05},
+    "qfedavg": {"q": 1.0},
+}
+
+
+def test_every_algorithm_but_fedfr_is_a_row(config):
+    rows = {
+        name: {**RATE, "algorithm": name, **NEEDED.get(name, {})}
+        for name in ALGORITHMS
+        if name != "fedfr"  # of faces
+    }
+    assert build(config(methods=rows)).stages.keys() == rows.keys()
+
+
+def test_facts_and_targets_are_of_images_and_of_pixels(config):
+    task = build(config()).task
+    assert task.facts["images"] == {"train": 22, "test": 10}
+    assert task.facts["pixel_classes"] == ["red", "green", "blue"]
+    assert task.dataset.targets["mask"].shape == (22, 12, 16)
+    counts = np.array(task.facts["table"]["train"])
+    labels = task.dataset.labels
+    assert counts.sum(0).tolist() == np.bincount(labels).tolist()
+    np.testing.assert_array_equal(counts.sum(1), np.diff(task.population.offsets))
+
+
+ROWS = [
+    ({**RATE, "kind": "centralised"}, "kind must be federated or central"),
+    ({"kind": "central", "margin": 0.4}, "must have keys of .*got 'margin'"),
+    ({"kind": "central", "batch_size": 23}, r"batch_size must lie in \[1, 22\]"),
+    ({**RATE, "personal": {"blocks": 9}}, r"blocks must lie in \[0, 5\] .*got 9"),
+    ({**RATE, "personal": "fc"}, "path pattern must match a leaf.*got 'fc'"),
+    ({**RATE, "label_smoothing": 0.1}, "must have keys of .*'label_smoothing'"),
+    ({**RATE, "draw": True}, "draw must .*personal"),
+    ({**RATE, "personal": {"block": 1}}, "personal must have keys of"),
+    ({**RATE, "personal": {}}, "personal must have the key blocks"),
+]
+
+
+@pytest.mark.parametrize("row, rule", ROWS)
+def test_a_wrong_row_is_refused_by_its_name(config, row, rule):
+    with pytest.raises(ValueError, match=rule) as raised:
+        build(config(methods={"row": row}))
+    assert str(raised.value).startswith("config.methods.row")
+
+
+SECTIONS = [
+    ({"partition": {"alpha": 0.0}}, "partition: alpha must be positive.*got 0.0"),
+    ({"partition": {"alpha": -1.0}}, "partition: alpha must be positive.*got -1.0"),
+    ({"partition": {"name": "iid"}}, "partition must have keys of.*'alpha'"),
+    ({"model": {"num_classes": 7}}, r"model must .*\(12, 16, 3\), got \(12, 16, 7\)"),
+    ({"model": {"encoder": {"name": "vgg"}}}, "model.encoder.name must be one of"),
+    ({"model": {"name": "unet"}}, "model.name must be one of .*got 'unet'"),
+    ({"evaluation": {"pictures": -1}}, r"evaluation.pictures must lie in \[0, 100\]"),
+    ({"evaluation": {"batch_size": 0}}, "evaluation.batch_size must be at least 1"),
+    ({"evaluation": {"fars": 1}}, "evaluation must have keys of"),
+    ({"pretrain": {"epochs": 1}}, r"pretrain must be empty .*got \['epochs'\]"),
+    ({"federation": {"cohort_size": 4}}, r"federation.cohort_size must lie in \[0, 3"),
+    ({"data": {"classes": ["red", "green"]}}, r"in \[0, 1\] or void \[255\], got 2"),
+]
+
+
+@pytest.mark.parametrize("changes, rule", SECTIONS)
+def test_a_wrong_section_is_refused_before_anything_is_trained(config, changes, rule):
+    given = config()
+    for section, keys in changes.items():
+        given[section] = {**given[section], **keys} if section in given else keys
+    with pytest.raises(ValueError, match=rule) as raised:
+        build(given)
+    assert "config." in str(raised.value) or "classes" in str(raised.value)
+
+
+def test_a_source_without_masks_and_a_network_for_images_are_refused(config, tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.zeros((4, 8, 8), np.uint8), labels=[0] * 4)
+    data = {"name": "arrays", "path": str(tmp_path / "a.npz")}
+    with pytest.raises(ValueError, match="data must be a source with masks.*'arrays'"):
+        build(config(data=data))
+    with pytest.raises(ValueError, match=r"for every pixel \(12, 16, 3\), got \(3,\)"):
+        build(config(model={"name": "resnet", "blocks": (1,), "widths": (4,)}))
