@@ -22,7 +22,7 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.models.projection import with_projection
 from fedfr_jax.schema import call, check_keys, check_ranges, choose, naming
 from fedfr_jax.stream import stream
-from fedfr_jax.tasks.classification.accuracy import Accuracy
+from fedfr_jax.tasks.classification.accuracy import Accuracy, with_target
 from fedfr_jax.tasks.classification.leaves import frozen_pattern, leaves_of
 from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
 from fedfr_jax.tasks.data import (
@@ -81,9 +81,11 @@ def classification(settings: Mapping) -> Experiment:
                 trainers[name] = trainer._replace(lowered=lowered)
     most = streams(federation, source, (parts.train, parts.test), mesh)
     feed = feed_of(federation, drop_last=federation.drop_last)
-    check_keys("config.evaluation", settings["evaluation"], ("batch_size",))
+    known = ("batch_size", "target_accuracy")
+    check_keys("config.evaluation", settings["evaluation"], known)
     evaluation = {"batch_size": 64, **settings["evaluation"]}
-    check_ranges("config.evaluation.", evaluation, {"batch_size": (1, math.inf)})
+    bounds = {"batch_size": (1, math.inf), "target_accuracy": (0, 1)}
+    check_ranges("config.evaluation.", evaluation, {k: bounds[k] for k in evaluation})
     judged = Feed(evaluation["batch_size"], normalize())
     test = table_of(source, parts.test, most)
     facts = class_report(parts, source.labels, source.names)
@@ -94,7 +96,10 @@ def classification(settings: Mapping) -> Experiment:
                 parts.train_offsets.astype(np.int64),
                 np.full(num_clients, parts.num_classes, np.int32),
             ),
-            evaluators=Accuracy(test, parts.test_offsets, mesh, judged).evaluators,
+            evaluators=with_target(
+                Accuracy(test, parts.test_offsets, mesh, judged).evaluators,
+                evaluation.get("target_accuracy"),
+            ),
             facts=facts,
             text=format_class_report(facts),
         ),
