@@ -253,6 +253,12 @@ class Extra(NamedTuple):
     num_examples: jax.Array  # [K] int32 how many of them count
 
 
+class Broadcast(NamedTuple):
+    """`Extra.tables` that a server would send, not what a simulation looks up."""
+
+    value: PyTree
+
+
 class Local(NamedTuple):
     """A client's training, free of any algorithm.
 
@@ -415,6 +421,8 @@ class Evaluator(NamedTuple):
 
     evaluate: Callable[[Networks], Evaluation]
     in_rounds: bool = True  # whether also between rounds, when an evaluation is due
+    # {metric: value}: the first round that reaches it is told
+    targets: Mapping[str, float] = MappingProxyType({})
 
 
 class Task(NamedTuple):

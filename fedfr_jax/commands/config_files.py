@@ -51,8 +51,19 @@ def find(name: str) -> pathlib.Path:
     )
 
 
-def load(path: pathlib.Path) -> ConfigDict:
-    """What get_config() of the Python file `path` returns.
+def with_argument(name: str) -> tuple[str, str | None]:
+    """--config=NAME:WORD as the name and the word that get_config is given, if any.
+
+    >>> with_argument("classification/comparison:mnist"), with_argument("fedfr/demo")
+    (('classification/comparison', 'mnist'), ('fedfr/demo', None))
+    """
+    head, colon, word = name.rpartition(":")
+    is_part_of_path = pathlib.Path(name).is_file() or {"/", "\\"} & set(word)
+    return (name, None) if not colon or is_part_of_path else (head, word)
+
+
+def load(path: pathlib.Path, argument: str | None = None) -> ConfigDict:
+    """What get_config(), or get_config(argument), of the Python file `path` returns.
 
     Raises:
       ValueError: one line that names file and line, whatever is wrong there.
@@ -60,7 +71,8 @@ def load(path: pathlib.Path) -> ConfigDict:
     _make_importable(path)
     try:
         names = runpy.run_path(str(path))
-        config = names["get_config"]() if "get_config" in names else None
+        given = () if argument is None else (argument,)
+        config = names["get_config"](*given) if "get_config" in names else None
     except (Exception, SystemExit) as error:
         text = error.msg if isinstance(error, SyntaxError) else str(error)
         what = f"{type(error).__name__}: {' '.join(text.split())}"

@@ -7,7 +7,7 @@ import pathlib
 from ml_collections import ConfigDict
 
 from fedfr_jax import processes
-from fedfr_jax.commands.config_files import find, load, restore
+from fedfr_jax.commands.config_files import find, load, restore, with_argument
 
 KEPT = "config.json"  # the config, in the work folder of a run
 SECTIONS = """\
@@ -48,6 +48,7 @@ def define(parser: Parser, *, needs_workdir: bool = True) -> None:
         "--config",
         metavar="NAME",
         help="a Python file with get_config(), or a shipped config (fedfr configs); "
+        "NAME:WORD hands it a word; "
         "--config.section.key=value changes a key; without it the config that the "
         "work folder keeps",
     )
@@ -130,7 +131,8 @@ def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
 def config_of(values: argparse.Namespace, command: str) -> ConfigDict:
     """The config that --config names, else the one that --workdir keeps."""
     if values.config:
-        return load(find(values.config))
+        name, argument = with_argument(values.config)
+        return load(find(name), argument)
     if not values.workdir:
         raise ValueError(f"{command}: --config must name a config file, got none.")
     kept = pathlib.Path(values.workdir) / KEPT

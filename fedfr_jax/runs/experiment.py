@@ -22,6 +22,7 @@ from fedfr_jax.runs import loop, report
 from fedfr_jax.runs.begin import begin, end_of, last_simulation
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.costs import with_costs
 from fedfr_jax.runs.sinks import JsonlSink, open_sinks, read_jsonl, write_summary
 from fedfr_jax.runs.workdir import Clock
 from fedfr_jax.types import (
@@ -200,6 +201,7 @@ def run_federated(
             for sink in sinks[1:2]:
                 sink(end - 1, named(late))
     begun.checkpointer.close()
+    found = with_costs(found, evaluators, _rows_of(folder), begun, rounds)
     network = trainer.network(server) if trainer.network else None
     return network, found
 

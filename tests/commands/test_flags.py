@@ -54,6 +54,20 @@ def test_a_shipped_config_has_a_short_and_a_long_name():
     assert "base" not in shipped()
 
 
+def test_a_config_may_be_handed_a_word(tmp_path):
+    text = MINE.format(place="configs").replace("get_config():", "get_config(of=1):", 1)
+    path = config_in(tmp_path, text.replace("seed = 7", "task = str(of)"))
+    assert parsed(f"--config={path}").config.task == "1"
+    assert parsed(f"--config={path}:two").config.task == "two"
+    plain = config_in(tmp_path, MINE.format(place="configs"), "plain.py")
+    with pytest.raises(ValueError, match="must run, got TypeError: .*argument"):
+        parsed(f"--config={plain}:two")
+    comparison = parsed("--config=comparison:cifar10").config
+    assert comparison.data.name == "cifar10" and "fedbn" in comparison.methods
+    with pytest.raises(ValueError, match="data must be one of .*got 'svhn'"):
+        parsed("--config=classification/comparison:svhn")
+
+
 def test_a_name_of_several_configs_lists_them(tmp_path, monkeypatch):
     for folder in ("one", "two"):
         config_in(tmp_path / folder, MINE, "same.py")

@@ -35,7 +35,13 @@ def check(function, settings, what):
 def test_a_config_configures_functions_that_exist(path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     module = runpy.run_path(str(path))
-    config = plain(module["get_config"]())
+    for data in module.get("DATA", (None,)):
+        check_config(module, *(data,) if data else ())
+    assert "--config=" + str(path.relative_to(ROOT)) in module["__doc__"]
+
+
+def check_config(module, *given):
+    config = plain(module["get_config"](*given))
     assert set(config) <= set(SECTIONS)
     named = [("data", SOURCES), ("model", MODELS), ("partition", PARTITIONS)]
     for section, family in named:
@@ -49,7 +55,6 @@ def test_a_config_configures_functions_that_exist(path, monkeypatch):
         "segmentation": check_segmentation,
     }
     of_task[config.get("task", "faces")](config)
-    assert "--config=" + str(path.relative_to(ROOT)) in module["__doc__"]
 
 
 def check_faces(config):

@@ -35,7 +35,7 @@ def feddane(
 
     def train(key, variables, client):
         own = over_examples(lambda batch: gradient(variables, batch, key), client)
-        correction = jax.tree.map(jnp.subtract, client.tables, own)
+        correction = jax.tree.map(jnp.subtract, client.tables.value, own)
         anchor = variables["params"]
         return fit(key, variables, client, anchor=anchor, correction=correction)
 

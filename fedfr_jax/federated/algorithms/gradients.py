@@ -10,7 +10,7 @@ from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.means import build_mean
 from fedfr_jax.federated.model_axis import whole
 from fedfr_jax.objective import with_aux
-from fedfr_jax.types import Extra, Local, PyTree, RoundContext
+from fedfr_jax.types import Broadcast, Extra, Local, PyTree, RoundContext
 
 
 def shared_gradient(local: Local) -> Callable:
@@ -32,7 +32,7 @@ def shared_gradient(local: Local) -> Callable:
 
 
 def prepare_gradient(local: Local) -> Callable:
-    """`Algorithm.prepare` whose tables are the mean gradient over a cohort's examples.
+    """`Algorithm.prepare` that broadcasts the mean gradient of a cohort's examples.
 
     Of a server with `variables`, whose shared leaves it is taken by.
     """
@@ -42,6 +42,6 @@ def prepare_gradient(local: Local) -> Callable:
     def prepare(server: PyTree, context: RoundContext) -> Extra:
         cohort, run = context.cohort, build(context.feed, context.mesh)
         mean = run(server.variables, context.dataset, context.population, cohort)
-        return no_extra(len(cohort.ids))._replace(tables=mean)
+        return no_extra(len(cohort.ids))._replace(tables=Broadcast(mean))
 
     return prepare

@@ -73,7 +73,7 @@ def mime(
     train = local_training(corrected(less_of_anchor(local)))
 
     def push(key, server, client):
-        mean, start = client.tables, server.variables
+        mean, start = client.tables.value, server.variables
         add = lambda g, m: g + server_momentum * m.astype(g.dtype)
         correction = jax.tree.map(add, mean, server.momentum)
         fixed = {"correction": correction, "anchor": start["params"]}

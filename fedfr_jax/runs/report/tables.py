@@ -15,7 +15,9 @@ import numpy as np
 # Words in the name of a metric (before its "@") that is better when small, and of one
 # that is neither good nor bad.
 SMALLER_IS_BETTER = {"eer", "error", "errors", "frr", "loss", "seconds"}
+SMALLER_IS_BETTER |= {"mb", "rounds"}
 NEITHER = {"far", "measured", "std", "threshold"}
+MOST_COLUMNS = 8  # methods side by side; more are below each other
 
 
 class _Row(NamedTuple):
@@ -28,13 +30,33 @@ class _Row(NamedTuple):
 def result_table(summary: Mapping[str, Any]) -> Any:
     """A rich Table, a row per metric and a column per method, best in bold.
 
+    With more than MOST_COLUMNS methods it is the other way round.
+
     Raises:
       ValueError: the summary holds no method.
     """
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(caption=_caption(summary) or None, caption_justify="left")
+    is_long = len(_methods(summary)) > MOST_COLUMNS
+    fill = _fill_with_methods if is_long else _fill_with_metrics
+    fill(table, summary)
+    return table
+
+
+def _fill_with_methods(table, summary):
+    """A row per method, a column per metric."""
+    rows = _rows(summary)
+    table.add_column("method", no_wrap=True)
+    for row in rows:
+        table.add_column(f"{row.section}\n{row.metric}", justify="right")
+    for i, method in enumerate(_methods(summary)):
+        cells = [_text(row.cells[i], row.is_best[i]) for row in rows]
+        table.add_row(_text(method), *cells)
+
+
+def _fill_with_metrics(table, summary):
+    """A row per metric, a column per method."""
     table.add_column("protocol")
     table.add_column("metric", no_wrap=True)
     for method in _methods(summary):
@@ -44,14 +66,17 @@ def result_table(summary: Mapping[str, Any]) -> Any:
         is_new = row.section != previous
         if is_new and previous is not None:
             table.add_section()
-        cells = [
-            Text(cell, style="bold" if best else "")
-            for cell, best in zip(row.cells, row.is_best, strict=True)
-        ]
-        section = Text(row.section if is_new else "")
-        table.add_row(section, Text(row.metric), *cells)
+        cells = map(_text, row.cells, row.is_best)
+        section = _text(row.section if is_new else "")
+        table.add_row(section, _text(row.metric), *cells)
         previous = row.section
-    return table
+
+
+def _text(words: str, is_best: bool = False):
+    """Words as they are, bold if best."""
+    from rich.text import Text
+
+    return Text(words, style="bold" if is_best else "")
 
 
 def plain_table(summary: Mapping[str, Any]) -> str:
@@ -133,6 +158,8 @@ def _is_list(value: Any) -> bool:
 
 def _shown(value: Any) -> str:
     """The mean as it is printed."""
+    if isinstance(value, int):
+        return str(value)
     mean = _numbers(value).mean()
     # Fixed digits for fractions, so that columns can be compared by eye.
     if _is_list(value):

@@ -11,14 +11,14 @@ from fedfr_jax.federated.local import moving
 from fedfr_jax.federated.simulation import simulation
 from fedfr_jax.feed import Feed
 from fedfr_jax.schema import call, check_keys, check_ranges, naming
-from fedfr_jax.tasks.classification.accuracy import Accuracy
+from fedfr_jax.tasks.classification.accuracy import Accuracy, with_target
 from fedfr_jax.tasks.classification.data import Clients
 from fedfr_jax.tasks.classification.finetuning import finetuned, finetuning
 from fedfr_jax.tasks.classification.loss import cross_entropy
 from fedfr_jax.tasks.options import local_of
 from fedfr_jax.types import Evaluation, Evaluator, Model, Networks, PyTree
 
-KEYS = ("batch_size", "finetune")
+KEYS = ("batch_size", "finetune", "target_accuracy")
 FINETUNE = {"epochs": 1, "moves": ""}  # with the keys of `local_of`
 
 
@@ -26,7 +26,8 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
     """What config.evaluation asks for, checked, but for the images.
 
     Args:
-      settings: `batch_size` of judging; `finetune`, `epochs` of local training with
+      settings: `batch_size` of judging; `target_accuracy`, whose first round the table
+        names; `finetune`, `epochs` of local training with
         the keys of `local_of`, and `moves`, a pattern of the leaves that are trained.
       first: variables of the model.
 
@@ -39,7 +40,11 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
     """
     check_keys("config.evaluation", settings, KEYS)
     settings = {"batch_size": 64, "finetune": None, **settings}
-    check_ranges("config.evaluation.", settings, {"batch_size": (1, math.inf)})
+    target = settings.get("target_accuracy")
+    bounds = {"batch_size": (1, math.inf)}
+    if target is not None:
+        bounds["target_accuracy"] = (0, 1)
+    check_ranges("config.evaluation.", settings, bounds)
     given = settings["finetune"]
     prepared = None if given is None else _finetuning(given, model, first)
     is_images = len(model.image_shape) == 3
@@ -55,7 +60,7 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
                 name = f"{group}_finetuned".strip("_")
                 tune = _after(prepared, of, mesh, feed, **options)
                 found[name] = _tuned(accuracy, tune, is_unseen=bool(group))
-        return found
+        return with_target(found, target)
 
     return judge
 

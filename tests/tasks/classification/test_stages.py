@@ -412,7 +412,7 @@ SECTIONS = [
         },
         "model.embedding_dim must be the 4 classes of the data, got 7",
     ),
-    ({"evaluation": {"fars": 1}}, r"evaluation must have keys of \['batch_size', 'f"),
+    ({"evaluation": {"fars": 1}}, r"evaluation must have keys of .*batch_size"),
     ({"federation": {"cohort_size": 5}}, r"federation.cohort_size must lie in \[0, 4"),
     ({"federation": {"augment": ("blur",)}}, r"augment\[\d\].name must be one of"),
     (

@@ -1,0 +1,152 @@
+"""The methods of the field side by side, on one data set.
+
+fedfr train --config=configs/classification/comparison.py:fashion_mnist \
+    --workdir=runs/comparison
+
+The word after the colon is a key of DATA; the table has a row per method: accuracy of
+the one network and of every client's own, its worst decile, rounds to the target, and
+what each client sends and receives. One method:
+--config.methods="{'scaffold': {'algorithm': 'scaffold', 'learning_rate': 0.05}}".
+"""
+
+from fedfr_jax.configs import base
+
+CNN = {"name": "cnn", "widths": (8, 16), "embedding_dim": 32}
+RESNET = {"name": "resnet", "blocks": (1, 1, 1), "widths": (16, 32, 64)}
+SHORT = {"rounds": 12, "local_epochs": 2, "batch_size": 20, "flip": 0.0}
+# data, network, target accuracy, federation
+DATA = {
+    "fashion_mnist": ("fashion_mnist", CNN, 0.75, SHORT),
+    "mnist": ("mnist_pfl20", CNN, 0.95, {**SHORT, "rounds": 10}),
+    "cifar10": ("cifar10_jpg", RESNET, 0.4, {**SHORT, "flip": 0.5}),
+    "cifar100": ("cifar100_6k", RESNET, 0.1, {**SHORT, "flip": 0.5}),
+    "emnist": ("emnist/byclass", CNN, 0.75, {**SHORT, "rounds": 100}),
+}
+RATE = {"learning_rate": 0.05}
+HEAD = {"blocks": 1}
+
+
+def server(name, learning_rate, **settings):
+    """A server optimizer of Reddi et al. 2021 (arXiv:2003.00295)."""
+    return {"name": name, "learning_rate": learning_rate, **settings}
+
+
+def one_network():
+    """Methods that train one network for everybody, or a few."""
+    return {
+        "fedavg": RATE,
+        # mu of Li et al. 2020 (arXiv:1812.06127), section 5.1: 0.001 to 1.
+        "fedprox": {"algorithm": "fedprox", "strength": 0.01, **RATE},
+        "scaffold": {"algorithm": "scaffold", **RATE},
+        "fednova": {"algorithm": "fednova", **RATE},
+        # Rates of clients and server and tau: Reddi et al., table 8, of CIFAR-100.
+        "fedavgm": {"server_optimizer": server("fedavgm", 1.0), "learning_rate": 0.032},
+        "fedadagrad": {
+            "server_optimizer": server("fedadagrad", 0.1, tau=0.01),
+            "learning_rate": 0.1,
+        },
+        "fedadam": {
+            "server_optimizer": server("fedadam", 1.0, tau=0.1),
+            "learning_rate": 0.032,
+        },
+        "fedyogi": {
+            "server_optimizer": server("fedyogi", 1.0, tau=0.1),
+            "learning_rate": 0.032,
+        },
+        # mu of Li et al. 2021 (arXiv:2103.16257), section 4.1: 1 but for CIFAR-10's 5.
+        "moon": {"algorithm": "moon", "contrastive_weight": 1.0, **RATE},
+        # alpha of Acar et al. 2021 (arXiv:2111.04263), appendix A: 0.01 for CIFAR.
+        "feddyn": {"algorithm": "feddyn", "strength": 0.01, **RATE},
+        # Momentum 0.9 is not normalised: a tenth of the other rates.
+        "mime": {"algorithm": "mime", "learning_rate": 0.005},
+        "mimelite": {"algorithm": "mimelite", "learning_rate": 0.005},
+        # q of Li et al. 2020 (arXiv:1905.10497): 0.1 to 15.
+        "qfedavg": {"algorithm": "qfedavg", "q": 1.0, **RATE},
+        "afl": {"algorithm": "afl", "domain_rate": 0.1, **RATE},
+        "fedatt": {"algorithm": "fedatt", **RATE},
+        # A step of Per-FedAvg has two batches: twice the rate.
+        "perfedavg": {
+            "algorithm": "perfedavg",
+            "inner_rate": 0.05,
+            "learning_rate": 0.1,
+        },
+    }
+
+
+def robust():
+    """Aggregates that some faulty clients of a cohort of ten cannot move."""
+
+    def row(name, **settings):
+        combine = {"name": name, **settings}
+        return {"algorithm": "robust", "combine": combine, **RATE}
+
+    return {
+        "median": row("median"),
+        "trimmed_mean": row("trimmed_mean", fraction=0.2),
+        "krum": row("krum", faulty=2),
+        "multi_krum": row("krum", faulty=2, chosen=6),
+        "bulyan": row("bulyan", faulty=1),
+        "geometric_median": row("geometric_median"),
+        "norm_clipping": {"algorithm": "norm_clipping", "bound": 1.0, **RATE},
+        "centred_clipping": {"algorithm": "centred_clipping", "bound": 1.0, **RATE},
+    }
+
+
+def personalised(top):
+    """Methods after which every client has a network of its own, or of its group.
+
+    Args:
+      top: name of the network's last layer.
+    """
+    return {
+        "local": {"personal": ".", **RATE},
+        "fedper": {"personal": HEAD, **RATE},
+        "fedrep": {
+            "algorithm": "fedrep",
+            "head": f"params/{top}/",
+            "head_epochs": 1,
+            **RATE,
+        },
+        "fedbabu": {"personal": HEAD, "frozen": HEAD, **RATE},
+        "lg_fedavg": {"personal": {"all_but_blocks": 2}, "weigh": "equally", **RATE},
+        # lambda = 1 of Li et al. 2021 (arXiv:2012.04221), section 4.
+        "ditto": {"algorithm": "ditto", "strength": 1.0, **RATE},
+        "apfl": {"algorithm": "apfl", **RATE},
+        # Rates and lambda of Dinh et al. 2020 (arXiv:2006.08848), of MNIST.
+        "pfedme": {
+            "algorithm": "pfedme",
+            "personal_rate": 0.1,
+            "strength": 15.0,
+            "learning_rate": 0.005,
+        },
+        "ifca": {"algorithm": "ifca", "groups": 2, **RATE},
+        "hypcluster": {"algorithm": "hypcluster", "groups": 2, **RATE},
+        "fesem": {"algorithm": "fesem", "groups": 2, **RATE},
+    }
+
+
+def get_config(data="fashion_mnist"):
+    """Twenty clients of Dirichlet shares, ten a round; every method at its rates."""
+    if data not in DATA:
+        raise ValueError(f"data must be one of {list(DATA)}, got {data!r}.")
+    place, network, target, federation = DATA[data]
+    config = base.get_config()
+    config.task = "classification"
+    config.data = {"name": data, "data_dir": base.data_dir(place)}
+    if data == "emnist":
+        splits = {"split": "train", "test_split": "test"}
+        config.data = {"name": "tfds", "dataset": place, **splits}
+    config.partition = {
+        "name": "dirichlet",
+        "num_clients": 20,
+        "alpha": 0.3,
+        "seed": config.get_ref("seed"),
+    }
+    config.model = network
+    config.federation = {**federation, "cohort_size": 10, "evaluate_every": 1}
+    config.evaluation = {"target_accuracy": target}
+    top = "classifier" if network is CNN else "fc"
+    config.methods = {**one_network(), **robust(), **personalised(top)}
+    if network is RESNET:
+        config.methods.fedbn = {"personal": {"batch_norms": True}, **RATE}
+    return config.lock()

@@ -1,0 +1,104 @@
+"""What a round sends: bytes of a client's update, and of the state that it reads.
+
+Both are found by tracing an algorithm's `client_update` on shapes. A leaf of the
+server's state, or of a `Broadcast`, is sent down when the client computes with it; a
+client sends up what it adds to sums (`update`) and what is kept of it (`upload`).
+Single numbers that go along, such as weights, are not counted, nor is what clients send
+for a `prepare`: FedDANE's gradients, which are one model more.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.federated.client import Slots, all_rows, client_view
+from fedfr_jax.federated.engine import no_extra
+from fedfr_jax.federated.shapes import extra_shapes
+from fedfr_jax.federated.state import Simulation
+from fedfr_jax.types import Broadcast, Cohort, Dataset, Extra, PyTree
+
+
+class Traffic(NamedTuple):
+    """Bytes of one client in one round."""
+
+    up: int
+    down: int
+
+
+def traffic(sim: Simulation, server: PyTree, row: PyTree) -> Traffic | None:
+    """Bytes that each client of a round sends and receives.
+
+    Args:
+      server: arrays or shapes, like `row`, the personal state of one client.
+
+    Returns:
+      None where the server prepares what cannot be traced, or adds examples.
+    """
+    shapes = lambda tree: jax.tree.map(_shape, tree)
+    extra = _extra(sim, shapes(server))
+    if extra is None or extra.examples.shape[1]:
+        return None
+
+    def sent(server, tables, row, dataset):
+        none = jnp.zeros(extra.examples.shape, jnp.int32)
+        given = Extra(tables, none, none.sum(axis=1, dtype=jnp.int32))
+        return _sent(sim, server, row, dataset, given)
+
+    given = shapes((server, extra.tables))
+    program, outputs = jax.make_jaxpr(sent, return_shape=True)(
+        *given, shapes(row), _one_example(sim)
+    )
+    used = {id(x) for step in program.jaxpr.eqns for x in step.invars}
+    is_read = [id(x) in used for x in program.jaxpr.invars]
+    has_broadcast = isinstance(extra.tables, Broadcast)
+    counted = jax.tree.leaves(given if has_broadcast else given[0])
+    down = [x for x, read in zip(counted, is_read, strict=False) if read]
+    up = jax.tree.leaves((outputs.update, outputs.upload))
+    return Traffic(up=_bytes(up), down=_bytes(down))
+
+
+def _sent(sim, server, row, dataset, extra):
+    """What client 0 hands to the engine, traced."""
+    number = {"num_local": 1, "num_steps": 1, "num_classes": 1}
+    slot = Slots(**{name: jnp.int32(number.get(name, 0)) for name in Slots._fields})
+    view = client_view(
+        *(sim.feed, int(sim.largest[0]), jax.random.key(0), slot, extra),
+        *(all_rows(dataset), jnp.int32(0)),
+    )
+    return sim.algorithm.client_update(jax.random.key(0), server, row, view)
+
+
+def _extra(sim: Simulation, server: PyTree) -> Extra | None:
+    """What `prepare` hands to clients, as shapes; None where it cannot be traced."""
+    if not sim.algorithm.prepare:
+        return no_extra(sim.cohort_size)
+    if sim.source.is_streamed:
+        return None
+    cohort = Cohort(np.arange(sim.cohort_size, dtype=np.int32), 0)
+    try:
+        extra = extra_shapes(sim.algorithm.prepare, server, sim.context(cohort))
+    except jax.errors.JAXTypeError:  # it asks for values
+        return None
+    return extra
+
+
+def _one_example(sim: Simulation) -> Dataset:
+    """Shapes of a data set of one example."""
+    if sim.source.is_streamed:
+        each = sim.table.example
+    else:
+        each = jax.tree.map(lambda x: _shape(x, x.shape[1:]), sim.table)
+    return jax.tree.map(lambda x: _shape(x, (1, *x.shape)), each)
+
+
+def _shape(x, shape=None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape if shape is None else shape, x.dtype)
+
+
+def _bytes(leaves) -> int:
+    """Bytes of the arrays among the leaves."""
+    arrays = [x for x in leaves if x.ndim]
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)

@@ -1,0 +1,64 @@
+"""What a federated stage has cost: rounds to a target, and bytes sent."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedfr_jax.federated.traffic import traffic
+from fedfr_jax.runs.begin import Begun
+from fedfr_jax.types import Evaluation, Evaluator
+
+MEGABYTE = 1e6
+
+
+def with_costs(
+    found: Mapping[str, Evaluation],
+    evaluators: Mapping[str, Evaluator],
+    rows: Sequence[Mapping[str, Any]],
+    begun: Begun,
+    rounds: int,
+) -> dict[str, Evaluation]:
+    """The evaluations, with rounds to their targets, and a section "communication".
+
+    Args:
+      rows: of the stage's metrics.jsonl.
+      rounds: of the whole stage.
+    """
+    told = {
+        name: of._replace(
+            metrics={**of.metrics, **rounds_to(name, evaluators[name], rows, of)}
+        )
+        for name, of in found.items()
+    }
+    sent = communication(begun, rounds)
+    return {**told, "communication": Evaluation(sent)} if sent else told
+
+
+def rounds_to(
+    name: str, evaluator: Evaluator, rows: Sequence[Mapping], found: Evaluation
+) -> dict[str, int | None]:
+    """{"rounds_to_TARGET": round, from 1, of the first evaluation that reached it}.
+
+    None where none did; nothing where the evaluator has found nothing.
+    """
+
+    def first(metric, target):
+        values = ((row["round"] + 1, row.get(f"{name}/{metric}")) for row in rows)
+        reached = (i for i, x in values if x is not None and x >= target)
+        return next(reached, None)
+
+    return {
+        f"rounds_to_{target:g}": first(metric, target)
+        for metric, target in evaluator.targets.items()
+        if metric in found.metrics
+    }
+
+
+def communication(begun: Begun, rounds: int) -> dict[str, float]:
+    """Megabytes per client and round up and down, and of all clients and rounds."""
+    sim = begun.sim
+    each = traffic(sim, begun.server, begun.store.template)
+    if each is None:
+        return {}
+    total = (each.up + each.down) * sim.cohort_size * rounds
+    sizes = {"up_mb": each.up, "down_mb": each.down, "total_mb": total}
+    return {name: size / MEGABYTE for name, size in sizes.items()}

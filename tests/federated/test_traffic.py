@@ -1,0 +1,79 @@
+"""Bytes that are sent, counted by hand from the shapes of the model."""
+
+import numpy as np
+import pytest
+
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.server_optimizers import fedadam
+from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.simulation import open_store, simulation, start
+from fedfr_jax.federated.traffic import Traffic, traffic
+from fedfr_jax.feed import Feed
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.stream import stream
+from tests.contracts.test_algorithms import LOCAL, SIZES, table, variables_of
+
+PARAMS, STATISTICS, HEAD = 4 * (6 * 4 + 4 * 3 + 3), 4 * 6, 4 * 4 * 3
+MODEL = PARAMS + STATISTICS
+
+
+def start_variables():
+    """The contract's model, whose statistics are of six numbers."""
+    statistics = {"mean": np.zeros(6, np.float32)}
+    return {**variables_of(0), "batch_stats": statistics}
+
+
+def loss_fn(variables, batch, key):
+    """The contract's loss, with the statistics as they were but for a number."""
+    stats = variables["batch_stats"]
+    scalar = {**variables, "batch_stats": {"mean": stats["mean"].mean()}}
+    loss, (new, metrics) = LOCAL.loss(scalar, batch, key)
+    return loss, ({"mean": stats["mean"] + new["mean"]}, metrics)
+
+
+def traffic_of(name, where=None, streamed=False, **settings):
+    local = LOCAL._replace(loss=loss_fn)
+    algorithm = personal(ALGORITHMS[name](local, **settings), where)
+    data = table()
+    if streamed:
+        images = data.images
+        data = stream(lambda rows: images[rows], data.labels, memory=2**20)
+    classes = np.full(len(SIZES), 3, np.int32)
+    population = Population(np.cumsum([0, *SIZES]), classes)
+    sim = simulation(
+        algorithm, Feed(4), data, population, mesh=make_mesh(2), cohort_size=3
+    )
+    server = start(sim, start_variables())
+    return traffic(sim, server, open_store(sim, server).template)
+
+
+CASES = {
+    "fedavg": ({}, (MODEL, MODEL)),
+    "an adaptive server": (
+        {"name": "fedavg", "server_optimizer": fedadam(0.1)},
+        (MODEL, MODEL),
+    ),
+    "scaffold": ({"num_clients": 5}, (MODEL + PARAMS, MODEL + PARAMS)),
+    "fedper": (
+        {"name": "fedavg", "where": "params/head"},
+        (MODEL - HEAD, MODEL - HEAD),
+    ),
+    "local training": ({"name": "fedavg", "where": "."}, (0, 0)),
+    "ditto": ({}, (MODEL, MODEL)),
+    "ifca": ({"groups": 3}, (MODEL, 3 * MODEL)),
+    "robust": ({}, (MODEL, MODEL)),
+    "mimelite": ({}, (MODEL + PARAMS, MODEL + PARAMS)),
+    "mime": ({}, (MODEL + PARAMS, MODEL + 2 * PARAMS)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_of_a_round_are_those_of_what_is_sent(name):
+    settings, expected = CASES[name]
+    assert traffic_of(**{"name": name, **settings}) == Traffic(*expected)
+
+
+def test_a_stream_of_examples_changes_nothing_but_what_cannot_be_traced():
+    assert traffic_of("fedavg", streamed=True) == traffic_of("fedavg")
+    assert traffic_of("mime", streamed=True) is None
