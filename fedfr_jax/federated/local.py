@@ -77,31 +77,6 @@ def by_block(make: Callable) -> Callable:
     return at
 
 
-def frozen(local: Local, pattern: str) -> Local:
-    """`local` whose steps leave the params that `pattern` finds where they are.
-
-    Args:
-      local: its optimizer is a function of the rate.
-      pattern: regular expression over leaf paths such as `params/head`, which need not
-        be among those that a phase of training moves.
-    """
-    find = trees.matching(pattern, least=0)
-
-    def at(rate):
-        inner = local.optimizer(rate)
-
-        def update(grads, state, params=None):
-            steps, state = inner.update(grads, state, params)
-            named = {"params": stacks.named(steps)}
-            still = lambda is_found, x: jnp.zeros_like(x) if is_found else x
-            steps = jax.tree.map(still, find(named), named)["params"]
-            return stacks.laid_out(steps, grads), state
-
-        return optax.GradientTransformation(inner.init, update)
-
-    return local._replace(optimizer=at)
-
-
 def step_decay(rate: float, *, every: tuple[int, ...] | int = 0, factor: float = 0.1):
     """Learning rate of (round, epoch): `rate * factor ** (epoch // every[round])`.
 

@@ -12,7 +12,8 @@ from fedfr_jax.data.partition import ClientSplit, class_report, format_class_rep
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.phases import head_first
 from fedfr_jax.federated.algorithms.statistics import with_statistics
-from fedfr_jax.federated.local import frozen, moving
+from fedfr_jax.federated.frozen import frozen
+from fedfr_jax.federated.local import moving
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import AUTO, Federation, check_federation
 from fedfr_jax.losses.spreadout import spreadout_sum

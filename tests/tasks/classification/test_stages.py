@@ -223,7 +223,7 @@ def test_clients_outside_are_judged_as_they_come_and_after_fine_tuning(outside):
     protocols = {"generic", "personalised", "finetuned", "unseen", "unseen_finetuned"}
     mean = {}
     for name, of in found.items():
-        assert of.keys() == protocols
+        assert of.keys() - {"communication"} == protocols
         mean[name] = {k: v.get("accuracy") for k, v in of.items()}
     for of in mean.values():  # two classes each, known after six epochs
         assert of["finetuned"] > 0.8 and of["unseen_finetuned"] > 0.75
