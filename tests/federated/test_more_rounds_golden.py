@@ -1,5 +1,6 @@
 """Two golden rounds of further methods, replayed through the real engine."""
 
+import inspect
 from functools import partial
 
 import jax
@@ -212,6 +213,23 @@ def arrays(golden):
 def test_two_rounds_equal_the_golden_ones(arrays, name, where):
     with jax.enable_x64(True):
         CHECKS[name](arrays, where)
+
+
+def test_defaults_are_those_of_the_goldens(arrays):
+    default = lambda factory, key: inspect.signature(factory).parameters[key].default
+    expected = {
+        (afl, "domain_rate"): "agn_domain_lr",
+        (feddyn, "strength"): "feddyn_alpha",
+        (mime, "server_momentum"): "mime_momentum",
+        (mimelite, "server_momentum"): "mime_momentum",
+        (perfedavg, "difference"): "perfed_delta",
+    }
+    for given, name in expected.items():
+        assert default(*given) == arrays[name]
+    found = [default(fedaws, key) for key in ("margin", "strength", "rate")]
+    assert found == arrays["aws_ref_nu_lam_lr"].tolist()
+    for name in ("weigh", "server_rate"):
+        assert default(mime, name) == default(mimelite, name)
 
 
 # --- Aggregation of given changes, that clients of one example each "train"

@@ -13,6 +13,7 @@ from fedfr_jax.types import Experiment, Networks
 
 CLASSES, NUM_CLIENTS = 4, 4
 RATE = {"learning_rate": 0.1}
+TARGET = 0.85
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,8 @@ METHODS = {
 @pytest.fixture(scope="module")
 def finished(path, tmp_path_factory):
     """(experiment, its folder, its numbers) of METHODS."""
-    experiment = build(config(path, methods=METHODS))
+    given = config(path, methods=METHODS, evaluation={"target_accuracy": TARGET})
+    experiment = build(given)
     folder = tmp_path_factory.mktemp("finished")
     return experiment, folder, run(experiment, folder)
 
@@ -98,7 +100,7 @@ def test_every_row_is_judged_where_it_has_a_network(finished):
     assert has_one == {"fedavg", "scaffold", "central"}  # who shares every leaf
     spread = {f"accuracy{x}" for x in ("", "_std", "_min", "_max", "_worst_decile")}
     for of in found.values():
-        assert of["personalised"].keys() == spread
+        assert of["personalised"].keys() == {*spread, f"rounds_to_{TARGET}"}
     rows = [
         json.loads(line)
         for line in (folder / "fedper" / "metrics.jsonl").read_text().splitlines()
@@ -106,6 +108,28 @@ def test_every_row_is_judged_where_it_has_a_network(finished):
     accuracies = [row["personalised/accuracy"] for row in rows]
     assert len(accuracies) == 3
     assert accuracies[-1] == found["fedper"]["personalised"]["accuracy"]
+
+
+def test_a_row_says_what_was_sent_and_when_the_target_was_reached(finished):
+    _, folder, found = finished
+    model, head = 4 * (64 * 8 + 8 + 8 * 4 + 4), 4 * (8 * 4 + 4)  # bytes, of the MLP
+    sent = {
+        "fedavg": model,
+        "scaffold": 2 * model,
+        "fedper": model - head,
+        "local": 0,
+    }
+    for name, size in sent.items():
+        communication = found[name]["communication"]
+        assert communication["up_mb"] == communication["down_mb"] == size / 1e6
+        total = 2 * size * NUM_CLIENTS * 3 / 1e6  # of three rounds
+        assert communication["total_mb"] == pytest.approx(total)
+        rows = (folder / name / "metrics.jsonl").read_text().splitlines()
+        seen = [json.loads(row)["personalised/accuracy"] for row in rows]
+        reached = [i for i, x in enumerate(seen, 1) if x >= TARGET]
+        first = found[name]["personalised"][f"rounds_to_{TARGET}"]
+        assert first == (reached[0] if reached else None)
+    assert "rounds_to_0.85" not in found["fedper"]["generic"]
 
 
 def test_training_is_better_than_chance_and_heads_know_their_two_classes(finished):
@@ -160,7 +184,8 @@ def test_streamed_images_give_the_same_numbers(finished, path, tmp_path):
     given["federation"] = {**given["federation"], "table": "stream"}
     streamed = run(build(given), tmp_path)
     for name, of in streamed["fedavg"].items():
-        assert of == pytest.approx(found["fedavg"][name])
+        expected = found["fedavg"][name]
+        assert of == pytest.approx({metric: expected[metric] for metric in of})
 
 
 def test_test_images_of_the_set_itself_are_those_that_are_judged(path):
@@ -422,6 +447,10 @@ SECTIONS = [
     (
         {"partition": {"name": "iid", "num_clients": 160}},
         "partition must leave test images",
+    ),
+    (
+        {"evaluation": {"target_accuracy": 75}},
+        r"evaluation.target_accuracy must lie in \[0, 1\], got 75",
     ),
     ({"evaluation": {"batch_size": 0}}, "evaluation.batch_size must be at least 1"),
     (
