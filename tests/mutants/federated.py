@@ -223,7 +223,7 @@ MUTANTS = [
         "fedfr_jax/federated/engine.py",
         "federated/test_engine.py",
         [
-            ("trees.where(is_real, summary, zeros)", "summary"),
+            ("trees.where(is_real, summary, sums.zeros(summary))", "summary"),
             (
                 "lax.cond(slot.is_new, fresh, lambda: row)",
                 "lax.cond(~slot.is_new, fresh, lambda: row)",

@@ -32,8 +32,9 @@ SPLIT = {
     "num_test_images": 4,
 }
 ROOT = pathlib.Path(__file__).parent.parent.parent
-ROWS = """local fedavg fedface moon hard_negatives contrastive finetune distill
-          cosface_branch fedfr central""".split()
+ROWS = """local local_equal local_negatives fedavg fedavg_equal fedface spreadout moon
+          branch_only no_images hard_negatives contrastive no_contrastive finetune
+          distill cosface_branch fedfr central""".split()
 FORWARD = 2 * BATCH * SIDE * SIDE * DIM
 
 
@@ -306,4 +307,7 @@ def test_the_paper_size_is_opened_in_seconds_and_an_unknown_row_named(
     assert main(words) == 2
     said = capsys.readouterr()
     assert "1137500 made-up images of 13000 people, 29 MB" in said.out
-    assert "--rows must be of ['central'," in said.err and "got 'nosuch'" in said.err
+    assert (
+        "--rows must be of ['branch_only', 'central'," in said.err
+        and "got 'nosuch'" in said.err
+    )

@@ -97,7 +97,7 @@ def class_values(features: Callable, num_classes: int, normalize: bool) -> Calla
         if normalize:
             length = jnp.linalg.norm(found, axis=-1, keepdims=True)
             found = found / jnp.maximum(length, TINY)
-        (labels,) = batch.targets.values()
+        labels = batch.targets.get("mask", batch.targets["label"])
         return class_means(found, labels, batch.is_valid, num_classes)
 
     return values

@@ -27,6 +27,7 @@ UNFIT = {  # algorithms that cannot train faces here, and what they would need
     "afl": "classes that all clients share",
     "fedaws": EMBEDDINGS,
     "feddane": EMBEDDINGS,
+    "fedmargin": "class prototypes that all clients share",
     "mime": EMBEDDINGS,
     "moon": "a loss of its own: leave it out and give contrastive_weight",
 }

@@ -111,6 +111,8 @@ EXPECTED = {
         "rounds": 20,
         "cohort_size": 0,
         "local_epochs": (10, 8, 6, 4),  # E <- max(4, E - 2)
+        "stragglers": 0.0,
+        "drop_stragglers": False,
         "batch_size": 64,
         "drop_last": False,
         "flip": 0.5,
@@ -131,7 +133,19 @@ ADAPT = {"epochs": 5}
 ROWS = {
     "local": {**SHARED, **FEDAVG, "share": False},
     "fedavg": {**SHARED, **FEDAVG},
-    "fedface": {**SHARED, **FEDAVG, "spreadout": 0.4},
+    "fedface": {
+        **{**SHARED, **FEDAVG, "margin_loss": "class_hinge", "margin": 0.1},
+        **{"init_fc": True, "spreadout": 0.3, "spreadout_options": {"steps": 10}},
+    },
+    "spreadout": {**SHARED, **FEDAVG, "spreadout": 0.4},
+    "local_equal": {**SHARED, **FEDAVG, "share": False, "local_epochs": (6, 5)},
+    "fedavg_equal": {**SHARED, **FEDAVG, "local_epochs": (6, 5)},
+    "local_negatives": {
+        **{**SHARED, "contrastive_weight": 0.0, "branch": None, "share": False},
+    },
+    "branch_only": {**SHARED, "public": False, "contrastive_weight": 0.0},
+    "no_images": {**SHARED, "public": False},
+    "no_contrastive": {**SHARED, "contrastive_weight": 0.0},
     "moon": {**SHARED, "public": False, "branch": None},
     "hard_negatives": {**SHARED, "contrastive_weight": 0.0, "branch": None},
     "contrastive": {**SHARED, "branch": None},
@@ -159,7 +173,8 @@ def test_every_default_has_the_value_of_the_paper_or_of_the_released_code():
 
 
 def test_every_row_of_the_tables_switches_what_its_name_says():
-    assert base.table_rows(ADAPT, central={"epochs": 3}, **SHARED) == ROWS
+    settings = {"equal_epochs": (6, 5), "central": {"epochs": 3}, **SHARED}
+    assert base.table_rows(ADAPT, **settings) == ROWS
     assert base.FEDAVG == FEDAVG and base.FEDFR == {}
 
 

@@ -171,6 +171,7 @@ NEEDED = {
     "fedrep": {"head": "params/classifier", "head_epochs": 1},
     "pfedme": {"personal_rate": 0.05},
     "qfedavg": {"q": 1.0},
+    "afl": {"num_classes": 3},
 }
 
 
