@@ -172,6 +172,7 @@ NEEDED = {
     "pfedme": {"personal_rate": 0.05},
     "qfedavg": {"q": 1.0},
     "afl": {"num_classes": 3},
+    "perfedavg": {"inner_rate": 0.1},
 }
 
 
