@@ -163,3 +163,30 @@ def fedper_paper(dataset, classes_per_client, model):
     }
     config.methods = fedper_rows({"learning_rate": 0.01}, epochs=100, batch_size=128)
     return config
+
+
+def fedmargin_rows(head_epochs, **common):
+    """The methods of FedMargin's table 1, on a network that ends in `classifier`.
+
+    Args:
+      head_epochs: of FedRep, before its epochs of the body.
+      common: what all rows share, such as learning_rate.
+    """
+    rows = {
+        "fedavg": {},
+        "fairavg": {"weigh": "equally"},
+        "fedper": {"personal": {"blocks": 1}},
+        "fedrep": {
+            "algorithm": "fedrep",
+            "head": "/classifier/",
+            "head_epochs": head_epochs,
+        },
+        "fesem": {"algorithm": "fesem", "groups": 3},
+        "fedatt": {"algorithm": "fedatt"},
+        "fedatt_spectral": {"algorithm": "fedatt", "norm": "spectral"},
+        "feddane": {"algorithm": "feddane", "strength": 1.0},
+        "fedprox": {"algorithm": "fedprox", "strength": 0.1},
+        "fedmargin": {"algorithm": "fedmargin"},
+        "fedmargin_counts": {"algorithm": "fedmargin", "weigh": "examples"},
+    }
+    return {name: {**common, **row} for name, row in rows.items()}

@@ -16,7 +16,7 @@ from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.pfedme import pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.scaffold import scaffold
-from fedfr_jax.federated.local import local_training
+from fedfr_jax.federated.local import local_training, sgd
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Local
@@ -421,3 +421,12 @@ def test_a_draw_without_the_personal_leaf_is_refused(given, found):
     rule = rf"draw must give params/scale of shape \(16,\), got {found}"
     with pytest.raises(ValueError, match=rule):
         rounds_of(algorithm, numbers=(0,))
+
+
+def test_only_the_leaves_that_decay_says_are_pulled_to_zero():
+    params = {"kernel": jnp.full(3, 2.0), "bias": jnp.full(3, 2.0)}
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    optimizer = sgd(weight_decay=0.1, decays="kernel$")(0.5)
+    steps, _ = optimizer.update(zeros, optimizer.init(params), params)
+    np.testing.assert_allclose(steps["kernel"], -0.1)  # rate x decay x 2
+    np.testing.assert_array_equal(steps["bias"], 0)

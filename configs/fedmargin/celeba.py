@@ -1,0 +1,36 @@
+"""FedMargin's CelebA: does somebody smile, a client per celebrity, LEAF's network.
+
+fedfr train --config=configs/fedmargin/celeba.py --workdir=runs/fedmargin_celeba
+
+Needs tensorflow-datasets (pip install 'fedfr_jax[tfds]'), which downloads CelebA. Not
+run yet.
+"""
+
+from fedfr_jax.configs import base
+
+
+def get_config():
+    """200 rounds of 20 epochs; --config.federation.stragglers=0.8 for other shares."""
+    config = base.get_config()
+    config.task = "classification"
+    config.data = {
+        "name": "tfds",
+        "dataset": "celeb_a",
+        "split": "train+validation+test",
+        "attribute": "Smiling",
+        "image_size": 84,
+        "min_images": 5,
+    }
+    config.partition = {"name": "by_owner", "test_fraction": 0.1}
+    config.model = {"name": "leaf_celeba"}
+    config.federation = {
+        "rounds": 200,
+        "cohort_size": 10,
+        "local_epochs": 20,
+        "batch_size": 10,
+        "flip": 0.0,
+        "stragglers": 0.5,
+        "evaluate_every": 1,
+    }
+    config.methods = base.fedmargin_rows(10, learning_rate=0.01)
+    return config.lock()

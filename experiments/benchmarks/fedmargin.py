@@ -1,0 +1,97 @@
+"""What FedMargin's prototypes cost: rounds of FedAvg and of FedMargin, in turns.
+
+    python experiments/benchmarks/fedmargin.py [--clients=8] [--epochs=4] [--rounds=8]
+
+Clients of 100 images of 28 pixels in batches of 20, 10 classes, one device. FedMargin
+sees every image two more times, forward only. Prints seconds of
+the process a round, which a busy machine changes less, and the ratio.
+"""
+
+import argparse
+import statistics
+import time
+
+import results_file
+
+EXAMPLES, CLASSES, SHAPE = 100, 10, (28, 28, 1)
+MODELS = {"cnn": {"widths": (16, 32), "num_classes": CLASSES}}
+MODELS["resnet"] = {"blocks": (1, 1), "widths": (16, 32), "num_classes": CLASSES}
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=8)
+    results_file.add_flag(parser)
+    return parser.parse_args()
+
+
+def runs_of(name, args):
+    """{algorithm: (simulation, server, store)} of the same work."""
+    import jax
+    import numpy as np
+
+    from fedfr_jax.federated.algorithms import ALGORITHMS
+    from fedfr_jax.federated.client import Population
+    from fedfr_jax.federated.simulation import open_store, simulation, start
+    from fedfr_jax.feed import Feed
+    from fedfr_jax.mesh import make_mesh
+    from fedfr_jax.models import MODELS as FACTORIES
+    from fedfr_jax.tasks.classification.loss import cross_entropy
+    from fedfr_jax.types import Dataset, Local
+
+    random, count = np.random.default_rng(0), EXAMPLES * args.clients
+    images = random.normal(size=(count, *SHAPE)).astype(np.float32)
+    labels = random.integers(CLASSES, size=count).astype(np.int32)
+    offsets = np.arange(0, count + 1, EXAMPLES)
+    model = FACTORIES[name](SHAPE, **MODELS[name])
+    local = Local(cross_entropy(model), learning_rate=0.01)
+    runs = {}
+    for method, options in (("fedavg", {}), ("fedmargin", {"model": model})):
+        sim = simulation(
+            ALGORITHMS[method](local, **options),
+            Feed(20),
+            Dataset.labelled(images, labels),
+            Population(offsets, np.full(args.clients, CLASSES)),
+            mesh=make_mesh(1),
+            local_epochs=args.epochs,
+        )
+        server = start(sim, model.init(jax.random.key(0)))
+        runs[method] = sim, server, open_store(sim, server)
+    return runs
+
+
+def seconds_of(runs, rounds):
+    """{algorithm: CPU seconds of each round}, but for the first two, which compile."""
+    import jax
+
+    from fedfr_jax.federated.simulation import play
+
+    spent = {method: [] for method in runs}
+    for round in range(rounds + 2):
+        for method, (sim, server, store) in runs.items():
+            begin = time.process_time()
+            server, _ = play(sim, server, store, round)
+            jax.block_until_ready(server)
+            spent[method].append(time.process_time() - begin)
+            runs[method] = sim, server, store
+    return {method: times[2:] for method, times in spent.items()}
+
+
+def main():
+    """Print and write the seconds and the ratio of every network."""
+    args, rows = parse_arguments(), {}
+    for name in MODELS:
+        spent = seconds_of(runs_of(name, args), args.rounds)
+        pairs = zip(spent["fedavg"], spent["fedmargin"], strict=True)
+        row = {k: statistics.median(times) for k, times in spent.items()}
+        row["median of pairs"] = statistics.median(b / a for a, b in pairs)
+        row["of the fastest"] = min(spent["fedmargin"]) / min(spent["fedavg"])
+        rows[f"{name}, {args.epochs} epochs"] = row
+        print(name, {key: round(value, 3) for key, value in row.items()}, flush=True)
+    results_file.write(args.out, rows)
+
+
+if __name__ == "__main__":
+    main()
