@@ -16,7 +16,7 @@ from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.pfedme import pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.scaffold import scaffold
-from fedfr_jax.federated.local import local_training
+from fedfr_jax.federated.local import local_training, sgd
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Local
