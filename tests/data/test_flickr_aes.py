@@ -13,9 +13,9 @@ FILE = "FLICKR-AES_image_labeled_by_each_worker.csv"
 SMALL = {"min_ratings": 10, "max_ratings": 14, "min_per_score": 2}
 # Ratings of each score, 1 to 5: who is kept with SMALL, and who is not.
 RATERS = {
+    "few": (2, 2, 2, 2, 1),
     "ann": (2, 2, 2, 2, 2),
     "bea": (2, 3, 2, 4, 3),
-    "few": (2, 2, 2, 2, 1),
     "many": (3, 3, 3, 3, 3),
     "dull": (0, 3, 3, 3, 3),
     "mild": (1, 3, 3, 3, 3),

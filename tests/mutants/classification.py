@@ -1,0 +1,86 @@
+"""Faults of FedPer's networks, partitions, rows and evaluators."""
+
+from tests.mutants import Mutants
+
+DRAWN = 'made = personal(made, where, draw=model.init if own.get("draw") else None)'
+STAGES = "tasks/classification/test_stages.py"
+MUTANTS = [
+    Mutants(
+        "fedfr_jax/models/depthwise.py",
+        "models/test_mobilenet.py",
+        [
+            ("j : j + width : stride", "j : j + width : 1"),
+            ("kernel[None, None, i, j]", "kernel[None, None, j, i]"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/models/mobilenet.py",
+        "models/test_mobilenet.py",
+        [
+            ("(256, 1), (512, 2))", "(256, 1), (512, 1))"),
+            ('1 if stem == "cifar" else 2', "2"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/phases.py",
+        "federated/test_phases_golden.py",
+        [
+            ('for moves in (head, "")', 'for moves in ("", head)'),
+            ("jnp.where(client.num_steps > 0, steps, 0)", "steps"),
+            ("client.batch(step + steps))", "client.batch(step))"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/partition/quantity.py",
+        "data/test_partition_classes.py",
+        [
+            (
+                "np.arange(1.0, count + 1)) ** -skew",
+                "np.arange(1.0, count + 1)) ** skew",
+            ),
+            ("skew * rng.standard_normal", "rng.standard_normal"),
+            ("min_examples + np.diff", "np.diff"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/partition/client_split.py",
+        "data/test_partition_classes.py",
+        [
+            ("_only(split, np.sort(order[:count]))", "_only(split, order[:count])"),
+            ("offsets[clients] - ends[:-1]", "offsets[clients]"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/flickr_aes.py",
+        "data/test_flickr_aes.py",
+        [
+            ("(total <= max_ratings)", "(total <= 2 * max_ratings)"),
+            ("fewest >= max(min_per_score, 1)", "fewest >= 1"),
+            ("owners=workers[rows]", "owners=workers[: len(rows)]"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/classification/finetuning.py",
+        STAGES,
+        [
+            ("local_training(local, moves)", "local_training(local)"),
+            ("if of_client is not None:", "if False:"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/classification/evaluators.py",
+        STAGES,
+        [("variables=None, of_client=networks.of_new)", "variables=None)")],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/classification/stages.py",
+        STAGES,
+        [
+            ("*shared, len(parts.train), mesh", "*shared, len(parts.train) // 2, mesh"),
+            (
+                DRAWN,
+                "made = personal(made, where)",
+            ),
+        ],
+    ),
+]
