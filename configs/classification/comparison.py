@@ -4,8 +4,9 @@ fedfr train --config=configs/classification/comparison.py:fashion_mnist \
     --workdir=runs/comparison
 
 The word after the colon is a key of DATA; the table has a row per method: accuracy of
-the one network and of every client's own, its worst decile, rounds to the target, and
-what each client sends and receives. One method:
+the one network, of every client's own, and of that after an epoch on the client's own
+images (what Per-FedAvg and FedBABU are made for); the worst decile, rounds to the
+target, and what each client sends and receives. One method:
 --config.methods="{'scaffold': {'algorithm': 'scaffold', 'learning_rate': 0.05}}".
 """
 
@@ -144,7 +145,7 @@ def get_config(data="fashion_mnist"):
     }
     config.model = network
     config.federation = {**federation, "cohort_size": 10, "evaluate_every": 1}
-    config.evaluation = {"target_accuracy": target}
+    config.evaluation = {"target_accuracy": target, "finetune": RATE}
     top = "classifier" if network is CNN else "fc"
     config.methods = {**one_network(), **robust(), **personalised(top)}
     if network is RESNET:

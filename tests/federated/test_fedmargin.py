@@ -14,7 +14,16 @@ from fedfr_jax.federated.algorithms.fedmargin import Server, fedmargin
 from fedfr_jax.federated.algorithms.prototypes import Prototypes
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.types import Local, Model, Scaled
-from tests.federated.toys import LOCAL, MESHES, RATE, close, flat, play_golden, replay
+from tests.federated.toys import (
+    LOCAL,
+    MESHES,
+    RATE,
+    close,
+    compilations,
+    flat,
+    play_golden,
+    replay,
+)
 
 FORMS = {"hypothesis": False, "relative": True}
 
@@ -321,3 +330,17 @@ def test_a_class_that_is_not_seen_keeps_its_prototype():
 def test_what_is_out_of_range_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         fedmargin(LOCAL, **{"model": LINEAR, **options})
+
+
+def test_rounds_after_the_first_compile_nothing(golden):
+    arrays = golden("fl_rounds")
+    local = Local(linear_loss, sgd(), RATE)
+    algorithm = fedmargin(local, model=LINEAR)
+    examples = [[arrays[f"{name}{k}"].astype("f4") for k in range(3)] for name in "xy"]
+    start_at = jax.tree.map(np.float32, first_variables())
+    with compilations() as names:
+        replay(algorithm, examples, start_at, tau=2, rounds=1)
+    first = names.count("jit(whole)")
+    with compilations() as names:
+        replay(algorithm, examples, start_at, tau=2, rounds=3)
+    assert first and names.count("jit(whole)") <= first, names
