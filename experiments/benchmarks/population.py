@@ -8,10 +8,11 @@ could grow is the store, the sampling and the schedule. With --virtual those exa
 are made when they are read, so that no array has an entry per client.
 
 Peak resident memory and the seconds to open a new store, and one with rows whose files
-have left the page cache, are medians of five processes per population, in turns. Rounds are timed in one process, in
-turns: milliseconds until the round is back (median and fastest), and until its rows are
-written, which in a run is beside the next round. The rounds are played once before they
-are timed, so that in either population every client of a cohort has a row to read.
+have left the page cache, are medians of five processes per population, in turns.
+
+Rounds are timed in one process, in turns: milliseconds until the round is back (median
+and fastest), and until its rows are written, which in a run is beside the next round.
+The rounds are played once before they are timed, so that in either population every client of a cohort has a row to read.
 Prints also the ratios of the last population to the first.
 """
 
