@@ -13,7 +13,8 @@ have left the page cache, are medians of five processes per population, in turns
 Rounds are timed in one process, in turns: milliseconds until the round is back (median
 and fastest), and until its rows are written, which in a run is beside the next round.
 The rounds are played once before they are timed, so that in either population every
-client of a cohort has a row to read. Prints also the ratios of the last population to the first.
+client of a cohort has a row to read. Prints also the ratios of the last population to
+the first.
 """
 
 import argparse
