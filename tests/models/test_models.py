@@ -1,6 +1,7 @@
 """The contract every model keeps, and what is particular to each."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -326,6 +327,14 @@ def test_logistic_regression_takes_vectors_and_its_features_are_the_logits():
 def test_a_small_image_is_refused_by_cnn():
     with pytest.raises(ValueError, match="at least 6 pixels"):
         MODELS["cnn"]((5, 28, 1))
+
+
+def test_a_network_without_a_width_is_refused():
+    takes = lambda make: "widths" in inspect.signature(make).parameters
+    for name in filter(lambda name: takes(MODELS[name]), MODELS):
+        for widths in ((), (8, 0)):
+            with pytest.raises(ValueError, match="(widths|blocks) must be"):
+                MODELS[name]((32, 32, 3), widths=widths)
 
 
 def test_a_registered_model_is_one_of_the_family():
