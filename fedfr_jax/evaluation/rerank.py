@@ -54,11 +54,7 @@ def reranked(
       ValueError: for settings out of range, wrong shapes or features not finite.
     """
     num_queries, num_images = len(queries), len(queries) + len(gallery)
-    if not 1 <= k2 <= k1 + 1 <= num_images or not 0 <= weight <= 1:
-        raise ValueError(
-            f"re-ranking must have 1 <= k2 <= k1 + 1 <= {num_images} (the images) and "
-            f"a weight in [0, 1], got k1 = {k1}, k2 = {k2}, weight = {weight}."
-        )
+    check_reranking(num_images, k1=k1, k2=k2, weight=weight)
     images = jnp.concatenate([jnp.asarray(queries), jnp.asarray(gallery)])
     check_features("queries and gallery", images, np.zeros(num_images))
     images = widen(images)
@@ -76,6 +72,17 @@ def reranked(
         return jnp.asarray(-((1 - weight) * jaccard + weight * distance), x.dtype)
 
     return scores
+
+
+def check_reranking(
+    num_images: int, *, k1: int = 20, k2: int = 6, weight: float = 0.3
+) -> None:
+    """Raise ValueError for settings of `reranked` that n images do not allow."""
+    if not 1 <= k2 <= k1 + 1 <= num_images or not 0 <= weight <= 1:
+        raise ValueError(
+            f"re-ranking must have 1 <= k2 <= k1 + 1 <= {num_images} (the images) and "
+            f"a weight in [0, 1], got k1 = {k1}, k2 = {k2}, weight = {weight}."
+        )
 
 
 @jax.jit

@@ -19,6 +19,7 @@ from fedfr_jax.evaluation.blocks import check_features, unit
 from fedfr_jax.evaluation.matches import JUNK, People, matches_of
 
 RANKS = (1, 5, 10)
+DIVISORS = ("valid", "all")  # of sums over queries
 
 # Rows [B] of the queries -> scores [B, G], higher for what is more alike.
 Scores = Callable[[np.ndarray], jax.Array]
@@ -139,6 +140,20 @@ def summary(
         "map": mean(found.average_precision),
         "minp": mean(found.inverse_penalty),
     }
+
+
+def best(score: np.ndarray, query: People, gallery: People, count: int) -> np.ndarray:
+    """The first gallery rows, at most `count`, of one query's ranking without junk.
+
+    Args:
+      score: [G]; query: of one image, [1].
+    """
+    is_junk = (gallery.identities == query.identities) & (
+        gallery.cameras == query.cameras
+    )
+    is_junk |= gallery.identities == JUNK
+    order = np.argsort(-np.asarray(score), kind="stable")
+    return order[~is_junk[order]][:count]
 
 
 def is_ahead(score, place, other_score, other_place):
