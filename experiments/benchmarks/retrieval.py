@@ -4,7 +4,7 @@
 
 3,368 queries of 750 people against 19,732 features of 512 numbers by 6 cameras, a sixth
 of them of strangers; made up, so that nothing is downloaded. Beside it what the usual
-scripts do in NumPy: a whole matrix of scores, each row of it sorted, a loop over queries.
+scripts do in NumPy: a whole matrix of scores, each row sorted, a loop over queries.
 Each is run twice, the first time compiles. Memory is the process's peak so far.
 """
 

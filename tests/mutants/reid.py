@@ -8,7 +8,7 @@ MUTANTS = [
         "evaluation/test_retrieval.py",
         [
             ("return num_same - num_junk, num_same", "return num_same, num_same"),
-            ("len(by_count) - size)", "len(by_count) - 1)"),
+            ("by_count[num_good[by_count] > 0]", "by_count"),
             ("np.where(is_same, is_junk, 2)", "np.where(is_same, ~is_junk, 2)"),
         ],
     ),
