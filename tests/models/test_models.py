@@ -14,6 +14,8 @@ TINY = {"widths": (4, 6), "blocks": (1, 4), "embedding_dim": 10}
 SETTINGS = {
     "sphereface": TINY,
     "iresnet": TINY,
+    "mobilefacenet": {"blocks": (3, 0, 0), "embedding_dim": 10},
+    "vit": {"width": 8, "heads": 2, "depth": 4, "embedding_dim": 10},
     "resnet": {"widths": (4, 6), "blocks": (1, 4), "num_classes": 10},
     "mobilenet": {"width": 0.1, "num_blocks": 8, "num_classes": 10},
     "linear_base": {"width": 6, "side": 3, "num_classes": 10},
@@ -146,7 +148,7 @@ def test_images_of_another_shape_are_refused(name):
         MODELS[name]((28, 0, 3), **SETTINGS[name])
 
 
-@pytest.mark.parametrize("name", ["sphereface", "iresnet"])
+@pytest.mark.parametrize("name", ["sphereface", "iresnet", "mobilefacenet", "vit"])
 def test_scanned_and_unrolled_stacks_are_the_same_network(name):
     scanned = _model(name, lowering="xla")
     unrolled = _model(name, lowering="xla", scan=False)
@@ -199,7 +201,7 @@ def test_features_are_what_the_last_layer_is_given(name, top):
     np.testing.assert_array_equal(features, embedding)
 
 
-@pytest.mark.parametrize("name", ["sphereface", "iresnet", "resnet", "cnn"])
+@pytest.mark.parametrize("name", ["sphereface", "iresnet", "resnet", "cnn", "vit"])
 def test_half_precision_is_close_and_returns_float32(name):
     half = _model(name, lowering="xla", dtype="bfloat16")
     want, _ = _apply(_model(name), _variables(name), _images(8), True)
@@ -223,17 +225,124 @@ def test_lowerings_give_the_same_embeddings():
     ("name", "depth", "count"),
     [
         ("sphereface", 64, 49_726_656),
-        # The official counts include the 512 frozen scales of the last BN.
-        ("iresnet", 18, 24_025_600 - 512),
-        ("iresnet", 50, 43_590_848 - 512),
-        ("iresnet", 200, 118_833_920 - 512),
-        ("iresnet", 1200, 654_429_376 - 512),
     ],
 )
 def test_numbers_of_parameters_are_the_published_ones(name, depth, count):
-    model = MODELS[name]((112, 112, 3), depth=depth)
+    assert _count(MODELS[name]((112, 112, 3), depth=depth)) == count
+
+
+def _count(model):
     params = jax.eval_shape(model.init, jax.random.key(0))["params"]
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(
+    ("depth", "count", "billions"),  # of parameters and of multiply-adds
+    [
+        (18, 24_025_600, 2.610),
+        (34, 34_139_328, 4.460),
+        (50, 43_590_848, 6.309),
+        (100, 65_156_160, 12.090),
+        (120, 76_970_560, 14.402),
+        (140, 87_013_696, 16.714),
+        (200, 118_833_920, 23.419),
+        (240, 137_229_376, 28.274),
+        (600, 306_490_816, 69.199),
+        (1200, 654_429_376, 139.024),
+        (2060, 1_122_301_120, 238.908),
+    ],
+)
+def test_iresnets_have_the_sizes_of_the_published_ones(depth, count, billions):
+    make = lambda **settings: MODELS["iresnet"]((112, 112, 3), depth=depth, **settings)
+    # The official counts include the 512 frozen scales of the last BN.
+    assert _count(make()) == count - 512
+    assert round(make().flops / 2e9, 3) == billions
+    first = make(stride_on="first").flops / 2e9
+    assert round(make().flops / 2e9 - first, 3) == 0.867
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "count", "billions"),
+    [
+        # The paper says 0.99 million parameters, without those of BN and PReLU, and
+        # 221 million multiply-adds.
+        ("mobilefacenet", {}, 1_003_136, 0.221),
+        # insightface's table says 1.5, 5.7, 11.4 and 25.3 billion.
+        ("vit", {"size": "T"}, 19_137_536, 1.505),
+        ("vit", {"size": "S"}, 76_022_784, 5.747),
+        ("vit", {"size": "B"}, 113_832_960, 11.437),
+        ("vit", {"size": "L"}, 255_683_584, 25.338),
+    ],
+)
+def test_small_and_attending_networks_have_the_published_sizes(
+    name, settings, count, billions
+):
+    model = MODELS[name]((112, 112, 3), **settings)
+    assert _count(model) == count and round(model.flops / 2e9, 3) == billions
+
+
+def test_masked_patches_are_not_looked_at_and_are_drawn_with_the_key():
+    model = _model("vit", mask_ratio=0.8)  # one patch of nine is seen
+    variables = model.init(jax.random.key(1))
+
+    @jax.jit
+    def slope(x, key):
+        apply = lambda x: model.apply(variables, x, True, key=key)[0]
+        return jax.grad(lambda x: jnp.sum(jnp.sin(apply(x))))(x)
+
+    x = _images(4)
+    seen = np.abs(slope(x, jax.random.key(0)))[:, :27, :27].sum(-1)
+    patches = seen.reshape(4, 3, 9, 3, 9).sum((2, 4)).reshape(4, 9) > 0
+    assert (patches.sum(1) == 1).all()
+    others = np.abs(slope(x, jax.random.key(7)))[:, :27, :27].sum(-1)
+    assert ((others > 0) != (seen > 0)).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("mobilefacenet", {"blocks": (4, 6)}, "blocks must be at least 0 in each of 3"),
+        ("mobilefacenet", {"scale": 0}, "scale must be at least 1, got 0"),
+        ("vit", {"size": "M"}, "size must be one of .*, got 'M'"),
+        ("vit", {"width": 100}, "width must be a multiple of 8 heads, got 100"),
+        ("vit", {"patch": 113}, r"patch must lie in \[1, 112\], .* got 113"),
+        ("vit", {"mask_ratio": 1.0}, r"mask_ratio must be in \[0, 1\), got 1.0"),
+    ],
+)
+def test_impossible_small_and_attending_networks_are_refused(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        MODELS[name]((112, 112, 3), **settings)
+
+
+def test_other_heads_and_shortcuts_have_the_parameters_that_they_say():
+    make = lambda **settings: MODELS["iresnet"]((112, 112, 3), depth=18, **settings)
+    plain, pixels, dim = _count(make()), 7 * 7 * 512, 512
+    # The first block of stage 1: a convolution of 64 to 64 channels and its BN.
+    assert plain - _count(make(shortcut="pool")) == 64 * 64 + 2 * 64
+    assert plain - _count(make(head="F")) == dim  # the bias of the last BN
+    expert, gate = pixels * dim + dim + 2 * 512, pixels * 2 + 2 + 2 * 512
+    assert _count(make(head="moe")) - plain == expert + gate - dim
+    assert plain - _count(make(head="GAP")) == 48 * 512 * dim
+    assert plain - _count(make(head="GDC")) == 48 * 512 * dim - pixels
+
+
+def test_two_experts_are_mixed_by_the_gate_that_the_model_shows():
+    model = _model("iresnet", head="moe")
+    variables, x = model.init(jax.random.key(3)), _images(3)
+    run = jax.jit(model.features, static_argnums=2)
+    _, gate, _ = run(variables, x, True)
+    assert gate.shape == (3, 2)
+
+    def sure(which):
+        own = jax.tree.map(jnp.copy, variables)
+        bias = own["params"]["gate"]["fc"]["bias"]
+        own["params"]["gate"]["fc"]["bias"] = bias.at[which].set(1e4)
+        return run(own, x, True)[0]
+
+    share = jax.nn.softmax(gate)
+    mixed = share[:, :1] * sure(0) + share[:, 1:] * sure(1)
+    np.testing.assert_allclose(run(variables, x, True)[0], mixed, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(sure(0), sure(1))
 
 
 def test_sphereface_parameter_names_and_initial_values():
@@ -291,6 +400,9 @@ def test_any_size_of_image_gives_a_network(name, size):
         ({"depth": 19}, "depth must be one of .*, got 19"),
         ({"blocks": (1, 1)}, "blocks must be at least"),
         ({"blocks": (1, 1, 1, -1)}, "blocks must be at least"),
+        ({"shortcut": "max"}, "shortcut must be one of .*, got 'max'"),
+        ({"head": "Z"}, "head must be one of .*, got 'Z'"),
+        ({"head": "GAP", "dropout": 0.4}, "dropout must be 0 with head GAP, got 0.4"),
         ({"stride_on": "third"}, "stride_on must be"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],

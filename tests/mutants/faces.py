@@ -41,7 +41,7 @@ MUTANTS = [
         CONFIGURED,
         [
             ("        scale=scale,\n", ""),
-            ("        margin=margin,\n        contrastive", "        contrastive"),
+            ("        margin=margin,\n        margin_op", "        margin_op"),
             ("        detach_branch=detach_branch,\n", ""),
             ("            capacity=max_hard_negatives,\n", ""),
             ("            level=hard_negatives,\n", ""),
@@ -73,8 +73,16 @@ MUTANTS = [
                 "jax.lax.stop_gradient if detach_branch",
                 "jax.lax.stop_gradient if False",
             ),
-            ("**settings)\n", "scale=scale, margin=margin)\n"),
-            ("num_clients - 1, mask", "num_clients, mask"),
+            ("(**own | branch_options)", "(**own)"),
+            ("times = num_clients - 1", "times = num_clients"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/margin_state.py",
+        "tasks/faces/test_margin_state.py",
+        [
+            ("without_numbers(variables), x", "variables, x"),
+            ("NUMBERS: numbers}", "NUMBERS: numbers_of(stats)}"),
         ],
     ),
     Mutants(
@@ -136,10 +144,14 @@ MUTANTS = [
         [
             ("apply=method.embed,", "apply=embed,"),
             ("drop_last=parts.federation.drop_last", "drop_last=True"),
-            ("feed=feed_of(settings),", "feed=feed_of(settings._replace(flip=0.0)),"),
             ("num_classes.max())", "num_classes.min())"),
             ('variables["params"]["phi"]\n', '0 * variables["params"]["phi"]\n'),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/public.py",
+        CONFIGURED,
+        [("feed=feed_of(settings),", "feed=feed_of(settings._replace(flip=0.0)),")],
     ),
     Mutants(
         "fedfr_jax/tasks/faces/adaptation.py",

@@ -26,17 +26,20 @@ from fedfr_jax.tasks.data import (
     streams,
 )
 from fedfr_jax.tasks.faces.classical import UNFIT, backbone_of, classical_faces
-from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
     backbone_features,
     federated_faces,
 )
-from fedfr_jax.tasks.faces.public import everyone, first_variables, public_means
+from fedfr_jax.tasks.faces.public import (
+    everyone,
+    margin_rule,
+    public_means,
+    public_training,
+)
 from fedfr_jax.tasks.faces.recognition import Judge, Recognition, recognition
 from fedfr_jax.tasks.options import algorithm_maker, keywords
 from fedfr_jax.types import (
-    Central,
     Experiment,
     Federated,
     Model,
@@ -109,10 +112,14 @@ def plan(settings: Mapping) -> Plan:
     check_federation(federation, len(partition.num_classes))
     mesh = make_mesh(num_model_shards=federation.model_shards)
     check_training(pretraining, "pretrain", num_public, mesh)
+    with naming("config.pretrain"):
+        margin_rule(pretraining)
     for name, method in methods.items():
         if isinstance(method, Training):
             num_rows = num_public + len(partition.train)
             check_training(method, f"methods.{name}", num_rows, mesh)
+            with naming(f"config.methods.{name}"):
+                margin_rule(method)
     return Plan(
         settings=settings,
         source=source,
@@ -159,7 +166,10 @@ def build_method(
     section, options = f"methods.{name}", dict(options)
     kind = options.pop("kind", "federated")
     if kind == "central":
-        return call(section, Training, {**pretraining, **options})
+        inherited = dict(pretraining)
+        if "margin_loss" in options:
+            inherited.pop("margin_options", None)  # of another loss
+        return call(section, Training, {**inherited, **options})
     if kind != "federated":
         raise ValueError(
             f"config.{section}.kind must be federated or central, got {kind!r}."
@@ -229,31 +239,6 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
         feed=feed_of(parts.federation, drop_last=parts.federation.drop_last),
         federation=parts.federation,
         seed=seed,
-    )
-
-
-def public_training(
-    model: Model, embed: Callable, task: Recognition, settings: Training
-) -> Central:
-    """A margin softmax over the task's public rows."""
-    first_row = len(task.train_identities)
-    num_public = len(task.partition.global_identities)
-    return Central(
-        settings=settings,
-        dataset=task.table,
-        first_row=first_row,
-        num_rows=task.table.num_examples - first_row,
-        feed=feed_of(settings),
-        loss=face_loss(
-            model,
-            margin_loss=settings.margin_loss,
-            scale=settings.scale,
-            margin=settings.margin,
-            interclass_threshold=settings.interclass_threshold,
-        ),
-        init=lambda key: first_variables(model, num_public, key),
-        network=backbone_of,
-        network_apply=embed,
     )
 
 
