@@ -1,8 +1,8 @@
 """Batches of P identities with Q images each, as batch-hard triplets need them.
 
 Hermans, Beyer, Leibe 2017, arXiv:1703.07737, section 2; the rule is that of torchreid's
-RandomIdentitySampler (Zhou and Xiang 2019, arXiv:1910.10093), which reid-strong-baseline
-has too. Made on the host: which identities are left depends on all batches before.
+RandomIdentitySampler (Zhou and Xiang 2019, arXiv:1910.10093), that of Bag of Tricks
+too. Made on the host: which identities are left depends on all batches before.
 """
 
 from collections.abc import Iterator
