@@ -13,7 +13,8 @@ import optax
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.combining import COMBINES
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
-from fedfr_jax.federated.local import by_block, layer_wise, sgd, step_decay
+from fedfr_jax.federated.local import sgd, step_decay
+from fedfr_jax.federated.optimizers import by_block, layer_wise
 from fedfr_jax.schema import check_keys, check_kinds, check_ranges, choose
 from fedfr_jax.types import Algorithm, Local
 
