@@ -18,6 +18,7 @@ import optax
 PyTree = Any
 PIECES = 2**25
 VOID = 255  # in a mask: of no class, neither trained on nor judged
+TRAIN, QUERY, GALLERY = 0, 1, 2  # what an image of a re-identification set is for
 
 
 class Model(NamedTuple):
@@ -72,6 +73,9 @@ class Source(NamedTuple):
     is_test: np.ndarray | None = None  # [T] bool, the set's own test part
     owners: np.ndarray | None = None  # [T] int or str, whom each image comes from
     masks: Masks | None = None  # for segmentation; `labels` are still of whole images
+    # [T] uint8 TRAIN, QUERY or GALLERY, of a re-identification set; the identity named
+    # "-1" is nobody, see `data.sources.reid`
+    roles: np.ndarray | None = None
 
 
 class Dataset(NamedTuple):

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Mapping
 
 import ml_collections
 
@@ -10,6 +11,8 @@ from fedfr_jax.data import partition as partitions
 from fedfr_jax.data.sources import inspect, pack, verify
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.tasks.data import open_data, split
+from fedfr_jax.tasks.reid import report as reid
+from fedfr_jax.tasks.reid.data import split_of
 from fedfr_jax.types import Source
 
 
@@ -36,7 +39,7 @@ def prepare(
             raise ValueError("--verify must be given --pack or packed data, got none.")
         print(f"{verify(data['path'])} files of {data['path']} are as written")
     source = open_data(data)
-    facts, text = described(split(settings["partition"], source), source)
+    facts, text = described(settings["partition"], source)
     found = inspect(source)
     print(json.dumps(found, indent=1))
     print(text)
@@ -48,8 +51,12 @@ def prepare(
     return found
 
 
-def described(parts, source: Source) -> tuple[dict, str]:
-    """What a split says of itself: facts, and the same in words."""
+def described(settings: Mapping, source: Source) -> tuple[dict, str]:
+    """What config.partition makes of a source: facts, and the same in words."""
+    if source.roles is not None:
+        facts = reid.report(split_of(settings, source), source)
+        return facts, reid.format_report(facts)
+    parts = split(settings, source)
     if isinstance(parts, partitions.ClientSplit):
         facts = partitions.class_report(parts, source.labels, source.names)
         return facts, partitions.format_class_report(facts)

@@ -23,6 +23,8 @@ from fedfr_jax.data.sources.mask_folder import camvid, image_masks
 from fedfr_jax.data.sources.packed import pack, packed, verify
 from fedfr_jax.data.sources.pairs import bin_pairs
 from fedfr_jax.data.sources.recordio import recordio
+from fedfr_jax.data.sources.reid_folders import cuhk03_np, market1501
+from fedfr_jax.data.sources.reid_lists import msmt17, reid_csv
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
 from fedfr_jax.data.sources.synthetic import synthetic
 from fedfr_jax.data.sources.tfds import femnist10, tfds
@@ -57,6 +59,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "camvid": camvid,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "cuhk03_np": cuhk03_np,
     "faces_synthetic": faces_synthetic,
     "fashion_mnist": fashion_mnist,
     "fei": fei,
@@ -67,11 +70,14 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "image_masks": image_masks,
     "join": join,
     "lfw": lfw,
+    "market1501": market1501,
     "mnist": mnist,
+    "msmt17": msmt17,
     "omniglot": omniglot,
     "orl": orl,
     "packed": packed,
     "recordio": recordio,
+    "reid_csv": reid_csv,
     "synthetic": synthetic,
     "tfds": tfds,
 }

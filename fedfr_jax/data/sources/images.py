@@ -64,11 +64,15 @@ def decode(data: bytes, origin: str, channels: int) -> Image.Image:
         ) from error
 
 
-def resize(image: Image.Image, size: tuple[int, int]) -> np.ndarray:
+def resize(
+    image: Image.Image,
+    size: tuple[int, int],
+    kernel: Image.Resampling = Image.Resampling.BILINEAR,
+) -> np.ndarray:
     """The image at (H, W) with antialiasing, as uint8 [H, W, C]."""
     height, width = size
     if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
+        image = image.resize((width, height), kernel)
     return np.asarray(image).reshape(height, width, -1)
 
 

@@ -12,8 +12,9 @@ def join_sources(parts: Mapping[str, Source]) -> Source:
     """One source of several; names are <part>/<name>.
 
     People in more than one part count as different ones: join sets that share nobody.
-    Landmarks, cameras, pairs and masks are dropped; the test parts stay when every
-    source has one.
+    Landmarks, pairs and masks are dropped; test parts, cameras and roles stay when
+    every source has them. Cameras keep their numbers: the camera 1 of two parts is two
+    cameras.
 
     Raises:
       ValueError: without parts, or when their images differ in shape.
@@ -38,14 +39,19 @@ def join_sources(parts: Mapping[str, Source]) -> Source:
 
     labels = [s.labels + n for s, n in zip(sources, first[:-1], strict=True)]
     names = [f"{part}/{name}" for part, s in parts.items() for name in s.names]
-    tests = [s.is_test for s in sources]
-    has_tests = all(is_test is not None for is_test in tests)
+
+    def joined(arrays):
+        """One array of those of all parts, None where one has none."""
+        return None if any(x is None for x in arrays) else np.concatenate(arrays)
+
     return Source(
         read=read,
         labels=np.concatenate(labels).astype(np.int32),
         names=tuple(names),
         image_shape=shape,
-        is_test=np.concatenate(tests) if has_tests else None,
+        is_test=joined([s.is_test for s in sources]),
+        cameras=joined([s.cameras for s in sources]),
+        roles=joined([s.roles for s in sources]),
     )
 
 

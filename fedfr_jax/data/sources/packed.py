@@ -132,6 +132,7 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
         pairs=Pairs(arrays["pairs"], arrays["is_same"]) if has_pairs else None,
         is_test=arrays.get("is_test"),
         masks=masks_of(arrays),
+        roles=arrays.get("roles"),
     )
     is_same = index["source"] == _digest(source, arrays)
     if not is_same or len(source.labels) != index["num_images"]:

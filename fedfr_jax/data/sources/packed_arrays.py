@@ -10,7 +10,7 @@ from fedfr_jax.types import Masks, Source
 
 # mask_classes: names and colours as JSON.
 ARRAYS = ("labels", "landmarks", "cameras", "is_test", "pairs", "is_same")
-ARRAYS += ("masks", "mask_classes")
+ARRAYS += ("masks", "mask_classes", "roles")
 
 
 def arrays_of(source: Source) -> dict[str, np.ndarray]:
@@ -28,6 +28,8 @@ def arrays_of(source: Source) -> dict[str, np.ndarray]:
         arrays["masks"] = source.masks.read(np.arange(len(source.labels)))
         classes = json.dumps([source.masks.names, source.masks.colours]).encode()
         arrays["mask_classes"] = np.frombuffer(classes, np.uint8)
+    if source.roles is not None:
+        arrays["roles"] = source.roles.astype(np.uint8)
     return arrays
 
 

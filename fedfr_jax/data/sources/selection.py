@@ -34,6 +34,7 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
         is_test=_at(source.is_test, rows),
         owners=_at(source.owners, rows),
         masks=masks,
+        roles=_at(source.roles, rows),
     )
 
 

@@ -1,0 +1,110 @@
+"""Whose client a re-identification image is: by camera, by identity, by data set.
+
+Scenarios of Zhuang et al., arXiv:2205.12144, section 3.2. Clients are numbered from 0;
+what no client trains on is NOBODY's.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.data.partition.checks import check_whole
+from fedfr_jax.data.partition.client_split import NOBODY
+
+
+class Seen(NamedTuple):
+    """What is known of n images to train on."""
+
+    labels: np.ndarray  # [n] int identity
+    cameras: np.ndarray  # [n] int
+    domains: np.ndarray  # [n] int, number of the data set that each is of
+    names: tuple[str, ...]  # of the data sets
+
+
+class Owners(NamedTuple):
+    """Who trains on which image."""
+
+    client: np.ndarray  # [n] int in [0, N), or NOBODY
+    names: tuple[str, ...]  # N
+
+
+def by_camera(seen: Seen, *, groups: Sequence[Sequence[int]] | None = None) -> Owners:
+    """A client for each camera, or for each group of cameras of one data set.
+
+    People whom several cameras saw are with several clients.
+
+    Args:
+      groups: numbers of the cameras of each client; nobody trains on the images of
+        other cameras. None gives every camera a client.
+
+    Raises:
+      ValueError: for a camera in two groups, one that saw nobody to train on, or groups
+        of several data sets.
+    """
+    if groups is None:
+        keys = np.stack([seen.domains, seen.cameras], axis=1)
+        found, client = np.unique(keys, axis=0, return_inverse=True)
+        prefixes = [f"{name} " if len(seen.names) > 1 else "" for name in seen.names]
+        names = [f"{prefixes[domain]}camera {camera}" for domain, camera in found]
+        return Owners(client, tuple(names))
+    known = np.unique(seen.cameras).tolist()
+    listed = [camera for group in groups for camera in group]
+    is_fit = len(set(listed)) == len(listed) and set(listed) <= set(known)
+    if not is_fit or len(seen.names) > 1:
+        raise ValueError(
+            f"groups must hold cameras of one data set (of {known}), each once, got "
+            f"{[list(group) for group in groups]} of {', '.join(seen.names)}."
+        )
+    client = np.full(len(seen.cameras), NOBODY)
+    for number, group in enumerate(groups):
+        client[np.isin(seen.cameras, list(group))] = number
+    names = ["cameras " + " ".join(map(str, group)) for group in groups]
+    return Owners(client, tuple(names))
+
+
+def by_identity(seen: Seen, *, num_clients: int, seed: int = 0) -> Owners:
+    """Equal numbers of people, drawn at random, whom no other client has.
+
+    People that an equal division leaves over are nobody's.
+
+    Args:
+      num_clients: N, at most the number of people.
+      seed: any int >= 0.
+    """
+    check_whole("num_clients", num_clients, 1)
+    people, number = np.unique(seen.labels, return_inverse=True)
+    each = len(people) // num_clients
+    if not each:
+        raise ValueError(
+            f"num_clients must be at most {len(people)} (the people to train on), got "
+            f"{num_clients}."
+        )
+    owner = np.full(len(people), NOBODY)
+    order = np.random.default_rng(seed).permutation(len(people))
+    owner[order[: each * num_clients]] = np.repeat(np.arange(num_clients), each)
+    names = [f"people {client}" for client in range(num_clients)]
+    return Owners(owner[number], tuple(names))
+
+
+def by_dataset(seen: Seen) -> Owners:
+    """A client for each data set."""
+    return Owners(seen.domains, seen.names)
+
+
+def classes_of_clients(
+    client: np.ndarray, labels: np.ndarray, num_clients: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Number everybody's people from 0, each client's in the order of their labels.
+
+    Args:
+      client: [n] int in [0, N); labels: [n] int.
+
+    Returns:
+      (class [n] int32 in [0, number of the client's people), these numbers [N] int32).
+    """
+    pair = client.astype(np.int64) * (int(labels.max()) + 1) + labels
+    found, number = np.unique(pair, return_inverse=True)
+    counts = np.bincount(found // (int(labels.max()) + 1), minlength=num_clients)
+    first = np.cumsum(counts) - counts
+    return (number - first[client]).astype(np.int32), counts.astype(np.int32)

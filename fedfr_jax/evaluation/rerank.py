@@ -1,0 +1,204 @@
+"""Re-ranking by k-reciprocal neighbours: who is near the same images is more alike.
+
+Zhong et al., "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR
+2017, arXiv:1701.08398, as re_ranking_ranklist of its code computes it
+(github.com/zhunzhong07/person-re-ranking): distances are squared, each image's divided
+by its largest, and the second expansion averages over the k2 nearest images, the image
+itself among them.
+
+Deviation: neighbours and encodings are kept sparse and distances are computed in
+blocks, so that memory grows with the images and not with their square.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.evaluation.blocks import check_features, widen
+from fedfr_jax.evaluation.retrieval import Scores
+
+BLOCK = 1 << 22  # numbers held at once
+
+
+class Neighbours(NamedTuple):
+    """The nearest of n images, each image itself first."""
+
+    near: np.ndarray  # [n, k + 1] int32, ascending distance
+    largest: np.ndarray  # [n] squared distance of the farthest image
+
+
+class Encoding(NamedTuple):
+    """Sparse rows of [n, n], those of row i from starts[i] to starts[i + 1]."""
+
+    starts: np.ndarray  # [n + 1] int64
+    columns: np.ndarray  # [nnz] int64, ascending within a row
+    values: np.ndarray  # [nnz] float
+
+
+def reranked(
+    queries, gallery, *, k1: int = 20, k2: int = 6, weight: float = 0.3
+) -> Scores:
+    """Scores -(weight * D + (1 - weight) * Jaccard distance) of every pair.
+
+    Args:
+      queries, gallery: features [Q, D] and [G, D], taken as they are: of unit length
+        for cosines.
+      k1: neighbours whose reciprocity is asked for; fewer than Q + G.
+      k2: images over which encodings are averaged, with the image itself; 1 takes its
+        own alone.
+      weight: of the distance D itself, in [0, 1].
+
+    Raises:
+      ValueError: for settings out of range, wrong shapes or features not finite.
+    """
+    num_queries, num_images = len(queries), len(queries) + len(gallery)
+    check_reranking(num_images, k1=k1, k2=k2, weight=weight)
+    images = jnp.concatenate([jnp.asarray(queries), jnp.asarray(gallery)])
+    check_features("queries and gallery", images, np.zeros(num_images))
+    images = widen(images)
+    found = nearest(images, k1)
+    encoding = averaged(encoded(images, found, k1), found.near[:, :k2])
+    by_column = _of_gallery(encoding, num_queries)
+
+    def scores(rows):
+        x, y = images[jnp.asarray(rows)], images[num_queries:]
+        distance = np.asarray(_distances(x, y)) / found.largest[rows][:, None]
+        overlap = np.stack(
+            [_overlap(encoding, by_column, row, len(gallery)) for row in rows]
+        )
+        jaccard = 1 - overlap / (2 - overlap)
+        return jnp.asarray(-((1 - weight) * jaccard + weight * distance), x.dtype)
+
+    return scores
+
+
+def check_reranking(
+    num_images: int, *, k1: int = 20, k2: int = 6, weight: float = 0.3
+) -> None:
+    """Raise ValueError for settings of `reranked` that n images do not allow."""
+    if not 1 <= k2 <= k1 + 1 <= num_images or not 0 <= weight <= 1:
+        raise ValueError(
+            f"re-ranking must have 1 <= k2 <= k1 + 1 <= {num_images} (the images) and "
+            f"a weight in [0, 1], got k1 = {k1}, k2 = {k2}, weight = {weight}."
+        )
+
+
+@jax.jit
+def _distances(x, y):
+    """Squared distances [B, n] of x [B, D] and y [n, D], at least 0."""
+    product = jnp.dot(x, y.T, precision=jax.lax.Precision.HIGHEST)
+    norms = jnp.sum(x * x, axis=1)[:, None] + jnp.sum(y * y, axis=1)[None, :]
+    return jnp.maximum(norms - 2 * product, 0)
+
+
+def nearest(images: jax.Array, k: int) -> Neighbours:
+    """The k nearest of images [n, D], behind the image itself."""
+
+    @jax.jit
+    def of(start):
+        distance = _distances(jax.lax.dynamic_slice_in_dim(images, start, size), images)
+        row = start + jnp.arange(size, dtype=jnp.int32)
+        is_self = row[:, None] == jnp.arange(len(images), dtype=jnp.int32)[None, :]
+        near = jax.lax.top_k(jnp.where(is_self, jnp.inf, -distance), k + 1)[1]
+        return near, jnp.max(distance, axis=1)
+
+    size = min(max(1, BLOCK // len(images)), len(images))
+    near = np.empty((len(images), k + 1), np.int32)
+    largest = np.empty(len(images), images.dtype)
+    for start in range(0, len(images), size):
+        start = min(start, len(images) - size)
+        near[start : start + size], largest[start : start + size] = of(jnp.int32(start))
+    return Neighbours(near, np.where(largest > 0, largest, 1))
+
+
+def encoded(images: jax.Array, found: Neighbours, k1: int) -> Encoding:
+    """exp(-D) over each image's expanded reciprocal neighbours, of sum 1."""
+    row, column = expanded(found.near, k1)
+    distance = np.empty(len(row), images.dtype)
+    size = max(1, BLOCK // images.shape[1])
+    for start in range(0, len(row), size):
+        part = slice(start, start + size)
+        x, y = images[jnp.asarray(row[part])], images[jnp.asarray(column[part])]
+        distance[part] = jnp.sum((x - y) ** 2, axis=1)
+    values = np.exp(-distance / found.largest[row])
+    starts = np.searchsorted(row, np.arange(len(images) + 1))
+    return Encoding(starts, column, values / np.add.reduceat(values, starts[:-1])[row])
+
+
+def expanded(near: np.ndarray, k1: int) -> tuple[np.ndarray, np.ndarray]:
+    """(image, neighbour), [nnz] int64 each and sorted, of every expanded set R*.
+
+    R*(i) is R(i, k1) with each R(c, k1 / 2), c in R(i, k1), of which more than two
+    thirds are in R(i, k1); R(i, k) are those of the k nearest of i that have i among
+    their k nearest.
+    """
+    num_images = len(near)
+    whole = _reciprocal(near)
+    half = near[:, : round(k1 / 2) + 1]
+    is_half = _reciprocal(half)
+    pairs = [np.nonzero(whole)[0] * num_images + near[whole]]
+    size = max(1, BLOCK // (near.shape[1] ** 2 * half.shape[1]))
+    for start in range(0, num_images, size):
+        own, is_own = near[start : start + size], whole[start : start + size]
+        theirs, is_theirs = half[own], is_half[own]  # [b, k1 + 1, h + 1]
+        known = np.where(is_own, own, -1)[:, None, None, :]
+        is_shared = is_theirs & (theirs[..., None] == known).any(axis=-1)
+        share = is_shared.sum(axis=-1) * 3 > is_theirs.sum(axis=-1) * 2
+        is_added = (is_own & share)[..., None] & is_theirs
+        image = start + np.nonzero(is_added)[0]
+        pairs.append(image * num_images + theirs[is_added])
+    return np.divmod(np.unique(np.concatenate(pairs)), num_images)
+
+
+def _reciprocal(near: np.ndarray) -> np.ndarray:
+    """Which of near [n, k + 1] have the image among their own, bool."""
+    image = np.arange(len(near))[:, None]
+    columns = [(near[near[:, i]] == image).any(axis=1) for i in range(near.shape[1])]
+    return np.stack(columns, axis=1)
+
+
+def averaged(encoding: Encoding, near: np.ndarray) -> Encoding:
+    """The mean of the encodings of near [n, k2] for each image."""
+    num_images, k2 = near.shape
+    if k2 == 1:
+        return encoding
+    others = near.reshape(-1)
+    sizes = np.diff(encoding.starts)[others]
+    places = _ranges(encoding.starts[others], sizes)
+    row = np.repeat(np.arange(num_images), sizes.reshape(near.shape).sum(axis=1))
+    cell, where = np.unique(
+        row * num_images + encoding.columns[places], return_inverse=True
+    )
+    values = np.bincount(where, weights=encoding.values[places]) / k2
+    row, column = np.divmod(cell, num_images)
+    starts = np.searchsorted(row, np.arange(num_images + 1))
+    return Encoding(starts, column, values)
+
+
+def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """start, start + 1, ... of each size, one after the other."""
+    before = np.cumsum(sizes) - sizes
+    return np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
+
+
+def _of_gallery(encoding: Encoding, num_queries: int) -> Encoding:
+    """The gallery's part [G, n] transposed: for each image those whose rows have it."""
+    num_images = len(encoding.starts) - 1
+    row = np.repeat(np.arange(num_images), np.diff(encoding.starts))
+    is_gallery = row >= num_queries
+    row, column = row[is_gallery] - num_queries, encoding.columns[is_gallery]
+    order = np.argsort(column, kind="stable")
+    starts = np.searchsorted(column[order], np.arange(num_images + 1))
+    return Encoding(starts, row[order], encoding.values[is_gallery][order])
+
+
+def _overlap(encoding: Encoding, by_column: Encoding, row: int, num_gallery: int):
+    """Sum [G] of the smaller numbers of the encodings of `row` and of the gallery."""
+    part = slice(*encoding.starts[row : row + 2])
+    columns, values = encoding.columns[part], encoding.values[part]
+    sizes = np.diff(by_column.starts)[columns]
+    places = _ranges(by_column.starts[columns], sizes)
+    smaller = np.minimum(by_column.values[places], np.repeat(values, sizes))
+    return np.bincount(by_column.columns[places], smaller, num_gallery)

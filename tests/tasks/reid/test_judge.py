@@ -1,0 +1,150 @@
+"""Who is judged by whose network on what, and what settings change."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.data.augment import identity
+from fedfr_jax.data.sources.join import join_sources
+from fedfr_jax.evaluation.matches import People
+from fedfr_jax.evaluation.retrieval import cosines, find, summary
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks.reid.data import split_of
+from fedfr_jax.tasks.reid.judge import Judge
+from fedfr_jax.tasks.reid.judged import evaluation_of, judged_of
+from fedfr_jax.types import GALLERY, QUERY, TRAIN, Networks
+from tests.tasks.reid.given import crossed, source_of
+
+BY_CAMERA, BY_DATASET = {"name": "by_camera"}, {"name": "by_dataset"}
+
+
+def judge_of(source, settings=BY_CAMERA, *, devices=1, memory=None, **options):
+    evaluating = evaluation_of({"batch_size": 4, **options})
+    images = judged_of(source, split_of(settings, source), memory)
+    return Judge(images, make_mesh(devices), evaluating, plain=identity())
+
+
+def sees(what, x):
+    """Features of what a first or mirrored pixel tells: the person (0), the camera (1).
+
+    Who looks at people finds everybody, who looks at cameras few.
+    """
+    pixel = x[:, 0, 0].astype(jnp.float32) + x[:, 0, -1].astype(jnp.float32)
+    angle = jax.lax.dynamic_index_in_dim(pixel, what, axis=1, keepdims=False) / 20
+    return jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1)
+
+
+def networks(of_client, generic=0):
+    own = None if of_client is None else lambda client: jnp.int32(of_client[client])
+    one = None if generic is None else jnp.int32(generic)
+    return Networks(one, sees, own, sees)
+
+
+ALL = {name: 1.0 for name in ("rank1", "rank5", "rank10", "map", "minp")}
+
+
+def test_who_sees_people_finds_all_and_who_sees_cameras_does_not():
+    judge = judge_of(crossed())
+    assert judge.generic(networks(None)).metrics == pytest.approx(ALL)
+    lost = judge.generic(networks(None, generic=1)).metrics
+    assert lost["rank1"] < 0.5 and lost["map"] < 0.8
+    assert judge.generic(networks(None, generic=None)).metrics == {}
+
+
+def test_clients_are_judged_by_their_own_networks():
+    judge = judge_of(crossed())
+    found = judge.personalised(networks([0, 1, 0]))
+    lost = judge.generic(networks(None, generic=1)).metrics
+    wanted = [1, lost["map"], 1]
+    np.testing.assert_allclose(found.per_client["map"], wanted, atol=1e-6)
+    assert found.metrics["map"] == pytest.approx(np.mean(wanted))
+    assert found.metrics["map_min"] == pytest.approx(lost["map"])
+    assert found.metrics["map_max"] == found.metrics["rank1_max"] == 1
+    shared = judge.personalised(networks(None, generic=1)).per_client["map"]
+    np.testing.assert_allclose(shared, [lost["map"]] * 3)
+
+
+def three_sets():
+    """Of which nobody is tested on c."""
+    sets = {name: crossed(num_train=n) for name, n in (("a", 2), ("b", 5), ("c", 3))}
+    roles = np.where(sets["c"].roles == QUERY, GALLERY, sets["c"].roles)
+    sets["c"] = sets["c"]._replace(roles=roles)
+    return join_sources(sets)
+
+
+def test_a_clients_test_is_that_of_its_data_set_and_there_may_be_none():
+    judge = judge_of(three_sets(), BY_DATASET)
+    found = judge.personalised(networks([1, 0, None]))
+    each = judge.generic(networks(None, generic=1)).metrics
+    wanted = [each["a_map"], 1, np.nan]
+    np.testing.assert_allclose(found.per_client["map"], wanted, atol=1e-6)
+    assert found.metrics["map"] == pytest.approx((1 + each["a_map"]) / 2)
+
+
+def test_domains_have_their_own_numbers_and_unseen_ones_another_mean():
+    source = three_sets()
+    every = judge_of(source, BY_DATASET).generic(networks(None, generic=1)).metrics
+    assert every["map"] == pytest.approx((every["a_map"] + every["b_map"]) / 2)
+    assert not [key for key in every if key.startswith("unseen")]
+    settings = {**BY_DATASET, "leave_out": "b"}
+    found = judge_of(source, settings).generic(networks(None, generic=1)).metrics
+    assert found["unseen_map"] == found["b_map"] == every["b_map"]
+    assert found["map"] == found["a_map"] == every["a_map"]
+
+
+@pytest.mark.parametrize("layout", [{}, {"devices": 4}, {"memory": 2**12}], ids=str)
+def test_features_of_images_and_mirror_images_are_added(layout):
+    source = crossed(num_test=5)
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(24, 6)).astype(np.float32)
+    images = rng.integers(0, 256, (len(source.labels), 4, 2, 3)).astype(np.uint8)
+    source = source._replace(read=lambda rows: images[rows])
+    embed = lambda w, x: jnp.tanh(x.reshape(len(x), -1).astype(jnp.float32) / 256 @ w)
+    found = judge_of(source, **layout).generic(Networks(weights, embed, None, embed))
+    plain = lambda x: np.tanh(x.reshape(len(x), -1).astype(np.float32) / 256 @ weights)
+    features = plain(images) + plain(images[:, :, ::-1])
+    parts = [np.flatnonzero(source.roles == role) for role in (QUERY, GALLERY)]
+    people = [People(source.labels[rows], source.cameras[rows]) for rows in parts]
+    scores = cosines(*(features[rows] for rows in parts))
+    assert found.metrics == pytest.approx(summary(find(scores, *people)), abs=1e-5)
+
+
+def test_settings_reach_the_protocol():
+    people, cameras = [0, 1, 1, 1, 2, 2, 2], [1, 1, 12, 3, 1, 2, 20]
+    roles = [TRAIN, QUERY, GALLERY, GALLERY, QUERY, GALLERY, GALLERY]
+    source = source_of(people, cameras, roles)
+    value = lambda **options: judge_of(source, **options).generic(networks(None, 1))
+    usual = value().metrics
+    # Images are ranked by their cameras: 2, 3, 12, 20.
+    assert usual["minp"] == pytest.approx((2 / 3 + 2 / 4) / 2)
+    assert value(average_precision="official").metrics["map"] < usual["map"]
+    cut = value(single_digit_camera=True).metrics
+    assert cut["minp"] == pytest.approx((1 / 2 + 2 / 4) / 2)  # 12 is taken for 1
+    assert set(value(ranks=(2,)).metrics) == {"rank2", "map", "minp"}
+    drawn = value(single_shot=3).metrics
+    assert drawn["map"] == usual["map"] and drawn["rank5"] == 1
+    ranked = value(rerank={"k1": 3, "k2": 1}).metrics
+    assert set(ranked) == set(usual)
+    missing = source._replace(labels=np.where(np.arange(7) == 4, 0, source.labels))
+    by = lambda how: judge_of(missing, divide_by=how).generic(networks(None)).metrics
+    assert by("all")["rank1"] == by("valid")["rank1"] / 2
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"average_precision": "mean"}, "average_precision must be one of .'standard'"),
+        (
+            {"divide_by": "none"},
+            "divide_by must be one of .'valid', 'all'., got 'none'",
+        ),
+        ({"rank": 1}, "config.evaluation must have keys of .*did you mean ranks"),
+        ({"ranks": (0,)}, "config.evaluation.ranks must be at least 1"),
+        ({"rerank": {"k3": 1}}, "config.evaluation.rerank must have keys of"),
+        ({"rerank": {"k1": 99}}, "config.evaluation.rerank: .*18 .the images.*k1 = 99"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        judge_of(crossed(), **options)
