@@ -30,6 +30,7 @@ from fedfr_jax.data.augment import (
     warp,
 )
 from fedfr_jax.data.augment.camera_statistics import statistics_of
+from fedfr_jax.data.augment.erase import papers_rectangle
 from fedfr_jax.data.augment.pixels import turn_hue
 
 WARP = {"rotation": 20, "scale": 0.2, "shift": 0.1, "shear": 10}
@@ -627,3 +628,28 @@ def test_an_image_takes_on_another_cameras_mean_and_deviation():
     assert seen == {1, 2}
     with pytest.raises(ValueError, match="at least 2 cameras"):
         camera_statistics(means=[[1.0]], stds=[[1.0]])
+
+
+@pytest.mark.parametrize("size", [(256, 128), (128, 64)])
+def test_erased_rectangles_have_the_papers_law(golden, size):
+    """Shares, areas and aspects within four deviations of their means' own."""
+    arrays, number = golden("reid_more"), 1500
+    name = f"re_{size[0]}x{size[1]}_expect"
+    erasing = lambda key: papers_rectangle(
+        key, (*size, 3), 0.5, (0.02, 0.4), (0.3, 1 / 0.3)
+    )
+    inside = jax.jit(jax.vmap(erasing))(random.split(random.key(0), number))
+    rows = np.asarray(inside.any(axis=2).sum(axis=1))
+    columns = np.asarray(inside.any(axis=1).sum(axis=1))
+    assert (np.asarray(inside.sum(axis=(1, 2))) == rows * columns).all()
+    is_erased = rows > 0
+    hit, area, area_sd, aspect, aspect_sd, _ = arrays[name]
+    assert abs(is_erased.mean() - hit) < 4 * 0.5 / np.sqrt(number)
+    rows, columns = rows[is_erased], columns[is_erased]
+    found = rows * columns / np.prod(size), rows / columns
+    for values, mean, sd in zip(
+        found, (area, aspect), (area_sd, aspect_sd), strict=True
+    ):
+        assert abs(values.mean() - mean) < 4 * sd / np.sqrt(len(values))
+        assert abs(values.std() / sd - 1) < 0.1
+    assert rows.max() < size[0] and columns.max() < size[1]
