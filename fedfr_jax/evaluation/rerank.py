@@ -10,6 +10,7 @@ Deviation: neighbours and encodings are kept sparse and distances are computed i
 blocks, so that memory grows with the images and not with their square.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -95,22 +96,24 @@ def _distances(x, y):
 
 def nearest(images: jax.Array, k: int) -> Neighbours:
     """The k nearest of images [n, D], behind the image itself."""
-
-    @jax.jit
-    def of(start):
-        distance = _distances(jax.lax.dynamic_slice_in_dim(images, start, size), images)
-        row = start + jnp.arange(size, dtype=jnp.int32)
-        is_self = row[:, None] == jnp.arange(len(images), dtype=jnp.int32)[None, :]
-        near = jax.lax.top_k(jnp.where(is_self, jnp.inf, -distance), k + 1)[1]
-        return near, jnp.max(distance, axis=1)
-
     size = min(max(1, BLOCK // len(images)), len(images))
     near = np.empty((len(images), k + 1), np.int32)
     largest = np.empty(len(images), images.dtype)
     for start in range(0, len(images), size):
         start = min(start, len(images) - size)
-        near[start : start + size], largest[start : start + size] = of(jnp.int32(start))
+        found = _nearest(images, jnp.int32(start), size=size, k=k)
+        near[start : start + size], largest[start : start + size] = found
     return Neighbours(near, np.where(largest > 0, largest, 1))
+
+
+@functools.partial(jax.jit, static_argnames=("size", "k"))
+def _nearest(images, start, *, size, k):
+    """Of `size` images from `start`: (near [size, k + 1], largest distance [size])."""
+    distance = _distances(jax.lax.dynamic_slice_in_dim(images, start, size), images)
+    row = start + jnp.arange(size, dtype=jnp.int32)
+    is_self = row[:, None] == jnp.arange(len(images), dtype=jnp.int32)[None, :]
+    near = jax.lax.top_k(jnp.where(is_self, jnp.inf, -distance), k + 1)[1]
+    return near, jnp.max(distance, axis=1)
 
 
 def encoded(images: jax.Array, found: Neighbours, k1: int) -> Encoding:

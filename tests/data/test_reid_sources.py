@@ -214,3 +214,15 @@ def test_roles_and_cameras_are_packed_and_joined(tmp_path):
         for role, who, camera in told(source)
     )
     assert join_sources({"x": source, "y": source._replace(roles=None)}).roles is None
+
+
+def test_market1501_has_its_cameras_and_queries(data_dir):
+    path = data_dir("market1501_dev") / "market1501_dev.zip"
+    source = SOURCES["market1501"](path, test_identities=500)
+    cameras = np.bincount(source.cameras)[1:].tolist()
+    assert cameras == [1315, 1127, 1817, 601, 1609, 2173]
+    seen = np.unique(np.stack([source.labels, source.cameras]), axis=1)
+    assert len(source.names) == 501 and seen.shape[1] == 2186
+    is_tested = source.labels != 0  # the first by name is trained on
+    assert (source.roles == QUERY).sum() == (seen[0] != 0).sum()
+    np.testing.assert_array_equal(source.roles != TRAIN, is_tested)

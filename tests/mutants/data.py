@@ -56,7 +56,7 @@ MUTANTS = [
         [
             ("rows[is_here] - starts[i]", "rows[is_here] - starts[i] + (i > 0)"),
             ("s.labels + n for", "s.labels for"),
-            ("np.concatenate(tests) if has_tests", "tests[0] if has_tests"),
+            ("else np.concatenate(arrays)", "else arrays[0]"),
         ],
     ),
     Mutants(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from fedfr_jax.commands.preparation import described
 from fedfr_jax.data.sources.join import join_sources
 from fedfr_jax.tasks.reid.data import split_of
 from fedfr_jax.tasks.reid.report import format_report, report
@@ -172,3 +173,8 @@ def test_what_is_no_scenario_is_refused(settings, change, message):
 def test_groups_of_unknown_shared_or_no_cameras_are_refused(groups):
     with pytest.raises(ValueError, match="groups must hold|none for cameras "):
         split_of({**BY_CAMERA, "groups": groups}, crossed())
+
+
+def test_prepare_tells_what_a_scenario_holds():
+    facts, text = described(BY_CAMERA, crossed())
+    assert facts["clients"] == 3 and text.startswith("client ")
