@@ -190,3 +190,69 @@ def fedmargin_rows(head_epochs, **common):
         "fedmargin_counts": {"algorithm": "fedmargin", "weigh": "examples"},
     }
     return {name: {**common, **row} for name, row in rows.items()}
+
+
+def fedreid_rows(local, *, every, epochs, **central):
+    """FedReID's rows, where clients keep their classifier unless they train alone.
+
+    Args:
+      local: learning rate and other settings of a client's training.
+      every: rounds between distillations.
+      epochs: of central training, with its other settings in `central`.
+    """
+    kd = {"algorithm": "kd", "every": every}
+    rows = {
+        "fedpav": {},
+        "standalone": {"personal": "."},
+        "fedprox": {"algorithm": "fedprox", "strength": 0.01},
+        "cdw": {"algorithm": "cdw"},
+        "kd": kd,
+        "kd_cdw": {**kd, "weigh": "distance"},
+        "clustering": {"algorithm": "finch"},
+    }
+    rows = {name: {**local, **row} for name, row in rows.items()}
+    return {**rows, "merged": {"kind": "central", "epochs": epochs, **central}}
+
+
+def fedreid_market(scenario, rounds=60):
+    """Market-1501 in small: a ResNet of four basic blocks on images of 128 x 64.
+
+    The 501 people for developers: 100 are tested, a tenth of the others are public.
+
+    Args:
+      scenario: section of the partition.
+    """
+    config = get_config()
+    config.task = "reid"
+    config.data = {
+        "name": "market1501",
+        "path": data_dir("market1501_dev/market1501_dev.zip"),
+        "image_size": (128, 64),
+        "test_identities": 100,
+    }
+    config.partition = {**scenario, "public": {"share": 0.1}}
+    config.model = {
+        "name": "reid",
+        "depth": 18,
+        "blocks": (1, 1, 1, 1),
+        "widths": (16, 32, 64, 128),
+        "bottleneck": 128,
+        "dropout": 0.0,
+    }
+    augment = ({"name": "pad_and_crop", "padding": 5},)
+    config.federation = {
+        "rounds": rounds,
+        "local_epochs": 1,
+        "batch_size": 32,
+        "augment": augment,
+        "evaluate_every": 5,
+    }
+    local = {
+        "learning_rate": 0.05,
+        "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True},
+        "weight_decay": 5e-4,
+    }
+    config.evaluation = {"local": {**local, "epochs": 1}}
+    central = {"batch_size": 32, "learning_rate": 0.05, "augment": augment}
+    config.methods = fedreid_rows(local, every=5, epochs=rounds, **central)
+    return config

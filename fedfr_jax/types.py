@@ -227,6 +227,8 @@ class Client(NamedTuple):
     epoch: Callable[[jax.Array], jax.Array]  # step -> epoch, [] int32
     # step [] int32 -> shuffled, augmented batch
     batch: Callable[[jax.Array], Batch]
+    # (step [], positions [B] int32 in the client's list) -> their batch, augmented
+    chosen: Callable[[jax.Array, jax.Array], Batch]
     # (start [] int32, view [] int32) -> positions [start, start + B) in that view
     span: Callable[..., Batch]
     num_positions: int  # static bound on the examples of any client, whole batches
@@ -321,6 +323,7 @@ class RoundResult(NamedTuple):
     metrics: PyTree  # {name: [K]} in the cohort's order
     weights: jax.Array  # [K]
     round: jax.Array  # [] int32
+    tables: PyTree = ()  # what `prepare` made for this round
 
 
 class Algorithm(NamedTuple):
@@ -380,6 +383,9 @@ class Central(NamedTuple):
     init: Callable[[jax.Array], PyTree]  # key -> variables
     network: Callable[[PyTree], PyTree]  # variables -> those of the judged network
     network_apply: Callable  # (variables of `network`, images) -> output [B, D]
+    # (number that names an epoch, its steps S) -> [S, B] int32 places among the rows,
+    # on the host; None for a permutation of them
+    order: Callable[[int, int], np.ndarray] | None = None
 
 
 class Stage(NamedTuple):

@@ -42,6 +42,7 @@ class Order(NamedTuple):
     batch_size: int  # over all devices
     num_devices: int
     seed: int
+    lists: Callable | None = None  # as `Central.order`
 
     @property
     def num_steps(self) -> int:
@@ -63,15 +64,25 @@ class Order(NamedTuple):
         key = jax.random.fold_in(jax.random.fold_in(self.key(epoch), 1), 0)
         return int(jax.random.bits(key, dtype=jnp.uint32))
 
-    def rows(self, word: int, first: int, count: int) -> np.ndarray:
-        """Rows of steps first, ..., first + count - 1, [A, count, part] int32."""
+    def rows(
+        self, word: int, first: int, count: int, listed: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Rows of steps first, ..., first + count - 1, [A, count, part] int32.
+
+        Args:
+          listed: [S, B] places among the rows; None for a permutation.
+        """
         devices = np.arange(self.num_devices)[:, None, None] * self.part
         steps = first + np.arange(count)[:, None]
         places = devices + np.arange(self.part)
         # Steps behind the epoch's last are filled up; nobody trains on them.
-        position = np.minimum(steps * self.batch_size + places, self.num_rows - 1)
-        row = permute_host(word, position.ravel(), self.num_rows) + self.first_row
-        return row.astype(np.int32).reshape(position.shape)
+        most = self.num_rows if listed is None else listed.size
+        position = np.minimum(steps * self.batch_size + places, most - 1)
+        if listed is None:
+            row = permute_host(word, position.ravel(), self.num_rows)
+        else:
+            row = listed.ravel()[position.ravel()]
+        return (row + self.first_row).astype(np.int32).reshape(position.shape)
 
 
 def pieces(
@@ -81,9 +92,10 @@ def pieces(
     fits = max(table.memory // (2 * table.row_bytes * order.part), 1)
     count = -(-order.num_steps // fits)
     size, word = -(-order.num_steps // count), order.word(epoch)
+    listed = order.lists(word, order.num_steps) if order.lists else None
 
     def rows_of(i):
-        rows = order.rows(word, i * size, size).ravel()
+        rows = order.rows(word, i * size, size, listed).ravel()
         return meshes.put(rows, meshes.over_clients(mesh))
 
     for i, (rows, examples) in enumerate(table.pieces(rows_of, count)):

@@ -35,11 +35,13 @@ def build_epochs(
     first_row: int,
     num_rows: int,
     seed: int,
+    lists: Callable | None = None,
 ) -> Epochs:
     """Compile-once epochs over table rows first_row:first_row + num_rows.
 
     Args:
       loss_fn: as of `Local`; `optimizer` includes its learning rate.
+      lists: the order of an epoch, see `Central.order`.
       feed: batch_size is the total over devices and a multiple of their number; always
         shuffles, and drops the last, partial batch.
 
@@ -52,7 +54,7 @@ def build_epochs(
             f"pretrain.batch_size must be a multiple of {num_devices} devices and at "
             f"most the {num_rows} images, got {feed.batch_size}."
         )
-    order = Order(first_row, num_rows, feed.batch_size, num_devices, seed)
+    order = Order(first_row, num_rows, feed.batch_size, num_devices, seed, lists)
     step = build_step(loss_fn, optimizer, mesh)
     train = _piece_trainer(step, build_batch(feed, order, mesh), order, mesh)
 

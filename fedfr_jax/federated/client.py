@@ -217,16 +217,22 @@ def client_view(
             view=jnp.zeros_like(position),
         )
 
+    def numbers():  # places [B] of a step's examples in the whole batch
+        return shard[0] * part + jnp.arange(part, dtype=jnp.int32)
+
     def batch(step):
-        number = shard[0] * part + jnp.arange(part, dtype=jnp.int32)
-        position = lax.rem(step, per_epoch) * feed.batch_size + number
+        position = lax.rem(step, per_epoch) * feed.batch_size + numbers()
         if feed.shuffle:
             epoch_key = jax.random.fold_in(shuffle_key, lax.div(step, per_epoch))
-            word = jax.random.bits(epoch_key, dtype=jnp.uint32)
-            position = permute(word, position, jnp.maximum(count, 1))
-        stored = stored_at(position)
+            position = _shuffled(epoch_key, position, count)
+        return augmented(step, stored_at(position))
+
+    def chosen(step, positions):
+        return augmented(step, stored_at(positions[numbers()]))
+
+    def augmented(step, stored):
         inputs, targets, view = feed.augmented(
-            augment_key, step, number, stored.inputs, stored.targets
+            augment_key, step, numbers(), stored.inputs, stored.targets
         )
         return stored._replace(inputs=inputs, targets=targets, view=view)
 
@@ -247,8 +253,15 @@ def client_view(
         num_steps=slot.num_steps,
         epoch=lambda step: lax.div(step, per_epoch),
         batch=batch,
+        chosen=chosen,
         span=span,
         num_positions=feed.batch_size * -(-bound // feed.batch_size),
         num_views=feed.num_views,
         tables=extra.tables,
     )
+
+
+def _shuffled(key, position, count):
+    """Places of positions [B] in an epoch's order of `count` examples."""
+    word = jax.random.bits(key, dtype=jnp.uint32)
+    return permute(word, position, jnp.maximum(count, 1))

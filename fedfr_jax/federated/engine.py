@@ -157,7 +157,7 @@ def round_functions(
         return sums.zeros(summary, num_sums)
 
     def finish(server, total, outputs, order, shared):
-        _, round, _, hyper = shared
+        *_, hyper = shared
         if shards is None:
             total = add_up(total)
         else:
@@ -165,7 +165,7 @@ def round_functions(
         output = outputs[0]
         if len(outputs) > 1:
             output = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)
-        return next_server(make(hyper), server, total, output, order, round)
+        return next_server(make(hyper), server, total, output, order, shared)
 
     return in_one_call(start, run, finish)
 
@@ -187,8 +187,9 @@ def _first(x):
     return x[0]
 
 
-def next_server(algorithm, server, total, output, order, round):
+def next_server(algorithm, server, total, output, order, shared):
     """Aggregate sums, put outputs [A, w, L, ...] into the cohort's order, move on."""
+    extra, round, *_ = shared
     in_order = lambda x: x.reshape(-1, *x.shape[3:])[order]
     result = RoundResult(
         aggregate=algorithm.aggregator.finish(total),
@@ -196,6 +197,7 @@ def next_server(algorithm, server, total, output, order, round):
         metrics=jax.tree.map(in_order, output.metrics),
         weights=in_order(output.weight),
         round=round,
+        tables=extra.tables,
     )
     server, metrics = algorithm.server_update(server, result), result.metrics
     if algorithm.report:

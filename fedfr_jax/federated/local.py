@@ -57,26 +57,6 @@ def sgd(
     return at
 
 
-def by_block(make: Callable) -> Callable:
-    """`make` of `Local.optimizer`, whose steps see stacked blocks one by one.
-
-    For optimizers that take a norm, or another number, of each leaf, as LARS does.
-    """
-
-    def at(rate):
-        inner = make(rate)
-
-        def update(grads, state, params=None):
-            own = (stacks.named(grads), state, stacks.named(params))
-            steps, state = inner.update(*own)
-            return stacks.laid_out(steps, grads), state
-
-        init = lambda params: inner.init(stacks.named(params))
-        return optax.GradientTransformation(init, update)
-
-    return at
-
-
 def step_decay(rate: float, *, every: tuple[int, ...] | int = 0, factor: float = 0.1):
     """Learning rate of (round, epoch): `rate * factor ** (epoch // every[round])`.
 

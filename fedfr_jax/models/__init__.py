@@ -1,8 +1,8 @@
 """Networks on images: name -> factory(image_shape, ...) -> Model.
 
 They end in an embedding (sphereface, iresnet, mobilefacenet, vit, cnn, mlp), in the
-logits of `num_classes` classes (resnet, mobilenet, linear_base, leaf_*, logistic; cnn
-and mlp when asked) or in logits for every pixel (segmenter).
+logits of `num_classes` classes (resnet, reid, mobilenet, linear_base, leaf_*, logistic;
+cnn and mlp when asked) or in logits for every pixel (segmenter).
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from fedfr_jax.models.linear_base import linear_base
 from fedfr_jax.models.logistic import logistic
 from fedfr_jax.models.mobilefacenet import mobilefacenet
 from fedfr_jax.models.mobilenet import mobilenet
+from fedfr_jax.models.reid import reid
 from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.segmenter import segmenter
 from fedfr_jax.models.sphereface import sphereface
@@ -29,6 +30,7 @@ MODELS = {
     "resnet": resnet,
     "mobilenet": mobilenet,
     "linear_base": linear_base,
+    "reid": reid,
     "segmenter": segmenter,
     "cnn": cnn,
     "mlp": mlp,

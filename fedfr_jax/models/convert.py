@@ -2,7 +2,8 @@
 
 Convolutions OIHW <-> HWIO, linear [out, in] <-> [in, out], the flattening before the
 linear layer C, H, W <-> H, W, C, and blocks <-> stacks of equal ones. Names on the
-PyTorch side are those of FedFR's and InsightFace's backbones; batch counters go.
+PyTorch side are those of FedFR's and InsightFace's backbones and of torchvision's
+ResNets; batch counters go.
 """
 
 import re
@@ -13,11 +14,12 @@ import numpy as np
 
 from fedfr_jax import trees
 from fedfr_jax.models.iresnet import iresnet
+from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.stacks import laid_out, named
 from fedfr_jax.types import PyTree
 
-_FACTORIES = {"sphereface": sphereface, "iresnet": iresnet}
+_FACTORIES = {"sphereface": sphereface, "iresnet": iresnet, "resnet": resnet}
 
 _LEAVES = {
     "kernel": "weight",
@@ -36,7 +38,8 @@ _IRESNET_TOP = {
     "fc": "fc",
     "bn_out": "features",
 }
-_FROZEN = {"sphereface": (), "iresnet": ("features.weight",)}
+_RESNET_TOP = {"stem/conv": "conv1", "stem/bn": "bn1", "fc": "fc"}
+_FROZEN = {"sphereface": (), "iresnet": ("features.weight",), "resnet": ()}
 
 
 def from_torch(
@@ -48,7 +51,7 @@ def from_torch(
     """Variables of a model from a PyTorch state dict.
 
     Args:
-      model_name: "sphereface" or "iresnet".
+      model_name: "sphereface", "iresnet" or "resnet" (stem "imagenet").
       state_dict: tensor name -> array, every tensor of the backbone.
       image_shape: (H, W, C) of the model.
       **settings: of the model's factory, such as depth or widths.
@@ -76,6 +79,37 @@ def from_torch(
             f"Tensor shapes must fit the model, got {', '.join(problems)}."
         )
     return laid_out(jax.tree.unflatten(jax.tree.structure(blocks), arrays), template)
+
+
+def with_resnet(variables: PyTree, state_dict: Mapping[str, np.ndarray]) -> PyTree:
+    """A network on a ResNet, such as `reid`, whose ResNet is torchvision's.
+
+    Args:
+      variables: {"params", "batch_stats"}, where what is neither "stem" nor a "stage"
+        stays as it is.
+      state_dict: tensor name -> array; its own last layer, "fc", is left out.
+
+    Raises:
+      ValueError: naming the tensors that are missing, unknown or of another shape.
+    """
+    is_trunk = lambda path: path[0].startswith(("stem", "stage"))
+    given = {k: np.asarray(v) for k, v in state_dict.items() if not _is_counter(k)}
+    given = {k: v for k, v in given.items() if not k.startswith("fc.")}
+    paths = [path for path, _ in _leaves(variables)]
+    names = [_torch_name("resnet", path) for path in paths if is_trunk(path)]
+    _check_names(given, names, ())
+    found = []
+    for path, leaf in _leaves(variables):
+        if is_trunk(path):
+            array = given[name := _torch_name("resnet", path)]
+            if array.shape != _torch_shape(leaf.shape):
+                raise ValueError(
+                    f"Tensor shapes must fit the model, got {name} {array.shape} "
+                    f"instead of {_torch_shape(leaf.shape)}."
+                )
+            leaf = _to_jax(array, path, None).astype(leaf.dtype)
+        found.append(leaf)
+    return jax.tree.unflatten(jax.tree.structure(variables), found)
 
 
 def to_torch(
@@ -113,6 +147,8 @@ def _template(model_name, image_shape, settings):
     num_stages = sum(name.startswith("stage") for name in params)
     height, width = (-(-size // 2**num_stages) for size in model.image_shape[:2])
     num_features = params["fc"]["kernel"].shape[0]
+    if model_name == "resnet":  # its features are pooled
+        return template, (1, 1, num_features)
     return template, (height, width, num_features // (height * width))
 
 
@@ -129,7 +165,8 @@ def _torch_name(model_name, path):
         name = _stage_name(model_name, module)
     else:
         top = "/".join(module)
-        name = top if model_name == "sphereface" else _IRESNET_TOP[top]
+        tops = {"iresnet": _IRESNET_TOP, "resnet": _RESNET_TOP}
+        name = tops[model_name][top] if model_name in tops else top
     return f"{name}.{_LEAVES[kind]}"
 
 

@@ -79,12 +79,14 @@ normalize.defvjp(_normalize, _normalize_backward)
 class BatchNorm(nn.Module):
     """Normalise over all axes but the last; a batch's statistics are float32 at least.
 
-    Params scale [C] (unless it is frozen at 1) and bias [C]; batch_stats mean, var [C].
+    Params scale [C] and bias [C], unless they are frozen; batch_stats mean, var [C].
     Training leaves the batch's own mean and unbiased variance in batch_stats, for
     `moved`. Evaluation takes 1 / sqrt(var + EPSILON) from `inverses` where it is given.
     """
 
     use_scale: bool = True  # False freezes the scale at 1
+    use_bias: bool = True  # False freezes the bias at 0
+    scale_init: nn.initializers.Initializer = nn.initializers.ones
     unbiased: bool = True  # the running variance averages n / (n - 1) times the batch's
 
     @nn.compact
@@ -100,8 +102,10 @@ class BatchNorm(nn.Module):
         z = x.astype(sum_dtype(x.dtype))
         scale = jnp.ones(shape, z.dtype)
         if self.use_scale:
-            scale = self.param("scale", nn.initializers.ones, shape).astype(z.dtype)
-        bias = self.param("bias", nn.initializers.zeros, shape).astype(z.dtype)
+            scale = self.param("scale", self.scale_init, shape).astype(z.dtype)
+        bias = jnp.zeros(shape, z.dtype)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, shape).astype(z.dtype)
         if train:
             y, mean, var = normalize(z, scale, bias, EPSILON)
             if not self.is_initializing():

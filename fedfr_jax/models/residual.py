@@ -50,6 +50,7 @@ class Trunk(NamedTuple):
     is_bottleneck: bool
     stem: str
     remat: bool
+    last_stride: int = 2  # of the last stage, unless it is the only one
 
     @property
     def names(self) -> list[str]:
@@ -119,7 +120,9 @@ def stage_maps(
     x = Stem(trunk.widths[0], trunk.stem, settings, name="stem")(x, train)
     maps = []
     for i, (width, num) in enumerate(zip(trunk.widths, trunk.blocks, strict=True)):
-        strides = [1 if i == 0 else 2] + [1] * (num - 1)
+        is_last = i == len(trunk.blocks) - 1
+        first = 1 if i == 0 else trunk.last_stride if is_last else 2
+        strides = [first] + [1] * (num - 1)
         convolutions = tuple(layers(width, stride) for stride in strides)
         stage = Stage(block, convolutions, settings, name=f"stage{i + 1}")
         x = stage(x, train)

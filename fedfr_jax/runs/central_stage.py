@@ -29,6 +29,7 @@ def train_central(
         first_row=trainer.first_row,
         num_rows=trainer.num_rows,
         seed=seed,
+        lists=trainer.order,
     )
     key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
     state = epochs.init(trainer.init(key))

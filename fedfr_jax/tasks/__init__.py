@@ -5,11 +5,13 @@ from collections.abc import Callable
 from fedfr_jax.schema import register
 from fedfr_jax.tasks.classification import classification
 from fedfr_jax.tasks.faces.stages import faces
+from fedfr_jax.tasks.reid.stages import reid
 from fedfr_jax.tasks.segmentation import segmentation
 
 TASKS = {
     "faces": faces,
     "classification": classification,
+    "reid": reid,
     "segmentation": segmentation,
 }
 

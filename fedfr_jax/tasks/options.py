@@ -4,6 +4,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,12 @@ import optax
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.combining import COMBINES
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
-from fedfr_jax.federated.local import by_block, sgd, step_decay
+from fedfr_jax.federated.local import sgd, step_decay
+from fedfr_jax.federated.optimizers import by_block, layer_wise
 from fedfr_jax.schema import check_keys, check_kinds, check_ranges, choose
 from fedfr_jax.types import Algorithm, Local
 
+SOME = (0, math.inf)
 BOUNDS = {  # of the numbers that `local_of` is told
     "learning_rate": (0, math.inf),
     "decay_epochs": (0, math.inf),
@@ -81,6 +84,7 @@ def local_of(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     clip_norm: float = 0.0,
+    layer_rates: Mapping = MappingProxyType({}),
 ) -> Local:
     """A client's training from plain settings.
 
@@ -90,6 +94,8 @@ def local_of(
       momentum, weight_decay: of sgd, coupled as in PyTorch; others take theirs among
         the settings.
       clip_norm: largest norm of a step's gradient; 0 does not clip.
+      layer_rates: {regular expression of leaves below params: factor of their steps},
+        which with sgd is a learning rate of their own; other leaves have factor 1.
 
     Raises:
       ValueError: for an unknown optimizer, settings that it does not have or a number
@@ -115,6 +121,10 @@ def local_of(
                     f"{key} must be among the settings of optimizer {name}, got "
                     f"{value} beside it."
                 )
+
+    if layer_rates:
+        check_ranges("layer_rates of ", layer_rates, dict.fromkeys(layer_rates, SOME))
+        make = layer_wise(make, layer_rates)
 
     def clipped(rate):
         return optax.chain(optax.clip_by_global_norm(clip_norm), make(rate))

@@ -5,6 +5,7 @@ central: one network on the training images of all clients together, as their bo
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -35,6 +36,7 @@ class Given(NamedTuple):
     num_clients: int
     num_rows: int  # training images of all clients together
     mesh: Mesh
+    facts: Mapping = MappingProxyType({})  # more that an algorithm's factory may ask
 
 
 def given(
@@ -86,7 +88,7 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
     algorithm = options.pop("algorithm", "fedavg")
     with naming(f"config.{section}"):
         others = {*keywords(local_of), *keywords(of.loss_of), *OWN}
-        facts = {"num_clients": of.num_clients, "model": of.model}
+        facts = {"num_clients": of.num_clients, "model": of.model, **of.facts}
         make, rest = algorithm_maker(section, algorithm, options, others, facts)
         own = {key: rest.pop(key) for key in OWN if key in rest}
         made = make(call(section, local_of, rest, _loss(rest, of)))

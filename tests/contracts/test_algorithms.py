@@ -16,6 +16,7 @@ from fedfr_jax.federated import client as client_module
 from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.personal import blocks, personal
+from fedfr_jax.federated.algorithms.shared_images import Shared
 from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
@@ -45,9 +46,9 @@ def loss_fn(variables, batch, key):
     return mean_of(losses), ({"mean": mean}, {"accuracy": mean_of(is_right)})
 
 
-def features_of(variables, x, train):
+def features_of(variables, x, train, key=None):
     """Logits, features behind the body, statistics."""
-    del train
+    del train, key
     params = variables["params"]
     features = x @ params["body"]
     logits = features @ params["head"] + params["bias"][None]
@@ -81,7 +82,7 @@ def variables_of(seed):
 
 MODEL = Model(
     init=lambda key: variables_of(0),
-    apply=lambda *arguments: features_of(*arguments)[::2],
+    apply=lambda *arguments, key=None: features_of(*arguments)[::2],
     image_shape=(6,),
     embedding_dim=CLASSES,
     features=features_of,
@@ -120,9 +121,12 @@ def tiny(name, local=LOCAL, **settings):
     return lambda: ALGORITHMS[name](local, **settings)
 
 
+IMAGES = np.random.default_rng(5).normal(size=(6, 6)).astype(np.float32)
+SEEN = {"model": MODEL, "shared": Shared(IMAGES, Feed(batch_size=4))}
 MEMBERS = {
     "afl": Member(tiny("afl", num_classes=CLASSES)),
     "apfl": Member(tiny("apfl")),
+    "cdw": Member(tiny("cdw", model=MODEL)),
     "centred_clipping": Member(tiny("centred_clipping", bound=0.1)),
     "ditto": Member(tiny("ditto")),
     "fedatt": Member(tiny("fedatt")),
@@ -142,8 +146,10 @@ MEMBERS = {
     "fednova": Member(tiny("fednova")),
     "fedprox": Member(tiny("fedprox", strength=0.1)),
     "fedrep": Member(tiny("fedrep", head=HEAD, head_epochs=1)),
+    "finch": Member(tiny("finch", num_clients=len(SIZES), **SEEN)),
     "fesem": Member(tiny("fesem", spread=0.5)),
     "hypcluster": Member(tiny("hypcluster", spread=0.5)),
+    "kd": Member(tiny("kd", every=2, weigh="distance", rate=0.1, **SEEN)),
     "mime": Member(tiny("mime")),
     "mimelite": Member(tiny("mimelite")),
     "moon": Member(tiny("moon", LOCAL._replace(loss=contrasted))),

@@ -18,6 +18,10 @@ from fedfr_jax.tasks.classification.stages import OWN
 from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.tasks.faces.recognition import Judge
 from fedfr_jax.tasks.options import keywords, local_of
+from fedfr_jax.tasks.reid.data import SCENARIOS
+from fedfr_jax.tasks.reid.judged import Evaluating as Retrieving
+from fedfr_jax.tasks.reid.loss import reid_loss
+from fedfr_jax.tasks.reid.public import Public
 from fedfr_jax.tasks.rows import MARGIN
 from fedfr_jax.tasks.rows import OWN as ROW
 from fedfr_jax.tasks.segmentation.stages import Evaluating
@@ -43,15 +47,21 @@ def test_a_config_configures_functions_that_exist(path, monkeypatch):
 def check_config(module, *given):
     config = plain(module["get_config"](*given))
     assert set(config) <= set(SECTIONS)
-    named = [("data", SOURCES), ("model", MODELS), ("partition", PARTITIONS)]
+    is_reid = config.get("task") == "reid"
+    partitions = SCENARIOS if is_reid else PARTITIONS
+    named = [("data", SOURCES), ("model", MODELS), ("partition", partitions)]
     for section, family in named:
         settings = dict(config[section])
+        if is_reid:  # sections of the task's own
+            check(Public, settings.pop("public", {}), "partition.public")
+            settings.pop("weights", None)
         name = settings.pop("name", "by_identity")
         check(family[name], settings, f"{section}.{name}")
     check(Federation, config["federation"], "federation")
     of_task = {
         "faces": check_faces,
         "classification": check_classification,
+        "reid": check_reid,
         "segmentation": check_segmentation,
     }
     of_task[config.get("task", "faces")](config)
@@ -89,4 +99,20 @@ def check_segmentation(config):
             continue
         algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
         known = {"algorithm", *keywords(algorithm), *keywords(local_of), *ROW}
+        assert set(options) <= known, name
+
+
+def check_reid(config):
+    assert not config["pretrain"]
+    trained = {*keywords(local_of), *keywords(reid_loss), "identities"}
+    evaluation = dict(config["evaluation"])
+    assert set(evaluation.pop("local", {})) <= {"epochs", *trained}
+    check(Retrieving, evaluation, "evaluation")
+    for name, options in config["methods"].items():
+        if options.get("kind") == "central":
+            of_loss = {*keywords(reid_loss), "identities"}
+            known = {"kind", *Training._fields, *of_loss} - {*MARGIN}
+        else:
+            algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
+            known = {"algorithm", *keywords(algorithm), *trained, *ROW}
         assert set(options) <= known, name

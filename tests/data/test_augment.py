@@ -18,6 +18,7 @@ from fedfr_jax.data.augment import (
     affine,
     batched,
     build_augment,
+    camera_statistics,
     color,
     compose,
     erase,
@@ -28,6 +29,8 @@ from fedfr_jax.data.augment import (
     register_augment,
     warp,
 )
+from fedfr_jax.data.augment.camera_statistics import statistics_of
+from fedfr_jax.data.augment.erase import papers_rectangle
 from fedfr_jax.data.augment.pixels import turn_hue
 
 WARP = {"rotation": 20, "scale": 0.2, "shift": 0.1, "shear": 10}
@@ -594,3 +597,59 @@ def test_a_fill_that_no_byte_holds_is_refused(augment, name):
     row = jax.tree.map(lambda x: x[0], examples(1))
     with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 255\] for uint8"):
         jax.eval_shape(augment.apply, random.key(0), *row)
+
+
+def test_an_image_takes_on_another_cameras_mean_and_deviation():
+    """Statistics are of all pixels of a camera; an image keeps its own pattern."""
+    rng = np.random.default_rng(0)
+    shades = np.array([[60, 90, 120], [140, 120, 100], [100, 100, 100]])
+    cameras = np.arange(12) % 3
+    images = shades[cameras][:, None, None] + rng.integers(-30, 30, (12, 6, 4, 3))
+    images = images.astype(np.uint8)
+    means, stds = statistics_of(lambda rows: images[rows], cameras)
+    of = [images[cameras == k].reshape(-1, 3).astype(float) for k in range(3)]
+    np.testing.assert_allclose(means, [x.mean(0) for x in of], rtol=1e-6)
+    np.testing.assert_allclose(stds, [x.std(0) for x in of], rtol=1e-6)
+    told = {"means": means.tolist(), "stds": stds.tolist()}
+    change = jax.jit(camera_statistics(probability=1.0, **told).apply)
+    image = jnp.asarray(images[0], jnp.float32)
+    seen = set()
+    for seed in range(12):
+        targets = {"label": jnp.int32(0), "camera": jnp.int32(0)}
+        found, _ = change(jax.random.key(seed), {"image": image}, targets)
+        unit = (np.asarray(image) - means[0]) / stds[0]
+        near = [
+            k
+            for k in (1, 2)
+            if np.allclose(found["image"], unit * stds[k] + means[k], atol=1e-2)
+        ]
+        assert len(near) == 1  # never its own camera's
+        seen.update(near)
+    assert seen == {1, 2}
+    with pytest.raises(ValueError, match="at least 2 cameras"):
+        camera_statistics(means=[[1.0]], stds=[[1.0]])
+
+
+@pytest.mark.parametrize("size", [(256, 128), (128, 64)])
+def test_erased_rectangles_have_the_papers_law(golden, size):
+    """Shares, areas and aspects within four deviations of their means' own."""
+    arrays, number = golden("reid_more"), 1500
+    name = f"re_{size[0]}x{size[1]}_expect"
+    erasing = lambda key: papers_rectangle(
+        key, (*size, 3), 0.5, (0.02, 0.4), (0.3, 1 / 0.3)
+    )
+    inside = jax.jit(jax.vmap(erasing))(random.split(random.key(0), number))
+    rows = np.asarray(inside.any(axis=2).sum(axis=1))
+    columns = np.asarray(inside.any(axis=1).sum(axis=1))
+    assert (np.asarray(inside.sum(axis=(1, 2))) == rows * columns).all()
+    is_erased = rows > 0
+    hit, area, area_sd, aspect, aspect_sd, _ = arrays[name]
+    assert abs(is_erased.mean() - hit) < 4 * 0.5 / np.sqrt(number)
+    rows, columns = rows[is_erased], columns[is_erased]
+    found = rows * columns / np.prod(size), rows / columns
+    for values, mean, sd in zip(
+        found, (area, aspect), (area_sd, aspect_sd), strict=True
+    ):
+        assert abs(values.mean() - mean) < 4 * sd / np.sqrt(len(values))
+        assert abs(values.std() / sd - 1) < 0.1
+    assert rows.max() < size[0] and columns.max() < size[1]

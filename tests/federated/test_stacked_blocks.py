@@ -11,7 +11,8 @@ from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedrep import fedrep
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.scaffold import scaffold
-from fedfr_jax.federated.local import by_block, sgd
+from fedfr_jax.federated.local import sgd
+from fedfr_jax.federated.optimizers import by_block
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Local

@@ -18,6 +18,10 @@ SETTINGS = {
     "vit": {"width": 8, "heads": 2, "depth": 4, "embedding_dim": 10},
     "resnet": {"widths": (4, 6), "blocks": (1, 4), "num_classes": 10},
     "mobilenet": {"width": 0.1, "num_blocks": 8, "num_classes": 10},
+    "reid": {
+        **{"widths": (4, 6), "blocks": (1, 1), "depth": 18, "stem": "cifar"},
+        **{"bottleneck": 5, "dropout": 0.0, "num_classes": 10},
+    },
     "linear_base": {"width": 6, "side": 3, "num_classes": 10},
     "segmenter": {
         "encoder": {"name": "resnet", "widths": (4, 6), "blocks": (1, 1)},

@@ -11,10 +11,12 @@ from tests.mutants import (
     federated,
     losses,
     reid,
+    reid_training,
 )
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-ROOMS = (losses, faces, federated, data, evaluation, classification, reid)
+ROOMS = (losses, faces, federated, data, evaluation, classification)
+ROOMS += (reid, reid_training)
 
 
 class Mutant(NamedTuple):

@@ -14,6 +14,7 @@ GRADS = [
     {"a": np.array([0.5, -1.0], np.float32), "b": np.array([4.0], np.float32)},
 ]
 RATE = 0.1
+NESTEROV = {"name": "sgd", "nesterov": True}
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +92,22 @@ def test_an_optimizer_of_optax_is_named_with_its_settings(given, optimizer):
     made = local(optimizer=given)
     assert made.loss is loss_fn
     assert_close(steps(made.optimizer(jnp.float32(RATE))), steps(optimizer))
+
+
+def test_a_layer_may_have_a_rate_of_its_own():
+    """Momentum and decay do not know the rate, so a factor of the step is one of it."""
+    settings = {"momentum": 0.9, "weight_decay": 0.01, "optimizer": NESTEROV}
+    given = {"layer_rates": {"^a$": 0.1}, **settings}
+    found = steps(local(**given).optimizer(RATE))
+    slow = steps(local(**settings).optimizer(0.1 * RATE))
+    fast = steps(local(**settings).optimizer(RATE))
+    # Each leaf's gradients are given, whatever the other leaf does.
+    np.testing.assert_allclose(found["a"], slow["a"], rtol=1e-6)
+    np.testing.assert_allclose(found["b"], fast["b"], rtol=1e-6)
+    with pytest.raises(ValueError, match="must match a leaf such as .*stem"):
+        steps(local(layer_rates={"stem": 0.1}).optimizer(RATE))
+    with pytest.raises(ValueError, match="layer_rates of a must be at least 0"):
+        local(layer_rates={"a": -1.0})
 
 
 def test_a_gradient_is_clipped_before_anything_else():

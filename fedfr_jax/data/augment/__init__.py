@@ -5,6 +5,7 @@ Every factory here returns an `Augment` of one example; `batched` maps it over a
 
 from collections.abc import Callable, Mapping, Sequence
 
+from fedfr_jax.data.augment.camera_statistics import camera_statistics
 from fedfr_jax.data.augment.combine import batched, compose, identity
 from fedfr_jax.data.augment.erase import erase
 from fedfr_jax.data.augment.geometry import mirror, pad_and_crop
@@ -17,6 +18,7 @@ __all__ = [
     "AUGMENTS",
     "affine",
     "batched",
+    "camera_statistics",
     "build_augment",
     "color",
     "compose",
@@ -30,6 +32,7 @@ __all__ = [
 
 AUGMENTS = {
     "affine": affine,
+    "camera_statistics": camera_statistics,
     "color": color,
     "erase": erase,
     "identity": identity,
@@ -37,7 +40,8 @@ AUGMENTS = {
     "normalize": normalize,
     "pad_and_crop": pad_and_crop,
 }
-ON_BYTES = ("color", "erase")  # their numbers are pixels in [0, 255]
+# Their numbers are pixels in [0, 255].
+ON_BYTES = ("camera_statistics", "color", "erase")
 
 
 def register_augment(name: str, factory: Callable[..., Augment]) -> None:

@@ -1,10 +1,10 @@
 """Random erasing: one rectangle of the image is painted over.
 
 Zhong, Zheng, Kang, Li, Yang, "Random Erasing Data Augmentation", AAAI 2020,
-arXiv:1708.04896, algorithm 1. Two deviations. Where the paper draws again until the
-rectangle fits, the aspect is brought to the nearest one that does: loops of unknown
-length do not vectorise. The aspect is drawn uniformly in its logarithm, so that tall
-and wide are as frequent.
+arXiv:1708.04896, algorithm 1. The law "paper" is theirs: an aspect uniform in its
+range, drawn again until the rectangle fits. "log" has two deviations: the aspect is
+uniform in its logarithm, so that tall and wide are as frequent, and brought to the
+nearest one that fits.
 """
 
 import math
@@ -18,6 +18,7 @@ from fedfr_jax.data.augment.contents import change_image, constant, store
 from fedfr_jax.types import Augment
 
 FILLS = ("mean", "random")
+TRIES = 16  # of "paper", all at once; on 256 x 128 one in eighteen does not fit
 
 
 def erase(
@@ -26,8 +27,9 @@ def erase(
     area: tuple[float, float] = (0.02, 0.4),
     aspect: tuple[float, float] = (0.3, 1 / 0.3),
     fill: float | str = "random",
+    law: str = "log",
 ) -> Augment:
-    """Paint over one rectangle; landmarks and mask stay. The defaults are the paper's.
+    """Paint over one rectangle; landmarks and mask stay. Ranges are the paper's.
 
     Args:
       probability: of erasing, in [0, 1].
@@ -35,10 +37,14 @@ def erase(
       aspect: (low, high) height over width, in [0.01, 100].
       fill: a number, "mean" for the image's own mean of each channel, or "random" for
         noise in [0, 255], so before `normalize`.
+      law: of the aspect, a name of RECTANGLES.
     """
     check_numbers("erase's ", {"probability": probability}, {"probability": (0, 1)})
     check_pair("erase's ", "area", area, (0, 1))
     check_pair("erase's ", "aspect", aspect, (0.01, 100))
+    if law not in RECTANGLES:
+        known = list(RECTANGLES)
+        raise ValueError(f"erase's law must be one of {known}, got {law!r}.")
     if isinstance(fill, str) and fill not in FILLS:
         raise ValueError(f"erase's fill must be a number or in {FILLS}, got {fill!r}.")
     if not isinstance(fill, str):
@@ -48,7 +54,8 @@ def erase(
         rectangle_key, noise_key = jax.random.split(key)
 
         def change(image):
-            inside = rectangle(rectangle_key, image.shape, probability, area, aspect)
+            ranges = probability, area, aspect
+            inside = RECTANGLES[law](rectangle_key, image.shape, *ranges)
             return jnp.where(inside[..., None], paint(noise_key, image, fill), image)
 
         return change_image(inputs, change), targets
@@ -67,9 +74,33 @@ def rectangle(key, shape, probability, area, aspect) -> jax.Array:
     ratio = jnp.clip(ratio, fraction * height / width, height / (fraction * width))
     rows = jnp.clip(jnp.round(jnp.sqrt(fraction * ratio * height * width)), 1, height)
     columns = jnp.clip(jnp.round(fraction * height * width / rows), 1, width)
-    is_row = _stretch(height, rows, top)[:, None]
-    is_column = _stretch(width, columns, left)[None, :]
-    return is_row & is_column & (coin < probability)
+    return _placed(shape, (rows, columns), (top, left)) & (coin < probability)
+
+
+def papers_rectangle(key, shape, probability, area, aspect) -> jax.Array:
+    """The same by the law "paper"."""
+    height, width, _ = shape
+    size_key, place_key = jax.random.split(key)
+    size, slant = jax.random.uniform(size_key, (2, TRIES), jnp.float32)
+    coin, top, left = jax.random.uniform(place_key, (3,), jnp.float32)
+    pixels = (area[0] + size * (area[1] - area[0])) * height * width
+    ratio = aspect[0] + slant * (aspect[1] - aspect[0])
+    rows, columns = jnp.round(jnp.sqrt(pixels * ratio)), jnp.sqrt(pixels / ratio)
+    columns = jnp.round(columns)
+    fits = (rows < height) & (columns < width)
+    first = jnp.argmax(fits)
+    inside = _placed(shape, (rows[first], columns[first]), (top, left))
+    return inside & (coin < probability) & fits.any()
+
+
+RECTANGLES = {"log": rectangle, "paper": papers_rectangle}
+
+
+def _placed(shape, size, place):
+    """Pixels [H, W] of a rectangle of `size`, `place` in [0, 1) of where it can lie."""
+    is_row = _stretch(shape[0], size[0], place[0])
+    is_column = _stretch(shape[1], size[1], place[1])
+    return is_row[:, None] & is_column[None, :]
 
 
 def _stretch(length, count, place):

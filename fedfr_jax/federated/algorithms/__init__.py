@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from fedfr_jax.federated.algorithms.afl import afl
 from fedfr_jax.federated.algorithms.apfl import apfl
+from fedfr_jax.federated.algorithms.cdw import cdw
 from fedfr_jax.federated.algorithms.clipping import centred_clipping, norm_clipping
 from fedfr_jax.federated.algorithms.ditto import ditto
 from fedfr_jax.federated.algorithms.fedatt import fedatt
@@ -16,7 +17,9 @@ from fedfr_jax.federated.algorithms.fedmargin import fedmargin
 from fedfr_jax.federated.algorithms.fednova import fednova
 from fedfr_jax.federated.algorithms.fedprox import fedprox
 from fedfr_jax.federated.algorithms.fedrep import fedrep
+from fedfr_jax.federated.algorithms.finch import finch
 from fedfr_jax.federated.algorithms.ifca import fesem, hypcluster, ifca
+from fedfr_jax.federated.algorithms.kd import kd
 from fedfr_jax.federated.algorithms.mime import mime, mimelite
 from fedfr_jax.federated.algorithms.moon import moon
 from fedfr_jax.federated.algorithms.perfedavg import perfedavg
@@ -29,6 +32,7 @@ from fedfr_jax.schema import register
 ALGORITHMS = {
     "afl": afl,
     "apfl": apfl,
+    "cdw": cdw,
     "centred_clipping": centred_clipping,
     "ditto": ditto,
     "fedatt": fedatt,
@@ -42,8 +46,10 @@ ALGORITHMS = {
     "fedprox": fedprox,
     "fedrep": fedrep,
     "fesem": fesem,
+    "finch": finch,
     "hypcluster": hypcluster,
     "ifca": ifca,
+    "kd": kd,
     "mime": mime,
     "mimelite": mimelite,
     "moon": moon,

@@ -1,0 +1,116 @@
+"""A client's step of re-identification, beside the same step as a PyTorch loop.
+
+    python experiments/benchmarks/reid.py [--steps=6] [--rounds=3] [--repeats=3]
+
+Four clients, a ResNet of four basic blocks (64 to 512 channels) with a bottleneck of
+512, images of 128 x 64, batches of 32, two threads each. The two run in turns, each in
+a process of its own; what counts is the fastest round of each, and their ratio. Not for
+a machine that does other work meanwhile.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import environments
+import results_file
+
+HERE = pathlib.Path(__file__).resolve().parent
+WORK = {"clients": 4, "batch": 32, "classes": 150, "bottleneck": 512}
+SHAPE, WIDTHS = (128, 64), (64, 128, 256, 512)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--ours", type=int, default=0, help="lanes: a child's work")
+    results_file.add_flag(parser)
+    return parser.parse_args()
+
+
+def ours(args) -> float:
+    """Seconds of a client's step in the fastest of some rounds."""
+    import jax
+    import numpy as np
+
+    from fedfr_jax.federated.algorithms import ALGORITHMS
+    from fedfr_jax.federated.algorithms.personal import personal
+    from fedfr_jax.federated.client import Population
+    from fedfr_jax.federated.local import sgd
+    from fedfr_jax.federated.simulation import open_store, play, simulation, start
+    from fedfr_jax.feed import Feed
+    from fedfr_jax.mesh import make_mesh
+    from fedfr_jax.models import MODELS
+    from fedfr_jax.tasks.reid.loss import reid_loss
+    from fedfr_jax.types import Dataset, Local
+
+    random, clients = np.random.default_rng(0), WORK["clients"]
+    each = args.steps * WORK["batch"]
+    images = random.normal(size=(clients * each, *SHAPE, 3)).astype(np.float32)
+    labels = random.integers(WORK["classes"], size=len(images)).astype(np.int32)
+    model = MODELS["reid"](
+        (*SHAPE, 3),
+        **{"num_classes": WORK["classes"], "bottleneck": WORK["bottleneck"]},
+        **{"depth": 18, "blocks": (1, 1, 1, 1), "widths": WIDTHS, "dropout": 0.0},
+    )
+    local = Local(reid_loss(model), sgd(momentum=0.9, nesterov=True), 0.05)
+    sim = simulation(
+        personal(ALGORITHMS["fedavg"](local), "params/classifier/"),
+        *(Feed(WORK["batch"]), Dataset.labelled(images, labels)),
+        Population(
+            np.arange(0, len(images) + 1, each), np.full(clients, WORK["classes"])
+        ),
+        **{"mesh": make_mesh(1), "lanes": args.ours},
+    )
+    server = start(sim, model.init(jax.random.key(0)))
+    store, spent = open_store(sim, server), []
+    for round in range(args.rounds + 1):
+        begin = time.perf_counter()
+        server, _ = play(sim, server, store, round)
+        jax.block_until_ready(server)
+        spent.append(time.perf_counter() - begin)
+    return min(spent[1:]) / (clients * args.steps)
+
+
+def of_torch(args) -> float:
+    """The same of the PyTorch loop."""
+    flags = [f"--{k}={v}" for k, v in WORK.items()]
+    flags += [f"--steps={args.steps}", f"--rounds={args.rounds}"]
+    flags += ["--widths", *map(str, WIDTHS), "--size", *map(str, SHAPE)]
+    python = environments.python_of("torch")
+    return child([python, str(HERE / "peer_torch_reid.py"), *flags])
+
+
+def child(command: list[str]) -> float:
+    """Seconds that a process prints."""
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])["seconds"]
+
+
+def main():
+    """Print and write the seconds of a step, and ours over PyTorch's."""
+    args = parse_arguments()
+    if args.ours:
+        print(json.dumps({"seconds": ours(args)}))
+        return
+    given = [f"--steps={args.steps}", f"--rounds={args.rounds}"]
+    found = {"torch": [], "1 lane": [], "4 lanes": []}
+    for _ in range(args.repeats):
+        found["torch"].append(of_torch(args))
+        for lanes, name in ((1, "1 lane"), (4, "4 lanes")):
+            command = [sys.executable, __file__, f"--ours={lanes}", *given]
+            found[name].append(child(command))
+    row = {name: min(seconds) for name, seconds in found.items()}
+    best = min(row["1 lane"], row["4 lanes"])
+    row["ours over torch"] = best / row["torch"]
+    print({name: round(value, 3) for name, value in row.items()})
+    results_file.write(args.out, {"local step": row})
+
+
+if __name__ == "__main__":
+    main()

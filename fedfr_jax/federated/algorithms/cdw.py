@@ -1,0 +1,99 @@
+"""Cosine distance weight: a client that changed its outputs more counts more.
+
+Zhuang et al. 2022, "Optimizing Performance of Federated Person Re-identification",
+arXiv:2205.12144, equations 1 and 2, of the ACM MM 2020 article arXiv:2008.11560:
+
+  d_k = 1 - cos(g_k, g_k'),  p_k = d_k / sum_i d_i,  w+ = sum_k p_k w_k
+
+where g_k are logits of one batch by the received network with the client's own
+classifier, and g_k' by what training made of both. As in the released code d_k is the
+mean over rows of the client's first batch. Deviations: the networks are in evaluation
+mode unless asked (in the released code dropout makes d_k noisy), and where no logit
+turned at all clients count by their examples.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.aggregators import weight_of
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.local import local_training
+from fedfr_jax.types import Algorithm, Client, ClientOutput, Local, Model, PyTree
+
+DISTANCE = "distance"
+# An example's weight beside distances: nothing, unless they are all 0.
+FALLBACK = 1e-20
+TINY = 1e-8  # least length of a row of logits
+
+
+def cosine_distance(before: jax.Array, after: jax.Array) -> jax.Array:
+    """1 - cos of rows [B, M] and [B, M], [B]; exactly 0 for equal ones."""
+    unit = lambda x: x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), TINY)
+    # Half the squared chord: 1 - cos itself is rounding where rows hardly differ.
+    return jnp.square(unit(before) - unit(after)).sum(axis=1) / 2
+
+
+def distance_of(model: Model, *, train_mode: bool = False) -> Callable:
+    """How far a client's logits have turned in its training.
+
+    Args:
+      train_mode: the networks run as in training, with dropout.
+
+    Returns:
+      (key, start, end, client) -> d [], of variables before and after training.
+    """
+
+    def distance(key, start: PyTree, end: PyTree, client: Client):
+        batch = client.batch(jnp.int32(0))
+
+        def logits(variables, key):
+            network = collections.merged(variables)
+            key = key if train_mode else None
+            found, _ = model.apply(network, batch.inputs["image"], train_mode, key=key)
+            number = jnp.arange(found.shape[1], dtype=jnp.int32)
+            return jnp.where((number < client.num_classes)[None], found, 0)
+
+        pair = zip((start, end), jax.random.split(key), strict=True)
+        turned = cosine_distance(*(logits(*one) for one in pair))
+        count = jnp.maximum(batch.is_valid.sum(), 1).astype(turned.dtype)
+        return jnp.where(batch.is_valid, turned, 0).sum() / count
+
+    return distance
+
+
+def training_weight(weigh: str | Callable, model: Model, train_mode: bool) -> Callable:
+    """(key, start, end, client) -> weight [] by distance, or as `weight_of` says."""
+    if weigh != DISTANCE:
+        weight = weight_of(weigh)
+        return lambda key, start, end, client: weight(client)
+    distance = distance_of(model, train_mode=train_mode)
+
+    def weight(key, start, end, client):
+        turned = distance(key, start, end, client)
+        return turned + FALLBACK * client.num_local.astype(turned.dtype)
+
+    return weight
+
+
+def cdw(local: Local, *, model: Model, train_mode: bool = False) -> Algorithm:
+    """FedAvg weighted by cosine distance.
+
+    Args:
+      model: its `apply` gives logits.
+      train_mode: see `distance_of`; the released code has it on.
+    """
+    base, train = fedavg(local), local_training(local)
+    weight = training_weight(DISTANCE, model, train_mode)
+
+    def client_update(key, server, personal, client):
+        start = server.variables
+        end, metrics = train(key, start, client)
+        share = weight(jax.random.fold_in(key, 1), start, end, client)
+        change = collections.change(end, start)
+        metrics, own = {**metrics, "distance": share}, collections.own(end)
+        return ClientOutput(change, share, personal, metrics, local=own)
+
+    return base._replace(client_update=client_update)

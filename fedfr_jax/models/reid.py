@@ -1,0 +1,131 @@
+"""A ResNet for re-identification: a feature to find people by, and their identities.
+
+Zhuang et al. 2020, "Performance Optimization for Federated Person Re-identification via
+Benchmark Analysis", arXiv:2008.11560, whose released code has between average pooling
+and classifier a linear layer, batch normalisation and dropout ("linear" below). Luo et
+al. 2019, "Bag of Tricks", arXiv:1903.07071, section 3.5, has batch normalisation alone,
+whose bias stays 0, and a classifier without bias ("bnneck").
+
+Parameters: those of `residual`, and
+  linear: neck/fc/{kernel [C, D], bias [D]}, neck/bn/{scale, bias} [D],
+    classifier/{kernel [D, M], bias [M]}
+  bnneck: neck/bn/scale [C], classifier/kernel [C, M]
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedfr_jax.models.initial import he_normal, normal
+from fedfr_jax.models.linen import from_linen, sow_features
+from fedfr_jax.models.norm import BatchNorm
+from fedfr_jax.models.residual import Settings, Trunk, stage_maps, trunk_of
+from fedfr_jax.types import Model
+
+NECKS = ("linear", "bnneck")
+FIRST_SCALE = 0.02  # deviation of a linear neck's scales from 1
+FIRST_CLASSIFIER = 0.001  # deviation of the classifier's weights from 0
+
+
+def reid(
+    image_shape: Sequence[int],
+    *,
+    num_classes: int,
+    depth: int = 50,
+    blocks: Sequence[int] | None = None,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    stem: str = "imagenet",
+    last_stride: int = 2,
+    neck: str = "linear",
+    bottleneck: int = 512,
+    dropout: float = 0.5,
+    lowering: str = "auto",
+    dtype: Any = None,
+    remat: bool = False,
+) -> Model:
+    """Logits of identities; `Model.features` are what a person is found by.
+
+    In training of a "bnneck" they are what a metric loss compares, which is the pooled
+    feature before its normalisation.
+
+    Args:
+      image_shape: (H, W, C), of people usually twice as high as wide.
+      num_classes: M identities, of the client that has most.
+      depth, blocks, widths, stem, lowering, dtype, remat: as of `resnet`.
+      last_stride: of the last stage, 2, or 1 for a map twice as large.
+      neck: a name of NECKS.
+      bottleneck: D of a linear neck.
+      dropout: share of a linear neck's outputs that training sets to 0, in [0, 1);
+        training then needs a key.
+
+    Raises:
+      ValueError: for an unknown depth, stem or neck, or a number out of its range.
+    """
+    if neck not in NECKS:
+        raise ValueError(f"neck must be one of {NECKS}, got {neck!r}.")
+    if last_stride not in (1, 2):
+        raise ValueError(f"last_stride must be 1 or 2, got {last_stride}.")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}.")
+    if bottleneck < 1:
+        raise ValueError(f"bottleneck must be at least 1, got {bottleneck}.")
+    trunk = trunk_of(depth, blocks, widths, stem, remat)
+    trunk = trunk._replace(last_stride=last_stride)
+    dim = bottleneck if neck == "linear" else 0
+    module = ReID(trunk, num_classes, dim, dropout, lowering, dtype)
+    names = [*trunk.names, "neck", "classifier"]
+    return from_linen(module, image_shape, num_classes, blocks=names)
+
+
+class ReID(nn.Module):
+    """The network; `reid` documents its attributes."""
+
+    trunk: Trunk
+    num_classes: int
+    bottleneck: int  # 0 for a "bnneck"
+    dropout: float = 0.0
+    lowering: str = "auto"
+    dtype: Any = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C] -> logits [B, M]."""
+        param_dtype = x.dtype
+        settings = Settings("batch", 1, self.lowering, self.dtype)
+        x = stage_maps(self.trunk, settings, x, train)[-1]
+        pooled = jnp.mean(x.astype(param_dtype), (1, 2))
+        neck = Neck(self.bottleneck, self.dropout, name="neck")
+        feature = neck(pooled, train)
+        has_bottleneck = self.bottleneck > 0
+        sow_features(self, pooled if train and not has_bottleneck else feature)
+        classifier = nn.Dense(
+            self.num_classes,
+            use_bias=has_bottleneck,
+            kernel_init=normal(FIRST_CLASSIFIER),
+            name="classifier",
+        )
+        return classifier(feature)
+
+
+class Neck(nn.Module):
+    """From a pooled feature to the one that people are found by."""
+
+    bottleneck: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, C] -> [B, D], or [B, C] without a bottleneck."""
+        if not self.bottleneck:
+            return BatchNorm(use_bias=False, name="bn")(x, train)
+        x = nn.Dense(self.bottleneck, kernel_init=he_normal(), name="fc")(x)
+        x = BatchNorm(scale_init=near_one, name="bn")(x, train)
+        return nn.Dropout(self.dropout, deterministic=not train)(x)
+
+
+def near_one(key: jax.Array, shape: tuple[int, ...], dtype: Any = float) -> jax.Array:
+    """Initializer of N(1, FIRST_SCALE^2)."""
+    return 1 + normal(FIRST_SCALE)(key, shape, dtype)

@@ -1,0 +1,88 @@
+"""The loss of a client: who it is, and who is nearer than whom."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from fedfr_jax.losses.identity import SPREADS, smoothed_cross_entropy
+from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.losses.triplet import METRICS, MININGS, triplet
+from fedfr_jax.schema import check_ranges
+from fedfr_jax.types import Model
+
+
+def reid_loss(
+    model: Model,
+    *,
+    identity_weight: float = 1.0,
+    label_smoothing: float = 0.0,
+    smoothing_over: str = "all",
+    triplet_weight: float = 0.0,
+    triplet_mining: str = "hard",
+    triplet_metric: str = "euclid",
+    triplet_margin: float | None = 0.3,
+) -> Callable:
+    """Loss of `Local`: cross entropy over a client's own identities, and triplets.
+
+    Rows that pad a batch and classes that pad the classifier count for nothing; a batch
+    of central training, whose `num_classes` is 0, has all classes.
+
+    Args:
+      model: gives logits [B, M], and features for the triplets.
+      identity_weight, triplet_weight: of the two terms, at least 0; 0 leaves one out.
+      label_smoothing, smoothing_over: see `smoothed_cross_entropy`.
+      triplet_mining, triplet_metric, triplet_margin: see `triplet`; their batches
+        should have several images of each identity, see the row's key `identities`.
+
+    Returns:
+      loss(variables, batch, key) -> (loss [], (batch_stats, {"identity", "accuracy",
+      perhaps "triplet"})).
+
+    Raises:
+      ValueError: for an unknown word, or a number out of its range.
+    """
+    numbers = {"identity_weight": identity_weight, "triplet_weight": triplet_weight}
+    check_ranges("", numbers, dict.fromkeys(numbers, (0, float("inf"))))
+    check_ranges("", {"label_smoothing": label_smoothing}, {"label_smoothing": (0, 1)})
+    if not identity_weight and not triplet_weight:
+        raise ValueError(
+            "identity_weight or triplet_weight must be above 0, got 0 for both."
+        )
+    for name, value, known in (
+        ("smoothing_over", smoothing_over, SPREADS),
+        ("triplet_mining", triplet_mining, MININGS),
+        ("triplet_metric", triplet_metric, METRICS),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {known}, got {value!r}.")
+
+    def identity(logits, batch):
+        number = jnp.arange(logits.shape[1], dtype=jnp.int32)
+        mask = (number < batch.num_classes) | (batch.num_classes == 0)
+        smoothing = {"smoothing": label_smoothing, "spread": smoothing_over}
+        values = smoothed_cross_entropy(logits, batch.labels, mask, **smoothing)
+        best = jnp.where(mask[None], logits, -jnp.inf).argmax(axis=1)
+        is_right = (best == batch.labels).astype(values.dtype)
+        is_valid = batch.is_valid
+        return masked_mean(values, is_valid), masked_mean(is_right, is_valid)
+
+    def loss_fn(variables, batch, key):
+        found = model.features(variables, batch.images, True, key=key)
+        logits, features, stats = found
+        value, accuracy = identity(logits, batch)
+        metrics = {"identity": value, "accuracy": accuracy}
+        total = identity_weight * value
+        if triplet_weight:
+            values, counts = triplet(
+                features,
+                batch.labels,
+                batch.is_valid,
+                mining=triplet_mining,
+                metric=triplet_metric,
+                margin=triplet_margin,
+            )
+            metrics["triplet"] = masked_mean(values, counts)
+            total = total + triplet_weight * metrics["triplet"]
+        return total, (stats, metrics)
+
+    return loss_fn

@@ -1,0 +1,183 @@
+"""Rows of re-identification: federated by any algorithm, or central.
+
+Keys beside those of `tasks.rows` and of `reid_loss`:
+  personal: the classifier unless it is said; "." for clients that train alone.
+  identities: P of batches that hold P identities with as many images each.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.model_axis import gathered
+from fedfr_jax.federated.settings import AUTO, Federation
+from fedfr_jax.feed import Feed
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.convert import with_resnet
+from fedfr_jax.schema import choose, naming
+from fedfr_jax.tasks import rows
+from fedfr_jax.tasks.data import other_lowerings
+from fedfr_jax.tasks.options import keywords
+from fedfr_jax.tasks.reid.batches import balanced, central_order
+from fedfr_jax.tasks.reid.colours import filled
+from fedfr_jax.tasks.reid.data import ReidSplit
+from fedfr_jax.tasks.reid.loss import reid_loss
+from fedfr_jax.types import Algorithm, Central, Federated, Model, PyTree
+
+
+class Parts(NamedTuple):
+    """What rows are made of, beside a network."""
+
+    federation: Federation
+    split: ReidSplit
+    people: np.ndarray  # [n] int32 number of each training image's person, of all
+    image_shape: tuple[int, ...]
+    feed: Feed  # of the clients
+    statistics: Callable[[], tuple]  # of their cameras
+    facts: Mapping  # {"shared": Shared} where there are public images
+    mesh: Mesh
+    seed: int
+
+    def balanced(self, algorithm: Algorithm, identities: int, epochs: int) -> Algorithm:
+        """`algorithm` on balanced batches, for rounds of at most so many epochs."""
+        given = {"identities": identities, "epochs": epochs, "seed": self.seed}
+        return balanced(algorithm, self.split, self.feed, **given)
+
+
+def model_of(settings: Mapping, image_shape, num_classes: int) -> Model:
+    """The config's network with so many identities.
+
+    Raises:
+      ValueError: for an unknown network, or one without features or of another output.
+    """
+    given = {**settings, "num_classes": num_classes}
+    model = choose("model", MODELS, given, image_shape)
+    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    of = lambda key, x: (model.features or model.apply)(model.init(key), x, False)
+    logits, features, *_ = jax.eval_shape(of, jax.random.key(0), image)
+    if logits.shape != (1, num_classes) or not model.features or features.ndim != 2:
+        raise ValueError(
+            "config.model must give a feature and a logit for every identity, got "
+            f"{settings['name']!r}."
+        )
+    return gathered(model)
+
+
+def clients_model(settings: Mapping, parts: Parts) -> Model:
+    """The clients' network, with the identities of the one that has most."""
+    own = {key: value for key, value in settings.items() if key != "weights"}
+    num_classes = int(parts.split.num_classes.max())
+    return model_of({"name": "reid", **own}, parts.image_shape, num_classes)
+
+
+def trainers_of(settings: Mapping, parts: Parts) -> dict[str, Federated | Central]:
+    """{row: trainer} of config.methods; a central one has no data set yet.
+
+    Raises:
+      ValueError: naming the row, for anything wrong in it.
+    """
+    network = {"name": "reid", **settings["model"]}
+
+    def made(network):
+        clients = given_of(network, parts, int(parts.split.num_classes.max()))
+        everybody = given_of(network, parts, int(parts.people.max()) + 1)
+        return {
+            name: trainer_of(name, options, clients, everybody, parts)
+            for name, options in settings["methods"].items()
+        }
+
+    trainers = made(network)
+    if parts.federation.lanes == AUTO:
+        names = other_lowerings(network)
+        lowered = {name: made({**network, "lowering": name}) for name in names}
+        trainers = rows.with_lowered(trainers, lowered)
+    return trainers
+
+
+def given_of(settings: Mapping, parts: Parts, num_classes: int) -> rows.Given:
+    """What rows with so many identities are made of; judges are given features."""
+    settings = dict(settings)
+    weights = settings.pop("weights", "")
+    model = model_of(settings, parts.image_shape, num_classes)
+    of = rows.given(
+        model,
+        reid_loss,
+        num_clients=parts.split.num_clients,
+        num_rows=len(parts.split.train),
+        mesh=parts.mesh,
+        seed=parts.seed,
+    )
+    apply = jax.jit(lambda variables, x: model.features(variables, x, False)[1])
+    first = pretrained(of.first, weights) if weights else of.first
+    return of._replace(apply=apply, first=first, facts=parts.facts)
+
+
+def pretrained(variables: PyTree, path: str) -> PyTree:
+    """Variables whose ResNet is that of a PyTorch state dict, saved as .npz.
+
+    Raises:
+      ValueError: naming the file, when its tensors do not fit.
+    """
+    with naming(path), np.load(path) as tensors:
+        loaded = with_resnet(variables, dict(tensors))
+    return jax.tree.map(jnp.asarray, loaded)
+
+
+def trainer_of(
+    name: str, options: Mapping, clients: rows.Given, everybody: rows.Given, parts
+) -> Federated | Central:
+    """The trainer of a row; its key `kind` says which.
+
+    Args:
+      clients, everybody: for federated and for central rows.
+      parts: see `Parts`.
+    """
+    options, section = dict(options), f"config.methods.{name}"
+    identities = options.pop("identities", 0)
+    if options.get("kind") == "central":
+        if "augment" in options:
+            options["augment"] = filled(options["augment"], parts.statistics)
+        trainer = rows.trainer_of(name, options, everybody)
+        if identities:
+            with naming(section):
+                batch = trainer.feed.batch_size
+                order = central_order(parts.people, batch, identities)
+            trainer = trainer._replace(order=order)
+        return trainer
+    check_shared(section, options, clients)
+    classifier = f"params/{clients.model.blocks[-1]}/"
+    where = options.setdefault("personal", classifier)
+    trainer = rows.trainer_of(name, options, clients)
+    if where == classifier and options.get("batch_stats") != "local":
+        # People are found without it, so the server's network is one for everybody.
+        trainer = trainer._replace(network=trainer.algorithm.network)
+    if identities:
+        with naming(section):
+            epochs = int(np.max(parts.federation.local_epochs))
+            algorithm = parts.balanced(trainer.algorithm, identities, epochs)
+        trainer = trainer._replace(algorithm=algorithm)
+    return trainer
+
+
+def check_shared(section: str, options: Mapping, of: rows.Given) -> None:
+    """Raise ValueError for an algorithm on shared images that lacks what it needs."""
+    factory = ALGORITHMS.get(options.get("algorithm", "fedavg"))
+    if factory is None or "shared" not in keywords(factory):
+        return
+    if "shared" not in of.facts:
+        raise ValueError(
+            f"config.partition.public must give images to the algorithm of {section}, "
+            "got none."
+        )
+    neck = of.first["params"].get("neck", {})
+    if options["algorithm"] == "kd" and neck and "fc" not in neck:
+        if not options.get("train_mode"):
+            raise ValueError(
+                f"{section}.train_mode must be True with a bnneck, whose features in "
+                "training are others than those in evaluation, got False."
+            )

@@ -1,0 +1,97 @@
+"""Unlabelled images that all share, for distillation and clustering.
+
+They show people whom no client trains on: a share of the training identities that is
+kept back, or a source of its own. Their labels are never looked at.
+"""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.federated.algorithms.shared_images import Shared
+from fedfr_jax.feed import Feed
+from fedfr_jax.schema import call, check_ranges
+from fedfr_jax.tasks.data import open_data
+from fedfr_jax.tasks.reid.data import check_source
+from fedfr_jax.types import TRAIN, Source
+
+
+class Public(NamedTuple):
+    """Keys of config.partition.public, of which `share` or `source` is given."""
+
+    share: float = 0.0  # of the people to train on, who are taken from the clients
+    source: Mapping = MappingProxyType({})  # as config.data: all of its images
+    most: int = 0  # images at most, drawn at random; 0 takes all
+    batch_size: int = 32
+    seed: int = 0
+
+
+def public_of(settings: Mapping, source: Source) -> tuple[Source, np.ndarray | None]:
+    """(the source whose other images clients hold, public images [G, H, W, C] uint8).
+
+    None without `settings`.
+
+    Raises:
+      ValueError: for both a share and a source, or neither; images of another shape; or
+        no image.
+    """
+    check_source(source)
+    if not settings:
+        return source, None
+    public = call("partition.public", Public, settings)
+    bounds = {"share": (0, 0.9), "most": (0, math.inf), "batch_size": (2, math.inf)}
+    check_ranges("config.partition.public.", public._asdict(), bounds)
+    if bool(public.share) == bool(public.source):
+        raise ValueError(
+            "config.partition.public must have a share or a source, got "
+            f"{'both' if public.share else 'neither'}."
+        )
+    rng, given = np.random.default_rng(public.seed), source
+    if public.share:
+        source, rows = kept_back(source, public.share, rng)
+    else:
+        given = open_data(public.source)
+        rows = np.arange(len(given.labels))
+    if given.image_shape != source.image_shape or not len(rows):
+        raise ValueError(
+            f"config.partition.public must give images {source.image_shape}, got "
+            f"{len(rows)} of {given.image_shape}."
+        )
+    if 0 < public.most < len(rows):
+        rows = np.sort(rng.choice(rows, public.most, replace=False))
+    return source, given.read(rows)
+
+
+def kept_back(
+    source: Source, share: float, rng: np.random.Generator
+) -> tuple[Source, np.ndarray]:
+    """(source without some people to train on, rows of theirs)."""
+    people = np.unique(source.labels[source.roles == TRAIN])
+    chosen = rng.choice(people, math.ceil(share * len(people)), replace=False)
+    is_public = (source.roles == TRAIN) & np.isin(source.labels, chosen)
+    is_kept = ~is_public
+    rows = np.flatnonzero(is_kept)
+    kept = Source(
+        read=lambda of: source.read(rows[of]),
+        labels=source.labels[rows],
+        names=source.names,
+        image_shape=source.image_shape,
+        cameras=source.cameras[rows],
+        roles=source.roles[rows],
+    )
+    return kept, np.flatnonzero(is_public)
+
+
+def shared_of(settings: Mapping, images: np.ndarray | None, feed: Feed) -> dict:
+    """{"shared": Shared} for the factories of algorithms, {} without images.
+
+    Args:
+      feed: of the clients, whose augmentation is the shared images' too.
+    """
+    if images is None:
+        return {}
+    public = Public(**settings)
+    return {"shared": Shared(images, feed._replace(batch_size=public.batch_size))}

@@ -1,0 +1,94 @@
+"""Faults of how re-identification is trained: batches, losses, algorithms, rows."""
+
+from tests.mutants import Mutants
+
+GOLDEN = "federated/test_fedreid_golden.py"
+LOSSES = "losses/test_reid_losses.py"
+ALGORITHMS = "fedfr_jax/federated/algorithms"
+
+MUTANTS = [
+    Mutants(
+        "fedfr_jax/losses/triplet.py",
+        LOSSES,
+        [
+            ("both = is_valid[:, None] & is_valid[None]", "both = is_valid[:, None]"),
+            ("jnp.eye(len(features), dtype=bool), 0, apart", "False, 0, apart"),
+            ("return 2 - 2 * cosine", "return 1 - cosine"),
+            ("shares.sum(axis=1, keepdims=True) + LEAST_SUM", "1.0"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/losses/identity.py",
+        LOSSES,
+        [
+            ('is_class if spread == "all"', 'is_class if spread != "all"'),
+            ("(1 - smoothing) * own", "own"),
+            ("class_mask[None], is_own.shape", "jnp.full((), True), is_own.shape"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/models/reid.py",
+        "models/test_reid.py",
+        [
+            ("pooled if train and not has_bottleneck else feature", "feature"),
+            ("BatchNorm(use_bias=False", "BatchNorm(use_bias=True"),
+            ("deterministic=not train", "deterministic=True"),
+            ("_replace(last_stride=last_stride)", "_replace(last_stride=2)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/identity_batches.py",
+        "data/test_identity_batches.py",
+        [
+            ("// images * images]", "]"),
+            ("if groups[label]])", "])"),
+            ("chosen = rng.choice(left, identities", "chosen = rng.choice(left, 2"),
+            ("if number < identities:", "if number < 1:"),
+        ],
+    ),
+    Mutants(
+        f"{ALGORITHMS}/ordered.py",
+        "federated/test_ordered.py",
+        [
+            ("own = positions[client.place]", "own = positions[0]"),
+            ("order(client, cohort.round)", "order(client, 0)"),
+        ],
+    ),
+    Mutants(
+        f"{ALGORITHMS}/cdw.py",
+        GOLDEN,
+        [
+            ("jnp.where((number < client.num_classes)[None], found, 0)", "found"),
+            ("turned + FALLBACK * client", "turned + 0.0 * client"),
+            ("zip((start, end)", "zip((end, end)"),
+        ],
+    ),
+    Mutants(
+        f"{ALGORITHMS}/kd.py",
+        GOLDEN,
+        [
+            ("jax.lax.rem(round + 1,", "jax.lax.rem(round,"),
+            ("features / number", "features"),
+            ("nesterov=True", "nesterov=False"),
+        ],
+    ),
+    Mutants(
+        f"{ALGORITHMS}/distilling.py",
+        GOLDEN,
+        [
+            ("jnp.where(is_valid, squares, 0).sum()", "squares.sum()"),
+            ("mean(axis=1)", "sum(axis=1)"),
+            ("targets[step], round", "targets[0], round"),
+        ],
+    ),
+    Mutants(
+        f"{ALGORITHMS}/finch.py",
+        GOLDEN,
+        [
+            ("jnp.where(jnp.eye(len(x), dtype=bool), -jnp.inf, cosines)", "cosines"),
+            ("together(points, points.T)", "points | points.T"),
+            ("((), share, client.id,", "((), share, known,"),
+            ("result.weights[None], 0)", "1.0, 0)"),
+        ],
+    ),
+]

@@ -1,0 +1,150 @@
+"""Re-identification from a config to trained and judged networks."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.build import build
+from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.federated.algorithms.cdw import cosine_distance
+from fedfr_jax.runs.experiment import run_experiment
+from fedfr_jax.types import Central
+from tests.tasks.reid.given import crossed
+
+MODEL = {
+    **{"blocks": (1,), "widths": (4,), "depth": 18, "stem": "cifar"},
+    **{"bottleneck": 4, "dropout": 0.0},
+}
+ROWS = {
+    "fedpav": {"batch_stats": "first"},
+    "alone": {"personal": "."},
+    "kd_cdw": {
+        **{"algorithm": "kd", "weigh": "distance", "every": 1, "rate": 0.01},
+        **{"triplet_weight": 1.0, "identities": 2},
+    },
+    "clusters": {"algorithm": "finch"},
+    "merged": {"kind": "central", "epochs": 1, "batch_size": 16, "identities": 4},
+}
+
+
+@pytest.fixture(autouse=True)
+def people(monkeypatch):
+    """Eight people to train on, twice by each of three cameras; three to be found."""
+    monkeypatch.setitem(SOURCES, "crossed", lambda: crossed(num_train=8))
+
+
+def config(**others):
+    """All rows for two rounds."""
+    rate = {"learning_rate": 0.05, "momentum": 0.9}
+    central = {"merged"}
+    rows = {
+        name: row if name in central else {**rate, **row} for name, row in ROWS.items()
+    }
+    settings = {
+        "task": "reid",
+        "data": {"name": "crossed"},
+        "partition": {
+            "name": "by_camera",
+            "public": {"share": 0.25, "batch_size": 6},
+        },
+        "model": MODEL,
+        "federation": {
+            **{"rounds": 2, "local_epochs": 1, "batch_size": 4},
+            "augment": ({"name": "camera_statistics", "probability": 1.0},),
+        },
+        "evaluation": {"pictures": 0, "local": {"learning_rate": 0.05}},
+        "methods": rows,
+    }
+    return {**settings, **others}
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [("kd_cdw", "merged"), pytest.param(tuple(ROWS), marks=pytest.mark.slow)],
+    ids=len,
+)
+def test_rows_are_trained_and_judged(chosen, tmp_path):
+    rows = config()["methods"]
+    experiment = build(config(methods={name: rows[name] for name in chosen}))
+    assert experiment.task.population.num_classes.tolist() == [6, 6, 6]
+    with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
+        summary = run_experiment(experiment, tmp_path)["methods"]
+    for name, found in summary.items():
+        assert ("rank1" in found["generic"]) == (name != "alone"), name
+        assert "rank1" in found["personalised"], name
+        assert ("rank1" in found["local"]) == (name != "merged"), name
+        for protocol in ("generic", "personalised", "local"):
+            assert all(0 <= x <= 1 for x in found[protocol].values())
+
+
+def test_clients_keep_their_classifier_and_merged_training_has_everybodys():
+    rows = config()["methods"]
+    rows = {name: rows[name] for name in ("fedpav", "merged")}
+    experiment = build(config(methods=rows))
+    stages = experiment.stages
+    trainer = stages["fedpav"].trainer
+    server = jax.eval_shape(lambda: trainer.algorithm.init(trainer.start(None)))
+    inner = jax.tree_util.tree_leaves_with_path(server.inner)
+    paths = [jax.tree_util.keystr(path) for path, _ in inner]
+    assert paths and not [path for path in paths if "classifier" in path]
+    merged = stages["merged"].trainer
+    assert isinstance(merged, Central)
+    own, everybody = experiment.task.dataset, merged.dataset
+    # Six people, of whom each camera saw each: a person is one class for all cameras.
+    sizes = np.diff(experiment.task.population.offsets)
+    assert sizes.tolist() == [12, 12, 12]
+    person = own.images[:, 0, 0, 0]
+    pairs = np.unique(np.stack([person, everybody.labels]), axis=1)
+    assert pairs.shape[1] == 6 == len(np.unique(everybody.labels))
+    assert own.labels.max() == 5
+    first = merged.init(jax.random.key(0))["params"]
+    of_clients = trainer.start(None)["params"]
+    same = lambda a, b: np.testing.assert_array_equal(a, b)
+    jax.tree.map(same, first["stem"], of_clients["stem"])  # all start alike
+
+
+def test_nobody_trains_on_public_people():
+    shared = build(config(methods={"fedpav": RATE}))
+    alone = build(config(partition={"name": "by_camera"}, methods={"fedpav": RATE}))
+    seen = lambda built: set(built.task.dataset.images[:, 0, 0, 0].tolist())
+    assert len(seen(alone) - seen(shared)) == 2
+
+
+RATE = {"learning_rate": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"methods": {"x": {**RATE, "algorithm": "kd"}}}, "public must give images"),
+        (
+            {"methods": {"x": {**RATE, "identities": 3}}},
+            "methods.x: identities must be a number that divides the batch of 4",
+        ),
+        (
+            {
+                "methods": {"x": {**RATE, "identities": 12}},
+                "federation": {"rounds": 1, "local_epochs": 1, "batch_size": 12},
+            },
+            "camera 1 must have at least the 12 identities of a batch, got 8",
+        ),
+        (
+            {"partition": {"name": "by_camera", "public": {"most": 3}}},
+            "public must have a share or a source",
+        ),
+        ({"methods": {"x": {**RATE, "triplet_metric": "l1"}}}, "triplet_metric must"),
+        ({"model": {"name": "segmenter"}}, "config.model must give a feature"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_compiled(changed, rule):
+    plain = config(partition={"name": "by_camera"}, methods={"fedpav": RATE})
+    with pytest.raises(ValueError, match=rule):
+        build({**plain, **changed})
+
+
+def test_the_distance_of_rows_is_one_minus_their_cosine():
+    a, b = np.random.default_rng(0).normal(size=(2, 5, 7)).astype(np.float32)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    wanted = 1 - (a * b).sum(1) / norms
+    np.testing.assert_allclose(cosine_distance(a, b), wanted, rtol=1e-5, atol=1e-6)
+    assert not np.asarray(cosine_distance(a, a)).any()
