@@ -157,8 +157,7 @@ def built(config: dict):
 def with_features(experiment, config: dict, reference):
     """The experiment, whose network's features are compared with the reference's."""
     from fedfr_jax.tasks.classification.representation import representation
-    from fedfr_jax.tasks.classification.stages import table_of
-    from fedfr_jax.tasks.data import open_data, split
+    from fedfr_jax.tasks.data import open_data, split, table_of
 
     source = open_data(config["data"])
     test = table_of(source, split(config["partition"], source).test, None)

@@ -14,12 +14,10 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.models import MODELS
 from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
-from fedfr_jax.tasks.classification.stages import OWN
 from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.tasks.faces.recognition import Judge
 from fedfr_jax.tasks.options import keywords, local_of
-from fedfr_jax.tasks.rows import MARGIN
-from fedfr_jax.tasks.rows import OWN as ROW
+from fedfr_jax.tasks.rows import MARGIN, OWN
 from fedfr_jax.tasks.segmentation.stages import Evaluating
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -88,5 +86,5 @@ def check_segmentation(config):
             assert set(options) <= {"kind", *Training._fields} - {*MARGIN}, name
             continue
         algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
-        known = {"algorithm", *keywords(algorithm), *keywords(local_of), *ROW}
+        known = {"algorithm", *keywords(algorithm), *keywords(local_of), *OWN}
         assert set(options) <= known, name

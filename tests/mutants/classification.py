@@ -75,12 +75,11 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/tasks/classification/stages.py",
         STAGES,
-        [
-            ("*shared, len(parts.train), mesh", "*shared, len(parts.train) // 2, mesh"),
-            (
-                DRAWN,
-                "made = personal(made, where)",
-            ),
-        ],
+        [("num_rows=len(parts.train),", "num_rows=len(parts.train) // 2,")],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/rows.py",
+        STAGES,
+        [(DRAWN, "made = personal(made, where)")],
     ),
 ]

@@ -171,7 +171,6 @@ NEEDED = {
     "fedrep": {"head": "params/classifier", "head_epochs": 1},
     "pfedme": {"personal_rate": 0.05},
     "qfedavg": {"q": 1.0},
-    "afl": {"num_classes": 3},
     "perfedavg": {"inner_rate": 0.1},
 }
 
@@ -205,7 +204,7 @@ ROWS = [
     ({**RATE, "label_smoothing": 0.1}, "must have keys of .*'label_smoothing'"),
     ({**RATE, "draw": True}, "draw must .*personal"),
     ({**RATE, "personal": {"block": 1}}, "personal must have keys of"),
-    ({**RATE, "personal": {}}, "personal must have the key blocks"),
+    ({**RATE, "personal": {}}, "personal must have one key of"),
 ]
 
 
