@@ -2,7 +2,7 @@
 
 from tests.mutants import Mutants
 
-DRAWN = 'made = personal(made, where, draw=model.init if own.get("draw") else None)'
+DRAWN = 'made = personal(made, where, draw=of.model.init if own.get("draw") else None)'
 STAGES = "tasks/classification/test_stages.py"
 MUTANTS = [
     Mutants(
