@@ -68,13 +68,20 @@ def split_classes(
       partition's seed.
 
     Raises:
-      ValueError: for a partition of faces, or one that leaves no test image or no
-        client.
+      ValueError: for a partition of faces, or one that leaves a class without a
+        training image (with its name), no test image or no client.
     """
     parts = split({"name": "iid", **settings}, source)
     if not isinstance(parts, ClientSplit):
         name = settings["name"]
         raise ValueError(f"config.partition.name must split classes, got {name!r}.")
+    counts = np.bincount(source.labels[parts.train], minlength=len(source.names))
+    if not counts.all():
+        raise ValueError(
+            "config.partition must leave every class a training image of a client, got "
+            f"none of {source.names[int(np.argmin(counts))]!r} "
+            f"({np.sum(counts == 0)} such of {len(counts)})."
+        )
     with naming("config.partition"):
         parts, unseen = leave_out(parts, num_unseen, seed=settings.get("seed", 0))
     if not len(parts.test):

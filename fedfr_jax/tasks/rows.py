@@ -149,6 +149,7 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         loss = _loss(section, loss_of, rest, of)
         where = leaves_of(of.model, own.get("personal", ""))
         local = call(section, local_of, rest, loss)
+        jax.eval_shape(lambda x: local.optimizer(0.1).init(x), of.first["params"])
         local = with_frozen(local, of, own.get("frozen", ""))
         if epochs := own.get("finetune_epochs", 0):
             local = finetuning_first(local, where, epochs, algorithm, of.first)

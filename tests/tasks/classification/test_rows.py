@@ -199,6 +199,14 @@ WRONG = [
         {"personal": {"all_but_blocks": 0}},
         r"all_but_blocks must lie in \[1, 1\], got 0",
     ),
+    (
+        {"algorithm": "fedrep", "head": "fcc", "head_epochs": 1},
+        "must match a leaf.*got 'fcc'",
+    ),
+    (
+        {"optimizer": {"name": "sgd", "weight_decay": 0.1, "decays": "kernl"}},
+        "must match a leaf.*got 'kernl'",
+    ),
     ({"frozen": "fcc"}, "must match a leaf.*got 'fcc'"),
     ({"frozen": {"batch_norms": True}}, "frozen must be of"),
     ({"algorithm": "moon", "temperature": 0.0}, "temperature must be positive"),
