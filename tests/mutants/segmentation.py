@@ -9,7 +9,7 @@ MUTANTS = [
         "fedfr_jax/evaluation/segmentation.py",
         "evaluation/test_segmentation.py",
         [
-            ("(truth >= 0) & (truth < num_classes)", "truth >= 0"),
+            ("truth * num_classes + predicted", "predicted * num_classes + truth"),
             ("counts.sum(1) - right", "counts.sum(1)"),
             ("iou[is_seen].mean()", "np.nan_to_num(iou).mean()"),
         ],
