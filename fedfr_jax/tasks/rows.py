@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_training
@@ -17,7 +18,8 @@ from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.phases import head_first
 from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.federated.local import frozen, moving
-from fedfr_jax.federated.settings import AUTO, check_epochs
+from fedfr_jax.federated.settings import AUTO, Federation, check_epochs
+from fedfr_jax.federated.stragglers import check_stragglers
 from fedfr_jax.schema import call, check_keys, check_ranges, naming
 from fedfr_jax.stream import Stream
 from fedfr_jax.tasks.data import feed_of, other_lowerings
@@ -95,13 +97,27 @@ def trainers_and_given(
       given_of: such a section -> Given.
     """
     methods, of = settings["methods"], given_of(network)
+    federation = Federation(**settings["federation"])
     trainers = trainers_of(methods, of)
-    if settings["federation"].get("lanes") == AUTO:
+    for name, trainer in trainers.items():
+        with naming(f"config.methods.{name}"):
+            check_own_epochs(trainer, federation, of.num_clients)
+    if federation.lanes == AUTO:
         others = other_lowerings(network)
         networks = {name: {**network, "lowering": name} for name in others}
         lowered = {k: trainers_of(methods, given_of(x)) for k, x in networks.items()}
         trainers = with_lowered(trainers, lowered)
     return trainers, of
+
+
+def check_own_epochs(
+    trainer: Federated | Central, federation: Federation, num_clients: int
+) -> None:
+    """Raise ValueError for epochs of a row's own that leave stragglers none to lose."""
+    if isinstance(trainer, Federated) and trainer.local_epochs is not None:
+        least = int(np.min(trainer.local_epochs))
+        cohort_size = federation.cohort_size or num_clients
+        check_stragglers(federation.straggling, least, cohort_size)
 
 
 def trainers_of(methods: Mapping, of: Given) -> dict[str, Federated | Central]:
