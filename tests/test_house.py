@@ -1,8 +1,10 @@
 """Rules of the house: each test lists who breaks one."""
 
 import ast
+import itertools
 import pathlib
 import re
+from collections import Counter
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -41,6 +43,8 @@ ONLY_IN = {
 }
 MAX_MODULE, MAX_ALGORITHM = 300, 150  # all lines of a file
 MAX_ALGORITHM_CODE, MAX_FUNCTION_CODE = 100, 65  # see `File.code`
+MOST_SHARED = 0.4  # of the code of two algorithm files, but for what they import
+IMPORTS = ast.Import | ast.ImportFrom
 # Their errors wrap one that says "must", or are wrapped by one.
 RETOLD = ("flags.py", "schema.py", "sources/images.py", "sources/pairs.py")
 # What may be asked of JAX while a module is imported: nothing that makes an array.
@@ -88,7 +92,7 @@ def test_imports_point_down():
     floors = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
     offenders = []
     for file, node in NODES:
-        if not isinstance(node, ast.Import | ast.ImportFrom):
+        if not isinstance(node, IMPORTS):
             continue
         prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
         here = file.name.partition("/")[0].removesuffix(".py")
@@ -126,6 +130,22 @@ def test_a_module_and_a_function_are_one_idea():
             own = [n for n in file.code if node.lineno <= n <= node.end_lineno]
             if len(own) > MAX_FUNCTION_CODE:
                 offenders.append(f"{file.name}: {node.name} is too long")
+    check(offenders)
+
+
+def test_no_two_algorithm_files_share_more_than_two_fifths_of_their_lines():
+    lines, offenders = {}, []
+    for file in FILES:
+        if file.name.startswith("federated/algorithms/"):
+            body = [x for x in file.tree.body if not isinstance(x, IMPORTS)]
+            spans = [range(x.lineno, x.end_lineno + 1) for x in body]
+            own = {*itertools.chain(*spans)}.intersection(file.code)
+            every = file.text.splitlines()
+            lines[file.name] = Counter(every[n - 1].strip() for n in own)
+    for (name, mine), (other, theirs) in itertools.combinations(lines.items(), 2):
+        share = 2 * (mine & theirs).total() / (mine.total() + theirs.total())
+        if share > MOST_SHARED:
+            offenders.append(f"{name} and {other} share {share:.0%}")
     check(offenders)
 
 

@@ -55,12 +55,31 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=0, help="default the config's")
     parser.add_argument("--results", type=pathlib.Path, default=HERE)
     args = parser.parse_args(argv)
-    place = str((args.workdir / "compiled").resolve())
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", place)
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    remember_programs(args.workdir)
     for name in args.sets:
         runs = run_set(name, args)
         tables.publish(name, runs, args.results)
+
+
+def remember_programs(workdir: pathlib.Path) -> None:
+    """Keep what is compiled, which seeds and splits share."""
+    place = str((workdir / "compiled").resolve())
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", place)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+def check_settings(path: pathlib.Path, config: dict) -> None:
+    """Keep the config of a folder there, or check that it is this one.
+
+    Raises:
+      ValueError: when it is another.
+    """
+    text = json.dumps(config, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.write_text(text)
+    if path.read_text() != text:
+        raise ValueError(f"{path} must be of this config: take another --workdir.")
 
 
 def run_set(name: str, args) -> list[dict]:
@@ -157,8 +176,7 @@ def built(config: dict):
 def with_features(experiment, config: dict, reference):
     """The experiment, whose network's features are compared with the reference's."""
     from fedfr_jax.tasks.classification.representation import representation
-    from fedfr_jax.tasks.classification.stages import table_of
-    from fedfr_jax.tasks.data import open_data, split
+    from fedfr_jax.tasks.data import open_data, split, table_of
 
     source = open_data(config["data"])
     test = table_of(source, split(config["partition"], source).test, None)

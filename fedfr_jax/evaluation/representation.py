@@ -1,16 +1,12 @@
-"""How far features of two networks are apart, and how spread one network's are.
+"""How far features of two networks are apart: the maximum mean discrepancy.
 
-MMD: maximum mean discrepancy, Gretton et al. 2012, "A Kernel Two-Sample Test" (JMLR
-13), equations 3 (unbiased) and 5 (biased). Entropies as FedMargin draws them (Michieli,
-Toldo, Ozay 2022, IEEE Internet of Things Journal), in nats.
+Gretton et al. 2012, "A Kernel Two-Sample Test" (JMLR 13), equations 3 (unbiased) and 5
+(biased).
 """
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 KERNELS = ("rbf", "linear")
-TINY = 1e-12
 
 
 def mmd_squared(
@@ -69,25 +65,3 @@ def _mean(gram, unbiased):
     if not unbiased:
         return gram.mean()
     return (gram.sum() - np.trace(gram)) / (len(gram) * (len(gram) - 1))
-
-
-def softmax_entropy(logits: jax.Array) -> jax.Array:
-    """Entropy [...] of the class probabilities of logits [..., M], in [0, ln M]."""
-    log = jax.nn.log_softmax(logits)
-    return -jnp.sum(jnp.exp(log) * log, axis=-1)
-
-
-def feature_entropy(features: jax.Array) -> jax.Array:
-    """Entropy [...] over channels of features [..., D], in [0, ln D].
-
-    Negative features count as 0, the others are divided by their sum; many active
-    channels make it high.
-    """
-    features = jnp.maximum(features, 0)
-    share = features / (features.sum(-1, keepdims=True) + TINY)
-    return jax.scipy.special.entr(share).sum(-1)
-
-
-def enlarged(maps: jax.Array, size: tuple[int, int]) -> jax.Array:
-    """Maps [B, h, w] at (H, W) pixels, bilinear between the centres of pixels."""
-    return jax.image.resize(maps, (len(maps), *size), "bilinear")

@@ -2,7 +2,8 @@
 
 Both are found by tracing an algorithm's `client_update` on shapes. A leaf of the
 server's state, or of a `Broadcast`, is sent down when the client computes with it; a
-client sends up what it adds to sums (`update`) and what is kept of it (`upload`).
+client sends up what it adds to sums (`update`) and what is kept of it (`upload`), an
+array that is in several places once.
 Single numbers that go along, such as weights, are not counted, nor is what clients send
 for a `prepare`: FedDANE's gradients, which are one model more.
 """
@@ -48,27 +49,26 @@ def traffic(sim: Simulation, server: PyTree, row: PyTree) -> Traffic | None:
         return _sent(sim, server, row, dataset, given)
 
     given = shapes((server, extra.tables))
-    program, outputs = jax.make_jaxpr(sent, return_shape=True)(
-        *given, shapes(row), _one_example(sim)
-    )
+    program = jax.make_jaxpr(sent)(*given, shapes(row), _one_example(sim))
     used = {id(x) for step in program.jaxpr.eqns for x in step.invars}
     is_read = [id(x) in used for x in program.jaxpr.invars]
     has_broadcast = isinstance(extra.tables, Broadcast)
     counted = jax.tree.leaves(given if has_broadcast else given[0])
     down = [x for x, read in zip(counted, is_read, strict=False) if read]
-    up = jax.tree.leaves((outputs.update, outputs.upload))
-    return Traffic(up=_bytes(up), down=_bytes(down))
+    up = {id(x): x.aval for x in program.jaxpr.outvars}  # an array goes once
+    return Traffic(up=_bytes(up.values()), down=_bytes(down))
 
 
 def _sent(sim, server, row, dataset, extra):
-    """What client 0 hands to the engine, traced."""
+    """What client 0 hands to the engine."""
     number = {"num_local": 1, "num_steps": 1, "num_classes": 1}
     slot = Slots(**{name: jnp.int32(number.get(name, 0)) for name in Slots._fields})
     view = client_view(
         *(sim.feed, int(sim.largest[0]), jax.random.key(0), slot, extra),
         *(all_rows(dataset), jnp.int32(0)),
     )
-    return sim.algorithm.client_update(jax.random.key(0), server, row, view)
+    output = sim.algorithm.client_update(jax.random.key(0), server, row, view)
+    return output.update, output.upload
 
 
 def _extra(sim: Simulation, server: PyTree) -> Extra | None:

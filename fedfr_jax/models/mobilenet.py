@@ -17,17 +17,23 @@ bias} [C], a bn with batch_stats {mean, var} [C] at the same path:
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.depthwise import Depthwise
-from fedfr_jax.models.initial import he_normal, uniform
+from fedfr_jax.models.initial import uniform
 from fedfr_jax.models.linen import from_linen, rematerialised, sow_features
-from fedfr_jax.models.norm import BatchNorm, GroupNorm
+from fedfr_jax.models.residual import (
+    NORMS,
+    STEMS,
+    Convolution,
+    Settings,
+    conv_of,
+    norm_of,
+)
 from fedfr_jax.types import Model
 
 STEM = 32  # channels of the stem
@@ -36,8 +42,7 @@ BEFORE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2))
 MIDDLE, MOST_MIDDLE = (512, 1), 5
 AFTER = ((1024, 2), (1024, 1))
 FEWEST = len(BEFORE) + len(AFTER)
-STEMS = ("cifar", "imagenet")
-NORMS = ("batch", "group")
+Layer = tuple[int, int]  # channels and stride
 
 
 def mobilenet(
@@ -73,6 +78,20 @@ def mobilenet(
     Raises:
       ValueError: for an unknown stem or norm, or numbers out of range.
     """
+    if norm not in NORMS:
+        raise ValueError(f"norm must be one of {NORMS}, got {norm!r}.")
+    layers = layers_of(num_blocks, width, stem)
+    module = MobileNet(layers, num_classes, norm, groups, lowering, dtype, remat)
+    names = [*names_of(layers), "fc"]
+    return from_linen(module, image_shape, num_classes, blocks=names)
+
+
+def layers_of(num_blocks: int, width: float, stem: str) -> tuple[Layer, ...]:
+    """The stem and the blocks.
+
+    Raises:
+      ValueError: as `mobilenet`.
+    """
     most = FEWEST + MOST_MIDDLE
     if not FEWEST <= num_blocks <= most:
         raise ValueError(
@@ -80,37 +99,43 @@ def mobilenet(
         )
     if not 0 < width * STEM < 2**20 or round(width * STEM) < 1:
         raise ValueError(f"width must leave the stem a channel, got {width}.")
-    for key, value, known in (("stem", stem, STEMS), ("norm", norm, NORMS)):
-        if value not in known:
-            raise ValueError(f"{key} must be one of {known}, got {value!r}.")
+    if stem not in STEMS:
+        raise ValueError(f"stem must be one of {STEMS}, got {stem!r}.")
     middle = (MIDDLE,) * (num_blocks - FEWEST)
     layers = [(STEM, 1 if stem == "cifar" else 2), *BEFORE, *middle, *AFTER]
-    module = MobileNet(
-        layers=tuple((round(width * channels), stride) for channels, stride in layers),
-        num_classes=num_classes,
-        norm=norm,
-        groups=groups,
-        lowering=lowering,
-        dtype=dtype,
-        remat=remat,
-    )
-    names = [f"block{j + 1}" for j in range(num_blocks)]
-    return from_linen(module, image_shape, num_classes, blocks=["stem", *names, "fc"])
+    return tuple((round(width * channels), stride) for channels, stride in layers)
 
 
-class Settings(NamedTuple):
-    """What all the layers share; `mobilenet` documents it."""
+def names_of(layers: tuple[Layer, ...]) -> list[str]:
+    """Path prefixes of their parameters."""
+    return ["stem", *(f"block{j}" for j in range(1, len(layers)))]
 
-    norm: str
-    groups: int
-    lowering: str
-    dtype: Any
+
+def block_maps(
+    layers: tuple[Layer, ...],
+    settings: Settings,
+    x: jax.Array,
+    train: bool,
+    remat: bool = False,
+) -> list[jax.Array]:
+    """The last of every size of the maps that blocks make, first to last.
+
+    For the call of a module, which then has the blocks' parameters.
+    """
+    block = rematerialised(Block) if remat else Block
+    maps = []
+    for name, (channels, stride) in zip(names_of(layers), layers, strict=True):
+        layer = block if maps else Stem
+        x = layer(channels, stride, settings, name=name)(x, train)
+        # A map of the size of the one before takes its place.
+        maps = [*(maps if stride > 1 else maps[:-1]), x]
+    return maps
 
 
 class MobileNet(nn.Module):
     """The network; `mobilenet` documents its attributes."""
 
-    layers: tuple[tuple[int, int], ...]  # (channels, stride) of the stem and the blocks
+    layers: tuple[Layer, ...]  # of the stem and the blocks
     num_classes: int
     norm: str = "batch"
     groups: int = 32
@@ -123,11 +148,7 @@ class MobileNet(nn.Module):
         """[B, H, W, C] -> logits [B, M]."""
         param_dtype = x.dtype
         settings = Settings(self.norm, self.groups, self.lowering, self.dtype)
-        block = rematerialised(Block) if self.remat else Block
-        (channels, stride), *others = self.layers
-        x = Stem(channels, stride, settings, name="stem")(x, train)
-        for j, (channels, stride) in enumerate(others):
-            x = block(channels, stride, settings, name=f"block{j + 1}")(x, train)
+        x = block_maps(self.layers, settings, x, train, self.remat)[-1]
         x = sow_features(self, jnp.mean(x.astype(param_dtype), (1, 2)))
         init = uniform(1 / math.sqrt(x.shape[-1]))
         fc = nn.Dense(self.num_classes, kernel_init=init, bias_init=init, name="fc")
@@ -144,8 +165,9 @@ class Stem(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, H / stride, W / stride, C], rounded up."""
-        x = _conv(self.channels, 3, self.stride, self.settings, "conv")(x)
-        return nn.relu(_norm(self.settings)(x, train))
+        convolution = Convolution(self.channels, stride=self.stride)
+        x = conv_of(convolution, self.settings, "conv")(x)
+        return nn.relu(norm_of(self.settings)(x, train))
 
 
 class Block(nn.Module):
@@ -162,26 +184,6 @@ class Block(nn.Module):
         by_channel = Depthwise(
             self.stride, settings.dtype, settings.lowering, name="depthwise"
         )
-        x = nn.relu(_norm(settings, 1)(by_channel(x), train))
-        x = _conv(self.channels, 1, 1, settings, "pointwise")(x)
-        return nn.relu(_norm(settings, 2)(x, train))
-
-
-def _conv(channels, size, stride, settings, name):
-    return Conv(
-        channels,
-        kernel_size=size,
-        stride=stride,
-        padding=size // 2,
-        kernel_init=he_normal(),
-        dtype=settings.dtype,
-        lowering=settings.lowering,
-        name=name,
-    )
-
-
-def _norm(settings, number=""):
-    """Batch normalisation "bn<number>" or group normalisation "gn<number>"."""
-    if settings.norm == "group":
-        return GroupNorm(settings.groups, name=f"gn{number}")
-    return BatchNorm(name=f"bn{number}")
+        x = nn.relu(norm_of(settings, 1)(by_channel(x), train))
+        x = conv_of(Convolution(self.channels, 1), settings, "pointwise")(x)
+        return nn.relu(norm_of(settings, 2)(x, train))

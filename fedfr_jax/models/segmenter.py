@@ -6,8 +6,8 @@ Deviations from U-Net: images keep their size by padding, a step of the decoder 
 3x3 convolution after a bilinear enlargement, and all of them have one width; logits are
 enlarged bilinearly to the size of the image.
 
-Parameters: those of the encoder under their own names (stem, stage<i>/block<j> of a
-ResNet, see `residual`); for the map after each stage i of the encoder but the last,
+Parameters: those of the encoder under their own names (see `residual`, `mobilenet`);
+for the i-th map of the encoder but the last,
   up<i>/conv/kernel [3, 3, C' + C, width], up<i>/bn (gn with group normalisation)
   classifier/kernel [1, 1, width, M], bias [M]
 """
@@ -22,6 +22,7 @@ from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.linen import from_linen, sow_features
+from fedfr_jax.models.mobilenet import block_maps, layers_of, names_of
 from fedfr_jax.models.residual import (
     NORMS,
     Convolution,
@@ -62,7 +63,24 @@ def resnet_encoder(
     return Encoder(maps, len(trunk.blocks), tuple(trunk.names))
 
 
-ENCODERS = {"resnet": resnet_encoder}
+def mobilenet_encoder(
+    *,
+    num_blocks: int = 13,
+    width: float = 1.0,
+    stem: str = "imagenet",
+    remat: bool = False,
+) -> Encoder:
+    """The last map of every size in a MobileNet; `mobilenet` tells of its settings."""
+    layers = layers_of(num_blocks, width, stem)
+
+    def maps(settings, x, train):
+        return block_maps(layers, settings, x, train, remat)
+
+    num_maps = 1 + sum(stride > 1 for _, stride in layers[1:])
+    return Encoder(maps, num_maps, tuple(names_of(layers)))
+
+
+ENCODERS = {"resnet": resnet_encoder, "mobilenet": mobilenet_encoder}
 
 
 def segmenter(

@@ -6,17 +6,19 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.data.augment import build_augment
-from fedfr_jax.data.partition import PARTITIONS
+from fedfr_jax.data.partition import PARTITIONS, ClientSplit, leave_out
 from fedfr_jax.data.sources import SOURCES, names_from
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.feed import Feed
 from fedfr_jax.models import MODELS, conv
 from fedfr_jax.schema import choose, naming
-from fedfr_jax.stream import fits_devices
-from fedfr_jax.types import Augment, Source
+from fedfr_jax.stream import Stream, fits_devices, stream
+from fedfr_jax.types import Augment, Dataset, Source
 
 
 def open_data(settings: Mapping) -> Source:
@@ -54,6 +56,57 @@ def split(settings: Mapping, source: Source):
         if key in asked and known is not None:
             settings.setdefault(key, known)
     return choose("partition", PARTITIONS, settings, source.labels)
+
+
+def split_classes(
+    settings: Mapping, source: Source, num_unseen: int = 0
+) -> tuple[ClientSplit, ClientSplit]:
+    """The config's partition of examples by their classes, iid unless it names another.
+
+    Returns:
+      (clients of the federation, `num_unseen` clients left out of it), drawn with the
+      partition's seed.
+
+    Raises:
+      ValueError: for a partition of faces, or one that leaves a class without a
+        training image (with its name), no test image or no client.
+    """
+    parts = split({"name": "iid", **settings}, source)
+    if not isinstance(parts, ClientSplit):
+        name = settings["name"]
+        raise ValueError(f"config.partition.name must split classes, got {name!r}.")
+    counts = np.bincount(source.labels[parts.train], minlength=len(source.names))
+    if not counts.all():
+        raise ValueError(
+            "config.partition must leave every class a training image of a client, got "
+            f"none of {source.names[int(np.argmin(counts))]!r} "
+            f"({np.sum(counts == 0)} such of {len(counts)})."
+        )
+    with naming("config.partition"):
+        parts, unseen = leave_out(parts, num_unseen, seed=settings.get("seed", 0))
+    if not len(parts.test):
+        raise ValueError("config.partition must leave test images, got none.")
+    return parts, unseen
+
+
+def population_of(parts: ClientSplit, num_classes: int) -> Population:
+    """Where each client's training images are, all of so many classes."""
+    offsets = parts.train_offsets.astype(np.int64)
+    return Population(offsets, np.full(len(offsets) - 1, num_classes, np.int32))
+
+
+def table_of(
+    source: Source, rows: np.ndarray, stream_bytes: int | None, **targets
+) -> Dataset | Stream:
+    """Images and labels of source rows [n], on the host or streamed from the source.
+
+    Args:
+      targets: others beside the label, of the rows, [n, ...] each.
+    """
+    targets = {"label": source.labels[rows].astype(np.int32), **targets}
+    if stream_bytes is None:
+        return Dataset({"image": source.read(rows)}, targets)
+    return stream(lambda i: source.read(rows[i]), targets, memory=stream_bytes)
 
 
 def feed_of(settings, *, drop_last: bool = False, is_images: bool = True) -> Feed:

@@ -4,39 +4,48 @@ A row is federated, by any algorithm and perhaps with leaves that stay with clie
 central: one network on the training images of all clients together, as their bound.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_training
-from fedfr_jax.federated.algorithms.personal import blocks, personal
+from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.phases import head_first
 from fedfr_jax.federated.algorithms.statistics import with_statistics
-from fedfr_jax.schema import call, check_keys, naming
-from fedfr_jax.tasks.data import feed_of
+from fedfr_jax.federated.local import frozen, moving
+from fedfr_jax.federated.settings import AUTO, Federation, check_epochs
+from fedfr_jax.federated.stragglers import check_stragglers
+from fedfr_jax.schema import call, check_keys, check_ranges, naming
+from fedfr_jax.stream import Stream
+from fedfr_jax.tasks.data import feed_of, other_lowerings
+from fedfr_jax.tasks.leaves import frozen_pattern, leaves_of
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
-from fedfr_jax.types import Central, Dataset, Federated, Model, PyTree, Stage
+from fedfr_jax.trees import matching
+from fedfr_jax.types import Central, Dataset, Federated, Local, Model, PyTree, Stage
 
-OWN = ("personal", "draw", "batch_stats")  # keys of a federated row
+# Keys of a federated row that are neither its algorithm's, its loss's nor of training.
+OWN = ("personal", "draw", "frozen", "finetune_epochs", "batch_stats", "local_epochs")
 # Of faces only.
 MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
 
 
 class Given(NamedTuple):
-    """What every row is made of."""
+    """What every row is made of; `given` tells of its fields."""
 
     model: Model
-    apply: Callable  # (variables, images) -> output
+    apply: Callable  # (variables, images) -> output, compiled
     first: PyTree  # variables that every row starts from
-    # (model, **keys of a row) -> loss of `Local`; those keys are keyword-only
     loss_of: Callable
     num_clients: int
-    num_rows: int  # training images of all clients together
+    num_rows: int
     mesh: Mesh
-    facts: Mapping = MappingProxyType({})  # more that an algorithm's factory may ask
+    losses: Mapping[str, Callable]
+    facts: Mapping
 
 
 def given(
@@ -47,11 +56,69 @@ def given(
     num_rows: int,
     mesh: Mesh,
     seed: int,
+    losses: Mapping[str, Callable] | None = None,
+    facts: Mapping | None = None,
 ) -> Given:
-    """What rows are made of, with a first network of the seed."""
-    apply = jax.jit(lambda variables, images: model.apply(variables, images, False)[0])
-    first = model.init(jax.random.key(seed))
-    return Given(model, apply, first, loss_of, num_clients, num_rows, mesh)
+    """What rows are made of, with a first network of the seed.
+
+    Args:
+      loss_of: (model, **keys of a row) -> loss of `Local`; those are keyword-only.
+      num_rows: training images of all clients together.
+      losses: the same, of algorithms whose clients have another loss.
+      facts: of the data, beside num_clients and model, for algorithms that ask.
+    """
+    return Given(
+        model=model,
+        apply=jax.jit(lambda variables, x: model.apply(variables, x, False)[0]),
+        first=model.init(jax.random.key(seed)),
+        loss_of=loss_of,
+        num_clients=num_clients,
+        num_rows=num_rows,
+        mesh=mesh,
+        losses=losses or {},
+        facts={"num_clients": num_clients, "model": model, **(facts or {})},
+    )
+
+
+def check_no_pretraining(settings: Mapping) -> None:
+    """Raise ValueError for a config whose section `pretrain` is not empty."""
+    if keys := sorted(settings.get("pretrain") or ()):
+        raise ValueError(f"config.pretrain must be empty with this task, got {keys}.")
+
+
+def trainers_and_given(
+    settings: Mapping, network: Mapping, given_of: Callable
+) -> tuple[dict[str, Federated | Central], Given]:
+    """({row: trainer} of a config, what they are made of).
+
+    Where lanes are to be measured, trainers have themselves on other lowerings too.
+
+    Args:
+      network: the section `model`.
+      given_of: such a section -> Given.
+    """
+    methods, of = settings["methods"], given_of(network)
+    federation = Federation(**settings["federation"])
+    trainers = trainers_of(methods, of)
+    for name, trainer in trainers.items():
+        with naming(f"config.methods.{name}"):
+            check_own_epochs(trainer, federation, of.num_clients)
+    if federation.lanes == AUTO:
+        others = other_lowerings(network)
+        networks = {name: {**network, "lowering": name} for name in others}
+        lowered = {k: trainers_of(methods, given_of(x)) for k, x in networks.items()}
+        trainers = with_lowered(trainers, lowered)
+    return trainers, of
+
+
+def check_own_epochs(
+    trainer: Federated | Central, federation: Federation, num_clients: int
+) -> None:
+    """Raise ValueError for epochs of a row's own that leave stragglers none to lose."""
+    if isinstance(trainer, Federated) and trainer.local_epochs is not None:
+        least = int(np.min(trainer.local_epochs))
+        cohort_size = federation.cohort_size or num_clients
+        check_stragglers(federation.straggling, least, cohort_size)
 
 
 def trainers_of(methods: Mapping, of: Given) -> dict[str, Federated | Central]:
@@ -80,21 +147,33 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
     """An `algorithm`, a client's training, and what is personal.
 
     Keys beside those of the algorithm's factory, of `local_of` and of the loss:
-      personal: regular expression over leaf paths, or {"blocks": K_P}; "" for nothing.
+      personal: regular expression over leaf paths, or one of `leaves_of`, such as
+        {"blocks": K_P}; "" for nothing.
       draw: True draws a new client's personal leaves, instead of the first network's.
+      frozen: the same as personal, of params that do not move, as FedBABU's head.
+      finetune_epochs: epochs of the personal leaves alone at the start of a round,
+        beside those of the federation, see `head_first`; 0 for none.
       batch_stats: average, local or first, see `with_statistics`.
+      local_epochs: of a round, instead of the federation's.
     """
     options = dict(options)
     algorithm = options.pop("algorithm", "fedavg")
     with naming(f"config.{section}"):
-        others = {*keywords(local_of), *keywords(of.loss_of), *OWN}
-        facts = {"num_clients": of.num_clients, "model": of.model, **of.facts}
-        make, rest = algorithm_maker(section, algorithm, options, others, facts)
+        loss_of = of.losses.get(algorithm, of.loss_of)
+        others = {*keywords(local_of), *keywords(loss_of), *OWN}
+        make, rest = algorithm_maker(section, algorithm, options, others, of.facts)
         own = {key: rest.pop(key) for key in OWN if key in rest}
-        made = make(call(section, local_of, rest, _loss(rest, of)))
-        statistics = own.get("batch_stats", "average")
-        made = with_statistics(made, statistics)
+        loss = _loss(section, loss_of, rest, of)
         where = leaves_of(of.model, own.get("personal", ""))
+        local = call(section, local_of, rest, loss)
+        jax.eval_shape(lambda x: local.optimizer(0.1).init(x), of.first["params"])
+        local = with_frozen(local, of, own.get("frozen", ""))
+        if epochs := own.get("finetune_epochs", 0):
+            local = finetuning_first(local, where, epochs, algorithm, of.first)
+        if (local_epochs := own.get("local_epochs")) is not None:
+            check_epochs("local_epochs", local_epochs)
+        statistics = own.get("batch_stats", "average")
+        made = with_statistics(make(local), statistics)
         if own.get("draw") and not where:
             raise ValueError("draw must go with personal leaves, got none.")
         made = personal(made, where, draw=of.model.init if own.get("draw") else None)
@@ -105,17 +184,39 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         apply=of.apply,
         network=None if where or statistics == "local" else made.network,
         network_apply=of.apply,
+        local_epochs=local_epochs,
     )
 
 
-def leaves_of(model: Model, given: str | Mapping) -> str | Callable | None:
-    """What `personal` selects: a pattern as it is, or the {"blocks": K_P} on top."""
-    if isinstance(given, str):
-        return given
-    check_keys("personal", given, ("blocks",))
-    if "blocks" not in given:
-        raise ValueError("personal must have the key blocks, got none.")
-    return blocks(model.blocks, given["blocks"])
+def with_frozen(local: Local, of: Given, given: str | Mapping) -> Local:
+    """`local` that does not move what the key `frozen` selects, if anything.
+
+    Raises:
+      ValueError: when it selects no leaf.
+    """
+    pattern = frozen_pattern(of.model, given)
+    if not pattern:
+        return local
+    matching(pattern)({"params": of.first["params"]})
+    return frozen(local, pattern)
+
+
+def finetuning_first(local, where: str, epochs: int, algorithm: str, first: PyTree):
+    """Local training that begins with epochs of the personal leaves alone.
+
+    Raises:
+      ValueError: without such leaves, for a number of epochs out of range, or an
+        algorithm that looks into a client's training.
+    """
+    check_ranges("", {"finetune_epochs": epochs}, {"finetune_epochs": (0, math.inf)})
+    if algorithm != "fedavg":
+        raise ValueError(
+            f"finetune_epochs must go with the algorithm fedavg, got {algorithm!r}."
+        )
+    if not where:
+        raise ValueError("finetune_epochs must go with personal leaves, got none.")
+    jax.eval_shape(lambda params: moving(where, params)[0], first["params"])
+    return head_first(local, head=where, epochs=epochs)
 
 
 def central_row(section: str, options: Mapping, of: Given) -> Central:
@@ -124,11 +225,11 @@ def central_row(section: str, options: Mapping, of: Given) -> Central:
     known = {*keywords(of.loss_of), *Training._fields} - {*MARGIN}
     check_keys(f"config.{section}", options, known)
     with naming(f"config.{section}"):
-        loss = _loss(options, of)
+        loss = _loss(section, of.loss_of, options, of)
     training = call(section, Training, options)
     check_training(training, section, of.num_rows, of.mesh)
     with naming(f"config.{section}"):
-        feed = feed_of(training)
+        feed = feed_of(training, is_images=len(of.model.image_shape) == 3)
     return Central(
         settings=training,
         dataset=None,
@@ -143,13 +244,13 @@ def central_row(section: str, options: Mapping, of: Given) -> Central:
     )
 
 
-def _loss(options: dict, of: Given) -> Callable:
+def _loss(section: str, loss_of: Callable, options: dict, of: Given) -> Callable:
     """The loss of a row, whose keys are taken out of its options."""
-    own = {key: options.pop(key) for key in keywords(of.loss_of) if key in options}
-    return of.loss_of(of.model, **own)
+    own = {key: options.pop(key) for key in keywords(loss_of) if key in options}
+    return call(section, loss_of, own, of.model)
 
 
-def stage_of(trainer: Federated | Central, train: Dataset) -> Stage:
+def stage_of(trainer: Federated | Central, train: Dataset | Stream) -> Stage:
     """The stage of a trainer; a central one is given everybody's images."""
     if isinstance(trainer, Central):
         trainer = trainer._replace(dataset=train)

@@ -14,7 +14,6 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.models import MODELS
 from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
-from fedfr_jax.tasks.classification.stages import OWN
 from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.tasks.faces.recognition import Judge
 from fedfr_jax.tasks.options import keywords, local_of
@@ -22,8 +21,7 @@ from fedfr_jax.tasks.reid.data import SCENARIOS
 from fedfr_jax.tasks.reid.judged import Evaluating as Retrieving
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.reid.public import Public
-from fedfr_jax.tasks.rows import MARGIN
-from fedfr_jax.tasks.rows import OWN as ROW
+from fedfr_jax.tasks.rows import MARGIN, OWN
 from fedfr_jax.tasks.segmentation.stages import Evaluating
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -98,7 +96,7 @@ def check_segmentation(config):
             assert set(options) <= {"kind", *Training._fields} - {*MARGIN}, name
             continue
         algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
-        known = {"algorithm", *keywords(algorithm), *keywords(local_of), *ROW}
+        known = {"algorithm", *keywords(algorithm), *keywords(local_of), *OWN}
         assert set(options) <= known, name
 
 
@@ -114,5 +112,5 @@ def check_reid(config):
             known = {"kind", *Training._fields, *of_loss} - {*MARGIN}
         else:
             algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
-            known = {"algorithm", *keywords(algorithm), *trained, *ROW}
+            known = {"algorithm", *keywords(algorithm), *trained, *OWN}
         assert set(options) <= known, name

@@ -2,6 +2,7 @@
 
 import pathlib
 
+import numpy as np
 import pytest
 
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedmargin_tables"
@@ -52,3 +53,63 @@ def test_a_set_is_written_in_its_place_and_the_others_stay(tables, tmp_path):
     assert text.count("| fedmargin | 60.0 +- 10.0 |") == 1
     assert text.count("| fedmargin | 50.0 +- 0.0 |") == 1
     assert (tmp_path / "mnist.png").exists() and (tmp_path / "fashion.png").exists()
+
+
+def masks_run(method, seed, alpha, generic, own):
+    facts = {"method": method, "seed": seed, "alpha": alpha, "rounds": [3, 6]}
+    curve = [0.1, own if generic is None else generic]
+    return {**facts, "generic": generic, "personalised": own, "curve": curve}
+
+
+NAMES = ["camvid_alpha0.1.png", "camvid_alpha1.png"]
+MASKS = [
+    {"method": "central", "seed": 0, "generic": 0.4, "personalised": 0.3},
+    masks_run("fedavg", 0, 10.0, 0.3, 0.2),
+    masks_run("fedavg", 1, 10.0, 0.5, 0.2),
+    masks_run("fedavg", 0, 0.01, 0.25, 0.1),
+    masks_run("fedper", 0, 0.01, None, 0.35),
+]
+
+
+def test_camvid_is_a_row_per_way_to_judge_and_a_column_per_alpha(tables, tmp_path):
+    import camvid_tables
+
+    camvid_tables.publish(MASKS, tmp_path)
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    assert "Central mIoU 40.0 % (1 seeds)." in lines
+    assert "| row | judged | alpha 0.01 | alpha 10 |" in lines
+    assert "| fedavg | one network | 25.0 | 40.0 +- 10.0 |" in lines
+    assert "| fedper | one network | - | - |" in lines
+    assert "| fedper | own images | 35.0 | - |" in lines
+    assert (tmp_path / "camvid.png").exists()
+
+
+def test_images_of_two_rows_are_drawn_in_the_same_colours(
+    tables, tmp_path, monkeypatch
+):
+    import camvid_tables
+
+    from fedfr_jax.runs.report import grids
+    from fedfr_jax.types import Grid
+
+    def grid(top):
+        image, values = np.zeros((1, 2, 2, 3), np.uint8), np.full((1, 2, 2), top)
+        pictures = dict.fromkeys(("input", "truth", "prediction"), image)
+        return Grid(pictures, {"entropy": values}, {})
+
+    seen = []
+    monkeypatch.setattr(
+        grids, "plot_grid", lambda path, grid, **k: seen.append((path, grid, k))
+    )
+    both = {"fedavg": grid(1.0), "fedmargin": grid(2.0)}
+    camvid_tables.draw_images({0.1: both, 1.0: {k: grid(0.5) for k in both}}, tmp_path)
+    assert [path.name for path, _, _ in seen] == [
+        "camvid_alpha0.1.png",
+        "camvid_alpha1.png",
+    ]
+    for _, drawn, options in seen:
+        assert {*options["limits"].values()} == {(0.5, 2.0)}
+        assert list(drawn.maps) == ["fedavg: entropy", "fedmargin: entropy"]
+    np.testing.assert_array_equal(
+        seen[0][1].maps["fedmargin: entropy"], [[[2.0] * 2] * 2]
+    )

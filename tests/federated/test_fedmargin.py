@@ -295,6 +295,7 @@ def test_pixels_count_for_the_class_of_their_nearest_label():
     features = rng.normal(size=(3, 2, 4, 6)).astype(np.float32)
     labels = rng.integers(0, 4, (3, 6, 8))
     labels[rng.random(labels.shape) < 0.3] = 255  # no class
+    features[:2][labels[:2, ::3, ::2] == 255] = np.nan
     features[2] = np.nan  # padding
     is_valid = np.array([True, True, False])
     got = prototypes.of_class(

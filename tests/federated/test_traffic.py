@@ -13,9 +13,11 @@ from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.stream import stream
 from tests.contracts.test_algorithms import LOCAL, SIZES, table, variables_of
+from tests.contracts.test_algorithms import MODEL as NETWORK
 
 PARAMS, STATISTICS, HEAD = 4 * (6 * 4 + 4 * 3 + 3), 4 * 6, 4 * 4 * 3
 MODEL = PARAMS + STATISTICS
+PROTOTYPES = 4 * (3 * 4 + 3)  # three classes of four features, and their counts
 
 
 def start_variables():
@@ -63,6 +65,7 @@ CASES = {
     "ditto": ({}, (MODEL, MODEL)),
     "ifca": ({"groups": 3}, (MODEL, 3 * MODEL)),
     "robust": ({}, (MODEL, MODEL)),
+    "fedmargin": ({"model": NETWORK}, (MODEL + PROTOTYPES, MODEL + PROTOTYPES)),
     "mimelite": ({}, (MODEL + PARAMS, MODEL + PARAMS)),
     "mime": ({}, (MODEL + PARAMS, MODEL + 2 * PARAMS)),
 }

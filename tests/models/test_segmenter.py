@@ -29,13 +29,14 @@ def test_features_are_the_last_map_and_logits_are_of_pixels(stem, last):
     assert variables["params"]["up1"]["conv"]["kernel"].shape == (3, 3, 4 + 4, 4)
 
 
-def test_the_encoder_is_the_trunk_of_the_network_for_classification():
-    segmenter, classifier = (
-        model_of(),
-        MODELS["resnet"](
-            SHAPE, num_classes=5, blocks=(1, 1, 1), widths=(4, 6, 8), stem="imagenet"
-        ),
-    )
+MOBILE = {"name": "mobilenet", "num_blocks": 8, "width": 0.1}
+
+
+@pytest.mark.parametrize("encoder", [ENCODER, MOBILE], ids=lambda x: x["name"])
+def test_the_encoder_is_the_trunk_of_the_network_for_classification(encoder):
+    segmenter = model_of(encoder=encoder)
+    given = {"num_classes": 5, "stem": "imagenet", **encoder}
+    classifier = MODELS[given.pop("name")](SHAPE, **given)
     given = segmenter.init(jax.random.key(0))
     own = classifier.init(jax.random.key(1))
     below = {
@@ -46,6 +47,20 @@ def test_the_encoder_is_the_trunk_of_the_network_for_classification():
     _, maps, _ = segmenter.features(given, x)
     _, pooled, _ = classifier.features(below, x)
     np.testing.assert_allclose(maps.mean((1, 2)), pooled, rtol=1e-5, atol=1e-6)
+
+
+def test_the_decoder_sees_the_last_map_of_every_size_of_a_mobilenet():
+    model = model_of(encoder={**MOBILE, "stem": "cifar"})
+    assert model.blocks[-5:] == ("up4", "up3", "up2", "up1", "classifier")
+    params = jax.eval_shape(model.init, jax.random.key(0))["params"]
+    widths = {
+        4: 102 + 51,
+        3: 4 + 26,
+        2: 4 + 13,
+        1: 4 + 6,
+    }  # 0.1 of 1024, 512, ...
+    for i, width in widths.items():
+        assert params[f"up{i}"]["conv"]["kernel"].shape == (3, 3, width, 4)
 
 
 def test_enlarging_is_bilinear_between_the_centres_of_pixels():
@@ -59,6 +74,7 @@ WRONG = [
     ({"encoder": {**ENCODER, "dept": 5}}, "model.encoder must have keys.*'dept'"),
     ({"encoder": {**ENCODER, "stem": "x"}}, "stem must be cifar or imagenet"),
     ({"norm": "layer"}, "norm must be batch or group, got 'layer'"),
+    ({"encoder": {**MOBILE, "num_blocks": 3}}, r"num_blocks must lie in \[8, 13\]"),
     ({"width": 0}, r"width must lie in \[1, 65536\], got 0"),
 ]
 

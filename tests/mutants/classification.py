@@ -2,7 +2,7 @@
 
 from tests.mutants import Mutants
 
-DRAWN = 'made = personal(made, where, draw=model.init if own.get("draw") else None)'
+DRAWN = 'made = personal(made, where, draw=of.model.init if own.get("draw") else None)'
 STAGES = "tasks/classification/test_stages.py"
 MUTANTS = [
     Mutants(
@@ -75,12 +75,11 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/tasks/classification/stages.py",
         STAGES,
-        [
-            ("*shared, len(parts.train), mesh", "*shared, len(parts.train) // 2, mesh"),
-            (
-                DRAWN,
-                "made = personal(made, where)",
-            ),
-        ],
+        [("num_rows=len(parts.train),", "num_rows=len(parts.train) // 2,")],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/rows.py",
+        STAGES,
+        [(DRAWN, "made = personal(made, where)")],
     ),
 ]

@@ -130,6 +130,7 @@ MUTANTS = [
         MORE_ROUNDS,
         [
             ("number - faulty - 2)", "number - faulty)"),
+            ("jnp.argsort(scores)[:chosen]", "jnp.argsort(-scores)[:chosen]"),
             ("number - taken - faulty - 2", "number - faulty - 2"),
             ("number - 4 * faulty)", "number - 2 * faulty)"),
         ],
@@ -148,12 +149,16 @@ MUTANTS = [
         [
             ("len(result.weights) / num_clients", "1.0"),
             ('start["params"], drift)\n', 'start["params"], 0)\n'),
+            ("mean_examples / client.num_local", "client.num_local / mean_examples"),
         ],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/mime.py",
         MORE_ROUNDS,
-        [("corrected(less_of_anchor(local))", "corrected(local)")],
+        [
+            ("corrected(less_of_anchor(local))", "corrected(local)"),
+            ("g.astype(m.dtype) + momentum * m", "g.astype(m.dtype)"),
+        ],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/afl.py",
@@ -161,6 +166,10 @@ MUTANTS = [
         [
             ("domain_rate * mean_loss", "-domain_rate * mean_loss"),
             ("alpha * number", "number"),
+            (
+                "jnp.concatenate([server.counts[1:], counts[None]])",
+                "server.counts",
+            ),
         ],
     ),
     Mutants(
@@ -169,6 +178,7 @@ MUTANTS = [
         [
             ("value - inner_rate * push", "value - push"),
             ("for sign in (-1, 1)", "for sign in (1, -1)"),
+            ("client.batch(size * step + i)", "client.batch(size * step)"),
         ],
     ),
     Mutants(
@@ -265,5 +275,36 @@ MUTANTS = [
             ),
             ("if not is_whole.all():", "if False:"),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/fedaws.py",
+        MORE_ROUNDS,
+        [
+            ("margin=1 - margin", "margin=margin"),
+            ("strength * rate * gradient", "strength * gradient"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/clusters.py",
+        f"{ROUNDS} {MORE_ROUNDS}",
+        [
+            ("1 / jnp.where(sums > 0, sums, 1)", "1.0"),
+            ("zeros.at[group].set(", "zeros.at[0].set("),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/traffic.py",
+        "federated/test_traffic.py",
+        [
+            ("{id(x): x.aval for", "{object(): x.aval for"),
+            ("for x in leaves if x.ndim]", "for x in leaves]"),
+            ("if read]", "]"),
+            ("given if has_broadcast else given[0]", "given[0]"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/local.py",
+        "tasks/classification/test_rows.py::test_frozen_params_stay_under_decay_and_momentum",
+        [("optax.chain(local.optimizer(rate), still(rate))", "local.optimizer(rate)")],
     ),
 ]

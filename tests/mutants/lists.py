@@ -12,11 +12,12 @@ from tests.mutants import (
     losses,
     reid,
     reid_training,
+    segmentation,
 )
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ROOMS = (losses, faces, federated, data, evaluation, classification)
-ROOMS += (reid, reid_training)
+ROOMS += (reid, reid_training, segmentation)
 
 
 class Mutant(NamedTuple):

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import equally, weighted_mean
+from fedfr_jax.federated.algorithms.aggregators import equally
+from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.schema import POSITIVE, check_ranges
@@ -76,14 +77,11 @@ def feddyn(
         params = jax.tree.map(jnp.add, mean["params"], drift)
         return Server({**mean, "params": params}, drift)
 
-    return Algorithm(
+    return fedavg(local)._replace(
         init=lambda variables: Server(
             variables, optax.tree.zeros_like(variables["params"])
         ),
         init_personal=lambda key, server: optax.tree.zeros_like(server.drift),
         client_update=client_update,
-        aggregator=weighted_mean(),
         server_update=server_update,
-        personalize=lambda server, drift: server.variables,
-        network=lambda server: server.variables,
     )

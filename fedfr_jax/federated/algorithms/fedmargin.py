@@ -32,7 +32,7 @@ from fedfr_jax.federated.algorithms.prototypes import Prototypes
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.federated.means import build_mean
-from fedfr_jax.types import Algorithm, ClientOutput, Local, Model, PyTree
+from fedfr_jax.types import Algorithm, Broadcast, ClientOutput, Local, Model, PyTree
 
 
 class Server(NamedTuple):
@@ -88,14 +88,15 @@ def fedmargin(
             where = context.dataset, context.population, context.cohort
             first = prototypes.of_class(*run(server.variables, *where))
             aggregate = _like(aggregate, first)
-        return no_extra(len(context.cohort.ids))._replace(tables=aggregate)
+        sent = Broadcast(aggregate)
+        return no_extra(len(context.cohort.ids))._replace(tables=sent)
 
     def client_update(key, server, personal, client):
         before = prototypes.of_client(values, server.variables, client)
         end, metrics = train(key, server.variables, client)
         after = prototypes.of_client(values, end, client)
         lpm = mean_margin(after, before, relative=relative)
-        apm = mean_margin(after, _like(after, client.tables), relative=relative)
+        apm = mean_margin(after, _like(after, client.tables.value), relative=relative)
         counts = weight(client).astype(lpm.dtype)
         change = collections.change(end, server.variables)
         attended = attention.summary(change, counts, logs_of(lpm, apm))

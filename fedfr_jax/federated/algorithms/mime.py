@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import weight_of, weighted_mean
+from fedfr_jax.federated.algorithms.aggregators import weight_of
+from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.gradients import prepare_gradient, shared_gradient
 from fedfr_jax.federated.algorithms.penalties import corrected, less_of_anchor
 from fedfr_jax.federated.local import local_training
@@ -104,12 +105,8 @@ def _mime(push, local, momentum, server_rate, weigh) -> Algorithm:
         variables = jax.tree.map(step, server.variables, change)
         return Server(variables, jax.tree.map(move, server.momentum, mean))
 
-    return Algorithm(
+    return fedavg(local)._replace(
         init=lambda x: Server(x, optax.tree.zeros_like(x["params"])),
-        init_personal=lambda key, server: (),
         client_update=client_update,
-        aggregator=weighted_mean(),
         server_update=server_update,
-        personalize=lambda server, personal: server.variables,
-        network=lambda server: server.variables,
     )

@@ -65,10 +65,11 @@ def class_means(
     """
     labels = labels_at(labels.astype(jnp.int32), features)
     is_valid = is_valid.reshape(-1, *[1] * (labels.ndim - 1))
-    labels = jnp.where(is_valid, labels, -1).reshape(-1)
+    counts = ((labels >= 0) & (labels < num_classes) & is_valid).reshape(-1)
     rows = features.reshape(-1, features.shape[-1])
-    rows = jnp.where((labels >= 0)[:, None], rows, 0)
+    rows = jnp.where(counts[:, None], rows, 0)
     # A product and no scatter, which adds up in no fixed order on a GPU.
+    labels = jnp.where(counts, labels.reshape(-1), -1)
     member = jax.nn.one_hot(labels, num_classes, axis=0, dtype=rows.dtype)
     sums = jnp.matmul(member, rows, precision="highest")
     examples = jnp.maximum(is_valid.sum(), 1).astype(rows.dtype)

@@ -13,11 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.evaluation.representation import (
-    feature_entropy,
-    mmd_squared,
-    softmax_entropy,
-)
+from fedfr_jax.evaluation.entropy import feature_entropy, softmax_entropy
+from fedfr_jax.evaluation.representation import mmd_squared
 from fedfr_jax.federated.algorithms.margins import aggregate_mean_margin
 from fedfr_jax.federated.algorithms.prototypes import class_means, of_class
 from fedfr_jax.federated.outputs import build_embed

@@ -111,10 +111,11 @@ def given_of(settings: Mapping, parts: Parts, num_classes: int) -> rows.Given:
         num_rows=len(parts.split.train),
         mesh=parts.mesh,
         seed=parts.seed,
+        facts=parts.facts,
     )
     apply = jax.jit(lambda variables, x: model.features(variables, x, False)[1])
     first = pretrained(of.first, weights) if weights else of.first
-    return of._replace(apply=apply, first=first, facts=parts.facts)
+    return of._replace(apply=apply, first=first)
 
 
 def pretrained(variables: PyTree, path: str) -> PyTree:

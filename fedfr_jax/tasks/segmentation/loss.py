@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Model
 
 
-def pixel_cross_entropy(model: Model) -> Callable:
+def pixel_cross_entropy(
+    model: Model, *, class_weights: tuple[float, ...] = ()
+) -> Callable:
     """Loss of `Local`: the mean over all pixels of a class of the valid examples.
 
     Pixels whose number in targets["mask"] [B, H, W] is no class of the model, such as
@@ -18,11 +21,23 @@ def pixel_cross_entropy(model: Model) -> Callable:
 
     Args:
       model: gives logits [B, H, W, M].
+      class_weights: a pixel counts by that of its class, >= 0, M of them; () counts
+        all alike. As in PyTorch, the mean is over the weights of the pixels.
 
     Returns:
       loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
+
+    Raises:
+      ValueError: for weights that are not one per class, negative, or all 0.
     """
     num_classes = model.embedding_dim
+    weights = class_weights or (1.0,) * num_classes
+    check_ranges("", {"class_weights": weights}, {"class_weights": (0, jnp.inf)})
+    if len(weights) != num_classes or not any(weights):
+        raise ValueError(
+            f"class_weights must be one for each of {num_classes} classes, not all 0, "
+            f"got {class_weights}."
+        )
 
     def loss_fn(variables, batch, key):
         logits, stats = model.apply(variables, batch.images, True, key=key)
@@ -33,8 +48,11 @@ def pixel_cross_entropy(model: Model) -> Callable:
         # All zeros for a number that is no class.
         target = jax.nn.one_hot(mask, num_classes, dtype=logits.dtype)
         values = optax.softmax_cross_entropy(logits, target)
+        weight = jnp.where(counts, target @ jnp.array(weights, target.dtype), 0)
+        total = jnp.where(weight > 0, values * weight, 0).sum()
+        mean = total / jnp.where(weight.sum() > 0, weight.sum(), 1)
         is_right = (logits.argmax(axis=-1) == mask).astype(values.dtype)
         accuracy = masked_mean(is_right, counts)
-        return masked_mean(values, counts), (stats, {"accuracy": accuracy})
+        return mean, (stats, {"accuracy": accuracy})
 
     return loss_fn

@@ -11,16 +11,23 @@ from jax.sharding import Mesh
 
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
-from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.model_axis import gathered
-from fedfr_jax.federated.settings import AUTO, Federation, check_federation
+from fedfr_jax.federated.settings import Federation, check_federation
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.schema import call, check_ranges, choose
-from fedfr_jax.stream import Stream, stream
+from fedfr_jax.stream import Stream
 from fedfr_jax.tasks import rows
-from fedfr_jax.tasks.data import feed_of, open_data, other_lowerings, split, streams
+from fedfr_jax.tasks.data import (
+    feed_of,
+    open_data,
+    population_of,
+    split_classes,
+    streams,
+    table_of,
+)
+from fedfr_jax.tasks.rows import Given
 from fedfr_jax.tasks.segmentation.judge import Judge, Judged
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.pictures import palette, pictures
@@ -52,29 +59,22 @@ def segmentation(settings: Mapping) -> Experiment:
       ValueError: for anything wrong in the config or the data.
     """
     federation = call("federation", Federation, settings["federation"])
-    if settings.get("pretrain"):
-        keys = sorted(settings["pretrain"])
-        raise ValueError(f"config.pretrain must be empty with this task, got {keys}.")
+    rows.check_no_pretraining(settings)
     evaluating = evaluation_of(settings["evaluation"])
     source = masked(open_data(settings["data"]), settings["data"])
-    parts = parts_of(settings["partition"], source)
-    num_clients = len(parts.train_offsets) - 1
-    check_federation(federation, num_clients)
+    parts, _ = split_classes(settings["partition"], source)
+    check_federation(federation, len(parts.train_offsets) - 1)
     mesh = make_mesh(num_model_shards=federation.model_shards)
-    trainers, model = trainers_of(settings, source, parts, mesh)
+    trainers, of = trainers_of(settings, source, parts, mesh)
     most = streams(federation, source, (parts.train, parts.test), mesh)
-    train = table_of(source, parts.train, most)
-    test = table_of(source, parts.test, most)
+    train, test = (with_masks(source, x, most) for x in (parts.train, parts.test))
     judged = Judged(test, parts.test_offsets, source.masks.names)
     facts = class_report(parts, source.labels, source.names)
     return Experiment(
         task=Task(
             dataset=train,
-            population=Population(
-                parts.train_offsets.astype(np.int64),
-                np.full(num_clients, len(source.masks.names), np.int32),
-            ),
-            evaluators=evaluators_of(evaluating, judged, model, source, mesh),
+            population=population_of(parts, len(source.masks.names)),
+            evaluators=evaluators_of(evaluating, judged, of.model, source, mesh),
             facts={**facts, "pixel_classes": list(source.masks.names)},
             text=f"Images by the label of the whole:\n{format_class_report(facts)}",
         ),
@@ -103,62 +103,35 @@ def masked(source: Source, settings: Mapping) -> Source:
     return source
 
 
-def parts_of(settings: Mapping, source: Source) -> ClientSplit:
-    """The config's partition of images by their labels, iid unless it names another.
-
-    Raises:
-      ValueError: for one of faces, or one that leaves no test image.
-    """
-    parts = split({"name": "iid", **settings}, source)
-    if not isinstance(parts, ClientSplit):
-        name = settings["name"]
-        raise ValueError(f"config.partition.name must split classes, got {name!r}.")
-    if not len(parts.test):
-        raise ValueError("config.partition must leave test images, got none.")
-    return parts
-
-
-def table_of(
+def with_masks(
     source: Source, chosen: np.ndarray, stream_bytes: int | None
 ) -> Dataset | Stream:
-    """Images, labels and masks of source rows [n].
+    """Images, labels and masks of source rows [n], as `table_of`.
 
-    All are on the host, or the images are streamed from the source: masks are read in
-    any case, so that one that does not fit is found before anything is trained.
+    Masks are read in any case, so that one that does not fit is found before anything
+    is trained.
     """
-    targets = {
-        "label": source.labels[chosen].astype(np.int32),
-        "mask": source.masks.read(chosen),
-    }
-    if stream_bytes is None:
-        return Dataset({"image": source.read(chosen)}, targets)
-    return stream(lambda i: source.read(chosen[i]), targets, memory=stream_bytes)
+    return table_of(source, chosen, stream_bytes, mask=source.masks.read(chosen))
 
 
 def trainers_of(
     settings: Mapping, source: Source, parts: ClientSplit, mesh: Mesh
-) -> tuple[dict[str, Federated | Central], Model]:
-    """({row: trainer} of config.methods, the network of all)."""
-    network = {"name": "segmenter", **settings["model"]}
+) -> tuple[dict[str, Federated | Central], Given]:
+    """({row: trainer} of config.methods, what they are made of)."""
 
-    def made(network):
-        model = segmenter_of(network, source)
-        of = rows.given(
-            model,
+    def given_of(network):
+        return rows.given(
+            segmenter_of(network, source),
             pixel_cross_entropy,
             num_clients=len(parts.train_offsets) - 1,
             num_rows=len(parts.train),
             mesh=mesh,
             seed=settings["seed"],
+            facts={"num_classes": parts.num_classes},  # of images, not of pixels
         )
-        return rows.trainers_of(settings["methods"], of), model
 
-    trainers, model = made(network)
-    if settings["federation"].get("lanes") == AUTO:
-        others = other_lowerings(network)
-        lowered = {name: made({**network, "lowering": name})[0] for name in others}
-        trainers = rows.with_lowered(trainers, lowered)
-    return trainers, model
+    network = {"name": "segmenter", **settings["model"]}
+    return rows.trainers_and_given(settings, network, given_of)
 
 
 def segmenter_of(settings: Mapping, source: Source) -> Model:

@@ -9,15 +9,14 @@ from fedfr_jax.build import build
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.statistics import batch_norms
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.frozen import frozen
-from fedfr_jax.federated.local import sgd
+from fedfr_jax.federated.local import frozen, sgd
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.projection import with_projection
-from fedfr_jax.tasks.classification.leaves import leaves_of
 from fedfr_jax.tasks.classification.loss import class_pull, contrastive, cross_entropy
+from fedfr_jax.tasks.leaves import leaves_of
 from fedfr_jax.trees import matching, path_name
 from fedfr_jax.types import Dataset, Local, Model
 from tests.tasks.classification import test_stages
@@ -199,6 +198,14 @@ WRONG = [
     (
         {"personal": {"all_but_blocks": 0}},
         r"all_but_blocks must lie in \[1, 1\], got 0",
+    ),
+    (
+        {"algorithm": "fedrep", "head": "fcc", "head_epochs": 1},
+        "must match a leaf.*got 'fcc'",
+    ),
+    (
+        {"optimizer": {"name": "sgd", "weight_decay": 0.1, "decays": "kernl"}},
+        "must match a leaf.*got 'kernl'",
     ),
     ({"frozen": "fcc"}, "must match a leaf.*got 'fcc'"),
     ({"frozen": {"batch_norms": True}}, "frozen must be of"),

@@ -419,9 +419,14 @@ FACES = {
     "num_global_ids": 1,
     "num_unseen_ids": 1,
 }
+OWNERS = [i % CLASSES for i in range(160)]  # each has the images of one class
 SECTIONS = [
     ({"partition": FACES}, "partition.name must split classes, got 'by_identity'"),
     ({"partition": {"name": "by_clas"}}, "partition.name must be one of .*by_class"),
+    (
+        {"partition": {"name": "by_owner", "owners": OWNERS, "num_clients": 1}},
+        r"partition must leave every class .*got none of '\d' \(3 such of 4\)",
+    ),
     ({"pretrain": {"epochs": 1}}, r"pretrain must be empty .*got \['epochs'\]"),
     (
         {"model": {"name": "mlp", "num_classes": 7}},

@@ -59,6 +59,11 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
         ("federation", {"flip": 0.5}, "flip must be off for data that are no images"),
         ("federation", {"stragglers": 1.5}, r"stragglers must lie in \[0, 1\)"),
         ("methods", {"fedmargin": {**ROW, "temperature": 0.0}}, "must be positive"),
+        (
+            "methods",
+            {"fedmargin": {**ROW, "local_epochs": 1}},
+            "^config.methods.fedmargin: local_epochs must be at least 2",
+        ),
         ("methods", {"fedmargin": {**ROW, "norm": "max"}}, "norm must be one of"),
     ],
 )

@@ -35,9 +35,9 @@ def batch_of(num_valid=3, size=3):
     )
 
 
-def expected(batch):
+def expected(batch, class_weights=(1, 1, 1)):
     """(loss, accuracy), pixel after pixel."""
-    losses, right = [], []
+    losses, right, weights = [], [], []
     for image, mask, is_valid in zip(
         batch.images, np.asarray(batch.targets["mask"]), batch.is_valid, strict=True
     ):
@@ -48,7 +48,8 @@ def expected(batch):
                 logits = pixel @ WEIGHTS
                 losses.append(np.log(np.exp(logits).sum()) - logits[number])
                 right.append(logits.argmax() == number)
-    return np.mean(losses), np.mean(right)
+                weights.append(class_weights[number])
+    return np.average(losses, weights=weights), np.mean(right)
 
 
 @pytest.mark.parametrize("num_valid", [3, 1])
@@ -58,6 +59,9 @@ def test_the_loss_is_the_mean_over_pixels_of_a_class_of_valid_examples(num_valid
     found = value, metrics["accuracy"]
     np.testing.assert_allclose(found, expected(batch), rtol=1e-5)
     assert stats["is_train"] == 1 and value.shape == ()
+    weighted = pixel_cross_entropy(MODEL, class_weights=(0.0, 2.0, 0.5))
+    value, _ = weighted(VARIABLES, batch, None)
+    np.testing.assert_allclose(value, expected(batch, (0, 2, 0.5))[0], rtol=1e-5)
 
 
 def test_what_is_void_moves_nothing_and_a_batch_of_it_has_no_loss():

@@ -171,7 +171,6 @@ NEEDED = {
     "fedrep": {"head": "params/classifier", "head_epochs": 1},
     "pfedme": {"personal_rate": 0.05},
     "qfedavg": {"q": 1.0},
-    "afl": {"num_classes": 3},
     "perfedavg": {"inner_rate": 0.1},
 }
 
@@ -205,7 +204,13 @@ ROWS = [
     ({**RATE, "label_smoothing": 0.1}, "must have keys of .*'label_smoothing'"),
     ({**RATE, "draw": True}, "draw must .*personal"),
     ({**RATE, "personal": {"block": 1}}, "personal must have keys of"),
-    ({**RATE, "personal": {}}, "personal must have the key blocks"),
+    ({**RATE, "class_weights": (1.0, 2.0)}, "class_weights must be one for each of 3"),
+    ({**RATE, "class_weights": (1, -1, 1)}, "class_weights must be at least 0"),
+    ({"kind": "central", "class_weights": (0, 0, 0)}, "class_weights must .*not all 0"),
+    ({**RATE, "frozen": "fc"}, "must match a leaf.*got 'fc'"),
+    ({**RATE, "local_epochs": ()}, "local_epochs must be a number, or one per round"),
+    ({**RATE, "finetune_epochs": 1}, "finetune_epochs must go with personal leaves"),
+    ({**RATE, "personal": {}}, "personal must have one key of"),
 ]
 
 

@@ -1,0 +1,161 @@
+"""FedMargin on CamVid in small: rows x Dirichlet alphas x seeds, figures 7 and 8.
+
+    python experiments/fedmargin_tables/camvid.py --workdir=runs/fedmargin_camvid \
+        [--alphas=0.01,0.1,1,10] [--seeds=0,1,2] [--rounds=R] [--image_size=60,80]
+
+Goes on where it was stopped: a row that is done is read. Writes results.json, the table
+of README.md, the curves camvid.png (figure 7) and, of the first seed, test images at
+the least three alphas, camvid_alpha<alpha>.png (figure 8), beside this file or under
+--results.
+"""
+
+import argparse
+import pathlib
+import sys
+from typing import NamedTuple
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent.parent), str(HERE)]
+
+import camvid_tables  # noqa: E402
+import run as runs  # noqa: E402
+
+from fedfr_jax.processes import use_every_core  # noqa: E402
+
+CONFIG = runs.Set("fedmargin/table_camvid.py")
+CENTRAL = "central"
+SHOWN, NUM_IMAGES = ("fedavg", "fedmargin"), 3  # of figure 8
+
+
+class Done(NamedTuple):
+    """What became of a row."""
+
+    result: dict
+    grid: object  # of test images, None of a row without one network
+
+
+def main(argv: list[str]) -> None:
+    """Run what is missing, then write table and pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    words = lambda text: text.split(",")
+    numbers = lambda text: [float(x) for x in words(text)]
+    parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    parser.add_argument("--alphas", type=numbers, default=[0.01, 0.1, 1.0, 10.0])
+    parser.add_argument("--seeds", type=words, default=["0", "1", "2"])
+    parser.add_argument("--rounds", type=int, default=0, help="default the config's")
+    parser.add_argument("--image_size", type=words, default=[])
+    parser.add_argument("--results", type=pathlib.Path, default=HERE)
+    args = parser.parse_args(argv)
+    runs.remember_programs(args.workdir)
+    config = config_of(args)
+    found, grids = [], {}
+    for seed in map(int, args.seeds):
+        done = run_seed({**config, "seed": seed}, args.alphas, args.workdir)
+        found += [one.result for one in done]
+        if not grids:
+            grids = grids_of(done)
+        camvid_tables.publish(found, args.results)
+    camvid_tables.draw_images(grids, args.results)
+
+
+def config_of(args) -> dict:
+    """The config as plain settings, of other sizes where they are given.
+
+    The central row has as many epochs as the others in all rounds.
+    """
+    config = runs.config_of(CONFIG, args.rounds)
+    federation = config["federation"]
+    epochs = federation["rounds"] * federation["local_epochs"]
+    config["methods"][CENTRAL] = {**config["methods"][CENTRAL], "epochs": epochs}
+    if args.image_size:
+        size = [int(side) for side in args.image_size]
+        config["data"] = {**config["data"], "image_size": size}
+    return config
+
+
+def run_seed(config: dict, alphas: list[float], workdir: pathlib.Path) -> list[Done]:
+    """The central row, which no split changes, and the others at every alpha."""
+    folder = workdir / f"seed{config['seed']}"
+    done = [one_run(config, CENTRAL, folder)]
+    for alpha in alphas:
+        split = {**config["partition"], "alpha": alpha}
+        for method in config["methods"]:
+            if method != CENTRAL:
+                place = folder / f"alpha{alpha:g}"
+                done.append(one_run({**config, "partition": split}, method, place))
+                print(camvid_tables.line(done[-1].result), flush=True)
+    return done
+
+
+def one_run(config: dict, method: str, folder: pathlib.Path) -> Done:
+    """Train a row, or read its end, and judge it.
+
+    Raises:
+      ValueError: when the folder holds a row of another config.
+    """
+    from fedfr_jax.runs.experiment import run_stages
+    from fedfr_jax.runs.sinks import read_jsonl
+
+    config = {**config, "methods": {method: config["methods"][method]}}
+    runs.check_settings(folder / f"{method}.json", config)
+    experiment = with_images(runs.built(config), config)
+    found = run_stages(experiment, folder)[method]
+    metrics = {
+        name: found[name].metrics.get("mIoU") for name in ("generic", "personalised")
+    }
+    facts = {"method": method, "seed": config["seed"], **metrics}
+    if method == CENTRAL:
+        return Done(facts, None)
+    lines = read_jsonl(folder / method / "metrics.jsonl")
+    judged = [row for row in lines if "personalised/mIoU" in row]
+    curve = [row.get("generic/mIoU", row["personalised/mIoU"]) for row in judged]
+    facts |= {"alpha": config["partition"]["alpha"], "curve": curve}
+    facts["rounds"] = [row["round"] + 1 for row in judged]
+    facts["attention_entropy"] = lines[-1].get("attention_entropy")
+    return Done(facts, found["images"].grids.get("test images"))
+
+
+def with_images(experiment, config: dict):
+    """The experiment that also draws test images, the same ones whatever the split."""
+    import numpy as np
+
+    from fedfr_jax.data.augment import normalize
+    from fedfr_jax.feed import Feed
+    from fedfr_jax.tasks.data import open_data
+    from fedfr_jax.tasks.segmentation.judge import Judged
+    from fedfr_jax.tasks.segmentation.pictures import pictures
+    from fedfr_jax.tasks.segmentation.stages import segmenter_of, with_masks
+    from fedfr_jax.types import Evaluation, Evaluator
+
+    source = open_data(config["data"])
+    tested = np.flatnonzero(source.is_test)
+    rows = tested[np.linspace(0, len(tested) - 1, NUM_IMAGES + 2).astype(int)[1:-1]]
+    table, offsets = with_masks(source, rows, None), np.array([0, NUM_IMAGES])
+    draw = pictures(
+        segmenter_of(config["model"], source),
+        Judged(table, offsets, source.masks.names),
+        Feed(1, normalize()),
+        np.array(source.masks.colours, np.uint8),
+        NUM_IMAGES,
+    )
+
+    def evaluate(networks):
+        return Evaluation() if networks.variables is None else draw.evaluate(networks)
+
+    drawn = Evaluator(evaluate, in_rounds=False)
+    return runs.with_evaluator(experiment, "images", drawn)
+
+
+def grids_of(done: list[Done]) -> dict:
+    """{alpha: {row: grid}} of figure 8."""
+    grids = {}
+    for one in done:
+        if one.result["method"] in SHOWN:
+            alpha = grids.setdefault(one.result["alpha"], {})
+            alpha[one.result["method"]] = one.grid
+    return {alpha: grids[alpha] for alpha in sorted(grids)[:3]}
+
+
+if __name__ == "__main__":
+    use_every_core()
+    main(sys.argv[1:])

@@ -1,0 +1,124 @@
+"""CamVid's part of FedMargin's tables: numbers, curves and test images."""
+
+import json
+import pathlib
+from statistics import mean, pstdev
+
+import tables
+
+CENTRAL, NAME = "central", "camvid"
+
+
+def line(run: dict) -> str:
+    """One run in a few words."""
+    return (
+        f"camvid, seed {run['seed']}, alpha {run['alpha']:g}, {run['method']}: mIoU "
+        f"{run['curve'][-1]:.3f}"
+    )
+
+
+def alphas_of(runs: list[dict]) -> list[float]:
+    """Those of the runs, rising."""
+    return sorted({r["alpha"] for r in runs if "alpha" in r})
+
+
+def cell(runs: list[dict], key: str) -> str:
+    """Mean over seeds, and deviation where there are several; - for no number."""
+    values = [100 * r[key] for r in runs if r[key] is not None]
+    if not values:
+        return "-"
+    spread = f" +- {pstdev(values):.1f}" if len(values) > 1 else ""
+    return f"{mean(values):.1f}{spread}"
+
+
+def table(runs: list[dict]) -> str:
+    """mIoU in % by row and alpha as Markdown, the central one above it."""
+    central = [r for r in runs if r["method"] == CENTRAL]
+    alphas = alphas_of(runs)
+    heads = [f"alpha {alpha:g}" for alpha in alphas]
+    lines = [
+        f"Central mIoU {cell(central, 'generic')} % ({len(central)} seeds).",
+        "",
+        "| row | judged | " + " | ".join(heads) + " |",
+        "| --- | --- |" + " --- |" * len(alphas),
+    ]
+    methods = dict.fromkeys(r["method"] for r in runs if "alpha" in r)
+    for key, words in (("generic", "one network"), ("personalised", "own images")):
+        for method in methods:
+            own = [r for r in runs if r["method"] == method]
+            cells = [cell([r for r in own if r["alpha"] == a], key) for a in alphas]
+            lines.append(f"| {method} | {words} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def publish(runs: list[dict], target: pathlib.Path) -> None:
+    """Write this part of results.json and README.md, and the curves."""
+    path = target / "results.json"
+    target.mkdir(parents=True, exist_ok=True)
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**kept, NAME: runs}, indent=1) + "\n")
+    text = table(runs)
+    tables.write_between(target / "README.md", NAME, text)
+    draw_curves(runs, target / f"{NAME}.png")
+    print(f"{NAME}\n\n{text}\n", flush=True)
+
+
+def draw_curves(runs: list[dict], path: pathlib.Path) -> None:
+    """Figure 7: mIoU by round at every alpha, mean over seeds, and the central one."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    alphas = alphas_of(runs)
+    figure, axes = pyplot.subplots(
+        1, len(alphas), figsize=(3.3 * len(alphas) + 1, 3.6), sharey=True, squeeze=False
+    )
+    central = mean(r["generic"] for r in runs if r["method"] == CENTRAL)
+    for axis, alpha in zip(axes[0], alphas, strict=True):
+        here = [r for r in runs if r.get("alpha") == alpha]
+        for method in dict.fromkeys(r["method"] for r in here):
+            own = [r for r in here if r["method"] == method]
+            is_one = own[0]["generic"] is not None
+            label = method if is_one else f"{method}, own images"
+            curve = [mean(x) for x in zip(*(r["curve"] for r in own), strict=True)]
+            style = "-" if is_one else "--"
+            axis.plot(own[0]["rounds"], curve, style, marker=".", label=label)
+        axis.axhline(central, color="black", linewidth=0.8, label=CENTRAL)
+        axis.set(title=f"alpha = {alpha:g}", xlabel="round")
+    axes[0, 0].set_ylabel("mIoU of test images")
+    axes[0, 0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)
+
+
+def draw_images(grids: dict, target: pathlib.Path) -> None:
+    """Figure 8: {alpha: {row: grid}}, a picture per alpha, all in the same colours."""
+    from fedfr_jax.runs.report.grids import limits_of, plot_grid
+
+    both = {alpha: beside(of) for alpha, of in grids.items()}
+    limits = limits_of(both.values())
+    for kind in {name.partition(": ")[2] for name in limits}:
+        same = [ends for name, ends in limits.items() if name.endswith(f": {kind}")]
+        ends = min(low for low, _ in same), max(high for _, high in same)
+        limits |= {name: ends for name in limits if name.endswith(f": {kind}")}
+    for alpha, grid in both.items():
+        title = f"CamVid, Dirichlet alpha = {alpha:g}"
+        path = target / f"{NAME}_alpha{alpha:g}.png"
+        plot_grid(path, grid, title=title, limits=limits)
+
+
+def beside(grids: dict):
+    """One grid of several rows' of the same images: {row: grid}."""
+    first = next(iter(grids.values()))
+    given = {name: first.pictures[name] for name in ("input", "truth")}
+    predicted = {
+        f"{row}: prediction": g.pictures["prediction"] for row, g in grids.items()
+    }
+    maps = {
+        f"{row}: {name}": grid.maps[name]
+        for name in first.maps
+        for row, grid in grids.items()
+    }
+    return first._replace(pictures={**given, **predicted}, maps=maps)

@@ -1,0 +1,112 @@
+"""Faults of segmentation, and of FedMargin on masks."""
+
+from tests.mutants import Mutants
+
+MASKS = "tasks/segmentation/"
+FEDMARGIN = "federated/test_fedmargin.py"
+MUTANTS = [
+    Mutants(
+        "fedfr_jax/evaluation/segmentation.py",
+        "evaluation/test_segmentation.py",
+        [
+            ("truth * num_classes + predicted", "predicted * num_classes + truth"),
+            ("counts.sum(1) - right", "counts.sum(1)"),
+            ("iou[is_seen].mean()", "np.nan_to_num(iou).mean()"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/segmentation/loss.py",
+        f"{MASKS}test_loss.py",
+        [
+            ("(mask < num_classes) & batch.is_valid[:, None, None]", "mask >= 0"),
+            ("target @ jnp.array(weights, target.dtype)", "target.sum(-1)"),
+            ("batch.images, True,", "batch.images, False,"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/segmentation/judge.py",
+        f"{MASKS}test_judge.py",
+        [
+            ("variables = networks.of_client(client)", "variables = client"),
+            ("np.sum(self._of_clients(networks), axis=0)", "self._of_all(networks)"),
+            (
+                'jnp.where(is_valid[:, None, None], targets["mask"], jnp.uint8(VOID))',
+                'targets["mask"]',
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/segmentation/pictures.py",
+        f"{MASKS}test_pictures.py",
+        [
+            ("networks.of_client(int(owner))", "networks.of_client(0)"),
+            ('side="right") - 1', 'side="left")'),
+            (
+                "painted(predicted, colours)",
+                'painted(examples.targets["mask"], colours)',
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/models/segmenter.py",
+        "models/test_segmenter.py",
+        [
+            ("[*made.blocks, *steps,", "[*steps, *made.blocks,"),
+            ("sow_features(self, y.astype", "sow_features(self, others[0].astype"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/models/mobilenet.py",
+        "models/test_segmenter.py",
+        [("maps if stride > 1 else maps[:-1]", "maps[:-1] if stride > 1 else maps")],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/rows.py",
+        f"{MASKS}test_fedmargin.py",
+        [
+            ("        local_epochs=local_epochs,\n", ""),
+            ("return frozen(local, pattern)", "return local"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/prototypes.py",
+        f"{FEDMARGIN} {MASKS}test_fedmargin.py",
+        [
+            ("& (labels < num_classes) &", "&"),
+            ("* size // fewer", "* (size // fewer + 1)"),
+            (
+                'batch.targets.get("mask", batch.targets["label"])',
+                'batch.targets["label"]',
+            ),
+            ("kept * old.mean + (1 - kept) * new.mean", "new.mean"),
+            ("found.count * examples", "found.count"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/fedmargin.py",
+        FEDMARGIN,
+        [
+            ("mean_margin(after, before,", "mean_margin(before, before,"),
+            ("_like(after, client.tables.value)", "before"),
+            ("context.cohort.round == 0", "True"),
+            ("after.mean * after.count[:, None]", "after.mean"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/attention.py",
+        FEDMARGIN,
+        [
+            ("return margin / temperature", "return margin * temperature"),
+            ("jnp.log(jnp.maximum(margin, 0) + TINY)", "jnp.log(margin + TINY)"),
+            ("else [sum(logs)]", "else logs"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/margins.py",
+        FEDMARGIN,
+        [
+            ("(p.count > 0) & (q.count > 0)", "(q.count > 0)"),
+            ("margin / jnp.maximum(other + own, TINY)", "margin"),
+        ],
+    ),
+]

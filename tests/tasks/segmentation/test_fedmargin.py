@@ -1,0 +1,68 @@
+"""FedMargin on masks: prototypes of pixels through the engine, against a plain loop."""
+
+import jax
+import numpy as np
+
+from fedfr_jax.build import build
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.models import MODELS
+from fedfr_jax.types import VOID
+
+# The encoder stays, so that prototypes of every round are those of the first network.
+ROW = {
+    "algorithm": "fedmargin",
+    "learning_rate": 0.3,
+    "frozen": {"all_but_blocks": 2},
+    "class_weights": (1.0, 2.0, 1.0),
+    "local_epochs": 2,
+}
+
+
+def plain_prototypes(model, variables, dataset):
+    """(means [M, D], numbers [M]) of features, pixel after pixel."""
+    images = np.asarray(dataset.images).astype(np.float32) / 127.5 - 1
+    _, features, _ = model.features(variables, images, False)
+    height, width = features.shape[1:3]
+    seen = {number: [] for number in (0, 1, 2, VOID)}
+    for mask, found in zip(dataset.targets["mask"], np.asarray(features), strict=True):
+        for i in range(height):
+            for j in range(width):
+                row, column = i * mask.shape[0] // height, j * mask.shape[1] // width
+                seen[int(mask[row, column])].append(found[i, j])
+    assert seen.pop(VOID)
+    return np.array([np.mean(x, 0) for x in seen.values()]), list(
+        map(len, seen.values())
+    )
+
+
+def test_prototypes_are_means_over_the_pixels_of_all_clients_but_void(config):
+    given = config(methods={"row": ROW})
+    given["model"] |= {"norm": "group", "groups": 2}
+    experiment = build(given)
+    trainer, task = experiment.stages["row"].trainer, experiment.task
+    sim = simulation(
+        trainer.algorithm,
+        experiment.feed,
+        task.dataset,
+        task.population,
+        mesh=experiment.mesh,
+        local_epochs=trainer.local_epochs,
+    )
+    first = trainer.start(None)
+    network = {"num_classes": 3, **given["model"]}
+    model = MODELS["segmenter"]((12, 16, 3), **network)
+    means, numbers = plain_prototypes(model, first, task.dataset)
+    server = start(sim, first)
+    store = open_store(sim, server)
+    sizes = np.diff(task.population.offsets)
+    for r in range(2):
+        server, outcome = play(sim, server, store, r)
+        np.testing.assert_allclose(server.prototypes.mean, means, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(server.prototypes.count, numbers, rtol=1e-4)
+        steps = trainer.local_epochs * -(-sizes // 4)
+        np.testing.assert_array_equal(outcome.metrics["steps"], steps)
+        assert all(np.isfinite(x).all() for x in outcome.metrics.values())
+    params, before = jax.device_get((server.variables["params"], first["params"]))
+    for name, leaves in params.items():
+        is_moved = jax.tree.map(lambda x, y: not (x == y).all(), leaves, before[name])
+        assert {*jax.tree.leaves(is_moved)} == {name in ("up1", "classifier")}, name
