@@ -7,6 +7,7 @@ from fedfr_jax.commands import (
     launch,
     prepare,
     scaling,
+    sweep,
     train,
 )
 
@@ -15,6 +16,7 @@ COMMANDS = {
     "evaluate": evaluate,
     "prepare": prepare,
     "launch": launch,
+    "sweep": sweep,
     "scaling": scaling,
     "configs": configs,
     "describe": describe,

@@ -95,6 +95,9 @@ def classification(settings: Mapping) -> Experiment:
         feed=feed,
         federation=federation,
         seed=seed,
+        remake=lambda row, numbers: trainer_of(
+            row, {**settings["methods"][row], **numbers}, *shared, num_clients
+        ),
     )
 
 
@@ -130,8 +133,7 @@ def trainers_of(
         if kind == "central":
             made = central_row(name, options, *shared, len(parts.train), mesh)
         elif kind == "federated":
-            own = {key: value for key, value in options.items() if key != "kind"}
-            made = trainer_of(name, own, *shared, num_clients)
+            made = trainer_of(name, options, *shared, num_clients)
         else:
             raise ValueError(
                 f"config.methods.{name}.kind must be federated or central, got "
@@ -201,6 +203,7 @@ def trainer_of(name, options, model, apply, first, num_clients) -> Federated:
       label_smoothing, and other keywords of the row's loss: see `loss.py`.
     """
     section, options = f"methods.{name}", dict(options)
+    options.pop("kind", None)
     algorithm = options.pop("algorithm", "fedavg")
     with naming(f"config.{section}"):
         make_loss = LOSSES_OF.get(algorithm, cross_entropy)
