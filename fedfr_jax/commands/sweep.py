@@ -19,10 +19,11 @@ images, identities, images_seen, flops and seconds. fedfr scaling reads it.
       'model.blocks=[(0, 0, 0), (1, 1, 1), (2, 2, 2)]'
 
 The same command again resumes, and repeats no finished run; with more values it adds
-runs. A run that fails is a row with its error, and the others go on; --retry trains
-failed ones again. Runs that differ only in seed and in numbers of their methods, such
-as learning rates, train side by side in one compiled round where --together is given
-and their clients are the same."""
+runs. A stage that an earlier run has trained with the same settings, such as
+pretraining, is copied. A run that fails is a row with its error, and the others go on;
+--retry trains failed ones again. With --together, runs that differ only in seed and in
+numbers of their methods, such as learning rates, train side by side in one compiled
+round, where their clients are the same."""
 
 
 def main(argv: list[str]) -> None:
@@ -79,6 +80,7 @@ def check_same_base(folder: pathlib.Path, config) -> None:
 def row_of(run, folder: pathlib.Path) -> dict:
     """Train a run, or go on with it: its row, with "error" where it fails."""
     from fedfr_jax.runs import results
+    from fedfr_jax.runs.borrowing import borrow
     from fedfr_jax.runs.experiment import run_experiment
     from fedfr_jax.runs.sizes import facts_of
 
@@ -88,6 +90,7 @@ def row_of(run, folder: pathlib.Path) -> dict:
     try:
         with contextlib.ExitStack() as stack:
             experiment = claimed(run, place, stack)
+            borrow(experiment, place)
             summary = run_experiment(experiment, place)
             row |= facts_of(experiment, place)
         return row | {"seconds": summary["seconds"], **results.metrics_of(summary)}
@@ -109,17 +112,21 @@ def train_together(runs: Sequence, folder: pathlib.Path) -> None:
     from fedfr_jax.runs.together import Member, train_members
 
     for group in groups_of(runs):
-        names = [run.name for run, _ in group]
-        print(f"together: {', '.join(names)}", flush=True)
-        try:
-            with contextlib.ExitStack() as stack:
-                members = []
-                for run, numbers in group:
-                    experiment = claimed(run, folder / run.name, stack)
-                    members.append(Member(experiment, folder / run.name, numbers))
+        with contextlib.ExitStack() as stack:
+            members = []
+            for run, numbers in group:
+                place = folder / run.name
+                with contextlib.suppress(Exception):  # its row will say why
+                    experiment = claimed(run, place, stack)
+                    members.append(Member(experiment, place, numbers))
+            if len(members) < 2:
+                continue
+            names = ", ".join(member.folder.name for member in members)
+            print(f"together: {names}", flush=True)
+            try:
                 train_members(members)
-        except Exception as error:
-            print(f"one by one: {type(error).__name__}: {error}", flush=True)
+            except Exception as error:
+                print(f"one by one: {type(error).__name__}: {error}", flush=True)
 
 
 def claimed(run, place: pathlib.Path, stack: contextlib.ExitStack):

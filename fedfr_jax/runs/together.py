@@ -20,6 +20,7 @@ from fedfr_jax.federated.model_axis import places
 from fedfr_jax.federated.simulation import start
 from fedfr_jax.federated.sweep import sweep
 from fedfr_jax.runs import loop
+from fedfr_jax.runs.borrowing import borrow
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.console import ConsoleSink
 from fedfr_jax.runs.experiment import in_rounds, open_client_log
@@ -50,6 +51,7 @@ def train_members(members: Sequence[Member]) -> None:
     for name, stage in members[0].experiment.stages.items():
         if isinstance(stage.trainer, Central):
             for member, of in zip(members, ends, strict=True):
+                borrow(member.experiment, member.folder)
                 of[name] = _central(member, name)
         else:
             before = [of.get(stage.start_from) for of in ends]

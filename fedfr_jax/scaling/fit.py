@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize, nnls
+from threadpoolctl import threadpool_limits
 
 from fedfr_jax.scaling.laws import Coefficients, Law, check_points, predict
 
@@ -55,9 +56,15 @@ def fit(
     """
     inputs, errors = np.asarray(inputs, float), np.asarray(errors, float)
     check_points(law, inputs, errors)
-    found = coefficients_of(law, inputs, errors, delta=delta)
+    with one_thread():
+        found = coefficients_of(law, inputs, errors, delta=delta)
     residuals = np.log(errors) - np.log(predict(found, inputs))
     return Fit(law, found, residuals, *criteria(law, residuals))
+
+
+def one_thread() -> threadpool_limits:
+    """A context for many tiny matrices, where threads mostly wait for each other."""
+    return threadpool_limits(1, user_api="blas")
 
 
 def best(fits: Sequence[Fit]) -> Fit:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.scaling.fit import Fit, coefficients_of, fit
+from fedfr_jax.scaling.fit import Fit, coefficients_of, fit, one_thread
 from fedfr_jax.scaling.laws import Coefficients, Law, predict
 
 LEVEL = 0.9  # of an interval: share of replicates inside
@@ -30,9 +30,9 @@ class HoldOut(NamedTuple):
     is_held: np.ndarray  # [n] bool
     fit: Fit  # to the other runs
     predicted: float  # error of the largest size
-    low: float  # ends of the interval of one run's error there
+    low: float  # ends of the interval of the mean error of as many runs there
     high: float
-    measured: float  # mean error of the runs of that size
+    measured: float  # geometric mean of the runs' errors
 
     @property
     def is_inside(self) -> bool:
@@ -60,15 +60,21 @@ def replicates(
         raise ValueError(f"runs must be more than {count}, got {len(inputs)}.")
     expected = np.log(predict(of.coefficients, inputs))
     squares = max(np.sum(of.residuals**2), 1e-18)
-    found, sigmas = [], []
-    for i in range(draws):
-        rng = np.random.default_rng((seed, i))
-        sigma = np.sqrt(squares / rng.chisquare(free))
-        simulated = np.exp(expected + sigma * rng.standard_normal(len(inputs)))
-        found.append(coefficients_of(of.law, inputs, simulated, num_starts=1))
-        sigmas.append(sigma)
+    drawn = []
+    with one_thread():
+        for i in range(draws):
+            drawn.append(_replicate(of, inputs, expected, squares / free, (seed, i)))
+    found, sigmas = zip(*drawn, strict=True)
     stacked = Coefficients(*(np.stack(x) for x in zip(*found, strict=True)))
     return Replicates(stacked, np.array(sigmas))
+
+
+def _replicate(of, inputs, expected, variance, key):
+    """A law fitted to one simulated set of runs, and the errors' deviation in it."""
+    rng, free = np.random.default_rng(key), len(inputs) - of.law.num_coefficients
+    sigma = np.sqrt(variance * free / rng.chisquare(free))
+    simulated = np.exp(expected + sigma * rng.standard_normal(len(inputs)))
+    return coefficients_of(of.law, inputs, simulated, num_starts=1), sigma
 
 
 def interval(values: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +103,8 @@ def hold_out(
     of = replicates(others, inputs[~is_held], seed=seed, draws=draws)
     largest = inputs[is_held][:1]
     rng = np.random.default_rng((seed, draws))
-    noise = np.exp(of.sigmas * rng.standard_normal(draws))
+    sigmas = of.sigmas / np.sqrt(is_held.sum())  # of the mean of those runs
+    noise = np.exp(sigmas * rng.standard_normal(draws))
     low, high = interval(predict(of.coefficients, largest)[:, 0] * noise)
     return HoldOut(
         is_held=is_held,

@@ -113,9 +113,15 @@ def points(
     rows = [row for row in rows if row.get(metric) is not None]
     if not rows:
         raise ValueError(f"a row must have the column {metric!r}, got only {known}.")
-    columns = {name: _column(rows, name) for name in (*DEFINITIONS, "flops")}
+    # A network that is all head has a backbone of 0, which no law can be fitted to.
+    none = [{name: row.get(name) or None for name in DEFINITIONS} for row in rows]
+    columns = {name: _column(none, name) for name in DEFINITIONS}
     data = {name: _column(rows, name) for name in DATA}
-    sizes = {name: columns[name] for name in DEFINITIONS if columns[name] is not None}
+    sizes = {}
+    for name in DEFINITIONS:  # each number once: a head may be all active
+        same = any(np.array_equal(columns[name], x) for x in sizes.values())
+        if columns[name] is not None and not same:
+            sizes[name] = columns[name]
     if not sizes:
         raise ValueError(f"rows must have one of {DEFINITIONS} in full, got {known}.")
     values = _column(rows, metric, is_positive=False)
@@ -130,7 +136,7 @@ def points(
         errors=errors,
         sizes=sizes,
         data={name: x for name, x in data.items() if x is not None},
-        flops=columns["flops"],
+        flops=_column(rows, "flops"),
         names=tuple(str(row.get("name") or "") for row in rows),
         series=tuple(str(row.get(series) or "") for row in rows),
     )

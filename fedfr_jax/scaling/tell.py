@@ -12,7 +12,7 @@ from fedfr_jax.scaling.table import Points
 LAWS = (
     "series | inputs | law | exponents | {:.0%} intervals | offset E | rms | AIC | AICc"
 )
-HELD = "series | inputs | measured | predicted | {:.0%} interval of a run | inside"
+HELD = "series | inputs | measured | predicted | {:.0%} interval of the mean | inside"
 
 
 def markdown(of: Study) -> str:

@@ -99,7 +99,7 @@ def plot_laws(path: str | os.PathLike, study: Study) -> list[pathlib.Path]:
     figures.set_caption(
         figure,
         f"Band: {LEVEL:.0%} interval of the law. Hollow: the largest runs; the bar is "
-        f"the {LEVEL:.0%} interval that the other runs predict for one.",
+        f"the {LEVEL:.0%} interval that the others predict for their mean.",
     )
     return figures.save(figure, path)
 
