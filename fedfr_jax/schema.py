@@ -11,6 +11,7 @@ import inspect
 import math
 import numbers
 import os
+import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Union, get_args, get_origin
@@ -114,9 +115,17 @@ def _is_number(kind: type, value: Any) -> bool:
     """Whether it is a whole number, or a finite one."""
     if isinstance(value, bool):
         return False
+    if is_traced(value):
+        return kind is float
     if kind is int:
         return isinstance(value, numbers.Integral)
     return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+def is_traced(value: Any) -> bool:
+    """Whether it stands for a number of a sweep, whose values have been checked."""
+    jax = sys.modules.get("jax")  # what has not been imported traces nothing
+    return jax is not None and isinstance(value, jax.core.Tracer)
 
 
 def _are_of(kinds: tuple, values: Sequence) -> bool:
@@ -161,6 +170,8 @@ def check_ranges(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> Non
     for name, (low, high) in bounds.items():
         value = values[name]
         for entry in value if isinstance(value, tuple | list) else (value,):
+            if is_traced(entry):
+                continue
             if not isinstance(entry, numbers.Real) or isinstance(entry, bool):
                 raise ValueError(f"{prefix}{name} must be a number, got {value!r}.")
             if not low <= entry <= min(high, MOST):

@@ -456,3 +456,6 @@ class Experiment(NamedTuple):
     feed: Any  # of the federated stages
     federation: Any  # `federated.settings.Federation`
     seed: int
+    # (row, {key: number}) -> its trainer with other numbers, which may be traced, so
+    # that a sweep is one program; None where a task does not have it
+    remake: Callable[[str, Mapping[str, Any]], Federated] | None = None

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import pathlib
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -144,13 +145,18 @@ def config_of(values: argparse.Namespace, command: str) -> ConfigDict:
 
 
 def _change(config: ConfigDict, word: str) -> None:
-    """Apply `--config.section.key=value`; `build` judges the last key.
+    """Apply `--config.section.key=value`."""
+    path, _, text = word.removeprefix("--config.").partition("=")
+    set_key(config, path, _value(text))
+
+
+def set_key(config: ConfigDict, path: str, value: Any) -> None:
+    """Set the key at the dotted `path`; `build` judges the last name and the value.
 
     Raises:
       ValueError: for a section that does not exist, listing those that do.
     """
-    path, _, text = word.partition("=")
-    *sections, key = path.split(".")[1:]
+    *sections, key = path.split(".")
     place, section = "config", config
     for name in sections or [key]:
         if name not in section or (sections and not _is_section(section[name])):
@@ -158,7 +164,7 @@ def _change(config: ConfigDict, word: str) -> None:
             raise ValueError(f"{place} must have sections {known}, got {name!r}.")
         place, section = f"{place}.{name}", section[name] if sections else section
     with section.unlocked(), section.ignore_type():
-        section[key] = _value(text)
+        section[key] = value
 
 
 def _is_section(value) -> bool:

@@ -166,12 +166,6 @@ def run_federated(
     server, store = begun.server, begun.store
     view = lambda server: networks_of(experiment, trainer, sim, server, store)
     between = {name: of for name, of in evaluators.items() if of.in_rounds}
-
-    def in_rounds(server, store):
-        del store
-        found = evaluate(between, view(server))
-        return named(found)
-
     rounds = federation.rounds
     period = loop.Period(federation.evaluate_every, federation.checkpoint_every)
     parts = [(sim, first, rounds)]
@@ -190,7 +184,7 @@ def run_federated(
                 begun.checkpointer,
                 first_round=first_round,
                 num_rounds=num_rounds,
-                evaluate=in_rounds,
+                evaluate=in_rounds(experiment, trainer, sim),
                 sinks=sinks,
                 client_log=clients,
                 period=period,
@@ -204,6 +198,18 @@ def run_federated(
     found = with_costs(found, evaluators, _rows_of(folder), begun, rounds)
     network = trainer.network(server) if trainer.network else None
     return network, found
+
+
+def in_rounds(experiment: Experiment, trainer: Federated, sim) -> Callable:
+    """(server, store) -> {"evaluator/metric": value} of what is judged in rounds."""
+    evaluators = experiment.task.evaluators.items()
+    between = {name: of for name, of in evaluators if of.in_rounds}
+
+    def judge(server, store):
+        networks = networks_of(experiment, trainer, sim, server, store)
+        return named(evaluate(between, networks))
+
+    return judge
 
 
 def named(found: Evaluations) -> dict[str, float]:

@@ -7,7 +7,7 @@ last whole checkpoint and ends with the numbers of an uninterrupted one.
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 
 from fedfr_jax.federated.simulation import Outcome, Simulation, open_store, play
 from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.sweep import Sweep, member, play_sweep
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.first_calls import FirstCall
 from fedfr_jax.types import PyTree
@@ -81,34 +82,75 @@ def train(
       FloatingPointError: when a client's metric or personal row is not finite; names
         round, client, metric or leaf, and the checkpoint to go back to.
     """
-    last = num_rounds - 1
     notes = [sink.note for sink in sinks if hasattr(sink, "note")]
     first_call = FirstCall(notes, _stage(checkpointer), sim, server, store)
+    to = Keeper(store, checkpointer, evaluate, sinks, client_log, period)
     for round in range(first_round, num_rounds):
         started = time.perf_counter()
         if round == first_round:
             first_call.begin()
         with _names_round(round, checkpointer):
             server, outcome = play(sim, server, store, round)
-        check_finite(outcome, round, checkpointer)
-        check_state(server, f"round {round}", checkpointer)
-        scalars = {**summarize(outcome), "seconds": time.perf_counter() - started}
-        first_call.took(scalars["seconds"])
+        check(outcome, server, round, checkpointer)
+        seconds = time.perf_counter() - started
+        first_call.took(seconds)
+        more = {"seconds": seconds}
         if sim.source.is_streamed:
-            scalars["seconds_waiting_for_input"] = outcome.waited
-        if is_due(period.evaluate_every, round, last):
-            scalars.update(evaluate(server, store))
-        # Before the checkpoint: a line that is written twice is dropped at the
-        # resume, one that was never written would be missing for ever.
-        for sink in sinks:
-            sink(round, scalars)
-        if client_log:
-            client_log(round, by_client(outcome))
-        if checkpointer and is_due(period.checkpoint_every, round, last):
-            with _names_round(round, checkpointer):
-                store.flush(round + 1)
-            checkpointer.save(round + 1, server)
+            more["seconds_waiting_for_input"] = outcome.waited
+        keep(to, round, num_rounds - 1, server, outcome, more)
     return server
+
+
+class Keeper(NamedTuple):
+    """Where the rounds of a run go, see `train`."""
+
+    store: Store
+    checkpointer: Checkpointer | None
+    evaluate: Callable[[PyTree, Store], dict[str, float]]
+    sinks: Sequence[Callable] = ()
+    client_log: Callable | None = None
+    period: Period = Period()
+
+
+def keep(
+    to: Keeper,
+    round: int,
+    last: int,
+    server: PyTree,
+    outcome: Outcome,
+    more: Mapping[str, float],
+) -> None:
+    """Write down what a round has left: its numbers, `more`, a checkpoint when due."""
+    scalars = {**summarize(outcome), **more}
+    if is_due(to.period.evaluate_every, round, last):
+        scalars.update(to.evaluate(server, to.store))
+    # Before the checkpoint: a line that is written twice is dropped at the
+    # resume, one that was never written would be missing for ever.
+    for sink in to.sinks:
+        sink(round, scalars)
+    if to.client_log:
+        to.client_log(round, by_client(outcome))
+    if to.checkpointer and is_due(to.period.checkpoint_every, round, last):
+        with _names_round(round, to.checkpointer):
+            to.store.flush(round + 1)
+        to.checkpointer.save(round + 1, server)
+
+
+def train_sweep(
+    runs: Sweep, servers: PyTree, to: Sequence[Keeper], first_round: int, num_rounds
+) -> PyTree:
+    """`train` of the S members of a sweep, [S, ...] servers; a member fails all."""
+    stores = [one.store for one in to]
+    for round in range(first_round, num_rounds):
+        started = time.perf_counter()
+        servers, outcomes = play_sweep(runs, servers, stores, round)
+        own = [member(servers, s) for s in range(len(to))]
+        for one, server, outcome in zip(to, own, outcomes, strict=True):
+            check(outcome, server, round, one.checkpointer)
+        share = {"seconds": (time.perf_counter() - started) / len(to)}
+        for one, server, outcome in zip(to, own, outcomes, strict=True):
+            keep(one, round, num_rounds - 1, server, outcome, share)
+    return servers
 
 
 @contextlib.contextmanager
@@ -150,6 +192,12 @@ def summarize(outcome: Outcome) -> dict[str, float]:
     scalars["clients_without_step"] = float((~trained).sum())
     scalars["padded_over_useful"] = plan.executed_steps / max(plan.useful_steps, 1)
     return scalars
+
+
+def check(outcome: Outcome, server: PyTree, round: int, checkpointer) -> None:
+    """Raise FloatingPointError for a bad number in a client's metrics or the server."""
+    check_finite(outcome, round, checkpointer)
+    check_state(server, f"round {round}", checkpointer)
 
 
 def check_finite(outcome: Outcome, round: int, checkpointer: Checkpointer | None):

@@ -130,6 +130,11 @@ def trainers_of(methods: Mapping, of: Given) -> dict[str, Federated | Central]:
     return {name: trainer_of(name, options, of) for name, options in methods.items()}
 
 
+def remake_of(methods: Mapping, of: Given) -> Callable:
+    """`Experiment.remake` of these rows."""
+    return lambda row, numbers: trainer_of(row, {**methods[row], **numbers}, of)
+
+
 def trainer_of(name: str, options: Mapping, of: Given) -> Federated | Central:
     """The trainer of a row; its key `kind` says which."""
     own = {key: value for key, value in options.items() if key != "kind"}

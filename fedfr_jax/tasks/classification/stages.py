@@ -66,6 +66,7 @@ def classification(settings: Mapping) -> Experiment:
         feed=feed,
         federation=federation,
         seed=seed,
+        remake=rows.remake_of(settings["methods"], of),
     )
 
 

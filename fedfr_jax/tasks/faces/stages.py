@@ -226,6 +226,13 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
             trainer = trainer_of(method, model, embed, task, parts.mesh)
             stages[name] = Stage(trainer, PRETRAINED)
     facts = report(parts.partition)
+
+    def remake(row, numbers):
+        options = {**parts.settings["methods"][row], **numbers}
+        pretrain = parts.settings["pretrain"]
+        method = build_method(row, options, pretrain, model, parts.partition)
+        return trainer_of(method, model, embed, task, parts.mesh)
+
     return Experiment(
         task=Task(
             dataset=task.table,
@@ -239,6 +246,7 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
         feed=feed_of(parts.federation, drop_last=parts.federation.drop_last),
         federation=parts.federation,
         seed=seed,
+        remake=remake,
     )
 
 

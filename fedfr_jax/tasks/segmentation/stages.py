@@ -83,6 +83,7 @@ def segmentation(settings: Mapping) -> Experiment:
         feed=feed_of(federation, drop_last=federation.drop_last),
         federation=federation,
         seed=settings["seed"],
+        remake=rows.remake_of(settings["methods"], of),
     )
 
 

@@ -1,0 +1,145 @@
+"""Train a grid of configs, KEY=[VALUES] for every axis; a table with a row per run."""
+
+import contextlib
+import json
+import pathlib
+import traceback
+from collections.abc import Sequence
+
+from fedfr_jax.commands.flags import add_switch, define, new_parser, parse, workdir
+
+ABOUT = """\
+Train a config once for every combination of the values given as KEY=[VALUE, ...], any
+dotted key of the config in Python's words; KEY,KEY=[(V, V), (W, W)] changes keys
+together. The folder has results.jsonl and results.csv, a row per run: its values, its
+metrics as stage/evaluator/metric, parameters (backbone, with_head, active_head),
+images, identities, images_seen, flops and seconds. fedfr scaling reads it.
+
+  fedfr sweep --config=demo --workdir=runs/sweep 'seed=[0, 1]' \\
+      'model.blocks=[(0, 0, 0), (1, 1, 1), (2, 2, 2)]'
+
+The same command again resumes, and repeats no finished run; with more values it adds
+runs. A stage that an earlier run has trained with the same settings, such as
+pretraining, is copied. A run that fails is a row with its error, and the others go on;
+--retry trains failed ones again. With --together, runs that differ only in seed and in
+numbers of their methods, such as learning rates, train side by side in one compiled
+round, where their clients are the same."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr sweep", ABOUT)
+    define(parser)
+    add_switch(parser, "retry", "train failed runs again")
+    add_switch(parser, "together", "train what differs in seeds and rates in one round")
+    axes = [word for word in argv if not word.startswith("-") and "=[" in word]
+    values = parse(parser, [word for word in argv if word not in axes])
+    if not axes:
+        raise ValueError(
+            f"{parser.prog}: an axis must be given as KEY=[...], got none."
+        )
+    folder = workdir(values, parser.prog)
+    from fedfr_jax.commands.grid import runs_of
+    from fedfr_jax.runs import results
+
+    runs = runs_of(values.config, axes)
+    check_same_base(folder, values.config)
+    rows = results.read(folder)
+    again = {name for name, row in rows.items() if "error" in row and values.retry}
+    missing = [run for run in runs if run.name not in rows or run.name in again]
+    print(f"{len(runs)} runs, {len(missing)} to train, in {folder}", flush=True)
+    if values.together:
+        train_together(missing, folder)
+    for run in missing:
+        rows[run.name] = row_of(run, folder)
+        results.write(folder, list(rows.values()))
+    print(folder / "results.csv")
+
+
+def check_same_base(folder: pathlib.Path, config) -> None:
+    """Keep the config that all runs share, which must be that of the runs before.
+
+    Raises:
+      ValueError: naming the first key that differs.
+    """
+    from fedfr_jax.commands.flags import KEPT
+    from fedfr_jax.runs.sinks import write_text
+    from fedfr_jax.runs.stage_settings import first_difference
+
+    path, text = folder / KEPT, config.to_json_best_effort(indent=1)
+    if not path.exists():
+        write_text(path, text)
+    if found := first_difference(json.loads(path.read_text()), json.loads(text)):
+        key, before, now = found
+        raise ValueError(
+            f"config.{key} must be that of the sweep in {folder}, {before!r}, got "
+            f"{now!r}: take another folder, or make it an axis."
+        )
+
+
+def row_of(run, folder: pathlib.Path) -> dict:
+    """Train a run, or go on with it: its row, with "error" where it fails."""
+    from fedfr_jax.runs import results
+    from fedfr_jax.runs.borrowing import borrow
+    from fedfr_jax.runs.experiment import run_experiment
+    from fedfr_jax.runs.sizes import facts_of
+
+    place = folder / run.name
+    row = {"run": run.name, **run.changes}
+    print(f"{run.name}: {described(run.changes)}", flush=True)
+    try:
+        with contextlib.ExitStack() as stack:
+            experiment = claimed(run, place, stack)
+            borrow(experiment, place)
+            summary = run_experiment(experiment, place)
+            row |= facts_of(experiment, place)
+        return row | {"seconds": summary["seconds"], **results.metrics_of(summary)}
+    except Exception as error:
+        text = traceback.format_exc()
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "error.txt").write_text(text)
+        print(f"{run.name} failed: {error}", flush=True)
+        return row | {"error": f"{type(error).__name__}: {error}"}
+
+
+def train_together(runs: Sequence, folder: pathlib.Path) -> None:
+    """Train groups of runs side by side, as far as they can be.
+
+    What goes wrong is said in a line and parts a group: its runs then go on alone from
+    their checkpoints, and the one at fault fails there.
+    """
+    from fedfr_jax.commands.grid import groups_of
+    from fedfr_jax.runs.together import Member, train_members
+
+    for group in groups_of(runs):
+        with contextlib.ExitStack() as stack:
+            members = []
+            for run, numbers in group:
+                place = folder / run.name
+                with contextlib.suppress(Exception):  # its row will say why
+                    experiment = claimed(run, place, stack)
+                    members.append(Member(experiment, place, numbers))
+            if len(members) < 2:
+                continue
+            names = ", ".join(member.folder.name for member in members)
+            print(f"together: {names}", flush=True)
+            try:
+                train_members(members)
+            except Exception as error:
+                print(f"one by one: {type(error).__name__}: {error}", flush=True)
+
+
+def claimed(run, place: pathlib.Path, stack: contextlib.ExitStack):
+    """The experiment of a run, whose folder is held until the stack ends."""
+    from fedfr_jax.build import build
+    from fedfr_jax.runs.workdir import claim_for_all
+
+    experiment = build(run.config)
+    text = run.config.to_json_best_effort(indent=1)
+    stack.enter_context(claim_for_all(place, text, experiment.stages))
+    return experiment
+
+
+def described(changes) -> str:
+    """A run's values in a line."""
+    return ", ".join(f"{key}={value}" for key, value in changes.items())

@@ -1,0 +1,52 @@
+"""Finished stages of runs beside: a run of equal settings need not train them."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping
+
+from fedfr_jax.runs.begin import end_of
+from fedfr_jax.runs.experiment import check_end
+from fedfr_jax.runs.stage_settings import settings_of
+from fedfr_jax.runs.workdir import CONFIG
+from fedfr_jax.types import Experiment
+
+
+def borrow(experiment: Experiment, folder: pathlib.Path) -> None:
+    """Copy into `folder` every stage that a run beside it has finished.
+
+    That is one whose training depends on the same settings, and whose networks are
+    judged the same.
+
+    Args:
+      folder: of the run, with its config; runs beside it are its siblings.
+    """
+    own = json.loads((folder / CONFIG).read_text())
+    for name in experiment.stages:
+        if not (folder / name).exists():
+            for other in _finished(experiment, name, own, folder):
+                draft = folder / f"{name}.tmp"
+                shutil.rmtree(draft, ignore_errors=True)
+                shutil.copytree(other / name, draft)
+                draft.rename(folder / name)
+                print(f"{name} is that of {other}", flush=True)
+                break
+
+
+def _finished(
+    experiment: Experiment, name: str, own: Mapping, folder: pathlib.Path
+) -> Iterator[pathlib.Path]:
+    """Folders of other runs that have this stage at its end."""
+    stages = experiment.stages
+    end = end_of(stages[name].trainer, experiment.federation.rounds)
+    needs = settings_of(name, stages, own), own["evaluation"]
+    for path in sorted(folder.parent.glob(f"*/{CONFIG}")):
+        other = path.parent
+        if other == folder or not (other / name).is_dir():
+            continue
+        config = json.loads(path.read_text())
+        with contextlib.suppress(ValueError):  # not at its end, or damaged
+            if (settings_of(name, stages, config), config["evaluation"]) == needs:
+                check_end(other / name / "checkpoints", end)
+                yield other

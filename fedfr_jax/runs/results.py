@@ -1,0 +1,59 @@
+"""The table of a sweep: results.jsonl and results.csv, a row per run."""
+
+import csv
+import io
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedfr_jax.runs.sinks import write_text
+
+FILE = "results.jsonl"
+
+
+def read(folder: pathlib.Path) -> dict[str, dict]:
+    """{run: its row} of the table in `folder`, if there is one.
+
+    Raises:
+      ValueError: naming the line, for one that is no row.
+    """
+    path, rows = folder / FILE, {}
+    lines = path.read_text().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            rows[row["run"]] = row
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f'{path}, line {number}, must be an object with a "run", got '
+                f"{line[:60]!r}."
+            ) from error
+    return rows
+
+
+def write(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write both files, each whole or not at all; numbers that are not finite as null.
+
+    Raises:
+      OSError: the disk is full or the folder cannot be written; older files stay.
+    """
+    lines = [json.dumps(row, allow_nan=False, default=list) for row in rows]
+    write_text(folder / FILE, "".join(line + "\n" for line in lines))
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    table = csv.DictWriter(text, columns, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    write_text(folder / "results.csv", text.getvalue())
+
+
+def metrics_of(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """{"stage/evaluator/metric": number} of a run's summary."""
+    return {
+        f"{stage}/{evaluator}/{metric}": value
+        for stage, found in summary["methods"].items()
+        for evaluator, metrics in found.items()
+        for metric, value in metrics.items()
+        if isinstance(value, int | float | None)
+    }

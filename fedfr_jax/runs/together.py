@@ -1,0 +1,177 @@
+"""Runs that differ in seed and in numbers of their rows, side by side in one program.
+
+Each leaves in its own folder what it would have left alone, so that the ordinary
+`run_experiment` reads the end of its stages, judges it and writes the summary, or goes
+on from the last checkpoint where the runs had to part.
+"""
+
+import contextlib
+import json
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.federated.model_axis import places
+from fedfr_jax.federated.simulation import start
+from fedfr_jax.federated.sweep import sweep
+from fedfr_jax.runs import loop
+from fedfr_jax.runs.borrowing import borrow
+from fedfr_jax.runs.central_stage import train_central
+from fedfr_jax.runs.console import ConsoleSink
+from fedfr_jax.runs.experiment import in_rounds, open_client_log
+from fedfr_jax.runs.sinks import JsonlSink, TensorBoardSink, write_summary
+from fedfr_jax.stream import placed
+from fedfr_jax.types import Central, Dataset, Experiment, PyTree
+
+
+class Member(NamedTuple):
+    """One of the runs."""
+
+    experiment: Experiment
+    folder: pathlib.Path
+    numbers: Mapping[str, Mapping[str, float]]  # {row: {key: its number}}
+
+
+def train_members(members: Sequence[Member]) -> None:
+    """Train all stages of S runs, those with clients in one program.
+
+    Raises:
+      ValueError: when the runs cannot share a program: other clients or examples, a
+        task that cannot build its rows of traced numbers, checkpoints of several
+        rounds.
+    """
+    check_alike([member.experiment for member in members])
+    started = time.perf_counter()
+    ends = [{} for _ in members]
+    for name, stage in members[0].experiment.stages.items():
+        if isinstance(stage.trainer, Central):
+            for member, of in zip(members, ends, strict=True):
+                borrow(member.experiment, member.folder)
+                of[name] = _central(member, name)
+        else:
+            before = [of.get(stage.start_from) for of in ends]
+            train_stage(members, name, before)
+    share = (time.perf_counter() - started) / len(members)
+    for member in members:
+        _add_seconds(member.folder / "seconds.json", share)
+
+
+def check_alike(experiments: Sequence[Experiment]) -> None:
+    """Raise ValueError unless the experiments have the same clients and examples."""
+    first = experiments[0]
+    if first.remake is None:
+        raise ValueError("the task must build rows of traced numbers, got none such.")
+    if any(
+        stage.start_from not in (None, *_centrals(first)) for stage in _stages(first)
+    ):
+        raise ValueError("stages must start from central ones, got others.")
+    facts = [(e.task.population, e.task.dataset) for e in experiments]
+    for _, dataset in facts:
+        if not isinstance(dataset, Dataset):
+            raise ValueError("examples must lie on the device, got a stream.")
+    for other in facts[1:]:
+        pairs = zip(jax.tree.leaves(facts[0]), jax.tree.leaves(other), strict=True)
+        if not all(np.array_equal(a, b) for a, b in pairs):
+            raise ValueError("runs must have the same clients, got others by the seed.")
+
+
+def _stages(experiment):
+    return experiment.stages.values()
+
+
+def _centrals(experiment):
+    stages = experiment.stages.items()
+    return [name for name, stage in stages if isinstance(stage.trainer, Central)]
+
+
+def _central(member: Member, name: str) -> PyTree:
+    """The variables at the end of a central stage, which every run trains alone."""
+    experiment = member.experiment
+    trainer = experiment.stages[name].trainer
+    folder = member.folder / name
+    return train_central(trainer, experiment.mesh, folder, seed=experiment.seed)
+
+
+def train_stage(
+    members: Sequence[Member], name: str, before: Sequence[PyTree | None]
+) -> None:
+    """Train a federated stage of all members up to its last common round."""
+    experiments = [member.experiment for member in members]
+    first, trainers = experiments[0], [e.stages[name].trainer for e in experiments]
+    federation, mesh, epochs = first.federation, first.mesh, trainers[0].local_epochs
+    runs = sweep(
+        lambda numbers: first.remake(name, numbers).algorithm,
+        first.feed,
+        placed(first.task.dataset, mesh),
+        first.task.population,
+        hypers=[dict(member.numbers.get(name, {})) for member in members],
+        seeds=[e.seed for e in experiments],
+        mesh=mesh,
+        cohort_size=federation.cohort_size,
+        local_epochs=federation.local_epochs if epochs is None else epochs,
+        lanes=federation.first_lanes,
+        reduction=federation.reduction,
+        shards=federation.shards,
+        stragglers=federation.straggling,
+    )
+    with contextlib.ExitStack() as stack:
+        begun = [
+            loop.resume(sim, start(sim, trainer.start(variables)), member.folder / name)
+            for sim, trainer, variables, member in zip(
+                runs.sims, trainers, before, members, strict=True
+            )
+        ]
+        for _, _, checkpointer, _ in begun:
+            stack.callback(checkpointer.close)
+        rounds = {at for _, _, _, at in begun}
+        if len(rounds) > 1:
+            raise ValueError(f"members must be at one round, got {sorted(rounds)}.")
+        (at,) = rounds
+        if at >= federation.rounds:
+            return
+        servers = [server for server, _, _, _ in begun]
+        servers = jax.tree.map(lambda *x: jnp.stack(x), *servers)
+        keepers = [
+            stack.enter_context(_keeper(member, name, sim, store, checkpointer, at, s))
+            for s, (member, sim, (_, store, checkpointer, _)) in enumerate(
+                zip(members, runs.sims, begun, strict=True)
+            )
+        ]
+        servers = jax.device_put(servers, places(mesh, servers, None))
+        loop.train_sweep(runs, servers, keepers, at, federation.rounds)
+
+
+@contextlib.contextmanager
+def _keeper(member, name, sim, store, checkpointer, at, number):
+    """Where a member's rounds go; the first one shows how far they all are."""
+    experiment, folder = member.experiment, member.folder / name
+    federation = experiment.federation
+    with contextlib.ExitStack() as stack:
+        sinks = [
+            JsonlSink(folder / "metrics.jsonl", resume_step=at),
+            TensorBoardSink(folder / "tensorboard", resume_step=at),
+        ]
+        if number == 0:
+            shown = {"name": f"{name}, together", "metrics": ("loss", "seconds")}
+            sinks.append(ConsoleSink(federation.rounds, **shown))
+        for sink in sinks:
+            stack.callback(sink.close)
+        yield loop.Keeper(
+            store,
+            checkpointer,
+            in_rounds(experiment, experiment.stages[name].trainer, sim),
+            sinks,
+            stack.enter_context(open_client_log(folder, at)),
+            loop.Period(federation.evaluate_every, federation.checkpoint_every),
+        )
+
+
+def _add_seconds(path: pathlib.Path, seconds: float) -> None:
+    """Count a member's share of the time as its own."""
+    before = json.loads(path.read_text())["seconds"] if path.exists() else 0.0
+    write_summary(path, {"seconds": before + seconds})

@@ -1,0 +1,116 @@
+"""How sure a law is: intervals from simulated runs, and the largest run held out.
+
+A replicate draws the errors' variance as the residuals leave it open, RSS over a
+chi-squared number with n - k degrees of freedom, and then normal log errors around the
+fitted law; the law is fitted to them anew. Resampling the few runs that a scaling study
+has would give intervals that are far too narrow.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.scaling.fit import Fit, coefficients_of, fit, one_thread
+from fedfr_jax.scaling.laws import Coefficients, Law, predict
+
+LEVEL = 0.9  # of an interval: share of replicates inside
+DRAWS = 200
+
+
+class Replicates(NamedTuple):
+    """R laws fitted to simulated errors."""
+
+    coefficients: Coefficients  # [R, ...]
+    sigmas: np.ndarray  # [R] standard deviation of the log errors
+
+
+class HoldOut(NamedTuple):
+    """What the others say of the largest runs."""
+
+    is_held: np.ndarray  # [n] bool
+    fit: Fit  # to the other runs
+    predicted: float  # error of the largest size
+    low: float  # ends of the interval of the mean error of as many runs there
+    high: float
+    measured: float  # geometric mean of the runs' errors
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measured error lies in the interval."""
+        return self.low <= self.measured <= self.high
+
+
+def replicates(
+    of: Fit, inputs: np.ndarray, *, seed: int = 0, draws: int = DRAWS
+) -> Replicates:
+    """Fit the law again to `draws` simulated sets of runs.
+
+    Args:
+      inputs: [n, d] of the runs that `of` is fitted to.
+      seed: replicate i depends on (seed, i) alone.
+
+    Raises:
+      ValueError: for fewer than one draw, or no more runs than coefficients.
+    """
+    free = len(inputs) - of.law.num_coefficients
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}.")
+    if free < 1:
+        count = of.law.num_coefficients
+        raise ValueError(f"runs must be more than {count}, got {len(inputs)}.")
+    expected = np.log(predict(of.coefficients, inputs))
+    squares = max(np.sum(of.residuals**2), 1e-18)
+    drawn = []
+    with one_thread():
+        for i in range(draws):
+            drawn.append(_replicate(of, inputs, expected, squares / free, (seed, i)))
+    found, sigmas = zip(*drawn, strict=True)
+    stacked = Coefficients(*(np.stack(x) for x in zip(*found, strict=True)))
+    return Replicates(stacked, np.array(sigmas))
+
+
+def _replicate(of, inputs, expected, variance, key):
+    """A law fitted to one simulated set of runs, and the errors' deviation in it."""
+    rng, free = np.random.default_rng(key), len(inputs) - of.law.num_coefficients
+    sigma = np.sqrt(variance * free / rng.chisquare(free))
+    simulated = np.exp(expected + sigma * rng.standard_normal(len(inputs)))
+    return coefficients_of(of.law, inputs, simulated, num_starts=1), sigma
+
+
+def interval(values: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+    """The middle `level` of values [R, ...]: (low [...], high [...])."""
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high
+
+
+def band(of: Replicates, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Interval of the law's error at inputs [m, d]: (low [m], high [m])."""
+    return interval(predict(of.coefficients, inputs))
+
+
+def hold_out(
+    law: Law, inputs: np.ndarray, errors: np.ndarray, *, seed: int = 0, draws=DRAWS
+) -> HoldOut:
+    """Fit without the largest runs, those of the largest product of inputs.
+
+    Raises:
+      ValueError: when the others are too few for the law.
+    """
+    inputs, errors = np.asarray(inputs, float), np.asarray(errors, float)
+    size = inputs.prod(1)
+    is_held = size == size.max()
+    others = fit(law, inputs[~is_held], errors[~is_held])
+    of = replicates(others, inputs[~is_held], seed=seed, draws=draws)
+    largest = inputs[is_held][:1]
+    rng = np.random.default_rng((seed, draws))
+    sigmas = of.sigmas / np.sqrt(is_held.sum())  # of the mean of those runs
+    noise = np.exp(sigmas * rng.standard_normal(draws))
+    low, high = interval(predict(of.coefficients, largest)[:, 0] * noise)
+    return HoldOut(
+        is_held=is_held,
+        fit=others,
+        predicted=float(predict(others.coefficients, largest)[0]),
+        low=float(low),
+        high=float(high),
+        measured=float(np.exp(np.log(errors[is_held]).mean())),
+    )

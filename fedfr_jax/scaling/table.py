@@ -1,0 +1,159 @@
+"""A table of runs: .csv, .json, .jsonl, the folder of a sweep, or BigFace's own.
+
+A row has the parameters by one or more of three definitions (backbone; with_head, with
+the classes' weights; active_head, with those that a step touches), perhaps the data
+that it was trained on (images, identities, images_seen with every repetition) and the
+flops of the whole training, a column that is judged, a name, and a series, whose points
+are drawn and fitted apart.
+"""
+
+import csv
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.scaling.bigface import bigface
+
+DEFINITIONS = ("backbone", "with_head", "active_head")
+DATA = ("images", "identities", "images_seen")
+RESULTS = "results.jsonl"  # in the folder of a sweep
+TABLES = {"bigface": bigface}
+
+
+class Points(NamedTuple):
+    """n runs that were judged."""
+
+    metric: str  # the column that is judged
+    is_score: bool  # larger is better: the error is 1 - score
+    errors: np.ndarray  # [n], smaller is better
+    sizes: Mapping[str, np.ndarray]  # {definition: [n]}
+    data: Mapping[str, np.ndarray]  # {one of DATA: [n]}
+    flops: np.ndarray | None  # [n] of training
+    names: tuple[str, ...]  # n, "" where there is none
+    series: tuple[str, ...]  # n
+
+    def of(self, chosen: np.ndarray) -> "Points":
+        """The runs where `chosen` [n] is true."""
+        pick = lambda values: {name: x[chosen] for name, x in values.items()}
+        return self._replace(
+            errors=self.errors[chosen],
+            sizes=pick(self.sizes),
+            data=pick(self.data),
+            flops=None if self.flops is None else self.flops[chosen],
+            names=tuple(np.array(self.names, object)[chosen]),
+            series=tuple(np.array(self.series, object)[chosen]),
+        )
+
+
+def read_rows(table: str) -> list[dict]:
+    """The rows of a table: a file, the folder of a sweep, or a name of TABLES.
+
+    Raises:
+      ValueError: for anything else, or a file that cannot be read as its ending says.
+    """
+    if table in TABLES:
+        return TABLES[table]()
+    path = pathlib.Path(table)
+    path = path / RESULTS if path.is_dir() else path
+    readers = {".csv": _of_csv, ".json": json.loads, ".jsonl": _of_jsonl}
+    if path.suffix not in readers or not path.is_file():
+        raise ValueError(
+            f"the table must be {sorted(TABLES)}, the folder of a sweep or a file of "
+            f"{sorted(readers)}, got {table!r}."
+        )
+    try:
+        rows = readers[path.suffix](path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} must be {path.suffix[1:]}, got {error}.") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} must hold a list of objects, got {str(rows)[:60]}.")
+    return rows
+
+
+def _of_csv(text: str) -> list[dict]:
+    rows = csv.DictReader(text.splitlines())
+    return [{key: _number(value) for key, value in row.items()} for row in rows]
+
+
+def _of_jsonl(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _number(text: str | None) -> float | str | None:
+    """The number that a csv's cell holds, None for an empty one."""
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def points(
+    rows: Sequence[Mapping],
+    metric: str,
+    *,
+    is_score: bool = False,
+    series: str = "series",
+) -> Points:
+    """The rows that have the column `metric`; failed runs and empty cells are left out.
+
+    Args:
+      metric: a column; its errors are positive, its scores lie in [0, 1).
+      series: the column that says which points belong together.
+
+    Raises:
+      ValueError: for a column that no row has, a cell out of range, or rows without any
+        definition of parameters.
+    """
+    known = list(dict.fromkeys(key for row in rows for key in row))
+    rows = [row for row in rows if row.get(metric) is not None]
+    if not rows:
+        raise ValueError(f"a row must have the column {metric!r}, got only {known}.")
+    # A network that is all head has a backbone of 0, which no law can be fitted to.
+    none = [{name: row.get(name) or None for name in DEFINITIONS} for row in rows]
+    columns = {name: _column(none, name) for name in DEFINITIONS}
+    data = {name: _column(rows, name) for name in DATA}
+    sizes = {}
+    for name in DEFINITIONS:  # each number once: a head may be all active
+        same = any(np.array_equal(columns[name], x) for x in sizes.values())
+        if columns[name] is not None and not same:
+            sizes[name] = columns[name]
+    if not sizes:
+        raise ValueError(f"rows must have one of {DEFINITIONS} in full, got {known}.")
+    values = _column(rows, metric, is_positive=False)
+    errors = 1 - values if is_score else values
+    if not (errors > 0).all() or (is_score and (errors > 1).any()):
+        rule = "lie in [0, 1)" if is_score else "be positive"
+        bad = values[~((errors > 0) & (errors <= 1 if is_score else True))][0]
+        raise ValueError(f"{metric} must {rule}, got {bad:g}.")
+    return Points(
+        metric=metric,
+        is_score=is_score,
+        errors=errors,
+        sizes=sizes,
+        data={name: x for name, x in data.items() if x is not None},
+        flops=_column(rows, "flops"),
+        names=tuple(str(row.get("name") or "") for row in rows),
+        series=tuple(str(row.get(series) or "") for row in rows),
+    )
+
+
+def _column(rows, name, *, is_positive=True) -> np.ndarray | None:
+    """A column [n], None unless every row has it.
+
+    Raises:
+      ValueError: for a cell that is no finite number, or not positive.
+    """
+    cells = [row.get(name) for row in rows]
+    if any(cell is None for cell in cells):
+        return None
+    for cell in cells:
+        is_number = isinstance(cell, int | float) and np.isfinite(cell)
+        if not is_number or (is_positive and cell <= 0):
+            rule = "a positive number" if is_positive else "a finite number"
+            raise ValueError(f"{name} must be {rule} in every row, got {cell!r}.")
+    return np.array(cells, float)

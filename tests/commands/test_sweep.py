@@ -1,0 +1,214 @@
+"""A sweep: a row per run, resumed and not repeated, side by side as alone."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from fedfr_jax.__main__ import main
+from fedfr_jax.build import build
+from fedfr_jax.commands.grid import axis_of, groups_of, runs_of
+from fedfr_jax.runs import experiment as experiments
+from fedfr_jax.runs.sizes import sizes_of
+
+CONFIG = '''"""Twenty noisy images of five classes on three clients."""
+
+from fedfr_jax.configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.task = "classification"
+    config.data = {"name": "arrays", "path": "PATH"}
+    config.partition = {"name": "iid", "num_clients": 3, "seed": SEED}
+    config.model = {"name": "logistic"}
+    config.federation = {"rounds": 2, "local_epochs": 1, "batch_size": 8, "flip": 0.0}
+    config.federation.evaluate_every = 1
+    config.methods = {"fedavg": {"learning_rate": 0.05}}
+    return config.lock()
+'''
+RATE = "methods.fedavg.learning_rate"
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """A config file; no plots are drawn."""
+    monkeypatch.setattr(experiments.report, "draw", lambda *_, **__: [])
+    rng = np.random.default_rng(0)
+    centres = rng.uniform(60, 190, size=(5, 1, 4, 4, 1))
+    images = centres + rng.normal(scale=40, size=(5, 12, 4, 4, 1))
+    images = images.clip(0, 255).astype(np.uint8).reshape(-1, 4, 4, 1)
+    np.savez(tmp_path / "set.npz", images=images, labels=np.repeat(np.arange(5), 12))
+    text = CONFIG.replace("PATH", str(tmp_path / "set.npz")).replace("SEED", "0")
+    (tmp_path / "tiny.py").write_text(text)
+    return tmp_path / "tiny.py"
+
+
+def sweep(config, folder, *words):
+    """Run the command: its rows by their values."""
+    code = main(["sweep", f"--config={config}", f"--workdir={folder}", *words])
+    assert code == 0
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def numbers(row):
+    return {k: v for k, v in row.items() if "/" in k}
+
+
+def rounds(folder, row):
+    lines = (folder / row["run"] / "fedavg" / "metrics.jsonl").read_text().splitlines()
+    return [{**json.loads(line), "seconds": 0} for line in lines]
+
+
+def test_runs_side_by_side_are_those_of_runs_alone(config, tmp_path, capsys):
+    axes = [f"seed,{RATE}=[(0, 0.05), (0, 0.2), (1, 0.2)]"]
+    alone = sweep(config, tmp_path / "alone", *axes)
+    together = sweep(config, tmp_path / "together", *axes, "--together")
+    said = capsys.readouterr().out
+    assert said.count("together: ") == 1 and "one by one" not in said
+    assert len(alone) == len(together) == 3
+    for one, other in zip(alone, together, strict=True):
+        assert one["run"] == other["run"] and one["seed"] == other["seed"]
+        left, right = (
+            rounds(tmp_path / "alone", one),
+            rounds(tmp_path / "together", other),
+        )
+        assert len(left) == len(right) == 2
+        for a, b in zip(left, right, strict=True):
+            assert a == pytest.approx(b, rel=1e-4)
+        assert numbers(one) == pytest.approx(numbers(other), rel=1e-4)
+    losses = {rounds(tmp_path / "alone", row)[-1]["loss"] for row in alone}
+    assert len(losses) == 3  # seeds and rates are what they say
+    with (tmp_path / "alone" / "results.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["run"] for row in table] == [row["run"] for row in alone]
+    images = float(table[0]["images"])
+    assert images < 60 and float(table[0]["images_seen"]) >= 2 * images
+    assert float(table[0]["with_head"]) - float(table[0]["backbone"]) == 5 * 17
+
+
+def test_a_run_that_fails_is_a_row_and_parts_its_group(config, tmp_path, capsys):
+    decay = ["--config.methods.fedavg.weight_decay=1.0"]
+    decay += ["--config.federation.local_epochs=3"]  # steps enough to overflow
+    axis = f"{RATE}=[0.05, 2e9, -1.0]"
+    good, wild, wrong = sweep(config, tmp_path / "s", axis, "--together", *decay)
+    assert good["fedavg/generic/accuracy"] >= 0 and "error" not in good
+    assert "must be finite" in wild["error"] and "at least 0" in wrong["error"]
+    assert "one by one: FloatingPointError" in capsys.readouterr().out
+    assert "Traceback" in (tmp_path / "s" / wild["run"] / "error.txt").read_text()
+    words = ["--score=fedavg/generic/accuracy", "--draws=1"]
+    assert main(["scaling", str(tmp_path / "s"), *words]) == 0  # but for the failed
+
+
+def test_a_killed_sweep_goes_on_and_repeats_nothing(config, tmp_path, monkeypatch):
+    played = []
+    run = experiments.run_experiment
+
+    def counted(experiment, folder):
+        played.append(folder.name)
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        return run(experiment, folder)
+
+    monkeypatch.setattr(experiments, "run_experiment", counted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(config, tmp_path / "s", "seed=[0, 1]")
+    rows = sweep(config, tmp_path / "s", "seed=[0, 1]")
+    assert [row["seed"] for row in rows] == [0, 1]
+    assert played == [rows[0]["run"], rows[1]["run"], rows[1]["run"]]
+    rows = sweep(config, tmp_path / "s", "seed=[0, 1, 2]")
+    assert len(played) == 4 and len(rows) == 3
+
+
+def test_seeds_that_deal_other_clients_train_one_by_one(config, tmp_path, capsys):
+    text = config.read_text().replace('"seed": 0', '"seed": config.get_ref("seed")')
+    config.write_text(text)
+    rows = sweep(config, tmp_path / "s", "seed=[0, 1]", "--together")
+    assert "must have the same clients" in capsys.readouterr().out
+    assert all("error" not in row for row in rows)
+
+
+@pytest.mark.parametrize("together", [[], ["--together"]])
+def test_what_runs_have_in_common_is_trained_once(together, config, tmp_path, capsys):
+    central = '{"kind": "central", "epochs": 2, "batch_size": 8, "learning_rate": 0.1}'
+    rows = f'{{"central": {central}, "fedavg": {{"learning_rate": 0.05}}}}'
+    text = config.read_text()
+    text = text.replace('{"fedavg": {"learning_rate": 0.05}}', rows)
+    config.write_text(text.replace("config.federation.evaluate_every = 1", ""))
+    with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
+        rows = sweep(config, tmp_path, f"{RATE}=[0.05, 0.2]", *together)
+    said = capsys.readouterr().out
+    assert said.count("central is that of") == 1 and "fedavg is that" not in said
+    lines = [tmp_path / row["run"] / "central" / "metrics.jsonl" for row in rows]
+    assert lines[0].read_text() == lines[1].read_text()  # its seconds too
+    assert rows[0]["central/generic/accuracy"] == rows[1]["central/generic/accuracy"]
+
+
+def test_a_sweep_is_of_one_config(config, tmp_path, capsys):
+    folder = tmp_path / "s"
+    words = ["sweep", f"--config={config}", f"--workdir={folder}"]
+    wrong = "methods.fedavg.learning_rate=[-1.0]"
+    assert main([*words, wrong]) == 0
+    assert main([*words, "--config.federation.rounds=4", wrong]) == 2
+    assert (
+        "config.federation.rounds must be that of the sweep" in capsys.readouterr().err
+    )
+    assert main(words) == 2 and "KEY=[...]" in capsys.readouterr().err
+    assert main([*words, "nothing.at=[1]"]) == 2
+    assert "config must have sections" in capsys.readouterr().err
+
+
+def test_axes_are_lists_and_make_every_combination():
+    base = ConfigDict({"seed": 0, "model": {"a": 1, "b": 2}, "methods": {"x": {}}})
+    runs = runs_of(base, ["model.a,model.b=[(1, 2), (3, 4)]", "seed=[5, 6, 6]"])
+    assert [tuple(run.changes.values()) for run in runs] == [
+        (1, 2, 5),
+        (1, 2, 6),
+        (3, 4, 5),
+        (3, 4, 6),
+    ]
+    assert runs[3].config.model.b == 4 and base.model.b == 2
+    assert [len(group) for group in groups_of(runs)] == [2, 2]
+    for word in ("seed=3", "seed=[", "=[1]", "seed=[]", "a,b=[1]", "a,b=[(1, 2, 3)]"):
+        with pytest.raises(ValueError, match="must be"):
+            axis_of(word)
+    with pytest.raises(ValueError, match="given once"):
+        runs_of(base, ["seed=[1]", "seed=[2]"])
+
+
+def test_faces_have_parameters_by_three_definitions(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (12 * 4, 8, 8, 1), np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.repeat(np.arange(12), 4))
+    experiment = build(
+        {
+            "data": {"name": "arrays", "path": str(tmp_path / "a.npz")},
+            "partition": {
+                "num_clients": 2,
+                "ids_per_client": (2, 3),
+                "num_global_ids": 4,
+                "num_unseen_ids": 3,
+            },
+            "model": {
+                "name": "sphereface",
+                "blocks": (0, 0),
+                "widths": (2, 4),
+                "embedding_dim": 8,
+            },
+            "pretrain": {"epochs": 1, "batch_size": 8},
+            "federation": {"rounds": 1, "batch_size": 4},
+            "methods": {"fedfr": {}},
+        }
+    )
+    sizes = sizes_of(experiment)
+    conv = (9 * 1 * 2 + 2 + 2) + (9 * 2 * 4 + 4 + 4)  # kernels, biases, PReLUs
+    assert sizes.backbone == conv + 2 * 2 * 4 * 8 + 8
+    assert sizes.with_head == sizes.backbone + 8 * (4 + 2 + 3)
+    assert sizes.active_head == sizes.backbone + 8 * (4 + 3)
+    assert sizes.identities == 9
+    forward = 2 * (9 * 2 * 16 + 9 * 2 * 4 * 4 + 16 * 8)
+    assert sizes.flops == 3 * (forward + 2 * 8 * 7)

@@ -1,0 +1,238 @@
+"""Scaling laws: known exponents come back, BigFace's points say what they say."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.optimize import least_squares
+
+from fedfr_jax.__main__ import main
+from fedfr_jax.scaling import (
+    JOINT,
+    POWER,
+    SATURATING,
+    best,
+    fit,
+    hold_out,
+    interval,
+    points,
+    read_rows,
+    replicates,
+    study,
+)
+from fedfr_jax.scaling.budget import Cost, best_plan, cost_of, plan_at
+from fedfr_jax.scaling.laws import Coefficients, predict
+
+TRUTH = {
+    POWER: Coefficients(np.array([0.2]), np.array([3.0]), np.array(0.0)),
+    SATURATING: Coefficients(np.array([0.4]), np.array([30.0]), np.array(0.05)),
+    JOINT: Coefficients(np.array([0.4, 0.3]), np.array([20.0, 8.0]), np.array(0.03)),
+}
+DRAWS = 60
+
+
+def simulated(law, noise=0.01, seed=0):
+    """Inputs [n, d] over decades, and errors [n] around the law of TRUTH."""
+    n, d = np.geomspace(1e5, 1e8, 12), np.geomspace(1e4, 1e7, 4)
+    inputs = n[:, None]
+    if law is JOINT:
+        inputs = np.stack(np.meshgrid(n[::3], d), -1).reshape(-1, 2)
+    rng = np.random.default_rng(seed)
+    expected = predict(TRUTH[law], inputs)
+    return inputs, expected * np.exp(noise * rng.standard_normal(len(inputs)))
+
+
+@pytest.mark.parametrize("law", [POWER, SATURATING, JOINT], ids=lambda law: law.name)
+def test_known_exponents_lie_in_their_intervals(law):
+    inputs, errors = simulated(law)
+    found = fit(law, inputs, errors)
+    drawn = replicates(found, inputs, draws=DRAWS)
+    for true, values in zip(TRUTH[law], drawn.coefficients, strict=True):
+        low, high = interval(values, 0.95)
+        assert (low <= true).all() and (true <= high).all(), (true, low, high)
+    exact = fit(law, inputs, predict(TRUTH[law], inputs))
+    np.testing.assert_allclose(
+        exact.coefficients.exponents, TRUTH[law].exponents, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("true", [POWER, SATURATING], ids=lambda law: law.name)
+def test_aicc_finds_whether_there_is_an_offset(true):
+    chosen = []
+    for seed in range(5):
+        inputs, errors = simulated(true, seed=seed)
+        fits = [fit(law, inputs, errors) for law in (POWER, SATURATING)]
+        chosen.append(best(fits).law is true)
+    assert sum(chosen) >= 4
+
+
+def test_the_minimum_is_that_of_another_optimizer():
+    inputs, errors = simulated(SATURATING, noise=0.03)
+    delta = 1e-3
+
+    def residuals(theta):
+        exponent, factor, offset = theta[0], np.exp(theta[1]), np.exp(theta[2])
+        return np.log(offset + factor * inputs[:, 0] ** -exponent) - np.log(errors)
+
+    def loss(r):
+        inner = np.clip(r, -delta, delta)
+        return inner @ (r - inner / 2)
+
+    start = [0.4, np.log(30.0), np.log(0.05)]
+    other = least_squares(residuals, start, loss="huber", f_scale=delta, xtol=1e-12)
+    ours = fit(SATURATING, inputs, errors)
+    assert loss(ours.residuals) <= loss(other.fun) * 1.001
+
+
+def test_one_broken_run_hardly_moves_the_law():
+    inputs, errors = simulated(POWER, noise=0.005)
+    errors[8] *= 2
+    robust = fit(POWER, inputs, errors).coefficients.exponents[0]
+    squares = fit(POWER, inputs, errors, delta=1e3).coefficients.exponents[0]
+    assert abs(robust - 0.2) < 0.005 < abs(squares - 0.2)
+
+
+def test_intervals_are_those_of_their_seed():
+    inputs, errors = simulated(POWER)
+    found = fit(POWER, inputs, errors)
+    once, again, other = (
+        replicates(found, inputs, seed=seed, draws=5).coefficients.exponents
+        for seed in (3, 3, 4)
+    )
+    np.testing.assert_array_equal(once, again)
+    assert (once != other).all()
+
+
+def test_the_largest_run_tells_when_the_law_ends():
+    inputs, errors = simulated(POWER)
+    held = hold_out(POWER, inputs, errors, draws=DRAWS)
+    assert held.is_inside and held.is_held.tolist() == [False] * 11 + [True]
+    errors[-1] = errors[-2]  # the last doubling buys nothing
+    held = hold_out(POWER, inputs, errors, draws=DRAWS)
+    assert not held.is_inside and held.measured > held.high
+
+
+# Exponents by least squares, as the digitised points give them: backbone, with head.
+SQUARES = {
+    ("masked_ijbc", "scratch"): (0.065, 0.268),
+    ("ijbc", "scratch"): (0.044, 0.185),
+    ("challenge", "scratch"): (0.362, 3.86),
+    ("challenge", "distilled"): (0.447, 4.75),
+}
+
+
+@pytest.mark.parametrize("metric, series", SQUARES)
+def test_bigfaces_points_have_these_exponents(metric, series):
+    given = points(read_rows("bigface"), metric, is_score=metric != "challenge")
+    own = given.of(np.array(given.series) == series)
+    for name, expected in zip(own.sizes, SQUARES[metric, series], strict=True):
+        sizes = own.sizes[name][:, None]
+        squares = fit(POWER, sizes, own.errors, delta=1e3).coefficients.exponents[0]
+        assert squares == pytest.approx(expected, rel=0.01)
+        found = fit(POWER, sizes, own.errors)
+        low, high = interval(replicates(found, sizes).coefficients.exponents)
+        assert low < squares < high
+        assert found.rms < 0.025
+
+
+def test_bigfaces_points_are_weak_evidence():
+    given = points(read_rows("bigface"), "masked_ijbc", is_score=True)
+    of = study(given, draws=DRAWS)
+    assert [found.axes for found in of.findings] == [("backbone",), ("with_head",)]
+    for found in of.findings:
+        assert [law.law for law in found.fits] == [POWER]
+        assert "5 different sizes, got 4" in found.refused[0]
+        assert found.best.aicc == np.inf  # four points and three numbers
+    low, _ = interval(of.findings[1].replicates.coefficients.exponents[:, 0])
+    assert low < 0  # with the head counted, an exponent of 0 is not excluded
+    assert given.errors[-2] - given.errors[-1] == pytest.approx(0.0006)
+
+
+def test_the_best_network_of_a_budget_is_best():
+    law, cost = TRUTH[JOINT], Cost(2400.0, 0.9)
+    plan = best_plan(law, cost, 1e16)
+    others = [plan_at(law, cost, 1e16, n).error for n in np.geomspace(1e4, 1e9, 4001)]
+    assert plan.error <= min(others) == pytest.approx(plan.error, rel=1e-6)
+    assert cost.factor * plan.parameters**0.9 * plan.images == pytest.approx(1e16)
+    inputs, _ = simulated(JOINT)
+    n, d = inputs.T
+    assert cost_of(n, d, 2400 * n**0.9 * d) == pytest.approx(cost)
+
+
+def rows(count=6, **columns):
+    made = [{"backbone": 1e6 * 2**i, "error": 0.5 / (1 + i)} for i in range(count)]
+    return [{**row, **columns} for row in made]
+
+
+@pytest.mark.parametrize(
+    "changed, metric, is_score, says",
+    [
+        ({}, "accuracy", False, "the column 'accuracy', got only"),
+        ({"error": 0.0}, "error", False, "error must be positive, got 0"),
+        ({"error": 1.5}, "error", True, r"must lie in \[0, 1\), got 1.5"),
+        ({"error": "high"}, "error", False, "finite number in every row, got 'high'"),
+        ({"backbone": -1}, "error", False, "positive number in every row, got -1"),
+        ({"backbone": None}, "error", False, "rows must have one of"),
+    ],
+)
+def test_bad_tables_are_refused(changed, metric, is_score, says):
+    with pytest.raises(ValueError, match=says):
+        points(rows(**changed), metric, is_score=is_score)
+
+
+def test_too_few_sizes_are_refused_however_many_runs():
+    inputs = np.repeat([[1e6], [2e6], [4e6], [8e6]], 5, axis=0)
+    errors = inputs[:, 0] ** -0.2
+    with pytest.raises(ValueError, match="5 different sizes, got 4"):
+        fit(SATURATING, inputs, errors)
+    with pytest.raises(ValueError, match="3 different sizes, got 2"):
+        fit(POWER, inputs[:10], errors[:10])
+    both = np.geomspace(1e4, 1e6, 8)[:, None] * [1, 100]
+    with pytest.raises(ValueError, match="vary apart"):
+        fit(JOINT, both, both[:, 0] ** -0.2)
+    with pytest.raises(ValueError, match="positive and finite, got nan"):
+        fit(POWER, inputs, np.full(20, np.nan))
+
+
+def test_the_command_reads_writes_and_draws(tmp_path, capsys):
+    inputs, errors = simulated(JOINT)
+    table = tmp_path / "runs.csv"
+    runs = zip(*inputs.T, errors, strict=True)
+    lines = [f"{n},{d},{2400 * n**0.9 * d},{e}" for n, d, e in runs]
+    table.write_text("\n".join(["backbone,images,flops,error", *lines]))
+    words = [f"--workdir={tmp_path}", "--draws=5", "--budgets=h200-day"]
+    assert main(["scaling", str(table), "--error=error", *words]) == 0
+    found = json.loads((tmp_path / "scaling.json").read_text())
+    joint = found["findings"][-1]
+    assert joint["inputs"] == ["backbone", "images"] and joint["best"] == "joint"
+    assert any(
+        plan["flops"] == 0.3 * 989e12 * 86400 for plan in found["budgets"][0]["best"]
+    )
+    said = capsys.readouterr().out
+    assert "| FLOPs |" in said and (tmp_path / "scaling.md").read_text() in said
+    assert {"scores.png", "laws.pdf"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["bigface"], "given a TABLE and --error or --score"),
+        (["none.csv", "--error=x"], "the table must be"),
+        (["bigface", "--error=ijbc_c"], "the column 'ijbc_c'"),
+        (["bigface", "--error=challenge", "--budgets=-1"], "positive numbers or"),
+        (
+            [
+                "bigface",
+                "--error=challenge",
+                "--arrows=a,b",
+                "--workdir=W",
+                "--draws=1",
+            ],
+            "arrows must be two of ['distilled', 'scratch'], got ['a', 'b']",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(words, says, tmp_path, capsys):
+    words = [word.replace("=W", f"={tmp_path}") for word in words]
+    assert main(["scaling", *words]) == 2
+    assert says in capsys.readouterr().err
