@@ -28,6 +28,12 @@ BOUNDS = {  # of the numbers that `local_of` is told
 }
 # Keys of algorithms that take a name of a family, or {"name": ..., settings}.
 NESTED = {"combine": COMBINES, "server_optimizer": SERVER_OPTIMIZERS}
+# What a task tells an algorithm's factory, and a config cannot.
+TOLD = {
+    "classes": "a leaf with a vector of every class",
+    "shared": "public images, those of config.partition.public in the task reid",
+    "spreadout": "a leaf with a vector of every class",
+}
 # Optimizers of optax's that move every number by its own gradients, whatever its leaf.
 ELEMENTWISE = (
     *("adabelief", "adadelta", "adagrad", "adam", "adamax", "adamaxw", "adamw"),
@@ -63,7 +69,7 @@ def algorithm_maker(
     own = {k: v for k, v in options.items() if k in asked}
     for key, parameter in asked.items():
         if parameter.default is inspect.Parameter.empty and key not in own:
-            raise ValueError(f"config.{section} must have the key {key}, got none.")
+            raise _missing(section, name, key)
     for key, family in NESTED.items():
         given = own.get(key)
         if isinstance(given, Mapping | str):
@@ -73,6 +79,15 @@ def algorithm_maker(
     own |= {k: v for k, v in facts.items() if k in keywords(ALGORITHMS[name])}
     rest = {k: v for k, v in options.items() if k in others}
     return functools.partial(ALGORITHMS[name], **own), rest
+
+
+def _missing(section: str, name: str, key: str) -> ValueError:
+    if key in TOLD:
+        return ValueError(
+            f"config.{section}.algorithm must fit the task, got {name!r}, which needs "
+            f"{TOLD[key]}."
+        )
+    return ValueError(f"config.{section} must have the key {key}, got none.")
 
 
 def local_of(

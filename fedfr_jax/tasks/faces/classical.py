@@ -33,9 +33,12 @@ from fedfr_jax.types import Algorithm, Local, Model, PyTree
 EMBEDDINGS = "the class embeddings that stay with clients"
 UNFIT = {  # algorithms that cannot train faces here, and what they would need
     "afl": "classes that all clients share",
+    "cdw": "logits of the network itself: its task is reid",
     "fedaws": EMBEDDINGS,
     "feddane": EMBEDDINGS,
     "fedmargin": "class prototypes that all clients share",
+    "finch": "public images without labels: its task is reid",
+    "kd": "public images without labels: its task is reid",
     "mime": EMBEDDINGS,
     "moon": "a loss of its own: leave it out and give contrastive_weight",
 }

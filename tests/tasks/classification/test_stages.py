@@ -334,7 +334,8 @@ NEEDED = {
     "pfedme": {"personal_rate": 0.05},
     "qfedavg": {"q": 1.0},
 }
-BUILT = sorted(ALGORITHMS.keys() - {"fedfr"})  # which is of faces
+# The others are of faces, and of public images.
+BUILT = sorted(ALGORITHMS.keys() - {"fedfr", "finch", "kd"})
 
 
 def test_every_algorithm_but_fedfr_is_a_row(path):
@@ -381,6 +382,7 @@ ROWS = [
     ({**RATE, "personal": "conv1"}, "path pattern must match a leaf.*got 'conv1'"),
     ({**RATE, "algorithm": "fedavgg"}, "algorithm must be one of .*'fedavgg'"),
     ({**RATE, "algorithm": "fedprox"}, "must have the key strength, got none"),
+    ({**RATE, "algorithm": "kd"}, "must fit the task, got 'kd', which needs public im"),
     ({**RATE, "strength": 0.1}, "must have keys of .*got 'strength'"),
     ({"learning_rat": 0.1}, "did you mean learning_rate"),
     ({}, "must have the key learning_rate, got none"),
