@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedfr_jax.federated import sums
-from fedfr_jax.federated.algorithms import margins, prototypes
+from fedfr_jax.federated.algorithms import attention, margins, prototypes
 from fedfr_jax.federated.algorithms.fedmargin import Server, fedmargin
 from fedfr_jax.federated.algorithms.prototypes import Prototypes
 from fedfr_jax.federated.local import sgd
@@ -163,6 +163,13 @@ def test_attention_to_margins_of_thousands_is_finite_and_exact(golden, where):
     want = sum(np.exp(x - x.max()) / np.exp(x - x.max()).sum() for x in both) / 2
     got = end.servers[0].variables["params"]["attention"]
     close(got, want, rtol=1e-3, atol=1e-6)
+
+
+def test_a_negative_margin_has_no_share_of_a_relu_sum():
+    logs_of = attention.logarithms(1.0, "relu_sum", "mean")
+    logs = logs_of(jnp.array([-1.0, 1.0, 3.0]), jnp.array([2.0, -3.0, 0.0]))
+    share = attention.of_cohort(jnp.ones(3), logs)
+    np.testing.assert_allclose(share, [0.5, 0.125, 0.375], atol=1e-6)
 
 
 def test_scaled_sums_are_those_of_a_softmax_in_any_grouping():
