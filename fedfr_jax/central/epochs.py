@@ -1,16 +1,18 @@
 """Epochs of central training of one network over the whole mesh."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.batches import Order, build_batch, pieces
-from fedfr_jax.central.step import State, build_step
+from fedfr_jax.central.sharding import layout_of, of_state, shardings
+from fedfr_jax.central.step import Spread, State, build_step
 from fedfr_jax.feed import Feed
 
 
@@ -35,32 +37,47 @@ def build_epochs(
     first_row: int,
     num_rows: int,
     seed: int,
+    spread: Spread | None = None,
+    class_rates: Sequence[float] = (1.0,),
 ) -> Epochs:
     """Compile-once epochs over table rows first_row:first_row + num_rows.
 
     Args:
       loss_fn: as of `Local`; `optimizer` includes its learning rate.
-      feed: batch_size is the total over devices and a multiple of their number; always
-        shuffles, and drops the last, partial batch.
+      feed: batch_size is the total over devices and a multiple of their number, times
+        micro-batches; always shuffles, and drops the last, partial batch.
+      class_rates: `Spread.class_rate` of every epoch, the last one of those that
+        follow; each rate is compiled.
 
     Raises:
       ValueError: when the batch does not divide, or exceeds the rows.
     """
+    spread = spread or Spread()
     num_devices = mesh.shape[meshes.CLIENTS]
-    if feed.batch_size % num_devices or not 0 < feed.batch_size <= num_rows:
+    parts = num_devices * spread.micro_batches
+    if feed.batch_size % parts or not 0 < feed.batch_size <= num_rows:
         raise ValueError(
-            f"pretrain.batch_size must be a multiple of {num_devices} devices and at "
+            f"pretrain.batch_size must be a multiple of {parts} devices and at "
             f"most the {num_rows} images, got {feed.batch_size}."
         )
     order = Order(first_row, num_rows, feed.batch_size, num_devices, seed)
-    step = build_step(loss_fn, optimizer, mesh)
-    train = _piece_trainer(step, build_batch(feed, order, mesh), order, mesh)
+    batch = build_batch(feed, order, mesh)
+
+    def trainer_at(rate):
+        own = spread._replace(class_rate=rate)
+        step = build_step(loss_fn, optimizer, mesh, own)
+        return _piece_trainer(step, batch, order)
+
+    trainers = {rate: trainer_at(rate) for rate in set(class_rates)}
 
     def init(variables):
-        state = State(variables, optimizer.init(variables["params"]))
-        return meshes.put(state, meshes.replicated(mesh))
+        return _start(variables, optimizer, mesh, spread)
 
     def run(state, table, epoch):
+        places = jax.tree.map(lambda x: x.sharding, state), meshes.replicated(mesh)
+        train = trainers[class_rates[min(epoch, len(class_rates) - 1)]]
+        # Compiled once: JAX finds the same function of the same shapes and places.
+        train = jax.jit(train, donate_argnums=0, out_shardings=places)
         found = []
         for piece in pieces(table, order, epoch, mesh):
             state, sums = train(state, piece, epoch)
@@ -73,9 +90,22 @@ def build_epochs(
     return Epochs(init, run, order.num_steps)
 
 
-def _piece_trainer(
-    step: Callable, batch: Callable, order: Order, mesh: Mesh
-) -> Callable:
+def _start(variables, optimizer, mesh, spread):
+    """The first state, each leaf where the rules say."""
+    whole = meshes.replicated(mesh)
+    if not spread.rules:
+        state = State(variables, optimizer.init(variables["params"]))
+        return meshes.put(state, whole)
+    layout = layout_of(spread.rules, variables["params"], mesh)
+    params = meshes.put(variables["params"], shardings(mesh, layout.params))
+    empty = jax.eval_shape(optimizer.init, params)
+    places = shardings(mesh, of_state(optimizer, empty, layout.moments, P()))
+    opt_state = jax.jit(optimizer.init, out_shardings=places)(params)
+    stats = meshes.put(variables["batch_stats"], whole)
+    return State({"params": params, "batch_stats": stats}, opt_state)
+
+
+def _piece_trainer(step: Callable, batch: Callable, order: Order) -> Callable:
     """train(state, piece, epoch) -> (state, sums of the metrics over its steps).
 
     One call for many steps: a call costs a tiny network more than a step.
@@ -99,5 +129,4 @@ def _piece_trainer(
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
         return jax.lax.fori_loop(piece.first, piece.last, body, (state, sums))
 
-    whole = meshes.replicated(mesh)
-    return jax.jit(train, donate_argnums=0, out_shardings=whole)
+    return train

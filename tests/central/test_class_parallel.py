@@ -16,16 +16,18 @@ from fedfr_jax.central.class_parallel import (
     rows_per_device,
 )
 from fedfr_jax.central.class_sampling import drawn, num_drawn, put_back, taken
+from fedfr_jax.losses.arcface import arcface_straight_through
+from fedfr_jax.losses.cosface import cosface
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.class_softmax import softmax_of
 
 CUT, WHOLE = P(meshes.CLIENTS), P()
-COSFACE = {"margin_loss": "cosface", "margin": 0.4}
 RULES = {
-    "cosface_m04": COSFACE,
-    "arcface_m05": {"margin_loss": "arcface_straight_through", "margin": 0.5},
-    "cosface_m04_filter": {**COSFACE, "interclass_threshold": 0.3},
+    "cosface_m04": softmax_of(cosface(scale=64.0), {}),
+    "arcface_m05": softmax_of(arcface_straight_through(scale=64.0), {}),
+    "cosface_m04_filter": softmax_of(cosface(scale=64.0), {}, None, 0.3),
 }
+COSFACE = RULES["cosface_m04"]
 
 
 def gradients(num_devices, num_classes, of, ids=None):
@@ -68,9 +70,9 @@ def padded(w, num_devices, chunk=0):
     return np.concatenate([w, np.full((rows - len(w), w.shape[1]), 1e3, np.float32)])
 
 
-def found(num_devices, x, w, labels, *, chunk=0, rule=COSFACE, scale=64.0, **options):
+def found(num_devices, x, w, labels, *, chunk=0, rule=COSFACE, dtype=None):
     """(loss, dx, dw) on so many devices."""
-    of = softmax_of(scale=scale, **rule)._replace(chunk=chunk, **options)
+    of = rule._replace(chunk=chunk, dtype=dtype)
     run = gradients(num_devices, len(w), of)
     loss, (dx, dw) = run(x, padded(w, num_devices, chunk), labels)
     np.testing.assert_array_equal(dw[len(w) :], 0)
@@ -134,7 +136,7 @@ def test_parallel_rows_at_scale_64_in_bfloat16_are_finite_and_unbounded():
 def test_a_shift_of_all_logits_changes_nothing():
     """So the derivatives by the logits of an example add up to 0."""
     x, w, labels = problem()
-    plain = softmax_of(scale=16.0, **COSFACE)
+    plain = softmax_of(cosface(scale=16.0), {})
 
     def shifted(by):
         def margin(cosine, norm):
@@ -189,7 +191,7 @@ def test_a_draw_holds_every_label_once_and_as_many_others_as_asked():
 def test_a_sampled_loss_is_the_released_codes(golden, case, parts):
     """The classes that the released code drew; its devices have 7 and 6, as ours."""
     g = golden("bigface_margin")
-    of = softmax_of(scale=64.0, **COSFACE)
+    of = COSFACE
     counts = np.cumsum(g[f"pfc/{case}/sampled_per_rank"])[:-1]
     parts_of = np.split(g[f"pfc/{case}/sampled_ids"], counts)
     most = max(map(len, parts_of))
@@ -213,7 +215,7 @@ def test_a_draw_of_all_classes_is_the_whole_softmax():
     held = drawn_on(4, labels, len(w), rate=1.0)
     table = padded(w, 4)
     rows = table[np.maximum(held.ids, 0)].reshape(-1, 8)
-    of = softmax_of(scale=64.0, **COSFACE)
+    of = COSFACE
     loss, (dx, _) = gradients(4, len(w), of, held.ids)(x, rows, labels)
     close((loss, dx), found(4, x, w, labels)[:2])
 
@@ -233,7 +235,7 @@ def test_rows_that_are_not_drawn_keep_their_bits():
 
 
 def compiled(num_devices, chunk, num_classes=2048, batch=64, dim=16):
-    of = softmax_of(scale=64.0, **COSFACE)._replace(chunk=chunk)
+    of = COSFACE._replace(chunk=chunk)
     shapes = (batch, dim), (num_classes, dim), (batch,)
     kinds = jnp.float32, jnp.float32, jnp.int32
     mesh = make_mesh(num_devices)
