@@ -364,6 +364,13 @@ class Federated(NamedTuple):
     lowered: Mapping[str, "Federated"] = MappingProxyType({})
 
 
+class ClassTable(NamedTuple):
+    """A parameter with a row for each class, cut over all devices of the mesh."""
+
+    path: str  # among "params"
+    names: tuple[str, ...]  # of the classes, one each; further rows are padding
+
+
 class Central(NamedTuple):
     """A trainer: one network on rows of a data set, without clients."""
 
@@ -376,6 +383,7 @@ class Central(NamedTuple):
     init: Callable[[jax.Array], PyTree]  # key -> variables
     network: Callable[[PyTree], PyTree]  # variables -> those of the judged network
     network_apply: Callable  # (variables of `network`, images) -> output [B, D]
+    table: ClassTable | None = None  # with class_parallel
 
 
 class Stage(NamedTuple):

@@ -67,20 +67,24 @@ class Layout(NamedTuple):
         return self.specs(("zero1", "zero2", "zero3", CLASSES))
 
 
+def check_pairs(pairs: Sequence) -> None:
+    """Raise ValueError for what is not a (pattern, rule) of RULES."""
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise ValueError(f"sharding must have (pattern, rule) pairs, got {pair!r}.")
+        if pair[1] not in RULES:
+            raise ValueError(
+                f"sharding must have rules of {list(RULES)}, got {pair[1]!r}."
+            )
+
+
 def layout_of(rules: Sequence[tuple[str, str]], params: PyTree, mesh: Mesh) -> Layout:
     """The rules' layout of parameters (arrays or shape structs).
 
     Raises:
-      ValueError: for a pattern that is found in no leaf, with names that are near, and
-        for a rule that is unknown.
+      ValueError: for a pattern that is found in no leaf, with names that are near.
     """
-    found = []
-    for pattern, rule in rules:
-        if rule not in (*RULES, CLASSES):
-            raise ValueError(
-                f"sharding must have rules of {list(RULES)}, got {rule!r}."
-            )
-        found.append(trees.matching(pattern)(params))
+    found = [trees.matching(pattern)(params) for pattern, _ in rules]
     names = [rule for _, rule in rules]
 
     def rule_of(_, *is_found):

@@ -1,7 +1,6 @@
 """A step spread over eight devices is the step of one device, in less memory."""
 
 import re
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,47 +13,14 @@ from fedfr_jax.central.class_parallel import rows_per_device
 from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.central.step import Spread, build_step
 from fedfr_jax.feed import Feed
-from fedfr_jax.losses.cosface import cosface
 from fedfr_jax.losses.margin import cosine, is_label, softmax_cross_entropy
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.class_softmax import class_parallel_loss
-from fedfr_jax.types import Batch, Dataset, Model
+from fedfr_jax.types import Batch
+from tests.central import classes
+from tests.central.classes import BATCH, DIM, LOSS, NUM_CLASSES, embed
 
-NUM_CLASSES, BATCH, DIM = 70, 32, 64
 TABLE = (("^phi$", "classes"),)
 OPTIMIZER = optax.chain(optax.add_decayed_weights(0.01), optax.sgd(0.1, 0.9))
-RULE = cosface(scale=8.0, margin=0.2)
-
-
-class Problem(NamedTuple):
-    """A network of two layers before a table of classes."""
-
-    variables: dict
-    data: Dataset
-
-
-def problem(num_devices=1, width=128):
-    random = np.random.default_rng(0)
-    draw = lambda *shape: random.normal(size=shape).astype(np.float32)
-    layers = {"first": 0.1 * draw(12, width), "last": 0.1 * draw(width, DIM)}
-    # Numbers of a class do not depend on the padding behind the last one.
-    rows = num_devices * rows_per_device(NUM_CLASSES, num_devices)
-    params = {"backbone": {**layers, "bias": draw(DIM)}, "phi": draw(200, DIM)[:rows]}
-    labels = random.integers(NUM_CLASSES, size=96).astype(np.int32)
-    data = Dataset.labelled(draw(96, 2, 2, 3), labels)
-    variables = {"params": params, "batch_stats": {}}
-    return Problem(jax.tree.map(jnp.asarray, variables), data)
-
-
-def embed(variables, images, train=False, key=None):
-    del train, key
-    p, x = variables["params"], images.reshape(len(images), -1)
-    hidden = jax.nn.relu(x @ p["first"]) @ p["last"]
-    return hidden + p["bias"][None], {}
-
-
-MODEL = Model(None, embed, (2, 2, 3), DIM)
-PARALLEL = class_parallel_loss(MODEL, RULE, chunk=4)
 
 
 def dense_loss(variables, batch, key):
@@ -81,12 +47,11 @@ def epochs_of(num_devices, loss, spread, **options):
 
 
 def train(num_devices, loss, spread=None, epochs=1, **options):
-    """(state, metrics) after epochs of three steps."""
-    variables, data = problem(num_devices)
-    epochs_run = epochs_of(num_devices, loss, spread, **options)
-    state = epochs_run.init(variables)
+    """(state, metrics) after epochs of two steps."""
+    run = epochs_of(num_devices, loss, spread, **options)
+    state, table = run.init(classes.variables(num_devices)), classes.data()
     for epoch in range(epochs):
-        state, metrics = epochs_run.run(state, data, epoch)
+        state, metrics = run.run(state, table, epoch)
     return state, metrics
 
 
@@ -110,7 +75,7 @@ def expected():
 def test_eight_devices_train_as_one_however_the_state_is_cut(rule, expected):
     rules = (*TABLE, ("bias", "whole"), ("backbone", rule))
     spread = Spread(rules, num_classes=NUM_CLASSES, micro_batches=2)
-    state, metrics = train(8, PARALLEL, spread)
+    state, metrics = train(8, LOSS, spread)
     close((without_padding(state), metrics["loss"]), expected)
     parts = lambda x: len({str(s.index) for s in x.addressable_shards})
     (_, (trace, _)) = state.opt_state
@@ -125,14 +90,14 @@ def compiled(num_devices, rule, **options):
     """The step of a network of 4 MiB, whose class table is small."""
     spread = Spread((*TABLE, ("backbone", rule)), num_classes=NUM_CLASSES, **options)
     mesh = make_mesh(num_devices)
-    variables, data = problem(num_devices, width=2**14)
-    state = epochs_of(num_devices, PARALLEL, spread).init(variables)
-    batch = toy_batch(data, mesh)
-    step = jax.jit(build_step(PARALLEL, OPTIMIZER, mesh, spread), donate_argnums=0)
+    variables = classes.variables(num_devices, width=2**14)
+    state = epochs_of(num_devices, LOSS, spread).init(variables)
+    batch = batch_of(classes.data(), mesh)
+    step = jax.jit(build_step(LOSS, OPTIMIZER, mesh, spread), donate_argnums=0)
     return step.lower(state, batch, jax.random.key(0))
 
 
-def toy_batch(data, mesh):
+def batch_of(data, mesh):
     cut = lambda x: meshes.put(x[:BATCH], meshes.over_clients(mesh))
     numbers = np.arange(BATCH, dtype=np.int32)
     always = np.ones(BATCH, bool)
@@ -168,22 +133,19 @@ def test_gradients_are_scattered_and_summed_in_bfloat16_when_asked():
 def test_a_rule_that_matches_nothing_names_near_ones():
     spread = Spread((("backbone/fist", "zero3"),))
     with pytest.raises(ValueError, match="must match a leaf such as backbone/first"):
-        epochs_of(8, dense_loss, spread).init(problem(8).variables)
-    spread = Spread((("backbone/first", "zero4"),))
-    with pytest.raises(ValueError, match="must have rules of .*zero4"):
-        epochs_of(8, dense_loss, spread).init(problem(8).variables)
+        epochs_of(8, dense_loss, spread).init(classes.variables(8))
 
 
 def test_rows_that_are_not_drawn_keep_their_bits_and_their_momentum():
     spread = Spread(TABLE, num_classes=NUM_CLASSES, class_rate=0.1)
     mesh = make_mesh(8)
-    variables, data = problem(8)
+    data = classes.data()
     data = data.with_labels(data.labels % 5)
-    state = epochs_of(8, PARALLEL, spread).init(variables)
+    state = epochs_of(8, LOSS, spread).init(classes.variables(8))
     trace = state.opt_state[1][0].trace
     first = jax.device_get((state.variables["params"]["phi"], trace["phi"]))
-    step = jax.jit(build_step(PARALLEL, OPTIMIZER, mesh, spread))
-    after, _ = step(state, toy_batch(data, mesh), jax.random.key(1))
+    step = jax.jit(build_step(LOSS, OPTIMIZER, mesh, spread))
+    after, _ = step(state, batch_of(data, mesh), jax.random.key(1))
     trace = after.opt_state[1][0].trace
     last = jax.device_get((after.variables["params"]["phi"], trace["phi"]))
     is_moved = (first[0] != last[0]).any(1)
@@ -198,7 +160,7 @@ def test_the_rate_of_drawn_classes_is_a_schedule_and_each_is_compiled_once():
 
     def loss(variables, batch, key, *, held):
         traced.append(len(held.ids))
-        return PARALLEL(variables, batch, key, held=held)
+        return LOSS(variables, batch, key, held=held)
 
     spread = Spread(TABLE, num_classes=NUM_CLASSES)
     state, _ = train(8, loss, spread, epochs=4, class_rates=(0.2, 1.0))

@@ -15,7 +15,6 @@ from fedfr_jax.federated.settings import (
     check_epochs,
     check_federation,
 )
-from fedfr_jax.losses.contract import Margin
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.schema import call, choose, naming
@@ -27,18 +26,16 @@ from fedfr_jax.tasks.data import (
     streams,
 )
 from fedfr_jax.tasks.faces.classical import UNFIT, backbone_of, classical_faces
-from fedfr_jax.tasks.faces.loss import face_loss, rule_of
-from fedfr_jax.tasks.faces.margin_state import beside
 from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
     backbone_features,
     federated_faces,
 )
-from fedfr_jax.tasks.faces.public import everyone, first_variables, public_means
+from fedfr_jax.tasks.faces.public import everyone, public_means
+from fedfr_jax.tasks.faces.public_training import margin_rule, public_training
 from fedfr_jax.tasks.faces.recognition import Judge, Recognition, recognition
 from fedfr_jax.tasks.options import algorithm_maker, keywords
 from fedfr_jax.types import (
-    Central,
     Experiment,
     Federated,
     Model,
@@ -212,14 +209,16 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
     judge = call("evaluation", Judge, evaluation, task, parts.mesh, seed=seed)
     model = parts.model
     embed = backbone_features(model)  # one object: it names what evaluators compile
-    pretraining = public_training(model, embed, task, parts.pretraining)
+    names, mesh = parts.source.names, parts.mesh
+    pretraining = public_training(model, embed, task, names, parts.pretraining, mesh)
     stages = {PRETRAINED: Stage(pretraining)}
     for name, method in parts.methods.items():
         if isinstance(method, Training):
-            everybody = public_training(model, embed, everyone(task), method)
+            whole = everyone(task)
+            everybody = public_training(model, embed, whole, names, method, mesh)
             stages[name] = Stage(everybody)
         else:
-            trainer = trainer_of(method, model, embed, task, parts.mesh)
+            trainer = trainer_of(method, model, embed, task, mesh)
             stages[name] = Stage(trainer, PRETRAINED)
     facts = report(parts.partition)
     return Experiment(
@@ -235,40 +234,6 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
         feed=feed_of(parts.federation, drop_last=parts.federation.drop_last),
         federation=parts.federation,
         seed=seed,
-    )
-
-
-def public_training(
-    model: Model, embed: Callable, task: Recognition, settings: Training
-) -> Central:
-    """A margin softmax over the task's public rows."""
-    first_row = len(task.train_identities)
-    num_public = len(task.partition.global_identities)
-    rule = margin_rule(settings)
-    return Central(
-        settings=settings,
-        dataset=task.table,
-        first_row=first_row,
-        num_rows=task.table.num_examples - first_row,
-        feed=feed_of(settings),
-        loss=face_loss(
-            beside(model) if rule and rule.state else model,
-            margin_loss=settings.margin_loss,
-            scale=settings.scale,
-            margin=settings.margin,
-            margin_options=settings.margin_options,
-            interclass_threshold=settings.interclass_threshold,
-        ),
-        init=lambda key: first_variables(model, num_public, key, rule),
-        network=backbone_of,
-        network_apply=embed,
-    )
-
-
-def margin_rule(settings: Training) -> Margin | None:
-    """The margin of a central training, None for class_hinge."""
-    return rule_of(
-        settings.margin_loss, settings.scale, settings.margin, settings.margin_options
     )
 
 
