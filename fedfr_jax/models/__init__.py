@@ -1,8 +1,8 @@
 """Networks on images: name -> factory(image_shape, ...) -> Model.
 
-They end in an embedding (sphereface, iresnet, cnn, mlp), in the logits of
-`num_classes` classes (resnet, mobilenet, linear_base, leaf_*, logistic; cnn and mlp
-when asked) or in logits for every pixel (segmenter).
+They end in an embedding (sphereface, iresnet, mobilefacenet, vit, cnn, mlp), in the
+logits of `num_classes` classes (resnet, mobilenet, linear_base, leaf_*, logistic; cnn
+and mlp when asked) or in logits for every pixel (segmenter).
 """
 
 from collections.abc import Callable
@@ -12,16 +12,20 @@ from fedfr_jax.models.iresnet import iresnet
 from fedfr_jax.models.leaf import leaf_celeba, leaf_femnist
 from fedfr_jax.models.linear_base import linear_base
 from fedfr_jax.models.logistic import logistic
+from fedfr_jax.models.mobilefacenet import mobilefacenet
 from fedfr_jax.models.mobilenet import mobilenet
 from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.segmenter import segmenter
 from fedfr_jax.models.sphereface import sphereface
+from fedfr_jax.models.vit import vit
 from fedfr_jax.schema import register
 from fedfr_jax.types import Model
 
 MODELS = {
     "sphereface": sphereface,
     "iresnet": iresnet,
+    "mobilefacenet": mobilefacenet,
+    "vit": vit,
     "resnet": resnet,
     "mobilenet": mobilenet,
     "linear_base": linear_base,

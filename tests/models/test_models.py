@@ -13,6 +13,8 @@ TINY = {"widths": (4, 6), "blocks": (1, 4), "embedding_dim": 10}
 SETTINGS = {
     "sphereface": TINY,
     "iresnet": TINY,
+    "mobilefacenet": {"blocks": (3, 0, 0), "embedding_dim": 10},
+    "vit": {"width": 8, "heads": 2, "depth": 4, "embedding_dim": 10},
     "resnet": {"widths": (4, 6), "blocks": (1, 4), "num_classes": 10},
     "mobilenet": {"width": 0.1, "num_blocks": 8, "num_classes": 10},
     "linear_base": {"width": 6, "side": 3, "num_classes": 10},
@@ -145,7 +147,7 @@ def test_images_of_another_shape_are_refused(name):
         MODELS[name]((28, 0, 3), **SETTINGS[name])
 
 
-@pytest.mark.parametrize("name", ["sphereface", "iresnet"])
+@pytest.mark.parametrize("name", ["sphereface", "iresnet", "mobilefacenet", "vit"])
 def test_scanned_and_unrolled_stacks_are_the_same_network(name):
     scanned = _model(name, lowering="xla")
     unrolled = _model(name, lowering="xla", scan=False)
@@ -198,7 +200,7 @@ def test_features_are_what_the_last_layer_is_given(name, top):
     np.testing.assert_array_equal(features, embedding)
 
 
-@pytest.mark.parametrize("name", ["sphereface", "iresnet", "resnet", "cnn"])
+@pytest.mark.parametrize("name", ["sphereface", "iresnet", "resnet", "cnn", "vit"])
 def test_half_precision_is_close_and_returns_float32(name):
     half = _model(name, lowering="xla", dtype="bfloat16")
     want, _ = _apply(_model(name), _variables(name), _images(8), True)
@@ -256,6 +258,59 @@ def test_iresnets_have_the_sizes_of_the_published_ones(depth, count, billions):
     assert round(make().flops / 2e9, 3) == billions
     first = make(stride_on="first").flops / 2e9
     assert round(make().flops / 2e9 - first, 3) == 0.867
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "count", "billions"),
+    [
+        # The paper says 0.99 million parameters, without those of BN and PReLU, and
+        # 221 million multiply-adds.
+        ("mobilefacenet", {}, 1_003_136, 0.221),
+        # insightface's table says 1.5, 5.7, 11.4 and 25.3 billion.
+        ("vit", {"size": "T"}, 19_137_536, 1.505),
+        ("vit", {"size": "S"}, 76_022_784, 5.747),
+        ("vit", {"size": "B"}, 113_832_960, 11.437),
+        ("vit", {"size": "L"}, 255_683_584, 25.338),
+    ],
+)
+def test_small_and_attending_networks_have_the_published_sizes(
+    name, settings, count, billions
+):
+    model = MODELS[name]((112, 112, 3), **settings)
+    assert _count(model) == count and round(model.flops / 2e9, 3) == billions
+
+
+def test_masked_patches_are_not_looked_at_and_are_drawn_with_the_key():
+    model = _model("vit", mask_ratio=0.8)  # one patch of nine is seen
+    variables = model.init(jax.random.key(1))
+
+    @jax.jit
+    def slope(x, key):
+        apply = lambda x: model.apply(variables, x, True, key=key)[0]
+        return jax.grad(lambda x: jnp.sum(jnp.sin(apply(x))))(x)
+
+    x = _images(4)
+    seen = np.abs(slope(x, jax.random.key(0)))[:, :27, :27].sum(-1)
+    patches = seen.reshape(4, 3, 9, 3, 9).sum((2, 4)).reshape(4, 9) > 0
+    assert (patches.sum(1) == 1).all()
+    others = np.abs(slope(x, jax.random.key(7)))[:, :27, :27].sum(-1)
+    assert ((others > 0) != (seen > 0)).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("mobilefacenet", {"blocks": (4, 6)}, "blocks must be at least 0 in each of 3"),
+        ("mobilefacenet", {"scale": 0}, "scale must be at least 1, got 0"),
+        ("vit", {"size": "M"}, "size must be one of .*, got 'M'"),
+        ("vit", {"width": 100}, "width must be a multiple of 8 heads, got 100"),
+        ("vit", {"patch": 113}, r"patch must lie in \[1, 112\], .* got 113"),
+        ("vit", {"mask_ratio": 1.0}, r"mask_ratio must be in \[0, 1\), got 1.0"),
+    ],
+)
+def test_impossible_small_and_attending_networks_are_refused(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        MODELS[name]((112, 112, 3), **settings)
 
 
 def test_other_heads_and_shortcuts_have_the_parameters_that_they_say():

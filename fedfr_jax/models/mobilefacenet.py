@@ -1,0 +1,209 @@
+"""MobileFaceNet: a face network of a million parameters, of inverted bottlenecks.
+
+Chen et al., "MobileFaceNets", arXiv:1804.07573, table 1; its embedding has 128 numbers.
+A block is a 1x1 convolution to more channels, a depthwise 3x3 and a 1x1 one back, all
+with BN, the first two with PReLU; blocks of stride 1 add their input. The last map is
+summed over pixels with a number per pixel and channel (the global depthwise
+convolution). Convolutions start as He normal, as in the released codes.
+Deviation: `scale` multiplies all channels but those inside blocks, as there; their
+convolution behind the stem is grouped by `scale` then, ours is depthwise.
+
+Parameters, every bn is {scale, bias}, with batch_stats {mean, var} at the same path:
+  stem/{conv/kernel [3, 3, C', C], bn, prelu/slope}, stem2/{depthwise, bn, prelu}
+  stage<i>/block1/{expand, depthwise, project}, each with kernel and bn, the first two
+    with prelu; the others the same, in a stack block[2:n + 1]
+  top/{conv/kernel [1, 1, C', 512], bn, prelu}, pixels/kernel [h, w, 512], bn,
+  fc/kernel [512, D], bn_out/{scale, bias}
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+
+from fedfr_jax.models.conv import Conv
+from fedfr_jax.models.depthwise import Depthwise
+from fedfr_jax.models.face_head import Pixels
+from fedfr_jax.models.initial import he_normal, normal
+from fedfr_jax.models.linen import block_names, from_linen, rematerialised
+from fedfr_jax.models.norm import BatchNorm, PReLU
+from fedfr_jax.models.stack import run_stack
+from fedfr_jax.types import Model
+
+STEM, TOP = 64, 512
+# Channels of a stage, those inside its first block, those inside its others.
+STAGES = ((64, 128, 128), (128, 256, 256), (128, 512, 256))
+
+
+class Settings(NamedTuple):
+    """What all the layers share; `mobilefacenet` documents it."""
+
+    lowering: str
+    dtype: Any
+
+
+def mobilefacenet(
+    image_shape: Sequence[int],
+    *,
+    blocks: Sequence[int] = (4, 6, 2),
+    scale: int = 1,
+    embedding_dim: int = 128,
+    lowering: str = "auto",
+    dtype: Any = None,
+    scan: bool = True,
+    remat: bool = False,
+) -> Model:
+    """MobileFaceNet.
+
+    Args:
+      image_shape: (H, W, C); the stem and every stage halve H and W, rounding up.
+      blocks: blocks of stride 1 in each of the three stages.
+      scale: times the channels between blocks; 2 in insightface's mbf.
+      embedding_dim: D.
+      lowering: how convolutions are computed, see `conv.convolve` and `depthwise`.
+      dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
+      scan: run stacks of equal blocks by a scan; False unrolls them.
+      remat: training keeps the input of every block only, and computes it again.
+
+    Raises:
+      ValueError: for blocks that are not three numbers, or a scale below 1.
+    """
+    if len(blocks) != len(STAGES) or min(blocks) < 0:
+        raise ValueError(
+            f"blocks must be at least 0 in each of {len(STAGES)} stages, got "
+            f"{tuple(blocks)}."
+        )
+    if scale < 1:
+        raise ValueError(f"scale must be at least 1, got {scale}.")
+    module = MobileFaceNet(
+        blocks=tuple(blocks),
+        scale=scale,
+        embedding_dim=embedding_dim,
+        lowering=lowering,
+        dtype=dtype,
+        scan=scan,
+        remat=remat,
+    )
+    stages = {f"stage{i}": num + 1 for i, num in enumerate(blocks, 1)}
+    top = ["top", "pixels", "bn", "fc", "bn_out"]
+    units = ["stem", "stem2", *block_names(stages), *top]
+    return from_linen(module, image_shape, embedding_dim, blocks=units, stages=stages)
+
+
+class MobileFaceNet(nn.Module):
+    """The network; `mobilefacenet` documents its attributes."""
+
+    blocks: tuple[int, ...]
+    scale: int
+    embedding_dim: int
+    lowering: str = "auto"
+    dtype: Any = None
+    scan: bool = True
+    remat: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C] -> [B, D]."""
+        param_dtype = x.dtype
+        settings = Settings(self.lowering, self.dtype)
+        x = Unit(STEM * self.scale, settings, size=3, stride=2, name="stem")(x, train)
+        x = ByChannel(settings, name="stem2")(x, train)
+        for i, (num, sizes) in enumerate(zip(self.blocks, STAGES, strict=True)):
+            width, first, others = sizes
+            stage = Stage(
+                width * self.scale,
+                (first, others),
+                num,
+                scan=self.scan,
+                remat=self.remat,
+                settings=settings,
+                name=f"stage{i + 1}",
+            )
+            x = stage(x, train)
+        x = Unit(TOP, settings, name="top")(x, train).astype(param_dtype)
+        x = BatchNorm(name="bn")(Pixels(name="pixels")(x), train)
+        init = normal(math.sqrt(2 / self.embedding_dim))  # He normal of the fan-out
+        fc = nn.Dense(self.embedding_dim, use_bias=False, kernel_init=init, name="fc")
+        return BatchNorm(name="bn_out")(fc(x), train)
+
+
+class Stage(nn.Module):
+    """A block of stride 2, then equal blocks that add their input."""
+
+    width: int
+    inside: tuple[int, int]  # channels inside the first block, inside the others
+    num_blocks: int  # without the first
+    scan: bool
+    remat: bool
+    settings: Settings
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
+        block = rematerialised(Block) if self.remat else Block
+        first, others = self.inside
+        x = block(self.width, first, self.settings, stride=2, name="first")(x, train)
+        if not self.num_blocks:
+            return x
+        stack = block(self.width, others, self.settings, name="blocks")
+        return run_stack(stack, x, train, length=self.num_blocks, scan=self.scan)
+
+
+class Block(nn.Module):
+    """1x1 to `inside` channels, depthwise 3x3, 1x1 back; plus x at stride 1."""
+
+    width: int
+    inside: int
+    settings: Settings
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C'] -> [B, H / stride, W / stride, width], rounded up."""
+        settings = self.settings
+        y = Unit(self.inside, settings, name="expand")(x, train)
+        y = ByChannel(settings, self.stride, name="depthwise")(y, train)
+        y = Unit(self.width, settings, is_linear=True, name="project")(y, train)
+        return x + y if self.stride == 1 else y
+
+
+class Unit(nn.Module):
+    """Convolution, BN and, unless it is linear, PReLU."""
+
+    width: int
+    settings: Settings
+    size: int = 1
+    stride: int = 1
+    is_linear: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C'] -> [B, H / stride, W / stride, width], rounded up."""
+        conv = Conv(
+            self.width,
+            kernel_size=self.size,
+            stride=self.stride,
+            padding=self.size // 2,
+            kernel_init=he_normal(),
+            dtype=self.settings.dtype,
+            lowering=self.settings.lowering,
+            name="conv",
+        )
+        x = BatchNorm(name="bn")(conv(x), train)
+        return x if self.is_linear else PReLU(name="prelu")(x)
+
+
+class ByChannel(nn.Module):
+    """Depthwise 3x3 convolution, BN, PReLU."""
+
+    settings: Settings
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C] -> [B, H / stride, W / stride, C], rounded up."""
+        lowering, dtype = self.settings
+        x = Depthwise(self.stride, dtype, lowering, name="conv")(x)
+        return PReLU(name="prelu")(BatchNorm(name="bn")(x, train))

@@ -1,0 +1,280 @@
+"""Vision transformers for faces, as insightface trains them on 112 pixels.
+
+Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv:2010.11929, section 3.1, with
+insightface's choices: patches of 9 pixels, no class token, ReLU6, no bias of queries,
+keys and values, and a head on all tokens: linear, BN, linear, BN. In training a share
+of the tokens can be left out of the blocks and be replaced by a learned one before the
+head (He et al., arXiv:2111.06377). Deviations: the head's BN adds 1e-5, not 2e-5, to
+the variance; `mask_ratio` is the share that is masked, where the released code masks a
+tenth whatever it is told; there is no stochastic depth.
+
+Parameters, E = width, P = patches, every norm<i> is {scale, bias} [E]:
+  patches/kernel [p, p, C, E], bias, positions/table [P, E], mask_token/vector [E] with
+    masking only
+  encoder/block1/{norm1, qkv/kernel [E, 3 E], proj/{kernel, bias}, norm2, fc1/{kernel
+    [E, 4 E], bias}, fc2/{kernel, bias}}; the others in a stack block[2:n + 1]
+  norm, fc1/kernel [P E, E], bn1/{scale, bias}, fc2/kernel [E, D], bn2
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedfr_jax.models.conv import Conv
+from fedfr_jax.models.initial import normal, uniform
+from fedfr_jax.models.linen import block_names, from_linen, rematerialised
+from fedfr_jax.models.norm import EPSILON, BatchNorm, per_channel, sum_dtype
+from fedfr_jax.models.stack import run_stack
+from fedfr_jax.types import Model
+
+SIZES = {  # name: (width, blocks)
+    "T": (256, 12),
+    "S": (512, 12),
+    "B": (512, 24),
+    "L": (768, 24),
+    "H": (1024, 48),
+}
+
+
+def vit(
+    image_shape: Sequence[int],
+    *,
+    size: str = "S",
+    width: int | None = None,
+    depth: int | None = None,
+    heads: int = 8,
+    patch: int = 9,
+    mask_ratio: float = 0.0,
+    embedding_dim: int = 512,
+    lowering: str = "auto",
+    dtype: Any = None,
+    scan: bool = True,
+    remat: bool = False,
+) -> Model:
+    """Vision transformer.
+
+    Args:
+      image_shape: (H, W, C); pixels beyond the last whole patch are not looked at.
+      size: a key of SIZES.
+      width: E, instead of the size's; a multiple of `heads`.
+      depth: number of blocks, instead of the size's.
+      heads: of attention.
+      patch: pixels of a patch's side.
+      mask_ratio: share of the patches that training masks, in [0, 1); above 0,
+        training needs `apply`'s key.
+      embedding_dim: D.
+      lowering: how patches are taken, see `conv.convolve`.
+      dtype: of matrix products, such as "bfloat16"; None for that of the parameters.
+        The softmax of attention, all norms and the head compute in at least float32.
+      scan: run the stack of equal blocks by a scan; False unrolls it.
+      remat: training keeps the input of every block only, and computes it again.
+
+    Raises:
+      ValueError: for an unknown size, numbers out of range, or an image that is smaller
+        than a patch.
+    """
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {list(SIZES)}, got {size!r}.")
+    width = SIZES[size][0] if width is None else width
+    depth = SIZES[size][1] if depth is None else depth
+    _check(image_shape, width, depth, heads, patch, mask_ratio)
+    module = ViT(
+        width=width,
+        depth=depth,
+        heads=heads,
+        patch=patch,
+        mask_ratio=mask_ratio,
+        embedding_dim=embedding_dim,
+        lowering=lowering,
+        dtype=dtype,
+        scan=scan,
+        remat=remat,
+    )
+    stages = {"encoder": depth}
+    first = ["patches", "positions", *["mask_token"] * bool(mask_ratio)]
+    units = [*first, *block_names(stages), "norm", "fc1", "bn1", "fc2", "bn2"]
+    return from_linen(module, image_shape, embedding_dim, blocks=units, stages=stages)
+
+
+def _check(image_shape, width, depth, heads, patch, mask_ratio):
+    if heads < 1 or width < heads or width % heads:
+        raise ValueError(f"width must be a multiple of {heads} heads, got {width}.")
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1, got {depth}.")
+    if not 1 <= patch <= min(image_shape[:2]):
+        raise ValueError(
+            f"patch must lie in [1, {min(image_shape[:2])}], the side of image_shape "
+            f"{tuple(image_shape)}, got {patch}."
+        )
+    if not 0 <= mask_ratio < 1:
+        raise ValueError(f"mask_ratio must be in [0, 1), got {mask_ratio}.")
+
+
+class ViT(nn.Module):
+    """The network; `vit` documents its attributes."""
+
+    width: int
+    depth: int
+    heads: int
+    patch: int
+    mask_ratio: float
+    embedding_dim: int
+    lowering: str = "auto"
+    dtype: Any = None
+    scan: bool = True
+    remat: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C] -> [B, D]."""
+        param_dtype = x.dtype
+        x = self._tokens(x)
+        token, mask = None, None
+        if self.mask_ratio:
+            token = Vector(self.width, name="mask_token")(x.dtype)
+            if train:
+                x, mask = self._kept(x)
+        x = Encoder(
+            self.depth, self.heads, self.dtype, self.scan, self.remat, name="encoder"
+        )(x, train)
+        x = LayerNorm(name="norm")(x).astype(param_dtype)
+        if mask is not None:
+            x = _put_back(x, mask, token.astype(param_dtype))
+        x = x.reshape(len(x), -1)
+        x = BatchNorm(name="bn1")(_linear(self.width, "fc1", False)(x), train)
+        x = _linear(self.embedding_dim, "fc2", False)(x)
+        return BatchNorm(name="bn2")(x, train)
+
+    def _tokens(self, x):
+        """[B, H, W, C] -> [B, P, E] with positions."""
+        init = uniform(1 / math.sqrt(self.patch**2 * x.shape[-1]))  # as PyTorch's
+        conv = Conv(
+            self.width,
+            kernel_size=self.patch,
+            stride=self.patch,
+            use_bias=True,
+            kernel_init=init,
+            dtype=self.dtype,
+            lowering=self.lowering,
+            name="patches",
+        )
+        x = conv(x)
+        x = x.reshape(len(x), -1, self.width)
+        return x + Table(x.shape[1:], name="positions")(x.dtype)[None]
+
+    def _kept(self, x):
+        """The tokens of each image that are not masked, and where they are."""
+        count = x.shape[1]
+        num_kept = max(int(count * (1 - self.mask_ratio)), 1)
+        noise = jax.random.uniform(self.make_rng("dropout"), x.shape[:2])
+        place = jnp.argsort(noise, axis=1)[:, :num_kept]
+        return jnp.take_along_axis(x, place[..., None], axis=1), (place, count)
+
+
+def _put_back(x, mask, token):
+    """Tokens [B, K, E] at their places, the masked one everywhere else: [B, P, E]."""
+    place, count = mask
+    everywhere = jnp.broadcast_to(token, (len(x), count, len(token)))
+    put = lambda row, place, tokens: row.at[place].set(tokens)
+    return jax.vmap(put)(everywhere, place, x)
+
+
+class Encoder(nn.Module):
+    """Equal blocks, one after the other."""
+
+    depth: int
+    heads: int
+    dtype: Any
+    scan: bool
+    remat: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, P, E] -> [B, P, E]."""
+        block = rematerialised(Block) if self.remat else Block
+        x = block(self.heads, self.dtype, name="first")(x, train)
+        if self.depth == 1:
+            return x
+        stack = block(self.heads, self.dtype, name="blocks")
+        return run_stack(stack, x, train, length=self.depth - 1, scan=self.scan)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + linear(ReLU6(linear(norm(x))))."""
+
+    heads: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, P, E] -> [B, P, E]."""
+        del train
+        width = x.shape[-1]
+        linear = lambda size, name, bias=True: _linear(size, name, bias, self.dtype)
+        y = linear(3 * width, "qkv", bias=False)(LayerNorm(name="norm1")(x))
+        x = x + linear(width, "proj")(attend(y, self.heads))
+        y = nn.relu6(linear(4 * width, "fc1")(LayerNorm(name="norm2")(x)))
+        return x + linear(width, "fc2")(y)
+
+
+def attend(y: jax.Array, heads: int) -> jax.Array:
+    """Attention of tokens to each other, from queries, keys and values side by side.
+
+    Args:
+      y: [B, P, 3 E].
+
+    Returns:
+      [B, P, E] of the same dtype; products and softmax in at least float32.
+    """
+    batch, count, _ = y.shape
+    z = y.astype(sum_dtype(y.dtype)).reshape(batch, count, 3, heads, -1)
+    query, key, value = (z[:, :, i] for i in range(3))
+    scores = jnp.einsum("bphe,bqhe->bhpq", query, key) / math.sqrt(z.shape[-1])
+    mixed = jnp.einsum("bhpq,bqhe->bphe", nn.softmax(scores), value)
+    return mixed.reshape(batch, count, -1).astype(y.dtype)
+
+
+class Table(nn.Module):
+    """A learned vector for every place."""
+
+    shape: tuple[int, int]
+
+    @nn.compact
+    def __call__(self, dtype: jax.typing.DTypeLike) -> jax.Array:
+        """[P, E]."""
+        return self.param("table", normal(0.02), self.shape).astype(dtype)
+
+
+class Vector(nn.Module):
+    """A learned vector."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, dtype: jax.typing.DTypeLike) -> jax.Array:
+        """[E]."""
+        return self.param("vector", normal(0.02), (self.width,)).astype(dtype)
+
+
+class LayerNorm(nn.Module):
+    """Normalise each token over its numbers, in float32 at least."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., E] -> [..., E] of the same dtype."""
+        z, shape = x.astype(sum_dtype(x.dtype)), (x.shape[-1],)
+        centred = z - jnp.mean(z, -1, keepdims=True)
+        var = jnp.mean(jnp.square(centred), -1, keepdims=True)
+        scale = self.param("scale", nn.initializers.ones, shape).astype(z.dtype)
+        bias = self.param("bias", nn.initializers.zeros, shape).astype(z.dtype)
+        y = centred * jax.lax.rsqrt(var + EPSILON) * per_channel(scale, z)
+        return (y + per_channel(bias, z)).astype(x.dtype)
+
+
+def _linear(size, name, use_bias=True, dtype=None):
+    init = normal(0.02)
+    return nn.Dense(size, use_bias, dtype=dtype, kernel_init=init, name=name)
