@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.central.class_parallel import Held, Softmax, class_losses
-from fedfr_jax.losses.contract import Margin, Seen, moved, softmax
+from fedfr_jax.losses.contract import Margin, Seen, moved
 from fedfr_jax.losses.margin import interclass_filter, normalize
 from fedfr_jax.tasks.faces.loss import draw_key
 from fedfr_jax.tasks.faces.margin_state import numbers_of, with_numbers
@@ -16,7 +16,7 @@ from fedfr_jax.types import Model, PyTree
 
 def class_parallel_loss(
     model: Model,
-    rule: Margin | None,
+    rule: Margin,
     *,
     interclass_threshold: float | None = None,
     chunk: int = 0,
@@ -27,17 +27,10 @@ def class_parallel_loss(
     Equal to `face_loss` without local classes, where a device has all of them.
 
     Args:
-      rule: of `face_loss`; its numbers move by the whole batch.
+      rule: a softmax; its numbers move by the whole batch.
       interclass_threshold: see `interclass_filter`.
       chunk, dtype: see `Softmax`.
-
-    Raises:
-      ValueError: when the rule is no softmax.
     """
-    if rule is None or rule.classify is not softmax:
-        raise ValueError(
-            "margin_loss must be a softmax with class_parallel, got another."
-        )
 
     def loss_fn(variables, batch, key, *, held: Held):
         params, stats = variables["params"], variables["batch_stats"]

@@ -9,7 +9,7 @@ from fedfr_jax.central.class_parallel import rows_per_device
 from fedfr_jax.central.settings import Training, mesh_of, num_devices, spread_of
 from fedfr_jax.central.sharding import layout_of
 from fedfr_jax.central.statistics import group_mean, group_size
-from fedfr_jax.losses.contract import Margin
+from fedfr_jax.losses.contract import Margin, softmax
 from fedfr_jax.models.norm import Pool, pooled
 from fedfr_jax.schema import naming
 from fedfr_jax.tasks.data import feed_of
@@ -67,7 +67,11 @@ def public_training(
 def loss_of(
     model: Model, rule: Margin | None, settings: Training, mesh: Mesh
 ) -> Callable:
-    """The loss, with all public classes on every device or cut over them."""
+    """The loss, with all public classes on every device or cut over them.
+
+    Raises:
+      ValueError: for a margin loss that cannot be cut.
+    """
     count = num_devices(settings, mesh)
     size = group_size(settings.batch_norm, count)
     if size > 1:
@@ -75,6 +79,11 @@ def loss_of(
     if rule and rule.state:
         model = beside(model)
     if settings.class_parallel:
+        if rule is None or rule.classify is not softmax:
+            raise ValueError(
+                "margin_loss must be a softmax with class_parallel, got "
+                f"{settings.margin_loss!r}."
+            )
         return class_parallel_loss(
             model,
             rule,
