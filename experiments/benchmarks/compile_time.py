@@ -7,6 +7,11 @@ Nothing is trained: rounds are lowered from shapes at 112 pixels with 64 images 
 for a device per core, and FedFR's beside what it prepares (features and hard negatives,
 here one program), as in a run. XLA compiles on several threads, so on a busy machine
 the CPU seconds say more than the clock's.
+
+Equal blocks are scanned, so depth costs nothing: FedAvg's round takes 16.9 CPU s with
+iresnet50 and 17.1 s with iresnet1200 (--networks=iresnet50,iresnet1200
+--methods=fedavg --repeats=2, medians of one run, 2 busy cores of an AMD EPYC,
+2026-11-23).
 """
 
 import argparse

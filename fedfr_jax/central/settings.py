@@ -148,6 +148,8 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
 
 def _check_choices(settings, section):
     """Names, and what needs class_parallel."""
+    if not settings.class_rates:
+        raise ValueError(f"config.{section}.class_rate must have a rate, got ().")
     choices = {"optimizer": sorted(OPTIMIZERS)}
     choices |= dict.fromkeys(("reduce_dtype", "class_dtype"), (None, "bfloat16"))
     for name, known in choices.items():

@@ -144,10 +144,14 @@ MUTANTS = [
         [
             ("apply=method.embed,", "apply=embed,"),
             ("drop_last=parts.federation.drop_last", "drop_last=True"),
-            ("feed=feed_of(settings),", "feed=feed_of(settings._replace(flip=0.0)),"),
             ("num_classes.max())", "num_classes.min())"),
             ('variables["params"]["phi"]\n', '0 * variables["params"]["phi"]\n'),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/public.py",
+        CONFIGURED,
+        [("feed=feed_of(settings),", "feed=feed_of(settings._replace(flip=0.0)),")],
     ),
     Mutants(
         "fedfr_jax/tasks/faces/adaptation.py",

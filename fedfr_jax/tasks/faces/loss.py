@@ -112,6 +112,8 @@ def face_loss(
       branch: bce (SphereFace2), uniface, cosface (`margin_loss` over the own classes,
         own images only), cosface_all (over own and public classes, all images), or None
         without a branch.
+      branch_weight: 10 is for bce, which is divided by its scale; the others are as
+        large as the first term.
       branch_options: keywords of the branch's loss: `scale`, `margin`, `t` and
         `positive_weight` of `binary_branch`; those of `uniface`; those of `margin_loss`
         for a cosface branch, which has the first term's unless given.

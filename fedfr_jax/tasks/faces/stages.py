@@ -162,7 +162,10 @@ def build_method(
     section, options = f"methods.{name}", dict(options)
     kind = options.pop("kind", "federated")
     if kind == "central":
-        return call(section, Training, {**pretraining, **options})
+        inherited = dict(pretraining)
+        if "margin_loss" in options:
+            inherited.pop("margin_options", None)  # of another loss
+        return call(section, Training, {**inherited, **options})
     if kind != "federated":
         raise ValueError(
             f"config.{section}.kind must be federated or central, got {kind!r}."

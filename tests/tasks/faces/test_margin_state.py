@@ -13,6 +13,7 @@ from fedfr_jax.runs.begin import begin
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.margin_state import NUMBERS, beside, with_start
+from fedfr_jax.tasks.faces.stages import build_method
 from fedfr_jax.types import Batch, Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
@@ -72,6 +73,15 @@ def played(experiment, variables, folder, row):
     server, _ = play(begun.sim, begun.server, begun.store, 0)
     rows, _ = begun.store.gather(np.arange(2))
     return trainer, jax.device_get(server), jax.device_get(rows)
+
+
+def test_a_central_row_of_another_loss_has_its_own_options():
+    given = {"margin_loss": "adaface", "margin_options": {"rate": 0.1}}
+    row = lambda **own: build_method(
+        "row", {"kind": "central", **own}, given, linear_model(), None
+    )
+    assert row(scale=9.0).margin_options == {"rate": 0.1}
+    assert row(margin_loss="magface").margin_options is None
 
 
 def test_numbers_are_averaged_over_clients_and_left_out_of_what_is_judged(tmp_path):
