@@ -138,9 +138,8 @@ def _log_sum_of_others(unit, rows, labels, ids, others, of):
         counts = (ids >= 0)[None] & (ids[None] != labels[:, None])
         logits = jnp.where(counts, logits, LOWEST)
         top = jnp.maximum(most, jax.lax.stop_gradient(logits.max(1)))
-        # Selected, for where nothing counts an entry's exp(logit - top) is 1.
-        terms = jnp.where(counts, jnp.exp(logits - top[:, None]), 0)
-        return (top, total * jnp.exp(most - top) + terms.sum(1)), None
+        total = total * jnp.exp(most - top) + jnp.exp(logits - top[:, None]).sum(1)
+        return (top, total), None
 
     start = jnp.full(len(unit), LOWEST), jnp.zeros(len(unit))
     chunk = of.chunk or len(rows)
@@ -152,8 +151,7 @@ def _log_sum_of_others(unit, rows, labels, ids, others, of):
         (most, total), _ = jax.lax.scan(again, start, chunks)
     top = jax.lax.pmax(jax.lax.stop_gradient(most), meshes.CLIENTS)
     total = jax.lax.psum(total * jnp.exp(most - top), meshes.CLIENTS)
-    is_any = total > 0  # none when there is one class
-    return jnp.where(is_any, top + jnp.log(jnp.where(is_any, total, 1)), LOWEST)
+    return top + jnp.log(total)  # about LOWEST when there is one class
 
 
 def _cosines(unit, rows, dtype):

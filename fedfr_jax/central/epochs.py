@@ -19,6 +19,8 @@ from fedfr_jax.feed import Feed
 class Epochs(NamedTuple):
     """init(variables) -> State; run(state, table, epoch) -> (state, metrics).
 
+    What `init` is given may be a function that makes the variables: it then runs where
+    they are to lie, so that no device ever holds them whole.
     The table is a `Dataset` on the mesh or a `Stream`; metrics are {name: float}, means
     over the steps. The state that is handed over is used up.
     """
@@ -94,15 +96,22 @@ def _start(variables, optimizer, mesh, spread):
     """The first state, each leaf where the rules say."""
     whole = meshes.replicated(mesh)
     if not spread.rules:
+        variables = variables() if callable(variables) else variables
         state = State(variables, optimizer.init(variables["params"]))
         return meshes.put(state, whole)
-    layout = layout_of(spread.rules, variables["params"], mesh)
-    params = meshes.put(variables["params"], shardings(mesh, layout.params))
-    empty = jax.eval_shape(optimizer.init, params)
-    places = shardings(mesh, of_state(optimizer, empty, layout.moments, P()))
-    opt_state = jax.jit(optimizer.init, out_shardings=places)(params)
-    stats = meshes.put(variables["batch_stats"], whole)
-    return State({"params": params, "batch_stats": stats}, opt_state)
+    shapes = jax.eval_shape(variables) if callable(variables) else variables
+    layout = layout_of(spread.rules, shapes["params"], mesh)
+    cut = shardings(mesh, layout.params)
+    stats = jax.tree.map(lambda _: whole, shapes["batch_stats"])
+    places = {"params": cut, "batch_stats": stats}
+    if callable(variables):
+        variables = jax.jit(variables, out_shardings=places)()
+    else:
+        variables = meshes.put(variables, places)
+    empty = jax.eval_shape(optimizer.init, shapes["params"])
+    moments = shardings(mesh, of_state(optimizer, empty, layout.moments, P()))
+    start = jax.jit(optimizer.init, out_shardings=moments)
+    return State(variables, start(variables["params"]))
 
 
 def _piece_trainer(step: Callable, batch: Callable, order: Order) -> Callable:

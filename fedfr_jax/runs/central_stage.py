@@ -1,5 +1,6 @@
 """A central stage: epochs of one network, with sinks, checks and checkpoints."""
 
+import functools
 import pathlib
 
 import jax
@@ -29,7 +30,7 @@ def train_central(
     own_mesh = mesh_of(settings, mesh)
     epochs = epochs_of(trainer, own_mesh, seed)
     key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
-    state = epochs.init(trainer.init(key))
+    state = epochs.init(functools.partial(trainer.init, key))
     checkpointer = Checkpointer(folder / "checkpoints")
     if table:
         found = class_tables.restore(checkpointer, state, table)

@@ -3,10 +3,18 @@
 import pathlib
 from typing import NamedTuple
 
-from tests.mutants import classification, data, evaluation, faces, federated, losses
+from tests.mutants import (
+    central,
+    classification,
+    data,
+    evaluation,
+    faces,
+    federated,
+    losses,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-ROOMS = (losses, faces, federated, data, evaluation, classification)
+ROOMS = (losses, faces, federated, central, data, evaluation, classification)
 
 
 class Mutant(NamedTuple):
