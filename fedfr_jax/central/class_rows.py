@@ -4,8 +4,6 @@ Between `rows_of` and `rows_back` the table is as small as the draw, so there is
 gradient of the size of the table, and a row that is not drawn keeps its bits.
 """
 
-from typing import Any
-
 import jax
 import optax
 from jax.sharding import Mesh
@@ -14,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.class_parallel import Held
 from fedfr_jax.central.class_sampling import drawn, num_drawn, put_back, taken
-from fedfr_jax.central.sharding import Layout, of_state
+from fedfr_jax.central.sharding import Layout, Spread, of_state
 from fedfr_jax.types import Batch, PyTree
 
 DRAW = 2**31 + 2  # folded into a step's key; devices fold their numbers
@@ -28,13 +26,9 @@ def table_of(layout: Layout, params: PyTree) -> jax.Array | None:
 
 
 def drawn_rows(
-    mesh: Mesh, spread: Any, layout: Layout, params: PyTree, batch: Batch, key
+    mesh: Mesh, spread: Spread, layout: Layout, params: PyTree, batch: Batch, key
 ) -> Held | None:
-    """The classes of a step, cut over the devices; None: all classes take part.
-
-    Args:
-      spread: `step.Spread`.
-    """
+    """The classes of a step, cut over the devices; None: all classes take part."""
     table = table_of(layout, params)
     if table is None or spread.class_rate == 1:
         return None

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.batches import Order, build_batch, pieces
-from fedfr_jax.central.sharding import layout_of, of_state, shardings
-from fedfr_jax.central.step import Spread, State, build_step
+from fedfr_jax.central.sharding import Spread, layout_of, of_state, shardings
+from fedfr_jax.central.step import State, build_step
 from fedfr_jax.feed import Feed
 
 

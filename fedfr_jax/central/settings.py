@@ -9,9 +9,8 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.optimizers import OPTIMIZERS
-from fedfr_jax.central.sharding import CLASSES, check_pairs
+from fedfr_jax.central.sharding import CLASSES, Spread, check_pairs
 from fedfr_jax.central.statistics import group_size
-from fedfr_jax.central.step import Spread
 from fedfr_jax.schema import check_ranges, naming
 
 

@@ -29,6 +29,16 @@ CLASSES = "classes"  # rows of a table of classes: cut everywhere, gathered nowh
 SMALLEST = 2**12  # elements; cutting a smaller leaf costs more than it frees
 
 
+class Spread(NamedTuple):
+    """How a step is spread over the mesh."""
+
+    rules: tuple[tuple[str, str], ...] = ()  # pairs, see above
+    micro_batches: int = 1  # parts of a device's batch, one after another
+    reduce_dtype: str | None = None  # gradients are summed over devices in; None: own
+    num_classes: int = 0  # of the table with the rule CLASSES, without its padding
+    class_rate: float = 1.0  # share of the classes whose rows take part
+
+
 class Layout(NamedTuple):
     """How the leaves of parameters lie on the mesh."""
 

@@ -19,7 +19,7 @@ from fedfr_jax.central.batches import CUT
 from fedfr_jax.central.class_parallel import all_rows
 from fedfr_jax.central.class_rows import drawn_rows, rows_back, rows_of, table_of
 from fedfr_jax.central.micro_batches import accumulated
-from fedfr_jax.central.sharding import Layout, layout_of
+from fedfr_jax.central.sharding import Layout, Spread, layout_of
 from fedfr_jax.objective import with_aux
 from fedfr_jax.types import PyTree
 
@@ -29,16 +29,6 @@ class State(NamedTuple):
 
     variables: PyTree  # {"params", "batch_stats"}
     opt_state: PyTree
-
-
-class Spread(NamedTuple):
-    """How a step is spread over the mesh."""
-
-    rules: tuple[tuple[str, str], ...] = ()  # see `sharding`
-    micro_batches: int = 1  # parts of a device's batch, one after another
-    reduce_dtype: str | None = None  # gradients are summed over devices in; None: own
-    num_classes: int = 0  # of the table with the rule CLASSES, without its padding
-    class_rate: float = 1.0  # share of the classes whose rows take part
 
 
 def build_step(

@@ -8,8 +8,8 @@ import pytest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.class_parallel import rows_per_device
 from fedfr_jax.central.epochs import build_epochs
+from fedfr_jax.central.sharding import Spread
 from fedfr_jax.central.statistics import group_mean, group_size
-from fedfr_jax.central.step import Spread
 from fedfr_jax.feed import Feed
 from fedfr_jax.losses.cosface import cosface
 from fedfr_jax.mesh import make_mesh

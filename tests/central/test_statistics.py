@@ -7,8 +7,9 @@ import optax
 import pytest
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.central.sharding import Spread
 from fedfr_jax.central.statistics import group_mean, group_size
-from fedfr_jax.central.step import Spread, State, build_step
+from fedfr_jax.central.step import State, build_step
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models.iresnet import iresnet
 from fedfr_jax.models.norm import Pool, pooled
