@@ -70,6 +70,27 @@ def first_devices(mesh: Mesh, count: int) -> Mesh:
     return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
 
 
+def flat(mesh: Mesh) -> Mesh:
+    """All devices of the mesh along `clients`: the whole mesh for one network."""
+    grid = mesh.devices.reshape(-1, 1)
+    return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def longest_cut(
+    shape: tuple[int, ...], axis: str, num_devices: int, smallest: int
+) -> P:
+    """`axis` on the longest axis that divides evenly, on the last of equals.
+
+    Args:
+      smallest: elements; an array that has fewer is not cut.
+    """
+    axes = [i for i, size in enumerate(shape) if size % num_devices == 0]
+    if num_devices == 1 or np.prod(shape) < smallest or not axes:
+        return P()
+    best = max(axes, key=lambda i: (shape[i], i))
+    return P(*[None] * best, axis)
+
+
 @functools.cache
 def replicated(mesh: Mesh) -> NamedSharding:
     """Every device holds the whole array."""

@@ -371,6 +371,13 @@ class Federated(NamedTuple):
     lowered: Mapping[str, "Federated"] = MappingProxyType({})
 
 
+class ClassTable(NamedTuple):
+    """A parameter with a row for each class, cut over all devices of the mesh."""
+
+    path: str  # among "params"
+    names: tuple[str, ...]  # of the classes, one each; further rows are padding
+
+
 class Central(NamedTuple):
     """A trainer: one network on rows of a data set, without clients."""
 
@@ -386,6 +393,7 @@ class Central(NamedTuple):
     # (number that names an epoch, its steps S) -> [S, B] int32 places among the rows,
     # on the host; None for a permutation of them
     order: Callable[[int, int], np.ndarray] | None = None
+    table: ClassTable | None = None  # with class_parallel
 
 
 class Stage(NamedTuple):

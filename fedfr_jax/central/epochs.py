@@ -1,15 +1,17 @@
 """Epochs of central training of one network over the whole mesh."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.batches import Order, build_batch, pieces
+from fedfr_jax.central.sharding import Spread, layout_of, of_state, shardings
 from fedfr_jax.central.step import State, build_step
 from fedfr_jax.feed import Feed
 
@@ -17,6 +19,8 @@ from fedfr_jax.feed import Feed
 class Epochs(NamedTuple):
     """init(variables) -> State; run(state, table, epoch) -> (state, metrics).
 
+    What `init` is given may be a function that makes the variables: it then runs where
+    they are to lie, so that no device ever holds them whole.
     The table is a `Dataset` on the mesh or a `Stream`; metrics are {name: float}, means
     over the steps. The state that is handed over is used up.
     """
@@ -36,33 +40,48 @@ def build_epochs(
     num_rows: int,
     seed: int,
     lists: Callable | None = None,
+    spread: Spread | None = None,
+    class_rates: Sequence[float] = (1.0,),
 ) -> Epochs:
     """Compile-once epochs over table rows first_row:first_row + num_rows.
 
     Args:
       loss_fn: as of `Local`; `optimizer` includes its learning rate.
       lists: the order of an epoch, see `Central.order`.
-      feed: batch_size is the total over devices and a multiple of their number; always
-        shuffles, and drops the last, partial batch.
+      feed: batch_size is the total over devices and a multiple of their number, times
+        micro-batches; always shuffles, and drops the last, partial batch.
+      class_rates: `Spread.class_rate` of every epoch, the last one of those that
+        follow; each rate is compiled.
 
     Raises:
       ValueError: when the batch does not divide, or exceeds the rows.
     """
+    spread = spread or Spread()
     num_devices = mesh.shape[meshes.CLIENTS]
-    if feed.batch_size % num_devices or not 0 < feed.batch_size <= num_rows:
+    parts = num_devices * spread.micro_batches
+    if feed.batch_size % parts or not 0 < feed.batch_size <= num_rows:
         raise ValueError(
-            f"pretrain.batch_size must be a multiple of {num_devices} devices and at "
+            f"pretrain.batch_size must be a multiple of {parts} devices and at "
             f"most the {num_rows} images, got {feed.batch_size}."
         )
     order = Order(first_row, num_rows, feed.batch_size, num_devices, seed, lists)
-    step = build_step(loss_fn, optimizer, mesh)
-    train = _piece_trainer(step, build_batch(feed, order, mesh), order, mesh)
+    batch = build_batch(feed, order, mesh)
+
+    def trainer_at(rate):
+        own = spread._replace(class_rate=rate)
+        step = build_step(loss_fn, optimizer, mesh, own)
+        return _piece_trainer(step, batch, order)
+
+    trainers = {rate: trainer_at(rate) for rate in set(class_rates)}
 
     def init(variables):
-        state = State(variables, optimizer.init(variables["params"]))
-        return meshes.put(state, meshes.replicated(mesh))
+        return _start(variables, optimizer, mesh, spread)
 
     def run(state, table, epoch):
+        places = jax.tree.map(lambda x: x.sharding, state), meshes.replicated(mesh)
+        train = trainers[class_rates[min(epoch, len(class_rates) - 1)]]
+        # Compiled once: JAX finds the same function of the same shapes and places.
+        train = jax.jit(train, donate_argnums=0, out_shardings=places)
         found = []
         for piece in pieces(table, order, epoch, mesh):
             state, sums = train(state, piece, epoch)
@@ -75,9 +94,29 @@ def build_epochs(
     return Epochs(init, run, order.num_steps)
 
 
-def _piece_trainer(
-    step: Callable, batch: Callable, order: Order, mesh: Mesh
-) -> Callable:
+def _start(variables, optimizer, mesh, spread):
+    """The first state, each leaf where the rules say."""
+    whole = meshes.replicated(mesh)
+    if not spread.rules:
+        variables = variables() if callable(variables) else variables
+        state = State(variables, optimizer.init(variables["params"]))
+        return meshes.put(state, whole)
+    shapes = jax.eval_shape(variables) if callable(variables) else variables
+    layout = layout_of(spread.rules, shapes["params"], mesh)
+    cut = shardings(mesh, layout.params)
+    stats = jax.tree.map(lambda _: whole, shapes["batch_stats"])
+    places = {"params": cut, "batch_stats": stats}
+    if callable(variables):
+        variables = jax.jit(variables, out_shardings=places)()
+    else:
+        variables = meshes.put(variables, places)
+    empty = jax.eval_shape(optimizer.init, shapes["params"])
+    moments = shardings(mesh, of_state(optimizer, empty, layout.moments, P()))
+    start = jax.jit(optimizer.init, out_shardings=moments)
+    return State(variables, start(variables["params"]))
+
+
+def _piece_trainer(step: Callable, batch: Callable, order: Order) -> Callable:
     """train(state, piece, epoch) -> (state, sums of the metrics over its steps).
 
     One call for many steps: a call costs a tiny network more than a step.
@@ -101,5 +140,4 @@ def _piece_trainer(
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
         return jax.lax.fori_loop(piece.first, piece.last, body, (state, sums))
 
-    whole = meshes.replicated(mesh)
-    return jax.jit(train, donate_argnums=0, out_shardings=whole)
+    return train

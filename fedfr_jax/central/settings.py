@@ -1,13 +1,16 @@
 """What central training is told, and its ranges."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import optax
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.central.optimizers import OPTIMIZERS
+from fedfr_jax.central.sharding import CLASSES, Spread, check_pairs
+from fedfr_jax.central.statistics import group_size
 from fedfr_jax.schema import check_ranges, naming
 
 
@@ -30,25 +33,34 @@ class Training(NamedTuple):
     flip: float = 0.5
     augment: tuple = ()  # after the mirror, see data/augment
     checkpoint_every: int = 1  # epochs
+    base_batch: int = 0  # images that `learning_rate` is for (linear scaling); 0: any
+    micro_batches: int = 1  # parts of each device's batch, one after another
+    # Devices whose parts of a batch share their statistics: "local" (its own), a number
+    # of devices next to each other, or "sync" (all).
+    batch_norm: str | int = "local"
+    # Ordered pairs (pattern of paths, rule of `sharding.RULES`), over all devices.
+    sharding: tuple = ()
+    reduce_dtype: str | None = None  # of gradients while devices add them up
+    class_parallel: bool = False  # classes cut over all devices, see `class_parallel`
+    class_chunk: int = 0  # classes whose logits exist at once on a device; 0: all
+    class_dtype: str | None = None  # of the factors of cosines; None: float32
+    # Share of the classes in each step, for all epochs or one by one (the last stays).
+    class_rate: float | tuple[float, ...] = 1.0
 
-
-def _sgd(rate, decay: float) -> optax.GradientTransformation:
-    """Coupled decay and momentum, as PyTorch has it."""
-    return optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate, 0.9))
-
-
-def _adam(rate, decay: float) -> optax.GradientTransformation:
-    """Decoupled decay."""
-    return optax.adamw(rate, weight_decay=decay)
-
-
-OPTIMIZERS = {"sgd": _sgd, "adam": _adam}
+    @property
+    def class_rates(self) -> tuple[float, ...]:
+        """Of the first epochs; the last one is that of the epochs that follow."""
+        rate = self.class_rate
+        return tuple(rate) if isinstance(rate, Sequence) else (rate,)
 
 
 def optimizer_of(settings: Training, num_rows: int) -> optax.GradientTransformation:
     """The optimizer of a training on `num_rows` examples, with its schedule."""
+    learning_rate = settings.learning_rate
+    if settings.base_batch:  # Goyal et al. 2017, arXiv:1706.02677, section 2.1
+        learning_rate *= settings.batch_size / settings.base_batch
     rate = rate_schedule(
-        learning_rate=settings.learning_rate,
+        learning_rate=learning_rate,
         warmup=settings.warmup,
         milestones=settings.milestones,
         total=settings.epochs * (num_rows // settings.batch_size),
@@ -72,13 +84,35 @@ def rate_schedule(
     return optax.join_schedules([before, after], [warm])
 
 
+def mesh_of(settings: Training, mesh: Mesh) -> Mesh:
+    """The mesh that a training runs on: all devices along `clients` where its network
+    or its classes are cut."""
+    is_cut = settings.class_parallel or settings.sharding
+    return meshes.flat(mesh) if is_cut else mesh
+
+
+def num_devices(settings: Training, mesh: Mesh) -> int:
+    """Devices that have a part of each batch."""
+    return mesh_of(settings, mesh).shape[meshes.CLIENTS]
+
+
+def spread_of(settings: Training, num_classes: int, table: str | None) -> Spread:
+    """How the steps are spread over the mesh.
+
+    Args:
+      table: pattern of the table of classes, with class_parallel.
+    """
+    own = ((table, CLASSES),) if settings.class_parallel else ()
+    return Spread(
+        rules=(*own, *map(tuple, settings.sharding)),
+        micro_batches=settings.micro_batches,
+        reduce_dtype=settings.reduce_dtype,
+        num_classes=num_classes,
+    )
+
+
 def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) -> None:
     """Raise ValueError for a setting out of range; `num_rows` examples exist."""
-    if settings.optimizer not in OPTIMIZERS:
-        raise ValueError(
-            f"config.{section}.optimizer must be one of {sorted(OPTIMIZERS)}, "
-            f"got {settings.optimizer!r}."
-        )
     bounds = {
         "epochs": (1, math.inf),
         "batch_size": (1, num_rows),
@@ -89,15 +123,44 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
         "scale": (0, math.inf),
         "flip": (0, 1),
         "checkpoint_every": (0, math.inf),
+        "base_batch": (0, math.inf),
+        "micro_batches": (1, settings.batch_size),
+        "class_chunk": (0, math.inf),
+        "class_rate": (math.ulp(0.0), 1),
     }
     if settings.interclass_threshold is not None:
         bounds["interclass_threshold"] = (-1, 1)
     check_ranges(f"config.{section}.", settings._asdict(), bounds)
-    num_devices = mesh.shape[meshes.CLIENTS]
-    if settings.batch_size % num_devices:
+    count = num_devices(settings, mesh)
+    parts = count * settings.micro_batches
+    if settings.batch_size % parts:
         raise ValueError(
-            f"config.{section}.batch_size must be a multiple of {num_devices} devices, "
-            f"got {settings.batch_size}."
+            f"config.{section}.batch_size must be a multiple of {parts} devices times "
+            f"micro-batches, got {settings.batch_size}."
         )
-    with naming(f"config.{section}"):  # a warm-up that leaves no step
-        optimizer_of(settings, num_rows)
+    _check_choices(settings, section)
+    with naming(f"config.{section}"):
+        check_pairs(settings.sharding)
+        group_size(settings.batch_norm, count)
+        optimizer_of(settings, num_rows)  # a warm-up that leaves no step
+
+
+def _check_choices(settings, section):
+    """Names, and what needs class_parallel."""
+    if not settings.class_rates:
+        raise ValueError(f"config.{section}.class_rate must have a rate, got ().")
+    choices = {"optimizer": sorted(OPTIMIZERS)}
+    choices |= dict.fromkeys(("reduce_dtype", "class_dtype"), (None, "bfloat16"))
+    for name, known in choices.items():
+        if (value := settings._asdict()[name]) not in known:
+            raise ValueError(
+                f"config.{section}.{name} must be one of {known}, got {value!r}."
+            )
+    if settings.class_parallel:
+        return
+    for name in ("class_chunk", "class_dtype", "class_rate"):
+        if (value := settings._asdict()[name]) != Training._field_defaults[name]:
+            raise ValueError(
+                f"config.{section}.{name} must not be set without class_parallel, got "
+                f"{value!r}."
+            )

@@ -16,7 +16,6 @@ or classes, hence everything but the batch is whole where a loss or network is c
 from collections.abc import Callable
 
 import jax
-import numpy as np
 from jax.lax import with_sharding_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -138,10 +137,6 @@ def _is_cut() -> bool:
 
 
 def _spec(mesh, shape) -> P:
-    """`model` on the longest axis that divides evenly, on the last of equals."""
+    """`model` on one axis of a large leaf."""
     shards = mesh.shape[meshes.MODEL]
-    axes = [i for i, size in enumerate(shape) if size % shards == 0]
-    if shards == 1 or np.prod(shape) < SMALLEST or not axes:
-        return P()
-    best = max(axes, key=lambda i: (shape[i], i))
-    return P(*[None] * best, meshes.MODEL)
+    return meshes.longest_cut(shape, meshes.MODEL, shards, SMALLEST)

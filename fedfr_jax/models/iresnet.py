@@ -29,7 +29,9 @@ from fedfr_jax.models.folding import FULL, PREVIOUS, Affine, Border, fold_iresne
 from fedfr_jax.models.initial import normal
 from fedfr_jax.models.linen import (
     block_names,
+    check_remat,
     from_linen,
+    kept,
     rematerialised,
     stage_blocks,
 )
@@ -80,7 +82,7 @@ def iresnet(
     lowering: str = "auto",
     dtype: Any = None,
     scan: bool = True,
-    remat: bool = False,
+    remat: bool | str = False,
 ) -> Model:
     """IResNet of a known depth, or of any numbers of blocks and widths.
 
@@ -103,13 +105,16 @@ def iresnet(
         parameters. Statistics, the linear layer and the last BN always compute in at
         least float32.
       scan: run stacks of equal blocks by a scan; False unrolls them.
-      remat: training keeps the input of every block only, and computes it again.
+      remat: training keeps the input of every block only, and computes the rest again;
+        "convolutions" keeps what they give too, "offload" keeps it in the memory of the
+        host.
 
     Raises:
       ValueError: for an unknown depth, stride_on, shortcut or head, blocks that do not
         fit the widths, or a dropout outside [0, 1) or of a head without one.
     """
     check_head(head, dropout)
+    check_remat(remat)
     if stride_on not in ("first", "second"):
         raise ValueError(f"stride_on must be first or second, got {stride_on!r}.")
     if shortcut not in SHORTCUTS:
@@ -147,7 +152,7 @@ class IResNet(nn.Module):
     lowering: str = "auto"
     dtype: Any = None
     scan: bool = True
-    remat: bool = False
+    remat: bool | str = False
     fold: str | None = None
 
     @nn.compact
@@ -190,7 +195,7 @@ class Stage(nn.Module):
     width: int
     num_blocks: int
     scan: bool
-    remat: bool
+    remat: bool | str
     stride_on: str
     settings: Settings
 
@@ -198,7 +203,7 @@ class Stage(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
         strides = (2, 1) if self.stride_on == "first" else (1, 2)
-        block = rematerialised(Block) if self.remat else Block
+        block = rematerialised(Block, self.remat) if self.remat else Block
         x = block(self.width, self.settings, strides, name="first")(x, train)
         if self.num_blocks == 1:
             return x
@@ -219,11 +224,11 @@ class Block(nn.Module):
         width, settings = self.width, self.settings
         y = Affine(name="bn1")(x) if settings.fold == PREVIOUS else x
         y = _norm(settings, "bn1")(y, train)
-        y = _conv(width, settings, stride=self.strides[0], name="conv1")(y)
+        y = kept(_conv(width, settings, stride=self.strides[0], name="conv1")(y))
         if settings.fold == FULL:
             y = Border(name="border")(y)
         y = PReLU(name="prelu")(_norm(settings, "bn2")(y, train))
-        y = _conv(width, settings, stride=self.strides[1], name="conv2")(y)
+        y = kept(_conv(width, settings, stride=self.strides[1], name="conv2")(y))
         y = _norm(settings, "bn3")(y, train)
         stride = max(self.strides)
         is_pooled = settings.shortcut == "pool" and x.shape[-1] == width

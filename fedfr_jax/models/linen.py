@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from fedfr_jax.models.flops import count_flops
 from fedfr_jax.models.norm import INVERSE, inverses, moved
@@ -119,14 +120,59 @@ def _sown(collections, output):
     return found
 
 
-def rematerialised(block: type[nn.Module]) -> type[nn.Module]:
-    """A class of blocks (x, train) -> x that keep nothing but x for their gradients.
+def rematerialised(block: type[nn.Module], remat: bool | str = True) -> type[nn.Module]:
+    """A class of blocks (x, train) -> x that keep little but x for their gradients.
 
     The backward pass computes a block again (Chen et al., "Training Deep Nets with
     Sublinear Memory Cost", arXiv:1604.06174). Names of parameters stay. XLA:CPU finds
     the two computations equal unless they are in a scan, and saves no memory there.
+
+    Args:
+      remat: True keeps x alone, a name of REMAT what it says.
     """
-    return nn.remat(block, static_argnums=(2,))  # train, after self and x
+    policy = REMAT[remat]() if isinstance(remat, str) else None
+    return nn.remat(block, static_argnums=(2,), policy=policy)  # train, after self, x
+
+
+def kept(x: jax.Array) -> jax.Array:
+    """Give an activation that is dear to compute the name that REMAT keeps it by."""
+    return checkpoint_name(x, KEPT)
+
+
+def check_remat(remat: bool | str) -> None:
+    """Raise ValueError for what is neither true, false nor a name of REMAT."""
+    if not isinstance(remat, bool) and remat not in REMAT:
+        raise ValueError(
+            f"remat must be true, false or one of {list(REMAT)}, got {remat!r}."
+        )
+    if remat == "offload" and not has_host_memory():
+        raise ValueError(
+            "remat must not be offload without pinned host memory, got it."
+        )
+
+
+def has_host_memory() -> bool:
+    """Whether the devices can put arrays into pinned memory of the host."""
+    kinds = [memory.kind for memory in jax.devices()[0].addressable_memories()]
+    return HOST in kinds
+
+
+def _convolutions():
+    return jax.checkpoint_policies.save_only_these_names(KEPT)
+
+
+def _offload():
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[KEPT],
+        offload_src="device",
+        offload_dst=HOST,
+    )
+
+
+KEPT, HOST = "convolution", "pinned_host"
+# What a block keeps beside its input: its convolutions, on the device or the host.
+REMAT = {"convolutions": _convolutions, "offload": _offload}
 
 
 def check_widths(widths: Sequence[int]) -> None:

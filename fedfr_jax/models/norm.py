@@ -8,7 +8,10 @@ another copy of the activations. Group normalisation: Wu and He, arXiv:1803.0849
 section 3.1. PReLU: He et al., arXiv:1502.01852, equation 1.
 """
 
+import contextvars
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import chex
 import jax
@@ -18,7 +21,7 @@ from flax import linen as nn
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from fedfr_jax.types import PyTree
+from fedfr_jax.types import Model, PyTree
 
 MOMENTUM = 0.9  # of running statistics: the weight of the old ones, in [0, 1]
 EPSILON = 1e-5  # added to a variance
@@ -35,40 +38,77 @@ def sum_dtype(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def normalize(z: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float):
+class Pool(NamedTuple):
+    """Devices that normalise by the statistics of all their parts of a batch."""
+
+    size: int = 1  # of them
+    mean: Callable = lambda x: x  # x [C] of a device -> its mean over them
+
+
+ALONE = Pool()
+# The pool of the network that is traced just now, see `pooled`.
+_POOL = contextvars.ContextVar("pool", default=ALONE)
+
+
+def pooled(model: Model, pool: Pool) -> Model:
+    """The model, whose statistics in training are those of a pool of devices.
+
+    Its gradients are then right when the sum of all devices' losses is differentiated.
+    """
+
+    def wrapped(function):
+        def call(*args, **kwargs):
+            before = _POOL.set(pool)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _POOL.reset(before)
+
+        return call
+
+    features = model.features and wrapped(model.features)
+    return model._replace(apply=wrapped(model.apply), features=features)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def normalize(
+    z: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, pool: Pool = ALONE
+):
     """Normalise z [..., C] by its own statistics over all axes but the last.
 
     Derivatives in reverse mode only; the statistics count as constants where they are
     used beside y.
 
+    Args:
+      pool: the devices that z is a part on.
+
     Returns:
       (y [..., C], mean [C], biased variance [C]).
     """
-    return _normalize(z, scale, bias, epsilon)[0]
+    return _normalize(z, scale, bias, epsilon, pool)[0]
 
 
-@functools.partial(jax.jit, static_argnums=3, inline=True)  # traced once for each shape
-def _normalize(z, scale, bias, epsilon):
+# Traced once for each shape.
+@functools.partial(jax.jit, static_argnums=(3, 4), inline=True)
+def _normalize(z, scale, bias, epsilon, pool):
     axes = tuple(range(z.ndim - 1))
-    mean = jnp.mean(z, axes)
+    mean = pool.mean(jnp.mean(z, axes))
     centred = z - per_channel(mean, z)
-    var = jnp.mean(jnp.square(centred), axes)
+    var = pool.mean(jnp.mean(jnp.square(centred), axes))
     inverse = lax.rsqrt(var + epsilon)
     y = centred * per_channel(inverse * scale, z) + per_channel(bias, z)
     return (y, mean, var), (z, scale, mean, inverse)
 
 
-@functools.partial(jax.jit, static_argnums=0, inline=True)
-def _normalize_backward(epsilon, kept, cotangents):
+@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _normalize_backward(epsilon, pool, kept, cotangents):
     z, scale, mean, inverse = kept
     dy, axes = cotangents[0], tuple(range(z.ndim - 1))
     unit = (z - per_channel(mean, z)) * per_channel(inverse, z)
     dbias, dscale = dy.sum(axes), (dy * unit).sum(axes)
     share = z.shape[-1] / z.size
-    through_statistics = per_channel(share * dbias, z) + unit * per_channel(
-        share * dscale, z
-    )
+    through_statistics = per_channel(pool.mean(share * dbias), z)
+    through_statistics += unit * per_channel(pool.mean(share * dscale), z)
     dz = per_channel(inverse * scale, z) * (dy - through_statistics)
     return dz, dscale, dbias
 
@@ -107,10 +147,11 @@ class BatchNorm(nn.Module):
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, shape).astype(z.dtype)
         if train:
-            y, mean, var = normalize(z, scale, bias, EPSILON)
+            pool = _POOL.get()
+            y, mean, var = normalize(z, scale, bias, EPSILON, pool)
             if not self.is_initializing():
                 running_mean.value = mean
-                running_var.value = self._unbiased(var, z)
+                running_var.value = self._unbiased(var, z, pool.size)
         else:
             mean, inverse = running_mean.value, self.get_variable(INVERSE, "var")
             if inverse is None:
@@ -121,8 +162,8 @@ class BatchNorm(nn.Module):
             y = unit * per_channel(scale, z) + per_channel(bias, z)
         return y.astype(x.dtype)
 
-    def _unbiased(self, var, z):
-        num = z.size // z.shape[-1]
+    def _unbiased(self, var, z, num_parts):
+        num = num_parts * z.size // z.shape[-1]
         if num < 2:
             raise ValueError(
                 "A batch that trains BatchNorm must hold at least 2 values per "

@@ -1,13 +1,15 @@
 """A central stage: epochs of one network, with sinks, checks and checkpoints."""
 
+import functools
 import pathlib
 
 import jax
 from jax.sharding import Mesh
 
-from fedfr_jax.central.epochs import build_epochs
-from fedfr_jax.central.settings import optimizer_of
-from fedfr_jax.runs import loop
+from fedfr_jax import mesh as meshes
+from fedfr_jax.central.epochs import Epochs, build_epochs
+from fedfr_jax.central.settings import mesh_of, optimizer_of, spread_of
+from fedfr_jax.runs import class_tables, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.sinks import open_sinks
 from fedfr_jax.stream import placed
@@ -19,9 +21,44 @@ FIRST_WEIGHTS = 2**31  # folded into the seed; clients fold their ids, below 2^3
 def train_central(
     trainer: Central, mesh: Mesh, folder: pathlib.Path, *, seed: int
 ) -> PyTree:
-    """Train, or go on, under `folder`; returns the variables at the end."""
-    settings = trainer.settings
-    epochs = build_epochs(
+    """Train, or go on, under `folder`; returns the variables at the end.
+
+    They are whole on the devices of `mesh`, but for a table of classes, which comes
+    without its padding into the memory of the host.
+    """
+    settings, table = trainer.settings, trainer.table
+    own_mesh = mesh_of(settings, mesh)
+    epochs = epochs_of(trainer, own_mesh, seed)
+    key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
+    state = epochs.init(functools.partial(trainer.init, key))
+    checkpointer = Checkpointer(folder / "checkpoints")
+    if table:
+        found = class_tables.restore(checkpointer, state, table)
+    else:
+        found = checkpointer.restore(state)
+    first, state = found or (0, state)
+    if first < settings.epochs:
+        data = placed(trainer.dataset, own_mesh)
+        every = settings.checkpoint_every
+        with open_sinks(folder, folder.name, settings.epochs, first) as sinks:
+            for epoch in range(first, settings.epochs):
+                state, scalars = epochs.run(state, data, epoch)
+                loop.check_scalars(scalars, f"epoch {epoch}", checkpointer)
+                loop.check_state(state, f"epoch {epoch}", checkpointer)
+                for sink in sinks:
+                    sink(epoch, scalars)
+                if loop.is_due(every, epoch, settings.epochs - 1):
+                    saved = class_tables.with_names(state, table) if table else state
+                    checkpointer.save(epoch + 1, saved)
+    checkpointer.close()
+    return _whole(state.variables, trainer, mesh)
+
+
+def epochs_of(trainer: Central, mesh: Mesh, seed: int) -> Epochs:
+    """The trainer's epochs on the mesh of its settings."""
+    settings, table = trainer.settings, trainer.table
+    pattern, names = (f"^{table.path}$", table.names) if table else (None, ())
+    return build_epochs(
         trainer.loss,
         optimizer_of(settings, trainer.num_rows),
         trainer.feed,
@@ -30,22 +67,20 @@ def train_central(
         num_rows=trainer.num_rows,
         seed=seed,
         lists=trainer.order,
+        spread=spread_of(settings, len(names), pattern),
+        class_rates=settings.class_rates,
     )
-    key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
-    state = epochs.init(trainer.init(key))
-    checkpointer = Checkpointer(folder / "checkpoints")
-    first, state = checkpointer.restore(state) or (0, state)
-    if first < settings.epochs:
-        table = placed(trainer.dataset, mesh)
-        every = settings.checkpoint_every
-        with open_sinks(folder, folder.name, settings.epochs, first) as sinks:
-            for epoch in range(first, settings.epochs):
-                state, scalars = epochs.run(state, table, epoch)
-                loop.check_scalars(scalars, f"epoch {epoch}", checkpointer)
-                loop.check_state(state, f"epoch {epoch}", checkpointer)
-                for sink in sinks:
-                    sink(epoch, scalars)
-                if loop.is_due(every, epoch, settings.epochs - 1):
-                    checkpointer.save(epoch + 1, state)
-    checkpointer.close()
-    return state.variables
+
+
+def _whole(variables, trainer, mesh):
+    """`variables` as other stages and evaluators take them."""
+    table = trainer.table
+    if table:
+        params = variables["params"]
+        rows = meshes.fetch(params[table.path])[: len(table.names)]
+        params = {**params, table.path: None}
+        variables = {**variables, "params": params}
+    variables = meshes.put(variables, meshes.replicated(mesh))
+    if table:
+        variables["params"][table.path] = rows
+    return variables

@@ -3,6 +3,7 @@
 import logging
 import pathlib
 import re
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -84,8 +85,14 @@ class Checkpointer:
                 f"the last whole one is {self.latest()}."
             ) from error
 
-    def restore(self, template: PyTree) -> tuple[int, PyTree] | None:
+    def restore(
+        self, template: PyTree, free: Callable[[str], bool] = lambda name: False
+    ) -> tuple[int, PyTree] | None:
         """Newest checkpoint that all processes can read: (step, state like `template`).
+
+        Args:
+          free: path name of a leaf -> whether it comes in the shape that it was saved
+            in, into the memory of the host.
 
         Damaged ones that are newer are removed. Returns None when there is none at all.
 
@@ -98,7 +105,7 @@ class Checkpointer:
         steps = self.steps()[::-1]
         reasons = []
         for step in steps:
-            leaves, fault = self._read(step, shapes)
+            leaves, fault = self._read(step, shapes, free)
             if _is_anywhere(fault is not None):
                 reasons.append(f"{step}: {fault or 'what another process cannot read'}")
                 continue
@@ -140,7 +147,7 @@ class Checkpointer:
     def _place(self, step):
         return self.folder / str(step) / "default"
 
-    def _read(self, step, shapes):
+    def _read(self, step, shapes, free):
         """(leaves, None), or (None, what is wrong): damaged, or of another model.
 
         Without the manager, in whose barrier the others would wait for one that fails.
@@ -150,6 +157,7 @@ class Checkpointer:
         try:
             if meshes.is_first() and (fault := digests.difference(place)):
                 return None, fault
+            shapes = self._as_saved(step, shapes, free)
             args = _Restore(shapes)
             return self._handler.restore(place, args=args), None
         except Exception as error:
@@ -161,6 +169,18 @@ class Checkpointer:
                     "it stays so remove that checkpoint's folder."
                 ) from error
             return None, self._difference(step, shapes) or _first_line(error)
+
+    def _as_saved(self, step, shapes, free):
+        names = [name for name in shapes if free(name)]
+        if not names:
+            return shapes
+        saved = self._manager.item_metadata(step).tree
+        host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+        return shapes | {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=host)
+            for name, x in saved.items()
+            if name in names
+        }
 
     def _difference(self, step, shapes):
         try:

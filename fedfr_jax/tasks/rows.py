@@ -32,6 +32,7 @@ from fedfr_jax.types import Central, Dataset, Federated, Local, Model, PyTree, S
 OWN = ("personal", "draw", "frozen", "finetune_epochs", "batch_stats", "local_epochs")
 # Of faces only.
 MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
+MARGIN += ("class_parallel", "class_chunk", "class_dtype", "class_rate", "batch_norm")
 
 
 class Given(NamedTuple):

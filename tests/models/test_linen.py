@@ -125,6 +125,23 @@ def test_rematerialisation_keeps_less_and_changes_no_number(name, depth):
     assert less < 0.5 * kept
 
 
+def test_convolutions_are_kept_on_the_device_or_on_the_host():
+    start, want, kept = _training("iresnet", False, 6)
+    of_convolutions = []
+    for remat in ("convolutions", "offload"):
+        _, got, less = _training("iresnet", remat, 6)
+        chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
+        of_convolutions.append(less)
+    _, _, least = _training("iresnet", True, 6)
+    assert least < of_convolutions[0] == of_convolutions[1] < kept
+    model = _model("iresnet", blocks=(6,), remat="offload", lowering="xla")
+    loss = lambda params: model.apply({**start, "params": params}, X, True)[0].sum()
+    # In the program as it is traced: XLA:CPU has no other memory to put them into.
+    assert "<host>" in str(jax.make_jaxpr(jax.grad(loss))(start["params"]))
+    with pytest.raises(ValueError, match="remat must be true, false or one of"):
+        _model("iresnet", remat="some")
+
+
 @pytest.mark.parametrize(
     ("name", "blocks", "scan"), [("iresnet", 5, True), ("sphereface", 4, False)]
 )

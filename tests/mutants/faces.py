@@ -149,7 +149,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/public.py",
+        "fedfr_jax/tasks/faces/public_training.py",
         CONFIGURED,
         [("feed=feed_of(settings),", "feed=feed_of(settings._replace(flip=0.0)),")],
     ),

@@ -4,6 +4,7 @@ import pathlib
 from typing import NamedTuple
 
 from tests.mutants import (
+    central,
     classification,
     data,
     evaluation,
@@ -16,7 +17,7 @@ from tests.mutants import (
 )
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-ROOMS = (losses, faces, federated, data, evaluation, classification)
+ROOMS = (losses, faces, federated, central, data, evaluation, classification)
 ROOMS += (reid, reid_training, segmentation)
 
 

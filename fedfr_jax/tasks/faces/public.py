@@ -1,23 +1,17 @@
 """The public identities: everybody's training set, and where class embeddings start."""
 
-from collections.abc import Callable
-
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fedfr_jax.central.settings import Training
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.stream import placed
-from fedfr_jax.tasks.data import feed_of
-from fedfr_jax.tasks.faces.classical import backbone_of
-from fedfr_jax.tasks.faces.loss import face_loss, rule_of
-from fedfr_jax.tasks.faces.margin_state import beside, learned, with_start
+from fedfr_jax.tasks.faces.margin_state import learned, with_start
 from fedfr_jax.tasks.faces.recognition import Recognition
-from fedfr_jax.types import Central, Model, PyTree
+from fedfr_jax.types import Model, PyTree
 
 
 def everyone(task: Recognition) -> Recognition:
@@ -73,37 +67,3 @@ def first_variables(
         **learned(margin, num_public),
     }
     return {"params": params, "batch_stats": backbone["batch_stats"]}
-
-
-def public_training(
-    model: Model, embed: Callable, task: Recognition, settings: Training
-) -> Central:
-    """A margin softmax over the task's public rows."""
-    first_row = len(task.train_identities)
-    num_public = len(task.partition.global_identities)
-    rule = margin_rule(settings)
-    return Central(
-        settings=settings,
-        dataset=task.table,
-        first_row=first_row,
-        num_rows=task.table.num_examples - first_row,
-        feed=feed_of(settings),
-        loss=face_loss(
-            beside(model) if rule and rule.state else model,
-            margin_loss=settings.margin_loss,
-            scale=settings.scale,
-            margin=settings.margin,
-            margin_options=settings.margin_options,
-            interclass_threshold=settings.interclass_threshold,
-        ),
-        init=lambda key: first_variables(model, num_public, key, rule),
-        network=backbone_of,
-        network_apply=embed,
-    )
-
-
-def margin_rule(settings: Training) -> Margin | None:
-    """The margin of a central training, None for class_hinge."""
-    return rule_of(
-        settings.margin_loss, settings.scale, settings.margin, settings.margin_options
-    )

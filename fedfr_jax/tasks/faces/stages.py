@@ -31,12 +31,8 @@ from fedfr_jax.tasks.faces.methods import (
     backbone_features,
     federated_faces,
 )
-from fedfr_jax.tasks.faces.public import (
-    everyone,
-    margin_rule,
-    public_means,
-    public_training,
-)
+from fedfr_jax.tasks.faces.public import everyone, public_means
+from fedfr_jax.tasks.faces.public_training import margin_rule, public_training
 from fedfr_jax.tasks.faces.recognition import Judge, Recognition, recognition
 from fedfr_jax.tasks.options import algorithm_maker, keywords
 from fedfr_jax.types import (
@@ -216,14 +212,16 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
     judge = call("evaluation", Judge, evaluation, task, parts.mesh, seed=seed)
     model = parts.model
     embed = backbone_features(model)  # one object: it names what evaluators compile
-    pretraining = public_training(model, embed, task, parts.pretraining)
+    names, mesh = parts.source.names, parts.mesh
+    pretraining = public_training(model, embed, task, names, parts.pretraining, mesh)
     stages = {PRETRAINED: Stage(pretraining)}
     for name, method in parts.methods.items():
         if isinstance(method, Training):
-            everybody = public_training(model, embed, everyone(task), method)
+            whole = everyone(task)
+            everybody = public_training(model, embed, whole, names, method, mesh)
             stages[name] = Stage(everybody)
         else:
-            trainer = trainer_of(method, model, embed, task, parts.mesh)
+            trainer = trainer_of(method, model, embed, task, mesh)
             stages[name] = Stage(trainer, PRETRAINED)
     facts = report(parts.partition)
 

@@ -47,7 +47,7 @@ def experiment_of(
     model: Model,
     source: Source,
     partition: Partition,
-    num_devices: int = 1,
+    grid: tuple[int, int] = (1, 1),
 ) -> Experiment:
     """What a config of `settings` runs, had it opened `source` and split it so."""
     settings = {
@@ -62,7 +62,7 @@ def experiment_of(
         source=source,
         partition=partition,
         model=model,
-        mesh=make_mesh(num_devices),
+        mesh=make_mesh(*grid),
         pretraining=Training(**settings["pretrain"]),
         federation=Federation(**settings["federation"]),
         methods=stages.methods_of(settings, model, partition),

@@ -1,0 +1,67 @@
+"""Optimizers of central training, each (rate or schedule, weight decay) -> optax.
+
+LARS: You, Gitman and Ginsburg 2017, arXiv:1708.03888, as optax and TensorFlow have it:
+decay, trust ratio, rate, momentum. Deviations: the paper adds the norms of gradient and
+decay, here it is the norm of their sum; vectors (scales, slopes, biases) have neither
+decay nor ratio; each block of a stack has a ratio of its own.
+"""
+
+import jax
+import optax
+
+from fedfr_jax.stacks import span_of
+from fedfr_jax.trees import path_name
+
+MOMENTUM = 0.9
+TRUST = 1e-3
+
+
+def sgd(rate, decay: float) -> optax.GradientTransformation:
+    """Coupled decay and momentum, as PyTorch has it."""
+    return optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate, MOMENTUM))
+
+
+def adam(rate, decay: float) -> optax.GradientTransformation:
+    """Decoupled decay."""
+    return optax.adamw(rate, weight_decay=decay)
+
+
+def lars(rate, decay: float) -> optax.GradientTransformation:
+    """Layer-wise rates: a layer's step has a length in proportion to its weights'."""
+    return optax.chain(
+        _layerwise(decay),
+        optax.scale_by_learning_rate(rate),
+        optax.trace(MOMENTUM),
+    )
+
+
+def _layerwise(decay):
+    """Decay and trust ratio of every layer, a vector's update as it is."""
+    ratio = optax.scale_by_trust_ratio(trust_coefficient=TRUST)
+
+    def one(update, weight):
+        update = update + decay * weight
+        return ratio.update(update, optax.ScaleByTrustRatioState(), weight)[0]
+
+    def of_leaf(path, update, weight):
+        stacked = sum(_is_stack(key) for key in path)
+        if update.ndim - stacked < 2:
+            return update
+        function = one
+        for _ in range(stacked):
+            function = jax.vmap(function)
+        return function(update, weight)
+
+    def move(updates, state, params):
+        return jax.tree_util.tree_map_with_path(of_leaf, updates, params), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), move)
+
+
+def _is_stack(key) -> bool:
+    """Whether a key of a path stands for several blocks, see `stacks`."""
+    start, stop = span_of(path_name((key,))) or (0, 1)
+    return stop > start + 1
+
+
+OPTIMIZERS = {"sgd": sgd, "adam": adam, "lars": lars}

@@ -1,0 +1,197 @@
+"""Which device keeps which part of parameters, gradients and the optimizer's state.
+
+Ordered pairs (pattern of paths, rule) say it; the first pattern that is found in a
+leaf's path decides, and a leaf without one is whole. ZeRO: Rajbhandari et al. 2020,
+arXiv:1910.02054, section 5; stage 3 equals FSDP.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax.lax import with_sharding_constraint
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
+from fedfr_jax.types import PyTree
+
+# A rule and what it cuts, beside what the rules before it cut.
+RULES = {
+    "whole": "nothing",
+    "zero1": "the optimizer's state",
+    "zero2": "gradients",
+    "zero3": "parameters, gathered where the loss is computed",
+}
+CLASSES = "classes"  # rows of a table of classes: cut everywhere, gathered nowhere
+SMALLEST = 2**12  # elements; cutting a smaller leaf costs more than it frees
+
+
+class Spread(NamedTuple):
+    """How a step is spread over the mesh."""
+
+    rules: tuple[tuple[str, str], ...] = ()  # pairs, see above
+    micro_batches: int = 1  # parts of a device's batch, one after another
+    reduce_dtype: str | None = None  # gradients are summed over devices in; None: own
+    num_classes: int = 0  # of the table with the rule CLASSES, without its padding
+    class_rate: float = 1.0  # share of the classes whose rows take part
+
+
+class Layout(NamedTuple):
+    """How the leaves of parameters lie on the mesh."""
+
+    rule: PyTree  # of str
+    cut: PyTree  # of P: where the rule cuts the leaf, P() for one that cannot be cut
+
+    @property
+    def is_table(self) -> PyTree:
+        """Of bool, which leaf is the table of classes."""
+        return jax.tree.map(lambda rule: rule == CLASSES, self.rule)
+
+    def specs(self, of: Sequence[str]) -> PyTree:
+        """Of P: cut for the leaves of these rules, whole for others."""
+        return jax.tree.map(
+            lambda rule, cut: cut if rule in of else P(), self.rule, self.cut
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is cut."""
+        return all(rule == "whole" for rule in jax.tree.leaves(self.rule))
+
+    @property
+    def params(self) -> PyTree:
+        """Where parameters lie between steps."""
+        return self.specs(("zero3", CLASSES))
+
+    @property
+    def grads(self) -> PyTree:
+        """Where the sums of gradients lie."""
+        return self.specs(("zero2", "zero3", CLASSES))
+
+    @property
+    def moments(self) -> PyTree:
+        """Where the optimizer's arrays of a leaf's shape lie, and its update."""
+        return self.specs(("zero1", "zero2", "zero3", CLASSES))
+
+
+def check_pairs(pairs: Sequence) -> None:
+    """Raise ValueError for what is not a (pattern, rule) of RULES."""
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise ValueError(f"sharding must have (pattern, rule) pairs, got {pair!r}.")
+        if pair[1] not in RULES:
+            raise ValueError(
+                f"sharding must have rules of {list(RULES)}, got {pair[1]!r}."
+            )
+
+
+def layout_of(rules: Sequence[tuple[str, str]], params: PyTree, mesh: Mesh) -> Layout:
+    """The rules' layout of parameters (arrays or shape structs).
+
+    Raises:
+      ValueError: for a pattern that is found in no leaf, with names that are near.
+    """
+    found = [trees.matching(pattern)(params) for pattern, _ in rules]
+    names = [rule for _, rule in rules]
+
+    def rule_of(_, *is_found):
+        return next((r for r, f in zip(names, is_found, strict=True) if f), "whole")
+
+    rule = jax.tree.map(rule_of, params, *found)
+    return Layout(rule, jax.tree.map(lambda r, x: _cut(r, x, mesh), rule, params))
+
+
+def _cut(rule, x, mesh):
+    num_devices = mesh.shape[meshes.CLIENTS]
+    if rule == CLASSES:
+        return P(meshes.CLIENTS)
+    if rule == "whole":
+        return P()
+    return meshes.longest_cut(x.shape, meshes.CLIENTS, num_devices, SMALLEST)
+
+
+def of_state(
+    optimizer: optax.GradientTransformation,
+    opt_state: PyTree,
+    like: PyTree,
+    other: Any,
+) -> PyTree:
+    """A tree like `opt_state`: `like` where it has parameters' arrays, else `other`."""
+    return optax.tree_utils.tree_map_params(
+        optimizer,
+        lambda _, x: x,
+        opt_state,
+        like,
+        transform_non_params=lambda _: other,
+    )
+
+
+def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
+    """NamedShardings of specs."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+
+
+def laid(mesh: Mesh, tree: PyTree, specs: PyTree) -> PyTree:
+    """`tree` with every leaf where its spec says, inside jit."""
+    return jax.tree.map(
+        lambda x, spec: with_sharding_constraint(x, NamedSharding(mesh, spec)),
+        tree,
+        specs,
+    )
+
+
+def whole(params: PyTree, layout: Layout, dtype: str | None) -> PyTree:
+    """Cut leaves of the rule zero3 gathered, on one device of a shard_map.
+
+    The gradient of a gathered leaf comes back summed over the devices and cut.
+    """
+
+    def one(x, rule, cut):
+        is_cut = rule == "zero3" and _axis(cut) is not None
+        return _gather(_axis(cut), dtype)(x) if is_cut else x
+
+    return jax.tree.map(one, params, layout.rule, layout.cut)
+
+
+def summed(mesh: Mesh, grads: PyTree, layout: Layout, dtype: str | None) -> PyTree:
+    """Gradients of one device's part as sums over the devices, as `Layout.grads`."""
+    leaves, structure = jax.tree.flatten(grads)
+    kinds = [x if dtype is None else x.astype(dtype) for x in leaves]
+    rules, cuts = map(structure.flatten_up_to, (layout.rule, layout.cut))
+    found, plain = list(leaves), []
+    for i, (rule, axis) in enumerate(zip(rules, map(_axis, cuts), strict=True)):
+        if rule == "zero2" and axis is not None:
+            found[i] = _scatter(kinds[i], axis).astype(leaves[i].dtype)
+        elif rule != CLASSES and (rule != "zero3" or axis is None):
+            plain.append(i)  # what is left out was summed on its way back
+    sums = meshes.sum_over_clients(mesh, [kinds[i] for i in plain])  # in one go
+    for i, x in zip(plain, sums, strict=True):
+        found[i] = x.astype(leaves[i].dtype)
+    return structure.unflatten(found)
+
+
+def _axis(spec) -> int | None:
+    return next((i for i, name in enumerate(spec) if name), None)
+
+
+def _scatter(x, axis):
+    """The sum over the devices, each having its part of it."""
+    return jax.lax.psum_scatter(x, meshes.CLIENTS, scatter_dimension=axis, tiled=True)
+
+
+def _gather(axis: int, dtype: str | None) -> Callable:
+    """Part -> whole leaf, whose gradient is summed in `dtype`; None: in its own."""
+
+    @jax.custom_vjp
+    def gather(x):
+        return jax.lax.all_gather(x, meshes.CLIENTS, axis=axis, tiled=True)
+
+    def backward(_, dy):
+        narrow = dy if dtype is None else dy.astype(dtype)
+        return (_scatter(narrow, axis).astype(dy.dtype),)
+
+    gather.defvjp(lambda x: (gather(x), None), backward)
+    return gather

@@ -1,0 +1,123 @@
+"""Central training on the public identities: pretraining, and the central rows."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.sharding import Mesh
+
+from fedfr_jax.central.class_parallel import rows_per_device
+from fedfr_jax.central.settings import Training, mesh_of, num_devices, spread_of
+from fedfr_jax.central.sharding import layout_of
+from fedfr_jax.central.statistics import group_mean, group_size
+from fedfr_jax.losses.contract import Margin, softmax
+from fedfr_jax.models.norm import Pool, pooled
+from fedfr_jax.schema import naming
+from fedfr_jax.tasks.data import feed_of
+from fedfr_jax.tasks.faces.class_softmax import class_parallel_loss
+from fedfr_jax.tasks.faces.classical import backbone_of
+from fedfr_jax.tasks.faces.loss import face_loss, rule_of
+from fedfr_jax.tasks.faces.margin_state import beside
+from fedfr_jax.tasks.faces.public import first_variables
+from fedfr_jax.tasks.faces.recognition import Recognition
+from fedfr_jax.types import Central, ClassTable, Model
+
+TABLE = "phi"  # the parameter of the public classes
+
+
+def public_training(
+    model: Model,
+    embed: Callable,
+    task: Recognition,
+    names: Sequence[str],
+    settings: Training,
+    mesh: Mesh,
+) -> Central:
+    """A margin softmax over the task's public rows.
+
+    Args:
+      names: of all identities of the source.
+
+    Raises:
+      ValueError: for a sharding rule that matches no parameter, or a margin loss that
+        cannot be cut over devices.
+    """
+    first_row = len(task.train_identities)
+    identities = task.partition.global_identities
+    rule = margin_rule(settings)
+    num_rows, table = len(identities), None
+    if settings.class_parallel:
+        num_rows = padded_rows(settings, len(identities), mesh)
+        table = ClassTable(TABLE, tuple(names[i] for i in identities))
+    init = lambda key: first_variables(model, num_rows, key, rule)
+    check_rules(settings, init, mesh)
+    return Central(
+        settings=settings,
+        dataset=task.table,
+        first_row=first_row,
+        num_rows=task.table.num_examples - first_row,
+        feed=feed_of(settings),
+        loss=loss_of(model, rule, settings, mesh),
+        init=init,
+        network=backbone_of,
+        network_apply=embed,
+        table=table,
+    )
+
+
+def loss_of(
+    model: Model, rule: Margin | None, settings: Training, mesh: Mesh
+) -> Callable:
+    """The loss, with all public classes on every device or cut over them.
+
+    Raises:
+      ValueError: for a margin loss that cannot be cut.
+    """
+    count = num_devices(settings, mesh)
+    size = group_size(settings.batch_norm, count)
+    if size > 1:
+        model = pooled(model, Pool(size, group_mean(size, count)))
+    if rule and rule.state:
+        model = beside(model)
+    if settings.class_parallel:
+        if rule is None or rule.classify is not softmax:
+            raise ValueError(
+                "margin_loss must be a softmax with class_parallel, got "
+                f"{settings.margin_loss!r}."
+            )
+        return class_parallel_loss(
+            model,
+            rule,
+            interclass_threshold=settings.interclass_threshold,
+            chunk=settings.class_chunk,
+            dtype=settings.class_dtype,
+        )
+    return face_loss(
+        model,
+        margin_loss=settings.margin_loss,
+        scale=settings.scale,
+        margin=settings.margin,
+        margin_options=settings.margin_options,
+        interclass_threshold=settings.interclass_threshold,
+    )
+
+
+def padded_rows(settings: Training, num_classes: int, mesh: Mesh) -> int:
+    """Rows of the table of classes on all devices together."""
+    count = num_devices(settings, mesh)
+    return count * rows_per_device(num_classes, count, settings.class_chunk)
+
+
+def check_rules(settings: Training, init: Callable, mesh: Mesh) -> None:
+    """Raise ValueError for a rule of `sharding` that matches none of the parameters."""
+    spread = spread_of(settings, 0, f"^{TABLE}$")
+    if spread.rules:
+        shapes = jax.eval_shape(init, jax.random.key(0))["params"]
+        with naming("config.pretrain.sharding"):
+            layout_of(spread.rules, shapes, mesh_of(settings, mesh))
+
+
+def margin_rule(settings: Training) -> Margin | None:
+    """The margin of a central training, None for class_hinge."""
+    return rule_of(
+        settings.margin_loss, settings.scale, settings.margin, settings.margin_options
+    )

@@ -1,0 +1,58 @@
+"""LARS and SGD against the released ones, and the linear scaling rule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedfr_jax.central.optimizers import OPTIMIZERS
+from fedfr_jax.central.settings import Training, optimizer_of
+
+
+def trajectory(optimizer, start, grads):
+    params, state = start, optimizer.init(start)
+    for grad in grads:
+        updates, state = optimizer.update(grad, state, params)
+        params = optax.apply_updates(params, updates)
+        yield params
+
+
+@pytest.mark.parametrize(
+    "name, key", [("lars", "lars/optax"), ("sgd", "sgd/w_after_each_step")]
+)
+def test_an_optimizer_follows_the_released_one(golden, name, key):
+    g = golden("bigface_optim")
+    rates = jnp.asarray(g["sgd/lrs"], jnp.float32)
+    optimizer = OPTIMIZERS[name](lambda step: rates[step], 5e-4)
+    found = list(trajectory(optimizer, jnp.asarray(g["sgd/w0"]), g["sgd/grads"]))
+    np.testing.assert_allclose(found, g[key], rtol=1e-5, atol=1e-7)
+
+
+def test_lars_takes_each_block_of_a_stack_alone_and_leaves_vectors():
+    random = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(random.normal(size=shape), jnp.float32)
+    optimizer = OPTIMIZERS["lars"](0.1, 5e-4)
+    stacked = {"block[2:5]": {"kernel": draw(3, 4, 5), "bias": draw(3, 5)}}
+    grads = jax.tree.map(lambda x: draw(*x.shape), stacked)
+    (moved,) = trajectory(optimizer, stacked, [grads])
+    kernel, bias = (moved["block[2:5]"][name] for name in ("kernel", "bias"))
+    for i in range(3):
+        of = lambda tree, i=i: {"block2": {"kernel": tree["block[2:5]"]["kernel"][i]}}
+        (alone,) = trajectory(optimizer, of(stacked), [of(grads)])
+        np.testing.assert_allclose(kernel[i], alone["block2"]["kernel"], rtol=1e-6)
+    step = 0.1 * grads["block[2:5]"]["bias"]  # neither decay nor ratio
+    np.testing.assert_allclose(bias, stacked["block[2:5]"]["bias"] - step, rtol=1e-5)
+
+
+def test_the_rate_grows_with_the_batch_when_a_base_is_given():
+    def first_step(**settings):
+        given = {"epochs": 1, "warmup": 0.0, "weight_decay": 0.0, **settings}
+        with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
+            optimizer = optimizer_of(Training(learning_rate=0.01, **given), 10**4)
+            (moved,) = trajectory(optimizer, jnp.ones((2, 2)), [jnp.ones((2, 2))])
+        return 1 - float(moved[0, 0])
+
+    np.testing.assert_allclose(first_step(batch_size=512), 0.01, rtol=1e-4)
+    scaled = first_step(batch_size=512, base_batch=256)
+    np.testing.assert_allclose(scaled, 0.02, rtol=1e-4)

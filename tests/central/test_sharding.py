@@ -1,0 +1,170 @@
+"""A step spread over eight devices is the step of one device, in less memory."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.central.class_parallel import rows_per_device
+from fedfr_jax.central.epochs import build_epochs
+from fedfr_jax.central.sharding import Spread
+from fedfr_jax.central.step import build_step
+from fedfr_jax.feed import Feed
+from fedfr_jax.losses.margin import cosine, is_label, softmax_cross_entropy
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Batch
+from tests.central import classes
+from tests.central.classes import BATCH, DIM, LOSS, NUM_CLASSES, embed
+
+TABLE = (("^phi$", "classes"),)
+OPTIMIZER = optax.chain(optax.add_decayed_weights(0.01), optax.sgd(0.1, 0.9))
+
+
+def dense_loss(variables, batch, key):
+    """The same loss with the whole table, by hand."""
+    del key
+    features, _ = embed({"params": variables["params"]["backbone"]}, batch.images)
+    found = cosine(features, variables["params"]["phi"][:NUM_CLASSES])
+    found = found - 0.2 * is_label(batch.labels, NUM_CLASSES).astype(jnp.float32)
+    return softmax_cross_entropy(8.0 * found, batch.labels).mean()
+
+
+def epochs_of(num_devices, loss, spread, **options):
+    return build_epochs(
+        loss,
+        OPTIMIZER,
+        Feed(BATCH),
+        make_mesh(num_devices),
+        first_row=0,
+        num_rows=96,
+        seed=0,
+        spread=spread,
+        **options,
+    )
+
+
+def train(num_devices, loss, spread=None, epochs=1, **options):
+    """(state, metrics) after epochs of two steps."""
+    run = epochs_of(num_devices, loss, spread, **options)
+    state, table = run.init(classes.variables(num_devices)), classes.data()
+    for epoch in range(epochs):
+        state, metrics = run.run(state, table, epoch)
+    return state, metrics
+
+
+def without_padding(state):
+    params = dict(jax.device_get(state.variables["params"]))
+    return {**params, "phi": params["phi"][:NUM_CLASSES]}
+
+
+def close(actual, expected, tolerance=2e-5):
+    one = lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+    jax.tree.map(one, actual, expected)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    state, metrics = train(1, dense_loss)
+    return without_padding(state), metrics["loss"]
+
+
+@pytest.mark.parametrize("rule", ["zero1", "zero2", "zero3"])
+def test_eight_devices_train_as_one_however_the_state_is_cut(rule, expected):
+    rules = (*TABLE, ("bias", "whole"), ("backbone", rule))
+    spread = Spread(rules, num_classes=NUM_CLASSES, micro_batches=2)
+    state, metrics = train(8, LOSS, spread)
+    close((without_padding(state), metrics["loss"]), expected)
+    parts = lambda x: len({str(s.index) for s in x.addressable_shards})
+    (_, (trace, _)) = state.opt_state
+    params, trace = state.variables["params"], trace.trace
+    assert parts(params["phi"]) == parts(trace["phi"]) == 8
+    assert parts(trace["backbone"]["last"]) == 8
+    assert parts(params["backbone"]["last"]) == (8 if rule == "zero3" else 1)
+    assert parts(trace["backbone"]["bias"]) == 1
+
+
+def compiled(num_devices, rule, **options):
+    """The step of a network of 4 MiB, whose class table is small."""
+    spread = Spread((*TABLE, ("backbone", rule)), num_classes=NUM_CLASSES, **options)
+    mesh = make_mesh(num_devices)
+    variables = classes.variables(num_devices, width=2**14)
+    state = epochs_of(num_devices, LOSS, spread).init(variables)
+    batch = batch_of(classes.data(), mesh)
+    step = jax.jit(build_step(LOSS, OPTIMIZER, mesh, spread), donate_argnums=0)
+    return step.lower(state, batch, jax.random.key(0))
+
+
+def batch_of(data, mesh):
+    cut = lambda x: meshes.put(x[:BATCH], meshes.over_clients(mesh))
+    numbers = np.arange(BATCH, dtype=np.int32)
+    always = np.ones(BATCH, bool)
+    inputs, targets = jax.tree.map(cut, (data.inputs, data.targets))
+    rest = map(cut, (always, always, numbers, numbers, numbers))
+    return Batch(inputs, targets, jnp.int32(0), *rest)
+
+
+def test_zero_3_keeps_a_part_of_the_state_on_each_device():
+    sizes = {n: compiled(n, "zero3").compile().memory_analysis() for n in (1, 2, 8)}
+    state = sizes[1].argument_size_in_bytes
+    assert state > 2 * 4 * 2**14 * (DIM + 12)  # parameters and momentum
+    for n, size in sizes.items():
+        assert abs(size.argument_size_in_bytes * n / state - 1) < 0.05
+
+
+def test_gradients_are_scattered_and_summed_in_bfloat16_when_asked():
+    texts = {
+        (rule, dtype): compiled(8, rule, reduce_dtype=dtype).as_text()
+        for rule, dtype in [("zero1", None), ("zero2", None), ("zero3", "bfloat16")]
+    }
+    sums = lambda text, kind: re.findall(
+        rf"stablehlo\.{kind}.*?\) : \((.*?)\) ->", text, re.DOTALL
+    )
+    whole = f"{2**14}x{DIM}x"
+    scattered = {k: " ".join(sums(t, "reduce_scatter")) for k, t in texts.items()}
+    assert whole not in scattered["zero1", None]
+    assert f"{whole}f32" in scattered["zero2", None]
+    assert f"{whole}bf16" in scattered["zero3", "bfloat16"]
+    assert f"{whole}f32" not in scattered["zero3", "bfloat16"]
+
+
+def test_a_rule_that_matches_nothing_names_near_ones():
+    spread = Spread((("backbone/fist", "zero3"),))
+    with pytest.raises(ValueError, match="must match a leaf such as backbone/first"):
+        epochs_of(8, dense_loss, spread).init(classes.variables(8))
+
+
+def test_rows_that_are_not_drawn_keep_their_bits_and_their_momentum():
+    spread = Spread(TABLE, num_classes=NUM_CLASSES, class_rate=0.1)
+    mesh = make_mesh(8)
+    data = classes.data()
+    data = data.with_labels(data.labels % 5)
+    state = epochs_of(8, LOSS, spread).init(classes.variables(8))
+    trace = state.opt_state[1][0].trace
+    first = jax.device_get((state.variables["params"]["phi"], trace["phi"]))
+    step = jax.jit(build_step(LOSS, OPTIMIZER, mesh, spread))
+    after, _ = step(state, batch_of(data, mesh), jax.random.key(1))
+    trace = after.opt_state[1][0].trace
+    last = jax.device_get((after.variables["params"]["phi"], trace["phi"]))
+    is_moved = (first[0] != last[0]).any(1)
+    assert is_moved[:5].all() and 8 <= is_moved.sum() <= 8 + 5  # one drawn on each
+    np.testing.assert_array_equal(first[0][~is_moved], last[0][~is_moved])
+    np.testing.assert_array_equal(first[1][~is_moved], last[1][~is_moved])
+    assert (last[1][is_moved] != 0).any(1).all()
+
+
+def test_the_rate_of_drawn_classes_is_a_schedule_and_each_is_compiled_once():
+    traced = []
+
+    def loss(variables, batch, key, *, held):
+        traced.append(len(held.ids))
+        return LOSS(variables, batch, key, held=held)
+
+    spread = Spread(TABLE, num_classes=NUM_CLASSES)
+    state, _ = train(8, loss, spread, epochs=4, class_rates=(0.2, 1.0))
+    per_device = rows_per_device(NUM_CLASSES, 8)
+    assert traced == [2 + BATCH, per_device] and per_device == 9
+    assert np.isfinite(without_padding(state)["phi"]).all()

@@ -1,0 +1,49 @@
+"""Faults of central training."""
+
+from tests.mutants import Mutants
+
+SHARDING = "central/test_sharding.py"
+
+MUTANTS = [
+    Mutants(
+        "fedfr_jax/central/class_parallel.py",
+        "central/test_class_parallel.py",
+        [
+            ("whole.at[index].add(taken)", "whole.at[index].set(taken)"),
+            ("jnp.where(ids < num_classes, ids, -1)", "ids"),
+            ("total * jnp.exp(most - top) +", "total +"),
+            ("psum(found, meshes.CLIENTS)", "pmax(found, meshes.CLIENTS)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/central/class_sampling.py",
+        "central/test_class_parallel.py",
+        [
+            ("(place < num_real)", "(place < num_rows)"),
+            ("jnp.where(is_last, start + place, -1)", "start + place"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/central/sharding.py",
+        SHARDING,
+        [
+            ('self.specs(("zero1", "zero2"', 'self.specs(("zero1"'),
+            ("(_scatter(narrow, axis).astype(dy.dtype),)", "(_scatter(dy, axis),)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/central/micro_batches.py",
+        SHARDING,
+        [("x / count, sums", "x, sums")],
+    ),
+    Mutants(
+        "fedfr_jax/central/optimizers.py",
+        "central/test_optimizers.py",
+        [("update.ndim - stacked < 2", "update.ndim < 2")],
+    ),
+    Mutants(
+        "fedfr_jax/runs/class_tables.py",
+        "runs/test_class_tables.py",
+        [("np.asarray(saved)[old[known]]", "np.asarray(saved)[known]")],
+    ),
+]

@@ -1,0 +1,119 @@
+"""Public identities trained on the whole mesh, as a config says."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.central.settings import Training, check_training
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.runs.begin import begin
+from fedfr_jax.runs.central_stage import train_central
+from fedfr_jax.types import Model
+from tests.tasks.faces.given import experiment_of, partition_of, source_of
+
+PUBLIC = tuple(range(2, 13))
+SETTINGS = {
+    "epochs": 2,
+    "batch_size": 8,
+    "learning_rate": 0.01,
+    "flip": 0.0,
+    "warmup": 0.0,
+}
+CUT = {"class_parallel": True, "class_chunk": 2, "sharding": (("kernel", "zero3"),)}
+
+
+def network():
+    """A linear layer, no batch statistics."""
+
+    def apply(variables, x, train=False, key=None):
+        del train, key
+        return x.reshape(len(x), -1) @ variables["params"]["kernel"], {}
+
+    def init(key):
+        kernel = jax.random.normal(key, (48, 6))
+        return {"params": {"kernel": kernel}, "batch_stats": {}}
+
+    return Model(init, apply, (4, 4, 3), 6)
+
+
+def experiment(grid=(1, 1), **pretrain):
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(15, dtype=np.int32), 6)
+    images = random.integers(0, 256, (len(labels), 4, 4, 3), np.uint8)
+    is_test = np.arange(len(labels)) % 6 == 5
+    partition = partition_of(
+        labels, is_test, [[0], [1]], public=PUBLIC, unseen=(13, 14)
+    )
+    settings = {"pretrain": {**SETTINGS, **pretrain}, "methods": {"fedfr": {}}}
+    source = source_of(images, labels)
+    return experiment_of(settings, network(), source, partition, grid=grid)
+
+
+def pretrained(folder, grid=(1, 1), **pretrain):
+    """The variables at the end of pretraining on devices [clients, model]."""
+    whole = experiment(grid, **pretrain)
+    trainer = whole.stages["pretrained"].trainer
+    with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
+        return train_central(trainer, whole.mesh, folder, seed=0)
+
+
+def close(actual, expected):
+    one = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    jax.tree.map(one, actual, expected)
+
+
+def test_the_whole_mesh_trains_what_one_device_trains(tmp_path):
+    plain = pretrained(tmp_path / "plain")
+    cut = pretrained(tmp_path / "cut", (2, 2), micro_batches=2, **CUT)
+    assert cut["params"]["phi"].shape == (len(PUBLIC), 6)
+    close(cut, plain)
+
+
+def test_a_federated_stage_starts_from_classes_that_were_cut(tmp_path):
+    whole = experiment((2, 1), **CUT)
+    cut = pretrained(tmp_path, (2, 1), epochs=1, **CUT)
+    begun = begin(whole, whole.stages["fedfr"].trainer, cut, tmp_path / "fedfr")
+    begun.checkpointer.close()
+    tables = [x for x in jax.tree.leaves(begun.server) if x.shape == (len(PUBLIC), 6)]
+    np.testing.assert_array_equal(tables[0], cut["params"]["phi"])
+
+
+@pytest.mark.parametrize("margin_loss", ["curricularface", "magface"])
+def test_running_numbers_and_lengths_of_features_are_those_of_the_whole_batch(
+    tmp_path, margin_loss
+):
+    settings = {"margin_loss": margin_loss, "scale": 8.0}
+    plain = pretrained(tmp_path / "plain", **settings)
+    cut = pretrained(tmp_path / "cut", (4, 1), **CUT, **settings)
+    close(cut, plain)
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ({"class_rate": 0.1}, "class_rate must not be set without class_parallel"),
+        ({"class_parallel": True, "class_rate": (0.1, 0.0)}, "class_rate must lie in"),
+        ({"micro_batches": 3}, "batch_size must be a multiple of 12 devices"),
+        ({"sharding": (("kernel", "zero4"),)}, "sharding must have rules of .*zero4"),
+        ({"sharding": ("kernel",)}, r"sharding must have \(pattern, rule\) pairs"),
+        ({"batch_norm": "global"}, "batch_norm must be local, sync or a divisor of"),
+        ({"reduce_dtype": "float16"}, "reduce_dtype must be one of .None, 'bfloat16'"),
+        ({"optimizer": "larc"}, "optimizer must be one of .'adam', 'lars', 'sgd'"),
+    ],
+)
+def test_a_setting_out_of_its_range_is_refused(wrong, says):
+    settings = Training(**{**SETTINGS, **wrong})
+    with pytest.raises(ValueError, match=f"config.pretrain.*{says}"):
+        check_training(settings, "pretrain", 100, make_mesh(4))
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ({"sharding": (("kernels", "zero3"),)}, "such as .*backbone/kernel"),
+        ({**CUT, "margin_loss": "uniface"}, "margin_loss must be a softmax"),
+    ],
+)
+def test_what_does_not_fit_the_network_is_refused_before_training(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        experiment((2, 1), **wrong)
