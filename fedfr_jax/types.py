@@ -40,6 +40,8 @@ class Model(NamedTuple):
     # As `apply`, but -> (output, features [B, D] or [B, h, w, D], batch_stats): also
     # what the encoder gives to a classifier, or to the decoder of a segmenter.
     features: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = None
+    # (variables, level) -> (apply, variables), see `models.folding.fold`
+    fold: Callable[[PyTree, str], tuple[Callable, PyTree]] | None = None
 
     @property
     def flops(self) -> int:

@@ -41,6 +41,7 @@ NETWORKS = {
     "iresnet34": {"name": "iresnet", "depth": 34},
     "iresnet50": {"name": "iresnet", "depth": 50},
     "iresnet100": {"name": "iresnet", "depth": 100},
+    "iresnet1200": {"name": "iresnet", "depth": 1200},
 }
 METHODS = {
     "fedavg": {"public": False, "contrastive_weight": 0.0, "branch": None},

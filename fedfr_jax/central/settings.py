@@ -1,6 +1,7 @@
 """What central training is told, and its ranges."""
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import optax
@@ -23,6 +24,7 @@ class Training(NamedTuple):
     margin_loss: str = "cosface"
     scale: float = 30.0
     margin: float = 0.4
+    margin_options: Mapping | None = None  # further keywords of the margin loss
     # Cosine above which another class counts as label noise, see `interclass_filter`.
     interclass_threshold: float | None = None
     flip: float = 0.5

@@ -128,15 +128,44 @@ def binary_branch(
     num_classes, dim = weights.shape
     chex.assert_shape(branch_features, (labels.shape[0], dim))
     chex.assert_shape(bias, (num_classes,))
-    # Clamped at 0 because rounding can pass cosine -1 and t need not be whole.
-    half = jnp.maximum((cosine(branch_features, weights) + 1) / 2, 0)
-    adjusted = 2 * half**t - 1
+    adjusted = spread_out(cosine(branch_features, weights), t)
     is_positive = is_label(labels, num_classes)
     away = jnp.where(is_positive, -1.0, 1.0).astype(adjusted.dtype)
     logits = scale * (adjusted + away * margin) + bias[None]
-    weight = jnp.where(is_positive, positive_weight, 1 - positive_weight) / scale
-    losses = weight.astype(logits.dtype) * jax.nn.softplus(away * logits)
+    shares = (positive_weight / scale, (1 - positive_weight) / scale)
+    return binary_cross_entropy(logits, labels, class_mask, weights=shares)
+
+
+def spread_out(cosine: jax.Array, t: float) -> jax.Array:
+    """2 ((c + 1) / 2)^t - 1 of cosines c [...]: spreads those of wrong classes."""
+    # Clamped at 0 because rounding can pass cosine -1 and t need not be whole.
+    half = jnp.maximum((cosine + 1) / 2, 0)
+    return 2 * half**t - 1
+
+
+def binary_cross_entropy(
+    logits: jax.Array,
+    labels: jax.Array,
+    class_mask: jax.Array | None = None,
+    *,
+    weights: tuple[float, float] = (1.0, 1.0),
+) -> jax.Array:
+    """Sum over classes of the cross entropy of "it is this class".
+
+    Args:
+      logits: [B, M].
+      labels: int [B]; outside [0, M), or a masked class, makes all classes negatives.
+      class_mask: bool [M], False for a class that only pads the axis.
+      weights: of the true class and of each other one.
+
+    Returns:
+      [B], non-negative.
+    """
+    is_positive = is_label(labels, logits.shape[1])
+    away = jnp.where(is_positive, -1.0, 1.0).astype(logits.dtype)
+    weight = jnp.where(is_positive, *weights).astype(logits.dtype)
+    losses = weight * jax.nn.softplus(away * logits)
     if class_mask is None:
         return jnp.sum(losses, axis=1)
-    chex.assert_shape(class_mask, (num_classes,))
+    chex.assert_shape(class_mask, (logits.shape[1],))
     return jnp.sum(jnp.where(class_mask[None], losses, 0), axis=1)

@@ -1,16 +1,8 @@
-"""Softmax over cosines with a margin on the true class.
+"""Cosines with classes, and the softmax over them that every margin loss ends in.
 
-CosFace: Wang et al. 2018, https://arxiv.org/abs/1801.09414, equation 4. ArcFace:
-Deng et al. 2019, https://arxiv.org/abs/1801.07698, equation 3. Class filtering: An
-et al. 2022, https://arxiv.org/abs/2203.15565.
+Class filtering: An et al. 2022, https://arxiv.org/abs/2203.15565.
 
-Deviation from ArcFace: its code falls back to another margin when angle + margin
-passes pi. Like the later released code, this one does not: the logit is
-cos(angle + margin) everywhere, hence not monotone there.
-
-A margin function maps (cosine [B, M], labels [B]) to logits [B, M]. A label outside
-[0, M) marks no class, so no logit of its row is moved. All arrays are float32 or
-float64.
+A label outside [0, M) marks no class. All arrays are float32 or float64.
 """
 
 import functools
@@ -96,31 +88,17 @@ def is_label(labels: jax.Array, num_classes: int) -> jax.Array:
     return labels[:, None] == jnp.arange(num_classes, dtype=labels.dtype)[None]
 
 
-def _label_entry(matrix, labels):
+def label_entry(matrix: jax.Array, labels: jax.Array) -> jax.Array:
+    """The entry of each row's label, [B] of [B, M]; 0 for a label outside [0, M)."""
     # A select and a sum, not a gather: it is finite for a label outside [0, M).
     return jnp.sum(jnp.where(is_label(labels, matrix.shape[1]), matrix, 0), axis=1)
 
 
-def cosface(
-    cosine: jax.Array, labels: jax.Array, *, scale: float = 64.0, margin: float = 0.4
-) -> jax.Array:
-    """CosFace logits, scale * (cosine - margin at the label).
+def add_angle(cosine: jax.Array, margin: jax.Array | float) -> jax.Array:
+    """cos(angle + margin) [...] of the cosine [...] of an angle, margin in radians.
 
-    Args:
-      cosine: [B, M].
-      labels: int [B].
-      scale: inverse temperature, positive.
-      margin: subtracted from the cosine of the true class.
-
-    Returns:
-      Logits [B, M].
+    The slope is unbounded near cosine +-1; at +-1 itself cos(margin) is used.
     """
-    chex.assert_rank(cosine, 2)
-    hit = is_label(labels, cosine.shape[1])
-    return scale * jnp.where(hit, cosine - margin, cosine)
-
-
-def _add_angle(cosine, margin):
     # cos(a + m) = cos a cos m - sin a sin m. No arccos, and where the sine is 0 (or
     # the cosine rounded past 1) the infinite slope of the root is selected away.
     square = (1 - cosine) * (1 + cosine)
@@ -129,52 +107,6 @@ def _add_angle(cosine, margin):
     sine = jnp.where(is_inside, root, 0)
     margin = jnp.asarray(margin, cosine.dtype)
     return cosine * jnp.cos(margin) - sine * jnp.sin(margin)
-
-
-def arcface(
-    cosine: jax.Array, labels: jax.Array, *, scale: float = 64.0, margin: float = 0.5
-) -> jax.Array:
-    """ArcFace logits, scale * cos(angle + margin at the label), exact gradient.
-
-    d logit / d cosine of the label is scale * sin(angle + margin) / sin(angle), which
-    is unbounded near cosine = +-1. At +-1 itself, where the direction of the gradient
-    is undefined, scale * cos(margin) is used.
-
-    Args:
-      cosine: [B, M].
-      labels: int [B].
-      scale: inverse temperature, positive.
-      margin: added to the angle of the true class, radians.
-
-    Returns:
-      Logits [B, M].
-    """
-    chex.assert_rank(cosine, 2)
-    hit = is_label(labels, cosine.shape[1])
-    moved = _add_angle(_label_entry(cosine, labels), margin)
-    return scale * jnp.where(hit, moved[:, None], cosine)
-
-
-def arcface_straight_through(
-    cosine: jax.Array, labels: jax.Array, *, scale: float = 64.0, margin: float = 0.5
-) -> jax.Array:
-    """ArcFace logits whose gradient ignores the margin.
-
-    The widely used released code computes the margin in place outside automatic
-    differentiation, so d logit / d cosine = scale for every entry, the label included.
-    The values equal those of `arcface`, the training trajectory does not.
-
-    Args:
-      cosine: [B, M].
-      labels: int [B].
-      scale: inverse temperature, positive.
-      margin: added to the angle of the true class, radians.
-
-    Returns:
-      Logits [B, M].
-    """
-    logits = arcface(cosine, labels, scale=1.0, margin=margin)
-    return scale * (cosine + jax.lax.stop_gradient(logits - cosine))
 
 
 def interclass_filter(
@@ -252,4 +184,4 @@ def softmax_cross_entropy(
     """
     chex.assert_rank(logits, 2)
     logits = mask_classes(logits, class_mask)
-    return jax.nn.logsumexp(logits, axis=1) - _label_entry(logits, labels)
+    return jax.nn.logsumexp(logits, axis=1) - label_entry(logits, labels)

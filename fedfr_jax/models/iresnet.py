@@ -1,8 +1,9 @@
 """IResNet: the residual network of face recognition, BN-conv-BN-PReLU-conv-BN blocks.
 
-Deng et al., "ArcFace", arXiv:1801.07698, section 3.1 (the "E" head of BN, linear, BN);
-Duta et al., arXiv:2004.04989. No activation follows the sum, and every stage, the first
-one too, starts with a block of stride 2 whose shortcut is a 1x1 convolution with BN.
+Deng et al., "ArcFace", arXiv:1801.07698, section 3.1; Duta et al., arXiv:2004.04989; An
+et al., "BigFace", the masked face recognition challenge of ICCV 2021. No activation
+follows the sum, and every stage, the first one too, starts with a block of stride 2
+whose shortcut is a 1x1 convolution with BN.
 
 Parameters, C = width of the stage, n = its number of blocks; every bn is {scale, bias}
 [C], with batch_stats {mean, var} [C] at the same path:
@@ -11,19 +12,21 @@ Parameters, C = width of the stage, n = its number of blocks; every bn is {scale
     shortcut/conv/kernel [1, 1, C', C], shortcut/bn
   stage<i>/block<j>/... the same without shortcut, j = 2 to n, in a stack block[2:n + 1]
     of leaves [n - 1, ...], see `stacks`
-  bn, fc/kernel [h w C, D] with h, w, C in this order, fc/bias [D],
-  bn_out (its scale is frozen at 1: bias only)
+  those of the head, see `face_head`; of "E" bn, fc/kernel [h w C, D] with h, w, C in
+    this order, fc/bias [D], bn_out (its scale is frozen at 1: bias only)
 """
 
-import math
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
-from fedfr_jax.models.initial import normal, uniform
+from fedfr_jax.models.face_head import HEADS, check_head, embed
+from fedfr_jax.models.folding import FULL, PREVIOUS, Affine, Border, fold_iresnet
+from fedfr_jax.models.initial import normal
 from fedfr_jax.models.linen import (
     block_names,
     from_linen,
@@ -40,13 +43,27 @@ DEPTHS = {
     50: (3, 4, 14, 3),
     100: (3, 13, 30, 3),
     120: (3, 13, 40, 3),
+    124: (3, 13, 40, 5),
+    134: (3, 10, 50, 3),
+    136: (3, 13, 48, 3),
     140: (3, 15, 48, 3),
+    160: (3, 24, 49, 3),
     200: (6, 26, 60, 6),
     240: (3, 25, 88, 3),
     600: (3, 70, 220, 3),
     1200: (3, 80, 512, 3),
     2060: (3, 128, 896, 3),
 }
+SHORTCUTS = ("conv", "pool")
+
+
+class Settings(NamedTuple):
+    """What all the layers share; `iresnet` documents it."""
+
+    lowering: str = "auto"
+    dtype: Any = None
+    shortcut: str = "conv"
+    fold: str | None = None  # a level of `folding`: batch norms are gone
 
 
 def iresnet(
@@ -58,6 +75,8 @@ def iresnet(
     embedding_dim: int = 512,
     dropout: float = 0.0,
     stride_on: str = "second",
+    shortcut: str = "conv",
+    head: str = "E",
     lowering: str = "auto",
     dtype: Any = None,
     scan: bool = True,
@@ -75,6 +94,10 @@ def iresnet(
         above 0, training needs `apply`'s key.
       stride_on: "second" (ArcFace) or "first" (BigFace): which convolution of a
         stage's first block has stride 2.
+      shortcut: "conv", or "pool" (face.evoLVe's and TFace's IR): blocks that keep the
+        channels drop every second pixel instead, without parameters.
+      head: a name of `face_head.HEADS`: E, F, GAP, GDC, or moe, the two experts of
+        BigFace's first round, whose `Model.features` are the gate's logits [B, 2].
       lowering: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Statistics, the linear layer and the last BN always compute in at
@@ -83,27 +106,32 @@ def iresnet(
       remat: training keeps the input of every block only, and computes it again.
 
     Raises:
-      ValueError: for an unknown depth or stride_on, blocks that do not fit the widths,
-        or a dropout outside [0, 1).
+      ValueError: for an unknown depth, stride_on, shortcut or head, blocks that do not
+        fit the widths, or a dropout outside [0, 1) or of a head without one.
     """
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}.")
+    check_head(head, dropout)
     if stride_on not in ("first", "second"):
         raise ValueError(f"stride_on must be first or second, got {stride_on!r}.")
+    if shortcut not in SHORTCUTS:
+        raise ValueError(f"shortcut must be one of {SHORTCUTS}, got {shortcut!r}.")
     module = IResNet(
         blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=1),
         widths=tuple(widths),
         embedding_dim=embedding_dim,
         dropout=dropout,
         stride_on=stride_on,
+        shortcut=shortcut,
+        head=head,
         lowering=lowering,
         dtype=dtype,
         scan=scan,
         remat=remat,
     )
     stages = {f"stage{i}": num for i, num in enumerate(module.blocks, 1)}
-    units = ["stem", *block_names(stages), "bn", "fc", "bn_out"]
-    return from_linen(module, image_shape, embedding_dim, blocks=units, stages=stages)
+    units = ["stem", *block_names(stages), *HEADS[head]]
+    model = from_linen(module, image_shape, embedding_dim, blocks=units, stages=stages)
+    fold = functools.partial(fold_iresnet, module, model.image_shape, stages)
+    return model._replace(fold=fold)
 
 
 class IResNet(nn.Module):
@@ -114,16 +142,19 @@ class IResNet(nn.Module):
     embedding_dim: int
     dropout: float = 0.0
     stride_on: str = "second"
+    shortcut: str = "conv"
+    head: str = "E"
     lowering: str = "auto"
     dtype: Any = None
     scan: bool = True
     remat: bool = False
+    fold: str | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, D]."""
         param_dtype = x.dtype
-        settings = {"lowering": self.lowering, "dtype": self.dtype}
+        settings = Settings(self.lowering, self.dtype, self.shortcut, self.fold)
         x = Stem(self.widths[0], settings, name="stem")(x, train)
         for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True)):
             stage = Stage(
@@ -136,25 +167,21 @@ class IResNet(nn.Module):
                 name=f"stage{i + 1}",
             )
             x = stage(x, train)
-        x = BatchNorm(name="bn")(x, train)
-        x = nn.Dropout(self.dropout, deterministic=not train)(x)
-        x = x.reshape(x.shape[0], -1).astype(param_dtype)
-        init = uniform(1 / math.sqrt(x.shape[-1]))
-        x = nn.Dense(self.embedding_dim, kernel_init=init, bias_init=init, name="fc")(x)
-        return BatchNorm(use_scale=False, name="bn_out")(x, train)
+        is_folded = self.fold is not None
+        return embed(self, x.astype(param_dtype), train, is_folded=is_folded)
 
 
 class Stem(nn.Module):
     """Convolution of stride 1, BN, PReLU."""
 
     width: int
-    settings: dict[str, Any]
+    settings: Settings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, H, W, width]."""
         x = _conv(self.width, self.settings, name="conv")(x)
-        return PReLU(name="prelu")(BatchNorm(name="bn")(x, train))
+        return PReLU(name="prelu")(_norm(self.settings, "bn")(x, train))
 
 
 class Stage(nn.Module):
@@ -165,7 +192,7 @@ class Stage(nn.Module):
     scan: bool
     remat: bool
     stride_on: str
-    settings: dict[str, Any]
+    settings: Settings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -183,20 +210,26 @@ class Block(nn.Module):
     """shortcut(x) + BN(conv(PReLU(BN(conv(BN(x))))))."""
 
     width: int
-    settings: dict[str, Any]
+    settings: Settings
     strides: tuple[int, int] = (1, 1)  # of the two convolutions
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, H / stride, W / stride, width], rounded up."""
         width, settings = self.width, self.settings
-        y = BatchNorm(name="bn1")(x, train)
+        y = Affine(name="bn1")(x) if settings.fold == PREVIOUS else x
+        y = _norm(settings, "bn1")(y, train)
         y = _conv(width, settings, stride=self.strides[0], name="conv1")(y)
-        y = PReLU(name="prelu")(BatchNorm(name="bn2")(y, train))
+        if settings.fold == FULL:
+            y = Border(name="border")(y)
+        y = PReLU(name="prelu")(_norm(settings, "bn2")(y, train))
         y = _conv(width, settings, stride=self.strides[1], name="conv2")(y)
-        y = BatchNorm(name="bn3")(y, train)
-        if max(self.strides) > 1 or x.shape[-1] != width:
-            stride = max(self.strides)
+        y = _norm(settings, "bn3")(y, train)
+        stride = max(self.strides)
+        is_pooled = settings.shortcut == "pool" and x.shape[-1] == width
+        if stride > 1 and is_pooled:
+            x = x[:, ::stride, ::stride]
+        elif stride > 1 or x.shape[-1] != width:
             x = Shortcut(width, settings, stride, name="shortcut")(x, train)
         return x + y
 
@@ -205,14 +238,21 @@ class Shortcut(nn.Module):
     """1x1 convolution, BN."""
 
     width: int
-    settings: dict[str, Any]
+    settings: Settings
     stride: int
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, H / stride, W / stride, width], rounded up."""
         x = _conv(self.width, self.settings, size=1, stride=self.stride, name="conv")(x)
-        return BatchNorm(name="bn")(x, train)
+        return _norm(self.settings, "bn")(x, train)
+
+
+def _norm(settings, name):
+    """Batch normalisation, or nothing in a folded network."""
+    if settings.fold is None:
+        return BatchNorm(name=name)
+    return lambda x, train: x
 
 
 def _conv(width, settings, *, name, size=3, stride=1):
@@ -222,6 +262,9 @@ def _conv(width, settings, *, name, size=3, stride=1):
         stride=stride,
         padding=size // 2,
         kernel_init=normal(0.1),
+        # What follows conv1 in a fully folded network is added by its border.
+        use_bias=settings.fold is not None and (settings.fold, name) != (FULL, "conv1"),
+        dtype=settings.dtype,
+        lowering=settings.lowering,
         name=name,
-        **settings,
     )

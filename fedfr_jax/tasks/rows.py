@@ -20,7 +20,8 @@ from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
 from fedfr_jax.types import Central, Dataset, Federated, Model, PyTree, Stage
 
 OWN = ("personal", "draw", "batch_stats")  # keys of a federated row
-MARGIN = ("margin_loss", "scale", "margin", "interclass_threshold")  # of faces only
+# Of faces only.
+MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
 
 
 class Given(NamedTuple):

@@ -104,8 +104,8 @@ def fedavg_toy(**options):
 
 
 def linear_model():
-    def apply(variables, x, train):
-        del train
+    def apply(variables, x, train, key=None):
+        del train, key
         kernel = variables["params"]["kernel"]
         return x.reshape(len(x), -1) @ kernel, variables["batch_stats"]
 

@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from fedfr_jax.losses import LOSSES
+from fedfr_jax.losses import LOSSES, contract
+from fedfr_jax.losses.contract import see
 from fedfr_jax.losses.margin import (
-    arcface,
-    arcface_straight_through,
-    cosface,
     cosine,
     interclass_filter,
     normalize,
@@ -22,7 +20,25 @@ from fedfr_jax.losses.margin import (
 
 PROPERTY = settings(max_examples=15, deadline=None, derandomize=True, database=None)
 # Compiled whole: tracing one operation at a time is what would make these tests slow.
-MARGINS = {name: jax.jit(margin) for name, margin in LOSSES.items()}
+PLAIN = ("arcface", "arcface_straight_through", "cosface")
+
+
+def logits_of(name):
+    """(cosine, labels, scale and margin) -> logits, of a member of LOSSES."""
+
+    def logits(cosines, labels, **settings):
+        margin = LOSSES[name](**settings)
+        seen = see(cosines, cosines, labels)
+        return contract.logits(margin, cosines, labels, seen, {})
+
+    return logits
+
+
+arcface, arcface_straight_through, cosface = map(logits_of, PLAIN)
+MARGINS = {
+    name: jax.jit(logits_of(name), static_argnames=("scale", "margin"))
+    for name in PLAIN
+}
 entropy = jax.jit(softmax_cross_entropy)
 
 

@@ -8,8 +8,11 @@ import pytest
 from numpy.testing import assert_allclose
 
 from fedfr_jax.losses.binary import binary_branch, linear_converter
+from fedfr_jax.losses.contract import logits as logits_of
+from fedfr_jax.losses.contract import see
 from fedfr_jax.losses.contrastive import model_contrastive
-from fedfr_jax.losses.margin import cosface, cosine, softmax_cross_entropy
+from fedfr_jax.losses.cosface import cosface
+from fedfr_jax.losses.margin import cosine, softmax_cross_entropy
 
 NAMES = (
     "backbone.w.weight",
@@ -28,7 +31,9 @@ def backbone(params, inputs):
 
 def total_loss(params, inputs, labels, global_features, last_features):
     features = backbone(params, inputs)
-    logits = cosface(cosine(features, params["fc_module.fc"]), labels, scale=30.0)
+    cosines = cosine(features, params["fc_module.fc"])
+    seen = see(features, cosines, labels)
+    logits = logits_of(cosface(scale=30.0), cosines, labels, seen, {})
     converter = {
         "kernel": params["bce_module.converter.0.weight"].T,
         "bias": params["bce_module.converter.0.bias"],

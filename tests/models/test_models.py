@@ -222,17 +222,71 @@ def test_lowerings_give_the_same_embeddings():
     ("name", "depth", "count"),
     [
         ("sphereface", 64, 49_726_656),
-        # The official counts include the 512 frozen scales of the last BN.
-        ("iresnet", 18, 24_025_600 - 512),
-        ("iresnet", 50, 43_590_848 - 512),
-        ("iresnet", 200, 118_833_920 - 512),
-        ("iresnet", 1200, 654_429_376 - 512),
     ],
 )
 def test_numbers_of_parameters_are_the_published_ones(name, depth, count):
-    model = MODELS[name]((112, 112, 3), depth=depth)
+    assert _count(MODELS[name]((112, 112, 3), depth=depth)) == count
+
+
+def _count(model):
     params = jax.eval_shape(model.init, jax.random.key(0))["params"]
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(
+    ("depth", "count", "billions"),  # of parameters and of multiply-adds
+    [
+        (18, 24_025_600, 2.610),
+        (34, 34_139_328, 4.460),
+        (50, 43_590_848, 6.309),
+        (100, 65_156_160, 12.090),
+        (120, 76_970_560, 14.402),
+        (140, 87_013_696, 16.714),
+        (200, 118_833_920, 23.419),
+        (240, 137_229_376, 28.274),
+        (600, 306_490_816, 69.199),
+        (1200, 654_429_376, 139.024),
+        (2060, 1_122_301_120, 238.908),
+    ],
+)
+def test_iresnets_have_the_sizes_of_the_published_ones(depth, count, billions):
+    make = lambda **settings: MODELS["iresnet"]((112, 112, 3), depth=depth, **settings)
+    # The official counts include the 512 frozen scales of the last BN.
+    assert _count(make()) == count - 512
+    assert round(make().flops / 2e9, 3) == billions
+    first = make(stride_on="first").flops / 2e9
+    assert round(make().flops / 2e9 - first, 3) == 0.867
+
+
+def test_other_heads_and_shortcuts_have_the_parameters_that_they_say():
+    make = lambda **settings: MODELS["iresnet"]((112, 112, 3), depth=18, **settings)
+    plain, pixels, dim = _count(make()), 7 * 7 * 512, 512
+    # The first block of stage 1: a convolution of 64 to 64 channels and its BN.
+    assert plain - _count(make(shortcut="pool")) == 64 * 64 + 2 * 64
+    assert plain - _count(make(head="F")) == dim  # the bias of the last BN
+    expert, gate = pixels * dim + dim + 2 * 512, pixels * 2 + 2 + 2 * 512
+    assert _count(make(head="moe")) - plain == expert + gate - dim
+    assert plain - _count(make(head="GAP")) == 48 * 512 * dim
+    assert plain - _count(make(head="GDC")) == 48 * 512 * dim - pixels
+
+
+def test_two_experts_are_mixed_by_the_gate_that_the_model_shows():
+    model = _model("iresnet", head="moe")
+    variables, x = model.init(jax.random.key(3)), _images(3)
+    run = jax.jit(model.features, static_argnums=2)
+    _, gate, _ = run(variables, x, True)
+    assert gate.shape == (3, 2)
+
+    def sure(which):
+        own = jax.tree.map(jnp.copy, variables)
+        bias = own["params"]["gate"]["fc"]["bias"]
+        own["params"]["gate"]["fc"]["bias"] = bias.at[which].set(1e4)
+        return run(own, x, True)[0]
+
+    share = jax.nn.softmax(gate)
+    mixed = share[:, :1] * sure(0) + share[:, 1:] * sure(1)
+    np.testing.assert_allclose(run(variables, x, True)[0], mixed, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(sure(0), sure(1))
 
 
 def test_sphereface_parameter_names_and_initial_values():
@@ -290,6 +344,9 @@ def test_any_size_of_image_gives_a_network(name, size):
         ({"depth": 19}, "depth must be one of .*, got 19"),
         ({"blocks": (1, 1)}, "blocks must be at least"),
         ({"blocks": (1, 1, 1, -1)}, "blocks must be at least"),
+        ({"shortcut": "max"}, "shortcut must be one of .*, got 'max'"),
+        ({"head": "Z"}, "head must be one of .*, got 'Z'"),
+        ({"head": "GAP", "dropout": 0.4}, "dropout must be 0 with head GAP, got 0.4"),
         ({"stride_on": "third"}, "stride_on must be"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],

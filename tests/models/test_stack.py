@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from fedfr_jax.models.iresnet import Block
+from fedfr_jax.models.iresnet import Block, Settings
 from fedfr_jax.models.norm import inverses
 from fedfr_jax.models.stack import run_stack
 
@@ -21,7 +21,7 @@ class Stack(nn.Module):
 
     @nn.compact
     def __call__(self, x, train):
-        block = Block(WIDTH, {}, name="blocks")
+        block = Block(WIDTH, Settings(), name="blocks")
         return run_stack(block, x, train, length=self.length, scan=self.scan)
 
 
@@ -36,7 +36,7 @@ def _variables(module):
 
 def _loop(variables, x, train, length):
     """The blocks one by one: -> (x, statistics with a leading axis)."""
-    block, stats = Block(WIDTH, {}), []
+    block, stats = Block(WIDTH, Settings()), []
     for i in range(length):
         own = jax.tree.map(lambda a, i=i: a[i], variables)
         own = {name: tree["blocks"] for name, tree in own.items()}

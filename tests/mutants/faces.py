@@ -41,7 +41,7 @@ MUTANTS = [
         CONFIGURED,
         [
             ("        scale=scale,\n", ""),
-            ("        margin=margin,\n        contrastive", "        contrastive"),
+            ("        margin=margin,\n        margin_op", "        margin_op"),
             ("        detach_branch=detach_branch,\n", ""),
             ("            capacity=max_hard_negatives,\n", ""),
             ("            level=hard_negatives,\n", ""),
@@ -73,8 +73,16 @@ MUTANTS = [
                 "jax.lax.stop_gradient if detach_branch",
                 "jax.lax.stop_gradient if False",
             ),
-            ("**settings)\n", "scale=scale, margin=margin)\n"),
-            ("num_clients - 1, mask", "num_clients, mask"),
+            ("(**own | branch_options)", "(**own)"),
+            ("times = num_clients - 1", "times = num_clients"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/margin_state.py",
+        "tasks/faces/test_margin_state.py",
+        [
+            ("without_numbers(variables), x", "variables, x"),
+            ("NUMBERS: numbers}", "NUMBERS: numbers_of(stats)}"),
         ],
     ),
     Mutants(

@@ -12,7 +12,8 @@ from fedfr_jax.tasks.classification.loss import cross_entropy
 from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.types import Central, Model, PyTree
 
-MARGIN = ("margin_loss", "scale", "margin", "interclass_threshold")  # of faces only
+# Of faces only.
+MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
 
 
 def central_row(

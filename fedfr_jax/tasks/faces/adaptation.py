@@ -22,7 +22,7 @@ from fedfr_jax.losses.distillation import (
 from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.tasks.faces.features import frozen_features
-from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.tasks.faces.loss import face_loss, rule_of
 from fedfr_jax.types import Algorithm, Local, Model
 
 DISTILLATIONS = {
@@ -58,12 +58,18 @@ def adapted(
       weight: of the angular term; 9 is BigFace's.
 
     Raises:
-      ValueError: for an unknown kind.
+      ValueError: for an unknown kind, or a margin loss that keeps or learns numbers.
     """
     if kind not in KINDS:
         raise ValueError(f"adapt.kind must be one of {KINDS}, got {kind!r}.")
     embed = lambda variables, images: model.apply(variables, images, False)[0]
     frozen = lambda teacher, client: frozen_features(embed, None, teacher, client)
+    rule = rule_of(margin_loss, scale, margin, None)
+    if rule and not rule.is_plain:
+        raise ValueError(
+            "adapt.margin_loss must be a softmax without numbers of its own, got "
+            f"{margin_loss!r}."
+        )
     finetuning = face_loss(model, margin_loss=margin_loss, scale=scale, margin=margin)
     if kind in DISTILLATIONS:
         loss = distillation_loss(
@@ -93,10 +99,9 @@ def distillation_loss(
     """Loss of `Local` over params {"backbone", "head", "phi" (not used)}."""
 
     def loss_fn(variables, batch, key, *, frozen, teacher_head):
-        del key
         params = variables["params"]
         backbone = {**variables, "params": params["backbone"]}
-        features, stats = model.apply(backbone, batch.images, True)
+        features, stats = model.apply(backbone, batch.images, True, key=key)
         taught = frozen.previous_features(batch)
         values = distillation(
             scale * cosine(features, params["head"]),
@@ -118,7 +123,7 @@ def angular_loss(model: Model, finetuning: Callable, weight: float) -> Callable:
         del teacher_head
         loss, (stats, metrics) = finetuning(variables, batch, key, frozen=None)
         backbone = {**variables, "params": variables["params"]["backbone"]}
-        features, _ = model.apply(backbone, batch.images, True)
+        features, _ = model.apply(backbone, batch.images, True, key=key)
         taught = frozen.previous_features(batch)
         distance = masked_mean(angular_distillation(features, taught), batch.is_valid)
         metrics = {**metrics, "angular": distance}

@@ -6,17 +6,25 @@ tables, which `algorithm: fedavg` equals. The server's backbone is the generic n
 what the algorithm deploys at a client the personalised one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.statistics import with_statistics
-from fedfr_jax.losses import LOSSES
-from fedfr_jax.losses.margin import cosine, softmax_cross_entropy
+from fedfr_jax.losses import margin_of
+from fedfr_jax.losses.contract import Margin, logits, moved, see
+from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masks import masked_mean
-from fedfr_jax.tasks.faces.loss import init_local
+from fedfr_jax.tasks.faces.loss import draw_key, init_local
+from fedfr_jax.tasks.faces.margin_state import (
+    learned,
+    numbers_of,
+    with_numbers,
+    with_start,
+    without_numbers,
+)
 from fedfr_jax.tasks.faces.methods import FaceMethod
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.tasks.options import local_of
@@ -47,6 +55,7 @@ def classical_faces(
     scale: float = 30.0,
     margin: float = 0.4,
     margin_loss: str = "cosface",
+    margin_options: Mapping | None = None,
 ) -> FaceMethod:
     """An algorithm as a row of the result.
 
@@ -56,34 +65,35 @@ def classical_faces(
       learning_rate, decay_epochs, momentum, weight_decay, clip_norm: local SGD of
         backbone and class embeddings, see `local_of`.
       batch_stats: average, local or first, see `with_statistics`.
+      margin_loss, scale, margin, margin_options: see `margin_of`.
 
     Raises:
       ValueError: for an unknown margin loss or an option out of range.
     """
     check_numbers("", locals())  # every argument that has a range
-    if margin_loss not in LOSSES:
-        raise ValueError(
-            f"margin_loss must be one of {list(LOSSES)}, got {margin_loss!r}."
-        )
+    rule = margin_of(margin_loss, scale=scale, margin=margin, options=margin_options)
     local = local_of(
-        own_classes_loss(model, LOSSES[margin_loss], scale, margin),
+        own_classes_loss(model, rule),
         learning_rate=learning_rate,
         decay_epochs=decay_epochs,
         momentum=momentum,
         weight_decay=weight_decay,
         clip_norm=clip_norm,
     )
-    draw_head = init_local(num_classes, model.embedding_dim, branch=None)
+    own = learned(rule, num_classes)
+    dim = model.embedding_dim
+    draw_own = init_local(num_classes, dim, branch=None, others=own)
 
     def start(backbone: PyTree, phi: jax.Array) -> PyTree:
         del phi  # no public classes
         head = jnp.zeros((num_classes, model.embedding_dim))
-        return {**backbone, "params": {"backbone": backbone["params"], "head": head}}
+        params = {"backbone": backbone["params"], "head": head, **own}
+        return {**with_start(backbone, rule), "params": params}
 
     algorithm = personal(
         with_statistics(make(local), batch_stats),
-        "^params/head$",
-        draw=lambda key: {"params": draw_head(key), "batch_stats": {}},
+        "^params/(head$|margin/)",
+        draw=lambda key: {"params": draw_own(key), "batch_stats": {}},
     )
     return FaceMethod(
         algorithm,
@@ -95,23 +105,29 @@ def classical_faces(
 
 def backbone_of(variables: PyTree) -> PyTree:
     """The backbone's variables among those that an algorithm trains."""
-    return {**variables, "params": variables["params"]["backbone"]}
+    own = without_numbers(variables)
+    return {**own, "params": variables["params"]["backbone"]}
 
 
-def own_classes_loss(model: Model, logits_of: Callable, scale, margin) -> Callable:
-    """Loss of `Local` over params {"backbone", "head": [M, D]}."""
+def own_classes_loss(model: Model, rule: Margin) -> Callable:
+    """Loss of `Local` over params {"backbone", "head": [M, D], perhaps "margin"}."""
 
     def loss_fn(variables, batch, key):
-        features, stats = model.apply(
-            backbone_of(variables), batch.images, True, key=key
-        )
-        head = variables["params"]["head"]
+        params, numbers = variables["params"], numbers_of(variables["batch_stats"])
+        backbone = backbone_of(variables)
+        features, stats = model.apply(backbone, batch.images, True, key=key)
+        head = params["head"]
         mask = jnp.arange(len(head), dtype=jnp.int32) < batch.num_classes
-        logits = logits_of(
-            cosine(features, head), batch.labels, scale=scale, margin=margin
-        )
-        losses = softmax_cross_entropy(logits, batch.labels, mask)
+        cosines = cosine(features, head)
+        draw = draw_key(key, 1)
+        seen = see(features, cosines, batch.labels, batch.is_valid, draw)
+        numbers = moved(rule, numbers, seen)
+        found = logits(rule, cosines, batch.labels, seen, numbers)
+        learned = params.get("margin", {})
+        losses = rule.classify(found, batch.labels, mask, learned)
+        if rule.penalty:
+            losses += rule.penalty(seen.norm)
         value = masked_mean(losses, batch.is_valid)
-        return value, (stats, {"classification": value})
+        return value, (with_numbers(stats, numbers), {"classification": value})
 
     return loss_fn

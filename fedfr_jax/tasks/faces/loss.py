@@ -4,33 +4,32 @@ total = L_cos + contrastive_weight * L_con + branch_weight * L_branch (Liu et al
 arXiv:2112.12496, section 3): a margin softmax over the client's own classes followed by
 the public ones, a model-contrastive term against frozen features, and a branch of
 decoupled feature customization. It sees the client's own classes, with public images as
-negatives (bce) or left out (cosface), or the public classes too (cosface_all); which of
-the latter two is the paper's CosFace branch is not published.
+negatives (bce, uniface) or left out (cosface), or the public classes too (cosface_all);
+which of the latter two is the paper's CosFace branch is not published.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.losses import CONVERTERS, LOSSES
+from fedfr_jax.losses import CONVERTERS, LOSSES, margin_of
 from fedfr_jax.losses.binary import binary_branch
+from fedfr_jax.losses.contract import Margin, logits, moved, see, softmax
 from fedfr_jax.losses.contrastive import model_contrastive
-from fedfr_jax.losses.margin import (
-    cosine,
-    interclass_filter,
-    repeat_others,
-    softmax_cross_entropy,
-)
+from fedfr_jax.losses.margin import cosine, interclass_filter, repeat_others
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.losses.spreadout import class_hinge
+from fedfr_jax.losses.uniface import uniface
 from fedfr_jax.schema import check_keys
+from fedfr_jax.tasks.faces.margin_state import numbers_of, with_numbers
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.types import Model, PyTree
 
 HINGE = "class_hinge"  # beside the names of LOSSES
-BRANCHES = ("bce", "cosface", "cosface_all")
+BRANCHES = ("bce", "cosface", "cosface_all", "uniface")
 REWEIGHTS = ("mended", "official")
 
 
@@ -41,25 +40,31 @@ def init_local(
     branch: str | None,
     converter: str = "linear",
     std: float = 0.01,
+    others: Mapping = MappingProxyType({}),
 ) -> Callable:
-    """key -> {"head": [M, D], "branch": {...}} of a new client.
+    """key -> {"head": [M, D], "branch": {...}, **others} of a new client.
 
-    Head rows are N(0, std^2); the branch starts from a copy of them, zero biases and
-    the converter's own start (the identity when linear).
+    Head rows are N(0, std^2); the branch starts from a copy of them, zero biases (a
+    uniface branch from UniFace's one threshold) and the converter's own start (the
+    identity when linear).
     """
 
     def init(key):
         head_key, converter_key = jax.random.split(key)
         head = std * jax.random.normal(head_key, (num_classes, dim))
         if branch is None:
-            return {"head": head}
+            return {"head": head, **others}
+        bias = jnp.zeros(num_classes)
+        if branch == "uniface":
+            bias = uniface().params(num_classes)["bias"]
         return {
             "head": head,
             "branch": {
                 "converter": CONVERTERS[converter].init(converter_key, dim),
                 "weights": head,
-                "bias": jnp.zeros(num_classes),
+                "bias": bias,
             },
+            **others,
         }
 
     return init
@@ -84,6 +89,7 @@ def face_loss(
     margin_loss: str = "cosface",
     scale: float = 30.0,
     margin: float = 0.4,
+    margin_options: Mapping | None = None,
     contrastive_weight: float = 0.0,
     temperature: float = 0.5,
     branch: str | None = None,
@@ -95,19 +101,20 @@ def face_loss(
     num_clients: int = 0,
     interclass_threshold: float | None = None,
 ) -> Callable:
-    """Loss of `Local` over params {"backbone", "phi", "head", "branch"}.
+    """Loss of `Local` over params {"backbone", "phi", "head", "branch", "margin"}.
 
     Args:
-      margin_loss: a name of LOSSES, with its `scale` and `margin`; or class_hinge,
-        FedFace's pull towards class embeddings that stay as they are, to a cosine of
-        1 - `margin`.
+      margin_loss: a name of LOSSES, with its `scale`, `margin` and further keywords in
+        `margin_options`; or class_hinge, FedFace's pull towards class embeddings that
+        stay as they are, to a cosine of 1 - `margin`. `margin_state` says where what
+        the loss keeps or learns is found.
       contrastive_weight: 0 leaves the term, and the frozen features, out.
-      branch: bce (SphereFace2), cosface (`margin_loss` over the own classes, own images
-        only), cosface_all (over own and public classes, all images), or None without a
-        branch.
+      branch: bce (SphereFace2), uniface, cosface (`margin_loss` over the own classes,
+        own images only), cosface_all (over own and public classes, all images), or None
+        without a branch.
       branch_options: keywords of the branch's loss: `scale`, `margin`, `t` and
-        `positive_weight` of `binary_branch`; `scale` and `margin` of a cosface branch,
-        which are those of the first term unless given.
+        `positive_weight` of `binary_branch`; those of `uniface`; those of `margin_loss`
+        for a cosface branch, which has the first term's unless given.
       converter: a name of CONVERTERS, between backbone and branch.
       detach_branch: stop the branch's gradient before what clients share: the backbone,
         and the public classes of cosface_all.
@@ -129,60 +136,80 @@ def face_loss(
         raise ValueError(
             f"num_clients must be at least 1 with reweight, got {num_clients}."
         )
-    logits_of = LOSSES.get(margin_loss)
-    if logits_of is None and (branch not in (None, "bce") or reweight):
+    rule = rule_of(margin_loss, scale, margin, margin_options)
+    is_softmax = rule is not None and rule.classify is softmax
+    like_first = branch in ("cosface", "cosface_all")
+    if (reweight and not is_softmax) or (like_first and not (rule and rule.is_plain)):
         raise ValueError(
-            f"margin_loss must be one of {list(LOSSES)} with branch {branch} and "
-            f"reweight {reweight}, got {margin_loss!r}."
+            "margin_loss must be a softmax without numbers of its own with branch "
+            f"{branch} and reweight {reweight}, got {margin_loss!r}."
         )
-    branch_options = _branch_options(branch, branch_options, logits_of)
+    branch_options = _branch_options(branch, branch_options, LOSSES.get(margin_loss))
+    branch_rule = uniface(**branch_options) if branch == "uniface" else None
+    if like_first:
+        own = {"scale": scale, "margin": margin, **(margin_options or {})}
+        branch_rule = LOSSES[margin_loss](**own | branch_options)
 
-    def branch_loss(params, features, phi, batch, labels, num_classes):
+    def branch_loss(params, features, phi, batch, labels, key):
         shared = jax.lax.stop_gradient if detach_branch else lambda x: x
         customized = CONVERTERS[converter].apply(params["converter"], shared(features))
-        weights = params["weights"]
-        if branch == "bce":
-            mask = valid_classes(len(weights), num_classes)
-            values = binary_branch(
-                customized, weights, params["bias"], labels, mask, **branch_options
-            )
-            return masked_mean(values, batch.is_valid)
+        weights, bias = params["weights"], params["bias"]
+        num_own = len(weights)
         if branch == "cosface_all" and phi is not None:
             weights = jnp.concatenate([weights, shared(phi)])
-        settings = {"scale": scale, "margin": margin, **branch_options}
-        logits = logits_of(cosine(customized, weights), labels, **settings)
-        num_own = len(params["weights"])
-        mask = valid_classes(num_own, num_classes, len(weights) - num_own)
-        values = softmax_cross_entropy(logits, labels, mask)
+        mask = valid_classes(num_own, batch.num_classes, len(weights) - num_own)
+        if branch == "bce":
+            values = binary_branch(
+                customized, weights, bias, labels, mask, **branch_options
+            )
+        else:
+            cosines = cosine(customized, weights)
+            seen = see(customized, cosines, labels, batch.is_valid, key)
+            found = logits(branch_rule, cosines, labels, seen, {})
+            values = branch_rule.classify(found, labels, mask, {"bias": bias})
         is_other = batch.is_extra & (branch == "cosface")
         return masked_mean(values, batch.is_valid & ~is_other)
 
-    def classification(features, weights, labels, num_classes, mask):
-        if logits_of is None:
+    def classification(features, weights, labels, mask, batch, learned, numbers, key):
+        if rule is None:
             own = jax.lax.stop_gradient(weights)[labels]
-            return class_hinge(features, own, target=1.0 - margin)
+            return class_hinge(features, own, target=1.0 - margin), numbers
         cosines = cosine(features, weights)
         if interclass_threshold is not None:
             cosines = interclass_filter(cosines, labels, threshold=interclass_threshold)
-        logits = logits_of(cosines, labels, scale=scale, margin=margin)
+        seen = see(features, cosines, labels, batch.is_valid, key)
+        numbers = moved(rule, numbers, seen)
+        found = logits(rule, cosines, labels, seen, numbers)
         if reweight:
-            logits = repeat_others(logits, labels, num_classes, num_clients - 1, mask)
+            times = num_clients - 1
+            found = repeat_others(found, labels, batch.num_classes, times, mask)
         if reweight == "official":
-            logits = jax.lax.stop_gradient(logits)
-        return softmax_cross_entropy(logits, labels, mask)
+            found = jax.lax.stop_gradient(found)
+        losses = rule.classify(found, labels, mask, learned)
+        if rule.penalty:
+            losses += rule.penalty(seen.norm)
+        return losses, numbers
 
     def loss_fn(variables, batch, key, *, frozen=None):
-        del key
-        num_classes = batch.num_classes
         params, stats = variables["params"], variables["batch_stats"]
         backbone = {"params": params["backbone"], "batch_stats": stats}
-        features, stats = model.apply(backbone, batch.images, True)
+        features, stats = model.apply(backbone, batch.images, True, key=key)
         head, phi = params["head"], params["phi"]  # None without such classes
         weights = jnp.concatenate([x for x in (head, phi) if x is not None])
         num_own = 0 if head is None else len(head)  # padded to the largest client's
-        mask = valid_classes(num_own, num_classes, len(weights) - num_own)
+        mask = valid_classes(num_own, batch.num_classes, len(weights) - num_own)
         labels = jnp.where(batch.is_extra, num_own + batch.labels, batch.labels)
-        per_example = classification(features, weights, labels, num_classes, mask)
+        per_example, numbers = classification(
+            features,
+            weights,
+            labels,
+            mask,
+            batch,
+            learned=params.get("margin", {}),
+            numbers=numbers_of(stats) if rule and rule.state else {},
+            key=draw_key(key, 1),
+        )
+        stats = with_numbers(stats, numbers)
         metrics = {"classification": masked_mean(per_example, batch.is_valid)}
         total = metrics["classification"]
         if contrastive_weight:
@@ -196,7 +223,7 @@ def face_loss(
             total += contrastive_weight * metrics["contrastive"]
         if branch:
             metrics["branch"] = branch_loss(
-                params["branch"], features, phi, batch, labels, num_classes
+                params["branch"], features, phi, batch, labels, draw_key(key, 2)
             )
             total += branch_weight * metrics["branch"]
         return total, (stats, metrics)
@@ -210,9 +237,28 @@ def valid_classes(num_own: int, num_classes: jax.Array, num_public: int = 0):
     return jnp.concatenate([own, jnp.ones(num_public, bool)])
 
 
+def rule_of(
+    name: str, scale: float, margin: float, options: Mapping | None
+) -> Margin | None:
+    """The margin that a config names, None for class_hinge.
+
+    Raises:
+      ValueError: for an unknown name or option, or one out of range.
+    """
+    if name == HINGE:
+        check_keys("margin_options", options or {}, ())
+        return None
+    return margin_of(name, scale=scale, margin=margin, options=options)
+
+
+def draw_key(key: jax.Array | None, use: int) -> jax.Array | None:
+    """A key for one use in a step; dropout has the step's own."""
+    return None if key is None else jax.random.fold_in(key, use)
+
+
 def _branch_options(branch, options, margin_loss):
     options = {} if options is None else options
-    loss = binary_branch if branch == "bce" else margin_loss
+    loss = {"bce": binary_branch, "uniface": uniface}.get(branch, margin_loss)
     parameters = inspect.signature(loss).parameters.values() if branch else ()
     known = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
     check_keys("branch_options", options, known)

@@ -27,7 +27,18 @@ from fedfr_jax.tasks.faces.features import (
     own_class_means,
 )
 from fedfr_jax.tasks.faces.hard_negatives import prepare_features
-from fedfr_jax.tasks.faces.loss import face_loss, init_local, personal_features
+from fedfr_jax.tasks.faces.loss import (
+    face_loss,
+    init_local,
+    personal_features,
+    rule_of,
+)
+from fedfr_jax.tasks.faces.margin_state import (
+    beside,
+    learned,
+    with_start,
+    without_numbers,
+)
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.tasks.options import local_of
 from fedfr_jax.types import Algorithm, Client, LastRound, Model, PyTree
@@ -59,6 +70,7 @@ def federated_faces(
     scale: float = 30.0,
     margin: float = 0.4,
     margin_loss: str = "cosface",
+    margin_options: Mapping | None = None,
     public: bool = True,
     threshold: float | None = 0.4,
     max_hard_negatives: int = 0,
@@ -95,7 +107,8 @@ def federated_faces(
       public: train on the public classes too, with hard negatives above the cosine
         `threshold` (None: on none) and at most `max_hard_negatives` per client (0: no
         limit).
-      contrastive_weight, branch, ...: see `face_loss`.
+      margin_loss, scale, margin, margin_options, contrastive_weight, branch, ...: see
+        `face_loss`.
       phi_update, weigh: see `fedfr`.
       first_previous: global or random, the previous network of a new client.
       hard_negatives: by image, or by class with all its images.
@@ -125,12 +138,14 @@ def federated_faces(
             raise ValueError(f"share must be True with {name}, got False.")
     if adapt is not None and branch is not None:
         raise ValueError(f"branch must be None with adapt, got {branch!r}.")
-    model = on_packed(model)
+    rule = rule_of(margin_loss, scale, margin, margin_options)
+    model = on_packed(beside(model) if rule and rule.state else model)
     loss = face_loss(
         model,
         margin_loss=margin_loss,
         scale=scale,
         margin=margin,
+        margin_options=margin_options,
         contrastive_weight=contrastive_weight,
         temperature=temperature,
         branch=branch,
@@ -159,7 +174,7 @@ def federated_faces(
             capacity=max_hard_negatives,
             level=hard_negatives,
         )
-    random_previous = lambda key: pack_networks(model.init(key))
+    random_previous = lambda key: pack_networks(with_start(model.init(key), rule))
     algorithm = fedfr(
         local,
         init_local=init_local(
@@ -168,6 +183,7 @@ def federated_faces(
             branch=branch,
             converter=converter,
             std=0.0 if init_fc else 0.01,
+            others=learned(rule, num_classes),
         ),
         frozen=previous_features(embed) if contrastive_weight else None,
         prepare=prepare,
@@ -184,7 +200,7 @@ def federated_faces(
 
     def start(backbone: PyTree, phi: jax.Array) -> PyTree:
         phi = phi if public else None
-        return {"backbone": backbone, "phi": phi}
+        return {"backbone": with_start(backbone, rule), "phi": phi}
 
     return FaceMethod(
         algorithm,
@@ -192,7 +208,7 @@ def federated_faces(
         personal_features(model, converter=converter),
         last_round=None if adapt is None else last_round(algorithm, model, adapt),
         init_fc=init_fc and public,
-        generic=algorithm.network,
+        generic=lambda server: without_numbers(algorithm.network(server)),
     )
 
 

@@ -19,6 +19,7 @@ BOUNDS = {
     "margin": NOT_NEGATIVE,
     "max_hard_negatives": NOT_NEGATIVE,
     "momentum": FRACTION,
+    "negative_weight": NOT_NEGATIVE,
     "num_clients": NOT_NEGATIVE,
     "positive_weight": FRACTION,
     "scale": POSITIVE,

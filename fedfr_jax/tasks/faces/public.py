@@ -7,7 +7,9 @@ from jax.sharding import Mesh
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
+from fedfr_jax.losses.contract import Margin
 from fedfr_jax.stream import placed
+from fedfr_jax.tasks.faces.margin_state import learned, with_start
 from fedfr_jax.tasks.faces.recognition import Recognition
 from fedfr_jax.types import Model, PyTree
 
@@ -48,14 +50,20 @@ def public_means(
     return sums / np.bincount(labels)[:, None].astype(sums.dtype)
 
 
-def first_variables(model: Model, num_public: int, key: jax.Array) -> PyTree:
-    """Fresh backbone, public class embeddings N(0, 0.01^2), and no local class."""
+def first_variables(
+    model: Model, num_public: int, key: jax.Array, margin: Margin | None = None
+) -> PyTree:
+    """Fresh backbone, public class embeddings N(0, 0.01^2), and no local class.
+
+    Also what the margin keeps and learns, see `margin_state`.
+    """
     backbone_key, phi_key = jax.random.split(key)
-    backbone = model.init(backbone_key)
+    backbone = with_start(model.init(backbone_key), margin)
     dim = model.embedding_dim
     params = {
         "backbone": backbone["params"],
         "phi": 0.01 * jax.random.normal(phi_key, (num_public, dim)),
         "head": None,  # no local classes
+        **learned(margin, num_public),
     }
     return {"params": params, "batch_stats": backbone["batch_stats"]}

@@ -15,6 +15,7 @@ from fedfr_jax.federated.settings import (
     check_epochs,
     check_federation,
 )
+from fedfr_jax.losses.contract import Margin
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.schema import call, choose, naming
@@ -26,7 +27,8 @@ from fedfr_jax.tasks.data import (
     streams,
 )
 from fedfr_jax.tasks.faces.classical import UNFIT, backbone_of, classical_faces
-from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.tasks.faces.loss import face_loss, rule_of
+from fedfr_jax.tasks.faces.margin_state import beside
 from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
     backbone_features,
@@ -109,10 +111,14 @@ def plan(settings: Mapping) -> Plan:
     check_federation(federation, len(partition.num_classes))
     mesh = make_mesh(num_model_shards=federation.model_shards)
     check_training(pretraining, "pretrain", num_public, mesh)
+    with naming("config.pretrain"):
+        margin_rule(pretraining)
     for name, method in methods.items():
         if isinstance(method, Training):
             num_rows = num_public + len(partition.train)
             check_training(method, f"methods.{name}", num_rows, mesh)
+            with naming(f"config.methods.{name}"):
+                margin_rule(method)
     return Plan(
         settings=settings,
         source=source,
@@ -238,6 +244,7 @@ def public_training(
     """A margin softmax over the task's public rows."""
     first_row = len(task.train_identities)
     num_public = len(task.partition.global_identities)
+    rule = margin_rule(settings)
     return Central(
         settings=settings,
         dataset=task.table,
@@ -245,15 +252,23 @@ def public_training(
         num_rows=task.table.num_examples - first_row,
         feed=feed_of(settings),
         loss=face_loss(
-            model,
+            beside(model) if rule and rule.state else model,
             margin_loss=settings.margin_loss,
             scale=settings.scale,
             margin=settings.margin,
+            margin_options=settings.margin_options,
             interclass_threshold=settings.interclass_threshold,
         ),
-        init=lambda key: first_variables(model, num_public, key),
+        init=lambda key: first_variables(model, num_public, key, rule),
         network=backbone_of,
         network_apply=embed,
+    )
+
+
+def margin_rule(settings: Training) -> Margin | None:
+    """The margin of a central training, None for class_hinge."""
+    return rule_of(
+        settings.margin_loss, settings.scale, settings.margin, settings.margin_options
     )
 
 

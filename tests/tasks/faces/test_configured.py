@@ -30,7 +30,7 @@ START = {
 def watched(seen):
     """A linear network that notes the left pixels that it is trained on."""
 
-    def apply(variables, x, train):
+    def apply(variables, x, train, key=None):
         if train:
             jax.debug.callback(lambda left: seen.append(left), x[:, 0, 0, 0])
         flat = x.reshape(len(x), -1)
@@ -108,7 +108,8 @@ def test_the_rate_drops_where_the_released_code_drops_it():
 
 # Where a row's options go; none has a default's value.
 LOSS = {
-    "margin_loss": "arcface",
+    "margin_loss": "elasticface",
+    "margin_options": {"std": 0.1},
     "scale": 20.0,
     "margin": 0.3,
     "contrastive_weight": 2.0,
@@ -155,5 +156,5 @@ def test_every_option_of_a_row_reaches_the_part_that_takes_it(monkeypatch):
     assert given["local_of"] == LOCAL
     assert given["fedfr"].items() >= SERVER.items()
     assert given["prepare_features"] == dict(NEGATIVES.values())
-    drawn = {"branch": "cosface", "converter": "bottleneck", "std": 0.01}
+    drawn = {"branch": "cosface", "converter": "bottleneck", "std": 0.01, "others": {}}
     assert given["init_local"] == drawn

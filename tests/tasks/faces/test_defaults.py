@@ -6,9 +6,10 @@ from fedfr_jax.central.settings import Training
 from fedfr_jax.configs import base
 from fedfr_jax.data.partition.faces import ms1m
 from fedfr_jax.federated.settings import Federation
+from fedfr_jax.losses.arcface import arcface
 from fedfr_jax.losses.binary import binary_branch
 from fedfr_jax.losses.contrastive import model_contrastive
-from fedfr_jax.losses.margin import arcface, cosface
+from fedfr_jax.losses.cosface import cosface
 from fedfr_jax.losses.spreadout import spread, spreadout_sum
 from fedfr_jax.tasks.faces.adaptation import adapted
 from fedfr_jax.tasks.faces.loss import face_loss
@@ -17,11 +18,13 @@ from fedfr_jax.tasks.faces.recognition import Judge
 
 SGD = {"momentum": 0.9, "weight_decay": 5e-4}
 COSFACE = {"margin_loss": "cosface", "scale": 30.0, "margin": 0.4}
+OPTIONS = {"margin_options": None}
 BRANCH = {"branch_weight": 10.0, "converter": "linear", "detach_branch": False}
 EXPECTED = {
     federated_faces: {
         **SGD,
         **COSFACE,
+        **OPTIONS,
         **BRANCH,
         "learning_rate": 1e-3,
         "decay_epochs": (8, 6, 4, 3),  # 0.75 of the epochs of each round
@@ -47,6 +50,7 @@ EXPECTED = {
     },
     face_loss: {
         **COSFACE,
+        **OPTIONS,
         **BRANCH,
         "contrastive_weight": 0.0,
         "temperature": 0.5,
@@ -102,6 +106,7 @@ EXPECTED = {
         "milestones": (),
         "weight_decay": 5e-4,
         **COSFACE,
+        **OPTIONS,
         "interclass_threshold": None,
         "flip": 0.5,
         "augment": (),

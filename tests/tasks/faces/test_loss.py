@@ -11,7 +11,7 @@ DIM, OWN, PADDED, PUBLIC = 5, 3, 4, 6  # the client has 3 of at most 4 classes
 LABELS = np.int32([0, 2, 1, 5, 0, 1])
 IS_EXTRA = np.array([0, 0, 0, 1, 1, 0], bool)
 IS_VALID = np.array([1, 1, 1, 1, 1, 0], bool)
-MODEL = Model(None, lambda v, x, train: (x @ v["params"], {}), (DIM,), DIM)
+MODEL = Model(None, lambda v, x, train, key: (x @ v["params"], {}), (DIM,), DIM)
 
 
 def problem(seed=0):
@@ -172,5 +172,5 @@ def test_fedface_pulls_features_to_class_embeddings_that_stay():
     assert not gradient["head"].any() and not gradient["phi"].any()
     assert gradient["backbone"].any()
     for other in ({"branch": "cosface"}, {"reweight": "mended", "num_clients": 2}):
-        with pytest.raises(ValueError, match="margin_loss must be one of"):
+        with pytest.raises(ValueError, match="margin_loss must be a softmax"):
             face_loss(MODEL, margin_loss="class_hinge", **other)

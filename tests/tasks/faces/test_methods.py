@@ -56,7 +56,7 @@ def linear_model():
         kernel = 0.1 * jax.random.normal(key, (SIDE * SIDE, DIM))
         return {"params": {"kernel": kernel}, "batch_stats": {}}
 
-    def apply(variables, x, train):
+    def apply(variables, x, train, key=None):
         del train
         flat = x.reshape(len(x), -1)
         return flat @ variables["params"]["kernel"], variables["batch_stats"]
@@ -192,7 +192,7 @@ def test_reweighting_trains_otherwise_and_officially_not_at_all(task):
 def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(task):
     seen = []
 
-    def apply(variables, x, train):
+    def apply(variables, x, train, key=None):
         if not train:
             jax.debug.callback(lambda: seen.append(len(x)))
         return MODEL.apply(variables, x, train)
@@ -413,6 +413,18 @@ def test_backbone_features_ignore_the_branch(task):
             "branch_options must have keys of .., ",
         ),
         ({"branch_options": 3}, "branch_options must be a mapping, got 3"),
+        ({"branch": "uniface", "branch_options": {"t": 3}}, "'negative_weight', 's"),
+        ({"margin_loss": "adaface", "branch": "cosface"}, "without numbers of its own"),
+        ({"margin_loss": "adaface", "margin_options": {"h": 0.0}}, "h must be positi"),
+        ({"margin_loss": "class_hinge", "margin_options": {"h": 1}}, "keys of .., got"),
+        (
+            {"margin_loss": "uniface", "reweight": "mended", "num_clients": 3},
+            "margin_loss must be a softmax",
+        ),
+        (
+            {**PLAIN, "adapt": {"margin_loss": "adaface"}},
+            "adapt.margin_loss must be a softmax",
+        ),
         (
             {"spreadout_options": {"steps": 3}},
             "spreadout_options must have keys of .., ",

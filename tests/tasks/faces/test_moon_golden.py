@@ -19,7 +19,7 @@ def network(dim):
     The one in training is told by its mode, the frozen two by their parameter.
     """
 
-    def apply(variables, x, train):
+    def apply(variables, x, train, key=None):
         which = variables["params"]["which"]
         training, frozen = x[:, 0, :, 0], x[:, 1:, :, 0]
         picked = (frozen * which[None, :, None]).sum(1)
