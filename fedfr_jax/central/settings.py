@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optax
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
 from fedfr_jax.schema import check_ranges, naming
 
 
@@ -30,6 +31,11 @@ class Training(NamedTuple):
     flip: float = 0.5
     augment: tuple = ()  # after the mirror, see data/augment
     checkpoint_every: int = 1  # epochs
+    # What the network starts from: a file of weights, or the work folder of a run.
+    init: Any = None
+    # Regular expression over paths of leaves such as params/backbone/stem/conv/kernel:
+    # those stay. Running statistics move all the same.
+    freeze: str = ""
 
 
 def _sgd(rate, decay: float) -> optax.GradientTransformation:
@@ -51,9 +57,10 @@ def optimizer_of(settings: Training, num_rows: int) -> optax.GradientTransformat
         learning_rate=settings.learning_rate,
         warmup=settings.warmup,
         milestones=settings.milestones,
-        total=settings.epochs * (num_rows // settings.batch_size),
+        total=max(settings.epochs * (num_rows // settings.batch_size), 1),
     )
-    return OPTIMIZERS[settings.optimizer](rate, settings.weight_decay)
+    optimizer = OPTIMIZERS[settings.optimizer](rate, settings.weight_decay)
+    return trees.still(optimizer, settings.freeze) if settings.freeze else optimizer
 
 
 def rate_schedule(
@@ -80,7 +87,7 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
             f"got {settings.optimizer!r}."
         )
     bounds = {
-        "epochs": (1, math.inf),
+        "epochs": (1 if settings.init is None else 0, math.inf),
         "batch_size": (1, num_rows),
         "learning_rate": (0, math.inf),
         "warmup": (0, 1),

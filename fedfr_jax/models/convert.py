@@ -2,7 +2,8 @@
 
 Convolutions OIHW <-> HWIO, linear [out, in] <-> [in, out], the flattening before the
 linear layer C, H, W <-> H, W, C, and blocks <-> stacks of equal ones. Names on the
-PyTorch side are those of FedFR's and InsightFace's backbones; batch counters go.
+PyTorch side are those of FedFR's and InsightFace's backbones and of torchvision's
+ResNets; batch counters go. `foreign` knows further names.
 """
 
 import re
@@ -13,11 +14,12 @@ import numpy as np
 
 from fedfr_jax import trees
 from fedfr_jax.models.iresnet import iresnet
+from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.stacks import laid_out, named
 from fedfr_jax.types import PyTree
 
-_FACTORIES = {"sphereface": sphereface, "iresnet": iresnet}
+_FACTORIES = {"sphereface": sphereface, "iresnet": iresnet, "resnet": resnet}
 
 _LEAVES = {
     "kernel": "weight",
@@ -28,15 +30,19 @@ _LEAVES = {
     "var": "running_var",
 }
 _SPHEREFACE_FIRST = {"conv": "0", "prelu": "1"}
-_IRESNET_TOP = {
-    "stem/conv": "conv1",
-    "stem/bn": "bn1",
-    "stem/prelu": "prelu",
-    "bn": "bn2",
-    "fc": "fc",
-    "bn_out": "features",
+_TOPS = {
+    "sphereface": {"fc": "fc"},
+    "iresnet": {
+        "stem/conv": "conv1",
+        "stem/bn": "bn1",
+        "stem/prelu": "prelu",
+        "bn": "bn2",
+        "fc": "fc",
+        "bn_out": "features",
+    },
+    "resnet": {"stem/conv": "conv1", "stem/bn": "bn1", "fc": "fc"},
 }
-_FROZEN = {"sphereface": (), "iresnet": ("features.weight",)}
+_FROZEN = {"sphereface": (), "iresnet": ("features.weight",), "resnet": ()}
 
 
 def from_torch(
@@ -48,7 +54,7 @@ def from_torch(
     """Variables of a model from a PyTorch state dict.
 
     Args:
-      model_name: "sphereface" or "iresnet".
+      model_name: "sphereface", "iresnet" with head E, or "resnet".
       state_dict: tensor name -> array, every tensor of the backbone.
       image_shape: (H, W, C) of the model.
       **settings: of the model's factory, such as depth or widths.
@@ -110,10 +116,18 @@ def _template(model_name, image_shape, settings):
     model = _FACTORIES[model_name](image_shape, **settings)
     template = jax.eval_shape(model.init, jax.random.key(0))
     params = template["params"]
-    num_stages = sum(name.startswith("stage") for name in params)
-    height, width = (-(-size // 2**num_stages) for size in model.image_shape[:2])
+    if tops := {*params} - {*_stages(params), "stem", *_TOPS[model_name]}:
+        raise ValueError(f"{model_name} must have a head of PyTorch's, got {tops}.")
     num_features = params["fc"]["kernel"].shape[0]
+    if model_name == "resnet":  # the mean over pixels
+        return template, (1, 1, num_features)
+    num_stages = len(_stages(params))
+    height, width = (-(-size // 2**num_stages) for size in model.image_shape[:2])
     return template, (height, width, num_features // (height * width))
+
+
+def _stages(params):
+    return [name for name in params if name.startswith("stage")]
 
 
 def _leaves(tree):
@@ -128,8 +142,7 @@ def _torch_name(model_name, path):
     if module[0].startswith("stage"):
         name = _stage_name(model_name, module)
     else:
-        top = "/".join(module)
-        name = top if model_name == "sphereface" else _IRESNET_TOP[top]
+        name = _TOPS[model_name]["/".join(module)]
     return f"{name}.{_LEAVES[kind]}"
 
 

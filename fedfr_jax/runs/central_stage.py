@@ -46,5 +46,7 @@ def train_central(
                     sink(epoch, scalars)
                 if loop.is_due(every, epoch, settings.epochs - 1):
                     checkpointer.save(epoch + 1, state)
+    if checkpointer.latest() is None:  # no epoch: the weights that were given
+        checkpointer.save(0, state)
     checkpointer.close()
     return state.variables

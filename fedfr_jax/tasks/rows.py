@@ -22,6 +22,7 @@ from fedfr_jax.types import Central, Dataset, Federated, Model, PyTree, Stage
 OWN = ("personal", "draw", "batch_stats")  # keys of a federated row
 # Of faces only.
 MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
+MARGIN += ("init",)
 
 
 class Given(NamedTuple):

@@ -14,6 +14,7 @@ from fedfr_jax.types import Central, Model, PyTree
 
 # Of faces only.
 MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
+MARGIN += ("init",)
 
 
 def central_row(

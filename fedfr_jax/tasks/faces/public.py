@@ -1,17 +1,24 @@
 """The public identities: everybody's training set, and where class embeddings start."""
 
+from collections.abc import Callable
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from fedfr_jax.central.settings import Training
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.stream import placed
-from fedfr_jax.tasks.faces.margin_state import learned, with_start
+from fedfr_jax.tasks.data import feed_of
+from fedfr_jax.tasks.faces.classical import backbone_of
+from fedfr_jax.tasks.faces.loss import face_loss, rule_of
+from fedfr_jax.tasks.faces.margin_state import beside, learned, with_start
 from fedfr_jax.tasks.faces.recognition import Recognition
-from fedfr_jax.types import Model, PyTree
+from fedfr_jax.types import Central, Model, PyTree
 
 
 def everyone(task: Recognition) -> Recognition:
@@ -51,14 +58,22 @@ def public_means(
 
 
 def first_variables(
-    model: Model, num_public: int, key: jax.Array, margin: Margin | None = None
+    model: Model,
+    num_public: int,
+    key: jax.Array,
+    margin: Margin | None = None,
+    given: PyTree | None = None,
 ) -> PyTree:
     """Fresh backbone, public class embeddings N(0, 0.01^2), and no local class.
 
-    Also what the margin keeps and learns, see `margin_state`.
+    Also what the margin keeps and learns, see `margin_state`. A `given` backbone takes
+    the place of the fresh one.
     """
     backbone_key, phi_key = jax.random.split(key)
-    backbone = with_start(model.init(backbone_key), margin)
+    fresh = (
+        model.init(backbone_key) if given is None else jax.tree.map(jnp.array, given)
+    )
+    backbone = with_start(fresh, margin)
     dim = model.embedding_dim
     params = {
         "backbone": backbone["params"],
@@ -67,3 +82,41 @@ def first_variables(
         **learned(margin, num_public),
     }
     return {"params": params, "batch_stats": backbone["batch_stats"]}
+
+
+def public_training(
+    model: Model,
+    embed: Callable,
+    task: Recognition,
+    settings: Training,
+    given: PyTree | None = None,
+) -> Central:
+    """A margin softmax over the task's public rows, from a `given` backbone if any."""
+    first_row = len(task.train_identities)
+    num_public = len(task.partition.global_identities)
+    rule = margin_rule(settings)
+    return Central(
+        settings=settings,
+        dataset=task.table,
+        first_row=first_row,
+        num_rows=task.table.num_examples - first_row,
+        feed=feed_of(settings),
+        loss=face_loss(
+            beside(model) if rule and rule.state else model,
+            margin_loss=settings.margin_loss,
+            scale=settings.scale,
+            margin=settings.margin,
+            margin_options=settings.margin_options,
+            interclass_threshold=settings.interclass_threshold,
+        ),
+        init=lambda key: first_variables(model, num_public, key, rule, given),
+        network=backbone_of,
+        network_apply=embed,
+    )
+
+
+def margin_rule(settings: Training) -> Margin | None:
+    """The margin of a central training, None for class_hinge."""
+    return rule_of(
+        settings.margin_loss, settings.scale, settings.margin, settings.margin_options
+    )

@@ -1,6 +1,7 @@
 """A config of faces as the stages of an experiment: pretraining, then every method."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -15,7 +16,6 @@ from fedfr_jax.federated.settings import (
     check_epochs,
     check_federation,
 )
-from fedfr_jax.losses.contract import Margin
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.schema import call, choose, naming
@@ -27,18 +27,21 @@ from fedfr_jax.tasks.data import (
     streams,
 )
 from fedfr_jax.tasks.faces.classical import UNFIT, backbone_of, classical_faces
-from fedfr_jax.tasks.faces.loss import face_loss, rule_of
-from fedfr_jax.tasks.faces.margin_state import beside
+from fedfr_jax.tasks.faces.given_weights import weights_of
 from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
     backbone_features,
     federated_faces,
 )
-from fedfr_jax.tasks.faces.public import everyone, first_variables, public_means
+from fedfr_jax.tasks.faces.public import (
+    everyone,
+    margin_rule,
+    public_means,
+    public_training,
+)
 from fedfr_jax.tasks.faces.recognition import Judge, Recognition, recognition
 from fedfr_jax.tasks.options import algorithm_maker, keywords
 from fedfr_jax.types import (
-    Central,
     Experiment,
     Federated,
     Model,
@@ -62,6 +65,7 @@ class Plan(NamedTuple):
     pretraining: Training
     federation: Federation
     methods: dict[str, FaceMethod | Training]  # the latter: all images, central
+    weights: Mapping[str, PyTree] = MappingProxyType({})  # given to central stages
 
     @property
     def stream_bytes(self) -> int | None:
@@ -119,7 +123,13 @@ def plan(settings: Mapping) -> Plan:
             check_training(method, f"methods.{name}", num_rows, mesh)
             with naming(f"config.methods.{name}"):
                 margin_rule(method)
+    central = {"pretrain": pretraining} | {
+        f"methods.{name}": of
+        for name, of in methods.items()
+        if isinstance(of, Training)
+    }
     return Plan(
+        weights=weights_of(central, settings["model"], source.image_shape),
         settings=settings,
         source=source,
         partition=partition,
@@ -212,12 +222,15 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
     judge = call("evaluation", Judge, evaluation, task, parts.mesh, seed=seed)
     model = parts.model
     embed = backbone_features(model)  # one object: it names what evaluators compile
-    pretraining = public_training(model, embed, task, parts.pretraining)
+    central = lambda section, task, settings: public_training(
+        model, embed, task, settings, parts.weights.get(section)
+    )
+    pretraining = central("pretrain", task, parts.pretraining)
     stages = {PRETRAINED: Stage(pretraining)}
     for name, method in parts.methods.items():
         if isinstance(method, Training):
-            everybody = public_training(model, embed, everyone(task), method)
-            stages[name] = Stage(everybody)
+            everybody = everyone(task)
+            stages[name] = Stage(central(f"methods.{name}", everybody, method))
         else:
             trainer = trainer_of(method, model, embed, task, parts.mesh)
             stages[name] = Stage(trainer, PRETRAINED)
@@ -235,40 +248,6 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
         feed=feed_of(parts.federation, drop_last=parts.federation.drop_last),
         federation=parts.federation,
         seed=seed,
-    )
-
-
-def public_training(
-    model: Model, embed: Callable, task: Recognition, settings: Training
-) -> Central:
-    """A margin softmax over the task's public rows."""
-    first_row = len(task.train_identities)
-    num_public = len(task.partition.global_identities)
-    rule = margin_rule(settings)
-    return Central(
-        settings=settings,
-        dataset=task.table,
-        first_row=first_row,
-        num_rows=task.table.num_examples - first_row,
-        feed=feed_of(settings),
-        loss=face_loss(
-            beside(model) if rule and rule.state else model,
-            margin_loss=settings.margin_loss,
-            scale=settings.scale,
-            margin=settings.margin,
-            margin_options=settings.margin_options,
-            interclass_threshold=settings.interclass_threshold,
-        ),
-        init=lambda key: first_variables(model, num_public, key, rule),
-        network=backbone_of,
-        network_apply=embed,
-    )
-
-
-def margin_rule(settings: Training) -> Margin | None:
-    """The margin of a central training, None for class_hinge."""
-    return rule_of(
-        settings.margin_loss, settings.scale, settings.margin, settings.margin_options
     )
 
 

@@ -1,0 +1,39 @@
+"""Weights of elsewhere that central training starts from."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedfr_jax.central.settings import Training
+from fedfr_jax.models.foreign import variables_of
+from fedfr_jax.models.weights import Weights, read_weights
+from fedfr_jax.schema import naming
+from fedfr_jax.types import PyTree
+
+
+def weights_of(
+    central: Mapping[str, Training], model: Mapping, image_shape: Sequence[int]
+) -> dict[str, PyTree]:
+    """Section -> the backbone that its training starts from, where `init` names one."""
+    found = {}
+    for section, training in central.items():
+        with naming(f"config.{section}.init"):
+            found[section] = given_backbone(training.init, model, image_shape)
+    return found
+
+
+def given_backbone(
+    init: Any, model: Mapping, image_shape: Sequence[int]
+) -> PyTree | None:
+    """The variables that `Training.init` names, None where it names none.
+
+    Args:
+      init: `Weights`, or the path of a file of them.
+      model: the config's section.
+
+    Raises:
+      ValueError: when they do not fit the network: says which leaf.
+    """
+    if init is None:
+        return None
+    weights = init if isinstance(init, Weights) else read_weights(init)
+    return variables_of(weights, model, image_shape)
