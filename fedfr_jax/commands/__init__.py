@@ -1,6 +1,19 @@
 """Commands of the launcher: thin, flags -> build -> call."""
 
-from fedfr_jax.commands import configs, describe, evaluate, launch, prepare, train
+from fedfr_jax.commands import (
+    configs,
+    convert,
+    describe,
+    embed,
+    enroll,
+    evaluate,
+    export,
+    identify,
+    launch,
+    prepare,
+    train,
+    verify,
+)
 
 COMMANDS = {
     "train": train,
@@ -9,4 +22,10 @@ COMMANDS = {
     "launch": launch,
     "configs": configs,
     "describe": describe,
+    "convert": convert,
+    "export": export,
+    "embed": embed,
+    "verify": verify,
+    "enroll": enroll,
+    "identify": identify,
 }

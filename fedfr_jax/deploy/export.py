@@ -18,8 +18,9 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from fedfr_jax.deploy.calibration import text_of
 from fedfr_jax.deploy.graph import graph_of
-from fedfr_jax.deploy.network import Network, on_xla
+from fedfr_jax.deploy.network import CURVE, Network, on_xla
 from fedfr_jax.deploy.onnx_file import write_onnx
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.convert import to_torch
@@ -96,7 +97,7 @@ def _to_stablehlo(network, path) -> str:
 
 def _to_weights(network, path) -> str:
     arrays, about = network.weights
-    write_weights(path, arrays, about)
+    write_weights(path, arrays, {**about, CURVE: text_of(network.roc)})
     return f"{len(arrays)} arrays"
 
 

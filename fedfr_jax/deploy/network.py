@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.build import build
 from fedfr_jax.data.augment import normalize
+from fedfr_jax.deploy.calibration import curve_of
 from fedfr_jax.evaluation.verification import Roc
 from fedfr_jax.federated.packing import unpack
 from fedfr_jax.models import MODELS
@@ -28,6 +29,8 @@ from fedfr_jax.runs.workdir import CONFIG, claim_for_all
 from fedfr_jax.schema import choose, with_tuples
 from fedfr_jax.stacks import named
 from fedfr_jax.types import Experiment, Networks, PyTree
+
+CURVE = "calibration"  # in a file of weights
 
 
 class Network(NamedTuple):
@@ -40,8 +43,8 @@ class Network(NamedTuple):
     # The config's section, where the variables are those of one of MODELS; None with
     # layers of a client's own behind it.
     model: Mapping[str, Any] | None = None
-    # The curve of the run's own evaluation; None out of a file of weights
-    roc: Callable[[], Roc] | None = None
+    # The curve of the run's own evaluation, computed when asked; None without a run
+    roc: Callable[[], Roc | None] | None = None
     about: Mapping[str, str] = MappingProxyType({})  # where it is from
 
     def embed(self, images: np.ndarray, *, batch_size: int = 64) -> np.ndarray:
@@ -122,11 +125,29 @@ def load(
         raise ValueError(
             f"method and client must come with a work folder, got the file {path}."
         )
-    weights = read_weights(path)
-    model, shape = network_of(weights)
+    return network_from(read_weights(path), path)
+
+
+def network_from(
+    weights: Weights,
+    path: str | os.PathLike,
+    model: Mapping | None = None,
+    image_shape: Sequence[int] | None = None,
+) -> Network:
+    """The network of weights, which are from `path`.
+
+    Args:
+      model: {"name": of MODELS, settings}; None finds it from names and shapes.
+      image_shape: (H, W, C), likewise.
+    """
+    if model is None or image_shape is None:
+        found, found_shape = network_of(weights)
+        model, image_shape = model or found, image_shape or found_shape
+    shape = tuple(image_shape)
     variables = variables_of(weights, model, shape)
     apply = _evaluation(choose("model", MODELS, on_xla(model), shape))
-    return Network(apply, variables, shape, model, about={"from": str(path)})
+    roc = functools.partial(curve_of, weights.about.get(CURVE, ""))
+    return Network(apply, variables, shape, model, roc, {"from": str(path)})
 
 
 def _evaluation(model) -> Callable:
@@ -204,18 +225,11 @@ def backbone_of(variables, template) -> PyTree | None:
     return None
 
 
-def _roc(experiment, variables, apply) -> Roc:
-    """The curve of the run's evaluation of people that training never saw.
-
-    Raises:
-      ValueError: when the task does not judge pairs of images.
-    """
+def _roc(experiment, variables, apply) -> Roc | None:
+    """The curve of the run's evaluation of people that training never saw; None where
+    the task does not judge pairs of images."""
     judge = experiment.task.evaluators.get("generic")
     curves = (
         judge.evaluate(Networks(variables, apply, None, apply)).curves if judge else {}
     )
-    if "roc" not in curves:
-        raise ValueError(
-            "the run must judge pairs of faces to give a threshold, got another task."
-        )
-    return curves["roc"]
+    return curves.get("roc")
