@@ -8,7 +8,8 @@ of one picture at 100, 500 or 1000 ms on one thread of a CPU. Here are the two t
 ours: reading and aligning a picture of 480 x 640 pixels by given landmarks, and the
 embedding through onnxruntime, of IResNets as `fedfr export` writes them, with one
 thread within and between operations. What is left of a bound is the detector's. Weights
-are drawn: they change no time. Medians of `--repeats`; prints JSON.
+are all alike: they change no time. Each is called `--repeats` times and the least
+counts, because others may be at work on the machine. Prints JSON.
 """
 
 import argparse
@@ -53,14 +54,14 @@ def network(depth: int):
 
 
 def milliseconds(call, repeats: int) -> float:
-    """Median after one call that is not counted."""
+    """The least, after one call that is not counted."""
     call()
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
         call()
         times.append(1e3 * (time.perf_counter() - start))
-    return float(np.median(times))
+    return min(times)
 
 
 def aligning(folder: pathlib.Path, repeats: int) -> float:

@@ -30,7 +30,12 @@ def settings(path, **changes):
         "federation": {"rounds": 1, "local_epochs": 1, "batch_size": 8},
         "evaluation": {"batch_size": 8, "fars": [0.1], "fpirs": [0.5]},
         "methods": {
-            "fedfr": {"public": False, "contrastive_weight": 0.0, "weigh": "local"},
+            "fedfr": {
+                "public": False,
+                "contrastive_weight": 0.0,
+                "weigh": "local",
+                "freeze": "backbone/(stem|stage1)/",
+            },
         },
         **changes,
     }

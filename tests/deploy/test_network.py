@@ -85,6 +85,15 @@ def test_training_starts_from_given_weights_and_leaves_the_frozen(
             assert is_same == name.startswith(("params/stem/", "params/stage1/")), name
 
 
+def test_a_round_leaves_the_frozen(run):
+    before = ff.load(run, method="pretrained").weights.arrays
+    after = ff.load(run).weights.arrays
+    for name, array in before.items():
+        if name.startswith("params/"):
+            is_same = np.array_equal(array, after[name])
+            assert is_same == name.startswith(("params/stem/", "params/stage1/")), name
+
+
 def test_no_epoch_keeps_the_given_weights(run, faces, tmp_path):
     before = ff.load(run).weights.arrays
     config = settings(faces, methods={})

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedfr_jax as ff
 from fedfr_jax.__main__ import main
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.deploy.gallery import Gallery, read_gallery, search, write_gallery
@@ -57,6 +58,20 @@ def test_a_picture_is_its_own_person_and_a_gallery_names_him(
     assert main(["embed", f"--network={network}", f"--to={features}", str(people)]) == 0
     found = np.load(features)
     assert found["features"].shape == (6, 8) and found["names"][2] == "p1/0.png"
+
+
+def test_foreign_weights_are_converted_or_name_what_does_not_fit(
+    network, tmp_path, capsys
+):
+    torch, back = tmp_path / "network.pt", tmp_path / "back.safetensors"
+    assert main(["export", f"--network={network}", f"--to={torch}"]) == 0
+    assert main(["convert", f"--from={torch}", f"--to={back}"]) == 0
+    assert ff.load(back).fingerprint == ff.load(network).fingerprint
+    model = '{"name": "iresnet", "blocks": [1, 1], "widths": [4, 6]}'
+    words = [f"--from={torch}", f"--to={back}", f"--model={model}"]
+    capsys.readouterr()
+    assert main(["convert", *words, "--image_shape=12,12,3"]) == 2
+    assert "layer2.0.conv1.weight (8, 4, 3, 3) instead of" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):

@@ -1,13 +1,19 @@
-"""Weights of elsewhere that central training starts from."""
+"""Fine-tuning: weights of elsewhere to start from, and leaves that stay."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
+from fedfr_jax import trees
 from fedfr_jax.central.settings import Training
+from fedfr_jax.federated.frozen import frozen
+from fedfr_jax.federated.packing import unpack
 from fedfr_jax.models.foreign import variables_of
 from fedfr_jax.models.weights import Weights, read_weights
 from fedfr_jax.schema import naming
-from fedfr_jax.types import PyTree
+from fedfr_jax.stacks import named
+from fedfr_jax.types import Local, Model, PyTree
 
 
 def weights_of(
@@ -37,3 +43,21 @@ def given_backbone(
         return None
     weights = init if isinstance(init, Weights) else read_weights(init)
     return variables_of(weights, model, image_shape)
+
+
+def with_frozen(local: Local, model: Model, pattern: str) -> Local:
+    """`local` that does not move the leaves of the backbone that `pattern` finds.
+
+    Args:
+      pattern: regular expression over paths such as params/backbone/stem/conv/kernel;
+        empty for none. Running statistics move all the same.
+
+    Raises:
+      ValueError: when it finds none.
+    """
+    if not pattern:
+        return local
+    leaves = lambda key: named(unpack(model.init(key)["params"]))
+    shapes = jax.eval_shape(leaves, jax.random.key(0))
+    trees.matching(pattern)({"params": {"backbone": shapes}})
+    return frozen(local, pattern)

@@ -29,6 +29,7 @@ EXPECTED = {
         "learning_rate": 1e-3,
         "decay_epochs": (8, 6, 4, 3),  # 0.75 of the epochs of each round
         "clip_norm": 0.0,
+        "freeze": "",
         "public": True,
         "threshold": 0.4,
         "max_hard_negatives": 0,
@@ -111,6 +112,8 @@ EXPECTED = {
         "flip": 0.5,
         "augment": (),
         "checkpoint_every": 1,
+        "init": None,
+        "freeze": "",
     },
     Federation: {
         "rounds": 20,
