@@ -9,6 +9,8 @@ from fedfr_jax.data.partition import register_partition as register_partition
 from fedfr_jax.data.sources import SOURCES as SOURCES
 from fedfr_jax.data.sources import open_source as open_source
 from fedfr_jax.data.sources import register_source as register_source
+from fedfr_jax.deploy.network import Network as Network
+from fedfr_jax.deploy.network import load as load
 from fedfr_jax.federated.algorithms import ALGORITHMS as ALGORITHMS
 from fedfr_jax.federated.algorithms import register_algorithm as register_algorithm
 from fedfr_jax.federated.algorithms.apfl import apfl as apfl
@@ -42,7 +44,7 @@ from fedfr_jax.notebook import FederatedDataset as FederatedDataset
 from fedfr_jax.notebook import Run as Run
 from fedfr_jax.notebook import evaluate as evaluate
 from fedfr_jax.notebook import init as init
-from fedfr_jax.notebook import load as load
+from fedfr_jax.notebook import resume as resume
 from fedfr_jax.notebook import run_round as run_round
 from fedfr_jax.notebook import save as save
 from fedfr_jax.tasks import TASKS as TASKS

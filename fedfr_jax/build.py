@@ -1,5 +1,6 @@
 """From a config to an experiment; the config's task knows the sections."""
 
+import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -73,4 +74,14 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
       ValueError: for anything wrong in the config or the data, before any compile.
     """
     settings = sections(config)
+    for options in (settings["pretrain"], *settings["methods"].values()):
+        if isinstance(init := options.get("init"), str) and pathlib.Path(init).is_dir():
+            options["init"] = _weights_of_run(init)
     return TASKS[settings["task"]](settings)
+
+
+def _weights_of_run(workdir: str):
+    """The network that another run has trained."""
+    from fedfr_jax.deploy.network import load  # which builds that run
+
+    return load(workdir).weights

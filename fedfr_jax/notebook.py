@@ -253,7 +253,7 @@ def save(run: Run, path: str | os.PathLike) -> pathlib.Path:
     return path
 
 
-def load(run: Run, path: str | os.PathLike) -> Run:
+def resume(run: Run, path: str | os.PathLike) -> Run:
     """The state that `save` wrote, for a run that `init` made alike.
 
     A run that has played rounds stays as it is: the loaded one has rows of its own, in

@@ -160,6 +160,15 @@ def _noun(kind: Any) -> str:
     return NOUNS.get(kind, name)
 
 
+def with_tuples(value: Any) -> Any:
+    """JSON's lists as tuples, as configs have them."""
+    if isinstance(value, dict):
+        return {key: with_tuples(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return tuple(with_tuples(entry) for entry in value)
+    return value
+
+
 def check_ranges(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> None:
     """Raise ValueError for the first value, or entry of one, outside its bounds.
 

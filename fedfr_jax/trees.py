@@ -7,7 +7,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
+from fedfr_jax import stacks
 from fedfr_jax.stacks import names_of
 from fedfr_jax.types import PyTree
 
@@ -59,6 +61,34 @@ def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
         return found
 
     return select
+
+
+def still(
+    optimizer: optax.GradientTransformation, pattern: str, *, least: int = 1
+) -> optax.GradientTransformation:
+    """`optimizer` that leaves the params where they are that `pattern` finds.
+
+    Args:
+      pattern: regular expression over leaf paths such as `params/stem/conv/kernel`.
+
+    Raises (at init):
+      ValueError: when fewer than `least` leaves match.
+    """
+    find = matching(pattern, least=least)
+    found = lambda tree: find({"params": stacks.named(tree)})["params"]
+
+    def init(params):
+        found(params)
+        return optimizer.init(params)
+
+    def update(grads, state, params=None):
+        steps, state = optimizer.update(grads, state, params)
+        named = stacks.named(steps)
+        hold = lambda is_found, x: jnp.zeros_like(x) if is_found else x
+        steps = jax.tree.map(hold, found(steps), named)
+        return stacks.laid_out(steps, grads), state
+
+    return optax.GradientTransformation(init, update)
 
 
 def where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:

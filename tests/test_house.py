@@ -17,13 +17,14 @@ FLOORS = (
     ("federated", "central", "models", "losses", "data", "evaluation", "scaling"),
     ("tasks",),
     ("runs", "plan", "notebook"),
-    ("build", "commands", "__main__", "__init__"),
+    ("build", "deploy", "commands", "__main__", "__init__"),
 )
 SIDEWAYS = {("trees", "types"), ("mesh", "types"), ("commands", "build")}
 SIDEWAYS |= {("feed", "types"), ("stream", "types"), ("stream", "mesh")}
 SIDEWAYS |= {("stacks", "types"), ("trees", "stacks")}
+SIDEWAYS |= {("deploy", "build"), ("build", "deploy"), ("commands", "deploy")}
 SIDEWAYS |= {("__main__", "commands"), ("__main__", "__init__")}
-LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|sklearn"
+LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|sklearn"
 # Patterns of source text, and which files may hold them.
 ONLY_IN = {
     r"^ *(import|from) flax\b": ("models/",),

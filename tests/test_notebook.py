@@ -243,7 +243,7 @@ def test_a_loaded_run_continues_to_the_bits_of_an_uninterrupted_one(tmp_path):
     whole, metrics = played(new_run(**one_a_round), 5)
     path = ff.save(played(new_run(**one_a_round), 2)[0], tmp_path / "deep" / "run")
     assert [p.name for p in path.parent.iterdir()] == ["run.npz"]
-    loaded = ff.load(new_run(**one_a_round), path)
+    loaded = ff.resume(new_run(**one_a_round), path)
     assert loaded.round_number == len(loaded.store.touched()) == 2
     resumed, late = played(loaded, 3)
     assert_same_bits(state(resumed), state(whole))
@@ -254,13 +254,13 @@ def test_a_run_without_rows_is_loaded_too(tmp_path):
     plain = lambda: algorithm(where=None)
     whole, _ = played(new_run(plain), 3)
     path = ff.save(played(new_run(plain), 2)[0], tmp_path / "run.npz")
-    resumed, _ = played(ff.load(new_run(plain), path), 1)
+    resumed, _ = played(ff.resume(new_run(plain), path), 1)
     assert_same_bits(state(resumed), state(whole))
 
 
 def test_a_run_before_its_first_round_is_loaded_too(tmp_path):
     path = ff.save(new_run(), tmp_path / "run")
-    assert_same_bits(state(ff.load(new_run(), path)), state(new_run()))
+    assert_same_bits(state(ff.resume(new_run(), path)), state(new_run()))
 
 
 def test_a_run_whose_rows_have_moved_on_is_refused(tmp_path):
@@ -282,13 +282,13 @@ def test_a_run_that_is_further_on_can_be_taken_back(tmp_path):
     run, _ = played(new_run(), 2)
     path, at_two = ff.save(run, tmp_path / "run"), state(run)
     run, _ = played(run, 3)
-    assert_same_bits(state(ff.load(run, path)), at_two)
+    assert_same_bits(state(ff.resume(run, path)), at_two)
 
 
 def test_names_with_a_dot_stay_apart(tmp_path):
     paths = [ff.save(new_run(), tmp_path / name) for name in ("lr0.1", "lr0.2")]
     assert [path.name for path in paths] == ["lr0.1.npz", "lr0.2.npz"]
-    assert ff.load(new_run(), tmp_path / "lr0.1").round_number == 0
+    assert ff.resume(new_run(), tmp_path / "lr0.1").round_number == 0
 
 
 def more_leaves():
@@ -329,4 +329,4 @@ def test_a_file_of_another_run_is_refused(saved, opened, tmp_path):
     run, _ = played(new_run(**saved, cohort_size=0), 1)
     path = ff.save(run, tmp_path / "run")
     with pytest.raises(ValueError, match=r"run\.npz must "):
-        ff.load(new_run(**{"algorithm": algorithm, **opened}), path)
+        ff.resume(new_run(**{"algorithm": algorithm, **opened}), path)

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optax
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
 from fedfr_jax.central.optimizers import OPTIMIZERS
 from fedfr_jax.central.sharding import CLASSES, Spread, check_pairs
 from fedfr_jax.central.statistics import group_size
@@ -46,6 +47,11 @@ class Training(NamedTuple):
     class_dtype: str | None = None  # of the factors of cosines; None: float32
     # Share of the classes in each step, for all epochs or one by one (the last stays).
     class_rate: float | tuple[float, ...] = 1.0
+    # What the network starts from: a file of weights, or the work folder of a run.
+    init: Any = None
+    # Regular expression over paths of leaves such as params/backbone/stem/conv/kernel:
+    # those stay. Running statistics move all the same.
+    freeze: str = ""
 
     @property
     def class_rates(self) -> tuple[float, ...]:
@@ -63,9 +69,10 @@ def optimizer_of(settings: Training, num_rows: int) -> optax.GradientTransformat
         learning_rate=learning_rate,
         warmup=settings.warmup,
         milestones=settings.milestones,
-        total=settings.epochs * (num_rows // settings.batch_size),
+        total=max(settings.epochs * (num_rows // settings.batch_size), 1),
     )
-    return OPTIMIZERS[settings.optimizer](rate, settings.weight_decay)
+    optimizer = OPTIMIZERS[settings.optimizer](rate, settings.weight_decay)
+    return trees.still(optimizer, settings.freeze) if settings.freeze else optimizer
 
 
 def rate_schedule(
@@ -114,7 +121,7 @@ def spread_of(settings: Training, num_classes: int, table: str | None) -> Spread
 def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) -> None:
     """Raise ValueError for a setting out of range; `num_rows` examples exist."""
     bounds = {
-        "epochs": (1, math.inf),
+        "epochs": (1 if settings.init is None else 0, math.inf),
         "batch_size": (1, num_rows),
         "learning_rate": (0, math.inf),
         "warmup": (0, 1),

@@ -2,13 +2,19 @@
 
 from fedfr_jax.commands import (
     configs,
+    convert,
     describe,
+    embed,
+    enroll,
     evaluate,
+    export,
+    identify,
     launch,
     prepare,
     scaling,
     sweep,
     train,
+    verify,
 )
 
 COMMANDS = {
@@ -20,4 +26,10 @@ COMMANDS = {
     "scaling": scaling,
     "configs": configs,
     "describe": describe,
+    "convert": convert,
+    "export": export,
+    "embed": embed,
+    "verify": verify,
+    "enroll": enroll,
+    "identify": identify,
 }

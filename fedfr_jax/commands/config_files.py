@@ -6,12 +6,11 @@ import runpy
 import sys
 import traceback
 import types
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from fedfr_jax.configs import FOLDER
-from fedfr_jax.schema import naming
+from fedfr_jax.schema import naming, with_tuples
 
 MOST = 30  # names that an error lists
 
@@ -95,7 +94,7 @@ def restore(path: pathlib.Path) -> ConfigDict:
       ValueError: naming the file when it is damaged.
     """
     with naming(path):
-        return ConfigDict(_with_tuples(json.loads(path.read_text())))
+        return ConfigDict(with_tuples(json.loads(path.read_text())))
 
 
 def _make_importable(path: pathlib.Path) -> None:
@@ -121,12 +120,3 @@ def _place(error: BaseException, path: pathlib.Path) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     return f"{path}, line {lines[-1]}," if lines else str(path)
-
-
-def _with_tuples(value: Any) -> Any:
-    """JSON's lists as tuples, as configs have them."""
-    if isinstance(value, dict):
-        return {key: _with_tuples(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return tuple(_with_tuples(entry) for entry in value)
-    return value

@@ -206,10 +206,26 @@ class Roc(NamedTuple):
     tar: np.ndarray  # [P] in [0, 1]
     num_negatives: np.int64  # pairs of two identities
     num_positives: np.int64  # pairs of one identity
+    thresholds: np.ndarray  # [P] cosines from which a pair is accepted, descending
+
+
+def threshold_at(roc: Roc, far: float) -> float:
+    """The loosest cosine of a curve whose FAR does not exceed `far`.
+
+    Raises:
+      ValueError: for a FAR outside (0, 1), or one that needs more pairs than there are.
+    """
+    check_rates("FAR", [far])
+    if far < roc.far[0]:
+        raise ValueError(
+            f"FAR must be at least 1 / {roc.num_negatives}, the pairs of two people "
+            f"that the evaluation has, got {far}."
+        )
+    return float(roc.thresholds[np.searchsorted(roc.far, far, side="right") - 1])
 
 
 def roc_curve(features, labels, *, points: int = 200) -> Roc:
-    """FAR [points] and TAR [points] over all unordered pairs, for plots.
+    """FAR, TAR and cosine, [points] each, over all unordered pairs.
 
     FARs are log-spaced from 1 / negatives to 1. TAR is that of the loosest cosine bin
     (width 3e-5) whose FAR does not exceed it, so the curve never flatters.
@@ -229,5 +245,6 @@ def roc_curve(features, labels, *, points: int = 200) -> Roc:
     far = np.geomspace(1 / totals[0], 1, points)
     # The last point's rounding must not lose the last negatives.
     allowed = np.floor(np.round(far * totals[0], 6))
-    accepted = positives[np.searchsorted(negatives, allowed, side="right") - 1]
-    return Roc(far, accepted / totals[1], totals[0], totals[1])
+    bins = np.searchsorted(negatives, allowed, side="right") - 1
+    thresholds = (histogram.shape[1] - bins) / _ROC_BINS - 1
+    return Roc(far, positives[bins] / totals[1], totals[0], totals[1], thresholds)

@@ -15,7 +15,6 @@ import optax
 from fedfr_jax import stacks, trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.model_axis import whole
-from fedfr_jax.federated.optimizers import by_block
 from fedfr_jax.objective import with_aux
 from fedfr_jax.types import Client, Local, PyTree
 
@@ -56,23 +55,6 @@ def sgd(
         return optax.chain(*steps, optax.sgd(rate, momentum or None, nesterov))
 
     return at
-
-
-def frozen(local: Local, pattern: str) -> Local:
-    """`local` whose steps leave the params that `pattern` finds where they are.
-
-    Unlike `moves` of a training, it holds under any algorithm and in every phase.
-
-    Args:
-      local: its optimizer is a function of the rate.
-      pattern: regular expression over leaf paths such as `params/head`, which need not
-        be among those that a phase of training moves.
-    """
-    find = trees.matching(pattern, least=0)
-    found = lambda params: find({"params": params})["params"]
-    still = by_block(lambda rate: optax.masked(optax.set_to_zero(), found))
-    at = lambda rate: optax.chain(local.optimizer(rate), still(rate))
-    return local._replace(optimizer=at)
 
 
 def step_decay(rate: float, *, every: tuple[int, ...] | int = 0, factor: float = 0.1):

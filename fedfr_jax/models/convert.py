@@ -3,7 +3,7 @@
 Convolutions OIHW <-> HWIO, linear [out, in] <-> [in, out], the flattening before the
 linear layer C, H, W <-> H, W, C, and blocks <-> stacks of equal ones. Names on the
 PyTorch side are those of FedFR's and InsightFace's backbones and of torchvision's
-ResNets; batch counters go.
+ResNets; batch counters go. `foreign` knows further names.
 """
 
 import re
@@ -30,15 +30,18 @@ _LEAVES = {
     "var": "running_var",
 }
 _SPHEREFACE_FIRST = {"conv": "0", "prelu": "1"}
-_IRESNET_TOP = {
-    "stem/conv": "conv1",
-    "stem/bn": "bn1",
-    "stem/prelu": "prelu",
-    "bn": "bn2",
-    "fc": "fc",
-    "bn_out": "features",
+_TOPS = {
+    "sphereface": {"fc": "fc"},
+    "iresnet": {
+        "stem/conv": "conv1",
+        "stem/bn": "bn1",
+        "stem/prelu": "prelu",
+        "bn": "bn2",
+        "fc": "fc",
+        "bn_out": "features",
+    },
+    "resnet": {"stem/conv": "conv1", "stem/bn": "bn1", "fc": "fc"},
 }
-_RESNET_TOP = {"stem/conv": "conv1", "stem/bn": "bn1", "fc": "fc"}
 _FROZEN = {"sphereface": (), "iresnet": ("features.weight",), "resnet": ()}
 
 
@@ -51,7 +54,7 @@ def from_torch(
     """Variables of a model from a PyTorch state dict.
 
     Args:
-      model_name: "sphereface", "iresnet" or "resnet" (stem "imagenet").
+      model_name: "sphereface", "iresnet" with head E, or "resnet" (stem "imagenet").
       state_dict: tensor name -> array, every tensor of the backbone.
       image_shape: (H, W, C) of the model.
       **settings: of the model's factory, such as depth or widths.
@@ -144,12 +147,18 @@ def _template(model_name, image_shape, settings):
     model = _FACTORIES[model_name](image_shape, **settings)
     template = jax.eval_shape(model.init, jax.random.key(0))
     params = template["params"]
-    num_stages = sum(name.startswith("stage") for name in params)
-    height, width = (-(-size // 2**num_stages) for size in model.image_shape[:2])
+    if tops := {*params} - {*_stages(params), "stem", *_TOPS[model_name]}:
+        raise ValueError(f"{model_name} must have a head of PyTorch's, got {tops}.")
     num_features = params["fc"]["kernel"].shape[0]
-    if model_name == "resnet":  # its features are pooled
+    if model_name == "resnet":  # the mean over pixels
         return template, (1, 1, num_features)
+    num_stages = len(_stages(params))
+    height, width = (-(-size // 2**num_stages) for size in model.image_shape[:2])
     return template, (height, width, num_features // (height * width))
+
+
+def _stages(params):
+    return [name for name in params if name.startswith("stage")]
 
 
 def _leaves(tree):
@@ -164,9 +173,7 @@ def _torch_name(model_name, path):
     if module[0].startswith("stage"):
         name = _stage_name(model_name, module)
     else:
-        top = "/".join(module)
-        tops = {"iresnet": _IRESNET_TOP, "resnet": _RESNET_TOP}
-        name = tops[model_name][top] if model_name in tops else top
+        name = _TOPS[model_name]["/".join(module)]
     return f"{name}.{_LEAVES[kind]}"
 
 

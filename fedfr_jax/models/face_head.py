@@ -70,7 +70,8 @@ def embed(
         x = jnp.mean(x, (1, 2))
     elif head in WITH_DROPOUT:
         x = nn.Dropout(module.dropout, deterministic=not train)(x)
-    x = linear(module.embedding_dim, x.size // len(x), "fc")(x.reshape(len(x), -1))
+    x = x.reshape(x.shape[0], -1)
+    x = linear(module.embedding_dim, x.shape[1], "fc")(x)
     return x if head == "F" else norm(x, "bn_out", use_scale=False)
 
 
@@ -93,7 +94,7 @@ class Expert(nn.Module):
         """[B, h, w, C] -> [B, num_outputs]."""
         if not self.is_folded:
             x = BatchNorm(name="bn")(x, train)
-        x = x.reshape(len(x), -1)
+        x = x.reshape(x.shape[0], -1)
         return linear(self.num_outputs, x.shape[1], "fc")(x)
 
 

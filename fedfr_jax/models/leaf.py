@@ -97,7 +97,7 @@ class LeafCNN(nn.Module):
             if self.has_norm:
                 x = BatchNorm(name=f"bn{i}")(x, train)
             x = nn.relu(_max_pool(x))
-        x = x.reshape(len(x), -1)
+        x = x.reshape(x.shape[0], -1)
         if self.hidden:
             init = xavier_uniform()
             x = nn.relu(nn.Dense(self.hidden, kernel_init=init, name="fc")(x))

@@ -76,7 +76,7 @@ class LinearBase(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, M]."""
         shape = (len(x), self.side, self.side, self.width)
-        x = _dense(math.prod(shape[1:]), x.reshape(len(x), -1), "base")
+        x = _dense(math.prod(shape[1:]), x.reshape(x.shape[0], -1), "base")
         x = self._block()(x.reshape(shape), train)
         x = sow_features(self, jnp.mean(x, (1, 2)))
         return _dense(self.num_classes, x, "fc")

@@ -35,4 +35,4 @@ class Logistic(nn.Module):
         del train
         init = xavier_uniform()
         layer = nn.Dense(self.num_classes, kernel_init=init, name="classifier")
-        return layer(x.reshape(len(x), -1))
+        return layer(x.reshape(x.shape[0], -1))

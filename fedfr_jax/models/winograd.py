@@ -157,7 +157,7 @@ def _kernel_tiles(kernel, m):
 def _on_both_axes(matrix, x):
     """Apply matrix [a, n] to both axes of x [n n, I, O] at once: -> [a a, I, O]."""
     both = jnp.asarray(np.kron(matrix, matrix), x.dtype)
-    return (both @ x.reshape(len(x), -1)).reshape(-1, *x.shape[1:])
+    return (both @ x.reshape(x.shape[0], -1)).reshape(-1, *x.shape[1:])
 
 
 def _over_tiles(matrix, t, sizes, padding=0):

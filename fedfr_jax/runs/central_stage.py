@@ -50,6 +50,8 @@ def train_central(
                 if loop.is_due(every, epoch, settings.epochs - 1):
                     saved = class_tables.with_names(state, table) if table else state
                     checkpointer.save(epoch + 1, saved)
+    if checkpointer.latest() is None:  # no epoch: the weights that were given
+        checkpointer.save(0, class_tables.with_names(state, table) if table else state)
     checkpointer.close()
     return _whole(state.variables, trainer, mesh)
 

@@ -17,7 +17,8 @@ from fedfr_jax.central.settings import Training, check_training
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.phases import head_first
 from fedfr_jax.federated.algorithms.statistics import with_statistics
-from fedfr_jax.federated.local import frozen, moving
+from fedfr_jax.federated.frozen import frozen
+from fedfr_jax.federated.local import moving
 from fedfr_jax.federated.settings import AUTO, Federation, check_epochs
 from fedfr_jax.federated.stragglers import check_stragglers
 from fedfr_jax.schema import call, check_keys, check_ranges, naming
@@ -33,6 +34,7 @@ OWN = ("personal", "draw", "frozen", "finetune_epochs", "batch_stats", "local_ep
 # Of faces only.
 MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
 MARGIN += ("class_parallel", "class_chunk", "class_dtype", "class_rate", "batch_norm")
+MARGIN += ("init",)
 
 
 class Given(NamedTuple):

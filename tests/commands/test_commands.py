@@ -192,7 +192,7 @@ def test_help_lists_the_commands(capsys):
     [
         (
             ["nosuch"],
-            "command must be one of ['configs', 'describe', 'evaluate', 'launch', ",
+            "command must be one of ['configs', 'convert', 'describe', 'embed', ",
         ),
         (["train"], "--config must name a config file"),
         (["train", "--config=configs/none.py"], "--config must be one of"),

@@ -137,8 +137,15 @@ def test_generic_tar_is_that_of_the_whole_matrix():
     assert list(result) == ["tar@far=1e-03", "tar@far=1e-02", "tar@far=1e-01"]
     np.testing.assert_allclose(list(result.values()), expected, atol=3e-3)
 
-    far, tar, *counts = verification.roc_curve(features, labels, points=50)
+    roc = verification.roc_curve(features, labels, points=50)
+    far, tar, *counts, thresholds = roc
     assert counts == [np.sum(~is_same), np.sum(is_same)]
+    for rate, share, least in zip(far, tar, thresholds, strict=True):
+        np.testing.assert_allclose(share, np.mean(cosines[is_same] >= least), atol=1e-2)
+        assert np.mean(cosines[~is_same] >= least + 4e-5) <= rate + 1e-9
+    assert verification.threshold_at(roc, 0.01) == thresholds[far <= 0.01][-1]
+    with pytest.raises(ValueError, match=f"at least 1 / {counts[0]}, the pairs"):
+        verification.threshold_at(roc, 0.5 / counts[0])
     full_far, full_tar, _ = sklearn.metrics.roc_curve(is_same, cosines)
     best = [full_tar[full_far <= wanted + 1e-12].max() for wanted in far]
     np.testing.assert_allclose(tar, best, atol=0.02)

@@ -25,7 +25,8 @@ from fedfr_jax.federated.algorithms.selection import (
     krum_scores,
     squared_distances,
 )
-from fedfr_jax.federated.local import frozen, local_training, sgd
+from fedfr_jax.federated.frozen import frozen
+from fedfr_jax.federated.local import local_training, sgd
 from fedfr_jax.losses.spreadout import class_hinge, spread, spreadout_sum
 from fedfr_jax.types import Local
 from tests.federated.toys import (

@@ -124,7 +124,7 @@ def _read(curves: Mapping[str, Any]) -> dict[str, _Rates]:
     rates = {}
     for stage, (far, tar, *counts) in curves.items():
         far, tar = np.asarray(far, np.float64), np.asarray(tar, np.float64)
-        num_negatives, num_positives = counts or (np.inf, np.inf)
+        num_negatives, num_positives = counts[:2] or (np.inf, np.inf)
         order = np.argsort(far, kind="stable")
         # Rounding must not lose the point at one false accept.
         order = order[far[order] * (1 + 1e-6) >= 1 / num_negatives]

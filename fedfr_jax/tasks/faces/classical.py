@@ -17,6 +17,7 @@ from fedfr_jax.losses import margin_of
 from fedfr_jax.losses.contract import Margin, logits, moved, see
 from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.tasks.faces.given_weights import with_frozen
 from fedfr_jax.tasks.faces.loss import draw_key, init_local
 from fedfr_jax.tasks.faces.margin_state import (
     learned,
@@ -54,6 +55,7 @@ def classical_faces(
     momentum: float = 0.9,
     weight_decay: float = 5e-4,
     clip_norm: float = 0.0,
+    freeze: str = "",
     batch_stats: str = "average",
     scale: float = 30.0,
     margin: float = 0.4,
@@ -67,6 +69,7 @@ def classical_faces(
       num_classes: M, the most identities of any client.
       learning_rate, decay_epochs, momentum, weight_decay, clip_norm: local SGD of
         backbone and class embeddings, see `local_of`.
+      freeze: see `with_frozen`.
       batch_stats: average, local or first, see `with_statistics`.
       margin_loss, scale, margin, margin_options: see `margin_of`.
 
@@ -83,6 +86,7 @@ def classical_faces(
         weight_decay=weight_decay,
         clip_norm=clip_norm,
     )
+    local = with_frozen(local, model, freeze)
     own = learned(rule, num_classes)
     dim = model.embedding_dim
     draw_own = init_local(num_classes, dim, branch=None, others=own)

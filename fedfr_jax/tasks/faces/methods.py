@@ -26,6 +26,7 @@ from fedfr_jax.tasks.faces.features import (
     frozen_features,
     own_class_means,
 )
+from fedfr_jax.tasks.faces.given_weights import with_frozen
 from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from fedfr_jax.tasks.faces.loss import (
     face_loss,
@@ -67,6 +68,7 @@ def federated_faces(
     momentum: float = 0.9,
     weight_decay: float = 5e-4,
     clip_norm: float = 0.0,
+    freeze: str = "",
     scale: float = 30.0,
     margin: float = 0.4,
     margin_loss: str = "cosface",
@@ -104,6 +106,7 @@ def federated_faces(
       learning_rate, decay_epochs, momentum, weight_decay, clip_norm: local SGD, see
         `local_of`; the rate drops by ten every `decay_epochs` epochs of a round and
         starts afresh in the next.
+      freeze: see `with_frozen`.
       public: train on the public classes too, with hard negatives above the cosine
         `threshold` (None: on none) and at most `max_hard_negatives` per client (0: no
         limit).
@@ -164,6 +167,7 @@ def federated_faces(
         weight_decay=weight_decay,
         clip_norm=clip_norm,
     )
+    local = with_frozen(local, model, freeze)
     threshold = threshold if public else None
     embed = backbone_features(model)
     prepare = None

@@ -1,6 +1,7 @@
 """The public identities: everybody's training set, and where class embeddings start."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -51,14 +52,22 @@ def public_means(
 
 
 def first_variables(
-    model: Model, num_public: int, key: jax.Array, margin: Margin | None = None
+    model: Model,
+    num_public: int,
+    key: jax.Array,
+    margin: Margin | None = None,
+    given: PyTree | None = None,
 ) -> PyTree:
     """Fresh backbone, public class embeddings N(0, 0.01^2), and no local class.
 
-    Also what the margin keeps and learns, see `margin_state`.
+    Also what the margin keeps and learns, see `margin_state`. A `given` backbone takes
+    the place of the fresh one.
     """
     backbone_key, phi_key = jax.random.split(key)
-    backbone = with_start(model.init(backbone_key), margin)
+    fresh = (
+        model.init(backbone_key) if given is None else jax.tree.map(jnp.array, given)
+    )
+    backbone = with_start(fresh, margin)
     dim = model.embedding_dim
     params = {
         "backbone": backbone["params"],

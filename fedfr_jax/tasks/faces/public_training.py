@@ -19,7 +19,7 @@ from fedfr_jax.tasks.faces.loss import face_loss, rule_of
 from fedfr_jax.tasks.faces.margin_state import beside
 from fedfr_jax.tasks.faces.public import first_variables
 from fedfr_jax.tasks.faces.recognition import Recognition
-from fedfr_jax.types import Central, ClassTable, Model
+from fedfr_jax.types import Central, ClassTable, Model, PyTree
 
 TABLE = "phi"  # the parameter of the public classes
 
@@ -31,11 +31,13 @@ def public_training(
     names: Sequence[str],
     settings: Training,
     mesh: Mesh,
+    given: PyTree | None = None,
 ) -> Central:
     """A margin softmax over the task's public rows.
 
     Args:
       names: of all identities of the source.
+      given: variables of the backbone that it starts from; None draws them.
 
     Raises:
       ValueError: for a sharding rule that matches no parameter, or a margin loss that
@@ -48,7 +50,7 @@ def public_training(
     if settings.class_parallel:
         num_rows = padded_rows(settings, len(identities), mesh)
         table = ClassTable(TABLE, tuple(names[i] for i in identities))
-    init = lambda key: first_variables(model, num_rows, key, rule)
+    init = lambda key: first_variables(model, num_rows, key, rule, given)
     check_rules(settings, init, mesh)
     return Central(
         settings=settings,

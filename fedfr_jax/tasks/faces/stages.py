@@ -1,6 +1,7 @@
 """A config of faces as the stages of an experiment: pretraining, then every method."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -26,6 +27,7 @@ from fedfr_jax.tasks.data import (
     streams,
 )
 from fedfr_jax.tasks.faces.classical import UNFIT, backbone_of, classical_faces
+from fedfr_jax.tasks.faces.given_weights import weights_of
 from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
     backbone_features,
@@ -59,6 +61,7 @@ class Plan(NamedTuple):
     pretraining: Training
     federation: Federation
     methods: dict[str, FaceMethod | Training]  # the latter: all images, central
+    weights: Mapping[str, PyTree] = MappingProxyType({})  # given to central stages
 
     @property
     def stream_bytes(self) -> int | None:
@@ -116,7 +119,13 @@ def plan(settings: Mapping) -> Plan:
             check_training(method, f"methods.{name}", num_rows, mesh)
             with naming(f"config.methods.{name}"):
                 margin_rule(method)
+    central = {"pretrain": pretraining} | {
+        f"methods.{name}": of
+        for name, of in methods.items()
+        if isinstance(of, Training)
+    }
     return Plan(
+        weights=weights_of(central, settings["model"], source.image_shape),
         settings=settings,
         source=source,
         partition=partition,
@@ -213,12 +222,16 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
     model = parts.model
     embed = backbone_features(model)  # one object: it names what evaluators compile
     names, mesh = parts.source.names, parts.mesh
-    pretraining = public_training(model, embed, task, names, parts.pretraining, mesh)
+
+    def central(section, task, settings):
+        given = parts.weights.get(section)
+        return public_training(model, embed, task, names, settings, mesh, given)
+
+    pretraining = central("pretrain", task, parts.pretraining)
     stages = {PRETRAINED: Stage(pretraining)}
     for name, method in parts.methods.items():
         if isinstance(method, Training):
-            whole = everyone(task)
-            everybody = public_training(model, embed, whole, names, method, mesh)
+            everybody = central(f"methods.{name}", everyone(task), method)
             stages[name] = Stage(everybody)
         else:
             trainer = trainer_of(method, model, embed, task, mesh)

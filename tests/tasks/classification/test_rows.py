@@ -9,7 +9,8 @@ from fedfr_jax.build import build
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.statistics import batch_norms
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.local import frozen, sgd
+from fedfr_jax.federated.frozen import frozen
+from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh

@@ -29,6 +29,7 @@ EXPECTED = {
         "learning_rate": 1e-3,
         "decay_epochs": (8, 6, 4, 3),  # 0.75 of the epochs of each round
         "clip_norm": 0.0,
+        "freeze": "",
         "public": True,
         "threshold": 0.4,
         "max_hard_negatives": 0,
@@ -120,6 +121,8 @@ EXPECTED = {
         "class_chunk": 0,
         "class_dtype": None,
         "class_rate": 1.0,
+        "init": None,
+        "freeze": "",
     },
     Federation: {
         "rounds": 20,

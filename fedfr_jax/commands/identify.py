@@ -1,0 +1,46 @@
+"""Find the people of a gallery in pictures."""
+
+from fedfr_jax.commands.flags import count, new_parser, parse_flags
+from fedfr_jax.commands.network_flags import (
+    define_network,
+    define_pictures,
+    define_threshold,
+    named,
+    network_of,
+    pictures_of,
+    threshold_of,
+)
+
+ABOUT = """\
+Print who of the gallery is in each picture, by exact search. Somebody is named when
+the cosine reaches the threshold of --far, the false accept rate of one comparison; a
+gallery of G people makes G of them a picture."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr identify", ABOUT, epilog="")
+    define_network(parser)
+    define_pictures(parser, "a folder, a .zip, or files")
+    define_threshold(parser)
+    parser.add_argument("--gallery", metavar="NPZ", help="of fedfr enroll")
+    parser.add_argument("--most", type=count, default=1, help="names for a picture")
+    values = parse_flags(parser, argv)
+    path = named(values.gallery, "gallery", parser.prog)
+    network = network_of(values, parser.prog)
+    from fedfr_jax.deploy.gallery import check_network, read_gallery, search
+
+    gallery = read_gallery(path)
+    check_network(gallery, network)
+    least = threshold_of(values, gallery.calibration)
+    found = pictures_of(values, network)
+    places, cosines = search(gallery, network.embed(found.images), max(values.most, 1))
+    print(f"threshold {least:.4f}, {len(gallery.names)} people")
+    for name, row, scores in zip(found.names, places, cosines, strict=True):
+        shown = [
+            f"{gallery.names[i]} {score:.4f}"
+            for i, score in zip(row, scores, strict=True)
+            if score >= least
+        ]
+        nobody = f"nobody (nearest {gallery.names[row[0]]} {scores[0]:.4f})"
+        print(f"{name}: {', '.join(shown) or nobody}")

@@ -1,0 +1,92 @@
+"""Flags of the commands that use a trained network: which one, on which pictures."""
+
+import argparse
+
+from fedfr_jax.commands.flags import Parser, count
+
+
+def define_network(parser: Parser) -> None:
+    """Add --network, --method and --client."""
+    parser.add_argument(
+        "--network",
+        metavar="PATH",
+        help="work folder of a run, or a file of weights (fedfr export, fedfr convert)",
+    )
+    parser.add_argument("--method", metavar="ROW", help="of the run; default the last")
+    parser.add_argument(
+        "--client", type=count, metavar="I", help="its own network, not the server's"
+    )
+
+
+def define_pictures(parser: Parser, what: str) -> None:
+    """Add pictures, --landmarks and --detector."""
+    parser.add_argument("pictures", nargs="*", metavar="PICTURE", help=what)
+    parser.add_argument(
+        "--landmarks",
+        metavar="CSV",
+        help="columns name, x1, y1 ... x5, y5: eyes, nose, corners of the mouth; faces "
+        "are aligned by them",
+    )
+    parser.add_argument(
+        "--detector",
+        metavar="ONNX",
+        help="file of OpenCV's YuNet, which finds the landmarks (opencv-python)",
+    )
+
+
+def define_threshold(parser: Parser) -> None:
+    """Add --far and --threshold."""
+    parser.add_argument(
+        "--far",
+        type=float,
+        default=1e-3,
+        help="false accept rate, by the evaluation of the network's run; default 1e-3",
+    )
+    parser.add_argument(
+        "--threshold", type=float, help="cosine of one person, instead of --far"
+    )
+
+
+def network_of(values: argparse.Namespace, command: str):
+    """The network that the flags name.
+
+    Raises:
+      ValueError: when they name none.
+    """
+    if not values.network:
+        raise ValueError(
+            f"{command}: --network must name a work folder or a file, got none."
+        )
+    from fedfr_jax.deploy.network import load
+
+    return load(values.network, method=values.method, client=values.client)
+
+
+def pictures_of(values: argparse.Namespace, network):
+    """The faces of the pictures that the flags name; prints how they were cut out."""
+    from fedfr_jax.deploy.pictures import read_pictures
+
+    found = read_pictures(
+        values.pictures,
+        network.image_shape,
+        landmarks=values.landmarks,
+        detector=values.detector,
+    )
+    print(found.how)
+    return found
+
+
+def threshold_of(values: argparse.Namespace, calibration: str) -> float:
+    """--threshold, else that of --far."""
+    if values.threshold is not None:
+        return values.threshold
+    from fedfr_jax.deploy.calibration import threshold
+
+    return threshold(calibration, values.far)
+
+
+def named(value: str | None, flag: str, command: str) -> str:
+    """The value of a flag that must be given."""
+    if not value:
+        raise ValueError(f"{command}: --{flag} must name a file, got none.")
+    return value

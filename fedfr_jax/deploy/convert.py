@@ -1,0 +1,30 @@
+"""Weights of elsewhere as a file with our names."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from fedfr_jax.deploy.export import export
+from fedfr_jax.deploy.network import network_from
+from fedfr_jax.models.weights import read_weights
+
+
+def convert(
+    source: str | os.PathLike,
+    target: str | os.PathLike,
+    *,
+    model: Mapping | None = None,
+    image_shape: Sequence[int] | None = None,
+) -> str:
+    """Write `source` as `target`, of any suffix of `export`; returns a line about it.
+
+    Args:
+      model: {"name": of MODELS, settings}; None finds it from names and shapes.
+      image_shape: (H, W, C), likewise.
+
+    Raises:
+      ValueError: for weights of an unknown network, or that do not fit: says which
+        leaf.
+    """
+    network = network_from(read_weights(source), source, model, image_shape)
+    says = export(network, target)
+    return f"{target}: {network.model}, images {network.image_shape}; {says}"

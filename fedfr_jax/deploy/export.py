@@ -1,0 +1,119 @@
+"""A network as a file that runs or opens without this library.
+
+.onnx         images [N, C, H, W] -> embedding [N, D], any N
+.stablehlo    images [N, H, W, C] -> embedding [N, D], any N, by jax.export
+.safetensors  the leaves with their names here; `load` opens it
+.npz          the same without what it is of
+.pt, .pth     a state dict with PyTorch's names, see `convert`
+
+Images are RGB in [-1, 1], pixel / 127.5 - 1; embeddings come as they are, not of unit
+length. What runs is folded: batch normalisations are gone into the weights.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from fedfr_jax.deploy.calibration import text_of
+from fedfr_jax.deploy.graph import graph_of
+from fedfr_jax.deploy.network import CURVE, Network, on_xla
+from fedfr_jax.deploy.onnx_file import write_onnx
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.convert import to_torch
+from fedfr_jax.models.folding import FULL, fold
+from fedfr_jax.models.weights import write_weights
+from fedfr_jax.schema import choose
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+CLOSE = 1e-4  # of the largest number of an embedding
+
+
+def export(network: Network, path: str | os.PathLike) -> str:
+    """Write a network to a file, by its suffix; returns a line on what was checked.
+
+    Raises:
+      ValueError: for an unknown suffix, or a network that the format cannot hold.
+      ImportError: when a package that the format needs is missing.
+    """
+    path = pathlib.Path(path)
+    if path.suffix not in WRITERS:
+        raise ValueError(f"file must end in one of {list(WRITERS)}, got {path}.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return WRITERS[path.suffix](network, path)
+
+
+def folded(network: Network) -> Callable:
+    """images [B, H, W, C] in [-1, 1] -> [B, D], without batch normalisations where
+    `models.folding` can take them away."""
+    if network.model is not None:
+        model = choose("model", MODELS, on_xla(network.model), network.image_shape)
+        if model.fold:
+            apply, variables = fold(model, network.variables, level=FULL)
+            return lambda images: apply(variables, images)
+    return lambda images: network.apply(network.variables, images)
+
+
+def _to_onnx(network, path) -> str:
+    channels_last = folded(network)
+    graph, output = graph_of(channels_last, network.image_shape)
+    write_onnx(graph, output, network.image_shape, network.about, path)
+    return checked(network, path)
+
+
+def checked(network: Network, path: pathlib.Path) -> str:
+    """How close an ONNX file comes to the network, on one image and on three.
+
+    Raises:
+      ValueError: when it is off by more than CLOSE.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        return "not checked: onnxruntime is not installed"
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    rng, worst = np.random.default_rng(0), 0.0
+    for number in (1, 3):
+        images = rng.integers(256, size=(number, *network.image_shape), dtype=np.uint8)
+        wanted = network.embed(images)
+        given = (images.transpose(0, 3, 1, 2) / 127.5 - 1).astype(np.float32)
+        (found,) = session.run(None, {"images": given})
+        worst = max(worst, np.abs(found - wanted).max() / np.abs(wanted).max())
+    if not worst < CLOSE:
+        raise ValueError(f"{path} must be within {CLOSE} of the network, got {worst}.")
+    return f"checked by onnxruntime: off by {worst:.1e} of the largest number"
+
+
+def _to_stablehlo(network, path) -> str:
+    (size,) = jax.export.symbolic_shape("b")
+    images = jax.ShapeDtypeStruct((size, *network.image_shape), np.float32)
+    made = jax.export.export(jax.jit(folded(network)), platforms=PLATFORMS)(images)
+    path.write_bytes(bytes(made.serialize()))
+    return f"for {', '.join(PLATFORMS)}"
+
+
+def _to_weights(network, path) -> str:
+    arrays, about = network.weights
+    write_weights(path, arrays, {**about, CURVE: text_of(network.roc)})
+    return f"{len(arrays)} arrays"
+
+
+def _to_pytorch(network, path) -> str:
+    settings = json.loads(network.weights.about["model"])
+    name, shape = settings.pop("name"), network.image_shape
+    arrays = to_torch(name, network.variables, shape, **settings)
+    write_weights(path, arrays)
+    return f"{len(arrays)} tensors"
+
+
+WRITERS = {
+    ".onnx": _to_onnx,
+    ".stablehlo": _to_stablehlo,
+    ".safetensors": _to_weights,
+    ".npz": _to_weights,
+    ".pt": _to_pytorch,
+    ".pth": _to_pytorch,
+}

@@ -1,0 +1,120 @@
+"""Known people, and who of them is in a picture: exact search by cosine.
+
+A gallery is a .npz of names, one unit vector each, the fingerprint of the network that
+made them, and its `calibration`.
+"""
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.deploy.calibration import text_of
+from fedfr_jax.deploy.network import Network
+from fedfr_jax.schema import naming
+
+BLOCK = 1 << 24  # cosines at once
+FIELDS = {"names", "features", "fingerprint", "calibration"}
+
+
+class Gallery(NamedTuple):
+    """G people."""
+
+    names: np.ndarray  # [G] str
+    features: np.ndarray  # [G, D] float32 of unit length
+    fingerprint: str  # of the network
+    calibration: str  # see `calibration`
+
+
+def enrolled(
+    network: Network, names: Sequence[str], images: np.ndarray, before: Gallery | None
+) -> Gallery:
+    """A gallery with these people, each the mean of its pictures' unit embeddings.
+
+    Args:
+      names: [n] who is in images [n, H, W, C].
+      before: whose people stay, but for those of the same names.
+
+    Raises:
+      ValueError: when `before` is of another network.
+    """
+    if before:
+        check_network(before, network)
+    known, place = np.unique(np.asarray(names, str), return_inverse=True)
+    features = unit(network.embed(images))
+    sums = np.zeros((len(known), features.shape[1]), np.float32)
+    np.add.at(sums, place, features)
+    means = unit(sums)
+    if before:
+        stays = ~np.isin(before.names, known)
+        known = np.concatenate([before.names[stays], known])
+        means = np.concatenate([before.features[stays], means])
+    return Gallery(known, means, network.fingerprint, text_of(network.roc))
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    """Rows [n, D] at length 1; a zero stays."""
+    length = np.linalg.norm(x, axis=1, keepdims=True)
+    return x / np.where(length > 0, length, 1)
+
+
+def search(
+    gallery: Gallery, features: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The most similar people: (places [n, k], cosines [n, k], descending), exact.
+
+    Args:
+      features: [n, D] embeddings of any length.
+      most: k, at most the G people.
+    """
+    probes, most = unit(features), min(most, len(gallery.names))
+    rows = max(BLOCK // len(gallery.names), 1)
+    places, cosines = [], []
+    for start in range(0, len(probes), rows):
+        scores = probes[start : start + rows] @ gallery.features.T
+        best = np.argpartition(-scores, most - 1, axis=1)[:, :most]
+        found = np.take_along_axis(scores, best, axis=1)
+        order = np.argsort(-found, axis=1, kind="stable")
+        places.append(np.take_along_axis(best, order, axis=1))
+        cosines.append(np.take_along_axis(found, order, axis=1))
+    return np.concatenate(places), np.concatenate(cosines)
+
+
+def check_network(gallery: Gallery, network: Network) -> None:
+    """Raise ValueError when a gallery is of another network."""
+    if gallery.fingerprint != network.fingerprint:
+        raise ValueError(
+            f"gallery must be of the network {network.fingerprint} "
+            f"({dict(network.about)}), got one of {gallery.fingerprint}: enroll again."
+        )
+
+
+def write_gallery(gallery: Gallery, path: str | os.PathLike) -> None:
+    """Write a .npz, replacing the one before when it is whole."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".tmp")
+    with draft.open("wb") as file:
+        np.savez(file, **gallery._asdict())
+    draft.replace(path)
+
+
+def read_gallery(path: str | os.PathLike) -> Gallery:
+    """A gallery out of its file.
+
+    Raises:
+      ValueError: when the file is none.
+    """
+    with naming(path), np.load(path, allow_pickle=False) as file:
+        if {*file.files} != FIELDS:
+            raise ValueError(f"gallery must hold {sorted(FIELDS)}, got {file.files}.")
+        names, features = file["names"], file["features"]
+        if features.ndim != 2 or len(names) != len(features) or not len(names):
+            raise ValueError(
+                f"gallery must have a vector for each of {len(names)} names, got "
+                f"{features.shape}."
+            )
+        text = [str(file[name]) for name in ("fingerprint", "calibration")]
+        return Gallery(names, features, *text)

@@ -1,0 +1,185 @@
+"""Layers and changes of shape as ONNX's, see `operations`.
+
+Each takes (graph, the name in JAX, its settings, inputs, the shape in the trace).
+"""
+
+import string
+
+import numpy as np
+
+from fedfr_jax.deploy.graph import BATCH, TO_FIRST, TO_LAST, Pending, Tensor, made
+
+REDUCE = {
+    "reduce_sum": "ReduceSum",
+    "reduce_max": "ReduceMax",
+    "reduce_min": "ReduceMin",
+}
+
+
+def _convolution(graph, name, params, inputs, shape):
+    """A convolution as something pending: its bias is what comes to be added."""
+    x, kernel = inputs
+    numbers = params["dimension_numbers"]
+    specs = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    is_usual = specs == (TO_FIRST, (3, 2, 0, 1), TO_FIRST)
+    if not is_usual or not isinstance(kernel, np.ndarray) or len(kernel.shape) != 4:
+        raise ValueError(f"convolutions must be NHWC by HWIO constants, got {specs}.")
+    if params["lhs_dilation"] != (1, 1) or params["batch_group_count"] != 1:
+        raise ValueError("convolutions must not be transposed, got one that is.")
+    x, lows_and_highs = graph.first(x), np.transpose(params["padding"])
+    settings = {
+        "strides": params["window_strides"],
+        "pads": tuple(int(n) for n in lows_and_highs.reshape(-1)),
+        "dilations": params["rhs_dilation"],
+        "group": params["feature_group_count"],
+    }
+
+    def make(scale, shift):
+        weights = (kernel * scale).transpose(3, 2, 0, 1)
+        given = [x, weights, shift] if np.any(shift != 0) else [x, weights]
+        return graph.add("Conv", given, shape, True, **settings)
+
+    return _pending(make, shape)
+
+
+def _pending(make, shape):
+    ones = np.ones(shape[-1], np.float32)
+    return Pending(make, ones, 0 * ones, shape)
+
+
+def _product(graph, name, params, inputs, shape):
+    """A linear layer of constant weights, something pending, or any other product."""
+    (left, right), _ = params["dimension_numbers"]
+    x, weights = inputs
+    is_linear = isinstance(x, Tensor) and isinstance(weights, np.ndarray)
+    if is_linear and len(x.shape) == weights.ndim == 2 and tuple(left) == (1,):
+        weights = weights if tuple(right) == (0,) else weights.T
+        make = lambda scale, shift: graph.add(
+            "Gemm", [x, weights * scale, shift], shape
+        )
+        return _pending(make, shape)
+    given = [graph.last(x) if isinstance(x, Tensor) else x for x in inputs]
+    ranks = [len(x.shape) for x in given]
+    equation = _equation(params["dimension_numbers"], *ranks)
+    return graph.add("Einsum", given, shape, equation=equation)
+
+
+def _equation(numbers, rank, other_rank) -> str:
+    (left, right), (left_batch, right_batch) = numbers
+    letters = list(string.ascii_lowercase)
+    mine = [letters.pop(0) for _ in range(rank)]
+    other = [letters.pop(0) for _ in range(other_rank)]
+    for i, j in [
+        *zip(left, right, strict=True),
+        *zip(left_batch, right_batch, strict=True),
+    ]:
+        other[j] = mine[i]
+    rest = [mine[i] for i in range(rank) if i not in (*left, *left_batch)]
+    rest += [other[j] for j in range(other_rank) if j not in (*right, *right_batch)]
+    out = "".join([mine[i] for i in left_batch] + rest)
+    return f"{''.join(mine)},{''.join(other)}->{out}"
+
+
+def _open(shape) -> np.ndarray:
+    """A shape for Reshape, with -1 for the batch."""
+    if any(n > BATCH and n % BATCH == 0 for n in shape):
+        raise ValueError("network must keep the batch as an axis, got it reshaped.")
+    return np.array([-1 if n == BATCH else n for n in shape], np.int64)
+
+
+def _reshape(graph, name, params, inputs, shape):
+    x = graph.last(inputs[0])
+    return graph.add("Reshape", [x, _open(shape)], shape)
+
+
+def broadcast(graph, x, shape, dimensions):
+    """An array for all but the batch; a tensor with axes of 1, for NumPy's rules."""
+    place = {axis: i for i, axis in enumerate(dimensions)}
+    x = x if isinstance(x, np.ndarray) else graph.last(made(graph, x))
+    kept = tuple(x.shape[place[i]] if i in place else 1 for i in range(len(shape)))
+    if isinstance(x, np.ndarray):
+        whole = tuple(1 if n == BATCH else n for n in shape)
+        return np.broadcast_to(x.reshape(kept), whole)
+    return x if kept == x.shape else graph.add("Reshape", [x, _open(kept)], kept)
+
+
+def _transpose(graph, name, params, inputs, shape):
+    (x,), order = inputs, tuple(params["permutation"])
+    if x.is_first and order == TO_FIRST:
+        return Tensor(x.name, shape)
+    if not x.is_first and order == TO_LAST:
+        return Tensor(x.name, shape, True)
+    return graph.add("Transpose", [graph.last(x)], shape, perm=order)
+
+
+def _reduce(graph, name, params, inputs, shape):
+    (x,), axes = inputs, tuple(params["axes"])
+    if 0 in axes:
+        raise ValueError(
+            "network must treat every image alone to be exported, got a sum over the "
+            "batch: take it in evaluation, with batch normalisation folded."
+        )
+    if x.is_first and len(shape) > 2:
+        x = graph.last(x)
+    axes = [TO_FIRST.index(axis) for axis in axes] if x.is_first else axes
+    kind, numbers = REDUCE[name], np.array(axes, np.int64)
+    if kind == "ReduceSum":  # the others take axes as an attribute until opset 18
+        return graph.add(kind, [x, numbers], shape, keepdims=0)
+    return graph.add(kind, [x], shape, keepdims=0, axes=tuple(numbers.tolist()))
+
+
+def _axes(x: Tensor) -> list[int]:
+    """Where the graph has the axes of a tensor."""
+    return [TO_FIRST.index(i) if x.is_first else i for i in range(len(x.shape))]
+
+
+def _slice(graph, name, params, inputs, shape):
+    (x,), steps = inputs, params["strides"] or [1] * len(shape)
+    parts = list(
+        zip(
+            params["start_indices"],
+            params["limit_indices"],
+            steps,
+            _axes(x),
+            strict=True,
+        )
+    )
+    cut = [p for p, n in zip(parts, x.shape, strict=True) if p[:3] != (0, n, 1)]
+    if not cut:
+        return x
+    columns = [np.array(column, np.int64) for column in zip(*cut, strict=True)]
+    starts, stops, steps, axes = columns
+    return graph.add("Slice", [x, starts, stops, axes, steps], shape, x.is_first)
+
+
+def _pad(graph, name, params, inputs, shape):
+    x, value = inputs
+    config = params["padding_config"]
+    if (
+        any(inner for *_, inner in config)
+        or min(min(low, high) for low, high, _ in config) < 0
+    ):
+        raise ValueError(f"padding must be outside and at least 0, got {config}.")
+    pads, axes = np.zeros((2, len(config)), np.int64), _axes(x)
+    for axis, (low, high, _) in zip(axes, config, strict=True):
+        pads[:, axis] = low, high
+    return graph.add("Pad", [x, pads.reshape(-1), value], shape, x.is_first)
+
+
+def _concatenate(graph, name, params, inputs, shape):
+    given = [graph.last(x) if isinstance(x, Tensor) else x for x in inputs]
+    return graph.add("Concat", given, shape, axis=params["dimension"])
+
+
+STRUCTURAL = {
+    **dict.fromkeys(REDUCE, _reduce),
+    "conv_general_dilated": _convolution,
+    "dot_general": _product,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "transpose": _transpose,
+    "slice": _slice,
+    "pad": _pad,
+    "concatenate": _concatenate,
+}

@@ -1,0 +1,235 @@
+"""A trained network, out of a work folder or a file of weights."""
+
+import functools
+import hashlib
+import inspect
+import json
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
+from fedfr_jax.build import build
+from fedfr_jax.data.augment import normalize
+from fedfr_jax.deploy.calibration import curve_of
+from fedfr_jax.evaluation.verification import Roc
+from fedfr_jax.federated.packing import unpack
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.foreign import network_of, variables_of
+from fedfr_jax.models.weights import Weights, read_weights
+from fedfr_jax.runs.ended import networks
+from fedfr_jax.runs.workdir import CONFIG, claim_for_all
+from fedfr_jax.schema import choose, with_tuples
+from fedfr_jax.stacks import named
+from fedfr_jax.types import Experiment, Networks, PyTree
+
+CURVE = "calibration"  # in a file of weights
+
+
+class Network(NamedTuple):
+    """A network that embeds images."""
+
+    # (variables, images [B, H, W, C] in [-1, 1]) -> [B, D], compiled when called
+    apply: Callable
+    variables: PyTree  # in host memory
+    image_shape: tuple[int, ...]  # (H, W, C)
+    # The config's section, where the variables are those of one of MODELS; None with
+    # layers of a client's own behind it.
+    model: Mapping[str, Any] | None = None
+    # The curve of the run's own evaluation, computed when asked; None without a run
+    roc: Callable[[], Roc | None] | None = None
+    about: Mapping[str, str] = MappingProxyType({})  # where it is from
+
+    def embed(self, images: np.ndarray, *, batch_size: int = 64) -> np.ndarray:
+        """Embeddings [n, D] float32, as they come, of uint8 images [n, H, W, C].
+
+        Raises:
+          ValueError: for images of another shape or dtype.
+        """
+        if images.dtype != np.uint8 or images.shape[1:] != self.image_shape:
+            raise ValueError(
+                f"images must be uint8 [n, {', '.join(map(str, self.image_shape))}], "
+                f"got {images.dtype} {images.shape}."
+            )
+        found = []
+        for start in range(0, len(images), batch_size):
+            part = images[start : start + batch_size]
+            missing = min(batch_size, len(images)) - len(part)  # one shape: one compile
+            filled = np.pad(part, [(0, missing), (0, 0), (0, 0), (0, 0)])
+            out = self.apply(self.variables, _normalized(filled))
+            found.append(np.asarray(out)[: len(part)])
+        return np.concatenate(found)
+
+    @property
+    def weights(self) -> Weights:
+        """Its leaves by name, with what opens them again.
+
+        Raises:
+          ValueError: when it has layers of a client's own behind one of MODELS.
+        """
+        if self.model is None:
+            raise ValueError(
+                "network must be one of MODELS to be written as weights, got one with "
+                "a client's own layers behind it: take .onnx or .stablehlo."
+            )
+        leaves = jax.tree_util.tree_leaves_with_path(named(self.variables))
+        shown = {"model": self.model, "image_shape": self.image_shape}
+        about = {**self.about, **{k: json.dumps(v) for k, v in shown.items()}}
+        return Weights(
+            {trees.path_name(path): np.asarray(x) for path, x in leaves}, about
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that tell it from other networks."""
+        digest = hashlib.sha256(repr(self.image_shape).encode())
+        for path, leaf in jax.tree_util.tree_leaves_with_path(named(self.variables)):
+            digest.update(trees.path_name(path).encode() + np.asarray(leaf).tobytes())
+        return digest.hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        name = self.model["name"] if self.model else "with layers of a client's own"
+        return f"Network({name}, images {self.image_shape}, {dict(self.about)})"
+
+
+@jax.jit
+def _normalized(images):
+    return jax.vmap(lambda x: normalize().without_chance({"image": x})["image"])(images)
+
+
+def load(
+    path: str | os.PathLike, *, method: str | None = None, client: int | None = None
+) -> Network:
+    """A trained network.
+
+    Args:
+      path: the work folder of a run, whose data has to be where it was; or a file of
+        weights, see `models.weights`.
+      method: a row of the run's methods, or "pretrained"; None takes the last one.
+      client: number of a client, for its own network; None for the server's.
+
+    Raises:
+      ValueError: for a folder without a finished run, an unknown method or client, or
+        weights that are of no known network.
+    """
+    if pathlib.Path(path).is_dir():
+        return _of_run(pathlib.Path(path), method, client)
+    if method is not None or client is not None:
+        raise ValueError(
+            f"method and client must come with a work folder, got the file {path}."
+        )
+    return network_from(read_weights(path), path)
+
+
+def network_from(
+    weights: Weights,
+    path: str | os.PathLike,
+    model: Mapping | None = None,
+    image_shape: Sequence[int] | None = None,
+) -> Network:
+    """The network of weights, which are from `path`.
+
+    Args:
+      model: {"name": of MODELS, settings}; None finds it from names and shapes.
+      image_shape: (H, W, C), likewise.
+    """
+    if model is None or image_shape is None:
+        found, found_shape = network_of(weights)
+        model, image_shape = model or found, image_shape or found_shape
+    shape = tuple(image_shape)
+    variables = variables_of(weights, model, shape)
+    apply = _evaluation(choose("model", MODELS, on_xla(model), shape))
+    roc = functools.partial(curve_of, weights.about.get(CURVE, ""))
+    return Network(apply, variables, shape, model, roc, {"from": str(path)})
+
+
+def _evaluation(model) -> Callable:
+    return jax.jit(lambda variables, images: model.apply(variables, images)[0])
+
+
+def _of_run(workdir, method, client) -> Network:
+    if not (workdir / CONFIG).is_file():
+        raise ValueError(f"{workdir} must hold a trained run, got no {CONFIG}.")
+    text = (workdir / CONFIG).read_text()
+    settings = with_tuples(json.loads(text))
+    with claim_for_all(workdir, text):
+        experiment = build({**settings, "model": on_xla(settings["model"])})
+        method = method or list(experiment.stages)[-1]
+        found = networks(experiment, method, workdir)
+        variables, apply = _chosen(
+            found, client, len(experiment.task.population.num_classes)
+        )
+    about = {"from": str(workdir), "method": method}
+    about |= {} if client is None else {"client": str(client)}
+    return _plain(experiment, settings["model"], variables, apply, about)
+
+
+def on_xla(model: Mapping) -> dict:
+    """A config's model whose convolutions are convolutions to the compiler."""
+    factory = MODELS.get(model["name"], lambda: None)
+    takes = "lowering" in inspect.signature(factory).parameters
+    return {**model, "lowering": "xla"} if takes else dict(model)
+
+
+def _chosen(found: Networks, client: int | None, num_clients: int):
+    """(variables, apply) of the server's network or a client's."""
+    if client is not None and not 0 <= client < num_clients:
+        raise ValueError(f"client must lie in [0, {num_clients}), got {client}.")
+    if client is None and found.variables is None:
+        raise ValueError(
+            "client must be given where the server has no network of its own, got none."
+        )
+    if client is None or found.of_client is None:
+        return found.variables, found.apply
+    return found.of_client(client), found.client_apply
+
+
+def _plain(experiment: Experiment, model, variables, apply, about) -> Network:
+    """The network, as one of MODELS where it is one."""
+    shape = tuple(experiment.task.dataset.image_shape)
+    variables = meshes.fetch(unpack(variables))
+    roc = functools.partial(_roc, experiment, variables, apply)
+    known = {k: v for k, v in model.items() if k != "lowering"}
+    built = choose("model", MODELS, on_xla(known), shape)
+    template = jax.eval_shape(built.init, jax.random.key(0))
+    own = backbone_of(variables, template)
+    if own is None:
+        apply = jax.jit(apply)
+        return Network(apply, variables, shape, None, roc, about)
+    return Network(_evaluation(built), own, shape, known, roc, about)
+
+
+def backbone_of(variables, template) -> PyTree | None:
+    """The variables of a network like `template` in what is deployed, None without."""
+    names = lambda tree: {
+        trees.path_name(p): jnp.shape(x)
+        for p, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    wanted = names(jax.eval_shape(named, template))
+    candidates = [variables]
+    if "backbone" in variables and "branch" not in variables:
+        candidates.append(variables["backbone"])
+    for found in candidates:
+        if isinstance(found, dict) and names(named(found)) == wanted:
+            return found
+    params = variables.get("params", {})
+    if "backbone" in params and "branch" not in params:
+        return backbone_of({**variables, "params": params["backbone"]}, template)
+    return None
+
+
+def _roc(experiment, variables, apply) -> Roc | None:
+    """The curve of the run's evaluation of people that training never saw; None where
+    the task does not judge pairs of images."""
+    judge = experiment.task.evaluators.get("generic")
+    curves = (
+        judge.evaluate(Networks(variables, apply, None, apply)).curves if judge else {}
+    )
+    return curves.get("roc")

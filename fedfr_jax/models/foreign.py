@@ -1,0 +1,225 @@
+"""Which network a file of weights is of, and its variables: other people's names.
+
+Known are `convert`'s (InsightFace, FedFR's SphereFace, torchvision), those of the "IR"
+networks of TreB1eN, face.evoLVe, TFace and AdaFace, and our own leaves such as
+`params/stem/conv/kernel`.
+"""
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedfr_jax import trees
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.convert import from_torch
+from fedfr_jax.models.norm import EPSILON
+from fedfr_jax.models.weights import Weights
+from fedfr_jax.schema import choose
+from fedfr_jax.stacks import laid_out, named
+from fedfr_jax.types import PyTree
+
+Arrays = Mapping[str, np.ndarray]
+IR = "body.0.res_layer.0.weight"
+IR_LAYERS = {  # of a block, with and without a normalisation after conv1
+    6: {"0": "bn1", "1": "conv1", "2": "bn2", "3": "prelu", "4": "conv2", "5": "bn3"},
+    5: {"0": "bn1", "1": "conv1", "2": "prelu", "3": "conv2", "4": "bn3"},
+}
+IR_TOPS = {
+    "input_layer.0": "conv1",
+    "input_layer.1": "bn1",
+    "input_layer.2": "prelu",
+    "output_layer.0": "bn2",
+    "output_layer.3": "fc",
+    "output_layer.4": "features",
+}
+
+
+def variables_of(weights: Weights, model: Mapping, image_shape: Sequence[int]):
+    """The weights as the variables of the network that a config's `model` names.
+
+    Args:
+      model: {"name": of MODELS, settings of its factory}.
+      image_shape: (H, W, C).
+
+    Returns:
+      {"params", "batch_stats"} of numpy arrays, float32.
+
+    Raises:
+      ValueError: naming the leaves that are missing, unknown or of another shape.
+    """
+    arrays = {k: _float32(v) for k, v in weights.arrays.items()}
+    if any(name.startswith("params/") for name in arrays):
+        return _own(arrays, model, image_shape)
+    arrays = from_ir(arrays) if IR in arrays else arrays
+    settings = {k: v for k, v in model.items() if k != "name"}
+    return from_torch(model["name"], arrays, image_shape, **settings)
+
+
+def network_of(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """(`model` of a config, image_shape) of the network that weights are of.
+
+    Raises:
+      ValueError: when neither the file nor the names of its arrays tell it.
+    """
+    if {"model", "image_shape"} <= weights.about.keys():
+        model, shape = (json.loads(weights.about[k]) for k in ("model", "image_shape"))
+        return model, tuple(shape)
+    arrays = from_ir(weights.arrays) if IR in weights.arrays else weights.arrays
+    blocks = _blocks(arrays)
+    if not blocks or "fc.weight" not in arrays:
+        raise ValueError(
+            "weights must have the names of InsightFace, TreB1eN, FedFR's SphereFace "
+            f"or torchvision, got {sorted(arrays)[:4]}: name the network."
+        )
+    if "layer1.0.weight" in arrays:
+        return _sphereface(arrays, blocks)
+    if "features.bias" in arrays:
+        pooled = {"shortcut": "pool"} if IR in weights.arrays else {}
+        return _iresnet(arrays, blocks, pooled)
+    return _resnet(arrays, blocks)
+
+
+def from_ir(arrays: Arrays) -> dict[str, np.ndarray]:
+    """IR's arrays under InsightFace's names.
+
+    Blocks without a normalisation between the first convolution and PReLU get one that
+    changes nothing. The last one's scale, frozen at 1 here, goes into the linear layer.
+    """
+    arrays = {k: v for k, v in arrays.items() if not k.endswith("num_batches_tracked")}
+    blocks, renamed = _places(arrays), {}
+    for name, array in arrays.items():
+        *module, leaf = name.split(".")
+        if module[0] != "body":
+            renamed[f"{IR_TOPS.get('.'.join(module), '.'.join(module))}.{leaf}"] = array
+            continue
+        number, kind, layer = int(module[1]), module[2], module[3]
+        length = 1 + max(_numbers(arrays, rf"body\.{number}\.res_layer\.(\d+)\."))
+        if length not in IR_LAYERS or len(module) > 4:
+            raise ValueError(
+                f"IR blocks must have two convolutions, got {name} of {length} layers."
+            )
+        is_short = kind == "shortcut_layer"
+        inner = f"downsample.{layer}" if is_short else IR_LAYERS[length][layer]
+        renamed[f"{blocks[number]}.{inner}.{leaf}"] = array
+    for place in blocks.values():
+        if f"{place}.bn2.weight" not in renamed:
+            renamed |= _identity(f"{place}.bn2", len(renamed[f"{place}.prelu.weight"]))
+    return _with_unit_scale(renamed)
+
+
+def _places(arrays) -> dict[int, str]:
+    """Number of a block in `body` -> its stage and place, a stage per width."""
+    numbers = sorted({*_numbers(arrays, r"body\.(\d+)\.")})
+    width = lambda i: arrays[f"body.{i}.res_layer.1.weight"].shape[0]
+    stages = [list(run) for _, run in itertools.groupby(numbers, key=width)]
+    return {
+        number: f"layer{stage}.{place}"
+        for stage, run in enumerate(stages, 1)
+        for place, number in enumerate(run)
+    }
+
+
+def _identity(name, width) -> dict[str, np.ndarray]:
+    one, zero = np.ones(width, np.float32), np.zeros(width, np.float32)
+    statistics = {f"{name}.running_mean": zero, f"{name}.running_var": one - EPSILON}
+    return {f"{name}.weight": one, f"{name}.bias": zero, **statistics}
+
+
+def _with_unit_scale(arrays):
+    """g (y - m) / s + b as (g y - g m) / s + b: g goes into the linear layer."""
+    scale = arrays.get("features.weight", np.ones(1, np.float32))
+    zero = np.zeros_like(arrays["features.running_mean"])
+    return arrays | {
+        "fc.weight": arrays["fc.weight"] * scale[:, None],
+        "fc.bias": arrays["fc.bias"] * scale,
+        "features.running_mean": arrays["features.running_mean"] * scale,
+        "features.weight": np.ones_like(zero),
+        "features.bias": arrays.get("features.bias", zero),
+    }
+
+
+def _own(arrays, model, image_shape) -> PyTree:
+    built = choose("model", MODELS, model, image_shape)
+    template = jax.eval_shape(built.init, jax.random.key(0))
+    shapes = jax.eval_shape(named, template)
+    wanted = {
+        trees.path_name(path): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
+    }
+    found = {name: x.shape for name, x in arrays.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise ValueError(
+                f"weights must fit the network: {name} must be "
+                f"{wanted.get(name, 'absent')}, got {found.get(name, 'none')}."
+            )
+    leaf = lambda path, _: arrays[trees.path_name(path)]
+    return laid_out(jax.tree_util.tree_map_with_path(leaf, shapes), template)
+
+
+def _blocks(arrays) -> dict[int, int]:
+    """Stage -> its number of blocks."""
+    stages = sorted({*_numbers(arrays, r"layer(\d+)\.")})
+    count = lambda i: 1 + max(_numbers(arrays, rf"layer{i}\.(\d+)\."), default=0)
+    return {i: count(i) for i in stages}
+
+
+def _numbers(arrays, pattern) -> list[int]:
+    found = [re.match(pattern, name) for name in arrays]
+    return [int(match[1]) for match in found if match]
+
+
+def _iresnet(arrays, blocks, more):
+    widths = [len(arrays[f"layer{i}.0.conv1.weight"]) for i in blocks]
+    dim, features = arrays["fc.weight"].shape
+    settings = {"blocks": [*blocks.values()], "widths": widths, "embedding_dim": dim}
+    channels = arrays["conv1.weight"].shape[1]
+    shape = _image_shape(features // widths[-1], len(blocks), channels)
+    return {"name": "iresnet", **settings, **more}, shape
+
+
+def _sphereface(arrays, blocks):
+    widths = [len(arrays[f"layer{i}.0.weight"]) for i in blocks]
+    dim, features = arrays["fc.weight"].shape
+    counts = [num - 2 for num in blocks.values()]  # after a convolution and its PReLU
+    settings = {"blocks": counts, "widths": widths, "embedding_dim": dim}
+    channels = arrays["layer1.0.weight"].shape[1]
+    shape = _image_shape(features // widths[-1], len(blocks), channels)
+    return {"name": "sphereface", **settings}, shape
+
+
+def _resnet(arrays, blocks):
+    widths = [len(arrays[f"layer{i}.0.conv1.weight"]) for i in blocks]
+    is_large = arrays["conv1.weight"].shape[-1] == 7
+    settings = {
+        "num_classes": len(arrays["fc.weight"]),
+        "depth": 50 if "layer1.0.conv3.weight" in arrays else 18,
+        "blocks": [*blocks.values()],
+        "widths": widths,
+        "stem": "imagenet" if is_large else "cifar",
+    }
+    size = 224 if is_large else 32  # of the usual training; the network takes any
+    return {"name": "resnet", **settings}, (size, size, arrays["conv1.weight"].shape[1])
+
+
+def _image_shape(pixels, num_stages, channels):
+    """Of square images, or of the narrower 112 x 96 crops of faces."""
+    side = math.isqrt(pixels)
+    height, width = (side, side) if side * side == pixels else (7, 6)
+    if height * width != pixels:
+        raise ValueError(
+            f"fc.weight must have columns of a square map, got {pixels} pixels: name "
+            "the network."
+        )
+    return height << num_stages, width << num_stages, channels
+
+
+def _float32(array):
+    is_float = np.issubdtype(array.dtype, np.floating) or array.dtype.kind == "V"
+    return array.astype(np.float32) if is_float else array

@@ -1,0 +1,106 @@
+"""A traced network is the same network in ONNX, and what is none is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.deploy.graph import graph_of
+from fedfr_jax.deploy.onnx_file import write_onnx
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.folding import FULL, fold
+
+SHAPE = (12, 18, 3)
+SMALL = {"widths": (4, 6), "embedding_dim": 5}
+NETWORKS = {
+    "sphereface": {"blocks": (1, 3), **SMALL},
+    "iresnet": {"blocks": (1, 4), **SMALL},
+    "resnet": {"num_classes": 5, "depth": 50, "blocks": (1, 1), "widths": (4, 6)},
+    "mobilenet": {"num_classes": 5},
+    "leaf_celeba": {"num_classes": 5, "widths": (4, 4)},
+}
+HEADS = ("E", "F", "GAP", "GDC", "moe")
+
+
+def network(name, **more):
+    """A small network, with statistics that are no start."""
+    settings = {**NETWORKS[name], **more}
+    model = MODELS[name](SHAPE, lowering="xla", **settings)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    rng = np.random.default_rng(0)
+    normal = lambda x: rng.normal(0.1, 0.3, x.shape).astype(np.float32)
+    spread = lambda x: rng.uniform(0.5, 1.5, x.shape).astype(np.float32)
+    statistics = jax.tree.map(spread, shapes["batch_stats"])
+    return model, {
+        "params": jax.tree.map(normal, shapes["params"]),
+        "batch_stats": statistics,
+    }
+
+
+def run(tmp_path, function, shape=SHAPE):
+    """(what onnxruntime makes of 3 images, what JAX does, kinds of nodes)."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    graph, output = graph_of(function, shape)
+    path = tmp_path / "network.onnx"
+    write_onnx(graph, output, shape, {}, path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(0).uniform(-1, 1, (3, *shape)).astype(np.float32)
+    parts = [x[:1], x[1:]]  # of one and of two
+    given = [{"images": part.transpose(0, 3, 1, 2)} for part in parts]
+    found = np.concatenate([session.run(None, part)[0] for part in given])
+    return found, jax.jit(function)(x), [node.kind for node in graph.nodes]
+
+
+def assert_close(found, wanted):
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_kind_of_network_computes_the_same(tmp_path, name):
+    model, variables = network(name)
+    evaluate = lambda x: model.apply(variables, x)[0]
+    found, wanted, kinds = run(tmp_path, evaluate)
+    assert_close(found, wanted)
+    if name == "resnet":  # every batch normalisation follows a convolution
+        assert {*kinds} == {"Conv", "Max", "Add", "ReduceSum", "Mul", "Gemm"}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_folded_network_has_no_normalisation_left(tmp_path, head):
+    model, variables = network("iresnet", head=head)
+    apply, given = fold(model, variables, level=FULL)
+    found, _, kinds = run(tmp_path, lambda x: apply(given, x))
+    whole, wanted, _ = run(tmp_path, lambda x: model.apply(variables, x)[0])
+    assert_close(found, wanted)
+    assert_close(whole, wanted)
+    if head == "E":  # two sums a block: the map of the border, and the shortcut
+        assert kinds.count("Conv") == 1 + 5 * 2 + 2 and kinds.count("Add") == 10
+        assert {*kinds} == {"Conv", "PRelu", "Add", "Transpose", "Reshape", "Gemm"}
+
+
+def test_operations_of_other_networks(tmp_path):
+    kernel = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+
+    def other(x):
+        x = jnp.concatenate([x[:, ::2], 2 - x[:, 1::2]], axis=3)  # [B, 6, 18, 6]
+        x = jnp.pad(x, ((0, 0), (1, 2), (0, 0), (0, 0)), constant_values=0.5)
+        y = jnp.einsum("bhwc,cd->bhd", jnp.square(x[..., :3]), kernel)
+        y = jax.nn.softmax(y.max(1)) * jax.nn.sigmoid(y.sum(1)) ** 3
+        y = jnp.clip(y, 0.01, 0.9) / jnp.sqrt(1 + jnp.sum(y**2, 1, keepdims=True))
+        return jnp.where(y > 0.1, jnp.tanh(y), jnp.abs(y))
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        found, wanted, _ = run(tmp_path, other)
+    assert_close(found, wanted)
+
+
+def test_a_network_in_training_is_refused():
+    model, variables = network("iresnet")
+    with pytest.raises(ValueError, match="treat every image alone .* over the batch"):
+        graph_of(lambda x: model.apply(variables, x, True)[0], SHAPE)
+
+
+def test_an_unknown_operation_is_named():
+    with pytest.raises(ValueError, match="can be exported, got sort"):
+        graph_of(lambda x: jnp.sort(x.reshape(len(x), -1), axis=1), SHAPE)

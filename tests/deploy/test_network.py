@@ -1,0 +1,140 @@
+"""Opened networks are those that were judged; what does not exist is refused."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import fedfr_jax as ff
+from fedfr_jax.build import build
+from fedfr_jax.deploy.export import export
+from fedfr_jax.deploy.network import backbone_of
+from fedfr_jax.models.weights import read_weights, write_weights
+from fedfr_jax.runs.ended import networks
+from fedfr_jax.schema import with_tuples
+from tests.deploy.conftest import MODEL, play, settings
+
+
+def images(number=5):
+    rng = np.random.default_rng(1)
+    return rng.integers(256, size=(number, 12, 12, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("method, client", [("pretrained", None), (None, 1)])
+def test_an_opened_network_is_the_one_that_is_judged(run, method, client):
+    network = ff.load(run, method=method, client=client)
+    experiment = build(with_tuples(json.loads((run / "config.json").read_text())))
+    found = networks(experiment, method or "fedfr", run)
+    x = (images() / 127.5 - 1).astype(np.float32)
+    variables, apply = found.variables, found.apply
+    if client is not None:
+        variables, apply = found.of_client(client), found.client_apply
+    wanted = np.asarray(apply(variables, x))
+    got = network.embed(images(), batch_size=3)
+    np.testing.assert_allclose(got, wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_what_does_not_exist_is_refused(run, tmp_path):
+    for options, says in [
+        ({"method": "moon"}, "method must be one of .*pretrained.*, got 'moon'"),
+        ({"client": 2}, r"client must lie in \[0, 2\), got 2"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            ff.load(run, **options)
+    with pytest.raises(ValueError, match="must hold a trained run, got no config.json"):
+        ff.load(tmp_path)
+    with pytest.raises(ValueError, match=r"images must be uint8 \[n, 12, 12, 3\]"):
+        ff.load(run, method="pretrained").embed(np.zeros((1, 12, 12), np.uint8))
+    with pytest.raises(ValueError, match="branch|own layers"):
+        export(ff.load(run, client=0), tmp_path / "own.pt")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_file_of_weights_is_the_network_again(run, tmp_path, suffix):
+    network = ff.load(run, method="pretrained")
+    path = tmp_path / f"network{suffix}"
+    export(network, path)
+    if suffix == ".safetensors":
+        about = read_weights(path).about
+        assert json.loads(about["image_shape"]) == [12, 12, 3]
+        assert (about["method"], about["from"]) == ("pretrained", str(run))
+    again = ff.load(path)
+    assert again.fingerprint == network.fingerprint
+    np.testing.assert_array_equal(again.embed(images()), network.embed(images()))
+    assert ff.load(run).fingerprint != network.fingerprint
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_training_starts_from_given_weights_and_leaves_the_frozen(
+    run, faces, tmp_path, is_file
+):
+    before = ff.load(run).weights.arrays
+    init = run
+    if is_file:
+        init = tmp_path / "start.safetensors"
+        write_weights(init, before)
+    config = settings(faces, methods={})
+    pretrain = {"init": str(init), "freeze": "backbone/(stem|stage1)/"}
+    config["pretrain"] = {**config["pretrain"], **pretrain}
+    play(config, tmp_path / "tuned")
+    after = ff.load(tmp_path / "tuned").weights.arrays
+    for name, array in before.items():
+        if name.startswith("params/"):
+            is_same = np.array_equal(array, after[name])
+            assert is_same == name.startswith(("params/stem/", "params/stage1/")), name
+
+
+def test_a_round_leaves_the_frozen(run):
+    before = ff.load(run, method="pretrained").weights.arrays
+    after = ff.load(run).weights.arrays
+    for name, array in before.items():
+        if name.startswith("params/"):
+            is_same = np.array_equal(array, after[name])
+            assert is_same == name.startswith(("params/stem/", "params/stage1/")), name
+
+
+def test_no_epoch_keeps_the_given_weights(run, faces, tmp_path):
+    before = ff.load(run).weights.arrays
+    config = settings(faces, methods={})
+    config["pretrain"] = {"init": str(run), "epochs": 0, "batch_size": 16}
+    play(config, tmp_path)
+    after = ff.load(tmp_path).weights.arrays
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
+def test_weights_of_another_network_name_config_and_leaf(run, faces, tmp_path):
+    export(ff.load(run), tmp_path / "start.npz")
+    config = settings(faces, model={**MODEL, "widths": [4, 6]})
+    config["pretrain"] = {**config["pretrain"], "init": str(tmp_path / "start.npz")}
+    says = r"config.pretrain.init: weights must fit .* must be \(6,\), got \(8,\)"
+    with pytest.raises(ValueError, match=says):
+        build(with_tuples(config))
+    config = settings(faces)
+    config["pretrain"] = {**config["pretrain"], "freeze": "nothing"}
+    with pytest.raises(ValueError, match="path pattern must match a leaf such as"):
+        play(config, tmp_path / "frozen")
+
+
+def test_exported_files_run_without_the_library(run, tmp_path):
+    network = ff.load(run, method="fedfr", client=0)  # with its own branch
+    pytest.importorskip("flatbuffers")
+    export(network, tmp_path / "own.stablehlo")
+    opened = jax.export.deserialize((tmp_path / "own.stablehlo").read_bytes())
+    x = (images() / 127.5 - 1).astype(np.float32)
+    wanted = network.embed(images())
+    np.testing.assert_allclose(opened.call(x), wanted, atol=1e-4)
+    np.testing.assert_allclose(opened.call(x[:2]), wanted[:2], atol=1e-4)
+    pytest.importorskip("onnxruntime")
+    assert "off by" in export(network, tmp_path / "own.onnx")
+    assert "off by" in export(ff.load(run), tmp_path / "server.onnx")
+
+
+def test_a_network_of_MODELS_is_found_in_what_clients_deploy():
+    variables = {"params": {"fc": np.ones(3)}, "batch_stats": {}}
+    params = {"backbone": variables["params"], "head": np.ones((2, 3))}
+    joined = {"params": params, "batch_stats": {}}
+    for tree in (variables, {"backbone": variables}, joined):
+        assert backbone_of(tree, variables) is not None
+    for tree in ({"backbone": variables, "branch": {}}, {"params": {"fc": np.ones(4)}}):
+        assert backbone_of(tree, variables) is None

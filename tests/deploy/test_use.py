@@ -1,0 +1,168 @@
+"""Verify, enroll and identify as a user meets them."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedfr_jax as ff
+from fedfr_jax.__main__ import main
+from fedfr_jax.data.align import arcface_template
+from fedfr_jax.deploy.gallery import Gallery, read_gallery, search, write_gallery
+from fedfr_jax.deploy.pictures import CENTRE, centre, read_pictures
+
+
+@pytest.fixture(scope="module")
+def network(run, tmp_path_factory):
+    """The run's network as a file that knows its calibration."""
+    path = tmp_path_factory.mktemp("network") / "network.safetensors"
+    assert (
+        main(["export", f"--network={run}", "--method=pretrained", f"--to={path}"]) == 0
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def people(faces, tmp_path_factory):
+    """A folder of three people with two pictures each, of 24 x 12 pixels."""
+    folder, arrays = tmp_path_factory.mktemp("people"), np.load(faces)
+    for person in range(3):
+        (folder / f"p{person}").mkdir()
+        for i in range(2):
+            image = np.pad(arrays["images"][6 * person + i], ((6, 6), (0, 0), (0, 0)))
+            Image.fromarray(image).save(folder / f"p{person}" / f"{i}.png")
+    return folder
+
+
+def test_a_picture_is_its_own_person_and_a_gallery_names_him(
+    network, people, tmp_path, capsys
+):
+    same = [str(people / "p0" / "0.png")] * 2
+    assert main(["verify", f"--network={network}", "--far=0.1", *same]) == 0
+    says = capsys.readouterr().out
+    assert CENTRE in says and "one person: cosine 1.0000" in says
+    gallery = tmp_path / "gallery.npz"
+    flags = [f"--network={network}", f"--gallery={gallery}"]
+    assert main(["enroll", *flags, str(people)]) == 0
+    assert main(["enroll", *flags, str(people / "p1" / "0.png")]) == 0
+    assert list(read_gallery(gallery).names) == ["p0", "p1", "p2", "0"]
+    capsys.readouterr()
+    probe = str(people / "p1" / "0.png")
+    assert main(["identify", *flags, "--far=0.1", probe]) == 0
+    assert f"{probe}: 0 1.0000" in capsys.readouterr().out
+    assert main(["identify", *flags, "--threshold=1.1", probe]) == 0
+    assert "nobody (nearest 0 1.0000)" in capsys.readouterr().out
+    features = tmp_path / "features.npz"
+    assert main(["embed", f"--network={network}", f"--to={features}", str(people)]) == 0
+    found = np.load(features)
+    assert found["features"].shape == (6, 8) and found["names"][2] == "p1/0.png"
+
+
+def test_foreign_weights_are_converted_or_name_what_does_not_fit(
+    network, tmp_path, capsys
+):
+    torch, back = tmp_path / "network.pt", tmp_path / "back.safetensors"
+    assert main(["export", f"--network={network}", f"--to={torch}"]) == 0
+    assert main(["convert", f"--from={torch}", f"--to={back}"]) == 0
+    assert ff.load(back).fingerprint == ff.load(network).fingerprint
+    model = '{"name": "iresnet", "blocks": [1, 1], "widths": [4, 6]}'
+    words = [f"--from={torch}", f"--to={back}", f"--model={model}"]
+    capsys.readouterr()
+    assert main(["convert", *words, "--image_shape=12,12,3"]) == 2
+    assert "layer2.0.conv1.weight (8, 4, 3, 3) instead of" in capsys.readouterr().err
+
+
+def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
+    gallery = tmp_path / "gallery.npz"
+    other = Gallery(np.array(["a"]), np.ones((1, 9), np.float32), "0" * 16, "")
+    write_gallery(other, gallery)
+    text = tmp_path / "text.png"
+    text.write_text("no picture")
+    picture, to = str(people / "p0" / "0.png"), f"--gallery={gallery}"
+    of = f"--network={network}"
+    for words, says in [
+        (["verify", of, picture, str(text)], "text.png must be a whole 8-bit image"),
+        (["verify", of, picture], "pictures must be two files"),
+        (["verify", of, "--far=1e-9", picture, picture], "FAR must be at least 1 / "),
+        (["verify", picture, picture], "--network must name a work folder or a file"),
+        (["identify", of, to, picture], "got one of 0000000000000000: enroll again"),
+        (["identify", of, f"--gallery={network}", picture], "network.safetensors"),
+        (["embed", of, "--to=x.npz", str(tmp_path / "none")], "must be files, or one"),
+        (["export", of, "--client=1", "--to=x.onnx"], "must come with a work folder"),
+        (["export", of, "--to=x.tflite"], "file must end in one of"),
+        (["convert", f"--from={text}", "--to=x.npz"], "weights must be a file of"),
+    ]:
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 2, (words, error)
+
+
+def test_search_is_exact():
+    rng = np.random.default_rng(0)
+    known, probes = rng.standard_normal((50, 4)), rng.standard_normal((7, 4))
+    known /= np.linalg.norm(known, axis=1, keepdims=True)
+    gallery = Gallery(np.arange(50).astype(str), known, "", "")
+    places, cosines = search(gallery, probes, 3)
+    probes /= np.linalg.norm(probes, axis=1, keepdims=True)
+    wanted = np.argsort(-(probes @ known.T), axis=1)[:, :3]
+    np.testing.assert_array_equal(places, wanted)
+    np.testing.assert_allclose(cosines, np.sort(probes @ known.T)[:, :-4:-1])
+
+
+def test_the_centre_keeps_the_shape():
+    image = np.zeros((20, 40, 3), np.uint8)
+    image[:, 10:30] = 200
+    assert (centre(Image.fromarray(image), (10, 10)) == 200).all()
+    assert (centre(Image.fromarray(image), (5, 10)) == 200).mean() < 0.8
+
+
+def spot_face(path, points):
+    """A picture with a bright spot at each landmark."""
+    image = np.zeros((300, 260, 3), np.uint8)
+    for x, y in points.round().astype(int):
+        image[y - 4 : y + 5, x - 4 : x + 5] = 255
+    Image.fromarray(image).save(path)
+
+
+def template_seen(images):
+    """How bright aligned faces [n, 112, 112, 3] are at the template's points."""
+    x, y = arcface_template((112, 112)).round().astype(int).T
+    return images[:, y, x].min()
+
+
+def test_faces_are_aligned_by_landmarks_or_a_detector(tmp_path, monkeypatch):
+    turned = np.array([[0.9, -0.6], [0.6, 0.9]], np.float32) * 1.5
+    points = arcface_template((112, 112)) @ turned.T + np.array([100, 20], np.float32)
+    path = tmp_path / "face.png"
+    spot_face(path, points)
+    columns = [f"{axis}{i}" for i in range(1, 6) for axis in "xy"]
+    row = ",".join(map(str, points.reshape(-1)))
+    csv = tmp_path / "landmarks.csv"
+    csv.write_text(f"name,{','.join(columns)}\n{path},{row}\n")
+    shape = (112, 112, 3)
+    found = read_pictures([path], shape, landmarks=csv)
+    assert template_seen(found.images) > 200 and "aligned by" in found.how
+
+    class Detector:  # two faces as OpenCV's YuNet gives them; the second is surer
+        @staticmethod
+        def create(model, config, size):
+            return Detector()
+
+        def setInputSize(self, size):
+            self.size = size
+
+        def detect(self, image):
+            assert image.shape == (300, 260, 3) and self.size == (260, 300)
+            faces = np.zeros((2, 15), np.float32)
+            faces[1, 4:14], faces[:, 14] = points.reshape(-1), (0.5, 0.9)
+            return 1, faces
+
+    monkeypatch.setitem(
+        sys.modules, "cv2", types.SimpleNamespace(FaceDetectorYN=Detector)
+    )
+    found = read_pictures([path], shape, detector=csv)
+    assert template_seen(found.images) > 200
+    with pytest.raises(ValueError, match="got both"):
+        read_pictures([path], shape, detector=csv, landmarks=csv)

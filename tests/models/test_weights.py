@@ -1,0 +1,212 @@
+"""Weights go in and out without PyTorch, and without running what a file holds."""
+
+import pickle
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax import trees
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.convert import to_torch
+from fedfr_jax.models.foreign import network_of, variables_of
+from fedfr_jax.models.weights import Weights, read_weights, write_weights
+from fedfr_jax.stacks import named
+
+SHAPE = (32, 32, 3)
+NETWORKS = {
+    "iresnet": {"blocks": [1, 2, 1, 1], "widths": [4, 6, 8, 10], "embedding_dim": 5},
+    "sphereface": {"blocks": [1, 0, 2, 1], "widths": [4, 6, 8, 10], "embedding_dim": 5},
+    "resnet": {
+        "num_classes": 5,
+        "depth": 50,
+        "blocks": [1, 2],
+        "widths": [4, 6],
+        "stem": "cifar",
+    },
+}
+SUFFIXES = [".safetensors", ".npz", ".pt"]
+
+
+def drawn(name, **more):
+    """Variables of a network, every entry another value, variances above 0."""
+    model = MODELS[name](SHAPE, **NETWORKS[name], **more)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    leaves, structure = jax.tree.flatten(shapes)
+    rng = np.random.default_rng(0)
+    values = [rng.uniform(0.5, 1.5, x.shape).astype(np.float32) for x in leaves]
+    return jax.tree.unflatten(structure, values)
+
+
+def own_names(variables):
+    leaves = jax.tree_util.tree_leaves_with_path(named(variables))
+    return {trees.path_name(path): x for path, x in leaves}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_arrays_come_back_bit_by_bit(tmp_path, suffix):
+    path = tmp_path / f"weights{suffix}"
+    rng = np.random.default_rng(0)
+    arrays = {
+        "a.weight": rng.standard_normal((2, 3, 1, 5)).astype(np.float32),
+        "b": np.array(3, np.int64),
+        "c": np.zeros((0, 4), np.float16),
+        "d": rng.standard_normal((4, 6)).T,  # not contiguous
+    }
+    write_weights(path, arrays, {"made": "here"})
+    found = read_weights(path)
+    assert list(found.arrays) == list(arrays)
+    for name, array in arrays.items():
+        assert found.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(found.arrays[name], array)
+    assert found.about == ({"made": "here"} if suffix == ".safetensors" else {})
+
+
+def saved(path, data):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x/data.pkl", data)
+        file.writestr("x/data/0", np.arange(6, dtype=np.float32).tobytes())
+
+
+class Evil:
+    def __reduce__(self):
+        return open, ("ran", "w")
+
+
+def test_a_file_that_names_a_function_is_refused_and_runs_nothing(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    saved("evil.pt", pickle.dumps({"w": Evil()}, protocol=2))
+    with pytest.raises(ValueError, match=r"evil.pt must hold tensors .* got io.open"):
+        read_weights("evil.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "size, strides, offset", [((3, 3), (3, 1), 0), ((2,), (-1,), 1), ((2,), (1,), 5)]
+)
+def test_a_tensor_cannot_look_beyond_its_storage(tmp_path, size, strides, offset):
+    class Id:
+        pass
+
+    class Pickler(pickle._Pickler):  # the one in Python, which can be told a class
+        def persistent_id(self, thing):
+            return ("storage", Float, "0", "cpu", 6) if isinstance(thing, Id) else None
+
+        def save_global(self, thing, name=None):
+            self.write(f"c{thing.place}\n{thing.__name__}\n".encode())
+
+        dispatch = pickle._Pickler.dispatch | {type: save_global}
+
+    class Float:
+        place = "torch"
+
+    Float.__name__ = "FloatStorage"
+
+    class Tensor:
+        def __reduce__(self):
+            return Rebuilt, (Id(), offset, size, strides, False, {})
+
+    class Rebuilt:
+        place = "torch._utils"
+
+    Rebuilt.__name__ = "_rebuild_tensor_v2"
+    with (tmp_path / "data.pkl").open("wb") as file:
+        Pickler(file, 2).dump({"w": Tensor()})
+    saved(tmp_path / "w.pt", (tmp_path / "data.pkl").read_bytes())
+    with pytest.raises(ValueError, match="tensors must lie within their storage of 6"):
+        read_weights(tmp_path / "w.pt")
+
+
+def test_damaged_and_unknown_files_are_refused_by_name(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    write_weights(path, {"a": np.ones(9, np.float32)})
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ValueError, match=r"weights.safetensors: a must be 36 of 32"):
+        read_weights(path)
+    (tmp_path / "old.pt").write_bytes(pickle.dumps({}))
+    with pytest.raises(ValueError, match=r"old.pt must be a zip"):
+        read_weights(tmp_path / "old.pt")
+    with pytest.raises(ValueError, match="weights must be a file of"):
+        read_weights(tmp_path / "weights.onnx")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_network_of_a_state_dict_is_found_from_names_and_shapes(name):
+    variables, settings = drawn(name), NETWORKS[name]
+    weights = Weights(to_torch(name, variables, SHAPE, **settings), {})
+    model, shape = network_of(weights)
+    assert model == {"name": name, **settings}
+    if name != "resnet":
+        assert shape == SHAPE
+    back = variables_of(weights, model, shape)
+    jax.tree.map(np.testing.assert_array_equal, back, variables)
+
+
+def as_ir(arrays, has_middle):
+    """InsightFace's names as TreB1eN's, blocks numbered through."""
+    layers = ["bn1", "conv1", *["bn2"] * has_middle, "prelu", "conv2", "bn3"]
+    tops = {"conv1": "input_layer.0", "bn1": "input_layer.1", "prelu": "input_layer.2"}
+    tops |= {"bn2": "output_layer.0", "fc": "output_layer.3"}
+    tops["features"] = "output_layer.4"
+    places, renamed = {}, {}
+    for name, array in arrays.items():
+        parts = name.split(".")
+        if not parts[0].startswith("layer"):
+            renamed[f"{tops[parts[0]]}.{parts[1]}"] = array
+            continue
+        number = places.setdefault((parts[0], parts[1]), len(places))
+        inner = ".".join(parts[2:-1])
+        if inner == "bn2" and not has_middle:
+            continue
+        place = inner.replace("downsample", "shortcut_layer")
+        if inner in layers:
+            place = f"res_layer.{layers.index(inner)}"
+        renamed[f"body.{number}.{place}.{parts[-1]}"] = array
+    return renamed
+
+
+@pytest.mark.parametrize("has_middle", [True, False])
+def test_an_ir_network_computes_what_its_scale_and_missing_norm_say(has_middle):
+    pooled = {"shortcut": "pool"}
+    variables = drawn("iresnet", **pooled)
+    settings = NETWORKS["iresnet"] | pooled
+    arrays = to_torch("iresnet", variables, SHAPE, **settings)
+    scale = np.linspace(0.5, 2, 5, dtype=np.float32)
+    renamed = as_ir(arrays | {"features.weight": scale}, has_middle)
+    weights = Weights(renamed, {})
+    model, shape = network_of(weights)
+    assert (model, shape) == ({"name": "iresnet", **settings}, SHAPE)
+    net = MODELS["iresnet"](SHAPE, **settings)
+    x = jax.random.uniform(jax.random.key(1), (2, *SHAPE), minval=-1)
+    if not has_middle:
+        for stage in [v for k, v in variables["params"].items() if "stage" in k]:
+            for block in stage.values():
+                block["bn2"] = jax.tree.map(np.zeros_like, block["bn2"])
+                block["bn2"]["scale"] += 1
+        for stage in [v for k, v in variables["batch_stats"].items() if "stage" in k]:
+            for block in stage.values():
+                block["bn2"]["mean"] *= 0
+                block["bn2"]["var"] = np.full_like(block["bn2"]["var"], 1 - 1e-5)
+    bias = variables["params"]["bn_out"]["bias"]
+    wanted = scale * (np.asarray(net.apply(variables, x)[0]) - bias) + bias
+    found = net.apply(variables_of(weights, model, shape), x)[0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_do_not_fit_name_the_leaf():
+    settings = NETWORKS["iresnet"]
+    arrays = own_names(drawn("iresnet"))
+    model = {"name": "iresnet", **settings}
+    fitted = variables_of(Weights(arrays, {}), model, SHAPE)
+    jax.tree.map(np.testing.assert_array_equal, fitted, drawn("iresnet"))
+    wide = model | {"embedding_dim": 6}
+    with pytest.raises(ValueError, match=r"bn_out/mean must be \(6,\), got \(5,\)"):
+        variables_of(Weights(arrays, {}), wide, SHAPE)
+    del arrays["params/stage2/block2/conv1/kernel"]
+    with pytest.raises(ValueError, match=r"block2/conv1/kernel must be .* got none"):
+        variables_of(Weights(arrays, {}), model, SHAPE)
+    with pytest.raises(ValueError, match="name the network"):
+        network_of(Weights({"a": np.ones(1)}, {}))
