@@ -1,15 +1,20 @@
 """Round time and memory against the size of the population, rows of 10 x 64 floats.
 
-    python experiments/benchmarks/population.py [--cohort=256] [--rounds=100]
+    python experiments/benchmarks/population.py [--cohort=256] [--rounds=100] \
+        [--virtual --populations 10000 100000000]
 
 10,000 and 1,000,000 clients. A client owns one example of four bytes, so that what
-could grow is the store, the sampling and the schedule. Peak resident memory and the
-seconds to open a new store, and one with rows whose files have left the page cache, are
-medians of five processes per population, in turns. Rounds are timed in one process, in
-turns: milliseconds until the round is back (median and fastest), and until its rows are
-written, which in a run is beside the next round. The rounds are played once before they
-are timed, so that in either population every client of a cohort has a row to read.
-Prints also the ratios of the last population to the first.
+could grow is the store, the sampling and the schedule. With --virtual those examples
+are made when they are read, so that no array has an entry per client.
+
+Peak resident memory and the seconds to open a new store, and one with rows whose files
+have left the page cache, are medians of five processes per population, in turns.
+
+Rounds are timed in one process, in turns: milliseconds until the round is back (median
+and fastest), and until its rows are written, which in a run is beside the next round.
+The rounds are played once before they are timed, so that in either population every
+client of a cohort has a row to read. Prints also the ratios of the last population to
+the first.
 """
 
 import argparse
@@ -37,11 +42,12 @@ def parse_arguments():
     parser.add_argument("--repeats", type=int, default=4, help="of the rounds, timed")
     parser.add_argument("--populations", type=int, nargs="+", default=[10**4, 10**6])
     parser.add_argument("--one", type=int, default=0, help="alone, print JSON")
+    parser.add_argument("--virtual", action="store_true", help="no example in memory")
     results_file.add_flag(parser)
     return parser.parse_args()
 
 
-def build(num_clients: int, cohort: int):
+def build(num_clients: int, cohort: int, is_virtual: bool):
     """(simulation, server) of one population."""
     import jax
     import jax.numpy as jnp
@@ -49,11 +55,12 @@ def build(num_clients: int, cohort: int):
 
     from fedfr_jax.federated.algorithms.fedavg import fedavg
     from fedfr_jax.federated.algorithms.personal import personal
-    from fedfr_jax.federated.client import Population
+    from fedfr_jax.federated.client import EqualRows, Population
     from fedfr_jax.federated.local import sgd
     from fedfr_jax.federated.simulation import simulation, start
     from fedfr_jax.feed import Feed
     from fedfr_jax.mesh import make_mesh
+    from fedfr_jax.stream import stream
     from fedfr_jax.types import Augment, Dataset, Local
 
     def loss(variables, batch, key):
@@ -67,15 +74,17 @@ def build(num_clients: int, cohort: int):
         del key
         return {"image": inputs["image"].astype(jnp.float32)}, targets
 
+    images = lambda rows: np.ones((len(rows), 4), np.uint8)
+    labels = np.broadcast_to(np.int32(0), num_clients)
+    if is_virtual:
+        table = stream(images, labels)
+    else:
+        table = Dataset.labelled(images(labels), labels.copy())
     sim = simulation(
         personal(fedavg(Local(loss, sgd(), 0.1)), "head"),
         Feed(1, Augment(apply, views=1)),
-        Dataset.labelled(
-            np.ones((num_clients, 4), np.uint8), np.zeros(num_clients, np.int32)
-        ),
-        Population(
-            np.arange(num_clients + 1, dtype=np.int32), np.ones(num_clients, np.int32)
-        ),
+        table,
+        Population(EqualRows(num_clients), np.broadcast_to(np.int32(1), num_clients)),
         mesh=make_mesh(1),
         cohort_size=cohort,
     )
@@ -83,11 +92,11 @@ def build(num_clients: int, cohort: int):
     return sim, start(sim, {"params": params, "batch_stats": {}})
 
 
-def alone(num_clients: int, cohort: int) -> dict:
+def alone(num_clients: int, cohort: int, is_virtual: bool) -> dict:
     """Memory and openings of one population, in this process."""
     from fedfr_jax.federated.simulation import open_store, play
 
-    sim, server = build(num_clients, cohort)
+    sim, server = build(num_clients, cohort, is_virtual)
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(sim, server, folder)
         for round in range(ROUNDS_ALONE):
@@ -110,7 +119,7 @@ def in_processes(args) -> list[dict]:
     found = {number: [] for number in args.populations}
     for number in args.populations * PROCESSES:
         command = [sys.executable, __file__, f"--one={number}"]
-        command += [f"--cohort={args.cohort}"]
+        command += [f"--cohort={args.cohort}", *["--virtual"][: args.virtual]]
         out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         found[number].append(json.loads(out.stdout.splitlines()[-1]))
     return [
@@ -150,7 +159,7 @@ def in_turns(args) -> dict[int, dict]:
 
     runs, spent = {}, {number: [] for number in args.populations}
     for number in args.populations:
-        sim, server = build(number, args.cohort)
+        sim, server = build(number, args.cohort, args.virtual)
         runs[number] = sim, server, open_store(sim, server)
     for repeat in range(1 + args.repeats):
         for round in range(args.rounds):
@@ -190,7 +199,7 @@ def main():
     """Print a row per population, and the ratios."""
     args = parse_arguments()
     if args.one:
-        return print(json.dumps(alone(args.one, args.cohort)))
+        return print(json.dumps(alone(args.one, args.cohort, args.virtual)))
     rows = in_processes(args)  # first: a process inherits the peak of its parent
     times = in_turns(args)
     rows = [{**row, **times[row["clients"]]} for row in rows]

@@ -6,7 +6,7 @@ augmented with a key that is one of (seed, round, client, step, place in the bat
 a batch can be made anywhere, at any time, without state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -53,10 +53,34 @@ def lists(dataset: Dataset, start: jax.Array) -> Held:
     return Held(dataset, places)
 
 
-class Population(NamedTuple):
-    """What the N clients own, in host memory."""
+class EqualRows:
+    """`Population.offsets` of N clients who own `each` rows, from no memory.
 
-    offsets: np.ndarray  # [N + 1] int: client i owns rows offsets[i]:offsets[i + 1]
+    Others that do not fit memory may be a memory map, `np.load(path, mmap_mode="r")`.
+    """
+
+    def __init__(self, num_clients: int, each: int = 1):
+        self.num_clients, self.each = num_clients, each
+
+    def __len__(self) -> int:
+        return self.num_clients + 1
+
+    def __getitem__(self, index):
+        """What an array would give for an int, a slice or an array of ints."""
+        if not isinstance(index, np.ndarray):
+            index = np.array(range(len(self))[index], np.int64)
+        return index * self.each
+
+
+class Population(NamedTuple):
+    """What the N clients own; nothing of it is copied.
+
+    Where all clients are of as many classes, `np.broadcast_to(np.int32(M), N)` says so
+    from four bytes.
+    """
+
+    # [N + 1] int: client i owns rows offsets[i]:offsets[i + 1]
+    offsets: np.ndarray | EqualRows
     num_classes: np.ndarray  # [N] int32
     falling: np.ndarray = np.zeros(0, np.int64)  # [.] what is known of `largest`
 
@@ -69,10 +93,15 @@ class Population(NamedTuple):
         if count <= len(self.falling):
             return self.falling[:count]
         most, block = np.zeros(0, np.int64), max(count, BLOCK)
-        for start in range(0, len(self.num_classes), block):
-            sizes = np.diff(self.offsets[start : start + block + 1])
+        for sizes in self.size_blocks(block):
+            sizes = sizes[sizes > most[-1]] if len(most) == count else sizes
             most = np.sort(np.concatenate([most, sizes]))[::-1][:count]
         return most
+
+    def size_blocks(self, block: int = BLOCK) -> Iterator[np.ndarray]:
+        """Examples of all clients, [block] after [block]."""
+        for start in range(0, len(self.offsets) - 1, block):
+            yield np.diff(self.offsets[start : start + block + 1])
 
 
 def cohort_rows(population: Population, ids: np.ndarray):

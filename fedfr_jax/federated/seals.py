@@ -7,10 +7,11 @@ before a checkpoint stays for as long as that checkpoint may be resumed.
 
 import os
 import pathlib
+from collections.abc import Iterable
 
 import numpy as np
 
-BLOCK = 2**16  # clients whose stamps are searched together
+BLOCK = 2**12  # clients whose stamps are searched together
 
 
 def keys_of(ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
@@ -21,10 +22,16 @@ def keys_of(ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
     return np.where(stamps > 0, mixed, np.uint64(0))
 
 
-def forget_after(stamps: np.ndarray, round: int) -> np.uint64:
-    """Take back later stamps of [N, versions]; returns the seal of those before."""
+def forget_after(
+    stamps: np.ndarray, round: int, starts: Iterable[int] | None = None
+) -> np.uint64:
+    """Take back later stamps of [N, versions]; returns the seal of those before.
+
+    Args:
+      starts: of the blocks of clients that may have stamps; None is all blocks.
+    """
     seal = np.zeros(1, np.uint64)  # arrays wrap around without a warning
-    for start in range(0, len(stamps), BLOCK):
+    for start in range(0, len(stamps), BLOCK) if starts is None else starts:
         part = stamps[start : start + BLOCK]
         late = part > round
         if late.any():

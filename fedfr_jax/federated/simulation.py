@@ -79,8 +79,8 @@ def simulation(
     Raises:
       ValueError: when a client owns no example, or a size is out of range.
     """
-    num_clients, offsets = len(population.num_classes), population.offsets
-    check_rows_of_clients(offsets, table.num_examples)
+    num_clients = len(population.num_classes)
+    check_rows_of_clients(population, table.num_examples)
     if lanes < 1:
         raise ValueError(f"lanes must be at least 1, got {lanes}.")
     if reduction not in REDUCTIONS:
@@ -90,10 +90,7 @@ def simulation(
     fixed = shards if reduction == "canonical" else None
     cohort_size = cohort_size or num_clients
     sampling.sample(seed, 0, num_clients, cohort_size)
-    population = population._replace(
-        offsets=offsets.astype(np.int32, copy=False),
-        falling=population.largest(cohort_size),
-    )
+    population = population._replace(falling=population.largest(cohort_size))
     if not callable(local_epochs):
         least = np.min(local_epochs) if np.size(local_epochs) else 0
         check_stragglers(stragglers, int(least), cohort_size)
@@ -124,15 +121,17 @@ def simulation(
     )
 
 
-def check_rows_of_clients(offsets: np.ndarray, num_rows: int) -> None:
+def check_rows_of_clients(population: Population, num_rows: int) -> None:
     """Raise ValueError unless each client owns some of the table's rows."""
-    is_empty = offsets[1:] <= offsets[:-1]
-    if is_empty.any():
-        empty = np.flatnonzero(is_empty)[:5].tolist()
-        raise ValueError(f"every client must own an image, got none for {empty}.")
-    if offsets[-1] > num_rows:
+    first = 0
+    for sizes in population.size_blocks():
+        if (sizes <= 0).any():
+            empty = (first + np.flatnonzero(sizes <= 0)[:5]).tolist()
+            raise ValueError(f"every client must own an image, got none for {empty}.")
+        first += len(sizes)
+    if (last := population.offsets[-1]) > num_rows:
         raise ValueError(
-            f"clients' rows must lie in the table's {num_rows}, got {offsets[-1]}."
+            f"clients' rows must lie in the table's {num_rows}, got {last}."
         )
     if num_rows >= 2**31:
         raise ValueError(f"a table must have less than 2^31 rows, got {num_rows}.")

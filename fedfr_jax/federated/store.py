@@ -34,7 +34,13 @@ import numpy as np
 from fedfr_jax import trees
 from fedfr_jax.federated import seals
 from fedfr_jax.federated.row_file import SUM_BYTES, RowFile
-from fedfr_jax.federated.store_files import check_layout, check_sizes, lost, open_stamps
+from fedfr_jax.federated.store_files import (
+    check_layout,
+    check_sizes,
+    lost,
+    open_stamps,
+    written_blocks,
+)
 from fedfr_jax.types import PyTree
 
 PROTECTED = 2  # checkpoints whose rows stay whole
@@ -103,7 +109,9 @@ class Store:
             path = self._folder / "stamps.bin"
             self._file = open_stamps(path, population, VERSIONS, self._is_kept)
             self._stamps = np.asarray(self._file)  # indexed faster than a memmap
-            self._seal = seals.forget_after(self._stamps, resume_round)
+            self._seal = seals.forget_after(
+                self._stamps, resume_round, self._written_blocks()
+            )
             kept = seals.read_seals(self._folder / SEALS)
             if is_resumed and kept.get(resume_round) != self._seal:
                 got = f"stamps of another state than round {resume_round}'s in {SEALS}"
@@ -192,11 +200,23 @@ class Store:
     def touched(self) -> np.ndarray:
         """Ids that have a row, ascending, [n] int64."""
         self._wait()
-        return np.flatnonzero(self._stamps.any(axis=1))
+        found = [np.zeros(0, np.int64)]
+        for start in self._written_blocks():
+            part = self._stamps[start : start + seals.BLOCK]
+            found.append(start + np.flatnonzero(part.any(axis=1)))
+        return np.concatenate(found)
 
     def newest(self) -> int:
         """1 + the last round that anything was written in, 0 before any."""
         return int(self._stamps[self.touched()].max(initial=0))
+
+    def _written_blocks(self):
+        """First clients of the blocks in which anybody may have a stamp."""
+        if not self._is_kept:  # this process' own stamps are in no file
+            return range(0, self.population, seals.BLOCK)
+        self._file.flush()  # until then a page may look like a hole
+        path = self._folder / "stamps.bin"
+        return written_blocks(path, VERSIONS * 4, seals.BLOCK)
 
     def _is_new(self, ids) -> np.ndarray:
         """Whether nothing was ever written of `ids` [K]."""

@@ -7,6 +7,7 @@ their first moment on.
 import itertools
 import os
 import pathlib
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -68,3 +69,20 @@ def open_stamps(
             os.posix_fallocate(file.fileno(), 0, size)
     mode = "r+" if is_kept else "c"
     return np.memmap(path, np.int32, mode, shape=(population, versions))
+
+
+def written_blocks(path: pathlib.Path, row_bytes: int, block: int) -> Iterator[int]:
+    """First rows of the blocks of `block` rows in which a sparse file has data.
+
+    A file system that knows no holes has data everywhere.
+    """
+    size, start, step = os.path.getsize(path), 0, block * row_bytes
+    with open(path, "rb") as file:
+        while start < size:
+            try:
+                start = os.lseek(file.fileno(), start, os.SEEK_DATA)
+            except OSError:  # nothing from here on
+                return
+            place = start // step
+            yield place * block
+            start = (place + 1) * step

@@ -18,7 +18,7 @@ from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.initial import xavier_uniform
-from fedfr_jax.models.linen import from_linen, sow_features
+from fedfr_jax.models.linen import check_widths, from_linen, sow_features
 from fedfr_jax.types import Model
 
 
@@ -42,8 +42,9 @@ def cnn(
       dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
 
     Raises:
-      ValueError: when the image is too small.
+      ValueError: for widths that are none, or an image that is too small.
     """
+    check_widths(widths)
     smallest = 2 * len(widths) + 2
     if min(image_shape[:2]) < smallest:
         raise ValueError(

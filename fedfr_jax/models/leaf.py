@@ -17,7 +17,7 @@ from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.initial import xavier_uniform
-from fedfr_jax.models.linen import from_linen, sow_features
+from fedfr_jax.models.linen import check_widths, from_linen, sow_features
 from fedfr_jax.models.norm import BatchNorm
 from fedfr_jax.types import Model
 
@@ -65,6 +65,7 @@ def leaf_femnist(
 
 
 def _model(image_shape, module):
+    check_widths(module.widths)
     smallest = 2 ** len(module.widths)
     if min(image_shape[:2]) < smallest:
         raise ValueError(

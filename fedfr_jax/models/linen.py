@@ -129,6 +129,12 @@ def rematerialised(block: type[nn.Module]) -> type[nn.Module]:
     return nn.remat(block, static_argnums=(2,))  # train, after self and x
 
 
+def check_widths(widths: Sequence[int]) -> None:
+    """Raise ValueError unless there is a width, and each is positive."""
+    if not widths or min(widths) < 1:
+        raise ValueError(f"widths must be positive, at least one, got {widths}.")
+
+
 def stage_blocks(
     depths: dict[int, tuple[int, ...]],
     depth: int,
@@ -141,12 +147,13 @@ def stage_blocks(
     Raises:
       ValueError: for an unknown depth, or blocks that do not fit the widths.
     """
+    check_widths(widths)
     if blocks is None:
         if depth not in depths:
             known = ", ".join(map(str, depths))
             raise ValueError(f"depth must be one of {known}, got {depth}.")
         blocks = depths[depth]
-    if len(blocks) != len(widths) or len(blocks) < 1 or min(blocks) < minimum:
+    if len(blocks) != len(widths) or min(blocks) < minimum:
         raise ValueError(
             f"blocks must be at least {minimum} in each of the {len(widths)} stages "
             f"of widths, got {tuple(blocks)}."

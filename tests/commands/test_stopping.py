@@ -16,9 +16,12 @@ BUSY = "print('begun', flush=True); threading.Event().wait()"
 
 
 def start(*lines, **options):
-    # A shell starts what runs in the background with SIGINT ignored.
-    heard = "signal.signal(signal.SIGINT, signal.default_int_handler)"
-    text = "\n".join(["import signal, threading", heard, *lines, BUSY])
+    # A shell starts what runs in the background with SIGINT ignored, nohup with SIGHUP.
+    heard = [
+        "signal.signal(signal.SIGINT, signal.default_int_handler)",
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)",
+    ]
+    text = "\n".join(["import signal, threading", *heard, *lines, BUSY])
     return subprocess.Popen(
         [sys.executable, "-c", text],
         stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.stream import Stream
+from fedfr_jax.stream import Stream, stream
 from fedfr_jax.tasks.faces.hard_negatives import cohort_rows, prepare_features
 from fedfr_jax.types import Cohort, Dataset
 from tests.federated import toys
@@ -33,6 +33,46 @@ def test_the_largest_clients_are_found_block_by_block(count, monkeypatch):
     np.testing.assert_array_equal(largest, np.sort(sizes)[::-1][:count])
     known = population._replace(falling=population.largest(3))
     np.testing.assert_array_equal(known.largest(count), largest)
+
+
+def test_equal_rows_are_what_an_array_of_offsets_gives():
+    lazy, array = client.EqualRows(1000, 3), 3 * np.arange(1001)
+    ids = np.array([[0, 999], [5, 1000]])
+    for index in (0, 7, -1, slice(3, 9), slice(998, 2000), ids):
+        np.testing.assert_array_equal(lazy[index], array[index])
+    assert len(lazy) == len(array)
+    one, two = (Population(x, np.ones(1000, np.int32)) for x in (lazy, array))
+    np.testing.assert_array_equal(one.largest(10), two.largest(10))
+    of_cohort = client.cohort_rows
+    for given, expected in zip(
+        of_cohort(one, ids[0]), of_cohort(two, ids[0]), strict=True
+    ):
+        np.testing.assert_array_equal(given, expected)
+
+
+def test_clients_whose_rows_are_computed_take_no_memory(tmp_path):
+    many = 10**7
+    algorithm, variables = toys.fedavg_toy(personal="head")
+    images = lambda rows: np.ones((len(rows), 16), np.uint8)
+    tracemalloc.start()
+    sim = simulation(
+        algorithm,
+        Feed(1, toys.always(lambda image: image.astype(np.float32))),
+        stream(images, np.broadcast_to(np.int32(0), many)),
+        Population(client.EqualRows(many), np.broadcast_to(np.int32(1), many)),
+        mesh=make_mesh(1),
+        cohort_size=8,
+    )
+    server = start(sim, variables)
+    rows = open_store(sim, server, tmp_path)
+    for round in range(2):
+        server, _ = play(sim, server, rows, round)
+    rows.flush(2)
+    touched = open_store(sim, server, tmp_path, resume_round=2).touched()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(touched) == 16 and touched.max() > many / 2
+    assert peak < many  # bytes, compilation included: not even one per client
 
 
 def everyone(num_clients):

@@ -1,6 +1,7 @@
 """The contract every model keeps, and what is particular to each."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -330,6 +331,15 @@ def test_logistic_regression_takes_vectors_and_its_features_are_the_logits():
 def test_a_small_image_is_refused_by_cnn():
     with pytest.raises(ValueError, match="at least 6 pixels"):
         MODELS["cnn"]((5, 28, 1))
+
+
+def test_a_network_without_a_width_is_refused():
+    for make in MODELS.values():
+        known = inspect.signature(make).parameters
+        sizes = {"num_classes": 2} if "num_classes" in known else {}
+        for widths in ((), (8, 0)) if "widths" in known else ():
+            with pytest.raises(ValueError, match="widths must be"):
+                make((32, 32, 3), widths=widths, **sizes)
 
 
 def test_a_registered_model_is_one_of_the_family():

@@ -1,0 +1,46 @@
+"""FedFR's tables in small on LFW's DevTrain people alone.
+
+python experiments/fedfr_tables/run.py --config=configs/fedfr/table_lfw.py \
+    --workdir=runs/table_lfw
+
+Clients' people come from where the pretraining people come from, so that what FedAvg
+adds is no adaptation to another set's pictures; table_faces.py mixes two sets.
+"""
+
+from fedfr_jax.configs import base
+
+
+def get_config():
+    """300 people pretrain, 200 federate on 20 clients, 120 are seen by nobody."""
+    config = base.get_config()
+    config.data = {
+        "name": "lfw",
+        "data_dir": base.data_dir("lfw_devtrain"),
+        "image_size": 28,
+    }
+    config.partition = {
+        "num_clients": 20,
+        "ids_per_client": 10,
+        "num_global_ids": 300,
+        "num_unseen_ids": 120,
+        "min_images": 6,
+        "global_min_images": 3,
+        "max_images": 14,
+        "seed": config.get_ref("seed"),
+    }
+    config.model = base.small_network()
+    config.pretrain = base.short_pretraining(20, checkpoint_every=0)
+    config.federation = {
+        "rounds": 3,
+        "local_epochs": (6, 5, 4),
+        "batch_size": 16,
+        "checkpoint_every": 0,
+    }
+    config.methods = base.table_rows(
+        {"epochs": 4, "learning_rate": 1e-3},
+        equal_epochs=(12, 10, 8),
+        learning_rate=1e-3,
+        decay_epochs=(5, 4, 3),
+        threshold=0.45,
+    )
+    return config.lock()
