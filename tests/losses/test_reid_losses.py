@@ -53,6 +53,8 @@ def test_a_lone_row_is_its_own_positive_without_a_gradient(golden):
     name = "tri_hard_euclid_m03_singleton"
     close(value, arrays[f"{name}/loss"])
     close(gradient, arrays[f"{name}/grad_features"], 1e-4)
+    own = np.diag(distances(1000 * features))  # nothing of rounding is left
+    np.testing.assert_allclose(own, 1e-6, rtol=1e-5)
     assert np.isfinite(mean_triplet(2000 * features, labels, margin=None))
 
 

@@ -4,8 +4,9 @@ Zhuang et al. 2020, arXiv:2008.11560, and 2022, arXiv:2205.12144, algorithm 3. W
 learnt from is not said there; this is the released code: the mean over clients of their
 networks' features, at unit length or as they are, by mean squared error, in one pass of
 SGD over the shared images. The features of a round's clients are summed as they end, so
-no two clients' networks are held at once. Deviation: teachers run in evaluation mode
-unless asked; the released code leaves their dropout on.
+no two clients' networks are held at once. Deviations: teachers run in evaluation mode
+unless asked, where the released code leaves their dropout on; and the pass refreshes
+running statistics where they are averaged, not where `batch_stats` is local or first.
 """
 
 import math

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 
 import jax
+import numpy as np
 
 from fedfr_jax.federated.simulation import simulation
 from fedfr_jax.schema import call, check_ranges
@@ -46,6 +47,34 @@ def local_training_of(settings: Mapping, model: Model) -> tuple[Algorithm, int, 
     loss = call(section, reid_loss, of_loss, model)
     local = call(section, local_of, settings, loss)
     return finetuning(local), epochs, identities
+
+
+def once(personalised: Evaluator, num_clients: int, classifier: str) -> Evaluator:
+    """An evaluator of clients' networks that looks at one where all find alike.
+
+    Args:
+      classifier: the leaves that features do not depend on, a key of the params.
+    """
+
+    def body(variables):
+        params = {k: x for k, x in variables["params"].items() if k != classifier}
+        return jax.tree.leaves((params, variables["batch_stats"]))
+
+    def are_equal(networks: Networks) -> bool:
+        shared = body(networks.variables)
+        return all(
+            np.array_equal(x, y)
+            for client in range(num_clients)
+            for x, y in zip(shared, body(networks.of_client(client)), strict=True)
+        )
+
+    def evaluate(networks: Networks) -> Evaluation:
+        is_known = networks.variables is not None and networks.of_client is not None
+        if is_known and are_equal(networks):
+            networks = networks._replace(of_client=None)
+        return personalised.evaluate(networks)
+
+    return personalised._replace(evaluate=evaluate)
 
 
 def local_models(judge: Judge, algorithm: Algorithm, *data, **options) -> Evaluator:

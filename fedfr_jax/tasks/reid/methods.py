@@ -68,6 +68,13 @@ def model_of(settings: Mapping, image_shape, num_classes: int) -> Model:
     return gathered(model)
 
 
+def clients_model(settings: Mapping, parts: Parts) -> Model:
+    """The clients' network, with the identities of the one that has most."""
+    own = {key: value for key, value in settings.items() if key != "weights"}
+    num_classes = int(parts.split.num_classes.max())
+    return model_of({"name": "reid", **own}, parts.image_shape, num_classes)
+
+
 def trainers_of(settings: Mapping, parts: Parts) -> dict[str, Federated | Central]:
     """{row: trainer} of config.methods; a central one has no data set yet.
 

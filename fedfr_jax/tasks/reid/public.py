@@ -15,6 +15,7 @@ from fedfr_jax.federated.algorithms.shared_images import Shared
 from fedfr_jax.feed import Feed
 from fedfr_jax.schema import call, check_ranges
 from fedfr_jax.tasks.data import open_data
+from fedfr_jax.tasks.reid.data import check_source
 from fedfr_jax.types import TRAIN, Source
 
 
@@ -37,6 +38,7 @@ def public_of(settings: Mapping, source: Source) -> tuple[Source, np.ndarray | N
       ValueError: for both a share and a source, or neither; images of another shape; or
         no image.
     """
+    check_source(source)
     if not settings:
         return source, None
     public = call("partition.public", Public, settings)
@@ -72,9 +74,11 @@ def kept_back(
     is_public = (source.roles == TRAIN) & np.isin(source.labels, chosen)
     is_kept = ~is_public
     rows = np.flatnonzero(is_kept)
-    kept = source._replace(
+    kept = Source(
         read=lambda of: source.read(rows[of]),
         labels=source.labels[rows],
+        names=source.names,
+        image_shape=source.image_shape,
         cameras=source.cameras[rows],
         roles=source.roles[rows],
     )

@@ -20,9 +20,14 @@ from fedfr_jax.tasks.data import feed_of, open_data, streams
 from fedfr_jax.tasks.reid import colours
 from fedfr_jax.tasks.reid.data import ReidSplit, split_of
 from fedfr_jax.tasks.reid.judge import Judge
-from fedfr_jax.tasks.reid.judged import evaluation_of, judged_of
-from fedfr_jax.tasks.reid.local_models import local_models, local_training_of
-from fedfr_jax.tasks.reid.methods import Parts, given_of, trainers_of
+from fedfr_jax.tasks.reid.judged import (
+    Evaluating,
+    Judged,
+    evaluation_of,
+    judged_of,
+)
+from fedfr_jax.tasks.reid.local_models import local_models, local_training_of, once
+from fedfr_jax.tasks.reid.methods import Parts, clients_model, trainers_of
 from fedfr_jax.tasks.reid.pictures import pictures
 from fedfr_jax.tasks.reid.public import public_of, shared_of
 from fedfr_jax.tasks.reid.report import format_report, report
@@ -32,6 +37,7 @@ from fedfr_jax.types import (
     Dataset,
     Evaluator,
     Experiment,
+    Model,
     Source,
     Stage,
     Task,
@@ -66,14 +72,7 @@ def reid(settings: Mapping) -> Experiment:
     parts = parts._replace(facts=shared_of(public, images, feed_of(shown)))
     trainers = trainers_of(settings, parts)
     judged = judged_of(source, split, most)
-    plain = plain_of(federation.augment)
-    judge = Judge(judged, mesh, evaluating, plain=plain, seed=settings["seed"])
-    evaluators = judge.evaluators
-    if evaluating.pictures:
-        names = source.names
-        evaluators["pictures"] = pictures(judge, judged, names, evaluating.pictures)
-    if after := settings["evaluation"].get("local"):
-        evaluators["local"] = local_of_clients(after, settings, parts, judge, train)
+    evaluators = evaluators_of(settings, evaluating, judged, source, parts, train)
     facts = report(split, source)
     return Experiment(
         task=Task(
@@ -89,6 +88,28 @@ def reid(settings: Mapping) -> Experiment:
         federation=federation,
         seed=settings["seed"],
     )
+
+
+def evaluators_of(
+    settings: Mapping,
+    evaluating: Evaluating,
+    judged: Judged,
+    source: Source,
+    parts: Parts,
+    train: Dataset | Stream,
+) -> dict[str, Evaluator]:
+    """One network, clients' own, what their training makes of them, and pictures."""
+    plain, seed = plain_of(parts.federation.augment), parts.seed
+    judge = Judge(judged, parts.mesh, evaluating, plain=plain, seed=seed)
+    model = clients_model(settings["model"], parts)
+    found, classifier = judge.evaluators, model.blocks[-1]
+    num_clients = parts.split.num_clients
+    found["personalised"] = once(found["personalised"], num_clients, classifier)
+    if evaluating.pictures:
+        found["pictures"] = pictures(judge, judged, source.names, evaluating.pictures)
+    if after := settings["evaluation"].get("local"):
+        found["local"] = local_of_clients(after, model, parts, judge, train)
+    return found
 
 
 def parts_of(settings, federation, source, split, train, mesh) -> Parts:
@@ -149,11 +170,9 @@ def stage_of(trainer, train: Dataset | Stream, parts: Parts) -> Stage:
 
 
 def local_of_clients(
-    after: Mapping, settings: Mapping, parts: Parts, judge: Judge, train
+    after: Mapping, model: Model, parts: Parts, judge: Judge, train
 ) -> Evaluator:
     """The evaluator of config.evaluation.local."""
-    num_classes = int(parts.split.num_classes.max())
-    model = given_of({"name": "reid", **settings["model"]}, parts, num_classes).model
     algorithm, epochs, identities = local_training_of(after, model)
     if identities:
         algorithm = parts.balanced(algorithm, identities, epochs)
