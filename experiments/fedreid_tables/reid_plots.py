@@ -3,6 +3,7 @@
 import pathlib
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 from reid_cases import CAMERA, IDENTITY, PARTS
 from reid_findings import Results, last, runs_of, swing, values_of
 
@@ -39,21 +40,22 @@ def _finish(figure, path):
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, ncols=2)
     figure.savefig(path, dpi=110)
 
 
 def _curve(axes, results, case, row, **style):
-    """Mean over seeds with the band of their extremes; nothing without rounds."""
+    """The first seed with the band of all extremes: a mean would hide swings."""
     seeds = [run["of_round"] for run in runs_of(results, case, row)]
     if not seeds or not min(map(len, seeds)):
         return
     curves = np.array([curve[: min(map(len, seeds))] for curve in seeds])
     rounds = np.arange(1, curves.shape[1] + 1)
-    (line,) = axes.plot(rounds, curves.mean(axis=0), marker=".", ms=3, **style)
+    (line,) = axes.plot(rounds, curves[0], marker=".", ms=3, **style)
     low, high = curves.min(axis=0), curves.max(axis=0)
-    axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.15, lw=0)
+    axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.12, lw=0)
     axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _curves(results, played, path):
@@ -92,6 +94,7 @@ def _clients(results, played, path):
         axes.set_title(case.replace("_", " "), fontsize=10)
         axes.set_xlabel("client, and its images")
         axes.set_ylabel("rank-1")
+        axes.set_ylim(top=1.15 * axes.get_ylim()[1])  # room for the legend
     _finish(figure, path)
 
 
@@ -106,6 +109,9 @@ def _statistics(results, path):
             _curve(axes, results, PARTS, name, **style)
         axes.set_title(f"{SHOWN[row][0]}, by statistics", fontsize=10)
         axes.set_ylabel("rank-1")
+    ends = [axes.get_ylim() for axes in grid[:2]]
+    for axes in grid[:2]:
+        axes.set_ylim(min(ends)[0], max(top for _, top in ends))
     for place, how in enumerate(STATISTICS):
         for row, at in (("fedpav", 0), ("kd", 1)):
             values = values_of(results, PARTS, names(row)[how], swing)
