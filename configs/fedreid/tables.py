@@ -12,7 +12,7 @@ from fedfr_jax.configs import base
 
 def get_config():
     """A thin ResNet on images of 64 x 32, every round judged."""
-    rounds = 20
+    rounds = 16
     config = base.fedreid_market({"name": "by_camera"}, rounds=rounds)
     config.data.image_size = (64, 32)
     config.data.seed = config.get_ref("seed")

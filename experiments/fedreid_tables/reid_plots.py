@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 from reid_cases import CAMERA, IDENTITY, PARTS
-from reid_findings import Results, last, runs_of, swing, values_of
+from reid_measures import Results, last, runs_of, swing, values_of
 
 from fedfr_jax.runs.report import figures
 

@@ -19,7 +19,8 @@ sys.path[:0] = [str(HERE.parent.parent), str(HERE), str(HERE.parent / "fedfr_tab
 
 import market_parts  # noqa: E402
 import reid_cases as cases  # noqa: E402
-import reid_findings as findings  # noqa: E402
+import reid_findings  # noqa: E402
+import reid_measures  # noqa: E402
 import reid_plots as plots  # noqa: E402
 from orderings import provenance, write_between, write_results  # noqa: E402
 
@@ -59,8 +60,8 @@ def main(argv: list[str]) -> None:
 def publish(target: pathlib.Path, case: str, runs: dict) -> None:
     """Add {seed: rows} of a case to results.json; tables and plots anew."""
     write_results(target / "results.json", case, runs)
-    results = findings.read(target / "results.json")
-    write_between(target / "README.md", "results", findings.text(results))
+    results = reid_measures.read(target / "results.json")
+    write_between(target / "README.md", "results", reid_findings.text(results))
     plots.draw(results, target)
 
 

@@ -13,7 +13,9 @@ sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "fedfr_tables")]
 
 import market_parts  # noqa: E402
 import reid_cases as cases  # noqa: E402
+import reid_claims as claims  # noqa: E402
 import reid_findings as findings  # noqa: E402
+import reid_measures as measures  # noqa: E402
 import reid_plots as plots  # noqa: E402
 
 from fedfr_jax.commands.config_files import find, load  # noqa: E402
@@ -104,14 +106,14 @@ def results_of(**change):
 
 
 def verdicts(results):
-    lines = findings.claims_table(results).splitlines()[2:]
+    lines = claims.claims_table(results).splitlines()[2:]
     cells = [[x.strip() for x in line.strip("|").split("|")] for line in lines]
     return {(text, case): found[-1] for text, _, case, *found in cells}
 
 
 def test_every_claim_is_told_and_holds_where_the_papers_numbers_do():
     found = verdicts(results_of())
-    asked = {(c.text, case) for c in findings.CLAIMS for case in c.cases}
+    asked = {(c.text, case) for c in claims.CLAIMS for case in c.cases}
     assert set(found) == asked and len(asked) > 25
     assert set(found.values()) == {"yes"}
     calm = verdicts(results_of(fedpav=row(0.4)))
@@ -124,20 +126,20 @@ def test_every_claim_is_told_and_holds_where_the_papers_numbers_do():
 
 def test_halves_are_by_images_and_a_peak_is_of_three_rounds():
     one = row(0.4, local=(0.1, 0.2, 0.3, 0.5))
-    assert findings.small(one) == pytest.approx((0.2 + 0.3) / 2)
-    assert findings.large(one) == pytest.approx((0.1 + 0.5) / 2)
-    assert findings.peak({"of_round": [0.9, 0.1, 0.5, 0.7]}) == pytest.approx(0.7)
-    assert findings.swing({"of_round": [0, 1, 0.5, 0.2]}) == pytest.approx(0.3)
-    assert np.isnan(findings.swing(PAPER["merged"]))
-    assert np.isnan(findings.small(PAPER["merged"]))
-    assert findings.last(PAPER["standalone"]) == 0.5  # of clients' own networks
+    assert measures.small(one) == pytest.approx((0.2 + 0.3) / 2)
+    assert measures.large(one) == pytest.approx((0.1 + 0.5) / 2)
+    assert measures.peak({"of_round": [0.9, 0.1, 0.5, 0.7]}) == pytest.approx(0.7)
+    assert measures.swing({"of_round": [0, 1, 0.5, 0.2]}) == pytest.approx(0.3)
+    assert np.isnan(measures.swing(PAPER["merged"]))
+    assert np.isnan(measures.small(PAPER["merged"]))
+    assert measures.last(PAPER["standalone"]) == 0.5  # of clients' own networks
 
 
 def test_rows_of_another_case_are_those_of_the_same_seeds():
     results = results_of()
-    assert len(findings.runs_of(results, cases.IDENTITY, "merged")) == 3
+    assert len(measures.runs_of(results, cases.IDENTITY, "merged")) == 3
     del results[cases.CAMERA]["2"]
-    assert not findings.runs_of(results, cases.IDENTITY, "merged")
+    assert not measures.runs_of(results, cases.IDENTITY, "merged")
     found = verdicts(results)
     assert ("the centre is above FedPav", cases.IDENTITY) not in found
     assert found["the centre is above FedPav", cases.PARTS] == "yes"
