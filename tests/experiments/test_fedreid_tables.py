@@ -1,0 +1,237 @@
+"""FedReID's tables on rows that are made up: cases, claims, files and plots."""
+
+import importlib.util
+import json
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedreid_tables"
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "fedfr_tables")]
+
+import market_parts  # noqa: E402
+import reid_cases as cases  # noqa: E402
+import reid_claims as claims  # noqa: E402
+import reid_findings as findings  # noqa: E402
+import reid_measures as measures  # noqa: E402
+import reid_plots as plots  # noqa: E402
+
+from fedfr_jax.commands.config_files import find, load  # noqa: E402
+from fedfr_jax.data.sources import SOURCES  # noqa: E402
+from fedfr_jax.runs import experiment as stages  # noqa: E402
+from fedfr_jax.types import (  # noqa: E402
+    GALLERY,
+    QUERY,
+    TRAIN,
+    Evaluation,
+    Experiment,
+    Stage,
+    Task,
+)
+from tests.tasks.reid.given import source_of  # noqa: E402
+
+
+def load_script():
+    """run.py, under a name that no other experiment's has."""
+    spec = importlib.util.spec_from_file_location("fedreid_run", FOLDER / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+run = load_script()
+CLIENTS = {"names": list("bacd"), "images": [900, 40, 100, 600]}
+
+
+def row(rank, *, swing=0.0, local=(), has_network=True, is_central=False):
+    """A row whose curve goes up and down by `swing` and ends at `rank`."""
+    curve = [rank - swing * (i % 2) for i in range(9)]
+    one = {"rank1": rank, "map": rank / 2}
+    local = list(local or 4 * [rank])
+    mean = {"rank1": float(np.mean(local)), "map": 0.1}
+    return {
+        "made": "2026-01-01, commit abc",
+        "settings": {},
+        "clients": CLIENTS,
+        "generic": one if has_network else {},
+        "personalised": one,
+        "local": {} if is_central else mean,
+        "of_client": {"personalised": 4 * [rank]}
+        | ({} if is_central else {"local": local}),
+        "of_round": [] if is_central else curve,
+        "cost": {"seconds": 2.0, "core_seconds": 3.0},
+    }
+
+
+PAPER = {  # as the paper finds, and statistics to blame for the swing
+    "fedpav": row(0.4, swing=0.2, local=(0.48, 0.6, 0.6, 0.48)),
+    "standalone": row(0.5, local=(0.55, 0.3, 0.3, 0.55), has_network=False),
+    "fedprox": row(0.4, swing=0.2, local=(0.5, 0.6, 0.6, 0.5)),
+    "kd": row(0.39, local=(0.5, 0.5, 0.5, 0.5)),
+    "cdw": row(0.41, swing=0.2, local=(0.6, 0.65, 0.65, 0.6)),
+    "kd_cdw": row(0.45),
+    "clustering": row(0.4, local=(0.6, 0.4, 0.4, 0.6)),
+    "merged": row(0.6, is_central=True),
+    "fedpav_first": row(0.4, swing=0.4),
+    "kd_first": row(0.4, swing=0.3),
+    "fedpav_local": row(0.5, swing=0.1, has_network=False),
+    "kd_local": row(0.5, has_network=False),
+    "merged_strong": row(0.8, is_central=True),
+}
+
+
+def shifted(found, by):
+    """A row whose numbers are a little other ones, as another seed's are."""
+    words = {k: round(v + by, 6) for k, v in found["generic"].items()}
+    return {**found, "generic": words}
+
+
+def results_of(**change):
+    """All cases of three seeds as the paper would have them, but for `change`."""
+    results = {}
+    for case, names in cases.CASES.items():
+        rows = {name: PAPER[name] for name in names}
+        if case == cases.IDENTITY:
+            rows["fedpav"] = shifted(rows["fedpav"], 0.03)
+        rows.update({k: v for k, v in change.items() if k in rows})
+        results[case] = {
+            str(seed): {
+                k: shifted(v, 0.001 * seed * i) for i, (k, v) in enumerate(rows.items())
+            }
+            for seed in range(3)
+        }
+    return results
+
+
+def verdicts(results):
+    lines = claims.claims_table(results).splitlines()[2:]
+    cells = [[x.strip() for x in line.strip("|").split("|")] for line in lines]
+    return {(text, case): found[-1] for text, _, case, *found in cells}
+
+
+def test_every_claim_is_told_and_holds_where_the_papers_numbers_do():
+    found = verdicts(results_of())
+    asked = {(c.text, case) for c in claims.CLAIMS for case in c.cases}
+    assert set(found) == asked and len(asked) > 25
+    assert set(found.values()) == {"yes"}
+    calm = verdicts(results_of(fedpav=row(0.4)))
+    assert calm["KD removes the fluctuation", cases.PARTS] == "unclear"  # no swing
+    assert calm["averaging statistics calms more than KD", cases.PARTS] == "yes"
+    assert calm["federation pays small clients", cases.PARTS] == "yes"
+    weak = verdicts(results_of(merged=row(0.1, is_central=True)))
+    assert weak["the centre is above FedPav", cases.IDENTITY] == "no"
+
+
+def test_halves_are_by_images_and_a_peak_is_of_three_rounds():
+    one = row(0.4, local=(0.1, 0.2, 0.3, 0.5))
+    assert measures.small(one) == pytest.approx((0.2 + 0.3) / 2)
+    assert measures.large(one) == pytest.approx((0.1 + 0.5) / 2)
+    assert measures.peak({"of_round": [0.9, 0.1, 0.5, 0.7]}) == pytest.approx(0.7)
+    assert measures.swing({"of_round": [0, 1, 0.5, 0.2]}) == pytest.approx(0.3)
+    assert np.isnan(measures.swing(PAPER["merged"]))
+    assert np.isnan(measures.small(PAPER["merged"]))
+    assert measures.last(PAPER["standalone"]) == 0.5  # of clients' own networks
+
+
+def test_rows_of_another_case_are_those_of_the_same_seeds():
+    results = results_of()
+    assert len(measures.runs_of(results, cases.IDENTITY, "merged")) == 3
+    del results[cases.CAMERA]["2"]
+    assert not measures.runs_of(results, cases.IDENTITY, "merged")
+    found = verdicts(results)
+    assert ("the centre is above FedPav", cases.IDENTITY) not in found
+    assert found["the centre is above FedPav", cases.PARTS] == "yes"
+    text = findings.text(results)
+    assert "| merged_strong | 80.0 ± 0.0 | 40.0 ± 0.0 |  |  |  |  |  |  | 3 |" in text
+    assert "### strong_centre" in text and text.count("| merged |") == 2
+
+
+def test_every_plot_is_drawn_for_whole_and_for_begun_results(tmp_path):
+    plots.draw(results_of(), tmp_path)
+    names = {"rounds.png", "clients.png", "statistics.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    (tmp_path / "begun").mkdir()
+    one = {cases.PARTS: {"0": {"fedpav": PAPER["fedpav"]}}}
+    plots.draw(one, tmp_path / "begun")
+    found = {path.name for path in (tmp_path / "begun").iterdir()}
+    assert found == {"rounds.png", "clients.png"}
+
+
+def test_a_case_is_the_config_with_its_own_clients_rows_and_seed():
+    config = load(find("fedreid/tables"))
+    made = {case: cases.config_of(config, case, seed=2) for case in cases.CASES}
+    for case, one in made.items():
+        assert set(one.methods) == set(cases.CASES[case])
+        assert one.seed == one.partition.public.seed == 2
+        rounds = one.federation.rounds
+        assert {x.epochs for x in one.methods.values() if "kind" in x} <= {rounds}
+    parts = made[cases.PARTS]
+    assert parts.federation.rounds == 2 * config.federation.rounds
+    assert [p.seed for p in parts.data.parts.values()] == 6 * [2]
+    assert made[cases.IDENTITY].partition.num_clients == 6
+    assert made[cases.CENTRE].model.neck == "bnneck"
+    own = made[cases.OWN_STATISTICS]
+    assert own.data == parts.data and own.evaluation.personalised_in_rounds
+    assert config.seed == 0 and config.model.get("neck") is None  # as it was
+
+
+def test_parts_share_nobody_and_see_by_their_own_cameras(monkeypatch):
+    people, cameras = (x.ravel() for x in np.indices((501, 7))[:, :, 1:])
+    roles = np.where(people < 351, TRAIN, np.where(cameras % 2, QUERY, GALLERY))
+    source = source_of(people, cameras, roles)
+    monkeypatch.setitem(SOURCES, "market1501", lambda path, **_: source)
+    parts = market_parts.parts_of("there", (4, 2), seed=1)["parts"]
+    seen, trained = [], []
+    for name, of in parts.items():
+        made = market_parts.market_part(**{k: v for k, v in of.items() if k != "name"})
+        assert set(made.cameras.tolist()) == set(of["cameras"])
+        is_train = made.roles == TRAIN
+        number = len(set(made.labels[is_train].tolist()))
+        assert name == f"c{''.join(map(str, of['cameras']))}_{number}"
+        tested = {made.names[i] for i in made.labels[~is_train]}
+        assert len(tested) == 75 and tested <= set(source.names[351:])
+        seen.append((of["cameras"], tested))
+        trained += [made.names[i] for i in set(made.labels[is_train].tolist())]
+    assert sorted(trained) == sorted(source.names[:351])
+    for cameras in market_parts.PAIRS.values():
+        one, other = (tested for at, tested in seen if at == cameras)
+        assert not one & other
+
+
+def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
+    played = []
+
+    def play(experiment, trainer, before, folder):
+        if len(played) == 1 and "killed" not in played:
+            played.append("killed")
+            raise KeyboardInterrupt
+        played.append(folder.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"round": r, "personalised/rank1": 0.5}) for r in (0, 1)]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        own = Evaluation({"rank1": 0.5, "map": 0.1}, {"rank1": np.array([0.4, 0.6])})
+        found = {"generic": Evaluation(), "personalised": own, "local": own}
+        return None, found
+
+    def build(config):
+        made = {name: Stage(None) for name in config.methods}
+        facts = {"client_names": ["a", "b"], "images": [3, 5]}
+        return Experiment(Task(None, None, {}, facts, ""), made, None, None, None, 0)
+
+    monkeypatch.setattr("fedfr_jax.build.build", build)
+    monkeypatch.setattr(stages, "run_federated", play)
+    config, case = load(find("fedreid/tables")), cases.OWN_STATISTICS
+    with pytest.raises(KeyboardInterrupt):
+        run.run_case(config, case, 0, tmp_path)
+    rows = run.run_case(config, case, 0, tmp_path)
+    assert run.run_case(config, case, 0, tmp_path) == rows
+    assert played == ["fedpav_local", "killed", "kd_local"]
+    assert rows["kd_local"]["of_client"]["local"] == [0.4, 0.6]
+    assert rows["kd_local"]["of_round"] == [0.5, 0.5]
+    assert rows["kd_local"]["clients"] == {"names": ["a", "b"], "images": [3, 5]}
+    run.publish(tmp_path / "out", case, {"0": rows})
+    kept = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert kept[case]["seeds"]["0"] == rows
+    assert "| fedpav_local | 50.0 |" in (tmp_path / "out" / "README.md").read_text()
