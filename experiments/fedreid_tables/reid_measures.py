@@ -84,13 +84,20 @@ def peak(row: dict) -> float:
 
 
 def swing(row: dict) -> float:
-    """Mean size of the change from one round to the next, in the second half.
+    """Deviation of the second half of the rounds from a straight line through them.
 
-    >>> round(swing({"of_round": [0.0, 0.0, 0.5, 0.4, 0.6, 0.6]}), 3)
-    0.1
+    Growth from round to round does not count.
+
+    >>> round(swing({"of_round": 4 * [0.0] + [0.1, 0.2, 0.3, 0.4]}), 3)
+    0.0
     """
     curve = np.array(row["of_round"])[len(row["of_round"]) // 2 :]
-    return float(np.abs(np.diff(curve)).mean()) if len(curve) > 1 else np.nan
+    if len(curve) < 3:
+        return np.nan
+    number = np.arange(len(curve))
+    line = np.polyval(np.polyfit(number, curve, 1), number)
+    deviation = float(np.sqrt(np.mean((curve - line) ** 2)))
+    return round(deviation, 9)  # equal seeds must not differ by rounding only
 
 
 def values_of(results: Results, case: str, row: str, measure: Callable) -> np.ndarray:

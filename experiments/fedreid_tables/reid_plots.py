@@ -121,6 +121,6 @@ def _statistics(results, path):
                 grid[2].bar(x, values.mean(), 0.25, color=colours[how], label=label)
                 grid[2].plot([x] * len(values), values, "k.", ms=4)
     grid[2].set_xticks([0, 1], ["FedPav", "KD"])
-    grid[2].set_title("swing from round to round", fontsize=10)
-    grid[2].set_ylabel("mean change of rank-1")
+    grid[2].set_title("swing in the second half of the rounds", fontsize=10)
+    grid[2].set_ylabel("deviation from a line")
     _finish(figure, path)
