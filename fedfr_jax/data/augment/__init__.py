@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedfr_jax.data.augment.combine import batched, compose, identity
 from fedfr_jax.data.augment.erase import erase
+from fedfr_jax.data.augment.face_mask import face_mask
 from fedfr_jax.data.augment.geometry import mirror, pad_and_crop
 from fedfr_jax.data.augment.pixels import color, normalize
 from fedfr_jax.data.augment.warp import affine
@@ -21,6 +22,7 @@ __all__ = [
     "color",
     "compose",
     "erase",
+    "face_mask",
     "identity",
     "mirror",
     "normalize",
@@ -32,12 +34,13 @@ AUGMENTS = {
     "affine": affine,
     "color": color,
     "erase": erase,
+    "face_mask": face_mask,
     "identity": identity,
     "mirror": mirror,
     "normalize": normalize,
     "pad_and_crop": pad_and_crop,
 }
-ON_BYTES = ("color", "erase")  # their numbers are pixels in [0, 255]
+ON_BYTES = ("color", "erase", "face_mask")  # their numbers are pixels in [0, 255]
 
 
 def register_augment(name: str, factory: Callable[..., Augment]) -> None:
