@@ -31,6 +31,13 @@ def get_config():
     #     1:1; "exact" order statistics otherwise.
     # Every generic evaluation embeds those files (federation.evaluate_every).
     config.evaluation = ConfigDict()
+    # Any row, and `pretrain`, may have a teacher, see tasks/faces/distilled.py:
+    #   distill = {"teacher": {"weights": "big.npz", "model": {...}}, "weight": 9.0}
+    #     or with "cache": "big.npy", embeddings that are kept (and made when missing);
+    #     "sees": "clean" for a teacher that sees no mask; "unlabelled": 0.5 for a share
+    #     of images whose labels are not used, 1.0 for clients without labels.
+    # Masks on faces are an augment: federation.augment or pretrain.augment = [{"name":
+    #   "face_mask", "probability": 0.35, "surface": 0.5, "fixed", "keep_clean"}].
     config.methods = ConfigDict({"fedavg": FEDAVG, "fedfr": FEDFR})
     return config
 

@@ -1,6 +1,7 @@
 """What central training is told, and its ranges."""
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import optax
@@ -28,6 +29,7 @@ class Training(NamedTuple):
     flip: float = 0.5
     augment: tuple = ()  # after the mirror, see data/augment
     checkpoint_every: int = 1  # epochs
+    distill: Mapping | None = None  # of faces, see tasks/faces/distilled.py
 
 
 def _sgd(rate, decay: float) -> optax.GradientTransformation:

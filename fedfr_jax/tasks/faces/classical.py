@@ -16,6 +16,7 @@ from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.losses import LOSSES
 from fedfr_jax.losses.margin import cosine, softmax_cross_entropy
 from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.tasks.faces.distilled import Distill, distilled
 from fedfr_jax.tasks.faces.loss import init_local
 from fedfr_jax.tasks.faces.methods import FaceMethod
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
@@ -47,6 +48,7 @@ def classical_faces(
     scale: float = 30.0,
     margin: float = 0.4,
     margin_loss: str = "cosface",
+    distill: Distill | None = None,
 ) -> FaceMethod:
     """An algorithm as a row of the result.
 
@@ -56,6 +58,7 @@ def classical_faces(
       learning_rate, decay_epochs, momentum, weight_decay, clip_norm: local SGD of
         backbone and class embeddings, see `local_of`.
       batch_stats: average, local or first, see `with_statistics`.
+      distill: the server's teacher of clients' networks, see `distilled`, or None.
 
     Raises:
       ValueError: for an unknown margin loss or an option out of range.
@@ -65,8 +68,9 @@ def classical_faces(
         raise ValueError(
             f"margin_loss must be one of {list(LOSSES)}, got {margin_loss!r}."
         )
+    loss_of = lambda model: own_classes_loss(model, LOSSES[margin_loss], scale, margin)
     local = local_of(
-        own_classes_loss(model, LOSSES[margin_loss], scale, margin),
+        distilled(loss_of, model, distill) if distill else loss_of(model),
         learning_rate=learning_rate,
         decay_epochs=decay_epochs,
         momentum=momentum,
@@ -90,6 +94,7 @@ def classical_faces(
         start,
         lambda variables, images: model.apply(backbone_of(variables), images, False)[0],
         generic=lambda server: backbone_of(algorithm.network(server)),
+        distill=distill,
     )
 
 

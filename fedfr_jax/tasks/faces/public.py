@@ -1,15 +1,23 @@
 """The public identities: everybody's training set, and where class embeddings start."""
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fedfr_jax.central.settings import Training
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.stream import placed
+from fedfr_jax.tasks.data import feed_of
+from fedfr_jax.tasks.faces.classical import backbone_of
+from fedfr_jax.tasks.faces.distilled import distilled, open_distill
+from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.recognition import Recognition
-from fedfr_jax.types import Model, PyTree
+from fedfr_jax.types import Central, Model, PyTree
 
 
 def everyone(task: Recognition) -> Recognition:
@@ -59,3 +67,30 @@ def first_variables(model: Model, num_public: int, key: jax.Array) -> PyTree:
         "head": None,  # no local classes
     }
     return {"params": params, "batch_stats": backbone["batch_stats"]}
+
+
+def public_training(
+    model: Model, embed: Callable, task: Recognition, settings: Training
+) -> Central:
+    """A margin softmax over the task's public rows."""
+    first_row = len(task.train_identities)
+    num_public = len(task.partition.global_identities)
+    loss_of = partial(
+        face_loss,
+        margin_loss=settings.margin_loss,
+        scale=settings.scale,
+        margin=settings.margin,
+        interclass_threshold=settings.interclass_threshold,
+    )
+    told = open_distill("pretrain", settings.distill, model)
+    return Central(
+        settings=settings,
+        dataset=task.table,
+        first_row=first_row,
+        num_rows=task.table.num_examples - first_row,
+        feed=feed_of(settings),
+        loss=distilled(loss_of, model, told) if told else loss_of(model),
+        init=lambda key: first_variables(model, num_public, key),
+        network=backbone_of,
+        network_apply=embed,
+    )

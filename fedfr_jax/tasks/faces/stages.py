@@ -26,17 +26,21 @@ from fedfr_jax.tasks.data import (
     streams,
 )
 from fedfr_jax.tasks.faces.classical import UNFIT, backbone_of, classical_faces
-from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.tasks.faces.distilled import open_distill
 from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
     backbone_features,
     federated_faces,
 )
-from fedfr_jax.tasks.faces.public import everyone, first_variables, public_means
+from fedfr_jax.tasks.faces.public import (
+    everyone,
+    public_means,
+    public_training,
+)
 from fedfr_jax.tasks.faces.recognition import Judge, Recognition, recognition
+from fedfr_jax.tasks.faces.teacher_cache import with_teacher
 from fedfr_jax.tasks.options import algorithm_maker, keywords
 from fedfr_jax.types import (
-    Central,
     Experiment,
     Federated,
     Model,
@@ -153,8 +157,8 @@ def build_method(
     """A row of the result: `kind` federated (the default), or central on all images.
 
     A federated row is FedFR with its terms as options, or another `algorithm` with the
-    options of its factory; it may have `local_epochs` of its own. A central row takes
-    the keys of `pretrain` that it does not set itself.
+    options of its factory; it may have `local_epochs` of its own, and a teacher,
+    `distill`. A central row takes the keys of `pretrain` that it does not set itself.
     """
     section, options = f"methods.{name}", dict(options)
     kind = options.pop("kind", "federated")
@@ -169,6 +173,7 @@ def build_method(
         "num_clients": len(partition.num_classes),
     }
     algorithm = options.pop("algorithm", "fedfr")
+    told = open_distill(section, options.pop("distill", None), model)
     epochs = options.pop("local_epochs", None)
     if epochs is not None:
         check_epochs(f"config.{section}.local_epochs", epochs)
@@ -179,14 +184,14 @@ def build_method(
         )
     with naming(f"config.{section}"):
         if algorithm == "fedfr":
-            method = call(section, federated_faces, options, model, **counts)
+            method = call(
+                section, federated_faces, options, model, distill=told, **counts
+            )
             return method._replace(local_epochs=epochs)
-        others = keywords(classical_faces).keys() - {"num_classes"}
+        others = keywords(classical_faces).keys() - {"num_classes", "distill"}
         make, rest = algorithm_maker(section, algorithm, options, others, counts)
-        num_classes = counts["num_classes"]
-        method = call(
-            section, classical_faces, rest, model, make, num_classes=num_classes
-        )
+        fixed = {"num_classes": counts["num_classes"], "distill": told}
+        method = call(section, classical_faces, rest, model, make, **fixed)
         return method._replace(local_epochs=epochs)
 
 
@@ -205,6 +210,7 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
     seed, evaluation = parts.settings["seed"], parts.settings["evaluation"]
     judge = call("evaluation", Judge, evaluation, task, parts.mesh, seed=seed)
     model = parts.model
+    task = with_teacher(task, told_of(parts), parts.source, model, parts.mesh)
     embed = backbone_features(model)  # one object: it names what evaluators compile
     pretraining = public_training(model, embed, task, parts.pretraining)
     stages = {PRETRAINED: Stage(pretraining)}
@@ -232,29 +238,15 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
     )
 
 
-def public_training(
-    model: Model, embed: Callable, task: Recognition, settings: Training
-) -> Central:
-    """A margin softmax over the task's public rows."""
-    first_row = len(task.train_identities)
-    num_public = len(task.partition.global_identities)
-    return Central(
-        settings=settings,
-        dataset=task.table,
-        first_row=first_row,
-        num_rows=task.table.num_examples - first_row,
-        feed=feed_of(settings),
-        loss=face_loss(
-            model,
-            margin_loss=settings.margin_loss,
-            scale=settings.scale,
-            margin=settings.margin,
-            interclass_threshold=settings.interclass_threshold,
-        ),
-        init=lambda key: first_variables(model, num_public, key),
-        network=backbone_of,
-        network_apply=embed,
-    )
+def told_of(parts: Plan) -> dict:
+    """{section: (what it is told of a teacher, its training's settings)}."""
+    told = {}
+    for name, method in parts.methods.items():
+        if isinstance(method, Training):
+            told[f"methods.{name}"] = method.distill, method
+        elif method.distill is not None:
+            told[f"methods.{name}"] = method.distill, parts.federation
+    return {"pretrain": (parts.pretraining.distill, parts.pretraining), **told}
 
 
 def trainer_of(

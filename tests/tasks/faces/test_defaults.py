@@ -44,6 +44,7 @@ EXPECTED = {
         "spreadout_options": None,
         "num_clients": 0,
         "adapt": None,
+        "distill": None,
     },
     face_loss: {
         **COSFACE,
@@ -106,6 +107,7 @@ EXPECTED = {
         "flip": 0.5,
         "augment": (),
         "checkpoint_every": 1,
+        "distill": None,
     },
     Federation: {
         "rounds": 20,
