@@ -18,11 +18,15 @@ def get_config():
     config.model = ConfigDict()
     config.pretrain = ConfigDict()
     config.federation = ConfigDict()
-    # Keys of tasks/faces/recognition.py:Judge. `fars` and `fpirs` are the rates; three
-    # more are off until they are given, here or as --config.evaluation.key=value:
-    #   pairs = "lfw.bin", or {"path" or "source", "fars", "folds", "flip"}, see
-    #     tasks/faces/pair_list.py: generic pairs_accuracy and pairs_tar@far=... by ten
-    #     folds.
+    # Keys of tasks/faces/recognition.py:Judge. `fars` and `fpirs` are the rates; a name
+    # that ends in "~" is of a rate that so few pairs cannot tell. Others are off until
+    # they are given, here or as --config.evaluation.key=value:
+    #   pairs = "lfw.bin", or {"path" or "source", "development", "fars", "folds",
+    #     "flip"}, see tasks/faces/pair_list.py: generic pairs_accuracy and
+    #     pairs_tar@far=... by ten folds, or at the thresholds of the development list,
+    #     as LFW's View 1; own images by {"name": "listed_pairs", "path", "pairs"}.
+    #   masked = 1e-3, or several rates: generic mfr_score@fpr=... (0.25 masked + 0.75
+    #     standard FNMR, lower is better) on the unseen people with masks drawn on them.
     #   templates = "IJBC", or {"path", "images", "media", "landmarks", "pairs",
     #     "gallery", "probes", "align", "faceness", "flip", "keep_norm", "fars",
     #     "fpirs", "ranks"}, see tasks/faces/template_set.py: generic ijb_tar@far=...,

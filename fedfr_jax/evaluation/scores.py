@@ -19,6 +19,7 @@ import numpy as np
 
 from fedfr_jax.evaluation.blocks import IGNORED, NEGATIVE, POSITIVE, Blocks
 
+UNSUPPORTED = "~"  # ends the name of a rate that so few pairs cannot tell
 _HALF = 1 << 16
 _MAX_COUNT = 2**31 - 1  # device counters are int32; the host adds them as int64
 
@@ -41,6 +42,18 @@ def metric_name(name: str, rate: float) -> str:
     """
     short = f"{rate:.0e}"
     return f"{name}={short if float(short) == rate else repr(float(rate))}"
+
+
+def marked_name(name: str, rate: float, count: int) -> str:
+    """`metric_name`, marked by a "~" when `count` trials do not support the rate.
+
+    Less than one false accept would be allowed: the value is that without any.
+
+    >>> marked_name("tar@far", 1e-3, 1000), marked_name("tar@far", 1e-3, 999)
+    ('tar@far=1e-03', 'tar@far=1e-03~')
+    """
+    is_supported = round(rate * count, 6) >= 1
+    return metric_name(name, rate) + ("" if is_supported else UNSUPPORTED)
 
 
 def check_rates(name: str, rates: Sequence[float]) -> None:
@@ -188,9 +201,12 @@ def far_ranks(fars: Sequence[float]) -> Callable[[int], list[int]]:
 
 
 def exact_tar(blocks: Blocks, fars: Sequence[float]) -> dict[str, float]:
-    """{"tar@far=1e-03": ...}: exact TAR in [0, 1] at each FAR (rule of `far_ranks`)."""
+    """{"tar@far=1e-03": ...}: exact TAR in [0, 1] at each FAR (rule of `far_ranks`).
+
+    Names of FARs that so few pairs do not support are marked, see `marked_name`.
+    """
     points = exact_points(blocks, far_ranks(fars))
-    names = [metric_name("tar@far", far) for far in fars]
+    names = [marked_name("tar@far", far, points.num_negatives) for far in fars]
     return dict(zip(names, points.tar.tolist(), strict=True))
 
 

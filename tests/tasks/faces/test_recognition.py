@@ -110,6 +110,28 @@ def test_the_generic_protocol_is_one_network_on_unseen_people():
     assert alone.metrics["tar@far=4e-01"] == 1  # whose clients are all alike
 
 
+def test_unseen_people_are_judged_with_masks_too(task):
+    """A network that sees foreheads only loses nothing; one that sees chins does."""
+    task, _ = task
+    judge = Judge(task, make_mesh(1), masked=(0.1, 1e-5), fars=(0.1,))
+    rows = np.arange(36) // 6
+    networks = [np.eye(36, dtype=np.float32)[where] for where in (rows < 2, rows > 3)]
+    upper, lower = (
+        judge.generic(embed, jnp.asarray(network.T)).metrics for network in networks
+    )
+    for found in (upper, lower):
+        masked, standard = (
+            found[f"mfr_{kind}_fnmr@fpr=1e-01"] for kind in ("masked", "standard")
+        )
+        score = 0.25 * masked + 0.75 * standard
+        assert found["mfr_score@fpr=1e-01"] == pytest.approx(score)
+        assert "mfr_score@fpr=1e-05~" in found
+        assert standard == pytest.approx(1 - found["tar@far=1e-01"])
+    assert lower["mfr_masked_fnmr@fpr=1e-01"] > upper["mfr_masked_fnmr@fpr=1e-01"] + 0.1
+    with pytest.raises(ValueError, match="config.evaluation.masked must lie in"):
+        Judge(task, make_mesh(1), masked=1.5)
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(2, 12), st.integers(5, 20), st.integers(0, 1000))
 def test_pairs_are_balanced_distinct_and_labelled_right(people, images, seed):
