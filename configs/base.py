@@ -25,6 +25,9 @@ def get_config():
     #     "flip"}, see tasks/faces/pair_list.py: generic pairs_accuracy and
     #     pairs_tar@far=... by ten folds, or at the thresholds of the development list,
     #     as LFW's View 1; own images by {"name": "listed_pairs", "path", "pairs"}.
+    #   search = "tinyface/Testing_Set", or {"path", "probes", "gallery", "distractors",
+    #     "ranks", "flip"}, see tasks/faces/search_set.py: generic search_rank@... of
+    #     single images among mates and distractors.
     #   masked = 1e-3, or several rates: generic mfr_score@fpr=... (0.25 masked + 0.75
     #     standard FNMR, lower is better) on the unseen people with masks drawn on them.
     #   templates = "IJBC", or {"path", "images", "media", "landmarks", "pairs",

@@ -30,6 +30,7 @@ from fedfr_jax.stream import Stream, placed, stream
 from fedfr_jax.tasks.faces.drawn_pairs import balanced_pairs
 from fedfr_jax.tasks.faces.judged_files import held, rates_of, settings_of
 from fedfr_jax.tasks.faces.pair_list import pair_list
+from fedfr_jax.tasks.faces.search_set import search_set
 from fedfr_jax.tasks.faces.template_set import template_set
 from fedfr_jax.types import (
     Dataset,
@@ -42,7 +43,11 @@ from fedfr_jax.types import (
 
 MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
 # Key of config.evaluation -> how its metrics begin, and the files that it opens.
-FILES = {"pairs": ("pairs_", pair_list), "templates": ("ijb_", template_set)}
+FILES = {
+    "pairs": ("pairs_", pair_list),
+    "search": ("search_", search_set),
+    "templates": ("ijb_", template_set),
+}
 # How images are seen when they are judged, a view of each.
 PLAIN = normalize()
 MIRRORED = compose(mirror(), normalize())
@@ -104,6 +109,7 @@ class Judge:
       pairs: settings of `pair_list`, or its path alone, whose metrics "pairs_..." join
         the generic ones; None leaves it out.
       templates: settings of `template_set`, or its path alone, likewise "ijb_...".
+      search: settings of `search_set`, or its path alone, likewise "search_...".
       masked: rates in (0, 1) of "mfr_..." on the unseen identities with masks, see
         `masked_scores`; None leaves it out.
       personalised: thresholds of personalised 1:1, a key of CLIENT_VERIFICATIONS: exact
@@ -124,6 +130,7 @@ class Judge:
         fpirs: float | Sequence[float] = (1e-2, 1e-1),
         pairs: str | os.PathLike | Mapping | None = None,
         templates: str | os.PathLike | Mapping | None = None,
+        search: str | os.PathLike | Mapping | None = None,
         masked: float | Sequence[float] | None = None,
         personalised: str = "exact",
         seed: int = 0,
@@ -145,7 +152,9 @@ class Judge:
         if masked is not None:
             self._masked = rates_of("evaluation.masked", masked)
         self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
-        self._files = _open_files(task, mesh, pairs=pairs, templates=templates)
+        self._files = _open_files(
+            task, mesh, pairs=pairs, search=search, templates=templates
+        )
         self._tables = placed(task.table, mesh), placed(task.judged, mesh)
 
     @property
