@@ -201,12 +201,9 @@ def far_ranks(fars: Sequence[float]) -> Callable[[int], list[int]]:
 
 
 def exact_tar(blocks: Blocks, fars: Sequence[float]) -> dict[str, float]:
-    """{"tar@far=1e-03": ...}: exact TAR in [0, 1] at each FAR (rule of `far_ranks`).
-
-    Names of FARs that so few pairs do not support are marked, see `marked_name`.
-    """
+    """{"tar@far=1e-03": ...}: exact TAR in [0, 1] at each FAR (rule of `far_ranks`)."""
     points = exact_points(blocks, far_ranks(fars))
-    names = [marked_name("tar@far", far, points.num_negatives) for far in fars]
+    names = [metric_name("tar@far", far) for far in fars]
     return dict(zip(names, points.tar.tolist(), strict=True))
 
 

@@ -20,7 +20,9 @@ from fedfr_jax.evaluation.blocks import check_features, pair_blocks, unit
 from fedfr_jax.evaluation.scores import (
     check_rates,
     cosine_histogram,
-    exact_tar,
+    exact_points,
+    far_ranks,
+    marked_name,
     metric_name,
 )
 
@@ -207,7 +209,10 @@ def generic_verification(
     Raises:
       ValueError: without positive or negative pairs, or for bad features.
     """
-    return exact_tar(pair_blocks(features, labels, np.ones(len(labels), bool)), fars)
+    blocks = pair_blocks(features, labels, np.ones(len(labels), bool))
+    points = exact_points(blocks, far_ranks(fars))
+    names = [marked_name("tar@far", far, points.num_negatives) for far in fars]
+    return dict(zip(names, points.tar.tolist(), strict=True))
 
 
 class Roc(NamedTuple):

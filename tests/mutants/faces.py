@@ -127,8 +127,17 @@ MUTANTS = [
                 "p.train_labels, p.global_labels",
                 "p.train_labels, p.global_labels[::-1]",
             ),
-            ("labels[first] != labels[different]", "first != different"),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/drawn_pairs.py",
+        JUDGED,
+        [("labels[first] != labels[different]", "first != different")],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/public.py",
+        CONFIGURED,
+        [("feed=feed_of(settings),", "feed=feed_of(settings._replace(flip=0.0)),")],
     ),
     Mutants(
         "fedfr_jax/tasks/faces/stages.py",
@@ -136,7 +145,6 @@ MUTANTS = [
         [
             ("apply=method.embed,", "apply=embed,"),
             ("drop_last=parts.federation.drop_last", "drop_last=True"),
-            ("feed=feed_of(settings),", "feed=feed_of(settings._replace(flip=0.0)),"),
             ("num_classes.max())", "num_classes.min())"),
             ('variables["params"]["phi"]\n', '0 * variables["params"]["phi"]\n'),
         ],

@@ -10,11 +10,12 @@ from tests.mutants import (
     faces,
     federated,
     losses,
+    masks,
     reid,
 )
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-ROOMS = (losses, faces, federated, data, evaluation, classification, reid)
+ROOMS = (losses, faces, federated, data, evaluation, classification, reid, masks)
 
 
 class Mutant(NamedTuple):

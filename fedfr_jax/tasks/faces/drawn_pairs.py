@@ -1,4 +1,6 @@
-"""Pairs of a labelled set, drawn as LFW lists its own."""
+"""Pairs of a labelled set: drawn as LFW lists its own, and counted."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -46,3 +48,19 @@ def _distinct(first, second, is_wanted):
     pairs = np.sort(np.stack([first, second], axis=1)[is_wanted], axis=1)
     _, places = np.unique(pairs, axis=0, return_index=True)
     return pairs[np.sort(places)]
+
+
+def fewest_negatives(labels: np.ndarray, own_of: Sequence[np.ndarray]) -> int:
+    """Pairs of two people with an own image in them, of the client with fewest.
+
+    Args:
+      labels: [E] identities of all clients' images.
+      own_of: a client's own identities, for each client.
+    """
+    counts = []
+    for own in own_of:
+        sizes = np.bincount(labels[np.isin(labels, own)]).astype(np.int64)
+        mine, same = sizes.sum(), (sizes * (sizes - 1) // 2).sum()
+        others = len(labels) - mine
+        counts.append(mine * (mine - 1) // 2 - same + mine * others)
+    return int(min(counts))

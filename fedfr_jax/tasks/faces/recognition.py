@@ -6,6 +6,7 @@ own network on the test images of all clients (FedFR, section 4; protocol of its
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedfr_jax.data.identities import Partition
 from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
 from fedfr_jax.evaluation.masked import masked_scores
 from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
+from fedfr_jax.evaluation.scores import marked_name, metric_name
 from fedfr_jax.evaluation.verification import (
     generic_verification,
     roc_curve,
@@ -27,7 +29,7 @@ from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.schema import call, check_ranges
 from fedfr_jax.stream import Stream, placed, stream
-from fedfr_jax.tasks.faces.drawn_pairs import balanced_pairs
+from fedfr_jax.tasks.faces.drawn_pairs import balanced_pairs, fewest_negatives
 from fedfr_jax.tasks.faces.judged_files import held, rates_of, settings_of
 from fedfr_jax.tasks.faces.pair_list import pair_list
 from fedfr_jax.tasks.faces.search_set import search_set
@@ -236,7 +238,16 @@ class Judge:
                 queries, gallery = shared[0], shared[1][low:high]
             results.append(self._judge_client(own, queries, gallery, low, high))
         over = mean_over_clients(results)
-        return Evaluation(over.mean, over.per_client)
+        names = self._names_for_all()
+        named = lambda found: {names.get(k, k): value for k, value in found.items()}
+        return Evaluation(named(over.mean), named(over.per_client))
+
+    def _names_for_all(self) -> dict[str, str]:
+        """Names of rates as `marked_name` has them by the client with fewest pairs."""
+        task = self._task
+        fewest = fewest_negatives(task.test_identities, task.partition.identities)
+        name = partial(marked_name, "tar@far", count=fewest)
+        return {metric_name("tar@far", far): name(far) for far in self._fars}
 
     def _judge_client(self, own, queries, gallery, low, high):
         labels = self._task.test_identities

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fedfr_jax.data.partition import by_identity
 from fedfr_jax.evaluation.personalized import client_verification
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks.faces.drawn_pairs import fewest_negatives
 from fedfr_jax.tasks.faces.recognition import Judge, balanced_pairs, recognition
 from fedfr_jax.types import Networks, Source
 from tests.tasks.faces.given import partition_of, source_of
@@ -143,6 +144,19 @@ def test_pairs_are_balanced_distinct_and_labelled_right(people, images, seed):
     assert len(np.unique(np.sort(indices, 1), axis=0)) == len(indices) <= 400
     folds = is_same.reshape(10, -1)
     np.testing.assert_array_equal(folds.sum(1), folds.shape[1] // 2)
+
+
+def test_the_pairs_of_a_client_are_counted_as_they_are_compared():
+    labels = np.random.default_rng(0).integers(8, size=40)
+    own_of = [np.array([0, 1]), np.array([2]), np.array([3, 4, 5, 6, 7])]
+    counts = []
+    for own in own_of:
+        is_own = np.isin(labels, own)
+        either = is_own[:, None] | is_own[None]
+        counts.append(np.triu(either & (labels[:, None] != labels[None])).sum())
+    for own, count in zip(own_of, counts, strict=True):
+        assert fewest_negatives(labels, [own]) == count
+    assert fewest_negatives(labels, own_of) == min(counts)
 
 
 def test_too_few_unseen_people_are_refused():
