@@ -6,7 +6,6 @@ own network on the test images of all clients (FedFR, section 4; protocol of its
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from fedfr_jax.data.identities import Partition
 from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
 from fedfr_jax.evaluation.masked import masked_scores
 from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
-from fedfr_jax.evaluation.scores import marked_name, metric_name
 from fedfr_jax.evaluation.verification import (
     generic_verification,
     roc_curve,
@@ -29,7 +27,7 @@ from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.schema import call, check_ranges
 from fedfr_jax.stream import Stream, placed, stream
-from fedfr_jax.tasks.faces.drawn_pairs import balanced_pairs, fewest_negatives
+from fedfr_jax.tasks.faces.drawn_pairs import balanced_pairs, names_for_all
 from fedfr_jax.tasks.faces.judged_files import held, rates_of, settings_of
 from fedfr_jax.tasks.faces.pair_list import pair_list
 from fedfr_jax.tasks.faces.search_set import search_set
@@ -68,26 +66,37 @@ class Recognition(NamedTuple):
 
 
 def recognition(
-    source: Source, partition: Partition, stream_bytes: int | None = None
+    source: Source,
+    partition: Partition,
+    stream_bytes: int | None = None,
+    *,
+    with_landmarks: bool = False,
 ) -> Recognition:
     """Read every image of the partition once, or as often as it is needed.
 
     Args:
       stream_bytes: bytes that the images may take on a device; None takes them all.
+      with_landmarks: whether training images come with those that the source has.
     """
     p = partition
+    points = source.landmarks if with_landmarks else None
 
-    def table(rows, labels):
+    def table(rows, labels, points=None):
+        def inputs(i):
+            found = {"image": source.read(rows[i])}
+            return found if points is None else {**found, "landmarks": points[rows[i]]}
+
         labels = labels.astype(np.int32)
         if stream_bytes is None:
-            return Dataset.labelled(source.read(rows), labels)
-        return stream(lambda i: source.read(rows[i]), labels, memory=stream_bytes)
+            return Dataset(inputs(np.arange(len(rows))), {"label": labels})
+        return stream(inputs, labels, memory=stream_bytes)
 
     return Recognition(
         partition=p,
         table=table(
             np.concatenate([p.train, p.global_examples]),
             np.concatenate([p.train_labels, p.global_labels]),
+            points,
         ),
         population=Population(p.train_offsets.astype(np.int64), p.num_classes),
         judged=table(
@@ -238,16 +247,9 @@ class Judge:
                 queries, gallery = shared[0], shared[1][low:high]
             results.append(self._judge_client(own, queries, gallery, low, high))
         over = mean_over_clients(results)
-        names = self._names_for_all()
+        names = names_for_all(self._fars, task.test_identities, task.partition)
         named = lambda found: {names.get(k, k): value for k, value in found.items()}
         return Evaluation(named(over.mean), named(over.per_client))
-
-    def _names_for_all(self) -> dict[str, str]:
-        """Names of rates as `marked_name` has them by the client with fewest pairs."""
-        task = self._task
-        fewest = fewest_negatives(task.test_identities, task.partition.identities)
-        name = partial(marked_name, "tar@far", count=fewest)
-        return {metric_name("tar@far", far): name(far) for far in self._fars}
 
     def _judge_client(self, own, queries, gallery, low, high):
         labels = self._task.test_identities

@@ -79,9 +79,21 @@ def faces(settings: Mapping) -> Experiment:
     Images are read, nothing is trained.
     """
     parts = plan(settings)
-    return assemble(
-        parts, recognition(parts.source, parts.partition, parts.stream_bytes)
+    task = recognition(
+        parts.source,
+        parts.partition,
+        parts.stream_bytes,
+        with_landmarks=draws_masks(parts),
     )
+    return assemble(parts, task)
+
+
+def draws_masks(parts: Plan) -> bool:
+    """Whether a training's augment draws on faces, and so asks where they are."""
+    central = [m for m in parts.methods.values() if isinstance(m, Training)]
+    listed = [x.augment for x in (parts.federation, parts.pretraining, *central)]
+    name_of = lambda entry: entry if isinstance(entry, str) else entry.get("name")
+    return any(name_of(entry) == "face_mask" for one in listed for entry in one)
 
 
 def plan(settings: Mapping) -> Plan:

@@ -52,6 +52,21 @@ def test_rows_of_the_table_are_the_partitions_images(task):
     np.testing.assert_array_equal(task.test_identities, labels[p.test])
 
 
+def test_training_images_bring_the_landmarks_that_their_source_has(task):
+    task, _ = task
+    p = task.partition
+    rows = np.concatenate([p.train, p.global_examples])
+    made, _ = source()
+    points = np.random.default_rng(0).uniform(0, 6, (140, 5, 2)).astype(np.float32)
+    made = made._replace(landmarks=points)
+    for memory in (None, 2 * 40 * 8):
+        table = recognition(made, p, memory, with_landmarks=True).table
+        found = table.inputs if memory is None else table.read(np.arange(len(rows)))
+        np.testing.assert_array_equal(found["landmarks"], points[rows])
+        np.testing.assert_array_equal(found["image"], task.table.images)
+    assert set(recognition(made, p).table.inputs) == {"image"}
+
+
 def test_streamed_images_are_judged_alike(task):
     task, _ = task
     made, _ = source()
