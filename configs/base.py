@@ -18,11 +18,18 @@ def get_config():
     config.model = ConfigDict()
     config.pretrain = ConfigDict()
     config.federation = ConfigDict()
-    # Keys of tasks/faces/recognition.py:Judge. `fars` and `fpirs` are the rates; three
-    # more are off until they are given, here or as --config.evaluation.key=value:
-    #   pairs = "lfw.bin", or {"path" or "source", "fars", "folds", "flip"}, see
-    #     tasks/faces/pair_list.py: generic pairs_accuracy and pairs_tar@far=... by ten
-    #     folds.
+    # Keys of tasks/faces/recognition.py:Judge. `fars` and `fpirs` are the rates; a name
+    # that ends in "~" is of a rate that so few pairs cannot tell. Others are off until
+    # they are given, here or as --config.evaluation.key=value:
+    #   pairs = "lfw.bin", or {"path" or "source", "development", "fars", "folds",
+    #     "flip"}, see tasks/faces/pair_list.py: generic pairs_accuracy and
+    #     pairs_tar@far=... by ten folds, or at the thresholds of the development list,
+    #     as LFW's View 1; own images by {"name": "listed_pairs", "path", "pairs"}.
+    #   search = "tinyface/Testing_Set", or {"path", "probes", "gallery", "distractors",
+    #     "ranks", "flip"}, see tasks/faces/search_set.py: generic search_rank@... of
+    #     single images among mates and distractors.
+    #   masked = 1e-3, or several rates: generic mfr_score@fpr=... (0.25 masked + 0.75
+    #     standard FNMR, lower is better) on the unseen people with masks drawn on them.
     #   templates = "IJBC", or {"path", "images", "media", "landmarks", "pairs",
     #     "gallery", "probes", "align", "faceness", "flip", "keep_norm", "fars",
     #     "fpirs", "ranks"}, see tasks/faces/template_set.py: generic ijb_tar@far=...,
@@ -31,6 +38,13 @@ def get_config():
     #     1:1; "exact" order statistics otherwise.
     # Every generic evaluation embeds those files (federation.evaluate_every).
     config.evaluation = ConfigDict()
+    # Any row, and `pretrain`, may have a teacher, see tasks/faces/distilled.py:
+    #   distill = {"teacher": {"weights": "big.npz", "model": {...}}, "weight": 9.0}
+    #     or with "cache": "big.npy", embeddings that are kept (and made when missing);
+    #     "sees": "clean" for a teacher that sees no mask; "unlabelled": 0.5 for a share
+    #     of images whose labels are not used, 1.0 for clients without labels.
+    # Masks on faces are an augment: federation.augment or pretrain.augment = [{"name":
+    #   "face_mask", "probability": 0.35, "surface": 0.5, "fixed", "keep_clean"}].
     config.methods = ConfigDict({"fedavg": FEDAVG, "fedfr": FEDFR})
     return config
 

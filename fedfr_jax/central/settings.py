@@ -52,6 +52,7 @@ class Training(NamedTuple):
     # Regular expression over paths of leaves such as params/backbone/stem/conv/kernel:
     # those stay. Running statistics move all the same.
     freeze: str = ""
+    distill: Mapping | None = None  # of faces, see tasks/faces/distilled.py
 
     @property
     def class_rates(self) -> tuple[float, ...]:

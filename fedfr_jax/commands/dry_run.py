@@ -11,9 +11,10 @@ from fedfr_jax.data.partition import format_report, report
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs import dry_run as dry
 from fedfr_jax.schema import choose
+from fedfr_jax.tasks.faces.method_rows import build_method
 from fedfr_jax.tasks.faces.methods import FaceMethod
 from fedfr_jax.tasks.faces.recognition import recognition
-from fedfr_jax.tasks.faces.stages import Plan, assemble, build_method, plan
+from fedfr_jax.tasks.faces.stages import Plan, assemble, plan
 
 
 def dry_run(

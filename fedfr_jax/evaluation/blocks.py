@@ -144,8 +144,10 @@ def pair_blocks(features, labels, is_row, *, block: tuple[int, int] = BLOCK) -> 
     return stream
 
 
-@functools.partial(jax.jit, static_argnames="size")
-def _gallery_block(queries, labels, gallery, gallery_labels, starts, *, size) -> Block:
+@functools.partial(jax.jit, static_argnames=("size", "is_same_set"))
+def _gallery_block(
+    queries, labels, gallery, gallery_labels, starts, *, size, is_same_set
+) -> Block:
     """The window of `size` queries and gallery entries that begins at starts [2]."""
     rows, is_new_row = _window(starts[0], size[0], queries.shape[0])
     columns, is_new_column = _window(starts[1], size[1], gallery.shape[0])
@@ -153,15 +155,27 @@ def _gallery_block(queries, labels, gallery, gallery_labels, starts, *, size) ->
     y = jax.lax.dynamic_slice_in_dim(gallery, columns[0], size[1])
     is_mated = labels[rows][:, None] == gallery_labels[columns][None, :]
     is_valid = is_new_row[:, None] & is_new_column[None, :]
+    if is_same_set:
+        is_valid &= rows[:, None] != columns[None, :]
     return Block(_dot(x, y), _kinds(is_mated, is_valid))
 
 
 def gallery_blocks(
-    queries, labels, gallery, gallery_labels, *, block: tuple[int, int] = BLOCK
+    queries,
+    labels,
+    gallery,
+    gallery_labels,
+    *,
+    block: tuple[int, int] = BLOCK,
+    is_same_set: bool = False,
 ) -> Blocks:
     """Inner products of normalised queries [Q, D] with gallery entries [G, D].
 
     The gallery is taken as it is, because some protocols keep its norm.
+
+    Args:
+      is_same_set: whether the i-th query and the i-th entry are one image, which is
+        then not compared with itself.
 
     Raises:
       ValueError: for wrong shapes or features that are not finite.
@@ -178,6 +192,8 @@ def gallery_blocks(
         for row in range(0, lengths[0], size[0]):
             for column in range(0, lengths[1], size[1]):
                 starts = jnp.asarray([row, column], jnp.int32)
-                yield _gallery_block(*tables, starts, size=size)
+                yield _gallery_block(
+                    *tables, starts, size=size, is_same_set=is_same_set
+                )
 
     return stream

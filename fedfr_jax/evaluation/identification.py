@@ -8,13 +8,20 @@ scripts, github.com/deepinsight/insightface, recognition/_evaluation_/ijb):
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.evaluation.blocks import IGNORED, POSITIVE, gallery_blocks
+from fedfr_jax.evaluation.blocks import (
+    BLOCK,
+    IGNORED,
+    POSITIVE,
+    check_features,
+    gallery_blocks,
+    unit,
+)
 from fedfr_jax.evaluation.scores import (
     check_rates,
     exact_points,
@@ -99,6 +106,53 @@ def summarize_probes(probes, probe_labels, gallery, gallery_labels) -> np.ndarra
     return np.asarray(best)
 
 
+@jax.jit
+def _meet(probes, best, part, count):
+    """best [3, R] after distractors part[:count] [C, D] too."""
+    scores = jnp.dot(probes, part.T, precision=jax.lax.Precision.HIGHEST)
+    is_one = jnp.arange(part.shape[0], dtype=jnp.int32)[None] < count
+    scores = jnp.where(is_one, scores, -jnp.inf)
+    num_ahead = jnp.sum(scores >= best[0][:, None], axis=1).astype(best.dtype)
+    return jnp.stack(
+        [best[0], jnp.maximum(best[1], scores.max(1)), best[2] + num_ahead]
+    )
+
+
+def with_distractors(
+    best: np.ndarray, probes, distractors: Iterable, *, block: tuple[int, int] = BLOCK
+) -> np.ndarray:
+    """`summarize_probes`' [3, P] when the gallery also holds people whom nobody seeks.
+
+    Args:
+      probes: [P, D], normalised here.
+      distractors: parts [n, D] of any lengths, one after the other in memory, taken as
+        they are; a million need not be one array.
+      block: largest (probes, distractors) that are compared at once.
+
+    Raises:
+      ValueError: for features that are not finite or of another length.
+    """
+    rows, columns = block
+    probes = unit(jnp.asarray(probes))
+    starts = range(0, len(probes), rows)
+    cut = [jnp.asarray(best[:, start : start + rows]) for start in starts]
+    for part in distractors:
+        check_features("distractors", part, np.zeros(len(part)))
+        if part.shape[1] != probes.shape[1]:
+            raise ValueError(
+                f"distractors must be [n, {probes.shape[1]}], got {part.shape}."
+            )
+        for first in range(0, len(part), columns):
+            here = np.asarray(part[first : first + columns], probes.dtype)
+            count = jnp.int32(len(here))
+            here = jnp.asarray(np.pad(here, ((0, columns - len(here)), (0, 0))))
+            cut = [
+                _meet(probes[start : start + rows], one, here, count)
+                for start, one in zip(starts, cut, strict=True)
+            ]
+    return np.concatenate([np.asarray(one) for one in cut], axis=1)
+
+
 def rank_k(
     probes,
     probe_labels,
@@ -106,6 +160,7 @@ def rank_k(
     gallery_labels,
     *,
     ranks: Sequence[int] = (1, 5, 10),
+    distractors: Iterable = (),
 ) -> dict[str, float]:
     """Share of mated probes whose mate is among the k best of the gallery.
 
@@ -115,6 +170,7 @@ def rank_k(
       gallery: [G, D], taken as it is.
       gallery_labels: [G] int.
       ranks: k >= 1.
+      distractors: parts of the gallery without a mate, see `with_distractors`.
 
     Returns:
       {"rank@1": ...}, in [0, 1].
@@ -125,6 +181,7 @@ def rank_k(
     if min(ranks, default=1) < 1:
         raise ValueError(f"ranks must be at least 1, got {min(ranks)}.")
     best = summarize_probes(probes, probe_labels, gallery, gallery_labels)
+    best = with_distractors(best, probes, distractors)
     num_ahead = best[2, _has_mate(best)]
     return {f"rank@{k}": float(np.mean(num_ahead < k)) for k in ranks}
 

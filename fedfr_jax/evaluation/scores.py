@@ -19,6 +19,7 @@ import numpy as np
 
 from fedfr_jax.evaluation.blocks import IGNORED, NEGATIVE, POSITIVE, Blocks
 
+UNSUPPORTED = "~"  # ends the name of a rate that so few pairs cannot tell
 _HALF = 1 << 16
 _MAX_COUNT = 2**31 - 1  # device counters are int32; the host adds them as int64
 
@@ -41,6 +42,18 @@ def metric_name(name: str, rate: float) -> str:
     """
     short = f"{rate:.0e}"
     return f"{name}={short if float(short) == rate else repr(float(rate))}"
+
+
+def marked_name(name: str, rate: float, count: int) -> str:
+    """`metric_name`, marked by a "~" when `count` trials do not support the rate.
+
+    Less than one false accept would be allowed: the value is that without any.
+
+    >>> marked_name("tar@far", 1e-3, 1000), marked_name("tar@far", 1e-3, 999)
+    ('tar@far=1e-03', 'tar@far=1e-03~')
+    """
+    is_supported = round(rate * count, 6) >= 1
+    return metric_name(name, rate) + ("" if is_supported else UNSUPPORTED)
 
 
 def check_rates(name: str, rates: Sequence[float]) -> None:

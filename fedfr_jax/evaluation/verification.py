@@ -20,7 +20,9 @@ from fedfr_jax.evaluation.blocks import check_features, pair_blocks, unit
 from fedfr_jax.evaluation.scores import (
     check_rates,
     cosine_histogram,
-    exact_tar,
+    exact_points,
+    far_ranks,
+    marked_name,
     metric_name,
 )
 
@@ -82,10 +84,20 @@ def count_accepted(distances, is_same, *, folds: int = 10) -> PairCounts:
         )
     if not 2 <= folds <= len(distances):
         raise ValueError(f"folds must lie in [2, {len(distances)} pairs], got {folds}.")
+    parts = np.array_split(np.arange(len(distances)), folds)
+    return count_parts([(distances[part], is_same[part]) for part in parts])
+
+
+def count_parts(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairCounts:
+    """Accepted pairs of each part, (distances [P], is_same [P] bool), as a fold.
+
+    Of two parts, a development list and another, the second's rates are those at
+    thresholds that the first alone has set: `fold_accuracies`, `fold_tar`.
+    """
     same, different = [], []
-    for part in np.array_split(np.arange(len(distances)), folds):
+    for distances, is_same in parts:
         for counts, wanted in ((same, True), (different, False)):
-            chosen = np.sort(distances[part][is_same[part] == wanted])
+            chosen = np.sort(distances[is_same == wanted])
             # side="left" counts the distances strictly below each threshold.
             counts.append([len(chosen), *np.searchsorted(chosen, THRESHOLDS)])
     same, different = np.asarray(same), np.asarray(different)
@@ -191,12 +203,16 @@ def generic_verification(
       fars: rates in (0, 1); a FAR below 1 / negatives gives the TAR at no false accept.
 
     Returns:
-      {"tar@far=1e-03": ...}, in [0, 1].
+      {"tar@far=1e-03": ...}, in [0, 1]; the name of a FAR below 1 / negatives, which so
+      few pairs do not support, ends in "~".
 
     Raises:
       ValueError: without positive or negative pairs, or for bad features.
     """
-    return exact_tar(pair_blocks(features, labels, np.ones(len(labels), bool)), fars)
+    blocks = pair_blocks(features, labels, np.ones(len(labels), bool))
+    points = exact_points(blocks, far_ranks(fars))
+    names = [marked_name("tar@far", far, points.num_negatives) for far in fars]
+    return dict(zip(names, points.tar.tolist(), strict=True))
 
 
 class Roc(NamedTuple):

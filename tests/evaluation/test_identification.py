@@ -89,3 +89,21 @@ def test_probe_sets_of_one_kind_are_refused():
 def test_more_false_positives_than_negatives_are_refused():
     with pytest.raises(ValueError, match="below the 1 negatives, got 1"):
         identification.pair_tpir(PROBES[:3], [0, 0, 1], GALLERY[:1], [0], fpirs=(0.5,))
+
+
+@pytest.mark.parametrize("sizes", [(0,), (1, 6, 13)])
+def test_distractors_in_parts_are_a_gallery_of_strangers(sizes):
+    rng = np.random.default_rng(3)
+    labels = np.arange(9)
+    probes, gallery = rng.normal(size=(2, 9, 5)).astype(np.float32)
+    gallery += 0.7 * probes
+    parts = [rng.normal(size=(n, 5)).astype(np.float32) for n in sizes if n]
+    best = identification.summarize_probes(probes, labels, gallery, labels)
+    found = identification.with_distractors(best, probes, parts, block=(4, 8))
+    whole = np.concatenate([gallery, *parts])
+    strangers = 100 + np.arange(len(whole) - 9)
+    everybody = np.concatenate([labels, strangers])
+    expected = identification.summarize_probes(probes, labels, whole, everybody)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    with pytest.raises(ValueError, match=r"distractors must be \[n, 5\]"):
+        identification.with_distractors(best, probes, [gallery[:, :4]])

@@ -135,8 +135,12 @@ MUTANTS = [
                 "p.train_labels, p.global_labels",
                 "p.train_labels, p.global_labels[::-1]",
             ),
-            ("labels[first] != labels[different]", "first != different"),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/drawn_pairs.py",
+        JUDGED,
+        [("labels[first] != labels[different]", "first != different")],
     ),
     Mutants(
         "fedfr_jax/tasks/faces/stages.py",
@@ -144,9 +148,13 @@ MUTANTS = [
         [
             ("apply=method.embed,", "apply=embed,"),
             ("drop_last=parts.federation.drop_last", "drop_last=True"),
-            ("num_classes.max())", "num_classes.min())"),
             ('variables["params"]["phi"]\n', '0 * variables["params"]["phi"]\n'),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/method_rows.py",
+        CONFIGURED,
+        [("num_classes.max())", "num_classes.min())")],
     ),
     Mutants(
         "fedfr_jax/tasks/faces/public_training.py",

@@ -11,6 +11,7 @@ from tests.mutants import (
     faces,
     federated,
     losses,
+    masks,
     reid,
     reid_training,
     segmentation,
@@ -18,7 +19,7 @@ from tests.mutants import (
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ROOMS = (losses, faces, federated, central, data, evaluation, classification)
-ROOMS += (reid, reid_training, segmentation)
+ROOMS += (masks, reid, reid_training, segmentation)
 
 
 class Mutant(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fedfr_jax.data.augment.camera_statistics import camera_statistics
 from fedfr_jax.data.augment.combine import batched, compose, identity
 from fedfr_jax.data.augment.erase import erase
+from fedfr_jax.data.augment.face_mask import face_mask
 from fedfr_jax.data.augment.geometry import mirror, pad_and_crop
 from fedfr_jax.data.augment.pixels import color, normalize
 from fedfr_jax.data.augment.warp import affine
@@ -23,6 +24,7 @@ __all__ = [
     "color",
     "compose",
     "erase",
+    "face_mask",
     "identity",
     "mirror",
     "normalize",
@@ -35,13 +37,14 @@ AUGMENTS = {
     "camera_statistics": camera_statistics,
     "color": color,
     "erase": erase,
+    "face_mask": face_mask,
     "identity": identity,
     "mirror": mirror,
     "normalize": normalize,
     "pad_and_crop": pad_and_crop,
 }
 # Their numbers are pixels in [0, 255].
-ON_BYTES = ("camera_statistics", "color", "erase")
+ON_BYTES = ("camera_statistics", "color", "erase", "face_mask")
 
 
 def register_augment(name: str, factory: Callable[..., Augment]) -> None:

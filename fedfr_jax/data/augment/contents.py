@@ -1,6 +1,7 @@
 """What an example holds, and how its parts are changed.
 
-inputs:  {"image": [H, W, C] uint8 or float, perhaps "landmarks": [P, 2] x, y pixels}
+inputs:  {"image": [H, W, C] uint8 or float, perhaps "landmarks": [P, 2] x, y pixels,
+          perhaps "clean": the image without what `face_mask` has put on it}
 targets: {"label": [] int32, perhaps "mask": [H, W] int}
 """
 
@@ -16,9 +17,10 @@ from fedfr_jax.types import PyTree
 
 
 def change_image(inputs: PyTree, image: Callable) -> PyTree:
-    """`inputs` with the image [H, W, C] changed by image(image)."""
+    """`inputs` with the image [H, W, C] changed by image(image), and "clean" too."""
     chex.assert_rank(inputs["image"], 3)
-    return {**inputs, "image": image(inputs["image"])}
+    names = [name for name in ("image", "clean") if name in inputs]
+    return {**inputs, **{name: image(inputs[name]) for name in names}}
 
 
 def move(

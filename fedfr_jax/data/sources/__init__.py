@@ -19,6 +19,7 @@ from fedfr_jax.data.sources.flickr_aes import flickr_aes
 from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
 from fedfr_jax.data.sources.inspection import inspect
 from fedfr_jax.data.sources.join import join_sources, names_from
+from fedfr_jax.data.sources.listed_pairs import listed_pairs
 from fedfr_jax.data.sources.mask_folder import camvid, image_masks
 from fedfr_jax.data.sources.packed import pack, packed, verify
 from fedfr_jax.data.sources.pairs import bin_pairs
@@ -70,6 +71,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "image_masks": image_masks,
     "join": join,
     "lfw": lfw,
+    "listed_pairs": listed_pairs,
     "market1501": market1501,
     "mnist": mnist,
     "msmt17": msmt17,

@@ -17,6 +17,7 @@ from fedfr_jax.losses import margin_of
 from fedfr_jax.losses.contract import Margin, logits, moved, see
 from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.tasks.faces.distilled import Distill, distilled
 from fedfr_jax.tasks.faces.given_weights import with_frozen
 from fedfr_jax.tasks.faces.loss import draw_key, init_local
 from fedfr_jax.tasks.faces.margin_state import (
@@ -61,6 +62,7 @@ def classical_faces(
     margin: float = 0.4,
     margin_loss: str = "cosface",
     margin_options: Mapping | None = None,
+    distill: Distill | None = None,
 ) -> FaceMethod:
     """An algorithm as a row of the result.
 
@@ -72,14 +74,16 @@ def classical_faces(
       freeze: see `with_frozen`.
       batch_stats: average, local or first, see `with_statistics`.
       margin_loss, scale, margin, margin_options: see `margin_of`.
+      distill: the server's teacher of clients' networks, see `distilled`, or None.
 
     Raises:
       ValueError: for an unknown margin loss or an option out of range.
     """
     check_numbers("", locals())  # every argument that has a range
     rule = margin_of(margin_loss, scale=scale, margin=margin, options=margin_options)
+    loss_of = lambda model: own_classes_loss(model, rule)
     local = local_of(
-        own_classes_loss(model, rule),
+        distilled(loss_of, model, distill) if distill else loss_of(model),
         learning_rate=learning_rate,
         decay_epochs=decay_epochs,
         momentum=momentum,
@@ -107,6 +111,7 @@ def classical_faces(
         start,
         lambda variables, images: model.apply(backbone_of(variables), images, False)[0],
         generic=lambda server: backbone_of(algorithm.network(server)),
+        distill=distill,
     )
 
 

@@ -80,3 +80,11 @@ def rates_of(key: str, values: Any) -> tuple[float, ...]:
         raise ValueError(f"config.{key} must be one or more rates, got {values!r}.")
     check_rates(f"config.{key}", rates)
     return rates
+
+
+def ranks_of(key: str, values: Any) -> list[int]:
+    """Whole numbers as a list; one number is a rank too."""
+    ranks = np.ravel(np.array(values, dtype=object)).tolist()
+    if not all(isinstance(k, int | np.integer) for k in ranks):
+        raise ValueError(f"config.{key} must be whole numbers, got {values!r}.")
+    return ranks

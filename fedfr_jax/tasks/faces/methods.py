@@ -22,6 +22,7 @@ from fedfr_jax.federated.packing import on_packed, pack_networks, packed
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.schema import check_keys
 from fedfr_jax.tasks.faces.adaptation import adapted
+from fedfr_jax.tasks.faces.distilled import Distill, distilled
 from fedfr_jax.tasks.faces.features import (
     frozen_features,
     own_class_means,
@@ -55,6 +56,7 @@ class FaceMethod(NamedTuple):
     init_fc: bool = False  # hand `start` the public classes' mean features as phi
     generic: Callable = lambda server: server.backbone  # -> the judged network
     local_epochs: int | tuple[int, ...] | None = None  # None: the federation's
+    distill: Distill | None = None  # its teacher
     # The same on networks whose convolutions are lowered otherwise.
     lowered: Mapping[str, "FaceMethod"] = MappingProxyType({})
 
@@ -94,6 +96,7 @@ def federated_faces(
     spreadout_options: Mapping | None = None,
     num_clients: int = 0,
     adapt: Mapping | None = None,
+    distill: Distill | None = None,
 ) -> FaceMethod:
     """FedFR with every term an option.
 
@@ -124,6 +127,7 @@ def federated_faces(
         `spread`.
       num_clients: of the population, for `spreadout` and `reweight`.
       adapt: `epochs` of a last round, and the keywords of `adapted`; None for none.
+      distill: the server's teacher of clients' networks, see `distilled`, or None.
 
     Raises:
       ValueError: for an unknown option, one out of range, or options that exclude each
@@ -143,8 +147,8 @@ def federated_faces(
         raise ValueError(f"branch must be None with adapt, got {branch!r}.")
     rule = rule_of(margin_loss, scale, margin, margin_options)
     model = on_packed(beside(model) if rule and rule.state else model)
-    loss = face_loss(
-        model,
+    loss_of = partial(
+        face_loss,
         margin_loss=margin_loss,
         scale=scale,
         margin=margin,
@@ -160,7 +164,7 @@ def federated_faces(
         num_clients=num_clients,
     )
     local = local_of(
-        loss,
+        distilled(loss_of, model, distill) if distill else loss_of(model),
         learning_rate=learning_rate,
         decay_epochs=decay_epochs,
         momentum=momentum,
@@ -213,6 +217,7 @@ def federated_faces(
         last_round=None if adapt is None else last_round(algorithm, model, adapt),
         init_fc=init_fc and public,
         generic=lambda server: without_numbers(algorithm.network(server)),
+        distill=distill,
     )
 
 

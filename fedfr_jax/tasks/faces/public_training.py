@@ -1,6 +1,7 @@
 """Central training on the public identities: pretraining, and the central rows."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 from jax.sharding import Mesh
@@ -15,6 +16,7 @@ from fedfr_jax.schema import naming
 from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces.class_softmax import class_parallel_loss
 from fedfr_jax.tasks.faces.classical import backbone_of
+from fedfr_jax.tasks.faces.distilled import distilled, open_distill
 from fedfr_jax.tasks.faces.loss import face_loss, rule_of
 from fedfr_jax.tasks.faces.margin_state import beside
 from fedfr_jax.tasks.faces.public import first_variables
@@ -80,26 +82,43 @@ def loss_of(
         model = pooled(model, Pool(size, group_mean(size, count)))
     if rule and rule.state:
         model = beside(model)
+    told = open_distill("pretrain", settings.distill, model)
     if settings.class_parallel:
-        if rule is None or rule.classify is not softmax:
+        make = cut_loss(rule, settings)
+        if told and told.unlabelled:
             raise ValueError(
-                "margin_loss must be a softmax with class_parallel, got "
-                f"{settings.margin_loss!r}."
+                "distill.unlabelled must be 0 with class_parallel, got "
+                f"{told.unlabelled}."
             )
-        return class_parallel_loss(
-            model,
-            rule,
+    else:
+        make = partial(
+            face_loss,
+            margin_loss=settings.margin_loss,
+            scale=settings.scale,
+            margin=settings.margin,
+            margin_options=settings.margin_options,
             interclass_threshold=settings.interclass_threshold,
-            chunk=settings.class_chunk,
-            dtype=settings.class_dtype,
         )
-    return face_loss(
-        model,
-        margin_loss=settings.margin_loss,
-        scale=settings.scale,
-        margin=settings.margin,
-        margin_options=settings.margin_options,
+    return distilled(make, model, told) if told else make(model)
+
+
+def cut_loss(rule: Margin | None, settings: Training) -> Callable:
+    """model -> the loss with classes cut over devices.
+
+    Raises:
+      ValueError: for a margin loss that cannot be cut.
+    """
+    if rule is None or rule.classify is not softmax:
+        raise ValueError(
+            "margin_loss must be a softmax with class_parallel, got "
+            f"{settings.margin_loss!r}."
+        )
+    return partial(
+        class_parallel_loss,
+        rule=rule,
         interclass_threshold=settings.interclass_threshold,
+        chunk=settings.class_chunk,
+        dtype=settings.class_dtype,
     )
 
 

@@ -12,9 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.data.augment import compose, mirror, normalize
+from fedfr_jax.data.augment import compose, face_mask, mirror, normalize
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
+from fedfr_jax.evaluation.masked import masked_scores
 from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
 from fedfr_jax.evaluation.verification import (
     generic_verification,
@@ -26,8 +27,10 @@ from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.schema import call, check_ranges
 from fedfr_jax.stream import Stream, placed, stream
+from fedfr_jax.tasks.faces.drawn_pairs import balanced_pairs, names_for_all
 from fedfr_jax.tasks.faces.judged_files import held, rates_of, settings_of
 from fedfr_jax.tasks.faces.pair_list import pair_list
+from fedfr_jax.tasks.faces.search_set import search_set
 from fedfr_jax.tasks.faces.template_set import template_set
 from fedfr_jax.types import (
     Dataset,
@@ -40,7 +43,15 @@ from fedfr_jax.types import (
 
 MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
 # Key of config.evaluation -> how its metrics begin, and the files that it opens.
-FILES = {"pairs": ("pairs_", pair_list), "templates": ("ijb_", template_set)}
+FILES = {
+    "pairs": ("pairs_", pair_list),
+    "search": ("search_", search_set),
+    "templates": ("ijb_", template_set),
+}
+# How images are seen when they are judged, a view of each.
+PLAIN = normalize()
+MIRRORED = compose(mirror(), normalize())
+MASKED = compose(face_mask(fixed=True), normalize())
 
 
 class Recognition(NamedTuple):
@@ -55,26 +66,37 @@ class Recognition(NamedTuple):
 
 
 def recognition(
-    source: Source, partition: Partition, stream_bytes: int | None = None
+    source: Source,
+    partition: Partition,
+    stream_bytes: int | None = None,
+    *,
+    with_landmarks: bool = False,
 ) -> Recognition:
     """Read every image of the partition once, or as often as it is needed.
 
     Args:
       stream_bytes: bytes that the images may take on a device; None takes them all.
+      with_landmarks: whether training images come with those that the source has.
     """
     p = partition
+    points = source.landmarks if with_landmarks else None
 
-    def table(rows, labels):
+    def table(rows, labels, points=None):
+        def inputs(i):
+            found = {"image": source.read(rows[i])}
+            return found if points is None else {**found, "landmarks": points[rows[i]]}
+
         labels = labels.astype(np.int32)
         if stream_bytes is None:
-            return Dataset.labelled(source.read(rows), labels)
-        return stream(lambda i: source.read(rows[i]), labels, memory=stream_bytes)
+            return Dataset(inputs(np.arange(len(rows))), {"label": labels})
+        return stream(inputs, labels, memory=stream_bytes)
 
     return Recognition(
         partition=p,
         table=table(
             np.concatenate([p.train, p.global_examples]),
             np.concatenate([p.train_labels, p.global_labels]),
+            points,
         ),
         population=Population(p.train_offsets.astype(np.int64), p.num_classes),
         judged=table(
@@ -98,6 +120,9 @@ class Judge:
       pairs: settings of `pair_list`, or its path alone, whose metrics "pairs_..." join
         the generic ones; None leaves it out.
       templates: settings of `template_set`, or its path alone, likewise "ijb_...".
+      search: settings of `search_set`, or its path alone, likewise "search_...".
+      masked: rates in (0, 1) of "mfr_..." on the unseen identities with masks, see
+        `masked_scores`; None leaves it out.
       personalised: thresholds of personalised 1:1, a key of CLIENT_VERIFICATIONS: exact
         order statistics, or the released evaluation's bins.
       seed: of the generic pairs.
@@ -116,6 +141,8 @@ class Judge:
         fpirs: float | Sequence[float] = (1e-2, 1e-1),
         pairs: str | os.PathLike | Mapping | None = None,
         templates: str | os.PathLike | Mapping | None = None,
+        search: str | os.PathLike | Mapping | None = None,
+        masked: float | Sequence[float] | None = None,
         personalised: str = "exact",
         seed: int = 0,
     ):
@@ -132,8 +159,13 @@ class Judge:
         self._batch_size, self._compiled = batch_size, {}
         self._fars = rates_of("evaluation.fars", fars)
         self._fpirs = rates_of("evaluation.fpirs", fpirs)
+        self._masked = None
+        if masked is not None:
+            self._masked = rates_of("evaluation.masked", masked)
         self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
-        self._files = _open_files(task, mesh, pairs=pairs, templates=templates)
+        self._files = _open_files(
+            task, mesh, pairs=pairs, search=search, templates=templates
+        )
         self._tables = placed(task.table, mesh), placed(task.judged, mesh)
 
     @property
@@ -170,10 +202,22 @@ class Judge:
         metrics["accuracy"] = folds["accuracy"]
         for prefix, (files, table) in self._files.items():
             rows = np.arange(files.num_images)
-            seen = self._views(embed, variables, table, rows, files.is_mirrored)
-            found = files.metrics(seen)
+            seen = MIRRORED if files.is_mirrored else PLAIN
+            found = files.metrics(self._views(embed, variables, table, rows, seen))
             metrics |= {f"{prefix}{name}": value for name, value in found.items()}
+        if self._masked is not None:
+            metrics |= self._of_masked(embed, variables)
         return Evaluation(metrics, curves={"roc": roc_curve(features, labels)})
+
+    def _of_masked(self, embed, variables) -> dict[str, float]:
+        """Scores of the unseen identities, every second image with either mask."""
+        labels = self._task.partition.unseen_labels
+        rows = len(self._task.test_identities) + np.arange(len(labels))
+        views = self._views(embed, variables, self._tables[1], rows, MASKED)
+        kind = 1 + np.arange(len(labels)) % 2
+        masked = views[np.arange(len(labels)), kind]
+        found = masked_scores(views[:, 0], masked, labels, fprs=self._masked)
+        return {f"mfr_{name}": value for name, value in found.items()}
 
     def personalised(
         self, embed: Callable, variables_of: Callable | None, variables: PyTree = None
@@ -203,7 +247,9 @@ class Judge:
                 queries, gallery = shared[0], shared[1][low:high]
             results.append(self._judge_client(own, queries, gallery, low, high))
         over = mean_over_clients(results)
-        return Evaluation(over.mean, over.per_client)
+        names = names_for_all(self._fars, task.test_identities, task.partition)
+        named = lambda found: {names.get(k, k): value for k, value in found.items()}
+        return Evaluation(named(over.mean), named(over.per_client))
 
     def _judge_client(self, own, queries, gallery, low, high):
         labels = self._task.test_identities
@@ -220,16 +266,14 @@ class Judge:
         return {**verified, **identified}
 
     def _embed(self, embed, variables, table, rows):
-        return self._views(embed, variables, self._tables[table], rows, False)[:, 0]
+        return self._views(embed, variables, self._tables[table], rows, PLAIN)[:, 0]
 
-    def _views(self, embed, variables, table, rows, is_mirrored):
-        """Features [n, F, D] of table rows, F = 2 with those of mirror images."""
-        if (embed, is_mirrored) not in self._compiled:
-            augment = compose(mirror(), normalize()) if is_mirrored else normalize()
+    def _views(self, embed, variables, table, rows, augment):
+        """Features [n, F, D] of table rows in the F views of an augment."""
+        if (embed, augment) not in self._compiled:
             feed = Feed(self._batch_size, augment)
-            run = build_embed(embed, feed, self._mesh)
-            self._compiled[embed, is_mirrored] = run
-        run = self._compiled[embed, is_mirrored]
+            self._compiled[embed, augment] = build_embed(embed, feed, self._mesh)
+        run = self._compiled[embed, augment]
         values = run(variables, table, rows.astype(np.int32))
         return meshes.fetch(values)[: len(rows)]
 
@@ -247,48 +291,3 @@ def _open_files(task: Recognition, mesh: Mesh, **given):
             opened[prefix] = call(section, open_set, settings, shape)
     tables = task.table, judged
     return {p: (f, held(f, shape, tables, mesh)) for p, f in opened.items()}
-
-
-def balanced_pairs(labels: np.ndarray, most: int, seed: int):
-    """Half same, half different pairs in ten alternating blocks, as LFW lists them.
-
-    Args:
-      labels: [U] int identities.
-      most: upper bound on the number of pairs P.
-
-    Returns:
-      (indices [P, 2] int, is_same [P] bool), drawn with the seed; P is a multiple
-      of 20.
-
-    Raises:
-      ValueError: when the labels give fewer than ten pairs of either kind.
-    """
-    if not len(labels):
-        raise ValueError("partition.num_unseen_ids must be at least 2, got 0.")
-    rng = np.random.default_rng(seed)
-    first = rng.integers(len(labels), size=8 * most)
-    order = np.argsort(labels, kind="stable")
-    start = np.searchsorted(labels, labels[first], sorter=order)
-    count = np.bincount(labels)[labels[first]]
-    same = order[start + rng.integers(count)]
-    different = rng.integers(len(labels), size=8 * most)
-    draws = [
-        _distinct(first, same, same != first),
-        _distinct(first, different, labels[first] != labels[different]),
-    ]
-    half = min(*(len(d) for d in draws), most // 2) // 10 * 10
-    if half < 10:
-        raise ValueError(
-            "partition.num_unseen_ids must give at least 10 pairs of one identity and "
-            f"10 of two, got {len(draws[0])} and {len(draws[1])}."
-        )
-    blocks = [d[:half].reshape(10, -1, 2) for d in draws]
-    indices = np.concatenate(blocks, axis=1).reshape(-1, 2)
-    is_same = np.tile(np.repeat([True, False], half // 10), 10)
-    return indices, is_same
-
-
-def _distinct(first, second, is_wanted):
-    pairs = np.sort(np.stack([first, second], axis=1)[is_wanted], axis=1)
-    _, places = np.unique(pairs, axis=0, return_index=True)
-    return pairs[np.sort(places)]

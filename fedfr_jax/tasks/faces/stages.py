@@ -13,7 +13,6 @@ from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import (
     AUTO,
     Federation,
-    check_epochs,
     check_federation,
 )
 from fedfr_jax.mesh import make_mesh
@@ -26,17 +25,17 @@ from fedfr_jax.tasks.data import (
     split,
     streams,
 )
-from fedfr_jax.tasks.faces.classical import UNFIT, backbone_of, classical_faces
+from fedfr_jax.tasks.faces.classical import backbone_of
 from fedfr_jax.tasks.faces.given_weights import weights_of
+from fedfr_jax.tasks.faces.method_rows import build_method, methods_of, with_lowered
 from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
     backbone_features,
-    federated_faces,
 )
 from fedfr_jax.tasks.faces.public import everyone, public_means
 from fedfr_jax.tasks.faces.public_training import margin_rule, public_training
 from fedfr_jax.tasks.faces.recognition import Judge, Recognition, recognition
-from fedfr_jax.tasks.options import algorithm_maker, keywords
+from fedfr_jax.tasks.faces.teacher_cache import with_teacher
 from fedfr_jax.types import (
     Experiment,
     Federated,
@@ -77,9 +76,21 @@ def faces(settings: Mapping) -> Experiment:
     Images are read, nothing is trained.
     """
     parts = plan(settings)
-    return assemble(
-        parts, recognition(parts.source, parts.partition, parts.stream_bytes)
+    task = recognition(
+        parts.source,
+        parts.partition,
+        parts.stream_bytes,
+        with_landmarks=draws_masks(parts),
     )
+    return assemble(parts, task)
+
+
+def draws_masks(parts: Plan) -> bool:
+    """Whether a training's augment draws on faces, and so asks where they are."""
+    central = [m for m in parts.methods.values() if isinstance(m, Training)]
+    listed = [x.augment for x in (parts.federation, parts.pretraining, *central)]
+    name_of = lambda entry: entry if isinstance(entry, str) else entry.get("name")
+    return any(name_of(entry) == "face_mask" for one in listed for entry in one)
 
 
 def plan(settings: Mapping) -> Plan:
@@ -147,79 +158,12 @@ def model_of(settings: Mapping, source: Source) -> Model:
     return gathered(model)
 
 
-def methods_of(settings: Mapping, model: Model, partition: Partition) -> dict:
-    """{row: method} of config.methods."""
-    return {
-        name: build_method(name, options, settings["pretrain"], model, partition)
-        for name, options in settings["methods"].items()
-    }
-
-
-def build_method(
-    name: str,
-    options: Mapping,
-    pretraining: Mapping,
-    model: Model,
-    partition: Partition,
-) -> FaceMethod | Training:
-    """A row of the result: `kind` federated (the default), or central on all images.
-
-    A federated row is FedFR with its terms as options, or another `algorithm` with the
-    options of its factory; it may have `local_epochs` of its own. A central row takes
-    the keys of `pretrain` that it does not set itself.
-    """
-    section, options = f"methods.{name}", dict(options)
-    kind = options.pop("kind", "federated")
-    if kind == "central":
-        inherited = dict(pretraining)
-        if "margin_loss" in options:
-            inherited.pop("margin_options", None)  # of another loss
-        return call(section, Training, {**inherited, **options})
-    if kind != "federated":
-        raise ValueError(
-            f"config.{section}.kind must be federated or central, got {kind!r}."
-        )
-    counts = {
-        "num_classes": int(partition.num_classes.max()),
-        "num_clients": len(partition.num_classes),
-    }
-    algorithm = options.pop("algorithm", "fedfr")
-    epochs = options.pop("local_epochs", None)
-    if epochs is not None:
-        check_epochs(f"config.{section}.local_epochs", epochs)
-    if algorithm in UNFIT:
-        raise ValueError(
-            f"config.{section}.algorithm must not need {UNFIT[algorithm]}, got "
-            f"{algorithm!r}."
-        )
-    with naming(f"config.{section}"):
-        if algorithm == "fedfr":
-            method = call(section, federated_faces, options, model, **counts)
-            return method._replace(local_epochs=epochs)
-        others = keywords(classical_faces).keys() - {"num_classes"}
-        make, rest = algorithm_maker(section, algorithm, options, others, counts)
-        num_classes = counts["num_classes"]
-        method = call(
-            section, classical_faces, rest, model, make, num_classes=num_classes
-        )
-        return method._replace(local_epochs=epochs)
-
-
-def with_lowered(
-    row: str, method: FaceMethod | Training, lowered: Mapping[str, Mapping]
-) -> FaceMethod | Training:
-    """A federated method with itself on other networks, {lowering: {row: method}}."""
-    if isinstance(method, Training):
-        return method
-    others = {lowering: methods[row] for lowering, methods in lowered.items()}
-    return method._replace(lowered=others)
-
-
 def assemble(parts: Plan, task: Recognition) -> Experiment:
     """The experiment on a plan's images."""
     seed, evaluation = parts.settings["seed"], parts.settings["evaluation"]
     judge = call("evaluation", Judge, evaluation, task, parts.mesh, seed=seed)
     model = parts.model
+    task = with_teacher(task, told_of(parts), parts.source, model, parts.mesh)
     embed = backbone_features(model)  # one object: it names what evaluators compile
     names, mesh = parts.source.names, parts.mesh
 
@@ -259,6 +203,17 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
         seed=seed,
         remake=remake,
     )
+
+
+def told_of(parts: Plan) -> dict:
+    """{section: (what it is told of a teacher, its training's settings)}."""
+    told = {}
+    for name, method in parts.methods.items():
+        if isinstance(method, Training):
+            told[f"methods.{name}"] = method.distill, method
+        elif method.distill is not None:
+            told[f"methods.{name}"] = method.distill, parts.federation
+    return {"pretrain": (parts.pretraining.distill, parts.pretraining), **told}
 
 
 def trainer_of(

@@ -36,7 +36,7 @@ from fedfr_jax.evaluation.templates import (
     weigh_images,
 )
 from fedfr_jax.schema import naming
-from fedfr_jax.tasks.faces.judged_files import JudgedFiles, existing, rates_of
+from fedfr_jax.tasks.faces.judged_files import JudgedFiles, existing, ranks_of, rates_of
 
 SECTION = "evaluation.templates"
 GALLERY = ("meta/ijbc_1N_gallery_G1.csv", "meta/ijbc_1N_gallery_G2.csv")
@@ -107,7 +107,7 @@ def template_set(
             lists = [existing(f"{SECTION}.gallery", path, name) for name in lists]
             file = existing(f"{SECTION}.probes", path, probes)
             fpirs = rates_of(f"{SECTION}.fpirs", fpirs)
-            ranks = _ranks_of(ranks)
+            ranks = ranks_of(f"{SECTION}.ranks", ranks)
             scores.append(_one_to_many(lists, file, ids, fpirs, ranks))
         if not scores:
             raise ValueError("pairs or probes must name a file, got None for both.")
@@ -123,16 +123,6 @@ def template_set(
         return {name: value for score in scores for name, value in score(found).items()}
 
     return JudgedFiles(read, len(listed.names), flip, metrics)
-
-
-def _ranks_of(values) -> list[int]:
-    """Whole numbers as a list; one number is a rank too."""
-    ranks = np.ravel(np.array(values, dtype=object)).tolist()
-    if not all(isinstance(k, int | np.integer) for k in ranks):
-        raise ValueError(
-            f"config.{SECTION}.ranks must be whole numbers, got {values!r}."
-        )
-    return ranks
 
 
 def _landmarks_of(file: pathlib.Path, names: tuple[str, ...]):

@@ -11,7 +11,7 @@ from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.classical import UNFIT
-from fedfr_jax.tasks.faces.stages import build_method
+from fedfr_jax.tasks.faces.method_rows import build_method
 from fedfr_jax.types import Model
 
 SIDE, DIM, PUBLIC = 4, 8, 4

@@ -48,6 +48,7 @@ EXPECTED = {
         "spreadout_options": None,
         "num_clients": 0,
         "adapt": None,
+        "distill": None,
     },
     face_loss: {
         **COSFACE,
@@ -123,6 +124,7 @@ EXPECTED = {
         "class_rate": 1.0,
         "init": None,
         "freeze": "",
+        "distill": None,
     },
     Federation: {
         "rounds": 20,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.io import savemat
 from sklearn.metrics import roc_auc_score
 
 from fedfr_jax.__main__ import main
@@ -243,8 +244,9 @@ def test_pairs_by_config_give_the_released_accuracy(task, golden, tmp_path):
     mean = float(arrays["accuracy_mean"])
     assert judged["pairs_accuracy"] == pytest.approx(mean, abs=1e-6)
     tars = verification.tar_at_far(features, is_same, fars=(1e-3, 1e-2))
-    for name in ("tar@far=1e-03", "tar@far=1e-02"):
-        assert judged[f"pairs_{name}"] == pytest.approx(tars[name], abs=1e-6)
+    # 270 pairs of two people in nine folds do not tell a rate of 0.001.
+    for name, mark in (("tar@far=1e-03", "~"), ("tar@far=1e-02", "")):
+        assert judged[f"pairs_{name}{mark}"] == pytest.approx(tars[name], abs=1e-6)
     without = plain.generic(looked_up, jnp.asarray(features[None])).metrics
     assert list(without) == ["tar@far=1e-01", "accuracy"]
     assert without.items() <= judged.items() and len(judged) == 5
@@ -265,6 +267,102 @@ def test_pairs_are_judged_by_the_sum_with_mirror_images_unless_told(tmp_path):
     expected = verification.ten_fold(views[:, 0], is_same, folds=5)["accuracy"]
     assert not single.is_mirrored
     assert single.metrics(views[:, :1])["accuracy"] == expected
+
+
+def write_search(path, listed):
+    """TinyFace's layout: 4 probes, 4 mates and 6 distractors, by number 0 to 13."""
+    folders = {"Probe": range(4), "Gallery_Match": range(4, 8)}
+    folders["Gallery_Distractor"] = range(8, 14)
+    for where, numbers in folders.items():
+        (path / where).mkdir(parents=True)
+        for i in numbers:
+            person = i if where == "Gallery_Distractor" else i % 4
+            name = f"{i:02}.png" if listed else f"{person}_{i:02}.png"
+            (path / where / name).write_bytes(png(numbered([i])[0]))
+    if listed:
+        for kind, file, numbers in (
+            ("probe", "probe", range(4)),
+            ("gallery", "gallery_match", range(4, 8)),
+        ):
+            names = np.array([[f"{i:02}.png"] for i in numbers], dtype=object)
+            ids = np.array([[i % 4] for i in numbers])
+            content = {f"{kind}_set": names, f"{kind}_ids": ids}
+            savemat(path / f"{file}_img_ID_pairs.mat", content)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_search_among_mates_and_distractors_ranks_by_all_scores(task, tmp_path, listed):
+    write_search(tmp_path, listed)
+    rng = np.random.default_rng(2)
+    features = rng.normal(size=(14, 4)).astype(np.float32)
+    features[4:8] += 0.3 * features[:4]
+    judge = Judge(task, make_mesh(1), search=str(tmp_path), **SMALL)
+    judged = judge.generic(looked_up, jnp.asarray(features[None])).metrics
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    scores = unit[:4] @ unit[4:].T
+    ahead = (scores > np.diag(scores)[:, None]).sum(1)
+    assert 0 < (ahead < 1).mean() < 1
+    for k in (1, 5, 10, 20):
+        assert judged[f"search_rank@{k}"] == (ahead < k).mean()
+    (tmp_path / "Gallery_Match" / ("06.png" if listed else "2_06.png")).unlink()
+    message = "hold every listed image" if listed else "a mate of every probe"
+    with pytest.raises(ValueError, match=message):
+        Judge(task, make_mesh(1), search=str(tmp_path), **SMALL)
+
+
+def write_list(path, pairs):
+    path.write_text("# first second same\n\n" + "\n".join(pairs) + "\n")
+
+
+def test_a_development_list_sets_the_thresholds_of_a_list_without_folds(tmp_path):
+    """All same pairs, then all different ones, as LFW's View 1 has them; by hand."""
+    for i in range(24):
+        (tmp_path / f"{i}.png").write_bytes(png(numbered([i])[0]))
+    pairs = lambda start: [
+        f"{start + 2 * i}.png {start + 2 * i + 1}.png {int(i < 3)}" for i in range(6)
+    ]
+    write_list(tmp_path / "dev.txt", pairs(0))
+    write_list(tmp_path / "test.txt", pairs(12))
+    source = lambda name: {
+        "name": "listed_pairs",
+        "path": str(tmp_path),
+        "pairs": name,
+    }
+    given = pair_list(
+        SHAPE,
+        source=source("test.txt"),
+        development=source("dev.txt"),
+        fars=(0.2, 0.4),
+        flip=False,
+    )
+    assert given.num_images == 24
+    seen = given.read(np.array([23, 0, 13, 11]))
+    # Each list has its images in the order of their names.
+    order = np.concatenate([sorted(range(k, k + 12), key=str) for k in (0, 12)])
+    np.testing.assert_array_equal(seen, numbered(order[[23, 0, 13, 11]]))
+    features = np.random.default_rng(5).normal(size=(24, 1, 3))
+    metrics = given.metrics(features[order])
+    unit = features[:, 0] / np.linalg.norm(features[:, 0], axis=1, keepdims=True)
+    far = np.square(unit[0::2] - unit[1::2]).sum(1)
+    is_same, at = np.arange(6) < 3, verification.THRESHOLDS
+    right = [((far[:6] < t) == is_same).sum() for t in at]
+    best = at[int(np.argmax(right))]
+    assert metrics["accuracy"] == ((far[6:] < best) == is_same).mean()
+    # One of three different pairs of the development list may be accepted at 0.4.
+    second = np.sort(far[3:6])[1]
+    limit = at[at <= second].max()
+    tar = (far[6:9] < limit).mean()
+    np.testing.assert_allclose(metrics["tar@far=4e-01"], tar)
+    assert list(metrics) == ["accuracy", "tar@far=2e-01~", "tar@far=4e-01"]
+    with pytest.raises(ValueError, match="config.evaluation.pairs: every fold must"):
+        pair_list(SHAPE, source=source("test.txt"), folds=2)
+    for line in ("0.png 1.png maybe", "0.png 0.png 1", "0.png 1"):
+        write_list(tmp_path / "bad.txt", [line])
+        with pytest.raises(ValueError, match="bad.txt line 3 must be two images and"):
+            pair_list(SHAPE, source=source("bad.txt"))
+    write_list(tmp_path / "bad.txt", ["0.png 99.png 1"])
+    with pytest.raises(ValueError, match="must hold every listed image, got none for"):
+        pair_list(SHAPE, source=source("bad.txt"))
 
 
 def test_any_source_with_pairs_is_a_pair_list(tmp_path):

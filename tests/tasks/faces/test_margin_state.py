@@ -13,7 +13,7 @@ from fedfr_jax.runs.begin import begin
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.margin_state import NUMBERS, beside, with_start
-from fedfr_jax.tasks.faces.stages import build_method
+from fedfr_jax.tasks.faces.method_rows import build_method
 from fedfr_jax.types import Batch, Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 

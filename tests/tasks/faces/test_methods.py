@@ -17,9 +17,9 @@ from fedfr_jax.tasks.faces.hard_negatives import (
     class_of_row,
     client_of_row,
 )
+from fedfr_jax.tasks.faces.method_rows import build_method
 from fedfr_jax.tasks.faces.methods import backbone_features, federated_faces
 from fedfr_jax.tasks.faces.public import everyone, public_means
-from fedfr_jax.tasks.faces.stages import build_method
 from fedfr_jax.types import Cohort, Model
 
 SIDE, DIM, SIZES = 4, 8, (2, 3, 2)

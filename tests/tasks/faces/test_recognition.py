@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fedfr_jax.data.partition import by_identity
 from fedfr_jax.evaluation.personalized import client_verification
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks.faces.drawn_pairs import fewest_negatives
 from fedfr_jax.tasks.faces.recognition import Judge, balanced_pairs, recognition
 from fedfr_jax.types import Networks, Source
 from tests.tasks.faces.given import partition_of, source_of
@@ -49,6 +50,21 @@ def test_rows_of_the_table_are_the_partitions_images(task):
     labels = np.repeat(np.arange(14), 10)
     np.testing.assert_array_equal(task.train_identities, labels[p.train])
     np.testing.assert_array_equal(task.test_identities, labels[p.test])
+
+
+def test_training_images_bring_the_landmarks_that_their_source_has(task):
+    task, _ = task
+    p = task.partition
+    rows = np.concatenate([p.train, p.global_examples])
+    made, _ = source()
+    points = np.random.default_rng(0).uniform(0, 6, (140, 5, 2)).astype(np.float32)
+    made = made._replace(landmarks=points)
+    for memory in (None, 2 * 40 * 8):
+        table = recognition(made, p, memory, with_landmarks=True).table
+        found = table.inputs if memory is None else table.read(np.arange(len(rows)))
+        np.testing.assert_array_equal(found["landmarks"], points[rows])
+        np.testing.assert_array_equal(found["image"], task.table.images)
+    assert set(recognition(made, p).table.inputs) == {"image"}
 
 
 def test_streamed_images_are_judged_alike(task):
@@ -110,6 +126,28 @@ def test_the_generic_protocol_is_one_network_on_unseen_people():
     assert alone.metrics["tar@far=4e-01"] == 1  # whose clients are all alike
 
 
+def test_unseen_people_are_judged_with_masks_too(task):
+    """A network that sees foreheads only loses nothing; one that sees chins does."""
+    task, _ = task
+    judge = Judge(task, make_mesh(1), masked=(0.1, 1e-5), fars=(0.1,))
+    rows = np.arange(36) // 6
+    networks = [np.eye(36, dtype=np.float32)[where] for where in (rows < 2, rows > 3)]
+    upper, lower = (
+        judge.generic(embed, jnp.asarray(network.T)).metrics for network in networks
+    )
+    for found in (upper, lower):
+        masked, standard = (
+            found[f"mfr_{kind}_fnmr@fpr=1e-01"] for kind in ("masked", "standard")
+        )
+        score = 0.25 * masked + 0.75 * standard
+        assert found["mfr_score@fpr=1e-01"] == pytest.approx(score)
+        assert "mfr_score@fpr=1e-05~" in found
+        assert standard == pytest.approx(1 - found["tar@far=1e-01"])
+    assert lower["mfr_masked_fnmr@fpr=1e-01"] > upper["mfr_masked_fnmr@fpr=1e-01"] + 0.1
+    with pytest.raises(ValueError, match="config.evaluation.masked must lie in"):
+        Judge(task, make_mesh(1), masked=1.5)
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(2, 12), st.integers(5, 20), st.integers(0, 1000))
 def test_pairs_are_balanced_distinct_and_labelled_right(people, images, seed):
@@ -121,6 +159,19 @@ def test_pairs_are_balanced_distinct_and_labelled_right(people, images, seed):
     assert len(np.unique(np.sort(indices, 1), axis=0)) == len(indices) <= 400
     folds = is_same.reshape(10, -1)
     np.testing.assert_array_equal(folds.sum(1), folds.shape[1] // 2)
+
+
+def test_the_pairs_of_a_client_are_counted_as_they_are_compared():
+    labels = np.random.default_rng(0).integers(8, size=40)
+    own_of = [np.array([0, 1]), np.array([2]), np.array([3, 4, 5, 6, 7])]
+    counts = []
+    for own in own_of:
+        is_own = np.isin(labels, own)
+        either = is_own[:, None] | is_own[None]
+        counts.append(np.triu(either & (labels[:, None] != labels[None])).sum())
+    for own, count in zip(own_of, counts, strict=True):
+        assert fewest_negatives(labels, [own]) == count
+    assert fewest_negatives(labels, own_of) == min(counts)
 
 
 def test_too_few_unseen_people_are_refused():

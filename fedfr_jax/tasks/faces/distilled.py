@@ -1,0 +1,210 @@
+"""A big teacher's embeddings as a further target: BigFace-Distill.
+
+L = L_cos + 9 L_d with L_d the squared distance of unit embeddings, so 2 (1 - cosine):
+angular distillation (VarGFaceNet, arXiv:1910.04985) as BigFace's authors weigh it. An
+image without a label has L_d alone, so that labelled and unlabelled ones share a step:
+
+  L = sum a_i L_cos_i / max(1, sum a_i) + weight * mean L_d_i,  a_i = 1 where labelled.
+
+The same term teaches a client's network, whose own faces may have no labels.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax import trees
+from fedfr_jax.losses.distillation import angular_distillation
+from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.models import MODELS
+from fedfr_jax.objective import with_aux
+from fedfr_jax.schema import call, check_keys, check_ranges, choose, naming
+from fedfr_jax.stacks import laid_out, named
+from fedfr_jax.types import Batch, Model, PyTree
+
+SIGHTS = ("same", "clean")
+KNOWN = "teacher"  # key of the targets with kept embeddings, [V, D] of an example
+
+
+class Teacher(NamedTuple):
+    """A trained network."""
+
+    model: Model
+    variables: PyTree  # in host memory
+
+
+class Distill(NamedTuple):
+    """What a row is told of its teacher, once opened."""
+
+    weight: float
+    teacher: Teacher | None
+    cache: str | None  # file of embeddings, which is made of the teacher if missing
+    sees: str  # the student's image, or the one without its mask
+    unlabelled: float  # share of the images whose labels are not used
+
+
+def distill(
+    model: Model,
+    *,
+    weight: float = 9.0,
+    teacher: Mapping | None = None,
+    cache: str | os.PathLike | None = None,
+    sees: str = "same",
+    unlabelled: float = 0.0,
+) -> Distill:
+    """The key `distill` of a row or of `pretrain`.
+
+    Args:
+      model: the student.
+      weight: lambda, of the distance to the teacher's embeddings.
+      teacher: {"weights": an .npz of named leaves (params/..., batch_stats/...),
+        "model": section of its network}; it runs beside the student in every step, and
+        is a constant of the compiled step.
+      cache: instead of that, or made of it when the file is missing: embeddings of all
+        images in all views, see `teacher_cache`.
+      sees: "same" as the student, or "clean": without the mask that it sees.
+      unlabelled: share of the images, drawn by their rows, that count as unlabelled; so
+        do labels below 0.
+
+    Raises:
+      ValueError: for an option out of range, neither teacher nor cache, or a teacher
+        that does not fit its file or the student.
+    """
+    bounds = {"weight": (0, math.inf), "unlabelled": (0, 1)}
+    check_ranges("", {"weight": weight, "unlabelled": unlabelled}, bounds)
+    if sees not in SIGHTS:
+        raise ValueError(f"sees must be one of {SIGHTS}, got {sees!r}.")
+    if teacher is None and cache is None:
+        raise ValueError("teacher or cache must be given, got neither.")
+    opened = None if teacher is None else open_teacher(teacher, model)
+    cache = None if cache is None else str(cache)
+    return Distill(weight, opened, cache, sees, unlabelled)
+
+
+def open_distill(section: str, settings: Mapping | None, model: Model):
+    """`distill` of the config's section, or None without it."""
+    if settings is None:
+        return None
+    return call(f"{section}.distill", distill, settings, model)
+
+
+def open_teacher(settings: Mapping, student: Model) -> Teacher:
+    """The network of {"weights", "model"}, for images of the student's shape."""
+    check_keys("teacher", settings, ("weights", "model"))
+    for key in ("weights", "model"):
+        if key not in settings:
+            raise ValueError(f"teacher must have the key {key}, got none.")
+    shape = student.image_shape
+    model = choose("distill.teacher.model", MODELS, settings["model"], shape)
+    if model.embedding_dim != student.embedding_dim:
+        raise ValueError(
+            "teacher's embedding_dim must be the student's "
+            f"{student.embedding_dim}, got {model.embedding_dim}."
+        )
+    return Teacher(model, read_variables(settings["weights"], model))
+
+
+def read_variables(path: str | os.PathLike, model: Model) -> PyTree:
+    """Variables of a network out of an .npz of leaves by the names of their blocks.
+
+    Raises:
+      ValueError: naming the file, and the first leaf that is missing or has another
+        shape.
+    """
+    like = jax.eval_shape(model.init, jax.random.key(0))
+    blocks = jax.eval_shape(named, like)
+    with naming(path):
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = dict(file)
+        except (OSError, ValueError, EOFError) as error:
+            raise ValueError(
+                f"weights must be an .npz of arrays, got {type(error).__name__}: "
+                f"{error}."
+            ) from error
+        leaves, structure = jax.tree_util.tree_flatten_with_path(blocks)
+        found = [_leaf(arrays, trees.path_name(p), x) for p, x in leaves]
+    return laid_out(jax.tree.unflatten(structure, found), like)
+
+
+def _leaf(arrays: Mapping, name: str, like) -> np.ndarray:
+    got = arrays[name].shape if name in arrays else "none"
+    if got != tuple(like.shape):
+        raise ValueError(f"{name} must be {tuple(like.shape)}, got {got}.")
+    return arrays[name].astype(like.dtype)
+
+
+def write_variables(path: str | os.PathLike, variables: PyTree) -> None:
+    """Write what `read_variables` reads."""
+    leaves = jax.tree_util.tree_leaves_with_path(named(variables))
+    np.savez(path, **{trees.path_name(p): np.asarray(x) for p, x in leaves})
+
+
+def distilled(loss_of: Callable, model: Model, told: Distill) -> Callable:
+    """A loss of `Local` and the distance to the teacher; the student runs once.
+
+    Args:
+      loss_of: model -> loss over params with a "backbone"; a mean over valid examples.
+      model: the student.
+    """
+    teach = from_cache if told.cache else online(told)
+
+    def loss(variables, batch, key, **round_args):
+        backbone = {**variables, "params": variables["params"]["backbone"]}
+        features, stats = model.apply(backbone, batch.images, True, key=key)
+        known = model._replace(apply=lambda *_, **__: (features, stats))
+        seen = only_labelled(batch, told.unlabelled)
+        total, (stats, metrics) = with_aux(loss_of(known))(
+            variables, seen, key, **round_args
+        )
+        distance = angular_distillation(features, teach(batch))
+        value = masked_mean(distance, batch.is_valid)
+        return total + told.weight * value, (stats, {**metrics, "distillation": value})
+
+    return loss
+
+
+def only_labelled(batch: Batch, unlabelled: float) -> Batch:
+    """`batch` in which only examples with a label that is used are valid."""
+    share = jnp.uint32(round(unlabelled * 2**16))
+    is_used = (stirred(batch.example) >> 16) >= share
+    is_used &= batch.labels >= 0
+    targets = {**batch.targets, "label": jnp.maximum(batch.labels, 0)}
+    return batch._replace(targets=targets, is_valid=batch.is_valid & is_used)
+
+
+def stirred(rows: jax.Array) -> jax.Array:
+    """Uint32 [B] that look random, a function of rows [B]: MurmurHash3's last step."""
+    bits = rows.astype(jnp.uint32) * jnp.uint32(0x9E3779B9) + jnp.uint32(1)
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)
+
+
+def online(told: Distill) -> Callable:
+    """batch -> the teacher's embeddings [B, D], computed in the step."""
+
+    def teach(batch: Batch) -> jax.Array:
+        if told.sees == "clean" and "clean" not in batch.inputs:
+            raise ValueError(
+                "distill.sees must be same without face_mask's keep_clean, got clean."
+            )
+        images = batch.inputs["clean"] if told.sees == "clean" else batch.images
+        return told.teacher.model.apply(told.teacher.variables, images, False)[0]
+
+    return teach
+
+
+def from_cache(batch: Batch) -> jax.Array:
+    """The kept embeddings [B, D] of a batch's images in the views that it has.
+
+    What is kept are the fastest views: of 2 the mirror's, whatever mask is on them.
+    """
+    kept = batch.targets[KNOWN].astype(jnp.float32)  # [B, V, D]
+    view = jax.lax.rem(batch.view, jnp.int32(kept.shape[1]))
+    return jnp.take_along_axis(kept, view[:, None, None], axis=1)[:, 0]

@@ -1,0 +1,168 @@
+"""A teacher's embeddings of all images of a source, kept in a file.
+
+`name.npy` holds float16 [T, V, D] in V views: plain, mirrored, and under either mask,
+as the row's augment counts them. `name.npy.json` holds a digest of the images.
+"""
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.outputs import build_embed
+from fedfr_jax.feed import Feed
+from fedfr_jax.schema import naming
+from fedfr_jax.stream import Stream, stream
+from fedfr_jax.tasks.data import augment_of
+from fedfr_jax.tasks.faces.distilled import KNOWN, Distill, Teacher, open_distill
+from fedfr_jax.tasks.faces.recognition import Recognition
+from fedfr_jax.types import Model, Source
+
+LOOKED_AT = 1024  # images whose pixels are in a digest
+CHUNK = 1 << 14  # images between writes
+
+
+def digest_of(source: Source) -> str:
+    """Tells a source from others: its size and up to 1024 evenly spread images."""
+    count = len(source.labels)
+    rows = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
+    found = hashlib.sha256(repr((count, tuple(source.image_shape))).encode())
+    for start in range(0, len(rows), 64):
+        found.update(np.ascontiguousarray(source.read(rows[start : start + 64])))
+    return found.hexdigest()
+
+
+def views_of(settings, sees: str) -> Feed:
+    """The views that are kept, as a feed: all of a row's, or those without masks.
+
+    Args:
+      settings: with batch_size, flip and augment.
+
+    Raises:
+      ValueError: when the row's views are not counted, or a mirror follows the masks.
+    """
+    listed = json.loads(json.dumps(settings.augment))
+    names = [entry if isinstance(entry, str) else entry["name"] for entry in listed]
+    whole = augment_of(settings.flip, json.dumps(settings.augment))
+    if not Feed(1, whole).num_views:
+        raise ValueError(
+            "distill.cache must come with an augment whose views are counted, such as "
+            f"face_mask with fixed=True, got {names}."
+        )
+    if sees == "same":
+        return Feed(settings.batch_size, whole)
+    if "face_mask" in names and "mirror" in names[names.index("face_mask") :]:
+        raise ValueError(f"augment must have mirror before face_mask, got {names}.")
+    others = [x for x, n in zip(listed, names, strict=True) if n != "face_mask"]
+    return Feed(settings.batch_size, augment_of(settings.flip, json.dumps(others)))
+
+
+def write_cache(path, source: Source, teacher: Teacher, feed: Feed, mesh: Mesh) -> None:
+    """Embed all images of a source in the feed's views; whole or not at all."""
+    path, model = pathlib.Path(path), teacher.model
+    embed = lambda variables, images: model.apply(variables, images, False)[0]
+    run, table = build_embed(embed, feed, mesh), stream(source.read, source.labels)
+    count = len(source.labels)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.tmp")
+    shape = (count, max(feed.num_views, 1), model.embedding_dim)
+    kept = np.lib.format.open_memmap(draft, "w+", np.float16, shape)
+    for start in range(0, count, CHUNK):
+        rows = np.arange(start, min(start + CHUNK, count), dtype=np.int32)
+        found = meshes.fetch(run(teacher.variables, table, rows))[: len(rows)]
+        kept[rows] = found / np.maximum(np.linalg.norm(found, axis=2), 1e-12)[..., None]
+    kept.flush()
+    del kept
+    sidecar(path).write_text(json.dumps({"images": digest_of(source)}))
+    draft.replace(path)
+
+
+def sidecar(path: pathlib.Path) -> pathlib.Path:
+    """The file that says which images a cache belongs to."""
+    return path.with_name(f"{path.name}.json")
+
+
+def read_cache(path, source: Source, model: Model, num_views: int) -> np.ndarray:
+    """Unit embeddings float16 [T, V, D], mapped from their file.
+
+    Raises:
+      ValueError: for a cache of other images, of another embedding size, or whose views
+        are not those that the row counts.
+    """
+    path = pathlib.Path(path)
+    try:
+        kept = np.load(path, mmap_mode="r", allow_pickle=False)
+        about = json.loads(sidecar(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"distill.cache must be a file of embeddings with its {sidecar(path).name},"
+            f" got {type(error).__name__}: {error}."
+        ) from error
+    wanted = len(source.labels), num_views, model.embedding_dim
+    if kept.shape != wanted or kept.dtype != np.float16:
+        raise ValueError(
+            f"{path} must hold float16 (images, views, embedding) {wanted}, got "
+            f"{kept.dtype} {kept.shape}."
+        )
+    if about.get("images") != (digest := digest_of(source)):
+        raise ValueError(
+            f"{path} must belong to this source's images {digest[:12]}, got those of "
+            f"{str(about.get('images'))[:12]}: make it anew."
+        )
+    return kept
+
+
+def with_teacher(
+    task: Recognition, told: Mapping, source: Source, model: Model, mesh: Mesh
+) -> Recognition:
+    """A task whose table has the kept embeddings too, made first where there are none.
+
+    Args:
+      told: {section: (its `Distill`, or the settings of one, or None; settings of its
+        training)} of pretraining and of all rows.
+      model: the student.
+
+    Raises:
+      ValueError: as `read_cache`, for two caches, or a missing file without a teacher.
+    """
+    kept, file = None, None
+    for section, (given, settings) in told.items():
+        one = given
+        if not isinstance(given, Distill):
+            one = open_distill(section, given, model)
+        if one is None or one.cache is None:
+            continue
+        if file not in (None, one.cache):
+            raise ValueError(
+                f"config.{section}.distill.cache must be the one file of all rows, "
+                f"{file}, got {one.cache}."
+            )
+        with naming(f"config.{section}"):
+            kept = _kept(one, views_of(settings, one.sees), source, model, mesh)
+        file = one.cache
+    if kept is None:
+        return task
+    p, table = task.partition, task.table
+    rows = np.concatenate([p.train, p.global_examples])
+    targets = {**table.targets, KNOWN: kept[rows]}
+    if isinstance(table, Stream):
+        table = stream(table.read, targets, memory=table.memory, waves=table.waves)
+    else:
+        table = table._replace(targets=targets)
+    return task._replace(table=table)
+
+
+def _kept(one: Distill, feed: Feed, source: Source, model: Model, mesh: Mesh):
+    """The embeddings of a row's file, which is made when it is missing."""
+    if not pathlib.Path(one.cache).is_file():
+        if one.teacher is None:
+            raise ValueError(
+                f"distill.cache must exist or have a teacher, got {one.cache}: there "
+                "is no such file."
+            )
+        write_cache(one.cache, source, one.teacher, feed, mesh)
+    return read_cache(one.cache, source, model, max(feed.num_views, 1))

@@ -1,0 +1,183 @@
+"""Masks on faces: what they cover, how often, and that keys and pixels decide them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from fedfr_jax.data.align import arcface_template
+from fedfr_jax.data.augment import batched, build_augment, compose, face_mask, mirror
+from fedfr_jax.data.augment.face_mask import BARE, SURFACE, TEMPLATE, cover, fingerprint
+
+KINDS = {"template": TEMPLATE, "surface": SURFACE}
+SIZE = 48
+
+
+def faces(count, size=SIZE, channels=3, seed=0):
+    """Random grey-brown bytes."""
+    shape = (count, size, size, channels)
+    return np.random.default_rng(seed).integers(60, 180, shape, dtype=np.uint8)
+
+
+@jax.jit
+def covers(kind, keys, images, landmarks):
+    one = lambda key, image, points: cover(kind, key, image, points)
+    return jax.vmap(one)(keys, images, landmarks)
+
+
+def drawn(kind, count=40, landmarks=None, seed=1):
+    """Images before and after, and what is covered, of masks of one kind."""
+    images = faces(count)
+    if landmarks is None:
+        landmarks = arcface_template((SIZE, SIZE))
+    points = np.broadcast_to(np.float32(landmarks), (count, 5, 2))
+    keys = jax.random.split(jax.random.key(seed), count)
+    new, share = covers(jnp.int32(kind), keys, images, points)
+    return images, np.asarray(new), np.asarray(share)
+
+
+def near(point, radius):
+    """Which pixels [SIZE, SIZE] are within `radius` of a point x, y."""
+    y, x = np.mgrid[:SIZE, :SIZE]
+    return np.hypot(x - point[0], y - point[1]) <= radius
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mouth_and_chin_are_covered_and_eyes_never(kind):
+    unit = SIZE / 112
+    eyes_and_mouth = arcface_template((SIZE, SIZE))
+    _, _, share = drawn(KINDS[kind])
+    covered = share >= 0.5
+    assert 0.15 < covered.mean() < 0.45
+    assert covered.mean(axis=(1, 2)).std() > 0.005  # no two alike
+    for eye in eyes_and_mouth[:2]:
+        assert not (share[:, near(eye, 5 * unit)] > 0).any()
+    mouth = eyes_and_mouth[3:].mean(axis=0)
+    assert covered[:, near(mouth, 8 * unit)].all()
+    nose = [covered[:, near(eyes_and_mouth[2], 2 * unit)].all(axis=1).mean()]
+    assert nose[0] > (0.8 if kind == "surface" else 0.99)  # some masks are half ones
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_that_are_not_covered_stay_and_covered_ones_hide_the_image(kind):
+    before, after, share = drawn(KINDS[kind])
+    assert_array_equal(after[share == 0], before[share == 0])
+    other = covers(
+        jnp.int32(KINDS[kind]),
+        jax.random.split(jax.random.key(1), 40),
+        np.where((share == 1)[..., None], before[::-1], before),
+        np.broadcast_to(arcface_template((SIZE, SIZE)), (40, 5, 2)),
+    )[0]
+    # What is under the mask moves its light only, by the mean of the cheeks.
+    under = np.abs(np.float32(other) - after)[share == 1]
+    assert under.mean() < 12 and np.abs(np.float32(before[::-1]) - before).mean() > 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_goes_where_the_landmarks_go(kind):
+    points = arcface_template((SIZE, SIZE))
+    _, _, share = drawn(KINDS[kind], landmarks=points)
+    _, _, moved = drawn(KINDS[kind], landmarks=points + np.array([4, -3]))
+    assert_allclose(moved[:, :-3, 4:], share[:, 3:, :-4], atol=2e-3)
+
+
+def test_without_landmarks_the_face_is_taken_for_an_aligned_one():
+    known = arcface_template((SIZE, SIZE))
+    unknown = [np.full((5, 2), np.nan), np.full((5, 2), 7.0)]
+    points = np.float32([known, *unknown] + [known] * 37)
+    images = np.repeat(faces(1), 40, axis=0)
+    keys = jnp.repeat(jax.random.key(3)[None], 40)
+    new, share = covers(jnp.int32(TEMPLATE), keys, images, points)
+    assert_array_equal(new[1], new[2])
+    covered = np.asarray(share) > 0.5
+    assert not np.array_equal(covered[0], covered[1])  # shaken
+    both, either = covered[0] & covered[1], covered[0] | covered[1]
+    assert both.sum() > 0.75 * either.sum()
+    alone = jax.jit(cover)(jnp.int32(TEMPLATE), keys[0], images[0])
+    assert_allclose(alone[1], share[1], atol=1e-5)
+
+
+def examples(count, size=SIZE, channels=3):
+    inputs = {"image": jnp.asarray(faces(count, size, channels))}
+    return inputs, {"label": jnp.arange(count, dtype=jnp.int32)}
+
+
+def run(augment, count, seed=0, **of):
+    keys = jax.random.split(jax.random.key(seed), count)
+    apply = jax.jit(lambda *a: batched(augment, *a))
+    return apply(keys, *examples(count, **of))
+
+
+def test_a_third_is_masked_half_by_each_kind_and_targets_say_which():
+    inputs, targets = run(face_mask(keep_clean=True), 2000, size=16)
+    masked = np.asarray(targets["masked"])
+    assert abs(masked.mean() - 0.35) < 4 * np.sqrt(0.35 * 0.65 / 2000)
+    assert_array_equal(targets["mask"].any(axis=(1, 2)), masked)
+    is_same = (inputs["image"] == inputs["clean"]).all(axis=(1, 2, 3))
+    assert_array_equal(is_same, masked == 0)
+    assert_array_equal(inputs["clean"], faces(2000, 16))
+    fixed = face_mask(fixed=True)
+    kinds = np.asarray(jax.vmap(fixed.draw)(jax.random.split(jax.random.key(1), 4000)))
+    assert_allclose(np.bincount(kinds) / 4000, [0.65, 0.175, 0.175], atol=0.03)
+
+
+def test_fixed_masks_are_views_that_pixels_decide():
+    augment = compose(mirror(), face_mask(fixed=True))
+    assert augment.views == 6
+    image = jnp.asarray(faces(1)[0])
+    views = jax.jit(jax.vmap(lambda i: augment.view(i, {"image": image})["image"]))
+    seen = np.asarray(views(jnp.arange(6, dtype=jnp.int32)))
+    assert len({one.tobytes() for one in seen}) == 6
+    assert_array_equal(seen[0], image)
+    assert_array_equal(seen[1], image[:, ::-1])
+    for seed in range(8):
+        key = jax.random.key(seed)
+        got = jax.jit(augment.apply)(key, {"image": image}, {})[0]["image"]
+        # A byte may be rounded the other way in another program.
+        want = seen[int(augment.draw(key))]
+        assert_allclose(np.float32(got), np.float32(want), atol=1.01)
+    assert int(fingerprint(image)) != int(fingerprint(image.at[0, 0, 0].add(1)))
+
+
+def test_masks_move_with_what_follows_and_grey_images_have_them_too():
+    augment = build_augment(
+        [{"name": "face_mask", "probability": 1, "keep_clean": True}]
+        + [{"name": "mirror", "probability": 1}]
+    )
+    inputs, targets = run(augment, 4, channels=1)
+    clean = np.float32(faces(4, channels=1)[:, :, ::-1])
+    assert_allclose(inputs["clean"], clean / 127.5 - 1, atol=1e-6)
+    changed = np.abs(inputs["image"] - inputs["clean"]).max(axis=-1) > 0.02
+    inside = np.asarray(targets["mask"]) == 1
+    assert changed[inside].mean() > 0.9
+    # Beside the mask are straps and soft edges only.
+    assert changed[~inside].mean() < 0.1
+
+
+def test_one_program_serves_every_key():
+    count = []
+
+    @jax.jit
+    def apply(key, inputs, targets):
+        count.append(1)
+        return face_mask().apply(key, inputs, targets)
+
+    one = jax.tree.map(lambda x: x[0], examples(1))
+    for seed in range(3):
+        apply(jax.random.key(seed), *one)
+    again = [apply(jax.random.key(2), *one) for _ in range(2)]
+    jax.tree.map(assert_array_equal, *again)
+    assert len(count) == 1
+
+
+def test_bad_settings_and_inputs_are_refused():
+    with pytest.raises(ValueError, match="face_mask's probability must lie in"):
+        face_mask(probability=1.5)
+    with pytest.raises(ValueError, match="must come before normalize"):
+        build_augment(["normalize", "face_mask"])
+    inputs, _ = jax.tree.map(lambda x: x[0], examples(1))
+    with pytest.raises(ValueError, match="must have no mask yet"):
+        face_mask().apply(jax.random.key(0), inputs, {"mask": inputs["image"][..., 0]})
+    with pytest.raises(ValueError, match=r"landmarks must be \[5, 2\]"):
+        cover(BARE, jax.random.key(0), inputs["image"], jnp.ones((4, 2)))

@@ -1,0 +1,41 @@
+"""Faults of masks on faces, of distillation and of what judges them."""
+
+from tests.mutants import Mutants
+
+DRAWN = "data/test_face_mask.py"
+TAUGHT = "tasks/faces/test_distilled.py"
+MUTANTS = [
+    Mutants(
+        "fedfr_jax/data/augment/face_mask.py",
+        DRAWN,
+        [
+            ("kind < surface, SURFACE, TEMPLATE", "kind < surface, TEMPLATE, TEMPLATE"),
+            ("coin < probability, drawn", "coin > probability, drawn"),
+            ("i == BARE, image, store", "i != i, image, store"),
+            ("is_known, landmarks", "~is_known, landmarks"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/distilled.py",
+        TAUGHT,
+        [
+            ("told.weight * value", "2 * told.weight * value"),
+            ("is_used &= batch.labels >= 0", "is_used &= batch.labels >= -1"),
+            ("masked_mean(distance, batch.is_valid)", "distance.mean()"),
+            ("jax.lax.rem(batch.view,", "0 * jax.lax.rem(batch.view,"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/evaluation/masked.py",
+        "evaluation/test_masked.py",
+        [
+            ("MASKED, STANDARD = 0.25, 0.75", "MASKED, STANDARD = 0.75, 0.25"),
+            ("is_same_set=True", "is_same_set=False"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/pair_list.py",
+        "tasks/faces/test_judged_files.py",
+        [("else slice(1, None)", "else slice(0, 1)")],
+    ),
+]

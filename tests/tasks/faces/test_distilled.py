@@ -1,0 +1,275 @@
+"""Distillation from a teacher: its loss by hand, kept embeddings, clients, refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from fedfr_jax.central.settings import Training
+from fedfr_jax.configs import base
+from fedfr_jax.federated.simulation import play
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import MODELS
+from fedfr_jax.runs.begin import begin
+from fedfr_jax.tasks.data import feed_of
+from fedfr_jax.tasks.faces import distilled as d
+from fedfr_jax.tasks.faces import teacher_cache as kept
+from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.types import Batch, Model
+from tests.tasks.faces.given import experiment_of, partition_of, source_of
+
+SHAPE, DIM = (16, 16, 1), 5
+TINY = {"name": "sphereface", "blocks": (1,), "widths": (4,), "embedding_dim": DIM}
+VIEWS = {"flip": 0.5, "augment": [{"name": "face_mask", "fixed": True}]}
+
+
+def linear():
+    """Embeddings that are linear in the pixels."""
+    shape = (SHAPE[0] * SHAPE[1], DIM)
+
+    def init(key):
+        kernel = 0.1 * jax.random.normal(key, shape)
+        return {"params": {"kernel": kernel}, "batch_stats": {}}
+
+    def apply(variables, x, train=False, key=None):
+        del train, key
+        flat = x.reshape(len(x), -1)
+        kernel = variables["params"]["kernel"]
+        found = jnp.matmul(flat, kernel, precision="highest")
+        return found, variables["batch_stats"]
+
+    return Model(init, apply, SHAPE, DIM)
+
+
+def told(**others):
+    teacher = d.Teacher(linear(), linear().init(jax.random.key(7)))
+    known = {"weight": 9.0, "cache": None, "sees": "same", "unlabelled": 0.0}
+    return d.Distill(**{**known, "teacher": teacher, **others})
+
+
+def batch_of(count=6, labels=None):
+    rng = np.random.default_rng(0)
+    images = rng.uniform(-1, 1, (count, *SHAPE)).astype(np.float32)
+    number = jnp.arange(count, dtype=jnp.int32)
+    labels = number % 3 if labels is None else jnp.asarray(labels, jnp.int32)
+    return Batch(
+        inputs={"image": jnp.asarray(images)},
+        targets={"label": labels},
+        num_classes=jnp.int32(3),
+        is_valid=number < count - 1,  # the last is padding
+        is_extra=jnp.zeros(count, bool),
+        example=number,
+        position=number,
+        view=jnp.zeros(count, jnp.int32),
+    )
+
+
+def variables_of(key=0):
+    backbone = linear().init(jax.random.key(key))
+    head = jax.random.normal(jax.random.key(key + 1), (3, DIM))
+    params = {"backbone": backbone["params"], "head": head, "phi": None}
+    return {"params": params, "batch_stats": {}}
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def by_hand(variables, batch, weight, is_labelled, scale=64.0, margin=0.4):
+    """BigFace-Distill in NumPy."""
+    flat = np.float64(batch.images).reshape(len(batch.images), -1)
+    teacher = np.float64(told().teacher.variables["params"]["kernel"])
+    x = unit(flat @ np.float64(variables["params"]["backbone"]["kernel"]))
+    cosines = x @ unit(np.float64(variables["params"]["head"])).T
+    hit = np.eye(3)[np.maximum(batch.labels, 0)]
+    logits = scale * (cosines - margin * hit)
+    losses = np.log(np.exp(logits).sum(1)) - (logits * hit).sum(1)
+    valid = np.asarray(batch.is_valid)
+    used = valid & is_labelled
+    distance = 2 - 2 * (x * unit(flat @ teacher)).sum(1)
+    classified = losses[used].sum() / max(1, used.sum())
+    return classified + weight * distance[valid].mean()
+
+
+def loss_of(one, **others):
+    make = lambda model: face_loss(model, scale=64.0, margin=0.4, **others)
+    return d.distilled(make, linear(), one)
+
+
+def test_the_loss_is_cosface_and_nine_times_the_angular_distance():
+    variables, batch = variables_of(), batch_of()
+    loss = loss_of(told())
+    total, (_, metrics) = loss(variables, batch, None)
+    everybody = np.ones(6, bool)
+    assert_allclose(total, by_hand(variables, batch, 9.0, everybody), rtol=1e-5)
+    assert_allclose(
+        9 * metrics["distillation"] + metrics["classification"], total, rtol=1e-5
+    )
+    alone = face_loss(linear(), scale=64.0, margin=0.4)(variables, batch, None)[0]
+    without = loss_of(told(weight=0.0))(variables, batch, None)[0]
+    assert_array_equal(without, alone)
+
+
+def test_images_without_labels_are_taught_in_the_same_step():
+    variables = variables_of()
+    batch = batch_of(labels=[0, -1, 2, -1, 1, 0])
+    loss = loss_of(told())
+    has_label = np.array([True, False, True, False, True, True])
+    total = loss(variables, batch, None)[0]
+    assert_allclose(total, by_hand(variables, batch, 9.0, has_label), rtol=1e-5)
+    grads = jax.grad(lambda v: loss(v, batch, None)[0])(variables)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
+    nobody = loss_of(told(unlabelled=1.0))
+    grads = jax.grad(lambda v: nobody(v, batch, None)[0])(variables)["params"]
+    assert_array_equal(grads["head"], 0)
+    assert np.abs(grads["backbone"]["kernel"]).max() > 0
+
+
+def test_the_share_without_labels_is_drawn_by_rows_and_never_changes():
+    batch = batch_of(1)
+    rows = jnp.arange(20000, dtype=jnp.int32)
+    many = batch._replace(
+        example=rows,
+        targets={"label": jnp.zeros_like(rows)},
+        is_valid=jnp.ones(20000, bool),
+    )
+    for share in (0.0, 0.3, 1.0):
+        used = np.asarray(d.only_labelled(many, share).is_valid)
+        assert abs(used.mean() - (1 - share)) < 0.015 * (0 < share < 1) + 1e-12
+    shuffled = many._replace(example=rows[::-1])
+    assert_array_equal(
+        d.only_labelled(shuffled, 0.3).is_valid[::-1],
+        d.only_labelled(many, 0.3).is_valid,
+    )
+
+
+def faces(seed=0):
+    labels = np.repeat(np.arange(7, dtype=np.int32), 4)
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (len(labels), *SHAPE), dtype=np.uint8)
+    return source_of(images, labels)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A file with embeddings of all six views."""
+    path = tmp_path_factory.mktemp("cache") / "deep" / "teacher.npy"
+    feed = kept.views_of(Training(batch_size=8, **VIEWS), "same")
+    kept.write_cache(path, faces(), told().teacher, feed, make_mesh(1))
+    return path
+
+
+def augmented(source, settings):
+    """A batch of a whole source as a training of `settings` sees it, with the cache's
+    rows beside it."""
+    count = len(source.labels)
+    rows = np.arange(count, dtype=np.int32)
+    feed = feed_of(settings)
+    run = jax.jit(lambda *a: feed.augmented(jax.random.key(3), 0, *a))
+    given = {"image": source.read(rows)}
+    inputs, targets, view = run(rows, given, {"label": rows})
+    return batch_of(count)._replace(inputs=inputs, targets=targets, view=view)
+
+
+def test_kept_embeddings_are_the_teachers_in_every_view(cache):
+    source = faces()
+    table = kept.read_cache(cache, source, linear(), 6)
+    assert table.shape == (28, 6, DIM) and table.dtype == np.float16
+    batch = augmented(source, Training(**VIEWS))
+    assert len(np.unique(batch.view)) > 3
+    teach = d.online(told())(batch)
+    batch = batch._replace(targets={**batch.targets, d.KNOWN: jnp.asarray(table)})
+    assert_allclose(d.from_cache(batch), unit(np.asarray(teach)), atol=2e-3)
+    loss, cached = loss_of(told()), loss_of(told(cache=str(cache)))
+    ours, theirs = (f(variables_of(), batch, None)[0] for f in (loss, cached))
+    assert_allclose(ours, theirs, rtol=2e-3)
+
+
+def test_a_teacher_of_clean_images_sees_what_is_under_the_mask(tmp_path):
+    source = faces()
+    mask = {"name": "face_mask", "fixed": True, "keep_clean": True, "probability": 1}
+    settings = Training(batch_size=8, flip=0.5, augment=(mask,))
+    batch = augmented(source, settings)
+    teach = d.online(told(sees="clean"))(batch)
+    bare = batch._replace(inputs={"image": batch.inputs["clean"]})
+    assert_array_equal(teach, d.online(told())(bare))
+    feed = kept.views_of(settings, "clean")
+    assert feed.num_views == 2
+    path = tmp_path / "clean.npy"
+    kept.write_cache(path, source, told().teacher, feed, make_mesh(1))
+    table = jnp.asarray(kept.read_cache(path, source, linear(), 2))
+    batch = batch._replace(targets={**batch.targets, d.KNOWN: table})
+    assert_allclose(d.from_cache(batch), unit(np.asarray(teach)), atol=2e-3)
+    with pytest.raises(ValueError, match="must be same without face_mask's keep_clean"):
+        d.online(told(sees="clean"))(batch_of())
+
+
+def test_a_cache_of_other_images_or_sizes_is_refused(cache, tmp_path):
+    with pytest.raises(ValueError, match="must belong to this source's images"):
+        kept.read_cache(cache, faces(1), linear(), 6)
+    with pytest.raises(ValueError, match=r"\(28, 2, 5\), got float16 \(28, 6, 5\)"):
+        kept.read_cache(cache, faces(), linear(), 2)
+    wider = linear()._replace(embedding_dim=8)
+    with pytest.raises(ValueError, match=r"\(28, 6, 8\)"):
+        kept.read_cache(cache, faces(), wider, 6)
+    with pytest.raises(ValueError, match="must be a file of embeddings"):
+        kept.read_cache(tmp_path / "none.npy", faces(), linear(), 6)
+    with pytest.raises(ValueError, match="whose views are counted"):
+        kept.views_of(Training(augment=("face_mask",)), "same")
+
+
+def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
+    student = linear()
+    path = tmp_path / "teacher.npz"
+    model = MODELS["sphereface"](SHAPE, blocks=(1,), widths=(4,), embedding_dim=DIM)
+    variables = model.init(jax.random.key(1))
+    d.write_variables(path, variables)
+    opened = d.distill(student, teacher={"weights": str(path), "model": TINY})
+    jax.tree.map(assert_array_equal, opened.teacher.variables, variables)
+    assert (opened.weight, opened.unlabelled) == (9.0, 0.0)
+    other = {**TINY, "embedding_dim": 8}
+    with pytest.raises(ValueError, match="must be the student's 5, got 8"):
+        d.distill(student, teacher={"weights": str(path), "model": other})
+    other = {**TINY, "widths": (6,)}
+    with pytest.raises(ValueError, match=r"teacher.npz: .* must be \("):
+        d.distill(student, teacher={"weights": str(path), "model": other})
+    with pytest.raises(ValueError, match="teacher or cache must be given"):
+        d.distill(student)
+    with pytest.raises(ValueError, match="config.pretrain.distill: sees must be one"):
+        d.open_distill("pretrain", {"cache": "x", "sees": "masks"}, student)
+
+
+@pytest.mark.parametrize("algorithm", ["fedfr", "fedavg"])
+def test_clients_learn_from_the_servers_teacher_without_labels(
+    algorithm, tmp_path, cache
+):
+    source = faces()
+    is_test = np.arange(28) % 4 == 3
+    who = {"public": (3, 4), "unseen": (5, 6)}
+    partition = partition_of(source.labels, is_test, [[0], [1, 2]], **who)
+    row = base.FEDAVG if algorithm == "fedfr" else {"algorithm": algorithm}
+    row = {**row, "learning_rate": 0.5, "weight_decay": 0.0, "momentum": 0.0}
+    row["distill"] = {"cache": str(cache), "weight": 1.0, "unlabelled": 1.0}
+    settings = {
+        "methods": {"taught": row},
+        "federation": {"batch_size": 4, "local_epochs": 8, **VIEWS},
+    }
+    built = experiment_of(settings, linear(), source, partition)
+    assert built.task.dataset.targets[d.KNOWN].shape == (17, 6, DIM)
+    trainer = built.stages["taught"].trainer
+    backbone = linear().init(jax.random.key(0))
+    phi = jnp.ones((2, DIM))
+    start = {"params": {"backbone": backbone["params"], "phi": phi}, "batch_stats": {}}
+    begun = begin(built, trainer, start, tmp_path)
+    begun.checkpointer.close()
+    before = begun.server
+    server, _ = play(begun.sim, begun.server, begun.store, 0)
+    images = np.asarray(built.task.dataset.images[:9], np.float32) / 127.5 - 1
+    teacher = unit(np.asarray(linear().apply(told().teacher.variables, images)[0]))
+
+    def away(at):
+        found = trainer.network_apply(trainer.network(at), images)
+        return np.square(unit(np.asarray(found)) - teacher).sum(1).mean()
+
+    assert away(server) < 0.8 * away(before)
