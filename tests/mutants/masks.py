@@ -11,7 +11,7 @@ MUTANTS = [
         [
             ("kind < surface, SURFACE, TEMPLATE", "kind < surface, TEMPLATE, TEMPLATE"),
             ("coin < probability, drawn", "coin > probability, drawn"),
-            ("i == BARE, image, store", "i != i, image, store"),
+            ("i == BARE, 0, share", "i == BARE, share, share"),
             ("is_known, landmarks", "~is_known, landmarks"),
         ],
     ),

@@ -113,7 +113,7 @@ def cover(
     share, colours = jax.tree.map(lambda a, b: jnp.where(i == SURFACE, b, a), *drawn)
     share = jnp.where(i == BARE, 0, share)
     values = laid_on(image.astype(jnp.float32), share, colours, frame)
-    return jnp.where(i == BARE, image, store(values, image.dtype)), share
+    return store(values, image.dtype), share  # without a mask, as it was
 
 
 def _landmarks(key, image, landmarks):
