@@ -34,7 +34,7 @@ OWN = ("personal", "draw", "frozen", "finetune_epochs", "batch_stats", "local_ep
 # Of faces only.
 MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
 MARGIN += ("class_parallel", "class_chunk", "class_dtype", "class_rate", "batch_norm")
-MARGIN += ("init",)
+MARGIN += ("init", "distill")
 
 
 class Given(NamedTuple):

@@ -303,8 +303,8 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/local.py",
+        "fedfr_jax/federated/frozen.py",
         "tasks/classification/test_rows.py::test_frozen_params_stay_under_decay_and_momentum",
-        [("optax.chain(local.optimizer(rate), still(rate))", "local.optimizer(rate)")],
+        [("return _packed_like(held, steps), state", "return steps, state")],
     ),
 ]

@@ -16,15 +16,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fedfr_jax import trees
 from fedfr_jax.losses.distillation import angular_distillation
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.models import MODELS
+from fedfr_jax.models.foreign import variables_of
+from fedfr_jax.models.weights import read_weights
 from fedfr_jax.objective import with_aux
 from fedfr_jax.schema import call, check_keys, check_ranges, choose, naming
-from fedfr_jax.stacks import laid_out, named
 from fedfr_jax.types import Batch, Model, PyTree
 
 SIGHTS = ("same", "clean")
@@ -62,8 +61,8 @@ def distill(
     Args:
       model: the student.
       weight: lambda, of the distance to the teacher's embeddings.
-      teacher: {"weights": an .npz of named leaves (params/..., batch_stats/...),
-        "model": section of its network}; it runs beside the student in every step, and
+      teacher: {"weights": a file, see `read_weights`, "model": section of its
+        network}; it runs beside the student in every step, and
         is a constant of the compiled step.
       cache: instead of that, or made of it when the file is missing: embeddings of all
         images in all views, see `teacher_cache`.
@@ -106,43 +105,10 @@ def open_teacher(settings: Mapping, student: Model) -> Teacher:
             "teacher's embedding_dim must be the student's "
             f"{student.embedding_dim}, got {model.embedding_dim}."
         )
-    return Teacher(model, read_variables(settings["weights"], model))
-
-
-def read_variables(path: str | os.PathLike, model: Model) -> PyTree:
-    """Variables of a network out of an .npz of leaves by the names of their blocks.
-
-    Raises:
-      ValueError: naming the file, and the first leaf that is missing or has another
-        shape.
-    """
-    like = jax.eval_shape(model.init, jax.random.key(0))
-    blocks = jax.eval_shape(named, like)
+    path = settings["weights"]
     with naming(path):
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = dict(file)
-        except (OSError, ValueError, EOFError) as error:
-            raise ValueError(
-                f"weights must be an .npz of arrays, got {type(error).__name__}: "
-                f"{error}."
-            ) from error
-        leaves, structure = jax.tree_util.tree_flatten_with_path(blocks)
-        found = [_leaf(arrays, trees.path_name(p), x) for p, x in leaves]
-    return laid_out(jax.tree.unflatten(structure, found), like)
-
-
-def _leaf(arrays: Mapping, name: str, like) -> np.ndarray:
-    got = arrays[name].shape if name in arrays else "none"
-    if got != tuple(like.shape):
-        raise ValueError(f"{name} must be {tuple(like.shape)}, got {got}.")
-    return arrays[name].astype(like.dtype)
-
-
-def write_variables(path: str | os.PathLike, variables: PyTree) -> None:
-    """Write what `read_variables` reads."""
-    leaves = jax.tree_util.tree_leaves_with_path(named(variables))
-    np.savez(path, **{trees.path_name(p): np.asarray(x) for p, x in leaves})
+        found = variables_of(read_weights(path), settings["model"], shape)
+    return Teacher(model, found)
 
 
 def distilled(loss_of: Callable, model: Model, told: Distill) -> Callable:

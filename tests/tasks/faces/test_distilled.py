@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from fedfr_jax import trees
 from fedfr_jax.central.settings import Training
 from fedfr_jax.configs import base
 from fedfr_jax.federated.simulation import play
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
+from fedfr_jax.models.weights import write_weights
 from fedfr_jax.runs.begin import begin
+from fedfr_jax.stacks import named
 from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces import distilled as d
 from fedfr_jax.tasks.faces import teacher_cache as kept
@@ -224,7 +227,8 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
     path = tmp_path / "teacher.npz"
     model = MODELS["sphereface"](SHAPE, blocks=(1,), widths=(4,), embedding_dim=DIM)
     variables = model.init(jax.random.key(1))
-    d.write_variables(path, variables)
+    leaves = jax.tree_util.tree_leaves_with_path(named(variables))
+    write_weights(path, {trees.path_name(p): np.asarray(x) for p, x in leaves})
     opened = d.distill(student, teacher={"weights": str(path), "model": TINY})
     jax.tree.map(assert_array_equal, opened.teacher.variables, variables)
     assert (opened.weight, opened.unlabelled) == (9.0, 0.0)
@@ -232,7 +236,7 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must be the student's 5, got 8"):
         d.distill(student, teacher={"weights": str(path), "model": other})
     other = {**TINY, "widths": (6,)}
-    with pytest.raises(ValueError, match=r"teacher.npz: .* must be \("):
+    with pytest.raises(ValueError, match=r"teacher.npz: .* must be"):
         d.distill(student, teacher={"weights": str(path), "model": other})
     with pytest.raises(ValueError, match="teacher or cache must be given"):
         d.distill(student)
