@@ -49,6 +49,7 @@ SAME = (
     "stop_gradient",
     "copy",
     "copy_p",
+    "name",
     "optimization_barrier",
     "sharding_constraint",
 )

@@ -101,7 +101,7 @@ def build(arrays, dtype, phi_update, num_devices, lanes):
     source = source_of((images * 127.5 + 127.5).astype(dtype), labels)
     who = {"public": range(7, 13), "unseen": range(13, 19)}
     partition = partition_of(labels, is_test, (range(3), range(3, 7)), **who)
-    experiment = experiment_of(settings, MODEL, source, partition, num_devices)
+    experiment = experiment_of(settings, MODEL, source, partition, (num_devices, 1))
     if dtype == "float64":  # a config's images are no more than float32
         exactly = certain(lambda image: image / 127.5 - 1)
         experiment = experiment._replace(feed=Feed(NUM_SEEN, exactly))

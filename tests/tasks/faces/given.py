@@ -9,6 +9,7 @@ from fedfr_jax.data.identities import Cut, Partition, assemble, group
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces import stages
+from fedfr_jax.tasks.faces.method_rows import methods_of
 from fedfr_jax.tasks.faces.recognition import recognition
 from fedfr_jax.types import Experiment, Model, Source
 
@@ -65,6 +66,6 @@ def experiment_of(
         mesh=make_mesh(*grid),
         pretraining=Training(**settings["pretrain"]),
         federation=Federation(**settings["federation"]),
-        methods=stages.methods_of(settings, model, partition),
+        methods=methods_of(settings, model, partition),
     )
     return stages.assemble(plan, recognition(source, partition))
