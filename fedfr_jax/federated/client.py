@@ -67,8 +67,10 @@ class EqualRows:
 
     def __getitem__(self, index):
         """What an array would give for an int, a slice or an array of ints."""
-        if not isinstance(index, np.ndarray):
-            index = np.array(range(len(self))[index], np.int64)
+        if isinstance(index, slice):
+            index = np.arange(*index.indices(len(self)))
+        elif not isinstance(index, np.ndarray):
+            index = np.int64(range(len(self))[index])
         return index * self.each
 
 
