@@ -2,9 +2,8 @@
 
 import os
 
-# LLVM's lowest level, and no MLIR below XLA's own passes, which stay as they are: half
-# of the CPU time.
-COMPILE_FAST = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+from tests.compiler_flags import AS_A_RUN, COMPILE_FAST
+
 DEVICES = "--xla_force_host_platform_device_count=8"
 GIVEN = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = f"{COMPILE_FAST} {GIVEN} {DEVICES}"
@@ -51,7 +50,7 @@ def run_level(monkeypatch):
     jax.devices()  # made while the flags say how many
     monkeypatch.setenv("XLA_FLAGS", "")
     asked = compiling.compiler_options
-    as_a_run = lambda *given: {**asked(*given), "xla_cpu_use_fusion_emitters": True}
+    as_a_run = lambda *given: {**asked(*given), **AS_A_RUN}
     for module in (engine, outputs):
         monkeypatch.setattr(module, "compiler_options", as_a_run)
 

@@ -16,9 +16,9 @@ import pytest
 from fedfr_jax.__main__ import main
 from fedfr_jax.commands import COMMANDS
 from fedfr_jax.runs.workdir import claim, claim_for_all
+from tests.compiler_flags import COMPILE_FAST
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-COMPILE_FAST = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 CONFIG = '''"""A tiny run on arrays."""
 
 from configs import base
