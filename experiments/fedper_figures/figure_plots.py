@@ -36,7 +36,8 @@ def _each_group(path, results, groups, panel):
     for axes, ((data, network), cases) in zip(grid, groups.items(), strict=True):
         panel(axes, results, cases)
         axes.set_title(f"{data}, {network}", fontsize=10)
-        axes.set_ylabel("mean accuracy of clients")
+        ylabel = "accuracy of a client" if panel is _spread else "mean over clients"
+        axes.set_ylabel(ylabel)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
