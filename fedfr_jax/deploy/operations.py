@@ -107,7 +107,10 @@ def _call(graph, params, inputs):
 def _scan(graph, params, inputs):
     """The rounds of a loop, one after the other."""
     closed, length = params["jaxpr"], params["length"]
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    if "ft_in" in params:  # since JAX 0.12
+        num_consts, num_carry, _ = map(len, params["ft_in"].unpack())
+    else:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
     consts, carry = inputs[:num_consts], inputs[num_consts : num_consts + num_carry]
     rows = inputs[num_consts + num_carry :]
     if params["reverse"] or len(closed.jaxpr.outvars) > num_carry:
