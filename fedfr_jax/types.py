@@ -324,6 +324,9 @@ class RoundResult(NamedTuple):
     weights: jax.Array  # [K]
     round: jax.Array  # [] int32
     tables: PyTree = ()  # what `prepare` made for this round
+    # Own leaves of the cohort's first client, where the server takes them: one that
+    # trains its network adds them as "local", and hands them back there as they became.
+    own: PyTree = ()
 
 
 class Algorithm(NamedTuple):

@@ -93,5 +93,11 @@ def in_networks(tree: PyTree, function: Callable[[PyTree], PyTree]) -> PyTree:
     return jax.tree.map(apply, tree, is_leaf=is_variables)
 
 
+def own_in_networks(tree: PyTree) -> PyTree:
+    """Own leaves of the first network in `tree`, a server's state, that has some."""
+    networks = filter(is_variables, jax.tree.leaves(tree, is_leaf=is_variables))
+    return next(filter(None, map(own, networks)), ())
+
+
 def _is_none(x) -> bool:
     return x is None

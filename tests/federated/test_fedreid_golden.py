@@ -17,6 +17,7 @@ from fedfr_jax.federated.algorithms.finch import (
 from fedfr_jax.federated.algorithms.kd import kd
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.shared_images import Shared, features_on
+from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.simulation import (
     open_store,
@@ -225,6 +226,36 @@ def test_a_distilling_server_takes_one_pass_of_sgd_every_other_round():
         step = lambda p, g, t: p - 0.1 * (g + 0.9 * t)  # Nesterov
         body = jax.tree.map(step, body, grads, trace)
     jax.tree.map(close, server.inner.variables["params"]["body"], body)
+
+
+@pytest.mark.parametrize("how", ["average", "first"])
+def test_the_pass_renews_the_statistics_of_the_server(how):
+    """Those that the network has after the aggregation, whichever they are."""
+    model = counting(linear(4, 3, 2))
+    zeros = model.init(None)["params"]
+    ends = [{"params": zeros, "batch_stats": {"seen": np.float32(k)}} for k in (1, 5)]
+    shared = Shared(np.zeros((5, 4), np.float32), Feed(2))  # three batches
+    algorithm = kd(to_ends(stacked(ends)), model=model, shared=shared, every=2)
+    algorithm = with_statistics(algorithm, how)
+    sim = simulated(algorithm, [np.zeros((2, 4))] * 2, [2, 2], (1, 2))
+    server = start(sim, model.init(None))
+    store = open_store(sim, server)
+    begin = 3.0 if how == "average" else 1.0
+    for round, wanted in enumerate((begin, begin / 8 + 7)):
+        server, _ = play(sim, server, store, round)
+        seen = algorithm.network(server)["batch_stats"]["seen"]
+        np.testing.assert_allclose(seen, wanted, rtol=1e-5)
+
+
+def counting(model):
+    """The model with a statistic that becomes (seen + 8) / 2 in a training step."""
+    init = lambda key: {**model.init(key), "batch_stats": {"seen": jnp.float32(0)}}
+
+    def features(variables, x, train=False, key=None):
+        logits, seen, stats = model.features(variables, x, train, key)
+        return logits, seen, {"seen": (stats["seen"] + 8) / 2} if train else stats
+
+    return model._replace(init=init, features=features)
 
 
 @pytest.mark.parametrize("name", ["f9", "f40"])

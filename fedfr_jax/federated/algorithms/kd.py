@@ -4,9 +4,9 @@ Zhuang et al. 2020, arXiv:2008.11560, and 2022, arXiv:2205.12144, algorithm 3. W
 learnt from is not said there; this is the released code: the mean over clients of their
 networks' features, at unit length or as they are, by mean squared error, in one pass of
 SGD over the shared images. The features of a round's clients are summed as they end, so
-no two clients' networks are held at once. Deviations: teachers run in evaluation mode
-unless asked, where the released code leaves their dropout on; and the pass refreshes
-running statistics where they are averaged, not where `batch_stats` is local or first.
+no two clients' networks are held at once. The pass refreshes running statistics, but
+where every client keeps its own. Deviation: teachers run in evaluation mode unless
+asked, where the released code leaves their dropout on.
 """
 
 import math
@@ -104,10 +104,15 @@ def kd(
     def server_update(server, result):
         change, target = result.aggregate
         server = base.server_update(server, result._replace(aggregate=change))
-        round = result.round
-        given = server.variables, result.tables, target, round
-        learnt = lambda: learn(*given)
-        variables = jax.lax.cond(is_due(round), learnt, lambda: server.variables)
+        start = server.variables
+        if result.own:
+            start = collections.with_own(start, result.own)
+
+        def learnt():
+            given = collections.merged(start), result.tables, target, result.round
+            return collections.cut(learn(*given), start)
+
+        variables = jax.lax.cond(is_due(result.round), learnt, lambda: start)
         return server._replace(variables=variables)
 
     return base._replace(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
+from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.types import Algorithm, PyTree
 
@@ -79,8 +80,11 @@ def of_first(algorithm: Algorithm) -> Algorithm:
 
     def server_update(server, result):
         inner, first = result.aggregate
-        server = algorithm.server_update(server, result._replace(aggregate=inner))
-        return server._replace(first=first)
+        result = result._replace(aggregate=inner, own=first)
+        server = algorithm.server_update(server, result)
+        renewed = collections.own_in_networks(server.inner)
+        sent = collections.in_networks(server.inner, collections.shared)
+        return server._replace(inner=sent, first=renewed or first)
 
     def report(server, result):
         return algorithm.report(server, result._replace(aggregate=result.aggregate[0]))
