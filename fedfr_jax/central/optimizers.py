@@ -26,6 +26,11 @@ def adam(rate, decay: float) -> optax.GradientTransformation:
     return optax.adamw(rate, weight_decay=decay)
 
 
+def adam_coupled(rate, decay: float) -> optax.GradientTransformation:
+    """Decay as a part of the gradient, as PyTorch's Adam has it."""
+    return optax.chain(optax.add_decayed_weights(decay), optax.adam(rate))
+
+
 def lars(rate, decay: float) -> optax.GradientTransformation:
     """Layer-wise rates: a layer's step has a length in proportion to its weights'."""
     return optax.chain(
@@ -64,4 +69,4 @@ def _is_stack(key) -> bool:
     return stop > start + 1
 
 
-OPTIMIZERS = {"sgd": sgd, "adam": adam, "lars": lars}
+OPTIMIZERS = {"sgd": sgd, "adam": adam, "adam_coupled": adam_coupled, "lars": lars}

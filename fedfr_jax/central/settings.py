@@ -23,7 +23,11 @@ class Training(NamedTuple):
     optimizer: str = "sgd"  # a name of OPTIMIZERS
     learning_rate: float = 0.05
     warmup: float = 0.05  # fraction of all steps
+    warmup_from: float = 0.0  # share of the rate that the warm-up starts from
     milestones: tuple[float, ...] = ()  # fractions; none: a cosine to 0
+    # "epoch": a rate stays for an epoch, that of its end, as where schedulers are moved
+    # on at the start of every epoch.
+    rate_per: str = "step"
     weight_decay: float = 5e-4
     margin_loss: str = "cosface"
     scale: float = 30.0
@@ -63,33 +67,52 @@ class Training(NamedTuple):
 
 def optimizer_of(settings: Training, num_rows: int) -> optax.GradientTransformation:
     """The optimizer of a training on `num_rows` examples, with its schedule."""
-    learning_rate = settings.learning_rate
-    if settings.base_batch:  # Goyal et al. 2017, arXiv:1706.02677, section 2.1
-        learning_rate *= settings.batch_size / settings.base_batch
-    rate = rate_schedule(
-        learning_rate=learning_rate,
-        warmup=settings.warmup,
-        milestones=settings.milestones,
-        total=max(settings.epochs * (num_rows // settings.batch_size), 1),
-    )
+    rate = rate_of(settings, num_rows)
     optimizer = OPTIMIZERS[settings.optimizer](rate, settings.weight_decay)
     return trees.still(optimizer, settings.freeze) if settings.freeze else optimizer
 
 
+def rate_of(settings: Training, num_rows: int) -> optax.Schedule:
+    """The learning rate of every step of a training on `num_rows` examples."""
+    learning_rate = settings.learning_rate
+    if settings.base_batch:  # Goyal et al. 2017, arXiv:1706.02677, section 2.1
+        learning_rate *= settings.batch_size / settings.base_batch
+    steps, is_whole = num_rows // settings.batch_size, settings.rate_per == "epoch"
+    rate = rate_schedule(
+        learning_rate=learning_rate,
+        warmup=settings.warmup,
+        warmup_from=settings.warmup_from,
+        milestones=settings.milestones,
+        total=max(settings.epochs * (1 if is_whole else steps), 1),
+    )
+    return by_epoch(rate, max(steps, 1)) if is_whole else rate
+
+
 def rate_schedule(
-    *, learning_rate: float, warmup: float, milestones: tuple[float, ...], total: int
+    *,
+    learning_rate: float,
+    warmup: float,
+    milestones: tuple[float, ...],
+    total: int,
+    warmup_from: float = 0.0,
 ) -> optax.Schedule:
     """Linear warm-up, then x0.1 at each milestone, or a cosine to 0 without any.
 
-    `warmup` and `milestones` are fractions of the `total` steps, in [0, 1].
+    `warmup` and `milestones` are fractions of the `total` steps, in [0, 1];
+    `warmup_from` one of the rate.
     """
-    warm = round(warmup * total)
+    warm, begin = round(warmup * total), warmup_from * learning_rate
     if not milestones:
-        return optax.warmup_cosine_decay_schedule(0.0, learning_rate, warm, total)
+        return optax.warmup_cosine_decay_schedule(begin, learning_rate, warm, total)
     drops = {round(m * total) - warm: 0.1 for m in milestones}
     after = optax.piecewise_constant_schedule(learning_rate, drops)
-    before = optax.linear_schedule(0.0, learning_rate, warm)
+    before = optax.linear_schedule(begin, learning_rate, warm)
     return optax.join_schedules([before, after], [warm])
+
+
+def by_epoch(schedule: optax.Schedule, steps: int) -> optax.Schedule:
+    """A schedule of epochs, numbered from 1, as one of steps, so many an epoch."""
+    return lambda step: schedule(step // steps + 1)
 
 
 def mesh_of(settings: Training, mesh: Mesh) -> Mesh:
@@ -126,6 +149,7 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
         "batch_size": (1, num_rows),
         "learning_rate": (0, math.inf),
         "warmup": (0, 1),
+        "warmup_from": (0, 1),
         "milestones": (0, 1),
         "weight_decay": (0, math.inf),
         "scale": (0, math.inf),
@@ -157,7 +181,7 @@ def _check_choices(settings, section):
     """Names, and what needs class_parallel."""
     if not settings.class_rates:
         raise ValueError(f"config.{section}.class_rate must have a rate, got ().")
-    choices = {"optimizer": sorted(OPTIMIZERS)}
+    choices = {"optimizer": sorted(OPTIMIZERS), "rate_per": ["step", "epoch"]}
     choices |= dict.fromkeys(("reduce_dtype", "class_dtype"), (None, "bfloat16"))
     for name, known in choices.items():
         if (value := settings._asdict()[name]) not in known:

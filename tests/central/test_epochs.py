@@ -8,7 +8,7 @@ import pytest
 
 from fedfr_jax.central.batches import Order
 from fedfr_jax.central.epochs import build_epochs
-from fedfr_jax.central.settings import rate_schedule
+from fedfr_jax.central.settings import Training, rate_of, rate_schedule
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.permutation import permute_host
 from fedfr_jax.stream import stream
@@ -134,6 +134,30 @@ def test_rates_warm_up_and_drop_at_milestones():
     np.testing.assert_allclose(got, [0, 0.5, 1, 1, 0.1, 0.1, 0.01], rtol=1e-6)
     cosine = rate_schedule(learning_rate=1.0, warmup=0.0, milestones=(), total=100)
     np.testing.assert_allclose(float(cosine(50)), 0.5, rtol=1e-6)
+
+
+def test_rates_are_those_of_two_strong_re_identification_codes(golden):
+    """BoT's by whole epochs; fast-reid's by steps, whose drops wait for the warm-up."""
+    arrays, steps = golden("reid_more"), 202
+    at = lambda rate, step: [float(rate(e * steps + step)) for e in range(120)]
+    given = {"epochs": 120, "batch_size": 1, "learning_rate": 3.5e-4}
+    bot = Training(
+        **given,
+        **{"rate_per": "epoch", "warmup": 10 / 120, "warmup_from": 0.01},
+        milestones=(40 / 120, 70 / 120),
+    )
+    rate = rate_of(bot, steps)
+    for step in (0, 100, steps - 1):
+        np.testing.assert_allclose(
+            at(rate, step), arrays["lr_bot_epoch1_120"], rtol=1e-5
+        )
+    warmup = 2000 / (120 * steps)
+    fast = Training(
+        **given, warmup=warmup, warmup_from=0.1, milestones=(49 / 120, 99 / 120)
+    )
+    for step, name in ((0, "first"), (steps - 1, "last")):
+        wanted = arrays[f"lr_fastreid_market_epoch_{name}"]
+        np.testing.assert_allclose(at(rate_of(fast, steps), step), wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [6, 40])

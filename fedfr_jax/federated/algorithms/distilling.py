@@ -48,10 +48,12 @@ def distilling(
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return optax.apply_updates(params, updates), stats, opt_state
 
-        params = variables["params"]
-        first = params, variables["batch_stats"], optimizer.init(params)
+        whole = collections.merged(variables)
+        params = whole["params"]
+        first = params, whole["batch_stats"], optimizer.init(params)
         params, stats, _ = jax.lax.fori_loop(0, shared.num_batches, body, first)
-        return {**variables, "params": params, "batch_stats": stats}
+        learnt = {**whole, "params": params, "batch_stats": stats}
+        return collections.cut(learnt, variables)
 
     return learn
 

@@ -107,11 +107,7 @@ def kd(
         start = server.variables
         if result.own:
             start = collections.with_own(start, result.own)
-
-        def learnt():
-            given = collections.merged(start), result.tables, target, result.round
-            return collections.cut(learn(*given), start)
-
+        learnt = lambda: learn(start, result.tables, target, result.round)
         variables = jax.lax.cond(is_due(result.round), learnt, lambda: start)
         return server._replace(variables=variables)
 

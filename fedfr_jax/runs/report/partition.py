@@ -21,7 +21,8 @@ def plot_partition(
 
     Args:
       path: the file; it is written as .png and as .pdf.
-      facts: of `class_report`; its table may be of the first clients only.
+      facts: of `class_report`; its table may be of the first clients only. "kind"
+        says what its classes are, one and many, where that is another word.
 
     Returns:
       The paths of the files.
@@ -41,12 +42,14 @@ def plot_partition(
     figure = figures.figure(width, height + 1.6)
     shares = {"height_ratios": [height, 1.1]}
     above, below = figure.subplots(2, 1, sharex=True, gridspec_kw=shares)
+    one, many = facts.get("kind", ("class", "classes"))
     image = _draw_classes(above, counts, facts["classes"], 0.5 if is_crowd else 1.0)
+    above.set_ylabel(one)
     figure.colorbar(image, ax=above, label="training images", pad=0.01)
     _draw_totals(below, counts.sum(axis=1))
-    order = ", sorted by their largest class" if is_crowd else ""
+    order = f", sorted by their largest {one}" if is_crowd else ""
     below.set_xlabel(f"clients{order}")
-    title = f"{facts['clients']} clients, {num_classes} classes"
+    title = f"{facts['clients']} clients, {num_classes} {many}"
     if num_clients < facts["clients"]:
         title += f": the first {num_clients} clients"
     figures.set_title(above, title, width)
@@ -66,7 +69,6 @@ def _draw_classes(axes, counts, names, power):
     )
     if (num_classes := counts.shape[1]) <= MOST_NAMES:
         axes.set_yticks(range(num_classes), names)
-    axes.set_ylabel("class")
     if counts.size <= MOST_NUMBERS:
         half = counts.max() / 2
         for (client, label), count in np.ndenumerate(counts):

@@ -15,9 +15,9 @@ def report(split: ReidSplit, source: Source) -> dict:
 
     Returns:
       {"clients": N, "client_names", "images", "people" [N], "classes": the cameras by
-      name, "table": {"train": [N][cameras] images}, "tests": {domain: {"queries",
-      "gallery", "people", "without_match" (queries)}}, "unseen": domains, "unheld":
-      images to train on that no client has}.
+      name, "kind": what those are, one and many, "table": {"train": [N][cameras]
+      images}, "tests": {domain: {"queries", "gallery", "people", "without_match"
+      (queries)}}, "unseen": domains, "unheld": images to train on that no client has}.
     """
     names, domain = domains_of(source)
     keys = np.stack([domain, source.cameras], axis=1)[split.train]
@@ -33,6 +33,7 @@ def report(split: ReidSplit, source: Source) -> dict:
         "images": sizes.tolist(),
         "people": split.num_classes.tolist(),
         "classes": [f"{prefixes[of]}camera {camera}" for of, camera in cameras],
+        "kind": ("camera", "cameras"),
         "table": {"train": table.tolist()},
         "tests": {name: _of_test(source, test) for name, test in split.tests.items()},
         "unseen": list(split.unseen),
