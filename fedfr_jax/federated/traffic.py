@@ -5,7 +5,8 @@ server's state, or of a `Broadcast`, is sent down when the client computes with 
 client sends up what it adds to sums (`update`) and what is kept of it (`upload`), an
 array that is in several places once.
 Single numbers that go along, such as weights, are not counted, nor is what clients send
-for a `prepare`: FedDANE's gradients, which are one model more.
+for a `prepare`: FedDANE's gradients, which are one model more. Examples that a `prepare`
+adds are of a public set that every client holds, as FedFR's hard negatives: not sent.
 """
 
 import math
@@ -36,11 +37,11 @@ def traffic(sim: Simulation, server: PyTree, row: PyTree) -> Traffic | None:
       server: arrays or shapes, like `row`, the personal state of one client.
 
     Returns:
-      None where the server prepares what cannot be traced, or adds examples.
+      None where the server prepares what cannot be traced.
     """
     shapes = lambda tree: jax.tree.map(_shape, tree)
     extra = _extra(sim, shapes(server))
-    if extra is None or extra.examples.shape[1]:
+    if extra is None:
         return None
 
     def sent(server, tables, row, dataset):

@@ -13,6 +13,7 @@ from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import play
 from fedfr_jax.runs.begin import begin
 from fedfr_jax.runs.central_stage import train_central
+from fedfr_jax.runs.costs import communication
 from fedfr_jax.tasks.faces import methods
 from fedfr_jax.types import Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
@@ -90,6 +91,21 @@ def test_fedavg_weighs_clients_by_their_images(tmp_path):
     expected = (16 * small + 48 * large) / 64
     assert np.abs(small - large).max() > 1e-3
     np.testing.assert_allclose(server.backbone["params"]["kernel"], expected, rtol=1e-6)
+
+
+def test_a_round_sends_the_backbone_and_with_public_images_their_classes(tmp_path):
+    """Hard negatives are of public images, which all clients hold."""
+    methods = {"fedavg": {**base.FEDAVG, **RATE}, "fedfr": {**base.FEDFR, **RATE}}
+    experiment = built([], methods=methods)
+    backbone, classes, sent = 2 * 3 * 4, 2 * 3 * 4, {}
+    for name in methods:
+        trainer = experiment.stages[name].trainer
+        begun = begin(experiment, trainer, START, tmp_path / name)
+        begun.checkpointer.close()
+        found = communication(begun, 1)
+        sent[name] = [1e6 * found[way] for way in ("up_mb", "down_mb")]
+    np.testing.assert_allclose(sent["fedavg"], [backbone, backbone])
+    np.testing.assert_allclose(sent["fedfr"], [backbone + classes] * 2)
 
 
 def test_the_rate_drops_where_the_released_code_drops_it():
