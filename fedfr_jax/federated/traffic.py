@@ -5,8 +5,8 @@ server's state, or of a `Broadcast`, is sent down when the client computes with 
 client sends up what it adds to sums (`update`) and what is kept of it (`upload`), an
 array that is in several places once.
 Single numbers that go along, such as weights, are not counted, nor is what clients send
-for a `prepare`: FedDANE's gradients, which are one model more. Examples that a `prepare`
-adds are of a public set that every client holds, as FedFR's hard negatives: not sent.
+for a `prepare`: FedDANE's gradients, which are one model more. Nor are examples that a
+`prepare` adds: they are of a public set that every client has, as in FedFR.
 """
 
 import math
