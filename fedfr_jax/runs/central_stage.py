@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import time
 
 import jax
 from jax.sharding import Mesh
@@ -11,6 +12,7 @@ from fedfr_jax.central.epochs import Epochs, build_epochs
 from fedfr_jax.central.settings import mesh_of, optimizer_of, spread_of
 from fedfr_jax.runs import class_tables, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.first_calls import FirstCall
 from fedfr_jax.runs.sinks import open_sinks
 from fedfr_jax.stream import placed
 from fedfr_jax.types import Central, PyTree
@@ -41,8 +43,14 @@ def train_central(
         data = placed(trainer.dataset, own_mesh)
         every = settings.checkpoint_every
         with open_sinks(folder, folder.name, settings.epochs, first) as sinks:
+            facts = folder.name, state, settings.batch_size
+            first_call = FirstCall(sinks, own_mesh, *facts)
             for epoch in range(first, settings.epochs):
+                started = time.perf_counter()
+                if epoch == first:
+                    first_call.begin()
                 state, scalars = epochs.run(state, data, epoch)
+                first_call.took(time.perf_counter() - started)
                 loop.check_scalars(scalars, f"epoch {epoch}", checkpointer)
                 loop.check_state(state, f"epoch {epoch}", checkpointer)
                 for sink in sinks:

@@ -1,7 +1,7 @@
-"""How long a round will compile: as long as it did the last time on this machine.
+"""How long a round or an epoch compiles: as long as the last time on this machine.
 
-A round is told from others by its stage, the shapes of what it reads and writes and
-where it runs. Seconds are kept in a JSON file of the user's cache folder.
+It is told from others by its stage, the shapes of what it reads and writes and where it
+runs. Seconds are kept in a JSON file of the user's cache folder.
 """
 
 import contextlib
@@ -10,35 +10,29 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
-from fedfr_jax.federated.simulation import Simulation
-from fedfr_jax.federated.store import Store
-from fedfr_jax.types import PyTree
-
-MOST = 300  # rounds that are remembered, the newest
+MOST = 300  # programs that are remembered, the newest
 
 
 class FirstCall:
-    """The first call of a round that somebody watches.
+    """The first of many calls that somebody watches.
 
     Args:
-      notes: take a line of text; without any nothing is read or written.
-      stage: its name.
+      sinks: those with a `note` take a line of text; without any nothing is read or
+        written.
+      mesh: where it runs.
+      facts: what else the program depends on, as far as it shows outside; of a tree
+        the shapes.
     """
 
-    def __init__(
-        self,
-        notes: Sequence[Callable[[str], None]],
-        stage: str,
-        sim: Simulation,
-        server: PyTree,
-        store: Store,
-    ):
-        self._notes, self._seconds = notes, []
-        if notes:
-            self._key = _key(stage, sim, server, store)
+    def __init__(self, sinks: Sequence[Callable], mesh: Mesh, *facts: Any):
+        self._notes = [sink.note for sink in sinks if hasattr(sink, "note")]
+        where = dict(mesh.shape), mesh.devices.flat[0].device_kind
+        self._key, self._seconds = _key((*facts, *where)), []
 
     def begin(self) -> None:
         """Say that it compiles, and for about how long where that is known."""
@@ -56,12 +50,11 @@ class FirstCall:
         _write(self._key, max(2 * self._seconds[0] - sum(self._seconds), 0.0))
 
 
-def _key(stage, sim, server, store) -> str:
-    """Hash of what the program of a round depends on, as far as it shows outside."""
-    shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), (server, store.template))
-    kind = sim.mesh.devices.flat[0].device_kind
-    facts = [stage, shapes, sim.feed.batch_size, sim.lanes, sim.mesh.shape, kind]
-    return hashlib.sha256(f"{facts} {jax.__version__}".encode()).hexdigest()[:16]
+def _key(facts) -> str:
+    """Hash of the facts, arrays as shapes, and of this JAX."""
+    shape = lambda x: (x.shape, str(x.dtype)) if hasattr(x, "dtype") else x
+    plain = jax.tree.map(shape, facts)
+    return hashlib.sha256(f"{plain} {jax.__version__}".encode()).hexdigest()[:16]
 
 
 def path() -> pathlib.Path:

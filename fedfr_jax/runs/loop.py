@@ -82,8 +82,8 @@ def train(
       FloatingPointError: when a client's metric or personal row is not finite; names
         round, client, metric or leaf, and the checkpoint to go back to.
     """
-    notes = [sink.note for sink in sinks if hasattr(sink, "note")]
-    first_call = FirstCall(notes, _stage(checkpointer), sim, server, store)
+    facts = _stage(checkpointer), server, store.template, sim.feed.batch_size, sim.lanes
+    first_call = FirstCall(sinks, sim.mesh, *facts)
     to = Keeper(store, checkpointer, evaluate, sinks, client_log, period)
     for round in range(first_round, num_rounds):
         started = time.perf_counter()

@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import pytest
 
 from fedfr_jax.federated import sampling
 from fedfr_jax.federated.rows import check_rows
-from fedfr_jax.federated.simulation import Outcome, open_store, simulation, start
+from fedfr_jax.federated.simulation import Outcome, simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import first_calls, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
@@ -144,11 +145,11 @@ def test_who_watches_is_told_for_how_long_a_round_compiled_the_last_time(
 ):
     monkeypatch.setattr(first_calls, "path", lambda: tmp_path / "first_calls.json")
     sim, server = build("fedavg")
-    store = open_store(sim, server, tmp_path / "store")
     notes = []
+    watcher = types.SimpleNamespace(note=notes.append)
     times = [("a", [12.9, 0.5, 0.4]), ("a", [0.1, 3.0]), ("a", []), ("b", [])]
     for stage, spent in times:
-        first = first_calls.FirstCall([notes.append], stage, sim, server, store)
+        first = first_calls.FirstCall([watcher], sim.mesh, stage, server)
         first.begin()
         for seconds in spent:
             first.took(seconds)
