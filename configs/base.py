@@ -40,6 +40,7 @@ def get_config():
     config.evaluation = ConfigDict()
     # Any row, and `pretrain`, may have a teacher, see tasks/faces/distilled.py:
     #   distill = {"teacher": {"weights": "big.npz", "model": {...}}, "weight": 9.0}
+    #     or {"weights": "runs/big"}, the work folder of the teacher's run;
     #     or with "cache": "big.npy", embeddings that are kept (and made when missing);
     #     "sees": "clean" for a teacher that sees no mask; "unlabelled": 0.5 for a share
     #     of images whose labels are not used, 1.0 for clients without labels.

@@ -75,13 +75,16 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
     """
     settings = sections(config)
     for options in (settings["pretrain"], *settings["methods"].values()):
-        if isinstance(init := options.get("init"), str) and pathlib.Path(init).is_dir():
-            options["init"] = _weights_of_run(init)
+        _open_run(options, "init")
+        told = options.get("distill")
+        if isinstance(told, Mapping) and isinstance(told.get("teacher"), Mapping):
+            _open_run(told["teacher"], "weights")
     return TASKS[settings["task"]](settings)
 
 
-def _weights_of_run(workdir: str):
-    """The network that another run has trained."""
+def _open_run(options: dict, key: str) -> None:
+    """Put the network of another run in the place of its work folder."""
     from fedfr_jax.deploy.network import load  # which builds that run
 
-    return load(workdir).weights
+    if isinstance(path := options.get(key), str) and pathlib.Path(path).is_dir():
+        options[key] = load(path).weights

@@ -57,6 +57,7 @@ class Training(NamedTuple):
     # those stay. Running statistics move all the same.
     freeze: str = ""
     distill: Mapping | None = None  # of faces, see tasks/faces/distilled.py
+    gate_weight: float = 1.0  # of the head moe with masks, see tasks/faces/gate.py
 
     @property
     def class_rates(self) -> tuple[float, ...]:
@@ -158,6 +159,7 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
         "base_batch": (0, math.inf),
         "micro_batches": (1, settings.batch_size),
         "class_chunk": (0, math.inf),
+        "gate_weight": (0, math.inf),
         "class_rate": (math.ulp(0.0), 1),
     }
     if settings.interclass_threshold is not None:

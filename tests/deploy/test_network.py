@@ -10,9 +10,11 @@ import fedfr_jax as ff
 from fedfr_jax.build import build
 from fedfr_jax.deploy.export import export
 from fedfr_jax.deploy.network import backbone_of
+from fedfr_jax.models import MODELS
 from fedfr_jax.models.weights import read_weights, write_weights
 from fedfr_jax.runs.ended import networks
-from fedfr_jax.schema import with_tuples
+from fedfr_jax.schema import choose, with_tuples
+from fedfr_jax.tasks.faces.distilled import distill
 from tests.deploy.conftest import MODEL, play, settings
 
 
@@ -114,6 +116,30 @@ def test_weights_of_another_network_name_config_and_leaf(run, faces, tmp_path):
     config["pretrain"] = {**config["pretrain"], "freeze": "nothing"}
     with pytest.raises(ValueError, match="path pattern must match a leaf such as"):
         play(config, tmp_path / "frozen")
+
+
+def test_a_run_teaches_another_from_its_work_folder(run, faces, tmp_path):
+    told = {"teacher": {"weights": str(run)}}
+    network = ff.load(run)
+    teacher = distill(network_like(MODEL), teacher={"weights": network.weights}).teacher
+    x = (images() / 127.5 - 1).astype(np.float32)
+    found, _ = teacher.model.apply(teacher.variables, x, False)
+    np.testing.assert_allclose(found, network.embed(images()), atol=1e-5)
+    config = settings(faces, methods={})
+    config["pretrain"] = {**config["pretrain"], "distill": told}
+    loss = build(with_tuples(config)).stages["pretrained"].trainer.loss
+    assert "distilled" in loss.__qualname__
+    config["model"] = {**MODEL, "embedding_dim": 7}
+    says = r"config.pretrain.distill: .*embedding_dim must be the student's 7, got "
+    with pytest.raises(ValueError, match=says):
+        build(with_tuples(config))
+    with pytest.raises(ValueError, match="teacher's images must be the student's"):
+        distill(network_like(MODEL, size=16), teacher={"weights": network.weights})
+
+
+def network_like(model, size=12):
+    """A network of a config's section."""
+    return choose("model", MODELS, with_tuples(model), (size, size, 3))
 
 
 def test_exported_files_run_without_the_library(run, tmp_path):

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from fedfr_jax.losses.distillation import angular_distillation
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.foreign import variables_of
-from fedfr_jax.models.weights import read_weights
+from fedfr_jax.models.foreign import network_of, variables_of
+from fedfr_jax.models.weights import Weights, read_weights
 from fedfr_jax.objective import with_aux
 from fedfr_jax.schema import call, check_keys, check_ranges, choose, naming
 from fedfr_jax.types import Batch, Model, PyTree
@@ -61,9 +61,10 @@ def distill(
     Args:
       model: the student.
       weight: lambda, of the distance to the teacher's embeddings.
-      teacher: {"weights": a file, see `read_weights`, "model": section of its
-        network}; it runs beside the student in every step, and
-        is a constant of the compiled step.
+      teacher: {"weights": a file, see `read_weights`, or the work folder of a run,
+        "model": section of its network, which a work folder or a file that tells it
+        needs not}; it runs beside the student in every step, and is a constant of the
+        compiled step.
       cache: instead of that, or made of it when the file is missing: embeddings of all
         images in all views, see `teacher_cache`.
       sees: "same" as the student, or "clean": without the mask that it sees.
@@ -95,20 +96,40 @@ def open_distill(section: str, settings: Mapping | None, model: Model):
 def open_teacher(settings: Mapping, student: Model) -> Teacher:
     """The network of {"weights", "model"}, for images of the student's shape."""
     check_keys("teacher", settings, ("weights", "model"))
-    for key in ("weights", "model"):
-        if key not in settings:
-            raise ValueError(f"teacher must have the key {key}, got none.")
-    shape = student.image_shape
-    model = choose("distill.teacher.model", MODELS, settings["model"], shape)
-    if model.embedding_dim != student.embedding_dim:
+    if "weights" not in settings:
+        raise ValueError("teacher must have the key weights, got none.")
+    given, shape = settings["weights"], student.image_shape
+    is_open = isinstance(given, Weights)  # of a run
+    weights = given if is_open else read_weights(given)
+    where = weights.about.get("from", "teacher") if is_open else given
+    with naming(where):
+        section = settings.get("model") or network_for(weights, shape)
+        model = choose("distill.teacher.model", MODELS, section, shape)
+        if model.embedding_dim != student.embedding_dim:
+            raise ValueError(
+                "teacher's embedding_dim must be the student's "
+                f"{student.embedding_dim}, got {model.embedding_dim}."
+            )
+        return Teacher(model, variables_of(weights, section, shape))
+
+
+def network_for(weights: Weights, image_shape: tuple[int, ...]) -> Mapping:
+    """Section of the network that weights tell, for images of a shape.
+
+    Raises:
+      ValueError: when they do not tell it, or it is for other images.
+    """
+    try:
+        section, shape = network_of(weights)
+    except ValueError as error:
         raise ValueError(
-            "teacher's embedding_dim must be the student's "
-            f"{student.embedding_dim}, got {model.embedding_dim}."
+            f"teacher must have the key model with these weights, got none: {error}"
+        ) from error
+    if tuple(shape) != tuple(image_shape):
+        raise ValueError(
+            f"teacher's images must be the student's {tuple(image_shape)}, got {shape}."
         )
-    path = settings["weights"]
-    with naming(path):
-        found = variables_of(read_weights(path), settings["model"], shape)
-    return Teacher(model, found)
+    return section
 
 
 def distilled(loss_of: Callable, model: Model, told: Distill) -> Callable:

@@ -17,6 +17,7 @@ from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces.class_softmax import class_parallel_loss
 from fedfr_jax.tasks.faces.classical import backbone_of
 from fedfr_jax.tasks.faces.distilled import distilled, open_distill
+from fedfr_jax.tasks.faces.gate import gated, has_gate
 from fedfr_jax.tasks.faces.loss import face_loss, rule_of
 from fedfr_jax.tasks.faces.margin_state import beside
 from fedfr_jax.tasks.faces.public import first_variables
@@ -99,7 +100,11 @@ def loss_of(
             margin_options=settings.margin_options,
             interclass_threshold=settings.interclass_threshold,
         )
-    return distilled(make, model, told) if told else make(model)
+    if told:
+        make = partial(distilled, make, told=told)
+    if settings.gate_weight and has_gate(model):
+        make = partial(gated, make, weight=settings.gate_weight)
+    return make(model)
 
 
 def cut_loss(rule: Margin | None, settings: Training) -> Callable:

@@ -127,6 +127,7 @@ EXPECTED = {
         "init": None,
         "freeze": "",
         "distill": None,
+        "gate_weight": 1.0,
     },
     Federation: {
         "rounds": 20,

@@ -1,0 +1,219 @@
+"""What the runs say: laws with intervals, and a table for each of BigFace's claims.
+
+Pure functions of {part: {seed: {name: row}}}, as run.py keeps it.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from orderings import made
+from scaling_cells import DISTILLED, PARTS, RATIOS, SCRATCH
+
+from fedfr_jax.scaling import Points, Study, points, study
+from fedfr_jax.scaling.intervals import DRAWS
+from fedfr_jax.scaling.tell import held_table, law_table, short, table
+
+TAR = "tar@far=1e-02"
+MASKED, STANDARD = "mfr_masked_fnmr@fpr=1e-02", "mfr_standard_fnmr@fpr=1e-02"
+SCORE = "mfr_score@fpr=1e-02"  # 0.25 masked + 0.75 standard, lower is better
+# title: the column that is judged, and whether larger is better
+LAWS = {
+    "error on unseen people, 1 - TAR at FAR 0.01": (TAR, True),
+    "error with masks, masked FNMR at FPR 0.01": (MASKED, False),
+}
+SIZES = ("sizes", "omniglot", "lfw")
+STAGE = "pretrained/generic/"
+FACTS = ("backbone", "with_head", "active_head", "images", "images_seen", "identities")
+Results = dict[str, dict[str, dict[str, dict]]]
+
+
+def kept(cell, row: dict) -> dict:
+    """What results.json keeps of a sweep's row."""
+    metrics = {
+        key.removeprefix(STAGE): value
+        for key, value in row.items()
+        if key.startswith(STAGE)
+    }
+    facts = {key: row[key] for key in (*FACTS, "flops")}
+    cost = {key: row[key] for key in ("seconds", "core_seconds")}
+    about = {"made": row["made"], "series": cell.series, "run": row["run"]}
+    return {**about, **facts, "generic": metrics, "cost": cost}
+
+
+def read(path: pathlib.Path) -> Results:
+    """Results by part, in the order of PARTS."""
+    found = json.loads(path.read_text())
+    return {part: found[part]["seeds"] for part in PARTS if part in found}
+
+
+def rows_of(results: Results, *parts: str) -> list[dict]:
+    """Rows as tables of runs have them, each run once."""
+    found = {}
+    for part in parts:
+        for rows in results.get(part, {}).values():
+            for name, row in rows.items():
+                flat = {"name": name, **row["generic"]}
+                flat |= {key: row[key] for key in ("series", *FACTS, "flops")}
+                found[row["run"]] = flat
+    return list(found.values())
+
+
+def points_of(rows: list[dict], metric: str, is_score: bool) -> Points | None:
+    """The rows that have a metric; None without two sizes."""
+    rows = [row for row in rows if row.get(metric) is not None]
+    if len({row["backbone"] for row in rows}) < 2:
+        return None
+    return points(rows, metric, is_score=is_score)
+
+
+def over_seeds(rows: list[dict], metric: str) -> list[dict]:
+    """A row for each network of a series, with the mean of its seeds."""
+    found = {}
+    for row in rows:
+        found.setdefault((row["series"], row["name"]), []).append(row)
+    mean = lambda same: float(np.mean([row[metric] for row in same]))
+    return [{**same[0], metric: mean(same)} for same in found.values()]
+
+
+def studies(results: Results, draws: int = DRAWS) -> dict[str, Study]:
+    """The laws in size, by title."""
+    rows, found = rows_of(results, *SIZES), {}
+    for title, (metric, is_score) in LAWS.items():
+        judged = points_of(rows, metric, is_score)
+        if judged:
+            found[title] = study(judged, draws=draws)
+    return found
+
+
+def law_text(laws: Mapping[str, Study]) -> Iterator[str]:
+    """Tables of exponents, and of the largest network as the others predict it."""
+    for title, of in laws.items():
+        yield f"### Laws of the {title}"
+        yield law_table(of.findings)
+        if any(found.held for found in of.findings):
+            yield "The largest network, predicted by the others:"
+            yield held_table(of)
+        for why in sorted({why for found in of.findings for why in found.refused}):
+            yield f"Not fitted: {why}"
+
+
+def values_of(results: Results, part: str, name: str, metric: str) -> np.ndarray:
+    """[seeds] of a row."""
+    found = [rows[name] for rows in results.get(part, {}).values() if name in rows]
+    return np.array([row["generic"][metric] for row in found])
+
+
+def spread(values: np.ndarray) -> str:
+    """Mean and sample deviation over seeds."""
+    deviation = f" ± {values.std(ddof=1):.4f}" if len(values) > 1 else ""
+    return f"{values.mean():.4f}{deviation}" if len(values) else "-"
+
+
+def size_table(results: Results) -> str:
+    """A line per network of every data set: its size, its cost, its error."""
+    head = ["data", "network", "backbone", "with classes", "FLOPs", "core s"]
+    head += ["1 - TAR", "masked FNMR", "MFR score"]
+    lines = []
+    for part in SIZES:
+        for cell in PARTS[part]:
+            rows = [r[cell.name] for r in results.get(part, {}).values()]
+            if not rows:
+                continue
+            numbers = [short(rows[0][key]) for key in ("backbone", "with_head")]
+            seconds = np.mean([row["cost"]["core_seconds"] for row in rows])
+            numbers += [f"{rows[0]['flops']:.2g}", f"{seconds:.0f}"]
+            cells = [spread(1 - values_of(results, part, cell.name, TAR))]
+            if MASKED in rows[0]["generic"]:
+                for metric in (MASKED, SCORE):
+                    cells.append(spread(values_of(results, part, cell.name, metric)))
+            else:
+                cells += ["-", "-"]
+            lines.append([cell.data, cell.name, *numbers, *cells])
+    return table(head, lines)
+
+
+def distill_table(results: Results) -> str:
+    """The gain of every student, in percent of its score alone."""
+    head = ["student", "metric", "alone", "distilled", "gain, each seed", "all better"]
+    lines = []
+    for cell in PARTS["distilled"]:
+        for what, metric in (("1 - TAR", TAR), ("MFR score", SCORE)):
+            alone, other = (
+                values_of(results, part, cell.name, metric)
+                for part in ("sizes", "distilled")
+            )
+            if not len(other) or len(alone) != len(other):
+                continue
+            if metric == TAR:
+                alone, other = 1 - alone, 1 - other
+            gain = (alone - other) / alone
+            shown = ", ".join(f"{100 * x:+.1f} %" for x in gain)
+            holds = "yes" if (gain > 0).all() else "no"
+            lines.append([cell.name, what, spread(alone), spread(other), shown, holds])
+    return table(head, lines)
+
+
+def score_table(results: Results, part: str) -> str:
+    """A line per row of a part: size, masked and standard error, score."""
+    head = ["network", "parameters", "FLOPs", "masked FNMR", "standard FNMR"]
+    lines = []
+    for cell in PARTS[part]:
+        rows = [r[cell.name] for r in results.get(part, {}).values() if cell.name in r]
+        if rows:
+            sizes = [short(rows[0]["backbone"]), f"{rows[0]['flops']:.2g}"]
+            scores = [
+                spread(values_of(results, part, cell.name, metric))
+                for metric in (MASKED, STANDARD, SCORE)
+            ]
+            lines.append([cell.name, *sizes, *scores])
+    return table([*head, "MFR score"], lines)
+
+
+def trade(results: Results) -> np.ndarray | None:
+    """Masked and standard FNMR [ratios, 2], means over seeds; None where one lacks."""
+    names = [cell.name for cell in PARTS["masks"]]
+    found = [
+        [values_of(results, "masks", name, metric) for metric in (MASKED, STANDARD)]
+        for name in names
+    ]
+    if not all(len(values) for pair in found for values in pair):
+        return None
+    return np.array([[values.mean() for values in pair] for pair in found])
+
+
+def trade_text(results: Results) -> str:
+    """Whether 0.35 trades: masked faces against 0, standard ones against 0.5."""
+    rates = trade(results)
+    if rates is None:
+        return ""
+    at = dict(zip(RATIOS, rates, strict=True))
+    masked, standard = at[0.0][0] - at[0.35][0], at[0.5][1] - at[0.35][1]
+    cost, lost = at[0.35][1] - at[0.0][1], at[0.35][0] - at[0.5][0]
+    return (
+        f"From no masks to 0.35: masked FNMR {-masked:+.4f}, standard {cost:+.4f}. "
+        f"From 0.35 to 0.5: masked {-lost:+.4f}, standard {standard:+.4f}. The slides' "
+        "trade would be a minus before each masked and a plus before each standard "
+        f"number: {'it is there' if min(masked, cost, lost, standard) > 0 else 'no'}."
+    )
+
+
+def text(results: Results, laws: Mapping[str, Study]) -> str:
+    """What stands between the markers of README.md."""
+    stamps = {made(seeds) for seeds in results.values()}
+    stamps = "; ".join(sorted({stamp for x in stamps for stamp in x.split("; ")}))
+    parts = [stamps]
+    if any(part in results for part in SIZES):
+        parts += ["### Sizes", size_table(results), *law_text(laws)]
+    if "distilled" in results:
+        parts += [f"### {SCRATCH.title()} and {DISTILLED}", distill_table(results)]
+    for part, title in (
+        ("masks", "Share of masked images"),
+        ("moe", "Plain and experts"),
+        ("teachers", "A deep and a shallow teacher"),
+    ):
+        if part in results:
+            parts += [f"### {title}", score_table(results, part)]
+            parts += [trade_text(results)] if part == "masks" else []
+    return "\n\n".join(part for part in parts if part)

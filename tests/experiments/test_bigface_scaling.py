@@ -1,0 +1,144 @@
+"""BigFace in small on rows that are made up: laws, gains, trade, files, resumption."""
+
+import functools
+import importlib.util
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.models import MODELS
+from fedfr_jax.runs.sizes import count
+
+FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "bigface_scaling"
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "fedfr_tables")]
+
+import scaling_cells as cells  # noqa: E402
+import scaling_tables as tables  # noqa: E402
+
+
+def load_script():
+    """run.py, under a name that no other experiment's has."""
+    spec = importlib.util.spec_from_file_location("bigface_run", FOLDER / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+run = load_script()
+
+
+def parameters_of(cell):
+    return 1200 * cell.changes["model.widths"][0] ** 2
+
+
+def sweep_row(name, cell, seed, gain=0.0, masked=0.4, standard=0.2):
+    """What a sweep writes: an error of 9 N^-0.3 with a little noise."""
+    size = parameters_of(cell)
+    noise = np.random.default_rng((seed, size)).normal(0, 0.01)
+    error = 9 * size**-0.3 * np.exp(noise) * (1 - gain)
+    metrics = {
+        "tar@far=1e-02": 1 - error,
+        "mfr_masked_fnmr@fpr=1e-02": masked,
+        "mfr_standard_fnmr@fpr=1e-02": standard,
+        "mfr_score@fpr=1e-02": 0.25 * masked + 0.75 * standard,
+    }
+    return {
+        "run": name,
+        "made": "2026-01-01, commit abc",
+        "seconds": 2.0,
+        "core_seconds": 3.0,
+        "flops": 1e9 * size,
+        **{"backbone": size, "with_head": size + 64_000, "active_head": size + 64_000},
+        **{"images": 10_000, "images_seen": 100_000, "identities": 1000},
+        **{f"pretrained/generic/{key}": value for key, value in metrics.items()},
+    }
+
+
+def results_of(seeds=(0, 1)):
+    """Every part: a teacher gains 10 %, masks trade as the slides say."""
+    found = {}
+    for part, listed in cells.PARTS.items():
+        for seed in seeds:
+            rows = {}
+            for i, cell in enumerate(listed):
+                gain = 0.1 if cell.teacher else 0.0
+                trade = {"masked": 0.6 - 0.1 * i, "standard": 0.2 + 0.01 * i}
+                options = trade if part == "masks" else {}
+                row = sweep_row(f"{part}{i}{seed}", cell, seed, gain, **options)
+                rows[cell.name] = tables.kept(cell, row)
+            found.setdefault(part, {})[str(seed)] = rows
+    return found
+
+
+def test_the_exponent_that_was_put_in_comes_out_with_its_interval():
+    of, _ = tables.studies(results_of(), draws=5).values()
+    by_backbone = [found for found in of.findings if found.axes == ("backbone",)]
+    assert {found.series for found in by_backbone} == {"scratch", "omniglot", "lfw"}
+    for found in by_backbone:
+        assert found.best.coefficients.exponents[0] == pytest.approx(0.3, abs=0.02)
+        assert found.held and len(found.inputs) == 12
+
+
+def test_tables_say_gain_and_trade():
+    text = tables.text(results_of(), {})
+    assert "| w8 | 1 - TAR |" in text and "+10.0 %, +10.0 % | yes |" in text
+    assert "From no masks to 0.35: masked FNMR -0.2000, standard +0.0200." in text
+    assert "it is there." in text
+    reversed_trade = results_of()
+    for rows in reversed_trade["masks"].values():
+        row = rows["ratio 0.5"]["generic"]
+        row["mfr_standard_fnmr@fpr=1e-02"] = 0.1
+    assert "number: no." in tables.text(reversed_trade, {})
+
+
+def test_files_grow_part_by_part(tmp_path, monkeypatch):
+    studies = functools.partial(tables.studies, draws=3)
+    monkeypatch.setattr(tables, "studies", studies)
+    results = {part: runs for part, runs in results_of().items() if part != "lfw"}
+    for part in ("masks", "sizes", "distilled"):
+        run.publish(tmp_path, part, results[part])
+    names = {path.name for path in tmp_path.iterdir()}
+    pictures = {"laws", "masked_laws", "ratios", "sizes_distilled", "mfr_distilled"}
+    assert names == {"README.md", "results.json", *(f"{p}.png" for p in pictures)}
+    assert "### Share of masked images" in (tmp_path / "README.md").read_text()
+
+
+def test_equal_settings_are_one_run_and_nothing_is_trained_twice(tmp_path, monkeypatch):
+    trained = []
+
+    def train(one, folder):
+        assert folder == tmp_path
+        trained.append(one)
+        cell = cells.sized(one.config.model.widths[0])
+        return sweep_row(one.name, cell, one.config.seed)
+
+    monkeypatch.setattr(run, "row_of", train)
+    player = run.Player(tmp_path, False)
+    for part in ("distilled", "sizes", "masks", "moe"):
+        for cell in cells.PARTS[part]:
+            assert player.row(cell, 0)
+    # Six sizes, four students, three other ratios, two networks of experts.
+    assert len(trained) == len({one.name for one in trained}) == 15
+    teacher, student = trained[:2]
+    told = student.config.pretrain.distill
+    assert told.teacher.weights == str(tmp_path / teacher.name)
+    again = run.Player(tmp_path, False)
+    assert again.row(cells.PARTS["sizes"][0], 0)["run"] == trained[2 + 3].name
+    assert len(trained) == 15
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert len({json.loads(line)["run"] for line in lines}) == 15
+
+
+def test_sizes_span_a_decade_and_a_half():
+    found = []
+    for cell in cells.PARTS["sizes"]:
+        config = cells.config_of(cell, 0)
+        settings = config.model.to_dict()
+        model = MODELS[settings.pop("name")]((32, 32, 3), **settings)
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        found.append(count(shapes["params"]))
+    assert len(found) >= 6 and found[-1] / found[0] > 10**1.5

@@ -1,0 +1,121 @@
+"""The gate of the head moe learns which faces have a mask, from its own loss alone."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from fedfr_jax.central.settings import Training, check_training
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import MODELS
+from fedfr_jax.tasks.faces.public_training import loss_of
+from fedfr_jax.types import Batch
+
+SHAPE, DIM, CLASSES = (16, 16, 1), 8, 4
+
+
+@functools.cache
+def network():
+    settings = {"blocks": (1,), "widths": (4,), "embedding_dim": DIM, "head": "moe"}
+    return MODELS["iresnet"](SHAPE, **settings)
+
+
+def start():
+    backbone = network().init(jax.random.key(0))
+    phi = jax.random.normal(jax.random.key(1), (CLASSES, DIM))
+    params = {"backbone": backbone["params"], "phi": phi, "head": None}
+    return {"params": params, "batch_stats": backbone["batch_stats"]}
+
+
+def batch_of(seed, count=32, *, is_labelled=True):
+    """Noise, every second image with an even lower half: its mask."""
+    rng = np.random.default_rng(seed)
+    images = rng.uniform(-1, 1, (count, *SHAPE)).astype(np.float32)
+    images[::2, 8:] = rng.uniform(-1, 1, (count // 2, 1, 1, 1))
+    number = jnp.arange(count, dtype=jnp.int32)
+    targets = {"label": number % CLASSES}
+    if is_labelled:
+        targets["masked"] = 1 - number % 2
+    return Batch(
+        inputs={"image": jnp.asarray(images)},
+        targets=targets,
+        num_classes=jnp.int32(0),
+        is_valid=number < count - 1,  # the last is padding
+        is_extra=jnp.ones(count, bool),
+        example=number,
+        position=number,
+        view=jnp.zeros(count, jnp.int32),
+    )
+
+
+def loss_with(weight):
+    settings = Training(gate_weight=weight, scale=8.0)
+    return loss_of(network(), None, settings, make_mesh(1))
+
+
+def gate_logit(variables, batch):
+    own = {**variables, "params": variables["params"]["backbone"]}
+    logits = network().features(own, batch.images, False)[1]
+    return np.asarray(logits[:, 1] - logits[:, 0])
+
+
+def test_after_some_steps_the_gate_tells_masked_faces_from_others():
+    loss, optimizer = loss_with(1.0), optax.sgd(0.01, 0.9)
+
+    @jax.jit
+    def step(variables, state, batch):
+        take = lambda params: loss({**variables, "params": params}, batch, None)
+        params = variables["params"]
+        (_, (stats, metrics)), grads = jax.value_and_grad(take, has_aux=True)(params)
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        return {"params": params, "batch_stats": stats}, state, metrics["gate"]
+
+    variables = start()
+    state, fresh = optimizer.init(variables["params"]), batch_of(1000)
+    before = gate_logit(variables, fresh)
+    assert before[::2].min() < before[1::2].max()  # nothing is known yet
+    for number in range(60):
+        variables, state, value = step(variables, state, batch_of(number))
+    after = gate_logit(variables, fresh)
+    assert after[::2].min() > 0 > after[1::2].max()
+    assert value < 0.2
+
+
+def test_the_term_is_the_cross_entropy_of_valid_faces_times_its_weight():
+    variables, batch = start(), batch_of(0)
+    run = lambda weight: loss_with(weight)(variables, batch, None)
+    (without, _), (total, (_, metrics)) = run(0.0), run(3.0)
+    own = {**variables, "params": variables["params"]["backbone"]}
+    _, logits, _ = network().features(own, batch.images, True)
+    log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)
+    by_hand = -log_p[np.arange(32), np.asarray(batch.targets["masked"])][:-1].mean()
+    assert_allclose(metrics["gate"], by_hand, rtol=1e-5)
+    assert_allclose(total, without + 3 * by_hand, rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight, is_labelled", [(0.0, True), (1.0, False)])
+def test_without_a_weight_or_labels_the_gate_has_the_mixtures_gradient_alone(
+    weight, is_labelled
+):
+    batch, variables = batch_of(0, is_labelled=is_labelled), start()
+
+    def gradient(weight, batch):
+        loss = loss_with(weight)
+        take = lambda params: loss({**variables, "params": params}, batch, None)[0]
+        return jax.grad(take)(variables["params"])["backbone"]["gate"]
+
+    mixture = gradient(0.0, batch_of(0, is_labelled=False))
+    found = gradient(weight, batch)
+    jax.tree.map(assert_array_equal, found, mixture)
+    taught = gradient(1.0, batch_of(0))
+    assert np.abs(taught["fc"]["kernel"] - mixture["fc"]["kernel"]).max() > 1e-3
+
+
+def test_a_weight_below_0_is_refused_by_its_key():
+    with pytest.raises(ValueError, match="config.pretrain.gate_weight must"):
+        check_training(Training(gate_weight=-1.0), "pretrain", 1000, make_mesh(1))
