@@ -208,8 +208,9 @@ def main():
     ratios = {name: rows[-1][name] / rows[0][name] for name in names}
     for name, ratio in ratios.items():
         print(f"{name}: x{ratio:.3f}")
-    named = {f"{row['clients']} clients": row for row in rows}
-    results_file.write(args.out, {**named, "last over first": ratios})
+    kind = "virtual: " if args.virtual else ""
+    named = {f"{kind}{row['clients']} clients": row for row in rows}
+    results_file.write(args.out, {**named, f"{kind}last over first": ratios})
 
 
 if __name__ == "__main__":
