@@ -7,8 +7,8 @@ fedfr sweep --config=configs/bigface/scaling.py --workdir=runs/bigface_sweep \
 fedfr sweep --config=configs/bigface/scaling.py:omniglot --workdir=...
 
 All sizes, data sets, masks, teachers and seeds: experiments/bigface_scaling/run.py,
-whose README has times and results. 2 CPU cores: 50 s for the narrowest network, 170 s
-for the widest one of 1.3 M parameters.
+whose README has times and results. Core seconds of a run on rendered people without
+masks: 106 at widths from 8, 227 at widths from 24 (2026-11-23, jax 0.10.2).
 """
 
 from fedfr_jax.configs import base

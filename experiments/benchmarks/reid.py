@@ -11,12 +11,12 @@ a machine that does other work meanwhile.
 import argparse
 import json
 import pathlib
-import subprocess
 import sys
 import time
 
 import environments
 import results_file
+import turns
 
 HERE = pathlib.Path(__file__).resolve().parent
 WORK = {"clients": 4, "batch": 32, "classes": 150, "bottleneck": 512}
@@ -77,19 +77,13 @@ def ours(args) -> float:
     return min(spent[1:]) / (clients * args.steps)
 
 
-def of_torch(args) -> float:
-    """The same of the PyTorch loop."""
+def of_torch(args) -> list[str]:
+    """The command of the PyTorch loop."""
     flags = [f"--{k}={v}" for k, v in WORK.items()]
     flags += [f"--steps={args.steps}", f"--rounds={args.rounds}"]
     flags += ["--widths", *map(str, WIDTHS), "--size", *map(str, SHAPE)]
     python = environments.python_of("torch")
-    return child([python, str(HERE / "peer_torch_reid.py"), *flags])
-
-
-def child(command: list[str]) -> float:
-    """Seconds that a process prints."""
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])["seconds"]
+    return [python, str(HERE / "peer_torch_reid.py"), *flags]
 
 
 def main():
@@ -99,13 +93,9 @@ def main():
         print(json.dumps({"seconds": ours(args)}))
         return
     given = [f"--steps={args.steps}", f"--rounds={args.rounds}"]
-    found = {"torch": [], "1 lane": [], "4 lanes": []}
-    for _ in range(args.repeats):
-        found["torch"].append(of_torch(args))
-        for lanes, name in ((1, "1 lane"), (4, "4 lanes")):
-            command = [sys.executable, __file__, f"--ours={lanes}", *given]
-            found[name].append(child(command))
-    row = {name: min(seconds) for name, seconds in found.items()}
+    lanes = lambda count: [sys.executable, __file__, f"--ours={count}", *given]
+    commands = {"torch": of_torch(args), "1 lane": lanes(1), "4 lanes": lanes(4)}
+    row = turns.fastest(commands, args.repeats)
     best = min(row["1 lane"], row["4 lanes"])
     row["ours over torch"] = best / row["torch"]
     print({name: round(value, 3) for name, value in row.items()})

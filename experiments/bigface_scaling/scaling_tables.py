@@ -25,7 +25,7 @@ LAWS = {
 }
 SIZES = ("sizes", "omniglot", "lfw")
 STAGE = "pretrained/generic/"
-FACTS = ("backbone", "with_head", "active_head", "images", "images_seen", "identities")
+FACTS = ("backbone", "with_head", "images", "images_seen", "identities")
 Results = dict[str, dict[str, dict[str, dict]]]
 
 

@@ -10,7 +10,7 @@ Scores are compared as float32, the precision that the features have.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -54,6 +54,18 @@ def marked_name(name: str, rate: float, count: int) -> str:
     """
     is_supported = round(rate * count, 6) >= 1
     return metric_name(name, rate) + ("" if is_supported else UNSUPPORTED)
+
+
+def marked(
+    found: Mapping[str, float], name: str, rates: Sequence[float], count: int
+) -> dict[str, float]:
+    """Metrics whose names, `metric_name` of `name` and a rate, are `marked_name`s.
+
+    >>> marked({"tpir@fpir=1e-02": 0.5, "auc": 0.9}, "tpir@fpir", (1e-2,), 99)
+    {'tpir@fpir=1e-02~': 0.5, 'auc': 0.9}
+    """
+    known = {metric_name(name, r): marked_name(name, r, count) for r in rates}
+    return {known.get(metric, metric): value for metric, value in found.items()}
 
 
 def check_rates(name: str, rates: Sequence[float]) -> None:

@@ -52,7 +52,7 @@ def sweep_row(name, cell, seed, gain=0.0, masked=0.4, standard=0.2):
         "seconds": 2.0,
         "core_seconds": 3.0,
         "flops": 1e9 * size,
-        **{"backbone": size, "with_head": size + 64_000, "active_head": size + 64_000},
+        **{"backbone": size, "with_head": size + 64_000},
         **{"images": 10_000, "images_seen": 100_000, "identities": 1000},
         **{f"pretrained/generic/{key}": value for key, value in metrics.items()},
     }

@@ -4,9 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedfr_jax.data.identities import Partition
-from fedfr_jax.evaluation.scores import marked_name, metric_name
-
 
 def balanced_pairs(labels: np.ndarray, most: int, seed: int):
     """Half same, half different pairs in ten alternating blocks, as LFW lists them.
@@ -51,16 +48,6 @@ def _distinct(first, second, is_wanted):
     pairs = np.sort(np.stack([first, second], axis=1)[is_wanted], axis=1)
     _, places = np.unique(pairs, axis=0, return_index=True)
     return pairs[np.sort(places)]
-
-
-def names_for_all(
-    fars: Sequence[float], labels: np.ndarray, partition: Partition
-) -> dict[str, str]:
-    """{name of a rate: `marked_name` of it by the client with fewest pairs}."""
-    fewest = fewest_negatives(labels, partition.identities)
-    return {
-        metric_name("tar@far", far): marked_name("tar@far", far, fewest) for far in fars
-    }
 
 
 def fewest_negatives(labels: np.ndarray, own_of: Sequence[np.ndarray]) -> int:

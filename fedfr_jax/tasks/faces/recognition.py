@@ -17,6 +17,7 @@ from fedfr_jax.data.identities import Partition
 from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
 from fedfr_jax.evaluation.masked import masked_scores
 from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
+from fedfr_jax.evaluation.scores import marked
 from fedfr_jax.evaluation.verification import (
     generic_verification,
     roc_curve,
@@ -27,7 +28,7 @@ from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.schema import call, check_ranges
 from fedfr_jax.stream import Stream, placed, stream
-from fedfr_jax.tasks.faces.drawn_pairs import balanced_pairs, names_for_all
+from fedfr_jax.tasks.faces.drawn_pairs import balanced_pairs, fewest_negatives
 from fedfr_jax.tasks.faces.judged_files import held, rates_of, settings_of
 from fedfr_jax.tasks.faces.pair_list import pair_list
 from fedfr_jax.tasks.faces.search_set import search_set
@@ -247,8 +248,9 @@ class Judge:
                 queries, gallery = shared[0], shared[1][low:high]
             results.append(self._judge_client(own, queries, gallery, low, high))
         over = mean_over_clients(results)
-        names = names_for_all(self._fars, task.test_identities, task.partition)
-        named = lambda found: {names.get(k, k): value for k, value in found.items()}
+        own = task.partition.identities
+        fewest = fewest_negatives(task.test_identities, own)  # of any client
+        named = lambda found: marked(found, "tar@far", self._fars, fewest)
         return Evaluation(named(over.mean), named(over.per_client))
 
     def _judge_client(self, own, queries, gallery, low, high):

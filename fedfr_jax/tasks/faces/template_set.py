@@ -20,6 +20,7 @@ from fedfr_jax.evaluation.identification import (
     pair_tpir,
     rank_k,
 )
+from fedfr_jax.evaluation.scores import marked
 from fedfr_jax.evaluation.templates import (
     FARS,
     Subjects,
@@ -62,6 +63,9 @@ def template_set(
 ) -> JudgedFiles:
     """Images of templates; "tar@far=..." and "auc" of 1:1, "tpir@fpir=...", "rank@..."
     and, with strangers among the probes, "open_tpir@fpir=..." of 1:N.
+
+    The name of a rate ends in "~" where the files hold too few trials for it: pairs of
+    two people, probes, or probes without a mate.
 
     Names of files are relative to `path`, an absolute one stands for itself; by default
     they are those of the release. `evaluation.templates` knows the formats.
@@ -157,8 +161,9 @@ def _one_to_one(file: pathlib.Path, ids: Templates, fars):
 
     def score(found):
         scores = pair_scores(found, pairs)
+        tar = tar_nearest_far(is_same, scores, fars=fars)
         auc = area_under_curve(is_same, scores)
-        return {**tar_nearest_far(is_same, scores, fars=fars), "auc": auc}
+        return {**marked(tar, "tar@far", fars, int((~is_same).sum())), "auc": auc}
 
     return score
 
@@ -189,10 +194,13 @@ def _one_to_many(gallery_files, probe_file: pathlib.Path, ids: Templates, fpirs,
     def score(found):
         of = lambda subjects: found.features[found.rows(subjects.template_ids)]
         search = of(probes), probes.subject_ids, of(gallery), gallery.subject_ids
-        closed = {**pair_tpir(*search, fpirs=fpirs), **rank_k(*search, ranks=ranks)}
+        tpir = pair_tpir(*search, fpirs=fpirs)
+        tpir = marked(tpir, "tpir@fpir", fpirs, mates.size)
+        closed = {**tpir, **rank_k(*search, ranks=ranks)}
         if mates.all():
             return closed
         opened = open_set_tpir(*search, fpirs=fpirs)
+        opened = marked(opened, "tpir@fpir", fpirs, int((mates == 0).sum()))
         return {**closed, **{f"open_{name}": rate for name, rate in opened.items()}}
 
     return score
