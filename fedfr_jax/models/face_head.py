@@ -13,8 +13,8 @@ D = embedding; bn is {scale, bias} [C], bn_out {bias} [D] with its scale frozen 
 moe is the first round's network of BigFace (the challenge's report, section 2): p of
 the expert for masked faces and 1 - p of the one for plain faces, p the second number of
 the gate's softmax. That p weighs the masked expert is our reading. How the gate is
-taught is not published: its logits are the model's `features`, so a loss can compare
-them with whether a mask was put on.
+taught is not published: its logits are the model's `features`, and ours is a loss that
+compares them with whether a mask was put on (`gate_weight` of central training).
 """
 
 import math
