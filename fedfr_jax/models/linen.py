@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
+from fedfr_jax.devices import has_host_memory
 from fedfr_jax.models.flops import count_flops
 from fedfr_jax.models.norm import INVERSE, inverses, moved
 from fedfr_jax.models.stack import named_stages, stacked_stages
@@ -145,16 +146,10 @@ def check_remat(remat: bool | str) -> None:
         raise ValueError(
             f"remat must be true, false or one of {list(REMAT)}, got {remat!r}."
         )
-    if remat == "offload" and not has_host_memory():
+    if remat == "offload" and not has_host_memory(HOST):
         raise ValueError(
             "remat must not be offload without pinned host memory, got it."
         )
-
-
-def has_host_memory() -> bool:
-    """Whether the devices can put arrays into pinned memory of the host."""
-    kinds = [memory.kind for memory in jax.devices()[0].addressable_memories()]
-    return HOST in kinds
 
 
 def _convolutions():

@@ -1,0 +1,54 @@
+"""A config's own steps by the compilers of TPUs and GPUs, in a process of their own.
+
+`compile_for` starts `python -m fedfr_jax.commands.compiling` with the same words in the
+environment that has the compiler.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+
+from fedfr_jax.commands.environments import run_in
+from fedfr_jax.commands.flags import define, names, new_parser, parse
+from fedfr_jax.runs.accelerators.topologies import kind_of, topology
+
+ABOUT = "Compile the programs of a config's rows for devices that need not be there."
+
+
+def compile_for(device: str, words: Sequence[str]) -> dict:
+    """{stage: {program: what `runs.accelerators.compiled.compiled` says}}.
+
+    Args:
+      device: such as v5p:4x4x8 or h200:1x1x8, see `topologies`.
+      words: flags of a config: --config=NAME, --config.key=value, --rows=A,B.
+
+    Raises:
+      ValueError: for an unknown device, and for anything wrong in the config.
+      OSError: when the compiler cannot be installed.
+    """
+    kind = kind_of(device)
+    command = ["-m", "fedfr_jax.commands.compiling", f"--device={device}", *words]
+    done = run_in(kind.extra, command, kind.environment)
+    if done.returncode:
+        says = done.stderr.strip().splitlines() or ["nothing"]
+        raise ValueError(f"{device} must compile the config, got: {says[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(argv: list[str]) -> None:
+    """Print, as the last line, JSON of what the compiler says."""
+    parser = new_parser("fedfr_jax.commands.compiling", ABOUT)
+    define(parser, needs_workdir=False)
+    parser.add_argument("--device", required=True, metavar="KIND:GRID")
+    parser.add_argument("--rows", type=names, default=(), metavar="A,B")
+    values = parse(parser, argv)
+    from fedfr_jax.build import build
+    from fedfr_jax.runs.accelerators.compiled import compiled_stages
+
+    with topology(values.device):
+        found = compiled_stages(build(values.config), values.rows)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
