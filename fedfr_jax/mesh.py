@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -141,9 +142,9 @@ def put(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
 
     A process copies the parts of its own devices only; what is on the mesh already
     moves from device to device. `sharding` is one for all, or a tree of one per leaf.
-    Onto devices that are described only goes a shape with its place.
+    Onto devices that are described only goes a shape with its place, but in a trace.
     """
-    if kinds.found():
+    if kinds.found() and not isinstance(jnp.zeros(()), jax.core.Tracer):
         return shapes_at(tree, _for_each(tree, sharding))
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)

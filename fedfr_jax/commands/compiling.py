@@ -5,6 +5,7 @@ environment that has the compiler.
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from fedfr_jax.commands.environments import run_in
 from fedfr_jax.commands.flags import define, names, new_parser, parse
 from fedfr_jax.runs.accelerators.topologies import kind_of, topology
 
+MISTAKE = 2  # exit code of a config that is wrong
 ABOUT = "Compile the programs of a config's rows for devices that need not be there."
 
 
@@ -25,13 +27,15 @@ def compile_for(device: str, words: Sequence[str]) -> dict:
     Raises:
       ValueError: for an unknown device, and for anything wrong in the config.
       OSError: when the compiler cannot be installed.
+      RuntimeError: with the end of what the process said, where it failed otherwise.
     """
     kind = kind_of(device)
     command = ["-m", "fedfr_jax.commands.compiling", f"--device={device}", *words]
     done = run_in(kind.extra, command, kind.environment)
+    if done.returncode == MISTAKE:
+        raise ValueError(done.stderr.strip().splitlines()[-1])
     if done.returncode:
-        says = done.stderr.strip().splitlines() or ["nothing"]
-        raise ValueError(f"{device} must compile the config, got: {says[-1]}")
+        raise RuntimeError(f"{device} does not compile {words}:\n{done.stderr[-4000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -51,4 +55,10 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        if "FEDFR_DEBUG" in os.environ:
+            raise
+        print(error, file=sys.stderr)
+        sys.exit(MISTAKE)
