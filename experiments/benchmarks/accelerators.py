@@ -1,6 +1,6 @@
 """A round of every system, and BigFace's step, by the compilers of TPUs and GPUs.
 
-    python experiments/benchmarks/accelerators.py [--only=fedfr,r50] [--device=h200:1x1x8]
+    python experiments/benchmarks/accelerators.py [--only=fedfr] [--device=h200:1x1x8]
 
 Nothing runs: compilers say what a device needs, which collectives there are and, on a
 TPU, how long a turn of every loop takes. Data are black images of a set's counts. Stops
@@ -175,7 +175,8 @@ def faults_of(program: Program, found: dict) -> list[str]:
         counts = [(x.get(part) or {}).get("collectives", {}) for x in found.values()]
         count = sum(sum(of.values()) for of in counts)
         if count > program.most[part]:
-            faults.append(f"{count} collectives in {part}, planned {program.most[part]}")
+            most = program.most[part]
+            faults.append(f"{count} collectives in {part}, planned {most}")
     return faults
 
 

@@ -33,7 +33,8 @@ def compile_for(device: str, words: Sequence[str]) -> dict:
     command = ["-m", "fedfr_jax.commands.compiling", f"--device={device}", *words]
     done = run_in(kind.extra, command, kind.environment)
     if done.returncode == MISTAKE:
-        raise ValueError(done.stderr.strip().splitlines()[-1])
+        says = done.stderr.strip().splitlines()[-1]
+        raise ValueError(f"the config for {device} must build, but: {says}")
     if done.returncode:
         raise RuntimeError(f"{device} does not compile {words}:\n{done.stderr[-4000:]}")
     return json.loads(done.stdout.splitlines()[-1])
