@@ -44,7 +44,7 @@ def blank(**counts) -> str:
     return f"--config.data={json.dumps({'name': 'blank', **counts})}"
 
 
-def central(network: str, classes: int, batch: int, *changes: str) -> tuple[str, ...]:
+def central(network: int, classes: int, batch: int, *changes: str) -> tuple[str, ...]:
     """BigFace's recipe on another network, with so many classes and images a step."""
     people = blank(num_identities=classes + 504, images_per_identity=4)
     return (
@@ -116,18 +116,37 @@ PROGRAMS = {
     "r50": Program(
         "BigFace: R50, 93k classes cut, 128 images a device",
         "pretrained",
-        central("50", 92_927, 16_384),
+        central(50, 92_927, 16_384),
         devices=("v5p:4x4x8",),
         most={"whole": 40, "step": 20},
     ),
     "r50_gpu": Program(
         "BigFace: R50, 93k classes cut, 128 images a device",
         "pretrained",
-        central("50", 92_927, 1024),
+        central(50, 92_927, 1024),
         devices=("h200:1x1x8",),
         most={"whole": 40, "step": 20},
     ),
 }
+
+for classes, name in ((2_059_906, "2m"), (10_000_000, "10m")):
+    for rule in ("zero1", "zero2", "zero3"):
+        for device, batch in (("v5p:4x8x8", 16_384), ("h200:1x1x8", 512)):
+            each = batch // (256 if "v5p" in device else 8)
+            PROGRAMS[f"r1200_{name}_{rule}_{device[:4].strip(':')}"] = Program(
+                f"BigFace: R1.2K, {classes:,} classes cut, {rule}, blocks computed "
+                f"again, {each} images a device",
+                "pretrained",
+                central(
+                    1200,
+                    classes,
+                    batch,
+                    "--config.model.remat=true",
+                    f"--config.pretrain.sharding=((r'.', {rule!r}),)",
+                ),
+                devices=(device,),
+                most={"whole": 400, "step": 200},
+            )
 
 
 def main():

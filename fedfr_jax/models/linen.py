@@ -1,7 +1,7 @@
 """What the networks share: the way from a linen module to a Model."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import chex
@@ -133,6 +133,12 @@ def rematerialised(block: type[nn.Module], remat: bool | str = True) -> type[nn.
     """
     policy = REMAT[remat]() if isinstance(remat, str) else None
     return nn.remat(block, static_argnums=(2,), policy=policy)  # train, after self, x
+
+
+def computed_again(remat: bool | str) -> Callable | None:
+    """The same for a function of a stack's blocks; None keeps all, as False says."""
+    policy = REMAT[remat]() if isinstance(remat, str) else None
+    return functools.partial(jax.checkpoint, policy=policy) if remat else None
 
 
 def kept(x: jax.Array) -> jax.Array:
