@@ -61,6 +61,7 @@ NO_TPU = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several may compile at a time
 }
 # Timing kernels needs a GPU.
 NO_GPU = {**COMMON, "XLA_FLAGS": "--xla_gpu_autotune_level=0"}
