@@ -17,6 +17,7 @@ from fedfr_jax.models import conv, iresnet
 from fedfr_jax.runs.accelerators import hlo
 from fedfr_jax.runs.accelerators.compiled import compiled_stages
 from fedfr_jax.runs.accelerators.programs import programs_of
+from fedfr_jax.runs.accelerators.text import lines_of
 from fedfr_jax.runs.accelerators.topologies import kind_of
 from fedfr_jax.runs.begin import simulation_of
 from fedfr_jax.runs.central_stage import epochs_of
@@ -94,6 +95,7 @@ def test_a_device_too_small_is_said_to_be():
         found = compiled_stages(experiment, ["fedavg"])["fedavg"]["round"]
     assert not found["fits"] and found["gib"]["needed"] * 2**30 > 1000
     assert found["whole"]["collectives"] == {"all-reduce": 1}
+    assert "TOO LARGE\n  collectives: 1 all-reduce (" in lines_of("a", {"b": found})
     with here(), pytest.raises(ValueError, match="--rows must be of .*'fedprox'"):
         compiled_stages(build(CLASSES), ["fedprox"])
 
