@@ -24,24 +24,31 @@ def _of_program(program: Jaxpr) -> int:
     return sum(_of_equation(equation) for equation in program.eqns)
 
 
-def _of_equation(equation: JaxprEqn) -> int:
+def flops_of(equation: JaxprEqn) -> int:
+    """Operations of one equation, 0 of what is neither convolution nor product."""
     name = equation.primitive.name
     if name == "conv_general_dilated":
         return _of_convolution(equation)
-    if name == "dot_general":
-        return _of_product(equation)
+    return _of_product(equation) if name == "dot_general" else 0
+
+
+def _of_equation(equation: JaxprEqn) -> int:
+    name = equation.primitive.name
     bodies = [_of_program(body) for body in jaxprs_in_params(equation.params)]
     if name == "scan":
         return equation.params["length"] * sum(bodies)
-    return max(bodies) if name == "cond" else sum(bodies)
+    return max(bodies) if name == "cond" else flops_of(equation) + sum(bodies)
 
 
 def _of_convolution(equation):
-    """Every output is a sum over the kernel's pixels and input channels."""
+    """Every output is a sum over the kernel's pixels and input channels, of which those
+    between the pixels of a dilated input (of a stride's backward pass) are not there.
+    """
     _, kernel = (variable.aval for variable in equation.invars)
     features_axis = equation.params["dimension_numbers"].rhs_spec[0]
     terms = kernel.size // kernel.shape[features_axis]
-    return 2 * equation.outvars[0].aval.size * terms
+    dilation = math.prod(equation.params["lhs_dilation"])
+    return 2 * equation.outvars[0].aval.size * terms // dilation
 
 
 def _of_product(equation):

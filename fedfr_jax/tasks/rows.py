@@ -42,7 +42,8 @@ class Given(NamedTuple):
 
     model: Model
     apply: Callable  # (variables, images) -> output, compiled
-    first: PyTree  # variables that every row starts from
+    first: Callable[[], PyTree]  # variables that every row starts from, drawn anew
+    shapes: PyTree  # of them
     loss_of: Callable
     num_clients: int
     num_rows: int
@@ -70,10 +71,12 @@ def given(
       losses: the same, of algorithms whose clients have another loss.
       facts: of the data, beside num_clients and model, for algorithms that ask.
     """
+    key = jax.random.key(seed)
     return Given(
         model=model,
         apply=jax.jit(lambda variables, x: model.apply(variables, x, False)[0]),
-        first=model.init(jax.random.key(seed)),
+        first=lambda: model.init(key),
+        shapes=jax.eval_shape(model.init, key),
         loss_of=loss_of,
         num_clients=num_clients,
         num_rows=num_rows,
@@ -174,10 +177,10 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         loss = _loss(section, loss_of, rest, of)
         where = leaves_of(of.model, own.get("personal", ""))
         local = call(section, local_of, rest, loss)
-        jax.eval_shape(lambda x: local.optimizer(0.1).init(x), of.first["params"])
+        jax.eval_shape(lambda x: local.optimizer(0.1).init(x), of.shapes["params"])
         local = with_frozen(local, of, own.get("frozen", ""))
         if epochs := own.get("finetune_epochs", 0):
-            local = finetuning_first(local, where, epochs, algorithm, of.first)
+            local = finetuning_first(local, where, epochs, algorithm, of.shapes)
         if (local_epochs := own.get("local_epochs")) is not None:
             check_epochs("local_epochs", local_epochs)
         statistics = own.get("batch_stats", "average")
@@ -185,10 +188,10 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         if own.get("draw") and not where:
             raise ValueError("draw must go with personal leaves, got none.")
         made = personal(made, where, draw=of.model.init if own.get("draw") else None)
-        jax.eval_shape(made.init, of.first)  # a pattern must match: before any compile
+        jax.eval_shape(made.init, of.shapes)  # a pattern must match: before any compile
     return Federated(
         algorithm=made,
-        start=lambda variables: of.first,
+        start=lambda variables: of.first(),
         apply=of.apply,
         network=None if where or statistics == "local" else made.network,
         network_apply=of.apply,
@@ -205,7 +208,7 @@ def with_frozen(local: Local, of: Given, given: str | Mapping) -> Local:
     pattern = frozen_pattern(of.model, given)
     if not pattern:
         return local
-    matching(pattern)({"params": of.first["params"]})
+    matching(pattern)({"params": of.shapes["params"]})
     return frozen(local, pattern)
 
 
@@ -246,7 +249,7 @@ def central_row(section: str, options: Mapping, of: Given) -> Central:
         feed=feed,
         loss=loss,
         # A copy: what central training starts from is used up.
-        init=lambda key: jax.tree.map(jnp.copy, of.first),
+        init=lambda key: jax.tree.map(jnp.copy, of.first()),
         network=lambda variables: variables,
         network_apply=of.apply,
     )

@@ -55,6 +55,11 @@ def join(*, parts: Mapping[str, Mapping]) -> Source:
     return join_sources({part: open_source(**of) for part, of in parts.items()})
 
 
+def opened(*, source: Source) -> Source:
+    """A source that the caller has opened already, from Python only."""
+    return source
+
+
 SOURCES: dict[str, Callable[..., Source]] = {
     "arrays": arrays,
     "bin_pairs": bin_pairs,
@@ -78,6 +83,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "mnist": mnist,
     "msmt17": msmt17,
     "omniglot": omniglot,
+    "opened": opened,
     "orl": orl,
     "packed": packed,
     "recordio": recordio,

@@ -29,7 +29,7 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
       settings: `batch_size` of judging; `target_accuracy`, whose first round the table
         names; `finetune`, `epochs` of local training with
         the keys of `local_of`, and `moves`, a pattern of the leaves that are trained.
-      first: variables of the model.
+      first: variables of the model, arrays or shapes.
 
     Returns:
       judge(clients, unseen or None, mesh, feed, **options) -> {name: Evaluator}; feed

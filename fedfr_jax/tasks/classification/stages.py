@@ -38,7 +38,7 @@ def classification(settings: Mapping) -> Experiment:
     check_federation(federation, num_clients)
     mesh = make_mesh(num_model_shards=federation.model_shards)
     trainers, of = trainers_of(settings, source, parts, mesh)
-    judge = judge_of(settings["evaluation"], of.model, of.first)
+    judge = judge_of(settings["evaluation"], of.model, of.shapes)
     needed = parts.train, parts.test, unseen.train, unseen.test
     most = streams(federation, source, needed, mesh)
     is_images = len(source.image_shape) == 3

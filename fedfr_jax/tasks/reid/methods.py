@@ -114,8 +114,10 @@ def given_of(settings: Mapping, parts: Parts, num_classes: int) -> rows.Given:
         facts=parts.facts,
     )
     apply = jax.jit(lambda variables, x: model.features(variables, x, False)[1])
-    first = pretrained(of.first, weights) if weights else of.first
-    return of._replace(apply=apply, first=first)
+    if weights:
+        given = pretrained(of.first(), weights)
+        of = of._replace(first=lambda: given)
+    return of._replace(apply=apply)
 
 
 def pretrained(variables: PyTree, path: str) -> PyTree:
@@ -175,7 +177,7 @@ def check_shared(section: str, options: Mapping, of: rows.Given) -> None:
             f"config.partition.public must give images to the algorithm of {section}, "
             "got none."
         )
-    neck = of.first["params"].get("neck", {})
+    neck = of.shapes["params"].get("neck", {})
     if options["algorithm"] == "kd" and neck and "fc" not in neck:
         if not options.get("train_mode"):
             raise ValueError(

@@ -1,0 +1,118 @@
+"""Say what a config needs before it runs: memory, operations, images/s, hours."""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import jax
+import ml_collections
+
+from fedfr_jax.build import sections
+from fedfr_jax.commands.flags import count, define, names, new_parser, parse
+from fedfr_jax.plan.devices import device_of
+from fedfr_jax.plan.stages import as_numbers, plan_stage
+from fedfr_jax.plan.stand_in import unread
+from fedfr_jax.plan.text import ABOUT as ASSUMED
+from fedfr_jax.plan.text import of_stage
+from fedfr_jax.tasks import TASKS
+from fedfr_jax.types import Experiment
+
+ABOUT = """\
+Say, without training or compiling anything, what every stage of a config needs of each
+device: memory and what it is for, operations for an image, expected images/s, MFU and
+hours, and the largest batch, number of classes and lanes that fit. No image is read; a
+known data set that is not there is made up in its size."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr plan", ABOUT)
+    define(parser, needs_workdir=False)
+    parser.add_argument(
+        "--device",
+        default="h200",
+        metavar="NAME",
+        help="h200 (the default), h100, a100, v100 or v5p",
+    )
+    parser.add_argument("--devices", type=count, default=1, metavar="N", help="of them")
+    parser.add_argument("--rows", type=names, metavar="A,B", help="these; default all")
+    parser.add_argument(
+        "--hard_negatives",
+        type=count,
+        metavar="N",
+        help="that a client is assumed to select; default as many as it can",
+    )
+    parser.add_argument("--json", metavar="FILE", help="keep the numbers")
+    values = parse(parser, argv)
+    found = plan(
+        values.config,
+        device=values.device,
+        devices=values.devices,
+        rows=values.rows or (),
+        hard_negatives=values.hard_negatives,
+    )
+    if values.json:
+        pathlib.Path(values.json).write_text(json.dumps(found, indent=1))
+
+
+def plan(
+    config: ml_collections.ConfigDict | Mapping,
+    *,
+    device: str = "h200",
+    devices: int = 1,
+    rows: Sequence[str] = (),
+    hard_negatives: int | None = None,
+) -> dict:
+    """Print and return {"device", "devices", "stages": {name: numbers}}.
+
+    Args:
+      rows: stages; none: all.
+
+    Raises:
+      ValueError: as `build`, and for an unknown device or row.
+    """
+    sheet = device_of(device)
+    experiment, table = blind_experiment(config, devices)
+    for name in rows:
+        if name not in experiment.stages:
+            known = sorted(experiment.stages)
+            raise ValueError(f"--rows must be of {known}, got {name!r}.")
+    print(f"{experiment.task.text}\n\n{devices} x {sheet.name}\n")
+    stages = {}
+    for name in rows or experiment.stages:
+        planned = plan_stage(
+            experiment, name, sheet, table=table, hard_negatives=hard_negatives
+        )
+        stages[name] = as_numbers(planned)
+        print(of_stage(name, stages[name], sheet, devices), end="\n\n", flush=True)
+    print(ASSUMED)
+    return {"device": device, "devices": devices, "stages": stages}
+
+
+def blind_experiment(config, devices: int) -> tuple[Experiment, str]:
+    """(the experiment on so many virtual devices, its images black; where its table
+    was to lie)."""
+    settings = sections(config)
+    table = settings["federation"].get("table", "auto")
+    settings = unread(settings)
+    use_virtual(devices)
+    return TASKS[settings["task"]](settings), table
+
+
+def use_virtual(devices: int) -> None:
+    """Have JAX make so many devices of this machine's CPU.
+
+    Raises:
+      ValueError: when JAX has other devices already.
+    """
+    if devices < 1:
+        raise ValueError(f"--devices must be at least 1, got {devices}.")
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError:  # it has begun
+        pass
+    if (found := len(jax.devices())) != devices:
+        raise ValueError(
+            f"--devices must be the {found} that JAX has begun with, got {devices}."
+        )

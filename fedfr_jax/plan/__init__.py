@@ -1,0 +1,1 @@
+"""What a config needs before anything runs: memory, operations, images a second."""

@@ -1,0 +1,209 @@
+"""A central stage as shapes: its step traced, and where its state lies."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.central.batches import Order, Piece, build_batch
+from fedfr_jax.central.class_parallel import rows_per_device
+from fedfr_jax.central.settings import mesh_of, optimizer_of, spread_of
+from fedfr_jax.central.sharding import Layout, layout_of, of_state, shardings
+from fedfr_jax.central.step import State, build_step
+from fedfr_jax.plan.needs import (
+    Needs,
+    Work,
+    bytes_on_device,
+    count,
+    forward_flops,
+    on_device,
+)
+from fedfr_jax.plan.program import taken
+from fedfr_jax.types import Central, Dataset, PyTree
+
+TABLE = "phi"  # the parameter of classes, where a task has one
+
+
+class Step(NamedTuple):
+    """A step and its arguments, shapes where they lie: what is traced or compiled."""
+
+    run: Callable  # (number, State, Piece) -> (State, metrics)
+    arguments: tuple
+    mesh: Mesh
+    layout: Layout
+
+    @property
+    def state(self) -> State:
+        """The one that it moves."""
+        return self.arguments[1]
+
+
+def central_needs(
+    trainer: Central,
+    mesh: Mesh,
+    examples: Dataset,
+    *,
+    batch_size: int = 0,
+    num_classes: int = 0,
+) -> Needs:
+    """What a central stage takes of each device.
+
+    Args:
+      mesh: of as many devices as there will be.
+      examples: shapes of the stored examples, [T, ...].
+      batch_size, num_classes: instead of the config's; 0 keeps them.
+    """
+    step = central_step(
+        trainer, mesh, examples, batch_size=batch_size, num_classes=num_classes
+    )
+    leaves = jax.tree.leaves(step.arguments)
+    devices = meshes.grid(step.mesh)[0]
+    found = taken(
+        jax.make_jaxpr(step.run)(*step.arguments),
+        sizes={i: on_device(x) for i, x in enumerate(leaves)},
+        num_devices=devices,
+    )
+    parts, grads = parts_of(trainer, step)
+    parts["activations and other temporaries"] = max(found.peak - grads, 0.0)
+    batch = step.arguments[2].rows.shape[0]
+    steps = trainer.settings.epochs * (trainer.num_rows // batch)
+    variables = step.state.variables
+    judged = jax.eval_shape(trainer.network, variables)
+    rows = count(variables["params"]) - count(judged["params"])
+    return Needs(
+        devices=devices,
+        parts=parts,
+        largest=found.largest,
+        work=[Work(found.kernels, steps)],
+        images=steps * batch,
+        forward=forward_flops(trainer.network_apply, judged, examples, rows),
+        parameters=count(variables["params"]),
+        batch_size=batch,
+        classes=num_classes or num_classes_of(trainer, variables["params"]),
+    )
+
+
+def central_step(
+    trainer: Central,
+    mesh: Mesh,
+    examples: Dataset,
+    *,
+    batch_size: int = 0,
+    num_classes: int = 0,
+) -> Step:
+    """The step of a central stage; arguments as `central_needs`."""
+    batch_size = batch_size or trainer.settings.batch_size
+    settings = trainer.settings._replace(batch_size=batch_size)
+    own = mesh_of(settings, mesh)
+    variables = jax.eval_shape(trainer.init, jax.random.key(0))
+    variables, number = with_classes(trainer, variables, own, num_classes)
+    pattern = f"^{trainer.table.path}$" if trainer.table else None
+    spread = spread_of(settings, number, pattern)
+    spread = spread._replace(class_rate=max(settings.class_rates))
+    optimizer = optimizer_of(settings, trainer.num_rows)
+    layout = layout_of(spread.rules, variables["params"], own)
+    order = Order(
+        first_row=trainer.first_row,
+        num_rows=trainer.num_rows,
+        batch_size=batch_size,
+        num_devices=meshes.grid(own)[0],
+        seed=0,
+    )
+    batch = build_batch(trainer.feed._replace(batch_size=batch_size), order, own)
+    move = build_step(trainer.loss, optimizer, own, spread)
+
+    def run(number, state, piece):
+        key = jax.random.fold_in(jax.random.key(0), number)
+        return move(state, batch(piece, key, number), key)
+
+    state = state_of(variables, optimizer, own, layout)
+    return Step(run, (*first_piece(own, examples, batch_size, state),), own, layout)
+
+
+def with_classes(
+    trainer: Central, variables: PyTree, mesh: Mesh, number: int
+) -> tuple[PyTree, int]:
+    """(variables with rows for so many classes on this mesh, that number); 0 keeps."""
+    params, table = variables["params"], trainer.table
+    number = number or num_classes_of(trainer, params)
+    if TABLE not in params:
+        return variables, number
+    count = number
+    if table:
+        devices = meshes.grid(mesh)[0]
+        each = rows_per_device(number, devices, trainer.settings.class_chunk)
+        count = devices * each
+    rows = params[TABLE]
+    rows = jax.ShapeDtypeStruct((count, *rows.shape[1:]), rows.dtype)
+    return {**variables, "params": {**params, TABLE: rows}}, number
+
+
+def num_classes_of(trainer: Central, params: PyTree) -> int:
+    """Classes that have a row; 0 where the network itself ends in classes."""
+    if trainer.table:
+        return len(trainer.table.names)
+    return params[TABLE].shape[0] if TABLE in params else 0
+
+
+def state_of(variables: PyTree, optimizer, mesh: Mesh, layout: Layout) -> State:
+    """The state as shapes, where the rules say."""
+    opt_state = jax.eval_shape(optimizer.init, variables["params"])
+    stats = jax.tree.map(lambda _: P(), variables["batch_stats"])
+    specs = State(
+        {"params": layout.params, "batch_stats": stats},
+        of_state(optimizer, opt_state, layout.moments, P()),
+    )
+    return _placed(State(variables, opt_state), shardings(mesh, specs))
+
+
+def _placed(shapes, places):
+    place = lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to)
+    return jax.tree.map(place, shapes, places)
+
+
+def first_piece(mesh: Mesh, examples: Dataset, batch_size: int, state: State) -> tuple:
+    """(number of the step, state, examples of a step) as shapes."""
+    cut, whole = meshes.over_clients(mesh), meshes.replicated(mesh)
+    shape = lambda x: jax.ShapeDtypeStruct(
+        (batch_size, *x.shape[1:]), x.dtype, sharding=cut
+    )
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+    rows = jax.ShapeDtypeStruct((batch_size,), jnp.int32, sharding=cut)
+    return number, state, Piece(rows, jax.tree.map(shape, examples), number, number)
+
+
+def parts_of(trainer: Central, step: Step) -> tuple[dict[str, float], float]:
+    """(bytes of the state on a device by what they are for, those of all gradients)."""
+    variables, opt_state = step.state
+    params = variables["params"]
+    is_table = {
+        k: jax.tree.map(lambda _, k=k: k == TABLE, v) for k, v in params.items()
+    }
+    optimizer = optimizer_of(trainer.settings, trainer.num_rows)
+    grads = _placed(params, shardings(step.mesh, step.layout.grads))
+    kept = _split(params, is_table)
+    moments = _split(opt_state, of_state(optimizer, opt_state, is_table, False))
+    moved = _split(grads, is_table)
+    if trainer.table:  # of the rows that are drawn
+        moved = moved[0], moved[1] * max(trainer.settings.class_rates)
+    parts = {
+        "parameters": kept[0],
+        "optimizer": moments[0],
+        "gradients": moved[0],
+        "rows of classes, with momentum and gradient": kept[1] + moments[1] + moved[1],
+        "batch statistics": bytes_on_device(variables["batch_stats"]),
+    }
+    return parts, sum(moved)
+
+
+def _split(tree, is_table) -> tuple[float, float]:
+    """Bytes on a device of (all others, the table of classes)."""
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(is_table), strict=True)
+    sizes = [0.0, 0.0]
+    for x, of in pairs:
+        sizes[of] += on_device(x)
+    return sizes[0], sizes[1]

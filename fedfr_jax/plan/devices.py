@@ -1,0 +1,84 @@
+"""Devices that a plan knows, by their makers' data sheets, and what of it is reached.
+
+Peaks are of dense products: bfloat16 (float16 on a V100), float32 as JAX computes it
+unless told otherwise (TF32 since the A100; one pass of bfloat16 on a TPU), and float32
+with the precision HIGHEST. Links: what a device sends in one direction.
+
+H200: nvidia.com/en-us/data-center/h200; H100 SXM: nvidia.com/en-us/data-center/h100;
+A100 SXM 80 GB and V100 SXM2 32 GB: NVIDIA's data sheets of 2021 and 2020; TPU v5p:
+docs.cloud.google.com/tpu/docs/v5p, one axis of its torus.
+"""
+
+from typing import NamedTuple
+
+GIB = 2**30
+
+
+class Device(NamedTuple):
+    """Numbers of one device: operations and bytes a second, bytes, seconds."""
+
+    name: str
+    bfloat16: float
+    float32: float
+    highest: float
+    memory: float
+    bandwidth: float
+    link: float
+    # What JAX takes of the memory: on a GPU XLA_PYTHON_CLIENT_MEM_FRACTION.
+    usable: float = 0.75
+    launch: float = 3e-6  # of a kernel
+
+    @property
+    def capacity(self) -> float:
+        """Bytes that programs can have."""
+        return self.usable * self.memory
+
+
+# Assumed of every device: convolutions of 64 to 512 channels reach REACHED of the peak,
+# what is done element by element STREAMED of the bandwidth. See `estimate`.
+REACHED, STREAMED = 0.35, 0.8
+DEVICES = {
+    "h200": Device("NVIDIA H200", 989e12, 494e12, 67e12, 141e9, 4.8e12, 450e9),
+    "h100": Device("NVIDIA H100", 989e12, 494e12, 67e12, 80e9, 3.35e12, 450e9),
+    "a100": Device("NVIDIA A100", 312e12, 156e12, 19.5e12, 80e9, 2.039e12, 300e9),
+    "v100": Device("NVIDIA V100", 125e12, 15.7e12, 15.7e12, 32e9, 0.9e12, 150e9),
+    "v5p": Device(
+        name="TPU v5p",
+        bfloat16=459e12,
+        float32=459e12,
+        highest=459e12 / 6,
+        memory=95e9,
+        bandwidth=2.765e12,
+        link=200e9,
+        usable=0.97,
+        launch=1e-6,
+    ),
+}
+
+
+def device_of(name: str) -> Device:
+    """A device by its name.
+
+    Raises:
+      ValueError: for one that no data sheet is kept of.
+    """
+    if name not in DEVICES:
+        raise ValueError(f"--device must be one of {sorted(DEVICES)}, got {name!r}.")
+    return DEVICES[name]
+
+
+def seconds(kernels, device: Device, side_by_side: int = 1) -> float:
+    """Of kernels one after the other: each by its operations, bytes or launch.
+
+    Args:
+      kernels: as of `steps.Taken`.
+      side_by_side: how many of each are in one, as lanes are.
+    """
+
+    def one(kernel):
+        peak = REACHED * device._asdict()[kernel.precision]
+        work = kernel.flops / peak, kernel.moved / (STREAMED * device.bandwidth)
+        busy = max(side_by_side * max(work), device.launch)
+        return kernel.times * (busy + side_by_side * kernel.sent / device.link)
+
+    return sum(map(one, kernels))

@@ -1,0 +1,267 @@
+"""A federated stage as shapes: a client's round traced, and what lies beside it.
+
+A client's program is traced once and its operations follow from how many images and
+steps it has, for the mean client of every round. All lanes of a device work on clients
+of that kind.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.federated import model_axis
+from fedfr_jax.federated.client import Slots, all_rows
+from fedfr_jax.federated.engine import no_extra, train_slot
+from fedfr_jax.federated.shapes import on_mesh, placed
+from fedfr_jax.feed import Feed
+from fedfr_jax.plan.needs import (
+    Needs,
+    Work,
+    bytes_on_device,
+    count,
+    forward_flops,
+)
+from fedfr_jax.plan.program import taken
+from fedfr_jax.plan.steps import Taken
+from fedfr_jax.types import (
+    Algorithm,
+    Cohort,
+    Dataset,
+    Experiment,
+    Extra,
+    Federated,
+    PyTree,
+    RoundContext,
+)
+
+
+class Shapes(NamedTuple):
+    """What a round is handed, with shapes for arrays, on the mesh."""
+
+    server: PyTree
+    row: PyTree  # of one client
+    extra: Extra
+    table: Dataset
+    key: jax.ShapeDtypeStruct
+    prepared: Taken | None  # what the server's preparation takes of a device
+
+
+def federated_needs(
+    experiment: Experiment,
+    trainer: Federated,
+    start: PyTree,
+    examples: Dataset,
+    *,
+    batch_size: int = 0,
+    lanes: int = 0,
+    hard_negatives: int | None = None,
+) -> Needs:
+    """What the rounds of a federated stage take of each device.
+
+    Args:
+      experiment: on a mesh of as many devices as there will be.
+      start: shapes of the variables that the stage starts from, or None.
+      examples: shapes of the stored examples, [T, ...].
+      batch_size, lanes: instead of the config's; 0 keeps them.
+      hard_negatives: examples that the server adds to a client, at most as many as it
+        can; None takes that bound.
+    """
+    federation, feed = experiment.federation, experiment.feed
+    feed = feed._replace(batch_size=batch_size or feed.batch_size)
+    lanes = lanes or federation.first_lanes
+    shapes = round_shapes(experiment, trainer, feed, start, examples)
+    sizes = experiment.task.population.sizes(np.arange(num_clients(experiment)))
+    program, output = client_program(trainer.algorithm, feed, int(sizes.max()), shapes)
+    most = shapes.extra.examples.shape[1]
+    added = most if hard_negatives is None else min(hard_negatives, most)
+    work, images, client = rounds_of(
+        experiment, trainer, program, feed, sizes, added, lanes
+    )
+    if shapes.prepared:
+        work.append(Work(shapes.prepared.kernels, float(federation.rounds)))
+    parts = parts_of(experiment, shapes, *output)
+    parts["training, all lanes"] = lanes * client.peak
+    judged = jax.eval_shape(
+        trainer.algorithm.personalize, _plain(shapes.server), _plain(shapes.row)
+    )
+    return Needs(
+        devices=experiment.mesh.size,
+        parts={name: size for name, size in parts.items() if size},
+        largest=client.largest,
+        work=work,
+        images=images,
+        forward=forward_flops(trainer.apply, judged, examples),
+        parameters=count(judged),
+        batch_size=feed.batch_size,
+        clients=math.ceil(cohort_of(experiment) / meshes.grid(experiment.mesh)[0]),
+        added=added,
+        lanes=lanes,
+        notes=notes_of(client, added, most),
+    )
+
+
+def rounds_of(
+    experiment: Experiment,
+    trainer: Federated,
+    program: ClosedJaxpr,
+    feed: Feed,
+    sizes: np.ndarray,
+    added: int,
+    lanes: int,
+) -> tuple[list[Work], float, Taken]:
+    """(what all rounds do, images that they train, a client of the last of them).
+
+    Args:
+      program: of `client_program`.
+      sizes: [N] own examples of the clients; `added` are the server's.
+    """
+    federation, (devices, _) = experiment.federation, meshes.grid(experiment.mesh)
+    cohort = cohort_of(experiment)
+    waves = math.ceil(cohort / devices / lanes)
+    busy = cohort / (waves * devices * lanes)
+    epochs = trainer.local_epochs
+    epochs = np.ravel(federation.local_epochs if epochs is None else epochs)
+    played = np.bincount(np.minimum(np.arange(federation.rounds), len(epochs) - 1))
+    per_epoch = float(np.mean(feed.steps_per_epoch(sizes + added)))
+    work, images, client = [], 0.0, None
+    for passes, times in zip(epochs[: len(played)].tolist(), played, strict=True):
+        steps = per_epoch * passes
+        client = taken(program, known=_known(sizes.mean(), added, steps))
+        work.append(Work(client.kernels, float(times * waves), lanes, busy))
+        images += float(times) * cohort * steps * feed.batch_size
+    return work, images, client
+
+
+def parts_of(
+    experiment: Experiment, shapes: Shapes, summary: PyTree, kept: PyTree
+) -> dict[str, float]:
+    """Bytes on a device beside the lanes, by what they are for.
+
+    Args:
+      summary, kept: what a client hands back, as shapes.
+    """
+    devices, shards = meshes.grid(experiment.mesh)
+    cohort = cohort_of(experiment)
+    rows = math.ceil(cohort / devices) * bytes_on_device(shapes.row) / shards
+    made = bytes_on_device((shapes.extra.tables, shapes.extra.examples))
+    return {
+        "server, before and after the round": 2 * bytes_on_device(shapes.server),
+        "sums over clients": bytes_on_device(summary) / shards,
+        "personal rows of the cohort": rows,
+        "what the server prepares": made,
+        "uploads of the cohort": cohort * bytes_on_device(kept.upload),
+    }
+
+
+def notes_of(client: Taken, added: int, most: int) -> tuple[str, ...]:
+    """What a reader must know of the numbers."""
+    notes = []
+    if not client.is_whole:
+        notes.append("loops whose turns depend on values are counted once")
+    if most:
+        notes.append(f"{added:,} of at most {most:,} hard negatives for each client")
+    return tuple(notes)
+
+
+def num_clients(experiment: Experiment) -> int:
+    """N."""
+    return len(experiment.task.population.num_classes)
+
+
+def cohort_of(experiment: Experiment) -> int:
+    """K."""
+    return experiment.federation.cohort_size or num_clients(experiment)
+
+
+def _plain(tree):
+    """Shapes without places."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def round_shapes(
+    experiment: Experiment,
+    trainer: Federated,
+    feed: Feed,
+    start: PyTree,
+    examples: Dataset,
+) -> Shapes:
+    """Shapes of round 0's arguments."""
+    mesh, algorithm = experiment.mesh, trainer.algorithm
+    key = jax.random.key(0)
+    server = jax.eval_shape(lambda x: algorithm.init(trainer.start(x)), start)
+    row = jax.eval_shape(algorithm.init_personal, key, server)
+    table = on_mesh(mesh, examples)
+    server = placed(server, model_axis.places(mesh, server))
+    cohort = cohort_of(experiment)
+    extra, prepared = no_extra(cohort), None
+    if algorithm.prepare:
+        context = RoundContext(
+            dataset=table,
+            population=experiment.task.population,
+            cohort=Cohort(np.arange(cohort), 0),
+            feed=feed,
+            mesh=mesh,
+        )
+        extra, prepared = preparation(algorithm.prepare, server, context)
+    return Shapes(
+        server=server,
+        row=row,
+        extra=on_mesh(mesh, extra),
+        table=table,
+        key=on_mesh(mesh, jax.eval_shape(jax.random.key, 0)),
+        prepared=prepared,
+    )
+
+
+def preparation(
+    prepare: Callable, server: PyTree, context: RoundContext
+) -> tuple[Extra, Taken]:
+    """(what a server hands to its clients, as shapes, and what making it takes)."""
+
+    def of_arrays(server, dataset):
+        return prepare(server, context._replace(dataset=dataset))
+
+    program, extra = jax.make_jaxpr(of_arrays, return_shape=True)(
+        _plain(server), _plain(context.dataset)
+    )
+    return extra, taken(program, num_devices=meshes.grid(context.mesh)[0])
+
+
+def client_program(algorithm: Algorithm, feed: Feed, max_local: int, shapes: Shapes):
+    """(a client's round as a program, (summary, LaneOutput) as shapes).
+
+    The first arguments of the program are the fields of the client's `Slots`.
+    """
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    slot = Slots(*len(Slots._fields) * [number])
+    slot = slot._replace(is_new=jax.ShapeDtypeStruct((), jnp.bool_))
+
+    def train(slot, server, row, extra, table, round_number, key):
+        return train_slot(
+            *(algorithm, feed, max_local, server, row, slot, extra, all_rows(table)),
+            *(round_number, key),
+        )
+
+    given = shapes.server, shapes.row, shapes.extra, shapes.table
+    given = jax.tree.map(_plain, given)
+    return jax.make_jaxpr(train, return_shape=True)(
+        slot, *given, number, _plain(shapes.key)
+    )
+
+
+def _known(own: float, added: int, steps: float) -> dict[int, int]:
+    """The numbers of a client that has been here before."""
+    numbers = {"client": 0, "place": 0, "is_new": False, "offset": 0, "start": 0}
+    numbers |= {"num_local": round(own), "num_extra": added, "num_steps": round(steps)}
+    types = {"is_new": np.bool_}
+    return {
+        i: types.get(name, np.int32)(numbers[name])
+        for i, name in enumerate(Slots._fields)
+        if name in numbers
+    }

@@ -1,0 +1,90 @@
+"""What a stage needs of every device, whatever kind of stage it is."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.models.flops import count_flops
+from fedfr_jax.plan.devices import Device, seconds
+from fedfr_jax.plan.steps import Kernel, bytes_of
+from fedfr_jax.types import Dataset, PyTree
+
+PASSES = 3  # forward, and backward for inputs and for parameters
+
+
+class Work(NamedTuple):
+    """Kernels of a device, and how often it runs them."""
+
+    kernels: list[Kernel]
+    times: float
+    lanes: int = 1  # side by side
+    busy: float = 1.0  # share of all devices' lanes that have a client
+
+
+class Needs(NamedTuple):
+    """Of a stage, on each of `devices` devices."""
+
+    devices: int
+    parts: Mapping[str, float]  # bytes by what they are for, but for the examples
+    largest: list[tuple[str, float]]  # arrays that exist when most do, and their bytes
+    work: list[Work]  # of the whole stage
+    images: float  # trained in the whole stage, by all devices
+    forward: float  # operations of the network and its classes on an image
+    parameters: int
+    batch_size: int  # of a step: of all devices in a central stage, else of a client
+    classes: int = 0  # with rows on the devices, in a central stage
+    clients: int = 0  # of a round on a device
+    added: int = 0  # examples that the server adds to a client's
+    lanes: int = 0  # clients side by side on a device, in a federated stage
+    notes: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> float:
+        """Bytes on a device, but for the examples."""
+        return sum(self.parts.values())
+
+    @property
+    def flops(self) -> float:
+        """Operations for an image of all that the stage computes."""
+        total = 0.0
+        for work in self.work:
+            flops = sum(x.times * x.flops for x in work.kernels)
+            total += work.times * work.lanes * work.busy * flops
+        return total * self.devices / max(self.images, 1)
+
+    def seconds(self, device: Device) -> float:
+        """Expected of the whole stage."""
+        return sum(w.times * seconds(w.kernels, device, w.lanes) for w in self.work)
+
+    def utilisation(self, device: Device) -> float:
+        """Share of the devices' bfloat16 peak that is the network's own operations."""
+        own = PASSES * self.forward * self.images
+        return own / (self.seconds(device) * self.devices * device.bfloat16)
+
+
+def forward_flops(
+    apply: Callable, judged: PyTree, examples: Dataset, further: int = 0
+) -> float:
+    """Operations of a forward pass on an image: the judged network's, and two for every
+    further parameter, which are rows of classes."""
+    image = jax.ShapeDtypeStruct((1, *examples.image_shape), jnp.float32)
+    return float(count_flops(apply, judged, image) + 2 * further)
+
+
+def count(tree: PyTree) -> int:
+    """Numbers in a tree."""
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
+
+
+def on_device(x) -> float:
+    """Bytes of an array or a shape on each device that it is cut over."""
+    shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+    return bytes_of(jax.ShapeDtypeStruct(shape, x.dtype))
+
+
+def bytes_on_device(tree: PyTree) -> float:
+    """The same of all leaves."""
+    return sum(map(on_device, jax.tree.leaves(tree)))

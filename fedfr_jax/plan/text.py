@@ -1,0 +1,65 @@
+"""A plan in words: a table for each stage."""
+
+from collections.abc import Mapping
+
+from fedfr_jax.plan.devices import GIB, REACHED, STREAMED, Device
+
+ABOUT = (
+    f"Expected, not measured: products at {REACHED:.0%} of their peak, the rest at "
+    f"{STREAMED:.0%} of the memory's bandwidth, one kernel after the other. Left out: "
+    "evaluation, checkpoints and images that come too slowly."
+)
+
+
+def of_stage(name: str, numbers: Mapping, device: Device, devices: int) -> str:
+    """Lines about one stage, of `stages.as_numbers`."""
+    size = lambda x: f"{x / GIB:10.3f} GiB"
+    lines = [f"{name}: {_what(numbers)}"]
+    lines += [f"  {part:46}{size(x)}" for part, x in numbers["bytes"].items() if x > 0]
+    verdict = "" if numbers["fits"] else "   DOES NOT FIT"
+    usable = f" of {numbers['bytes_usable'] / GIB:.1f}"
+    in_all = size(numbers["bytes_in_all"])
+    lines.append(f"  {'each device':46}{in_all}{usable}{verdict}")
+    rate = numbers["images_per_second"]
+    lines += [
+        f"  {'FLOP for an image: forward, trained':46}"
+        f"{_short(numbers['forward_flops_per_image'])},"
+        f" {_short(numbers['flops_per_image'])}",
+        f"  {'images/s: all devices, each':46}{rate:,.0f}, {rate / devices:,.0f}",
+        f"  {f'MFU (of {device.bfloat16 / 1e12:,.0f} TFLOP/s)':46}"
+        f"{numbers['utilisation']:.1%}",
+        f"  {'hours':46}{numbers['hours']:.3g}",
+        f"  {'largest that fit, one at a time':46}{_fits(numbers['largest_that_fit'])}",
+    ]
+    lines += [f"  ({note})" for note in _notes(numbers)]
+    return "\n".join(lines)
+
+
+def _what(numbers):
+    parameters = f"{numbers['parameters']:,} parameters"
+    if numbers["kind"] == "central":
+        classes = numbers["classes"]
+        more = f", {classes:,} classes" if classes else ""
+        return f"central, {numbers['batch_size']:,} images a step{more}, {parameters}"
+    return (
+        f"federated, batches of {numbers['batch_size']:,}, lanes {numbers['lanes']}, "
+        f"{parameters}"
+    )
+
+
+def _notes(numbers):
+    where = "streamed from the host" if numbers["is_streamed"] else "on every device"
+    return [f"examples {where}", *numbers["notes"]]
+
+
+def _fits(fits):
+    words = {"batch_size": "batch", "classes": "classes", "lanes": "lanes"}
+    return ", ".join(f"{words[k]} {v:,}" for k, v in fits.items())
+
+
+def _short(number: float) -> str:
+    """1.23e+10 as 12.3 G."""
+    units = ["", "k", "M", "G", "T"]
+    while number >= 1000 and len(units) > 1:
+        number, units = number / 1000, units[1:]
+    return f"{number:.3g} {units[0]}"
