@@ -9,9 +9,15 @@ import os
 import sys
 from collections.abc import Sequence
 
+import ml_collections
+
+from fedfr_jax.build import sections
 from fedfr_jax.commands.environments import run_in
 from fedfr_jax.commands.flags import define, names, new_parser, parse
+from fedfr_jax.plan.stand_in import unread
 from fedfr_jax.runs.accelerators.topologies import kind_of, topology
+from fedfr_jax.tasks import TASKS
+from fedfr_jax.types import Experiment
 
 MISTAKE = 2  # exit code of a config that is wrong
 ABOUT = "Compile the programs of a config's rows for devices that need not be there."
@@ -47,12 +53,36 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--device", required=True, metavar="KIND:GRID")
     parser.add_argument("--rows", type=names, default=(), metavar="A,B")
     values = parse(parser, argv)
-    from fedfr_jax.build import build
     from fedfr_jax.runs.accelerators.compiled import compiled_stages
 
     with topology(values.device):
-        found = compiled_stages(build(values.config), values.rows)
+        found = compiled_stages(without_images(values.config), values.rows)
     print(json.dumps(found))
+
+
+def without_images(config: ml_collections.ConfigDict) -> Experiment:
+    """The config's experiment, its images black and as many as there are, or would be;
+    they lie where the config says."""
+    settings = sections(config)
+    black = unread(settings)
+    where = settings["federation"].get("table", "auto")
+    federation = {**black["federation"], "table": where}
+    return TASKS[settings["task"]]({**black, "federation": federation})
+
+
+def config_words(argv: Sequence[str]) -> list[str]:
+    """Of a command's words, those about its config: --config, its changes, --rows.
+
+    >>> config_words(["--config", "demo", "--json=x", "--rows=a", "--config.seed=1"])
+    ['--config=demo', '--rows=a', '--config.seed=1']
+    """
+    kept = []
+    for i, word in enumerate(argv):
+        if word in ("--config", "--rows") and i + 1 < len(argv):
+            kept.append(f"{word}={argv[i + 1]}")
+        elif word.startswith(("--config=", "--config.", "--rows=")):
+            kept.append(word)
+    return kept
 
 
 if __name__ == "__main__":

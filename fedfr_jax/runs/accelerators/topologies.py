@@ -6,6 +6,7 @@ numbers are slices, hosts of a slice and GPUs of a host. The compilers come with
 """
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -87,6 +88,11 @@ def kind_of(name: str) -> Kind:
             f"h200:1x1x8, got {name!r}."
         )
     return KINDS[kind]
+
+
+def num_devices(name: str) -> int:
+    """Of a name such as v5p:4x4x8, which has 128."""
+    return math.prod(map(int, name.partition(":")[2].split("x")))
 
 
 @contextlib.contextmanager
