@@ -59,14 +59,13 @@ def central(network: int, classes: int, batch: int, *changes: str) -> tuple[str,
 
 PROGRAMS = {
     "fedfr": Program(
-        "FedFR: 128 clients x 100 people, SphereFace-20 at 112 pixels, batch 256",
+        "FedFR: 128 clients x 100 people, SphereFace-64 at 112 pixels, batch 256",
         "fedfr",
         (
             "--config=fedfr/ms1m_40x100",
             blank(num_identities=26_000, images_per_identity=105),
             "--config.partition.num_clients=128",
             "--config.partition.global_images=(100,110)",
-            "--config.model.depth=20",
         ),
     ),
     "fedper": Program(
@@ -77,6 +76,7 @@ PROGRAMS = {
             blank(num_identities=10, images_per_identity=5000, image_size=32),
             "--config.partition.num_clients=256",
         ),
+        most={"whole": 3, "step": 0},  # a GPU's combiner takes 30 MB at a time
     ),
     "fedmargin": Program(
         "FedMargin: 256 clients, a segmenter at 96 x 128 pixels, batch 8",
@@ -111,7 +111,7 @@ PROGRAMS = {
             '--config.model={"name": "reid", "depth": 50}',
             "--config.evaluation={}",
         ),
-        most={"whole": 4, "step": 0},  # a GPU's combiner takes 30 MB at a time
+        most={"whole": 4, "step": 0},
     ),
     "canonical": Program(
         "FedAvg, canonical sums: 64 clients, a small CNN at 28 pixels, batch 20",
