@@ -13,8 +13,8 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo       pretrain, FedAvg and FedFR on rendered faces; minutes on 2 cores"
 	@echo "make test       every test but the slow ones"
-	@echo "make test-slow  the slow ones but accelerators"
-	@echo "make accelerators  compile for TPUs and GPUs without one; 8 GB of packages"
+	@echo "make test-slow  the slow ones"
+	@echo "make accelerators  every system for TPUs and GPUs without one; 8 GB of packages, an hour"
 	@echo "make faults     kills, damage and 100,000 damaged inputs; an hour"
 	@echo "make mutants    two hundred faults put in, each of which a test must notice; an hour"
 	@echo "make lint       ruff"
@@ -39,10 +39,10 @@ test: $(READY)
 	$(RUN) -m pytest -m "not slow" -n $(JOBS) --dist=worksteal $(ARGS)
 
 test-slow: $(READY)
-	$(RUN) -m pytest -m slow --ignore=tests/accelerators $(ARGS)
+	$(RUN) -m pytest -m slow $(ARGS)
 
 accelerators: $(READY)
-	$(RUN) -m pytest -m slow -rsP tests/accelerators $(ARGS)
+	$(RUN) experiments/benchmarks/accelerators.py $(ARGS)
 
 faults: $(READY)
 	$(RUN) -m tests.faults $(ARGS)

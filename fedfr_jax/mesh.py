@@ -10,11 +10,13 @@ import functools
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedfr_jax import devices as kinds
 from fedfr_jax.types import PyTree
 
 CLIENTS = "clients"
@@ -32,7 +34,7 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
       ValueError: when more devices are asked for than exist, when a process would
         have none of them, or when one model's devices are of several processes.
     """
-    devices = jax.devices()
+    devices = kinds.devices()
     wanted = num_client_shards or max(len(devices) // num_model_shards, 1)
     if wanted * num_model_shards > len(devices):
         raise ValueError(
@@ -140,7 +142,10 @@ def put(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
 
     A process copies the parts of its own devices only; what is on the mesh already
     moves from device to device. `sharding` is one for all, or a tree of one per leaf.
+    Onto devices that are described only goes a shape with its place, but in a trace.
     """
+    if kinds.found() and not isinstance(jnp.zeros(()), jax.core.Tracer):
+        return shapes_at(tree, _for_each(tree, sharding))
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
     return jax.tree.map(_put_parts, tree, _for_each(tree, sharding))
@@ -154,7 +159,7 @@ def put_numbers(tree: PyTree, sharding: NamedSharding) -> PyTree:
     """
     leaves, structure = jax.tree.flatten(tree)
     is_host = all(isinstance(x, np.ndarray | np.generic) for x in leaves)
-    if not is_host or sharding.mesh.size > 1:
+    if not is_host or sharding.mesh.size > 1 or kinds.found():
         return put(tree, sharding)
     return jax.tree.unflatten(structure, _identity(sharding)(*leaves))
 
@@ -162,6 +167,16 @@ def put_numbers(tree: PyTree, sharding: NamedSharding) -> PyTree:
 @functools.cache
 def _identity(sharding):
     return jax.jit(lambda *x: x, in_shardings=sharding, out_shardings=sharding)
+
+
+def shapes_at(tree: PyTree, shardings: PyTree) -> PyTree:
+    """Shape structs of `tree`, arrays or shapes, each with its sharding."""
+
+    def one(x, sharding):
+        dtype = jax.dtypes.result_type(x)
+        return jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=sharding)
+
+    return jax.tree.map(one, tree, shardings)
 
 
 def _for_each(tree, sharding):

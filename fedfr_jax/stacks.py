@@ -5,10 +5,15 @@ compiles one block for all. In a tree of dicts the key "block[2:5]" holds leaves
 leading axis [3] and stands for block2, block3 and block4. Whoever asks for leaves by
 name sees those: `named`. A stack may be cut where the blocks are treated differently:
 `refined`. `laid_out` is the way back.
+
+A leaf of a stack may be a `Part` on each of several devices, which a network gathers
+block by block.
 """
 
+import functools
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import groupby
 
 import jax
@@ -19,6 +24,39 @@ from jax import lax
 from fedfr_jax.types import PyTree
 
 _KEY = re.compile(r"block(?:(\d+)|\[(\d+):(\d+)\])")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["own"], meta_fields=["gather"]
+)
+@dataclass(frozen=True)  # JAX has no other tree with a static part
+class Part:
+    """What a device has of a leaf of blocks, and own part of a block -> whole."""
+
+    own: jax.Array  # [n, ...] of a stack, [...] of one of its blocks
+    gather: Callable
+
+
+def gathered(tree: PyTree, *, is_stack: bool = False) -> PyTree:
+    """`tree` with whole leaves for parts, of a block or of all blocks of a stack."""
+
+    def one(x):
+        if not isinstance(x, Part):
+            return x
+        return (jax.vmap(x.gather) if is_stack else x.gather)(x.own)
+
+    return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, Part))
+
+
+def are_stacked(tree: PyTree) -> PyTree:
+    """Of bool: which leaves of a tree of dicts have an axis of blocks in front."""
+
+    def one(path, _):
+        steps = (x for x in path if isinstance(x, jax.tree_util.DictKey))
+        spans = filter(None, (span_of(step.key) for step in steps))
+        return any(stop > start + 1 for start, stop in spans)
+
+    return jax.tree_util.tree_map_with_path(one, tree)
 
 
 def key_of(start: int, stop: int) -> str:

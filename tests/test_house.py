@@ -13,7 +13,7 @@ PACKAGE = ROOT / "fedfr_jax"
 # Rooms from the ground up: imports point to a lower floor, or as SIDEWAYS says.
 FLOORS = (
     ("types", "trees", "stacks", "schema", "mesh", "processes", "configs")
-    + ("objective", "permutation", "feed", "stream"),
+    + ("objective", "permutation", "feed", "stream", "devices"),
     ("federated", "central", "models", "losses", "data", "evaluation", "scaling"),
     ("tasks",),
     ("runs", "plan", "notebook"),
@@ -22,6 +22,7 @@ FLOORS = (
 SIDEWAYS = {("trees", "types"), ("mesh", "types"), ("commands", "build")}
 SIDEWAYS |= {("feed", "types"), ("stream", "types"), ("stream", "mesh")}
 SIDEWAYS |= {("stacks", "types"), ("trees", "stacks")}
+SIDEWAYS |= {("mesh", "devices"), ("stream", "devices")}
 SIDEWAYS |= {("deploy", "build"), ("build", "deploy"), ("commands", "deploy")}
 SIDEWAYS |= {("__main__", "commands"), ("__main__", "__init__")}
 LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|sklearn"

@@ -1,11 +1,11 @@
 """FedFR at the paper's size: MS1M-ArcFace, 40 clients x 100 identities, SphereFace-64.
 
 fedfr train --config=configs/fedfr/ms1m_40x100.py --workdir=runs/ms1m_40x100
-fedfr train --config=configs/fedfr/ms1m_40x100.py --dry_run [--rows=fedfr]
+fedfr plan --config=configs/fedfr/ms1m_40x100.py [--rows=fedfr]
 
 Needs InsightFace's faces_emore (train.rec, train.idx, property) under
-$FEDFR_DATA/faces_emore; images that do not fit the devices are streamed. The dry run
-needs neither: a minute a row on 2 CPU cores, see experiments/fedfr_tables/README.md.
+$FEDFR_DATA/faces_emore; images that do not fit the devices are streamed. The plan needs
+neither, see experiments/fedfr_tables/README.md.
 
 Unlike the paper's, the generic protocol is on 500 more identities of the set;
 --config.evaluation.templates=FOLDER adds IJB-C, where you have it. Unpublished, so

@@ -27,16 +27,14 @@ import jax
 import numpy as np
 import results_file
 
-from fedfr_jax.data.partition import ms1m
-from fedfr_jax.federated.client import Population
+from fedfr_jax.build import sections
 from fedfr_jax.federated.compiling import compiler_options
-from fedfr_jax.federated.settings import Federation
-from fedfr_jax.mesh import make_mesh
-from fedfr_jax.models import MODELS
+from fedfr_jax.plan.compiling import lowered_stage
+from fedfr_jax.plan.federated import cohort_of, round_shapes
+from fedfr_jax.plan.stages import examples_of, start_of
+from fedfr_jax.plan.stand_in import unread
 from fedfr_jax.processes import use_every_core
-from fedfr_jax.runs import dry_run
-from fedfr_jax.runs.round_shapes import round_shapes
-from fedfr_jax.tasks.faces.methods import federated_faces
+from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import Cohort, RoundContext
 
 NETWORKS = {
@@ -52,7 +50,12 @@ METHODS = {
     "fedavg": {"public": False, "contrastive_weight": 0.0, "branch": None},
     "fedfr": {},
 }
-SPLIT = {"num_clients": 4, "ids_per_client": 100, "num_global_ids": 600}
+SPLIT = {
+    "num_clients": 4,
+    "ids_per_client": 100,
+    "num_global_ids": 600,
+    "num_unseen_ids": 2,  # the least that can be judged
+}
 SIZE, BATCH = 112, 64
 
 
@@ -97,25 +100,16 @@ def time_round(
     all cores, and those that other virtual machines took of them meanwhile.
     """
     use_every_core()  # before JAX first asks for devices
-    settings = dict(NETWORKS[network])
-    factory = MODELS[settings.pop("name")]
-    model = factory((SIZE, SIZE, 3), scan=scan, **settings)
-    partition = ms1m(dry_run.made_up_labels(**SPLIT), **SPLIT)
-    chosen = federated_faces(
-        model, num_classes=int(partition.num_classes.max()), **METHODS[method]
-    )
-    federation = Federation(batch_size=BATCH, local_epochs=1)
-    mesh = make_mesh()
+    experiment = rounds(network, method, scan)
     user, lost = os.times().user, stolen()
     begin = time.perf_counter()
-    shapes = round_shapes(model, chosen, partition, federation, mesh)
-    program = dry_run.lower(shapes, chosen, federation, mesh)
+    program = lowered_stage(experiment, method)
     with ThreadPoolExecutor(1) as thread:
         later = thread.submit(program.compile)
         if in_turn:
             later.result()
-        if chosen.algorithm.prepare:
-            prepared(shapes, chosen, partition, mesh).compile()
+        if experiment.stages[method].trainer.algorithm.prepare:
+            prepared(experiment, method).compile()
         later.result()
     return {
         "seconds": round(time.perf_counter() - begin, 2),
@@ -124,21 +118,41 @@ def time_round(
     }
 
 
+def rounds(network: str, method: str, scan: bool):
+    """The experiment of a method, whose images nobody reads."""
+    model = {**NETWORKS[network], "scan": scan}
+    settings = {
+        "data": {"name": "recordio", "path": "faces_emore", "image_size": SIZE},
+        "partition": {"name": "ms1m", **SPLIT},
+        "model": model,
+        "pretrain": {"batch_size": BATCH},
+        "federation": {"batch_size": BATCH, "local_epochs": 1},
+        "methods": {method: METHODS[method]},
+    }
+    unseen = unread(sections(settings), say=str)
+    return TASKS["faces"]({**unseen, "model": model})  # convolutions as a run has them
+
+
 def stolen() -> float:
     """Seconds that other virtual machines took of all cores so far; Linux tells."""
     words = pathlib.Path("/proc/stat").read_text().split("\n")[0].split()
     return int(words[8]) / os.sysconf("SC_CLK_TCK")
 
 
-def prepared(shapes, method, partition, mesh) -> jax.stages.Lowered:
+def prepared(experiment, method: str) -> jax.stages.Lowered:
     """What FedFR computes before its clients train."""
-    population = Population(partition.train_offsets, partition.num_classes)
-    cohort = Cohort(np.arange(len(partition.num_classes)), 0)
-    context = RoundContext(shapes.table, population, cohort, shapes.feed, mesh)
-    prepare = lambda server, dataset: method.algorithm.prepare(
+    trainer, stored = experiment.stages[method].trainer, examples_of(experiment)
+    start = start_of(experiment, method)
+    shapes = round_shapes(experiment, trainer, experiment.feed, start, stored)
+    cohort = Cohort(np.arange(cohort_of(experiment)), 0)
+    population = experiment.task.population
+    context = RoundContext(
+        shapes.table, population, cohort, experiment.feed, experiment.mesh
+    )
+    prepare = lambda server, dataset: trainer.algorithm.prepare(
         server, context._replace(dataset=dataset)
     )
-    options = compiler_options(mesh, None)  # as when it is called
+    options = compiler_options(experiment.mesh, None)  # as when it is called
     asked = jax.jit(prepare, compiler_options=options)
     return asked.lower(shapes.server, shapes.table)
 

@@ -10,11 +10,17 @@ LLVM does not optimise here: it comes after memory is laid out, and takes longes
 
 import argparse
 import json
+import math
 import os
 
 import results_file
 
-SPLIT = {"num_clients": 4, "ids_per_client": 10, "num_global_ids": 60}
+SPLIT = {
+    "num_clients": 4,
+    "ids_per_client": 10,
+    "num_global_ids": 60,
+    "num_unseen_ids": 2,  # the least that can be judged
+}
 METHODS = {
     "fedavg": {"public": False, "contrastive_weight": 0.0, "branch": None},
     "fedfr": {},
@@ -48,26 +54,35 @@ def main():
 def bytes_of_a_device(arguments, name: str, shards: int) -> dict[str, int]:
     """Arguments, results and temporaries of a round, beside the network's own bytes."""
     from fedfr_jax import trees
-    from fedfr_jax.data.partition import ms1m
-    from fedfr_jax.federated.model_axis import gathered
-    from fedfr_jax.federated.settings import Federation
+    from fedfr_jax.build import sections
     from fedfr_jax.mesh import make_mesh
-    from fedfr_jax.models import iresnet
-    from fedfr_jax.runs import dry_run
-    from fedfr_jax.tasks.faces.methods import federated_faces
+    from fedfr_jax.plan.compiling import lowered_stage
+    from fedfr_jax.plan.stand_in import unread
+    from fedfr_jax.tasks import TASKS
 
-    model = gathered(iresnet((112, 112, 3), depth=arguments.depth))
-    partition = ms1m(dry_run.made_up_labels(**SPLIT), **SPLIT)
-    classes = int(partition.num_classes.max())
-    method = federated_faces(model, num_classes=classes, **METHODS[name])
-    federation = Federation(batch_size=arguments.batch, local_epochs=1)
-    mesh = make_mesh(arguments.clients, shards)
-    lowered, row = dry_run.lower_round(model, method, partition, federation, mesh)
+    model = {"name": "iresnet", "depth": arguments.depth}
+    settings = {
+        "data": {"name": "recordio", "path": "faces_emore", "image_size": 112},
+        "partition": {"name": "ms1m", **SPLIT},
+        "model": model,
+        "pretrain": {"batch_size": arguments.batch * arguments.clients},
+        "federation": {
+            "batch_size": arguments.batch,
+            "local_epochs": 1,
+            "model_shards": arguments.shards,
+        },
+        "methods": {name: METHODS[name]},
+    }
+    unseen = unread(sections(settings), say=str)
+    experiment = TASKS["faces"]({**unseen, "model": model})
+    experiment = experiment._replace(mesh=make_mesh(arguments.clients, shards))
+    lowered = lowered_stage(experiment, name)
     found = lowered.compile().memory_analysis()
-    table = trees.num_bytes(lowered.in_avals[0][5])
+    server, rows, slots, _, table, _ = lowered.in_avals[0]
+    table = trees.num_bytes(table)
     return {
-        "server": trees.num_bytes(lowered.in_avals[0][0]),
-        "personal row": trees.num_bytes(row),
+        "server": trees.num_bytes(server),
+        "personal row": trees.num_bytes(rows) // math.prod(slots.shape[:3]),
         "arguments without images": found.argument_size_in_bytes - table,
         "results in place of arguments": found.alias_size_in_bytes,
         "results": found.output_size_in_bytes,

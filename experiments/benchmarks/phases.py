@@ -8,7 +8,8 @@ import numpy as np
 
 from fedfr_jax.federated import sampling, simulation
 from fedfr_jax.federated.compiling import Program
-from fedfr_jax.runs import step_cost
+from fedfr_jax.plan.federated import Shapes, client_program, known
+from fedfr_jax.plan.program import taken
 from fedfr_jax.types import Cohort
 
 
@@ -60,20 +61,20 @@ def seconds(sim, server, work, test) -> dict:
 
 
 def step_flops(sim, server, algorithm) -> float:
-    """Floating-point operations of one local step, the optimizer's included.
+    """Operations of one local step's products and convolutions.
 
     Args:
-      algorithm: that of `sim` on a network without scans and with XLA's own
-        convolutions, whose operations the compiler can count.
+      algorithm: that of `sim` on a network with XLA's own convolutions.
     """
     cohort = Cohort(np.arange(sim.cohort_size), 0)
     work = simulation.assign(sim, server, simulation.open_store(sim, server), cohort)
     row = jax.tree.map(lambda x: x[0, 0, 0], work.rows)
     shape = lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype)
     given = jax.tree.map(shape, (server, row, work.extra, sim.table, sim.key))
-    max_local = int(sim.population.falling[0])
-    program, _ = step_cost.trace_client(algorithm, sim.feed, max_local, *given)
-    return step_cost.step_flops(program)
+    largest = int(sim.population.falling[0])
+    program, _ = client_program(algorithm, sim.feed, largest, Shapes(*given, None))
+    none, one = (taken(program, known=known(largest, 0, n)).flops for n in (0, 1))
+    return one - none
 
 
 def matmul_rate(size: int = 1024) -> float:

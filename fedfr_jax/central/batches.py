@@ -89,9 +89,8 @@ def pieces(
     table: Dataset | Stream, order: Order, epoch: int, mesh: Mesh
 ) -> Iterator[Piece]:
     """An epoch's pieces, all of one shape; two of them fit the table's `memory`."""
-    fits = max(table.memory // (2 * table.row_bytes * order.part), 1)
-    count = -(-order.num_steps // fits)
-    size, word = -(-order.num_steps // count), order.word(epoch)
+    count, size = _count_and_steps(table, order)
+    word = order.word(epoch)
     listed = order.lists(word, order.num_steps) if order.lists else None
 
     def rows_of(i):
@@ -101,6 +100,27 @@ def pieces(
     for i, (rows, examples) in enumerate(table.pieces(rows_of, count)):
         first, last = i * size, min((i + 1) * size, order.num_steps)
         yield Piece(rows, examples, np.int32(first), np.int32(last))
+
+
+def piece_shapes(table: Dataset | Stream, order: Order, mesh: Mesh) -> Piece:
+    """A piece of `pieces` as shapes with their places."""
+    _, size = _count_and_steps(table, order)
+    length, cut = order.batch_size * size, meshes.over_clients(mesh)
+    of = lambda *shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=cut)
+    if isinstance(table, Stream):
+        one = lambda x: of(length, *x.shape, dtype=x.dtype)
+        examples = jax.tree.map(one, table.example)
+    else:
+        one = lambda x: of(length, *x.shape[1:], dtype=x.dtype)
+        examples = jax.tree.map(one, table)
+    return Piece(of(length, dtype=np.int32), examples, np.int32(0), np.int32(size))
+
+
+def _count_and_steps(table, order):
+    """(pieces of an epoch, steps of each); two of them fit the table's `memory`."""
+    fits = max(table.memory // (2 * table.row_bytes * order.part), 1)
+    count = -(-order.num_steps // fits)
+    return count, -(-order.num_steps // count)
 
 
 def build_batch(feed: Feed, order: Order, mesh: Mesh) -> Callable:

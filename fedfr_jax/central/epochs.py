@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.central.batches import Order, build_batch, pieces
+from fedfr_jax.central.batches import Order, build_batch, piece_shapes, pieces
 from fedfr_jax.central.sharding import Spread, layout_of, of_state, shardings
 from fedfr_jax.central.step import State, build_step
 from fedfr_jax.feed import Feed
@@ -23,10 +23,12 @@ class Epochs(NamedTuple):
     they are to lie, so that no device ever holds them whole.
     The table is a `Dataset` on the mesh or a `Stream`; metrics are {name: float}, means
     over the steps. The state that is handed over is used up.
+    lower(variables, table) gives the program of the first epoch's pieces, from shapes.
     """
 
     init: Callable
     run: Callable
+    lower: Callable
     num_steps: int  # per epoch
 
 
@@ -77,12 +79,18 @@ def build_epochs(
     def init(variables):
         return _start(variables, optimizer, mesh, spread)
 
-    def run(state, table, epoch):
+    def program(state, epoch):
         places = jax.tree.map(lambda x: x.sharding, state), meshes.replicated(mesh)
         train = trainers[class_rates[min(epoch, len(class_rates) - 1)]]
         # Compiled once: JAX finds the same function of the same shapes and places.
-        train = jax.jit(train, donate_argnums=0, out_shardings=places)
-        found = []
+        return jax.jit(train, donate_argnums=0, out_shardings=places)
+
+    def lower(variables, table):
+        state = _shapes(variables, optimizer, mesh, spread)
+        return program(state, 0).lower(state, piece_shapes(table, order, mesh), 0)
+
+    def run(state, table, epoch):
+        train, found = program(state, epoch), []
         for piece in pieces(table, order, epoch, mesh):
             state, sums = train(state, piece, epoch)
             found.append(jax.device_get(sums))  # waits: two pieces exist, not more
@@ -91,7 +99,7 @@ def build_epochs(
             for name in found[0]
         }
 
-    return Epochs(init, run, order.num_steps)
+    return Epochs(init, run, lower, order.num_steps)
 
 
 def _start(variables, optimizer, mesh, spread):
@@ -101,19 +109,31 @@ def _start(variables, optimizer, mesh, spread):
         variables = variables() if callable(variables) else variables
         state = State(variables, optimizer.init(variables["params"]))
         return meshes.put(state, whole)
+    places = jax.tree.map(
+        lambda x: x.sharding, _shapes(variables, optimizer, mesh, spread)
+    )
+    if callable(variables):
+        variables = jax.jit(variables, out_shardings=places.variables)()
+    else:
+        variables = meshes.put(variables, places.variables)
+    start = jax.jit(optimizer.init, out_shardings=places.opt_state)
+    return State(variables, start(variables["params"]))
+
+
+def _shapes(variables, optimizer, mesh, spread) -> State:
+    """Shapes of the first state, each with its place."""
     shapes = jax.eval_shape(variables) if callable(variables) else variables
     layout = layout_of(spread.rules, shapes["params"], mesh)
-    cut = shardings(mesh, layout.params)
-    stats = jax.tree.map(lambda _: whole, shapes["batch_stats"])
-    places = {"params": cut, "batch_stats": stats}
-    if callable(variables):
-        variables = jax.jit(variables, out_shardings=places)()
-    else:
-        variables = meshes.put(variables, places)
-    empty = jax.eval_shape(optimizer.init, shapes["params"])
-    moments = shardings(mesh, of_state(optimizer, empty, layout.moments, P()))
-    start = jax.jit(optimizer.init, out_shardings=moments)
-    return State(variables, start(variables["params"]))
+    opt_state = jax.eval_shape(optimizer.init, shapes["params"])
+    state = State(
+        {"params": shapes["params"], "batch_stats": shapes["batch_stats"]}, opt_state
+    )
+    stats = jax.tree.map(lambda _: P(), shapes["batch_stats"])
+    specs = State(
+        {"params": layout.params, "batch_stats": stats},
+        of_state(optimizer, opt_state, layout.moments, P()),
+    )
+    return meshes.shapes_at(state, shardings(mesh, specs))
 
 
 def _piece_trainer(step: Callable, batch: Callable, order: Order) -> Callable:

@@ -5,6 +5,7 @@ leaf's path decides, and a leaf without one is whole. ZeRO: Rajbhandari et al. 2
 arXiv:1910.02054, section 5; stage 3 equals FSDP.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
+from fedfr_jax.stacks import Part, are_stacked
 from fedfr_jax.types import PyTree
 
 # A rule and what it cuts, beside what the rules before it cut.
@@ -23,7 +25,7 @@ RULES = {
     "whole": "nothing",
     "zero1": "the optimizer's state",
     "zero2": "gradients",
-    "zero3": "parameters, gathered where the loss is computed",
+    "zero3": "parameters, gathered where the loss is computed, block by block",
 }
 CLASSES = "classes"  # rows of a table of classes: cut everywhere, gathered nowhere
 SMALLEST = 2**12  # elements; cutting a smaller leaf costs more than it frees
@@ -101,16 +103,19 @@ def layout_of(rules: Sequence[tuple[str, str]], params: PyTree, mesh: Mesh) -> L
         return next((r for r, f in zip(names, is_found, strict=True) if f), "whole")
 
     rule = jax.tree.map(rule_of, params, *found)
-    return Layout(rule, jax.tree.map(lambda r, x: _cut(r, x, mesh), rule, params))
+    cut = lambda *leaf: _cut(mesh, *leaf)
+    return Layout(rule, jax.tree.map(cut, rule, params, are_stacked(params)))
 
 
-def _cut(rule, x, mesh):
+def _cut(mesh, rule, x, is_stacked):
     num_devices = mesh.shape[meshes.CLIENTS]
     if rule == CLASSES:
         return P(meshes.CLIENTS)
     if rule == "whole":
         return P()
-    return meshes.longest_cut(x.shape, meshes.CLIENTS, num_devices, SMALLEST)
+    shape = x.shape[1:] if is_stacked else x.shape  # every block is cut alike
+    found = meshes.longest_cut(shape, meshes.CLIENTS, num_devices, SMALLEST)
+    return P(None, *found) if is_stacked and found else found
 
 
 def of_state(
@@ -146,14 +151,18 @@ def laid(mesh: Mesh, tree: PyTree, specs: PyTree) -> PyTree:
 def whole(params: PyTree, layout: Layout, dtype: str | None) -> PyTree:
     """Cut leaves of the rule zero3 gathered, on one device of a shard_map.
 
-    The gradient of a gathered leaf comes back summed over the devices and cut.
+    Those of a stack are a `Part`: its network gathers a block where it runs it. The
+    gradient of a gathered leaf comes back summed over the devices and cut.
     """
 
-    def one(x, rule, cut):
-        is_cut = rule == "zero3" and _axis(cut) is not None
-        return _gather(_axis(cut), dtype)(x) if is_cut else x
+    def one(x, rule, cut, is_stacked):
+        if rule != "zero3" or _axis(cut) is None:
+            return x
+        if is_stacked:
+            return Part(x, _gather(_axis(cut) - 1, dtype))
+        return _gather(_axis(cut), dtype)(x)
 
-    return jax.tree.map(one, params, layout.rule, layout.cut)
+    return jax.tree.map(one, params, layout.rule, layout.cut, are_stacked(params))
 
 
 def summed(mesh: Mesh, grads: PyTree, layout: Layout, dtype: str | None) -> PyTree:
@@ -182,6 +191,7 @@ def _scatter(x, axis):
     return jax.lax.psum_scatter(x, meshes.CLIENTS, scatter_dimension=axis, tiled=True)
 
 
+@functools.cache  # a part is of the same kind in every trace
 def _gather(axis: int, dtype: str | None) -> Callable:
     """Part -> whole leaf, whose gradient is summed in `dtype`; None: in its own."""
 

@@ -8,12 +8,22 @@ import jax
 import ml_collections
 
 from fedfr_jax.build import sections
-from fedfr_jax.commands.flags import count, define, names, new_parser, parse
-from fedfr_jax.plan.devices import device_of
+from fedfr_jax.commands.compiling import compile_for, config_words
+from fedfr_jax.commands.flags import (
+    add_switch,
+    count,
+    define,
+    names,
+    new_parser,
+    parse,
+)
+from fedfr_jax.plan.devices import DEVICES, device_of
 from fedfr_jax.plan.stages import as_numbers, plan_stage
 from fedfr_jax.plan.stand_in import unread
 from fedfr_jax.plan.text import ABOUT as ASSUMED
 from fedfr_jax.plan.text import of_stage
+from fedfr_jax.runs.accelerators.text import lines_of
+from fedfr_jax.runs.accelerators.topologies import kind_of, num_devices
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import Experiment
 
@@ -32,7 +42,14 @@ def main(argv: list[str]) -> None:
         "--device",
         default="h200",
         metavar="NAME",
-        help="h200 (the default), h100, a100, v100 or v5p",
+        help="h200 (the default), h100, a100, v100 or v5p; a grid such as v5p:4x4x8 or "
+        "h200:1x1x8 says how many",
+    )
+    add_switch(
+        parser,
+        "compile",
+        "compile the steps for a grid of devices with XLA's own compiler, which is "
+        "installed for it (docs/accelerators.md)",
     )
     parser.add_argument("--devices", type=count, default=1, metavar="N", help="of them")
     parser.add_argument("--rows", type=names, metavar="A,B", help="these; default all")
@@ -44,13 +61,22 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="keep the numbers")
     values = parse(parser, argv)
-    found = plan(
-        values.config,
-        device=values.device,
-        devices=values.devices,
-        rows=values.rows or (),
-        hard_negatives=values.hard_negatives,
-    )
+    kind, is_grid, _ = values.device.partition(":")
+    if is_grid or values.compile:
+        kind_of(values.device)
+    found = {}
+    if kind in DEVICES or not values.compile:  # else the compiler alone knows it
+        found = plan(
+            values.config,
+            device=kind,
+            devices=num_devices(values.device) if is_grid else values.devices,
+            rows=values.rows or (),
+            hard_negatives=values.hard_negatives,
+        )
+    if values.compile:
+        found["compiled"] = compile_for(values.device, config_words(argv))
+        for name, programs in found["compiled"].items():
+            print(f"\n{lines_of(name, programs)}")
     if values.json:
         pathlib.Path(values.json).write_text(json.dumps(found, indent=1))
 

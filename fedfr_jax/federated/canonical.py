@@ -3,11 +3,21 @@
 A fixed number of shards, whatever the devices, is summed each in the order of its
 clients, and the shards' sums are added by a fixed pairwise tree: one model of memory
 per shard.
+
+Between devices the shards' sums travel twice, however many leaves they have: every
+device is sent all shards' sums of a part of the numbers, adds them up, and sends the
+part's sum to all: a reduce-scatter and an all-gather, the order of additions fixed.
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
+from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import sums
 from fedfr_jax.federated.client import Slots
 from fedfr_jax.federated.waves import PLACE, play_wave, shapes_of, zeros_of
@@ -60,6 +70,60 @@ def _add_at(whole, i, x):
     put = lambda y, new: jax.lax.dynamic_update_slice(y, new, at(y), **PLACE)
     own, more = jax.tree.map(get, whole), jax.tree.map(lambda y: y[None], x)
     return jax.tree.map(put, whole, sums.add(own, more))
+
+
+def over_devices(mesh: Mesh, total, shards: int):
+    """The sum of `total`, [V', ...] cut over the `clients` devices, of its first
+    `shards`: whole on every device."""
+    if mesh.shape[meshes.CLIENTS] == 1 or mesh.shape[meshes.MODEL] > 1:
+        return pairwise(jax.tree.map(lambda x: x[:shards], total), shards)
+    of_device = lambda total: _by_parts(total, shards, mesh.shape[meshes.CLIENTS])
+    add = meshes.over_client_devices(mesh, of_device, P(meshes.CLIENTS), P())
+    return add(total)
+
+
+def _by_parts(total, shards: int, count: int):
+    """The sum on one of `count` devices, which has [V' / count, ...] of the shards.
+
+    Single numbers (logs of `Scaled` trees, counts) go to all devices; of other leaves
+    each device adds up a part, of all leaves side by side. The parts' sums go back leaf
+    by leaf, which TPUs and GPUs do in one go: a CPU rounds what is read out of the
+    middle of an array otherwise than what has one of its own.
+    """
+    leaves, structure = jax.tree.flatten(total)
+    shapes = [x.shape[1:] for x in leaves]
+    whole = lambda x: jax.lax.all_gather(x, meshes.CLIENTS, tiled=True)
+    spread = lambda x: jax.lax.all_to_all(x, meshes.CLIENTS, 1, 0, tiled=True)[:, 0]
+    numbers = [i for i, shape in enumerate(shapes) if not shape]
+    others = [i for i, shape in enumerate(shapes) if shape]
+    told = _packed(whole, [leaves[i] for i in numbers])
+    sent = _packed(spread, [_cut(leaves[i], count) for i in others])
+    found = dict(zip(numbers + others, told + sent, strict=True))
+    own = structure.unflatten(found[i][:shards] for i in range(len(leaves)))
+    found = jax.tree.leaves(pairwise(own, shards))
+    for i in others:
+        found[i] = whole(found[i])[: math.prod(shapes[i])].reshape(shapes[i])
+    return structure.unflatten(found)
+
+
+def _cut(x, count):
+    """[n, ...] as [n, count, m], filled up with zeros."""
+    flat = x.reshape(len(x), -1)
+    missing = -flat.shape[1] % count
+    return jnp.pad(flat, ((0, 0), (0, missing))).reshape(len(x), count, -1)
+
+
+def _packed(send, arrays):
+    """`send` of arrays that differ in their last axis, those of a dtype in one go."""
+    found = {}
+    for dtype in dict.fromkeys(x.dtype for x in arrays):
+        ids = [i for i, x in enumerate(arrays) if x.dtype == dtype]
+        own = [arrays[i][:, None] if arrays[i].ndim == 1 else arrays[i] for i in ids]
+        sent = send(jnp.concatenate(own, axis=-1))
+        ends = np.cumsum([x.shape[-1] for x in own])[:-1].tolist()
+        for i, x in zip(ids, jnp.split(sent, ends, axis=-1), strict=True):
+            found[i] = x[..., 0] if arrays[i].ndim == 1 else x
+    return [found[i] for i in range(len(arrays))]
 
 
 def pairwise(tree, count: int):

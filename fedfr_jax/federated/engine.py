@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import model_axis, sums
-from fedfr_jax.federated.canonical import over_shards, pairwise
+from fedfr_jax.federated.canonical import over_devices, over_shards
 from fedfr_jax.federated.client import (
     client_key,
     client_view,
@@ -161,7 +161,7 @@ def round_functions(
         if shards is None:
             total = add_up(total)
         else:
-            total = pairwise(jax.tree.map(lambda x: x[:shards], total), shards)
+            total = over_devices(mesh, total, shards)
         output = outputs[0]
         if len(outputs) > 1:
             output = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)

@@ -22,6 +22,7 @@ from fedfr_jax.federated.memory import check_memory
 from fedfr_jax.federated.schedule import schedule
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.store import Store
+from fedfr_jax.mesh import shapes_at as placed
 from fedfr_jax.types import Cohort, Extra, PyTree, RoundContext
 
 
@@ -141,9 +142,3 @@ def round_arguments(
         table,
         (extra, on_mesh(mesh, number), key, hyper),
     )
-
-
-def placed(shapes: PyTree, shardings: PyTree) -> PyTree:
-    """The shape structs, each with its sharding."""
-    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
-    return jax.tree.map(place, shapes, shardings)

@@ -7,10 +7,9 @@ with at least 8 channels on both sides and 32 tiles of output (training takes a 
 to four fifths of the time of "im2col", the fewer channels the longer), and "im2col" for
 all others. "winograd" has no forward-mode derivative (jax.jvp).
 
-Inside a `jax.shard_map`, as a round is, it goes by the mesh's devices, so that a round
-can be compiled for devices that this machine does not have; elsewhere by the default
-backend. That is a rule; `federation.lanes = "auto"` times whole rounds with `others()`
-too.
+It goes by the devices that are traced for, see `devices.platform`, so that a round can
+be compiled for devices that this machine does not have. That is a rule;
+`federation.lanes = "auto"` times whole rounds with `others()` too.
 
 Padding is explicit and symmetric, as in PyTorch. Measured in
 experiments/benchmarks/conv_lowering.py.
@@ -23,6 +22,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from fedfr_jax import devices
 from fedfr_jax.models.initial import xavier_uniform
 from fedfr_jax.models.norm import per_channel
 from fedfr_jax.models.winograd import convolve_3x3, slide, tiling
@@ -49,8 +49,8 @@ def convolve(
       kernel: [kh, kw, I, O], of x's dtype.
       stride: step along both axes, at least 1.
       padding: zeros added on each of the four sides.
-      lowering: one of LOWERINGS, or "auto": the fastest of the mesh's devices, or of
-        the default backend outside a `jax.shard_map`.
+      lowering: one of LOWERINGS, or "auto": the fastest on the devices that are traced
+        for.
 
     Returns:
       [B, (H + 2 padding - kh) // stride + 1, (W + ...) // stride + 1, O].
@@ -72,7 +72,7 @@ def _fastest(x, kernel, stride, padding):
     Winograd's needs channels enough to hide its transforms of the image and tiles
     enough to hide that of the kernel.
     """
-    if platform() != "cpu":
+    if devices.platform() != "cpu":
         return "xla"
     if not _fits_winograd(kernel, stride) or min(kernel.shape[2:]) < 8:
         return "im2col"
@@ -81,18 +81,12 @@ def _fastest(x, kernel, stride, padding):
     return "winograd" if is_large else "im2col"
 
 
-def platform() -> str:
-    """Platform of the devices that are traced for, such as cpu, gpu or tpu."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
-
-
 def others() -> tuple[str, ...]:
-    """Lowerings worth trying beside "auto" on the default backend.
+    """Lowerings worth trying beside "auto" on the devices that are traced for.
 
     XLA's own is not on a CPU, where it makes a round many times slower.
     """
-    return ("im2col",) + ("winograd",) * (jax.default_backend() != "cpu")
+    return ("im2col",) + ("winograd",) * (devices.platform() != "cpu")
 
 
 class Conv(nn.Module):

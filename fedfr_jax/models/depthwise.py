@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from fedfr_jax import devices
 from fedfr_jax.models import conv
 from fedfr_jax.models.initial import normal
 
@@ -37,7 +38,7 @@ def depthwise(
       ValueError: when the lowering is unknown.
     """
     if lowering == conv.AUTO:
-        lowering = "im2col" if conv.platform() == "cpu" else "xla"
+        lowering = "im2col" if devices.platform() == "cpu" else "xla"
     if lowering not in conv.LOWERINGS:
         known = ", ".join((conv.AUTO, *conv.LOWERINGS))
         raise ValueError(f"lowering must be one of {known}, got {lowering!r}.")

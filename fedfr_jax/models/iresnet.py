@@ -30,6 +30,7 @@ from fedfr_jax.models.initial import normal
 from fedfr_jax.models.linen import (
     block_names,
     check_remat,
+    computed_again,
     from_linen,
     kept,
     rematerialised,
@@ -207,8 +208,14 @@ class Stage(nn.Module):
         x = block(self.width, self.settings, strides, name="first")(x, train)
         if self.num_blocks == 1:
             return x
-        stack = block(self.width, self.settings, name="blocks")
-        return run_stack(stack, x, train, length=self.num_blocks - 1, scan=self.scan)
+        return run_stack(
+            Block(self.width, self.settings, name="blocks"),
+            x,
+            train,
+            length=self.num_blocks - 1,
+            scan=self.scan,
+            again=computed_again(self.remat),
+        )
 
 
 class Block(nn.Module):

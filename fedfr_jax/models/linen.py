@@ -1,7 +1,7 @@
 """What the networks share: the way from a linen module to a Model."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import chex
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
+from fedfr_jax.devices import has_host_memory
 from fedfr_jax.models.flops import count_flops
 from fedfr_jax.models.norm import INVERSE, inverses, moved
 from fedfr_jax.models.stack import named_stages, stacked_stages
@@ -134,6 +135,12 @@ def rematerialised(block: type[nn.Module], remat: bool | str = True) -> type[nn.
     return nn.remat(block, static_argnums=(2,), policy=policy)  # train, after self, x
 
 
+def computed_again(remat: bool | str) -> Callable | None:
+    """The same for a function of a stack's blocks; None keeps all, as False says."""
+    policy = REMAT[remat]() if isinstance(remat, str) else None
+    return functools.partial(jax.checkpoint, policy=policy) if remat else None
+
+
 def kept(x: jax.Array) -> jax.Array:
     """Give an activation that is dear to compute the name that REMAT keeps it by."""
     return checkpoint_name(x, KEPT)
@@ -145,16 +152,10 @@ def check_remat(remat: bool | str) -> None:
         raise ValueError(
             f"remat must be true, false or one of {list(REMAT)}, got {remat!r}."
         )
-    if remat == "offload" and not has_host_memory():
+    if remat == "offload" and not has_host_memory(HOST):
         raise ValueError(
             "remat must not be offload without pinned host memory, got it."
         )
-
-
-def has_host_memory() -> bool:
-    """Whether the devices can put arrays into pinned memory of the host."""
-    kinds = [memory.kind for memory in jax.devices()[0].addressable_memories()]
-    return HOST in kinds
 
 
 def _convolutions():

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from fedfr_jax.stacks import key_of, stacked
+from fedfr_jax.stacks import gathered, key_of, stacked
 from fedfr_jax.types import PyTree
 
 # Up to here an unrolled stack compiles as fast as a scan and runs faster.
@@ -22,31 +22,43 @@ MAX_UNROLLED = 2
 
 
 def run_stack(
-    block: nn.Module, x: jax.Array, train: bool, *, length: int, scan: bool
+    block: nn.Module,
+    x: jax.Array,
+    train: bool,
+    *,
+    length: int,
+    scan: bool,
+    again: Callable | None = None,
 ) -> jax.Array:
     """Apply `length` blocks (x, train) -> x with their own parameters, one by one.
 
     The block's variables get a leading axis [length], whether the stack is scanned
     (more than MAX_UNROLLED blocks and `scan`) or unrolled.
+
+    Args:
+      again: see `computed_again`; leaves of which a device has a `Part` are then
+        gathered for a block at a time, and again for its gradients.
     """
     if block.is_initializing():
         return _initial(block, x, train, length)
     module = block.clone(parent=None, name=None)
     # The statistics of a batch come out of training; none go in.
     given = {"params": block.variables["params"]} if train else block.variables
+    given = given if again else gathered(given, is_stack=True)
     rows, unpack = _packed(given, ndim=2)
     unpack_stats = None
 
     def one(x, row):
         nonlocal unpack_stats
+        variables = gathered(unpack(row))
         if not train:
-            return module.apply(unpack(row), x, train), None
-        x, new = module.apply(unpack(row), x, train, mutable=["batch_stats"])
+            return module.apply(variables, x, train), None
+        x, new = module.apply(variables, x, train, mutable=["batch_stats"])
         stats, unpack_stats = _packed(new, ndim=1)
         return x, stats
 
     unroll = 1 if scan and length > MAX_UNROLLED else length
-    x, stats = lax.scan(one, x, rows, unroll=unroll)
+    x, stats = lax.scan(again(one) if again else one, x, rows, unroll=unroll)
     if train:
         for name, value in unpack_stats(stats).get("batch_stats", {}).items():
             block.put_variable("batch_stats", name, value)

@@ -132,7 +132,7 @@ def rounds_of(
     work, images, client = [], 0.0, None
     for passes, times in zip(epochs[: len(played)].tolist(), played, strict=True):
         steps = per_epoch * passes
-        client = taken(program, known=_known(sizes.mean(), added, steps))
+        client = taken(program, known=known(sizes.mean(), added, steps))
         work.append(Work(client.kernels, float(times * waves), lanes, busy))
         images += float(times) * cohort * steps * feed.batch_size
     return work, images, client
@@ -255,8 +255,8 @@ def client_program(algorithm: Algorithm, feed: Feed, max_local: int, shapes: Sha
     )
 
 
-def _known(own: float, added: int, steps: float) -> dict[int, int]:
-    """The numbers of a client that has been here before."""
+def known(own: float, added: int, steps: float) -> dict[int, int]:
+    """{number of a program's argument: its value}, of a client that has a row."""
     numbers = {"client": 0, "place": 0, "is_new": False, "offset": 0, "start": 0}
     numbers |= {"num_local": round(own), "num_extra": added, "num_steps": round(steps)}
     types = {"is_new": np.bool_}

@@ -14,7 +14,7 @@ from fedfr_jax.plan.federated import federated_needs
 from fedfr_jax.plan.fitting import largest
 from fedfr_jax.plan.needs import Needs
 from fedfr_jax.stream import Stream
-from fedfr_jax.types import Central, Dataset, Experiment, Federated
+from fedfr_jax.types import Central, Dataset, Experiment, Federated, PyTree
 
 AUTO, STREAM = "auto", "stream"  # of config.federation.table
 TWICE = 3  # a table that is not streamed is copied, and leaves as much again to train
@@ -87,15 +87,20 @@ def needs_function(
     if isinstance(stage.trainer, Central):
         found = functools.partial(central_needs, stage.trainer, experiment.mesh, stored)
     else:
-        start = None
-        if stage.start_from:
-            before = experiment.stages[stage.start_from].trainer
-            start = jax.eval_shape(before.init, jax.random.key(0))
+        start = start_of(experiment, name)
         found = functools.partial(
             federated_needs, experiment, stage.trainer, start, stored
         )
         found = functools.partial(found, hard_negatives=hard_negatives)
     return found
+
+
+def start_of(experiment: Experiment, name: str) -> PyTree | None:
+    """Shapes of the variables that a stage starts from, None for its own."""
+    before = experiment.stages[name].start_from
+    if before is None:
+        return None
+    return jax.eval_shape(experiment.stages[before].trainer.init, jax.random.key(0))
 
 
 def fitting(

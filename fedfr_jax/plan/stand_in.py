@@ -17,7 +17,7 @@ from fedfr_jax.data.partition import ms1m_order
 from fedfr_jax.data.sources import open_source
 from fedfr_jax.data.sources.images import parse_size
 from fedfr_jax.data.sources.join import join_sources
-from fedfr_jax.federated.settings import AUTO
+from fedfr_jax.federated.settings import AUTO, TABLES
 from fedfr_jax.models import MODELS, conv
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
 
@@ -42,7 +42,7 @@ SIZES = {  # by the name of a source, of a TensorFlow data set or of a folder
     "cifar100": Size(60_000, 100, (32, 32, 3), tested=10_000),
     "emnist/byclass": Size(814_255, 62, (28, 28, 1), tested=116_323),
     "fashion_mnist": Size(70_000, 10, (28, 28, 1), tested=10_000),
-    "fei": Size(2_800, 200, (28, 28, 1)),
+    "fei": Size(2_800, 200, (28, 28, 3)),
     "femnist10": Size(131_310, 10, (28, 28, 1)),
     "flickr_aes": Size(6_000, 5, (224, 224, 3), owners=37),
     "lfw": Size(13_233, 5_749, FACE),
@@ -87,8 +87,12 @@ def unread(settings: Mapping, say=print) -> dict:
             source = black(public["source"], {}, say)
             partition["public"]["source"] = {"name": "opened", "source": source}
     source = black(settings["data"], partition, say)
-    lanes = settings["federation"].get("lanes", 1)
-    lanes = 1 if lanes == AUTO else lanes
+    federation = settings["federation"]
+    # A stream reads nothing before it is asked; lanes that are measured are built.
+    if federation.get("table", AUTO) in TABLES:
+        federation = {**federation, "table": "stream"}
+    if federation.get("lanes") == AUTO:
+        federation = {**federation, "lanes": 1}
     without = lambda of, keys: {k: v for k, v in of.items() if k not in keys}
     methods = {k: without(of, WEIGHTS) for k, of in settings["methods"].items()}
     return {
@@ -97,8 +101,7 @@ def unread(settings: Mapping, say=print) -> dict:
         "partition": partition,
         "model": plain(without(settings["model"], WEIGHTS)),
         "pretrain": without(settings["pretrain"], WEIGHTS),
-        # A stream reads nothing before it is asked; measured lanes would be built.
-        "federation": {**settings["federation"], "table": "stream", "lanes": lanes},
+        "federation": federation,
         "evaluation": without(settings["evaluation"], FILES),
         "methods": methods,
     }
@@ -175,7 +178,9 @@ def made_up(data: Mapping, partition: Mapping) -> Source:
     if data.get("attribute"):  # two classes, and the people own their images
         source = source._replace(labels=labels % 2, names=("0", "1"), owners=labels)
     if size.cameras:
-        source = source._replace(cameras=number % size.cameras, roles=_roles(labels))
+        source = source._replace(
+            cameras=1 + number % size.cameras, roles=_roles(labels)
+        )
     if size.tested and data.get("test_split", data["name"]):
         source = source._replace(is_test=number >= len(labels) - size.tested)
     if size.masks:

@@ -16,11 +16,13 @@ from fedfr_jax.central.step import build_step
 from fedfr_jax.feed import Feed
 from fedfr_jax.losses.margin import cosine, is_label, softmax_cross_entropy
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Batch
+from fedfr_jax.models import iresnet
+from fedfr_jax.types import Batch, Dataset
 from tests.central import classes
 from tests.central.classes import BATCH, DIM, LOSS, NUM_CLASSES, embed
 
 TABLE = (("^phi$", "classes"),)
+KEY = jax.random.key(0)
 OPTIMIZER = optax.chain(optax.add_decayed_weights(0.01), optax.sgd(0.1, 0.9))
 
 
@@ -168,3 +170,36 @@ def test_the_rate_of_drawn_classes_is_a_schedule_and_each_is_compiled_once():
     per_device = rows_per_device(NUM_CLASSES, 8)
     assert traced == [2 + BATCH, per_device] and per_device == 9
     assert np.isfinite(without_padding(state)["phi"]).all()
+
+
+def of_blocks(rule, remat):
+    """(lowered step of a network of equal blocks, its arguments)."""
+    model = iresnet((4, 4, 3), blocks=(5,), widths=(32,), embedding_dim=8, remat=remat)
+
+    def loss(variables, batch, key):
+        del key
+        output, stats = model.apply(variables, batch.images, True)
+        return jnp.mean(output[:, 0] * batch.labels), (stats, {})
+
+    spread, mesh = Spread((("kernel", rule),)), make_mesh(8)
+    options = {"first_row": 0, "num_rows": 16, "seed": 0, "spread": spread}
+    epochs = build_epochs(loss, optax.sgd(0.1), Feed(16), mesh, **options)
+    state = epochs.init(model.init(jax.random.key(0)))
+    images = np.random.default_rng(0).normal(size=(16, 4, 4, 3)).astype(np.float32)
+    batch = batch_of(Dataset.labelled(images, np.arange(16.0, dtype="float32")), mesh)
+    return build_step(loss, optax.sgd(0.1), mesh, spread), (state, batch)
+
+
+@pytest.mark.parametrize("remat", [True, False])
+def test_zero_3_gathers_a_block_where_it_runs_if_blocks_are_computed_again(remat):
+    ends, texts = {}, {}
+    for rule in ("whole", "zero3"):
+        step, arguments = of_blocks(rule, remat)
+        run = jax.jit(lambda state, batch, step=step: step(state, batch, KEY)[0])
+        program = run.lower(*arguments)
+        ends[rule] = jax.device_get(program.compile()(*arguments))
+        texts[rule] = program.as_text()
+    close(ends["zero3"].variables, ends["whole"].variables, 1e-4)
+    found = re.findall(r"all_gather.*?-> tensor<(.*?)>", texts["zero3"], re.DOTALL)
+    assert "3x3x32x32xf32" in found  # of the first block in any case
+    assert ("4x3x3x32x32xf32" in found) != remat

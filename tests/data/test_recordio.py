@@ -10,7 +10,6 @@ from fedfr_jax.data.sources.recordio import (
     label_vectors,
     recordio,
     write_face_set,
-    write_stand_in,
 )
 from fedfr_jax.data.sources.records import (
     MAGIC_BYTES,
@@ -110,26 +109,6 @@ def test_a_written_face_set_is_the_classic_layout(golden, tmp_path):
     assert recordio(tmp_path).image_shape == (112, 112, 3)
     with pytest.raises(ValueError, match="labels must ascend from 0 without gaps"):
         write_face_set(tmp_path / "x.rec", images[:2], [0, 2])
-
-
-def test_a_stand_in_lists_many_images_on_one_record_of_each_identity(tmp_path):
-    labels = np.repeat(np.arange(4), [3, 500, 1, 60])
-    write_stand_in(tmp_path / "train.rec", labels, image_size=(10, 14))
-    source = recordio(tmp_path)
-    np.testing.assert_array_equal(source.labels, labels)
-    assert source.names == ("0", "1", "2", "3")
-    images = source.read(np.array([0, 400, 563]))
-    np.testing.assert_array_equal(images, np.full((3, 10, 14, 3), 128))
-    index = read_index(tmp_path / "train.idx")
-    assert len(index.keys) == 1 + 564 + 4
-    assert len(np.unique(index.offsets)) == 1 + 4 + 4
-    data = np.fromfile(tmp_path / "train.rec", np.uint8)
-    found, _ = read_headers(
-        data, index.offsets[1:565], "r"
-    )  # as im2rec's sets are read
-    np.testing.assert_array_equal(found, labels)
-    with pytest.raises(ValueError, match="labels must ascend from 0 without gaps"):
-        write_stand_in(tmp_path / "x.rec", [0, 2])
 
 
 def test_any_payload_survives_writing_and_reading(tmp_path):

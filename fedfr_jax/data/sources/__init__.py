@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from fedfr_jax.data.faces_synthetic import faces_synthetic
 from fedfr_jax.data.sources.arrays import arrays, omniglot
+from fedfr_jax.data.sources.blank import blank
 from fedfr_jax.data.sources.class_sets import (
     cifar10,
     cifar100,
@@ -62,6 +63,7 @@ def opened(*, source: Source) -> Source:
 SOURCES: dict[str, Callable[..., Source]] = {
     "arrays": arrays,
     "bin_pairs": bin_pairs,
+    "blank": blank,
     "camvid": camvid,
     "cifar10": cifar10,
     "cifar100": cifar100,

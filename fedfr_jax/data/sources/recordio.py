@@ -6,13 +6,11 @@ labels (first, end) of identity c's images. im2rec: every record is an image.
 """
 
 import functools
-import io
 import os
 import pathlib
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
 
 from fedfr_jax.data.sources import pages
 from fedfr_jax.data.sources.images import (
@@ -138,28 +136,6 @@ def write_face_set(
     ]
     keys = range(1, len(records) + 1)
     _write_classic(path, records, keys, _ranges(labels), image_size)
-
-
-def write_stand_in(
-    path: str | os.PathLike,
-    labels: Sequence[int],
-    *,
-    image_size: tuple[int, int] = (112, 112),
-) -> None:
-    """Write a classic set of grey images, all images of an identity being one record.
-
-    The .idx lists that record once for each of them, so millions of images take some
-    megabytes; `recordio` reads them as any others. Arguments as in `write_face_set`.
-    """
-    file = io.BytesIO()
-    Image.new("RGB", image_size[::-1], (128, 128, 128)).save(file, "jpeg")
-    ranges = _ranges(labels)
-    records = [
-        Record(c, file.getvalue())
-        for c, _ in enumerate(ranges)  # of many keys, no id
-    ]
-    keys = [range(*pair) for pair in ranges.tolist()]
-    _write_classic(path, records, keys, ranges, image_size)
 
 
 def _ranges(labels):

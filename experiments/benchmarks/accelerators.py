@@ -1,0 +1,276 @@
+"""A round of every system, and BigFace's step, by the compilers of TPUs and GPUs.
+
+    python experiments/benchmarks/accelerators.py [--only=fedfr] [--device=h200:1x1x8]
+
+Nothing runs: compilers say what a device needs, which collectives there are and, on a
+TPU, how long a turn of every loop takes. Data are black images of a set's counts. Stops
+with exit code 1 where a program does not compile, does not fit its device or has more
+collectives than its plan. Writes results/accelerators.json and the table of
+docs/accelerators.md.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+from typing import NamedTuple
+
+import results_file
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+PAGE = ROOT / "docs" / "accelerators.md"
+BEGIN, END = "<!-- table: written from here -->", "<!-- to here -->"
+LARGE_POD = "v5p:4x8x8"
+PODS = ("v5p:4x4x8", "h200:1x1x8")
+# Collectives of any size that a round may have: the sums over clients, in one go or,
+# where the combiner has a limit, two. Nothing is sent between a client's steps.
+ROUND = {"whole": 2, "step": 0}
+
+
+class Program(NamedTuple):
+    """A row of a config, and how many collectives its programs may have."""
+
+    about: str
+    row: str
+    words: tuple[str, ...]  # the config and its changes
+    devices: tuple[str, ...] = PODS
+    most: dict[str, int] = ROUND  # in the whole program, and in a step
+    fits: bool = True  # whether it is to
+
+
+def blank(**counts) -> str:
+    """The change of a config's data to black images."""
+    return f"--config.data={json.dumps({'name': 'blank', **counts})}"
+
+
+def central(network: int, classes: int, batch: int, *changes: str) -> tuple[str, ...]:
+    """BigFace's recipe on another network, with so many classes and images a step."""
+    people = blank(num_identities=classes + 504, images_per_identity=4)
+    return (
+        "--config=bigface/r50_93k",
+        people,
+        f"--config.partition.num_global_ids={classes}",
+        f"--config.model.depth={network}",
+        f"--config.pretrain.batch_size={batch}",
+        *changes,
+    )
+
+
+PROGRAMS = {
+    "fedfr": Program(
+        "FedFR: 128 clients x 100 people, SphereFace-64 at 112 pixels, batch 256",
+        "fedfr",
+        (
+            "--config=fedfr/ms1m_40x100",
+            blank(num_identities=26_000, images_per_identity=105),
+            "--config.partition.num_clients=128",
+            "--config.partition.global_images=(100,110)",
+        ),
+    ),
+    "fedper": Program(
+        "FedPer: 256 clients, ResNet-34 at 32 pixels, batch 128, two layers kept",
+        "fedper_2",
+        (
+            "--config=fedper/cifar10_resnet34",
+            blank(num_identities=10, images_per_identity=5000, image_size=32),
+            "--config.partition.num_clients=256",
+        ),
+        most={"whole": 3, "step": 0},  # a GPU's combiner takes 30 MB at a time
+    ),
+    "fedmargin": Program(
+        "FedMargin: 256 clients, a segmenter at 96 x 128 pixels, batch 8",
+        "fedmargin",
+        (
+            "--config=fedmargin/camvid",
+            blank(
+                num_identities=4,
+                images_per_identity=3000,
+                image_size=(96, 128),
+                pixel_classes=11,
+            ),
+            "--config.partition.num_clients=256",
+            "--config.partition.alpha=10.0",
+            "--config.partition.min_examples=2",
+            "--config.federation.table=device",
+        ),
+    ),
+    "fedreid": Program(
+        "FedReID: 128 clients, ResNet-50 at 256 x 128 pixels, batch 32, KD and CDW",
+        "kd_cdw",
+        (
+            "--config=fedreid/market_identity",
+            blank(
+                num_identities=1500,
+                images_per_identity=16,
+                image_size=(256, 128),
+                cameras=6,
+                test_identities=50,
+            ),
+            "--config.partition.num_clients=128",
+            '--config.model={"name": "reid", "depth": 50}',
+            "--config.evaluation={}",
+        ),
+        most={"whole": 4, "step": 0},
+    ),
+    "canonical": Program(
+        "FedAvg, canonical sums: 64 clients, a small CNN at 28 pixels, batch 20",
+        "fedavg",
+        (
+            "--config=classification/emnist",
+            blank(
+                num_identities=62, images_per_identity=100, image_size=28, channels=1
+            ),
+            "--config.partition={'num_clients': 64}",
+            "--config.federation.cohort_size=64",
+            "--config.federation.table=device",
+            "--config.federation.reduction=canonical",
+        ),
+        devices=("v5p:2x2x1", "h200:1x1x8"),
+        most={"whole": 6, "step": 0},
+    ),
+    "r50": Program(
+        "BigFace: R50, 93k classes cut, 128 images a device",
+        "pretrained",
+        central(50, 92_927, 16_384),
+        devices=("v5p:4x4x8",),
+        most={"whole": 40, "step": 20},
+    ),
+    "r50_gpu": Program(
+        "BigFace: R50, 93k classes cut, 128 images a device",
+        "pretrained",
+        central(50, 92_927, 1024),
+        devices=("h200:1x1x8",),
+        most={"whole": 40, "step": 20},
+    ),
+}
+
+
+def r1200(classes: int, rule: str, device: str) -> Program:
+    """BigFace's R1.2K, 64 images a device, all its leaves cut as the rule says."""
+    batch = 64 * (256 if device == LARGE_POD else 8)
+    cut = f"--config.pretrain.sharding=((r'.', {rule!r}),)"
+    words = central(1200, classes, batch, "--config.model.remat=true", cut)
+    about = f"BigFace: R1.2K, {classes:,} classes cut, {rule}, 64 images a device"
+    # zero3 gathers each of the 598 blocks for both passes, and scatters its gradient.
+    step = 3 * 598 if rule == "zero3" else 60
+    most = {"whole": step + 30, "step": step}
+    return Program(about, "pretrained", words, (device,), most)
+
+
+PROGRAMS |= {
+    "r1200_2m_zero1_h200": r1200(2_059_906, "zero1", "h200:1x1x8"),
+    "r1200_2m_zero2_h200": r1200(2_059_906, "zero2", "h200:1x1x8"),
+    "r1200_2m_zero3_h200": r1200(2_059_906, "zero3", "h200:1x1x8"),
+    "r1200_10m_zero1_h200": r1200(10_000_000, "zero1", "h200:1x1x8"),
+    "r1200_2m_zero1_v5p": r1200(2_059_906, "zero1", LARGE_POD),
+    "r1200_2m_zero3_v5p": r1200(2_059_906, "zero3", LARGE_POD),
+    "r1200_10m_zero1_v5p": r1200(10_000_000, "zero1", LARGE_POD),
+}
+
+
+def main():
+    args = parse_arguments()
+    faults = []
+    for name in args.only or PROGRAMS:
+        program = PROGRAMS[name]
+        for device in args.device or program.devices:
+            faults += compiled(args.out, name, program, device)
+    write_page(args.out)
+    print("\n".join(faults))
+    sys.exit(bool(faults))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    listed = lambda text: text.split(",")
+    parser.add_argument("--only", type=listed, help="names of PROGRAMS")
+    parser.add_argument("--device", type=listed, help="instead of a program's own")
+    results_file.add_flag(parser)
+    return parser.parse_args()
+
+
+def compiled(path, name, program, device) -> list[str]:
+    """Compile, keep what is found, and say what is wrong with it."""
+    from fedfr_jax.commands.compiling import compile_for
+
+    words = [*program.words, f"--rows={program.row}"]
+    try:
+        found = compile_for(device, words)[program.row]
+    except RuntimeError as error:
+        return [f"{name} on {device}: {error}"]
+    row = {"about": program.about, "on": device, "programs": found}
+    results_file.write(path, {f"{name} on {device}": row})
+    print(f"{name} on {device}: {json.dumps(found)}", flush=True)
+    return [f"{name} on {device}: {fault}" for fault in faults_of(program, found)]
+
+
+def faults_of(program: Program, found: dict) -> list[str]:
+    """What a compiled row has against its plan."""
+    faults = []
+    if all(part["fits"] for part in found.values()) != program.fits:
+        faults.append("does not fit" if program.fits else "fits")
+    for part in ("whole", "step"):
+        counts = [(x.get(part) or {}).get("collectives", {}) for x in found.values()]
+        count = sum(sum(of.values()) for of in counts)
+        if count > program.most[part]:
+            most = program.most[part]
+            faults.append(f"{count} collectives in {part}, planned {most}")
+    return faults
+
+
+def write_page(path) -> None:
+    """The table of docs/accelerators.md, of all that is in the file of results."""
+    rows = json.loads(path.read_text())["rows"]
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table(rows)}\n\n{END}{after}")
+
+
+HEADINGS = (
+    "what, on which devices",
+    "program",
+    "GiB a device",
+    "of it temporary",
+    "collectives",
+    "their MB",
+    "kernels a step",
+    "convolutions",
+    "TPU's estimate, ms",
+    "compile s",
+)
+
+
+def table(rows: dict) -> str:
+    """Markdown, a line for each program."""
+    lines = [" | ".join(HEADINGS), " | ".join("---" for _ in HEADINGS)]
+    for row in rows.values():
+        for name, of in row["programs"].items():
+            lines.append(" | ".join([f"{row['about']}, {row['on']}", *cells(name, of)]))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def cells(name: str, of: dict) -> list[str]:
+    """A program's cells of the table."""
+    if "gib" not in of:
+        return [name, f"no: {of['says']}", *[""] * 7]
+    whole, step = of["whole"], of["step"] or {}
+    inside = step or whole
+    each = inside["collectives"] or whole["collectives"]
+    sizes = inside["megabytes"] or whole["megabytes"]
+    seconds = of["optimal_seconds"]
+    return [
+        name if of["fits"] else f"{name}: too large",
+        f"{of['gib']['needed']:.2f}",
+        f"{of['gib']['temporaries']:.2f}",
+        ", ".join(f"{count} {kind}" for kind, count in each.items()) or "none",
+        ", ".join(f"{size:,.1f}" for size in sizes.values()),
+        str(step.get("kernels", "")),
+        str(step.get("convolutions", "")),
+        f"{1e3 * seconds:.2f}" if seconds else "",
+        f"{of['compile_seconds']:.0f}",
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""A config for a compiler in a process of its own, which is played here."""
+
+import json
+import subprocess
+
+import pytest
+
+from fedfr_jax.commands import compiling, plan
+from fedfr_jax.commands.config_files import find, load
+from fedfr_jax.types import Dataset
+
+ROW = {"fedavg": {"round": {"fits": False, "says": "Used 120G of 95G"}}}
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """What the process was asked, and what it answers."""
+    asked, answer = [], {"returncode": 0, "stdout": f"noise\n{json.dumps(ROW)}\n"}
+
+    def run_in(extra, words, environment):
+        asked.append((extra, words, environment))
+        return subprocess.CompletedProcess(words, **{"stderr": "", **answer})
+
+    monkeypatch.setattr(compiling, "run_in", run_in)
+    return asked, answer
+
+
+def test_a_plan_asks_the_compiler_of_its_devices_about_its_config(process, capsys):
+    asked, _ = process
+    words = ["--config", "fedfr/demo", "--config.seed=3", "--rows=fedavg"]
+    plan.main([*words, "--device=v5e:4x4", "--compile"])
+    ((extra, command, environment),) = asked
+    assert extra == "tpu" and environment["JAX_PLATFORMS"] == "cpu"
+    wanted = ["--config=fedfr/demo", "--config.seed=3", "--rows=fedavg"]
+    assert command[2:] == ["--device=v5e:4x4", *wanted]
+    said = capsys.readouterr().out
+    assert "fedavg, round: does not fit. Used 120G of 95G" in said
+
+
+def test_a_wrong_config_is_told_from_a_compiler_that_fails(process):
+    _, answer = process
+    answer |= {"returncode": compiling.MISTAKE, "stderr": "W noise\nseed must be 0."}
+    with pytest.raises(ValueError, match="must build, but: seed must be 0"):
+        compiling.compile_for("h200:1x1x8", ["--config=fedfr/demo"])
+    answer["returncode"] = 1
+    with pytest.raises(RuntimeError, match="seed must be 0"):
+        compiling.compile_for("h200:1x1x8", ["--config=fedfr/demo"])
+
+
+def test_data_that_are_not_there_lie_where_the_config_says(monkeypatch):
+    monkeypatch.setenv("FEDFR_DATA", "nowhere")
+    config = load(find("fedper/cifar10"))
+    config.federation.unlock()
+    config.federation.table = "device"
+    dataset = compiling.without_images(config).task.dataset
+    assert isinstance(dataset, Dataset) and dataset.num_examples == 50_000
+    assert not dataset.images[:100].any()

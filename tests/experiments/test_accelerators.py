@@ -1,0 +1,52 @@
+"""What `make accelerators` has against a compiled program, on made-up numbers."""
+
+import pathlib
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "benchmarks"
+
+
+@pytest.fixture
+def accelerators(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    import accelerators
+
+    return accelerators
+
+
+def found(collectives, fits=True):
+    counts = {"kernels": 7, "convolutions": 3, "collectives": collectives}
+    counts["megabytes"] = dict.fromkeys(collectives, 1.5)
+    return {
+        "compile_seconds": 2.0,
+        "fits": fits,
+        "gib": {"needed": 3.25, "temporaries": 1.0},
+        "whole": counts,
+        "step": {**counts, "collectives": {}, "megabytes": {}},
+        "optimal_seconds": 0.25,
+    }
+
+
+def test_a_program_too_large_or_with_too_many_collectives_is_at_fault(accelerators):
+    program = accelerators.Program("", "row", (), most={"whole": 2, "step": 0})
+    of = lambda *given: accelerators.faults_of(program, {"round": found(*given)})
+    assert not of({"all-reduce": 2})
+    assert of({"all-reduce": 2}, False) == ["does not fit"]
+    many = {"all-reduce": 2, "collective-permute": 54}
+    assert of(many) == ["56 collectives in whole, planned 2"]
+    no_room = {"fits": False, "says": "Used 120 GB of 95 GB"}
+    assert accelerators.faults_of(program, {"round": no_room}) == ["does not fit"]
+
+
+def test_the_table_has_a_line_for_each_program(accelerators):
+    programs = {"round": found({"all-reduce": 1})}
+    programs["finish"] = {"fits": False, "says": "Used much"}
+    row = {"about": "FedAvg", "on": "v5p:2x2x1", "programs": programs}
+    *_, first, second = accelerators.table({"": row}).splitlines()
+    cells = [cell.strip() for cell in first.strip("| ").split("|")]
+    assert cells[2:6] == ["3.25", "1.00", "1 all-reduce", "1.5"]
+    assert cells[8] == "250.00" and "no: Used much" in second
+    assert first.count("|") == second.count("|") == len(accelerators.HEADINGS) + 1

@@ -1,0 +1,241 @@
+"""A plan of a config: memory as the compiler has it, and nothing read."""
+
+import json
+import pathlib
+import runpy
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedfr_jax.__main__ import main
+from fedfr_jax.build import sections
+from fedfr_jax.commands.plan import plan
+from fedfr_jax.configs import base
+from fedfr_jax.plan.compiling import lowered_stage
+from fedfr_jax.plan.devices import DEVICES
+from fedfr_jax.plan.stages import needs_function, plan_stage
+from fedfr_jax.plan.stand_in import SIZES, unread
+from fedfr_jax.tasks import TASKS
+from fedfr_jax.types import Central
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.py") if p.stem != "base")
+SPLIT = {
+    "num_clients": 2,
+    "ids_per_client": 3,
+    "num_global_ids": 16,
+    "client_images": (10, 20),
+    "global_images": (6, 10),
+    "num_test_images": 4,
+    "num_unseen_ids": 6,
+}
+FEDAVG = base.FEDAVG
+NETWORK = {"name": "sphereface", "blocks": (1, 1), "widths": (8, 16)}
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_run():
+    """Schedules of optax count on it."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def faces(pretrain=None, **methods):
+    """A config of faces that are not there."""
+    return {
+        "seed": 0,
+        "data": {"name": "recordio", "path": "faces_emore/train.rec", "image_size": 16},
+        "partition": {"name": "ms1m", **SPLIT},
+        "model": {**NETWORK, "embedding_dim": 32},
+        "pretrain": {"batch_size": 64, "epochs": 2, **(pretrain or {})},
+        "federation": {"rounds": 3, "batch_size": 8, "local_epochs": (2, 1)},
+        "evaluation": {},
+        "methods": methods,
+    }
+
+
+def experiment_of(config):
+    settings = unread(sections(config), say=lambda text: None)
+    return TASKS[settings["task"]](settings)
+
+
+ZERO3 = {"sharding": (("kernel", "zero3"),), "class_parallel": True, "class_chunk": 2}
+
+
+@pytest.mark.parametrize(
+    "name, config",
+    [
+        ("pretrained", faces({"sharding": (("kernel", "zero1"),)})),
+        ("pretrained", faces({**ZERO3, "micro_batches": 2})),
+        ("fedavg", faces(fedavg=FEDAVG)),
+        ("fedfr", faces(fedfr={"max_hard_negatives": 5})),
+    ],
+    ids=("zero1", "zero3", "fedavg", "fedfr"),
+)
+def test_memory_is_the_compilers_within_a_factor_of_two_and_a_half(name, config):
+    """XLA's convolutions on a CPU keep transposed copies, which no GPU has."""
+    experiment = experiment_of(config)
+    needs = needs_function(experiment, name)()
+    found = lowered_stage(experiment, name).compile().memory_analysis()
+    told = found.temp_size_in_bytes + found.argument_size_in_bytes
+    told += found.output_size_in_bytes - found.alias_size_in_bytes
+    stored = experiment.task.dataset
+    if not isinstance(experiment.stages[name].trainer, Central):
+        told -= stored.num_examples * stored.row_bytes  # on every device
+    assert told / 2.5 < needs.memory < 2.5 * told
+
+
+def test_sharding_divides_what_its_rule_says():
+    def wide(pretrain):
+        return {**faces(pretrain), "model": {**NETWORK, "widths": (64, 128)}}
+
+    whole, cut = (
+        needs_function(experiment_of(config), "pretrained")().parts
+        for config in (wide({}), wide({"sharding": (("kernel", "zero3"),)}))
+    )
+    assert whole["parameters"] == pytest.approx(whole["gradients"])
+    for part in ("parameters", "optimizer", "gradients"):
+        assert whole[part] / 8 <= cut[part] < whole[part] / 6
+    rows = "rows of classes, with momentum and gradient"
+    assert whole[rows] == cut[rows] == 3 * 16 * 512 * 4
+
+
+def test_what_fits_fits_and_a_little_more_does_not():
+    experiment = experiment_of(faces({"class_parallel": True}, fedavg=FEDAVG))
+    small = DEVICES["v100"]._replace(memory=64e6)
+    for name in experiment.stages:
+        planned = plan_stage(experiment, name, small, table="stream")
+        assert planned.examples == 2**30 > small.capacity  # of the stream alone
+        assert planned.fits["batch_size"] == 0 and not planned.has_room
+    experiment = experiment._replace(
+        federation=experiment.federation._replace(table_gib=2**-8)
+    )
+    planned = plan_stage(experiment, "pretrained", small, table="stream")
+    needs_of = needs_function(experiment, "pretrained")
+    room, classes = small.capacity - planned.examples, planned.fits["classes"]
+    assert needs_of(num_classes=classes).memory <= room
+    assert needs_of(num_classes=classes * 21 // 20).memory > room
+
+
+def test_fedfrs_rounds_have_the_images_of_its_steps_and_its_cap():
+    config = faces(fedfr={"max_hard_negatives": 5}, fedavg=FEDAVG)
+    experiment = experiment_of(config)
+    fedfr = needs_function(experiment, "fedfr")()
+    # 33 own images and 5 negatives: 5 steps of 8; 2 + 1 + 1 epochs of 2 clients.
+    assert (fedfr.images, fedfr.added) == (4 * 2 * 5 * 8, 5)
+    assert fedfr.notes == ("5 of at most 5 hard negatives for each client",)
+    assumed = needs_function(experiment, "fedfr", 3)()
+    assert (assumed.images, assumed.added) == (4 * 2 * 5 * 8, 3)
+    fedavg = needs_function(experiment, "fedavg")()
+    assert fedavg.images == 4 * 2 * 5 * 8
+    # A step is three passes but for the images' gradient; FedFR adds its two frozen
+    # networks in two views, once a round, and its branch.
+    assert 2.5 * fedavg.forward < fedavg.flops < 3.1 * fedavg.forward
+    assert fedfr.flops > fedavg.flops + fedavg.forward
+
+
+@pytest.fixture
+def nothing_read(monkeypatch, tmp_path):
+    """No data, and an error where an image is decoded."""
+
+    def decode(*args):
+        raise AssertionError("an image was decoded")
+
+    monkeypatch.setattr(Image, "open", decode)
+    monkeypatch.setenv("FEDFR_DATA", str(tmp_path))
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+# One of each task, and of each kind of data that is made up; the others take minutes.
+FAST = {"comparison", "demo", "market_parts", "table_camvid", "table_faces"}
+FAST |= {"table_fashion", "table_mnist"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, marks=() if p.stem in FAST else pytest.mark.slow, id=p.stem)
+        for p in CONFIGS
+    ],
+)
+def test_every_config_is_planned_without_an_image(path, nothing_read):
+    config = runpy.run_path(str(path))["get_config"]()
+    experiment = experiment_of(config)
+    name = list(experiment.stages)[-1]
+    needs = needs_function(experiment, name)()
+    assert needs.images > 0 and needs.memory > 0 and needs.forward > 0
+    assert needs.flops > needs.forward
+    assert all(size >= 0 for size in needs.parts.values())
+    assert 0 < needs.utilisation(DEVICES["h200"]) < 0.5
+
+
+def test_the_published_rates_of_eight_v100_are_met_within_a_quarter(
+    nothing_read, monkeypatch
+):
+    """arcface_torch's logs, 93 thousand classes, 128 images a device: 5,552 with
+    IResNet-50 and 3,407 with IResNet-100."""
+    name = "ms1m-retinaface-t1"
+    few = SIZES[name]._replace(images=8 * SIZES[name].classes)
+    monkeypatch.setitem(SIZES, name, few)
+    path = ROOT / "configs" / "bigface" / "r50_93k.py"
+    for depth, published in ((50, 5552), (100, 3407)):
+        config = runpy.run_path(str(path))["get_config"]()
+        with config.unlocked():
+            config.model.depth = depth
+        needs = needs_function(experiment_of(config), "pretrained")()
+        rate = needs.images / needs.seconds(DEVICES["v100"])
+        assert rate == pytest.approx(published, rel=0.25)
+
+
+def test_the_command_prints_a_table_and_keeps_its_numbers(tmp_path, capsys):
+    config = tmp_path / "config.py"
+    text = json.dumps(faces(fedavg=FEDAVG)).replace("null", "None")
+    text = text.replace("false", "False").replace("[", "(").replace("]", ")")
+    config.write_text(
+        f"import ml_collections\ndef get_config():\n"
+        f"    return ml_collections.ConfigDict({text})\n"
+    )
+    kept = tmp_path / "plan.json"
+    words = ["plan", f"--config={config}", "--devices=8", "--rows=fedavg"]
+    assert main([*words, f"--json={kept}", "--device=a100"]) == 0
+    said = capsys.readouterr().out
+    assert "faces_emore/train.rec is not there: 506 made-up images" in said
+    assert "8 x NVIDIA A100" in said and "largest that fit" in said
+    numbers = json.loads(kept.read_text())["stages"]["fedavg"]
+    assert numbers["fits"] and numbers["largest_that_fit"]["lanes"] == 1
+    assert main([*words[:-1], "--rows=nosuch"]) == 2
+    assert "--rows must be of ['fedavg', 'pretrained'], got 'nosuch'" in (
+        capsys.readouterr().err
+    )
+    assert main([*words[:2], "--devices=3"]) == 2
+    assert "--devices must be the 8 that JAX has begun" in capsys.readouterr().err
+
+
+def test_a_plan_refuses_what_a_run_would(nothing_read):
+    for section, key, value, message in (
+        ("evaluation", "far", 0.1, "config.evaluation must have keys of"),
+        ("partition", "num_unseen_ids", 0, "num_unseen_ids must be at least 2"),
+        ("federation", "table", "disk", "config.federation.table must be one of"),
+    ):
+        config = faces(fedavg=FEDAVG)
+        config[section] = {**config[section], key: value}
+        with pytest.raises(ValueError, match=message):
+            plan(config, devices=len(jax.devices()))
+
+
+def test_a_set_of_unknown_size_that_is_not_there_is_named():
+    config = faces()
+    config["data"] = {"name": "folder", "path": "nowhere"}
+    config["partition"] = {"num_clients": 2, "ids_per_client": 2}
+    with pytest.raises(ValueError, match="config.data must be there or one of"):
+        experiment_of(config)
+
+
+def test_the_paper_has_about_6500_training_images_per_client(nothing_read):
+    path = ROOT / "configs" / "fedfr" / "ms1m_40x100.py"
+    experiment = experiment_of(runpy.run_path(str(path))["get_config"]())
+    sizes = experiment.task.population.sizes(np.arange(40))
+    np.testing.assert_array_equal(sizes, np.full(40, 6500))
+    assert experiment.task.dataset.num_examples == 40 * 6500 + 6000 * 70

@@ -1,0 +1,167 @@
+"""Programs from shapes alone, for devices that are not there, and what is read of them.
+
+`make accelerators` has the compilers of TPUs and GPUs; here the CPU's stands in.
+"""
+
+import types
+
+import jax
+import pytest
+
+from fedfr_jax import devices
+from fedfr_jax.build import build
+from fedfr_jax.central.settings import mesh_of
+from fedfr_jax.federated.segments import begin
+from fedfr_jax.federated.simulation import assign, cohort_of, open_store, start
+from fedfr_jax.models import conv, iresnet
+from fedfr_jax.runs.accelerators import hlo
+from fedfr_jax.runs.accelerators.compiled import compiled_stages
+from fedfr_jax.runs.accelerators.programs import programs_of
+from fedfr_jax.runs.accelerators.text import lines_of
+from fedfr_jax.runs.accelerators.topologies import kind_of
+from fedfr_jax.runs.begin import simulation_of
+from fedfr_jax.runs.central_stage import epochs_of
+from fedfr_jax.runs.tuning import Setting
+from fedfr_jax.stream import placed
+
+CLASSES = {
+    "task": "classification",
+    "data": {"name": "blank", "num_identities": 4, "image_size": 8},
+    "partition": {"num_clients": 8},
+    "model": {"name": "logistic"},
+    "federation": {"batch_size": 4, "local_epochs": 1, "flip": 0.0},
+    "methods": {
+        "fedavg": {"learning_rate": 0.1},
+        "merged": {"kind": "central", "batch_size": 8},
+    },
+}
+FACES = {
+    "data": {"name": "blank", "num_identities": 40, "image_size": 8},
+    "partition": {
+        "num_clients": 2,
+        "ids_per_client": 2,
+        "num_global_ids": 32,
+        "num_unseen_ids": 2,
+    },
+    "model": {"name": "cnn", "widths": (8, 16), "embedding_dim": 16},
+    "pretrain": {
+        "batch_size": 16,
+        "class_parallel": True,
+        "sharding": (("kernel", "zero3"),),
+    },
+    "methods": {},
+}
+
+
+def here():
+    """This machine's devices, as if they were not there."""
+    return devices.described(jax.devices(), memory=10**9)
+
+
+def test_the_program_from_shapes_is_the_program_of_the_run():
+    with here():
+        found = programs_of(build(CLASSES), "fedavg")["round"]
+    real = build(CLASSES)
+    trainer = real.stages["fedavg"].trainer
+    table = placed(real.task.dataset, real.mesh)
+    sim = simulation_of(real, trainer, table, Setting())
+    server = start(sim, trainer.start(None))
+    store = open_store(sim, server)
+    work = assign(sim, server, store, cohort_of(sim, 0))
+    begun = begin(sim, [work], 0, key=sim.key, hyper=sim.hyper)
+    wanted = sim.programs.whole.lower(*begun.in_one_call(server))
+    assert found.as_text() == wanted.as_text()
+
+
+def test_a_central_step_takes_the_memory_of_the_state_that_it_would_be_given():
+    with here(), jax.numpy_dtype_promotion("standard"):  # for optax's schedules
+        step = programs_of(build(FACES), "pretrained")["step"]
+    real = build(FACES)
+    trainer = real.stages["pretrained"].trainer
+    mesh = mesh_of(trainer.settings, real.mesh)
+    state = epochs_of(trainer, mesh, real.seed).init(trainer.init(jax.random.key(0)))
+    of_first = lambda x: x.addressable_shards[0].data.nbytes
+    images = trainer.dataset.row_bytes * FACES["partition"]["num_global_ids"] * 10
+    needed = sum(map(of_first, jax.tree.leaves(state)))
+    rest = step.compile().memory_analysis().argument_size_in_bytes - needed
+    # Beside the state: a device's share of an epoch's images, with numbers of rows.
+    assert 0 < rest < 1.2 * images / 8 + 100
+
+
+def test_a_device_too_small_is_said_to_be():
+    on_device = {**CLASSES["federation"], "table": "device"}
+    with devices.described(jax.devices(), memory=1000):
+        experiment = build({**CLASSES, "federation": on_device})
+        found = compiled_stages(experiment, ["fedavg"])["fedavg"]["round"]
+    assert not found["fits"] and found["gib"]["needed"] * 2**30 > 1000
+    assert found["whole"]["collectives"] == {"all-reduce": 1}
+    assert "TOO LARGE\n  collectives: 1 all-reduce (" in lines_of("a", {"b": found})
+    with here(), pytest.raises(ValueError, match="--rows must be of .*'fedprox'"):
+        compiled_stages(build(CLASSES), ["fedprox"])
+
+
+def test_what_is_chosen_by_the_kind_of_device_is_chosen_for_the_described_ones():
+    assert conv.others() == ("im2col",)
+    tpu = types.SimpleNamespace(platform="tpu")
+    with devices.described([tpu], memory=1, has_host_memory=False):
+        assert conv.others() == ("im2col", "winograd")
+        with pytest.raises(ValueError, match="remat must not be offload"):
+            iresnet((8, 8, 3), blocks=(1,), widths=(8,), remat="offload")
+    assert devices.platform() == "cpu"
+
+
+PROGRAM = """HloModule made_up
+
+%inside (a: f32[4]) -> f32[4] {
+  %a = f32[4]{0} parameter(0)
+  ROOT %c = f32[4]{0} convolution(%a, %a), dim_labels=b01f_01io->b01f
+}
+
+%block (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %p = (s32[], f32[4]{0}) parameter(0)
+  %f = f32[4]{0} fusion(%p), kind=kOutput, calls=%inside
+  %g = f32[32]{0} all-gather(%f), dimensions={0}
+  ROOT %t = (s32[], f32[4]{0}) tuple(%p, %f)
+}
+
+%few (p.1: (s32[], f32[4])) -> pred[] {
+  %p.1 = (s32[], f32[4]{0}) parameter(0)
+  %n = s32[]{:T(128)} constant(5), metadata={}
+  ROOT %lt = pred[] compare(%p.1, %n), direction=LT
+}
+
+%unknown (p.2: (s32[], f32[4])) -> pred[] {
+  %p.2 = (s32[], f32[4]{0}) parameter(0)
+  ROOT %lt.1 = pred[] compare(%p.2, %p.2), direction=LT
+}
+
+%step (p.3: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %p.3 = (s32[], f32[4]{0}) parameter(0)
+  %w = (s32[], f32[4]{0}) while(%p.3), condition=%few, body=%block
+  %r = bf16[2]{0} reduce-scatter(%w), dimensions={0}, to_apply=%inside
+  ROOT %copy = (s32[], f32[4]{0}) copy(%w)
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %v = (s32[], f32[4]{0}) while(%x), condition=%unknown, body=%step
+  %s = ((f32[4]{0}), f32[4]{0}) all-reduce-start(%v), to_apply=%inside
+  ROOT %d = f32[4]{0} all-reduce-done(%s)
+}
+"""
+
+
+def test_a_step_counts_its_loops_as_often_as_they_turn():
+    program = hlo.parse(PROGRAM)
+    step, whole = hlo.of_step(program, 8), hlo.of_program(program, 8)
+    assert (step.convolutions, step.kernels) == (5, 6)
+    assert step.collectives == {"all-gather": 5, "reduce-scatter": 1}
+    assert step.megabytes == {"all-gather": 5 * 128 / 1e6, "reduce-scatter": 32 / 1e6}
+    assert whole.collectives == {**step.collectives, "all-reduce": 1}
+    assert whole.megabytes["all-reduce"] == 16 / 1e6
+
+
+@pytest.mark.parametrize("name", ["v5p", "h100:1x1x8", "v5p:4x0", "h200:"])
+def test_an_unknown_device_lists_the_known_ones(name):
+    with pytest.raises(ValueError, match="--device must be one of v5e, v5p, v6e, h200"):
+        kind_of(name)
