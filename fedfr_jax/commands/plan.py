@@ -57,7 +57,8 @@ def main(argv: list[str]) -> None:
         "--hard_negatives",
         type=count,
         metavar="N",
-        help="that a client is assumed to select; default as many as it can",
+        help="that a client is assumed to select; default as many as it can, but no "
+        "more than the largest client has images of its own",
     )
     parser.add_argument("--json", metavar="FILE", help="keep the numbers")
     values = parse(parser, argv)

@@ -70,7 +70,7 @@ def federated_needs(
       examples: shapes of the stored examples, [T, ...].
       batch_size, lanes: instead of the config's; 0 keeps them.
       hard_negatives: examples that the server adds to a client, at most as many as it
-        can; None takes that bound.
+        can; None takes that bound, or the own examples of the largest client if fewer.
     """
     federation, feed = experiment.federation, experiment.feed
     feed = feed._replace(batch_size=batch_size or feed.batch_size)
@@ -79,7 +79,8 @@ def federated_needs(
     sizes = experiment.task.population.sizes(np.arange(num_clients(experiment)))
     program, output = client_program(trainer.algorithm, feed, int(sizes.max()), shapes)
     most = shapes.extra.examples.shape[1]
-    added = most if hard_negatives is None else min(hard_negatives, most)
+    wanted = int(sizes.max()) if hard_negatives is None else hard_negatives
+    added = min(wanted, most)
     work, images, client = rounds_of(
         experiment, trainer, program, feed, sizes, added, lanes
     )
