@@ -193,13 +193,18 @@ def parse_arguments():
 def compiled(path, name, program, device) -> list[str]:
     """Compile, keep what is found, and say what is wrong with it."""
     from fedfr_jax.commands.compiling import compile_for
+    from fedfr_jax.commands.environments import run_in
+    from fedfr_jax.runs.accelerators.topologies import kind_of
 
     words = [*program.words, f"--rows={program.row}"]
     try:
         found = compile_for(device, words)[program.row]
     except RuntimeError as error:
         return [f"{name} on {device}: {error}"]
+    kind, asks = kind_of(device), ["-c", "import jax; print(jax.__version__)"]
+    compiler = f"jax {run_in(kind.extra, asks, kind.environment).stdout.strip()}"
     row = {"about": program.about, "on": device, "programs": found}
+    row["compiler"] = compiler  # that of `made` started it
     results_file.write(path, {f"{name} on {device}": row})
     print(f"{name} on {device}: {json.dumps(found)}", flush=True)
     return [f"{name} on {device}: {fault}" for fault in faults_of(program, found)]
