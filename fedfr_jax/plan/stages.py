@@ -17,6 +17,7 @@ from fedfr_jax.stream import Stream
 from fedfr_jax.types import Central, Dataset, Experiment, Federated, PyTree
 
 AUTO, STREAM = "auto", "stream"  # of config.federation.table
+TWO = 2  # images at least, for batch statistics
 TWICE = 3  # a table that is not streamed is copied, and leaves as much again to train
 
 
@@ -122,9 +123,9 @@ def fitting(
         free = room - needs.memory + needs.lanes * lane
         return {
             "lanes": min(max(math.floor(free / lane), 0), needs.clients),
-            "batch_size": min(most(unit=1), max_local),
+            "batch_size": min(most(unit=TWO), max_local),
         }
-    unit = needs.devices * trainer.settings.micro_batches
+    unit = TWO * needs.devices * trainer.settings.micro_batches
     fits = {"batch_size": min(most(unit=unit), trainer.num_rows // unit * unit)}
     if needs.classes:
         by_classes = lambda n: needs_of(num_classes=n).memory

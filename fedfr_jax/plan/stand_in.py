@@ -217,7 +217,7 @@ def _labels(size: Size, partition: Mapping) -> np.ndarray:
         return (np.arange(size.images) % size.classes).astype(np.int32)
     count = max(asked, size.classes)
     least = max(partition.get("min_images", 0), partition.get("global_min_images", 0))
-    each = max(least, round(size.images / size.classes))
+    each = max(least, size.images // count, 4)  # some to train on, some to test
     return np.repeat(np.arange(count, dtype=np.int32), each)
 
 
