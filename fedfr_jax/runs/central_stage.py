@@ -32,6 +32,10 @@ def train_central(
     own_mesh = mesh_of(settings, mesh)
     epochs = epochs_of(trainer, own_mesh, seed)
     key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
+    if table:
+        shapes = jax.eval_shape(trainer.init, key)["params"]
+        optimizer = optimizer_of(settings, trainer.num_rows)
+        class_tables.check_fit(shapes, optimizer, table, own_mesh)
     state = epochs.init(functools.partial(trainer.init, key))
     checkpointer = Checkpointer(folder / "checkpoints")
     if table:

@@ -7,8 +7,11 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 
+from fedfr_jax.central.settings import optimizer_of
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.runs import class_tables
 from fedfr_jax.runs.central_stage import epochs_of
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.class_tables import restore
@@ -40,6 +43,19 @@ def test_what_eight_devices_have_saved_two_go_on_with(tmp_path):
         expected = {**whole["backbone"], "phi": whole["phi"]}
         for name, value in expected.items():
             np.testing.assert_allclose(end[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_classes_that_do_not_fit_are_refused_with_how_many_do(monkeypatch):
+    """A row of 64 floats, its momentum and its gradient are 768 bytes."""
+    trainer = classes.trainer(2, classes.NAMES)
+    shapes = jax.eval_shape(trainer.init, None)["params"]
+    optimizer = optimizer_of(trainer.settings, trainer.num_rows)
+    fit = lambda: class_tables.check_fit(shapes, optimizer, trainer.table, make_mesh(2))
+    monkeypatch.setattr(class_tables, "free_bytes", lambda mesh: 35 * 768)
+    fit()
+    monkeypatch.setattr(class_tables, "free_bytes", lambda mesh: 34 * 768 + 400)
+    with pytest.raises(ValueError, match="at most 69, .* got 70"):
+        fit()
 
 
 def tables(state):
