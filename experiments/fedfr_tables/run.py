@@ -9,7 +9,6 @@ of every row and seed) and of README.md, both beside this file or under --result
 
 import contextlib
 import json
-import os
 import pathlib
 import shutil
 import sys
@@ -18,7 +17,7 @@ import time
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE)]
+sys.path[:0] = map(str, (HERE.parent.parent, HERE.parent, HERE))
 
 from orderings import (  # noqa: E402
     claims,
@@ -29,6 +28,7 @@ from orderings import (  # noqa: E402
     write_between,
     write_results,
 )
+from studies import remember_programs  # noqa: E402
 
 from fedfr_jax.commands.flags import (  # noqa: E402
     define,
@@ -74,12 +74,6 @@ def name_of(argv: list[str]) -> str:
     """A table's name, from its config file's."""
     file = next(w.partition("=")[2] for w in argv if w.startswith("--config="))
     return pathlib.Path(file).stem.removeprefix("table_")
-
-
-def remember_programs(folder: pathlib.Path) -> None:
-    """Keep compiled programs beside the run: all seeds need the same ones."""
-    place = str((folder / "compiled").resolve())
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", place)
 
 
 def seeded(config, seed: int):

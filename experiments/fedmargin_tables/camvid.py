@@ -15,10 +15,12 @@ import sys
 from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE)]
+ROOM = HERE.parent
+sys.path[:0] = map(str, (ROOM.parent, ROOM, HERE, ROOM / "fedfr_tables"))
 
 import camvid_tables  # noqa: E402
 import run as runs  # noqa: E402
+from studies import remember_programs  # noqa: E402
 
 from fedfr_jax.processes import use_every_core  # noqa: E402
 
@@ -46,7 +48,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--image_size", type=words, default=[])
     parser.add_argument("--results", type=pathlib.Path, default=HERE)
     args = parser.parse_args(argv)
-    runs.remember_programs(args.workdir)
+    remember_programs(args.workdir)
     config = config_of(args)
     found, grids = [], {}
     for seed in map(int, args.seeds):

@@ -11,16 +11,17 @@ set is a line of SETS.
 
 import argparse
 import json
-import os
 import pathlib
 import runpy
 import sys
 from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE)]
+ROOM = HERE.parent
+sys.path[:0] = map(str, (ROOM.parent, ROOM, HERE, ROOM / "fedfr_tables"))
 
 import tables  # noqa: E402
+from studies import remember_programs  # noqa: E402
 
 from fedfr_jax.processes import use_every_core  # noqa: E402
 
@@ -59,13 +60,6 @@ def main(argv: list[str]) -> None:
     for name in args.sets:
         runs = run_set(name, args)
         tables.publish(name, runs, args.results)
-
-
-def remember_programs(workdir: pathlib.Path) -> None:
-    """Keep what is compiled, which seeds and splits share."""
-    place = str((workdir / "compiled").resolve())
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", place)
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 
 def check_settings(path: pathlib.Path, config: dict) -> None:

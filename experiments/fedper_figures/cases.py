@@ -1,7 +1,5 @@
 """What is played: a case is a data set, a network and classes per client."""
 
-import json
-
 from fedfr_jax.configs import base
 
 DATA = {
@@ -63,8 +61,3 @@ def config_of(config, case: str, seed: int):
         rows = {name: config.methods[name] for name in CASES[case]}
         config.methods = rows
     return config
-
-
-def settings_of(config) -> dict:
-    """{row: its settings} as JSON has them."""
-    return json.loads(config.to_json_best_effort())["methods"]

@@ -4,8 +4,6 @@ Pure functions of {case: {seed: {row: {"personalised", "of_client", ...}}}}, as 
 keeps it.
 """
 
-import json
-import pathlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,12 +15,6 @@ LINEAR = {"cifar10 resnet k=4": "cifar10 linear k=4"}
 LINEAR |= {"cifar100 resnet k=40": "cifar100 linear k=40"}
 Results = dict[str, dict]
 Line = tuple[str, str, np.ndarray, float | None]  # finding, case, difference, p
-
-
-def read(path: pathlib.Path) -> Results:
-    """Results by case, in the order of CASES."""
-    found = json.loads(path.read_text())
-    return {case: found[case]["seeds"] for case in CASES if case in found}
 
 
 def of_clients(results: Results, case: str, row: str) -> np.ndarray:

@@ -1,7 +1,5 @@
 """What is played: a case is a scenario and the rows that are played in it."""
 
-import json
-
 from market_parts import parts_of
 
 ROWS = ("fedpav", "standalone", "fedprox", "kd", "cdw", "kd_cdw", "clustering")
@@ -53,8 +51,3 @@ def config_of(config, case: str, seed: int):
                 row["epochs"] = config.federation.rounds
         config.methods = rows
     return config
-
-
-def settings_of(config) -> dict:
-    """{row: its settings} as JSON has them."""
-    return json.loads(config.to_json_best_effort())["methods"]

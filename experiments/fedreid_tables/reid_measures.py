@@ -3,8 +3,6 @@
 Pure functions of {case: {seed: {row: what `run_one` returns}}}, as run.py keeps it.
 """
 
-import json
-import pathlib
 from collections.abc import Callable
 
 import numpy as np
@@ -12,12 +10,6 @@ from reid_cases import ALSO, CASES
 
 Results = dict[str, dict]
 BEST = 3  # rounds whose mean the paper reports
-
-
-def read(path: pathlib.Path) -> Results:
-    """Results by case, in the order of CASES."""
-    found = json.loads(path.read_text())
-    return {case: found[case]["seeds"] for case in CASES if case in found}
 
 
 def runs_of(results: Results, case: str, row: str) -> list[dict]:

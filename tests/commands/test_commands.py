@@ -1,7 +1,9 @@
 """The launcher as a user meets it: help, mistakes, a whole run, and a kill."""
 
+import contextlib
 import errno
 import functools
+import io
 import json
 import os
 import pathlib
@@ -10,13 +12,13 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
 from fedfr_jax.__main__ import main
 from fedfr_jax.commands import COMMANDS
 from fedfr_jax.runs.workdir import claim, claim_for_all
-from tests.compiler_flags import COMPILE_FAST
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIG = '''"""A tiny run on arrays."""
@@ -87,8 +89,11 @@ def config(tmp_path_factory):
     return folder / "tiny.py"
 
 
-def fedfr(*words, xla_flags=COMPILE_FAST, **options):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": xla_flags}
+def fedfr(*words, xla_flags=None):
+    """Start the command as a process, with this one's devices unless told."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if xla_flags is not None:
+        environment["XLA_FLAGS"] = xla_flags
     command = [sys.executable, "-m", "fedfr_jax", *map(str, words)]
     return subprocess.Popen(
         command,
@@ -96,8 +101,15 @@ def fedfr(*words, xla_flags=COMPILE_FAST, **options):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        **options,
     )
+
+
+def here(*words):
+    """What the command prints in this process, to a good end."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
+            assert main([*map(str, words)]) == 0
+    return output.getvalue()
 
 
 def finish(process):
@@ -127,7 +139,7 @@ def whole(config, tmp_path_factory):
     def train(lanes):
         flags = [f"--config={config}", f"--config.federation.lanes={lanes}"]
         folder = root / str(lanes)
-        return flags, folder, finish(fedfr("train", *flags, f"--workdir={folder}"))
+        return flags, folder, here("train", *flags, f"--workdir={folder}")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
@@ -155,7 +167,7 @@ def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert not (broken / "summary.json").exists()
-    finish(fedfr("train", *flags, f"--workdir={broken}"))
+    here("train", *flags, f"--workdir={broken}")
     assert results(broken) == results(expected)
     methods, _ = results(broken)
     assert list(methods) == ["pretrained", "fedavg", "fedfr"]
@@ -166,7 +178,7 @@ def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
         assert output.count("(measured ms per client") == 2
         kept = [x / "fedfr" / "lanes.json" for x in (broken, expected)]
         assert kept[0].read_text() == kept[1].read_text()
-    again = finish(fedfr("evaluate", *flags, f"--workdir={broken}"))
+    again = here("evaluate", *flags, f"--workdir={broken}")
     assert "tar@far" in again
     evaluation = json.loads((broken / "evaluation.json").read_text())
     assert evaluation["methods"] == methods
@@ -331,7 +343,7 @@ def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(
     flags, folder, _ = whole(1)
     stream = ["--config.federation.table=stream", "--config.federation.table_gib=2e-5"]
     data = ["--config.data.name=packed", f"--config.data.path={tmp_path / 'p'}"]
-    finish(fedfr("train", *flags, *stream, *data, f"--workdir={tmp_path / 'stream'}"))
+    here("train", *flags, *stream, *data, f"--workdir={tmp_path / 'stream'}")
     expected, device = results(folder)
     methods, rows = results(tmp_path / "stream")
     assert methods.keys() == expected.keys()

@@ -26,6 +26,7 @@ from fedfr_jax.feed import Feed
 from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Dataset, Local, Model
+from tests.federated import toys
 
 SIZES = (3, 9, 5, 12, 7)
 COHORT, CLASSES, SEED = 3, 3, 3
@@ -174,6 +175,15 @@ for how in ("local", "first"):
     )
 PLAIN = [name for name in MEMBERS if " " not in name]  # entries of ALGORITHMS
 KEEPING = [name for name in MEMBERS if name.startswith("personal ")]
+# What a personal leaf adds is the same code around each: few of them train here.
+PERSONAL = {f"personal {name}" for name in ("fedavg", "fedrep", "kd", "scaffold")}
+TRAINED = MEMBERS.keys() - KEEPING | PERSONAL
+
+
+def trained(names, *places):
+    """Parameters (name, *place): slow but for TRAINED names at the first place."""
+    quick = {(x, *places[:1]) for x in TRAINED if x in names}
+    return toys.others_are_slow(quick, names, *([places] if places else []))
 
 
 def table():
@@ -242,7 +252,7 @@ def test_every_algorithm_is_under_contract():
     assert set(PLAIN) == ALGORITHMS.keys()
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", trained(MEMBERS))
 def test_training_moves_the_server(name):
     server, _, metrics = reference(name)
     before = MEMBERS[name].build().init(MEMBERS[name].variables)
@@ -253,10 +263,7 @@ def test_training_moves_the_server(name):
         assert {"loss", "steps"} <= values.keys()
 
 
-@pytest.mark.parametrize(
-    "where", [APART, pytest.param((8, 1), marks=pytest.mark.slow)], ids=str
-)
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name, where", trained(MEMBERS, APART, (8, 1)), ids=str)
 def test_devices_lanes_and_idle_slots_change_nothing(name, where):
     assert_close(rounds(name, simulated(name, *where), (0, 1)), reference(name))
 
@@ -314,7 +321,7 @@ def test_examples_of_other_clients_are_never_seen(name):
     assert_same_bits(rounds(name, poisoned, (0,)), rounds(name, sim, (0,)))
 
 
-@pytest.mark.parametrize("name", [n for n in MEMBERS if n != "fedfr"])
+@pytest.mark.parametrize("name", trained([n for n in MEMBERS if n != "fedfr"]))
 def test_a_client_deploys_variables_of_the_model(name):
     server, (rows, is_new), _ = reference(name)
     client = int(np.flatnonzero(~is_new)[0])
@@ -368,7 +375,7 @@ def start_of(sim, name):
     return start(sim, MEMBERS[name].variables)
 
 
-@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("name", trained(KEEPING))
 def test_personal_leaves_are_trained_and_differ_between_clients(name):
     _, (rows, is_new), _ = reference(name)
     kept = rows.leaves["params"]["bias"][~is_new]

@@ -29,7 +29,7 @@ def photographs():
     return images.astype(np.float32), faces
 
 
-@pytest.mark.parametrize("size", [pytest.param(48, marks=pytest.mark.slow), 112])
+@pytest.mark.parametrize("size", [48, pytest.param(112, marks=pytest.mark.slow)])
 def test_every_size_shows_the_same_photograph(size):
     faces = source(2, 2, image_size=size)
     images = faces.read(np.arange(4))

@@ -11,7 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedfr_tables"
-sys.path.insert(0, str(FOLDER))
+sys.path[:0] = map(str, (FOLDER, FOLDER.parent))
 
 import orderings  # noqa: E402
 import run  # noqa: E402

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedper_figures"
-sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "fedfr_tables")]
+sys.path[:0] = map(str, (FOLDER, FOLDER.parent, FOLDER.parent / "fedfr_tables"))
 
 import cases  # noqa: E402
 import figure_plots  # noqa: E402
 import findings  # noqa: E402
+import studies  # noqa: E402
 
 from fedfr_jax.commands.config_files import find, load  # noqa: E402
 from fedfr_jax.runs import experiment as stages  # noqa: E402
@@ -160,15 +161,15 @@ def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "run_federated", play)
     config, case = load(find("fedper/figures")), "cifar10 resnet k=8"
     with pytest.raises(KeyboardInterrupt):
-        run.run_case(config, case, 0, tmp_path)
-    rows = run.run_case(config, case, 0, tmp_path)
-    assert run.run_case(config, case, 0, tmp_path) == rows
+        studies.run_case(run.STUDY, config, case, 0, tmp_path)
+    rows = studies.run_case(run.STUDY, config, case, 0, tmp_path)
+    assert studies.run_case(run.STUDY, config, case, 0, tmp_path) == rows
     assert played == ["fedavg", "killed", "fedper_2"]
     assert rows["fedper_2"]["of_client"] == [0.4, 0.6]
     assert rows["fedavg"]["of_round"] == [0.5, 0.5]
     out = tmp_path / "out"
     out.mkdir()
-    run.publish(out, case, {"0": rows})
+    studies.publish(run.STUDY, out, case, {"0": rows})
     assert json.loads((out / "results.json").read_text())[case]["seeds"]["0"] == rows
     text = (out / "README.md").read_text()
     assert "| FedPer beats FedAvg | cifar10 resnet k=8 |" in text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedreid_tables"
-sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "fedfr_tables")]
+sys.path[:0] = map(str, (FOLDER, FOLDER.parent, FOLDER.parent / "fedfr_tables"))
 
 import market_parts  # noqa: E402
 import reid_cases as cases  # noqa: E402
@@ -17,6 +17,7 @@ import reid_claims as claims  # noqa: E402
 import reid_findings as findings  # noqa: E402
 import reid_measures as measures  # noqa: E402
 import reid_plots as plots  # noqa: E402
+import studies  # noqa: E402
 
 from fedfr_jax.commands.config_files import find, load  # noqa: E402
 from fedfr_jax.data.sources import SOURCES  # noqa: E402
@@ -225,14 +226,14 @@ def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "run_federated", play)
     config, case = load(find("fedreid/tables")), cases.OWN_STATISTICS
     with pytest.raises(KeyboardInterrupt):
-        run.run_case(config, case, 0, tmp_path)
-    rows = run.run_case(config, case, 0, tmp_path)
-    assert run.run_case(config, case, 0, tmp_path) == rows
+        studies.run_case(run.STUDY, config, case, 0, tmp_path)
+    rows = studies.run_case(run.STUDY, config, case, 0, tmp_path)
+    assert studies.run_case(run.STUDY, config, case, 0, tmp_path) == rows
     assert played == ["fedpav_local", "killed", "kd_local"]
     assert rows["kd_local"]["of_client"]["local"] == [0.4, 0.6]
     assert rows["kd_local"]["of_round"] == [0.5, 0.5]
     assert rows["kd_local"]["clients"] == {"names": ["a", "b"], "images": [3, 5]}
-    run.publish(tmp_path / "out", case, {"0": rows})
+    studies.publish(run.STUDY, tmp_path / "out", case, {"0": rows})
     kept = json.loads((tmp_path / "out" / "results.json").read_text())
     assert kept[case]["seeds"]["0"] == rows
     assert "| fedpav_local | 50.0 |" in (tmp_path / "out" / "README.md").read_text()

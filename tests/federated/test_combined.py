@@ -32,11 +32,14 @@ def whole(name):
 @pytest.mark.parametrize(
     "name, options",
     [
-        ("fedavg", {"lanes": 2}),
-        ("fedavg", CANONICAL),
+        ("fedavg", {"lanes": 2, **STREAM, **CANONICAL}),
+        pytest.param("fedavg", {"lanes": 2}, marks=pytest.mark.slow),
+        pytest.param("fedavg", CANONICAL, marks=pytest.mark.slow),
         pytest.param("fedavg", STREAM, marks=pytest.mark.slow),
         pytest.param("fedfr", {"lanes": 2, **CANONICAL}, marks=pytest.mark.slow),
-        ("fedfr", {"lanes": 2, **STREAM, **CANONICAL}),
+        pytest.param(
+            "fedfr", {"lanes": 2, **STREAM, **CANONICAL}, marks=pytest.mark.slow
+        ),
     ],
     ids=lambda x: x if isinstance(x, str) else "-".join(x),
 )
@@ -53,9 +56,8 @@ def test_a_cut_network_learns_what_a_whole_one_does(name, options):
         assert_close(got[1], wanted[1])
 
 
-@pytest.mark.parametrize("options", [{}, STREAM], ids=["table", "stream"])
-def test_a_single_client_device_trains_a_cut_network(options):
-    ours, rows, _ = run(*build("fedavg", (1, 2), cohort_size=5, **options))
+def test_a_single_client_device_trains_a_cut_network():
+    ours, rows, _ = run(*build("fedavg", (1, 2), cohort_size=5))
     assert_close((ours, rows), whole("fedavg")[:2])
 
 
@@ -69,9 +71,9 @@ def test_canonical_bits_of_a_cut_network_do_not_depend_on_the_client_devices():
 @pytest.mark.parametrize(
     "name, options",
     [
-        ("fedavg", {"lanes": 2, **STREAM}),
-        ("fedavg", CANONICAL),
         ("fedavg", {**STREAM, **CANONICAL}),
+        pytest.param("fedavg", {"lanes": 2, **STREAM}, marks=pytest.mark.slow),
+        pytest.param("fedavg", CANONICAL, marks=pytest.mark.slow),
         pytest.param("fedfr", {}, marks=pytest.mark.slow),
         pytest.param("fedfr", STREAM, marks=pytest.mark.slow),
     ],

@@ -1,5 +1,7 @@
 """The engine against a plain loop over clients, and its known traps."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,9 @@ ROUNDS = 2
 MESHES = {"1x1": (1, 1), "2x1": (2, 1), "8x1": (8, 1), "4x2": (4, 2)}
 
 
+@functools.cache
 def build(name, mesh=(1, 1), lanes=1, cohort_size=3, **options):
+    """(simulation, server), whose programs compile once for all tests."""
     algorithm, variables = toys.TOYS[name](**options)
     table, population = toys.problem()
     sim = simulation(
@@ -109,10 +113,9 @@ def assert_close(a, b, rtol=1e-5, atol=1e-5):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol, atol), a, b)
 
 
-PLACES = {  # every number of devices and of lanes with both toys
-    *(("fedavg", "1x1", 1), ("fedavg", "2x1", 2), ("fedavg", "8x1", 1)),
-    *(("fedavg", "4x2", 2), ("fedavg", "1x1", 4), ("fedfr", "1x1", 2)),
-    *(("fedfr", "2x1", 4), ("fedfr", "8x1", 2), ("fedfr", "4x2", 1)),
+PLACES = {  # every number of devices and of lanes
+    *(("fedavg", "1x1", 1), ("fedavg", "2x1", 4), ("fedavg", "8x1", 1)),
+    *(("fedfr", "1x1", 1), ("fedfr", "4x2", 2)),
 }
 
 

@@ -16,7 +16,6 @@ from fedfr_jax.federated.local import sgd
 from fedfr_jax.types import Local, Model, Scaled
 from tests.federated.toys import (
     LOCAL,
-    MESHES,
     RATE,
     close,
     compilations,
@@ -81,7 +80,7 @@ def test_margins_are_the_golden_ones_where_they_are_defined(golden, form):
         close(margins.aggregate_mean_margin(now), arrays["hypothesis_amm"])
 
 
-def golden_round(arrays, *, scale=1.0, where=(1, 1), **options):
+def golden_round(arrays, *, scale=1.0, **options):
     """A round whose clients have the golden prototypes times `scale`.
 
     Each class of a client is one row of the network's table of features, with as many
@@ -115,17 +114,16 @@ def golden_round(arrays, *, scale=1.0, where=(1, 1), **options):
     last = Prototypes(scale * arrays["agg_prev"], np.ones(5))
     algorithm = algorithm._replace(init=lambda variables: Server(variables, last))
     start = {"params": params, "batch_stats": {}}
-    return replay(algorithm, (images, labels), start, where=where, rows=())
+    return replay(algorithm, (images, labels), start, where=(2, 2), rows=())
 
 
-@pytest.mark.parametrize("where", MESHES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_round_has_the_golden_attention_and_prototypes(golden, form, where):
+def test_a_round_has_the_golden_attention_and_prototypes(golden, form):
     arrays = golden("fedmargin_proposed")
     for weigh, suffix in (("equally", ""), ("examples", "_times_nk")):
         options = {"relative": FORMS[form], "weigh": weigh}
         with jax.enable_x64(True):
-            end = golden_round(arrays, where=where, **options)
+            end = golden_round(arrays, **options)
         want = arrays[f"{form}_attn{suffix}"]
         close(end.servers[0].variables["params"]["attention"], want)
         close(end.servers[0].prototypes.mean, arrays["agg_now"])
@@ -155,10 +153,9 @@ def test_the_other_norms_and_ways_to_combine_are_their_formulas(golden):
         close(got, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("where", MESHES, ids=str)
-def test_attention_to_margins_of_thousands_is_finite_and_exact(golden, where):
+def test_attention_to_margins_of_thousands_is_finite_and_exact(golden):
     arrays = golden("fedmargin_proposed")
-    end = golden_round(arrays, scale=1000.0, where=where, temperature=100.0)
+    end = golden_round(arrays, scale=1000.0, temperature=100.0)
     both = [10 * arrays[f"hypothesis_{name}"] for name in ("lpm", "apm")]
     want = sum(np.exp(x - x.max()) / np.exp(x - x.max()).sum() for x in both) / 2
     got = end.servers[0].variables["params"]["attention"]
@@ -254,7 +251,6 @@ def plain_rounds(arrays, rounds, *, temperature, normalize, momentum):
     return body, head, aggregate
 
 
-@pytest.mark.parametrize("where", MESHES, ids=str)
 @pytest.mark.parametrize(
     "options",
     [
@@ -263,14 +259,13 @@ def plain_rounds(arrays, rounds, *, temperature, normalize, momentum):
     ],
     ids=["default", "normalized"],
 )
-def test_rounds_equal_a_plain_loop(golden, options, where):
+def test_rounds_equal_a_plain_loop(golden, options):
     arrays = golden("fl_rounds")
     local = Local(linear_loss, sgd(), RATE)
     with jax.enable_x64(True):
         end = play_golden(
             arrays,
             fedmargin(local, model=LINEAR, **options),
-            where=where,
             variables=first_variables(),
             rounds=3,
         )

@@ -90,38 +90,25 @@ def test_a_network_over_four_devices_learns_what_one_device_does():
     jax.tree.map(close, cut[:2], whole[:2])
 
 
-def nudged(x):
-    """Every float moved to one of its two neighbours."""
-    towards = np.random.default_rng(0).choice(np.float32([-np.inf, np.inf]), x.shape)
-    return np.nextafter(x, towards) if x.dtype == np.float32 else x
-
-
 @pytest.mark.slow
 def test_iresnet100_over_four_devices_takes_the_step_that_one_device_takes():
-    """In float32, so after a single step: FedAvg, 53 million parameters.
-
-    A hundred layers magnify what is rounded: the ends may be as far apart as those of
-    one device that starts from the neighbouring floats.
-    """
+    """FedAvg of 53 million parameters; in float64, as many layers magnify rounding."""
     network = lambda: iresnet((16, 16, 3), depth=100)
     plain = {"public": False, "contrastive_weight": 0.0, "branch": None}
 
-    def step(shards, change=lambda x: x):
+    def step(shards):
         sim, server = build(shards, network, batch=16, **plain)
         before = jax.device_get(server)
-        put = lambda x, old: jax.device_put(change(x), old.sharding)
-        server = jax.tree.map(put, before, server)
         server, _ = play(sim, server, open_store(sim, server), 0)
         return before, jax.device_get(server)
 
-    apart = lambda a, b: [
-        np.abs(x - y).max() for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)
-    ]
-    (_, cut), (before, whole), (_, near) = step(4), step(1), step(1, nudged)
+    with jax.enable_x64(True):
+        (_, cut), (before, whole) = step(4), step(1)
     assert sum(x.size for x in jax.tree.leaves(whole)) > 5e7
-    assert max(apart(whole, before)) > 1e-3
-    for error, noise in zip(apart(cut, whole), apart(near, whole), strict=True):
-        assert error <= 4 * noise
+    moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), whole, before)
+    assert max(jax.tree.leaves(moved)) > 1e-3
+    close = lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-8)
+    jax.tree.map(close, cut, whole)
 
 
 def test_no_operation_of_a_round_waits_for_all_devices_in_a_loop():

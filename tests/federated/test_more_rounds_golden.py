@@ -31,7 +31,6 @@ from fedfr_jax.losses.spreadout import class_hinge, spread, spreadout_sum
 from fedfr_jax.types import Local
 from tests.federated.toys import (
     LOCAL,
-    MESHES,
     close,
     flat,
     loss_fn,
@@ -48,27 +47,27 @@ def check_servers(end, expected):
         close(flat(server.variables), want)
 
 
-def check_feddyn(arrays, where):
+def check_feddyn(arrays):
     algorithm = feddyn(LOCAL, num_clients=3, strength=0.1)
     both = [(0, 1, 2), (0, 2)]
-    end = play_golden(arrays, algorithm, where=where, cohorts=both)
+    end = play_golden(arrays, algorithm, cohorts=both)
     check_servers(end, arrays["feddyn_paper_w"])
     for server, want in zip(end.servers, arrays["feddyn_paper_h"], strict=True):
         close(-0.1 * flat(server.drift), want)
     close(-0.1 * flat(end.rows), arrays["feddyn_paper_grad"][1])
 
 
-def check_feddyn_code(arrays, where):
+def check_feddyn_code(arrays):
     mean = float(arrays["n"].mean())
     algorithm = feddyn(LOCAL, num_clients=3, strength=0.1, mean_examples=mean)
     both = [(0, 1, 2), (0, 2)]
-    end = play_golden(arrays, algorithm, where=where, cohorts=both)
+    end = play_golden(arrays, algorithm, cohorts=both)
     check_servers(end, arrays["feddyn_official_cloud"])
     close(flat(end.rows), arrays["feddyn_official_lambda"])
 
 
-def check_mime(arrays, where, make=mime):
-    end = play_golden(arrays, make(LOCAL), where=where, **TWO)
+def check_mime(arrays, make=mime):
+    end = play_golden(arrays, make(LOCAL), **TWO)
     name = make.__name__
     check_servers(end, arrays[f"{name}_w"])
     for server, want in zip(end.servers, arrays[f"{name}_m"], strict=True):
@@ -93,18 +92,18 @@ def every_other(algorithm, count):
     return algorithm._replace(client_update=client_update)
 
 
-def check_perfedavg(arrays, where, order="fo", count=2):
+def check_perfedavg(arrays, order="fo", count=2):
     local = LOCAL._replace(learning_rate=float(arrays["perfed_beta"]))
     inner = float(arrays["perfed_alpha"])
     algorithm = perfedavg(local, inner_rate=inner, order=order)
-    end = play_golden(arrays, every_other(algorithm, count), where=where, **TWO)
+    end = play_golden(arrays, every_other(algorithm, count), **TWO)
     check_servers(end, arrays[f"perfed_{order}_w"])
     adapted = Local(loss_fn, sgd(), inner)  # what a client deploys: a step of its own
-    own = adaptation_step(arrays, adapted, end.servers[1].variables, where)
+    own = adaptation_step(arrays, adapted, end.servers[1].variables)
     close(own, arrays[f"perfed_{order}_personal"])
 
 
-def adaptation_step(arrays, local, variables, where):
+def adaptation_step(arrays, local, variables):
     """Every client's network after one full-batch step, [3, 18]."""
     train = local_training(local)
 
@@ -119,23 +118,23 @@ def adaptation_step(arrays, local, variables, where):
         client_update=client_update,
         init_personal=lambda key, server: collections.merged(server.variables),
     )
-    end = play_golden(arrays, algorithm, where=where, variables=variables)
+    end = play_golden(arrays, algorithm, variables=variables)
     return flat(end.rows)
 
 
-def check_hypcluster(arrays, where):
+def check_hypcluster(arrays):
     start = unflat(arrays["cluster_centers"])
     algorithm = hypcluster(LOCAL)._replace(init=lambda models: models)
-    end = play_golden(arrays, algorithm, where=where, variables=start, **TWO)
+    end = play_golden(arrays, algorithm, variables=start, **TWO)
     np.testing.assert_array_equal(end.rows, arrays["hyp_assign"][1])
     for server, want in zip(end.servers, arrays["hyp_centers"], strict=True):
         close(flat(server), want)
 
 
-def check_afl(arrays, where):
+def check_afl(arrays):
     thirds = lambda batch: (batch.position % 3 == 0).astype(jnp.int32)
     algorithm = afl(LOCAL, num_classes=2, domain_rate=0.1, domain_of=thirds)
-    end = play_golden(arrays, algorithm, where=where, **TWO)
+    end = play_golden(arrays, algorithm, **TWO)
     check_servers(end, arrays["agn_w"])
     for server, share, counts in zip(
         end.servers, arrays["agn_domain_weights"], arrays["agn_window"], strict=True
@@ -153,7 +152,7 @@ def head_and_base(variables, batch, key):
     )
 
 
-def check_fedbabu(arrays, where):
+def check_fedbabu(arrays):
     """The head stays with the client and does not move; then all is fine-tuned."""
     weights = {
         "base": {"W": arrays["babu_base_W0"], "b": arrays["babu_base_b0"]},
@@ -162,7 +161,7 @@ def check_fedbabu(arrays, where):
     start = {"params": weights, "batch_stats": {}}
     local = LOCAL._replace(loss=head_and_base)
     algorithm = personal(fedavg(frozen(local, "params/head")), "params/head")
-    end = play_golden(arrays, algorithm, where=where, variables=start, **TWO)
+    end = play_golden(arrays, algorithm, variables=start, **TWO)
     for i, server in enumerate(end.servers):
         base = server.inner.variables["params"]["base"]
         close(base["W"], arrays["babu_base_W"][i])
@@ -173,7 +172,6 @@ def check_fedbabu(arrays, where):
     tuned = play_golden(
         {**arrays, "tau": [2, 2, 2]},
         personal(fedavg(local), "."),
-        where=where,
         variables={**start, "params": params},
     ).rows.leaves["params"]
     for part, name in ((p, n) for p in ("base", "head") for n in "Wb"):
@@ -191,13 +189,6 @@ CHECKS = {
     "hypcluster": check_hypcluster,
     "afl": check_afl,
 }
-VARIANTS = (
-    "fedbabu",
-    "feddyn_code",
-    "mimelite",
-    "perfedavg_hf",
-    "hypcluster",
-)  # played once
 
 
 @pytest.fixture
@@ -205,14 +196,10 @@ def arrays(golden):
     return {**golden("fl_rounds"), **golden("fl_more")}
 
 
-@pytest.mark.parametrize(
-    "name, where",
-    [(n, w) for n in CHECKS for w in MESHES if n not in VARIANTS or w == MESHES[1]],
-    ids=str,
-)
-def test_two_rounds_equal_the_golden_ones(arrays, name, where):
+@pytest.mark.parametrize("name", CHECKS)
+def test_two_rounds_equal_the_golden_ones(arrays, name):
     with jax.enable_x64(True):
-        CHECKS[name](arrays, where)
+        CHECKS[name](arrays)
 
 
 def test_defaults_are_those_of_the_goldens(arrays):

@@ -52,9 +52,15 @@ def whole(tmp_path_factory):
     return folder
 
 
-def test_two_processes_then_one_then_two_give_the_run_of_one(tmp_path, whole):
-    start(tmp_path, "--devices=2", "--stop=2", count=2, names="fedfr")
-    process_worker.run("fedfr", tmp_path / "fedfr", 3)  # in this process, on 8 devices
+def test_two_processes_killed_then_one_then_two_give_the_run_of_one(tmp_path, whole):
+    message = (
+        "process 1 of 2 ended with signal 9; the others were stopped. Start the same "
+        r"command again to go on from checkpoint \d of fedfr."
+    )
+    with pytest.raises(ChildProcessError, match=message):
+        start(tmp_path, "--devices=2", "--kill=2", count=2, names="fedfr")
+    assert not (tmp_path / "fedfr" / "result.npz").exists()
+    process_worker.run("fedfr", tmp_path / "fedfr", 4)  # in this process, on 8 devices
     last = ["--devices=2", "--model_shards=2", "--lanes=2", "--table=stream"]
     start(tmp_path, *last, count=2)  # and FedAvg from its beginning
     for name in process_worker.TOYS:
@@ -95,19 +101,6 @@ def test_one_process_then_four_then_two_give_the_run_of_one(tmp_path, whole):
     start(tmp_path, "--devices=2", count=2)
     for name in process_worker.TOYS:
         assert_same(tmp_path / name, whole / name)
-
-
-def test_a_killed_process_stops_the_others_and_the_run_goes_on(tmp_path, whole):
-    flags = ["--devices=1", "--kill=2"]
-    message = (
-        "process 1 of 2 ended with signal 9; the others were stopped. Start the same "
-        r"command again to go on from checkpoint \d of fedavg."
-    )
-    with pytest.raises(ChildProcessError, match=message):
-        start(tmp_path, *flags, count=2, names="fedavg")
-    assert not (tmp_path / "fedavg" / "result.npz").exists()
-    start(tmp_path, *flags, count=2, names="fedavg")
-    assert_same(tmp_path / "fedavg", whole / "fedavg")
 
 
 READER = """

@@ -68,7 +68,7 @@ def play_canonical(name, devices, lanes=1, flip=False, personal="", **options):
     toys.others_are_slow({("fedfr", 2)}, toys.TOYS, [1, 2]),
 )
 def test_canonical_bits_do_not_depend_on_the_number_of_devices(name, lanes):
-    found = [play_canonical(name, n, lanes) for n in (1, 2, 8)]
+    found = [play_canonical(name, n, lanes) for n in (1, 2)]
     assert len({digest(state) for state in found}) == 1
 
 

@@ -39,18 +39,15 @@ def first_round(sim, server):
     return {name: [t for n, t in found if n == name] for name in names}
 
 
-@pytest.mark.parametrize("mesh", ["1x1", "4x2"])
-def test_a_prepared_round_is_compiled_once_on_a_thread_of_its_own(mesh, monkeypatch):
+def test_a_prepared_round_is_compiled_once_on_a_thread_of_its_own(monkeypatch):
     monkeypatch.setattr(model_axis, "SMALLEST", 16)  # the toy's leaves are cut too
-    threads = first_round(*build("fedfr", mesh))
+    threads = first_round(*build("fedfr", "4x2"))
     assert threads["jit(whole)"] == ["compile"]
     assert threads["jit(device)"] == ["MainThread"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param({"lanes": 2}, marks=pytest.mark.slow), {"reduction": "canonical"}],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"lanes": 2}, {"reduction": "canonical"}])
 def test_lanes_and_shards_are_those_of_the_round(options):
     assert first_round(*build("fedfr", "2x1", **options))["jit(whole)"] == ["compile"]
 

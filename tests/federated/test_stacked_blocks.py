@@ -1,5 +1,7 @@
 """Stacked blocks are personal, frozen and stepped by name, as blocks of their own."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,12 +87,18 @@ def two_rounds(algorithm, variables):
     return networks(rows)
 
 
+@functools.cache
+def end_of(name, is_stacked=True):
+    """The networks after `two_rounds` of MADE[name]."""
+    variables = first_variables()
+    return two_rounds(
+        MADE[name](), variables if is_stacked else stacks.named(variables)
+    )
+
+
 @pytest.mark.parametrize("name", MADE)
 def test_stacked_blocks_are_trained_as_named_ones(name):
-    ends = [
-        two_rounds(MADE[name](), variables)
-        for variables in (first_variables(), stacks.named(first_variables()))
-    ]
+    ends = [end_of(name), end_of(name, is_stacked=False)]
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
     jax.tree.map(close, *ends)
     again = stacks.named(first_variables())["params"]
@@ -99,10 +107,8 @@ def test_stacked_blocks_are_trained_as_named_ones(name):
 
 
 def test_the_order_of_two_predicates_changes_nothing():
-    ends = [
-        two_rounds(made, first_variables())
-        for made in (MADE["twice"](), twice("block[45]/bias|head", "block4/scale"))
-    ]
+    other = twice("block[45]/bias|head", "block4/scale")
+    ends = [end_of("twice"), two_rounds(other, first_variables())]
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
     jax.tree.map(close, *ends)
     spread = jax.tree.map(lambda x: bool(np.any(x[0] != x[1])), ends[0]["params"])

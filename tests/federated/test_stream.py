@@ -70,11 +70,7 @@ def assert_same(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-STREAMED = {  # both algorithms, and every mesh and number of lanes
-    ("fedavg", (1, 1), 1),
-    ("fedavg", (2, 1), 2),
-    ("fedfr", (2, 2), 2),
-}
+STREAMED = {("fedfr", (1, 1), 1), ("fedavg", (2, 2), 2)}
 
 
 @as_a_run
@@ -92,9 +88,7 @@ def test_a_streamed_round_equals_the_round_on_the_device(name, mesh, lanes):
 @as_a_run
 @pytest.mark.parametrize(
     "name, devices, waves",
-    toys.others_are_slow(
-        {("fedfr", 1, 2), ("fedavg", 2, 0)}, toys.TOYS, [1, 2], [0, 2]
-    ),
+    toys.others_are_slow({("fedavg", 2, 2)}, toys.TOYS, [1, 2], [0, 2]),
 )
 def test_the_canonical_reduction_streams(name, devices, waves):
     options = {"reduction": "canonical", "shards": 3, "cohort_size": 5}

@@ -123,10 +123,13 @@ def alone(name, cohort_size=3):
 @pytest.mark.parametrize(
     "name, mesh, options",
     [
-        ("fedavg", (1, 1), {}),
         ("fedavg", (2, 1), {"lanes": 2}),
-        ("fedavg", (2, 1), CANONICAL),
-        ("fedavg", (2, 1), {"lanes": 2, **STREAM, "cohort_size": 5}),
+        pytest.param("fedavg", (1, 1), {}, marks=pytest.mark.slow),
+        pytest.param("fedavg", (2, 1), CANONICAL, marks=pytest.mark.slow),
+        pytest.param(
+            *("fedavg", (2, 1), {"lanes": 2, **STREAM, "cohort_size": 5}),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("fedavg", (2, 1), {**STREAM, **CANONICAL}, marks=pytest.mark.slow),
         ("added", (2, 1), STREAM),
         pytest.param("fedfr", (2, 1), {}, marks=pytest.mark.slow),

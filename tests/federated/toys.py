@@ -138,7 +138,6 @@ TOYS = {"fedavg": fedavg_toy, "fedfr": fedfr_toy}
 
 # --- Golden rounds, in float64
 
-MESHES = [(1, 1), (2, 2)]  # devices, lanes
 close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
 
 
@@ -162,6 +161,8 @@ def replay(
     cohorts=(),
 ):
     """Play rounds in float64 with one full batch per step; client k takes tau[k].
+
+    `where` is (devices, lanes).
 
     All clients train in every round unless `cohorts` names those of each.
     """
@@ -230,6 +231,8 @@ def flat(params):
 
 
 def play_golden(arrays, algorithm, **options):
+    """`replay` of three clients, on two devices with two lanes each."""
+    options = {"where": (2, 2), **options}
     examples = [[arrays[f"{name}{k}"] for k in range(3)] for name in "xy"]
     variables = options.pop("variables", None) or unflat(arrays["w0"])
     return replay(algorithm, examples, variables, tau=arrays["tau"], **options)

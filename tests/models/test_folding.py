@@ -46,11 +46,11 @@ def shaken(tree):
     "level, settings",
     [
         ("full", {"head": "E", "stride_on": "first"}),
-        ("previous", {"head": "E"}),
         ("full", {"head": "moe", "shortcut": "pool"}),
         ("previous", {"head": "GDC", "stride_on": "first"}),
-        ("full", {"head": "GAP", "scan": False}),
-        ("full", {"head": "F"}),
+        pytest.param("previous", {"head": "E"}, marks=pytest.mark.slow),
+        pytest.param("full", {"head": "GAP", "scan": False}, marks=pytest.mark.slow),
+        pytest.param("full", {"head": "F"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_folded_network_is_the_network_in_evaluation(level, settings):

@@ -1,5 +1,7 @@
 """What networks share: blocks, keys, rematerialisation."""
 
+import functools
+
 import chex
 import flax
 import jax
@@ -95,6 +97,7 @@ def test_dropout_follows_the_key_in_training_alone():
         model.apply(variables, X, train=True)
 
 
+@functools.cache
 def _training(name, remat, depth):
     """First variables, (output, gradients, statistics), bytes kept for gradients."""
     settings = {"blocks": (depth,), "remat": remat, "lowering": "xla"}

@@ -124,6 +124,7 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
 SETTINGS = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip": 0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("run_level")
 def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
     settings = {**SETTINGS, "reduction": "canonical", "shards": 2}

@@ -207,7 +207,6 @@ def test_test_images_of_the_set_itself_are_those_that_are_judged(path):
 # --- Clients that never take part, and fine-tuning
 
 OUTSIDE = {
-    "fedavg": RATE,
     "fedper": {**RATE, "personal": {"blocks": 1}, "finetune_epochs": 1},
     "drawn": {**RATE, "personal": {"blocks": 1}, "draw": True},
     "central": {**METHODS["central"], "epochs": 24},

@@ -27,7 +27,7 @@ def two_rounds(augment, **options):
     return jax.device_get(server), store.gather(np.arange(5))[0], outcomes
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_known_and_computed_features_train_alike(lanes):
     known = two_rounds(toys.MIRROR, lanes=lanes)
     computed = two_rounds(UNCOUNTED, lanes=lanes)
