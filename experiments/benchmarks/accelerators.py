@@ -94,6 +94,7 @@ PROGRAMS = {
             "--config.partition.alpha=10.0",
             "--config.partition.min_examples=2",
             "--config.federation.table=device",
+            "--config.methods.central.batch_size=128",  # a multiple of the devices
         ),
     ),
     "fedreid": Program(
@@ -111,6 +112,7 @@ PROGRAMS = {
             "--config.partition.num_clients=128",
             '--config.model={"name": "reid", "depth": 50}',
             "--config.evaluation={}",
+            "--config.methods.merged.batch_size=128",
         ),
         most={"whole": 4, "step": 0},
     ),
