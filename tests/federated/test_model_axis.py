@@ -92,8 +92,8 @@ def test_a_network_over_four_devices_learns_what_one_device_does():
 
 @pytest.mark.slow
 def test_iresnet100_over_four_devices_takes_the_step_that_one_device_takes():
-    """FedAvg of 53 million parameters; in float64, as many layers magnify rounding."""
-    network = lambda: iresnet((16, 16, 3), depth=100)
+    """FedAvg at half the widths; in float64, as a hundred layers magnify rounding."""
+    network = lambda: iresnet((16, 16, 3), depth=100, widths=(32, 64, 128, 256))
     plain = {"public": False, "contrastive_weight": 0.0, "branch": None}
 
     def step(shards):
@@ -104,7 +104,7 @@ def test_iresnet100_over_four_devices_takes_the_step_that_one_device_takes():
 
     with jax.enable_x64(True):
         (_, cut), (before, whole) = step(4), step(1)
-    assert sum(x.size for x in jax.tree.leaves(whole)) > 5e7
+    assert sum(x.size for x in jax.tree.leaves(whole)) > 1e7
     moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), whole, before)
     assert max(jax.tree.leaves(moved)) > 1e-3
     close = lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-8)
