@@ -98,7 +98,7 @@ def test_running_numbers_and_lengths_of_features_are_those_of_the_whole_batch(
         ({"sharding": ("kernel",)}, r"sharding must have \(pattern, rule\) pairs"),
         ({"batch_norm": "global"}, "batch_norm must be local, sync or a divisor of"),
         ({"reduce_dtype": "float16"}, "reduce_dtype must be one of .None, 'bfloat16'"),
-        ({"optimizer": "larc"}, "optimizer must be one of .'adam', 'lars', 'sgd'"),
+        ({"optimizer": "larc"}, "optimizer must be one of .'adam', 'adam_coupled', "),
     ],
 )
 def test_a_setting_out_of_its_range_is_refused(wrong, says):
