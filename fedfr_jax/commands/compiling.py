@@ -33,7 +33,8 @@ def compile_for(device: str, words: Sequence[str]) -> dict:
     Raises:
       ValueError: for an unknown device, and for anything wrong in the config.
       OSError: when the compiler cannot be installed.
-      RuntimeError: with the end of what the process said, where it failed otherwise.
+      ChildProcessError: with the end of what the process said, where it failed
+        otherwise.
     """
     kind = kind_of(device)
     command = ["-m", "fedfr_jax.commands.compiling", f"--device={device}", *words]
@@ -42,7 +43,8 @@ def compile_for(device: str, words: Sequence[str]) -> dict:
         says = done.stderr.strip().splitlines()[-1]
         raise ValueError(f"the config for {device} must build, but: {says}")
     if done.returncode:
-        raise RuntimeError(f"{device} does not compile {words}:\n{done.stderr[-4000:]}")
+        says = done.stderr[-4000:]
+        raise ChildProcessError(f"{device} does not compile {words}:\n{says}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -71,16 +73,19 @@ def without_images(config: ml_collections.ConfigDict) -> Experiment:
 
 
 def config_words(argv: Sequence[str]) -> list[str]:
-    """Of a command's words, those about its config: --config, its changes, --rows.
+    """Of a command's words, those about its config: --config, its changes, --rows, and
+    the work folder that may keep it.
 
     >>> config_words(["--config", "demo", "--json=x", "--rows=a", "--config.seed=1"])
     ['--config=demo', '--rows=a', '--config.seed=1']
+    >>> config_words(["--workdir=runs/a", "--compile"])
+    ['--workdir=runs/a']
     """
     kept = []
     for i, word in enumerate(argv):
-        if word in ("--config", "--rows") and i + 1 < len(argv):
+        if word in ("--config", "--rows", "--workdir") and i + 1 < len(argv):
             kept.append(f"{word}={argv[i + 1]}")
-        elif word.startswith(("--config=", "--config.", "--rows=")):
+        elif word.startswith(("--config=", "--config.", "--rows=", "--workdir=")):
             kept.append(word)
     return kept
 

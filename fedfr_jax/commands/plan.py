@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
         default="h200",
         metavar="NAME",
         help="h200 (the default), h100, a100, v100 or v5p; a grid such as v5p:4x4x8 or "
-        "h200:1x1x8 says how many",
+        "h200:1x1x8 says how many; v5e and v6e with --compile alone",
     )
     add_switch(
         parser,
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
         "compile the steps for a grid of devices with XLA's own compiler, which is "
         "installed for it (docs/accelerators.md)",
     )
-    parser.add_argument("--devices", type=count, default=1, metavar="N", help="of them")
+    parser.add_argument("--devices", type=count, metavar="N", help="of them; default 1")
     parser.add_argument("--rows", type=names, metavar="A,B", help="these; default all")
     parser.add_argument(
         "--hard_negatives",
@@ -65,12 +65,19 @@ def main(argv: list[str]) -> None:
     kind, is_grid, _ = values.device.partition(":")
     if is_grid or values.compile:
         kind_of(values.device)
+    if is_grid and values.devices:
+        raise ValueError(
+            f"--devices must not be given beside a grid, got {values.devices} and "
+            f"{values.device}."
+        )
+    if values.json and not pathlib.Path(values.json).parent.is_dir():
+        raise ValueError(f"--json must lie in a folder that exists, got {values.json}.")
     found = {}
     if kind in DEVICES or not values.compile:  # else the compiler alone knows it
         found = plan(
             values.config,
             device=kind,
-            devices=num_devices(values.device) if is_grid else values.devices,
+            devices=num_devices(values.device) if is_grid else values.devices or 1,
             rows=values.rows or (),
             hard_negatives=values.hard_negatives,
         )
@@ -119,10 +126,10 @@ def plan(
 def blind_experiment(config, devices: int) -> tuple[Experiment, str]:
     """(the experiment on so many virtual devices, its images black; where its table
     was to lie)."""
+    use_virtual(devices)  # before a source draws something on them
     settings = sections(config)
     table = settings["federation"].get("table", "auto")
     settings = unread(settings)
-    use_virtual(devices)
     return TASKS[settings["task"]](settings), table
 
 
@@ -141,5 +148,6 @@ def use_virtual(devices: int) -> None:
         pass
     if (found := len(jax.devices())) != devices:
         raise ValueError(
-            f"--devices must be the {found} that JAX has begun with, got {devices}."
+            f"--devices must be the {found} of this process, where JAX has begun, got "
+            f"{devices}."
         )

@@ -74,6 +74,8 @@ def central_needs(
     variables = step.state.variables
     judged = jax.eval_shape(trainer.network, variables)
     rows = count(variables["params"]) - count(judged["params"])
+    if trainer.table:  # of those that are drawn
+        rows = round(rows * max(trainer.settings.class_rates))
     return Needs(
         devices=devices,
         parts=parts,

@@ -6,7 +6,7 @@ of that kind.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -24,11 +24,11 @@ from fedfr_jax.plan.needs import (
     Needs,
     Work,
     bytes_on_device,
-    count,
+    count_params,
     forward_flops,
 )
 from fedfr_jax.plan.program import taken
-from fedfr_jax.plan.steps import Taken
+from fedfr_jax.plan.steps import Kernel, Taken
 from fedfr_jax.types import (
     Algorithm,
     Cohort,
@@ -98,7 +98,7 @@ def federated_needs(
         work=work,
         images=images,
         forward=forward_flops(trainer.apply, judged, examples),
-        parameters=count(judged),
+        parameters=count_params(judged),
         batch_size=feed.batch_size,
         clients=math.ceil(cohort_of(experiment) / meshes.grid(experiment.mesh)[0]),
         added=added,
@@ -122,7 +122,7 @@ def rounds_of(
       program: of `client_program`.
       sizes: [N] own examples of the clients; `added` are the server's.
     """
-    federation, (devices, _) = experiment.federation, meshes.grid(experiment.mesh)
+    federation, (devices, shards) = experiment.federation, meshes.grid(experiment.mesh)
     cohort = cohort_of(experiment)
     waves = math.ceil(cohort / devices / lanes)
     busy = cohort / (waves * devices * lanes)
@@ -134,9 +134,17 @@ def rounds_of(
     for passes, times in zip(epochs[: len(played)].tolist(), played, strict=True):
         steps = per_epoch * passes
         client = taken(program, known=known(sizes.mean(), added, steps))
-        work.append(Work(client.kernels, float(times * waves), lanes, busy))
+        work.append(
+            Work(cut(client.kernels, shards), float(times * waves), lanes, busy)
+        )
         images += float(times) * cohort * steps * feed.batch_size
     return work, images, client
+
+
+def cut(kernels: Sequence[Kernel], shards: int) -> list[Kernel]:
+    """A client's kernels on one of the devices that share its batches."""
+    share = lambda k: k._replace(flops=k.flops / shards, moved=k.moved / shards)
+    return [share(kernel) for kernel in kernels]
 
 
 def parts_of(

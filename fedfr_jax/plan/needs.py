@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedfr_jax.models.flops import count_flops
 from fedfr_jax.plan.devices import Device, seconds
 from fedfr_jax.plan.steps import Kernel, bytes_of
+from fedfr_jax.trees import path_name
 from fedfr_jax.types import Dataset, PyTree
 
 PASSES = 3  # forward, and backward for inputs and for parameters
@@ -77,6 +78,13 @@ def forward_flops(
 def count(tree: PyTree) -> int:
     """Numbers in a tree."""
     return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
+
+
+def count_params(variables: PyTree) -> int:
+    """Numbers of a network but its running statistics, wherever they are."""
+    found = jax.tree_util.tree_leaves_with_path(variables)
+    is_own = lambda path: "batch_stats" not in path_name(path).split("/")
+    return count([x for path, x in found if is_own(path)])
 
 
 def on_device(x) -> float:

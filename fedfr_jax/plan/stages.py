@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedfr_jax.federated.store import VERSIONS
 from fedfr_jax.plan.central import central_needs
 from fedfr_jax.plan.devices import GIB, Device
 from fedfr_jax.plan.federated import federated_needs
@@ -17,8 +16,8 @@ from fedfr_jax.stream import Stream
 from fedfr_jax.types import Central, Dataset, Experiment, Federated, PyTree
 
 AUTO, STREAM = "auto", "stream"  # of config.federation.table
-TWO = 2  # images at least, for batch statistics
-TWICE = 3  # a table that is not streamed is copied, and leaves as much again to train
+LEAST_IMAGES = 2  # of a batch, for its statistics
+TABLES = 3  # sizes of one that is not streamed: it is copied, and as much must be free
 
 
 class Planned(NamedTuple):
@@ -71,7 +70,9 @@ def plan_stage(
     needs = needs_of()
     stored = examples_of(experiment)
     whole = stored.num_examples * stored.row_bytes
-    is_streamed = table == STREAM or (table == AUTO and TWICE * whole > device.capacity)
+    is_streamed = table == STREAM or (
+        table == AUTO and TABLES * whole > device.capacity
+    )
     size = experiment.federation.table_gib * GIB if is_streamed else whole
     room = device.capacity - size
     max_local = int(experiment.task.population.largest(1)[0]) + needs.added
@@ -123,19 +124,14 @@ def fitting(
         free = room - needs.memory + needs.lanes * lane
         return {
             "lanes": min(max(math.floor(free / lane), 0), needs.clients),
-            "batch_size": min(most(unit=TWO), max_local),
+            "batch_size": min(most(unit=LEAST_IMAGES), max_local),
         }
-    unit = TWO * needs.devices * trainer.settings.micro_batches
+    unit = LEAST_IMAGES * needs.devices * trainer.settings.micro_batches
     fits = {"batch_size": min(most(unit=unit), trainer.num_rows // unit * unit)}
     if needs.classes:
         by_classes = lambda n: needs_of(num_classes=n).memory
         fits["classes"] = largest(by_classes, needs.classes, needs.devices, room)
     return fits
-
-
-def rows_on_disk(experiment: Experiment, row_bytes: float) -> float:
-    """Bytes of all clients' personal rows."""
-    return VERSIONS * len(experiment.task.population.num_classes) * row_bytes
 
 
 def as_numbers(planned: Planned) -> dict[str, Any]:

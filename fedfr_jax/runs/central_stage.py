@@ -35,7 +35,8 @@ def train_central(
     if table:
         shapes = jax.eval_shape(trainer.init, key)["params"]
         optimizer = optimizer_of(settings, trainer.num_rows)
-        class_tables.check_fit(shapes, optimizer, table, own_mesh)
+        rate = max(settings.class_rates)
+        class_tables.check_fit(shapes, optimizer, table, own_mesh, rate)
     state = epochs.init(functools.partial(trainer.init, key))
     checkpointer = Checkpointer(folder / "checkpoints")
     if table:

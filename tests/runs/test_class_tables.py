@@ -50,12 +50,14 @@ def test_classes_that_do_not_fit_are_refused_with_how_many_do(monkeypatch):
     trainer = classes.trainer(2, classes.NAMES)
     shapes = jax.eval_shape(trainer.init, None)["params"]
     optimizer = optimizer_of(trainer.settings, trainer.num_rows)
-    fit = lambda: class_tables.check_fit(shapes, optimizer, trainer.table, make_mesh(2))
+    given = shapes, optimizer, trainer.table, make_mesh(2)
+    fit = lambda rate=1.0: class_tables.check_fit(*given, rate)
     monkeypatch.setattr(class_tables, "free_bytes", lambda mesh: 35 * 768)
     fit()
     monkeypatch.setattr(class_tables, "free_bytes", lambda mesh: 34 * 768 + 400)
     with pytest.raises(ValueError, match="at most 69, .* got 70"):
         fit()
+    fit(0.1)  # of the rows that are drawn alone there are gradients
 
 
 def tables(state):
