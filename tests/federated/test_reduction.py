@@ -137,7 +137,7 @@ def test_the_mean_of_few_leaves_is_rounded_alike_on_any_number_of_devices():
     assert len({digest(state) for state in found}) == 1
 
 
-@pytest.mark.parametrize("name", toys.TOYS)
+@pytest.mark.parametrize("name", toys.others_are_slow({("fedavg",)}, toys.TOYS))
 def test_canonical_and_plain_sums_agree(name):
     ours, _ = play_canonical(name, 2)
     plain, _, _ = run(*build(name, (2, 1), cohort_size=5))

@@ -96,7 +96,10 @@ def end_of(name, is_stacked=True):
     )
 
 
-@pytest.mark.parametrize("name", MADE)
+QUICK = {("fedavg",), ("fedrep",), ("lars",), ("twice",)}
+
+
+@pytest.mark.parametrize("name", toys.others_are_slow(QUICK, MADE))
 def test_stacked_blocks_are_trained_as_named_ones(name):
     ends = [end_of(name), end_of(name, is_stacked=False)]
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
