@@ -15,6 +15,7 @@ from fedfr_jax.deploy.graph import (
     walk,
 )
 from fedfr_jax.deploy.layers import STRUCTURAL, broadcast
+from fedfr_jax.models.flops import scan_sizes
 
 # Number by number, broadcast as NumPy does.
 PLAIN = {
@@ -107,10 +108,7 @@ def _call(graph, params, inputs):
 def _scan(graph, params, inputs):
     """The rounds of a loop, one after the other."""
     closed, length = params["jaxpr"], params["length"]
-    if "ft_in" in params:  # since JAX 0.12
-        num_consts, num_carry, _ = map(len, params["ft_in"].unpack())
-    else:
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = scan_sizes(params)
     consts, carry = inputs[:num_consts], inputs[num_consts : num_consts + num_carry]
     rows = inputs[num_consts + num_carry :]
     if params["reverse"] or len(closed.jaxpr.outvars) > num_carry:

@@ -7,7 +7,7 @@ branch.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
@@ -38,6 +38,14 @@ def _of_equation(equation: JaxprEqn) -> int:
     if name == "scan":
         return equation.params["length"] * sum(bodies)
     return max(bodies) if name == "cond" else flops_of(equation) + sum(bodies)
+
+
+def scan_sizes(params: Mapping) -> tuple[int, int]:
+    """How many arguments of a `scan` are constants, and how many it carries."""
+    if "ft_in" in params:  # since JAX 0.12
+        consts, carry, _ = map(len, params["ft_in"].unpack())
+        return consts, carry
+    return params["num_consts"], params["num_carry"]
 
 
 def _of_convolution(equation):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 
-from fedfr_jax.models.flops import flops_of
+from fedfr_jax.models.flops import flops_of, scan_sizes
 from fedfr_jax.plan.steps import FUSED, Step, Taken, Value, bytes_of, taken_by
 
 # Calls whose body is taken as if it stood there.
@@ -153,7 +153,7 @@ def _sent(name, ins, outs, num_devices) -> float:
 
 def _scan(equation, ins, steps, num_devices, is_whole):
     body, p = equation.params["jaxpr"].jaxpr, equation.params
-    consts, carries = p["num_consts"], p["num_carry"]
+    consts, carries = scan_sizes(p)
     inside = [Value(v.aval, known=None) for v in body.invars]
     for inner, outer in zip(inside[:consts], ins[:consts], strict=True):
         inner.known, inner.size = outer.known, outer.size
