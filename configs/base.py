@@ -203,6 +203,7 @@ def fedmargin_rows(head_epochs, **common):
         "fedprox": {"algorithm": "fedprox", "strength": 0.1},
         "fedmargin": {"algorithm": "fedmargin"},
         "fedmargin_counts": {"algorithm": "fedmargin", "weigh": "examples"},
+        "fedmargin_unit": {"algorithm": "fedmargin", "normalize": True},
     }
     return {name: {**common, **row} for name, row in rows.items()}
 

@@ -14,6 +14,7 @@ import json
 import pathlib
 import runpy
 import sys
+import time
 from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -21,6 +22,7 @@ ROOM = HERE.parent
 sys.path[:0] = map(str, (ROOM.parent, ROOM, HERE, ROOM / "fedfr_tables"))
 
 import tables  # noqa: E402
+from orderings import provenance  # noqa: E402
 from studies import remember_programs  # noqa: E402
 
 from fedfr_jax.processes import use_every_core  # noqa: E402
@@ -41,7 +43,6 @@ SETS = {
     "mnist": Set("fedmargin/table_mnist.py"),
     "fashion": Set("fedmargin/table_fashion.py"),
 }
-SEVERAL = ("fedper", "fedrep", "fesem")  # methods whose clients have other networks
 
 
 def main(argv: list[str]) -> None:
@@ -138,25 +139,42 @@ def central_run(name: str, config: dict, folder: pathlib.Path) -> Central:
 def one_run(name, config, method, folder, reference) -> dict:
     """Curves of one method, trained or read; features are judged without stragglers."""
     path = folder / f"{method}.json"
+    config = {**config, "methods": {method: config["methods"][method]}}
     settings = json.loads(json.dumps(config))
     if path.exists():
         kept = json.loads(path.read_text())
         if kept.pop("settings") != settings:
             raise ValueError(f"{path} must be of this config: take another --workdir.")
         return kept
-    experiment = built({**config, "methods": {method: config["methods"][method]}})
+    begun, used = time.perf_counter(), time.process_time()
+    result = played(name, config, method, folder, reference)
+    result["made"] = provenance()
+    result["cost"] = {
+        "seconds": round(time.perf_counter() - begun, 1),
+        "core_seconds": round(time.process_time() - used, 1),
+    }
+    path.write_text(json.dumps({**result, "settings": settings}))
+    return result
+
+
+def played(name, config, method, folder, reference) -> dict:
+    """What `one_run` keeps of a method, or why it went no further."""
+    experiment = built(config)
     if not config["federation"]["stragglers"]:
         experiment = with_features(experiment, config, reference)
-    if method not in SEVERAL:
+    if method not in tables.SEVERAL:
         experiment = with_loss(experiment, config)
-    _, rows = trained(experiment, method, folder)
-    key = SETS[name].own_accuracy if method in SEVERAL else SETS[name].accuracy
+    try:
+        _, rows = trained(experiment, method, folder)
+    except FloatingPointError as error:
+        return {"method": method, "diverged": str(error)}
+    own = method in tables.SEVERAL
+    key = SETS[name].own_accuracy if own else SETS[name].accuracy
     result = {"method": method, "curve": [row[key] for row in rows]}
     result["loss"] = rows[-1].get("training/loss", rows[-1]["loss"])
     for metric in ("amm", "mmd"):
         if f"representation/{metric}" in rows[-1]:
             result[metric] = [row[f"representation/{metric}"] for row in rows]
-    path.write_text(json.dumps({**result, "settings": settings}))
     return result
 
 

@@ -4,17 +4,22 @@ import json
 import pathlib
 from statistics import mean, pstdev
 
+import numpy as np
+from orderings import p_value, verdict
+
 SHARE = 0.8  # of the central accuracy, which a method has to reach
-CENTRAL = "central"
+CENTRAL, OURS = "central", "fedmargin"
+SEVERAL = ("fedper", "fedrep", "fesem")  # methods whose clients have other networks
 ORDER = "fedavg fairavg fedper fedrep fesem fedatt fedatt_spectral feddane fedprox"
-ORDER = [*ORDER.split(), "fedmargin", "fedmargin_counts"]  # others come last
+ORDER = [*ORDER.split(), "fedmargin"]  # its variants come last
 
 
 def line(name: str, run: dict) -> str:
     """One run in a few words."""
+    end = "diverged" if "diverged" in run else f"accuracy {run['curve'][-1]:.3f}"
     return (
         f"{name}, seed {run['seed']}, stragglers {run['stragglers']:g}, "
-        f"{run['method']}: accuracy {run['curve'][-1]:.3f}"
+        f"{run['method']}: {end}"
     )
 
 
@@ -27,52 +32,132 @@ def rounds_to(curve: list[float], wanted: float) -> int | None:
     return next((i for i, value in enumerate(curve, 1) if value >= wanted), None)
 
 
-def rows_of(runs: list[dict]) -> dict[str, dict]:
-    """{method: figures}, mean over seeds, then mean and deviation over stragglers.
+def methods_of(runs: list[dict]) -> list[str]:
+    """All but the central one, in the order of the table."""
+    place = {method: i for i, method in enumerate(ORDER)}
+    found = dict.fromkeys(r["method"] for r in runs if r["method"] != CENTRAL)
+    return sorted(found, key=lambda method: place.get(method, len(place)))
 
-    Figures are {"accuracy", "loss": (mean, deviation)}, "rounds": those to SHARE of the
-    seed's central accuracy, their mean over runs, and "reached": of how many runs;
-    "rounds" is None unless all have reached it.
+
+def row_of(runs: list[dict], method: str) -> dict:
+    """Figures of a method: mean over seeds, then mean and deviation over stragglers.
+
+    Returns:
+      {"accuracy", "loss": (mean, deviation), None where a run diverged; "rounds": those
+      to SHARE of the seed's central accuracy, mean over runs, None unless all get there
+      or where clients are judged by networks of their own; "reached": by how many runs;
+      "diverged": how many did}.
     """
     central = {r["seed"]: r["accuracy"] for r in runs if r["method"] == CENTRAL}
-    others = [r for r in runs if r["method"] != CENTRAL]
-    rows = {}
-    place = {method: i for i, method in enumerate(ORDER)}
-    methods = dict.fromkeys(r["method"] for r in others)
-    for method in sorted(methods, key=lambda m: place.get(m, len(place))):
-        own = [r for r in others if r["method"] == method]
-        ratios = sorted({r["stragglers"] for r in own})
-        at = [[r for r in own if r["stragglers"] == ratio] for ratio in ratios]
-        taken = [rounds_to(r["curve"], SHARE * central[r["seed"]]) for r in own]
-        values = {
-            "accuracy": [mean(r["curve"][-1] for r in part) for part in at],
-            "loss": [mean(r["loss"] for r in part) for part in at],
-        }
-        rows[method] = {name: (mean(x), pstdev(x)) for name, x in values.items()}
-        is_reached = [x is not None for x in taken]
-        rows[method]["rounds"] = mean(taken) if all(is_reached) else None
-        rows[method]["reached"] = f"{sum(is_reached)}/{len(taken)}"
-    return rows
+    own = [r for r in runs if r["method"] == method]
+    ends = [r for r in own if "diverged" not in r]
+    row = {"accuracy": None, "loss": None, "diverged": len(own) - len(ends)}
+    taken = [rounds_to(r["curve"], SHARE * central[r["seed"]]) for r in ends]
+    reached = [x for x in taken if x is not None]
+    is_told = method not in SEVERAL
+    row["reached"] = f"{len(reached)}/{len(own)}" if is_told else "-"
+    row["rounds"] = mean(reached) if is_told and len(reached) == len(own) else None
+    if row["diverged"]:
+        return row
+    ratios = sorted({r["stragglers"] for r in own})
+    at = [[r for r in own if r["stragglers"] == ratio] for ratio in ratios]
+    values = {
+        "accuracy": [mean(r["curve"][-1] for r in part) for part in at],
+        "loss": [mean(r["loss"] for r in part) for part in at],
+    }
+    return row | {name: (mean(x), pstdev(x)) for name, x in values.items()}
 
 
 def table(runs: list[dict]) -> str:
-    """The table as Markdown, the central accuracy above it."""
+    """The table as Markdown, the central accuracy above it and claims below."""
     central = [r["accuracy"] for r in runs if r["method"] == CENTRAL]
     lines = [
-        f"Central accuracy {mean(central):.3f} ({len(central)} seeds).",
+        f"Central accuracy {mean(central):.3f} ({len(central)} seeds). {cost(runs)}",
         "",
         "| method | accuracy, % | training loss | rounds to 80 % | runs so far |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for method, row in rows_of(runs).items():
-        accuracy, spread = (100 * x for x in row["accuracy"])
-        loss, of_loss = row["loss"]
+    for method in methods_of(runs):
+        row = row_of(runs, method)
         rounds = "-" if row["rounds"] is None else f"{row['rounds']:.1f}"
+        if row["diverged"]:
+            accuracy, loss = f"{row['diverged']} runs diverged", "-"
+        else:
+            accuracy = "{:.1f} +- {:.1f}".format(*(100 * x for x in row["accuracy"]))
+            loss = "{:.3f} +- {:.3f}".format(*row["loss"])
         lines.append(
-            f"| {method} | {accuracy:.1f} +- {spread:.1f} | {loss:.3f} +- "
-            f"{of_loss:.3f} | {rounds} | {row['reached']} |"
+            f"| {method} | {accuracy} | {loss} | {rounds} | {row['reached']} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", claims(runs)])
+
+
+def cost(runs: list[dict]) -> str:
+    """Core seconds, of the runs that measured them, and where all runs come from."""
+    spent = [r["cost"]["core_seconds"] for r in runs if "cost" in r]
+    if not spent:
+        return ""
+    stamps = "; ".join(sorted({r["made"] for r in runs if "made" in r}))
+    each, count = sum(spent) / len(spent), sum("stragglers" in r for r in runs)
+    return f"{each:.0f} core s a run, {count} runs ({stamps})."
+
+
+def ends_of(runs: list[dict], method: str, seed: int, key: str) -> float:
+    """Last value of a curve, mean over stragglers; nan where there is none."""
+    found = [
+        r[key][-1]
+        for r in runs
+        if r["method"] == method and r["seed"] == seed and key in r
+    ]
+    return mean(found) if found else float("nan")
+
+
+def claims(runs: list[dict]) -> str:
+    """Markdown: what the article says of FedMargin, by paired t-tests over seeds.
+
+    Others are the methods with one network; "second" is the best of them on average.
+    """
+    rows = {method: row_of(runs, method) for method in methods_of(runs)}
+    others = {
+        method: row["accuracy"][0]
+        for method, row in rows.items()
+        if row["accuracy"] and method not in SEVERAL and not method.startswith(OURS)
+    }
+    seeds = sorted({r["seed"] for r in runs})
+    if OURS not in rows or not others or not rows[OURS]["accuracy"]:
+        return ""
+    second = max(others, key=others.get)
+    lines = [
+        "| the article | rows | difference, each seed | p | holds |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    told = [
+        ("best accuracy, points", second, "curve", 100),
+        ("above FedAvg, points", "fedavg", "curve", 100),
+        ("features nearer to central ones, MMD^2", "fedavg", "mmd", -1),
+        ("wider margins, AMM", "fedavg", "amm", 1),
+    ]
+    for text, other, key, unit in told:
+        ours = np.array([ends_of(runs, OURS, seed, key) for seed in seeds])
+        theirs = np.array([ends_of(runs, other, seed, key) for seed in seeds])
+        gain = unit * (ours - theirs)
+        if other not in rows or not np.isfinite(gain).all():
+            continue
+        shown = ", ".join(f"{x:+.3g}" for x in gain)
+        sign = f"{OURS} - {other}" if unit > 0 else f"{other} - {OURS}"
+        found = f"{p_value(gain):.3f} | {verdict(gain)}"
+        lines.append(f"| {text} | {sign} | {shown} | {found} |")
+    return "\n".join([*lines, "", faster(rows)])
+
+
+def faster(rows: dict[str, dict]) -> str:
+    """How many rounds fewer FedMargin takes to 80 % than the next one."""
+    taken = {m: r["rounds"] for m, r in rows.items() if r["rounds"] is not None}
+    others = {m: x for m, x in taken.items() if not m.startswith(OURS)}
+    if OURS not in taken or not others:
+        return "Rounds to 80 %: FedMargin or all others do not get there in every run."
+    best = min(others, key=others.get)
+    share = 100 * (1 - taken[OURS] / others[best])
+    return f"Rounds to 80 %: {share:.0f} % fewer than {best} (the article: 17 to 18 %)."
 
 
 def publish(name: str, runs: list[dict], target: pathlib.Path) -> None:
@@ -84,6 +169,7 @@ def publish(name: str, runs: list[dict], target: pathlib.Path) -> None:
     text = table(runs)
     write_between(target / "README.md", name, text)
     draw(name, runs, target / f"{name}.png")
+    draw_gaps(name, runs, target / f"{name}_gaps.png")
     print(f"{name}\n\n{text}\n", flush=True)
 
 
@@ -117,6 +203,38 @@ def draw(name: str, runs: list[dict], path: pathlib.Path) -> None:
         axis.set(xlabel="round", ylabel=label)
     axes[0].legend(fontsize=7)
     figure.suptitle(f"{name}, no stragglers")
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)
+
+
+def draw_gaps(name: str, runs: list[dict], path: pathlib.Path) -> None:
+    """Figure 4: every method's accuracy and rounds beside FedMargin's."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    rows = {method: row_of(runs, method) for method in methods_of(runs)}
+    if not rows.get(OURS, {}).get("accuracy"):
+        return
+    ours = rows.pop(OURS)
+    accuracies = {m: r["accuracy"] for m, r in rows.items() if r["accuracy"]}
+    gaps = {m: 100 * (x[0] - ours["accuracy"][0]) for m, x in accuracies.items()}
+    panels = {"accuracy, points above FedMargin": gaps}
+    if ours["rounds"]:
+        taken = {m: r["rounds"] for m, r in rows.items() if r["rounds"]}
+        slower = {m: 100 * (x / ours["rounds"] - 1) for m, x in taken.items()}
+        panels["rounds to 80 %, % more than FedMargin"] = slower
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(5.5 * len(panels), 3.6), squeeze=False
+    )
+    for axis, (label, values) in zip(axes[0], panels.items(), strict=True):
+        axis.barh(list(values), list(values.values()))
+        axis.invert_yaxis()
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.set(xlabel=label)
+    figure.suptitle(f"{name}: mean over seeds and stragglers")
     figure.tight_layout()
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
