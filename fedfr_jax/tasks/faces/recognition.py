@@ -80,13 +80,9 @@ def recognition(
       with_landmarks: whether training images come with those that the source has.
     """
     p = partition
-    points = source.landmarks if with_landmarks else None
 
-    def table(rows, labels, points=None):
-        def inputs(i):
-            found = {"image": source.read(rows[i])}
-            return found if points is None else {**found, "landmarks": points[rows[i]]}
-
+    def table(rows, labels, read):
+        inputs = lambda i: read(rows[i])
         labels = labels.astype(np.int32)
         if stream_bytes is None:
             return Dataset(inputs(np.arange(len(rows))), {"label": labels})
@@ -97,16 +93,29 @@ def recognition(
         table=table(
             np.concatenate([p.train, p.global_examples]),
             np.concatenate([p.train_labels, p.global_labels]),
-            points,
+            inputs_of(source, with_landmarks),
         ),
         population=Population(p.train_offsets.astype(np.int64), p.num_classes),
         judged=table(
             np.concatenate([p.test, p.unseen_examples]),
             np.concatenate([p.test_identities, p.unseen_labels]),
+            inputs_of(source, False),
         ),
         test_identities=p.test_identities,
         train_identities=p.train_identities,
     )
+
+
+def inputs_of(source: Source, with_landmarks: bool) -> Callable:
+    """rows [n] -> {"image": [n, H, W, C]}, and "landmarks" [n, 5, 2] if the source has
+    them and they are wanted: `face_mask` draws where they are."""
+    points = source.landmarks if with_landmarks else None
+
+    def inputs(rows):
+        found = {"image": source.read(rows)}
+        return found if points is None else {**found, "landmarks": points[rows]}
+
+    return inputs
 
 
 class Judge:
