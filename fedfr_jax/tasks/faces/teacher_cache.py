@@ -20,7 +20,7 @@ from fedfr_jax.schema import naming
 from fedfr_jax.stream import Stream, stream
 from fedfr_jax.tasks.data import augment_of
 from fedfr_jax.tasks.faces.distilled import KNOWN, Distill, Teacher, open_distill
-from fedfr_jax.tasks.faces.recognition import Recognition, inputs_of
+from fedfr_jax.tasks.faces.face_images import Recognition, inputs_of
 from fedfr_jax.types import Model, Source
 
 LOOKED_AT = 1024  # images whose pixels are in a digest

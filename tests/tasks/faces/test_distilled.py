@@ -19,8 +19,8 @@ from fedfr_jax.stacks import named
 from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces import distilled as d
 from fedfr_jax.tasks.faces import teacher_cache as kept
+from fedfr_jax.tasks.faces.face_images import inputs_of
 from fedfr_jax.tasks.faces.loss import face_loss
-from fedfr_jax.tasks.faces.recognition import inputs_of
 from fedfr_jax.types import Batch, Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
