@@ -6,7 +6,8 @@ Not measured: the processed sets are given out on request only. Each set that is
 Market-1501, Duke, MSMT17 or CUHK03 is a folder with a split.csv (see `reid_csv`), and
 resnet50_imagenet.npz holds torchvision's state dict. CUHK02 is shared without labels.
 Expected of the ResNet and its optimizer as released: 0.005 below the neck, 0.05 in
-neck and classifier, no decay within a round, statistics of the first client.
+neck and classifier, no decay within a round, statistics of one client, drawn anew in
+every round.
 """
 
 from fedfr_jax.configs import base
