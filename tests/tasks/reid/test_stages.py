@@ -9,6 +9,9 @@ import pytest
 from fedfr_jax.build import build
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms.cdw import cosine_distance
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.convert import to_torch
+from fedfr_jax.models.weights import write_weights
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.types import Central, Cohort
 from tests.tasks.reid.given import crossed
@@ -103,6 +106,29 @@ def test_clients_keep_their_classifier_and_merged_training_has_everybodys():
     of_clients = trainer.start(None)["params"]
     same = lambda a, b: np.testing.assert_array_equal(a, b)
     jax.tree.map(same, first["stem"], of_clients["stem"])  # all start alike
+
+
+def test_a_pth_of_torchvision_is_where_every_row_starts(tmp_path):
+    shape = SOURCES["crossed"]().image_shape
+    trunk = {k: v for k, v in MODEL.items() if k not in ("bottleneck", "dropout")}
+    resnet = {**trunk, "num_classes": 5}
+    variables = MODELS["resnet"](shape, **resnet).init(jax.random.key(7))
+    tensors = to_torch("resnet", variables, shape, **resnet)
+    tensors["bn1.num_batches_tracked"] = np.int64(3)
+    path = tmp_path / "resnet.pth"
+    write_weights(path, tensors)
+    methods = {name: ROWS[name] for name in ("fedpav", "merged")}
+    methods["fedpav"] = {**RATE, **methods["fedpav"]}
+    model = {**MODEL, "weights": str(path)}
+    stages = build(config(model=model, methods=methods)).stages
+    starts = stages["fedpav"].trainer.start(None), stages["merged"].trainer.init(None)
+    same = lambda a, b: np.testing.assert_array_equal(a, b)
+    for start in starts:
+        for part in ("stem", "stage1"):
+            jax.tree.map(same, start["params"][part], variables["params"][part])
+    write_weights(path, {"conv1.weight": np.zeros(3, np.float32)})
+    with pytest.raises(ValueError, match="resnet.pth: .*missing: bn1.bias"):
+        build(config(model=model, methods=methods))
 
 
 def test_balanced_batches_are_listed_for_every_epoch_of_a_row():
