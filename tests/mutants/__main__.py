@@ -16,7 +16,7 @@ import time
 
 from tests.mutants.lists import ROOT, Mutant, mutants
 
-IGNORED = shutil.ignore_patterns(".*", "runs", "__pycache__", "build", "dist")
+LEFT_OUT = ("runs", "build", "dist")  # of the repository's root
 LONGEST = 900  # seconds of a mutant's tests
 WORDS = {0: "survived", 1: "noticed", None: "timed out"}  # by pytest's exit status
 
@@ -29,7 +29,7 @@ def main() -> int:
     chosen = [m for m in mutants() if only in f"{m.file}: {m.old}"]
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder, "tree")
-        shutil.copytree(ROOT, copy, ignore=IGNORED)
+        shutil.copytree(ROOT, copy, ignore=ignored)
         fails = {t for t in {m.tests: 0 for m in chosen} if do_fail(copy, t)}
         found = [(m, outcome(copy, m)) for m in chosen if m.tests not in fails]
     found += [(m, "not tried") for m in chosen if m.tests in fails]
@@ -39,6 +39,12 @@ def main() -> int:
     counts = collections.Counter(word for _, word in found)
     print(", ".join(f"{count} {word}" for word, count in counts.items()))
     return 1 if missed else 0
+
+
+def ignored(folder: str, names: list[str]) -> set[str]:
+    """What of a folder is not copied."""
+    left_out = LEFT_OUT if pathlib.Path(folder) == ROOT else ()
+    return {n for n in names if n[0] == "." or n in (*left_out, "__pycache__")}
 
 
 def do_fail(copy: pathlib.Path, tests: tuple[str, ...]) -> bool:
