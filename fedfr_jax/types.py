@@ -219,6 +219,7 @@ class Client(NamedTuple):
 
     id: jax.Array  # [] int32
     place: jax.Array  # [] int32 in the cohort
+    is_first: jax.Array  # [] bool: one client of each cohort, drawn anew every round
     round: jax.Array  # [] int32
     num_local: jax.Array  # [] int32 own examples
     num_extra: jax.Array  # [] int32 examples added by the server
@@ -324,7 +325,7 @@ class RoundResult(NamedTuple):
     weights: jax.Array  # [K]
     round: jax.Array  # [] int32
     tables: PyTree = ()  # what `prepare` made for this round
-    # Own leaves of the cohort's first client, where the server takes them: one that
+    # Own leaves of the client who `is_first`, where the server takes them: one that
     # trains its network adds them as "local", and hands them back there as they became.
     own: PyTree = ()
 

@@ -4,9 +4,10 @@ fedfr train --config=configs/fedreid/paper.py --workdir=runs/fedreid_paper
 
 Not measured: the processed sets are given out on request only. Each set that is no
 Market-1501, Duke, MSMT17 or CUHK03 is a folder with a split.csv (see `reid_csv`), and
-resnet50_imagenet.npz holds torchvision's state dict. CUHK02 is shared without labels.
+resnet50-0676ba61.pth is torchvision's file. CUHK02 is shared without labels.
 Expected of the ResNet and its optimizer as released: 0.005 below the neck, 0.05 in
-neck and classifier, no decay within a round, statistics of the first client.
+neck and classifier, no decay within a round, statistics of one client, drawn anew in
+every round.
 """
 
 from fedfr_jax.configs import base
@@ -39,7 +40,7 @@ def get_config():
     config.data = {"name": "join", "parts": sets()}
     cuhk02 = {"name": "reid_csv", "path": base.data_dir("reid/cuhk02/split.csv")}
     config.partition = {"name": "by_dataset", "public": {"source": cuhk02}}
-    weights = base.data_dir("reid/resnet50_imagenet.npz")
+    weights = base.data_dir("reid/resnet50-0676ba61.pth")
     config.model = {"name": "reid", "depth": 50, "weights": weights}
     augment = ({"name": "pad_and_crop", "padding": 10}, IMAGENET)
     config.federation = {

@@ -4,7 +4,7 @@ fedfr train --config=configs/fedreid/strong_centre.py --workdir=runs/strong_cent
 
 Luo et al. 2019 (BoT), as its code has it; fast-reid's form of it reaches 94.4 rank-1
 and 86.1 mAP. Not measured: Market-1501 is given out on request only.
-resnet50_imagenet.npz holds torchvision's state dict.
+resnet50-0676ba61.pth is torchvision's file.
 """
 
 from fedfr_jax.configs import base
@@ -22,7 +22,7 @@ def get_config():
     config.model = {
         "name": "reid",
         "depth": 50,
-        "weights": base.data_dir("reid/resnet50_imagenet.npz"),
+        "weights": base.data_dir("reid/resnet50-0676ba61.pth"),
         "last_stride": 1,
         "neck": "bnneck",
     }

@@ -133,6 +133,7 @@ class Slots(NamedTuple):
     num_steps: jax.Array  # [] int32
     start: jax.Array | int = 0  # [] int32 first row of the segment's own table
     shard: jax.Array | int = 0  # [] int32 whose sum it is part of, on its device
+    is_first: jax.Array | bool = False  # [] bool: of the cohort, by chance
 
 
 IDLE = np.array([-1, *[0] * (len(Slots._fields) - 1)], np.int32)  # a packed slot
@@ -145,7 +146,7 @@ def pack(clients: Slots, places: np.ndarray) -> np.ndarray:
       places: [...] int place in the cohort, -1 where idle.
 
     Returns:
-      [..., 10] int32, one array for one copy to a device.
+      [..., 11] int32, one array for one copy to a device.
     """
     numbers = np.empty((len(clients.client) + 1, len(Slots._fields)), np.int32)
     for i, values in enumerate(clients):
@@ -160,9 +161,9 @@ def column(packed: np.ndarray, name: str) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray | jax.Array) -> Slots:
-    """What `pack` gives [..., 10] as fields, on the host or inside jit."""
+    """What `pack` gives [..., 11] as fields, on the host or inside jit."""
     slots = Slots(*(packed[..., i] for i in range(len(Slots._fields))))
-    return slots._replace(is_new=slots.is_new > 0)
+    return slots._replace(is_new=slots.is_new > 0, is_first=slots.is_first > 0)
 
 
 def client_key(key: jax.Array, client: jax.Array | int) -> jax.Array:
@@ -241,13 +242,13 @@ def client_view(
     def span(start, view):
         position = start + jnp.arange(feed.batch_size, dtype=jnp.int32)
         stored = stored_at(position)
-        return stored._replace(
-            inputs=feed.seen(view, stored.inputs), view=jnp.full_like(position, view)
-        )
+        seen = feed.seen(view, stored.inputs)
+        return stored._replace(inputs=seen, view=jnp.full_like(position, view))
 
     return Client(
         id=slot.client,
         place=slot.place,
+        is_first=slot.is_first,
         round=round,
         num_local=slot.num_local,
         num_extra=slot.num_extra,

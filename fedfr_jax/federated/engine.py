@@ -59,7 +59,7 @@ class Round(NamedTuple):
     """The functions of a round, plain or compiled.
 
     server: as the algorithm has it; rows: personal trees [A, w, L, ...] of a segment's
-    w waves on A devices; slots: their packed `Slots` [A, w, L, 10]; table: a `Dataset`
+    w waves on A devices; slots: their packed `Slots` [A, w, L, 11]; table: a `Dataset`
     that lies as its kind says, see `tables`; shared: (extra, round [], key of the seed,
     hyper); order: [K] int32, each cohort member's place in the outputs, put together
     along their waves and flattened.

@@ -23,7 +23,7 @@ class Work(NamedTuple):
     """A round's arguments in host memory, and what they mean."""
 
     rows: PyTree  # [V', W, L, ...] personal rows of this process' shards
-    slots: np.ndarray  # [V, W, L, 10] int32, see `client.unpack`
+    slots: np.ndarray  # [V, W, L, 11] int32, see `client.unpack`
     order: np.ndarray  # [K] int32 flat slot of each cohort member
     extra: Extra
     clients: np.ndarray  # [V, W, L] ids, -1 where idle
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     """Who trains where, in host memory; n waves on a device in all, S segments of w."""
 
     rows: PyTree  # [A', S * w, L, ...] of this process' devices
-    slots: np.ndarray  # [A, S * w, L, 10] packed, the segments one after the other
+    slots: np.ndarray  # [A, S * w, L, 11] packed, the segments one after the other
     order: np.ndarray  # [K] int32 place of each cohort member in `slots`
     num_waves: int  # n
 
@@ -124,7 +124,7 @@ def read_rows(
     """The data set [rows, ...] of one device's slots in host memory.
 
     Args:
-      parts: packed slots [w, L, 10], and the rows [K, X] int32 that the server adds.
+      parts: packed slots [w, L, 11], and the rows [K, X] int32 that the server adds.
     """
     zeros = lambda x: np.zeros((rows, *x.shape), x.dtype)
     found = jax.tree.map(zeros, table.example)

@@ -5,6 +5,7 @@ as wrong as one with a flipped bit.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import pathlib
@@ -15,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 SUM_BYTES = 4
+KEEP_SIZE, PUNCH_HOLE = 1, 2  # of Linux's fallocate
 
 
 class RowFile:
@@ -55,6 +57,21 @@ class RowFile:
         for row, place in zip(block, places.tolist(), strict=True):
             if not _in_full(put, row, place * self.row_bytes):
                 raise OSError(f"{self.path}: row {place} was written in part.")
+
+    def drop(self, places: np.ndarray) -> None:
+        """Give the disk the blocks back that `places` [n], ascending, fill alone.
+
+        Where the file system or the C library cannot, the file stays as it is.
+        """
+        try:
+            fallocate = ctypes.CDLL(None).fallocate
+        except AttributeError:
+            return
+        firsts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+        for run in np.split(places, firsts)[1:]:  # neighbours at once
+            start, size = int(run[0]) * self.row_bytes, len(run) * self.row_bytes
+            where = ctypes.c_int64(start), ctypes.c_int64(size)
+            fallocate(self._file, KEEP_SIZE | PUNCH_HOLE, *where)
 
     def sync(self) -> None:
         """Put everything that was written on disk."""

@@ -24,3 +24,12 @@ def sample(seed: int, round: int, population: int, cohort: int) -> np.ndarray:
     key = np.random.SeedSequence((seed, epoch)).generate_state(1)[0]
     index = turn * cohort + np.arange(cohort)
     return np.sort(permute_host(int(key), index, population))
+
+
+def first_of(ids: np.ndarray, seed: int, round: int) -> int:
+    """The client of a cohort `ids` [K], in any order, that comes first by chance.
+
+    A function of (seed, round, cohort), each client as likely as the others.
+    """
+    draw = np.random.default_rng((seed, round, 2)).integers(len(ids))
+    return int(np.sort(ids)[draw])

@@ -233,6 +233,7 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
         num_extra=extra.num_examples,
         num_classes=sim.population.num_classes[ids],
         num_steps=steps,
+        is_first=ids == sampling.first_of(ids, sim.seed, cohort.round),
     )
     slots = pack(each, plan.slots)
     clients = column(slots, "client")

@@ -1,10 +1,11 @@
-"""The personal rows of all N clients, on disk, three versions each.
+"""The personal rows of all N clients, on disk, three versions each while they train.
 
 A row is one client's flattened personal tree. Each client has three places in a sparse
 file and a stamp for each (1 + the round that wrote it, 0 for nothing); a write never
 touches what the last two checkpoints see, so a run that is killed at any moment and
 resumed at either, at round R, reads exactly the rows of round R: stamps after R do not
 count. Nothing is written until a client takes part, and memory does not grow with N.
+When a stage has ended, `keep_newest` frees all versions but the newest.
 Where a row is empty a client has one stamp, of the first round that it took part in.
 
 A row has a checksum, and the stamps that a checkpoint sees have a number in seals.txt:
@@ -34,6 +35,7 @@ import numpy as np
 from fedfr_jax import trees
 from fedfr_jax.federated import seals
 from fedfr_jax.federated.row_file import SUM_BYTES, RowFile
+from fedfr_jax.federated.rows import pack, unpack
 from fedfr_jax.federated.store_files import (
     check_layout,
     check_sizes,
@@ -155,7 +157,8 @@ class Store:
             self._rows.free()
         rows = np.flatnonzero(on_disk)
         self._read(block, rows, ids[rows], newest[rows], stamps[rows])
-        return self._unpack(block), is_new
+        leaves = unpack(block, self._leaves)
+        return jax.tree.unflatten(self._treedef, leaves), is_new
 
     def scatter(self, ids: np.ndarray, rows: PyTree, round: int, others=()) -> None:
         """Hand `rows` (tree of [K, ...]) of `round` to the writer.
@@ -171,7 +174,8 @@ class Store:
         self._wait()
         others = np.asarray(others, np.int64)
         others = others[others >= 0]
-        ids, block = ids.astype(np.int64), self._pack(rows, len(ids))
+        block = pack(rows, len(ids), self._row_bytes)
+        ids = ids.astype(np.int64)
         if (ids[:1] < 0).any() or (ids[1:] <= ids[:-1]).any():
             order = ids.argsort()[np.count_nonzero(ids < 0) :]
             ids, block = ids[order], block[order]
@@ -196,6 +200,24 @@ class Store:
             earlier = sorted(r for r in seals.read_seals(path).items() if r[0] < round)
             kept = dict([*earlier[-PROTECTED:], (round, self._seal)])
             seals.write_seals(path, kept)
+
+    def keep_newest(self) -> None:
+        """Free all versions but the newest: a stage has ended, with a `flush`.
+
+        It can go on from its last checkpoint; one before is refused. Killed at any
+        moment, the rows of the last are whole, and the next call frees the rest.
+        """
+        self._wait()
+        if not self._leaves:
+            return
+        if self._is_kept:
+            seals.write_seals(self._folder / SEALS, {self._protected[-1]: self._seal})
+        for start in self._written_blocks():
+            part = self._stamps[start : start + seals.BLOCK]
+            is_old = (part > 0) & (part < part.max(axis=1, keepdims=True))
+            if self._is_kept:  # one process is enough, as all have written theirs
+                self._rows.drop(start * VERSIONS + np.flatnonzero(is_old))
+            part[is_old] = 0
 
     def touched(self) -> np.ndarray:
         """Ids that have a row, ascending, [n] int64."""
@@ -272,27 +294,3 @@ class Store:
             age.put(first + needed, np.iinfo(np.int32).max)
         np.putmask(age, stamps == round + 1, -1)
         return VERSIONS * ids + age.argmin(axis=1)
-
-    def _unpack(self, block):
-        leaves, start = [], 0
-        for leaf in self._leaves:
-            size = trees.num_bytes(leaf)
-            part = block[:, start : start + size].view(leaf.dtype)
-            leaves.append(part.reshape(len(block), *leaf.shape))
-            start += size
-        return jax.tree.unflatten(self._treedef, leaves)
-
-    def _pack(self, rows, count):
-        parts = [
-            np.ascontiguousarray(np.asarray(leaf)).reshape(count, -1).view(np.uint8)
-            for leaf in jax.tree.leaves(rows)
-        ]
-        parts = parts or [np.zeros((count, 1), np.uint8)]
-        wanted = self._row_bytes - SUM_BYTES
-        if (size := sum(part.shape[1] for part in parts)) != wanted:
-            raise ValueError(
-                f"client_update must give a row of {wanted} bytes, as init_personal "
-                f"does, got {size}."
-            )
-        parts.append(np.zeros((count, SUM_BYTES), np.uint8))
-        return np.concatenate(parts, axis=1)

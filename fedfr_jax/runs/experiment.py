@@ -76,7 +76,7 @@ def evaluate_experiment(experiment: Experiment, workdir) -> dict:
 
     Raises:
       ValueError: when a stage has not been trained to its end, or its last checkpoint
-        cannot be read; nothing is trained and nothing deleted.
+        cannot be read; nothing is trained and no checkpoint deleted.
     """
     workdir = pathlib.Path(workdir)
     for name, stage in experiment.stages.items():
@@ -107,7 +107,8 @@ def check_end(folder: pathlib.Path, end: int) -> None:
     if why:
         raise ValueError(
             f"checkpoint {end} in {folder} must be readable to be evaluated, got "
-            f"{why!r}: `fedfr train` goes on from the one before."
+            f"{why!r}: `fedfr train` goes on from the one before, where personal rows "
+            "of then are kept."
         )
 
 
@@ -189,6 +190,7 @@ def run_federated(
                 client_log=clients,
                 period=period,
             )
+        store.keep_newest()  # the last checkpoint is whole
         found = evaluate(evaluators, view(server))
         late = {name: found[name] for name in found.keys() - between.keys()}
         if first < end and late:  # what is judged once goes to TensorBoard

@@ -412,7 +412,8 @@ def test_statistics_are_averaged_kept_or_of_the_first_client():
         np.average(kept, weights=np.array(SIZES)[ids]),
         rtol=1e-5,
     )
-    np.testing.assert_allclose(ends["first"][0].first["batch_stats"]["mean"], kept[0])
+    chosen = kept[ids == sampling.first_of(ids, SEED, 0)].item()
+    np.testing.assert_allclose(ends["first"][0].first["batch_stats"]["mean"], chosen)
 
 
 def test_no_two_algorithm_files_share_over_40_percent_of_their_lines():

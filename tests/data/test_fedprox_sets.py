@@ -1,11 +1,16 @@
 """FedProx's Synthetic set and the way it deals MNIST and FEMNIST to clients."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
+from fedfr_jax.build import plain
+from fedfr_jax.commands.config_files import find, load
 from fedfr_jax.data.partition import power_law
 from fedfr_jax.data.partition.power_law import lognormal_sizes, power_law_counts
 from fedfr_jax.data.sources.synthetic import draw_users, synthetic
+from fedfr_jax.tasks.data import open_data, split
 
 
 def test_synthetic_vectors_are_those_of_the_released_code(golden):
@@ -34,6 +39,18 @@ def test_mnist_is_dealt_by_the_released_power_law(golden):
     counts = np.zeros((1000, 10), int)
     np.put_along_axis(counts, classes, found, axis=1)
     np.testing.assert_array_equal(counts, arrays["counts"])
+
+
+def test_the_users_of_the_config_are_those_of_the_released_code(golden):
+    config = plain(load(find("fedmargin/mnist")))
+    if not pathlib.Path(config["data"]["data_dir"]).is_dir():
+        pytest.skip(f"{config['data']['data_dir']} is not there")
+    source = open_data(config["data"])
+    parts = split(config["partition"], source)
+    held = held_by(parts, source.labels) + held_by(parts, source.labels, "test")
+    arrays = golden("fedprox_mnist_powerlaw_seed0")
+    np.testing.assert_array_equal(np.bincount(source.labels), arrays["class_totals"])
+    np.testing.assert_array_equal(held, arrays["counts"])
 
 
 def held_by(split, labels, part="train"):

@@ -8,6 +8,7 @@ import pytest
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.cdw import cdw
 from fedfr_jax.federated.algorithms.distilling import feature_distance
+from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.finch import (
     clusters,
     finch,
@@ -19,6 +20,7 @@ from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.shared_images import Shared, features_on
 from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.sampling import first_of, sample
 from fedfr_jax.federated.simulation import (
     open_store,
     play,
@@ -74,7 +76,7 @@ def to_ends(ends):
     return train
 
 
-def simulated(algorithm, images, num_classes, where=(1, 1)):
+def simulated(algorithm, images, num_classes, where=(1, 1), **options):
     sizes = [len(x) for x in images]
     labels = np.zeros(sum(sizes), np.int32)
     images = np.concatenate(images).astype(np.float32)
@@ -82,7 +84,7 @@ def simulated(algorithm, images, num_classes, where=(1, 1)):
         *(algorithm, Feed(max(sizes), shuffle=False)),
         Dataset.labelled(images, labels),
         Population(np.cumsum([0, *sizes]), np.asarray(num_classes, np.int32)),
-        **{"mesh": make_mesh(where[0]), "lanes": where[1]},
+        **{"mesh": make_mesh(where[0]), "lanes": where[1], **options},
     )
 
 
@@ -240,11 +242,37 @@ def test_the_pass_renews_the_statistics_of_the_server(how):
     sim = simulated(algorithm, [np.zeros((2, 4))] * 2, [2, 2], (1, 2))
     server = start(sim, model.init(None))
     store = open_store(sim, server)
-    begin = 3.0 if how == "average" else 1.0
-    for round, wanted in enumerate((begin, begin / 8 + 7)):
+    first = [(1.0, 5.0)[first_of(np.arange(2), sim.seed, r)] for r in range(2)]
+    before, after = (3.0, 3.0) if how == "average" else first
+    for round, wanted in enumerate((before, after / 8 + 7)):
         server, _ = play(sim, server, store, round)
         seen = algorithm.network(server)["batch_stats"]["seen"]
         np.testing.assert_allclose(seen, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "devices, options",
+    [(1, {}), (2, {"lanes": 2}), (2, {"lanes": 2, "reduction": "canonical"})],
+)
+def test_the_client_that_comes_first_is_drawn_in_every_round(devices, options):
+    """Of a cohort of four among six, whose statistics are their numbers."""
+    model = counting(linear(4, 3, 2))
+    zeros = model.init(None)["params"]
+    ends = [{"params": zeros, "batch_stats": {"seen": np.float32(k)}} for k in range(6)]
+    algorithm = with_statistics(fedavg(to_ends(stacked(ends))), "first")
+    sim = simulated(algorithm, [np.zeros((2, 4))] * 6, [2] * 6, (devices, 1), **options)
+    sim = sim._replace(cohort_size=4)
+    server = start(sim, model.init(None))
+    store, found = open_store(sim, server), []
+    cohorts = [sample(sim.seed, round, 6, 4) for round in range(8)]
+    for round, ids in enumerate(cohorts):
+        cohort = Cohort(ids[::-1] if round % 2 else ids, round)
+        server, _ = play_cohort(sim, server, store, cohort)
+        found.append(int(algorithm.network(server)["batch_stats"]["seen"]))
+    assert found == [first_of(x, sim.seed, r) for r, x in enumerate(cohorts)]
+    assert len(set(found)) >= 4
+    places = [x.tolist().index(k) for x, k in zip(cohorts, found, strict=True)]
+    assert len(set(places)) >= 3
 
 
 def counting(model):

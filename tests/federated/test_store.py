@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from fedfr_jax.federated.row_file import RowFile
 from fedfr_jax.federated.store import Store
 from tests.federated import store_writer
 
@@ -315,3 +316,40 @@ def test_a_row_of_another_length_is_refused(tmp_path):
     with pytest.raises(ValueError, match="give a row of 28 bytes, .* got 4"):
         store.scatter(np.array([1]), {"count": np.ones(1, np.int32)}, 0)
     assert store.touched().tolist() == []
+
+
+def test_a_stage_that_ended_keeps_a_row_per_client_even_if_killed(
+    tmp_path, monkeypatch
+):
+    template = {"x": np.zeros(2**14, np.float32)}
+    row = lambda *values: {"x": np.tile(np.float32(values)[:, None], (1, 2**14))}
+    store, drop = Store(template, 4, tmp_path), RowFile.drop
+    for round in range(3):
+        store.scatter(np.array([0, 2, 3]), row(*3 * [round]), round)
+        store.flush(round + 1)
+    used = lambda: 512 * os.stat(tmp_path / "rows.bin").st_blocks
+    assert used() >= 9 * 2**16
+
+    def killed(file, places):
+        drop(file, places[:3])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RowFile, "drop", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.keep_newest()
+    monkeypatch.undo()
+    resumed = Store(template, 4, tmp_path, resume_round=3, protected=(2, 3))
+    for _ in range(2):
+        tree, is_new = resumed.gather(np.arange(4))
+        assert tree["x"][:, -1].tolist() == [2, 0, 2, 2]
+        assert is_new.tolist() == [False, True, False, False]
+        resumed.keep_newest()
+    assert used() < 4 * 2**16
+    for round in (3, 4):  # and on
+        resumed.scatter(np.array([0, 1]), row(round, round), round)
+        resumed.flush(round + 1)
+    for end, wanted in [(5, [4, 4, 2, 2]), (4, [3, 3, 2, 2]), (3, [2, 0, 2, 2])]:
+        earlier = Store(template, 4, tmp_path, resume_round=end)
+        assert earlier.gather(np.arange(4))[0]["x"][:, 0].tolist() == wanted
+    with pytest.raises(ValueError, match="than round 2's in seals.txt"):
+        Store(template, 4, tmp_path, resume_round=2)

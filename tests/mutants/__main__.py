@@ -1,9 +1,11 @@
 """Put in every fault, one at a time: python -m tests.mutants [--only=TEXT]
 
-Prints the survivors; exits with 1 when there is one, or a text is not found once.
+The tests must succeed without a fault first: tests that fail anyway notice nothing.
+Prints what was not noticed, and exits with 1 when there is any.
 """
 
 import argparse
+import collections
 import os
 import pathlib
 import shutil
@@ -14,8 +16,9 @@ import time
 
 from tests.mutants.lists import ROOT, Mutant, mutants
 
-IGNORED = shutil.ignore_patterns(".*", "runs", "__pycache__", "build", "dist")
-LONGEST = 900  # seconds of a mutant's tests: one that hangs is noticed
+LEFT_OUT = ("runs", "build", "dist")  # of the repository's root
+LONGEST = 900  # seconds of a mutant's tests
+WORDS = {0: "survived", 1: "noticed", None: "timed out"}  # by pytest's exit status
 
 
 def main() -> int:
@@ -26,34 +29,51 @@ def main() -> int:
     chosen = [m for m in mutants() if only in f"{m.file}: {m.old}"]
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder, "tree")
-        shutil.copytree(ROOT, copy, ignore=IGNORED)
-        escaped = [m for m in chosen if not is_noticed(copy, m)]
-    for mutant in escaped:
-        print(f"SURVIVOR {mutant.file}: {mutant.old!r} -> {mutant.new!r}")
-    print(f"{len(chosen) - len(escaped)} of {len(chosen)} faults were noticed")
-    return 1 if escaped else 0
+        shutil.copytree(ROOT, copy, ignore=ignored)
+        fails = {t for t in {m.tests: 0 for m in chosen} if do_fail(copy, t)}
+        found = [(m, outcome(copy, m)) for m in chosen if m.tests not in fails]
+    found += [(m, "not tried") for m in chosen if m.tests in fails]
+    missed = [(m, word) for m, word in found if word != "noticed"]
+    for mutant, word in missed:
+        print(f"{word}: {mutant.file}: {mutant.old!r} -> {mutant.new!r}")
+    counts = collections.Counter(word for _, word in found)
+    print(", ".join(f"{count} {word}" for word, count in counts.items()))
+    return 1 if missed else 0
 
 
-def is_noticed(copy: pathlib.Path, mutant: Mutant) -> bool:
-    """Whether a test fails with the fault in `copy`, which is as before afterwards."""
+def ignored(folder: str, names: list[str]) -> set[str]:
+    """What of a folder is not copied."""
+    left_out = LEFT_OUT if pathlib.Path(folder) == ROOT else ()
+    return {n for n in names if n[0] == "." or n in (*left_out, "__pycache__")}
+
+
+def do_fail(copy: pathlib.Path, tests: tuple[str, ...]) -> bool:
+    """Whether `tests` do not succeed on the copy as it is."""
+    status = run_tests(copy, tests)
+    if status != 0:
+        print(f"fail without a fault: {' '.join(tests)}", flush=True)
+    return status != 0
+
+
+def outcome(copy: pathlib.Path, mutant: Mutant) -> str:
+    """What becomes of the fault in `copy`, which is as before afterwards."""
     path, began = copy / mutant.file, time.perf_counter()
     text = path.read_text()
     if text.count(mutant.old) != 1:
-        print(f"not found once: {mutant.file}: {mutant.old!r}", flush=True)
-        return False
+        return "not found once"
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
-        result = run_tests(copy, mutant.tests)
+        status = run_tests(copy, mutant.tests)
     finally:
         path.write_text(text)
-    words = {0: "survived", 1: "noticed"}.get(result, f"pytest gave {result}")
+    word = WORDS.get(status, f"pytest gave {status}")
     seconds = time.perf_counter() - began
-    print(f"{words} in {seconds:.0f} s: {mutant.file}: {mutant.old!r}", flush=True)
-    return result == 1
+    print(f"{word} in {seconds:.0f} s: {mutant.file}: {mutant.old!r}", flush=True)
+    return word
 
 
-def run_tests(copy: pathlib.Path, tests: tuple[str, ...]) -> int:
-    """Exit status of pytest: 1 when a test failed, and nothing else."""
+def run_tests(copy: pathlib.Path, tests: tuple[str, ...]) -> int | None:
+    """Exit status of pytest: 1 when a test failed, and nothing else; None if late."""
     command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow"]
     command += ["-p", "no:cacheprovider", *(f"tests/{name}" for name in tests)]
     settings = {
@@ -67,7 +87,7 @@ def run_tests(copy: pathlib.Path, tests: tuple[str, ...]) -> int:
             command, cwd=copy, env=settings, capture_output=True, timeout=LONGEST
         ).returncode
     except subprocess.TimeoutExpired:
-        return 1
+        return None
 
 
 if __name__ == "__main__":

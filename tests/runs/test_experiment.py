@@ -9,6 +9,7 @@ import pytest
 
 from fedfr_jax.federated.settings import Federation, check_federation
 from fedfr_jax.federated.simulation import simulation
+from fedfr_jax.federated.store import Store
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import experiment as experiment_module
 from fedfr_jax.runs import tuning
@@ -149,6 +150,40 @@ def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
         rows = json.loads((folder / "clients.jsonl").read_text().splitlines()[-1])
         ends.append((jax.device_get(seen), rows))
     jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+def test_rows_that_nobody_needs_are_freed_at_the_end_and_more_rounds_follow(
+    tmp_path, monkeypatch
+):
+    algorithm, variables = toys.fedfr_toy()
+    trainer = Federated(
+        algorithm,
+        start=lambda before: variables,
+        apply=lambda variables, x: x,
+        network=None,
+        network_apply=None,
+    )
+
+    def train(folder, rounds):
+        seen = []
+        of = Federation(**{**SETTINGS, "rounds": rounds})
+        whole = experiment(of)
+        rows = lambda networks: seen.append([networks.of_client(k) for k in range(5)])
+        evaluators = {"own": Evaluator(lambda networks: rows(networks) or Evaluation())}
+        whole = whole._replace(task=whole.task._replace(evaluators=evaluators))
+        run_federated(whole, trainer, None, tmp_path / folder)
+        stamps = np.fromfile(tmp_path / folder / "store" / "stamps.bin", np.int32)
+        assert np.count_nonzero(stamps) == 5  # all have trained in every round
+        return jax.device_get(seen[-1])
+
+    wanted = train("whole", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "keep_newest", lambda store: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train("more", 2)
+    train("more", 2)
+    train("more", 2)  # finished: judged again
+    jax.tree.map(np.testing.assert_array_equal, train("more", 3), wanted)
 
 
 def test_the_last_round_adds_up_as_the_rounds_do():

@@ -1,8 +1,8 @@
 """Running statistics of batch normalisation: averaged, kept, or of the first client.
 
 Algorithms average them like parameters, but plainly. FedBN (Li et al. 2021,
-arXiv:2102.07623) keeps a client's own; the released FedReID takes those of the first
-client of a cohort.
+arXiv:2102.07623) keeps a client's own; the released FedReID takes those of the client
+that its random sample of the cohort names first, another one in every round.
 """
 
 import jax
@@ -21,7 +21,7 @@ def with_statistics(algorithm: Algorithm, how: str) -> Algorithm:
 
     Args:
       how: average (as algorithms do), local (each client keeps its own) or first (the
-        server takes those of the cohort's first client, as FedReID's released code).
+        server takes those of the one who `is_first`, as FedReID's released code).
 
     Raises:
       ValueError: for another word.
@@ -58,16 +58,15 @@ def batch_norms(variables: PyTree) -> PyTree:
 
 
 def of_first(algorithm: Algorithm) -> Algorithm:
-    """A `personal(...)` whose leaves every client takes from the cohort's first one."""
+    """A `personal(...)` whose leaves everybody takes from the client who `is_first`."""
     aggregator = algorithm.aggregator
 
     def client_update(key, server, row, client):
         row = row._replace(leaves=server.first)
         output = algorithm.client_update(key, server, row, client)
         leaves = output.personal.leaves
-        is_first = client.place == 0
         zeros = jax.tree.map(jnp.zeros_like, leaves)
-        sent = trees.where(is_first, leaves, zeros)
+        sent = trees.where(client.is_first, leaves, zeros)
         return output._replace(update=(output.update, sent))
 
     def summarize(update, weight):

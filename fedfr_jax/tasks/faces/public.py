@@ -10,8 +10,8 @@ from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.stream import placed
+from fedfr_jax.tasks.faces.face_images import Recognition
 from fedfr_jax.tasks.faces.margin_state import learned, with_start
-from fedfr_jax.tasks.faces.recognition import Recognition
 from fedfr_jax.types import Model, PyTree
 
 

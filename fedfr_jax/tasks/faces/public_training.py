@@ -17,11 +17,11 @@ from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces.class_softmax import class_parallel_loss
 from fedfr_jax.tasks.faces.classical import backbone_of
 from fedfr_jax.tasks.faces.distilled import distilled, open_distill
+from fedfr_jax.tasks.faces.face_images import Recognition
 from fedfr_jax.tasks.faces.gate import gated, has_gate
 from fedfr_jax.tasks.faces.loss import face_loss, rule_of
 from fedfr_jax.tasks.faces.margin_state import beside
 from fedfr_jax.tasks.faces.public import first_variables
-from fedfr_jax.tasks.faces.recognition import Recognition
 from fedfr_jax.types import Central, ClassTable, Model, PyTree
 
 TABLE = "phi"  # the parameter of the public classes

@@ -1,4 +1,4 @@
-"""Face recognition: the device table of a partition, and how networks are judged.
+"""Face recognition: how networks are judged.
 
 Generic: one network on identities that no training saw. Personalised: every client's
 own network on the test images of all clients (FedFR, section 4; protocol of its code).
@@ -6,14 +6,12 @@ own network on the test images of all clients (FedFR, section 4; protocol of its
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import compose, face_mask, mirror, normalize
-from fedfr_jax.data.identities import Partition
 from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
 from fedfr_jax.evaluation.masked import masked_scores
 from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
@@ -23,23 +21,21 @@ from fedfr_jax.evaluation.verification import (
     roc_curve,
     ten_fold,
 )
-from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.schema import call, check_ranges
-from fedfr_jax.stream import Stream, placed, stream
+from fedfr_jax.stream import placed
 from fedfr_jax.tasks.faces.drawn_pairs import balanced_pairs, fewest_negatives
+from fedfr_jax.tasks.faces.face_images import Recognition
 from fedfr_jax.tasks.faces.judged_files import held, rates_of, settings_of
 from fedfr_jax.tasks.faces.pair_list import pair_list
 from fedfr_jax.tasks.faces.search_set import search_set
 from fedfr_jax.tasks.faces.template_set import template_set
 from fedfr_jax.types import (
-    Dataset,
     Evaluation,
     Evaluator,
     Networks,
     PyTree,
-    Source,
 )
 
 MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
@@ -53,60 +49,6 @@ FILES = {
 PLAIN = normalize()
 MIRRORED = compose(mirror(), normalize())
 MASKED = compose(face_mask(fixed=True), normalize())
-
-
-class Recognition(NamedTuple):
-    """A partition's images: what is trained on, and what is judged on."""
-
-    partition: Partition
-    table: Dataset | Stream  # clients' training rows ++ public rows
-    population: Population
-    judged: Dataset | Stream  # clients' test rows ++ unseen rows
-    test_identities: np.ndarray  # [E] source labels
-    train_identities: np.ndarray  # [C] source labels
-
-
-def recognition(
-    source: Source,
-    partition: Partition,
-    stream_bytes: int | None = None,
-    *,
-    with_landmarks: bool = False,
-) -> Recognition:
-    """Read every image of the partition once, or as often as it is needed.
-
-    Args:
-      stream_bytes: bytes that the images may take on a device; None takes them all.
-      with_landmarks: whether training images come with those that the source has.
-    """
-    p = partition
-    points = source.landmarks if with_landmarks else None
-
-    def table(rows, labels, points=None):
-        def inputs(i):
-            found = {"image": source.read(rows[i])}
-            return found if points is None else {**found, "landmarks": points[rows[i]]}
-
-        labels = labels.astype(np.int32)
-        if stream_bytes is None:
-            return Dataset(inputs(np.arange(len(rows))), {"label": labels})
-        return stream(inputs, labels, memory=stream_bytes)
-
-    return Recognition(
-        partition=p,
-        table=table(
-            np.concatenate([p.train, p.global_examples]),
-            np.concatenate([p.train_labels, p.global_labels]),
-            points,
-        ),
-        population=Population(p.train_offsets.astype(np.int64), p.num_classes),
-        judged=table(
-            np.concatenate([p.test, p.unseen_examples]),
-            np.concatenate([p.test_identities, p.unseen_labels]),
-        ),
-        test_identities=p.test_identities,
-        train_identities=p.train_identities,
-    )
 
 
 class Judge:

@@ -26,6 +26,7 @@ from fedfr_jax.tasks.data import (
     streams,
 )
 from fedfr_jax.tasks.faces.classical import backbone_of
+from fedfr_jax.tasks.faces.face_images import Recognition, recognition
 from fedfr_jax.tasks.faces.given_weights import weights_of
 from fedfr_jax.tasks.faces.method_rows import build_method, methods_of, with_lowered
 from fedfr_jax.tasks.faces.methods import (
@@ -34,7 +35,7 @@ from fedfr_jax.tasks.faces.methods import (
 )
 from fedfr_jax.tasks.faces.public import everyone, public_means
 from fedfr_jax.tasks.faces.public_training import margin_rule, public_training
-from fedfr_jax.tasks.faces.recognition import Judge, Recognition, recognition
+from fedfr_jax.tasks.faces.recognition import Judge
 from fedfr_jax.tasks.faces.teacher_cache import with_teacher
 from fedfr_jax.types import (
     Experiment,
@@ -76,13 +77,18 @@ def faces(settings: Mapping) -> Experiment:
     Images are read, nothing is trained.
     """
     parts = plan(settings)
-    task = recognition(
+    return assemble(parts, images_of(parts))
+
+
+def images_of(parts: Plan) -> Recognition:
+    """A plan's images, with their landmarks where masks are drawn on them."""
+    return recognition(
         parts.source,
         parts.partition,
         parts.stream_bytes,
         with_landmarks=draws_masks(parts),
+        judged_landmarks=parts.settings["evaluation"].get("masked") is not None,
     )
-    return assemble(parts, task)
 
 
 def draws_masks(parts: Plan) -> bool:

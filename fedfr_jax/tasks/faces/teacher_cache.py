@@ -1,7 +1,8 @@
 """A teacher's embeddings of all images of a source, kept in a file.
 
 `name.npy` holds float16 [T, V, D] in V views: plain, mirrored, and under either mask,
-as the row's augment counts them. `name.npy.json` holds a digest of the images.
+as the row's augment counts them. `name.npy.json` holds a digest of the images, and of
+their landmarks, where a mask is drawn.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from fedfr_jax.schema import naming
 from fedfr_jax.stream import Stream, stream
 from fedfr_jax.tasks.data import augment_of
 from fedfr_jax.tasks.faces.distilled import KNOWN, Distill, Teacher, open_distill
-from fedfr_jax.tasks.faces.recognition import Recognition
+from fedfr_jax.tasks.faces.face_images import Recognition, inputs_of
 from fedfr_jax.types import Model, Source
 
 LOOKED_AT = 1024  # images whose pixels are in a digest
@@ -27,12 +28,15 @@ CHUNK = 1 << 14  # images between writes
 
 
 def digest_of(source: Source) -> str:
-    """Tells a source from others: its size and up to 1024 evenly spread images."""
+    """Tells a source from others: its size, and up to 1024 evenly spread images with
+    their landmarks."""
     count = len(source.labels)
     rows = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
     found = hashlib.sha256(repr((count, tuple(source.image_shape))).encode())
     for start in range(0, len(rows), 64):
         found.update(np.ascontiguousarray(source.read(rows[start : start + 64])))
+    if source.landmarks is not None:
+        found.update(np.ascontiguousarray(source.landmarks[rows], np.float32))
     return found.hexdigest()
 
 
@@ -65,7 +69,8 @@ def write_cache(path, source: Source, teacher: Teacher, feed: Feed, mesh: Mesh) 
     """Embed all images of a source in the feed's views; whole or not at all."""
     path, model = pathlib.Path(path), teacher.model
     embed = lambda variables, images: model.apply(variables, images, False)[0]
-    run, table = build_embed(embed, feed, mesh), stream(source.read, source.labels)
+    run = build_embed(embed, feed, mesh)
+    table = stream(inputs_of(source, True), source.labels)
     count = len(source.labels)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.tmp")

@@ -19,6 +19,7 @@ from fedfr_jax.federated.settings import AUTO, Federation
 from fedfr_jax.feed import Feed
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.convert import with_resnet
+from fedfr_jax.models.weights import read_weights
 from fedfr_jax.schema import choose, naming
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import other_lowerings
@@ -121,13 +122,17 @@ def given_of(settings: Mapping, parts: Parts, num_classes: int) -> rows.Given:
 
 
 def pretrained(variables: PyTree, path: str) -> PyTree:
-    """Variables whose ResNet is that of a PyTorch state dict, saved as .npz.
+    """Variables whose ResNet is torchvision's, of a file that `read_weights` takes.
+
+    Args:
+      path: the .pth of a torchvision ResNet, or its tensors under the same names as
+        .safetensors or .npz.
 
     Raises:
       ValueError: naming the file, when its tensors do not fit.
     """
-    with naming(path), np.load(path) as tensors:
-        loaded = with_resnet(variables, dict(tensors))
+    with naming(path):
+        loaded = with_resnet(variables, read_weights(path).arrays)
     return jax.tree.map(jnp.asarray, loaded)
 
 
@@ -161,7 +166,10 @@ def trainer_of(
         trainer = trainer._replace(network=trainer.algorithm.network)
     if identities:
         with naming(section):
-            epochs = int(np.max(parts.federation.local_epochs))
+            epochs = parts.federation.local_epochs
+            if trainer.local_epochs is not None:
+                epochs = trainer.local_epochs
+            epochs = int(np.max(epochs)) + options.get("finetune_epochs", 0)
             algorithm = parts.balanced(trainer.algorithm, identities, epochs)
         trainer = trainer._replace(algorithm=algorithm)
     return trainer

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.partition import by_identity
-from fedfr_jax.tasks.faces.recognition import recognition
+from fedfr_jax.tasks.faces.face_images import recognition
 from fedfr_jax.types import Source
 
 SIDE, SIZES = 4, (2, 3, 2)

@@ -10,7 +10,6 @@ from fedfr_jax.federated.settings import Federation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces import stages
 from fedfr_jax.tasks.faces.method_rows import methods_of
-from fedfr_jax.tasks.faces.recognition import recognition
 from fedfr_jax.types import Experiment, Model, Source
 
 
@@ -68,4 +67,4 @@ def experiment_of(
         federation=Federation(**settings["federation"]),
         methods=methods_of(settings, model, partition),
     )
-    return stages.assemble(plan, recognition(source, partition))
+    return stages.assemble(plan, stages.images_of(plan))

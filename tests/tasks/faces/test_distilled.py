@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from fedfr_jax import trees
 from fedfr_jax.central.settings import Training
 from fedfr_jax.configs import base
+from fedfr_jax.data.align import arcface_template
 from fedfr_jax.federated.simulation import play
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
@@ -18,6 +19,7 @@ from fedfr_jax.stacks import named
 from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces import distilled as d
 from fedfr_jax.tasks.faces import teacher_cache as kept
+from fedfr_jax.tasks.faces.face_images import inputs_of
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.types import Batch, Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
@@ -151,7 +153,9 @@ def faces(seed=0):
     labels = np.repeat(np.arange(7, dtype=np.int32), 4)
     rng = np.random.default_rng(seed)
     images = rng.integers(0, 256, (len(labels), *SHAPE), dtype=np.uint8)
-    return source_of(images, labels)
+    points = arcface_template(SHAPE[:2])[None] + rng.uniform(-3, 3, (len(labels), 1, 2))
+    source = source_of(images, labels)
+    return source._replace(landmarks=points.astype(np.float32))  # far from the default
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +174,7 @@ def augmented(source, settings):
     rows = np.arange(count, dtype=np.int32)
     feed = feed_of(settings)
     run = jax.jit(lambda *a: feed.augmented(jax.random.key(3), 0, *a))
-    given = {"image": source.read(rows)}
+    given = inputs_of(source, True)(rows)
     inputs, targets, view = run(rows, given, {"label": rows})
     return batch_of(count)._replace(inputs=inputs, targets=targets, view=view)
 
@@ -211,6 +215,10 @@ def test_a_teacher_of_clean_images_sees_what_is_under_the_mask(tmp_path):
 def test_a_cache_of_other_images_or_sizes_is_refused(cache, tmp_path):
     with pytest.raises(ValueError, match="must belong to this source's images"):
         kept.read_cache(cache, faces(1), linear(), 6)
+    for points in (None, faces().landmarks + 1):
+        elsewhere = faces()._replace(landmarks=points)
+        with pytest.raises(ValueError, match="must belong to this source's images"):
+            kept.read_cache(cache, elsewhere, linear(), 6)
     with pytest.raises(ValueError, match=r"\(28, 2, 5\), got float16 \(28, 6, 5\)"):
         kept.read_cache(cache, faces(), linear(), 2)
     wider = linear()._replace(embedding_dim=8)

@@ -23,8 +23,9 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import experiment
 from fedfr_jax.stream import stream
+from fedfr_jax.tasks.faces.face_images import Recognition
 from fedfr_jax.tasks.faces.pair_list import pair_list
-from fedfr_jax.tasks.faces.recognition import Judge, Recognition
+from fedfr_jax.tasks.faces.recognition import Judge
 from fedfr_jax.tasks.faces.template_set import template_set
 from fedfr_jax.types import Dataset, Networks
 

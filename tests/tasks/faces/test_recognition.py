@@ -6,13 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedfr_jax.data.align import arcface_template
 from fedfr_jax.data.partition import by_identity
 from fedfr_jax.evaluation.personalized import client_verification
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models import MODELS
 from fedfr_jax.tasks.faces.drawn_pairs import fewest_negatives
-from fedfr_jax.tasks.faces.recognition import Judge, balanced_pairs, recognition
+from fedfr_jax.tasks.faces.face_images import recognition
+from fedfr_jax.tasks.faces.recognition import Judge, balanced_pairs
 from fedfr_jax.types import Networks, Source
-from tests.tasks.faces.given import partition_of, source_of
+from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
 SHAPE = (6, 6, 1)
 
@@ -146,6 +149,32 @@ def test_unseen_people_are_judged_with_masks_too(task):
     assert lower["mfr_masked_fnmr@fpr=1e-01"] > upper["mfr_masked_fnmr@fpr=1e-01"] + 0.1
     with pytest.raises(ValueError, match="config.evaluation.masked must lie in"):
         Judge(task, make_mesh(1), masked=1.5)
+
+
+def test_judged_masks_lie_where_the_landmarks_are():
+    """A network that sees chins only loses nothing where the masks hang below them."""
+    labels = np.repeat(np.arange(8, dtype=np.int32), 6)
+    rng = np.random.default_rng(0)
+    people = rng.integers(0, 140, (8, 16, 16, 1))
+    images = people[labels] + rng.integers(0, 116, (48, 16, 16, 1))
+    source = source_of(images.astype(np.uint8), labels)
+    is_test = np.arange(48) % 3 > 0
+    split = partition_of(labels, is_test, [[0], [1]], public=[2], unseen=range(3, 8))
+    aligned = np.tile(arcface_template((16, 16)), (48, 1, 1)).astype(np.float32)
+    model = MODELS["sphereface"]((16, 16, 1), blocks=(1,), widths=(4,), embedding_dim=5)
+    chin = jnp.eye(256)[:, np.arange(256) // 16 > 10]
+    lost = []  # by masks alone
+    for points in (None, aligned, aligned + np.float32([0, 9])):
+        settings = {"methods": {}, "evaluation": {"masked": 0.1}}
+        given = source._replace(landmarks=points)
+        built = experiment_of(settings, model, given, split)
+        judge = built.task.evaluators["generic"].evaluate
+        metrics = judge(Networks(chin, embed, None, embed)).metrics
+        masked, standard = (
+            metrics[f"mfr_{kind}_fnmr@fpr=1e-01"] for kind in ("masked", "standard")
+        )
+        lost.append(masked - standard)
+    assert min(lost[:2]) > 0.05 and lost[2] == pytest.approx(0)
 
 
 @settings(deadline=None, max_examples=30)

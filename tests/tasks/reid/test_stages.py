@@ -1,5 +1,7 @@
 """Re-identification from a config to trained and judged networks."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -7,8 +9,11 @@ import pytest
 from fedfr_jax.build import build
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms.cdw import cosine_distance
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.convert import to_torch
+from fedfr_jax.models.weights import write_weights
 from fedfr_jax.runs.experiment import run_experiment
-from fedfr_jax.types import Central
+from fedfr_jax.types import Central, Cohort
 from tests.tasks.reid.given import crossed
 
 MODEL = {
@@ -101,6 +106,46 @@ def test_clients_keep_their_classifier_and_merged_training_has_everybodys():
     of_clients = trainer.start(None)["params"]
     same = lambda a, b: np.testing.assert_array_equal(a, b)
     jax.tree.map(same, first["stem"], of_clients["stem"])  # all start alike
+
+
+def test_a_pth_of_torchvision_is_where_every_row_starts(tmp_path):
+    shape = SOURCES["crossed"]().image_shape
+    trunk = {k: v for k, v in MODEL.items() if k not in ("bottleneck", "dropout")}
+    resnet = {**trunk, "num_classes": 5}
+    variables = MODELS["resnet"](shape, **resnet).init(jax.random.key(7))
+    tensors = to_torch("resnet", variables, shape, **resnet)
+    tensors["bn1.num_batches_tracked"] = np.int64(3)
+    path = tmp_path / "resnet.pth"
+    write_weights(path, tensors)
+    methods = {name: ROWS[name] for name in ("fedpav", "merged")}
+    methods["fedpav"] = {**RATE, **methods["fedpav"]}
+    model = {**MODEL, "weights": str(path)}
+    stages = build(config(model=model, methods=methods)).stages
+    starts = stages["fedpav"].trainer.start(None), stages["merged"].trainer.init(None)
+    same = lambda a, b: np.testing.assert_array_equal(a, b)
+    for start in starts:
+        for part in ("stem", "stage1"):
+            jax.tree.map(same, start["params"][part], variables["params"][part])
+    write_weights(path, {"conv1.weight": np.zeros(3, np.float32)})
+    with pytest.raises(ValueError, match="resnet.pth: .*missing: bn1.bias"):
+        build(config(model=model, methods=methods))
+
+
+def test_balanced_batches_are_listed_for_every_epoch_of_a_row():
+    """Three of its own and one of the classifier alone, each of three batches."""
+    own = {**RATE, "identities": 2, "local_epochs": 3, "finetune_epochs": 1}
+    rows = {"one": {**RATE, "identities": 2}, "own": own}
+    stages = build(config(methods=rows)).stages
+    context = types.SimpleNamespace(cohort=Cohort(np.arange(3), 0))
+
+    def listed(name):
+        prepared = stages[name].trainer.algorithm.prepare(None, context)
+        return prepared.tables.positions
+
+    assert listed("one").shape == (3, 3, 4)
+    steps = listed("own")
+    assert steps.shape == (3, 12, 4)
+    assert len({tuple(batch) for batch in steps[0].tolist()}) == 12
 
 
 def test_nobody_trains_on_public_people():
