@@ -131,11 +131,12 @@ MUTANTS = [
             ("networks.client_apply if of_client", "networks.apply if of_client"),
             ("is_own = np.isin(labels, own)", "is_own = labels >= 0"),
             ("shared[0], shared[1][low:high]", "shared[0], shared[1]"),
-            (
-                "p.train_labels, p.global_labels",
-                "p.train_labels, p.global_labels[::-1]",
-            ),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/face_images.py",
+        JUDGED,
+        [("p.train_labels, p.global_labels", "p.train_labels, p.global_labels[::-1]")],
     ),
     Mutants(
         "fedfr_jax/tasks/faces/drawn_pairs.py",
