@@ -32,6 +32,7 @@ from fedfr_jax.runs.timing import CLIENTS, fingerprint, first_clients, seconds
 from fedfr_jax.types import PyTree
 
 MOST, MOST_ON_CPU = 256, 16
+LEAST, MOST_CLIENTS = 0.05, 16  # seconds of a timed round, for so many times CLIENTS
 HOPELESS = 2.0  # times the fastest with as many lanes: no more lanes are tried
 
 
@@ -169,12 +170,16 @@ def most_lanes(sim: Simulation, devices: int = 0) -> int:
 def measure(
     make: Callable, server: PyTree, store: Store, first: Simulation, space: Space
 ) -> dict[Setting, float]:
-    """{setting: seconds per client} of what was worth trying."""
-    spent = {}
+    """{setting: seconds per client} of what was worth trying.
+
+    A round that is over in less than LEAST seconds is timed with more clients: what it
+    costs to begin, and devices that wait for each other, would decide otherwise.
+    """
+    spent, clients = {}, CLIENTS
 
     def time(setting):
         if setting not in spent:
-            cohort = first_clients(first, max(setting.lanes, CLIENTS))
+            cohort = first_clients(first, max(setting.lanes, clients))
             sim = make(setting)
             took = seconds(sim, onto(sim.mesh, server), store, cohort)
             spent[setting] = _agreed(took / len(cohort.ids)).item()
@@ -192,6 +197,12 @@ def measure(
             if is_hopeless or len(own) - 1 - int(np.argmin(own)) >= 2:
                 return
 
+    begin = Setting(space.lowerings[0], lanes=space.lanes_for(first)[0])
+    in_all = len(first_clients(first, clients).ids)
+    short = time(begin) * in_all
+    if short < LEAST and in_all < first.cohort_size:
+        clients *= min(math.ceil(LEAST / short), MOST_CLIENTS)
+        spent.clear()
     for name in space.lowerings:
         more_lanes(Setting(name))
     best = min(spent, key=spent.get)

@@ -241,6 +241,20 @@ def test_more_lanes_are_tried_until_they_do_not_pay_or_fit(monkeypatch, times, a
     assert spent == {Setting(lanes=x): np.float32(seconds[x]) for x in asked}
 
 
+@pytest.mark.parametrize("each, timed", [(1.0, {1}), (0.02, {3}), (1e-9, {4})])
+def test_a_round_that_is_over_at_once_is_timed_with_more_clients(
+    monkeypatch, each, timed
+):
+    monkeypatch.setattr(tuning, "CLIENTS", 1)
+    toy, counts = Toy(monkeypatch, lambda setting: each, cohort_size=4), []
+    seconds = tuning.seconds
+    keep = lambda *given: counts.append(len(given[-1].ids)) or seconds(*given)
+    monkeypatch.setattr(tuning, "seconds", keep)
+    space = tuning.Space(("auto", "im2col"), (), (1,))
+    tuning.measure(toy.make, toy.server, None, toy.sim, space)
+    assert set(counts[-2:]) == timed
+
+
 def test_an_accelerator_is_tried_with_more_lanes_than_a_cpu_and_whole(monkeypatch):
     device = lambda kind: types.SimpleNamespace(platform=kind)
 
