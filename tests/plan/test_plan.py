@@ -122,6 +122,34 @@ def test_what_fits_fits_and_a_little_more_does_not():
     assert needs_of(num_classes=classes * 21 // 20).memory > room
 
 
+def test_a_teachers_files_are_neither_read_nor_written(tmp_path):
+    views = {"flip": 0.5, "augment": ({"name": "face_mask", "fixed": True},)}
+    deep = {**NETWORK, "blocks": (3, 3), "embedding_dim": 32}
+    teacher = {"weights": str(tmp_path / "run"), "model": deep}
+    (tmp_path / "run").mkdir()
+    kept = tmp_path / "kept.npy"
+    kept.write_bytes(b"no embeddings")
+
+    def needed(**told):
+        told = {"distill": told} if told else {}
+        row = {**FEDAVG, **told}
+        config = faces({**views, **told}, fedavg=row)
+        config["federation"] |= views
+        experiment = experiment_of(config)
+        needs_function(experiment, "fedavg")()
+        return experiment, needs_function(experiment, "pretrained")()
+
+    _, alone = needed()
+    online = needed(teacher=teacher)[1]
+    plain = needed(teacher={"weights": str(tmp_path / "other.npz")})[1]
+    assert online.flops - alone.flops > 1.5 * (plain.flops - alone.flops) > 0
+    for file in (kept, tmp_path / "missing.npy"):
+        experiment, cached = needed(cache=str(file), teacher=teacher)
+        assert experiment.task.dataset.example.targets["teacher"].shape == (6, 32)
+        assert cached.flops == pytest.approx(alone.flops, rel=0.01)
+    assert {x.name for x in tmp_path.iterdir()} == {"run", "kept.npy"}
+
+
 def test_fedfrs_rounds_have_the_images_of_its_steps_and_its_cap():
     config = faces(fedfr={"max_hard_negatives": 5}, fedavg=FEDAVG)
     experiment = experiment_of(config)
