@@ -68,7 +68,7 @@ def run_command(command, argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        error = full_disk(error) or error
+        error = full_disk(error) or full_memory(error) or error
         if os.environ.get("FEDFR_DEBUG") or not isinstance(error, EXPLAINED):
             raise
         print(str(error) or type(error).__name__, file=sys.stderr)
@@ -85,6 +85,13 @@ def full_disk(error: BaseException | None) -> OSError | None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return OSError(f"{error}: make room and start the same command again.")
         error = error.__cause__ or error.__context__
+    return None
+
+
+def full_memory(error: Exception) -> MemoryError | None:
+    """What says that a device is full, where `error` does in many lines."""
+    if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error):
+        return MemoryError(f"a device has no memory left: {str(error).splitlines()[0]}")
     return None
 
 

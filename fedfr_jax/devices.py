@@ -12,12 +12,17 @@ from typing import NamedTuple
 
 import jax
 
+# Share of a device's memory that programs are taken to have: what JAX reserves of a GPU
+# unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (docs.jax.dev, GPU memory
+# allocation); of a TPU our own choice.
+USABLE = {"gpu": 0.75, "tpu": 0.97}
+
 
 class Described(NamedTuple):
     """Devices to compile for."""
 
     devices: tuple[jax.Device, ...]
-    memory: int  # bytes of each
+    memory: int  # bytes of each that programs can have
     has_host_memory: bool  # whether they can put arrays into the host's
 
 
@@ -31,7 +36,7 @@ def described(
     """Make programs for `devices` within the block, and run none of them.
 
     Args:
-      memory: bytes of each device.
+      memory: bytes of each device that programs can have.
       has_host_memory: whether they can put arrays into pinned memory of the host.
     """
     given = Described(tuple(devices), memory, has_host_memory)

@@ -27,13 +27,14 @@ import jax
 import numpy as np
 import results_file
 
+from fedfr_jax import devices
 from fedfr_jax.build import sections
 from fedfr_jax.federated.compiling import compiler_options
-from fedfr_jax.plan.compiling import lowered_stage
 from fedfr_jax.plan.federated import cohort_of, round_shapes
 from fedfr_jax.plan.stages import examples_of, start_of
 from fedfr_jax.plan.stand_in import unread
 from fedfr_jax.processes import use_every_core
+from fedfr_jax.runs.accelerators.programs import programs_of
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import Cohort, RoundContext
 
@@ -57,6 +58,7 @@ SPLIT = {
     "num_unseen_ids": 2,  # the least that can be judged
 }
 SIZE, BATCH = 112, 64
+MEMORY = 10**12  # bytes of a device: more than is asked for
 
 
 def main():
@@ -103,7 +105,8 @@ def time_round(
     experiment = rounds(network, method, scan)
     user, lost = os.times().user, stolen()
     begin = time.perf_counter()
-    program = lowered_stage(experiment, method)
+    with devices.described(jax.devices(), memory=MEMORY):
+        program = programs_of(experiment, method)["round"]
     with ThreadPoolExecutor(1) as thread:
         later = thread.submit(program.compile)
         if in_turn:
@@ -130,7 +133,10 @@ def rounds(network: str, method: str, scan: bool):
         "methods": {method: METHODS[method]},
     }
     unseen = unread(sections(settings), say=str)
-    return TASKS["faces"]({**unseen, "model": model})  # convolutions as a run has them
+    federation = {**unseen["federation"], "table": "device"}
+    settings = {**unseen, "model": model, "federation": federation}
+    with devices.described(jax.devices(), memory=MEMORY):
+        return TASKS["faces"](settings)  # convolutions as a run has them
 
 
 def stolen() -> float:

@@ -53,11 +53,13 @@ def main():
 
 def bytes_of_a_device(arguments, name: str, shards: int) -> dict[str, int]:
     """Arguments, results and temporaries of a round, beside the network's own bytes."""
-    from fedfr_jax import trees
+    import jax
+
+    from fedfr_jax import devices, trees
     from fedfr_jax.build import sections
     from fedfr_jax.mesh import make_mesh
-    from fedfr_jax.plan.compiling import lowered_stage
     from fedfr_jax.plan.stand_in import unread
+    from fedfr_jax.runs.accelerators.programs import programs_of
     from fedfr_jax.tasks import TASKS
 
     model = {"name": "iresnet", "depth": arguments.depth}
@@ -74,9 +76,11 @@ def bytes_of_a_device(arguments, name: str, shards: int) -> dict[str, int]:
         "methods": {name: METHODS[name]},
     }
     unseen = unread(sections(settings), say=str)
-    experiment = TASKS["faces"]({**unseen, "model": model})
-    experiment = experiment._replace(mesh=make_mesh(arguments.clients, shards))
-    lowered = lowered_stage(experiment, name)
+    federation = {**unseen["federation"], "table": "device"}
+    with devices.described(jax.devices(), memory=10**12):
+        built = TASKS["faces"]({**unseen, "model": model, "federation": federation})
+        experiment = built._replace(mesh=make_mesh(arguments.clients, shards))
+        lowered = programs_of(experiment, name)["round"]
     found = lowered.compile().memory_analysis()
     server, rows, slots, _, table, _ = lowered.in_avals[0]
     table = trees.num_bytes(table)

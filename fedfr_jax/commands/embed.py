@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
     import numpy as np
 
     found = pictures_of(values, network)
-    features = network.embed(found.images)
+    features = found.embedded(network)
     with open(path, "wb") as file:
         fingerprint = network.fingerprint
         np.savez(file, names=found.names, features=features, fingerprint=fingerprint)

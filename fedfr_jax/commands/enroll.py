@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     found = pictures_of(values, network)
     is_folder = len(values.pictures) == 1 and found.names != values.pictures
     people = [whose(name, is_folder) for name in found.names]
-    gallery = enrolled(network, people, found.images, before)
+    gallery = enrolled(network, people, found.embedded(network), before)
     write_gallery(gallery, path)
     print(f"{path}: {len(gallery.names)} people, {len({*people})} of them new or again")
 

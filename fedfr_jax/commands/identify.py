@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     check_network(gallery, network)
     least = threshold_of(values, gallery.calibration)
     found = pictures_of(values, network)
-    places, cosines = search(gallery, network.embed(found.images), max(values.most, 1))
+    places, cosines = search(gallery, found.embedded(network), max(values.most, 1))
     print(f"threshold {least:.4f}, {len(gallery.names)} people")
     for name, row, scores in zip(found.names, places, cosines, strict=True):
         shown = [

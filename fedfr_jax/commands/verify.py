@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     from fedfr_jax.deploy.gallery import unit
 
     found = pictures_of(values, network)
-    first, second = unit(network.embed(found.images))
+    first, second = unit(found.embedded(network))
     cosine = float(first @ second)
     is_given = values.threshold is not None
     least = threshold_of(values, "" if is_given else text_of(network.roc))

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedfr_jax.deploy.calibration import text_of
 from fedfr_jax.deploy.graph import graph_of
-from fedfr_jax.deploy.network import CURVE, Network, on_xla
+from fedfr_jax.deploy.network import CURVE, Network, as_run
 from fedfr_jax.deploy.onnx_file import write_onnx
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.convert import to_torch
@@ -50,7 +50,7 @@ def folded(network: Network) -> Callable:
     """images [B, H, W, C] in [-1, 1] -> [B, D], without batch normalisations where
     `models.folding` can take them away."""
     if network.model is not None:
-        model = choose("model", MODELS, on_xla(network.model), network.image_shape)
+        model = choose("model", MODELS, as_run(network.model), network.image_shape)
         if model.fold:
             apply, variables = fold(model, network.variables, level=FULL)
             return lambda images: apply(variables, images)

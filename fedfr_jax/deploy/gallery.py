@@ -29,12 +29,12 @@ class Gallery(NamedTuple):
 
 
 def enrolled(
-    network: Network, names: Sequence[str], images: np.ndarray, before: Gallery | None
+    network: Network, names: Sequence[str], features: np.ndarray, before: Gallery | None
 ) -> Gallery:
     """A gallery with these people, each the mean of its pictures' unit embeddings.
 
     Args:
-      names: [n] who is in images [n, H, W, C].
+      names: [n] whom the network's embeddings `features` [n, D] are of.
       before: whose people stay, but for those of the same names.
 
     Raises:
@@ -43,9 +43,8 @@ def enrolled(
     if before:
         check_network(before, network)
     known, place = np.unique(np.asarray(names, str), return_inverse=True)
-    features = unit(network.embed(images))
     sums = np.zeros((len(known), features.shape[1]), np.float32)
-    np.add.at(sums, place, features)
+    np.add.at(sums, place, unit(features))
     means = unit(sums)
     if before:
         stays = ~np.isin(before.names, known)

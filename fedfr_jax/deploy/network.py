@@ -145,7 +145,7 @@ def network_from(
         model, image_shape = model or found, image_shape or found_shape
     shape = tuple(image_shape)
     variables = variables_of(weights, model, shape)
-    apply = _evaluation(choose("model", MODELS, on_xla(model), shape))
+    apply = _evaluation(choose("model", MODELS, as_run(model), shape))
     roc = functools.partial(curve_of, weights.about.get(CURVE, ""))
     return Network(apply, variables, shape, model, roc, {"from": str(path)})
 
@@ -160,7 +160,7 @@ def _of_run(workdir, method, client) -> Network:
     text = (workdir / CONFIG).read_text()
     settings = with_tuples(json.loads(text))
     with claim_for_all(workdir, text):
-        experiment = build({**settings, "model": on_xla(settings["model"])})
+        experiment = build({**settings, "model": as_run(settings["model"])})
         method = method or list(experiment.stages)[-1]
         found = networks(experiment, method, workdir)
         variables, apply = _chosen(
@@ -171,11 +171,13 @@ def _of_run(workdir, method, client) -> Network:
     return _plain(experiment, settings["model"], variables, apply, about)
 
 
-def on_xla(model: Mapping) -> dict:
-    """A config's model whose convolutions are convolutions to the compiler."""
+def as_run(model: Mapping) -> dict:
+    """A config's model as it is deployed: in the parameters' float32, whatever training
+    computes in, and its convolutions are convolutions to the compiler."""
     factory = MODELS.get(model["name"], lambda: None)
     takes = "lowering" in inspect.signature(factory).parameters
-    return {**model, "lowering": "xla"} if takes else dict(model)
+    model = {key: value for key, value in model.items() if key != "dtype"}
+    return {**model, "lowering": "xla"} if takes else model
 
 
 def _chosen(found: Networks, client: int | None, num_clients: int):
@@ -197,7 +199,7 @@ def _plain(experiment: Experiment, model, variables, apply, about) -> Network:
     variables = meshes.fetch(unpack(variables))
     roc = functools.partial(_roc, experiment, variables, apply)
     known = {k: v for k, v in model.items() if k != "lowering"}
-    built = choose("model", MODELS, on_xla(known), shape)
+    built = choose("model", MODELS, as_run(known), shape)
     template = jax.eval_shape(built.init, jax.random.key(0))
     own = backbone_of(variables, template)
     if own is None:

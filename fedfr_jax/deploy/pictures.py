@@ -17,7 +17,9 @@ from fedfr_jax.data.sources.images import (
     reader,
     resize,
 )
+from fedfr_jax.deploy.network import Network
 
+BLOCK = 1024  # pictures in memory at once
 CENTRE = "no landmarks: the centre of every picture is taken for the face"
 
 
@@ -25,8 +27,19 @@ class Pictures(NamedTuple):
     """Faces of n files."""
 
     names: list[str]
-    images: np.ndarray  # [n, H, W, C] uint8
+    read: Callable[[np.ndarray], np.ndarray]  # rows [m] -> [m, H, W, C] uint8
     how: str  # they were cut out, to be told
+
+    def embedded(self, network: Network) -> np.ndarray:
+        """Their embeddings [n, D], of a block of pictures after the other.
+
+        Raises:
+          ValueError: naming the first file that is no image.
+        """
+        rows, block = np.arange(len(self.names)), BLOCK
+        starts = range(0, len(rows), block)
+        found = [network.embed(self.read(rows[i : i + block])) for i in starts]
+        return np.concatenate(found)
 
 
 def read_pictures(
@@ -36,7 +49,7 @@ def read_pictures(
     landmarks: str | os.PathLike | None = None,
     detector: str | os.PathLike | None = None,
 ) -> Pictures:
-    """The faces of some pictures.
+    """The faces of some pictures, which are read when they are asked for.
 
     Args:
       paths: a folder or a .zip, or files.
@@ -45,8 +58,8 @@ def read_pictures(
       detector: file of OpenCV's YuNet, which finds the landmarks; needs opencv-python.
 
     Raises:
-      ValueError: naming the first file that is no image, has no row of landmarks, or
-        not one face for the detector.
+      ValueError: naming the first file that has no row of landmarks, or not one face
+        for the detector.
       ImportError: for a detector without OpenCV.
     """
     if landmarks is not None and detector is not None:
@@ -60,14 +73,15 @@ def read_pictures(
         points, how = _found(files, detector), f"aligned by {detector}"
     else:
         cut = lambda row: centre(picture(files.names[row]), size)
-        images = reader(cut, len(files.names), tuple(image_shape))
-        return Pictures(files.names, images(np.arange(len(files.names))), CENTRE)
+        read = reader(cut, len(files.names), tuple(image_shape))
+        return Pictures(files.names, read, CENTRE)
     matrices, canvas, _ = plan_alignment(points, tuple(size))
     align = lambda row: align_and_resize(
         picture(files.names[row]), matrices[row], canvas, tuple(size)
     )
-    images = reader(align, len(files.names), tuple(image_shape))
-    return Pictures(files.names, images(np.arange(len(files.names))), how)
+    return Pictures(
+        files.names, reader(align, len(files.names), tuple(image_shape)), how
+    )
 
 
 def files_of(paths: Sequence[str | os.PathLike]) -> Files:

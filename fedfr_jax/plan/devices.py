@@ -11,6 +11,8 @@ docs.cloud.google.com/tpu/docs/v5p, one axis of its torus.
 
 from typing import NamedTuple
 
+from fedfr_jax.devices import USABLE
+
 GIB = 2**30
 
 
@@ -24,9 +26,9 @@ class Device(NamedTuple):
     memory: float
     bandwidth: float
     link: float
-    # What JAX takes of the memory: on a GPU XLA_PYTHON_CLIENT_MEM_FRACTION.
-    usable: float = 0.75
+    usable: float = USABLE["gpu"]
     launch: float = 3e-6  # of a kernel
+    note: str = ""
 
     @property
     def capacity(self) -> float:
@@ -41,7 +43,16 @@ DEVICES = {
     "h200": Device("NVIDIA H200", 989e12, 494e12, 67e12, 141e9, 4.8e12, 450e9),
     "h100": Device("NVIDIA H100", 989e12, 494e12, 67e12, 80e9, 3.35e12, 450e9),
     "a100": Device("NVIDIA A100", 312e12, 156e12, 19.5e12, 80e9, 2.039e12, 300e9),
-    "v100": Device("NVIDIA V100", 125e12, 15.7e12, 15.7e12, 32e9, 0.9e12, 150e9),
+    "v100": Device(
+        name="NVIDIA V100",
+        bfloat16=125e12,
+        float32=15.7e12,
+        highest=15.7e12,
+        memory=32e9,
+        bandwidth=0.9e12,
+        link=150e9,
+        note="a V100 has no bfloat16 in its tensor cores: float16's rate is assumed",
+    ),
     "v5p": Device(
         name="TPU v5p",
         bfloat16=459e12,
@@ -50,7 +61,7 @@ DEVICES = {
         memory=95e9,
         bandwidth=2.765e12,
         link=200e9,
-        usable=0.97,
+        usable=USABLE["tpu"],
         launch=1e-6,
     ),
 }

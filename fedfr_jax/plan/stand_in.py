@@ -2,7 +2,7 @@
 
 Sources are opened as ever but their images are black, and one that is not there is made
 up in the size that the set is known to have. Weights and files that networks are judged
-on are left out: shapes do not depend on them.
+on are left out: shapes do not depend on them. A teacher's are blank.
 """
 
 import inspect
@@ -19,6 +19,7 @@ from fedfr_jax.data.sources.images import parse_size
 from fedfr_jax.data.sources.join import join_sources
 from fedfr_jax.federated.settings import AUTO, TABLES
 from fedfr_jax.models import MODELS, conv
+from fedfr_jax.tasks.faces.distilled import Blank
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
 
 
@@ -94,17 +95,35 @@ def unread(settings: Mapping, say=print) -> dict:
     if federation.get("lanes") == AUTO:
         federation = {**federation, "lanes": 1}
     without = lambda of, keys: {k: v for k, v in of.items() if k not in keys}
-    methods = {k: without(of, WEIGHTS) for k, of in settings["methods"].items()}
+    own = lambda of: taught(without(of, WEIGHTS), settings["model"], say)
+    methods = {k: own(of) for k, of in settings["methods"].items()}
     return {
         **settings,
         "data": {"name": "opened", "source": source},
         "partition": partition,
         "model": plain(without(settings["model"], WEIGHTS)),
-        "pretrain": without(settings["pretrain"], WEIGHTS),
+        "pretrain": own(settings["pretrain"]),
         "federation": federation,
         "evaluation": without(settings["evaluation"], FILES),
         "methods": methods,
     }
+
+
+def taught(row: Mapping, student: Mapping, say) -> Mapping:
+    """A row, or `pretrain`, whose teacher is one without numbers, of no file."""
+    told = row.get("distill")
+    if not isinstance(told, Mapping):
+        return row
+    told = dict(told)
+    if told.get("cache") is not None:
+        told = {**told, "cache": Blank(), "teacher": None}
+    elif isinstance(teacher := told.get("teacher"), Mapping):
+        if not teacher.get("model"):
+            say("distill.teacher.model is not told: the student stands in for it.")
+        network = {k: v for k, v in student.items() if k not in WEIGHTS}
+        network = plain(teacher.get("model") or network)
+        told["teacher"] = {**teacher, "weights": Blank(), "model": network}
+    return {**row, "distill": told}
 
 
 def plain(model: Mapping) -> dict:

@@ -7,7 +7,8 @@ from fedfr_jax.plan.devices import GIB, REACHED, STREAMED, Device
 ABOUT = (
     f"Expected, not measured: products at {REACHED:.0%} of their peak, the rest at "
     f"{STREAMED:.0%} of the memory's bandwidth, one kernel after the other. Left out: "
-    "evaluation, checkpoints and images that come too slowly."
+    "evaluation, checkpoints, images that come too slowly, and that links "
+    "between hosts are slower than those within one."
 )
 
 
@@ -31,7 +32,8 @@ def of_stage(name: str, numbers: Mapping, device: Device, devices: int) -> str:
         f"  {'hours':46}{numbers['hours']:.3g}",
         f"  {'largest that fit, one at a time':46}{_fits(numbers['largest_that_fit'])}",
     ]
-    lines += [f"  ({note})" for note in _notes(numbers)]
+    noted = [*_notes(numbers), device.note] if device.note else _notes(numbers)
+    lines += [f"  ({note})" for note in noted]
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.epochs import Epochs, build_epochs
 from fedfr_jax.central.settings import mesh_of, optimizer_of, spread_of
-from fedfr_jax.runs import class_tables, loop
+from fedfr_jax.runs import class_memory, class_tables, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.first_calls import FirstCall
 from fedfr_jax.runs.sinks import open_sinks
@@ -28,15 +28,17 @@ def train_central(
     They are whole on the devices of `mesh`, but for a table of classes, which comes
     without its padding into the memory of the host.
     """
+    own_mesh = mesh_of(trainer.settings, mesh)
+    with class_memory.explained(trainer, own_mesh):
+        state = _trained(trainer, own_mesh, folder, seed)
+    return _whole(state.variables, trainer, mesh)
+
+
+def _trained(trainer: Central, own_mesh: Mesh, folder: pathlib.Path, seed: int):
+    """The state after the last epoch."""
     settings, table = trainer.settings, trainer.table
-    own_mesh = mesh_of(settings, mesh)
     epochs = epochs_of(trainer, own_mesh, seed)
     key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
-    if table:
-        shapes = jax.eval_shape(trainer.init, key)["params"]
-        optimizer = optimizer_of(settings, trainer.num_rows)
-        rate = max(settings.class_rates)
-        class_tables.check_fit(shapes, optimizer, table, own_mesh, rate)
     state = epochs.init(functools.partial(trainer.init, key))
     checkpointer = Checkpointer(folder / "checkpoints")
     if table:
@@ -66,7 +68,7 @@ def train_central(
     if checkpointer.latest() is None:  # no epoch: the weights that were given
         checkpointer.save(0, class_tables.with_names(state, table) if table else state)
     checkpointer.close()
-    return _whole(state.variables, trainer, mesh)
+    return state
 
 
 def epochs_of(trainer: Central, mesh: Mesh, seed: int) -> Epochs:

@@ -6,52 +6,16 @@ it, wherever it was; a class that the checkpoint lacks starts as a new one.
 """
 
 import json
-import math
 
 import jax
 import numpy as np
-import optax
-from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.federated.memory import free_bytes
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.types import ClassTable, PyTree
 
 NAMES = "class_names"
-
-
-def check_fit(
-    shapes: PyTree,
-    optimizer: optax.GradientTransformation,
-    table: ClassTable,
-    mesh: Mesh,
-    class_rate: float = 1.0,
-) -> None:
-    """Raise ValueError when rows of classes alone are more than a device has free.
-
-    Args:
-      shapes: of the parameters; the table is cut over all devices of the mesh.
-      class_rate: share of the classes in a step, which have gradients.
-    """
-    free = free_bytes(mesh)
-    kept = _bytes_of_a_row((shapes, jax.eval_shape(optimizer.init, shapes)), table)
-    each = math.ceil(kept + class_rate * _bytes_of_a_row(shapes, table))
-    devices, number = mesh.size, len(table.names)
-    if free is not None and each * number > free * devices:
-        raise ValueError(
-            f"the number of classes must be at most {free * devices // each}, whose "
-            f"rows, momentum and gradients fit what {devices} devices have free, got "
-            f"{number}."
-        )
-
-
-def _bytes_of_a_row(tree, table):
-    """Of a class, in all leaves that are the table's."""
-    found = jax.tree_util.tree_leaves_with_path(tree)
-    rows = [x for path, x in found if _is_of(trees.path_name(path), table)]
-    return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in rows)
 
 
 def with_names(state: PyTree, table: ClassTable) -> PyTree:

@@ -2,8 +2,9 @@
 
 Parameters by three definitions: `backbone`, the network without the rows of its
 classes; `with_head`, with a row for every class that anybody trains; `active_head`,
-with those that one client's step touches, the public ones and its own. D, the length of
-a row, is the network's output, or what goes into its last layer.
+with those that one client's step touches, the public ones (of `class_rate`, the mean
+over the epochs) and its own. D, the length of a row, is the network's output, or what
+goes into its last layer.
 """
 
 import pathlib
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 
 from fedfr_jax.models.flops import count_flops
 from fedfr_jax.runs.sinks import read_jsonl
-from fedfr_jax.types import Central, Experiment, PyTree
+from fedfr_jax.types import Central, Experiment, Federated, PyTree
 
 LAST_LAYERS = ("classifier", "fc")  # of networks that give logits
 PASSES = 3  # forward, and backward for inputs and for parameters
@@ -50,9 +51,9 @@ def sizes_of(experiment: Experiment) -> Sizes:
         head = count(last_layer(judged["params"]))
         sizes = backbone - head, backbone, backbone
         return Sizes(*sizes, identities=width, flops=PASSES * forward)
-    public = (rows - backbone) // width
+    public, drawn = _public_classes(trainer, (rows - backbone) // width)
     own = experiment.task.population.num_classes
-    everybody, active = public + int(own.sum()), public + int(own.max())
+    everybody, active = public + int(own.sum()), drawn + int(own.max())
     return Sizes(
         backbone=backbone,
         with_head=backbone + width * everybody,
@@ -60,6 +61,16 @@ def sizes_of(experiment: Experiment) -> Sizes:
         identities=everybody,
         flops=PASSES * (forward + 2 * width * active),
     )
+
+
+def _public_classes(trainer: Central | Federated, rows: int) -> tuple[int, int]:
+    """(public classes, those in a step), of which a cut table has its padding too."""
+    if not isinstance(trainer, Central) or trainer.table is None:
+        return rows, rows
+    public, settings = len(trainer.table.names), trainer.settings
+    rates = list(settings.class_rates)[: max(settings.epochs, 1)]
+    rates += rates[-1:] * (settings.epochs - len(rates))
+    return public, round(public * sum(rates) / len(rates))
 
 
 def last_layer(params: Mapping[str, PyTree]) -> PyTree:

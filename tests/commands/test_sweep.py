@@ -184,27 +184,29 @@ def test_faces_have_parameters_by_three_definitions(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (12 * 4, 8, 8, 1), np.uint8)
     np.savez(tmp_path / "a.npz", images=images, labels=np.repeat(np.arange(12), 4))
-    experiment = build(
-        {
-            "data": {"name": "arrays", "path": str(tmp_path / "a.npz")},
-            "partition": {
-                "num_clients": 2,
-                "ids_per_client": (2, 3),
-                "num_global_ids": 4,
-                "num_unseen_ids": 3,
-            },
-            "model": {
-                "name": "sphereface",
-                "blocks": (0, 0),
-                "widths": (2, 4),
-                "embedding_dim": 8,
-            },
-            "pretrain": {"epochs": 1, "batch_size": 8},
-            "federation": {"rounds": 1, "batch_size": 4},
-            "methods": {"fedfr": {}},
-        }
-    )
-    sizes = sizes_of(experiment)
+
+    def experiment_with(**pretrain):
+        return build({**config, "pretrain": {**config["pretrain"], **pretrain}})
+
+    config = {
+        "data": {"name": "arrays", "path": str(tmp_path / "a.npz")},
+        "partition": {
+            "num_clients": 2,
+            "ids_per_client": (2, 3),
+            "num_global_ids": 4,
+            "num_unseen_ids": 3,
+        },
+        "model": {
+            "name": "sphereface",
+            "blocks": (0, 0),
+            "widths": (2, 4),
+            "embedding_dim": 8,
+        },
+        "pretrain": {"epochs": 1, "batch_size": 8},
+        "federation": {"rounds": 1, "batch_size": 4},
+        "methods": {"fedfr": {}},
+    }
+    sizes = sizes_of(experiment_with())
     conv = (9 * 1 * 2 + 2 + 2) + (9 * 2 * 4 + 4 + 4)  # kernels, biases, PReLUs
     assert sizes.backbone == conv + 2 * 2 * 4 * 8 + 8
     assert sizes.with_head == sizes.backbone + 8 * (4 + 2 + 3)
@@ -212,3 +214,10 @@ def test_faces_have_parameters_by_three_definitions(tmp_path):
     assert sizes.identities == 9
     forward = 2 * (9 * 2 * 16 + 9 * 2 * 4 * 4 + 16 * 8)
     assert sizes.flops == 3 * (forward + 2 * 8 * 7)
+    # On 8 devices the table has rows for 24: 3 classes a device in chunks.
+    rates = {"class_rate": (0.25, 0.5), "epochs": 4}  # 0.25, then 0.5 three times
+    cut = sizes_of(experiment_with(class_parallel=True, class_chunk=3, **rates))
+    assert cut[:2] == sizes[:2] and cut.identities == 9
+    drawn = round(4 * (0.25 + 3 * 0.5) / 4)
+    assert cut.active_head == sizes.backbone + 8 * (drawn + 3)
+    assert cut.flops == 3 * (forward + 2 * 8 * (drawn + 3))

@@ -17,6 +17,9 @@ NETWORKS = {
     "iresnet": {"blocks": (1, 4), **SMALL},
     "resnet": {"num_classes": 5, "depth": 50, "blocks": (1, 1), "widths": (4, 6)},
     "mobilenet": {"num_classes": 5},
+    "mobilefacenet": {"blocks": (1, 2, 1), "embedding_dim": 5},
+    "vit": {"width": 16, "depth": 2, "heads": 2, "patch": 6, "embedding_dim": 5},
+    "reid": {"num_classes": 5, "blocks": (1, 1), "widths": (4, 6), "bottleneck": 8},
     "leaf_celeba": {"num_classes": 5, "widths": (4, 4)},
 }
 HEADS = ("E", "F", "GAP", "GDC", "moe")

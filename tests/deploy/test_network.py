@@ -151,6 +151,22 @@ def test_exported_files_run_without_the_library(run, tmp_path):
     assert "off by" in export(ff.load(run), tmp_path / "server.onnx")
 
 
+def test_what_was_trained_in_bfloat16_is_deployed_in_float32(run, tmp_path):
+    weights = ff.load(run, method="pretrained").weights
+    half = json.dumps({**MODEL, "dtype": "bfloat16"})
+    about = {**weights.about, "model": half}
+    write_weights(tmp_path / "half.safetensors", weights.arrays, about)
+    network = ff.load(tmp_path / "half.safetensors")
+    wanted = ff.load(run, method="pretrained").embed(images())
+    np.testing.assert_array_equal(network.embed(images()), wanted)
+    export(network, tmp_path / "half.stablehlo")
+    opened = jax.export.deserialize((tmp_path / "half.stablehlo").read_bytes())
+    found = opened.call((images() / 127.5 - 1).astype(np.float32))
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    pytest.importorskip("onnxruntime")
+    assert "off by" in export(network, tmp_path / "half.onnx")
+
+
 def test_a_network_of_MODELS_is_found_in_what_clients_deploy():
     variables = {"params": {"fc": np.ones(3)}, "batch_stats": {}}
     params = {"backbone": variables["params"], "head": np.ones((2, 3))}

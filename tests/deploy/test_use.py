@@ -10,7 +10,9 @@ from PIL import Image
 import fedfr_jax as ff
 from fedfr_jax.__main__ import main
 from fedfr_jax.data.align import arcface_template
+from fedfr_jax.deploy import pictures
 from fedfr_jax.deploy.gallery import Gallery, read_gallery, search, write_gallery
+from fedfr_jax.deploy.network import Network
 from fedfr_jax.deploy.pictures import CENTRE, centre, read_pictures
 
 
@@ -37,8 +39,13 @@ def people(faces, tmp_path_factory):
 
 
 def test_a_picture_is_its_own_person_and_a_gallery_names_him(
-    network, people, tmp_path, capsys
+    network, people, tmp_path, capsys, monkeypatch
 ):
+    most = []
+    embed = Network.embed
+    count = lambda self, images: most.append(len(images)) or embed(self, images)
+    monkeypatch.setattr(Network, "embed", count)
+    monkeypatch.setattr(pictures, "BLOCK", 4)
     same = [str(people / "p0" / "0.png")] * 2
     assert main(["verify", f"--network={network}", "--far=0.1", *same]) == 0
     says = capsys.readouterr().out
@@ -58,6 +65,9 @@ def test_a_picture_is_its_own_person_and_a_gallery_names_him(
     assert main(["embed", f"--network={network}", f"--to={features}", str(people)]) == 0
     found = np.load(features)
     assert found["features"].shape == (6, 8) and found["names"][2] == "p1/0.png"
+    assert max(most) == 4  # pictures in memory at once, of six
+    alone = ff.load(network).embed(read_pictures([probe], (12, 12, 3)).read([0]))
+    np.testing.assert_allclose(found["features"][2], alone[0], rtol=1e-4, atol=1e-5)
 
 
 def test_foreign_weights_are_converted_or_name_what_does_not_fit(
@@ -143,7 +153,7 @@ def test_faces_are_aligned_by_landmarks_or_a_detector(tmp_path, monkeypatch):
     csv.write_text(f"name,{','.join(columns)}\n{path},{row}\n")
     shape = (112, 112, 3)
     found = read_pictures([path], shape, landmarks=csv)
-    assert template_seen(found.images) > 200 and "aligned by" in found.how
+    assert template_seen(found.read([0])) > 200 and "aligned by" in found.how
 
     class Detector:  # two faces as OpenCV's YuNet gives them; the second is surer
         @staticmethod
@@ -163,6 +173,6 @@ def test_faces_are_aligned_by_landmarks_or_a_detector(tmp_path, monkeypatch):
         sys.modules, "cv2", types.SimpleNamespace(FaceDetectorYN=Detector)
     )
     found = read_pictures([path], shape, detector=csv)
-    assert template_seen(found.images) > 200
+    assert template_seen(found.read([0])) > 200
     with pytest.raises(ValueError, match="got both"):
         read_pictures([path], shape, detector=csv, landmarks=csv)

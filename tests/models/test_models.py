@@ -275,6 +275,20 @@ def test_iresnets_have_the_sizes_of_the_published_ones(depth, count, billions):
 
 
 @pytest.mark.parametrize(
+    ("depth", "billions"), [(18, 1.743), (50, 5.442), (240, 27.407), (1200, 138.157)]
+)
+def test_a_stride_on_the_first_convolution_saves_a_large_one_in_every_stage(
+    depth, billions
+):
+    first = _iresnet(depth, stride_on="first")
+    assert round(first.flops / 2e9, 3) == billions
+    assert _count(first) == _count(_iresnet(depth))
+    stages = ((64, 64, 56), (64, 128, 28), (128, 256, 14), (256, 512, 7))
+    saved = sum(9 * before * after * 3 * side**2 for before, after, side in stages)
+    assert _iresnet(depth).flops - first.flops == 2 * saved  # 0.867 billion
+
+
+@pytest.mark.parametrize(
     ("name", "settings", "count", "billions"),
     [
         # The paper says 0.99 million parameters, without those of BN and PReLU, and

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedfr_jax import devices
 from fedfr_jax.__main__ import main
 from fedfr_jax.build import sections
 from fedfr_jax.commands.plan import plan
 from fedfr_jax.configs import base
-from fedfr_jax.plan.compiling import lowered_stage
 from fedfr_jax.plan.devices import DEVICES
 from fedfr_jax.plan.stages import needs_function, plan_stage
 from fedfr_jax.plan.stand_in import SIZES, unread
+from fedfr_jax.runs.accelerators.programs import programs_of
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import Central
 
@@ -64,6 +65,16 @@ def experiment_of(config):
     return TASKS[settings["task"]](settings)
 
 
+def lowered(config, name):
+    """A stage's program, its examples on the devices."""
+    blind = unread(sections(config), say=lambda text: None)
+    table = {**blind["federation"], "table": "device"}
+    with devices.described(jax.devices(), memory=10**12):
+        experiment = TASKS["faces"]({**blind, "federation": table})
+        (program,) = programs_of(experiment, name).values()
+    return program
+
+
 ZERO3 = {"sharding": (("kernel", "zero3"),), "class_parallel": True, "class_chunk": 2}
 
 
@@ -81,7 +92,7 @@ def test_memory_is_the_compilers_within_a_factor_of_two_and_a_half(name, config)
     """XLA's convolutions on a CPU keep transposed copies, which no GPU has."""
     experiment = experiment_of(config)
     needs = needs_function(experiment, name)()
-    found = lowered_stage(experiment, name).compile().memory_analysis()
+    found = lowered(config, name).compile().memory_analysis()
     told = found.temp_size_in_bytes + found.argument_size_in_bytes
     told += found.output_size_in_bytes - found.alias_size_in_bytes
     stored = experiment.task.dataset
@@ -120,6 +131,34 @@ def test_what_fits_fits_and_a_little_more_does_not():
     room, classes = small.capacity - planned.examples, planned.fits["classes"]
     assert needs_of(num_classes=classes).memory <= room
     assert needs_of(num_classes=classes * 21 // 20).memory > room
+
+
+def test_a_teachers_files_are_neither_read_nor_written(tmp_path):
+    views = {"flip": 0.5, "augment": ({"name": "face_mask", "fixed": True},)}
+    deep = {**NETWORK, "blocks": (3, 3), "embedding_dim": 32}
+    teacher = {"weights": str(tmp_path / "run"), "model": deep}
+    (tmp_path / "run").mkdir()
+    kept = tmp_path / "kept.npy"
+    kept.write_bytes(b"no embeddings")
+
+    def needed(**told):
+        told = {"distill": told} if told else {}
+        row = {**FEDAVG, **told}
+        config = faces({**views, **told}, fedavg=row)
+        config["federation"] |= views
+        experiment = experiment_of(config)
+        needs_function(experiment, "fedavg")()
+        return experiment, needs_function(experiment, "pretrained")()
+
+    _, alone = needed()
+    online = needed(teacher=teacher)[1]
+    plain = needed(teacher={"weights": str(tmp_path / "other.npz")})[1]
+    assert online.flops - alone.flops > 1.5 * (plain.flops - alone.flops) > 0
+    for file in (kept, tmp_path / "missing.npy"):
+        experiment, cached = needed(cache=str(file), teacher=teacher)
+        assert experiment.task.dataset.example.targets["teacher"].shape == (6, 32)
+        assert cached.flops == pytest.approx(alone.flops, rel=0.01)
+    assert {x.name for x in tmp_path.iterdir()} == {"run", "kept.npy"}
 
 
 def test_fedfrs_rounds_have_the_images_of_its_steps_and_its_cap():

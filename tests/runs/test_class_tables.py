@@ -4,14 +4,15 @@ import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.central.settings import optimizer_of
+from fedfr_jax.__main__ import run_command
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs import class_tables
+from fedfr_jax.runs import class_memory
 from fedfr_jax.runs.central_stage import epochs_of
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.class_tables import restore
@@ -46,18 +47,37 @@ def test_what_eight_devices_have_saved_two_go_on_with(tmp_path):
 
 
 def test_classes_that_do_not_fit_are_refused_with_how_many_do(monkeypatch):
-    """A row of 64 floats, its momentum and its gradient are 768 bytes."""
-    trainer = classes.trainer(2, classes.NAMES)
-    shapes = jax.eval_shape(trainer.init, None)["params"]
-    optimizer = optimizer_of(trainer.settings, trainer.num_rows)
-    given = shapes, optimizer, trainer.table, make_mesh(2)
-    fit = lambda rate=1.0: class_tables.check_fit(*given, rate)
-    monkeypatch.setattr(class_tables, "free_bytes", lambda mesh: 35 * 768)
-    fit()
-    monkeypatch.setattr(class_tables, "free_bytes", lambda mesh: 34 * 768 + 400)
-    with pytest.raises(ValueError, match="at most 69, .* got 70"):
-        fit()
-    fit(0.1)  # of the rows that are drawn alone there are gradients
+    """A row of 64 floats, its momentum and its gradient are 768 bytes, and a logit for
+    each of 48 images 192; both are cut over two devices."""
+
+    def begin(free, **settings):
+        monkeypatch.setattr(class_memory, "free_bytes", lambda mesh: free)
+        trainer = classes.trainer(2, classes.NAMES, **settings)
+        if not trainer.settings.class_parallel:
+            trainer = trainer._replace(table=None)
+        with class_memory.explained(trainer, make_mesh(2)):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    with pytest.raises(ValueError, match="at most 69, .* got 70: set a class_chunk"):
+        begin(70 * 480 - 1)
+    both = "batch_size 48 in 1 micro_batches, and 70 classes, of which 70 fit"
+    with pytest.raises(ValueError, match=both):
+        begin(70 * 480)
+    with pytest.raises(ValueError, match="of which 87 fit"):
+        begin(70 * 480, class_chunk=4)  # whose logits are few
+    with pytest.raises(ValueError, match="of which 72 .*set class_parallel=True"):
+        begin(72 * (768 + 96), class_parallel=False)
+    with pytest.raises(ValueError, match="of which 1.. fit"):
+        begin(70 * 480, class_rate=0.1)  # of the rows that are drawn alone
+
+
+def test_a_full_device_is_a_line_and_no_traceback(capsys):
+    def exhausted(argv):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GiB\nmuch more")
+
+    assert run_command(SimpleNamespace(main=exhausted), []) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "a device has no memory left: RESOURCE_EXHAUSTED: 9 GiB"
 
 
 def tables(state):

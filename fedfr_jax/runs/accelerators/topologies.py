@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jax.experimental import topologies
 
-from fedfr_jax.devices import described
+from fedfr_jax.devices import USABLE, described
 
 # What XLA must know of a GPU to compile for it: its data sheet, as a text proto.
 H200 = """
@@ -49,10 +49,15 @@ class Kind(NamedTuple):
     """A kind of device."""
 
     platform: str  # as XLA calls it
-    memory: int  # bytes of one
+    memory: int  # bytes of one, as its maker says
     extra: str  # of the package jax, which brings the compiler
     environment: Mapping[str, str]  # before JAX is imported
     target: str = ""  # text proto of a GPU
+
+    @property
+    def usable(self) -> int:
+        """Bytes that programs can have, as `fedfr plan` counts them."""
+        return int(USABLE["tpu" if self.platform == "tpu" else "gpu"] * self.memory)
 
 
 # Or libtpu looks for a TPU.
@@ -112,5 +117,5 @@ def topology(name: str) -> Iterator[None]:
     except Exception as error:
         text = str(error).partition("\n")[0]
         raise ValueError(f"--device must be known, got {name!r}: {text}") from error
-    with described(found.devices, memory=kind.memory):
+    with described(found.devices, memory=kind.usable):
         yield

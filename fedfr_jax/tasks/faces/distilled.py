@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedfr_jax.losses.distillation import angular_distillation
 from fedfr_jax.losses.masks import masked_mean
@@ -30,6 +31,10 @@ SIGHTS = ("same", "clean")
 KNOWN = "teacher"  # key of the targets with kept embeddings, [V, D] of an example
 
 
+class Blank(NamedTuple):
+    """Stands for a file of a teacher that a plan does not read: its numbers are 0."""
+
+
 class Teacher(NamedTuple):
     """A trained network."""
 
@@ -42,7 +47,7 @@ class Distill(NamedTuple):
 
     weight: float
     teacher: Teacher | None
-    cache: str | None  # file of embeddings, which is made of the teacher if missing
+    cache: str | Blank | None  # file of embeddings, made if missing
     sees: str  # the student's image, or the one without its mask
     unlabelled: float  # share of the images whose labels are not used
 
@@ -52,7 +57,7 @@ def distill(
     *,
     weight: float = 9.0,
     teacher: Mapping | None = None,
-    cache: str | os.PathLike | None = None,
+    cache: str | os.PathLike | Blank | None = None,
     sees: str = "same",
     unlabelled: float = 0.0,
 ) -> Distill:
@@ -82,7 +87,8 @@ def distill(
     if teacher is None and cache is None:
         raise ValueError("teacher or cache must be given, got neither.")
     opened = None if teacher is None else open_teacher(teacher, model)
-    cache = None if cache is None else str(cache)
+    if cache is not None and not isinstance(cache, Blank):
+        cache = str(cache)
     return Distill(weight, opened, cache, sees, unlabelled)
 
 
@@ -99,18 +105,32 @@ def open_teacher(settings: Mapping, student: Model) -> Teacher:
     if "weights" not in settings:
         raise ValueError("teacher must have the key weights, got none.")
     given, shape = settings["weights"], student.image_shape
+    if isinstance(given, Blank):
+        model = choose("distill.teacher.model", MODELS, settings["model"], shape)
+        return Teacher(_like(student, model), _blank(model))
     is_open = isinstance(given, Weights)  # of a run
     weights = given if is_open else read_weights(given)
     where = weights.about.get("from", "teacher") if is_open else given
     with naming(where):
         section = settings.get("model") or network_for(weights, shape)
         model = choose("distill.teacher.model", MODELS, section, shape)
-        if model.embedding_dim != student.embedding_dim:
-            raise ValueError(
-                "teacher's embedding_dim must be the student's "
-                f"{student.embedding_dim}, got {model.embedding_dim}."
-            )
-        return Teacher(model, variables_of(weights, section, shape))
+        return Teacher(_like(student, model), variables_of(weights, section, shape))
+
+
+def _like(student: Model, model: Model) -> Model:
+    """`model`, whose embeddings must be as long as the student's."""
+    if model.embedding_dim != student.embedding_dim:
+        raise ValueError(
+            "teacher's embedding_dim must be the student's "
+            f"{student.embedding_dim}, got {model.embedding_dim}."
+        )
+    return model
+
+
+def _blank(model: Model) -> PyTree:
+    """Variables that are all 0 and take no memory."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return jax.tree.map(lambda x: np.broadcast_to(x.dtype.type(0), x.shape), shapes)
 
 
 def network_for(weights: Weights, image_shape: tuple[int, ...]) -> Mapping:
@@ -139,7 +159,7 @@ def distilled(loss_of: Callable, model: Model, told: Distill) -> Callable:
       loss_of: model -> loss over params with a "backbone"; a mean over valid examples.
       model: the student.
     """
-    teach = from_cache if told.cache else online(told)
+    teach = online(told) if told.cache is None else from_cache
 
     def loss(variables, batch, key, **round_args):
         backbone = {**variables, "params": variables["params"]["backbone"]}

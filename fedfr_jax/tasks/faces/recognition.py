@@ -192,7 +192,11 @@ class Judge:
         over = mean_over_clients(results)
         own = task.partition.identities
         fewest = fewest_negatives(task.test_identities, own)  # of any client
-        named = lambda found: marked(found, "tar@far", self._fars, fewest)
+
+        def named(found):
+            found = marked(found, "tar@far", self._fars, fewest)
+            return marked(found, "tpir@fpir", self._fpirs, len(test))  # as `pair_tpir`
+
         return Evaluation(named(over.mean), named(over.per_client))
 
     def _judge_client(self, own, queries, gallery, low, high):

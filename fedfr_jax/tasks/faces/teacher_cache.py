@@ -19,7 +19,7 @@ from fedfr_jax.feed import Feed
 from fedfr_jax.schema import naming
 from fedfr_jax.stream import Stream, stream
 from fedfr_jax.tasks.data import augment_of
-from fedfr_jax.tasks.faces.distilled import KNOWN, Distill, Teacher, open_distill
+from fedfr_jax.tasks.faces.distilled import KNOWN, Blank, Distill, Teacher, open_distill
 from fedfr_jax.tasks.faces.face_images import Recognition, inputs_of
 from fedfr_jax.types import Model, Source
 
@@ -135,6 +135,8 @@ def with_teacher(
       ValueError: as `read_cache`, for two caches, or a missing file without a teacher.
     """
     kept, file = None, None
+    p, table = task.partition, task.table
+    rows = np.concatenate([p.train, p.global_examples])
     for section, (given, settings) in told.items():
         one = given
         if not isinstance(given, Distill):
@@ -147,13 +149,11 @@ def with_teacher(
                 f"{file}, got {one.cache}."
             )
         with naming(f"config.{section}"):
-            kept = _kept(one, views_of(settings, one.sees), source, model, mesh)
+            kept = _kept(one, views_of(settings, one.sees), source, rows, model, mesh)
         file = one.cache
     if kept is None:
         return task
-    p, table = task.partition, task.table
-    rows = np.concatenate([p.train, p.global_examples])
-    targets = {**table.targets, KNOWN: kept[rows]}
+    targets = {**table.targets, KNOWN: kept}
     if isinstance(table, Stream):
         table = stream(table.read, targets, memory=table.memory, waves=table.waves)
     else:
@@ -161,8 +161,12 @@ def with_teacher(
     return task._replace(table=table)
 
 
-def _kept(one: Distill, feed: Feed, source: Source, model: Model, mesh: Mesh):
-    """The embeddings of a row's file, which is made when it is missing."""
+def _kept(one: Distill, feed: Feed, source: Source, rows, model: Model, mesh: Mesh):
+    """The embeddings of `rows` in a row's file, which is made when it is missing."""
+    num_views = max(feed.num_views, 1)
+    if isinstance(one.cache, Blank):
+        shape = len(rows), num_views, model.embedding_dim
+        return np.broadcast_to(np.float16(0), shape)
     if not pathlib.Path(one.cache).is_file():
         if one.teacher is None:
             raise ValueError(
@@ -170,4 +174,4 @@ def _kept(one: Distill, feed: Feed, source: Source, model: Model, mesh: Mesh):
                 "is no such file."
             )
         write_cache(one.cache, source, one.teacher, feed, mesh)
-    return read_cache(one.cache, source, model, max(feed.num_views, 1))
+    return read_cache(one.cache, source, model, num_views)[rows]

@@ -100,6 +100,13 @@ def test_the_judge_scores_each_clients_own_network(task):
         )
         got = judged.per_client["tar@far=1e-01"][client]
         np.testing.assert_allclose(got, expected["tar@far=1e-01"], atol=1e-6)
+    assert "tpir@fpir=5e-01" in judged.metrics
+    strict = Judge(
+        task, make_mesh(4), batch_size=8, fars=(0.1,), fpirs=(0.02,)
+    )  # of 36 images
+    told = strict.personalised(embed, None, networks[0])
+    for found in (told.metrics, told.per_client):
+        assert "tpir@fpir=2e-02~" in found and "tpir@fpir=2e-02" not in found
     single = judge.personalised(embed, None, networks[0])
     assert single.per_client["tar@far=1e-01"][0] == pytest.approx(
         judged.per_client["tar@far=1e-01"][0], abs=1e-6
