@@ -8,6 +8,7 @@ import pytest
 
 from fedfr_jax.build import build
 from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.runs.ended import networks
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
 from fedfr_jax.types import Experiment, Networks
 
@@ -73,6 +74,33 @@ def run(experiment: Experiment, folder) -> dict:
     assert again == found
     assert json.loads((folder / "evaluation.json").read_text()) == {"methods": found}
     return found
+
+
+def test_features_are_judged_beside_those_of_another_run(path, tmp_path):
+    """AMM alone, and MMD to a run's last row, which is 0 to itself."""
+    central = {"kind": "central", "epochs": 1, "batch_size": 16, "learning_rate": 0.1}
+    first = config(path, methods={"central": central})
+    with jax.numpy_dtype_promotion("standard"):
+        run_experiment(build(first), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(first))  # as `fedfr train` does
+    given = {"reference": str(tmp_path), "most": 20}
+    experiments = [
+        build(config(path, evaluation={"representation": told})) for told in ({}, given)
+    ]
+    trained = networks(build(first), "central", tmp_path)
+    alone, beside = (
+        e.task.evaluators["representation"].evaluate(trained).metrics
+        for e in experiments
+    )
+    assert alone["amm"] > 0 and "mmd" not in alone
+    assert abs(beside["mmd"]) < 1e-6
+    start = experiments[0].stages["fedavg"].trainer.start(None)
+    others = experiments[1].task.evaluators["representation"]
+    assert others.evaluate(trained._replace(variables=start)).metrics["mmd"] > 1e-3
+    other = {"name": "mlp", "hidden": 9}
+    evaluation = {"representation": given}
+    with pytest.raises(ValueError, match="reference must fit the model, got params/"):
+        build(config(path, model=other, evaluation=evaluation))
 
 
 METHODS = {
@@ -467,6 +495,10 @@ SECTIONS = [
     (
         {"evaluation": {"finetune": {"moves": "conv", **RATE}}},
         "evaluation.finetune.moves: path pattern must match a leaf.*got 'conv'",
+    ),
+    (
+        {"evaluation": {"representation": {"reference": "nowhere"}}},
+        "evaluation.representation.reference must be the work folder of a run, got",
     ),
     (
         {"evaluation": {"finetune": {}}},
