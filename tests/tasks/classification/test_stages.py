@@ -419,6 +419,10 @@ ROWS = [
     ({**RATE, "kind": "centre"}, "kind must be federated or central, got 'centre'"),
     ({"kind": "central", "margin": 0.1}, "must have keys of .*got 'margin'"),
     ({"kind": "central", "epochs": 0}, "epochs must be at least 1, got 0"),
+    (
+        {"kind": "central", "layer_rates": {"stemm": 0.1}},
+        "layer_rates: path pattern must match a leaf",
+    ),
     ({"kind": "central", "batch_size": 129}, r"batch_size must lie in \[1, 128\]"),
     ({"kind": "central", "label_smoothing": 1.0}, "label_smoothing must lie in"),
     ({**RATE, "finetune_epochs": 1}, "finetune_epochs must go with personal leaves"),
