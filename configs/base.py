@@ -191,6 +191,7 @@ def fedmargin_rows(head_epochs, **common):
     rows = {
         "fedavg": {},
         "fairavg": {"weigh": "equally"},
+        # All heads start alike; "draw": True would draw a client's own.
         "fedper": {"personal": {"blocks": 1}},
         "fedrep": {
             "algorithm": "fedrep",
