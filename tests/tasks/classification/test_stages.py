@@ -453,6 +453,7 @@ FACES = {
     "num_unseen_ids": 1,
 }
 OWNERS = [i % CLASSES for i in range(160)]  # each has the images of one class
+ONE_CLASS_EACH = {"name": "by_class", "num_clients": 4, "classes_per_client": 1}
 SECTIONS = [
     ({"partition": FACES}, "partition.name must split classes, got 'by_identity'"),
     ({"partition": {"name": "by_clas"}}, "partition.name must be one of .*by_class"),
@@ -511,6 +512,11 @@ SECTIONS = [
     (
         {"partition": {"name": "iid", "num_clients": 3, "unseen_clients": 3}},
         r"partition: unseen_clients must be a whole number in \[0, 3\), .*got 3",
+    ),
+    (
+        {"partition": {**ONE_CLASS_EACH, "unseen_clients": 1}},
+        r"partition must leave every class .* without the 1 unseen_clients, got none "
+        r"of '\d' \(1 such of 4\)",
     ),
 ]
 
