@@ -139,7 +139,8 @@ def fedper_rows(rate, *, epochs, **central):
 
     Args:
       rate: learning rate and other settings of a client's training.
-      epochs: of central training, with its other settings in `central`.
+      epochs: of central training, best rounds x local epochs, with its other settings
+        in `central`.
     """
     own = {**rate, "draw": True}
     layers = {f"fedper_{k}": {**own, "personal": {"blocks": k}} for k in range(1, 5)}
@@ -176,7 +177,7 @@ def fedper_paper(dataset, classes_per_client, model):
         "batch_size": 128,
         "evaluate_every": 1,
     }
-    config.methods = fedper_rows({"learning_rate": 0.01}, epochs=100, batch_size=128)
+    config.methods = fedper_rows({"learning_rate": 0.01}, epochs=400, batch_size=128)
     return config
 
 
@@ -190,6 +191,7 @@ def fedmargin_rows(head_epochs, **common):
     rows = {
         "fedavg": {},
         "fairavg": {"weigh": "equally"},
+        # All heads start alike; "draw": True would draw a client's own.
         "fedper": {"personal": {"blocks": 1}},
         "fedrep": {
             "algorithm": "fedrep",

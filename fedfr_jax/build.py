@@ -79,12 +79,22 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
         told = options.get("distill")
         if isinstance(told, Mapping) and isinstance(told.get("teacher"), Mapping):
             _open_run(told["teacher"], "weights")
+    told = settings["evaluation"].get("representation")
+    if isinstance(told, Mapping) and is_folder(path := told.get("reference")):
+        from fedfr_jax.deploy.network import of_server  # which builds that run
+
+        told["reference"] = of_server(path)
     return TASKS[settings["task"]](settings)
+
+
+def is_folder(path: Any) -> bool:
+    """Whether a value of a config is a folder's path."""
+    return isinstance(path, str) and pathlib.Path(path).is_dir()
 
 
 def _open_run(options: dict, key: str) -> None:
     """Put the network of another run in the place of its work folder."""
     from fedfr_jax.deploy.network import load  # which builds that run
 
-    if isinstance(path := options.get(key), str) and pathlib.Path(path).is_dir():
+    if is_folder(path := options.get(key)):
         options[key] = load(path).weights

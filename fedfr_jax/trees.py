@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,27 @@ def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
         return found
 
     return select
+
+
+def scaling(factors: Mapping[str, float]) -> optax.GradientTransformation:
+    """Scales the steps of leaves, a rate of their own where it comes last.
+
+    Args:
+      factors: {regular expression of paths below params: factor}.
+
+    Raises:
+      ValueError: once it sees leaves, when a pattern finds none of them.
+    """
+
+    def scaled(updates, params):
+        del params
+        for pattern, factor in factors.items():
+            mask = matching(pattern)(updates)
+            scale = lambda m, x, factor=factor: factor * x if m else x
+            updates = jax.tree.map(scale, mask, updates)
+        return updates
+
+    return optax.stateless(scaled)
 
 
 def still(

@@ -101,6 +101,7 @@ def personalised(top):
     """
     return {
         "local": {"personal": ".", **RATE},
+        # All heads start alike, as all networks do; "draw": True draws one for each.
         "fedper": {"personal": HEAD, **RATE},
         "fedrep": {
             "algorithm": "fedrep",

@@ -4,7 +4,8 @@ fedfr train --config=configs/fedmargin/mnist.py --workdir=runs/fedmargin_mnist
 
 The users are those of FedProx, to whom all 70,000 images are dealt; a tenth of each
 user's is held out. Not run at this size yet; the table in small is in
-experiments/fedmargin_tables.
+experiments/fedmargin_tables. --config.evaluation.representation='{"most": 500}' adds
+AMM to each evaluation; with "reference", a central run's work folder, MMD to it.
 """
 
 from fedfr_jax.configs import base

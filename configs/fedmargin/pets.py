@@ -1,4 +1,4 @@
-"""Oxford-IIIT pets against their background, Dirichlet(0.1) over the 37 breeds.
+"""Oxford-IIIT pets against their background: FedMargin and FedAvg.
 
 fedfr train --config=configs/fedmargin/pets.py --workdir=runs/pets
 
@@ -9,7 +9,10 @@ from fedfr_jax.configs import base
 
 
 def get_config():
-    """3680 images of 96 x 96 over 20 clients; classes pet, background and border."""
+    """3680 images of 96 x 96, Dirichlet(0.1) over the 37 breeds to 20 clients.
+
+    Classes are pet, background and border.
+    """
     config = base.get_config()
     config.task = "segmentation"
     config.data = {
@@ -43,5 +46,6 @@ def get_config():
         "augment": ({"name": "affine", "rotation": 10, "scale": 0.2},),
         "evaluate_every": 5,
     }
-    config.methods = {"fedavg": {"learning_rate": 0.05, "momentum": 0.9}}
+    rate = {"learning_rate": 0.05, "momentum": 0.9}
+    config.methods = {"fedavg": rate, "fedmargin": {**rate, "algorithm": "fedmargin"}}
     return config.lock()

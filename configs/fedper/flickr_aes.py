@@ -1,4 +1,4 @@
-"""FedPer's figure 5 at the paper's size: FLICKR-AES, 30 raters, MobileNet-v1.
+"""FedPer's figure 7 at the paper's size: FLICKR-AES, 30 raters, MobileNet-v1.
 
 fedfr train --config=configs/fedper/flickr_aes.py --workdir=runs/fedper_flickr_aes
 
@@ -28,5 +28,5 @@ def get_config():
         "batch_size": 4,
         "evaluate_every": 5,
     }
-    config.methods = base.fedper_rows({"learning_rate": 0.01}, epochs=100)
+    config.methods = base.fedper_rows({"learning_rate": 0.01}, epochs=400)
     return config.lock()

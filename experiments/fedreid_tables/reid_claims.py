@@ -103,13 +103,6 @@ CLAIMS = (
         (local, "fedpav"),
     ),
     Claim(
-        "FedProx is above FedPav, local models",
-        "7.9 against 6.8",
-        SCENARIOS,
-        (local, "fedprox"),
-        (local, "fedpav"),
-    ),
-    Claim(
         "clustering pays large clients",
         "mean gain over standalone 2.2 against -4.6",
         (PARTS,),

@@ -29,6 +29,8 @@ class Training(NamedTuple):
     # on at the start of every epoch.
     rate_per: str = "step"
     weight_decay: float = 5e-4
+    # {regular expression of leaves below params: factor of their steps}
+    layer_rates: Mapping[str, float] | None = None
     margin_loss: str = "cosface"
     scale: float = 30.0
     margin: float = 0.4
@@ -70,6 +72,8 @@ def optimizer_of(settings: Training, num_rows: int) -> optax.GradientTransformat
     """The optimizer of a training on `num_rows` examples, with its schedule."""
     rate = rate_of(settings, num_rows)
     optimizer = OPTIMIZERS[settings.optimizer](rate, settings.weight_decay)
+    if settings.layer_rates:
+        optimizer = optax.chain(optimizer, trees.scaling(settings.layer_rates))
     return trees.still(optimizer, settings.freeze) if settings.freeze else optimizer
 
 
@@ -165,6 +169,7 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
     if settings.interclass_threshold is not None:
         bounds["interclass_threshold"] = (-1, 1)
     check_ranges(f"config.{section}.", settings._asdict(), bounds)
+    check_factors(f"config.{section}.layer_rates of ", settings.layer_rates or {})
     count = num_devices(settings, mesh)
     parts = count * settings.micro_batches
     if settings.batch_size % parts:
@@ -177,6 +182,11 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
         check_pairs(settings.sharding)
         group_size(settings.batch_norm, count)
         optimizer_of(settings, num_rows)  # a warm-up that leaves no step
+
+
+def check_factors(what: str, factors: Mapping[str, float]) -> None:
+    """Raise ValueError for a factor of `layer_rates` below 0."""
+    check_ranges(what, factors, dict.fromkeys(factors, (0, math.inf)))
 
 
 def _check_choices(settings, section):

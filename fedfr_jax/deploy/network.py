@@ -154,7 +154,33 @@ def _evaluation(model) -> Callable:
     return jax.jit(lambda variables, images: model.apply(variables, images)[0])
 
 
+class Opened(NamedTuple):
+    """A network of a run, as the run has it."""
+
+    experiment: Experiment
+    model: Mapping[str, Any]  # the config's section
+    method: str
+    variables: PyTree
+    apply: Callable
+
+
+def of_server(workdir: str | os.PathLike) -> PyTree:
+    """Variables of the server's network at the end of a run's last row, on the host.
+
+    Raises:
+      ValueError: for a folder without a finished run, or a row without such a network.
+    """
+    return meshes.fetch(unpack(_opened(pathlib.Path(workdir), None, None).variables))
+
+
 def _of_run(workdir, method, client) -> Network:
+    opened = _opened(workdir, method, client)
+    about = {"from": str(workdir), "method": opened.method}
+    about |= {} if client is None else {"client": str(client)}
+    return _plain(opened, about)
+
+
+def _opened(workdir, method, client) -> Opened:
     if not (workdir / CONFIG).is_file():
         raise ValueError(f"{workdir} must hold a trained run, got no {CONFIG}.")
     text = (workdir / CONFIG).read_text()
@@ -166,9 +192,7 @@ def _of_run(workdir, method, client) -> Network:
         variables, apply = _chosen(
             found, client, len(experiment.task.population.num_classes)
         )
-    about = {"from": str(workdir), "method": method}
-    about |= {} if client is None else {"client": str(client)}
-    return _plain(experiment, settings["model"], variables, apply, about)
+    return Opened(experiment, settings["model"], method, variables, apply)
 
 
 def as_run(model: Mapping) -> dict:
@@ -193,18 +217,17 @@ def _chosen(found: Networks, client: int | None, num_clients: int):
     return found.of_client(client), found.client_apply
 
 
-def _plain(experiment: Experiment, model, variables, apply, about) -> Network:
+def _plain(opened: Opened, about) -> Network:
     """The network, as one of MODELS where it is one."""
-    shape = tuple(experiment.task.dataset.image_shape)
-    variables = meshes.fetch(unpack(variables))
-    roc = functools.partial(_roc, experiment, variables, apply)
-    known = {k: v for k, v in model.items() if k != "lowering"}
+    shape = tuple(opened.experiment.task.dataset.image_shape)
+    variables = meshes.fetch(unpack(opened.variables))
+    roc = functools.partial(_roc, opened.experiment, variables, opened.apply)
+    known = {k: v for k, v in opened.model.items() if k != "lowering"}
     built = choose("model", MODELS, as_run(known), shape)
     template = jax.eval_shape(built.init, jax.random.key(0))
     own = backbone_of(variables, template)
     if own is None:
-        apply = jax.jit(apply)
-        return Network(apply, variables, shape, None, roc, about)
+        return Network(jax.jit(opened.apply), variables, shape, None, roc, about)
     return Network(_evaluation(built), own, shape, known, roc, about)
 
 

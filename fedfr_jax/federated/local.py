@@ -74,6 +74,19 @@ def step_decay(rate: float, *, every: tuple[int, ...] | int = 0, factor: float =
     return learning_rate
 
 
+def round_decay(
+    learning_rate: Callable, *, rounds: tuple[int, ...], factor: float
+) -> Callable:
+    """`learning_rate` of (round, epoch) times `factor` for each of `rounds` reached."""
+
+    def falling(round, epoch):
+        reached = (round >= jnp.asarray(rounds, jnp.int32)).sum(dtype=jnp.int32)
+        rate = learning_rate(round, epoch)
+        return rate * factor ** reached.astype(rate.dtype)
+
+    return falling if rounds else learning_rate
+
+
 def rate_at(local: Local, client: Client, step: jax.Array) -> jax.Array:
     """Learning rate [] of a client's step.
 

@@ -5,7 +5,6 @@ They wrap `make` of `Local.optimizer`: rate -> optax transformation.
 
 from collections.abc import Callable, Mapping
 
-import jax
 import optax
 
 from fedfr_jax import stacks, trees
@@ -32,21 +31,5 @@ def by_block(make: Callable) -> Callable:
 
 
 def layer_wise(make: Callable, factors: Mapping[str, float]) -> Callable:
-    """`make` of `Local.optimizer`, whose steps are scaled leaf by leaf.
-
-    Args:
-      factors: {regular expression of paths below params: factor}.
-
-    Raises:
-      ValueError: once it sees leaves, when a pattern finds none of them.
-    """
-
-    def scaled(updates, params):
-        del params
-        for pattern, factor in factors.items():
-            mask = trees.matching(pattern)(updates)
-            scale = lambda m, x, factor=factor: factor * x if m else x
-            updates = jax.tree.map(scale, mask, updates)
-        return updates
-
-    return lambda rate: optax.chain(make(rate), optax.stateless(scaled))
+    """`make` of `Local.optimizer`, whose steps are scaled as by `trees.scaling`."""
+    return lambda rate: optax.chain(make(rate), trees.scaling(factors))

@@ -67,7 +67,7 @@ SIZES = {  # by the name of a source, of a TensorFlow data set or of a folder
     "prid2011": Size(1_134, 385, PERSON, cameras=2),
     "viper": Size(1_264, 632, PERSON, cameras=2),
 }
-FILES = ("pairs", "search", "templates")  # keys of config.evaluation
+FILES = ("pairs", "search", "templates", "representation")  # keys of config.evaluation
 WEIGHTS = ("init", "weights", "init_fc")
 
 

@@ -75,15 +75,16 @@ def split_classes(
     if not isinstance(parts, ClientSplit):
         name = settings["name"]
         raise ValueError(f"config.partition.name must split classes, got {name!r}.")
-    counts = np.bincount(source.labels[parts.train], minlength=len(source.names))
-    if not counts.all():
-        raise ValueError(
-            "config.partition must leave every class a training image of a client, got "
-            f"none of {source.names[int(np.argmin(counts))]!r} "
-            f"({np.sum(counts == 0)} such of {len(counts)})."
-        )
     with naming("config.partition"):
         parts, unseen = leave_out(parts, num_unseen, seed=settings.get("seed", 0))
+    counts = np.bincount(source.labels[parts.train], minlength=len(source.names))
+    if not counts.all():
+        without = f" without the {num_unseen} unseen_clients" if num_unseen else ""
+        raise ValueError(
+            "config.partition must leave every class a training image of a client"
+            f"{without}, got none of {source.names[int(np.argmin(counts))]!r} "
+            f"({np.sum(counts == 0)} such of {len(counts)})."
+        )
     if not len(parts.test):
         raise ValueError("config.partition must leave test images, got none.")
     return parts, unseen

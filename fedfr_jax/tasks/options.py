@@ -13,7 +13,7 @@ import optax
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.combining import COMBINES
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
-from fedfr_jax.federated.local import sgd, step_decay
+from fedfr_jax.federated.local import round_decay, sgd, step_decay
 from fedfr_jax.federated.optimizers import by_block, layer_wise
 from fedfr_jax.schema import check_keys, check_kinds, check_ranges, choose
 from fedfr_jax.types import Algorithm, Local
@@ -22,6 +22,8 @@ SOME = (0, math.inf)
 BOUNDS = {  # of the numbers that `local_of` is told
     "learning_rate": (0, math.inf),
     "decay_epochs": (0, math.inf),
+    "decay_rounds": (1, math.inf),
+    "decay_factor": (0, 1),
     "momentum": (0, 1),
     "weight_decay": (0, math.inf),
     "clip_norm": (0, math.inf),
@@ -95,6 +97,8 @@ def local_of(
     *,
     learning_rate: float,
     decay_epochs: int | tuple[int, ...] = 0,
+    decay_rounds: tuple[int, ...] = (),
+    decay_factor: float = 0.1,
     optimizer: str | Mapping = "sgd",
     momentum: float = 0.0,
     weight_decay: float = 0.0,
@@ -103,8 +107,13 @@ def local_of(
 ) -> Local:
     """A client's training from plain settings.
 
+    The optimizer is made anew in every round, its momentum 0; a momentum that a client
+    or the server carries over from round to round is not offered.
+
     Args:
-      learning_rate, decay_epochs: see `step_decay`.
+      learning_rate, decay_epochs: see `step_decay`; falls within a round.
+      decay_rounds, decay_factor: rounds from 0 at which the rate falls for good, and
+        the factor of each fall; () for none.
       optimizer: sgd, or a name of optax's such as adam; or {"name": ..., settings}.
       momentum, weight_decay: of sgd, coupled as in PyTorch; others take theirs among
         the settings.
@@ -145,6 +154,7 @@ def local_of(
         return optax.chain(optax.clip_by_global_norm(clip_norm), make(rate))
 
     rate = step_decay(learning_rate, every=decay_epochs)
+    rate = round_decay(rate, rounds=tuple(decay_rounds), factor=decay_factor)
     return Local(loss, clipped if clip_norm else make, rate)
 
 

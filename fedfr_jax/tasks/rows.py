@@ -239,6 +239,9 @@ def central_row(section: str, options: Mapping, of: Given) -> Central:
         loss = _loss(section, of.loss_of, options, of)
     training = call(section, Training, options)
     check_training(training, section, of.num_rows, of.mesh)
+    for pattern in training.layer_rates or {}:
+        with naming(f"config.{section}.layer_rates"):
+            matching(pattern)(of.shapes["params"])
     with naming(f"config.{section}"):
         feed = feed_of(training, is_images=len(of.model.image_shape) == 3)
     return Central(

@@ -56,3 +56,21 @@ def test_the_rate_grows_with_the_batch_when_a_base_is_given():
     np.testing.assert_allclose(first_step(batch_size=512), 0.01, rtol=1e-4)
     scaled = first_step(batch_size=512, base_batch=256)
     np.testing.assert_allclose(scaled, 0.02, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_layer_has_a_rate_of_its_own(name):
+    """As if all leaves had it, since a leaf's steps are of its own gradients."""
+    draw = np.random.default_rng(0).normal
+    start = {k: jnp.asarray(draw(size=(3, 2)), jnp.float32) for k in ("stem", "top")}
+    grads = [jax.tree.map(lambda x: 0.1 * x + 1, start)] * 3
+
+    def end(rate, **settings):
+        given = {"optimizer": name, "learning_rate": rate, "warmup": 0.0, **settings}
+        with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
+            optimizer = optimizer_of(Training(epochs=1, **given), 1000)
+            return list(trajectory(optimizer, start, grads))[-1]
+
+    found = end(0.1, layer_rates={"^stem": 0.25})
+    np.testing.assert_allclose(found["stem"], end(0.025)["stem"], rtol=1e-5)
+    np.testing.assert_allclose(found["top"], end(0.1)["top"], rtol=1e-6)

@@ -134,6 +134,14 @@ def test_the_rate_falls_after_so_many_epochs_of_a_round(every, expected):
     np.testing.assert_allclose(found, RATE * np.array(expected), rtol=1e-6)
 
 
+def test_the_rate_falls_for_good_at_rounds_and_within_each():
+    falls = {"decay_rounds": (1, 3), "decay_factor": 0.5, "decay_epochs": 1}
+    rate = jax.jit(local(**falls).learning_rate)
+    found = [[rate(jnp.int32(r), jnp.int32(e)) for e in range(2)] for r in range(4)]
+    by_round = np.array([1, 0.5, 0.5, 0.25])[:, None]
+    np.testing.assert_allclose(found, RATE * by_round * [1, 0.1], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "settings, rule",
     [
@@ -155,6 +163,8 @@ def test_the_rate_falls_after_so_many_epochs_of_a_round(every, expected):
         ({"learning_rate": "0.1"}, "learning_rate must be"),
         ({"learning_rate": -0.1}, "learning_rate must be"),
         ({"clip_norm": -1.0}, "clip_norm must be"),
+        ({"decay_rounds": (4, 0)}, "decay_rounds must be at least 1"),
+        ({"decay_factor": 2.0}, "decay_factor must lie in"),
     ],
 )
 def test_settings_that_would_fail_or_do_nothing_later_are_refused(settings, rule):

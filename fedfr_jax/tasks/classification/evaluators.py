@@ -6,19 +6,22 @@ from collections.abc import Callable, Mapping
 import jax
 from jax.sharding import Mesh
 
+from fedfr_jax import trees
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated.local import moving
 from fedfr_jax.federated.simulation import simulation
 from fedfr_jax.feed import Feed
 from fedfr_jax.schema import call, check_keys, check_ranges, naming
+from fedfr_jax.stacks import named
 from fedfr_jax.tasks.classification.accuracy import Accuracy, with_target
 from fedfr_jax.tasks.classification.data import Clients
 from fedfr_jax.tasks.classification.finetuning import finetuned, finetuning
 from fedfr_jax.tasks.classification.loss import cross_entropy
+from fedfr_jax.tasks.classification.representation import MOST, representation
 from fedfr_jax.tasks.options import local_of
 from fedfr_jax.types import Evaluation, Evaluator, Model, Networks, PyTree
 
-KEYS = ("batch_size", "finetune", "target_accuracy")
+KEYS = ("batch_size", "finetune", "representation", "target_accuracy")
 FINETUNE = {"epochs": 1, "moves": ""}  # with the keys of `local_of`
 
 
@@ -28,7 +31,10 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
     Args:
       settings: `batch_size` of judging; `target_accuracy`, whose first round the table
         names; `finetune`, `epochs` of local training with
-        the keys of `local_of`, and `moves`, a pattern of the leaves that are trained.
+        the keys of `local_of`, and `moves`, a pattern of the leaves that are trained;
+        `representation`, AMM of the one network's features of `most` test images, and
+        with a `reference`, the work folder of a run such as a central one, MMD to the
+        network of its last row.
       first: variables of the model, arrays or shapes.
 
     Returns:
@@ -47,6 +53,7 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
     check_ranges("config.evaluation.", settings, bounds)
     given = settings["finetune"]
     prepared = None if given is None else _finetuning(given, model, first)
+    features = _features(settings.get("representation"), model, first)
     is_images = len(model.image_shape) == 3
     judged = Feed(settings["batch_size"], normalize() if is_images else None)
 
@@ -60,6 +67,9 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
                 name = f"{group}_finetuned".strip("_")
                 tune = _after(prepared, of, mesh, feed, **options)
                 found[name] = _tuned(accuracy, tune, is_unseen=bool(group))
+        if features is not None:
+            given = model, clients.test, mesh, judged
+            found["representation"] = representation(*given, **features)
         return with_target(found, target)
 
     return judge
@@ -80,6 +90,30 @@ def _finetuning(settings, model, first) -> tuple:
     with naming(f"config.{section}.moves"):
         jax.eval_shape(lambda params: moving(moves, params)[0], first["params"])
     return finetuning(local, moves), epochs
+
+
+def _features(settings: Mapping | None, model: Model, first: PyTree) -> dict | None:
+    """What `representation` is told by config.evaluation.representation."""
+    if settings is None:
+        return None
+    section = "config.evaluation.representation"
+    check_keys(section, settings, ("reference", "most"))
+    settings = {"most": MOST, "reference": None, **settings}
+    check_ranges(f"{section}.", settings, {"most": (2, math.inf)})
+    if model.features is None:
+        raise ValueError(f"{section} must go with a model of features, got another.")
+    reference = settings["reference"]
+    if reference is not None and not isinstance(reference, Mapping):
+        raise ValueError(
+            f"{section}.reference must be the work folder of a run, got {reference!r}."
+        )
+    differs = None
+    if reference is not None:
+        shapes = (jax.eval_shape(named, x) for x in (reference, first))
+        differs = trees.difference(*shapes)
+    if differs:
+        raise ValueError(f"{section}.reference must fit the model, got {differs}.")
+    return settings
 
 
 def _after(prepared, clients: Clients, mesh: Mesh, feed: Feed, **options) -> Callable:

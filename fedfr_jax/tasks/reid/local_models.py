@@ -2,7 +2,9 @@
 
 FedPav judges the models (w_k, v_k) right after local training beside the aggregate.
 Nobody keeps them for that: they are what a round of local training after the last one
-leaves, of the same epochs.
+leaves. That training is of its own settings, those of config.evaluation.local, and the
+same for every row: what an algorithm adds to a client's training is left out, such as
+FedProx's proximal term, so that rows differ in what they hand to the clients alone.
 """
 
 import math

@@ -8,6 +8,7 @@ import pytest
 
 from fedfr_jax.build import build
 from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.runs.ended import networks
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
 from fedfr_jax.types import Experiment, Networks
 
@@ -73,6 +74,33 @@ def run(experiment: Experiment, folder) -> dict:
     assert again == found
     assert json.loads((folder / "evaluation.json").read_text()) == {"methods": found}
     return found
+
+
+def test_features_are_judged_beside_those_of_another_run(path, tmp_path):
+    """AMM alone, and MMD to a run's last row, which is 0 to itself."""
+    central = {"kind": "central", "epochs": 1, "batch_size": 16, "learning_rate": 0.1}
+    first = config(path, methods={"central": central})
+    with jax.numpy_dtype_promotion("standard"):
+        run_experiment(build(first), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(first))  # as `fedfr train` does
+    given = {"reference": str(tmp_path), "most": 20}
+    experiments = [
+        build(config(path, evaluation={"representation": told})) for told in ({}, given)
+    ]
+    trained = networks(build(first), "central", tmp_path)
+    alone, beside = (
+        e.task.evaluators["representation"].evaluate(trained).metrics
+        for e in experiments
+    )
+    assert alone["amm"] > 0 and "mmd" not in alone
+    assert abs(beside["mmd"]) < 1e-6
+    start = experiments[0].stages["fedavg"].trainer.start(None)
+    others = experiments[1].task.evaluators["representation"]
+    assert others.evaluate(trained._replace(variables=start)).metrics["mmd"] > 1e-3
+    other = {"name": "mlp", "hidden": 9}
+    evaluation = {"representation": given}
+    with pytest.raises(ValueError, match="reference must fit the model, got params/"):
+        build(config(path, model=other, evaluation=evaluation))
 
 
 METHODS = {
@@ -391,6 +419,10 @@ ROWS = [
     ({**RATE, "kind": "centre"}, "kind must be federated or central, got 'centre'"),
     ({"kind": "central", "margin": 0.1}, "must have keys of .*got 'margin'"),
     ({"kind": "central", "epochs": 0}, "epochs must be at least 1, got 0"),
+    (
+        {"kind": "central", "layer_rates": {"stemm": 0.1}},
+        "layer_rates: path pattern must match a leaf",
+    ),
     ({"kind": "central", "batch_size": 129}, r"batch_size must lie in \[1, 128\]"),
     ({"kind": "central", "label_smoothing": 1.0}, "label_smoothing must lie in"),
     ({**RATE, "finetune_epochs": 1}, "finetune_epochs must go with personal leaves"),
@@ -421,6 +453,7 @@ FACES = {
     "num_unseen_ids": 1,
 }
 OWNERS = [i % CLASSES for i in range(160)]  # each has the images of one class
+ONE_CLASS_EACH = {"name": "by_class", "num_clients": 4, "classes_per_client": 1}
 SECTIONS = [
     ({"partition": FACES}, "partition.name must split classes, got 'by_identity'"),
     ({"partition": {"name": "by_clas"}}, "partition.name must be one of .*by_class"),
@@ -469,12 +502,21 @@ SECTIONS = [
         "evaluation.finetune.moves: path pattern must match a leaf.*got 'conv'",
     ),
     (
+        {"evaluation": {"representation": {"reference": "nowhere"}}},
+        "evaluation.representation.reference must be the work folder of a run, got",
+    ),
+    (
         {"evaluation": {"finetune": {}}},
         "evaluation.finetune must have the key learning",
     ),
     (
         {"partition": {"name": "iid", "num_clients": 3, "unseen_clients": 3}},
         r"partition: unseen_clients must be a whole number in \[0, 3\), .*got 3",
+    ),
+    (
+        {"partition": {**ONE_CLASS_EACH, "unseen_clients": 1}},
+        r"partition must leave every class .* without the 1 unseen_clients, got none "
+        r"of '\d' \(1 such of 4\)",
     ),
 ]
 

@@ -109,6 +109,7 @@ EXPECTED = {
         "milestones": (),
         "rate_per": "step",
         "weight_decay": 5e-4,
+        "layer_rates": None,
         **COSFACE,
         **OPTIONS,
         "interclass_threshold": None,

@@ -77,6 +77,7 @@ def test_rates_are_a_tenth_below_the_neck_and_never_decay(config, round):
             step = steps[name]["kernel"][0]
             np.testing.assert_allclose(step, -rate * (slope + 0.9 * velocity), 1e-5)
     assert "decay_epochs" not in config["methods"]["fedpav"]
+    assert config["methods"]["merged"]["layer_rates"] == row["layer_rates"]
 
 
 def test_what_the_released_code_does_otherwise_than_the_text_is_set(config):
