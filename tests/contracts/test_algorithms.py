@@ -180,6 +180,13 @@ PERSONAL = {f"personal {name}" for name in ("fedavg", "fedrep", "kd", "scaffold"
 TRAINED = MEMBERS.keys() - KEEPING | PERSONAL
 
 
+def test_personal_of_fedfr_which_keeps_leaves_itself_is_refused():
+    algorithm = personal(MEMBERS["fedfr"].build(), KEPT)
+    parts = {"backbone": {"params": {}, "batch_stats": {}}, "phi": None}
+    with pytest.raises(ValueError, match=r"one network, got one of \['backbone', 'phi"):
+        algorithm.init(parts)
+
+
 def trained(names, *places):
     """Parameters (name, *place): slow but for TRAINED names at the first place."""
     quick = {(x, *places[:1]) for x in TRAINED if x in names}
