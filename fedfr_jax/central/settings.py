@@ -29,6 +29,7 @@ class Training(NamedTuple):
     # on at the start of every epoch.
     rate_per: str = "step"
     weight_decay: float = 5e-4
+    clip_norm: float = 0.0  # largest norm of a step's gradient; 0 does not clip
     margin_loss: str = "cosface"
     scale: float = 30.0
     margin: float = 0.4
@@ -70,6 +71,9 @@ def optimizer_of(settings: Training, num_rows: int) -> optax.GradientTransformat
     """The optimizer of a training on `num_rows` examples, with its schedule."""
     rate = rate_of(settings, num_rows)
     optimizer = OPTIMIZERS[settings.optimizer](rate, settings.weight_decay)
+    if settings.clip_norm:
+        clip = optax.clip_by_global_norm(settings.clip_norm)
+        optimizer = optax.chain(clip, optimizer)
     return trees.still(optimizer, settings.freeze) if settings.freeze else optimizer
 
 
@@ -153,6 +157,7 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
         "warmup_from": (0, 1),
         "milestones": (0, 1),
         "weight_decay": (0, math.inf),
+        "clip_norm": (0, math.inf),
         "scale": (0, math.inf),
         "flip": (0, 1),
         "checkpoint_every": (0, math.inf),

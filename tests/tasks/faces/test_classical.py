@@ -7,6 +7,7 @@ import pytest
 
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.packing import unpack
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
@@ -165,6 +166,21 @@ def test_moon_without_weight_is_fedavg(task):
     assert_close(previous["head"], rows.leaves["params"]["head"])
 
 
+def test_statistics_of_fedfr_are_averaged_kept_or_of_the_first(task):
+    still = {**PLAIN, "learning_rate": 0.0}
+    stats = lambda rows: unpack(rows.previous["batch_stats"])["mean"]
+    _, _, alone, _ = run(task, {**still, "share": False}, rounds=2)
+    _, server, kept, _ = run(task, {**still, "batch_stats": "local"}, rounds=2)
+    assert_close(stats(kept), stats(alone))  # as if there were nobody else
+    assert_close(server.backbone["batch_stats"], BACKBONE["batch_stats"])
+    _, averaged, mine, _ = run(task, PLAIN)
+    _, first, rows, _ = run(task, {**PLAIN, "batch_stats": "first"})
+    assert_close(first.backbone["params"], averaged.backbone["params"])
+    assert_close(unpack(first.backbone["batch_stats"])["mean"], stats(rows)[0])
+    mean = unpack(averaged.backbone["batch_stats"])["mean"]
+    assert not np.allclose(mean, stats(mine)[0])
+
+
 def in_blocks():
     """`small_model` with its weights in two blocks, the first with statistics."""
     plain = small_model()
@@ -243,6 +259,9 @@ def test_a_row_of_faces_has_the_keys_of_every_task(task):
         ({"algorithm": "fedavg", "personal": {"blocks": 1}}, "blocks must lie in"),
         ({"algorithm": "fedavg", "frozen": "backbone/lost"}, "must match a leaf such"),
         ({"algorithm": "fedavg", "draw": True}, "draw must go with personal leaves"),
+        ({"batch_stats": "mine"}, "batch_stats must be one of .*, got 'mine'"),
+        ({"batch_stats": "first", "share": False}, "share must be True with batch"),
+        ({"batch_stats": "local", "branch": None, "adapt": {}}, "be average or first"),
         ({"personal": "backbone/last"}, "row: personal must go with another algorithm"),
         ({"algorithm": "fedsgd"}, "algorithm must be one of .*'fedfr'"),
         ({"algorithm": "fedprox"}, "must have the key strength"),
