@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.federated import algorithms, sampling
 from fedfr_jax.federated import client as client_module
 from fedfr_jax.federated import simulation as simulations
@@ -257,6 +258,7 @@ def assert_same_bits(actual, expected):
 
 def test_every_algorithm_is_under_contract():
     assert set(PLAIN) == ALGORITHMS.keys()
+    assert {name: getattr(ff, name) for name in ALGORITHMS} == ALGORITHMS  # all public
 
 
 @pytest.mark.parametrize("name", trained(MEMBERS))
