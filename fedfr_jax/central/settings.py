@@ -31,6 +31,7 @@ class Training(NamedTuple):
     weight_decay: float = 5e-4
     # {regular expression of leaves below params: factor of their steps}
     layer_rates: Mapping[str, float] | None = None
+    clip_norm: float = 0.0  # largest norm of a step's gradient; 0 does not clip
     margin_loss: str = "cosface"
     scale: float = 30.0
     margin: float = 0.4
@@ -74,6 +75,9 @@ def optimizer_of(settings: Training, num_rows: int) -> optax.GradientTransformat
     optimizer = OPTIMIZERS[settings.optimizer](rate, settings.weight_decay)
     if settings.layer_rates:
         optimizer = optax.chain(optimizer, trees.scaling(settings.layer_rates))
+    if settings.clip_norm:
+        clip = optax.clip_by_global_norm(settings.clip_norm)
+        optimizer = optax.chain(clip, optimizer)
     return trees.still(optimizer, settings.freeze) if settings.freeze else optimizer
 
 
@@ -157,6 +161,7 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
         "warmup_from": (0, 1),
         "milestones": (0, 1),
         "weight_decay": (0, math.inf),
+        "clip_norm": (0, math.inf),
         "scale": (0, math.inf),
         "flip": (0, 1),
         "checkpoint_every": (0, math.inf),

@@ -2,19 +2,24 @@
 
 from collections.abc import Callable, Mapping
 
+import jax
+
 from fedfr_jax.federated.algorithms.personal import blocks
 from fedfr_jax.federated.algorithms.statistics import batch_norms
 from fedfr_jax.schema import check_keys
-from fedfr_jax.types import Model
+from fedfr_jax.types import Model, PyTree
 
 KEYS = ("blocks", "all_but_blocks", "batch_norms")
 
 
-def leaves_of(model: Model, given: str | Mapping) -> str | Callable:
+def leaves_of(model: Model, given: str | Mapping, at: str = "") -> str | Callable:
     """A regular expression over leaf paths as it is, or one of these.
 
     {"blocks": K} is the top K blocks (FedPer; 1 is the head), {"all_but_blocks": K} the
     others (LG-FedAvg), {"batch_norms": True} all of every batch norm (FedBN).
+
+    Args:
+      at: where the network's params lie below params, such as "backbone/".
 
     Raises:
       ValueError: for another key, none or several, or so many blocks.
@@ -26,24 +31,39 @@ def leaves_of(model: Model, given: str | Mapping) -> str | Callable:
         raise ValueError(f"personal must have one key of {KEYS}, got {dict(given)}.")
     ((key, value),) = given.items()
     if key == "batch_norms":
-        return batch_norms if value else ""
-    top = blocks(model.blocks, value)
+        return batch_norms_at(at) if value else ""
+    top = blocks(model.blocks, value, at=at)
     if key == "blocks":
         return top
     if not 0 < value < len(model.blocks):
         raise ValueError(
             f"all_but_blocks must lie in [1, {len(model.blocks) - 1}], got {value!r}."
         )
-    return f"^(?!{top.removeprefix('^')})"
+    return f"^(?=params/{at}|batch_stats/)(?!{top.removeprefix('^')})"
 
 
-def frozen_pattern(model: Model, given: str | Mapping) -> str:
+def batch_norms_at(at: str) -> Callable:
+    """`batch_norms` of a network whose params lie `at` a place below params."""
+    name = at.removesuffix("/")
+    if not name:
+        return batch_norms
+
+    def select(variables: PyTree) -> PyTree:
+        params = variables["params"]
+        found = batch_norms({**variables, "params": params[name]})
+        others = jax.tree.map(lambda _: False, params)
+        return {**found, "params": {**others, name: found["params"]}}
+
+    return select
+
+
+def frozen_pattern(model: Model, given: str | Mapping, at: str = "") -> str:
     """What the key `frozen` selects: as `leaves_of`, but for batch norms.
 
     Raises:
       ValueError: for anything else.
     """
-    found = leaves_of(model, given)
+    found = leaves_of(model, given, at)
     if not isinstance(found, str):
         raise ValueError(f"frozen must be of {KEYS[:2]} or a pattern, got {given}.")
     return found

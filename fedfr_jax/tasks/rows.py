@@ -4,7 +4,6 @@ A row is federated, by any algorithm and perhaps with leaves that stay with clie
 central: one network on the training images of all clients together, as their bound.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -14,23 +13,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_training
-from fedfr_jax.federated.algorithms.personal import personal
-from fedfr_jax.federated.algorithms.phases import head_first
-from fedfr_jax.federated.algorithms.statistics import with_statistics
-from fedfr_jax.federated.frozen import frozen
-from fedfr_jax.federated.local import moving
-from fedfr_jax.federated.settings import AUTO, Federation, check_epochs
+from fedfr_jax.federated.settings import AUTO, Federation
 from fedfr_jax.federated.stragglers import check_stragglers
-from fedfr_jax.schema import call, check_keys, check_ranges, naming
+from fedfr_jax.schema import call, check_keys, naming
 from fedfr_jax.stream import Stream
 from fedfr_jax.tasks.data import feed_of, other_lowerings
-from fedfr_jax.tasks.leaves import frozen_pattern, leaves_of
+from fedfr_jax.tasks.leaves import leaves_of
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
-from fedfr_jax.trees import matching
-from fedfr_jax.types import Central, Dataset, Federated, Local, Model, PyTree, Stage
+from fedfr_jax.tasks.row_keys import OWN, Start, composed
+from fedfr_jax.types import Central, Dataset, Federated, Model, PyTree, Stage
 
-# Keys of a federated row that are neither its algorithm's, its loss's nor of training.
-OWN = ("personal", "draw", "frozen", "finetune_epochs", "batch_stats", "local_epochs")
 # Of faces only.
 MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
 MARGIN += ("class_parallel", "class_chunk", "class_dtype", "class_rate", "batch_norm")
@@ -157,15 +149,7 @@ def trainer_of(name: str, options: Mapping, of: Given) -> Federated | Central:
 def federated_row(section: str, options: Mapping, of: Given) -> Federated:
     """An `algorithm`, a client's training, and what is personal.
 
-    Keys beside those of the algorithm's factory, of `local_of` and of the loss:
-      personal: regular expression over leaf paths, or one of `leaves_of`, such as
-        {"blocks": K_P}; "" for nothing.
-      draw: True draws a new client's personal leaves, instead of the first network's.
-      frozen: the same as personal, of params that do not move, as FedBABU's head.
-      finetune_epochs: epochs of the personal leaves alone at the start of a round,
-        beside those of the federation, see `head_first`; 0 for none.
-      batch_stats: average, local or first, see `with_statistics`.
-      local_epochs: of a round, instead of the federation's.
+    Keys: those of the algorithm's factory, of `local_of`, of the loss and `OWN`.
     """
     options = dict(options)
     algorithm = options.pop("algorithm", "fedavg")
@@ -175,59 +159,21 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         make, rest = algorithm_maker(section, algorithm, options, others, of.facts)
         own = {key: rest.pop(key) for key in OWN if key in rest}
         loss = _loss(section, loss_of, rest, of)
-        where = leaves_of(of.model, own.get("personal", ""))
         local = call(section, local_of, rest, loss)
         jax.eval_shape(lambda x: local.optimizer(0.1).init(x), of.shapes["params"])
-        local = with_frozen(local, of, own.get("frozen", ""))
-        if epochs := own.get("finetune_epochs", 0):
-            local = finetuning_first(local, where, epochs, algorithm, of.shapes)
-        if (local_epochs := own.get("local_epochs")) is not None:
-            check_epochs("local_epochs", local_epochs)
-        statistics = own.get("batch_stats", "average")
-        made = with_statistics(make(local), statistics)
-        if own.get("draw") and not where:
-            raise ValueError("draw must go with personal leaves, got none.")
-        made = personal(made, where, draw=of.model.init if own.get("draw") else None)
+        start = Start(of.model, of.shapes, of.model.init)
+        made = composed(algorithm, make, local, own, start)
         jax.eval_shape(made.init, of.shapes)  # a pattern must match: before any compile
+    where = leaves_of(of.model, own.get("personal", ""))
+    is_own = where or own.get("batch_stats") == "local"
     return Federated(
         algorithm=made,
         start=lambda variables: of.first(),
         apply=of.apply,
-        network=None if where or statistics == "local" else made.network,
+        network=None if is_own else made.network,
         network_apply=of.apply,
-        local_epochs=local_epochs,
+        local_epochs=own.get("local_epochs"),
     )
-
-
-def with_frozen(local: Local, of: Given, given: str | Mapping) -> Local:
-    """`local` that does not move what the key `frozen` selects, if anything.
-
-    Raises:
-      ValueError: when it selects no leaf.
-    """
-    pattern = frozen_pattern(of.model, given)
-    if not pattern:
-        return local
-    matching(pattern)({"params": of.shapes["params"]})
-    return frozen(local, pattern)
-
-
-def finetuning_first(local, where: str, epochs: int, algorithm: str, first: PyTree):
-    """Local training that begins with epochs of the personal leaves alone.
-
-    Raises:
-      ValueError: without such leaves, for a number of epochs out of range, or an
-        algorithm that looks into a client's training.
-    """
-    check_ranges("", {"finetune_epochs": epochs}, {"finetune_epochs": (0, math.inf)})
-    if algorithm != "fedavg":
-        raise ValueError(
-            f"finetune_epochs must go with the algorithm fedavg, got {algorithm!r}."
-        )
-    if not where:
-        raise ValueError("finetune_epochs must go with personal leaves, got none.")
-    jax.eval_shape(lambda params: moving(where, params)[0], first["params"])
-    return head_first(local, head=where, epochs=epochs)
 
 
 def central_row(section: str, options: Mapping, of: Given) -> Central:

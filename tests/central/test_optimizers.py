@@ -7,7 +7,8 @@ import optax
 import pytest
 
 from fedfr_jax.central.optimizers import OPTIMIZERS
-from fedfr_jax.central.settings import Training, optimizer_of
+from fedfr_jax.central.settings import Training, check_training, optimizer_of
+from fedfr_jax.mesh import make_mesh
 
 
 def trajectory(optimizer, start, grads):
@@ -45,14 +46,16 @@ def test_lars_takes_each_block_of_a_stack_alone_and_leaves_vectors():
     np.testing.assert_allclose(bias, stacked["block[2:5]"]["bias"] - step, rtol=1e-5)
 
 
-def test_the_rate_grows_with_the_batch_when_a_base_is_given():
-    def first_step(**settings):
-        given = {"epochs": 1, "warmup": 0.0, "weight_decay": 0.0, **settings}
-        with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
-            optimizer = optimizer_of(Training(learning_rate=0.01, **given), 10**4)
-            (moved,) = trajectory(optimizer, jnp.ones((2, 2)), [jnp.ones((2, 2))])
-        return 1 - float(moved[0, 0])
+def first_step(**settings):
+    """What a gradient of four ones takes off each number."""
+    given = {"epochs": 1, "warmup": 0.0, "weight_decay": 0.0, **settings}
+    with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
+        optimizer = optimizer_of(Training(learning_rate=0.01, **given), 10**4)
+        (moved,) = trajectory(optimizer, jnp.ones((2, 2)), [jnp.ones((2, 2))])
+    return 1 - float(moved[0, 0])
 
+
+def test_the_rate_grows_with_the_batch_when_a_base_is_given():
     np.testing.assert_allclose(first_step(batch_size=512), 0.01, rtol=1e-4)
     scaled = first_step(batch_size=512, base_batch=256)
     np.testing.assert_allclose(scaled, 0.02, rtol=1e-4)
@@ -74,3 +77,11 @@ def test_a_layer_has_a_rate_of_its_own(name):
     found = end(0.1, layer_rates={"^stem": 0.25})
     np.testing.assert_allclose(found["stem"], end(0.025)["stem"], rtol=1e-5)
     np.testing.assert_allclose(found["top"], end(0.1)["top"], rtol=1e-6)
+
+
+def test_a_gradient_that_is_longer_than_clip_norm_is_cut_to_it():
+    np.testing.assert_allclose(first_step(clip_norm=0.5), 0.01 / 4, rtol=1e-4)
+    np.testing.assert_allclose(first_step(clip_norm=2.5), 0.01, rtol=1e-4)
+    settings = Training(clip_norm=-1.0)
+    with pytest.raises(ValueError, match="config.pretrain.clip_norm must be at least"):
+        check_training(settings, "pretrain", 10**4, make_mesh(1))

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.federated import algorithms, sampling
 from fedfr_jax.federated import client as client_module
 from fedfr_jax.federated import simulation as simulations
@@ -180,6 +181,13 @@ PERSONAL = {f"personal {name}" for name in ("fedavg", "fedrep", "kd", "scaffold"
 TRAINED = MEMBERS.keys() - KEEPING | PERSONAL
 
 
+def test_personal_of_fedfr_which_keeps_leaves_itself_is_refused():
+    algorithm = personal(MEMBERS["fedfr"].build(), KEPT)
+    parts = {"backbone": {"params": {}, "batch_stats": {}}, "phi": None}
+    with pytest.raises(ValueError, match=r"one network, got one of \['backbone', 'phi"):
+        algorithm.init(parts)
+
+
 def trained(names, *places):
     """Parameters (name, *place): slow but for TRAINED names at the first place."""
     quick = {(x, *places[:1]) for x in TRAINED if x in names}
@@ -250,6 +258,7 @@ def assert_same_bits(actual, expected):
 
 def test_every_algorithm_is_under_contract():
     assert set(PLAIN) == ALGORITHMS.keys()
+    assert {name: getattr(ff, name) for name in ALGORITHMS} == ALGORITHMS  # all public
 
 
 @pytest.mark.parametrize("name", trained(MEMBERS))

@@ -2,7 +2,7 @@
 
 from tests.mutants import Mutants
 
-DRAWN = 'made = personal(made, where, draw=of.model.init if own.get("draw") else None)'
+DRAWN = 'return personal(made, where, draw=of.draw if own.get("draw") else None)'
 STAGES = "tasks/classification/test_stages.py"
 MUTANTS = [
     Mutants(
@@ -78,8 +78,8 @@ MUTANTS = [
         [("num_rows=len(parts.train),", "num_rows=len(parts.train) // 2,")],
     ),
     Mutants(
-        "fedfr_jax/tasks/rows.py",
+        "fedfr_jax/tasks/row_keys.py",
         STAGES,
-        [(DRAWN, "made = personal(made, where)")],
+        [(DRAWN, "return personal(made, where)")],
     ),
 ]

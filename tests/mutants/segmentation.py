@@ -64,9 +64,13 @@ MUTANTS = [
         "fedfr_jax/tasks/rows.py",
         f"{MASKS}test_fedmargin.py",
         [
-            ("        local_epochs=local_epochs,\n", ""),
-            ("return frozen(local, pattern)", "return local"),
+            ('        local_epochs=own.get("local_epochs"),\n', ""),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/row_keys.py",
+        f"{MASKS}test_fedmargin.py",
+        [("return frozen(local, pattern)", "return local")],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/prototypes.py",

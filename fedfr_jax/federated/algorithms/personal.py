@@ -47,13 +47,17 @@ def personal(
         client starts from; None starts everybody from the variables of `init`.
 
     Raises:
-      ValueError: when no leaf matches (once `init` has seen the leaves).
+      ValueError: once `init` has seen the leaves, when none matches, or when they are
+        not of one network, as FedFR's.
     """
     if not where:
         return algorithm
     select = trees.matching(where) if isinstance(where, str) else where
 
     def init(variables):
+        if not collections.is_variables(variables):
+            got = f"one of {sorted(variables)} that keeps leaves itself"
+            raise ValueError(f"personal must go with one network, got {got}.")
         variables, mask = stacks.refined(variables, select)
         leaves, rest = collections.split(mask, variables)
         return Server(algorithm.init(rest), leaves)
@@ -126,15 +130,13 @@ def drawn(variables: PyTree, leaves: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(pick, leaves)
 
 
-def blocks(names: tuple[str, ...], count: int) -> str:
-    """Selects the top `count` blocks of a network: FedPer's K_P.
+def blocks(names: tuple[str, ...], count: int, *, at: str = "") -> str:
+    """Pattern of the top `count` blocks, params and statistics: FedPer's K_P.
 
     Args:
       names: `Model.blocks`, path prefixes below params in the order of the data.
       count: K_P in [0, number of blocks]; 0 selects nothing.
-
-    Returns:
-      regular expression over the paths of parameters and of running statistics.
+      at: where the blocks lie below params, such as "backbone/".
 
     Raises:
       ValueError: when there are not so many blocks.
@@ -144,4 +146,4 @@ def blocks(names: tuple[str, ...], count: int) -> str:
             f"blocks must lie in [0, {len(names)}] ({', '.join(names)}), got {count!r}."
         )
     top = names[len(names) - count :]
-    return "^(params|batch_stats)/(" + "|".join(top) + ")/" if top else ""
+    return f"^(params/{at}|batch_stats/)({'|'.join(top)})/" if top else ""

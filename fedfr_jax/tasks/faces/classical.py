@@ -3,18 +3,21 @@
 The algorithm trains the backbone on a margin softmax over each client's own classes;
 class embeddings stay with the client (`personal`), as in the FedAvg row of FedFR's
 tables, which `algorithm: fedavg` equals. The server's backbone is the generic network,
-what the algorithm deploys at a client the personalised one.
+what the algorithm deploys at a client the personalised one. Where a row keeps some of
+the backbone with clients too, the generic one has those of a new client.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.personal import personal
-from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.losses import margin_of
 from fedfr_jax.losses.contract import Margin, logits, moved, see
+from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.tasks.faces.distilled import Distill, distilled
@@ -30,19 +33,21 @@ from fedfr_jax.tasks.faces.margin_state import (
 from fedfr_jax.tasks.faces.methods import FaceMethod
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.tasks.options import local_of
+from fedfr_jax.tasks.row_keys import Start, composed
 from fedfr_jax.types import Algorithm, Local, Model, PyTree
 
-EMBEDDINGS = "the class embeddings that stay with clients"
+OWN_CLASSES = "^params/(head$|margin/)"
+EMBEDDINGS = "class embeddings that the server has, which here stay with clients"
+IMAGES = "public images without labels: its task is reid"
+SHARED = "classes that all clients share"
 UNFIT = {  # algorithms that cannot train faces here, and what they would need
-    "afl": "classes that all clients share",
-    "cdw": "logits of the network itself: its task is reid",
-    "fedaws": EMBEDDINGS,
+    "afl": SHARED,
+    "fedaws": f"{EMBEDDINGS}: leave it out, for FedFace, and give spreadout",
     "feddane": EMBEDDINGS,
-    "fedmargin": "class prototypes that all clients share",
-    "finch": "public images without labels: its task is reid",
-    "kd": "public images without labels: its task is reid",
-    "mime": EMBEDDINGS,
-    "moon": "a loss of its own: leave it out and give contrastive_weight",
+    "fedmargin": SHARED,
+    "finch": IMAGES,
+    "kd": IMAGES,
+    "mime": f"{EMBEDDINGS}: mimelite does not",
 }
 
 
@@ -50,14 +55,18 @@ def classical_faces(
     model: Model,
     make: Callable[[Local], Algorithm],
     *,
+    algorithm: str,
+    own: Mapping = MappingProxyType({}),
+    extra: Mapping = MappingProxyType({}),
     num_classes: int,
     learning_rate: float = 1e-3,
     decay_epochs: int | tuple[int, ...] = (8, 6, 4, 3),
     momentum: float = 0.9,
     weight_decay: float = 5e-4,
     clip_norm: float = 0.0,
+    optimizer: str | Mapping = "sgd",
+    layer_rates: Mapping = MappingProxyType({}),
     freeze: str = "",
-    batch_stats: str = "average",
     scale: float = 30.0,
     margin: float = 0.4,
     margin_loss: str = "cosface",
@@ -68,11 +77,14 @@ def classical_faces(
 
     Args:
       make: local -> algorithm, over params {"backbone", "head": [M, D]}.
+      algorithm: its name.
+      own: keys of `row_keys`, whose patterns are of paths such as
+        params/backbone/stem/conv/kernel; blocks and batch norms are the backbone's.
+      extra: keywords of the algorithm's loss in LOSSES_OF.
       num_classes: M, the most identities of any client.
-      learning_rate, decay_epochs, momentum, weight_decay, clip_norm: local SGD of
-        backbone and class embeddings, see `local_of`.
-      freeze: see `with_frozen`.
-      batch_stats: average, local or first, see `with_statistics`.
+      learning_rate, decay_epochs, momentum, weight_decay, clip_norm, optimizer,
+        layer_rates: steps of backbone and class embeddings, see `local_of`.
+      freeze: see `with_frozen`; `frozen` among `own` is the word of every task.
       margin_loss, scale, margin, margin_options: see `margin_of`.
       distill: the server's teacher of clients' networks, see `distilled`, or None.
 
@@ -82,37 +94,92 @@ def classical_faces(
     check_numbers("", locals())  # every argument that has a range
     rule = margin_of(margin_loss, scale=scale, margin=margin, options=margin_options)
     loss_of = lambda model: own_classes_loss(model, rule)
+    if distill:
+        loss_of = partial(distilled, loss_of, told=distill)
+    if algorithm in LOSSES_OF:
+        loss_of = partial(LOSSES_OF[algorithm], loss_of, **extra)
     local = local_of(
-        distilled(loss_of, model, distill) if distill else loss_of(model),
+        loss_of(model),
         learning_rate=learning_rate,
         decay_epochs=decay_epochs,
         momentum=momentum,
         weight_decay=weight_decay,
         clip_norm=clip_norm,
+        optimizer=optimizer,
+        layer_rates=layer_rates,
     )
     local = with_frozen(local, model, freeze)
-    own = learned(rule, num_classes)
+    learns = learned(rule, num_classes)
     dim = model.embedding_dim
-    draw_own = init_local(num_classes, dim, branch=None, others=own)
+    draw_own = init_local(num_classes, dim, branch=None, others=learns)
 
     def start(backbone: PyTree, phi: jax.Array) -> PyTree:
         del phi  # no public classes
         head = jnp.zeros((num_classes, model.embedding_dim))
-        params = {"backbone": backbone["params"], "head": head, **own}
+        params = {"backbone": backbone["params"], "head": head, **learns}
         return {**with_start(backbone, rule), "params": params}
 
-    algorithm = personal(
-        with_statistics(make(local), batch_stats),
-        "^params/(head$|margin/)",
+    draw = lambda key: start(model.init(key), None)
+    shapes = jax.eval_shape(draw, jax.random.key(0))
+    of = Start(model, shapes, draw, at="backbone/", kept=OWN_CLASSES)
+    made = personal(
+        composed(algorithm, make, local, own, of),
+        OWN_CLASSES,
         draw=lambda key: {"params": draw_own(key), "batch_stats": {}},
     )
+    jax.eval_shape(made.init, shapes)  # a pattern must match: before any compile
     return FaceMethod(
-        algorithm,
+        made,
         start,
         lambda variables, images: model.apply(backbone_of(variables), images, False)[0],
-        generic=lambda server: backbone_of(algorithm.network(server)),
+        generic=lambda server: backbone_of(made.network(server)),
         distill=distill,
     )
+
+
+def contrastive(
+    loss_of: Callable,
+    model: Model,
+    *,
+    contrastive_weight: float = 5.0,
+    temperature: float = 0.5,
+) -> Callable:
+    """Loss of the algorithm moon: the row's own, and weight * `model_contrastive`.
+
+    Args:
+      loss_of: model -> loss over params with a "backbone".
+      contrastive_weight: mu >= 0.
+      temperature: > 0.
+    """
+    check_numbers("", locals())
+
+    def loss_fn(variables, batch, key, *, received, previous):
+        backbone = backbone_of(variables)
+        features, stats = model.apply(backbone, batch.images, True, key=key)
+        known = model._replace(apply=lambda *_, **__: (features, stats))
+        total, (stats, metrics) = loss_of(known)(variables, batch, key)
+        seen = lambda fixed: model.apply(backbone_of(fixed), batch.images, False)[0]
+        terms = model_contrastive(
+            features, seen(received), seen(previous), temperature=temperature
+        )
+        term = masked_mean(terms, batch.is_valid)
+        metrics = {**metrics, "contrastive": term}
+        return total + contrastive_weight * term, (stats, metrics)
+
+    return loss_fn
+
+
+LOSSES_OF = {"moon": contrastive}  # around the row's loss
+
+
+def classifier(model: Model) -> Model:
+    """The network with a logit for every class of the client: cosines [B, M]."""
+
+    def apply(variables, x, train=False, key=None):
+        features, stats = model.apply(backbone_of(variables), x, train, key=key)
+        return cosine(features, variables["params"]["head"]), stats
+
+    return model._replace(apply=apply)
 
 
 def backbone_of(variables: PyTree) -> PyTree:

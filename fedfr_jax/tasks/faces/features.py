@@ -138,3 +138,24 @@ def position_features(embed: Callable, variables: PyTree, client: Client) -> jax
     count = client.num_local + client.num_extra
     ongoing = lambda carry: carry[0] < count
     return jax.lax.while_loop(ongoing, body, (jnp.int32(0), values))[1]
+
+
+def class_mean_start(embed: Callable) -> Callable:
+    """`begin` of `fedfr`: a head of zeros becomes the own classes' mean features.
+
+    The branch's weights start as a copy. Over several lanes side by side the means are
+    computed in every round, and selected away in all but a client's first.
+    """
+
+    def begin(backbone: PyTree, params: PyTree, client: Client) -> PyTree:
+        def fresh():
+            head = params["head"]
+            means = own_class_means(embed, backbone, client, len(head))
+            new = {**params, "head": means.astype(head.dtype)}
+            if "branch" in params:
+                new["branch"] = {**params["branch"], "weights": new["head"]}
+            return new
+
+        return jax.lax.cond(jnp.any(params["head"] != 0), lambda: params, fresh)
+
+    return begin

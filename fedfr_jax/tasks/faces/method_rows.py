@@ -5,11 +5,17 @@ from collections.abc import Mapping
 from fedfr_jax.central.settings import Training
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.federated.settings import check_epochs
-from fedfr_jax.schema import call, naming
-from fedfr_jax.tasks.faces.classical import UNFIT, classical_faces
+from fedfr_jax.schema import call, check_kinds, naming
+from fedfr_jax.tasks.faces.classical import (
+    LOSSES_OF,
+    UNFIT,
+    classical_faces,
+    classifier,
+)
 from fedfr_jax.tasks.faces.distilled import open_distill
 from fedfr_jax.tasks.faces.methods import FaceMethod, federated_faces
 from fedfr_jax.tasks.options import algorithm_maker, keywords
+from fedfr_jax.tasks.row_keys import OWN
 from fedfr_jax.types import Model
 
 
@@ -61,15 +67,43 @@ def build_method(
         )
     with naming(f"config.{section}"):
         if algorithm == "fedfr":
+            check_of_fedfr(options)
             method = call(
                 section, federated_faces, options, model, distill=told, **counts
             )
             return method._replace(local_epochs=epochs)
-        others = keywords(classical_faces).keys() - {"num_classes", "distill"}
-        make, rest = algorithm_maker(section, algorithm, options, others, counts)
-        fixed = {"num_classes": counts["num_classes"], "distill": told}
-        method = call(section, classical_faces, rest, model, make, **fixed)
+        method = _classical(section, algorithm, options, model, counts, told)
         return method._replace(local_epochs=epochs)
+
+
+def check_of_fedfr(options: Mapping) -> None:
+    """Raise ValueError for a key that rows of all other algorithms have."""
+    for key in options.keys() & {*OWN[:4], "optimizer", "layer_rates"}:
+        raise ValueError(
+            f"{key} must go with another algorithm than fedfr, whose clients keep "
+            f"class embeddings, branch and previous network, got {options[key]!r}."
+        )
+
+
+def _classical(section, algorithm, options, model, counts, told) -> FaceMethod:
+    """A row of another algorithm than FedFR."""
+    fixed = {"num_classes": counts["num_classes"], "distill": told}
+    fixed["algorithm"] = algorithm
+    of_loss = keywords(LOSSES_OF[algorithm]) if algorithm in LOSSES_OF else {}
+    training = keywords(classical_faces).keys() - {*fixed, "own", "extra"}
+    facts = {**counts, "model": classifier(model)}
+    others = {*training, *of_loss, *OWN}
+    make, rest = algorithm_maker(section, algorithm, options, others, facts)
+    own = {key: rest.pop(key) for key in OWN if key in rest}
+    extra = {key: rest.pop(key) for key in of_loss if key in rest}
+    check_kinds(f"config.{section}.", extra, of_loss)
+    optimizer = rest.get("optimizer", {})
+    if isinstance(optimizer, str):
+        optimizer = {"name": optimizer}
+    if optimizer.get("name", "sgd") != "sgd":
+        rest = {"momentum": 0.0, "weight_decay": 0.0, **rest}  # the defaults are SGD's
+    fixed |= {"own": own, "extra": extra}
+    return call(section, classical_faces, rest, model, make, **fixed)
 
 
 def with_lowered(

@@ -14,18 +14,18 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.fedface import fedface
 from fedfr_jax.federated.algorithms.fedfr import fedfr
+from fedfr_jax.federated.algorithms.fedfr_statistics import fedfr_statistics
 from fedfr_jax.federated.packing import on_packed, pack_networks, packed
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.schema import check_keys
 from fedfr_jax.tasks.faces.adaptation import adapted
 from fedfr_jax.tasks.faces.distilled import Distill, distilled
 from fedfr_jax.tasks.faces.features import (
+    class_mean_start,
     frozen_features,
-    own_class_means,
 )
 from fedfr_jax.tasks.faces.given_weights import with_frozen
 from fedfr_jax.tasks.faces.hard_negatives import prepare_features
@@ -43,7 +43,7 @@ from fedfr_jax.tasks.faces.margin_state import (
 )
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.tasks.options import local_of
-from fedfr_jax.types import Algorithm, Client, LastRound, Model, PyTree
+from fedfr_jax.types import Algorithm, LastRound, Model, PyTree
 
 
 class FaceMethod(NamedTuple):
@@ -71,6 +71,7 @@ def federated_faces(
     weight_decay: float = 5e-4,
     clip_norm: float = 0.0,
     freeze: str = "",
+    batch_stats: str = "average",
     scale: float = 30.0,
     margin: float = 0.4,
     margin_loss: str = "cosface",
@@ -110,6 +111,7 @@ def federated_faces(
         `local_of`; the rate drops by ten every `decay_epochs` epochs of a round and
         starts afresh in the next.
       freeze: see `with_frozen`.
+      batch_stats: average, local or first, see `fedfr_statistics`.
       public: train on the public classes too, with hard negatives above the cosine
         `threshold` (None: on none) and at most `max_hard_negatives` per client (0: no
         limit).
@@ -143,6 +145,7 @@ def federated_faces(
     for name, value in (("adapt", adapt), ("spreadout", spreadout)):
         if not share and value is not None:
             raise ValueError(f"share must be True with {name}, got False.")
+    _check_statistics(batch_stats, share, first_previous, adapt)
     if adapt is not None and branch is not None:
         raise ValueError(f"branch must be None with adapt, got {branch!r}.")
     rule = rule_of(margin_loss, scale, margin, margin_options)
@@ -201,6 +204,7 @@ def federated_faces(
         begin=class_mean_start(embed) if init_fc else None,
         share=share,
     )
+    algorithm = fedfr_statistics(algorithm, batch_stats)
     apart = spread_apart(spreadout, spreadout_options)
     if apart:
         algorithm = fedface(algorithm, apart, num_clients=num_clients)
@@ -219,6 +223,21 @@ def federated_faces(
         generic=lambda server: without_numbers(algorithm.network(server)),
         distill=distill,
     )
+
+
+def _check_statistics(batch_stats, share, first_previous, adapt):
+    """What clients' own statistics, or those of the first one, exclude."""
+    if batch_stats == "average":
+        return
+    if not share:
+        raise ValueError(
+            f"share must be True with batch_stats {batch_stats}, got False."
+        )
+    if batch_stats == "local" and (adapt is not None or first_previous != "global"):
+        raise ValueError(
+            "batch_stats must be average or first with adapt, or a first_previous that "
+            "is random, got 'local'."
+        )
 
 
 def spread_apart(margin: float | None, options: Mapping | None) -> Callable | None:
@@ -255,27 +274,6 @@ def last_round(algorithm: Algorithm, model: Model, settings: Mapping) -> LastRou
 def previous_features(embed: Callable) -> Callable:
     """`frozen` of `fedfr`: features of the global and the client's previous network."""
     return partial(frozen_features, embed)
-
-
-def class_mean_start(embed: Callable) -> Callable:
-    """`begin` of `fedfr`: a head of zeros becomes the own classes' mean features.
-
-    The branch's weights start as a copy. Over several lanes side by side the means are
-    computed in every round, and selected away in all but a client's first.
-    """
-
-    def begin(backbone: PyTree, params: PyTree, client: Client) -> PyTree:
-        def fresh():
-            head = params["head"]
-            means = own_class_means(embed, backbone, client, len(head))
-            new = {**params, "head": means.astype(head.dtype)}
-            if "branch" in params:
-                new["branch"] = {**params["branch"], "weights": new["head"]}
-            return new
-
-        return jax.lax.cond(jnp.any(params["head"] != 0), lambda: params, fresh)
-
-    return begin
 
 
 def backbone_features(model: Model) -> Callable:

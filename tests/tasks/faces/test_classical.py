@@ -7,6 +7,7 @@ import pytest
 
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.packing import unpack
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
@@ -156,14 +157,112 @@ def test_groups_of_one_are_fedavg_of_equal_clients(task):
     assert_close(method.generic(models)["params"], backbone)
 
 
+def test_moon_without_weight_is_fedavg(task):
+    moon = {"algorithm": "moon", "contrastive_weight": 0.0}
+    _, near, rows, _ = run(task, moon, rounds=2)
+    _, plain, _, _ = run(task, {"algorithm": "fedavg"}, rounds=2)
+    assert_close(near.inner.variables, plain.inner.variables)
+    previous = rows.inner["params"]  # of the last round, with the client's head
+    assert_close(previous["head"], rows.leaves["params"]["head"])
+
+
+def test_statistics_of_fedfr_are_averaged_kept_or_of_the_first(task):
+    still = {**PLAIN, "learning_rate": 0.0}
+    stats = lambda rows: unpack(rows.previous["batch_stats"])["mean"]
+    _, _, alone, _ = run(task, {**still, "share": False}, rounds=2)
+    _, server, kept, _ = run(task, {**still, "batch_stats": "local"}, rounds=2)
+    assert_close(stats(kept), stats(alone))  # as if there were nobody else
+    assert_close(server.backbone["batch_stats"], BACKBONE["batch_stats"])
+    _, averaged, mine, _ = run(task, PLAIN)
+    _, first, rows, _ = run(task, {**PLAIN, "batch_stats": "first"})
+    assert_close(first.backbone["params"], averaged.backbone["params"])
+    assert_close(unpack(first.backbone["batch_stats"])["mean"], stats(rows)[0])
+    mean = unpack(averaged.backbone["batch_stats"])["mean"]
+    assert not np.allclose(mean, stats(mine)[0])
+
+
+def in_blocks():
+    """`small_model` with its weights in two blocks, the first with statistics."""
+    plain = small_model()
+
+    def init(key):
+        params, stats = plain.init(key).values()
+        return {"params": {k: {"w": x} for k, x in params.items()}, **named(stats)}
+
+    named = lambda stats: {"batch_stats": {"kernel": stats}}
+
+    def apply(variables, x, train, key=None):
+        params = {k: x["w"] for k, x in variables["params"].items()}
+        stats = variables["batch_stats"]["kernel"]
+        own = {"params": params, "batch_stats": stats}
+        out, stats = plain.apply(own, x, train, key)
+        return out, {"kernel": stats}
+
+    return plain._replace(init=init, apply=apply, blocks=("kernel", "last"))
+
+
+FIRST = {"backbone/kernel/w", "batch_stats/kernel/mean", "head"}
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        ("", {"head"}),
+        ({"blocks": 1}, {"backbone/last/w", "head"}),
+        ({"blocks": 2}, FIRST | {"backbone/last/w"}),
+        ({"all_but_blocks": 1}, FIRST),
+        ({"batch_norms": True}, FIRST),
+        ("backbone/last", {"backbone/last/w", "head"}),
+        (".", FIRST | {"backbone/last/w"}),
+    ],
+)
+def test_blocks_of_the_backbone_stay_with_clients_beside_their_classes(
+    task, where, kept
+):
+    model, row = in_blocks(), {"algorithm": "fedavg", "personal": where}
+    method = build_method("row", row, {}, model, task.partition)
+    server = method.algorithm.init(method.start(model.init(jax.random.key(0)), PHI))
+    own = method.algorithm.init_personal(jax.random.key(1), server)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(own)]
+    found = {jax.tree_util.keystr(p, simple=True, separator="/") for p in paths}
+    short = {name.rpartition("leaves/")[2].removeprefix("params/") for name in found}
+    assert short == kept
+
+
+def test_a_row_of_faces_has_the_keys_of_every_task(task):
+    """FedBABU with more: a frozen layer, one that stays, RMSProp, heads first."""
+    keys = {
+        "personal": "backbone/last",
+        "frozen": "backbone/kernel",
+        "optimizer": {"name": "rmsprop", "decay": 0.8},
+        "layer_rates": {"head": 0.1},
+        "finetune_epochs": 1,
+        "batch_stats": "local",
+    }
+    _, server, rows, outcome = run(task, {"algorithm": "fedavg", **keys})
+    _, _, _, plain = run(task, {"algorithm": "fedavg"})
+    more = outcome.metrics["steps"] / plain.metrics["steps"]
+    np.testing.assert_allclose(more, 1.5)  # an epoch beside two
+    shared = server.inner.inner.inner.variables["params"]["backbone"]["kernel"]
+    np.testing.assert_array_equal(shared, BACKBONE["params"]["kernel"])
+    last = rows.inner.leaves["params"]["backbone"]["last"]
+    assert not np.isclose(last[0], last[1]).all()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (
-            {"algorithm": "feddane", "strength": 1.0},
-            "must not need the class embeddings",
-        ),
-        ({"algorithm": "moon"}, "must not need .*contrastive_weight, got 'moon'"),
+        ({"algorithm": "feddane"}, "must not need class embeddings that the server"),
+        ({"algorithm": "fedaws"}, "leave it out, for FedFace, and give spreadout, got"),
+        ({"algorithm": "fedavg", "contrastive_weight": 1.0}, "got 'contrastive_weight"),
+        ({"algorithm": "moon", "temperature": 0.0}, "temperature must be"),
+        ({"algorithm": "fedavg", "personal": {"blocks": 1}}, "blocks must lie in"),
+        ({"algorithm": "fedavg", "frozen": "backbone/lost"}, "must match a leaf such"),
+        ({"algorithm": "fedavg", "draw": True}, "draw must go with personal leaves"),
+        ({"batch_stats": "mine"}, "batch_stats must be one of .*, got 'mine'"),
+        ({"batch_stats": "first", "share": False}, "share must be True with batch"),
+        ({"batch_stats": "local", "branch": None, "adapt": {}}, "be average or first"),
+        ({"personal": "backbone/last"}, "row: personal must go with another algorithm"),
         ({"algorithm": "fedsgd"}, "algorithm must be one of .*'fedfr'"),
         ({"algorithm": "fedprox"}, "must have the key strength"),
         ({"algorithm": "fedavg", "branch": "bce"}, "keys of .*'weigh'.*got 'branch'"),

@@ -30,6 +30,7 @@ EXPECTED = {
         "decay_epochs": (8, 6, 4, 3),  # 0.75 of the epochs of each round
         "clip_norm": 0.0,
         "freeze": "",
+        "batch_stats": "average",
         "public": True,
         "threshold": 0.4,
         "max_hard_negatives": 0,
@@ -110,6 +111,7 @@ EXPECTED = {
         "rate_per": "step",
         "weight_decay": 5e-4,
         "layer_rates": None,
+        "clip_norm": 0.0,
         **COSFACE,
         **OPTIONS,
         "interclass_threshold": None,

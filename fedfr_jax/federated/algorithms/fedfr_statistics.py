@@ -1,0 +1,80 @@
+"""FedFR's running statistics: averaged, kept by clients or of the cohort's first.
+
+The same choice as `statistics.with_statistics`, for `fedfr`, whose clients keep a whole
+network, `Personal.previous`, and so their own statistics already.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax import trees
+from fedfr_jax.federated.algorithms.fedfr import Server
+from fedfr_jax.federated.algorithms.statistics import STATISTICS
+from fedfr_jax.types import Algorithm, PyTree
+
+STATS = "batch_stats"
+
+
+def fedfr_statistics(algorithm: Algorithm, how: str) -> Algorithm:
+    """`fedfr(...)` with running statistics averaged, kept by clients or of the first.
+
+    Args:
+      how: average (as `fedfr` does), local (a client goes on from its own, and the
+        server's network stays with those that it started from) or first (the server
+        takes those of the cohort's first client).
+
+    Raises:
+      ValueError: for another word.
+    """
+    if how not in STATISTICS:
+        raise ValueError(f"batch_stats must be one of {STATISTICS}, got {how!r}.")
+    return {"average": lambda a: a, "local": _local, "first": _first}[how](algorithm)
+
+
+def _local(algorithm):
+    def client_update(key, server, row, client):
+        seen = _with_stats(server, row.previous[STATS])
+        output = algorithm.client_update(key, seen, row, client)
+        return output._replace(update=_without_change(output.update))
+
+    return algorithm._replace(client_update=client_update)
+
+
+def _first(algorithm):
+    aggregator = algorithm.aggregator
+
+    def client_update(key, server, row, client):
+        output = algorithm.client_update(key, server, row, client)
+        change = output.update.backbone[STATS]
+        none = jax.tree.map(jnp.zeros_like, change)
+        sent = trees.where(client.place == 0, change, none)
+        return output._replace(update=(_without_change(output.update), sent))
+
+    def summarize(update, weight):
+        inner, first = update
+        return aggregator.summarize(inner, weight), first
+
+    def finish(total):
+        inner, first = total
+        return aggregator.finish(inner), first
+
+    def server_update(server, result):
+        inner, first = result.aggregate
+        server = algorithm.server_update(server, result._replace(aggregate=inner))
+        add = lambda x, d: x + d.astype(x.dtype)
+        return _with_stats(server, jax.tree.map(add, server.backbone[STATS], first))
+
+    return algorithm._replace(
+        client_update=client_update,
+        aggregator=aggregator._replace(summarize=summarize, finish=finish),
+        server_update=server_update,
+    )
+
+
+def _with_stats(server: Server, stats: PyTree) -> Server:
+    return server._replace(backbone={**server.backbone, STATS: stats})
+
+
+def _without_change(update: Server) -> Server:
+    """A client's update that leaves the server's statistics as they are."""
+    return _with_stats(update, jax.tree.map(jnp.zeros_like, update.backbone[STATS]))

@@ -1,0 +1,100 @@
+"""What a federated row may say beside any algorithm, in every task: OWN.
+
+personal: leaves that stay with clients: a regular expression over leaf paths, or one
+  of `leaves_of`, such as {"blocks": K_P}; "" for nothing.
+draw: True draws a new client's personal leaves, instead of the first network's.
+frozen: the same as personal, of params that do not move, as FedBABU's head.
+finetune_epochs: epochs of the personal leaves alone at the start of a round, beside
+  those of the federation, see `head_first`; 0 for none.
+batch_stats: average, local or first, see `with_statistics`.
+local_epochs: of a round, instead of the federation's.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+
+from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.phases import head_first
+from fedfr_jax.federated.algorithms.statistics import with_statistics
+from fedfr_jax.federated.frozen import frozen
+from fedfr_jax.federated.local import moving
+from fedfr_jax.federated.settings import check_epochs
+from fedfr_jax.schema import check_ranges
+from fedfr_jax.tasks.leaves import frozen_pattern, leaves_of
+from fedfr_jax.trees import matching
+from fedfr_jax.types import Algorithm, Local, Model, PyTree
+
+OWN = ("personal", "draw", "frozen", "finetune_epochs", "batch_stats", "local_epochs")
+
+
+class Start(NamedTuple):
+    """What an algorithm starts from."""
+
+    model: Model
+    shapes: PyTree  # of the variables
+    draw: Callable  # key -> variables
+    at: str = ""  # where the network's params lie, such as "backbone/"
+    kept: str = ""  # pattern of leaves that stay with clients whatever a row says
+
+
+def composed(
+    algorithm: str,
+    make: Callable[[Local], Algorithm],
+    local: Local,
+    own: Mapping,
+    of: Start,
+) -> Algorithm:
+    """`make(local)` as the keys `own` of a row have it.
+
+    Raises:
+      ValueError: for a wrong value, or a pattern that finds no leaf.
+    """
+    where = leaves_of(of.model, own.get("personal", ""), of.at)
+    if own.get("draw") and not where:
+        raise ValueError("draw must go with personal leaves, got none.")
+    if (local_epochs := own.get("local_epochs")) is not None:
+        check_epochs("local_epochs", local_epochs)
+    local = with_frozen(local, own.get("frozen", ""), of)
+    if epochs := own.get("finetune_epochs", 0):
+        local = finetuning_first(local, where, epochs, algorithm, of)
+    made = with_statistics(make(local), own.get("batch_stats", "average"))
+    return personal(made, where, draw=of.draw if own.get("draw") else None)
+
+
+def with_frozen(local: Local, given: str | Mapping, of: Start) -> Local:
+    """`local` that does not move what the key `frozen` selects, if anything.
+
+    Raises:
+      ValueError: when it selects no leaf.
+    """
+    pattern = frozen_pattern(of.model, given, of.at)
+    if not pattern:
+        return local
+    matching(pattern)({"params": of.shapes["params"]})
+    return frozen(local, pattern)
+
+
+def finetuning_first(
+    local: Local, where: str | Callable, epochs: int, algorithm: str, of: Start
+) -> Callable:
+    """Local training that begins with epochs of the personal leaves alone.
+
+    Raises:
+      ValueError: without such leaves, for a number of epochs out of range, or an
+        algorithm that looks into a client's training.
+    """
+    check_ranges("", {"finetune_epochs": epochs}, {"finetune_epochs": (0, math.inf)})
+    if algorithm != "fedavg":
+        raise ValueError(
+            f"finetune_epochs must go with the algorithm fedavg, got {algorithm!r}."
+        )
+    if not isinstance(where, str):
+        raise ValueError("finetune_epochs must go with blocks, got batch norms.")
+    head = "|".join(f"(?:{part})" for part in (where, of.kept) if part)
+    if not head:
+        raise ValueError("finetune_epochs must go with personal leaves, got none.")
+    jax.eval_shape(lambda params: moving(head, params)[0], of.shapes["params"])
+    return head_first(local, head=head, epochs=epochs)
