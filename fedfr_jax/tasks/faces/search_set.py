@@ -69,7 +69,8 @@ def search_set(
         if not (is_mated := np.isin(*labels)).all():
             lonely = names[0][int(np.argmin(is_mated))]
             raise ValueError(
-                f"{gallery} must have a mate of every probe, got none of {lonely}."
+                f"{pathlib.Path(path, gallery)} must have a mate of every probe, got "
+                f"none of {lonely}."
             )
     ends = np.cumsum([0, *map(len, names)])
 
