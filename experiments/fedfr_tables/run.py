@@ -7,6 +7,7 @@ Goes on where it was stopped. Writes the data set's part of results.json (every 
 of every row and seed) and of README.md, both beside this file or under --results.
 """
 
+import argparse
 import contextlib
 import json
 import pathlib
@@ -81,6 +82,24 @@ def seeded(config, seed: int):
     with config.unlocked():
         config.seed = seed
     return config.copy_and_resolve_references()
+
+
+def add_validation(parser) -> None:
+    """The flag of scripts that choose a setting, see `judged`."""
+    about = "judge on a part of the training images and of the public people"
+    flag = argparse.BooleanOptionalAction
+    parser.add_argument("--validation", action=flag, default=True, help=about)
+
+
+def judged(values, script: str) -> tuple:
+    """(work folder, config) of a script with that flag; a split's folder is its own."""
+    folder, config = workdir(values, script), values.config
+    if not values.validation:
+        return folder, config
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.partition.is_validation = True
+    return folder / "validation", config
 
 
 def run_seed(config, seed: int, folder: pathlib.Path, names: list[str]) -> dict:

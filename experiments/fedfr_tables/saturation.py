@@ -5,15 +5,25 @@
 
 Orderings are judged from a network whose generic metric has stopped rising: this is
 how to choose `pretrain.epochs`. Every number of epochs is a run with its own schedule.
+Judged on a validation split, so that no choice sees the images that the tables are
+judged on; --no-validation judges as they do.
 """
 
 import pathlib
 import sys
 
 from orderings import made, table, write_between, write_results
-from run import HERE, name_of, remember_programs, run_seed, use_every_core
+from run import (
+    HERE,
+    add_validation,
+    judged,
+    name_of,
+    remember_programs,
+    run_seed,
+    use_every_core,
+)
 
-from fedfr_jax.commands.flags import define, names, new_parser, parse, workdir
+from fedfr_jax.commands.flags import define, names, new_parser, parse
 
 
 def main(argv: list[str]) -> None:
@@ -22,9 +32,10 @@ def main(argv: list[str]) -> None:
     define(parser)
     parser.add_argument("--epochs", type=names, default=["2", "4", "8", "16"])
     parser.add_argument("--seeds", type=names, default=["0"])
+    add_validation(parser)
     parser.add_argument("--results", type=pathlib.Path, default=HERE)
     values = parse(parser, argv)
-    folder, config = workdir(values, "saturation.py"), values.config
+    folder, config = judged(values, "saturation.py")
     remember_programs(folder)
     runs = {}
     for seed in values.seeds:

@@ -5,8 +5,9 @@
 
 Counts what every threshold selects with the pretrained network, and trains the FedFR
 row, without a cap on the number, at those that select at most --most images a client.
-It shares the pretrained network with the table's run in the same --workdir. Writes
-thresholds_<name>.png beside the table.
+Writes thresholds_<name>.png beside the table. Judged on a validation split, so that no
+choice sees the images that the tables are judged on; --no-validation judges as they do,
+and shares the pretrained network with the table's run in the same --workdir.
 """
 
 import pathlib
@@ -21,9 +22,18 @@ from orderings import (
     write_between,
     write_results,
 )
-from run import HERE, name_of, remember_programs, run_seed, seeded, use_every_core
+from run import (
+    HERE,
+    add_validation,
+    judged,
+    name_of,
+    remember_programs,
+    run_seed,
+    seeded,
+    use_every_core,
+)
 
-from fedfr_jax.commands.flags import define, names, new_parser, parse, workdir
+from fedfr_jax.commands.flags import define, names, new_parser, parse
 
 
 def main(argv: list[str]) -> None:
@@ -34,9 +44,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--thresholds", type=names, default=grid, help="cosines")
     parser.add_argument("--most", type=int, default=600, help="images to train on")
     parser.add_argument("--seeds", type=names, default=["0"])
+    add_validation(parser)
     parser.add_argument("--results", type=pathlib.Path, default=HERE)
     values = parse(parser, argv)
-    folder, config = workdir(values, "thresholds.py"), values.config
+    folder, config = judged(values, "thresholds.py")
     remember_programs(folder)
     grid, seeds = values.thresholds, [int(s) for s in values.seeds]
     counts = np.mean([count(config, s, folder / f"seed{s}", grid) for s in seeds], 0)

@@ -31,7 +31,6 @@ DTYPES = {
     "BOOL": np.dtype(np.bool_),
 }
 ABOUT = "__metadata__"  # in a header of safetensors
-SUFFIXES = (".safetensors", ".npz", ".pt", ".pth")
 PREFIXES = ("module.", "_orig_mod.")  # of PyTorch's wrappers around a network
 
 
@@ -53,15 +52,14 @@ def read_weights(path: str | os.PathLike) -> Weights:
       OSError: when there is no such file.
     """
     suffix = pathlib.Path(path).suffix
-    if suffix not in SUFFIXES:
-        raise ValueError(f"weights must be a file of {SUFFIXES}, got {path}.")
+    if suffix not in READERS:
+        raise ValueError(f"weights must be a file of {(*READERS,)}, got {path}.")
+    pathlib.Path(path).stat()  # there is such a file
     with naming(path):
-        if suffix == ".safetensors":
-            return _read_safetensors(path)
-        if suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                return Weights(dict(file), {})
-        return Weights(_state_dict(read_torch(path), path), {})
+        try:
+            return READERS[suffix](path)
+        except OSError as error:  # from a place that a damaged file names
+            raise ValueError(f"{path} must be a whole file, got {error}.") from error
 
 
 def write_weights(
@@ -75,8 +73,8 @@ def write_weights(
       ValueError: for another suffix, or an array of a dtype that the format lacks.
     """
     suffix = pathlib.Path(path).suffix
-    if suffix not in SUFFIXES:
-        raise ValueError(f"weights must be a file of {SUFFIXES}, got {path}.")
+    if suffix not in READERS:
+        raise ValueError(f"weights must be a file of {(*READERS,)}, got {path}.")
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     if suffix == ".safetensors":
         _write_safetensors(path, arrays, about or {})
@@ -94,6 +92,23 @@ def _read_safetensors(path) -> Weights:
     header = json.loads(data[8 : 8 + size])
     about, body = header.pop(ABOUT, {}), memoryview(data)[8 + size :]
     return Weights({name: _array(name, of, body) for name, of in header.items()}, about)
+
+
+def _read_npz(path) -> Weights:
+    with np.load(path, allow_pickle=False) as file:
+        return Weights(dict(file), {})
+
+
+def _read_state_dict(path) -> Weights:
+    return Weights(_state_dict(read_torch(path), path), {})
+
+
+READERS = {
+    ".safetensors": _read_safetensors,
+    ".npz": _read_npz,
+    ".pt": _read_state_dict,
+    ".pth": _read_state_dict,
+}
 
 
 def _array(name: str, of: Mapping, body: memoryview) -> np.ndarray:

@@ -21,6 +21,7 @@ from fedfr_jax.tasks.data import feed_of, other_lowerings
 from fedfr_jax.tasks.leaves import leaves_of
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
 from fedfr_jax.tasks.row_keys import OWN, Start, composed
+from fedfr_jax.trees import matching
 from fedfr_jax.types import Central, Dataset, Federated, Model, PyTree, Stage
 
 # Of faces only.

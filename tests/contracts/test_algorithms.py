@@ -1,8 +1,6 @@
 """What every member of ALGORITHMS owes the engine, on five clients and a tiny model."""
 
-import collections
 import functools
-import pathlib
 from typing import NamedTuple
 
 import jax
@@ -12,8 +10,8 @@ import optax
 import pytest
 
 import fedfr_jax as ff
-from fedfr_jax.federated import algorithms, sampling
 from fedfr_jax.federated import client as client_module
+from fedfr_jax.federated import sampling
 from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.personal import blocks, personal
@@ -423,23 +421,3 @@ def test_statistics_are_averaged_kept_or_of_the_first_client():
     )
     chosen = kept[ids == sampling.first_of(ids, SEED, 0)].item()
     np.testing.assert_allclose(ends["first"][0].first["batch_stats"]["mean"], chosen)
-
-
-def test_no_two_algorithm_files_share_over_40_percent_of_their_lines():
-    folder = pathlib.Path(algorithms.__file__).parent
-    files = {path.stem: path for path in folder.glob("*.py")}
-    del files["__init__"]
-
-    def lines(path):
-        text = [line.strip() for line in path.read_text().splitlines()]
-        said = [t for t in text if any(c.isalpha() for c in t)]
-        return collections.Counter(
-            t for t in said if not t.startswith(("import ", "from "))
-        )
-
-    counts = {name: lines(path) for name, path in files.items()}
-    for a, left in counts.items():
-        for b, right in counts.items():
-            if a < b:
-                share = (left & right).total() / min(left.total(), right.total())
-                assert share <= 0.4, f"{a} and {b} share {share:.0%}"

@@ -52,7 +52,7 @@ def assert_equal(actual, expected, rows):
     np.testing.assert_array_equal(actual.read(rows), expected.read(rows))
     assert actual.names == expected.names
     assert actual.image_shape == expected.image_shape
-    for name in ("labels", "landmarks", "cameras", "pairs"):
+    for name in ("labels", "landmarks", "cameras", "pairs", "is_test", "roles"):
         ours, theirs = actual._asdict()[name], expected._asdict()[name]
         assert (ours is None) == (theirs is None)
         if theirs is not None:
@@ -71,7 +71,8 @@ def test_a_packed_set_is_its_source(tmp_path):
 
 def test_a_test_part_is_packed_and_sets_without_one_stay_as_they_were(tmp_path):
     plain = source(12)
-    tested = plain._replace(is_test=np.arange(12) >= 9)
+    roles = np.arange(12, dtype=np.uint8) % 3
+    tested = plain._replace(is_test=np.arange(12) >= 9, roles=roles)
     pack(tested, tmp_path / "tested")
     pack(plain, tmp_path / "plain")
     opened = packed(tmp_path / "tested")

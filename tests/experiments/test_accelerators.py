@@ -5,6 +5,10 @@ import sys
 
 import pytest
 
+from fedfr_jax.commands import environments
+from fedfr_jax.commands.compiling import compile_for
+from fedfr_jax.runs.accelerators.topologies import kind_of
+
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "benchmarks"
 
 
@@ -50,3 +54,19 @@ def test_the_table_has_a_line_for_each_program(accelerators):
     assert cells[2:6] == ["3.25", "1.00", "1 all-reduce", "1.5"]
     assert cells[8] == "250.00" and "no: Used much" in second
     assert first.count("|") == second.count("|") == len(accelerators.HEADINGS) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["v5p:2x2x1", "h200:1x1x8"])
+def test_a_round_compiles_for_devices_that_are_not_there(accelerators, device):
+    """Needs the compiler's environment, or 2 and 6 GB of the package registry."""
+    try:
+        environments.python_of(kind_of(device).extra)
+    except OSError as error:
+        pytest.skip(f"no environment for {device}: {error}")
+    program = accelerators.PROGRAMS["canonical"]
+    words = [*program.words, f"--rows={program.row}"]
+    found = compile_for(device, words)[program.row]
+    assert accelerators.faults_of(program, found) == []
+    assert found["round"]["step"]["convolutions"] > 0
+    assert 0 < found["round"]["gib"]["needed"] < 1

@@ -17,6 +17,7 @@ import orderings  # noqa: E402
 import run  # noqa: E402
 import thresholds  # noqa: E402
 
+from fedfr_jax.commands.flags import define, new_parser, parse  # noqa: E402
 from fedfr_jax.runs import experiment as stages  # noqa: E402
 from fedfr_jax.runs.workdir import claim  # noqa: E402
 from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
@@ -246,3 +247,18 @@ def test_the_study_draws_count_cost_and_both_protocols(tmp_path):
     assert thresholds.counts_table(counted).splitlines()[-1] == (
         "| images of a client | 900 | 300 | 0 |"
     )
+
+
+@pytest.mark.parametrize(
+    "flag, is_validation", [([], True), (["--no-validation"], False)]
+)
+def test_a_choice_is_judged_on_a_split_unless_told_otherwise(
+    tmp_path, flag, is_validation
+):
+    parser = new_parser("thresholds.py", "")
+    define(parser)
+    run.add_validation(parser)
+    words = [f"--workdir={tmp_path}", "--config=fedfr/table_omniglot", *flag]
+    folder, config = run.judged(parse(parser, words), "thresholds.py")
+    assert config.partition.get("is_validation", False) is is_validation
+    assert folder == (tmp_path / "validation" if is_validation else tmp_path)

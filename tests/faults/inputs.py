@@ -22,8 +22,11 @@ import warnings
 
 import numpy as np
 
-from tests.faults.small_sets import SETS
+from fedfr_jax.types import GALLERY, QUERY, TRAIN, VOID
+from tests.faults import small_sets, task_sets
 
+SETS = small_sets.SETS | task_sets.SETS
+ROLES = (TRAIN, QUERY, GALLERY)
 MEMORY, SECONDS = 2**30, 10
 EXTREMES = [b"-1", b"0", b"1", b"255", b"2147483648", b"4294967296", b"-9" * 9, b"nan"]
 EXTREMES += [
@@ -130,18 +133,21 @@ def same(source, images, expected) -> bool:
     whole, whole_images = expected
     if source.names != whole.names or not np.array_equal(images, whole_images):
         return False
-    keys = ("labels", "landmarks", "cameras", "is_test", "pairs")
+    keys = ("labels", "landmarks", "cameras", "is_test", "pairs", "roles", "owners")
     ours, theirs = source._asdict(), whole._asdict()
     return all(repr(ours[key]) == repr(theirs[key]) for key in keys)
 
 
-def flaws(source, images) -> str | None:
+def flaws(source, images, masks) -> str | None:
     """What is not well-formed in a source of one to 99 images."""
     count, classes = len(source.labels), len(source.names)
     labels, pairs = source.labels, source.pairs
     facts = {
         "images": images.shape == (count, *source.image_shape),
         "pixels": images.dtype == np.uint8,
+        "masks": masks is None
+        or np.isin(masks, [*range(len(source.masks.names)), VOID]).all(),
+        "roles": source.roles is None or np.isin(source.roles, ROLES).all(),
         "labels": 0 < count < 99 and 0 <= labels.min() <= labels.max() < classes,
         "landmarks": source.landmarks is None
         or (source.landmarks.shape == (count, 5, 2)),
@@ -160,12 +166,13 @@ def outcome(small, folder, expected) -> str:
     """ "same", "valid", "refused", or what is wrong."""
     try:
         source = small.read(folder)
-        images = source.read(np.arange(len(source.labels)))
+        rows = np.arange(len(source.labels))
+        images, masks = source.read(rows), source.masks and source.masks.read(rows)
     except ValueError as error:
         return "refused" if str(folder) in str(error) else f"no name: {error!r}"
     except (Exception, Late) as error:
         return f"{type(error).__name__}: {error}"[:300]
-    if flaw := flaws(source, images):
+    if flaw := flaws(source, images, masks):
         return f"flaw: {flaw}"
     if same(source, images, expected):
         return "same"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.faults import inputs
-from tests.faults.small_sets import SETS, Small
+from tests.faults.inputs import SETS
+from tests.faults.small_sets import Small
 
 
 @pytest.mark.parametrize("name", SETS)

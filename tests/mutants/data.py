@@ -107,4 +107,75 @@ MUTANTS = [
         "data/test_augment.py",
         [("image.shape[-1]) / spread", "image.shape[-1])")],
     ),
+    Mutants(
+        "fedfr_jax/data/sources/folder.py",
+        "data/test_sources_folder.py",
+        [
+            ("(words), key=natural_key)", "(words))"),
+            ('match["test"] is not None', 'match["test"] is None'),
+            ("points = rescale_points(points, first, size)", "pass"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/files.py",
+        "data/test_sources_folder.py",
+        [
+            ("return not is_hidden and parts", "return parts"),
+            ("if len(set(names)) < len(names):", "if False:"),
+            ("if count not in (", "if None in ("),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/packed.py",
+        "data/test_packed.py",
+        [
+            ("own = rows[here] - number * size", "own = rows[here] % 2"),
+            (
+                'startswith("images-") and _sha256',
+                'startswith("images-") and False and _sha256',
+            ),
+            (
+                "if not _is_whole(folder / name, done.get(name)):",
+                "if name not in done:",
+            ),
+            ('        roles=arrays.get("roles"),\n', ""),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/packed_index.py",
+        "data/test_packed.py",
+        [("if not 0 < header < MOST_HEADER:", "if False:")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/packed_arrays.py",
+        "data/test_packed.py",
+        [("source.cameras.astype", "source.labels.astype")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/index_cache.py",
+        "data/test_recordio.py",
+        [
+            ('np.array_equal(found.pop("stamp"), stamp)', 'len(found.pop("stamp"))'),
+            ("and fits(found)", ""),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/record_index.py",
+        "data/test_recordio.py",
+        [
+            ("labels is None or (labels[probes] != found).any()", "labels is None"),
+            ("if is_numbered and not is_own.all():", "if False:"),
+            ("last = int(np.argmax(index.offsets))", "last = 0"),
+            ("if not header.label[0] < 2**24:", "if False:"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/records.py",
+        "data/test_recordio.py",
+        [
+            ("offset += 8 + length + -length % 4", "offset += 8 + length"),
+            ("return MAGIC_BYTES.join(parts)", 'return b"".join(parts)'),
+            ("np.where(is_vector, 8, 3)", "np.where(is_vector, 3, 3)"),
+        ],
+    ),
 ]

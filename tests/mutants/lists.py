@@ -14,12 +14,13 @@ from tests.mutants import (
     masks,
     reid,
     reid_training,
+    runs,
     segmentation,
 )
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ROOMS = (losses, faces, federated, central, data, evaluation, classification)
-ROOMS += (masks, reid, reid_training, segmentation)
+ROOMS += (masks, reid, reid_training, runs, segmentation)
 
 
 class Mutant(NamedTuple):

@@ -92,6 +92,13 @@ def lines(folder):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
+def empty(folder):
+    """Leave nothing in the files of a checkpoint."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+
+
 @pytest.mark.parametrize("name", toys.TOYS)
 def test_a_killed_run_ends_with_the_same_bits(tmp_path, name):
     sim, server = build(name)
@@ -120,6 +127,18 @@ def test_a_run_killed_long_after_its_checkpoint_ends_with_the_same_bits(tmp_path
     resumed = train(sim, server, tmp_path / "broken", **few)
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
     assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
+
+
+def test_the_older_checkpoint_keeps_its_rows_after_a_resume(tmp_path):
+    sim, server = build("fedfr")
+    few = {"checkpoint_every": 3, "rounds": 9}
+    whole = train(sim, server, tmp_path / "whole", **few)
+    for kill_at in [("after checkpoint", 5), ("before checkpoint", 8)]:
+        with pytest.raises(Killed):
+            train(sim, server, tmp_path / "broken", kill_at=kill_at, **few)
+    empty(tmp_path / "broken" / "checkpoints" / "6")
+    resumed = train(sim, server, tmp_path / "broken", **few)
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
 
 
 def test_the_log_holds_the_hard_negatives_that_each_client_got(tmp_path):
@@ -173,10 +192,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
     whole = train(sim, server, tmp_path / "whole", checkpoint_every=1)
     with pytest.raises(Killed):
         train(sim, server, folder, kill_at=("before checkpoint", 3), checkpoint_every=1)
-    newest = folder / "checkpoints" / "3"
-    for file in newest.rglob("*"):
-        if file.is_file():
-            file.write_bytes(b"")
+    empty(folder / "checkpoints" / "3")
     resumed = train(sim, server, folder, checkpoint_every=1)
     np.testing.assert_array_equal(
         resumed[0].variables["params"]["head"]["kernel"],
@@ -192,9 +208,7 @@ def test_a_last_checkpoint_that_cannot_be_read_is_refused_and_kept(tmp_path):
     check_end(tmp_path, 2)
     with pytest.raises(ValueError, match="must hold checkpoint 3, got 2: train it"):
         check_end(tmp_path, 3)
-    for file in (tmp_path / "2").rglob("*"):
-        if file.is_file():
-            file.write_bytes(b"")
+    empty(tmp_path / "2")
     with pytest.raises(ValueError, match="checkpoint 2 in .* must be readable"):
         check_end(tmp_path, 2)
     with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:

@@ -19,36 +19,40 @@ class Files(NamedTuple):
     names: list[str]  # relative, with forward slashes, in natural order
     read: Callable[[str], bytes]
     origin: Callable[[str], str]  # what to call a file in an error
+    confirm: Callable[[str], None] = lambda name: None  # a name that is passed over
 
 
 def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
     """List the images below `under` in a directory or in a .zip.
 
-    Hidden files and files that are no images are passed over.
+    Hidden files and files that are no images are passed over. Whoever passes over an
+    image has its name confirmed: a damaged archive must not lose one.
 
     Raises:
       ValueError: when the path does not exist, is no archive, or holds no image.
     """
     path = pathlib.Path(path)
     if path.is_dir():
-        names, read = _open_directory(path)
+        (names, read), confirm = _open_directory(path), lambda name: None
     elif path.is_file():
-        names, read = _open_zip(path)
+        names, read, confirm = _open_zip(path)
     else:
         raise ValueError(
             f"{path} must be a directory or a .zip of images, got nothing there."
         )
     prefix = under.strip("/") + "/" if under else ""
-    names = sorted(
-        (n for n in names if n.startswith(prefix) and _is_image(n)), key=natural_key
-    )
+    is_wanted = lambda name: name.startswith(prefix) and _is_image(name)
+    for name in names:
+        if not is_wanted(name):
+            confirm(name)
+    names = sorted(filter(is_wanted, names), key=natural_key)
     _check_names(path, names)
     if not names:
         raise ValueError(
             f"{path} must hold images{f' below {prefix}' if prefix else ''} "
             f"({' '.join(IMAGE_SUFFIXES)}), got none: check the path."
         )
-    return Files(names, read, lambda name: f"{name} in {path}")
+    return Files(names, read, lambda name: f"{name} in {path}", confirm)
 
 
 def natural_key(text: str) -> list:
@@ -115,14 +119,19 @@ def _refuse(error: OSError):
 def _open_zip(path: pathlib.Path):
     try:
         archive = zipfile.ZipFile(path)
-        for name in archive.namelist():
-            if not _is_image(name):  # by its own header too, or an image would be lost
-                archive.open(name).close()
         count = _count_of_end(path)
     except DAMAGED as error:
         raise ValueError(
             f"{path} must be a whole zip archive, got {error}: copy it again."
         ) from error
+
+    def confirm(name):  # by its own header
+        try:
+            archive.open(name).close()
+        except DAMAGED as error:
+            raise ValueError(
+                f"{path} must be a whole zip archive, got {error}: copy it again."
+            ) from error
 
     sizes = {member.filename: member.file_size for member in archive.infolist()}
 
@@ -145,7 +154,7 @@ def _open_zip(path: pathlib.Path):
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{path} must hold each file once, got {twice} more often.")
-    return names, read
+    return names, read, confirm
 
 
 def _count_of_end(path):

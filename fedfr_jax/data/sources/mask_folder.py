@@ -90,6 +90,9 @@ def image_masks(
     files = open_files(path)
     matches = _pairs_of(files, images, "images", path)
     pairs = _pairs_of(files, masks, "masks", path)
+    used = {match.string for match in (*matches.values(), *pairs.values())}
+    for name in set(files.names) - used:
+        files.confirm(name)
     for pair, match in matches.items():
         if pair not in pairs:
             raise ValueError(

@@ -22,7 +22,7 @@ from fedfr_jax.data.sources.reid import (
 )
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Source
 
-NAME = re.compile(r"(?P<identity>-?[0-9]+)_c(?P<camera>[0-9]+)[^0-9].*")
+NAME = re.compile(r"(?P<identity>-?[0-9]+)_c(?P<camera>[0-9]{1,9})[^0-9].*")
 FOLDERS = {
     "train": "bounding_box_train",
     "query": "query",
@@ -65,6 +65,8 @@ def market1501(
     """
     files = open_files(path, under=under)
     names, roles = _by_folder(files.names, {**FOLDERS, **(folders or {})})
+    for name in set(files.names).difference(names):
+        files.confirm(name)
     people, cameras = zip(*(_who(name, path) for name in names), strict=True)
     if roles is None:
         strangers = {distractor, NOBODY}

@@ -143,6 +143,10 @@ def _listed(lines: list[Line], files: Files, image_size, path) -> Source:
             "copy them or take their lines out."
         )
     for line in lines:
+        if not 0 <= line.camera < 2**31:
+            raise ValueError(
+                f"{line.where}: camera must lie in [0, 2^31), got {line.camera}."
+            )
         first = seen.setdefault(line.file, line.where)
         if first != line.where:
             raise ValueError(

@@ -17,6 +17,7 @@ from fedfr_jax.evaluation.blocks import unit
 from fedfr_jax.evaluation.identification import rank_k
 from fedfr_jax.schema import naming
 from fedfr_jax.tasks.faces.judged_files import JudgedFiles, ranks_of
+from fedfr_jax.tasks.faces.mat_file import read_mat
 
 SECTION = "evaluation.search"
 LISTS = ("probe_img_ID_pairs.mat", "gallery_match_img_ID_pairs.mat")  # TinyFace's
@@ -68,7 +69,8 @@ def search_set(
         if not (is_mated := np.isin(*labels)).all():
             lonely = names[0][int(np.argmin(is_mated))]
             raise ValueError(
-                f"{gallery} must have a mate of every probe, got none of {lonely}."
+                f"{pathlib.Path(path, gallery)} must have a mate of every probe, got "
+                f"none of {lonely}."
             )
     ends = np.cumsum([0, *map(len, names)])
 
@@ -96,15 +98,14 @@ def _listed(path, folder: str, listed: str) -> dict[str, str]:
     if not file.is_file():
         names = open_files(pathlib.Path(path, folder)).names
         return {name: _identity(name) for name in names}
-    from scipy.io import loadmat  # JAX brings it
-
     try:
-        found = loadmat(file)
-        kind = listed.partition("_")[0]
-        names = [str(np.ravel(one)[0]) for one in np.ravel(found[f"{kind}_set"])]
-        people = [str(int(one)) for one in np.ravel(found[f"{kind}_ids"])]
+        found, kind = read_mat(file), listed.partition("_")[0]
+        names = [str(name) for name in found[f"{kind}_set"]]
+        people = [str(int(one)) for one in found[f"{kind}_ids"]]
+        if not names:
+            raise ValueError(f"{kind}_set must hold names of images, got none.")
         return dict(zip(names, people, strict=True))
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+    except Exception as error:  # whatever a damaged file leads to
         raise ValueError(
             f"{file} must be TinyFace's list, got {type(error).__name__}: {error}."
         ) from error

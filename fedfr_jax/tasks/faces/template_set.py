@@ -93,7 +93,9 @@ def template_set(
         do not have, and for protocols that the files are too small for.
     """
     with naming(f"config.{SECTION}"):
-        listed = read_template_media(existing(f"{SECTION}.media", path, media))
+        file = existing(f"{SECTION}.media", path, media)
+        with naming(file):
+            listed = read_template_media(file)
         points, weights = None, None
         if align or faceness:
             file = existing(f"{SECTION}.landmarks", path, landmarks)
@@ -131,7 +133,8 @@ def template_set(
 
 def _landmarks_of(file: pathlib.Path, names: tuple[str, ...]):
     """Landmarks [T, 5, 2] and detector scores [T] of the images `names` [T]."""
-    found, points, weights = read_landmarks(file)
+    with naming(file):
+        found, points, weights = read_landmarks(file)
     if found != names:
         place = {name: row for row, name in enumerate(found)}
         missing = [name for name in names if name not in place]
@@ -150,8 +153,8 @@ def _landmarks_of(file: pathlib.Path, names: tuple[str, ...]):
 
 def _one_to_one(file: pathlib.Path, ids: Templates, fars):
     """templates -> TAR of the listed pairs, and the area under their ROC."""
-    pairs, is_same = read_pairs(file)
     with naming(file):
+        pairs, is_same = read_pairs(file)
         ids.rows(pairs.reshape(-1))
     if not is_same.any() or is_same.all():
         raise ValueError(
@@ -207,7 +210,7 @@ def _one_to_many(gallery_files, probe_file: pathlib.Path, ids: Templates, fpirs,
 
 
 def _subjects(file: pathlib.Path, ids: Templates) -> Subjects:
-    subjects = read_subjects(file)
     with naming(file):
+        subjects = read_subjects(file)
         ids.rows(subjects.template_ids)
     return subjects

@@ -1,0 +1,241 @@
+"""What a config does not say, and what its rows say, by value.
+
+Values of algorithms and servers are those of the papers that their files name, or of
+the released code; `tests/tasks/faces/test_defaults.py` has those of faces.
+"""
+
+import inspect
+
+from fedfr_jax.configs.classification import comparison
+
+from fedfr_jax.configs import base
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.algorithms.combining import COMBINES
+from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
+from fedfr_jax.tasks.options import local_of
+
+EXAMPLES, EQUALLY = {"weigh": "examples"}, {"weigh": "equally"}
+SERVER = {"server_optimizer": None}
+GROUPS = {"groups": 2, "spread": 0.05}
+MIME = {"server_momentum": 0.9, "server_rate": 1.0, **EXAMPLES}
+EXPECTED = {
+    "afl": {"domain_rate": 0.1, "window": 1, "domain_of": None},
+    "apfl": {"alpha": 0.5, **SERVER, **EQUALLY},
+    "cdw": {"train_mode": False},
+    "centred_clipping": {"bound": 1.0, **EQUALLY},
+    "ditto": {"strength": 1.0, **SERVER, **EXAMPLES},
+    "fedatt": {"epsilon": 1.2, "norm": "l2"},
+    "fedavg": {**SERVER, **EXAMPLES},
+    "fedaws": {"margin": 0.9, "strength": 10.0, "rate": 0.1, **EXAMPLES},
+    "feddane": EXAMPLES,
+    "feddyn": {"strength": 0.1, "mean_examples": None},
+    "fedfr": {
+        "frozen": None,
+        "prepare": None,
+        "phi_update": "averaged",
+        "first_previous": None,
+        "weigh": "local+extra",
+        "begin": None,
+        "share": True,
+    },
+    "fedmargin": {
+        "temperature": 1.0,
+        "relative": False,
+        "normalize": False,
+        "norm": "softmax",
+        "combine": "mean",
+        **EQUALLY,
+        "momentum": 0.0,
+    },
+    "fednova": {"momentum": 0.0, "strength": 0.0, **EXAMPLES},
+    "fedprox": {**SERVER, **EXAMPLES},
+    "fedrep": EXAMPLES,
+    "fesem": GROUPS,
+    "finch": {**EXAMPLES, "train_mode": False},
+    "hypcluster": GROUPS,
+    "ifca": {**GROUPS, **EQUALLY},
+    "kd": {
+        "every": 10,
+        "normalize": True,
+        "rate": 5e-4,
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+        **EXAMPLES,
+        "train_mode": False,
+    },
+    "mime": MIME,
+    "mimelite": MIME,
+    "moon": {**SERVER, **EXAMPLES},
+    "norm_clipping": {"bound": 1.0, **SERVER, **EQUALLY},
+    "perfedavg": {"order": "fo", "difference": 1e-3, **SERVER, **EQUALLY},
+    "pfedme": {"strength": 15.0, "inner_steps": 5, **SERVER, **EXAMPLES},
+    "qfedavg": {},
+    "robust": {"combine": None},
+    "scaffold": {"server_rate": 1.0},
+}
+MOMENTS = {"first": 0.9, "tau": 1e-3, "initial": 0.0}
+SERVERS = {
+    "fedadagrad": MOMENTS,
+    "fedadam": {"second": 0.99, **MOMENTS},
+    "fedavgm": {"learning_rate": 1.0, "momentum": 0.9, "nesterov": False},
+    "fedyogi": {"second": 0.99, **MOMENTS},
+}
+COMBINED = {
+    "bulyan": {"faulty": 1},
+    "geometric_median": {"iterations": 10, "smoothing": 1e-6},
+    "krum": {"faulty": 1, "chosen": 1},
+    "median": {},
+    "trimmed_mean": {"fraction": 0.1},
+}
+LOCAL = {
+    "decay_epochs": 0,
+    "optimizer": "sgd",
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "clip_norm": 0.0,
+    "layer_rates": {},
+}
+
+
+def differences(family, expected):
+    """What a family's members default to, where it is something else."""
+    found = {name: defaults(member) for name, member in family.items()}
+    names = sorted(found.keys() | expected.keys())
+    pairs = [(name, found.get(name), expected.get(name)) for name in names]
+    return [f"{n}: {got} instead of {want}" for n, got, want in pairs if got != want]
+
+
+def defaults(function):
+    empty = inspect.Parameter.empty
+    given = inspect.signature(function).parameters.items()
+    return {name: p.default for name, p in given if p.default is not empty}
+
+
+def test_every_default_has_the_value_of_its_paper_or_of_the_released_code():
+    wrong = differences(ALGORITHMS, EXPECTED)
+    wrong += differences(SERVER_OPTIMIZERS, SERVERS) + differences(COMBINES, COMBINED)
+    wrong += differences({"local_of": local_of}, {"local_of": LOCAL})
+    assert not wrong, "\n".join(wrong)
+
+
+def test_fedpers_rows_keep_as_many_blocks_as_their_names_say():
+    layer = lambda k: {"learning_rate": 0.01, "draw": True, "personal": {"blocks": k}}
+    central = {"kind": "central", "epochs": 7, "batch_size": 128}
+    assert base.fedper_rows({"learning_rate": 0.01}, epochs=7, batch_size=128) == {
+        "fedavg": {"learning_rate": 0.01},
+        "fedper_1": layer(1),
+        "fedper_2": layer(2),
+        "fedper_3": layer(3),
+        "fedper_4": layer(4),
+        "finetune": {**layer(2), "finetune_epochs": 1},
+        "local": {"learning_rate": 0.01, "personal": "."},
+        "central": central,
+    }
+
+
+def test_fedmargins_rows_are_those_of_its_table_1():
+    rate = {"learning_rate": 0.03}
+    named = lambda name, **more: {**rate, "algorithm": name, **more}
+    assert base.fedmargin_rows(10, **rate) == {
+        "fedavg": rate,
+        "fairavg": {**rate, "weigh": "equally"},
+        "fedper": {**rate, "personal": {"blocks": 1}},
+        "fedrep": named("fedrep", head="/classifier/", head_epochs=10),
+        "fesem": named("fesem", groups=3),
+        "fedatt": named("fedatt"),
+        "fedatt_spectral": named("fedatt", norm="spectral"),
+        "feddane": named("feddane", strength=1.0),
+        "fedprox": named("fedprox", strength=0.1),
+        "fedmargin": named("fedmargin"),
+        "fedmargin_counts": named("fedmargin", weigh="examples"),
+    }
+
+
+def test_fedreids_rows_switch_what_their_names_say():
+    rate = {"learning_rate": 0.05}
+    named = lambda name, **more: {**rate, "algorithm": name, **more}
+    assert base.fedreid_rows(rate, every=10, epochs=300, batch_size=32) == {
+        "fedpav": rate,
+        "standalone": {**rate, "personal": "."},
+        "fedprox": named("fedprox", strength=0.01),
+        "cdw": named("cdw"),
+        "kd": named("kd", every=10),
+        "kd_cdw": named("kd", every=10, weigh="distance"),
+        "clustering": named("finch"),
+        "merged": {"kind": "central", "epochs": 300, "batch_size": 32},
+    }
+
+
+RATE = {"learning_rate": 0.05}
+HEAD = {"blocks": 1}
+ALONE = {  # rows of `comparison` by what they have beside the rate
+    "fedprox": {"strength": 0.01},
+    "scaffold": {},
+    "fednova": {},
+    "moon": {"contrastive_weight": 1.0},
+    "feddyn": {"strength": 0.01},
+    "qfedavg": {"q": 1.0},
+    "afl": {"domain_rate": 0.1},
+    "fedatt": {},
+    "norm_clipping": {"bound": 1.0},
+    "centred_clipping": {"bound": 1.0},
+    "fedrep": {"head": "params/classifier/", "head_epochs": 1},
+    "ditto": {"strength": 1.0},
+    "apfl": {},
+    "ifca": {"groups": 2},
+    "hypcluster": {"groups": 2},
+    "fesem": {"groups": 2},
+}
+ROBUST = {
+    "median": {"name": "median"},
+    "trimmed_mean": {"name": "trimmed_mean", "fraction": 0.2},
+    "krum": {"name": "krum", "faulty": 2},
+    "multi_krum": {"name": "krum", "faulty": 2, "chosen": 6},
+    "bulyan": {"name": "bulyan", "faulty": 1},
+    "geometric_median": {"name": "geometric_median"},
+}
+REDDI = {  # table 8 of arXiv:2003.00295: rates of the server and the clients, tau
+    "fedavgm": (1.0, 0.032, {}),
+    "fedadagrad": (0.1, 0.1, {"tau": 0.01}),
+    "fedadam": (1.0, 0.032, {"tau": 0.1}),
+    "fedyogi": (1.0, 0.032, {"tau": 0.1}),
+}
+OTHERS = {
+    "fedavg": RATE,
+    "mime": {"algorithm": "mime", "learning_rate": 0.005},
+    "mimelite": {"algorithm": "mimelite", "learning_rate": 0.005},
+    "perfedavg": {"algorithm": "perfedavg", "inner_rate": 0.05, "learning_rate": 0.1},
+    "local": {"personal": ".", **RATE},
+    "fedper": {"personal": HEAD, **RATE},
+    "fedbabu": {"personal": HEAD, "frozen": HEAD, **RATE},
+    "lg_fedavg": {"personal": {"all_but_blocks": 2}, **EQUALLY, **RATE},
+    "pfedme": {
+        "algorithm": "pfedme",
+        "personal_rate": 0.03,
+        "strength": 15.0,
+        "learning_rate": 0.005,
+    },
+}
+
+
+def test_the_rows_of_the_comparison_are_those_that_its_results_were_measured_with():
+    combined = {"algorithm": "robust", **RATE}
+    servers = {
+        name: {
+            "server_optimizer": {"name": name, "learning_rate": server, **more},
+            "learning_rate": rate,
+        }
+        for name, (server, rate, more) in REDDI.items()
+    }
+    expected = {
+        **{name: {"algorithm": name, **row, **RATE} for name, row in ALONE.items()},
+        **{name: {**combined, "combine": row} for name, row in ROBUST.items()},
+        **servers,
+        **OTHERS,
+    }
+    given = comparison.get_config("fashion_mnist").methods.to_dict()
+    wrong = [n for n in given.keys() | expected if given.get(n) != expected.get(n)]
+    assert not wrong, {name: given.get(name) for name in wrong}
+    resnet = comparison.get_config("cifar10").methods.to_dict()
+    assert resnet["fedbn"] == {"personal": {"batch_norms": True}, **RATE}
+    assert resnet["fedrep"]["head"] == "params/fc/"

@@ -1,0 +1,64 @@
+"""Faults of the loop over rounds, of checkpoints and of what guards their files."""
+
+from tests.mutants import Mutants
+
+LOOP = "runs/test_loop.py"
+
+MUTANTS = [
+    Mutants(
+        "fedfr_jax/runs/loop.py",
+        LOOP,
+        [
+            ("            to.store.flush(round + 1)\n", "            pass\n"),
+            (
+                "            to.store.flush(round + 1)\n"
+                "        to.checkpointer.save(round + 1, server)\n",
+                "            to.checkpointer.save(round + 1, server)\n"
+                "        to.store.flush(round + 1)\n",
+            ),
+            ("        protected=checkpointer.steps(),\n", ""),
+            (
+                "        check(outcome, server, round, checkpointer)\n        seconds",
+                "        seconds",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/checkpoint.py",
+        LOOP,
+        [
+            ("KEEP = 2", "KEEP = 1"),
+            ("self._manager.delete(newer)", "pass"),
+            ("if passing := _passing(error):", "if passing := None:"),
+            ("leaves.get(trees.path_name(path), x), template", "x, template"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/digests.py",
+        LOOP,
+        [
+            ("if kept == found:", "if len(kept) == len(found):"),
+            ("(folder / SUMS).write_bytes(_listing(folder))", "pass"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/seals.py",
+        "federated/test_store.py",
+        [
+            ("np.where(stamps > 0, mixed, np.uint64(0))", "mixed"),
+            ("late = part > round", "late = part >= round"),
+            ("np.append(change, seal).sum()", "seal"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/store.py",
+        f"federated/test_store.py {LOOP}",
+        [
+            ("(*self._protected, round)[-PROTECTED:]", "self._protected"),
+            (
+                "        self._wait()\n        self._rows.sync()",
+                "        self._rows.sync()",
+            ),
+        ],
+    ),
+]
