@@ -4,6 +4,9 @@ fedfr train --config=configs/fedfr/demo.py --workdir=runs/demo
 
 2 CPU cores: 74 s. Personalised TAR@FAR=1e-3, mean over clients: pretrained 0.353,
 FedAvg 0.332, FedFR 0.377 (2026-11-23, seed 0, jax 0.10.2).
+
+Every client is given 120 hard negatives in every round: the cap, those most similar, so
+the threshold of 0.5 decides nothing here.
 """
 
 from fedfr_jax.configs import base

@@ -217,12 +217,12 @@ def chosen(folder: pathlib.Path) -> dict:
 
     path = folder / "clients.jsonl"
     lines = read_jsonl(path) if path.exists() else []
-    lines = [x for x in lines if any(x["hard_negatives"])]
+    lines = [x for x in lines if any(x["added_examples"])]
     if not lines:
         return {}
     order = [np.argsort(x["client"]) for x in lines]
     numbers = [
-        np.array(x["hard_negatives"])[i] for x, i in zip(lines, order, strict=True)
+        np.array(x["added_examples"])[i] for x, i in zip(lines, order, strict=True)
     ]
     numbers = np.array(numbers, np.float64)  # [R, N]
     return {

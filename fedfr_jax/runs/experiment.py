@@ -23,7 +23,13 @@ from fedfr_jax.runs.begin import begin, end_of, last_simulation
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.costs import with_costs
-from fedfr_jax.runs.sinks import JsonlSink, open_sinks, read_jsonl, write_summary
+from fedfr_jax.runs.sinks import (
+    JsonlSink,
+    open_sinks,
+    read_jsonl,
+    show_at_end,
+    write_summary,
+)
 from fedfr_jax.runs.workdir import Clock
 from fedfr_jax.types import (
     Central,
@@ -142,12 +148,15 @@ def run_central(
 ) -> tuple[PyTree, Evaluations]:
     """One network for every client: (its variables, evaluations)."""
     del before
-    mesh, seed = experiment.mesh, experiment.seed
+    mesh, seed, end = experiment.mesh, experiment.seed, trainer.settings.epochs
+    is_new = len(_rows_of(folder)) < end
     variables = train_central(trainer, mesh, folder, seed=seed)
     apply, network = trainer.network_apply, trainer.network(variables)
-    return variables, evaluate(
-        experiment.task.evaluators, Networks(network, apply, None, apply)
-    )
+    networks = Networks(network, apply, None, apply)
+    found = evaluate(experiment.task.evaluators, networks)
+    if is_new:
+        show_at_end(folder, end - 1, named(found))
+    return variables, found
 
 
 def evaluate(
@@ -192,11 +201,10 @@ def run_federated(
             )
         store.keep_newest()  # the last checkpoint is whole
         found = evaluate(evaluators, view(server))
-        late = {name: found[name] for name in found.keys() - between.keys()}
-        if first < end and late:  # what is judged once goes to TensorBoard
-            for sink in sinks[1:2]:
-                sink(end - 1, named(late))
     begun.checkpointer.close()
+    if first < end:  # what is judged in rounds is there already
+        late = {name: of for name, of in found.items() if name not in between}
+        show_at_end(folder, end - 1, named(late))
     found = with_costs(found, evaluators, _rows_of(folder), begun, rounds)
     network = trainer.network(server) if trainer.network else None
     return network, found

@@ -172,7 +172,7 @@ def by_client(outcome: Outcome) -> dict[str, np.ndarray]:
     """Each client's numbers of a round, [K] per name in the cohort's order."""
     return {
         "client": outcome.ids,
-        "hard_negatives": outcome.num_extra,
+        "added_examples": outcome.num_extra,
         **outcome.metrics,
     }
 
@@ -185,9 +185,9 @@ def summarize(outcome: Outcome) -> dict[str, float]:
         for name, values in outcome.metrics.items()
     }
     if outcome.num_extra.any():
-        scalars["hard_negatives"] = float(outcome.num_extra.mean())
-        scalars["hard_negatives_min"] = float(outcome.num_extra.min())
-        scalars["hard_negatives_max"] = float(outcome.num_extra.max())
+        scalars["added_examples"] = float(outcome.num_extra.mean())
+        scalars["added_examples_min"] = float(outcome.num_extra.min())
+        scalars["added_examples_max"] = float(outcome.num_extra.max())
     plan = outcome.plan
     scalars["clients_without_step"] = float((~trained).sum())
     scalars["padded_over_useful"] = plan.executed_steps / max(plan.useful_steps, 1)

@@ -74,11 +74,21 @@ class TensorBoardSink:
     as the title.
     """
 
-    def __init__(self, folder: str | os.PathLike, *, resume_step: int | None = None):
-        """Open the folder; TensorBoard hides the rounds from resume_step on."""
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        *,
+        resume_step: int | None = None,
+        suffix: str = "",
+    ):
+        """Open the folder; TensorBoard hides the rounds from resume_step on.
+
+        Files that are begun in one second must differ in their suffix.
+        """
         self._writer = None
         if (open_writer := _summary_writer()) is not None:
-            self._writer = open_writer(str(folder), purge_step=resume_step)
+            own = {"purge_step": resume_step, "filename_suffix": suffix}
+            self._writer = open_writer(str(folder), **own)
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._writer is None:
@@ -234,3 +244,15 @@ def open_sinks(
         for sink in sinks:
             stack.callback(sink.close)
         yield sinks
+
+
+def show_at_end(folder: pathlib.Path, step: int, scalars: Mapping[str, float]) -> None:
+    """What is judged once, after a stage's last round, for its TensorBoard folder.
+
+    The round's line of metrics.jsonl is written before, and summary.json has it.
+    """
+    if not meshes.is_first() or not scalars:
+        return
+    end = TensorBoardSink(folder / "tensorboard", suffix=".end")
+    with contextlib.closing(end) as sink:
+        sink(step, scalars)

@@ -173,7 +173,10 @@ def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
     assert list(methods) == ["pretrained", "fedavg", "fedfr"]
     for name in ("roc.png", "personalised.png", "rounds.png", "partition.json"):
         assert (broken / name).stat().st_size > 0
-    assert list((broken / "fedfr" / "tensorboard").iterdir())
+    for stage in methods:  # of both kinds, judged once at the end
+        files = list((broken / stage / "tensorboard").iterdir())
+        shown = [x for x in files if b"personalised/tar_at_far" in x.read_bytes()]
+        assert len(shown) == 1 and len(files) > 1
     if lanes == "auto":
         assert output.count("(measured ms per client") == 2
         kept = [x / "fedfr" / "lanes.json" for x in (broken, expected)]

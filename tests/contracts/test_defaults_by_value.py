@@ -89,6 +89,8 @@ COMBINED = {
 }
 LOCAL = {
     "decay_epochs": 0,
+    "decay_rounds": (),
+    "decay_factor": 0.1,
     "optimizer": "sgd",
     "momentum": 0.0,
     "weight_decay": 0.0,
@@ -148,6 +150,7 @@ def test_fedmargins_rows_are_those_of_its_table_1():
         "fedprox": named("fedprox", strength=0.1),
         "fedmargin": named("fedmargin"),
         "fedmargin_counts": named("fedmargin", weigh="examples"),
+        "fedmargin_unit": named("fedmargin", normalize=True),
     }
 
 

@@ -1,6 +1,7 @@
 """FedProx's Synthetic set and the way it deals MNIST and FEMNIST to clients."""
 
 import pathlib
+import time
 
 import numpy as np
 import pytest
@@ -8,7 +9,12 @@ import pytest
 from fedfr_jax.build import plain
 from fedfr_jax.commands.config_files import find, load
 from fedfr_jax.data.partition import power_law
-from fedfr_jax.data.partition.power_law import lognormal_sizes, power_law_counts
+from fedfr_jax.data.partition.owners import by_owner
+from fedfr_jax.data.partition.power_law import (
+    in_turn,
+    lognormal_sizes,
+    power_law_counts,
+)
 from fedfr_jax.data.sources.synthetic import draw_users, synthetic
 from fedfr_jax.tasks.data import open_data, split
 
@@ -39,6 +45,47 @@ def test_mnist_is_dealt_by_the_released_power_law(golden):
     counts = np.zeros((1000, 10), int)
     np.put_along_axis(counts, classes, found, axis=1)
     np.testing.assert_array_equal(counts, arrays["counts"])
+
+
+def test_a_share_that_a_class_has_not_left_is_not_dealt():
+    """Whole clients of a class: the one share of a class is all that is left."""
+    counts = power_law_counts(np.array([20, 30]), np.arange(2)[:, None], 5, 2.0, 0)
+    np.testing.assert_array_equal(counts, [[5], [5]])
+
+    def one_by_one(shares, left):
+        for share in shares:
+            given = share if share < left else 0
+            left -= given
+            yield given
+
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        shares, left = rng.integers(0, 9, 12), int(rng.integers(0, 50))
+        assert in_turn(shares, left).tolist() == [*one_by_one(shares, left)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "deal",
+    [
+        lambda labels, n: power_law(labels, num_clients=n, least=1),
+        lambda labels, n: lognormal_sizes(
+            labels, num_clients=n, classes_per_client=1, mean=0.0
+        ),
+        lambda labels, n: by_owner(labels, owners=np.arange(len(labels)) % n),
+    ],
+    ids=("power_law", "lognormal_sizes", "by_owner"),
+)
+def test_a_million_clients_are_dealt_their_rows_within_a_minute(deal):
+    count = 10**6
+    labels = np.arange(8 * count, dtype=np.int32) % 10
+    begin = time.process_time()
+    parts = deal(labels, count)
+    assert time.process_time() - begin < 60
+    assert len(parts.train_offsets) == count + 1
+    assert np.diff(parts.train_offsets).min() >= 1
+    owned = np.concatenate([parts.train, parts.test])
+    assert np.bincount(owned).max() == 1
 
 
 def test_the_users_of_the_config_are_those_of_the_released_code(golden):

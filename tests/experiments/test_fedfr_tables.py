@@ -22,7 +22,7 @@ from fedfr_jax.runs import experiment as stages  # noqa: E402
 from fedfr_jax.runs.workdir import claim  # noqa: E402
 from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
 
-CLIENT = {"round": 0, "client": [1, 0], "hard_negatives": [4, 8], "steps": [2, 4]}
+CLIENT = {"round": 0, "client": [1, 0], "added_examples": [4, 8], "steps": [2, 4]}
 
 
 def row(generic=0.5, personalised=0.5, made="2026-01-01, commit abc", **cost):
@@ -218,8 +218,8 @@ def test_a_row_of_other_settings_is_refused_by_name(tmp_path, rows_played):
 
 
 def test_hard_negatives_are_kept_by_client_and_by_round(tmp_path):
-    second = {"round": 1, "client": [0, 1], "hard_negatives": [10, 2]}
-    adapted = {"round": 2, "client": [0, 1], "hard_negatives": [0, 0]}
+    second = {"round": 1, "client": [0, 1], "added_examples": [10, 2]}
+    adapted = {"round": 2, "client": [0, 1], "added_examples": [0, 0]}
     lines = [json.dumps(x) + "\n" for x in (CLIENT, second, adapted)]
     (tmp_path / "clients.jsonl").write_text("".join(lines))
     assert run.chosen(tmp_path) == {

@@ -30,6 +30,7 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.stream import stream
 from fedfr_jax.types import Cohort, Dataset, Model
 
 OWN = "params/classifier"
@@ -76,13 +77,15 @@ def to_ends(ends):
     return train
 
 
-def simulated(algorithm, images, num_classes, where=(1, 1), **options):
+def simulated(algorithm, images, num_classes, where=(1, 1), memory=None, **options):
     sizes = [len(x) for x in images]
     labels = np.zeros(sum(sizes), np.int32)
     images = np.concatenate(images).astype(np.float32)
+    table = Dataset.labelled(images, labels)
+    if memory:
+        table = stream(lambda rows: images[rows], {"label": labels}, memory=memory)
     return simulation(
-        *(algorithm, Feed(max(sizes), shuffle=False)),
-        Dataset.labelled(images, labels),
+        *(algorithm, Feed(max(sizes), shuffle=False), table),
         Population(np.cumsum([0, *sizes]), np.asarray(num_classes, np.int32)),
         **{"mesh": make_mesh(where[0]), "lanes": where[1], **options},
     )
@@ -252,7 +255,12 @@ def test_the_pass_renews_the_statistics_of_the_server(how):
 
 @pytest.mark.parametrize(
     "devices, options",
-    [(1, {}), (2, {"lanes": 2}), (2, {"lanes": 2, "reduction": "canonical"})],
+    [
+        (1, {}),
+        (2, {"lanes": 2}),
+        (2, {"lanes": 2, "reduction": "canonical"}),
+        (1, {"memory": 200}),  # a round in segments
+    ],
 )
 def test_the_client_that_comes_first_is_drawn_in_every_round(devices, options):
     """Of a cohort of four among six, whose statistics are their numbers."""

@@ -141,7 +141,7 @@ def test_the_older_checkpoint_keeps_its_rows_after_a_resume(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
 
 
-def test_the_log_holds_the_hard_negatives_that_each_client_got(tmp_path):
+def test_the_log_holds_the_examples_that_were_added_for_each_client(tmp_path):
     sim, server = build("fedfr")
     honest, given = sim.algorithm.prepare, []
 
@@ -155,7 +155,7 @@ def test_the_log_holds_the_hard_negatives_that_each_client_got(tmp_path):
     train(watched, server, tmp_path)
     rows = (tmp_path / "clients.jsonl").read_text().splitlines()
     logged = [json.loads(row) for row in rows]
-    assert [(row["client"], row["hard_negatives"]) for row in logged] == given
+    assert [(row["client"], row["added_examples"]) for row in logged] == given
     assert len(given) == ROUNDS and len({n for _, x in given for n in x}) > 2
 
 

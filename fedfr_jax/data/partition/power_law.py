@@ -72,14 +72,20 @@ def power_law_counts(
     share = np.random.RandomState(seed).lognormal(0, sigma, shape)
     reserved = num_clients * k // num_classes * least
     share = (sizes - reserved)[:, None, None] * share / share.sum((1, 2), keepdims=True)
-    left, counts = sizes - reserved, np.full(classes.shape, least)
-    for client, own in enumerate(classes):
-        for j, c in enumerate(own):
-            more = int(share[c, client // num_classes, j])
-            if more < left[c]:
-                counts[client, j] += more
-                left[c] -= more
+    counts = np.full(classes.shape, least)
+    for c in range(num_classes):
+        client, j = np.nonzero(classes == c)
+        more = share[c, client // num_classes, j].astype(int)
+        counts[client, j] += in_turn(more, sizes[c] - reserved)
     return counts
+
+
+def in_turn(shares: np.ndarray, left: int) -> np.ndarray:
+    """`shares` [n] in turn, 0 for each that is not below what is `left` by then."""
+    shares = shares.copy()
+    while (over := (np.cumsum(shares) >= left) & (shares > 0)).any():
+        shares[np.argmax(over)] = 0  # hardly ever: shares are rounded down
+    return shares
 
 
 def lognormal_sizes(

@@ -1,0 +1,181 @@
+"""LG-FedAvg and FedBN against a plain loop, and the memory of rounds that stream."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.shared_images import Shared
+from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.compiling import lowered
+from fedfr_jax.federated.engine import no_extra
+from fedfr_jax.federated.local import sgd
+from fedfr_jax.federated.shapes import extra_shapes, on_mesh, round_arguments
+from fedfr_jax.federated.simulation import (
+    cohort_of,
+    open_store,
+    play,
+    simulation,
+    start,
+)
+from fedfr_jax.feed import Feed
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks.leaves import leaves_of
+from fedfr_jax.types import Dataset, Local, Model
+
+SIZES, BATCH, RATE = np.array([5, 9, 3]), 4, 0.1
+OFFSETS = np.cumsum([0, *SIZES])
+BLOCKS = ("body", "bn", "head")
+
+
+def variables(width=3, seed=0):
+    draw = np.random.default_rng(seed).normal
+    params = {
+        "body": {"kernel": draw(size=(5, width))},
+        "bn": {"scale": 1 + 0.1 * draw(size=width), "bias": draw(size=width)},
+        "head": {"kernel": draw(size=(width, 2))},
+    }
+    tree = {"params": params, "batch_stats": {"bn": {"mean": np.zeros(width)}}}
+    return jax.tree.map(np.float32, tree)
+
+
+def features(variables, x, train=False, key=None):
+    """Logits, features and moved statistics; x minus the batch's mean in training."""
+    del key
+    params, mean = variables["params"], variables["batch_stats"]["bn"]["mean"]
+    x = x @ params["body"]["kernel"]
+    used = x.mean(0) if train else mean
+    x = (x - used[None]) * params["bn"]["scale"][None] + params["bn"]["bias"][None]
+    stats = {"bn": {"mean": 0.5 * (mean + used)}} if train else {"bn": {"mean": mean}}
+    return x @ params["head"]["kernel"], x, stats
+
+
+def model_of(width=3):
+    apply = lambda *given, key=None: features(*given)[::2]
+    init = lambda key: variables(width)
+    return Model(init, apply, (5,), 2, blocks=BLOCKS, features=features)
+
+
+def cross_entropy(params, stats, x, labels, is_valid):
+    logits, _, stats = features({"params": params, "batch_stats": stats}, x, True)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    loss = jnp.where(is_valid, losses, 0).sum() / is_valid.sum().astype(losses.dtype)
+    return loss, stats
+
+
+def loss_fn(variables, batch, key):
+    del key
+    given = batch.images, batch.labels, batch.is_valid
+    loss, stats = cross_entropy(variables["params"], variables["batch_stats"], *given)
+    return loss, (stats, {})
+
+
+def examples(count):
+    rng = np.random.default_rng(1)
+    images = rng.normal(size=(count, 5)).astype(np.float32)
+    return Dataset.labelled(images, rng.integers(0, 2, count).astype(np.int32))
+
+
+def trained_alone(network, client):
+    """A client's epoch, batch by batch; the last one is filled up with its first."""
+    data, gradient = examples(OFFSETS[-1]), jax.grad(cross_entropy, has_aux=True)
+    for first in range(0, SIZES[client], BATCH):
+        place = first + np.arange(BATCH)
+        rows = OFFSETS[client] + place % SIZES[client]
+        seen = data.images[rows], data.labels[rows], place < SIZES[client]
+        slope, stats = gradient(network["params"], network["batch_stats"], *seen)
+        step = lambda x, g: x - RATE * g
+        params = jax.tree.map(step, network["params"], slope)
+        network = {"params": params, "batch_stats": stats}
+    return network
+
+
+def plain_rounds(is_kept, shares, rounds):
+    """What every client has after rounds; its kept leaves are those it trained last."""
+    networks = [variables() for _ in SIZES]
+    for _ in range(rounds):
+        ends = [trained_alone(x, client) for client, x in enumerate(networks)]
+        mean = jax.tree.map(lambda *x: np.average(x, axis=0, weights=shares), *ends)
+        pick = lambda path, own, sent: own if is_kept(path) else sent
+        networks = [jax.tree_util.tree_map_with_path(pick, x, mean) for x in ends]
+    return networks
+
+
+@pytest.mark.parametrize(
+    "where, kept, weigh",
+    [
+        ({"all_but_blocks": 1}, ("body", "bn"), "equally"),
+        ({"batch_norms": True}, ("bn",), "examples"),
+    ],
+    ids=("lg_fedavg", "fedbn"),
+)
+def test_kept_leaves_are_the_clients_own_and_the_others_their_mean(where, kept, weigh):
+    local = Local(loss_fn, sgd(), lambda round, epoch: np.float32(RATE))
+    algorithm = personal(fedavg(local, weigh=weigh), leaves_of(model_of(), where))
+    sim = simulation(
+        *(algorithm, Feed(BATCH, shuffle=False), examples(OFFSETS[-1])),
+        Population(OFFSETS, np.full(3, 2, np.int32)),
+        **{"mesh": make_mesh(1), "local_epochs": 1},
+    )
+    server = start(sim, variables())
+    store = open_store(sim, server)
+    for round in range(2):
+        server, _ = play(sim, server, store, round)
+    rows, _ = store.gather(np.arange(3))
+    shares = SIZES if weigh == "examples" else np.ones(3)
+    wanted = plain_rounds(lambda path: path[1].key in kept, shares, 2)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    for client in range(3):
+        row = jax.tree.map(lambda x, i=client: x[i], rows)
+        jax.tree.map(close, algorithm.personalize(server, row), wanted[client])
+
+
+WIDTH, COHORTS = 2**14, (4, 16)
+MEMORY = {
+    "fedmargin": {},
+    "kd": {"shared": Shared(np.ones((8, 5), np.float32), Feed(4)), "every": 1},
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_a_round_of_four_times_the_clients_takes_no_model_more(name):
+    """Sums are streamed: not one of twelve further clients' models is held."""
+    model = model_of(WIDTH)
+    local = Local(loss_fn, sgd(), 0.1)
+    algorithm = ALGORITHMS[name](local, model=model, **MEMORY[name])
+    found = [memory_of(algorithm, cohort, model) for cohort in COHORTS]
+    num_bytes = sum(x.nbytes for x in jax.tree.leaves(variables(WIDTH)))
+    assert found[0] > num_bytes
+    assert found[1] - found[0] < num_bytes / 2
+
+
+def memory_of(algorithm, cohort, model):
+    """Bytes of the compiled round, but for its examples."""
+    sizes = np.full(max(COHORTS), 3)
+    sim = simulation(
+        *(algorithm, Feed(BATCH, shuffle=False), examples(sizes.sum())),
+        Population(np.cumsum([0, *sizes]), np.full(len(sizes), 2, np.int32)),
+        **{"mesh": make_mesh(1), "cohort_size": cohort},
+    )
+    server = start(sim, model.init(None))
+    extra = on_mesh(sim.mesh, no_extra(cohort))
+    if algorithm.prepare:
+        context = sim.context(cohort_of(sim, 0))
+        extra = extra_shapes(algorithm.prepare, server, context)
+    arguments = round_arguments(
+        *(sim.mesh,),
+        cohort_size=cohort,
+        lanes=1,
+        shards=None,
+        server=server,
+        row=jax.eval_shape(algorithm.init_personal, jax.random.key(0), server),
+        extra=extra,
+        table=sim.table,
+        key=sim.key,
+    )
+    memory = lowered(sim.programs.whole, *arguments).compile().memory_analysis()
+    return memory.temp_size_in_bytes + memory.output_size_in_bytes

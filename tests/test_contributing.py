@@ -1,0 +1,55 @@
+"""The examples of CONTRIBUTING.md are whole: files of a user that train."""
+
+import pathlib
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.build import build
+from fedfr_jax.commands.config_files import load
+from fedfr_jax.data.augment import AUGMENTS
+from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.losses import LOSSES
+from fedfr_jax.models import MODELS
+from fedfr_jax.runs.experiment import run_stages
+from fedfr_jax.tasks import TASKS
+
+TEXT = (pathlib.Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+FAMILIES = (ALGORITHMS, AUGMENTS, LOSSES, MODELS, SOURCES, TASKS)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The examples as files, by the name in each one's first line, and ten digits."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    known, modules = [dict(family) for family in FAMILIES], set(sys.modules)
+    for code in re.findall(r"```python\n(.*?)```", TEXT, re.S):
+        (tmp_path / re.match(r'"""(\w+\.py)', code)[1]).write_text(code)
+    rng, labels = np.random.default_rng(0), np.repeat(np.arange(10), 8)
+    images = 20 * labels[:, None, None, None] + rng.integers(0, 50, (80, 6, 6, 1))
+    np.savez(tmp_path / "digits.npz", images=images.astype(np.uint8), labels=labels)
+    yield tmp_path
+    for family, before in zip(FAMILIES, known, strict=True):
+        for name in family.keys() - before.keys():
+            del family[name]
+    for name in sys.modules.keys() - modules:
+        if name.startswith("my_"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("task", ["faces", "counting"])
+def test_a_users_own_members_train_by_a_config_without_touching_the_library(
+    task, folder
+):
+    config = load(folder / "mine.py", task)
+    with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
+        found = run_stages(build(config), folder)["bounded"]
+    numbers = [list(of.metrics.values()) for of in found.values()]
+    assert numbers and all(np.isfinite(values).all() for values in numbers)
+    own = {"bounded", "noise", "additive", "linear", "digits", "counting"}
+    assert all(family.keys() & own for family in FAMILIES)
