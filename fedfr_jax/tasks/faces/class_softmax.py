@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax import mesh as meshes
-from fedfr_jax.central.class_parallel import Held, Softmax, class_losses
+from fedfr_jax.central.class_parallel import Held, Softmax, class_losses, of_all
 from fedfr_jax.losses.contract import Margin, Seen, moved
 from fedfr_jax.losses.margin import interclass_filter, normalize
 from fedfr_jax.losses.masks import masked_mean
@@ -40,7 +39,7 @@ def class_parallel_loss(
         backbone = {"params": params["backbone"], "batch_stats": stats}
         features, stats = model.apply(backbone, batch.images, True, key=key)
         numbers = numbers_of(stats) if rule.state else {}
-        valid = jax.lax.all_gather(batch.is_valid, meshes.CLIENTS, tiled=True)
+        valid = of_all(batch.is_valid)
         asked = softmax_of(rule, numbers, draw_key(key, 1), interclass_threshold, valid)
         asked = asked._replace(chunk=chunk, dtype=dtype)
         losses, (numbers, penalty) = class_losses(

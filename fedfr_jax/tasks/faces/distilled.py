@@ -71,7 +71,8 @@ def distill(
       teacher: {"weights": a file, see `read_weights`, or the work folder of a run,
         "model": section of its network, which a work folder or a file that tells it
         needs not}; it runs beside the student in every step, and is a constant of the
-        compiled step.
+        compiled step: of a teacher with GB of weights keep a `cache` instead, which is
+        as exact, once for every image and view.
       cache: instead of that, or made of it when the file is missing: embeddings of all
         images in all views, see `teacher_cache`.
       sees: "same" as the student, or "clean": without the mask that it sees.

@@ -287,9 +287,7 @@ def test_a_part_of_the_source_without_labels_has_no_classes(cache, tmp_path):
     assert trainer.table.names == ("known/2", "known/3")
     assert [x.shape for x in trained] == [(2, DIM)] * 2
     assert np.isfinite(trained).all()
-    with pytest.raises(
-        ValueError, match="unlabelled_from must be a part of"
-    ):
+    with pytest.raises(ValueError, match="unlabelled_from must be a part of"):
         semi_supervised(cache, unlabelled_from="others")
     check_unlabelled([{"unlabelled_from": "nobody"}])
     with pytest.raises(ValueError, match="must come with central rows alone"):
