@@ -43,7 +43,8 @@ def get_config():
     #     or {"weights": "runs/big"}, the work folder of the teacher's run;
     #     or with "cache": "big.npy", embeddings that are kept (and made when missing);
     #     "sees": "clean" for a teacher that sees no mask; "unlabelled": 0.5 for a share
-    #     of images whose labels are not used, 1.0 for clients without labels.
+    #     of images whose labels are not used, 1.0 for clients without labels;
+    #     "unlabelled_from": "name" of a joined part without labels, in `pretrain`.
     # Masks on faces are an augment: federation.augment or pretrain.augment = [{"name":
     #   "face_mask", "probability": 0.35, "surface": 0.5, "fixed", "keep_clean"}].
     config.methods = ConfigDict({"fedavg": FEDAVG, "fedfr": FEDFR})

@@ -61,6 +61,11 @@ def all_rows(num_classes: int, num_rows: int) -> Held:
     return Held(jnp.where(ids < num_classes, ids, -1), own)
 
 
+def of_all(x: jax.Array) -> jax.Array:
+    """[B, ...] of the whole batch, of a device's own examples [b, ...]."""
+    return jax.lax.all_gather(x, meshes.CLIENTS, tiled=True)
+
+
 def class_losses(
     features: jax.Array, rows: jax.Array, labels: jax.Array, held: Held, of: Softmax
 ) -> tuple[jax.Array, Any]:
@@ -75,8 +80,7 @@ def class_losses(
       (losses [b], not bounded, what `of.margin` gives beside the logits).
     """
     chex.assert_rank([features, rows, labels], [2, 2, 1])
-    gather = lambda x: jax.lax.all_gather(x, meshes.CLIENTS, tiled=True)
-    everybody, labels = gather(features.astype(jnp.float32)), gather(labels)
+    everybody, labels = of_all(features.astype(jnp.float32)), of_all(labels)
     unit = of.unit(everybody)
     # Not the root of a square, which overflows for the features of a new network.
     norm = jnp.sum(everybody * jax.lax.stop_gradient(unit), axis=1)

@@ -54,7 +54,8 @@ class Training(NamedTuple):
     class_dtype: str | None = None  # of the factors of cosines; None: float32
     # Share of the classes in each step, for all epochs or one by one (the last stays).
     class_rate: float | tuple[float, ...] = 1.0
-    # What the network starts from: a file of weights, or the work folder of a run.
+    # What the network starts from: a file of weights, or the work folder of a run. Rows
+    # of classes come from checkpoints alone, see runs/class_tables.py.
     init: Any = None
     # Regular expression over paths of leaves such as params/backbone/stem/conv/kernel:
     # those stay. Running statistics move all the same.

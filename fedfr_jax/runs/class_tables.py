@@ -3,6 +3,10 @@
 So a training goes on on another number of devices, where the table has other padding,
 and with other people: a class keeps its row and what the optimizer has gathered for
 it, wherever it was; a class that the checkpoint lacks starts as a new one.
+
+To go on with other people than a finished run, copy its `pretrained/checkpoints` into a
+new, empty work folder and start there a config with the new people, `class_parallel`
+and more `epochs` than were trained: it goes on at the epoch after the last one.
 """
 
 import json

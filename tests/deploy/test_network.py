@@ -1,6 +1,8 @@
 """Opened networks are those that were judged; what does not exist is refused."""
 
 import json
+import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -10,8 +12,10 @@ import fedfr_jax as ff
 from fedfr_jax.build import build
 from fedfr_jax.deploy.export import export
 from fedfr_jax.deploy.network import backbone_of
+from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.weights import read_weights, write_weights
+from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.ended import networks
 from fedfr_jax.schema import choose, with_tuples
 from fedfr_jax.tasks.faces.distilled import distill
@@ -111,6 +115,29 @@ def test_weights_of_another_network_name_config_and_leaf(run, faces, tmp_path):
     config["pretrain"] = {**config["pretrain"], "freeze": "nothing"}
     with pytest.raises(ValueError, match="path pattern must match a leaf such as"):
         play(config, tmp_path / "frozen")
+
+
+def test_other_people_go_on_from_a_runs_checkpoints_by_their_names(faces, tmp_path):
+    """As `runs.class_tables` says; the second run's rate moves nothing."""
+
+    def trained(folder, people, **pretrain):
+        pretrain = {"batch_size": 16, "class_parallel": True, **pretrain}
+        config = settings(faces, methods={}, pretrain=pretrain)
+        split = {"num_global_ids": people, "num_unseen_ids": 9 - people}
+        config["partition"] = {**config["partition"], **split}
+        play(config, folder)
+        trainer = build(with_tuples(config)).stages["pretrained"].trainer
+        with jax.numpy_dtype_promotion("standard"):
+            end = train_central(trainer, make_mesh(8), folder / "pretrained", seed=0)
+        return dict(zip(trainer.table.names, end["params"]["phi"], strict=True))
+
+    before = trained(tmp_path / "before", 4, epochs=1)
+    kept = pathlib.Path("pretrained", "checkpoints")
+    shutil.copytree(tmp_path / "before" / kept, tmp_path / "after" / kept)
+    after = trained(tmp_path / "after", 6, epochs=2, learning_rate=1e-12)
+    assert len(after) == 6 and before.keys() < after.keys()
+    for name, row in before.items():
+        np.testing.assert_allclose(after[name], row, atol=1e-6)
 
 
 def test_a_run_teaches_another_from_its_work_folder(run, faces, tmp_path):

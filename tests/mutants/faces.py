@@ -119,6 +119,22 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/tasks/faces/face_images.py",
+        f"{JUDGED} {DEPLOYED}",
+        [
+            (
+                "p.train_labels, p.global_labels",
+                "p.train_labels, p.global_labels[::-1]",
+            ),
+            ("inputs_of(source, judged_landmarks)", "inputs_of(source, False)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/teacher_cache.py",
+        "tasks/faces/test_distilled.py",
+        [("stream(inputs_of(source, True)", "stream(inputs_of(source, False)")],
+    ),
+    Mutants(
         "fedfr_jax/tasks/faces/recognition.py",
         f"{JUDGED} {DEPLOYED}",
         [

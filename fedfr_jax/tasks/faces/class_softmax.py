@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.central.class_parallel import Held, Softmax, class_losses
+from fedfr_jax.central.class_parallel import Held, Softmax, class_losses, of_all
 from fedfr_jax.losses.contract import Margin, Seen, moved
 from fedfr_jax.losses.margin import interclass_filter, normalize
+from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.tasks.faces.loss import draw_key
 from fedfr_jax.tasks.faces.margin_state import numbers_of, with_numbers
 from fedfr_jax.types import Model, PyTree
@@ -24,7 +25,8 @@ def class_parallel_loss(
 ) -> Callable:
     """Loss of `Local` over params {"backbone", "phi"}, the classes of a device given.
 
-    Equal to `face_loss` without local classes, where a device has all of them.
+    Equal to `face_loss` without local classes, where a device has all of them: the mean
+    over the valid examples.
 
     Args:
       rule: a softmax; its numbers move by the whole batch.
@@ -37,12 +39,17 @@ def class_parallel_loss(
         backbone = {"params": params["backbone"], "batch_stats": stats}
         features, stats = model.apply(backbone, batch.images, True, key=key)
         numbers = numbers_of(stats) if rule.state else {}
-        asked = softmax_of(rule, numbers, draw_key(key, 1), interclass_threshold)
+        valid = of_all(batch.is_valid)
+        asked = softmax_of(rule, numbers, draw_key(key, 1), interclass_threshold, valid)
         asked = asked._replace(chunk=chunk, dtype=dtype)
         losses, (numbers, penalty) = class_losses(
             features, params["phi"], batch.labels, held, asked
         )
-        metrics = {"classification": losses.mean() + penalty}
+        # The mean over devices of this is the mean over all valid examples.
+        count = jnp.maximum(valid.sum(), 1).astype(losses.dtype)
+        loss = jnp.where(batch.is_valid, losses, 0).sum() / count
+        loss *= len(valid) // len(losses)
+        metrics = {"classification": loss + penalty}
         return metrics["classification"], (with_numbers(stats, numbers), metrics)
 
     return loss_fn
@@ -53,12 +60,18 @@ def softmax_of(
     numbers: PyTree,
     key: jax.Array | None = None,
     interclass_threshold: float | None = None,
+    is_valid: jax.Array | None = None,
 ) -> Softmax:
     """What the rule tells the softmax; beside logits the numbers after the batch and
-    the mean penalty []."""
+    the mean penalty [].
+
+    Args:
+      is_valid: [B] of the whole batch; None: all are.
+    """
 
     def margin(cosine, norm):
-        seen = Seen(cosine, norm, jnp.ones(len(cosine), bool), key)
+        valid = jnp.ones(len(cosine), bool) if is_valid is None else is_valid
+        seen = Seen(cosine, norm, valid, key)
         state = moved(rule, numbers, seen)
 
         def others(cosines):
@@ -70,7 +83,9 @@ def softmax_of(
                 cosines = rule.others(cosines, seen, state)
             return rule.scale * cosines
 
-        penalty = rule.penalty(norm).mean() if rule.penalty else jnp.zeros(())
+        penalty = jnp.zeros(())
+        if rule.penalty:
+            penalty = masked_mean(rule.penalty(norm), valid)
         return rule.scale * rule.target(seen, state), others, (state, penalty)
 
     return Softmax(margin, normalize)

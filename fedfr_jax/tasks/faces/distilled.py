@@ -50,6 +50,7 @@ class Distill(NamedTuple):
     cache: str | Blank | None  # file of embeddings, made if missing
     sees: str  # the student's image, or the one without its mask
     unlabelled: float  # share of the images whose labels are not used
+    unlabelled_from: str | None = None  # part of the source that has no labels
 
 
 def distill(
@@ -60,6 +61,7 @@ def distill(
     cache: str | os.PathLike | Blank | None = None,
     sees: str = "same",
     unlabelled: float = 0.0,
+    unlabelled_from: str | None = None,
 ) -> Distill:
     """The key `distill` of a row or of `pretrain`.
 
@@ -69,12 +71,15 @@ def distill(
       teacher: {"weights": a file, see `read_weights`, or the work folder of a run,
         "model": section of its network, which a work folder or a file that tells it
         needs not}; it runs beside the student in every step, and is a constant of the
-        compiled step.
+        compiled step: of a teacher with GB of weights keep a `cache` instead, which is
+        as exact, once for every image and view.
       cache: instead of that, or made of it when the file is missing: embeddings of all
         images in all views, see `teacher_cache`.
       sees: "same" as the student, or "clean": without the mask that it sees.
-      unlabelled: share of the images, drawn by their rows, that count as unlabelled; so
-        do labels below 0.
+      unlabelled: share of the images, drawn by their rows, that count as unlabelled.
+      unlabelled_from: part of a joined source whose images have no labels, in central
+        training: its public people (whoever each folder is called after) are no
+        classes. Keep it from clients and judging by client_ids_from, unseen_ids_from.
 
     Raises:
       ValueError: for an option out of range, neither teacher nor cache, or a teacher
@@ -89,7 +94,7 @@ def distill(
     opened = None if teacher is None else open_teacher(teacher, model)
     if cache is not None and not isinstance(cache, Blank):
         cache = str(cache)
-    return Distill(weight, opened, cache, sees, unlabelled)
+    return Distill(weight, opened, cache, sees, unlabelled, unlabelled_from)
 
 
 def open_distill(section: str, settings: Mapping | None, model: Model):

@@ -1,11 +1,14 @@
 """The public identities: everybody's training set, and where class embeddings start."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.data.augment import normalize
+from fedfr_jax.data.sources.join import names_from
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.losses.contract import Margin
@@ -32,6 +35,29 @@ def everyone(task: Recognition) -> Recognition:
         partition=p._replace(global_identities=identities),
         table=task.table.with_labels(labels),
         train_identities=task.train_identities[:0],
+    )
+
+
+def without_labels(task: Recognition, names: Sequence[str], part: str) -> Recognition:
+    """The task whose public people of a part of the source are no classes: the labels
+    of their images are -1.
+
+    Args:
+      names: of all identities of the source.
+
+    Raises:
+      ValueError: when no public identity is of that part, or all are.
+    """
+    p, key = task.partition, "config.pretrain.distill.unlabelled_from"
+    is_none = names_from(tuple(names[i] for i in p.global_identities), part, key)
+    if is_none.all():
+        raise ValueError(f"{key} must leave public people with labels, got {part!r}.")
+    first, labels = len(task.train_identities), np.array(task.table.labels)
+    place = np.where(is_none, -1, np.cumsum(~is_none) - 1).astype(labels.dtype)
+    labels[first:] = place[labels[first:]]
+    return task._replace(
+        partition=p._replace(global_identities=p.global_identities[~is_none]),
+        table=task.table.with_labels(labels),
     )
 
 

@@ -21,7 +21,7 @@ from fedfr_jax.tasks.faces.face_images import Recognition
 from fedfr_jax.tasks.faces.gate import gated, has_gate
 from fedfr_jax.tasks.faces.loss import face_loss, rule_of
 from fedfr_jax.tasks.faces.margin_state import beside
-from fedfr_jax.tasks.faces.public import first_variables
+from fedfr_jax.tasks.faces.public import first_variables, without_labels
 from fedfr_jax.types import Central, ClassTable, Model, PyTree
 
 TABLE = "phi"  # the parameter of the public classes
@@ -47,6 +47,8 @@ def public_training(
         cannot be cut over devices.
     """
     first_row = len(task.train_identities)
+    if part := (settings.distill or {}).get("unlabelled_from"):
+        task = without_labels(task, names, part)
     identities = task.partition.global_identities
     rule = margin_rule(settings)
     num_rows, table = len(identities), None
@@ -86,11 +88,6 @@ def loss_of(
     told = open_distill("pretrain", settings.distill, model)
     if settings.class_parallel:
         make = cut_loss(rule, settings)
-        if told and told.unlabelled:
-            raise ValueError(
-                "distill.unlabelled must be 0 with class_parallel, got "
-                f"{told.unlabelled}."
-            )
     else:
         make = partial(
             face_loss,

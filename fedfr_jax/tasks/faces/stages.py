@@ -1,6 +1,6 @@
 """A config of faces as the stages of an experiment: pretraining, then every method."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from fedfr_jax.tasks.data import (
     streams,
 )
 from fedfr_jax.tasks.faces.classical import backbone_of
+from fedfr_jax.tasks.faces.distilled import Distill
 from fedfr_jax.tasks.faces.face_images import Recognition, recognition
 from fedfr_jax.tasks.faces.given_weights import weights_of
 from fedfr_jax.tasks.faces.method_rows import build_method, methods_of, with_lowered
@@ -130,6 +131,8 @@ def plan(settings: Mapping) -> Plan:
     check_training(pretraining, "pretrain", num_public, mesh)
     with naming("config.pretrain"):
         margin_rule(pretraining)
+    told = [pretraining, *(m for m in methods.values() if isinstance(m, FaceMethod))]
+    check_unlabelled([one.distill for one in told])
     for name, method in methods.items():
         if isinstance(method, Training):
             num_rows = num_public + len(partition.train)
@@ -152,6 +155,21 @@ def plan(settings: Mapping) -> Plan:
         federation=federation,
         methods=methods,
     )
+
+
+def check_unlabelled(told: Sequence) -> None:
+    """Raise ValueError when clients are to go on after training on images without
+    labels, whose people would be classes to them.
+
+    Args:
+      told: `distill` of pretraining and of all rows of clients.
+    """
+    told = [one._asdict() if isinstance(one, Distill) else one or {} for one in told]
+    if len(told) > 1 and any(one.get("unlabelled_from") for one in told):
+        raise ValueError(
+            "distill.unlabelled_from must come with central rows alone, got rows of "
+            "clients."
+        )
 
 
 def model_of(settings: Mapping, source: Source) -> Model:

@@ -4,23 +4,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_allclose, assert_array_equal
 
+from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
+from fedfr_jax.central.batches import CUT
+from fedfr_jax.central.class_parallel import all_rows
 from fedfr_jax.central.settings import Training
 from fedfr_jax.configs import base
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.federated.simulation import play
+from fedfr_jax.losses.cosface import cosface
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.weights import write_weights
 from fedfr_jax.runs.begin import begin
+from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.stacks import named
 from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces import distilled as d
 from fedfr_jax.tasks.faces import teacher_cache as kept
+from fedfr_jax.tasks.faces.class_softmax import class_parallel_loss
 from fedfr_jax.tasks.faces.face_images import inputs_of
 from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.tasks.faces.stages import check_unlabelled
 from fedfr_jax.types import Batch, Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
@@ -250,6 +258,62 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
         d.distill(student)
     with pytest.raises(ValueError, match="config.pretrain.distill: sees must be one"):
         d.open_distill("pretrain", {"cache": "x", "sees": "masks"}, student)
+
+
+def semi_supervised(cache, grid=(1, 1), **settings):
+    """Pretraining on 8 images of two people and 4 of the part `nobody`."""
+    names = tuple(f"{'nobody' if i == 4 else 'known'}/{i}" for i in range(7))
+    source = faces()._replace(names=names)
+    is_test = np.arange(28) % 4 == 3
+    who = {"public": (4, 2, 3), "unseen": (5, 6)}
+    partition = partition_of(source.labels, is_test, [[0], [1]], **who)
+    told = {"cache": str(cache), "unlabelled_from": "nobody", **settings}
+    pretrain = {"epochs": 2, "batch_size": 4, "distill": told, **VIEWS}
+    pretrain["class_parallel"] = grid != (1, 1)
+    given = {"pretrain": pretrain, "methods": {}}
+    return experiment_of(given, linear(), source, partition, grid)
+
+
+def test_a_part_of_the_source_without_labels_has_no_classes(cache, tmp_path):
+    trained, labels = [], [-1] * 4 + [0] * 4 + [1] * 4
+    for grid in ((1, 1), (2, 1)):
+        built = semi_supervised(cache, grid)
+        trainer = built.stages["pretrained"].trainer
+        assert_array_equal(trainer.dataset.labels[trainer.first_row :], labels)
+        folder = tmp_path / str(grid[0])
+        with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
+            found = train_central(trainer, built.mesh, folder, seed=0)
+        trained.append(np.asarray(found["params"]["phi"]))
+    assert trainer.table.names == ("known/2", "known/3")
+    assert [x.shape for x in trained] == [(2, DIM)] * 2
+    assert np.isfinite(trained).all()
+    with pytest.raises(ValueError, match="unlabelled_from must be a part of"):
+        semi_supervised(cache, unlabelled_from="others")
+    check_unlabelled([{"unlabelled_from": "nobody"}])
+    with pytest.raises(ValueError, match="must come with central rows alone"):
+        check_unlabelled([{"unlabelled_from": "nobody"}, None])
+
+
+def test_classes_cut_over_devices_leave_out_who_has_no_label():
+    """Of the whole batch, wherever the examples without a label lie."""
+    variables, batch = variables_of(), batch_of(8, [0, -1, 2, -1, 1, 0, 2, 1])
+    batch = batch._replace(is_valid=jnp.ones(8, bool))
+    rule = cosface(scale=64.0, margin=0.4)
+    make = lambda model: class_parallel_loss(model, rule)
+    cut = d.distilled(make, linear(), told())
+
+    def of_part(variables, batch):
+        held = all_rows(3, len(variables["params"]["phi"]))
+        return jax.lax.pmean(cut(variables, batch, None, held=held)[0], meshes.CLIENTS)
+
+    phi = jnp.concatenate([variables["params"]["head"], jnp.ones((1, DIM))])
+    given = {**variables, "params": {**variables["params"], "phi": phi, "head": None}}
+    rows = {"backbone": P(), "phi": P(meshes.CLIENTS), "head": P()}
+    specs = {"params": rows, "batch_stats": P()}, CUT
+    run = meshes.over_client_devices(make_mesh(2), of_part, specs, P())
+    has_label = np.asarray(batch.labels) >= 0
+    expected = by_hand(variables, batch, 9.0, has_label)
+    assert_allclose(jax.jit(run)(given, batch), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", ["fedfr", "fedavg"])
