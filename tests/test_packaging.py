@@ -1,6 +1,8 @@
 """What is installed, what the library imports, and what its wheel holds."""
 
 import ast
+import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -85,11 +87,9 @@ def test_dependencies_are_what_the_library_imports():
     assert core <= imported() <= core | optional
 
 
-@pytest.mark.slow
-def test_the_wheel_works_in_an_empty_folder(tmp_path):
-    """Needs setuptools from the package registry."""
-    source, empty = tmp_path / "source", tmp_path / "empty"
-    empty.mkdir()
+def built(tmp_path):
+    """The wheel, of a copy of what it is built from."""
+    source = tmp_path / "source"
     for name in ("fedfr_jax", "configs"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
@@ -98,6 +98,14 @@ def test_the_wheel_works_in_an_empty_folder(tmp_path):
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, source]
     subprocess.run(build, check=True)
     (wheel,) = tmp_path.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_empty_folder(tmp_path):
+    """Needs setuptools from the package registry."""
+    wheel, empty = built(tmp_path), tmp_path / "empty"
+    empty.mkdir()
     with zipfile.ZipFile(wheel) as files:
         names = set(files.namelist())
         files.extractall(tmp_path / "site")
@@ -115,3 +123,34 @@ def test_the_wheel_works_in_an_empty_folder(tmp_path):
     of = {"PYTHONPATH": str(tmp_path / "site")}
     done = subprocess.run(command, cwd=empty, env=of, capture_output=True, text=True)
     assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_without_extras_trains_the_demo_in_an_environment_of_its_own(
+    tmp_path,
+):
+    """Needs the package registry and a GB of the disk."""
+    python, workdir = tmp_path / "env" / "bin" / "python", tmp_path / "run"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    install = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "-c",
+        ROOT / "requirements.txt",
+    ]
+    subprocess.run([*install, built(tmp_path)], check=True)
+    changes = ["--config.federation.rounds=1", "--config.pretrain.epochs=1"]
+    command = [python, "-m", "fedfr_jax", "train", "--config=demo", *changes]
+    ours = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS")}
+    command.append(f"--workdir={workdir}")
+    done = subprocess.run(
+        command, cwd=tmp_path, env=ours, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    methods = json.loads((workdir / "summary.json").read_text())["methods"]
+    assert methods.keys() == {"pretrained", "fedavg", "fedfr"}
+    rates = [of["personalised"]["tar@far=1e-03"] for of in methods.values()]
+    assert all(0 < rate < 1 for rate in rates)

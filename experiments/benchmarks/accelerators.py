@@ -131,6 +131,21 @@ PROGRAMS = {
         devices=("v5p:2x2x1", "h200:1x1x8"),
         most={"whole": 6, "step": 0},
     ),
+    "iresnet18": Program(
+        "FedAvg: IResNet-18 at 112 pixels in bfloat16, batch 64, one lane",
+        "fedavg",
+        (
+            "--config=fedfr/ms1m_40x100",
+            blank(num_identities=1400, images_per_identity=105),
+            "--config.partition.num_clients=1",
+            "--config.partition.num_global_ids=100",
+            "--config.partition.global_images=(100,110)",
+            '--config.model={"name": "iresnet", "depth": 18, "dtype": "bfloat16"}',
+            "--config.federation.batch_size=64",
+        ),
+        devices=("h200:1x1x1",),
+        most={"whole": 0, "step": 0},
+    ),
     "r50": Program(
         "BigFace: R50, 93k classes cut, 128 images a device",
         "pretrained",

@@ -270,6 +270,12 @@ def test_a_wrong_offset_outside_the_probes_is_told_when_read(tmp_path):
     images = [jpeg(i % 256) for i in range(600)]
     write_face_set(tmp_path / "train.rec", images, np.arange(600) // 2)
     index = tmp_path / "train.idx"
+    shift(index, "13", "14")  # of one person
+    with pytest.raises(
+        ValueError, match="record 13 must .* calls itself 14, of label 6"
+    ):
+        recordio(tmp_path).read(np.array([12]))
+    shift(index, "13", "14")
     lines = index.read_text().splitlines()
     lines[2] = f"2\t{int(lines[2].split()[1]) + 4}"
     index.write_text("\n".join(lines))

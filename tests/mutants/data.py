@@ -173,7 +173,6 @@ MUTANTS = [
         "fedfr_jax/data/sources/records.py",
         "data/test_recordio.py",
         [
-            ("offset += 8 + length + -length % 4", "offset += 8 + length"),
             ("return MAGIC_BYTES.join(parts)", 'return b"".join(parts)'),
             ("np.where(is_vector, 8, 3)", "np.where(is_vector, 3, 3)"),
         ],
