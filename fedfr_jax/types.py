@@ -372,7 +372,7 @@ class Federated(NamedTuple):
     # Passes over a client's examples, instead of the federation's.
     local_epochs: int | tuple[int, ...] | None = None
     # The same on networks whose convolutions are computed otherwise.
-    lowered: Mapping[str, "Federated"] = MappingProxyType({})
+    implementations: Mapping[str, "Federated"] = MappingProxyType({})
 
 
 class ClassTable(NamedTuple):

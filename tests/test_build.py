@@ -42,20 +42,20 @@ def path(tmp_path_factory):
     return path
 
 
-def test_lanes_to_be_measured_bring_the_other_lowerings_to_be_measured(path):
+def test_lanes_to_be_measured_bring_the_other_implementations_to_be_measured(path):
     methods = plan(config(path, "auto")).methods
     assert isinstance(methods.pop("central"), Training)
     for method in methods.values():
-        assert set(method.lowered) == {"im2col"}  # what is left on a CPU
+        assert set(method.implementations) == {"im2col"}  # what is left on a CPU
     backbone = plan(config(path, 1)).model.init(jax.random.key(0))
     variables = {**backbone, "params": {"backbone": backbone["params"]}}
     images = np.zeros((8, 12, 12, 3), np.float32)
     text = lambda method: str(jax.make_jaxpr(method.embed)(variables, images))
     given = [
-        plan(config(path, 1, lowering=name)).methods["ditto"]
+        plan(config(path, 1, implementation=name)).methods["ditto"]
         for name in ("auto", "im2col")
     ]
-    tuned = methods["ditto"], methods["ditto"].lowered["im2col"]
+    tuned = methods["ditto"], methods["ditto"].implementations["im2col"]
     assert [*map(text, given)] == [*map(text, tuned)]
     assert text(tuned[0]) != text(tuned[1])
 
@@ -64,17 +64,17 @@ def test_lanes_to_be_measured_bring_the_other_lowerings_to_be_measured(path):
     "lanes, model",
     [
         (2, {}),
-        ("auto", {"lowering": "xla"}),
+        ("auto", {"implementation": "xla"}),
         ("auto", {"name": "mlp", "hidden": 4, "widths": None, "embedding_dim": None}),
     ],
 )
-def test_lowerings_are_not_measured_unless_asked_and_there_is_a_choice(
+def test_implementations_are_not_measured_unless_asked_and_there_is_a_choice(
     path, lanes, model
 ):
     given = config(path, lanes, **model)
     given["model"] = {k: v for k, v in given["model"].items() if v is not None}
     methods = plan(given).methods
-    assert methods["fedfr"].lowered == methods["ditto"].lowered == {}
+    assert methods["fedfr"].implementations == methods["ditto"].implementations == {}
 
 
 def test_a_row_may_have_local_epochs_of_its_own(path):

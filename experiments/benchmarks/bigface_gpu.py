@@ -1,7 +1,7 @@
 """Large face networks on one accelerator: convolutions, images per second, memory.
 
     python experiments/benchmarks/bigface_gpu.py [--parts=convolutions,steps]
-        [--cases=r50_93k,...] [--lowerings=xla] [--profile=FOLDER] [--peak=989e12]
+        [--cases=r50_93k,...] [--implementations=xla] [--profile=FOLDER] [--peak=989e12]
     python experiments/benchmarks/bigface_gpu.py --smoke    # tiny, on a CPU
 
 convolutions: every one of IResNet-50 and -100 at 112 pixels, bfloat16, forward and both
@@ -37,7 +37,7 @@ from run import choice_of
 from fedfr_jax.central.settings import Training
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.conv import LOWERINGS, convolve
+from fedfr_jax.models.conv import IMPLEMENTATIONS, convolve
 
 PARTS = ("convolutions", "steps")
 PEAK = 989e12  # of an H200 in bfloat16, dense
@@ -93,7 +93,9 @@ def parse_arguments():
     parser.add_argument("--smoke", action="store_true", help="tiny, writes no results")
     parser.add_argument("--parts", type=choice_of(PARTS), default=list(PARTS))
     parser.add_argument("--cases", type=choice_of(CASES), default=list(CASES))
-    parser.add_argument("--lowerings", type=choice_of(LOWERINGS), default=["xla"])
+    parser.add_argument(
+        "--implementations", type=choice_of(IMPLEMENTATIONS), default=["xla"]
+    )
     parser.add_argument("--steps", type=int, default=16, help="of an epoch")
     parser.add_argument("--rounds", type=int, default=3, help="epochs, after one")
     parser.add_argument("--batch", type=int, default=256, help="of convolutions")
@@ -163,14 +165,18 @@ def convolutions_of(model) -> dict[Convolution, int]:
 
 
 def convolution_rows(args):
-    """A row per convolution and lowering, then one of each network."""
+    """A row per convolution and implementation, then one of each network."""
     for name, depth in args.networks.items():
-        listed = convolutions_of(network(args, depth, lowering="xla"))
-        for lowering in args.lowerings:
+        listed = convolutions_of(network(args, depth, implementation="xla"))
+        for implementation in args.implementations:
             spent = 0.0
-            row = {"part": "convolutions", "case": name, "lowering": lowering}
+            row = {
+                "part": "convolutions",
+                "case": name,
+                "implementation": implementation,
+            }
             for one, count in listed.items():
-                seconds = seconds_of(one, lowering, args.batch)
+                seconds = seconds_of(one, implementation, args.batch)
                 spent += count * seconds
                 rate = 3 * args.batch * one.flops / seconds
                 shapes = {"image": one.image, "kernel": one.kernel}
@@ -186,12 +192,16 @@ def convolution_rows(args):
             yield {**row, **goal, "seconds_of_all": spent}
 
 
-def seconds_of(one: Convolution, lowering: str, batch: int) -> float:
+def seconds_of(one: Convolution, implementation: str, batch: int) -> float:
     """Of a forward and both gradients, the fastest of some calls."""
     keys = jax.random.split(jax.random.key(0), 2)
     x = jax.random.normal(keys[0], (batch, *one.image), jnp.bfloat16)
     kernel = jax.random.normal(keys[1], one.kernel, jnp.bfloat16)
-    settings = {"stride": one.stride, "padding": one.padding, "lowering": lowering}
+    settings = {
+        "stride": one.stride,
+        "padding": one.padding,
+        "implementation": implementation,
+    }
 
     @jax.jit
     def run(x, kernel):

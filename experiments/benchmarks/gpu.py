@@ -1,7 +1,7 @@
 """This engine on one accelerator: beside PyTorch, and what the client axis costs.
 
     python experiments/benchmarks/gpu.py [--parts=clients,iresnet] [--profile=FOLDER]
-        [--torch-python=PATH] [--lanes=1,4,16,64] [--lowerings=xla,im2col]
+        [--torch-python=PATH] [--lanes=1,4,16,64] [--implementations=xla,im2col]
     python experiments/benchmarks/gpu.py --smoke    # tiny, on a CPU, in seconds
 
 clients: emnist_cnn and cifar_cnn, 1,024 clients in every round, float32 (TF32 where the
@@ -11,8 +11,8 @@ iresnet: IResNet-18 at 112 pixels, bfloat16, 64 clients x batch 64, images per s
 over those of one data-parallel network with the same total batch (halved until it
 fits the memory); the goal is 0.9.
 
-Every part is a table of lanes x lowerings with seconds per round, host included, and
-bytes per lane from the compiler. A row is a JSON line; all go to
+Every part is a table of lanes x implementations with seconds per round, host included,
+and bytes per lane from the compiler. A row is a JSON line; all go to
 results/<device>.json, in place of those of the same parts. --profile traces one round
 of each part's fastest row and adds where its time went.
 """
@@ -44,7 +44,7 @@ from fedfr_jax.federated.sampling import sample
 from fedfr_jax.federated.segments import begin
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.conv import LOWERINGS
+from fedfr_jax.models.conv import IMPLEMENTATIONS
 from fedfr_jax.types import Cohort
 
 LANES = (1, 4, 16, 64)
@@ -91,7 +91,7 @@ def main():
     rows = []
     for name, part in parts(args).items():
         data = make_data(part)
-        grid = list(itertools.product(args.lowerings, part.lanes))
+        grid = list(itertools.product(args.implementations, part.lanes))
         own = [measure(name, part, data, *cell, args.rounds) for cell in grid]
         own += reference(name, part, data, args)
         compare(part.goal, own)
@@ -112,7 +112,9 @@ def parse_arguments():
     parser.add_argument("--smoke", action="store_true", help="tiny, writes no results")
     parser.add_argument("--parts", type=choice_of(GOALS), default=list(GOALS))
     parser.add_argument(
-        "--lowerings", type=choice_of(LOWERINGS), default=list(LOWERINGS)
+        "--implementations",
+        type=choice_of(IMPLEMENTATIONS),
+        default=list(IMPLEMENTATIONS),
     )
     parser.add_argument("--lanes", type=lambda t: tuple(map(int, t.split(","))))
     parser.add_argument("--rounds", type=int, default=3, help="timed, after one")
@@ -137,10 +139,10 @@ def make_data(part: Part) -> workloads.Data:
     return workloads.Data(images, labels, images[0], labels[0])
 
 
-def build(part: Part, data, lowering: str, lanes: int):
+def build(part: Part, data, implementation: str, lanes: int):
     """(simulation, server) of one cell."""
     model = MODELS[part.work.model](
-        part.work.image_shape, lowering=lowering, **part.settings
+        part.work.image_shape, implementation=implementation, **part.settings
     )
     made = ours.classifier(part.work, model)
     if data.images.dtype == np.uint8:
@@ -167,12 +169,14 @@ def compiled_round(sim, server):
     return sim.programs.whole.lower(*arguments(server, 0)).compile(), play
 
 
-def measure(name, part: Part, data, lowering: str, lanes: int, rounds: int) -> dict:
+def measure(
+    name, part: Part, data, implementation: str, lanes: int, rounds: int
+) -> dict:
     """A row; what does not fit the memory is a row that says so."""
-    row = {"part": name, "lowering": lowering, "lanes": lanes}
+    row = {"part": name, "implementation": implementation, "lanes": lanes}
     begin = time.perf_counter()
     try:
-        sim, server = build(part, data, lowering, lanes)
+        sim, server = build(part, data, implementation, lanes)
         call, play = compiled_round(sim, server)
         row["compile_seconds"] = time.perf_counter() - begin
         working = call.memory_analysis().temp_size_in_bytes
@@ -230,7 +234,7 @@ def compare(goal: str, rows: list[dict]) -> None:
 
 def profile(name, part: Part, data, row: dict, folder: pathlib.Path) -> dict:
     """Trace one warm round of `row`'s cell: -> a row of where its time went."""
-    sim, server = build(part, data, row["lowering"], row["lanes"])
+    sim, server = build(part, data, row["implementation"], row["lanes"])
     call, play = compiled_round(sim, server)
     server, _ = play(call, server, 0)
     with jax.profiler.trace(str(folder)):

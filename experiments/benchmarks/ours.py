@@ -1,7 +1,7 @@
 """This engine on the same work: the product's own simulation, nothing special-cased.
 
-Lowering, devices and lanes are those of `tune`, chosen by another process before the
-first round: its seconds and memory do not count, and the first round compiles.
+Implementation, devices and lanes are those of `tune`, chosen by another process before
+the first round: its seconds and memory do not count, and the first round compiles.
 """
 
 import json
@@ -40,9 +40,9 @@ def network(work, **settings):
 
 def counted(work):
     """The workload's algorithm in the form whose operations can be counted."""
-    settings = {"mlp": {}, "cnn": {"lowering": "xla"}}
+    settings = {"mlp": {}, "cnn": {"implementation": "xla"}}
     model = network(
-        work, **settings.get(work.model, {"lowering": "xla", "scan": False})
+        work, **settings.get(work.model, {"implementation": "xla", "scan": False})
     )
     return maker(work)(work, model)[0]
 
@@ -131,7 +131,9 @@ def build(work, data, made=None, **options):
 
 def tuned(work, data, setting: Setting):
     """`build` with a setting of `tune`."""
-    network_of = {} if work.model == "mlp" else {"lowering": setting.lowering}
+    network_of = (
+        {} if work.model == "mlp" else {"implementation": setting.implementation}
+    )
     made = maker(work)(work, network(work, **network_of))
     mesh = make_mesh(setting.devices)
     return build(work, data, made, mesh=mesh, lanes=setting.lanes)
@@ -156,7 +158,7 @@ def main():
         sim, server, _ = build(work, data)
         store = simulation.open_store(sim, server)
         names = (conv.AUTO, *(() if work.model == "mlp" else conv.others()))
-        setting, _ = tune(make, server, store, lowerings=names, say=say)
+        setting, _ = tune(make, server, store, implementations=names, say=say)
         print(json.dumps(setting))
         return
     setting = choose(args.workload)

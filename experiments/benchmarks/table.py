@@ -79,9 +79,9 @@ def engine(row: dict) -> str:
         text += f" Arithmetic at {percent:.0f} % of the machine's matmul rate."
     text += f" Executed over useful steps {row['executed_over_useful']:.3f}."
     if "setting" in row:
-        lowering, devices, lanes = row["setting"]
+        implementation, devices, lanes = row["setting"]
         text += (
-            " Chosen by measurement before the first round: "
-            f"lowering {lowering}, devices {devices or 'all'}, lanes {lanes}."
+            " Chosen by measurement before the first round: implementation "
+            f"{implementation}, devices {devices or 'all'}, lanes {lanes}."
         )
     return text

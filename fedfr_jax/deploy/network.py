@@ -199,9 +199,9 @@ def as_run(model: Mapping) -> dict:
     """A config's model as it is deployed: in the parameters' float32, whatever training
     computes in, and its convolutions are convolutions to the compiler."""
     factory = MODELS.get(model["name"], lambda: None)
-    takes = "lowering" in inspect.signature(factory).parameters
+    takes = "implementation" in inspect.signature(factory).parameters
     model = {key: value for key, value in model.items() if key != "dtype"}
-    return {**model, "lowering": "xla"} if takes else model
+    return {**model, "implementation": "xla"} if takes else model
 
 
 def _chosen(found: Networks, client: int | None, num_clients: int):
@@ -222,7 +222,7 @@ def _plain(opened: Opened, about) -> Network:
     shape = tuple(opened.experiment.task.dataset.image_shape)
     variables = meshes.fetch(unpack(opened.variables))
     roc = functools.partial(_roc, opened.experiment, variables, opened.apply)
-    known = {k: v for k, v in opened.model.items() if k != "lowering"}
+    known = {k: v for k, v in opened.model.items() if k != "implementation"}
     built = choose("model", MODELS, as_run(known), shape)
     template = jax.eval_shape(built.init, jax.random.key(0))
     own = backbone_of(variables, template)

@@ -28,7 +28,7 @@ def cnn(
     widths: Sequence[int] = (32, 64),
     embedding_dim: int = 128,
     num_classes: int | None = None,
-    lowering: str = "auto",
+    implementation: str = "auto",
     dtype: Any = None,
 ) -> Model:
     """3x3 convolutions without padding, 2x2 max pooling, linear, each with ReLU.
@@ -38,7 +38,7 @@ def cnn(
       widths: channels of every convolution.
       embedding_dim: of the hidden layer, D.
       num_classes: M, for logits [B, M] instead of embeddings.
-      lowering: how convolutions are computed, see `conv.convolve`.
+      implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
 
     Raises:
@@ -51,7 +51,7 @@ def cnn(
             f"image_shape must be at least {smallest} pixels high and wide for "
             f"{len(widths)} convolutions, got {tuple(image_shape)}."
         )
-    module = SmallCNN(tuple(widths), embedding_dim, num_classes, lowering, dtype)
+    module = SmallCNN(tuple(widths), embedding_dim, num_classes, implementation, dtype)
     convolutions = [f"conv{i + 1}" for i in range(len(widths))]
     return _model(module, image_shape, convolutions, embedding_dim, num_classes)
 
@@ -80,7 +80,7 @@ class SmallCNN(nn.Module):
     widths: tuple[int, ...]
     embedding_dim: int
     num_classes: int | None = None
-    lowering: str = "auto"
+    implementation: str = "auto"
     dtype: Any = None
 
     @nn.compact
@@ -92,7 +92,7 @@ class SmallCNN(nn.Module):
             conv = Conv(
                 width,
                 use_bias=True,
-                lowering=self.lowering,
+                implementation=self.implementation,
                 dtype=self.dtype,
                 name=f"conv{i + 1}",
             )

@@ -1,5 +1,5 @@
-"""One convolution whose lowering can be chosen, because the fastest one is not always
-XLA's: inside a loop XLA:CPU runs its own convolution about ten times slower than a
+"""One convolution whose implementation can be chosen: the fastest one is not always
+XLA's. Inside a loop XLA:CPU runs its own convolution about ten times slower than a
 matrix product, and per-client kernels (vmap) turn it into a grouped convolution.
 
 "auto" is XLA's except on the CPU; there it is "winograd" for 3x3 kernels at stride 1
@@ -12,7 +12,7 @@ be compiled for devices that this machine does not have. That is a rule;
 `federation.lanes = "auto"` times whole rounds with `others()` too.
 
 Padding is explicit and symmetric, as in PyTorch. Measured in
-experiments/benchmarks/conv_lowering.py.
+experiments/benchmarks/conv_implementations.py.
 """
 
 import functools
@@ -32,7 +32,7 @@ AUTO = "auto"
 
 # Traced once for each shape, as a network has many of one.
 @functools.partial(
-    jax.jit, static_argnames=("stride", "padding", "lowering"), inline=True
+    jax.jit, static_argnames=("stride", "padding", "implementation"), inline=True
 )
 def convolve(
     x: jax.Array,
@@ -40,7 +40,7 @@ def convolve(
     *,
     stride: int = 1,
     padding: int = 0,
-    lowering: str = AUTO,
+    implementation: str = AUTO,
 ) -> jax.Array:
     """Cross-correlate images with a kernel.
 
@@ -49,25 +49,27 @@ def convolve(
       kernel: [kh, kw, I, O], of x's dtype.
       stride: step along both axes, at least 1.
       padding: zeros added on each of the four sides.
-      lowering: one of LOWERINGS, or "auto": the fastest on the devices that are traced
-        for.
+      implementation: one of IMPLEMENTATIONS, or "auto": the fastest on the devices that
+        are traced for.
 
     Returns:
       [B, (H + 2 padding - kh) // stride + 1, (W + ...) // stride + 1, O].
 
     Raises:
-      ValueError: when the lowering is unknown.
+      ValueError: when the implementation is unknown.
     """
-    if lowering == AUTO:
-        lowering = _fastest(x, kernel, stride, padding)
-    if lowering not in LOWERINGS:
-        known = ", ".join((AUTO, *LOWERINGS))
-        raise ValueError(f"lowering must be one of {known}, got {lowering!r}.")
-    return LOWERINGS[lowering](x, kernel, stride, padding)
+    if implementation == AUTO:
+        implementation = _fastest(x, kernel, stride, padding)
+    if implementation not in IMPLEMENTATIONS:
+        known = ", ".join((AUTO, *IMPLEMENTATIONS))
+        raise ValueError(
+            f"implementation must be one of {known}, got {implementation!r}."
+        )
+    return IMPLEMENTATIONS[implementation](x, kernel, stride, padding)
 
 
 def _fastest(x, kernel, stride, padding):
-    """The lowering to take on the platform that is traced for, by measurement.
+    """The implementation to take on the platform that is traced for, by measurement.
 
     Winograd's needs channels enough to hide its transforms of the image and tiles
     enough to hide that of the kernel.
@@ -82,7 +84,7 @@ def _fastest(x, kernel, stride, padding):
 
 
 def others() -> tuple[str, ...]:
-    """Lowerings worth trying beside "auto" on the devices that are traced for.
+    """Implementations worth trying beside "auto" on the devices that are traced for.
 
     XLA's own is not on a CPU, where it makes a round many times slower.
     """
@@ -99,7 +101,7 @@ class Conv(nn.Module):
     use_bias: bool = False
     kernel_init: nn.initializers.Initializer = xavier_uniform()
     dtype: jax.typing.DTypeLike | None = None  # of the computation; None: the kernel's
-    lowering: str = AUTO
+    implementation: str = AUTO
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -112,7 +114,7 @@ class Conv(nn.Module):
             kernel.astype(dtype),
             stride=self.stride,
             padding=self.padding,
-            lowering=self.lowering,
+            implementation=self.implementation,
         )
         if not self.use_bias:
             return y
@@ -160,4 +162,4 @@ def _pad(x, padding):
     return jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
 
 
-LOWERINGS = {"xla": _xla, "im2col": _im2col, "winograd": _winograd}
+IMPLEMENTATIONS = {"xla": _xla, "im2col": _im2col, "winograd": _winograd}

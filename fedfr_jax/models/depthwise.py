@@ -19,9 +19,9 @@ from fedfr_jax.models import conv
 from fedfr_jax.models.initial import normal
 
 
-@functools.partial(jax.jit, static_argnames=("stride", "lowering"), inline=True)
+@functools.partial(jax.jit, static_argnames=("stride", "implementation"), inline=True)
 def depthwise(
-    x: jax.Array, kernel: jax.Array, *, stride: int = 1, lowering: str = conv.AUTO
+    x: jax.Array, kernel: jax.Array, *, stride: int = 1, implementation: str = conv.AUTO
 ) -> jax.Array:
     """Cross-correlate each channel with a 3x3 kernel of its own, zeros around it.
 
@@ -29,20 +29,23 @@ def depthwise(
       x: [B, H, W, C] images.
       kernel: [3, 3, 1, C], of x's dtype.
       stride: step along both axes, at least 1.
-      lowering: "xla", or another of `conv.LOWERINGS` for shifted images, or "auto".
+      implementation: "xla", or another of `conv.IMPLEMENTATIONS` for shifted images, or
+        "auto".
 
     Returns:
       [B, ceil(H / stride), ceil(W / stride), C].
 
     Raises:
-      ValueError: when the lowering is unknown.
+      ValueError: when the implementation is unknown.
     """
-    if lowering == conv.AUTO:
-        lowering = "im2col" if devices.platform() == "cpu" else "xla"
-    if lowering not in conv.LOWERINGS:
-        known = ", ".join((conv.AUTO, *conv.LOWERINGS))
-        raise ValueError(f"lowering must be one of {known}, got {lowering!r}.")
-    return (_grouped if lowering == "xla" else _shifted)(x, kernel, stride)
+    if implementation == conv.AUTO:
+        implementation = "im2col" if devices.platform() == "cpu" else "xla"
+    if implementation not in conv.IMPLEMENTATIONS:
+        known = ", ".join((conv.AUTO, *conv.IMPLEMENTATIONS))
+        raise ValueError(
+            f"implementation must be one of {known}, got {implementation!r}."
+        )
+    return (_grouped if implementation == "xla" else _shifted)(x, kernel, stride)
 
 
 def _grouped(x, kernel, stride):
@@ -70,7 +73,7 @@ class Depthwise(nn.Module):
 
     stride: int = 1
     dtype: jax.typing.DTypeLike | None = None  # of the computation; None: the kernel's
-    lowering: str = conv.AUTO
+    implementation: str = conv.AUTO
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -82,5 +85,5 @@ class Depthwise(nn.Module):
             x.astype(dtype),
             kernel.astype(dtype),
             stride=self.stride,
-            lowering=self.lowering,
+            implementation=self.implementation,
         )

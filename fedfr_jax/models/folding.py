@@ -162,7 +162,9 @@ def _of_constant(kernel, c, size, stride):
     """What a 3x3 convolution makes of an image that is c [I] everywhere, [h, w, O]."""
     image = jnp.broadcast_to(c, (1, *size, len(c)))
     with jax.default_matmul_precision("highest"):
-        return convolve(image, kernel, stride=stride, padding=1, lowering="xla")[0]
+        return convolve(image, kernel, stride=stride, padding=1, implementation="xla")[
+            0
+        ]
 
 
 def _head(head, params, stats):

@@ -63,7 +63,7 @@ SHORTCUTS = ("conv", "pool")
 class Settings(NamedTuple):
     """What all the layers share; `iresnet` documents it."""
 
-    lowering: str = "auto"
+    implementation: str = "auto"
     dtype: Any = None
     shortcut: str = "conv"
     fold: str | None = None  # a level of `folding`: batch norms are gone
@@ -80,7 +80,7 @@ def iresnet(
     stride_on: str = "second",
     shortcut: str = "conv",
     head: str = "E",
-    lowering: str = "auto",
+    implementation: str = "auto",
     dtype: Any = None,
     scan: bool = True,
     remat: bool | str = False,
@@ -101,7 +101,7 @@ def iresnet(
         channels drop every second pixel instead, without parameters.
       head: a name of `face_head.HEADS`: E, F, GAP, GDC, or moe, the two experts of
         BigFace's first round, whose `Model.features` are the gate's logits [B, 2].
-      lowering: how convolutions are computed, see `conv.convolve`.
+      implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Statistics, the linear layer and the last BN always compute in at
         least float32.
@@ -128,7 +128,7 @@ def iresnet(
         stride_on=stride_on,
         shortcut=shortcut,
         head=head,
-        lowering=lowering,
+        implementation=implementation,
         dtype=dtype,
         scan=scan,
         remat=remat,
@@ -150,7 +150,7 @@ class IResNet(nn.Module):
     stride_on: str = "second"
     shortcut: str = "conv"
     head: str = "E"
-    lowering: str = "auto"
+    implementation: str = "auto"
     dtype: Any = None
     scan: bool = True
     remat: bool | str = False
@@ -160,7 +160,7 @@ class IResNet(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, D]."""
         param_dtype = x.dtype
-        settings = Settings(self.lowering, self.dtype, self.shortcut, self.fold)
+        settings = Settings(self.implementation, self.dtype, self.shortcut, self.fold)
         x = Stem(self.widths[0], settings, name="stem")(x, train)
         for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True)):
             stage = Stage(
@@ -277,6 +277,6 @@ def _conv(width, settings, *, name, size=3, stride=1):
         # What follows conv1 in a fully folded network is added by its border.
         use_bias=settings.fold is not None and (settings.fold, name) != (FULL, "conv1"),
         dtype=settings.dtype,
-        lowering=settings.lowering,
+        implementation=settings.implementation,
         name=name,
     )

@@ -27,7 +27,7 @@ def leaf_celeba(
     *,
     num_classes: int = 2,
     widths: Sequence[int] = (32, 32, 32, 32),
-    lowering: str = "auto",
+    implementation: str = "auto",
 ) -> Model:
     """The network for CelebA, images of 84 pixels in LEAF; features behind pooling.
 
@@ -35,12 +35,12 @@ def leaf_celeba(
       image_shape: (H, W, C), halved once per width.
       num_classes: M.
       widths: channels of every convolution.
-      lowering: how convolutions are computed, see `conv.convolve`.
+      implementation: how convolutions are computed, see `conv.convolve`.
 
     Raises:
       ValueError: when the image is too small.
     """
-    module = LeafCNN(num_classes, tuple(widths), 3, True, 0, lowering)
+    module = LeafCNN(num_classes, tuple(widths), 3, True, 0, implementation)
     return _model(image_shape, module)
 
 
@@ -50,7 +50,7 @@ def leaf_femnist(
     num_classes: int = 62,
     widths: Sequence[int] = (32, 64),
     hidden: int = 2048,
-    lowering: str = "auto",
+    implementation: str = "auto",
 ) -> Model:
     """The network for FEMNIST, images of 28 pixels; features of the hidden layer.
 
@@ -60,7 +60,7 @@ def leaf_femnist(
     Raises:
       ValueError: when the image is too small.
     """
-    module = LeafCNN(num_classes, tuple(widths), 5, False, hidden, lowering)
+    module = LeafCNN(num_classes, tuple(widths), 5, False, hidden, implementation)
     return _model(image_shape, module)
 
 
@@ -87,7 +87,7 @@ class LeafCNN(nn.Module):
     kernel_size: int
     has_norm: bool
     hidden: int  # 0 for none
-    lowering: str = "auto"
+    implementation: str = "auto"
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -111,7 +111,7 @@ class LeafCNN(nn.Module):
             kernel_size=self.kernel_size,
             padding=self.kernel_size // 2,
             use_bias=True,
-            lowering=self.lowering,
+            implementation=self.implementation,
             name=f"conv{number}",
         )
 

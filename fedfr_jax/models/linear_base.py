@@ -33,7 +33,7 @@ def linear_base(
     side: int = 4,
     norm: str = "batch",
     groups: int = 32,
-    lowering: str = "auto",
+    implementation: str = "auto",
 ) -> Model:
     """A linear layer, a block that keeps its input's shape and a classifier.
 
@@ -45,7 +45,7 @@ def linear_base(
       side: s, pixels of the block's input on each side.
       norm: "batch" or "group", whose groups must divide the width.
       groups: of group normalisation.
-      lowering: how convolutions are computed, see `conv.convolve`.
+      implementation: how convolutions are computed, see `conv.convolve`.
 
     Raises:
       ValueError: for an unknown top or norm, or numbers below 1.
@@ -56,7 +56,7 @@ def linear_base(
     for key, value in (("width", width), ("side", side)):
         if value < 1:
             raise ValueError(f"{key} must be at least 1, got {value}.")
-    module = LinearBase(num_classes, top, width, side, norm, groups, lowering)
+    module = LinearBase(num_classes, top, width, side, norm, groups, implementation)
     names = ["base", "block1", "fc"]
     return from_linen(module, image_shape, num_classes, blocks=names)
 
@@ -70,7 +70,7 @@ class LinearBase(nn.Module):
     side: int
     norm: str
     groups: int
-    lowering: str = "auto"
+    implementation: str = "auto"
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -82,7 +82,7 @@ class LinearBase(nn.Module):
         return _dense(self.num_classes, x, "fc")
 
     def _block(self):
-        shared = (self.norm, self.groups, self.lowering, None)
+        shared = (self.norm, self.groups, self.implementation, None)
         if self.top == "mobilenet":
             settings = mobilenet.Settings(*shared)
             return mobilenet.Block(self.width, 1, settings, name="block1")

@@ -40,7 +40,7 @@ def from_linen(
     way, see `stacks`; the statistics come back as they are given.
 
     Args:
-      module: its convolutions take their `lowering`, where it has one, from an
+      module: its convolutions take their `implementation`, where it has one, from an
         attribute of that name; operations are counted with "xla".
       image_shape: (H, W, C), or (D,) where x is [B, D].
       embedding_dim: D.
@@ -98,8 +98,8 @@ def from_linen(
 
     @functools.cache
     def count():
-        has_lowering = hasattr(module, "lowering")
-        plain = module.clone(lowering="xla") if has_lowering else module
+        has_implementation = hasattr(module, "implementation")
+        plain = module.clone(implementation="xla") if has_implementation else module
         variables = jax.eval_shape(draw, jax.random.key(0))
         forward = functools.partial(plain.apply, train=False)
         return count_flops(forward, variables, one_image)

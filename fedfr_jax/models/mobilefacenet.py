@@ -40,7 +40,7 @@ STAGES = ((64, 128, 128), (128, 256, 256), (128, 512, 256))
 class Settings(NamedTuple):
     """What all the layers share; `mobilefacenet` documents it."""
 
-    lowering: str
+    implementation: str
     dtype: Any
 
 
@@ -50,7 +50,7 @@ def mobilefacenet(
     blocks: Sequence[int] = (4, 6, 2),
     scale: int = 1,
     embedding_dim: int = 128,
-    lowering: str = "auto",
+    implementation: str = "auto",
     dtype: Any = None,
     scan: bool = True,
     remat: bool = False,
@@ -62,7 +62,8 @@ def mobilefacenet(
       blocks: blocks of stride 1 in each of the three stages.
       scale: times the channels between blocks; 2 in insightface's mbf.
       embedding_dim: D.
-      lowering: how convolutions are computed, see `conv.convolve` and `depthwise`.
+      implementation: how convolutions are computed, see `conv.convolve` and
+        `depthwise`.
       dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
       scan: run stacks of equal blocks by a scan; False unrolls them.
       remat: training keeps the input of every block only, and computes it again.
@@ -81,7 +82,7 @@ def mobilefacenet(
         blocks=tuple(blocks),
         scale=scale,
         embedding_dim=embedding_dim,
-        lowering=lowering,
+        implementation=implementation,
         dtype=dtype,
         scan=scan,
         remat=remat,
@@ -98,7 +99,7 @@ class MobileFaceNet(nn.Module):
     blocks: tuple[int, ...]
     scale: int
     embedding_dim: int
-    lowering: str = "auto"
+    implementation: str = "auto"
     dtype: Any = None
     scan: bool = True
     remat: bool = False
@@ -107,7 +108,7 @@ class MobileFaceNet(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, D]."""
         param_dtype = x.dtype
-        settings = Settings(self.lowering, self.dtype)
+        settings = Settings(self.implementation, self.dtype)
         x = Unit(STEM * self.scale, settings, size=3, stride=2, name="stem")(x, train)
         x = ByChannel(settings, name="stem2")(x, train)
         for i, (num, sizes) in enumerate(zip(self.blocks, STAGES, strict=True)):
@@ -188,7 +189,7 @@ class Unit(nn.Module):
             padding=self.size // 2,
             kernel_init=he_normal(),
             dtype=self.settings.dtype,
-            lowering=self.settings.lowering,
+            implementation=self.settings.implementation,
             name="conv",
         )
         x = BatchNorm(name="bn")(conv(x), train)
@@ -204,6 +205,6 @@ class ByChannel(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, H / stride, W / stride, C], rounded up."""
-        lowering, dtype = self.settings
-        x = Depthwise(self.stride, dtype, lowering, name="conv")(x)
+        implementation, dtype = self.settings
+        x = Depthwise(self.stride, dtype, implementation, name="conv")(x)
         return PReLU(name="prelu")(BatchNorm(name="bn")(x, train))

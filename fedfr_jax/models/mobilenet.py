@@ -54,7 +54,7 @@ def mobilenet(
     stem: str = "cifar",
     norm: str = "batch",
     groups: int = 32,
-    lowering: str = "auto",
+    implementation: str = "auto",
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
@@ -70,7 +70,8 @@ def mobilenet(
       stem: "cifar", stride 1, or "imagenet", stride 2.
       norm: "batch" or "group", whose groups must divide all channels.
       groups: of group normalisation.
-      lowering: how convolutions are computed, see `conv.convolve` and `depthwise`.
+      implementation: how convolutions are computed, see `conv.convolve` and
+        `depthwise`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalisation and the linear layer compute in at least float32.
       remat: training keeps the input of every block only, and computes it again.
@@ -81,7 +82,7 @@ def mobilenet(
     if norm not in NORMS:
         raise ValueError(f"norm must be one of {NORMS}, got {norm!r}.")
     layers = layers_of(num_blocks, width, stem)
-    module = MobileNet(layers, num_classes, norm, groups, lowering, dtype, remat)
+    module = MobileNet(layers, num_classes, norm, groups, implementation, dtype, remat)
     names = [*names_of(layers), "fc"]
     return from_linen(module, image_shape, num_classes, blocks=names)
 
@@ -139,7 +140,7 @@ class MobileNet(nn.Module):
     num_classes: int
     norm: str = "batch"
     groups: int = 32
-    lowering: str = "auto"
+    implementation: str = "auto"
     dtype: Any = None
     remat: bool = False
 
@@ -147,7 +148,7 @@ class MobileNet(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, M]."""
         param_dtype = x.dtype
-        settings = Settings(self.norm, self.groups, self.lowering, self.dtype)
+        settings = Settings(self.norm, self.groups, self.implementation, self.dtype)
         x = block_maps(self.layers, settings, x, train, self.remat)[-1]
         x = sow_features(self, jnp.mean(x.astype(param_dtype), (1, 2)))
         init = uniform(1 / math.sqrt(x.shape[-1]))
@@ -182,7 +183,7 @@ class Block(nn.Module):
         """[B, H, W, C'] -> [B, H / stride, W / stride, C], rounded up."""
         settings = self.settings
         by_channel = Depthwise(
-            self.stride, settings.dtype, settings.lowering, name="depthwise"
+            self.stride, settings.dtype, settings.implementation, name="depthwise"
         )
         x = nn.relu(norm_of(settings, 1)(by_channel(x), train))
         x = conv_of(Convolution(self.channels, 1), settings, "pointwise")(x)

@@ -42,7 +42,7 @@ def reid(
     neck: str = "linear",
     bottleneck: int = 512,
     dropout: float = 0.5,
-    lowering: str = "auto",
+    implementation: str = "auto",
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
@@ -54,7 +54,7 @@ def reid(
     Args:
       image_shape: (H, W, C), of people usually twice as high as wide.
       num_classes: M identities, of the client that has most.
-      depth, blocks, widths, stem, lowering, dtype, remat: as of `resnet`.
+      depth, blocks, widths, stem, implementation, dtype, remat: as of `resnet`.
       last_stride: of the last stage, 2, or 1 for a map twice as large.
       neck: a name of NECKS.
       bottleneck: D of a linear neck.
@@ -75,7 +75,7 @@ def reid(
     trunk = trunk_of(depth, blocks, widths, stem, remat)
     trunk = trunk._replace(last_stride=last_stride)
     dim = bottleneck if neck == "linear" else 0
-    module = ReID(trunk, num_classes, dim, dropout, lowering, dtype)
+    module = ReID(trunk, num_classes, dim, dropout, implementation, dtype)
     names = [*trunk.names, "neck", "classifier"]
     return from_linen(module, image_shape, num_classes, blocks=names)
 
@@ -87,14 +87,14 @@ class ReID(nn.Module):
     num_classes: int
     bottleneck: int  # 0 for a "bnneck"
     dropout: float = 0.0
-    lowering: str = "auto"
+    implementation: str = "auto"
     dtype: Any = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, M]."""
         param_dtype = x.dtype
-        settings = Settings("batch", 1, self.lowering, self.dtype)
+        settings = Settings("batch", 1, self.implementation, self.dtype)
         x = stage_maps(self.trunk, settings, x, train)[-1]
         pooled = jnp.mean(x.astype(param_dtype), (1, 2))
         neck = Neck(self.bottleneck, self.dropout, name="neck")

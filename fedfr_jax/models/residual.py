@@ -82,7 +82,7 @@ class Settings(NamedTuple):
 
     norm: str
     groups: int
-    lowering: str
+    implementation: str
     dtype: Any
 
 
@@ -206,7 +206,7 @@ def conv_of(convolution: Convolution, settings: Settings, name: str) -> Conv:
         padding=convolution.size // 2,
         kernel_init=he_normal(),
         dtype=settings.dtype,
-        lowering=settings.lowering,
+        implementation=settings.implementation,
         name=name,
     )
 

@@ -32,7 +32,7 @@ def resnet(
     stem: str = "cifar",
     norm: str = "batch",
     groups: int = 32,
-    lowering: str = "auto",
+    implementation: str = "auto",
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
@@ -47,7 +47,7 @@ def resnet(
       stem: "cifar", a 3x3 convolution, or "imagenet", 7x7 at stride 2 and max pooling.
       norm: "batch" or "group", whose groups must divide all widths.
       groups: of group normalisation.
-      lowering: how convolutions are computed, see `conv.convolve`.
+      implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalisation and the linear layer compute in at least float32.
       remat: training keeps the input of every block only, and computes it again.
@@ -59,7 +59,7 @@ def resnet(
     if norm not in NORMS:
         raise ValueError(f"norm must be batch or group, got {norm!r}.")
     trunk = trunk_of(depth, blocks, widths, stem, remat)
-    module = ResNet(trunk, num_classes, norm, groups, lowering, dtype)
+    module = ResNet(trunk, num_classes, norm, groups, implementation, dtype)
     blocks = [*trunk.names, "fc"]
     return from_linen(module, image_shape, num_classes, blocks=blocks)
 
@@ -71,14 +71,14 @@ class ResNet(nn.Module):
     num_classes: int
     norm: str = "batch"
     groups: int = 32
-    lowering: str = "auto"
+    implementation: str = "auto"
     dtype: Any = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, M]."""
         param_dtype = x.dtype
-        settings = Settings(self.norm, self.groups, self.lowering, self.dtype)
+        settings = Settings(self.norm, self.groups, self.implementation, self.dtype)
         x = stage_maps(self.trunk, settings, x, train)[-1]
         x = sow_features(self, jnp.mean(x.astype(param_dtype), (1, 2)))
         init = uniform(1 / math.sqrt(x.shape[-1]))

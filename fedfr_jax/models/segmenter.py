@@ -91,7 +91,7 @@ def segmenter(
     width: int = 64,
     norm: str = "batch",
     groups: int = 32,
-    lowering: str = "auto",
+    implementation: str = "auto",
     dtype: Any = None,
 ) -> Model:
     """Logits [B, H, W, M] for every pixel; `Model.features` is the encoder's last map.
@@ -103,7 +103,7 @@ def segmenter(
       width: channels of the decoder.
       norm: "batch" or "group", whose groups must divide all widths.
       groups: of group normalisation.
-      lowering: how convolutions are computed, see `conv.convolve`.
+      implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalisation and logits compute in at least float32.
 
@@ -115,7 +115,7 @@ def segmenter(
     sizes = {"num_classes": num_classes, "width": width}
     check_ranges("", sizes, dict.fromkeys(sizes, (1, 2**16)))
     made = choose("model.encoder", ENCODERS, encoder)
-    module = Segmenter(made, num_classes, width, norm, groups, lowering, dtype)
+    module = Segmenter(made, num_classes, width, norm, groups, implementation, dtype)
     steps = [step_name(i) for i in reversed(range(made.num_maps - 1))]
     blocks = [*made.blocks, *steps, "classifier"]
     return from_linen(module, image_shape, num_classes, blocks=blocks)
@@ -134,14 +134,14 @@ class Segmenter(nn.Module):
     width: int
     norm: str = "batch"
     groups: int = 32
-    lowering: str = "auto"
+    implementation: str = "auto"
     dtype: Any = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, H, W, M]."""
         size, param_dtype = x.shape[1:3], x.dtype
-        settings = Settings(self.norm, self.groups, self.lowering, self.dtype)
+        settings = Settings(self.norm, self.groups, self.implementation, self.dtype)
         *others, y = self.encoder.maps(settings, x, train)
         sow_features(self, y.astype(param_dtype))
         for i in reversed(range(len(others))):
@@ -151,7 +151,7 @@ class Segmenter(nn.Module):
             self.num_classes,
             kernel_size=1,
             use_bias=True,
-            lowering=self.lowering,
+            implementation=self.implementation,
             name="classifier",
         )
         return enlarged(last(y.astype(param_dtype)), size)

@@ -41,7 +41,7 @@ def sphereface(
     blocks: Sequence[int] | None = None,
     widths: Sequence[int] = (64, 128, 256, 512),
     embedding_dim: int = 512,
-    lowering: str = "auto",
+    implementation: str = "auto",
     dtype: Any = None,
     scan: bool = True,
     remat: bool = False,
@@ -54,7 +54,7 @@ def sphereface(
       blocks: residual blocks of every stage, instead of `depth`.
       widths: channels of every stage.
       embedding_dim: D.
-      lowering: how convolutions are computed, see `conv.convolve`.
+      implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. The linear layer always computes in the latter.
       scan: run stacks of equal blocks by a scan; False unrolls them.
@@ -67,7 +67,7 @@ def sphereface(
         blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=0),
         widths=tuple(widths),
         embedding_dim=embedding_dim,
-        lowering=lowering,
+        implementation=implementation,
         dtype=dtype,
         scan=scan,
         remat=remat,
@@ -83,7 +83,7 @@ class SphereFace(nn.Module):
     blocks: tuple[int, ...]
     widths: tuple[int, ...]
     embedding_dim: int
-    lowering: str = "auto"
+    implementation: str = "auto"
     dtype: Any = None
     scan: bool = True
     remat: bool = False
@@ -92,7 +92,7 @@ class SphereFace(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, D]."""
         param_dtype = x.dtype
-        settings = {"lowering": self.lowering, "dtype": self.dtype}
+        settings = {"implementation": self.implementation, "dtype": self.dtype}
         for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True)):
             stage = Stage(
                 width, num, self.scan, self.remat, settings, name=f"stage{i + 1}"

@@ -50,7 +50,7 @@ def vit(
     patch: int = 9,
     mask_ratio: float = 0.0,
     embedding_dim: int = 512,
-    lowering: str = "auto",
+    implementation: str = "auto",
     dtype: Any = None,
     scan: bool = True,
     remat: bool = False,
@@ -67,7 +67,7 @@ def vit(
       mask_ratio: share of the patches that training masks, in [0, 1); above 0,
         training needs `apply`'s key.
       embedding_dim: D.
-      lowering: how patches are taken, see `conv.convolve`.
+      implementation: how patches are taken, see `conv.convolve`.
       dtype: of matrix products, such as "bfloat16"; None for that of the parameters.
         The softmax of attention, all norms and the head compute in at least float32.
       scan: run the stack of equal blocks by a scan; False unrolls it.
@@ -89,7 +89,7 @@ def vit(
         patch=patch,
         mask_ratio=mask_ratio,
         embedding_dim=embedding_dim,
-        lowering=lowering,
+        implementation=implementation,
         dtype=dtype,
         scan=scan,
         remat=remat,
@@ -123,7 +123,7 @@ class ViT(nn.Module):
     patch: int
     mask_ratio: float
     embedding_dim: int
-    lowering: str = "auto"
+    implementation: str = "auto"
     dtype: Any = None
     scan: bool = True
     remat: bool = False
@@ -159,7 +159,7 @@ class ViT(nn.Module):
             use_bias=True,
             kernel_init=init,
             dtype=self.dtype,
-            lowering=self.lowering,
+            implementation=self.implementation,
             name="patches",
         )
         x = conv(x)

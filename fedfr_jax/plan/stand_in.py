@@ -129,9 +129,12 @@ def taught(row: Mapping, student: Mapping, say) -> Mapping:
 def plain(model: Mapping) -> dict:
     """A network's section with XLA's own convolutions, as on anything but a CPU."""
     known = inspect.signature(MODELS.get(model.get("name"), lambda: None)).parameters
-    if "lowering" not in known or model.get("lowering", conv.AUTO) != conv.AUTO:
+    if (
+        "implementation" not in known
+        or model.get("implementation", conv.AUTO) != conv.AUTO
+    ):
         return dict(model)
-    return {**model, "lowering": "xla"}
+    return {**model, "implementation": "xla"}
 
 
 def black(data: Mapping, partition: Mapping, say) -> Source:

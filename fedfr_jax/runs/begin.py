@@ -31,20 +31,20 @@ def begin(experiment: Experiment, trainer: Federated, variables, folder) -> Begu
     federation, mesh = experiment.federation, experiment.mesh
     table = placed(experiment.task.dataset, mesh)
     setting = Setting(lanes=federation.first_lanes)
-    lowered = {setting.lowering: trainer, **trainer.lowered}
+    trainers = {setting.implementation: trainer, **trainer.implementations}
     make = lambda setting: simulation_of(
-        experiment, lowered[setting.lowering], table, setting
+        experiment, trainers[setting.implementation], table, setting
     )
     sim = make(setting)
     server = start(sim, trainer.start(variables))
     server, store, checkpointer, first = loop.resume(sim, server, folder)
     if federation.lanes == AUTO and first < end_of(trainer, federation.rounds):
         kept = folder / "lanes.json"
-        setting, sim = tune(make, server, store, lowerings=lowered, kept=kept)
+        setting, sim = tune(make, server, store, implementations=trainers, kept=kept)
         server = onto(sim.mesh, server)
     return Begun(
         sim=sim,
-        last_round=lowered[setting.lowering].last_round,
+        last_round=trainers[setting.implementation].last_round,
         server=server,
         store=store,
         checkpointer=checkpointer,

@@ -1,14 +1,14 @@
-"""What `lanes = "auto"` decides: how convolutions are lowered, on how many devices of
-a CPU, and how many clients train side by side on each.
+"""What `lanes = "auto"` decides: how convolutions are computed, on how many devices
+of a CPU, and how many clients train side by side on each.
 
-`tune` times a few steps of real clients with every lowering and 1, 2, 4, ... lanes,
-then the fastest of them on fewer devices, and there with more lanes if fewer win. It
-remembers the answer in a JSON file under the user's cache folder, keyed by a hash of
-the lowered rounds (model, algorithm, batch, mesh), the machine and JAX's version:
-whatever changes the programs is measured anew. What the server prepares does not count.
-A run keeps its own choice, because the last bits depend on it; with canonical sums,
-which are to be the same everywhere, nothing is measured and one lane taken. Of several
-processes the first one's clock and files decide.
+`tune` times a few steps of real clients with every implementation and 1, 2, 4, ...
+lanes, then the fastest of them on fewer devices, and there with more lanes if fewer
+win. It remembers the answer in a JSON file under the user's cache folder, keyed by a
+hash of the lowered rounds (model, algorithm, batch, mesh), the machine and JAX's
+version: whatever changes the programs is measured anew. What the server prepares does
+not count. A run keeps its own choice, because the last bits depend on it; with
+canonical sums, which are to be the same everywhere, nothing is measured and one lane
+taken. Of several processes the first one's clock and files decide.
 """
 
 import contextlib
@@ -39,19 +39,19 @@ HOPELESS = 2.0  # times the fastest with as many lanes: no more lanes are tried
 class Setting(NamedTuple):
     """What the speed of a round depends on, and of its result the last bits alone."""
 
-    lowering: str = "auto"  # of convolutions, see `conv.convolve`
+    implementation: str = "auto"  # of convolutions, see `conv.convolve`
     devices: int = 0  # along `clients`; 0: all
     lanes: int = 1
 
     def __str__(self) -> str:
         where = f" on {self.devices} device{'s' * (self.devices > 1)}"
-        return f"{self.lanes} {self.lowering}{where if self.devices else ''}"
+        return f"{self.lanes} {self.implementation}{where if self.devices else ''}"
 
 
 class Space(NamedTuple):
     """The settings to choose from."""
 
-    lowerings: tuple[str, ...]
+    implementations: tuple[str, ...]
     devices: tuple[int, ...]  # falling, beside 0
     lanes: tuple[int, ...]  # rising
 
@@ -66,7 +66,7 @@ def tune(
     server: PyTree,
     store: Store,
     *,
-    lowerings: Iterable[str] = ("auto",),
+    implementations: Iterable[str] = ("auto",),
     lanes: tuple[int, ...] = (),
     kept: pathlib.Path | None = None,
     say: Callable = print,
@@ -78,7 +78,7 @@ def tune(
       make: the simulation of a setting; called with one lane.
       server: `start(make(Setting()), variables)`; it is not changed.
       store: `open_store` of it, whose rows are read and not changed.
-      lowerings: those that `make` knows, first the one of `Setting()`.
+      implementations: those that `make` knows, first the one of `Setting()`.
       lanes: L to try, ascending; none: powers of two up to 16 on a CPU, else 256.
         Those with more lanes than a shard has clients of the cohort are left out; one
         lane is tried when none is left.
@@ -89,11 +89,11 @@ def tune(
     base = functools.cache(make)
     make = lambda setting: base(setting._replace(lanes=1))._replace(lanes=setting.lanes)
     first = make(Setting())
-    space = space_of(first, tuple(lowerings), lanes)
+    space = space_of(first, tuple(implementations), lanes)
     best = _of_first(_read(kept), first, space) if kept else None
     why = f"as this run began, {kept}"
     few, fits = space.lanes_for(first), True
-    if not best and len(space.lowerings) == len(few) == 1 and not space.devices:
+    if not best and len(space.implementations) == len(few) == 1 and not space.devices:
         best, why = Setting(lanes=few[0]), "the only choice"
     if not best and first.shards is not None:
         best = Setting(lanes=few[0])
@@ -109,7 +109,7 @@ def tune(
 def _measured(make, server, store, first, space, say):
     """(the fastest setting, what was measured, whether it fits): remembered, or
     measured now."""
-    sims = [make(Setting(name)) for name in space.lowerings]
+    sims = [make(Setting(name)) for name in space.implementations]
     lanes = [space.lanes_for(first, devices) for devices in (0, *space.devices)]
     name, path = fingerprint(sims, server, store, space, lanes), cache_path()
     known, fits = _read(path).get(name), True
@@ -132,15 +132,15 @@ def _tell(setting, why, space, say):
     if not meshes.is_first():
         return
     words = [f"lanes: {setting.lanes}"]
-    if len(space.lowerings) > 1:
-        words.append(f"lowering: {setting.lowering}")
+    if len(space.implementations) > 1:
+        words.append(f"implementation: {setting.implementation}")
     if space.devices or setting.devices:
         words.append(f"devices: {setting.devices or 'all'}")
     say(f"{', '.join(words)} ({why})")
 
 
 def space_of(
-    sim: Simulation, lowerings: tuple[str, ...], lanes: tuple[int, ...] = ()
+    sim: Simulation, implementations: tuple[str, ...], lanes: tuple[int, ...] = ()
 ) -> Space:
     """What to try on the mesh of `sim`: fewer devices only of one process' CPU, whose
     cores work for the devices that are left."""
@@ -148,7 +148,7 @@ def space_of(
     is_whole = not _is_cpu(sim.mesh) or num_model_shards > 1
     halves = tuple(count >> i for i in range(1, count.bit_length()))
     devices = () if is_whole or jax.process_count() > 1 else halves
-    return Space(lowerings, devices, lanes or powers(sim.mesh))
+    return Space(implementations, devices, lanes or powers(sim.mesh))
 
 
 def powers(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
@@ -197,13 +197,13 @@ def measure(
             if is_hopeless or len(own) - 1 - int(np.argmin(own)) >= 2:
                 return
 
-    begin = Setting(space.lowerings[0], lanes=space.lanes_for(first)[0])
+    begin = Setting(space.implementations[0], lanes=space.lanes_for(first)[0])
     in_all = len(first_clients(first, clients).ids)
     short = time(begin) * in_all
     if short < LEAST and in_all < first.cohort_size:
         clients *= min(math.ceil(LEAST / short), MOST_CLIENTS)
         spent.clear()
-    for name in space.lowerings:
+    for name in space.implementations:
         more_lanes(Setting(name))
     best = min(spent, key=spent.get)
     for count in space.devices:  # fewer hold more memory each
@@ -225,19 +225,19 @@ def _of_first(choice: dict, sim: Simulation, space: Space) -> Setting | None:
     possible here."""
     numbers = _checked(choice, sim, space) if meshes.is_first() else (-1, 0, 0)
     place, devices, lanes = _agreed(numbers).astype(int).tolist()
-    return None if place < 0 else Setting(space.lowerings[place], devices, lanes)
+    return None if place < 0 else Setting(space.implementations[place], devices, lanes)
 
 
 def _checked(choice, sim, space):
-    """A file's setting as (place of the lowering, devices, lanes), -1 first if bad."""
+    """A file's setting as (implementation's place, devices, lanes), -1 first if bad."""
     known = {**Setting()._asdict(), "lanes": 0, **choice}
-    lowering, devices, lanes = (known[name] for name in Setting._fields)
+    implementation, devices, lanes = (known[name] for name in Setting._fields)
     if devices == meshes.grid(sim.mesh)[0]:
         devices = 0
-    is_fine = lowering in space.lowerings and devices in (0, *space.devices)
+    is_fine = implementation in space.implementations and devices in (0, *space.devices)
     if not is_fine or lanes not in range(1, most_lanes(sim, devices) + 1):
         return -1, 0, 0
-    return space.lowerings.index(lowering), devices, lanes
+    return space.implementations.index(implementation), devices, lanes
 
 
 def cache_path() -> pathlib.Path:

@@ -157,8 +157,11 @@ def streams(
     return int(federation.table_gib * 2**30) if is_streamed else None
 
 
-def other_lowerings(settings: Mapping) -> tuple[str, ...]:
+def other_implementations(settings: Mapping) -> tuple[str, ...]:
     """Of convolutions, to be timed: none when the config's model has or names one."""
     known = inspect.signature(MODELS[settings["name"]]).parameters
-    is_open = "lowering" in known and settings.get("lowering", conv.AUTO) == conv.AUTO
+    is_open = (
+        "implementation" in known
+        and settings.get("implementation", conv.AUTO) == conv.AUTO
+    )
     return conv.others() if is_open else ()

@@ -17,7 +17,7 @@ from fedfr_jax.federated.settings import AUTO, Federation
 from fedfr_jax.federated.stragglers import check_stragglers
 from fedfr_jax.schema import call, check_keys, naming
 from fedfr_jax.stream import Stream
-from fedfr_jax.tasks.data import feed_of, other_lowerings
+from fedfr_jax.tasks.data import feed_of, other_implementations
 from fedfr_jax.tasks.leaves import leaves_of
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
 from fedfr_jax.tasks.row_keys import OWN, Start, composed
@@ -90,7 +90,7 @@ def trainers_and_given(
 ) -> tuple[dict[str, Federated | Central], Given]:
     """({row: trainer} of a config, what they are made of).
 
-    Where lanes are to be measured, trainers have themselves on other lowerings too.
+    Where lanes are to be measured, trainers have themselves on others too.
 
     Args:
       network: the section `model`.
@@ -103,10 +103,12 @@ def trainers_and_given(
         with naming(f"config.methods.{name}"):
             check_own_epochs(trainer, federation, of.num_clients)
     if federation.lanes == AUTO:
-        others = other_lowerings(network)
-        networks = {name: {**network, "lowering": name} for name in others}
-        lowered = {k: trainers_of(methods, given_of(x)) for k, x in networks.items()}
-        trainers = with_lowered(trainers, lowered)
+        others = other_implementations(network)
+        networks = {name: {**network, "implementation": name} for name in others}
+        implementations = {
+            k: trainers_of(methods, given_of(x)) for k, x in networks.items()
+        }
+        trainers = with_implementations(trainers, implementations)
     return trainers, of
 
 
@@ -218,17 +220,19 @@ def stage_of(trainer: Federated | Central, train: Dataset | Stream) -> Stage:
     return Stage(trainer)
 
 
-def with_lowered(
-    trainers: Mapping[str, Federated | Central], lowered: Mapping[str, Mapping]
+def with_implementations(
+    trainers: Mapping[str, Federated | Central], implementations: Mapping[str, Mapping]
 ) -> dict[str, Federated | Central]:
     """Federated trainers beside themselves on networks that compute otherwise.
 
     Args:
-      lowered: {lowering: {row: trainer}}.
+      implementations: {implementation: {row: trainer}}.
     """
     return {
         name: trainer
         if isinstance(trainer, Central)
-        else trainer._replace(lowered={k: of[name] for k, of in lowered.items()})
+        else trainer._replace(
+            implementations={k: of[name] for k, of in implementations.items()}
+        )
         for name, trainer in trainers.items()
     }

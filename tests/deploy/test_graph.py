@@ -28,7 +28,7 @@ HEADS = ("E", "F", "GAP", "GDC", "moe")
 def network(name, **more):
     """A small network, with statistics that are no start."""
     settings = {**NETWORKS[name], **more}
-    model = MODELS[name](SHAPE, lowering="xla", **settings)
+    model = MODELS[name](SHAPE, implementation="xla", **settings)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     rng = np.random.default_rng(0)
     normal = lambda x: rng.normal(0.1, 0.3, x.shape).astype(np.float32)

@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 COUNT = """
 import bigface_gpu, types
 args = types.SimpleNamespace(smoke=False)
-found = bigface_gpu.convolutions_of(bigface_gpu.network(args, 50, lowering="xla"))
+found = bigface_gpu.convolutions_of(bigface_gpu.network(args, 50, implementation="xla"))
 print(sum(found.values()), sum(n * one.flops for one, n in found.items()) / 2)
 """
 

@@ -17,7 +17,7 @@ def test_a_smoke_run_fills_every_part(tmp_path):
     done = subprocess.run(
         [
             *(sys.executable, str(script), "--smoke"),
-            *("--lowerings=im2col", f"--output={output}"),
+            *("--implementations=im2col", f"--output={output}"),
             f"--profile={tmp_path / 'trace'}",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
@@ -29,7 +29,7 @@ def test_a_smoke_run_fills_every_part(tmp_path):
     assert rows == [json.loads(line) for line in done.stdout.splitlines()]
     for part in ("smoke", "iresnet18"):
         own = [row for row in rows if row["part"] == part and "lanes" in row]
-        assert [(row["lowering"], row["lanes"]) for row in own] == [
+        assert [(row["implementation"], row["lanes"]) for row in own] == [
             ("im2col", lanes) for lanes in (1, 2)
         ]
         assert all(row["seconds_median"] > 0 for row in own)

@@ -1,4 +1,4 @@
-"""Every lowering of the convolution computes the same function."""
+"""Every implementation of the convolution computes the same function."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax.models import winograd
-from fedfr_jax.models.conv import LOWERINGS, Conv, convolve
+from fedfr_jax.models.conv import IMPLEMENTATIONS, Conv, convolve
 
 # kernel size, stride, padding, input height and width
 CASES = [
@@ -30,9 +30,9 @@ def _arrays(case, leading=()):
     return jnp.asarray(x), jnp.asarray(kernel), {"stride": stride, "padding": padding}
 
 
-def _value_and_gradients(x, kernel, lowering, options):
+def _value_and_gradients(x, kernel, implementation, options):
     def run(x, kernel):
-        conv = lambda *a: convolve(*a, lowering=lowering, **options)
+        conv = lambda *a: convolve(*a, implementation=implementation, **options)
         y, pull = jax.vjp(conv, x, kernel)
         return y, pull(jnp.cos(y))
 
@@ -49,30 +49,34 @@ def _naive(x, kernel, stride, padding):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("lowering", LOWERINGS)
-def test_a_lowering_is_the_sum_over_windows(case, lowering):
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_implementation_is_the_sum_over_windows(case, implementation):
     x, kernel, options = _arrays(case)
-    y = jax.jit(lambda *a: convolve(*a, lowering=lowering, **options))(x, kernel)
+    y = jax.jit(lambda *a: convolve(*a, implementation=implementation, **options))(
+        x, kernel
+    )
     np.testing.assert_allclose(y, _naive(x, kernel, **options), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("lowering", ["im2col", "winograd"])
-def test_lowerings_have_the_gradients_of_xla(case, lowering):
+@pytest.mark.parametrize("implementation", ["im2col", "winograd"])
+def test_implementations_have_the_gradients_of_xla(case, implementation):
     x, kernel, options = _arrays(case)
     want = _value_and_gradients(x, kernel, "xla", options)
-    got = _value_and_gradients(x, kernel, lowering, options)
-    atol = 4e-5 if lowering == "winograd" else 1e-5  # the largest numbers are near 10
+    got = _value_and_gradients(x, kernel, implementation, options)
+    atol = (
+        4e-5 if implementation == "winograd" else 1e-5
+    )  # the largest numbers are near 10
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol), got, want
     )
 
 
 @pytest.mark.parametrize("case", CASES[1:4])
-@pytest.mark.parametrize("lowering", LOWERINGS)
-def test_vmap_over_kernels_equals_a_loop(case, lowering):
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_vmap_over_kernels_equals_a_loop(case, implementation):
     x, kernel, options = _arrays(case, leading=(3,))
-    step = lambda x, kernel: _value_and_gradients(x, kernel, lowering, options)
+    step = lambda x, kernel: _value_and_gradients(x, kernel, implementation, options)
     got = jax.jit(jax.vmap(step))(x, kernel)
     for i in range(3):
         want = _value_and_gradients(x[i], kernel[i], "xla", options)
@@ -83,23 +87,25 @@ def test_vmap_over_kernels_equals_a_loop(case, lowering):
         )
 
 
-@pytest.mark.parametrize("lowering", ["xla", "im2col"])
-def test_forward_mode_agrees_with_reverse_mode(lowering):
+@pytest.mark.parametrize("implementation", ["xla", "im2col"])
+def test_forward_mode_agrees_with_reverse_mode(implementation):
     x, kernel, options = _arrays(CASES[1])
 
-    fn = lambda k: jnp.sum(jnp.sin(convolve(x, k, lowering=lowering, **options)))
+    fn = lambda k: jnp.sum(
+        jnp.sin(convolve(x, k, implementation=implementation, **options))
+    )
     tangent = jnp.ones_like(kernel)
     _, slope = jax.jvp(fn, (kernel,), (tangent,))
     np.testing.assert_allclose(slope, jnp.sum(jax.grad(fn)(kernel)), rtol=1e-4)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-def test_half_precision_stays_half_and_close(lowering):
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_half_precision_stays_half_and_close(implementation):
     x, kernel, options = _arrays(CASES[0])
     half = [a.astype(jnp.bfloat16) for a in (x, kernel)]
-    y = convolve(*half, lowering=lowering, **options)
+    y = convolve(*half, implementation=implementation, **options)
     assert y.dtype == jnp.bfloat16
-    want = convolve(x, kernel, lowering="xla", **options)
+    want = convolve(x, kernel, implementation="xla", **options)
     np.testing.assert_allclose(y.astype(jnp.float32), want, rtol=0.05, atol=0.2)
 
 
@@ -137,7 +143,9 @@ def test_winograd_rounds_little_with_many_channels():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 8, 8, 256), np.float32)
     kernel = rng.standard_normal((3, 3, 256, 8), np.float32)
-    y = convolve(jnp.asarray(x), jnp.asarray(kernel), padding=1, lowering="winograd")
+    y = convolve(
+        jnp.asarray(x), jnp.asarray(kernel), padding=1, implementation="winograd"
+    )
     error = y - _naive(x.astype(np.float64), kernel, stride=1, padding=1)
     assert np.sqrt(np.mean(np.square(error)) / y.var()) < 2e-6
 
@@ -156,8 +164,10 @@ def test_auto_on_the_cpu_goes_by_shape(image, channels, options, expected):
     if jax.default_backend() != "cpu":
         pytest.skip("the rule is the CPU's")
     x, kernel = jnp.ones((8, *image)), jnp.ones((3, 3, image[2], channels))
-    text = lambda lowering: str(
-        jax.make_jaxpr(lambda *a: convolve(*a, lowering=lowering, **options))(x, kernel)
+    text = lambda implementation: str(
+        jax.make_jaxpr(
+            lambda *a: convolve(*a, implementation=implementation, **options)
+        )(x, kernel)
     )
     assert text("auto") == text(expected) != text("xla")
 
@@ -199,15 +209,15 @@ def test_conv_computes_in_its_dtype_with_float32_parameters():
     assert variables["params"]["kernel"].dtype == jnp.float32
 
 
-def test_auto_is_one_of_the_lowerings_and_the_default():
+def test_auto_is_one_of_the_implementations_and_the_default():
     x, kernel, options = _arrays(CASES[1])
-    got = convolve(x, kernel, lowering="auto", **options)
+    got = convolve(x, kernel, implementation="auto", **options)
     np.testing.assert_array_equal(got, convolve(x, kernel, **options))
-    want = convolve(x, kernel, lowering="xla", **options)
+    want = convolve(x, kernel, implementation="xla", **options)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_an_unknown_lowering_lists_the_known_ones():
+def test_an_unknown_implementation_lists_the_known_ones():
     x, kernel, options = _arrays(CASES[0])
     with pytest.raises(ValueError, match="auto, xla, im2col, winograd.*'fft'"):
-        convolve(x, kernel, lowering="fft", **options)
+        convolve(x, kernel, implementation="fft", **options)

@@ -39,15 +39,15 @@ def test_a_stack_of_blocks_by_hand():
     "settings",
     [
         {"scan": False},
-        {"lowering": "winograd"},
-        {"lowering": "im2col"},
+        {"implementation": "winograd"},
+        {"implementation": "im2col"},
         {"remat": True},
         {"dtype": "bfloat16"},
     ],
 )
 def test_the_count_is_that_of_the_network_however_it_is_computed(name, settings):
     count = lambda **settings: MODELS[name]((16, 16, 3), **TINY, **settings).flops
-    assert count(**settings) == count(lowering="xla") > 0
+    assert count(**settings) == count(implementation="xla") > 0
 
 
 def test_a_conditional_counts_its_longest_branch_and_a_grouped_convolution_its_own():

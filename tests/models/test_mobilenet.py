@@ -118,8 +118,10 @@ def test_shifted_images_are_xlas_grouped_convolution_with_its_gradients(size, st
     x = jax.random.normal(jax.random.key(0), (2, *size, 3))
     kernel = jax.random.normal(jax.random.key(1), (3, 3, 1, 3))
     found = []
-    for lowering in ("xla", "im2col"):
-        of = lambda x, k, way=lowering: depthwise(x, k, stride=stride, lowering=way)
+    for implementation in ("xla", "im2col"):
+        of = lambda x, k, way=implementation: depthwise(
+            x, k, stride=stride, implementation=way
+        )
         y, pull = jax.vjp(of, x, kernel)
         found.append((y, pull(jnp.cos(y))))
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -160,8 +160,8 @@ def test_images_of_another_shape_are_refused(name):
 
 @pytest.mark.parametrize("name", ["sphereface", "iresnet", "mobilefacenet", "vit"])
 def test_scanned_and_unrolled_stacks_are_the_same_network(name):
-    scanned = _model(name, lowering="xla")
-    unrolled = _model(name, lowering="xla", scan=False)
+    scanned = _model(name, implementation="xla")
+    unrolled = _model(name, implementation="xla", scan=False)
     variables = _variables(name)
     jax.tree.map(
         np.testing.assert_array_equal, variables, unrolled.init(jax.random.key(0))
@@ -213,7 +213,7 @@ def test_features_are_what_the_last_layer_is_given(name, top):
 
 @pytest.mark.parametrize("name", ["sphereface", "iresnet", "resnet", "cnn", "vit"])
 def test_half_precision_is_close_and_returns_float32(name):
-    half = _model(name, lowering="xla", dtype="bfloat16")
+    half = _model(name, implementation="xla", dtype="bfloat16")
     want, _ = _apply(_model(name), _variables(name), _images(8), True)
     got, _ = _apply(half, _variables(name), _images(8), True)
     assert got.dtype == jnp.float32
@@ -221,11 +221,11 @@ def test_half_precision_is_close_and_returns_float32(name):
     assert 0 < error < 0.05
 
 
-def test_lowerings_give_the_same_embeddings():
+def test_implementations_give_the_same_embeddings():
     variables, x = _variables("cnn"), _images(2)
     want, *others = (
-        _apply(_model("cnn", lowering=lowering), variables, x, False)[0]
-        for lowering in ("xla", "im2col", "winograd")
+        _apply(_model("cnn", implementation=implementation), variables, x, False)[0]
+        for implementation in ("xla", "im2col", "winograd")
     )
     for got in others:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -68,7 +68,7 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model, asked, seen = toys.linear_model(), [], []
-    plain, lowered = (
+    plain, other = (
         federated_faces(
             model,
             num_classes=3,
@@ -79,12 +79,12 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
         )
         for _ in range(2)
     )
-    method = plain._replace(lowered={"im2col": lowered})
+    method = plain._replace(implementations={"im2col": other})
     embed, mesh = backbone_features(model), make_mesh(2)
     trainer = trainer_of(method, model, embed, types.SimpleNamespace(), mesh)
 
     def fake(sim, server, store, cohort):
-        name = "im2col" if sim.algorithm is lowered.algorithm else "auto"
+        name = "im2col" if sim.algorithm is other.algorithm else "auto"
         asked.append((name, sim.mesh.size, sim.lanes))
         spent = (2.0 if name == "auto" else 1.0) / sim.lanes + 0.1 * sim.mesh.size
         return spent * len(cohort.ids)
@@ -108,11 +108,11 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
     tried = [(name, 2, lanes) for name in ("auto", "im2col") for lanes in (1, 2)]
     fewer = [("im2col", 1, lanes) for lanes in (2, 4)]
     assert asked == [*tried, *fewer]
-    assert adapting == [lowered.last_round] * 2 + [plain.last_round]
-    line = "lanes: 4, lowering: im2col, devices: 1 "
+    assert adapting == [other.last_round] * 2 + [plain.last_round]
+    line = "lanes: 4, implementation: im2col, devices: 1 "
     assert capsys.readouterr().out.count(f"{line}(measured") == 2
     kept = json.loads((tmp_path / "a" / "lanes.json").read_text())
-    assert kept == {"lowering": "im2col", "devices": 1, "lanes": 4}
+    assert kept == {"implementation": "im2col", "devices": 1, "lanes": 4}
     # Judged on all devices, wherever it was trained.
     assert {len(x.devices()) for x in jax.tree.leaves(seen)} == {2}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))

@@ -29,7 +29,7 @@ QUIET = {"say": lambda text: None}
 class Toy:
     """A federation whose settings take the seconds that `took` says.
 
-    The network has no convolution: lowerings change nothing but the setting's name.
+    The network has no convolution: these change nothing but the setting's name.
     """
 
     def __init__(self, monkeypatch, took=None, *, devices=1, cohort_size=3, **options):
@@ -95,15 +95,17 @@ def lanes_of(name, *counts, devices=0):
     return [Setting(name, devices, lanes=count) for count in counts]
 
 
-def test_lowerings_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_devices(
+def test_implementations_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_devices(
     monkeypatch,
 ):
     lowered = {"auto": 3.0, "im2col": 2.0, "slow": 7.0}
     on = {0: 1.0, 2: 0.5, 1: 0.7}
-    took = lambda s: lowered[s.lowering] * on[s.devices] * (1 + 0.1 * (s.lanes != 2))
+    took = lambda s: (
+        lowered[s.implementation] * on[s.devices] * (1 + 0.1 * (s.lanes != 2))
+    )
     toy = Toy(monkeypatch, took, devices=4, cohort_size=5)
     monkeypatch.setattr(tuning, "most_lanes", lambda sim, devices=0: 4)
-    assert toy.tune(lowerings=lowered, lanes=(1, 2, 4)) == Setting("im2col", 2, 2)
+    assert toy.tune(implementations=lowered, lanes=(1, 2, 4)) == Setting("im2col", 2, 2)
     assert toy.timed == [
         *lanes_of("auto", 1, 2, 4),
         *lanes_of("im2col", 1, 2, 4),
@@ -114,10 +116,10 @@ def test_lowerings_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_devices
     ]
 
 
-def test_a_lowering_is_not_given_up_because_another_has_more_lanes(monkeypatch):
-    took = lambda s: {"auto": 10.0, "im2col": 6.0}[s.lowering] / s.lanes
+def test_a_implementation_is_not_given_up_because_another_has_more_lanes(monkeypatch):
+    took = lambda s: {"auto": 10.0, "im2col": 6.0}[s.implementation] / s.lanes
     toy = Toy(monkeypatch, took, cohort_size=5)
-    best = toy.tune(lowerings=("auto", "im2col"), lanes=(1, 2, 4))
+    best = toy.tune(implementations=("auto", "im2col"), lanes=(1, 2, 4))
     assert best == Setting("im2col", lanes=4)
 
 
@@ -285,11 +287,11 @@ def test_a_run_keeps_its_setting_as_long_as_it_is_possible(tmp_path, monkeypatch
         took = lambda setting, best=fastest: 1.0 + np.sum(np.not_equal(setting, best))
         toy = Toy(monkeypatch, took, devices=devices, cohort_size=cohort_size)
         names = ("auto", "im2col") if machine == "a" or devices == 2 else ("auto",)
-        setting = toy.tune(lowerings=names, kept=kept, say=said.append)
+        setting = toy.tune(implementations=names, kept=kept, say=said.append)
         assert setting == wanted
     begins = [
-        "lanes: 2, lowering: im2col, devices: 1 (measured",
-        "lanes: 2, lowering: im2col, devices: 1 (as this run began",
+        "lanes: 2, implementation: im2col, devices: 1 (measured",
+        "lanes: 2, implementation: im2col, devices: 1 (as this run began",
         "lanes: 1 (the only",
     ]
     assert [x[: len(y)] for x, y in zip(said, begins, strict=True)] == begins
@@ -299,10 +301,10 @@ def test_a_run_keeps_its_setting_as_long_as_it_is_possible(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "held, wanted",
     [
-        ('{"lanes": 2}', Setting(lanes=2)),  # of before there were lowerings
+        ('{"lanes": 2}', Setting(lanes=2)),  # of before there were implementations
         ('{"devices": 1, "lanes": 3}', Setting(devices=1, lanes=3)),
         ('{"lanes": 3}', None),  # too many for two devices
-        ('{"lowering": "forgotten", "lanes": 2}', None),
+        ('{"implementation": "forgotten", "lanes": 2}', None),
         ('{"devices": 2, "lanes": 2}', Setting(lanes=2)),  # all of them
         ('{"devices": 3, "lanes": 1}', None),
         ('{"devices": -1, "lanes": 2}', None),
@@ -353,7 +355,7 @@ def test_a_damaged_or_missing_cache_stops_no_run(tmp_path, monkeypatch):
     assert "cannot be written, the choice is not remembered" in said[0]
 
 
-def test_the_fingerprint_knows_every_lowering_and_the_flags(monkeypatch):
+def test_the_fingerprint_knows_every_implementation_and_the_flags(monkeypatch):
     toy = Toy(monkeypatch)
     sim = toy.sim
 
@@ -361,7 +363,7 @@ def test_the_fingerprint_knows_every_lowering_and_the_flags(monkeypatch):
         options = {"mesh": sim.mesh, "cohort_size": sim.cohort_size}
         return simulation(algorithm, feed, sim.table, sim.population, **options)
 
-    # As another lowering: the same shapes, another program.
+    # As another implementation: the same shapes, another program.
     other = like(sim.algorithm, sim.feed._replace(shuffle=False))
     name = lambda *sims: timing.fingerprint(sims, toy.server, toy.store)
     names = {name(sim, sim), name(sim, other), name(sim, sim)}

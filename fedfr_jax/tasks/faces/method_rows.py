@@ -106,11 +106,14 @@ def _classical(section, algorithm, options, model, counts, told) -> FaceMethod:
     return call(section, classical_faces, rest, model, make, **fixed)
 
 
-def with_lowered(
-    row: str, method: FaceMethod | Training, lowered: Mapping[str, Mapping]
+def with_implementations(
+    row: str, method: FaceMethod | Training, implementations: Mapping[str, Mapping]
 ) -> FaceMethod | Training:
-    """A federated method with itself on other networks, {lowering: {row: method}}."""
+    """A federated method with itself on others, {implementation: {row: method}}."""
     if isinstance(method, Training):
         return method
-    others = {lowering: methods[row] for lowering, methods in lowered.items()}
-    return method._replace(lowered=others)
+    others = {
+        implementation: methods[row]
+        for implementation, methods in implementations.items()
+    }
+    return method._replace(implementations=others)

@@ -57,8 +57,8 @@ class FaceMethod(NamedTuple):
     generic: Callable = lambda server: server.backbone  # -> the judged network
     local_epochs: int | tuple[int, ...] | None = None  # None: the federation's
     distill: Distill | None = None  # its teacher
-    # The same on networks whose convolutions are lowered otherwise.
-    lowered: Mapping[str, "FaceMethod"] = MappingProxyType({})
+    # The same on networks with other implementations of convolutions.
+    implementations: Mapping[str, "FaceMethod"] = MappingProxyType({})
 
 
 def federated_faces(

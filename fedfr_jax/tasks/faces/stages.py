@@ -21,7 +21,7 @@ from fedfr_jax.schema import call, choose, naming
 from fedfr_jax.tasks.data import (
     feed_of,
     open_data,
-    other_lowerings,
+    other_implementations,
     split,
     streams,
 )
@@ -29,7 +29,11 @@ from fedfr_jax.tasks.faces.classical import backbone_of
 from fedfr_jax.tasks.faces.distilled import Distill
 from fedfr_jax.tasks.faces.face_images import Recognition, recognition
 from fedfr_jax.tasks.faces.given_weights import weights_of
-from fedfr_jax.tasks.faces.method_rows import build_method, methods_of, with_lowered
+from fedfr_jax.tasks.faces.method_rows import (
+    build_method,
+    methods_of,
+    with_implementations,
+)
 from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
     backbone_features,
@@ -115,16 +119,19 @@ def plan(settings: Mapping) -> Plan:
     model = model_of(settings["model"], source)
     methods = methods_of(settings, model, partition)
     if federation.lanes == AUTO:
-        names = other_lowerings(settings["model"])
-        lowered = {
+        names = other_implementations(settings["model"])
+        implementations = {
             name: methods_of(
                 settings,
-                model_of({**settings["model"], "lowering": name}, source),
+                model_of({**settings["model"], "implementation": name}, source),
                 partition,
             )
             for name in names
         }
-        methods = {name: with_lowered(name, methods[name], lowered) for name in methods}
+        methods = {
+            name: with_implementations(name, methods[name], implementations)
+            for name in methods
+        }
     num_public = len(partition.global_examples)
     check_federation(federation, len(partition.num_classes))
     mesh = make_mesh(num_model_shards=federation.model_shards)
@@ -251,9 +258,9 @@ def trainer_of(
             phi = public_means(model, task, mesh, backbone)
         return method.start(backbone, phi)
 
-    lowered = {
+    implementations = {
         name: trainer_of(other, model, embed, task, mesh)
-        for name, other in method.lowered.items()
+        for name, other in method.implementations.items()
     }
     return Federated(
         algorithm=method.algorithm,
@@ -263,5 +270,5 @@ def trainer_of(
         network_apply=embed,
         last_round=method.last_round,
         local_epochs=method.local_epochs,
-        lowered=lowered,
+        implementations=implementations,
     )

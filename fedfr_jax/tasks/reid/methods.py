@@ -22,7 +22,7 @@ from fedfr_jax.models.convert import with_resnet
 from fedfr_jax.models.weights import read_weights
 from fedfr_jax.schema import choose, naming
 from fedfr_jax.tasks import rows
-from fedfr_jax.tasks.data import other_lowerings
+from fedfr_jax.tasks.data import other_implementations
 from fedfr_jax.tasks.options import keywords
 from fedfr_jax.tasks.reid.batches import balanced, central_order
 from fedfr_jax.tasks.reid.colours import filled
@@ -94,9 +94,11 @@ def trainers_of(settings: Mapping, parts: Parts) -> dict[str, Federated | Centra
 
     trainers = made(network)
     if parts.federation.lanes == AUTO:
-        names = other_lowerings(network)
-        lowered = {name: made({**network, "lowering": name}) for name in names}
-        trainers = rows.with_lowered(trainers, lowered)
+        names = other_implementations(network)
+        implementations = {
+            name: made({**network, "implementation": name}) for name in names
+        }
+        trainers = rows.with_implementations(trainers, implementations)
     return trainers
 
 

@@ -1,6 +1,6 @@
-"""Which lowering of the convolution trains fastest inside a loop.
+"""Which implementation of the convolution trains fastest inside a loop.
 
-    python experiments/benchmarks/conv_lowering.py [--seconds=3]
+    python experiments/benchmarks/conv_implementations.py [--seconds=3]
 
 Forward and backward of small SphereFace networks (one residual block per stage) plus
 one step of SGD, inside a `fori_loop` as in local training: one network, and four with
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.models import sphereface
-from fedfr_jax.models.conv import LOWERINGS
+from fedfr_jax.models.conv import IMPLEMENTATIONS
 
 # image size, widths, batch
 NETWORKS = [
@@ -35,11 +35,11 @@ def main():
     seconds = parser.parse_args().seconds
     device = jax.devices()[0]
     print(f"{device.platform} {device.device_kind}; ms per step (ratio to xla)")
-    print(f"{'image':>5} {'batch':>5} {'clients':>7}  {'widths':16}", *LOWERINGS)
+    print(f"{'image':>5} {'batch':>5} {'clients':>7}  {'widths':16}", *IMPLEMENTATIONS)
     for (size, widths, batch), clients in itertools.product(NETWORKS, CLIENTS):
         times = {
             name: time_step(size, widths, batch, clients, name, seconds)
-            for name in LOWERINGS
+            for name in IMPLEMENTATIONS
         }
         cells = [f"{1e3 * t:.1f} ({t / times['xla']:.2f})" for t in times.values()]
         print(
@@ -47,7 +47,7 @@ def main():
         )
 
 
-def time_step(size, widths, batch, clients, lowering, seconds):
+def time_step(size, widths, batch, clients, implementation, seconds):
     """Fastest seconds per training step that were seen within `seconds`."""
     shape = (size, size, 3)
     model = sphereface(
@@ -55,7 +55,7 @@ def time_step(size, widths, batch, clients, lowering, seconds):
         widths=widths,
         blocks=(1,) * len(widths),
         embedding_dim=64,
-        lowering=lowering,
+        implementation=implementation,
     )
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), clients))[
         "params"
