@@ -222,13 +222,28 @@ def _plain(opened: Opened, about) -> Network:
     shape = tuple(opened.experiment.task.dataset.image_shape)
     variables = meshes.fetch(unpack(opened.variables))
     roc = functools.partial(_roc, opened.experiment, variables, opened.apply)
-    known = {k: v for k, v in opened.model.items() if k != "implementation"}
-    built = choose("model", MODELS, as_run(known), shape)
-    template = jax.eval_shape(built.init, jax.random.key(0))
-    own = backbone_of(variables, template)
-    if own is None:
-        return Network(jax.jit(opened.apply), variables, shape, None, roc, about)
-    return Network(_evaluation(built), own, shape, known, roc, about)
+    for model in _as_config(opened, variables, shape):
+        built = choose("model", MODELS, as_run(model), shape)
+        own = backbone_of(variables, jax.eval_shape(built.init, jax.random.key(0)))
+        if own is not None:
+            return Network(_evaluation(built), own, shape, model, roc, about)
+    return Network(jax.jit(opened.apply), variables, shape, None, roc, about)
+
+
+def _as_config(opened, variables, shape) -> list[Mapping[str, Any]]:
+    """What the network may be of MODELS: as the config has it, or with the classes that
+    a task has added; nothing where the config has keys of the task's own."""
+    model = {k: v for k, v in opened.model.items() if k != "implementation"}
+    known = inspect.signature(MODELS[model["name"]]).parameters
+    if not {"name", *known} >= model.keys():
+        return []
+    if "num_classes" not in known or "num_classes" in model:
+        return [model]
+    images = jax.ShapeDtypeStruct((1, *shape), np.float32)
+    outputs = jax.eval_shape(opened.apply, variables, images).shape[-1]
+    with_classes = {**model, "num_classes": outputs}
+    needs_classes = known["num_classes"].default is inspect.Parameter.empty
+    return [with_classes] if needs_classes else [model, with_classes]
 
 
 def backbone_of(variables, template) -> PyTree | None:

@@ -41,6 +41,31 @@ def test_an_opened_network_is_the_one_that_is_judged(run, method, client):
     np.testing.assert_allclose(got, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "resnet", "depth": 18, "blocks": [1], "widths": [4], "stem": "cifar"},
+        {"name": "mlp", "hidden": 4},
+    ],
+)
+def test_a_classifier_is_opened_with_the_classes_that_its_task_gave_it(
+    faces, tmp_path, model
+):
+    config = {
+        "task": "classification",
+        "seed": 0,
+        "data": {"name": "arrays", "path": str(faces)},
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": model,
+        "federation": {"rounds": 1, "local_epochs": 1, "batch_size": 8},
+        "methods": {"fedavg": {"learning_rate": 0.1}},
+    }
+    play(config, tmp_path)
+    network = ff.load(tmp_path)
+    assert network.model["num_classes"] == 13
+    assert network.embed(images()).shape == (5, 13)
+
+
 def test_what_does_not_exist_is_refused(run, tmp_path):
     for options, says in [
         ({"method": "moon"}, "method must be one of .*pretrained.*, got 'moon'"),

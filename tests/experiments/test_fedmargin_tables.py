@@ -10,6 +10,7 @@ FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedmargin_tables"
 
 @pytest.fixture
 def tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER.parent / "fedfr_tables"))
     monkeypatch.syspath_prepend(str(FOLDER))
     import tables
 
@@ -33,14 +34,33 @@ RUNS = [
 
 
 def test_rows_are_over_seeds_first_and_then_over_stragglers(tables):
-    rows = tables.rows_of(RUNS)
-    assert list(rows) == ["fedavg", "fedmargin"]
-    mine = rows["fedmargin"]
+    assert tables.methods_of(RUNS) == ["fedavg", "fedmargin"]
+    mine = tables.row_of(RUNS, "fedmargin")
     assert mine["accuracy"] == pytest.approx((0.6, 0.1))  # of 0.5 and 0.7
     assert mine["loss"] == (2.0, 0.0)
     assert mine["rounds"] == pytest.approx((2 + 1 + 1 + 3) / 4)
     assert mine["reached"] == "4/4"
-    assert rows["fedavg"]["rounds"] is None and rows["fedavg"]["reached"] == "0/1"
+    other = tables.row_of(RUNS, "fedavg")
+    assert other["rounds"] is None and other["reached"] == "0/1"
+    own = tables.row_of([*RUNS[:2], {**RUNS[2], "method": "fedper"}], "fedper")
+    assert own["rounds"] is None and own["reached"] == "-"  # judged otherwise
+
+
+def test_a_method_that_diverges_has_no_accuracy(tables):
+    broken = {"method": "feddane", "seed": 0, "stragglers": 0.0, "diverged": "nan"}
+    runs = [*RUNS, broken, run("feddane", 1, 0.0, [0.5])]
+    row = tables.row_of(runs, "feddane")
+    assert (row["accuracy"], row["diverged"], row["reached"]) == (None, 1, "1/2")
+    assert "| feddane | 1 runs diverged | - | - | 1/2 |" in tables.table(runs)
+
+
+def test_claims_are_of_differences_between_seeds(tables):
+    beside = [run("fedavg", 1, 0.0, [0.2]), run("fedper", 0, 0.0, [0.9])]
+    text = tables.claims([*RUNS, *beside])
+    # Means over stragglers, 0.75 and 0.45, beside 0.3 and 0.2; fedper is no rival.
+    assert "| above FedAvg, points | fedmargin - fedavg | +45, +25 |" in text
+    assert "| best accuracy, points | fedmargin - fedavg |" in text
+    assert text.endswith("do not get there in every run.")
 
 
 def test_a_set_is_written_in_its_place_and_the_others_stay(tables, tmp_path):

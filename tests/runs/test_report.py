@@ -361,7 +361,7 @@ def test_losses_that_cannot_be_compared_have_panels_of_their_own(tmp_path, drawn
     rows = {
         "pretrained": [{"round": 0, "loss": 20.0, "classification": 20.0}],
         "fedavg": [client_row(0, 3.0, classification=3.0)],
-        "fedprox": [client_row(0, 3.1, classification=3.1, hard_negatives=2.0)],
+        "fedprox": [client_row(0, 3.1, classification=3.1, added_examples=2.0)],
         "fedfr": [client_row(0, 9.0, classification=3.0, contrastive=6.0)],
     }
     report.plot_rounds(tmp_path / "rounds", rows)
