@@ -204,10 +204,15 @@ def write_results(path: pathlib.Path, name: str, runs: dict, **notes) -> dict:
             kept.setdefault(seed, {})[row] = new
     results[name] = {"made": made(kept), "seeds": kept, **notes}
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(results, indent=1, sort_keys=True)
-    flat = lambda found: re.sub(r"\s+", " ", found[0])
-    path.write_text(re.sub(r"\[[^\[\]{}]*\]", flat, text) + "\n")
+    path.write_text(readable(results, sort_keys=True))
     return kept
+
+
+def readable(results: dict, **options) -> str:
+    """JSON with a line for each entry, and one for each list of plain values."""
+    text = json.dumps(results, indent=1, **options)
+    flat = lambda found: re.sub(r"\s+", " ", found[0])
+    return re.sub(r"\[[^\[\]{}]*\]", flat, text) + "\n"
 
 
 def write_between(path: pathlib.Path, name: str, text: str) -> None:

@@ -5,6 +5,7 @@ import pathlib
 from statistics import mean, pstdev
 
 import tables
+from orderings import readable
 
 CENTRAL, NAME = "central", "camvid"
 
@@ -56,7 +57,7 @@ def publish(runs: list[dict], target: pathlib.Path) -> None:
     path = target / "results.json"
     target.mkdir(parents=True, exist_ok=True)
     kept = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**kept, NAME: runs}, indent=1) + "\n")
+    path.write_text(readable({**kept, NAME: runs}))
     text = table(runs)
     tables.write_between(target / "README.md", NAME, text)
     draw_curves(runs, target / f"{NAME}.png")

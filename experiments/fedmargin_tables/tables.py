@@ -5,7 +5,7 @@ import pathlib
 from statistics import mean, pstdev
 
 import numpy as np
-from orderings import p_value, verdict
+from orderings import p_value, readable, verdict
 
 SHARE = 0.8  # of the central accuracy, which a method has to reach
 CENTRAL, OURS = "central", "fedmargin"
@@ -96,9 +96,10 @@ def cost(runs: list[dict]) -> str:
     spent = [r["cost"]["core_seconds"] for r in runs if "cost" in r]
     if not spent:
         return ""
-    stamps = "; ".join(sorted({r["made"] for r in runs if "made" in r}))
+    told = [r["made"] for r in runs if "made" in r]
+    stamps = "; ".join(f"{told.count(x)} at {x}" for x in sorted(set(told)))
     each, count = sum(spent) / len(spent), sum("stragglers" in r for r in runs)
-    return f"{each:.0f} core s a run, {count} runs ({stamps})."
+    return f"{each:.0f} core s a run, {count} runs, {stamps}."
 
 
 def ends_of(runs: list[dict], method: str, seed: int, key: str) -> float:
@@ -165,7 +166,7 @@ def publish(name: str, runs: list[dict], target: pathlib.Path) -> None:
     path = target / "results.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     target.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**kept, name: runs}, indent=1) + "\n")
+    path.write_text(readable({**kept, name: runs}))
     text = table(runs)
     write_between(target / "README.md", name, text)
     draw(name, runs, target / f"{name}.png")
@@ -193,17 +194,20 @@ def draw(name: str, runs: list[dict], path: pathlib.Path) -> None:
     panels = {"curve": "test accuracy", "amm": "AMM", "mmd": "MMD^2 to central"}
     least = min((r["stragglers"] for r in runs if "stragglers" in r), default=0)
     plain = [r for r in runs if r.get("stragglers") == least]
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 3.6))
-    for axis, (key, label) in zip(axes, panels.items(), strict=True):
-        for method in dict.fromkeys(r["method"] for r in plain):
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(14, 3.6))
+    colours = pyplot.get_cmap("tab20").colors
+    for colour, method in zip(colours, methods_of(plain), strict=False):
+        for axis, (key, label) in zip(axes, panels.items(), strict=True):
+            axis.set(xlabel="round", ylabel=label)
             curves = [r[key] for r in plain if r["method"] == method and key in r]
             if curves:
                 values = [mean(x) for x in zip(*curves, strict=True)]
-                axis.plot(range(1, len(values) + 1), values, label=method)
-        axis.set(xlabel="round", ylabel=label)
-    axes[0].legend(fontsize=7)
+                rounds = range(1, len(values) + 1)
+                axis.plot(rounds, values, label=method, color=colour)
+    lines, names = axes[0].get_legend_handles_labels()
+    figure.legend(lines, names, fontsize=7, loc="center right")
     figure.suptitle(f"{name}, no stragglers")
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0, 0.89, 1))
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
 
