@@ -69,19 +69,24 @@ def scaling(factors: Mapping[str, float]) -> optax.GradientTransformation:
     Args:
       factors: {regular expression of paths below params: factor}.
 
-    Raises:
-      ValueError: once it sees leaves, when a pattern finds none of them.
+    Raises (at init):
+      ValueError: when a pattern finds no leaf.
     """
 
-    def scaled(updates, params):
+    def init(params):
+        for pattern in factors:
+            matching(pattern)(params)
+        return optax.EmptyState()
+
+    def scaled(updates, state, params=None):
         del params
         for pattern, factor in factors.items():
             mask = matching(pattern)(updates)
             scale = lambda m, x, factor=factor: factor * x if m else x
             updates = jax.tree.map(scale, mask, updates)
-        return updates
+        return updates, state
 
-    return optax.stateless(scaled)
+    return optax.GradientTransformation(init, scaled)
 
 
 def still(

@@ -217,13 +217,12 @@ def chosen(folder: pathlib.Path) -> dict:
 
     path = folder / "clients.jsonl"
     lines = read_jsonl(path) if path.exists() else []
-    lines = [x for x in lines if any(x["added_examples"])]
+    added = lambda line: line.get("added_examples", line.get("hard_negatives"))
+    lines = [x for x in lines if any(added(x))]
     if not lines:
         return {}
     order = [np.argsort(x["client"]) for x in lines]
-    numbers = [
-        np.array(x["added_examples"])[i] for x, i in zip(lines, order, strict=True)
-    ]
+    numbers = [np.array(added(x))[i] for x, i in zip(lines, order, strict=True)]
     numbers = np.array(numbers, np.float64)  # [R, N]
     return {
         "hard_negatives": float(numbers.mean()),

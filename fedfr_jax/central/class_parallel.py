@@ -74,7 +74,8 @@ def class_losses(
     Args:
       features: [b, D] of the device's part of the batch.
       rows: [R, D] embeddings of the classes `held`, any length.
-      labels: [b] int32 in [0, M), as all devices count; each must be held by one.
+      labels: [b] int32 in [0, M), as all devices count; each must be held by one. -1
+        has no class: its loss must not count.
 
     Returns:
       (losses [b], not bounded, what `of.margin` gives beside the logits).

@@ -31,7 +31,9 @@ class Training(NamedTuple):
     weight_decay: float = 5e-4
     # {regular expression of leaves below params: factor of their steps}
     layer_rates: Mapping[str, float] | None = None
-    clip_norm: float = 0.0  # largest norm of a step's gradient; 0 does not clip
+    # Largest norm of a step's gradient, that of leaves which do not move too; 0 does
+    # not clip.
+    clip_norm: float = 0.0
     margin_loss: str = "cosface"
     scale: float = 30.0
     margin: float = 0.4

@@ -29,7 +29,7 @@ def explained(trainer: Central, mesh: Mesh) -> Iterator[None]:
         out of memory: says which settings help, and how many classes fit.
     """
     found = _classes(trainer, mesh)
-    if found and found[0] > found[1]:
+    if trainer.table and found and found[0] > found[1]:
         raise ValueError(
             f"the number of classes must be at most {found[1]}, whose rows, momentum, "
             f"gradients and logits fit what {mesh.size} devices have free, got "

@@ -150,11 +150,6 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/face_images.py",
-        JUDGED,
-        [("p.train_labels, p.global_labels", "p.train_labels, p.global_labels[::-1]")],
-    ),
-    Mutants(
         "fedfr_jax/tasks/faces/drawn_pairs.py",
         JUDGED,
         [("labels[first] != labels[different]", "first != different")],

@@ -98,14 +98,12 @@ def lanes_of(name, *counts, devices=0):
 def test_implementations_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_devices(
     monkeypatch,
 ):
-    lowered = {"auto": 3.0, "im2col": 2.0, "slow": 7.0}
+    each = {"auto": 3.0, "im2col": 2.0, "slow": 7.0}
     on = {0: 1.0, 2: 0.5, 1: 0.7}
-    took = lambda s: (
-        lowered[s.implementation] * on[s.devices] * (1 + 0.1 * (s.lanes != 2))
-    )
+    took = lambda s: each[s.implementation] * on[s.devices] * (1 + 0.1 * (s.lanes != 2))
     toy = Toy(monkeypatch, took, devices=4, cohort_size=5)
     monkeypatch.setattr(tuning, "most_lanes", lambda sim, devices=0: 4)
-    assert toy.tune(implementations=lowered, lanes=(1, 2, 4)) == Setting("im2col", 2, 2)
+    assert toy.tune(implementations=each, lanes=(1, 2, 4)) == Setting("im2col", 2, 2)
     assert toy.timed == [
         *lanes_of("auto", 1, 2, 4),
         *lanes_of("im2col", 1, 2, 4),

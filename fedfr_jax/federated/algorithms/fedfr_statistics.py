@@ -1,4 +1,4 @@
-"""FedFR's running statistics: averaged, kept by clients or of the cohort's first.
+"""FedFR's running statistics: averaged, kept by clients or of one client of a round.
 
 The same choice as `statistics.with_statistics`, for `fedfr`, whose clients keep a whole
 network, `Personal.previous`, and so their own statistics already.
@@ -16,12 +16,13 @@ STATS = "batch_stats"
 
 
 def fedfr_statistics(algorithm: Algorithm, how: str) -> Algorithm:
-    """`fedfr(...)` with running statistics averaged, kept by clients or of the first.
+    """`fedfr(...)` with running statistics averaged, kept by clients or of one of them.
 
     Args:
       how: average (as `fedfr` does), local (a client goes on from its own, and the
-        server's network stays with those that it started from) or first (the server
-        takes those of the cohort's first client).
+        server's network stays with those that it started from; the contrastive term's
+        global network has the client's where it is not computed once a round) or first
+        (the server takes those of the client who `is_first`, drawn in every round).
 
     Raises:
       ValueError: for another word.
@@ -47,7 +48,7 @@ def _first(algorithm):
         output = algorithm.client_update(key, server, row, client)
         change = output.update.backbone[STATS]
         none = jax.tree.map(jnp.zeros_like, change)
-        sent = trees.where(client.place == 0, change, none)
+        sent = trees.where(client.is_first, change, none)
         return output._replace(update=(_without_change(output.update), sent))
 
     def summarize(update, weight):

@@ -127,7 +127,9 @@ def classical_faces(
         OWN_CLASSES,
         draw=lambda key: {"params": draw_own(key), "batch_stats": {}},
     )
-    jax.eval_shape(made.init, shapes)  # a pattern must match: before any compile
+    # Patterns must match: before any compile.
+    jax.eval_shape(made.init, shapes)
+    jax.eval_shape(lambda x: local.optimizer(0.1).init(x), shapes["params"])
     return FaceMethod(
         made,
         start,

@@ -100,7 +100,7 @@ def _classical(section, algorithm, options, model, counts, told) -> FaceMethod:
     optimizer = rest.get("optimizer", {})
     if isinstance(optimizer, str):
         optimizer = {"name": optimizer}
-    if optimizer.get("name", "sgd") != "sgd":
+    if isinstance(optimizer, Mapping) and optimizer.get("name", "sgd") != "sgd":
         rest = {"momentum": 0.0, "weight_decay": 0.0, **rest}  # the defaults are SGD's
     fixed |= {"own": own, "extra": extra}
     return call(section, classical_faces, rest, model, make, **fixed)

@@ -22,6 +22,7 @@ from fedfr_jax.tasks.faces.gate import gated, has_gate
 from fedfr_jax.tasks.faces.loss import face_loss, rule_of
 from fedfr_jax.tasks.faces.margin_state import beside
 from fedfr_jax.tasks.faces.public import first_variables, without_labels
+from fedfr_jax.trees import matching
 from fedfr_jax.types import Central, ClassTable, Model, PyTree
 
 TABLE = "phi"  # the parameter of the public classes
@@ -131,10 +132,16 @@ def padded_rows(settings: Training, num_classes: int, mesh: Mesh) -> int:
 
 
 def check_rules(settings: Training, init: Callable, mesh: Mesh) -> None:
-    """Raise ValueError for a rule of `sharding` that matches none of the parameters."""
+    """Raise ValueError for a pattern of `sharding` or `layer_rates` that matches none
+    of the parameters."""
     spread = spread_of(settings, 0, f"^{TABLE}$")
+    if not spread.rules and not settings.layer_rates:
+        return
+    shapes = jax.eval_shape(init, jax.random.key(0))["params"]
+    for pattern in settings.layer_rates or {}:
+        with naming("config.pretrain.layer_rates"):
+            matching(pattern)(shapes)
     if spread.rules:
-        shapes = jax.eval_shape(init, jax.random.key(0))["params"]
         with naming("config.pretrain.sharding"):
             layout_of(spread.rules, shapes, mesh_of(settings, mesh))
 
