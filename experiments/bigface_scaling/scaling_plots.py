@@ -65,6 +65,7 @@ def ratios(results: Results, path: pathlib.Path) -> None:
     axes.set_ylabel("masked FNMR at FPR 0.01")
     axes.set_title("share of masked training images", fontsize=10)
     axes.margins(0.15)
+    axes.locator_params(axis="x", nbins=5)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
