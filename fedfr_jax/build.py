@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
+import numpy as np
 
-from fedfr_jax.schema import is_of
+from fedfr_jax.federated.stragglers import check_stragglers
+from fedfr_jax.schema import is_of, naming
 from fedfr_jax.tasks import TASKS
-from fedfr_jax.types import Experiment
+from fedfr_jax.types import Central, Experiment, Federated
 
 ROW = r"\w[\w@=+ -]*"
 ROW_NAMES = "names of letters, digits and _ @ = + -, which are folders"
@@ -84,7 +86,22 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
         from fedfr_jax.deploy.network import of_server  # which builds that run
 
         told["reference"] = of_server(path)
-    return TASKS[settings["task"]](settings)
+    experiment = TASKS[settings["task"]](settings)
+    for name, stage in experiment.stages.items():
+        with naming(f"config.methods.{name}"):
+            _check_own_epochs(stage.trainer, experiment)
+    return experiment
+
+
+def _check_own_epochs(trainer: Federated | Central, experiment: Experiment) -> None:
+    """Raise ValueError for epochs of a row's own that leave stragglers none to lose."""
+    if isinstance(trainer, Federated) and trainer.local_epochs is not None:
+        federation = experiment.federation
+        num_clients = len(experiment.task.population.num_classes)
+        least = int(np.min(trainer.local_epochs))
+        check_stragglers(
+            federation.straggling, least, federation.cohort_size or num_clients
+        )
 
 
 def is_folder(path: Any) -> bool:

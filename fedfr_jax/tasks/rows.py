@@ -9,12 +9,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_training
 from fedfr_jax.federated.settings import AUTO, Federation
-from fedfr_jax.federated.stragglers import check_stragglers
 from fedfr_jax.schema import call, check_keys, naming
 from fedfr_jax.stream import Stream
 from fedfr_jax.tasks.data import feed_of, other_implementations
@@ -97,12 +95,8 @@ def trainers_and_given(
       given_of: such a section -> Given.
     """
     methods, of = settings["methods"], given_of(network)
-    federation = Federation(**settings["federation"])
     trainers = trainers_of(methods, of)
-    for name, trainer in trainers.items():
-        with naming(f"config.methods.{name}"):
-            check_own_epochs(trainer, federation, of.num_clients)
-    if federation.lanes == AUTO:
+    if Federation(**settings["federation"]).lanes == AUTO:
         others = other_implementations(network)
         networks = {name: {**network, "implementation": name} for name in others}
         implementations = {
@@ -110,16 +104,6 @@ def trainers_and_given(
         }
         trainers = with_implementations(trainers, implementations)
     return trainers, of
-
-
-def check_own_epochs(
-    trainer: Federated | Central, federation: Federation, num_clients: int
-) -> None:
-    """Raise ValueError for epochs of a row's own that leave stragglers none to lose."""
-    if isinstance(trainer, Federated) and trainer.local_epochs is not None:
-        least = int(np.min(trainer.local_epochs))
-        cohort_size = federation.cohort_size or num_clients
-        check_stragglers(federation.straggling, least, cohort_size)
 
 
 def trainers_of(methods: Mapping, of: Given) -> dict[str, Federated | Central]:

@@ -92,6 +92,26 @@ def test_continuation_chunks_get_their_magic_word_back(case):
     ]
 
 
+def test_chunks_out_of_order_are_no_record():
+    """Flags: 0 whole, 1 first, 2 middle, 3 last."""
+    body = bytes(24) + b"x" * 8  # a header, all of it 0, and an image
+
+    def read(*flags):
+        words = [(flag << 29 | len(body)).to_bytes(4, "little") for flag in flags]
+        data = b"".join(MAGIC_BYTES + word + body for word in words)
+        return read_record(np.frombuffer(data, np.uint8), 0, "r").payload
+
+    for flags in [(0,), (0, 2), (1, 3), (1, 2, 3), (1, 2, 2, 3, 1)]:
+        parts = flags.index(3) + 1 if 3 in flags else 1
+        assert read(*flags) == MAGIC_BYTES.join([body] * parts)[24:]
+    for flags in [(2, 3), (3,), (1, 0), (1, 1, 3), (1, 2, 0), (4,)]:
+        with pytest.raises(ValueError, match="r must begin on the magic word"):
+            read(*flags)
+    for flags in [(1,), (1, 2)]:
+        with pytest.raises(ValueError, match="r must end within the file"):
+            read(*flags)
+
+
 @pytest.mark.parametrize("name", ["A", "B", "C", "D"])
 def test_the_writer_makes_mxnets_bytes(case, tmp_path, name):
     path, arrays = case(name)

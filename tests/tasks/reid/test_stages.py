@@ -178,6 +178,13 @@ RATE = {"learning_rate": 0.05}
             "public must have a share or a source",
         ),
         ({"methods": {"x": {**RATE, "triplet_metric": "l1"}}}, "triplet_metric must"),
+        (
+            {
+                "methods": {"x": {**RATE, "local_epochs": 1}},
+                "federation": {"local_epochs": 2, "batch_size": 4, "stragglers": 0.5},
+            },
+            "methods.x: local_epochs must be at least 2 with stragglers, got 1",
+        ),
         ({"model": {"name": "segmenter"}}, "config.model must give a feature"),
     ],
 )
