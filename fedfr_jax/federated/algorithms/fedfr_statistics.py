@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.fedfr import Server
-from fedfr_jax.federated.algorithms.statistics import STATISTICS
+from fedfr_jax.federated.algorithms.statistics import STATISTICS, beside_sum
 from fedfr_jax.types import Algorithm, PyTree
 
 STATS = "batch_stats"
@@ -42,22 +42,12 @@ def _local(algorithm):
 
 
 def _first(algorithm):
-    aggregator = algorithm.aggregator
-
     def client_update(key, server, row, client):
         output = algorithm.client_update(key, server, row, client)
         change = output.update.backbone[STATS]
         none = jax.tree.map(jnp.zeros_like, change)
         sent = trees.where(client.is_first, change, none)
         return output._replace(update=(_without_change(output.update), sent))
-
-    def summarize(update, weight):
-        inner, first = update
-        return aggregator.summarize(inner, weight), first
-
-    def finish(total):
-        inner, first = total
-        return aggregator.finish(inner), first
 
     def server_update(server, result):
         inner, first = result.aggregate
@@ -67,7 +57,7 @@ def _first(algorithm):
 
     return algorithm._replace(
         client_update=client_update,
-        aggregator=aggregator._replace(summarize=summarize, finish=finish),
+        aggregator=beside_sum(algorithm.aggregator),
         server_update=server_update,
     )
 

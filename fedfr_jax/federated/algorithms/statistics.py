@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.personal import personal
-from fedfr_jax.types import Algorithm, PyTree
+from fedfr_jax.types import Aggregator, Algorithm, PyTree
 
 STATISTICS = ("average", "local", "first")
 
@@ -59,7 +59,6 @@ def batch_norms(variables: PyTree) -> PyTree:
 
 def of_first(algorithm: Algorithm) -> Algorithm:
     """A `personal(...)` whose leaves everybody takes from the client who `is_first`."""
-    aggregator = algorithm.aggregator
 
     def client_update(key, server, row, client):
         row = row._replace(leaves=server.first)
@@ -68,14 +67,6 @@ def of_first(algorithm: Algorithm) -> Algorithm:
         zeros = jax.tree.map(jnp.zeros_like, leaves)
         sent = trees.where(client.is_first, leaves, zeros)
         return output._replace(update=(output.update, sent))
-
-    def summarize(update, weight):
-        inner, first = update
-        return aggregator.summarize(inner, weight), first
-
-    def finish(total):
-        inner, first = total
-        return aggregator.finish(inner), first
 
     def server_update(server, result):
         inner, first = result.aggregate
@@ -93,8 +84,22 @@ def of_first(algorithm: Algorithm) -> Algorithm:
 
     return algorithm._replace(
         client_update=client_update,
-        aggregator=aggregator._replace(summarize=summarize, finish=finish),
+        aggregator=beside_sum(algorithm.aggregator),
         server_update=server_update,
         personalize=personalize,
         report=report if algorithm.report else None,
     )
+
+
+def beside_sum(aggregator: Aggregator) -> Aggregator:
+    """Takes pairs: `aggregator` for the first of a pair, a plain sum for the second."""
+
+    def summarize(pair, weight):
+        update, summed = pair
+        return aggregator.summarize(update, weight), summed
+
+    def finish(pair):
+        total, summed = pair
+        return aggregator.finish(total), summed
+
+    return aggregator._replace(summarize=summarize, finish=finish)
