@@ -30,9 +30,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder, "tree")
         shutil.copytree(ROOT, copy, ignore=ignored)
-        fails = {t for t in {m.tests: 0 for m in chosen} if do_fail(copy, t)}
-        found = [(m, outcome(copy, m)) for m in chosen if m.tests not in fails]
-    found += [(m, "not tried") for m in chosen if m.tests in fails]
+        groups = collections.defaultdict(list)
+        for mutant in chosen:
+            groups[mutant.tests].append(mutant)
+        found = [x for tests in groups for x in outcomes(copy, tests, groups[tests])]
     missed = [(m, word) for m, word in found if word != "noticed"]
     for mutant, word in missed:
         print(f"{word}: {mutant.file}: {mutant.old!r} -> {mutant.new!r}")
@@ -45,6 +46,15 @@ def ignored(folder: str, names: list[str]) -> set[str]:
     """What of a folder is not copied."""
     left_out = LEFT_OUT if pathlib.Path(folder) == ROOT else ()
     return {n for n in names if n[0] == "." or n in (*left_out, "__pycache__")}
+
+
+def outcomes(
+    copy: pathlib.Path, tests: tuple[str, ...], chosen: list[Mutant]
+) -> list[tuple[Mutant, str]]:
+    """What becomes of the faults that `tests` are for, which must succeed without."""
+    if do_fail(copy, tests):
+        return [(mutant, "not tried") for mutant in chosen]
+    return [(mutant, outcome(copy, mutant)) for mutant in chosen]
 
 
 def do_fail(copy: pathlib.Path, tests: tuple[str, ...]) -> bool:
