@@ -15,6 +15,7 @@ sys.path[:0] = map(str, (FOLDER, FOLDER.parent))
 
 import orderings  # noqa: E402
 import run  # noqa: E402
+import summary  # noqa: E402
 import thresholds  # noqa: E402
 
 from fedfr_jax.commands.flags import define, new_parser, parse  # noqa: E402
@@ -262,3 +263,22 @@ def test_a_choice_is_judged_on_a_split_unless_told_otherwise(
     folder, config = run.judged(parse(parser, words), "thresholds.py")
     assert config.partition.get("is_validation", False) is is_validation
     assert folder == (tmp_path / "validation" if is_validation else tmp_path)
+
+
+def test_the_readme_names_what_beats_fedfr_and_is_bold_beyond_a_deviation():
+    rates = {row: (0.5, 0.52, 0.51) for row in summary.SHOWN}
+    rates["fedfr"] = (0.6, 0.64, 0.62)
+    runs = runs_of(**rates, central=(0.7, 0.7, 0.7), moon=(0.62, 0.61, 0.62))
+    cells = summary.line(runs, "personalised", "tar@far=1e-02").split(" | ")
+    assert cells[1] == "51.0 ± 1.0" and cells[5:] == ["**62.0 ± 2.0**", "central 70.0"]
+    for seed, rate in zip("012", (0.6, 0.61, 0.62), strict=True):
+        runs[seed]["local"] = row(personalised=rate)  # one deviation of fedfr's below
+    cells = summary.line(runs, "personalised", "tar@far=1e-02").split(" | ")
+    assert cells[5] == "62.0 ± 2.0"
+    one = {"0": runs["0"]}
+    assert "**" not in summary.line(one, "personalised", "tar@far=1e-02")
+
+
+def test_the_readmes_table_is_that_of_the_results():
+    results = json.loads((FOLDER / "results.json").read_text())
+    assert summary.summary(results) in summary.README.read_text()

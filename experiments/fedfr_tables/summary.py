@@ -1,0 +1,81 @@
+"""The table of the repository's README, out of results.json: python summary.py
+
+Of every set one generic rate and all personalised ones. FedFR is bold where it leads
+every row shown beside it by more than either's deviation over seeds; whatever row has a
+higher mean than FedFR is named.
+"""
+
+import json
+
+from orderings import (
+    HERE,
+    columns,
+    in_order,
+    made,
+    rows_of_all,
+    spread,
+    values_of,
+    write_between,
+)
+
+README = HERE.parent.parent / "README.md"
+SETS = {
+    "lfw": "LFW",
+    "faces": "LFW and FEI",
+    "omniglot": "Omniglot",
+    "rendered": "rendered faces",
+}
+SHOWN = ("pretrained", "local", "fedavg", "hard_negatives", "fedfr")
+GENERIC = ("generic", "tar@far=1e-03")
+
+
+def main() -> None:
+    """Write the table between README's markers."""
+    results = json.loads((HERE / "results.json").read_text())
+    write_between(README, "results", summary(results))
+
+
+def summary(results: dict) -> str:
+    """Markdown: a line per set and rate, in percent, mean and deviation over seeds."""
+    lines = [
+        f"| set | rate | {' | '.join(SHOWN)} | rows above fedfr |",
+        "|---|---|" + "---:|" * len(SHOWN) + "---|",
+    ]
+    for name, title in SETS.items():
+        runs = results[name]["seeds"]
+        rates = [x for x in columns(runs) if x[0] == "personalised"]
+        for number, rate in enumerate([GENERIC, *rates]):
+            shown = f"{title} ({len(runs)})" if number == 0 else ""
+            lines.append(f"| {shown} | {line(runs, *rate)} |")
+    stamps = "; ".join(f"{t}: {made(results[n]['seeds'])}" for n, t in SETS.items())
+    return f"{stamps}.\n\n" + "\n".join(lines)
+
+
+def line(runs: dict, protocol: str, metric: str) -> str:
+    """The cells of a rate."""
+    values = {
+        row: values_of(runs, row, protocol, metric)
+        for row in in_order(rows_of_all(runs))
+    }
+    own = values["fedfr"]
+    cells = [spread(values[row]) for row in SHOWN]
+    if all(is_clear(own, values[row]) for row in SHOWN[:-1]):
+        cells[-1] = f"**{cells[-1]}**"
+    above = [
+        f"{row} {100 * x.mean():.1f}"
+        for row, x in values.items()
+        if x.mean() > own.mean()
+    ]
+    return " | ".join([f"{protocol} {metric}", *cells, ", ".join(above)])
+
+
+def is_clear(better, worse) -> bool:
+    """Whether means of [seeds] differ by more than both deviations."""
+    if len(better) < 2:
+        return False
+    lead = better.mean() - worse.mean()
+    return bool(lead > max(better.std(ddof=1), worse.std(ddof=1)))
+
+
+if __name__ == "__main__":
+    main()
