@@ -132,7 +132,11 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/tasks/faces/teacher_cache.py",
         "tasks/faces/test_distilled.py",
-        [("stream(inputs_of(source, True)", "stream(inputs_of(source, False)")],
+        [
+            ("stream(inputs_of(source, True)", "stream(inputs_of(source, False)"),
+            ("if k not in HOW_OFTEN", "if False"),
+            ("if teacher is not None:", "if teacher is None:"),
+        ],
     ),
     Mutants(
         "fedfr_jax/tasks/faces/recognition.py",

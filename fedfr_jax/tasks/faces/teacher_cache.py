@@ -1,8 +1,9 @@
 """A teacher's embeddings of all images of a source, kept in a file.
 
 `name.npy` holds float16 [T, V, D] in V views: plain, mirrored, and under either mask,
-as the row's augment counts them. `name.npy.json` holds a digest of the images, and of
-their landmarks, where a mask is drawn.
+as the row's augment counts them. `name.npy.json` says what they depend on: digests of
+the images (with their landmarks, where a mask is drawn) and of the teacher, and the
+views' settings.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import json
 import pathlib
 from collections.abc import Mapping
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -21,10 +23,17 @@ from fedfr_jax.stream import Stream, stream
 from fedfr_jax.tasks.data import augment_of
 from fedfr_jax.tasks.faces.distilled import KNOWN, Blank, Distill, Teacher, open_distill
 from fedfr_jax.tasks.faces.face_images import Recognition, inputs_of
+from fedfr_jax.trees import path_name
 from fedfr_jax.types import Model, Source
 
 LOOKED_AT = 1024  # images whose pixels are in a digest
 CHUNK = 1 << 14  # images between writes
+HOW_OFTEN = ("probability", "surface", "keep_clean")  # say nothing of a view's pixels
+BELONGS_TO = {
+    "images": "this source's images",
+    "views": "this row's views",
+    "teacher": "this teacher",
+}
 
 
 def digest_of(source: Source) -> str:
@@ -40,11 +49,24 @@ def digest_of(source: Source) -> str:
     return found.hexdigest()
 
 
-def views_of(settings, sees: str) -> Feed:
-    """The views that are kept, as a feed: all of a row's, or those without masks.
+def digest_of_teacher(teacher: Teacher) -> str:
+    """Tells a network's variables from others."""
+    found = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(teacher.variables):
+        leaf = np.asarray(leaf)
+        found.update(f"{path_name(path)} {leaf.dtype} {leaf.shape}".encode())
+        found.update(np.ascontiguousarray(leaf))
+    return found.hexdigest()
+
+
+def views_of(settings, sees: str) -> tuple[Feed, str]:
+    """The views that are kept: all of a row's, or those without masks.
 
     Args:
       settings: with batch_size, flip and augment.
+
+    Returns:
+      Them as a feed, and as JSON the settings that an image's views depend on.
 
     Raises:
       ValueError: when the row's views are not counted, or a mirror follows the masks.
@@ -58,16 +80,26 @@ def views_of(settings, sees: str) -> Feed:
             f"face_mask with fixed=True, got {names}."
         )
     if sees == "same":
-        return Feed(settings.batch_size, whole)
+        return _views(settings, listed)
     if "face_mask" in names and "mirror" in names[names.index("face_mask") :]:
         raise ValueError(f"augment must have mirror before face_mask, got {names}.")
     others = [x for x, n in zip(listed, names, strict=True) if n != "face_mask"]
-    return Feed(settings.batch_size, augment_of(settings.flip, json.dumps(others)))
+    return _views(settings, others)
 
 
-def write_cache(path, source: Source, teacher: Teacher, feed: Feed, mesh: Mesh) -> None:
-    """Embed all images of a source in the feed's views; whole or not at all."""
+def _views(settings, listed):
+    feed = Feed(settings.batch_size, augment_of(settings.flip, json.dumps(listed)))
+    entries = [{"name": x} if isinstance(x, str) else x for x in listed]
+    kept = [{k: v for k, v in x.items() if k not in HOW_OFTEN} for x in entries]
+    return feed, json.dumps(kept, sort_keys=True)
+
+
+def write_cache(
+    path, source: Source, teacher: Teacher, views: tuple[Feed, str], mesh: Mesh
+) -> None:
+    """Embed all images of a source in the views; whole or not at all."""
     path, model = pathlib.Path(path), teacher.model
+    feed, listed = views
     embed = lambda variables, images: model.apply(variables, images, False)[0]
     run = build_embed(embed, feed, mesh)
     table = stream(inputs_of(source, True), source.labels)
@@ -82,22 +114,34 @@ def write_cache(path, source: Source, teacher: Teacher, feed: Feed, mesh: Mesh) 
         kept[rows] = found / np.maximum(np.linalg.norm(found, axis=2), 1e-12)[..., None]
     kept.flush()
     del kept
-    sidecar(path).write_text(json.dumps({"images": digest_of(source)}))
+    about = {"views": listed, "teacher": digest_of_teacher(teacher)}
+    sidecar(path).write_text(json.dumps({"images": digest_of(source), **about}))
     draft.replace(path)
 
 
 def sidecar(path: pathlib.Path) -> pathlib.Path:
-    """The file that says which images a cache belongs to."""
+    """The file that says what a cache belongs to."""
     return path.with_name(f"{path.name}.json")
 
 
-def read_cache(path, source: Source, model: Model, num_views: int) -> np.ndarray:
+def read_cache(
+    path,
+    source: Source,
+    model: Model,
+    views: tuple[Feed, str],
+    teacher: Teacher | None = None,
+) -> np.ndarray:
     """Unit embeddings float16 [T, V, D], mapped from their file.
 
+    Args:
+      model: the student.
+      teacher: whose embeddings they must be; None asks for nobody's.
+
     Raises:
-      ValueError: for a cache of other images, of another embedding size, or whose views
-        are not those that the row counts.
+      ValueError: for a cache of other images, of another embedding size, whose views
+        are not those of the row, or of another teacher.
     """
+    feed, listed = views
     path = pathlib.Path(path)
     try:
         kept = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -107,17 +151,21 @@ def read_cache(path, source: Source, model: Model, num_views: int) -> np.ndarray
             f"distill.cache must be a file of embeddings with its {sidecar(path).name},"
             f" got {type(error).__name__}: {error}."
         ) from error
-    wanted = len(source.labels), num_views, model.embedding_dim
+    wanted = len(source.labels), max(feed.num_views, 1), model.embedding_dim
     if kept.shape != wanted or kept.dtype != np.float16:
         raise ValueError(
             f"{path} must hold float16 (images, views, embedding) {wanted}, got "
             f"{kept.dtype} {kept.shape}."
         )
-    if about.get("images") != (digest := digest_of(source)):
-        raise ValueError(
-            f"{path} must belong to this source's images {digest[:12]}, got those of "
-            f"{str(about.get('images'))[:12]}: make it anew."
-        )
+    known = {"images": digest_of(source), "views": listed}
+    if teacher is not None:
+        known["teacher"] = digest_of_teacher(teacher)
+    for what, own in known.items():
+        if about.get(what, "nothing known") != own:
+            raise ValueError(
+                f"{path} must belong to {BELONGS_TO[what]}, {own}, got "
+                f"{about.get(what, 'nothing known')}: make it anew."
+            )
     return kept
 
 
@@ -161,11 +209,17 @@ def with_teacher(
     return task._replace(table=table)
 
 
-def _kept(one: Distill, feed: Feed, source: Source, rows, model: Model, mesh: Mesh):
+def _kept(
+    one: Distill,
+    views: tuple[Feed, str],
+    source: Source,
+    rows,
+    model: Model,
+    mesh: Mesh,
+) -> np.ndarray:
     """The embeddings of `rows` in a row's file, which is made when it is missing."""
-    num_views = max(feed.num_views, 1)
     if isinstance(one.cache, Blank):
-        shape = len(rows), num_views, model.embedding_dim
+        shape = len(rows), max(views[0].num_views, 1), model.embedding_dim
         return np.broadcast_to(np.float16(0), shape)
     if not pathlib.Path(one.cache).is_file():
         if one.teacher is None:
@@ -173,5 +227,5 @@ def _kept(one: Distill, feed: Feed, source: Source, rows, model: Model, mesh: Me
                 f"distill.cache must exist or have a teacher, got {one.cache}: there "
                 "is no such file."
             )
-        write_cache(one.cache, source, one.teacher, feed, mesh)
-    return read_cache(one.cache, source, model, num_views)[rows]
+        write_cache(one.cache, source, one.teacher, views, mesh)
+    return read_cache(one.cache, source, model, views, one.teacher)[rows]

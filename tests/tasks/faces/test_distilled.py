@@ -170,9 +170,15 @@ def faces(seed=0):
 def cache(tmp_path_factory):
     """A file with embeddings of all six views."""
     path = tmp_path_factory.mktemp("cache") / "deep" / "teacher.npy"
-    feed = kept.views_of(Training(batch_size=8, **VIEWS), "same")
-    kept.write_cache(path, faces(), told().teacher, feed, make_mesh(1))
+    kept.write_cache(path, faces(), told().teacher, views(), make_mesh(1))
     return path
+
+
+def views(sees="same", **mask):
+    """Those of the cache, unless the mask's settings are others."""
+    mask = {"name": "face_mask", "fixed": True, **mask}
+    settings = Training(batch_size=8, flip=0.5, augment=(mask,))
+    return kept.views_of(settings, sees)
 
 
 def augmented(source, settings):
@@ -189,7 +195,7 @@ def augmented(source, settings):
 
 def test_kept_embeddings_are_the_teachers_in_every_view(cache):
     source = faces()
-    table = kept.read_cache(cache, source, linear(), 6)
+    table = kept.read_cache(cache, source, linear(), views(), told().teacher)
     assert table.shape == (28, 6, DIM) and table.dtype == np.float16
     batch = augmented(source, Training(**VIEWS))
     assert len(np.unique(batch.view)) > 3
@@ -209,11 +215,11 @@ def test_a_teacher_of_clean_images_sees_what_is_under_the_mask(tmp_path):
     teach = d.online(told(sees="clean"))(batch)
     bare = batch._replace(inputs={"image": batch.inputs["clean"]})
     assert_array_equal(teach, d.online(told())(bare))
-    feed = kept.views_of(settings, "clean")
-    assert feed.num_views == 2
+    clean = kept.views_of(settings, "clean")
+    assert clean[0].num_views == 2
     path = tmp_path / "clean.npy"
-    kept.write_cache(path, source, told().teacher, feed, make_mesh(1))
-    table = jnp.asarray(kept.read_cache(path, source, linear(), 2))
+    kept.write_cache(path, source, told().teacher, clean, make_mesh(1))
+    table = jnp.asarray(kept.read_cache(path, source, linear(), clean))
     batch = batch._replace(targets={**batch.targets, d.KNOWN: table})
     assert_allclose(d.from_cache(batch), unit(np.asarray(teach)), atol=2e-3)
     with pytest.raises(ValueError, match="must be same without face_mask's keep_clean"):
@@ -222,20 +228,30 @@ def test_a_teacher_of_clean_images_sees_what_is_under_the_mask(tmp_path):
 
 def test_a_cache_of_other_images_or_sizes_is_refused(cache, tmp_path):
     with pytest.raises(ValueError, match="must belong to this source's images"):
-        kept.read_cache(cache, faces(1), linear(), 6)
+        kept.read_cache(cache, faces(1), linear(), views())
     for points in (None, faces().landmarks + 1):
         elsewhere = faces()._replace(landmarks=points)
         with pytest.raises(ValueError, match="must belong to this source's images"):
-            kept.read_cache(cache, elsewhere, linear(), 6)
+            kept.read_cache(cache, elsewhere, linear(), views())
     with pytest.raises(ValueError, match=r"\(28, 2, 5\), got float16 \(28, 6, 5\)"):
-        kept.read_cache(cache, faces(), linear(), 2)
+        kept.read_cache(cache, faces(), linear(), views("clean"))
     wider = linear()._replace(embedding_dim=8)
     with pytest.raises(ValueError, match=r"\(28, 6, 8\)"):
-        kept.read_cache(cache, faces(), wider, 6)
+        kept.read_cache(cache, faces(), wider, views())
     with pytest.raises(ValueError, match="must be a file of embeddings"):
-        kept.read_cache(tmp_path / "none.npy", faces(), linear(), 6)
+        kept.read_cache(tmp_path / "none.npy", faces(), linear(), views())
     with pytest.raises(ValueError, match="whose views are counted"):
         kept.views_of(Training(augment=("face_mask",)), "same")
+
+
+def test_a_cache_of_another_teacher_or_of_other_masks_is_refused(cache):
+    often = views(probability=0.1, surface=1.0)  # the same masks, less often
+    kept.read_cache(cache, faces(), linear(), often, told().teacher)
+    with pytest.raises(ValueError, match="must belong to this row's views"):
+        kept.read_cache(cache, faces(), linear(), views(seed=1))
+    other = d.Teacher(linear(), linear().init(jax.random.key(9)))
+    with pytest.raises(ValueError, match="must belong to this teacher, .*make it anew"):
+        kept.read_cache(cache, faces(), linear(), views(), other)
 
 
 def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
