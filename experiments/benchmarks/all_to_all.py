@@ -10,17 +10,14 @@ python experiments/benchmarks/all_to_all.py --count=1000 --distractors=1000000
 import argparse
 import json
 import os
-import pathlib
 import resource
 import time
 
-import jax
 import numpy as np
+import results_file
 
 from fedfr_jax.evaluation.identification import rank_k
 from fedfr_jax.evaluation.verification import generic_verification
-
-OUT = pathlib.Path(__file__).parent / "results" / "all_to_all.json"
 
 
 def embeddings(count: int, dim: int, noise: float = 0.9) -> tuple:
@@ -66,16 +63,11 @@ def measure(args) -> dict:
         pairs, found = verify(args.count, args.dim, tuple(args.fars))
     seconds = time.perf_counter() - begin
     return {
-        "images": args.count,
-        "distractors": args.distractors,
-        "dim": args.dim,
         "pairs": pairs,
         "seconds": round(seconds, 1),
         "million pairs a second": round(pairs / seconds / 1e6, 1),
         "peak memory MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "load before and after": [round(load, 1), round(os.getloadavg()[0], 1)],
-        "cores": os.cpu_count(),
-        "device": jax.devices()[0].device_kind,
         "found": found,
     }
 
@@ -86,12 +78,11 @@ def main() -> None:
     parser.add_argument("--distractors", type=int, default=0)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--fars", type=float, nargs="+", default=[1e-6, 1e-4])
+    results_file.add_flag(parser)
     args = parser.parse_args()
     row = measure(args)
-    rows = json.loads(OUT.read_text()) if OUT.exists() else []
-    key = lambda one: [one[k] for k in ("images", "distractors", "dim", "device")]
-    rows = [one for one in rows if key(one) != key(row)] + [row]
-    OUT.write_text(json.dumps(rows, indent=1) + "\n")
+    what = f"{args.count} images, {args.distractors} distractors, {args.dim} numbers"
+    results_file.write(args.out, {what: row})
     print(json.dumps(row, indent=1))
 
 
