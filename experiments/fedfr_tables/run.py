@@ -2,9 +2,11 @@
 
     python experiments/fedfr_tables/run.py --config=configs/fedfr/table_omniglot.py \
         --workdir=runs/table_omniglot [--seeds=0,1,2] [--rows=pretrained,fedavg,...]
+        [--name=omniglot]
 
 Goes on where it was stopped. Writes the data set's part of results.json (every metric
-of every row and seed) and of README.md, both beside this file or under --results.
+of every row and seed) and of README.md, both beside this file or under --results; the
+part is called as the config, or --name.
 """
 
 import argparse
@@ -50,6 +52,7 @@ def main(argv: list[str]) -> None:
     define(parser)
     parser.add_argument("--seeds", type=names, default=["0", "1", "2"])
     parser.add_argument("--rows", type=names, default=[], help="default all")
+    parser.add_argument("--name", default="", help="default the config's")
     parser.add_argument("--results", type=pathlib.Path, default=HERE)
     values = parse(parser, argv)
     folder, config = workdir(values, "run.py"), values.config
@@ -60,7 +63,7 @@ def main(argv: list[str]) -> None:
         place = folder / f"seed{seed}"
         runs[str(seed)] = run_seed(config, seed, place, rows)
         draw(runs[str(seed)], place)
-        publish(runs, name_of(argv), values.results)
+        publish(runs, values.name or name_of(argv), values.results)
 
 
 def publish(runs: dict, name: str, target: pathlib.Path) -> None:
