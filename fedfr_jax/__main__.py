@@ -9,7 +9,7 @@ import traceback
 import warnings
 
 import fedfr_jax
-from fedfr_jax import processes
+from fedfr_jax import processes, stopping
 
 USAGE = """\
 usage: fedfr <command> --config=NAME [--config.section.key=value ...] [--workdir=DIR]
@@ -112,16 +112,16 @@ def print_no_error_twice() -> list:
 def run() -> None:
     """Entry point of the console script."""
     processes.end_with_parent()
+    if sys.argv[1:2] != ["launch"]:  # which stops those that it has started first
+        stopping.end_on_signals(sys.argv[1:])
     of_threads = []
     try:
-        from fedfr_jax.commands import stopping  # and absl, which makes its own logger
+        import fedfr_jax.commands  # noqa: F401  and absl, which makes its own logger
 
         if not os.environ.get("FEDFR_DEBUG"):
             of_threads = print_no_error_twice()
-        if sys.argv[1:2] != ["launch"]:  # which stops those that it has started first
-            stopping.end_on_signals(sys.argv[1:])
         code = main(sys.argv[1:])
-    except KeyboardInterrupt:  # before the commands were there
+    except KeyboardInterrupt:  # of `launch`, before it has started any
         code = 130
     except Exception:
         traceback.print_exc()

@@ -149,9 +149,14 @@ def words(kind: Any) -> str:
     if origin in (tuple, list, Sequence) and inside:
         is_fixed = len(inside) > 1 and inside[1] is not Ellipsis
         number = f"{len(inside)} " if is_fixed else ""
-        return f"a list of {number}{_noun(inside[0])}s"
+        return f"a list of {number}{_nouns(inside[0])}"
     plain = {bool: "true or false", type(None): "none", tuple: "a list"}
     return plain.get(kind) or f"a {_noun(kind)}"
+
+
+def _nouns(kind: Any) -> str:
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else [kind]
+    return " or ".join(f"{_noun(one)}s" for one in kinds)
 
 
 def _noun(kind: Any) -> str:

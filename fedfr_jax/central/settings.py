@@ -41,7 +41,7 @@ class Training(NamedTuple):
     # Cosine above which another class counts as label noise, see `interclass_filter`.
     interclass_threshold: float | None = None
     flip: float = 0.5
-    augment: tuple = ()  # after the mirror, see data/augment
+    augment: tuple[str | Mapping, ...] = ()  # after the mirror, see data/augment
     checkpoint_every: int = 1  # epochs
     base_batch: int = 0  # images that `learning_rate` is for (linear scaling); 0: any
     micro_batches: int = 1  # parts of each device's batch, one after another

@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 
 from fedfr_jax.commands.flags import count, new_parser, parse_flags
-from fedfr_jax.commands.stopping import FRESH, SIGNALS, newest, run_of, stopped
 from fedfr_jax.processes import HEARTBEAT, WATCHED, use_every_core
+from fedfr_jax.stopping import FRESH, SIGNALS, newest, run_of, stopped
 
 ABOUT = """\
 Start a command as several processes of one run: fedfr launch --processes=4 train ...

@@ -1,6 +1,7 @@
 """What the federated stages of a run share, and the ranges of its numbers."""
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ class Federation(NamedTuple):
     batch_size: int = 64
     drop_last: bool = False
     flip: float = 0.5
-    augment: tuple = ()  # after the mirror, see data/augment
+    augment: tuple[str | Mapping, ...] = ()  # after the mirror, see data/augment
     lanes: int | str = (
         1  # auto: with implementation and devices measured once, and kept
     )

@@ -135,7 +135,7 @@ def feed_of(settings, *, drop_last: bool = False, is_images: bool = True) -> Fee
 @functools.cache  # what is compiled knows an augmentation by its functions
 def augment_of(flip: float, listed: str) -> Augment:
     """What is `listed`, as JSON, behind a mirror of probability `flip`."""
-    return build_augment([{"name": "mirror", "probability": flip}, *json.loads(listed)])
+    return build_augment(json.loads(listed), flip=flip)
 
 
 def streams(

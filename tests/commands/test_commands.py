@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from fedfr_jax.__main__ import main
 from fedfr_jax.commands import COMMANDS
+from fedfr_jax.runs import experiment
 from fedfr_jax.runs.workdir import claim, claim_for_all
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -187,6 +189,30 @@ def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
     assert evaluation["methods"] == methods
 
 
+def test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named(
+    whole, tmp_path, monkeypatch
+):
+    flags, folder, _ = whole(1)
+    run, built = tmp_path / "run", []
+    shutil.copytree(folder, run)
+    trained = lambda: {x.parent.parent.name for x in run.glob("*/checkpoints/[0-9]*")}
+    monkeypatch.setattr(experiment, "run_experiment", lambda *x: built.append(x))
+    changed = [
+        "train",
+        *flags,
+        f"--workdir={run}",
+        "--config.methods.fedfr.threshold=0.3",
+    ]
+    said = here(*changed)
+    assert "kept are pretrained, fedavg; trained anew are fedfr, whose" in said
+    assert trained() == {"pretrained", "fedavg", "fedfr.old"}
+    said = here(*changed, "--restart=fedavg")
+    assert "Asked to restart: kept are pretrained; trained anew are fedavg" in said
+    assert trained() == {"pretrained", "fedavg.old", "fedfr.old"}
+    here(*changed, "--overwrite")
+    assert not trained() and len(built) == 3
+
+
 @pytest.mark.parametrize("command", ["train", "evaluate", "prepare", "launch"])
 def test_help_is_everywhere(command, capsys):
     assert main([command, "--help"]) == 0
@@ -305,6 +331,11 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "federation.table=disk",
             "table must be one of ('auto', 'device', 'stream'), got 'disk'",
         ),
+        (
+            "federation.augment=(1,2)",
+            "config.federation.augment must be a list of texts or mappings, got (1",
+        ),
+        ("pretrain.augment=({'x':1},)", "config.augment[0].name must be one of"),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_claims_no_folder(

@@ -56,7 +56,9 @@ def register_augment(name: str, factory: Callable[..., Augment]) -> None:
     register(AUGMENTS, "augment", name, factory)
 
 
-def build_augment(settings: Sequence[str | Mapping]) -> Augment:
+def build_augment(
+    settings: Sequence[str | Mapping], *, flip: float | None = None
+) -> Augment:
     """The augments that a configuration lists, one after the other.
 
     >>> build_augment(["mirror"]).views
@@ -67,6 +69,7 @@ def build_augment(settings: Sequence[str | Mapping]) -> Augment:
     Args:
       settings: names of AUGMENTS, or mappings with a "name" and the factory's
         settings. `normalize` comes last when it is not listed.
+      flip: probability of a mirror before all of them.
 
     Raises:
       ValueError: for an unknown name or setting, with the known ones, or one that is
@@ -75,6 +78,8 @@ def build_augment(settings: Sequence[str | Mapping]) -> Augment:
     if not isinstance(settings, Sequence) or isinstance(settings, str):
         raise ValueError(f"config.augment must be a list, got {settings!r}.")
     parts, names = [], []
+    if flip is not None:
+        parts.append(mirror(probability=flip))
     for place, entry in enumerate(settings):
         section = f"augment[{place}]"
         given = {"name": entry} if isinstance(entry, str) else entry

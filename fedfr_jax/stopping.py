@@ -2,7 +2,8 @@
 
 A run loses nothing by ending between two instructions, since checkpoints and files are
 put in place by renaming: a signal ends the process whatever it is doing, and a thread
-sees to it, as Python's own handlers wait for the end of a compile.
+sees to it, as Python's own handlers wait for the end of a compile. It needs nothing of
+the package, so that a command hears a signal before its libraries are loaded.
 """
 
 import argparse
@@ -13,8 +14,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-
-from fedfr_jax.commands.flags import add_switch, new_parser
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FRESH = ("overwrite", "restart")  # flags that begin again instead of going on
@@ -69,10 +68,12 @@ def going_on(words: Sequence[str]) -> list[str]:
 
 def run_of(words: Sequence[str]) -> argparse.Namespace:
     """--workdir, --overwrite and --restart of a command, read as it reads them."""
-    parser = new_parser("fedfr", "")
-    parser.add_argument("--workdir", default="")
-    parser.add_argument("--restart", default="")
-    add_switch(parser, "overwrite", "")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("workdir", "restart"):
+        parser.add_argument(f"--{name}", nargs="?", default="")
+    is_true = lambda text: text.lower() in ("true", "1")
+    parser.add_argument("--overwrite", nargs="?", const=True, type=is_true)
+    parser.add_argument("--nooverwrite", dest="overwrite", action="store_false")
     return parser.parse_known_args(words)[0]
 
 
