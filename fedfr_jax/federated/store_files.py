@@ -50,8 +50,8 @@ def lost(folder: pathlib.Path, got: str) -> ValueError:
     """The error for rows that cannot be had again, and what to do."""
     return ValueError(
         f"{folder} must hold the personal rows as they were written, got {got}: rows "
-        f"are lost. Remove {folder} and the checkpoints beside it, and start the same "
-        "command again: only what they belong to is trained anew."
+        f"are lost. The same command with --restart={folder.parent.name} trains what "
+        "they belong to anew, and keeps the stages before it."
     )
 
 

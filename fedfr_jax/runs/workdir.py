@@ -7,6 +7,7 @@ another stage is renamed to <stage>.old, and the stage is trained anew.
 import contextlib
 import fcntl
 import json
+import math
 import pathlib
 import shutil
 import time
@@ -37,10 +38,13 @@ class Clock:
 def _seconds_in(path):
     """Those that a file tells; a damaged one, which no result depends on, tells 0."""
     try:
-        return float(json.loads(path.read_text())["seconds"])
+        seconds = float(json.loads(path.read_text())["seconds"])
+        if not math.isfinite(seconds):
+            raise ValueError(seconds)
+        return seconds
     except FileNotFoundError:
         return 0.0
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         print(f"{path} is damaged ({error!r}): seconds are counted from now on.")
         return 0.0
 
@@ -182,7 +186,7 @@ def _kept_config(workdir) -> dict:
         if isinstance(kept, dict):
             return kept
         fault = f"a {type(kept).__name__}"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         fault = error
     raise ValueError(
         f"{path} must be the JSON of the run's config, got {fault}: take another "

@@ -249,9 +249,14 @@ def test_labels_are_cached_without_a_second_pass(stub, tmp_path):
             return super().__iter__()
 
     stub(Counting([{"image": image, "label": b"a"}]), (4, 4, 3))
-    for _ in range(2):
+    records = tmp_path / "lfw.array_record"
+    records.write_bytes(b"old")
+    for passes in (1, 1):
         tfds("lfw", cache=tmp_path.parent / "labels.npz")
-    assert Counting.passes == 1
+        assert Counting.passes == passes
+    records.write_bytes(b"renewed in place")
+    tfds("lfw", cache=tmp_path.parent / "labels.npz")
+    assert Counting.passes == 2
 
 
 def test_what_cannot_be_served_is_refused(stub, monkeypatch):

@@ -5,6 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from fedfr_jax.data.sources import SOURCES
 from tests.faults import inputs
 from tests.faults.inputs import SETS
 from tests.faults.small_sets import Small
@@ -15,6 +16,33 @@ def test_damaged_inputs_are_read_as_what_is_valid_or_refused(name, monkeypatch):
     monkeypatch.setattr(inputs, "limit", lambda: None)  # this process has more to do
     found = list(inputs.attack(name, range(12)))
     assert {result for *_, result in found} <= {"same", "valid", "refused"}, found
+
+
+# Sources whose files another's name stands for in SETS, and those without files.
+SAME_READER = {
+    "arrays": "npz",
+    "bin_pairs": "bin",
+    "cifar10": "classes",
+    "cifar100": "two parts",
+    "cuhk03_np": "cuhk03",
+    "fashion_mnist": "two parts",
+    "fei": "folder",
+    "image_classes": "classes",
+    "image_masks": "masks",
+    "listed_pairs": "listed pairs",
+    "mnist": "two parts",
+    "msmt17": "msmt17",
+    "orl": "folder",
+    "recordio": "rec",
+    "reid_csv": "reid csv",
+}
+NO_FILES = {"blank", "faces_synthetic", "join", "opened", "synthetic"}
+OF_A_LIBRARY = {"tfds", "femnist10"}  # TensorFlow Datasets reads their files
+
+
+def test_every_source_that_reads_files_is_attacked():
+    missed = {name for name in SOURCES if SAME_READER.get(name, name) not in SETS}
+    assert missed == NO_FILES | OF_A_LIBRARY
 
 
 def test_a_reader_that_trusts_its_file_is_found(tmp_path, monkeypatch):

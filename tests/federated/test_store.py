@@ -193,7 +193,9 @@ def test_a_store_that_is_not_as_its_checkpoint_saw_it_is_refused(tmp_path):
         ("", shutil.rmtree, "rows.bin of 0 bytes"),
     ]:
         do(tmp_path / "s" / name)
-        with pytest.raises(ValueError, match=f"/s must hold .*, got {message}.*Remove"):
+        with pytest.raises(
+            ValueError, match=f"/s must hold .*, got {message}.*--restart="
+        ):
             resume(4)
         shutil.copytree(tmp_path / "whole", tmp_path / "s", dirs_exist_ok=True)
     with pytest.raises(ValueError, match="than round 5's in seals.txt"):

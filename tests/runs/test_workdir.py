@@ -115,10 +115,11 @@ def test_a_stage_is_restarted_with_those_that_start_from_it(restart, left, folde
         workdir.claim(folder, changed(), STAGES, restart=["nosuch"])
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "\x00"])
+@pytest.mark.parametrize("text", ["{", "[1]", "\x00", "[" * 99999])
 def test_a_damaged_config_is_named_and_damaged_seconds_are_forgotten(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config.json must be the JSON of the run"):
         workdir.claim(tmp_path, "{}").close()
-    (tmp_path / "seconds.json").write_text(text)
-    assert workdir.Clock(tmp_path / "seconds.json").note() < 60
+    for damaged in (text, '{"seconds": NaN}'):
+        (tmp_path / "seconds.json").write_text(damaged)
+        assert workdir.Clock(tmp_path / "seconds.json").note() < 60

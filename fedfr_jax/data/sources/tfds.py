@@ -8,6 +8,7 @@ decoded here as those of every other source. That needs a set prepared as array_
 import functools
 import itertools
 import os
+import pathlib
 from typing import NamedTuple
 
 import numpy as np
@@ -110,7 +111,8 @@ def tfds(
     channels = check_channels(channels or stored_size[2])
     scan = functools.partial(_scan, parts, layout, attribute)
     fits = functools.partial(_fits, layout, attribute)
-    rows = cached(cache, [info.data_dir], scan, fits)
+    origins = [info.data_dir, *sorted(pathlib.Path(info.data_dir).iterdir())]
+    rows = cached(cache, origins, scan, fits)
     labels, names = _number(rows["labels"], layout, info)
     if len(labels) != num_images:
         raise ValueError(
