@@ -153,6 +153,9 @@ def _change(config: ConfigDict, word: str) -> None:
 def set_key(config: ConfigDict, path: str, value: Any) -> None:
     """Set the key at the dotted `path`; `build` judges the last name and the value.
 
+    What refers to a key of the config follows it, such as `partition.seed` the `seed`;
+    a section's own key that is set stands for itself from then on.
+
     Raises:
       ValueError: for a section that does not exist, listing those that do.
     """
@@ -164,6 +167,8 @@ def set_key(config: ConfigDict, path: str, value: Any) -> None:
             raise ValueError(f"{place} must have sections {known}, got {name!r}.")
         place, section = f"{place}.{name}", section[name] if sections else section
     with section.unlocked(), section.ignore_type():
+        if sections and key in section:
+            del section[key]  # else what it refers to would be set
         section[key] = value
 
 

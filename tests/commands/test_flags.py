@@ -316,3 +316,15 @@ def test_a_default_that_is_a_function_is_shown_by_its_name():
 
     assert describe.call_of("it", factory) == "it(local, rate, weigh=len, name='a b')"
     assert describe.summary(factory) == "One line."
+
+
+def test_a_sections_own_seed_leaves_the_runs_seed_alone():
+
+    def seeds(*words):
+        config = parsed("--config=fedfr/table_lfw", *words).config
+        return config.seed, config.partition.seed
+
+    assert seeds("--config.seed=3") == (3, 3)
+    assert seeds("--config.partition.seed=5") == (0, 5)
+    both = ["--config.partition.seed=5", "--config.seed=3"]
+    assert seeds(*both) == seeds(*reversed(both)) == (3, 5)
