@@ -113,13 +113,14 @@ def command(*words, **options):
 
 def wait_until(process, kind, number):
     """Until a process catches (SigCgt) or ignores (SigIgn) a signal."""
-    while process.poll() is None:
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
         status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
         mask = int(status.partition(f"{kind}:")[2].split()[0], 16)
         if mask >> number - 1 & 1:
             return
         time.sleep(0.005)
-    raise AssertionError(process.communicate()[0])
+    raise AssertionError(f"no {kind} of {number} in {process.pid}")
 
 
 def is_running(pid):

@@ -31,6 +31,19 @@ def test_images_come_back_bit_for_bit_with_dense_labels(digits):
     np.testing.assert_array_equal(source.read(np.array([4, 0]))[..., 0], images[[4, 0]])
 
 
+def test_labels_of_several_axes_are_read_in_the_order_of_their_images(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, 5, 4), np.uint8)
+    labels = np.arange(6).reshape(2, 3)
+    for number, order in enumerate("CF"):
+        stored = np.array(labels, order=order)
+        source = arrays(save(tmp_path / f"{number}.npz", images=images, labels=stored))
+        assert source.labels.tolist() == list(range(6)), order
+    turned = np.asfortranarray(images)
+    path = save(tmp_path / "turned.npz", images=turned, labels=labels)
+    with pytest.raises(ValueError, match="uint8 or bool in C order"):
+        arrays(path)
+
+
 def test_a_mask_or_two_parts_are_the_test_part(digits, tmp_path):
     path, images = digits
     labels = np.array([7, 3, 3, 7, 9, 3])

@@ -84,6 +84,7 @@ MUTANTS = [
         [
             ("np.uint8(0), np.uint8(255))", "np.uint8(0), np.uint8(1))"),
             ('order = "F" if header', 'order = "C" if header'),
+            ("        or is_fortran\n", ""),
         ],
     ),
     Mutants(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from tests.mutants import (
     central,
     classification,
+    commands,
     data,
     evaluation,
     faces,
@@ -20,7 +21,7 @@ from tests.mutants import (
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ROOMS = (losses, faces, federated, central, data, evaluation, classification)
-ROOMS += (masks, reid, reid_training, runs, segmentation)
+ROOMS += (commands, masks, reid, reid_training, runs, segmentation)
 
 
 class Mutant(NamedTuple):

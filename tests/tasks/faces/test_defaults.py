@@ -2,6 +2,8 @@
 
 import inspect
 
+from fedfr_jax.configs.fedfr import demo, ms1m_40x100
+
 from fedfr_jax.central.settings import Training
 from fedfr_jax.configs import base
 from fedfr_jax.data.partition.faces import ms1m
@@ -207,3 +209,68 @@ def test_the_rates_that_are_judged_suit_sets_of_some_thousand_images():
     judged = defaults(Judge)
     assert (judged["fars"], judged["fpirs"]) == ((1e-3, 1e-2), (1e-2, 1e-1))
     assert judged["personalised"] == "exact"
+
+
+PAPER = {
+    "seed": 100,
+    "partition": {"name": "ms1m", "num_unseen_ids": 500},
+    "model": {"name": "sphereface", "depth": 64, "embedding_dim": 512},
+    "pretrain": {
+        "epochs": 16,
+        "batch_size": 256,
+        "learning_rate": 0.05 * 256 / 512,
+        "milestones": (5 / 16, 13 / 16),  # before the 0-based epochs 5 and 13
+    },
+    "federation": {
+        "rounds": 20,
+        "local_epochs": (10, 8, 6, 4),
+        "batch_size": 256,
+        "drop_last": True,
+    },
+    "evaluation": {"fars": (1e-6, 1e-5, 1e-4), "fpirs": (1e-5, 1e-4)},
+}
+PAPER_ROW = {
+    "learning_rate": 1e-3,
+    "decay_epochs": (8, 6, 4, 3),
+    "threshold": 0.4,
+    "contrastive_weight": 5.0,
+    "branch_weight": 10.0,
+}
+RATE = {"learning_rate": 1e-3, "decay_epochs": (3, 3, 2)}
+DEMO = {
+    "partition": {
+        "num_clients": 10,
+        "ids_per_client": 10,
+        "num_global_ids": 200,
+        "num_unseen_ids": 60,
+    },
+    "pretrain": {"epochs": 6, "learning_rate": 2e-3, "optimizer": "adam"},
+    "federation": {
+        "rounds": 6,
+        "local_epochs": (4, 4, 3),
+        "batch_size": 32,
+        "evaluate_every": 1,
+    },
+    "methods": {
+        "fedavg": {**RATE, **FEDAVG},
+        "fedfr": {**RATE, "threshold": 0.5, "max_hard_negatives": 120},
+    },
+}
+
+
+def test_the_papers_config_and_the_demo_by_value():
+    config = ms1m_40x100.get_config().to_dict()
+    assert {key: config[key] for key in PAPER} == PAPER
+    rows = config["methods"]
+    assert rows["fedfr"] == PAPER_ROW
+    assert rows["fedavg"] == {**PAPER_ROW, **FEDAVG}
+    assert rows["fedavg_equal"]["local_epochs"] == (15, 12, 9, 6)
+    assert rows["cosface_branch"]["branch_weight"] == 1.0
+    assert rows["finetune"]["adapt"] == {
+        **ADAPT,
+        "learning_rate": 1e-3,
+        "kind": "finetune",
+    }
+    assert rows["central"] == {"kind": "central"}
+    config = demo.get_config().to_dict()
+    assert {key: config[key] for key in DEMO} == DEMO

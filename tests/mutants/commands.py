@@ -1,0 +1,65 @@
+"""Faults in how commands begin, go on and end."""
+
+from tests.mutants import Mutants
+
+STOPPING = "test_stopping.py"
+MUTANTS = [
+    Mutants(
+        "fedfr_jax/__main__.py",
+        STOPPING,
+        [
+            ("    processes.end_with_parent()", "    pass"),
+            ("stopping.end_on_signals(sys.argv[1:])", "pass"),
+            ("of_threads = print_no_error_twice()", "pass"),
+            ("in of_threads if code == 0 else ():", "in ():"),
+            ("(errno.ENOSPC, errno.EDQUOT)", "(errno.EDQUOT,)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/stopping.py",
+        STOPPING,
+        [
+            ('name in ("workdir", "restart")', 'name in ("restart",)'),
+            ("is_fresh and not equals", "is_fresh and equals"),
+            ("if not is_fresh and", "if"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/commands/train.py",
+        "commands/test_commands.py::"
+        "test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named",
+        [
+            ("is_fresh=bool(values.overwrite)", "is_fresh=False"),
+            ("restart=values.restart or ()", "restart=()"),
+            ("        experiment.stages,\n", "        None,\n"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/commands/flags.py",
+        "commands/test_flags.py",
+        [("del section[key]", "pass")],
+    ),
+    Mutants(
+        "fedfr_jax/build.py",
+        "tasks/reid/test_stages.py::"
+        "test_what_cannot_be_is_refused_before_anything_is_compiled",
+        [("trainer.local_epochs is not None", "False")],
+    ),
+    Mutants(
+        "fedfr_jax/runs/workdir.py",
+        "runs/test_workdir.py",
+        [
+            ("for name in changed | restart:", "for name in changed:"),
+            ("if not math.isfinite(seconds):", "if False:"),
+            (
+                "_kept_config(workdir), json.loads(config)\n    changed",
+                "{}, {}\n    changed",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/tfds.py",
+        "data/test_sources_tfds.py",
+        [(", *sorted(pathlib.Path(info.data_dir).iterdir())]", "]")],
+    ),
+]
