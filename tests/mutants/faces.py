@@ -190,7 +190,7 @@ MUTANTS = [
         CONFIGURED,
         [
             ("augment_of(settings.flip,", "augment_of(0.0,"),
-            ('"probability": flip}', '"probability": 0.5}'),
+            ("flip=flip)", "flip=0.5)"),
         ],
     ),
     Mutants(
