@@ -9,9 +9,9 @@ import pathlib
 import jax
 import numpy as np
 from contact_sheet import sheet
+from fedfr_jax.configs.base import data_dir
 from PIL import Image
 
-from configs.base import data_dir
 from fedfr_jax.data.augment.face_mask import SURFACE, TEMPLATE, cover
 from fedfr_jax.data.sources import SOURCES
 

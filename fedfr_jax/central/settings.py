@@ -1,7 +1,7 @@
 """What central training is told, and its ranges."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import optax
@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.central.optimizers import OPTIMIZERS
-from fedfr_jax.central.sharding import CLASSES, Spread, check_pairs
+from fedfr_jax.central.sharding import CLASSES, Spread, check_pairs, layout_of
 from fedfr_jax.central.statistics import group_size
 from fedfr_jax.schema import check_ranges, naming
 
@@ -190,6 +190,29 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
         check_pairs(settings.sharding)
         group_size(settings.batch_norm, count)
         optimizer_of(settings, num_rows)  # a warm-up that leaves no step
+
+
+def check_patterns(
+    settings: Training, section: str, params_of: Callable, mesh: Mesh, table: str = ""
+) -> None:
+    """Raise ValueError for a pattern of the settings that finds no parameter.
+
+    Args:
+      params_of: () -> parameters, arrays or shape structs; not called without patterns.
+      table: as of `spread_of`.
+    """
+    rules = spread_of(settings, 0, table).rules
+    if not (rules or settings.layer_rates or settings.freeze):
+        return
+    params = params_of()
+    for pattern in settings.layer_rates or {}:
+        with naming(f"config.{section}.layer_rates"):
+            trees.matching(pattern)(params)
+    with naming(f"config.{section}.sharding"):
+        layout_of(rules, params, mesh_of(settings, mesh))
+    if settings.freeze:
+        with naming(f"config.{section}.freeze"):
+            trees.still(optax.identity(), settings.freeze).init(params)
 
 
 def check_factors(what: str, factors: Mapping[str, float]) -> None:

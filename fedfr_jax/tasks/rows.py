@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from fedfr_jax.central.settings import Training, check_training
+from fedfr_jax.central.settings import Training, check_patterns, check_training
 from fedfr_jax.federated.settings import AUTO, Federation
 from fedfr_jax.schema import call, check_keys, naming
 from fedfr_jax.stream import Stream
@@ -19,13 +19,12 @@ from fedfr_jax.tasks.data import feed_of, other_implementations
 from fedfr_jax.tasks.leaves import leaves_of
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
 from fedfr_jax.tasks.row_keys import OWN, Start, composed
-from fedfr_jax.trees import matching
 from fedfr_jax.types import Central, Dataset, Federated, Model, PyTree, Stage
 
 # Of faces only.
 MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
 MARGIN += ("class_parallel", "class_chunk", "class_dtype", "class_rate", "batch_norm")
-MARGIN += ("init", "distill")
+MARGIN += ("init", "distill", "gate_weight")
 
 
 class Given(NamedTuple):
@@ -172,9 +171,7 @@ def central_row(section: str, options: Mapping, of: Given) -> Central:
         loss = _loss(section, of.loss_of, options, of)
     training = call(section, Training, options)
     check_training(training, section, of.num_rows, of.mesh)
-    for pattern in training.layer_rates or {}:
-        with naming(f"config.{section}.layer_rates"):
-            matching(pattern)(of.shapes["params"])
+    check_patterns(training, section, lambda: of.shapes["params"], of.mesh)
     with naming(f"config.{section}"):
         feed = feed_of(training, is_images=len(of.model.image_shape) == 3)
     return Central(

@@ -11,6 +11,7 @@ import pytest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.class_parallel import rows_per_device
 from fedfr_jax.central.epochs import build_epochs
+from fedfr_jax.central.optimizers import OPTIMIZERS
 from fedfr_jax.central.sharding import Spread
 from fedfr_jax.central.step import build_step
 from fedfr_jax.feed import Feed
@@ -39,10 +40,10 @@ def dense_loss(variables, batch, key):
     return softmax_cross_entropy(8.0 * found, batch.labels).mean()
 
 
-def epochs_of(num_devices, loss, spread, **options):
+def epochs_of(num_devices, loss, spread, optimizer=OPTIMIZER, **options):
     return build_epochs(
         loss,
-        OPTIMIZER,
+        optimizer,
         Feed(BATCH),
         make_mesh(num_devices),
         first_row=0,
@@ -91,6 +92,18 @@ def test_eight_devices_train_as_one_however_the_state_is_cut(rule, expected):
     assert parts(trace["backbone"]["last"]) == 8
     assert parts(params["backbone"]["last"]) == (8 if rule == "zero3" else 1)
     assert parts(trace["backbone"]["bias"]) == 1
+
+
+def test_lars_has_the_norms_of_whole_leaves_however_they_are_cut():
+    lars = OPTIMIZERS["lars"](3.0, 0.01)
+    alone, _ = train(1, dense_loss, optimizer=lars)
+    rules = (*TABLE, ("backbone", "zero3"))
+    spread = Spread(rules, num_classes=NUM_CLASSES, micro_batches=2)
+    cut, _ = train(8, LOSS, spread, optimizer=lars)
+    close(without_padding(cut), without_padding(alone))
+    start, end = classes.variables()["params"], alone.variables["params"]
+    for name in ("first", "last"):  # far enough for another norm to show
+        assert np.abs(end["backbone"][name] - start["backbone"][name]).max() > 1e-3
 
 
 def compiled(num_devices, rule, **options):

@@ -279,7 +279,7 @@ def test_configs_are_listed_with_what_they_are(capsys):
     assert configs.FOLDER.name == "configs"
 
 
-@pytest.mark.parametrize("family", ["models", "sources", "losses"])
+@pytest.mark.parametrize("family", describe.FAMILIES)
 def test_a_family_is_listed_with_settings_and_a_line(family, capsys):
     assert main(["describe", family]) == 0
     text = capsys.readouterr().out

@@ -1,18 +1,22 @@
-"""The loaders that docs/export.md shows run as they stand, without this library."""
+"""What docs/export.md shows runs as it stands, loaders without this library."""
 
 import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
 
 import fedfr_jax as ff
+from fedfr_jax.central.settings import Training
 from fedfr_jax.deploy.export import export
+from fedfr_jax.deploy.gallery import Gallery, search, unit, write_gallery
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-CODE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/export.md").read_text(), re.S)
+TEXT = (ROOT / "docs/export.md").read_text()
+CODE = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 LOADERS = {"stablehlo": CODE[0], "onnx": CODE[1]}
 
 
@@ -32,3 +36,25 @@ def test_a_loader_of_five_lines_gives_the_same_embedding(run, tmp_path, suffix):
     assert done.returncode == 0, done.stderr
     wanted = network.embed(np.zeros((2, 12, 12, 3), np.uint8))
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), wanted, atol=1e-4)
+
+
+def test_another_library_finds_in_a_gallery_whom_exact_search_finds(
+    tmp_path, monkeypatch
+):
+    faiss = pytest.importorskip("faiss")
+    random = np.random.default_rng(0)
+    rows = unit(random.normal(size=(500, 16)).astype(np.float32))
+    gallery = Gallery(np.arange(500).astype(str), rows, "", "")
+    write_gallery(gallery, tmp_path / "people.npz")
+    monkeypatch.chdir(tmp_path)
+    (code,) = (textwrap.dedent(x) for x in CODE if "faiss" in x)
+    given = {"np": np, "faiss": faiss, "features": rows[:5]}
+    exec(code, given)
+    places, cosines = search(gallery, rows[:5], 5)
+    np.testing.assert_array_equal(given["places"], places)
+    np.testing.assert_allclose(given["cosines"], cosines, atol=1e-5)
+
+
+def test_the_keys_that_commands_name_are_those_of_training():
+    keys = {*re.findall(r"config\.pretrain\.(\w+)", TEXT)}
+    assert {"init", "freeze", "epochs"} <= keys <= {*Training._fields}

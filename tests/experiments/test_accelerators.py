@@ -1,5 +1,6 @@
 """What `make accelerators` has against a compiled program, on made-up numbers."""
 
+import os
 import pathlib
 import sys
 
@@ -56,14 +57,34 @@ def test_the_table_has_a_line_for_each_program(accelerators):
     assert first.count("|") == second.count("|") == len(accelerators.HEADINGS) + 1
 
 
+def need_environment(device):
+    """Skip where there is no compiler; fail where the caller names a place for it."""
+    try:
+        environments.python_of(kind_of(device).extra)
+    except OSError as error:
+        if os.environ.get("FEDFR_ACCELERATORS"):
+            raise
+        pytest.skip(f"no environment for {device}: {error}")
+
+
+def test_a_compiler_that_is_missed_where_it_was_named_is_no_skip(monkeypatch, tmp_path):
+    def full(extra):
+        raise OSError(f"no room for {extra}")
+
+    monkeypatch.setattr(environments, "python_of", full)
+    monkeypatch.delenv("FEDFR_ACCELERATORS", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no room for tpu"):
+        need_environment("v5p:2x2x1")
+    monkeypatch.setenv("FEDFR_ACCELERATORS", str(tmp_path))
+    with pytest.raises(OSError, match="no room for tpu"):
+        need_environment("v5p:2x2x1")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["v5p:2x2x1", "h200:1x1x8"])
 def test_a_round_compiles_for_devices_that_are_not_there(accelerators, device):
     """Needs the compiler's environment, or 2 and 6 GB of the package registry."""
-    try:
-        environments.python_of(kind_of(device).extra)
-    except OSError as error:
-        pytest.skip(f"no environment for {device}: {error}")
+    need_environment(device)
     program = accelerators.PROGRAMS["canonical"]
     words = [*program.words, f"--rows={program.row}"]
     found = compile_for(device, words)[program.row]

@@ -174,6 +174,26 @@ def test_scanned_and_unrolled_stacks_are_the_same_network(name):
     )
 
 
+def test_the_deepest_iresnet_is_no_longer_a_program_than_iresnet_50():
+    """So it compiles about as fast: 80 and 512 equal blocks are loops like 4 and 14."""
+
+    def program(depth):
+        model = MODELS["iresnet"]((16, 16, 3), depth=depth, widths=(2, 2, 2, 2))
+        variables = jax.eval_shape(model.init, jax.random.key(0))
+
+        def loss(params, stats, x):
+            given = {"params": params, "batch_stats": stats}
+            output, stats = model.apply(given, x, True)
+            return (output**2).sum(), stats
+
+        gradient = jax.jit(jax.grad(loss, has_aux=True))
+        x = jax.ShapeDtypeStruct((2, 16, 16, 3), jnp.float32)
+        return gradient.lower(*map(variables.get, ("params", "batch_stats")), x)
+
+    shallow, deep = (len(program(depth).as_text()) for depth in (50, 1200))
+    assert deep == pytest.approx(shallow, rel=0.01)
+
+
 @pytest.mark.parametrize("name", ["cnn", "mlp"])
 def test_small_networks_give_logits_when_told_the_number_of_classes(name):
     model = _classifier(name)

@@ -3,6 +3,7 @@
 from tests.mutants import Mutants
 
 SHARDING = "central/test_sharding.py"
+KEYS = "tasks/faces/test_central_keys.py"
 
 MUTANTS = [
     Mutants(
@@ -40,6 +41,27 @@ MUTANTS = [
         "fedfr_jax/central/optimizers.py",
         "central/test_optimizers.py",
         [("update.ndim - stacked < 2", "update.ndim < 2")],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/public_training.py",
+        KEYS,
+        [
+            ("pooled(model, Pool(size, group_mean(size, count)))", "model"),
+            ("dtype=settings.class_dtype", "dtype=None"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/central/settings.py",
+        KEYS,
+        [
+            ("=settings.micro_batches", "=1"),
+            ("=settings.reduce_dtype", "=None"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/central_stage.py",
+        KEYS,
+        [("=settings.class_rates", "=(1.0,)")],
     ),
     Mutants(
         "fedfr_jax/runs/class_tables.py",

@@ -133,6 +133,31 @@ def test_what_fits_fits_and_a_little_more_does_not():
     assert needs_of(num_classes=classes * 21 // 20).memory > room
 
 
+@pytest.mark.parametrize(
+    "name, gigabytes, number, unit",
+    [
+        ("fedavg", 0.02, "lanes", 1),
+        ("fedavg", 0.05, "batch_size", 2),
+        ("pretrained", 0.2, "batch_size", 16),  # two images on each of eight devices
+    ],
+)
+def test_as_many_lanes_and_images_fit_as_are_told(name, gigabytes, number, unit):
+    config = faces(fedavg=FEDAVG)
+    many = {"num_clients": 400, "client_images": (2000, 3000), "num_global_ids": 4000}
+    config["partition"] = {**config["partition"], **many, "ids_per_client": 1}
+    experiment = experiment_of(config)
+    device = DEVICES["v100"]._replace(memory=gigabytes * 1e9)
+    few = experiment.federation._replace(table_gib=0)
+    experiment = experiment._replace(federation=few)
+    planned = plan_stage(experiment, name, device, table="stream")
+    needs_of = needs_function(experiment, name)
+    memory = lambda count: needs_of(**{number: count}).memory
+    most = planned.fits[number]
+    assert 2 * unit < most and memory(most) <= device.capacity
+    more = max(most // 20 // unit, 1) * unit
+    assert memory(most + more) > device.capacity
+
+
 def test_a_teachers_files_are_neither_read_nor_written(tmp_path):
     views = {"flip": 0.5, "augment": ({"name": "face_mask", "fixed": True},)}
     deep = {**NETWORK, "blocks": (3, 3), "embedding_dim": 32}

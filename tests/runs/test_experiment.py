@@ -122,6 +122,23 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
     assert f"{line}(as this run began" in capsys.readouterr().out
 
 
+def test_the_table_is_printed_before_plots_that_fail(tmp_path, monkeypatch, capsys):
+    """What was trained for hours is not lost with them."""
+
+    def fail(*args, **named):
+        assert json.loads((tmp_path / "summary.json").read_text())["methods"] == scores
+        raise RuntimeError("no font")
+
+    found = {"fedavg": {"generic": Evaluation({"accuracy": 0.8125})}}
+    scores = experiment_module.numbers(found)
+    monkeypatch.setattr(experiment_module, "run_stages", lambda *args: found)
+    monkeypatch.setattr(experiment_module.report, "draw", fail)
+    with pytest.raises(RuntimeError, match="no font"):
+        experiment_module.run_experiment(experiment(Federation()), tmp_path)
+    said = capsys.readouterr().out
+    assert "fedavg" in said and "0.8125" in said
+
+
 SETTINGS = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip": 0.0}
 
 

@@ -4,11 +4,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from matplotlib.collections import PolyCollection
 from PIL import Image
 from rich.console import Console
 
+from fedfr_jax import scaling
 from fedfr_jax.runs import report
 from fedfr_jax.runs.report import curves, drawing, figures, rounds
+from fedfr_jax.runs.report.scaling import plot_laws, plot_scores
 from fedfr_jax.types import Grid
 
 SUMMARY = {
@@ -439,6 +442,40 @@ def test_plots_are_drawn_without_pyplot(tmp_path):
     )
     loaded = modules_after(code)
     assert "matplotlib.figure" in loaded and "matplotlib.pyplot" not in loaded
+
+
+def test_a_scaling_study_has_a_band_around_each_law_and_an_arrow_for_each_pair(
+    tmp_path, drawn
+):
+    noise = np.random.default_rng(0)
+    rows = [
+        {
+            "backbone": size,
+            "name": f"{size:.0f}",
+            "series": series,
+            "error": times * size**-0.2 * np.exp(0.02 * noise.normal()),
+        }
+        for series, times in (("scratch", 3.0), ("distilled", 2.0))
+        for size in np.geomspace(1e5, 1e8, 9)
+    ]
+    points = scaling.points(rows[:-1], "error", is_score=False, series="series")
+    plot_laws(tmp_path / "laws", scaling.study(points, data="images", draws=20))
+    (panel,) = drawn["laws"].axes
+    bands = [x for x in panel.collections if isinstance(x, PolyCollection)]
+    laws = [x for x in panel.lines if "exponent 0." in x.get_label()]
+    assert len(bands) == len(laws) == 2
+    for band, law in zip(bands, laws, strict=True):
+        x, y = law.get_data()
+        edges = band.get_paths()[0].vertices
+        low, high = (pick(edges[edges[:, 0] == x[0], 1]) for pick in (np.min, np.max))
+        assert low <= y[0] <= high and low < high
+
+    plot_scores(tmp_path / "scores", points, arrows=("scratch", "distilled"))
+    (panel,) = drawn["scores"].axes
+    arrows = [(x.get_position(), x.xy) for x in panel.texts if x.arrow_patch]
+    assert len(arrows) == 8  # the largest was not distilled
+    for (start, before), (end, after) in arrows:
+        assert start == end and after < before
 
 
 def test_grids_show_pictures_legend_and_maps_in_the_colours_of_all_stages(tmp_path):

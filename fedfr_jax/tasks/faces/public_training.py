@@ -7,12 +7,10 @@ import jax
 from jax.sharding import Mesh
 
 from fedfr_jax.central.class_parallel import rows_per_device
-from fedfr_jax.central.settings import Training, mesh_of, num_devices, spread_of
-from fedfr_jax.central.sharding import layout_of
+from fedfr_jax.central.settings import Training, check_patterns, num_devices
 from fedfr_jax.central.statistics import group_mean, group_size
 from fedfr_jax.losses.contract import Margin, softmax
 from fedfr_jax.models.norm import Pool, pooled
-from fedfr_jax.schema import naming
 from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces.class_softmax import class_parallel_loss
 from fedfr_jax.tasks.faces.classical import backbone_of
@@ -22,7 +20,6 @@ from fedfr_jax.tasks.faces.gate import gated, has_gate
 from fedfr_jax.tasks.faces.loss import face_loss, rule_of
 from fedfr_jax.tasks.faces.margin_state import beside
 from fedfr_jax.tasks.faces.public import first_variables, without_labels
-from fedfr_jax.trees import matching
 from fedfr_jax.types import Central, ClassTable, Model, PyTree
 
 TABLE = "phi"  # the parameter of the public classes
@@ -44,8 +41,8 @@ def public_training(
       given: variables of the backbone that it starts from; None draws them.
 
     Raises:
-      ValueError: for a sharding rule that matches no parameter, or a margin loss that
-        cannot be cut over devices.
+      ValueError: for a pattern that finds no parameter, or a margin loss that cannot be
+        cut over devices.
     """
     first_row = len(task.train_identities)
     if part := (settings.distill or {}).get("unlabelled_from"):
@@ -57,7 +54,8 @@ def public_training(
         num_rows = padded_rows(settings, len(identities), mesh)
         table = ClassTable(TABLE, tuple(names[i] for i in identities))
     init = lambda key: first_variables(model, num_rows, key, rule, given)
-    check_rules(settings, init, mesh)
+    params_of = lambda: jax.eval_shape(init, jax.random.key(0))["params"]
+    check_patterns(settings, "pretrain", params_of, mesh, f"^{TABLE}$")
     return Central(
         settings=settings,
         dataset=task.table,
@@ -129,21 +127,6 @@ def padded_rows(settings: Training, num_classes: int, mesh: Mesh) -> int:
     """Rows of the table of classes on all devices together."""
     count = num_devices(settings, mesh)
     return count * rows_per_device(num_classes, count, settings.class_chunk)
-
-
-def check_rules(settings: Training, init: Callable, mesh: Mesh) -> None:
-    """Raise ValueError for a pattern of `sharding` or `layer_rates` that matches none
-    of the parameters."""
-    spread = spread_of(settings, 0, f"^{TABLE}$")
-    if not spread.rules and not settings.layer_rates:
-        return
-    shapes = jax.eval_shape(init, jax.random.key(0))["params"]
-    for pattern in settings.layer_rates or {}:
-        with naming("config.pretrain.layer_rates"):
-            matching(pattern)(shapes)
-    if spread.rules:
-        with naming("config.pretrain.sharding"):
-            layout_of(spread.rules, shapes, mesh_of(settings, mesh))
 
 
 def margin_rule(settings: Training) -> Margin | None:

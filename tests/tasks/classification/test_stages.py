@@ -423,6 +423,15 @@ ROWS = [
         {"kind": "central", "layer_rates": {"stemm": 0.1}},
         "layer_rates: path pattern must match a leaf",
     ),
+    (
+        {"kind": "central", "sharding": (("nosuch", "zero3"),)},
+        "sharding: path pattern must match a leaf.*got 'nosuch'",
+    ),
+    (
+        {"kind": "central", "freeze": "nosuch"},
+        "freeze: path pattern must match a leaf.*got 'nosuch'",
+    ),
+    ({"kind": "central", "gate_weight": 2.0}, "must have keys of .*got 'gate_weight'"),
     ({"kind": "central", "batch_size": 129}, r"batch_size must lie in \[1, 128\]"),
     ({"kind": "central", "label_smoothing": 1.0}, "label_smoothing must lie in"),
     ({**RATE, "finetune_epochs": 1}, "finetune_epochs must go with personal leaves"),

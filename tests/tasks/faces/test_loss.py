@@ -159,6 +159,23 @@ def test_the_options_of_the_binary_branch_reach_it():
     assert abs(actual - branch_term(params, batch, branch="bce")) > 1e-2
 
 
+def test_the_uniface_branch_is_binary_over_own_classes_with_thresholds_of_their_own():
+    params, batch = problem()
+    scale, margin, others = 7.0, 0.2, 1.7
+    cosine = cosines(params, batch, params["branch"]["weights"][:OWN])
+    is_own = (LABELS[:, None] == np.arange(OWN)) & ~IS_EXTRA[:, None]
+    logits = scale * (cosine - margin * is_own) - params["branch"]["bias"][:OWN]
+    above = np.clip(logits, -scale, scale)
+    losses = np.where(is_own, np.logaddexp(0, -above), others * np.logaddexp(0, above))
+    options = {"scale": scale, "margin": margin, "negative_weight": others}
+    actual = branch_term(params, batch, branch="uniface", branch_options=options)
+    np.testing.assert_allclose(actual, losses.sum(1)[IS_VALID].mean(), rtol=1e-5)
+    default = branch_term(params, batch, branch="uniface")
+    own = {"scale": 64.0, "margin": 0.4, "negative_weight": 1.0}
+    told = branch_term(params, batch, branch="uniface", branch_options=own)
+    np.testing.assert_array_equal(default, told)
+
+
 def test_fedface_pulls_features_to_class_embeddings_that_stay():
     params, batch = problem()
     loss = face_loss(MODEL, margin_loss="class_hinge", margin=0.1)

@@ -111,6 +111,7 @@ def test_a_setting_out_of_its_range_is_refused(wrong, says):
     "wrong, says",
     [
         ({"sharding": (("kernels", "zero3"),)}, "such as .*backbone/kernel"),
+        ({"freeze": "nothing"}, "config.pretrain.freeze: .*such as .*backbone/kernel"),
         ({**CUT, "margin_loss": "uniface"}, "margin_loss must be a softmax"),
     ],
 )

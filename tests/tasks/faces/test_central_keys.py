@@ -1,0 +1,54 @@
+"""What keys of a config do to the step of `pretrained`: the program has it."""
+
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.models import iresnet
+from fedfr_jax.runs.accelerators.programs import programs_of
+from tests.tasks.faces.given import experiment_of, partition_of, source_of
+
+DEVICES, BATCH, CLASSES, DIM = 4, 16, 40, 6  # ten classes a device
+NORMS = 7  # layers of batch normalisation
+CUT = {"class_parallel": True}
+
+
+@functools.cache
+def program(**pretrain):
+    """The step of a tiny IResNet, as text."""
+    people = np.arange(CLASSES + 4, dtype=np.int32)
+    labels = np.repeat(people, 5)
+    images = np.zeros((len(labels), 8, 8, 3), np.uint8)
+    who = {"public": people[2:-2], "unseen": people[-2:]}
+    is_test = np.arange(len(labels)) % 5 == 4
+    partition = partition_of(labels, is_test, [[0], [1]], **who)
+    settings = {"pretrain": {"batch_size": BATCH, **pretrain}, "methods": {}}
+    network = iresnet((8, 8, 3), blocks=(1,), widths=(4,), embedding_dim=DIM)
+    given = network, source_of(images, labels), partition
+    experiment = experiment_of(settings, *given, grid=(DEVICES, 1))
+    with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
+        return programs_of(experiment, "pretrained")["step"].as_text()
+
+
+@pytest.mark.parametrize(
+    "key, before, pattern, more",
+    [
+        # Mean and variance of each layer, there and back.
+        ({"batch_norm": "sync"}, {}, "stablehlo.all_reduce", 4 * NORMS),
+        ({"batch_norm": 2}, {}, r"= dense<\[\[0, 1\], \[2, 3\]\]>", 4 * NORMS),
+        ({"micro_batches": 2}, {}, "stablehlo.while", 1),
+        # The sum of the last layer's gradient.
+        ({"reduce_dtype": "bfloat16"}, {}, r"}\) : \(tensor<64x6xbf16>\)", 1),
+        ({"class_dtype": "bfloat16"}, CUT, "dot_general.*16x6xbf16.*6x10xbf16", 1),
+        ({"class_chunk": 5}, CUT, "dot_general.*-> tensor<16x5xf32>", 2),
+        # Three rows of ten are drawn, beside those of the batch's own classes.
+        ({"class_rate": (0.3, 1.0)}, CUT, "dot_general.*-> tensor<16x19xf32>", 1),
+    ],
+    ids=lambda x: next(iter(x), "") if isinstance(x, dict) else "",
+)
+def test_a_key_is_in_the_compiled_step(key, before, pattern, more):
+    count = lambda **keys: len(re.findall(pattern, program(**keys)))
+    assert count(**before, **key) - count(**before) == more
