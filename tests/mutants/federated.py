@@ -117,6 +117,11 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/federated/algorithms/fedrep.py",
+        "tasks/classification/test_rows.py",
+        [("if head_epochs >= least:", "if head_epochs > least:")],
+    ),
+    Mutants(
         "fedfr_jax/federated/algorithms/combining.py",
         MORE_ROUNDS,
         [
