@@ -82,7 +82,7 @@ SERVERS = {
 }
 COMBINED = {
     "bulyan": {"faulty": 1},
-    "geometric_median": {"iterations": 10, "smoothing": 1e-6},
+    "geometric_median": {"iterations": 10, "smoothing": 1e-6, **EQUALLY},
     "krum": {"faulty": 1, "chosen": 1},
     "median": {},
     "trimmed_mean": {"fraction": 0.1},

@@ -127,7 +127,8 @@ MUTANTS = [
         [
             ("[cut : len(x) - cut]", "[cut:]"),
             ("jnp.median(x, axis=0)", "jnp.mean(x, axis=0)"),
-            ("1 / jnp.maximum(distances_to", "jnp.maximum(distances_to"),
+            ("distances.dtype) / distances", "distances.dtype) * distances"),
+            ("examples if weigh == ", "examples if weigh != "),
         ],
     ),
     Mutants(

@@ -193,6 +193,7 @@ def test_fedaws_pulls_features_to_the_column_of_their_class():
 # --- Settings
 
 RATE = {"learning_rate": 0.1}
+ROBUST, GEOMETRIC = {"algorithm": "robust"}, {"name": "geometric_median"}
 FEDREP = {"algorithm": "fedrep", "head": "params/classifier"}
 WRONG = [
     ({"personal": {"blocks": 1, "batch_norms": True}}, "personal must have one key"),
@@ -238,6 +239,8 @@ WRONG = [
         "faulty must be at least 0, got -1",
     ),
     ({"algorithm": "robust", "combine": {"name": "bulyan", "faulty": 0}}, "at least 1"),
+    ({**ROBUST, "combine": {**GEOMETRIC, "weigh": "size"}}, "weigh must be one of"),
+    ({**ROBUST, "combine": {"name": "median", "weigh": "examples"}}, "got 'weigh'"),
 ]
 
 
