@@ -144,7 +144,7 @@ def test_clients_of_lognormal_sizes_have_equal_shares_of_their_classes():
     [
         ({"num_clients": 7}, "num_clients must be a multiple of the 5 classes, got 7"),
         ({"num_clients": 5, "classes_per_client": 6}, r"must lie in \[1, 5\], got 6"),
-        ({"num_clients": 20, "least": 100}, "least must be at most 12 for 8 clients"),
+        ({"num_clients": 20, "least": 100}, "at most 12 for the 8 clients of class 0"),
         ({"num_clients": 20, "sigma": -1.0}, "sigma must be at least 0"),
     ],
 )
