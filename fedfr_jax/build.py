@@ -89,19 +89,20 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
     experiment = TASKS[settings["task"]](settings)
     for name, stage in experiment.stages.items():
         with naming(f"config.methods.{name}"):
-            _check_own_epochs(stage.trainer, experiment)
+            _check_epochs(stage.trainer, experiment)
     return experiment
 
 
-def _check_own_epochs(trainer: Federated | Central, experiment: Experiment) -> None:
-    """Raise ValueError for epochs of a row's own that leave stragglers none to lose."""
-    if isinstance(trainer, Federated) and trainer.local_epochs is not None:
-        federation = experiment.federation
-        num_clients = len(experiment.task.population.num_classes)
-        least = int(np.min(trainer.local_epochs))
-        check_stragglers(
-            federation.straggling, least, federation.cohort_size or num_clients
-        )
+def _check_epochs(trainer: Federated | Central, experiment: Experiment) -> None:
+    """Raise ValueError for rounds too short for stragglers or for the algorithm."""
+    if not isinstance(trainer, Federated):
+        return
+    federation, own = experiment.federation, trainer.local_epochs
+    least = int(np.min(federation.local_epochs if own is None else own))
+    num_clients = len(experiment.task.population.num_classes)
+    cohort_size = federation.cohort_size or num_clients
+    check_stragglers(federation.straggling, least, cohort_size)
+    trainer.algorithm.check_epochs(least)
 
 
 def is_folder(path: Any) -> bool:

@@ -345,6 +345,8 @@ class Algorithm(NamedTuple):
     prepare: Callable[[PyTree, RoundContext], Extra] | None = None
     # (server after the round, result) -> {name: [K]}, metrics of the cohort as a whole
     report: Callable[[PyTree, RoundResult], PyTree] | None = None
+    # (epochs of the shortest round) raises ValueError when they are too few.
+    check_epochs: Callable[[int], None] = lambda least: None
 
     def __repr__(self) -> str:
         """The file that wrote a client's update."""

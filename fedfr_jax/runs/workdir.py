@@ -40,7 +40,7 @@ def _seconds_in(path):
     try:
         seconds = float(json.loads(path.read_text())["seconds"])
         if not math.isfinite(seconds):
-            raise ValueError(seconds)
+            raise ValueError(f"seconds must be finite, got {seconds}.")
         return seconds
     except FileNotFoundError:
         return 0.0

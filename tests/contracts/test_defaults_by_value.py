@@ -4,15 +4,21 @@ Values of algorithms and servers are those of the papers that their files name, 
 the released code; `tests/tasks/faces/test_defaults.py` has those of faces.
 """
 
+import functools
 import inspect
 
+import numpy as np
+import pytest
 from fedfr_jax.configs.classification import comparison
 
+from fedfr_jax.build import build
 from fedfr_jax.configs import base
+from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.combining import COMBINES
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.tasks.options import local_of
+from fedfr_jax.types import Source
 
 EXAMPLES, EQUALLY = {"weigh": "examples"}, {"weigh": "equally"}
 SERVER = {"server_optimizer": None}
@@ -82,7 +88,7 @@ SERVERS = {
 }
 COMBINED = {
     "bulyan": {"faulty": 1},
-    "geometric_median": {"iterations": 10, "smoothing": 1e-6},
+    "geometric_median": {"iterations": 10, "smoothing": 1e-6, **EQUALLY},
     "krum": {"faulty": 1, "chosen": 1},
     "median": {},
     "trimmed_mean": {"fraction": 0.1},
@@ -221,7 +227,7 @@ OTHERS = {
 }
 
 
-def test_the_rows_of_the_comparison_are_those_that_its_results_were_measured_with():
+def test_the_rows_of_the_comparison_have_these_settings():
     combined = {"algorithm": "robust", **RATE}
     servers = {
         name: {
@@ -242,3 +248,32 @@ def test_the_rows_of_the_comparison_are_those_that_its_results_were_measured_wit
     resnet = comparison.get_config("cifar10").methods.to_dict()
     assert resnet["fedbn"] == {"personal": {"batch_norms": True}, **RATE}
     assert resnet["fedrep"]["head"] == "params/fc/"
+
+
+SETS = {  # classes and images of the comparison's sets
+    "fashion_mnist": (10, (28, 28, 1)),
+    "mnist": (10, (28, 28, 1)),
+    "cifar10": (10, (32, 32, 3)),
+    "cifar100": (100, (32, 32, 3)),
+    "emnist": (62, (28, 28, 1)),
+}
+
+
+@pytest.mark.parametrize("data", comparison.DATA)
+def test_every_row_of_the_comparison_is_built_on_each_of_its_sets(data, monkeypatch):
+    num_classes, shape = SETS[data]
+    labels = (np.arange(30 * num_classes) % num_classes).astype(np.int32)
+    config = comparison.get_config(data)
+
+    @functools.wraps(SOURCES[config.data.name])  # which has the keys that it must have
+    def stand_in(*args, **settings):
+        del args, settings
+        read = lambda rows: np.zeros((len(rows), *shape), np.uint8)
+        names = tuple(str(c) for c in range(num_classes))
+        is_test = np.arange(len(labels)) >= 20 * num_classes
+        return Source(read, labels, names, shape, is_test=is_test)
+
+    monkeypatch.setitem(SOURCES, config.data.name, stand_in)
+    experiment = build(config)
+    assert {*experiment.stages} == {*config.methods}
+    assert len(experiment.task.population.num_classes) == 20

@@ -20,6 +20,7 @@ from fedfr_jax.data.partition import (
     register_partition,
     shards,
 )
+from fedfr_jax.data.partition.dealing import owned_classes
 from fedfr_jax.data.sources import open_source
 
 DEALT = {
@@ -376,7 +377,7 @@ def test_a_hundred_thousand_clients_are_dealt(name, has_tests):
         (
             "by_class",
             {"num_clients": 2, "classes_per_client": 2},
-            r"at least 6 \(the classes\), or a class is left empty, got 2 \* 2",
+            r"at least 6 \(the classes\), got 2 \* 2, which leaves class \d without a",
         ),
         ("by_class", {"num_clients": 61}, "must have a training row, got none for cl"),
         ("dirichlet", {"alpha": 0.0}, "alpha must be positive and finite, got 0.0"),
@@ -411,6 +412,11 @@ def test_an_empty_class_or_client_is_named():
     is_test = np.array([0, 0, 1, 1, 0, 0], bool)
     with pytest.raises(ValueError, match=r"got none of class 1 \(2 such\)"):
         iid(labels, num_clients=2, is_test=is_test)
+    for seed in range(5):  # four of six classes have an owner
+        owned = owned_classes(2, 6, 2, np.random.default_rng(seed))
+        first = min(set(range(6)) - set(owned.ravel()))
+        with pytest.raises(ValueError, match=rf"class {first} without .*\(2 such\)"):
+            by_class(labels_of([5] * 6), num_clients=2, classes_per_client=2, seed=seed)
     labels, owners = np.array([0, 1, 0, 1]), np.array([5, 5, 6, 6])
     with pytest.raises(ValueError, match="none for client 1 .1 such of 2."):
         by_owner(labels, owners=owners, is_test=owners == 6)

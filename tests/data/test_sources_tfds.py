@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from fedfr_jax.data.align import ARCFACE_TEMPLATE
-from fedfr_jax.data.sources.tfds import LAYOUTS, POINTS, femnist10, tfds
+from fedfr_jax.data.sources.tfds import femnist10, tfds
+from fedfr_jax.data.sources.tfds_index import LAYOUTS, POINTS
 
 
 def png(image):
@@ -76,7 +77,7 @@ def test_classes_keep_their_names_and_images_stay_encoded(stub):
     assert tfds("cifar10", image_size=4, channels=1).image_shape == (4, 4, 1)
 
 
-def test_pets_have_masks_of_their_image(stub):
+def test_pets_have_masks_of_their_image(stub, tmp_path):
     rng = np.random.default_rng(0)
     masks = [rng.integers(1, 4, size, np.uint8) for size in ((6, 4), (5, 7))]
     examples = [
@@ -97,9 +98,19 @@ def test_pets_have_masks_of_their_image(stub):
     assert found.shape == (2, 6, 4) and set(np.unique(found)) <= {0, 1, 2}
     with pytest.raises(ValueError, match="image_size must be given for oxford_iiit"):
         tfds("oxford_iiit_pet")
+    cache = tmp_path.parent / "pets.npz"
+    open_pets = lambda: tfds("oxford_iiit_pet", image_size=(6, 4), cache=cache)
+    open_pets()
+    with np.load(cache) as kept:  # a cache of the labels alone does not do
+        np.savez(cache, **{k: kept[k] for k in kept if k != "masks"})
     examples[0]["segmentation_mask"] = png(masks[0] * 0)
     with pytest.raises(ValueError, match="the mask of .* train example 0 must hold"):
-        source.masks.read(np.array([0]))
+        open_pets()
+    examples[0]["segmentation_mask"] = png(masks[0])
+    open_pets()
+    examples[0]["segmentation_mask"] = png(masks[0] * 0)
+    with pytest.raises(ValueError, match="the mask of .* train example 0 must hold"):
+        open_pets().masks.read(np.array([0]))  # the cache says that all were read
 
 
 def test_the_test_split_follows_with_is_test(stub):

@@ -20,6 +20,8 @@ from tests.federated.toys import (
     close,
     compilations,
     flat,
+    norm_loss,
+    norm_variables,
     play_golden,
     replay,
 )
@@ -276,6 +278,31 @@ def test_rounds_equal_a_plain_loop(golden, options):
     near(server.variables["params"]["body"], body)
     near(server.variables["params"]["head"], head)
     near(server.prototypes.mean, np.stack([aggregate[c] for c in range(3)]))
+
+
+def test_prototypes_are_of_the_running_statistics_and_not_of_a_batch():
+    """Before training with those of the server, after it with the client's own."""
+
+    def features(variables, x, train):
+        mean = x.mean(0) if train else variables["batch_stats"]["mean"]
+        found = x - mean[None]
+        logits = found @ variables["params"]["head"]["kernel"]
+        return logits, found, {"mean": mean}
+
+    model = Model(lambda key: norm_variables(), None, (16,), 3, features=features)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(1.0, 1.0, (12, 16)).astype("f4"), np.arange(12) % 3
+    algorithm = fedmargin(Local(norm_loss, sgd(), RATE), model=model)
+    end = replay(algorithm, ([x], [y]), norm_variables(), tau=[2])
+    server = end.servers[0]
+    mean = server.variables["batch_stats"]["mean"]
+    np.testing.assert_allclose(mean, 0.19 * x.mean(0), rtol=1e-5)
+    of = partial(plain_prototypes, y=y, normalize=False)
+    before, after = of(x), of(x - mean)
+    near = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    near(server.prototypes.mean, np.stack([after[c] for c in range(3)]))
+    for name in ("lpm", "apm"):  # the first aggregate is that of before
+        near(end.metrics[name], [plain_margin(after, before)])
 
 
 def test_without_a_temperature_clients_count_equally(golden):

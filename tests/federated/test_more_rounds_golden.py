@@ -219,11 +219,14 @@ def test_defaults_are_those_of_the_goldens(arrays):
         assert default(mime, name) == default(mimelite, name)
 
 
-# --- Aggregation of given changes, that clients of one example each "train"
+# --- Aggregation of given changes, that clients "train"
 
 
 def play_changes(algorithm_of, changes, rounds=1):
-    """Rounds of clients that move by `changes` [K, 18] from wherever they are."""
+    """Rounds of clients that move by `changes` [K, 18] from wherever they are.
+
+    The k-th of them has k + 1 examples.
+    """
     number, given = len(changes), jnp.asarray(changes)
 
     def train(key, variables, client):
@@ -233,7 +236,8 @@ def play_changes(algorithm_of, changes, rounds=1):
         zero = jnp.zeros(())
         return {**variables, "params": end}, {"loss": zero, "steps": zero + 1}
 
-    examples = [[np.zeros((1, 5))] * number, [np.zeros(1, np.int32)] * number]
+    sizes = range(1, number + 1)
+    examples = [[np.zeros((n, 5)) for n in sizes], [np.zeros(n, int) for n in sizes]]
     start = unflat(np.zeros(18))
     algorithm = algorithm_of(train)
     return replay(algorithm, examples, start, where=(2, 2), rounds=rounds)
@@ -253,6 +257,15 @@ ROBUST = {
     "bulyan_f1": ({"name": "bulyan", "faulty": 1}, 9),
     "bulyan_f2_11": ({"name": "bulyan", "faulty": 2}, 11),
     "geomed_50": ({"name": "geometric_median", "iterations": 50}, 9),
+    "geomed_weighted_50": (
+        {"name": "geometric_median", "iterations": 50, "weigh": "examples"},
+        9,
+    ),
+    # Its rule for an early stop does not come into play here.
+    "rfa_official_default": (
+        {"name": "geometric_median", "iterations": 4, "smoothing": 1e-5},
+        9,
+    ),
 }
 
 
@@ -266,6 +279,8 @@ def test_robust_aggregates_are_the_official_ones(arrays, name):
     with jax.enable_x64(True):
         end = play_changes(lambda train: robust(train, combine=combine), changes)
         close(flat(end.servers[0].variables), arrays[f"rob_{name}"])
+    close(arrays["rob_geomed_weights"], np.arange(1, 10) / 45)  # those of examples
+    assert arrays["rob_rfa_official_default_iters"] == 4
 
 
 def test_krum_scores_and_bulyans_choices_are_the_official_ones(arrays):

@@ -3,6 +3,7 @@
 from tests.mutants import Mutants
 
 DRAWN = 'return personal(made, where, draw=of.draw if own.get("draw") else None)'
+PASSES = "models/test_forward_passes.py"
 STAGES = "tasks/classification/test_stages.py"
 MUTANTS = [
     Mutants(
@@ -19,6 +20,32 @@ MUTANTS = [
         [
             ("(256, 1), (512, 2))", "(256, 1), (512, 1))"),
             ('1 if stem == "cifar" else 2', "2"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/models/mobilenet.py",
+        PASSES,
+        [
+            ("nn.relu(norm_of(self", "(norm_of(self"),
+            ("nn.relu(norm_of(settings, 1)(", "(norm_of(settings, 1)("),
+            ("nn.relu(norm_of(settings, 2)(", "(norm_of(settings, 2)("),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/models/leaf.py",
+        PASSES,
+        [
+            ("nn.relu(_max_pool(x))", "_max_pool(x)"),
+            ("nn.relu(nn.Dense(", "(nn.Dense("),
+            ("rows[:, :, 0:width:2], rows", "rows[:, :, 1:width:2], rows"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/models/cnn.py",
+        PASSES,
+        [
+            ("nn.relu(conv(x))", "conv(x)"),
+            ("nn.relu(dense(", "(dense("),
         ],
     ),
     Mutants(

@@ -43,7 +43,7 @@ MUTANTS = [
         "fedfr_jax/build.py",
         "tasks/reid/test_stages.py::"
         "test_what_cannot_be_is_refused_before_anything_is_compiled",
-        [("trainer.local_epochs is not None", "False")],
+        [("check_stragglers(federation.straggling, least, cohort_size)", "pass")],
     ),
     Mutants(
         "fedfr_jax/runs/workdir.py",
@@ -58,8 +58,8 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/tfds.py",
+        "fedfr_jax/data/sources/tfds_index.py",
         "data/test_sources_tfds.py",
-        [(", *sorted(pathlib.Path(info.data_dir).iterdir())]", "]")],
+        [("[data_dir, *sorted(pathlib.Path(data_dir).iterdir())]", "[data_dir]")],
     ),
 ]

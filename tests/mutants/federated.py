@@ -117,12 +117,18 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/federated/algorithms/fedrep.py",
+        "tasks/classification/test_rows.py",
+        [("if head_epochs >= least:", "if head_epochs > least:")],
+    ),
+    Mutants(
         "fedfr_jax/federated/algorithms/combining.py",
         MORE_ROUNDS,
         [
             ("[cut : len(x) - cut]", "[cut:]"),
             ("jnp.median(x, axis=0)", "jnp.mean(x, axis=0)"),
-            ("1 / jnp.maximum(distances_to", "jnp.maximum(distances_to"),
+            ("distances.dtype) / distances", "distances.dtype) * distances"),
+            ("examples if weigh == ", "examples if weigh != "),
         ],
     ),
     Mutants(

@@ -48,6 +48,11 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/data/sources/tfds_index.py",
+        "data/test_sources_tfds.py",
+        [("if classes != (layout.masks.names", "if False and (layout.masks.names")],
+    ),
+    Mutants(
         "fedfr_jax/models/segmenter.py",
         "models/test_segmenter.py",
         [
@@ -84,6 +89,7 @@ MUTANTS = [
             ),
             ("kept * old.mean + (1 - kept) * new.mean", "new.mean"),
             ("found.count * examples", "found.count"),
+            ('batch.inputs["image"], False)', 'batch.inputs["image"], True)'),
         ],
     ),
     Mutants(

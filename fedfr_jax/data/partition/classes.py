@@ -104,14 +104,15 @@ def by_class(
             f"classes_per_client must be at most {num_classes} (the classes), "
             f"got {classes_per_client}."
         )
-    if num_clients * classes_per_client < num_classes:
-        raise ValueError(
-            f"num_clients * classes_per_client must be at least {num_classes} (the "
-            f"classes), or a class is left empty, got "
-            f"{num_clients} * {classes_per_client}."
-        )
     rng = np.random.default_rng(seed)
     owned = owned_classes(num_clients, num_classes, classes_per_client, rng)
+    without = np.setdiff1d(np.arange(num_classes), owned)
+    if len(without):
+        raise ValueError(
+            f"num_clients * classes_per_client must be at least {num_classes} (the "
+            f"classes), got {num_clients} * {classes_per_client}, which leaves class "
+            f"{without[0]} without a client ({len(without)} such)."
+        )
     owner = np.full(len(labels), NOBODY)
     for part in (rows.dealt, rows.official_test):
         divide(rows.by_class(part, rng), owned, owner, rng)

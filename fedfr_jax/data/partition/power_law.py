@@ -56,8 +56,8 @@ def power_law(
     owned = num_clients * classes_per_client // rows.num_classes
     if sizes.min() < owned * least:
         raise ValueError(
-            f"least must be at most {sizes.min() // owned} for {owned} clients of a "
-            f"class, got {least}."
+            f"least must be at most {sizes.min() // owned} for the {owned} clients of "
+            f"class {sizes.argmin()}, which has the fewest rows, got {least}."
         )
     counts = power_law_counts(sizes, classes, least, sigma, seed)
     return _dealt(rows, classes, counts, seed)

@@ -6,10 +6,7 @@ decoded here as those of every other source. That needs a set prepared as array_
 """
 
 import functools
-import itertools
 import os
-import pathlib
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -25,43 +22,18 @@ from fedfr_jax.data.sources.images import (
     reader,
 )
 from fedfr_jax.data.sources.index_cache import cached
-from fedfr_jax.data.sources.masks import Stored, read_mask, size_of
+from fedfr_jax.data.sources.masks import read_mask, size_of
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
+from fedfr_jax.data.sources.tfds_index import (
+    LAYOUTS,
+    MASK,
+    fits,
+    scan,
+    stored_files,
+)
 from fedfr_jax.types import Masks, Source
 
 LETTERS_A_TO_J = range(36, 46)  # of emnist/byclass: digits, then A to Z, then a to z
-POINTS = ("lefteye", "righteye", "nose", "leftmouth", "rightmouth")
-
-
-class Layout(NamedTuple):
-    """Where a data set keeps what is needed."""
-
-    label: tuple[str, ...] = ("label",)  # path of the identity in an example
-    is_class: bool = True  # a ClassLabel, else any word or number
-    has_landmarks: bool = False
-    has_attributes: bool = False
-    is_ink: bool = False  # dark ink on paper, to be inverted
-    is_transposed: bool = False
-    masks: Stored | None = None  # of the feature MASK
-
-
-MASK = "segmentation_mask"
-LAYOUTS = {
-    "lfw": Layout(is_class=False),
-    "celeb_a": Layout(
-        ("identity", "Identity_No"),
-        is_class=False,
-        has_landmarks=True,
-        has_attributes=True,
-    ),
-    "omniglot": Layout(is_ink=True),
-    "cifar10": Layout(),
-    "cifar100": Layout(),
-    "mnist": Layout(),
-    "fashion_mnist": Layout(),
-    "emnist": Layout(is_transposed=True),  # as stored, letters lie on their side
-    "oxford_iiit_pet": Layout(masks=Stored(("pet", "background", "border"), first=1)),
-}
 
 
 def tfds(
@@ -95,7 +67,8 @@ def tfds(
 
     Raises:
       ValueError: for an unknown set, one that is not prepared for random access, or
-        (when read) an unreadable image.
+        (when read) an unreadable image. Masks are read as the set is opened, unless a
+        cache says that they were.
       ImportError: saying what to install.
     """
     name = dataset.partition("/")[0]
@@ -109,10 +82,16 @@ def tfds(
     stored_size = tuple(info.features["image"].shape)
     size = _size(image_size, stored_size[:2], name)
     channels = check_channels(channels or stored_size[2])
-    scan = functools.partial(_scan, parts, layout, attribute)
-    fits = functools.partial(_fits, layout, attribute)
-    origins = [info.data_dir, *sorted(pathlib.Path(info.data_dir).iterdir())]
-    rows = cached(cache, origins, scan, fits)
+
+    def example(row):
+        part = int(row >= num_first)  # 1 in the test split
+        place = row - part * num_first
+        return parts[part][place], f"{dataset} {splits[part]} example {place}"
+
+    masks = _masks(layout.masks, example, num_images, size)
+    scanned = functools.partial(scan, parts, layout, attribute, masks)
+    is_one = functools.partial(fits, layout, attribute)
+    rows = cached(cache, stored_files(info.data_dir), scanned, is_one)
     labels, names = _number(rows["labels"], layout, info)
     if len(labels) != num_images:
         raise ValueError(
@@ -124,11 +103,6 @@ def tfds(
         matrices, canvas, points = plan_alignment(points, size)
     elif points is not None:
         points = rescale_points(points, stored_size[:2], size)
-
-    def example(row):
-        part = int(row >= num_first)  # 1 in the test split
-        place = row - part * num_first
-        return parts[part][place], f"{dataset} {splits[part]} example {place}"
 
     def load(row):
         stored, origin = example(row)
@@ -148,7 +122,7 @@ def tfds(
         image_shape=shape,
         landmarks=points,
         is_test=None if test_split is None else np.arange(num_images) >= num_first,
-        masks=_masks(layout.masks, example, num_images, size),
+        masks=masks,
     )
     if attribute:
         return by_attribute(source, attribute, rows[attribute], min_images)
@@ -247,45 +221,6 @@ def _open_split(builder, dataset, split, decoders):
             f"access, got {type(error).__name__}: {error} Check the split, "
             "or choose a data_dir without an older copy."
         ) from error
-
-
-def _scan(parts, layout, attribute):
-    """Labels and landmarks of all examples; the images are read but not decoded."""
-    labels, landmarks, has = [], [], []
-    for example in itertools.chain(*parts):
-        label = example
-        for key in layout.label:
-            label = label[key]
-        labels.append(label.decode() if isinstance(label, bytes) else label)
-        if layout.has_landmarks:
-            at = example["landmarks"]
-            landmarks.append([[at[f"{p}_x"], at[f"{p}_y"]] for p in POINTS])
-        if attribute:
-            has.append(_has(example["attributes"], attribute))
-    rows = {"labels": np.array(labels)}
-    if attribute:
-        rows[attribute] = np.array(has, bool)
-    if layout.has_landmarks:
-        rows["landmarks"] = np.array(landmarks, np.float32)
-    return rows
-
-
-def _has(attributes, attribute):
-    if attribute not in attributes:
-        known = ", ".join(sorted(attributes))
-        raise ValueError(f"attribute must be one of {known}, got {attribute}.")
-    return bool(attributes[attribute])
-
-
-def _fits(layout, attribute, rows):
-    """Whether a cache holds what `_scan` returns."""
-    rows = dict(rows)
-    if attribute and len(rows.pop(attribute, ())) != len(rows["labels"]):
-        return False
-    labels, landmarks = rows.pop("labels"), rows.pop("landmarks", None)
-    if layout.has_landmarks != (landmarks is not None) or rows or labels.ndim != 1:
-        return False
-    return landmarks is None or landmarks.shape == (len(labels), 5, 2)
 
 
 def _number(labels, layout, info):

@@ -43,8 +43,8 @@ def from_all(algorithm: Algorithm, combine: Callable) -> Algorithm:
     """`algorithm`, like FedAvg, with `combine` in place of the mean of the updates.
 
     Args:
-      combine: updates of the whole cohort, a tree of [K, ...] -> tree of [...]; they
-        are kept, which takes the memory of K models.
+      combine: (updates of the whole cohort, a tree of [K, ...], their weights [K]) ->
+        tree of [...]; they are kept, which takes the memory of K models.
     """
 
     def client_update(key, server, personal, client):
@@ -52,7 +52,7 @@ def from_all(algorithm: Algorithm, combine: Callable) -> Algorithm:
         return output._replace(update=(), upload=output.update)
 
     def server_update(server, result):
-        aggregate = combine(result.upload)
+        aggregate = combine(result.upload, result.weights)
         return algorithm.server_update(server, result._replace(aggregate=aggregate))
 
     return algorithm._replace(

@@ -1,9 +1,15 @@
 """Combining models of which some may be faulty: functions of all K changes.
 
-A member of COMBINES makes a function (changes, tree of [K, ...]) -> tree of [...].
-Median and trimmed mean: Yin et al. 2018, arXiv:1803.01498. Geometric median: Pillutla
-et al. 2019, arXiv:1912.13445, algorithm 2, which goes over all changes in every
-iteration and so keeps them. Krum and Bulyan: see `selection.py`.
+A member of COMBINES makes a function (changes, tree of [K, ...], examples [K]) -> tree
+of [...]. Median and trimmed mean: Yin et al. 2018, arXiv:1803.01498. Geometric median:
+Pillutla et al. 2019, arXiv:1912.13445, algorithm 2. Krum and Bulyan: see
+`selection.py`.
+
+None is streamed. An `Aggregator` sees a change once, when its client ends, and each of
+Weiszfeld's iterations weighs all changes by their distances to a centre that the one
+before has made: without keeping them, the cohort would train anew for each iteration.
+So K changes are kept, the memory of K models. What takes one such step in a round, and
+streams, is centred clipping, see `clipping.py`.
 """
 
 from collections.abc import Callable
@@ -11,13 +17,16 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax.federated.algorithms.aggregators import WEIGHTS
 from fedfr_jax.federated.algorithms.selection import bulyan, distances_to, krum
 from fedfr_jax.schema import POSITIVE, check_ranges
 
 
 def median() -> Callable:
     """The median over clients of every coordinate."""
-    return lambda changes: jax.tree.map(lambda x: jnp.median(x, axis=0), changes)
+    return lambda changes, examples: jax.tree.map(
+        lambda x: jnp.median(x, axis=0), changes
+    )
 
 
 def trimmed_mean(*, fraction: float = 0.1) -> Callable:
@@ -33,32 +42,43 @@ def trimmed_mean(*, fraction: float = 0.1) -> Callable:
         cut = int(fraction * len(x))
         return jnp.sort(x, axis=0)[cut : len(x) - cut].mean(axis=0)
 
-    return lambda changes: jax.tree.map(trimmed, changes)
+    return lambda changes, examples: jax.tree.map(trimmed, changes)
 
 
-def geometric_median(*, iterations: int = 10, smoothing: float = 1e-6) -> Callable:
+def geometric_median(
+    *, iterations: int = 10, smoothing: float = 1e-6, weigh: str = "equally"
+) -> Callable:
     """The point of least mean distance to all, by Weiszfeld's iterations from the mean.
 
     Args:
-      iterations: each goes over all changes, which are kept as they are.
+      iterations: each goes over all changes, which are kept as they are. The released
+        code takes at most 4, with a smoothing of 1e-5, and stops when they gain little.
       smoothing: least distance by which a change is weighed, > 0.
+      weigh: equally, or examples, as the paper and its code: both means are weighted by
+        what clients say that they have, which a faulty one may overstate.
 
     Raises:
-      ValueError: when a number is out of its range.
+      ValueError: when a number is out of its range, or for an unknown word.
     """
     bounds = {"iterations": (1, jnp.inf), "smoothing": POSITIVE}
-    check_ranges("", locals(), bounds)
+    check_ranges("", {"iterations": iterations, "smoothing": smoothing}, bounds)
+    if weigh not in WEIGHTS:
+        raise ValueError(f"weigh must be one of {list(WEIGHTS)}, got {weigh!r}.")
 
-    def combine(changes):
-        mean = lambda x: x.mean(axis=0)
+    def combine(changes, examples):
+        counts = examples if weigh == "examples" else jnp.ones_like(examples)
+        counts = counts.astype(jnp.result_type(float))
 
-        def step(_, center):
-            weights = 1 / jnp.maximum(distances_to(center, changes), smoothing)
-            weights /= weights.sum()
-            average = lambda x: jnp.tensordot(weights.astype(x.dtype), x, axes=1)
+        def mean(weights):
+            share = weights / weights.sum()
+            average = lambda x: jnp.tensordot(share.astype(x.dtype), x, axes=1)
             return jax.tree.map(average, changes)
 
-        return jax.lax.fori_loop(0, iterations, step, jax.tree.map(mean, changes))
+        def step(_, center):
+            distances = jnp.maximum(distances_to(center, changes), smoothing)
+            return mean(counts.astype(distances.dtype) / distances)
+
+        return jax.lax.fori_loop(0, iterations, step, mean(counts))
 
     return combine
 

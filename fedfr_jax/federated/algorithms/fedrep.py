@@ -5,11 +5,16 @@ Deviation: clients are weighted by examples, as in the authors' code; the paper'
 equally.
 """
 
+import math
 from collections.abc import Callable
 
+import jax
+
+from fedfr_jax import stacks, trees
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.phases import phased_training
+from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Algorithm, Local
 
 
@@ -23,10 +28,33 @@ def fedrep(
     """`head_epochs` of the head, the round's other epochs of the body.
 
     Args:
-      head: regular expression over leaf paths such as `params/head`.
-      head_epochs: >= 1.
+      head: regular expression over leaf paths such as `params/head`, not of all params.
+      head_epochs: >= 1, fewer than those of any round.
       weigh: see `fedavg`.
+
+    Raises:
+      ValueError: for head_epochs below 1; once `init` has seen the leaves, for a head
+        that matches none or all.
     """
+    check_ranges("", {"head_epochs": head_epochs}, {"head_epochs": (1, math.inf)})
     body = f"^(?!.*(?:{head}))"
     train = phased_training(local, phases=((head, 0), (body, head_epochs)))
-    return personal(fedavg(train, weigh=weigh), head)
+    kept = personal(fedavg(train, weigh=weigh), head)
+
+    def init(variables):
+        server = kept.init(variables)
+        _, is_head = stacks.refined(variables, trees.matching(head))
+        if all(jax.tree.leaves(is_head["params"])):
+            raise ValueError(
+                f"head must leave params to the body, got {head!r}, which matches all."
+            )
+        return server
+
+    def check_epochs(least):
+        if head_epochs >= least:
+            raise ValueError(
+                f"head_epochs must be fewer than the {least} local epochs of a round, "
+                f"or the body does not train, got {head_epochs}."
+            )
+
+    return kept._replace(init=init, check_epochs=check_epochs)

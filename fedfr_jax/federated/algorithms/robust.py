@@ -1,7 +1,8 @@
 """Robust aggregation: something that faulty clients cannot move in place of the mean.
 
 What `combining.py` has is no sum over clients, so every client's change is kept: K
-models of memory. Clients count equally. For what can be streamed see `clipping.py`.
+models of memory. Clients count equally, but for a geometric median that is told to
+weigh them. For what can be streamed see `clipping.py`.
 """
 
 from collections.abc import Callable
@@ -18,13 +19,14 @@ def robust(local: Local, *, combine: Callable | None = None) -> Algorithm:
     """FedAvg with its mean of the clients' changes replaced.
 
     Args:
-      combine: changes, a tree of [K, ...] -> tree of [...], such as one that a member
-        of COMBINES makes; None is the median. Params and running statistics are
-        combined each for themselves.
+      combine: (changes, a tree of [K, ...], examples [K]) -> tree of [...], such as one
+        that a member of COMBINES makes; None is the median. Params and running
+        statistics are combined each for themselves.
     """
     combined = combine or median()
 
-    def each(changes):
-        return {k: combined(x) if jax.tree.leaves(x) else x for k, x in changes.items()}
+    def each(changes, examples):
+        of = lambda x: combined(x, examples) if jax.tree.leaves(x) else x
+        return {name: of(x) for name, x in changes.items()}
 
     return from_all(fedavg(local), each)

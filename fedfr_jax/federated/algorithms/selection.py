@@ -2,7 +2,8 @@
 
 Krum and multi-Krum: Blanchard et al. 2017, arXiv:1703.02757, section 4. Bulyan:
 El Mhamdi et al. 2018, arXiv:1802.07927, section 4. Distances are over all leaves
-together. Each makes a function (changes, tree of [K, ...]) -> tree of [...].
+together. Each makes a function (changes, tree of [K, ...], examples [K]) -> tree of
+[...], in which clients count equally.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,8 @@ def krum(*, faulty: int = 1, chosen: int = 1) -> Callable:
     """
     check_ranges("", locals(), {"faulty": (0, jnp.inf), "chosen": (1, jnp.inf)})
 
-    def combine(changes):
+    def combine(changes, examples):
+        del examples
         number = _cohort(changes, max(faulty + 3, chosen))
         scores = krum_scores(squared_distances(changes), number - faulty - 2)
         best = jnp.argsort(scores)[:chosen]
@@ -49,7 +51,8 @@ def bulyan(*, faulty: int = 1) -> Callable:
     """
     check_ranges("", locals(), {"faulty": (1, jnp.inf)})
 
-    def combine(changes):
+    def combine(changes, examples):
+        del examples
         number = _cohort(changes, 4 * faulty + 3)
         distances = squared_distances(changes)
         picked = chosen_one_by_one(distances, number - 2 * faulty, faulty)

@@ -193,6 +193,8 @@ def test_fedaws_pulls_features_to_the_column_of_their_class():
 # --- Settings
 
 RATE = {"learning_rate": 0.1}
+ROBUST, GEOMETRIC = {"algorithm": "robust"}, {"name": "geometric_median"}
+FEDREP = {"algorithm": "fedrep", "head": "params/classifier"}
 WRONG = [
     ({"personal": {"blocks": 1, "batch_norms": True}}, "personal must have one key"),
     ({"personal": {"batch_norms": True}}, "batch norms must be in the network"),
@@ -203,6 +205,16 @@ WRONG = [
     (
         {"algorithm": "fedrep", "head": "fcc", "head_epochs": 1},
         "must match a leaf.*got 'fcc'",
+    ),
+    (
+        {"algorithm": "fedrep", "head": ".", "head_epochs": 1},
+        "head must leave params to the body, got '.'",
+    ),
+    ({**FEDREP, "head_epochs": 0}, "head_epochs must be at least 1, got 0"),
+    ({**FEDREP, "head_epochs": 2}, "head_epochs must be fewer than the 2 local"),
+    (
+        {**FEDREP, "head_epochs": 5, "local_epochs": (9, 3)},
+        "head_epochs must be fewer than the 3 local epochs of a round, .* got 5",
     ),
     (
         {"optimizer": {"name": "sgd", "weight_decay": 0.1, "decays": "kernl"}},
@@ -227,6 +239,8 @@ WRONG = [
         "faulty must be at least 0, got -1",
     ),
     ({"algorithm": "robust", "combine": {"name": "bulyan", "faulty": 0}}, "at least 1"),
+    ({**ROBUST, "combine": {**GEOMETRIC, "weigh": "size"}}, "weigh must be one of"),
+    ({**ROBUST, "combine": {"name": "median", "weigh": "examples"}}, "got 'weigh'"),
 ]
 
 
