@@ -21,9 +21,7 @@ from orderings import (
 README = HERE.parent.parent / "README.md"
 SETS = {
     "lfw": "LFW",
-    "faces": "LFW and FEI",
     "omniglot": "Omniglot",
-    "rendered": "rendered faces",
 }
 SHOWN = ("pretrained", "local", "fedavg", "hard_negatives", "fedfr")
 GENERIC = ("generic", "tar@far=1e-03")
