@@ -31,7 +31,7 @@ def get_config():
         "seed": config.get_ref("seed"),
     }
     config.model = base.small_network()
-    config.pretrain = base.short_pretraining(8, checkpoint_every=2)
+    config.pretrain = base.short_pretraining(20, checkpoint_every=5)
     config.federation = {
         "rounds": 3,
         "local_epochs": (4, 3, 3),

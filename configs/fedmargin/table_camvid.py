@@ -44,10 +44,7 @@ def get_config():
     config.evaluation = {"pictures": 0}
     rate = {"learning_rate": 0.05, "momentum": 0.9}
     config.methods = {
-        "fedavg": rate,
-        "fedprox": {**rate, "algorithm": "fedprox", "strength": 0.1},
-        "fedper": {**rate, "personal": {"blocks": 1}},
-        "fedmargin": {**rate, "algorithm": "fedmargin"},
+        **base.fedmargin_rows(1, **rate),
         "central": {
             "kind": "central",
             "epochs": 24,

@@ -10,6 +10,7 @@ the least three alphas, camvid_alpha<alpha>.png (figure 8), beside this file or 
 """
 
 import argparse
+import json
 import pathlib
 import sys
 from typing import NamedTuple
@@ -21,6 +22,7 @@ sys.path[:0] = map(str, (ROOM.parent, ROOM, HERE, ROOM / "fedfr_tables"))
 import camvid_tables  # noqa: E402
 import run as runs  # noqa: E402
 from studies import remember_programs  # noqa: E402
+from tables import SEVERAL  # noqa: E402
 
 from fedfr_jax.processes import use_every_core  # noqa: E402
 
@@ -33,7 +35,7 @@ class Done(NamedTuple):
     """What became of a row."""
 
     result: dict
-    grid: object  # of test images, None of a row without one network
+    grid: object  # of test images, None of a row without one network or that diverged
 
 
 def main(argv: list[str]) -> None:
@@ -96,25 +98,46 @@ def one_run(config: dict, method: str, folder: pathlib.Path) -> Done:
       ValueError: when the folder holds a row of another config.
     """
     from fedfr_jax.runs.experiment import run_stages
-    from fedfr_jax.runs.sinks import read_jsonl
 
     config = {**config, "methods": {method: config["methods"][method]}}
     runs.check_settings(folder / f"{method}.json", config)
+    facts = {"method": method, "seed": config["seed"]}
+    if method != CENTRAL:
+        facts["alpha"] = config["partition"]["alpha"]
     experiment = with_images(runs.built(config), config)
-    found = run_stages(experiment, folder)[method]
-    metrics = {
-        name: found[name].metrics.get("mIoU") for name in ("generic", "personalised")
+    try:
+        found = runs.stamped(lambda: run_stages(experiment, folder))
+    except FloatingPointError as error:
+        return Done({**facts, "diverged": str(error)}, None)
+    for name in ("generic", "personalised"):
+        facts[name] = found[method][name].metrics.get("mIoU")
+    if method in SEVERAL:
+        facts["generic"] = None
+    if method != CENTRAL:
+        judged = "personalised" if facts["generic"] is None else "generic"
+        facts |= curve_of(folder / method, f"{judged}/mIoU")
+    facts |= stamp_of(folder / f"{method}.made.json", found)
+    return Done(facts, found[method]["images"].grids.get("test images"))
+
+
+def curve_of(folder: pathlib.Path, metric: str) -> dict:
+    """A metric of the rounds that were judged, and the last round's attention."""
+    from fedfr_jax.runs.sinks import read_jsonl
+
+    lines = read_jsonl(folder / "metrics.jsonl")
+    judged = [row for row in lines if metric in row]
+    return {
+        "curve": [row[metric] for row in judged],
+        "rounds": [row["round"] + 1 for row in judged],
+        "attention_entropy": lines[-1].get("attention_entropy"),
     }
-    facts = {"method": method, "seed": config["seed"], **metrics}
-    if method == CENTRAL:
-        return Done(facts, None)
-    lines = read_jsonl(folder / method / "metrics.jsonl")
-    judged = [row for row in lines if "personalised/mIoU" in row]
-    curve = [row.get("generic/mIoU", row["personalised/mIoU"]) for row in judged]
-    facts |= {"alpha": config["partition"]["alpha"], "curve": curve}
-    facts["rounds"] = [row["round"] + 1 for row in judged]
-    facts["attention_entropy"] = lines[-1].get("attention_entropy")
-    return Done(facts, found["images"].grids.get("test images"))
+
+
+def stamp_of(path: pathlib.Path, found: dict) -> dict:
+    """Commit and cost of when the row was trained, not of when it is judged again."""
+    if not path.exists():
+        path.write_text(json.dumps({name: found[name] for name in ("made", "cost")}))
+    return json.loads(path.read_text())
 
 
 def with_images(experiment, config: dict):

@@ -12,10 +12,8 @@ CENTRAL, NAME = "central", "camvid"
 
 def line(run: dict) -> str:
     """One run in a few words."""
-    return (
-        f"camvid, seed {run['seed']}, alpha {run['alpha']:g}, {run['method']}: mIoU "
-        f"{run['curve'][-1]:.3f}"
-    )
+    end = "diverged" if "diverged" in run else f"mIoU {run['curve'][-1]:.3f}"
+    return f"camvid, seed {run['seed']}, alpha {run['alpha']:g}, {run['method']}: {end}"
 
 
 def alphas_of(runs: list[dict]) -> list[float]:
@@ -25,6 +23,8 @@ def alphas_of(runs: list[dict]) -> list[float]:
 
 def cell(runs: list[dict], key: str) -> str:
     """Mean over seeds, and deviation where there are several; - for no number."""
+    if any("diverged" in r for r in runs):
+        return "diverged"
     values = [100 * r[key] for r in runs if r[key] is not None]
     if not values:
         return "-"
@@ -37,13 +37,14 @@ def table(runs: list[dict]) -> str:
     central = [r for r in runs if r["method"] == CENTRAL]
     alphas = alphas_of(runs)
     heads = [f"alpha {alpha:g}" for alpha in alphas]
+    told = f"Central mIoU {cell(central, 'generic')} % ({len(central)} seeds)."
     lines = [
-        f"Central mIoU {cell(central, 'generic')} % ({len(central)} seeds).",
+        f"{told} {tables.cost(runs)}".rstrip(),
         "",
         "| row | judged | " + " | ".join(heads) + " |",
         "| --- | --- |" + " --- |" * len(alphas),
     ]
-    methods = dict.fromkeys(r["method"] for r in runs if "alpha" in r)
+    methods = tables.methods_of(runs)
     for key, words in (("generic", "one network"), ("personalised", "own images")):
         for method in methods:
             own = [r for r in runs if r["method"] == method]
@@ -73,23 +74,27 @@ def draw_curves(runs: list[dict], path: pathlib.Path) -> None:
 
     alphas = alphas_of(runs)
     figure, axes = pyplot.subplots(
-        1, len(alphas), figsize=(3.3 * len(alphas) + 1, 3.6), sharey=True, squeeze=False
+        1, len(alphas), figsize=(3 * len(alphas) + 2, 3.6), sharey=True, squeeze=False
     )
     central = mean(r["generic"] for r in runs if r["method"] == CENTRAL)
+    colours = dict(
+        zip(tables.methods_of(runs), pyplot.get_cmap("tab20").colors, strict=False)
+    )
     for axis, alpha in zip(axes[0], alphas, strict=True):
-        here = [r for r in runs if r.get("alpha") == alpha]
-        for method in dict.fromkeys(r["method"] for r in here):
+        here = [r for r in runs if r.get("alpha") == alpha and "diverged" not in r]
+        for method in tables.methods_of(here):
             own = [r for r in here if r["method"] == method]
             is_one = own[0]["generic"] is not None
             label = method if is_one else f"{method}, own images"
             curve = [mean(x) for x in zip(*(r["curve"] for r in own), strict=True)]
-            style = "-" if is_one else "--"
-            axis.plot(own[0]["rounds"], curve, style, marker=".", label=label)
+            style = {"linestyle": "-" if is_one else "--", "color": colours[method]}
+            axis.plot(own[0]["rounds"], curve, marker=".", label=label, **style)
         axis.axhline(central, color="black", linewidth=0.8, label=CENTRAL)
         axis.set(title=f"alpha = {alpha:g}", xlabel="round")
     axes[0, 0].set_ylabel("mIoU of test images")
-    axes[0, 0].legend(fontsize=7)
-    figure.tight_layout()
+    lines, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(lines, names, fontsize=7, loc="center right")
+    figure.tight_layout(rect=(0, 0, 0.87, 1))
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
 

@@ -15,6 +15,7 @@ import pathlib
 import runpy
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -146,15 +147,20 @@ def one_run(name, config, method, folder, reference) -> dict:
         if kept.pop("settings") != settings:
             raise ValueError(f"{path} must be of this config: take another --workdir.")
         return kept
+    result = stamped(lambda: played(name, config, method, folder, reference))
+    path.write_text(json.dumps({**result, "settings": settings}))
+    return result
+
+
+def stamped(play: Callable[[], dict]) -> dict:
+    """What `play` returns, and of which commit it is and what it cost."""
     begun, used = time.perf_counter(), time.process_time()
-    result = played(name, config, method, folder, reference)
-    result["made"] = provenance()
-    result["cost"] = {
+    result = play()
+    cost = {
         "seconds": round(time.perf_counter() - begun, 1),
         "core_seconds": round(time.process_time() - used, 1),
     }
-    path.write_text(json.dumps({**result, "settings": settings}))
-    return result
+    return {**result, "made": provenance(), "cost": cost}
 
 
 def played(name, config, method, folder, reference) -> dict:

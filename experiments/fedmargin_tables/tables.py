@@ -43,29 +43,35 @@ def row_of(runs: list[dict], method: str) -> dict:
     """Figures of a method: mean over seeds, then mean and deviation over stragglers.
 
     Returns:
-      {"accuracy", "loss": (mean, deviation), None where a run diverged; "rounds": those
-      to SHARE of the seed's central accuracy, mean over runs, None unless all get there
-      or where clients are judged by networks of their own; "reached": by how many runs;
-      "diverged": how many did}.
+      {"accuracy", "loss": (mean, deviation), None where a run diverged; "rounds": the
+      same of those to SHARE of the seed's central accuracy, None unless all runs get
+      there or where clients are judged by networks of their own; "reached": by how many
+      runs; "diverged": how many did}.
     """
     central = {r["seed"]: r["accuracy"] for r in runs if r["method"] == CENTRAL}
     own = [r for r in runs if r["method"] == method]
     ends = [r for r in own if "diverged" not in r]
     row = {"accuracy": None, "loss": None, "diverged": len(own) - len(ends)}
     taken = [rounds_to(r["curve"], SHARE * central[r["seed"]]) for r in ends]
-    reached = [x for x in taken if x is not None]
+    reached = len(taken) - taken.count(None)
     is_told = method not in SEVERAL
-    row["reached"] = f"{len(reached)}/{len(own)}" if is_told else "-"
-    row["rounds"] = mean(reached) if is_told and len(reached) == len(own) else None
-    if row["diverged"]:
-        return row
-    ratios = sorted({r["stragglers"] for r in own})
-    at = [[r for r in own if r["stragglers"] == ratio] for ratio in ratios]
-    values = {
-        "accuracy": [mean(r["curve"][-1] for r in part) for part in at],
-        "loss": [mean(r["loss"] for r in part) for part in at],
-    }
-    return row | {name: (mean(x), pstdev(x)) for name, x in values.items()}
+    row["reached"] = f"{reached}/{len(own)}" if is_told else "-"
+    row["rounds"] = None
+    if is_told and reached == len(own):
+        row["rounds"] = over_stragglers(own, taken)
+    if not row["diverged"]:
+        row["accuracy"] = over_stragglers(own, [r["curve"][-1] for r in own])
+        row["loss"] = over_stragglers(own, [r["loss"] for r in own])
+    return row
+
+
+def over_stragglers(runs: list[dict], values: list[float]) -> tuple[float, float]:
+    """Mean over seeds at each share of stragglers, then their mean and deviation."""
+    at = {}
+    for run, value in zip(runs, values, strict=True):
+        at.setdefault(run["stragglers"], []).append(value)
+    means = [mean(part) for part in at.values()]
+    return mean(means), pstdev(means)
 
 
 def table(runs: list[dict]) -> str:
@@ -79,7 +85,7 @@ def table(runs: list[dict]) -> str:
     ]
     for method in methods_of(runs):
         row = row_of(runs, method)
-        rounds = "-" if row["rounds"] is None else f"{row['rounds']:.1f}"
+        rounds = "{:.1f} +- {:.1f}".format(*row["rounds"]) if row["rounds"] else "-"
         if row["diverged"]:
             accuracy, loss = f"{row['diverged']} runs diverged", "-"
         else:
@@ -98,8 +104,9 @@ def cost(runs: list[dict]) -> str:
         return ""
     told = [r["made"] for r in runs if "made" in r]
     stamps = "; ".join(f"{told.count(x)} at {x}" for x in sorted(set(told)))
-    each, count = sum(spent) / len(spent), sum("stragglers" in r for r in runs)
-    return f"{each:.0f} core s a run, {count} runs, {stamps}."
+    each, count = sum(spent) / len(spent), sum(r["method"] != CENTRAL for r in runs)
+    whole = f"about {each * count / 60:.0f} core minutes"
+    return f"{count} runs of {each:.0f} core s, {whole}; {stamps}."
 
 
 def ends_of(runs: list[dict], method: str, seed: int, key: str) -> float:
@@ -152,7 +159,7 @@ def claims(runs: list[dict]) -> str:
 
 def faster(rows: dict[str, dict]) -> str:
     """How many rounds fewer FedMargin takes to 80 % than the next one."""
-    taken = {m: r["rounds"] for m, r in rows.items() if r["rounds"] is not None}
+    taken = {m: r["rounds"][0] for m, r in rows.items() if r["rounds"]}
     others = {m: x for m, x in taken.items() if not m.startswith(OURS)}
     if OURS not in taken or not others:
         return "Rounds to 80 %: FedMargin or all others do not get there in every run."
@@ -227,8 +234,8 @@ def draw_gaps(name: str, runs: list[dict], path: pathlib.Path) -> None:
     gaps = {m: 100 * (x[0] - ours["accuracy"][0]) for m, x in accuracies.items()}
     panels = {"accuracy, points above FedMargin": gaps}
     if ours["rounds"]:
-        taken = {m: r["rounds"] for m, r in rows.items() if r["rounds"]}
-        slower = {m: 100 * (x / ours["rounds"] - 1) for m, x in taken.items()}
+        taken = {m: r["rounds"][0] for m, r in rows.items() if r["rounds"]}
+        slower = {m: 100 * (x / ours["rounds"][0] - 1) for m, x in taken.items()}
         panels["rounds to 80 %, % more than FedMargin"] = slower
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(5.5 * len(panels), 3.6), squeeze=False

@@ -151,7 +151,8 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         made = composed(algorithm, make, local, own, start)
         jax.eval_shape(made.init, of.shapes)  # a pattern must match: before any compile
     where = leaves_of(of.model, own.get("personal", ""))
-    is_own = where or own.get("batch_stats") == "local"
+    # FedRep's head stays with the clients as `personal` leaves do.
+    is_own = where or own.get("batch_stats") == "local" or "head" in options
     return Federated(
         algorithm=made,
         start=lambda variables: of.first(),

@@ -38,7 +38,7 @@ def test_rows_are_over_seeds_first_and_then_over_stragglers(tables):
     mine = tables.row_of(RUNS, "fedmargin")
     assert mine["accuracy"] == pytest.approx((0.6, 0.1))  # of 0.5 and 0.7
     assert mine["loss"] == (2.0, 0.0)
-    assert mine["rounds"] == pytest.approx((2 + 1 + 1 + 3) / 4)
+    assert mine["rounds"] == pytest.approx((1.75, 0.25))  # of 3 / 2 and 4 / 2
     assert mine["reached"] == "4/4"
     other = tables.row_of(RUNS, "fedavg")
     assert other["rounds"] is None and other["reached"] == "0/1"
@@ -88,19 +88,24 @@ MASKS = [
     masks_run("fedavg", 1, 10.0, 0.5, 0.2),
     masks_run("fedavg", 0, 0.01, 0.25, 0.1),
     masks_run("fedper", 0, 0.01, None, 0.35),
+    {"method": "feddane", "seed": 0, "alpha": 10.0, "diverged": "nan"},
 ]
+STAMP = {"made": "today, commit 1", "cost": {"core_seconds": 12.0}}
 
 
 def test_camvid_is_a_row_per_way_to_judge_and_a_column_per_alpha(tables, tmp_path):
     import camvid_tables
 
-    camvid_tables.publish(MASKS, tmp_path)
+    stamped = [*MASKS[:-1], {**MASKS[-1], **STAMP}]
+    camvid_tables.publish(stamped, tmp_path)
     lines = (tmp_path / "README.md").read_text().splitlines()
-    assert "Central mIoU 40.0 % (1 seeds)." in lines
+    cost = "5 runs of 12 core s, about 1 core minutes; 1 at today, commit 1."
+    assert f"Central mIoU 40.0 % (1 seeds). {cost}" in lines
     assert "| row | judged | alpha 0.01 | alpha 10 |" in lines
     assert "| fedavg | one network | 25.0 | 40.0 +- 10.0 |" in lines
     assert "| fedper | one network | - | - |" in lines
     assert "| fedper | own images | 35.0 | - |" in lines
+    assert "| feddane | one network | - | diverged |" in lines
     assert (tmp_path / "camvid.png").exists()
 
 

@@ -251,6 +251,19 @@ def test_a_wrong_setting_is_refused_by_its_row(quarters, row, rule):
     assert str(raised.value).startswith("config.methods.row")
 
 
+def test_rows_whose_clients_keep_a_part_have_no_network_for_everybody(quarters):
+    rows = {
+        "fedavg": {},
+        "kept": {"batch_stats": "local"},
+        "fedper": {"personal": {"blocks": 1}},
+        "fedrep": {**FEDREP, "head_epochs": 1},
+    }
+    rows = {name: {**RATE, **row} for name, row in rows.items()}
+    stages = build(config(quarters, methods=rows)).stages
+    judged = [name for name in rows if stages[name].trainer.network]
+    assert judged == ["fedavg"]
+
+
 def test_a_model_of_the_config_may_have_a_projection(quarters):
     model = {"name": "mlp", "hidden": 8, "projection": 3}
     trainer = build(config(quarters, model=model)).stages["fedavg"].trainer
