@@ -13,10 +13,11 @@ def check_whole(name: str, value, low: int) -> None:
         )
 
 
-def check_enough(name: str, number: int, rows: Rows) -> None:
-    """Raise ValueError when more rows are asked for than there are to deal."""
-    if number > len(rows.dealt):
+def check_enough(name: str, num_clients: int, each: int, rows: Rows) -> None:
+    """Raise ValueError unless there are `each` rows to deal for every client."""
+    there, asked = len(rows.dealt), num_clients * each
+    if asked > there:
         raise ValueError(
-            f"{name} must be at most {len(rows.dealt)} (the training rows), or a "
-            f"client is left empty, got {number}."
+            f"{name} must be at most {there} (the training rows), or too few are left "
+            f"for client {there // each} and those after it, got {asked}."
         )

@@ -59,7 +59,7 @@ def iid(
     """
     check_whole("num_clients", num_clients, 1)
     rows = rows_to_deal(labels, is_test, test_fraction)
-    check_enough("num_clients", num_clients, rows)
+    check_enough("num_clients", num_clients, 1, rows)
     rng = np.random.default_rng(seed)
     owner = np.full(len(labels), NOBODY)
     for part in (rows.dealt, rows.official_test):
@@ -155,7 +155,7 @@ def dirichlet(
     if not 0 < alpha < math.inf:
         raise ValueError(f"alpha must be positive and finite, got {alpha}.")
     rows = rows_to_deal(labels, is_test, test_fraction)
-    check_enough("num_clients * min_examples", num_clients * min_examples, rows)
+    check_enough("num_clients * min_examples", num_clients, min_examples, rows)
     rng = np.random.default_rng(seed)
     owner = np.full(len(labels), NOBODY)
     for class_rows in rows.by_class(rows.dealt, rng):
@@ -197,8 +197,10 @@ def shards(
     check_whole("num_clients", num_clients, 1)
     check_whole("shards_per_client", shards_per_client, 1)
     rows = rows_to_deal(labels, is_test, test_fraction)
+    check_enough(
+        "num_clients * shards_per_client", num_clients, shards_per_client, rows
+    )
     num_shards = num_clients * shards_per_client
-    check_enough("num_clients * shards_per_client", num_shards, rows)
     rng = np.random.default_rng(seed)
     in_order = np.concatenate(rows.by_class(rows.dealt, rng))
     shard = np.arange(len(in_order)) * num_shards // len(in_order)

@@ -68,7 +68,7 @@ def quantity(
     if not 0 <= skew < math.inf:
         raise ValueError(f"skew must be finite and not negative, got {skew}.")
     rows = rows_to_deal(labels, is_test, test_fraction)
-    check_enough("num_clients * min_examples", num_clients * min_examples, rows)
+    check_enough("num_clients * min_examples", num_clients, min_examples, rows)
     rng = np.random.default_rng(seed)
     sizes = LAWS[law](rng, num_clients, float(skew))
     free = len(rows.dealt) - num_clients * min_examples
