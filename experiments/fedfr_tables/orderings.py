@@ -89,9 +89,14 @@ def columns(runs: dict) -> list[tuple[str, str]]:
 
 
 def in_order(names) -> list[str]:
-    """Rows as ROWS lists them, others behind in their own order."""
+    """Rows as ROWS lists them, others behind by the number that they begin with.
+
+    >>> in_order(["20 epochs", "8 epochs", "fedfr"])
+    ['fedfr', '8 epochs', '20 epochs']
+    """
     place = {name: i for i, name in enumerate(ROWS)}
-    return sorted(names, key=lambda name: place.get(name, len(ROWS)))
+    number = lambda name: int("0" + re.match(r"\d*", name).group())
+    return sorted(names, key=lambda name: (place.get(name, len(ROWS)), number(name)))
 
 
 def rows_of_all(runs: dict) -> list[str]:
