@@ -41,7 +41,8 @@ def _each_group(path, results, groups, panel):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=7)
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+            axes.legend(fontsize=7, ncols=3, **below)
     figure.savefig(path, dpi=110)
 
 
