@@ -192,6 +192,7 @@ def fedmargin_rows(head_epochs, **common):
     rows = {
         "fedavg": {},
         "fairavg": {"weigh": "equally"},
+        "local": {"personal": "."},
         # All heads start alike; "draw": True would draw a client's own.
         "fedper": {"personal": {"blocks": 1}},
         "fedrep": {

@@ -6,7 +6,8 @@ fedfr train --config=configs/classification/comparison.py:fashion_mnist \
 The word after the colon is a key of DATA; the table has a row per method: accuracy of
 the one network, of every client's own, and of that after an epoch on the client's own
 images (what Per-FedAvg and FedBABU are made for); the worst decile, rounds to the
-target, and what each client sends and receives. One method:
+target, and what each client sends and receives. `central` is one network on the images
+of all clients. One method:
 --config.methods="{'scaffold': {'algorithm': 'scaffold', 'learning_rate': 0.05}}".
 """
 
@@ -150,6 +151,13 @@ def get_config(data="fashion_mnist"):
     config.evaluation = {"target_accuracy": target, "finetune": RATE}
     top = "classifier" if network is CNN else "fc"
     config.methods = {**one_network(), **robust(), **personalised(top)}
+    config.methods.central = {  # one network on everybody's images, as many epochs
+        "kind": "central",
+        "epochs": federation["rounds"] * federation["local_epochs"],
+        "batch_size": 32,
+        "flip": federation["flip"],
+        **RATE,
+    }
     if network is RESNET:
         config.methods.fedbn = {"personal": {"batch_norms": True}, **RATE}
     return config.lock()

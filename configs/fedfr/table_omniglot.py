@@ -51,7 +51,7 @@ def get_config():
     }
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": 1e-3},
-        equal_epochs=(6, 5, 5),
+        equal_epochs=(17, 15, 15),
         central={"epochs": 27},  # as many steps as pretraining
         learning_rate=1e-3,
         decay_epochs=(3, 2, 2),

@@ -30,7 +30,7 @@ def get_config():
         "batch_size": 10,
         "flip": 0.0,
         "stragglers": 0.5,
-        "evaluate_every": 1,
+        "evaluate_every": 20,
     }
     config.methods = base.fedmargin_rows(10, learning_rate=0.01)
     return config.lock()

@@ -3,8 +3,7 @@
 fedfr train --config=configs/fedmargin/femnist.py --workdir=runs/fedmargin_femnist
 
 Needs tensorflow-datasets (pip install 'fedfr_jax[tfds]'), which downloads EMNIST. The
-users are those of FedProx. Not run at this size yet; the table in small is in
-experiments/fedmargin_tables.
+users are those of FedProx. Not run yet.
 """
 
 from fedfr_jax.configs import base

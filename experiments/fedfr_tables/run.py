@@ -23,10 +23,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = map(str, (HERE.parent.parent, HERE.parent, HERE))
 
 from orderings import (  # noqa: E402
+    above,
     claims,
     in_order,
     made,
     provenance,
+    rows_of_all,
     table,
     write_between,
     write_results,
@@ -69,7 +71,10 @@ def main(argv: list[str]) -> None:
 def publish(runs: dict, name: str, target: pathlib.Path) -> None:
     """Write and print what the seeds so far say."""
     runs = write_results(target / "results.json", name, runs)
-    text = table(runs) + "\n\n" + claims(runs)
+    parts = [table(runs), claims(runs)]
+    if "fedfr" in rows_of_all(runs):
+        parts.append(above(runs))
+    text = "\n\n".join(parts)
     write_between(target / "README.md", name, f"{made(runs)}\n\n{text}")
     print(text, flush=True)
 

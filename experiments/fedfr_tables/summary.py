@@ -1,8 +1,8 @@
 """The table of the repository's README, out of results.json: python summary.py
 
 Of every set one generic rate and all personalised ones. FedFR is bold where it leads
-every row shown beside it by more than either's deviation over seeds; whatever row has a
-higher mean than FedFR is named.
+every row but the central one, shown here or not, by more than either's deviation over
+seeds; whatever row has a higher mean than FedFR is named.
 """
 
 import json
@@ -11,6 +11,7 @@ from orderings import (
     HERE,
     columns,
     in_order,
+    leaders,
     made,
     rows_of_all,
     spread,
@@ -57,14 +58,12 @@ def line(runs: dict, protocol: str, metric: str) -> str:
     }
     own = values["fedfr"]
     cells = [spread(values[row]) for row in SHOWN]
-    if all(is_clear(own, values[row]) for row in SHOWN[:-1]):
+    rivals = values.keys() - {"fedfr", "central"}
+    if all(is_clear(own, values[row]) for row in rivals):
         cells[-1] = f"**{cells[-1]}**"
-    above = [
-        f"{row} {100 * x.mean():.1f}"
-        for row, x in values.items()
-        if x.mean() > own.mean()
-    ]
-    return " | ".join([f"{protocol} {metric}", *cells, ", ".join(above)])
+    above = leaders(runs, protocol, metric)
+    named = [f"{row} {100 * values[row].mean():.1f}" for row in above]
+    return " | ".join([f"{protocol} {metric}", *cells, ", ".join(named)])
 
 
 def is_clear(better, worse) -> bool:

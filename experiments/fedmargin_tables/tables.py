@@ -9,9 +9,10 @@ from orderings import p_value, readable, verdict
 
 SHARE = 0.8  # of the central accuracy, which a method has to reach
 CENTRAL, OURS = "central", "fedmargin"
-SEVERAL = ("fedper", "fedrep", "fesem")  # methods whose clients have other networks
-ORDER = "fedavg fairavg fedper fedrep fesem fedatt fedatt_spectral feddane fedprox"
-ORDER = [*ORDER.split(), "fedmargin"]  # its variants come last
+# Methods whose clients have other networks.
+SEVERAL = ("local", "fedper", "fedrep", "fesem")
+ORDER = "fedavg fairavg local fedper fedrep fesem fedatt fedatt_spectral feddane"
+ORDER = [*ORDER.split(), "fedprox", "fedmargin"]  # its variants come last
 
 
 def line(name: str, run: dict) -> str:
@@ -43,10 +44,11 @@ def row_of(runs: list[dict], method: str) -> dict:
     """Figures of a method: mean over seeds, then mean and deviation over stragglers.
 
     Returns:
-      {"accuracy", "loss": (mean, deviation), None where a run diverged; "rounds": the
-      same of those to SHARE of the seed's central accuracy, None unless all runs get
-      there or where clients are judged by networks of their own; "reached": by how many
-      runs; "diverged": how many did}.
+      {"accuracy", "loss": (mean, deviation), None where a run diverged; "of_seeds":
+      deviation of the accuracy over seeds; "rounds": (mean, deviation) of those to
+      SHARE of the seed's central accuracy, None unless all runs get there or where
+      clients are judged by networks of their own; "reached": by how many runs;
+      "diverged": how many did}.
     """
     central = {r["seed"]: r["accuracy"] for r in runs if r["method"] == CENTRAL}
     own = [r for r in runs if r["method"] == method]
@@ -60,16 +62,23 @@ def row_of(runs: list[dict], method: str) -> dict:
     if is_told and reached == len(own):
         row["rounds"] = over_stragglers(own, taken)
     if not row["diverged"]:
-        row["accuracy"] = over_stragglers(own, [r["curve"][-1] for r in own])
+        ends = [r["curve"][-1] for r in own]
+        row["accuracy"] = over_stragglers(own, ends)
+        row["of_seeds"] = spread(own, ends, "seed")[1]
         row["loss"] = over_stragglers(own, [r["loss"] for r in own])
     return row
 
 
 def over_stragglers(runs: list[dict], values: list[float]) -> tuple[float, float]:
     """Mean over seeds at each share of stragglers, then their mean and deviation."""
+    return spread(runs, values, "stragglers")
+
+
+def spread(runs: list[dict], values: list[float], key: str) -> tuple[float, float]:
+    """Mean and deviation over the values of `key`, of the means at each."""
     at = {}
     for run, value in zip(runs, values, strict=True):
-        at.setdefault(run["stragglers"], []).append(value)
+        at.setdefault(run[key], []).append(value)
     means = [mean(part) for part in at.values()]
     return mean(means), pstdev(means)
 
@@ -80,19 +89,22 @@ def table(runs: list[dict]) -> str:
     lines = [
         f"Central accuracy {mean(central):.3f} ({len(central)} seeds). {cost(runs)}",
         "",
-        "| method | accuracy, % | training loss | rounds to 80 % | runs so far |",
-        "| --- | --- | --- | --- | --- |",
+        "| method | accuracy, % | over seeds | training loss | rounds to 80 % "
+        "| runs so far |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for method in methods_of(runs):
         row = row_of(runs, method)
         rounds = "{:.1f} +- {:.1f}".format(*row["rounds"]) if row["rounds"] else "-"
         if row["diverged"]:
-            accuracy, loss = f"{row['diverged']} runs diverged", "-"
+            accuracy, seeds, loss = f"{row['diverged']} runs diverged", "-", "-"
         else:
             accuracy = "{:.1f} +- {:.1f}".format(*(100 * x for x in row["accuracy"]))
+            seeds = f"+- {100 * row['of_seeds']:.1f}"
             loss = "{:.3f} +- {:.3f}".format(*row["loss"])
         lines.append(
-            f"| {method} | {accuracy} | {loss} | {rounds} | {row['reached']} |"
+            f"| {method} | {accuracy} | {seeds} | {loss} | {rounds} "
+            f"| {row['reached']} |"
         )
     return "\n".join([*lines, "", claims(runs)])
 
@@ -207,10 +219,13 @@ def draw(name: str, runs: list[dict], path: pathlib.Path) -> None:
         for axis, (key, label) in zip(axes, panels.items(), strict=True):
             axis.set(xlabel="round", ylabel=label)
             curves = [r[key] for r in plain if r["method"] == method and key in r]
-            if curves:
+            is_own = method in SEVERAL
+            if curves and not (is_own and key != "curve"):
                 values = [mean(x) for x in zip(*curves, strict=True)]
                 rounds = range(1, len(values) + 1)
-                axis.plot(rounds, values, label=method, color=colour)
+                label = f"{method}, own images" if is_own else method
+                style = {"linestyle": "--" if is_own else "-", "color": colour}
+                axis.plot(rounds, values, label=label, **style)
     lines, names = axes[0].get_legend_handles_labels()
     figure.legend(lines, names, fontsize=7, loc="center right")
     figure.suptitle(f"{name}, no stragglers")
@@ -220,13 +235,14 @@ def draw(name: str, runs: list[dict], path: pathlib.Path) -> None:
 
 
 def draw_gaps(name: str, runs: list[dict], path: pathlib.Path) -> None:
-    """Figure 4: every method's accuracy and rounds beside FedMargin's."""
+    """Figure 4: accuracy and rounds beside FedMargin's, of methods with one network."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    rows = {method: row_of(runs, method) for method in methods_of(runs)}
+    told = [method for method in methods_of(runs) if method not in SEVERAL]
+    rows = {method: row_of(runs, method) for method in told}
     if not rows.get(OURS, {}).get("accuracy"):
         return
     ours = rows.pop(OURS)

@@ -25,6 +25,8 @@ from fedfr_jax.types import Central, Dataset, Federated, Model, PyTree, Stage
 MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
 MARGIN += ("class_parallel", "class_chunk", "class_dtype", "class_rate", "batch_norm")
 MARGIN += ("init", "distill", "gate_weight")
+# Algorithms whose clients end with a head or a group's network: nobody has the mean.
+SEVERAL = ("fedrep", "fesem", "hypcluster", "ifca")
 
 
 class Given(NamedTuple):
@@ -151,8 +153,7 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         made = composed(algorithm, make, local, own, start)
         jax.eval_shape(made.init, of.shapes)  # a pattern must match: before any compile
     where = leaves_of(of.model, own.get("personal", ""))
-    # FedRep's head stays with the clients as `personal` leaves do.
-    is_own = where or own.get("batch_stats") == "local" or "head" in options
+    is_own = where or own.get("batch_stats") == "local" or algorithm in SEVERAL
     return Federated(
         algorithm=made,
         start=lambda variables: of.first(),

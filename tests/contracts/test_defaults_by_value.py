@@ -147,6 +147,7 @@ def test_fedmargins_rows_are_those_of_its_table_1():
     assert base.fedmargin_rows(10, **rate) == {
         "fedavg": rate,
         "fairavg": {**rate, "weigh": "equally"},
+        "local": {**rate, "personal": "."},
         "fedper": {**rate, "personal": {"blocks": 1}},
         "fedrep": named("fedrep", head="/classifier/", head_epochs=10),
         "fesem": named("fesem", groups=3),
@@ -241,6 +242,13 @@ def test_the_rows_of_the_comparison_have_these_settings():
         **{name: {**combined, "combine": row} for name, row in ROBUST.items()},
         **servers,
         **OTHERS,
+        "central": {
+            "kind": "central",
+            "epochs": 24,
+            "batch_size": 32,
+            "flip": 0,
+            **RATE,
+        },
     }
     given = comparison.get_config("fashion_mnist").methods.to_dict()
     wrong = [n for n in given.keys() | expected if given.get(n) != expected.get(n)]

@@ -37,6 +37,7 @@ def test_rows_are_over_seeds_first_and_then_over_stragglers(tables):
     assert tables.methods_of(RUNS) == ["fedavg", "fedmargin"]
     mine = tables.row_of(RUNS, "fedmargin")
     assert mine["accuracy"] == pytest.approx((0.6, 0.1))  # of 0.5 and 0.7
+    assert mine["of_seeds"] == pytest.approx(0.15)  # of 0.75 and 0.45
     assert mine["loss"] == (2.0, 0.0)
     assert mine["rounds"] == pytest.approx((1.75, 0.25))  # of 3 / 2 and 4 / 2
     assert mine["reached"] == "4/4"
@@ -51,7 +52,7 @@ def test_a_method_that_diverges_has_no_accuracy(tables):
     runs = [*RUNS, broken, run("feddane", 1, 0.0, [0.5])]
     row = tables.row_of(runs, "feddane")
     assert (row["accuracy"], row["diverged"], row["reached"]) == (None, 1, "1/2")
-    assert "| feddane | 1 runs diverged | - | - | 1/2 |" in tables.table(runs)
+    assert "| feddane | 1 runs diverged | - | - | - | 1/2 |" in tables.table(runs)
 
 
 def test_claims_are_of_differences_between_seeds(tables):

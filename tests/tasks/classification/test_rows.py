@@ -257,6 +257,7 @@ def test_rows_whose_clients_keep_a_part_have_no_network_for_everybody(quarters):
         "kept": {"batch_stats": "local"},
         "fedper": {"personal": {"blocks": 1}},
         "fedrep": {**FEDREP, "head_epochs": 1},
+        "ifca": {"algorithm": "ifca", "groups": 2},
     }
     rows = {name: {**RATE, **row} for name, row in rows.items()}
     stages = build(config(quarters, methods=rows)).stages
