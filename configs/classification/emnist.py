@@ -3,6 +3,7 @@
 fedfr train --config=configs/classification/emnist.py --workdir=runs/emnist
 
 Needs tensorflow-datasets (pip install 'fedfr_jax[tfds]'), which downloads the set.
+Not run here.
 """
 
 from fedfr_jax.configs import base

@@ -19,6 +19,13 @@ NETWORKS = {
     "mobilenet": {"name": "mobilenet", "num_blocks": 8, "width": 0.25},
     # The last block's input of the ResNet above, from one linear layer.
     "linear": {"name": "linear_base", "width": 64, "side": 2},
+    # That of the MobileNet above.
+    "linear_mobilenet": {
+        "name": "linear_base",
+        "top": "mobilenet",
+        "width": 128,
+        "side": 2,
+    },
 }
 FEDPER = "fedper_2"  # the personal part of the paper's figures: a block, the classifier
 LAYERS = ("fedavg", "fedper_1", FEDPER, "fedper_3", "fedper_4")
@@ -37,6 +44,8 @@ CASES = {
     "cifar100 resnet k=80": PAIR,
     "cifar100 resnet k=100": PAIR,
     "cifar100 linear k=40": (FEDPER,),
+    "cifar100 mobilenet k=40": PAIR,
+    "cifar100 linear_mobilenet k=40": (FEDPER,),
 }
 
 

@@ -25,7 +25,8 @@ def draw(results: Results, folder: pathlib.Path) -> None:
     _each_group(folder / "spread.png", results, groups, _spread)
     layered = {g: c for g, c in groups.items() if LAYERS[-1] in CASES[c[0]]}
     _each_group(folder / "layers.png", results, layered, _layers)
-    _each_group(folder / "others.png", results, layered, _others)
+    compared = {g: c for g, c in groups.items() if g in layered or c[0] in LINEAR}
+    _each_group(folder / "others.png", results, compared, _others)
 
 
 def _each_group(path, results, groups, panel):

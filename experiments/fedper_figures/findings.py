@@ -13,6 +13,7 @@ from orderings import made, spread, verdict
 FLIPS = 20_000  # of the signs of differences, for a p-value
 LINEAR = {"cifar10 resnet k=4": "cifar10 linear k=4"}
 LINEAR |= {"cifar100 resnet k=40": "cifar100 linear k=40"}
+LINEAR |= {"cifar100 mobilenet k=40": "cifar100 linear_mobilenet k=40"}
 Results = dict[str, dict]
 Line = tuple[str, str, np.ndarray, float | None]  # finding, case, difference, p
 
@@ -23,9 +24,9 @@ def of_clients(results: Results, case: str, row: str) -> np.ndarray:
 
 
 def rows_of(results: Results, case: str) -> list[str]:
-    """Rows that every seed of a case has."""
+    """Rows that every seed of a case has; none of a case that is not played."""
     seeds = results.get(case, {}).values()
-    return [row for row in CASES[case] if seeds and all(row in x for x in seeds)]
+    return [row for row in CASES.get(case, ()) if seeds and all(row in x for x in seeds)]
 
 
 def p_value(differences: np.ndarray) -> float:
@@ -111,8 +112,9 @@ def findings_table(results: Results) -> str:
 def accuracy_table(results: Results) -> str:
     """Markdown: a line per case and row, in percent."""
     text = [
-        "| case | row | mean over clients | deviation over clients | worst | core s |",
-        "|---|---|---|---|---|---|",
+        "| case | row | mean over clients | deviation over clients | worst | best "
+        "| core s |",
+        "|---|---|---|---|---|---|---|",
     ]
     for case in results:
         for row in rows_of(results, case):
@@ -124,6 +126,7 @@ def accuracy_table(results: Results) -> str:
                 spread(accuracy.mean(axis=1)),
                 spread(accuracy.std(axis=1)),
                 spread(accuracy.min(axis=1)),
+                spread(accuracy.max(axis=1)),
                 f"{np.mean(cost):.0f}",
             ]
             text.append(f"| {case} | {row} | " + " | ".join(cells) + " |")

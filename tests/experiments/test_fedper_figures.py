@@ -57,7 +57,7 @@ def results_of(change=()):
         for name, accuracy in (("finetune", 0.62), ("local", 0.3)):
             if name in found:
                 found[name] = row(accuracy, 0.05)
-        if network == "linear":
+        if network.startswith("linear"):
             found = {name: row(0.35, 0.05) for name in rows}
         results[case] = {str(seed): {**found} for seed in range(3)}
     for case, seed, name, accuracy in change:
