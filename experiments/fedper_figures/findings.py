@@ -26,7 +26,8 @@ def of_clients(results: Results, case: str, row: str) -> np.ndarray:
 def rows_of(results: Results, case: str) -> list[str]:
     """Rows that every seed of a case has; none of a case that is not played."""
     seeds = results.get(case, {}).values()
-    return [row for row in CASES.get(case, ()) if seeds and all(row in x for x in seeds)]
+    rows = CASES[case] if seeds else ()
+    return [row for row in rows if all(row in x for x in seeds)]
 
 
 def p_value(differences: np.ndarray) -> float:
