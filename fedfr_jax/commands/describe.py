@@ -8,8 +8,10 @@ from fedfr_jax.commands.flags import new_parser, parse_flags
 
 ABOUT = """\
 List the members of a family, each with its settings (the keys of a config and their
-defaults) and one line; with a member's name print its whole documentation. The library
-itself passes image_shape, labels, cosine and local.
+defaults) and one line; with a member's name print its whole documentation, without a
+family all names. The library itself passes image_shape, labels, cosine, local, loss,
+model, task and mesh. "sections" are the config's own: what may stand in federation,
+pretrain, evaluation and a row of methods.
 
 families: {}"""
 WIDTH = 88
@@ -22,6 +24,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument("family", nargs="?")
     parser.add_argument("member", nargs="?")
     values = parse_flags(parser, argv)
+    if values.family is None:
+        for family, members in FAMILIES.items():
+            words = f"{family}: {', '.join(sorted(members()))}"
+            print(textwrap.fill(words, WIDTH, subsequent_indent=" " * 4))
+        return
     if values.family not in FAMILIES:
         raise ValueError(
             f"describe: family must be one of {list(FAMILIES)}, got {values.family!r}."
@@ -35,7 +42,7 @@ def main(argv: list[str]) -> None:
         known = f"one of {sorted(members)}"
         raise ValueError(f"describe: member must be {known}, got {values.member!r}.")
     member = members[values.member]
-    print(f"{call_of(values.member, member)}\n\n{inspect.getdoc(member) or ''}")
+    print(f"{call_of(values.member, member)}\n\n{documentation(member)}")
 
 
 def call_of(name: str, function: Callable) -> str:
@@ -56,6 +63,14 @@ def call_of(name: str, function: Callable) -> str:
 def summary(function: Callable) -> str:
     """The first line of a docstring."""
     return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def documentation(function: Callable) -> str:
+    """A docstring; of a NamedTuple its fields, with the comments beside them."""
+    if not hasattr(function, "_fields"):
+        return inspect.getdoc(function) or ""
+    source = inspect.getsource(function).partition("    @property")[0]
+    return textwrap.dedent(source.partition('"""\n\n')[2]).rstrip()
 
 
 def _text(parameter: inspect.Parameter) -> str:
@@ -100,6 +115,30 @@ def _tasks() -> Mapping[str, Callable]:
     return TASKS
 
 
+def _sections() -> Mapping[str, Callable]:
+    from fedfr_jax.central.settings import Training
+    from fedfr_jax.federated.settings import Federation
+    from fedfr_jax.tasks.classification import evaluators
+    from fedfr_jax.tasks.faces.methods import federated_faces
+    from fedfr_jax.tasks.faces.recognition import Judge
+    from fedfr_jax.tasks.options import local_of
+    from fedfr_jax.tasks.reid import judged
+    from fedfr_jax.tasks.row_keys import Own
+    from fedfr_jax.tasks.segmentation import stages
+
+    return {
+        "federation": Federation,
+        "pretrain": Training,  # and rows of kind central
+        "methods": Own,
+        "methods.local": local_of,
+        "methods.faces": federated_faces,
+        "evaluation.faces": Judge,
+        "evaluation.classification": evaluators.Evaluating,
+        "evaluation.segmentation": stages.Evaluating,
+        "evaluation.reid": judged.Evaluating,
+    }
+
+
 def _augments() -> Mapping[str, Callable]:
     from fedfr_jax.data.augment import AUGMENTS
 
@@ -115,4 +154,5 @@ FAMILIES = {
     "losses": _losses,
     "tasks": _tasks,
     "augments": _augments,
+    "sections": _sections,
 }

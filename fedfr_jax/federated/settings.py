@@ -26,9 +26,8 @@ class Federation(NamedTuple):
     drop_last: bool = False
     flip: float = 0.5
     augment: tuple[str | Mapping, ...] = ()  # after the mirror, see data/augment
-    lanes: int | str = (
-        1  # auto: with implementation and devices measured once, and kept
-    )
+    # auto: with implementation and devices measured once, and kept.
+    lanes: int | str = 1
     reduction: str = "sum"  # canonical: same bits on any number of devices
     shards: int = 8  # of the canonical reduction, best a multiple of the devices
     model_shards: int = 1  # devices that hold one network's parameters together

@@ -1,14 +1,4 @@
-"""What a federated row may say beside any algorithm, in every task: OWN.
-
-personal: leaves that stay with clients: a regular expression over leaf paths, or one
-  of `leaves_of`, such as {"blocks": K_P}; "" for nothing.
-draw: True draws a new client's personal leaves, instead of the first network's.
-frozen: the same as personal, of params that do not move, as FedBABU's head.
-finetune_epochs: epochs of the personal leaves alone at the start of a round, beside
-  those of the federation, see `head_first`; 0 for none.
-batch_stats: average, local or first, see `with_statistics`.
-local_epochs: of a round, instead of the federation's.
-"""
+"""What a federated row may say beside any algorithm, in every task."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -27,7 +17,24 @@ from fedfr_jax.tasks.leaves import frozen_pattern, leaves_of
 from fedfr_jax.trees import matching
 from fedfr_jax.types import Algorithm, Local, Model, PyTree
 
-OWN = ("personal", "draw", "frozen", "finetune_epochs", "batch_stats", "local_epochs")
+
+class Own(NamedTuple):
+    """Keys of any federated row, beside its algorithm's, loss's and `local_of`'s."""
+
+    # Leaves that stay with clients: a regular expression over leaf paths, or one of
+    # {"blocks": K_P}, {"all_but_blocks": K_B}, {"batch_norms": True}; "" for nothing.
+    personal: str | Mapping = ""
+    draw: bool = False  # a new client's personal leaves, instead of the first network's
+    frozen: str | Mapping = ""  # as personal, of params that do not move
+    # Of the personal leaves alone at the start of a round, beside the federation's;
+    # with fedavg.
+    finetune_epochs: int = 0
+    batch_stats: str = "average"  # local or first, see `with_statistics`
+    # Of a round, instead of the federation's.
+    local_epochs: int | tuple[int, ...] | None = None
+
+
+OWN = Own._fields
 
 
 class Start(NamedTuple):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -21,7 +22,20 @@ from fedfr_jax.tasks.classification.representation import MOST, representation
 from fedfr_jax.tasks.options import local_of
 from fedfr_jax.types import Evaluation, Evaluator, Model, Networks, PyTree
 
-KEYS = ("batch_size", "finetune", "representation", "target_accuracy")
+
+class Evaluating(NamedTuple):
+    """Keys of config.evaluation."""
+
+    batch_size: int = 64  # test images at once on a device
+    target_accuracy: float | None = None  # the table names the first round that has it
+    # Every client's network is judged after training on the client's images as well:
+    # keys of `local_of`, `epochs` and `moves`, a pattern of the leaves that train.
+    finetune: Mapping | None = None
+    # AMM of the one network's features of `most` test images; with a `reference`, the
+    # work folder of a run such as a central one, MMD to its last row's network.
+    representation: Mapping | None = None
+
+
 FINETUNE = {"epochs": 1, "moves": ""}  # with the keys of `local_of`
 
 
@@ -29,12 +43,7 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
     """What config.evaluation asks for, checked, but for the images.
 
     Args:
-      settings: `batch_size` of judging; `target_accuracy`, whose first round the table
-        names; `finetune`, `epochs` of local training with
-        the keys of `local_of`, and `moves`, a pattern of the leaves that are trained;
-        `representation`, AMM of the one network's features of `most` test images, and
-        with a `reference`, the work folder of a run such as a central one, MMD to the
-        network of its last row.
+      settings: keys of `Evaluating`.
       first: variables of the model, arrays or shapes.
 
     Returns:
@@ -44,18 +53,16 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
     Raises:
       ValueError: for an unknown key, or a value out of its range.
     """
-    check_keys("config.evaluation", settings, KEYS)
-    settings = {"batch_size": 64, "finetune": None, **settings}
-    target = settings.get("target_accuracy")
+    asked = call("evaluation", Evaluating, settings)
     bounds = {"batch_size": (1, math.inf)}
-    if target is not None:
+    if asked.target_accuracy is not None:
         bounds["target_accuracy"] = (0, 1)
-    check_ranges("config.evaluation.", settings, bounds)
-    given = settings["finetune"]
+    check_ranges("config.evaluation.", asked._asdict(), bounds)
+    given = asked.finetune
     prepared = None if given is None else _finetuning(given, model, first)
-    features = _features(settings.get("representation"), model, first)
+    features = _features(asked.representation, model, first)
     is_images = len(model.image_shape) == 3
-    judged = Feed(settings["batch_size"], normalize() if is_images else None)
+    judged = Feed(asked.batch_size, normalize() if is_images else None)
 
     def judge(clients, unseen, mesh, feed, **options):
         groups = {"": clients} if unseen is None else {"": clients, "unseen": unseen}
@@ -70,7 +77,7 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
         if features is not None:
             given = model, clients.test, mesh, judged
             found["representation"] = representation(*given, **features)
-        return with_target(found, target)
+        return with_target(found, asked.target_accuracy)
 
     return judge
 

@@ -25,7 +25,10 @@ from fedfr_jax.types import Central, Experiment, Federated, Model, Source, Task
 def classification(settings: Mapping) -> Experiment:
     """Classification: any algorithm, each method from the same first network.
 
-    Images are read, nothing is trained.
+    Images are read, nothing is trained. Beside the keys of its partition,
+    config.partition may have `unseen_clients`, how many no round sees: they are judged
+    apart, and after `evaluation.finetune`. What else a config may say: `fedfr describe
+    sections`.
 
     Raises:
       ValueError: for anything wrong in the config or the data.

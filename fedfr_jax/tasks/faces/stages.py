@@ -79,7 +79,8 @@ class Plan(NamedTuple):
 def faces(settings: Mapping) -> Experiment:
     """Faces: pretraining on public people, then FedFR's rows and classical ones.
 
-    Images are read, nothing is trained.
+    Images are read, nothing is trained. What a config may say: `fedfr describe
+    sections`.
     """
     parts = plan(settings)
     return assemble(parts, images_of(parts))

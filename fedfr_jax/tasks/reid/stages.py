@@ -47,7 +47,8 @@ from fedfr_jax.types import (
 def reid(settings: Mapping) -> Experiment:
     """Re-identification: any algorithm, each method from the same first network.
 
-    Images are read, nothing is trained.
+    Images are read, nothing is trained. What a config may say: `fedfr describe
+    sections`.
 
     Raises:
       ValueError: for anything wrong in the config or the data.

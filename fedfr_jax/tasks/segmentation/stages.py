@@ -53,7 +53,8 @@ class Evaluating(NamedTuple):
 def segmentation(settings: Mapping) -> Experiment:
     """Segmentation: any algorithm, each method from the same first network.
 
-    Images and masks are read, nothing is trained.
+    Images and masks are read, nothing is trained. What a config may say: `fedfr
+    describe sections`.
 
     Raises:
       ValueError: for anything wrong in the config or the data.
