@@ -23,6 +23,7 @@ README = HERE.parent.parent / "README.md"
 SETS = {
     "lfw": "LFW",
     "omniglot": "Omniglot",
+    "rendered": "rendered faces",
 }
 SHOWN = ("pretrained", "local", "fedavg", "hard_negatives", "fedfr")
 GENERIC = ("generic", "tar@far=1e-03")
