@@ -157,6 +157,9 @@ def fedper_rows(rate, *, epochs, **central):
 def fedper_paper(dataset, classes_per_client, model):
     """FedPer's experiments on CIFAR at the paper's size: 10 clients, 100 rounds.
 
+    Half of the images are mirrored, of which the paper says nothing. The central row
+    has central training's own schedule and weight decay.
+
     Args:
       dataset: of TensorFlow Datasets, cifar10 or cifar100.
       model: section of the network.
