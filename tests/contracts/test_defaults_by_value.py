@@ -12,6 +12,7 @@ import pytest
 from fedfr_jax.configs.classification import comparison
 
 from fedfr_jax.build import build
+from fedfr_jax.commands.config_files import find, load
 from fedfr_jax.configs import base
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms import ALGORITHMS
@@ -267,11 +268,9 @@ SETS = {  # classes and images of the comparison's sets
 }
 
 
-@pytest.mark.parametrize("data", comparison.DATA)
-def test_every_row_of_the_comparison_is_built_on_each_of_its_sets(data, monkeypatch):
-    num_classes, shape = SETS[data]
+def built_on_black(config, num_classes, shape, monkeypatch):
+    """The experiment of a config, on black images of a set's classes and shape."""
     labels = (np.arange(30 * num_classes) % num_classes).astype(np.int32)
-    config = comparison.get_config(data)
 
     @functools.wraps(SOURCES[config.data.name])  # which has the keys that it must have
     def stand_in(*args, **settings):
@@ -282,6 +281,21 @@ def test_every_row_of_the_comparison_is_built_on_each_of_its_sets(data, monkeypa
         return Source(read, labels, names, shape, is_test=is_test)
 
     monkeypatch.setitem(SOURCES, config.data.name, stand_in)
-    experiment = build(config)
+    return build(config)
+
+
+@pytest.mark.parametrize("data", comparison.DATA)
+def test_every_row_of_the_comparison_is_built_on_each_of_its_sets(data, monkeypatch):
+    config = comparison.get_config(data)
+    experiment = built_on_black(config, *SETS[data], monkeypatch)
     assert {*experiment.stages} == {*config.methods}
     assert len(experiment.task.population.num_classes) == 20
+
+
+@pytest.mark.parametrize("data, clients", [("mnist", 20), ("emnist", 100)])
+def test_the_first_configs_of_a_newcomer_are_built_as_shipped(
+    data, clients, monkeypatch
+):
+    config = load(find(f"classification/{data}"))
+    experiment = built_on_black(config, *SETS[data], monkeypatch)
+    assert len(experiment.task.population.num_classes) == clients
