@@ -213,9 +213,13 @@ REDDI = {  # table 8 of arXiv:2003.00295: rates of the server and the clients, t
 }
 OTHERS = {
     "fedavg": RATE,
-    "mime": {"algorithm": "mime", "learning_rate": 0.005},
-    "mimelite": {"algorithm": "mimelite", "learning_rate": 0.005},
-    "perfedavg": {"algorithm": "perfedavg", "inner_rate": 0.05, "learning_rate": 0.1},
+    "mime": {"algorithm": "mime", "learning_rate": 0.001},
+    "mimelite": {
+        "algorithm": "mimelite",
+        "server_momentum": 0.2,
+        "learning_rate": 0.02,
+    },
+    "perfedavg": {"algorithm": "perfedavg", "inner_rate": 0.02, "learning_rate": 0.05},
     "local": {"personal": ".", **RATE},
     "fedper": {"personal": HEAD, **RATE},
     "fedbabu": {"personal": HEAD, "frozen": HEAD, **RATE},

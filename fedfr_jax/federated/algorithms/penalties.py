@@ -1,7 +1,8 @@
 """Terms that methods add to a client's loss: a pull to an anchor, a push of the drift.
 
 All wrap a client's training and take their tree as a keyword of the loss. Leaves that
-stay with a client, which the tree lacks, are neither pulled nor pushed.
+stay with a client, which the tree lacks, are neither pulled nor pushed. A push is in
+the gradient alone: the loss that is told stays that of the examples.
 """
 
 import jax
@@ -36,24 +37,22 @@ def proximal(local: Local, strength: float) -> Local:
 
 
 def corrected(local: Local) -> Local:
-    """Loss + <correction, params>; `correction` is like the shared params.
+    """Gradient + correction, that of <correction, params>, like the shared params.
 
-    The gradient gains the correction itself: SCAFFOLD's `c - c_k`, FedDANE's
-    `mean gradient - own gradient`.
+    SCAFFOLD's `c - c_k`, FedDANE's `mean gradient - own gradient`.
     """
     loss_fn = with_aux(local.loss)
 
     def loss_plus(variables, batch, key, *, correction, **round_args):
         loss, aux = loss_fn(variables, batch, key, **round_args)
         params = collections.like(correction, variables["params"])
-        push = jnp.asarray(optax.tree.vdot(correction, params))
-        return loss + push.astype(loss.dtype), aux
+        return loss + _pushed(correction, params).astype(loss.dtype), aux
 
     return local._replace(loss=loss_plus)
 
 
 def less_of_anchor(local: Local) -> Local:
-    """Loss - <gradient of the batch at `anchor`, params>: Mime's variance reduction.
+    """Gradient - that of the batch at `anchor`: Mime's variance reduction.
 
     `anchor` is like the shared params. The gradient is of the same batch under the same
     key, and held fixed.
@@ -67,7 +66,12 @@ def less_of_anchor(local: Local) -> Local:
         at_anchor = jax.lax.stop_gradient(gradient(start, batch, key))
         at_anchor = collections.like(anchor, at_anchor)
         params = collections.like(anchor, variables["params"])
-        push = jnp.asarray(optax.tree.vdot(at_anchor, params))
-        return loss - push.astype(loss.dtype), aux
+        return loss - _pushed(at_anchor, params).astype(loss.dtype), aux
 
     return local._replace(loss=loss_less)
+
+
+def _pushed(direction, params) -> jax.Array:
+    """0, whose gradient is the direction."""
+    product = jnp.asarray(optax.tree.vdot(direction, params))
+    return product - jax.lax.stop_gradient(product)
