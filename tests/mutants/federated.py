@@ -104,7 +104,7 @@ MUTANTS = [
         ROUNDS,
         [
             ("0.5 * strength", "strength"),
-            ("loss + push.astype(loss.dtype)", "loss - push.astype(loss.dtype)"),
+            ("loss + _pushed(", "loss - _pushed("),
         ],
     ),
     Mutants(
