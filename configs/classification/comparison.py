@@ -7,7 +7,7 @@ The word after the colon is a key of DATA; the table has a row per method: accur
 the one network, of every client's own, and of that after an epoch on the client's own
 images (what Per-FedAvg and FedBABU are made for); the worst decile, rounds to the
 target, and what each client sends and receives. `central` is one network on the images
-of all clients. One method:
+of all clients. docs/comparison.md has Fashion-MNIST's. One method:
 --config.methods="{'scaffold': {'algorithm': 'scaffold', 'learning_rate': 0.05}}".
 """
 
