@@ -1,11 +1,9 @@
 """CamVid's part of FedMargin's tables: numbers, curves and test images."""
 
-import json
 import pathlib
 from statistics import mean, pstdev
 
 import tables
-from orderings import readable
 
 CENTRAL, NAME = "central", "camvid"
 
@@ -54,11 +52,8 @@ def table(runs: list[dict]) -> str:
 
 
 def publish(runs: list[dict], target: pathlib.Path) -> None:
-    """Write this part of results.json and README.md, and the curves."""
-    path = target / "results.json"
-    target.mkdir(parents=True, exist_ok=True)
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(readable({**kept, NAME: runs}))
+    """Add runs to this part of results.json; table and curves of all of them."""
+    runs = tables.merged(target / "results.json", NAME, runs)
     text = table(runs)
     tables.write_between(target / "README.md", NAME, text)
     draw_curves(runs, target / f"{NAME}.png")

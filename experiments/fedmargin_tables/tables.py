@@ -180,12 +180,32 @@ def faster(rows: dict[str, dict]) -> str:
     return f"Rounds to 80 %: {share:.0f} % fewer than {best} (the article: 17 to 18 %)."
 
 
+def merged(path: pathlib.Path, name: str, runs: list[dict]) -> list[dict]:
+    """Put runs into a set's part of results.json: those of before stay.
+
+    Returns:
+      All runs of the set, in the order of the table.
+    """
+    results = json.loads(path.read_text()) if path.exists() else {}
+    of = {place_of(run): run for run in [*results.get(name, []), *runs]}
+    found = [of[place] for place in sorted(of)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(readable({**results, name: found}))
+    return found
+
+
+def place_of(run: dict) -> tuple:
+    """What tells a run from others of its set: the central one of a seed is first."""
+    method = run["method"]
+    order = [CENTRAL, *ORDER]
+    rank = order.index(method) if method in order else len(order)
+    settings = run.get("stragglers", -1.0), run.get("alpha", -1.0)
+    return run["seed"], *settings, rank, method
+
+
 def publish(name: str, runs: list[dict], target: pathlib.Path) -> None:
-    """Write a set's part of results.json and README.md, and its picture."""
-    path = target / "results.json"
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    target.mkdir(parents=True, exist_ok=True)
-    path.write_text(readable({**kept, name: runs}))
+    """Add runs to a set's part of results.json; table and pictures of all of them."""
+    runs = merged(target / "results.json", name, runs)
     text = table(runs)
     write_between(target / "README.md", name, text)
     draw(name, runs, target / f"{name}.png")

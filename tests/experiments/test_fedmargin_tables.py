@@ -1,5 +1,6 @@
 """The table of FedMargin in small, on numbers that are made up."""
 
+import json
 import pathlib
 
 import numpy as np
@@ -74,6 +75,17 @@ def test_a_set_is_written_in_its_place_and_the_others_stay(tables, tmp_path):
     assert text.count("| fedmargin | 60.0 +- 10.0 |") == 1
     assert text.count("| fedmargin | 50.0 +- 0.0 |") == 1
     assert (tmp_path / "mnist.png").exists() and (tmp_path / "fashion.png").exists()
+
+
+def test_a_part_that_is_run_again_leaves_the_rest_as_it_was(tables, tmp_path):
+    tables.publish("mnist", RUNS, tmp_path)
+    again = [run("fedmargin", 0, 0.5, [0.1]), run("fedper", 0, 0.5, [0.7])]
+    tables.publish("mnist", again, tmp_path)
+    found = json.loads((tmp_path / "results.json").read_text())["mnist"]
+    assert [r for r in found if r in again] == [again[1], again[0]]  # as in the table
+    assert sorted(map(str, found)) == sorted(
+        map(str, [*RUNS[:4], RUNS[5], RUNS[6], *again])
+    )
 
 
 def masks_run(method, seed, alpha, generic, own):
