@@ -54,6 +54,8 @@ CLAIMS = (
     ("KD beats fine-tuning", "personalised", "distill", "finetune"),
     ("central 10k is the upper bound", "personalised", "central", "fedfr"),
     # What the paper does not ask: equal steps, no images, and each term by itself.
+    ("federation helps without images", "personalised", "fedavg", "local"),
+    ("FedFR beats its branch alone", "personalised", "fedfr", "branch_only"),
     ("FedFR beats FedAvg of equal steps", "personalised", "fedfr", "fedavg_equal"),
     ("FedFR beats local of equal steps", "personalised", "fedfr", "local_equal"),
     ("FedFR beats local hard negatives", "personalised", "fedfr", "local_negatives"),
@@ -219,7 +221,8 @@ def claims(runs: dict) -> str:
         tested = TOLERANCE - np.abs(gain) if claim is SAME else gain
         shown = ", ".join(f"{100 * g:+.1f}" for g in gain)
         rows = f"{better} - {worse}"
-        found = f"{p_value(tested):.3f} | {verdict(tested)}"
+        chance = f"{p_value(tested):.4f}" if len(gain) > 1 else "-"
+        found = f"{chance} | {verdict(tested)}"
         lines.append(f"| {text} | {protocol} | {rows} | {shown} | {found} |")
     return "\n".join(lines)
 
