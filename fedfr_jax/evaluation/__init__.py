@@ -1,6 +1,11 @@
 """Recognition metrics: arrays in, {name: value in [0, 1]} out, nothing of a run."""
 
-from fedfr_jax.evaluation.identification import open_set_tpir, pair_tpir, rank_k
+from fedfr_jax.evaluation.identification import (
+    generic_identification,
+    open_set_tpir,
+    pair_tpir,
+    rank_k,
+)
 from fedfr_jax.evaluation.personalized import (
     OverClients,
     client_identification,
@@ -38,6 +43,7 @@ __all__ = [
     "client_verification",
     "client_verification_binned",
     "flip_sum",
+    "generic_identification",
     "generic_verification",
     "identification_1toN",
     "mean_over_clients",

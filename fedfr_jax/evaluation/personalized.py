@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.evaluation.blocks import check_features, pair_blocks, unit
-from fedfr_jax.evaluation.identification import pair_tpir
+from fedfr_jax.evaluation.blocks import pair_blocks
+from fedfr_jax.evaluation.identification import class_means, pair_tpir
 from fedfr_jax.evaluation.scores import (
     binned_tar,
     cosine_histogram,
@@ -69,37 +68,6 @@ def client_verification_binned(
     """
     blocks = pair_blocks(features, labels, is_own)
     return binned_tar(cosine_histogram(blocks), fars)
-
-
-def class_means(features, labels, classes) -> jax.Array:
-    """Means [C, D] of the classes' normalised features; their norm stays below 1.
-
-    Args:
-      features: [G, D] gallery images, normalised here.
-      labels: [G] int.
-      classes: [C] int, distinct.
-
-    Raises:
-      ValueError: when a class has no image.
-    """
-    check_features("gallery features", features, labels)
-    classes, labels = np.asarray(classes), np.asarray(labels)
-    if len(np.unique(classes)) != len(classes):
-        raise ValueError(f"gallery classes must be distinct, got {classes.tolist()}.")
-    place = np.full(len(labels), len(classes))
-    order = np.argsort(classes)
-    found = np.searchsorted(classes, labels, sorter=order).clip(0, len(classes) - 1)
-    is_wanted = classes[order[found]] == labels
-    place[is_wanted] = order[found[is_wanted]]
-    counts = np.bincount(place, minlength=len(classes) + 1)[:-1]
-    if not counts.all():
-        missing = classes[counts == 0].tolist()
-        raise ValueError(
-            f"every gallery class must have an image, got none of {missing}."
-        )
-    x = unit(jnp.asarray(features))
-    total = jax.ops.segment_sum(x, jnp.asarray(place), len(classes) + 1)[:-1]
-    return total / jnp.asarray(counts, total.dtype)[:, None]
 
 
 def client_identification(

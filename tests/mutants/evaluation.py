@@ -7,13 +7,22 @@ MUTANTS = [
         "fedfr_jax/evaluation/personalized.py",
         "evaluation/test_personalized.py tasks/faces/test_personalized_golden.py",
         [
-            ("x = unit(jnp.asarray(features))", "x = jnp.asarray(features)"),
             ("np.isin(labels, classes)", "~np.isin(labels, classes)"),
             ("binned_tar(cosine_histogram(blocks), fars)", "exact_tar(blocks, fars)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/evaluation/identification.py",
+        "evaluation/test_personalized.py evaluation/test_identification.py "
+        "tasks/faces/test_personalized_golden.py",
+        [
+            ("x = unit(jnp.asarray(features))", "x = jnp.asarray(features)"),
             (
                 "return total / jnp.asarray(counts, total.dtype)[:, None]",
                 "return unit(total)",
             ),
+            ("(counts[place] + 1) // 2", "counts[place] // 2"),
+            ("gallery = unit(", "gallery = jnp.asarray("),
         ],
     ),
     Mutants(

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import compose, face_mask, mirror, normalize
 from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
+from fedfr_jax.evaluation.identification import generic_identification
 from fedfr_jax.evaluation.masked import masked_scores
 from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
 from fedfr_jax.evaluation.scores import marked
@@ -59,7 +60,7 @@ class Judge:
       mesh: images are spread over its client devices.
       batch_size: images per device and call.
       fars: false accept rates of 1:1, generic and personalised.
-      fpirs: false positive identification rates of personalised 1:N.
+      fpirs: false positive identification rates of 1:N, generic and personalised.
       pairs: settings of `pair_list`, or its path alone, whose metrics "pairs_..." join
         the generic ones; None leaves it out.
       templates: settings of `template_set`, or its path alone, likewise "ijb_...".
@@ -140,6 +141,7 @@ class Judge:
         rows = num_test + np.arange(len(labels))
         features = self._embed(embed, variables, 1, rows)
         metrics = generic_verification(features, labels, fars=self._fars)
+        metrics |= generic_identification(features, labels, fpirs=self._fpirs)
         indices, is_same = self._pairs
         folds = ten_fold(features[indices.reshape(-1)], is_same)
         metrics["accuracy"] = folds["accuracy"]

@@ -125,11 +125,14 @@ def test_the_generic_protocol_is_one_network_on_unseen_people():
     is_test = np.arange(24) % 3 > 0
     partition = partition_of(people, is_test, [[0, 1], [2]], public=[3], unseen=[4, 5])
     source = source_of(images[:, :, None, None], people)
-    judge = Judge(recognition(source, partition), make_mesh(1), fars=(0.4,))
+    options = {"fars": (0.4,), "fpirs": (0.5,)}
+    judge = Judge(recognition(source, partition), make_mesh(1), **options)
     own = lambda client: jnp.zeros((4, 4))
     networks = Networks(jnp.eye(4), embed, own, embed)
     generic = judge.evaluators["generic"].evaluate(networks)
     assert generic.metrics["tar@far=4e-01"] == pytest.approx(20 / 30)
+    # Three images of each are sought, of which one is found as the other stranger.
+    assert generic.metrics["tpir@fpir=5e-01"] == pytest.approx(4 / 6)
     clients = judge.evaluators["personalised"].evaluate
     assert clients(networks).metrics["tar@far=4e-01"] == 0  # of zeros
     alone = clients(networks._replace(of_client=None))
