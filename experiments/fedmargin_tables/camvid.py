@@ -1,12 +1,13 @@
 """FedMargin on CamVid in small: rows x Dirichlet alphas x seeds, figures 7 and 8.
 
     python experiments/fedmargin_tables/camvid.py --workdir=runs/fedmargin_camvid \
-        [--alphas=0.01,0.1,1,10] [--seeds=0,1,2] [--rounds=R] [--image_size=60,80]
+        [--methods=...] [--alphas=0.01,0.1,1,10] [--seeds=0,1,2] [--rounds=R] \
+        [--image_size=60,80]
 
-Goes on where it was stopped: a row that is done is read. Writes results.json, the table
-of README.md, the curves camvid.png (figure 7) and, of the first seed, test images at
-the least three alphas, camvid_alpha<alpha>.png (figure 8), beside this file or under
---results.
+Goes on where it was stopped: a row that is done is read. Writes results.json, where
+rows and seeds that are not played stay as they were, the table of README.md, the curves
+camvid.png (figure 7) and, of the first seed, test images at the least three alphas,
+camvid_alpha<alpha>.png (figure 8), beside this file or under --results.
 """
 
 import argparse
@@ -44,6 +45,7 @@ def main(argv: list[str]) -> None:
     words = lambda text: text.split(",")
     numbers = lambda text: [float(x) for x in words(text)]
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    parser.add_argument("--methods", type=words, default=[], help="default all")
     parser.add_argument("--alphas", type=numbers, default=[0.01, 0.1, 1.0, 10.0])
     parser.add_argument("--seeds", type=words, default=["0", "1", "2"])
     parser.add_argument("--rounds", type=int, default=0, help="default the config's")
@@ -52,14 +54,11 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     remember_programs(args.workdir)
     config = config_of(args)
-    found, grids = [], {}
-    for seed in map(int, args.seeds):
+    for number, seed in enumerate(map(int, args.seeds)):
         done = run_seed({**config, "seed": seed}, args.alphas, args.workdir)
-        found += [one.result for one in done]
-        if not grids:
-            grids = grids_of(done)
-        camvid_tables.publish(found, args.results)
-    camvid_tables.draw_images(grids, args.results)
+        camvid_tables.publish([one.result for one in done], args.results)
+        if number == 0 and set(SHOWN) <= config["methods"].keys():
+            camvid_tables.draw_images(grids_of(done), args.results)
 
 
 def config_of(args) -> dict:
@@ -70,7 +69,9 @@ def config_of(args) -> dict:
     config = runs.config_of(CONFIG, args.rounds)
     federation = config["federation"]
     epochs = federation["rounds"] * federation["local_epochs"]
-    config["methods"][CENTRAL] = {**config["methods"][CENTRAL], "epochs": epochs}
+    rows = {**config["methods"]}
+    rows[CENTRAL] = {**rows[CENTRAL], "epochs": epochs}
+    config["methods"] = {name: rows[name] for name in args.methods or rows}
     if args.image_size:
         size = [int(side) for side in args.image_size]
         config["data"] = {**config["data"], "image_size": size}
@@ -80,7 +81,7 @@ def config_of(args) -> dict:
 def run_seed(config: dict, alphas: list[float], workdir: pathlib.Path) -> list[Done]:
     """The central row, which no split changes, and the others at every alpha."""
     folder = workdir / f"seed{config['seed']}"
-    done = [one_run(config, CENTRAL, folder)]
+    done = [one_run(config, CENTRAL, folder)] if CENTRAL in config["methods"] else []
     for alpha in alphas:
         split = {**config["partition"], "alpha": alpha}
         for method in config["methods"]:
