@@ -90,6 +90,7 @@ def robust():
         "multi_krum": row("krum", faulty=2, chosen=6),
         "bulyan": row("bulyan", faulty=1),
         "geometric_median": row("geometric_median"),
+        "weiszfeld": {"algorithm": "weiszfeld", **RATE},
         "norm_clipping": {"algorithm": "norm_clipping", "bound": 1.0, **RATE},
         "centred_clipping": {"algorithm": "centred_clipping", "bound": 1.0, **RATE},
     }

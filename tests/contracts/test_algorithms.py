@@ -160,6 +160,7 @@ MEMBERS = {
     "qfedavg": Member(tiny("qfedavg", q=1.0)),
     "robust": Member(tiny("robust")),
     "scaffold": Member(tiny("scaffold", num_clients=len(SIZES))),
+    "weiszfeld": Member(tiny("weiszfeld")),
 }
 # Gradients or prototypes of these are a sum over devices before a round.
 BEFORE_A_ROUND = {"feddane", "fedmargin", "mime"}

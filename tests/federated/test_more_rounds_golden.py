@@ -25,6 +25,7 @@ from fedfr_jax.federated.algorithms.selection import (
     krum_scores,
     squared_distances,
 )
+from fedfr_jax.federated.algorithms.weiszfeld import weiszfeld
 from fedfr_jax.federated.frozen import frozen
 from fedfr_jax.federated.local import local_training, sgd
 from fedfr_jax.losses.spreadout import class_hinge, spread, spreadout_sum
@@ -307,6 +308,39 @@ def test_centred_clipping_goes_on_from_the_center_of_the_round_before(arrays):
         close(flat(servers[5].center), arrays["rob_centered_clip_call2"])
         steps = sum(flat(server.center) for server in servers)
         close(flat(servers[5].inner.variables), steps)
+
+
+@pytest.mark.parametrize("weigh", ["equally", "examples"])
+def test_rounds_of_weiszfeld_are_iterations_from_the_received_model(arrays, weigh):
+    """Of clients whose changes stay the same, two of nine far away."""
+    changes = np.asarray(arrays["rob_u"]).copy()
+    changes[:2] += 50
+    counts = np.arange(1, 10) if weigh == "examples" else np.ones(9)
+    centers = [np.zeros(18)]
+    for _ in range(60):
+        distances = np.linalg.norm(changes - centers[-1], axis=1)
+        centers.append(np.average(changes, axis=0, weights=counts / distances))
+    combine = COMBINES["geometric_median"](iterations=200, weigh=weigh)
+    tree = {"params": jnp.asarray(changes)}
+    with jax.enable_x64(True):
+        median = combine(tree, jnp.arange(1, 10))["params"]
+        make = partial(weiszfeld, weigh=weigh)
+        servers = play_changes(make, changes, rounds=60).servers
+        for server, expected in zip(servers, centers[1:], strict=True):
+            close(flat(server.center), expected)
+        steps = sum(flat(server.center) for server in servers)
+        close(flat(servers[-1].inner.variables), steps)
+    np.testing.assert_allclose(centers[-1], median, rtol=1e-5, atol=1e-5)
+    assert np.abs(changes.mean(0) - centers[-1]).min() > 5  # where the mean is
+
+
+def test_a_change_in_the_centre_weighs_no_more_than_the_smoothing_lets_it():
+    changes = np.stack([np.zeros(18), np.ones(18)])
+    make = partial(weiszfeld, smoothing=0.5)
+    with jax.enable_x64(True):
+        (server,) = play_changes(make, changes).servers
+    shares = np.array([1 / 0.5, 1 / np.sqrt(18)])
+    close(flat(server.center), np.full(18, shares[1] / shares.sum()))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 What `combining.py` has is no sum over clients, so every client's change is kept: K
 models of memory. Clients count equally, but for a geometric median that is told to
-weigh them. For what can be streamed see `clipping.py`.
+weigh them. For what streams see `weiszfeld.py` and `clipping.py`.
 """
 
 from collections.abc import Callable
