@@ -351,6 +351,9 @@ def test_a_cohort_too_small_for_its_faulty_clients_is_refused(arrays, combine, l
     make = lambda train: robust(train, combine=combine)
     with pytest.raises(ValueError, match=f"at least {least} .* got 9"):
         play_changes(make, arrays["rob_u"])
+    with pytest.raises(ValueError, match=f"at least {least} .* got 9"):
+        make(LOCAL).check_cohort(9)
+    make(LOCAL).check_cohort(least)
 
 
 # --- FedAwS
