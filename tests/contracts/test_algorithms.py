@@ -118,7 +118,7 @@ FACES = {
 
 def tiny(name, local=LOCAL, **settings):
     """Build the member `name`, which must exist."""
-    return lambda: ALGORITHMS[name](local, **settings)
+    return functools.partial(ALGORITHMS[name], local, **settings)
 
 
 IMAGES = np.random.default_rng(5).normal(size=(6, 6)).astype(np.float32)

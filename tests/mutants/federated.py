@@ -155,6 +155,16 @@ MUTANTS = [
         [("subtract, change, server.center)", "multiply, change, server.center)")],
     ),
     Mutants(
+        "fedfr_jax/federated/algorithms/penalties.py",
+        "contracts/test_ranges.py",
+        [('{"strength": (0, jnp.inf)}', '{"strength": (-9, jnp.inf)}')],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/server_optimizers.py",
+        "contracts/test_ranges.py",
+        [('"tau": POSITIVE', '"tau": (0, jnp.inf)')],
+    ),
+    Mutants(
         "fedfr_jax/federated/algorithms/weiszfeld.py",
         MORE_ROUNDS,
         [
