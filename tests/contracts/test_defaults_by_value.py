@@ -189,6 +189,7 @@ ALONE = {  # rows of `comparison` by what they have beside the rate
     "qfedavg": {"q": 1.0},
     "afl": {"domain_rate": 0.1},
     "fedatt": {},
+    "fedaws": {},
     "norm_clipping": {"bound": 1.0},
     "centred_clipping": {"bound": 1.0},
     "weiszfeld": {},
