@@ -12,6 +12,7 @@ from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.afl import afl
 from fedfr_jax.federated.algorithms.clipping import centred_clipping, norm_clipping
 from fedfr_jax.federated.algorithms.combining import COMBINES
+from fedfr_jax.federated.algorithms.distances import squared_distances
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedaws import fedaws
 from fedfr_jax.federated.algorithms.feddyn import feddyn
@@ -23,7 +24,6 @@ from fedfr_jax.federated.algorithms.robust import robust
 from fedfr_jax.federated.algorithms.selection import (
     chosen_one_by_one,
     krum_scores,
-    squared_distances,
 )
 from fedfr_jax.federated.algorithms.weiszfeld import weiszfeld
 from fedfr_jax.federated.frozen import frozen

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.aggregators import WEIGHTS
-from fedfr_jax.federated.algorithms.selection import bulyan, distances_to, krum
+from fedfr_jax.federated.algorithms.distances import distances_to
+from fedfr_jax.federated.algorithms.selection import bulyan, krum
 from fedfr_jax.schema import POSITIVE, check_ranges
 
 
