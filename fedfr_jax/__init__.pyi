@@ -45,6 +45,7 @@ from fedfr_jax.federated.algorithms.qfedavg import qfedavg as qfedavg
 from fedfr_jax.federated.algorithms.robust import robust as robust
 from fedfr_jax.federated.algorithms.scaffold import scaffold as scaffold
 from fedfr_jax.federated.algorithms.statistics import with_statistics as with_statistics
+from fedfr_jax.federated.algorithms.weiszfeld import weiszfeld as weiszfeld
 from fedfr_jax.federated.local import local_training as local_training
 from fedfr_jax.federated.local import sgd as sgd
 from fedfr_jax.federated.local import step_decay as step_decay

@@ -8,7 +8,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from fedfr_jax.federated.stragglers import check_stragglers
+from fedfr_jax.federated.stragglers import check_stragglers, num_trained
 from fedfr_jax.schema import is_of, naming
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import Central, Experiment, Federated
@@ -89,12 +89,12 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
     experiment = TASKS[settings["task"]](settings)
     for name, stage in experiment.stages.items():
         with naming(f"config.methods.{name}"):
-            _check_epochs(stage.trainer, experiment)
+            _check_rounds(stage.trainer, experiment)
     return experiment
 
 
-def _check_epochs(trainer: Federated | Central, experiment: Experiment) -> None:
-    """Raise ValueError for rounds too short for stragglers or for the algorithm."""
+def _check_rounds(trainer: Federated | Central, experiment: Experiment) -> None:
+    """Raise ValueError for rounds too short or small for their algorithm."""
     if not isinstance(trainer, Federated):
         return
     federation, own = experiment.federation, trainer.local_epochs
@@ -103,6 +103,7 @@ def _check_epochs(trainer: Federated | Central, experiment: Experiment) -> None:
     cohort_size = federation.cohort_size or num_clients
     check_stragglers(federation.straggling, least, cohort_size)
     trainer.algorithm.check_epochs(least)
+    trainer.algorithm.check_cohort(num_trained(federation.straggling, cohort_size))
 
 
 def is_folder(path: Any) -> bool:

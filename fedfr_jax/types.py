@@ -347,6 +347,8 @@ class Algorithm(NamedTuple):
     report: Callable[[PyTree, RoundResult], PyTree] | None = None
     # (epochs of the shortest round) raises ValueError when they are too few.
     check_epochs: Callable[[int], None] = lambda least: None
+    # (clients of a round) raises ValueError when they are too few.
+    check_cohort: Callable[[int], None] = lambda number: None
 
     def __repr__(self) -> str:
         """The file that wrote a client's update."""

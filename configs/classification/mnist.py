@@ -1,6 +1,10 @@
 """FedAvg on MNIST, 20 clients of Dirichlet shares, the small CNN.
 
 fedfr train --config=configs/classification/mnist.py --workdir=runs/mnist
+
+60,000 images. 2 CPU cores beside other work: 560 s, of which 310 s of one core's time
+are its own. Accuracy 0.953, mean over the clients' own test images 0.939, of the worst
+client 0.828 (2026-11-24, seed 0, jax 0.10.2).
 """
 
 from fedfr_jax.configs import base

@@ -1,4 +1,6 @@
-"""What is played: a case is a data set, a network and classes per client."""
+"""What is played: a case is a data set, a network, classes per client, and rounds."""
+
+from typing import NamedTuple
 
 from fedfr_jax.configs import base
 
@@ -31,6 +33,10 @@ FEDPER = "fedper_2"  # the personal part of the paper's figures: a block, the cl
 LAYERS = ("fedavg", "fedper_1", FEDPER, "fedper_3", "fedper_4")
 PAIR = ("fedavg", FEDPER)
 OTHERS = ("finetune", "local", "central")
+LONG = (*PAIR, "finetune", "local")  # of the cases of more rounds
+ROUNDS, CLIENTS = 10, 10  # of a case that says nothing else
+# Clients that no round has seen are judged as they come, and after this.
+FINETUNE = {"learning_rate": 0.05, "epochs": 2}
 # case: its rows, in the order of the figures
 CASES = {
     "cifar10 resnet k=4": (*LAYERS, *OTHERS),
@@ -46,27 +52,62 @@ CASES = {
     "cifar100 linear k=40": (FEDPER,),
     "cifar100 mobilenet k=40": PAIR,
     "cifar100 linear_mobilenet k=40": (FEDPER,),
+    "cifar100 mobilenet k=80": PAIR,
+    "cifar100 mobilenet k=100": PAIR,
+    "cifar10 resnet k=4 r=40": LONG,
+    "cifar10 linear k=4 r=40": (FEDPER,),
+    "cifar100 resnet k=40 r=40": LONG,
+    "cifar100 linear k=40 r=40": (FEDPER,),
+    "cifar10 resnet k=4 unseen=5": PAIR,
+    "cifar100 resnet k=40 unseen=5": PAIR,
 }
 
 
-def parts_of(case: str) -> tuple[str, str, int]:
-    """(data, network, classes per client).
+class Parts(NamedTuple):
+    """What a case's name says."""
 
-    >>> parts_of("cifar10 resnet k=4")
-    ('cifar10', 'resnet', 4)
+    data: str
+    network: str
+    k: int  # classes per client
+    r: int = ROUNDS
+    unseen: int = 0  # further clients, which no round sees
+
+
+def parts_of(case: str) -> Parts:
+    """The parts of a case's name.
+
+    >>> parts_of("cifar10 resnet k=4 r=40")
+    Parts(data='cifar10', network='resnet', k=4, r=40, unseen=0)
     """
-    data, network, classes = case.split()
-    return data, network, int(classes.removeprefix("k="))
+    data, network, *numbers = case.split()
+    named = dict(number.split("=") for number in numbers)
+    return Parts(data, network, **{name: int(x) for name, x in named.items()})
+
+
+def of_all_classes(case: str) -> str:
+    """The same case with every class at every client.
+
+    >>> of_all_classes("cifar100 resnet k=40 r=40")
+    'cifar100 resnet k=100 r=40'
+    """
+    k = parts_of(case).k
+    return case.replace(f"k={k}", f"k={k * 10 // 4}")
 
 
 def config_of(config, case: str, seed: int):
     """`config`, configs/fedper/figures.py or one like it, as a case with a seed."""
-    data, network, classes = parts_of(case)
+    parts = parts_of(case)
     with config.unlocked():
         config = config.copy_and_resolve_references()
         config.seed = config.partition.seed = seed
-        config.partition.classes_per_client = classes
-        config.data, config.model = DATA[data], NETWORKS[network]
+        config.partition.classes_per_client = parts.k
+        config.data, config.model = DATA[parts.data], NETWORKS[parts.network]
+        if parts.r != ROUNDS:
+            config.federation.rounds = parts.r
+        if parts.unseen:
+            config.partition.num_clients = CLIENTS + parts.unseen
+            config.partition.unseen_clients = parts.unseen
+            config.evaluation.finetune = FINETUNE
         rows = {name: config.methods[name] for name in CASES[case]}
         config.methods = rows
     return config

@@ -16,9 +16,10 @@ def draw(results: Results, folder: pathlib.Path) -> None:
     """Every plot that there are rows for."""
     groups = {}
     for case in results:
-        data, network, _ = parts_of(case)
-        if {"fedavg", FEDPER} <= set(rows_of(results, case)):
-            groups.setdefault((data, network), []).append(case)
+        parts = parts_of(case)
+        if {"fedavg", FEDPER} <= set(rows_of(results, case)) and not parts.unseen:
+            group = parts.data, parts.network, parts.r
+            groups.setdefault(group, []).append(case)
     if not groups:
         return
     _each_group(folder / "classes.png", results, groups, _curves_by_classes)
@@ -30,13 +31,14 @@ def draw(results: Results, folder: pathlib.Path) -> None:
 
 
 def _each_group(path, results, groups, panel):
-    """A panel for each (data, network)."""
+    """A panel for each (data, network, rounds)."""
     if not groups:
         return
     figure, grid = figures.panels(len(groups), 4.4, 3.4)
-    for axes, ((data, network), cases) in zip(grid, groups.items(), strict=True):
+    for axes, (group, cases) in zip(grid, groups.items(), strict=True):
+        data, network, rounds = group
         panel(axes, results, cases)
-        axes.set_title(f"{data}, {network}", fontsize=10)
+        axes.set_title(f"{data}, {network}, {rounds} rounds", fontsize=10)
         ylabel = "accuracy of a client" if panel is _spread else "mean over clients"
         axes.set_ylabel(ylabel)
         axes.grid(alpha=0.3)
@@ -65,7 +67,7 @@ def _curves_by_classes(axes, results, cases):
     """FedPer and FedAvg by k, as the paper's figure 2."""
     for case, colour in zip(cases, COLOURS, strict=False):
         for row, dash in (("fedavg", "--"), (FEDPER, "-")):
-            label = f"{SHOWN[row]}, k = {parts_of(case)[2]}"
+            label = f"{SHOWN[row]}, k = {parts_of(case).k}"
             style = {"color": colour, "linestyle": dash, "label": label}
             _curve(axes, results, case, row, **style)
 
@@ -81,7 +83,7 @@ def _spread(axes, results, cases):
             low, middle, high = np.percentile(values, [25, 50, 75])
             axes.vlines(place, low, high, color="black", lw=5, alpha=0.3)
             axes.plot(place, middle, "_", color="black", ms=16)
-            ticks.append(f"{SHOWN[row]}\nk = {parts_of(case)[2]}")
+            ticks.append(f"{SHOWN[row]}\nk = {parts_of(case).k}")
     axes.set_xticks(range(len(ticks)), ticks, fontsize=7)
 
 
@@ -98,7 +100,7 @@ def _layers(axes, results, cases):
     error = [x.std() for x in found.values()]
     axes.errorbar([*found], mean, error, fmt="o-", color=COLOURS[0], capsize=3)
     axes.set_xticks([*found])
-    axes.set_xlabel(f"K_P (k = {parts_of(case)[2]})")
+    axes.set_xlabel(f"K_P (k = {parts_of(case).k})")
 
 
 def _others(axes, results, cases):

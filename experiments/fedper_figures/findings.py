@@ -7,13 +7,14 @@ keeps it.
 from collections.abc import Iterator
 
 import numpy as np
-from cases import CASES, FEDPER, LAYERS, parts_of
+from cases import CASES, FEDPER, LAYERS, of_all_classes, parts_of
 from orderings import made, spread, verdict
 
 FLIPS = 20_000  # of the signs of differences, for a p-value
 LINEAR = {"cifar10 resnet k=4": "cifar10 linear k=4"}
 LINEAR |= {"cifar100 resnet k=40": "cifar100 linear k=40"}
 LINEAR |= {"cifar100 mobilenet k=40": "cifar100 linear_mobilenet k=40"}
+LINEAR |= {f"{case} r=40": f"{linear} r=40" for case, linear in [*LINEAR.items()][:2]}
 Results = dict[str, dict]
 Line = tuple[str, str, np.ndarray, float | None]  # finding, case, difference, p
 
@@ -46,8 +47,8 @@ def p_value(differences: np.ndarray) -> float:
 def lines(results: Results) -> Iterator[Line]:
     """The paper's findings, as far as there are rows to tell."""
     for case in results:
-        classes, known = parts_of(case)[2], rows_of(results, case)
-        if not {"fedavg", FEDPER} <= set(known):
+        classes, known = parts_of(case).k, rows_of(results, case)
+        if not {"fedavg", FEDPER} <= set(known) or parts_of(case).unseen:
             continue
         few = classes in (4, 40)
         if classes not in (10, 100):  # with all classes for everybody no winner is told
@@ -65,14 +66,12 @@ def of_few_classes(results: Results, case: str, known: list[str]) -> Iterator[Li
     deviation = lambda case, row: of_clients(results, case, row).std(axis=1)
     narrower = deviation(case, "fedavg") - deviation(case, FEDPER)
     yield "FedPer's spread over clients is narrower", case, narrower, None
-    data, network, classes = parts_of(case)
-    other = f"{data} {network} k={classes * 10 // 4}"
-    seeds = [*results[case]]
+    other, seeds = of_all_classes(case), [*results[case]]
     if rows_of(results, other) and [*results[other]] == seeds:
         gap = lambda case: (
             of_clients(results, case, FEDPER) - of_clients(results, case, "fedavg")
         ).mean(axis=1)
-        text = f"the gap narrows to k = {classes * 10 // 4}"
+        text = f"the gap narrows to k = {parts_of(other).k}"
         yield text, case, gap(case) - gap(other), None
         shrinks = deviation(case, "fedavg") - deviation(other, "fedavg")
         yield "FedAvg's spread shrinks with k", case, shrinks, None
@@ -134,8 +133,28 @@ def accuracy_table(results: Results) -> str:
     return "\n".join(text)
 
 
+def unseen_table(results: Results) -> str:
+    """Markdown: clients that no round has seen beside those that trained, in percent.
+
+    Empty without a case of such clients.
+    """
+    text = [
+        "| case | row | clients that trained | after fine-tuning | never seen "
+        "| after fine-tuning |",
+        "|---|---|---|---|---|---|",
+    ]
+    judged = ("of_client", "finetuned", "unseen", "unseen_finetuned")
+    for case in results:
+        for row in rows_of(results, case) if parts_of(case).unseen else ():
+            runs = [rows[row] for rows in results[case].values()]
+            means = [np.array([np.mean(run[x]) for run in runs]) for x in judged]
+            text.append(f"| {case} | {row} | {' | '.join(map(spread, means))} |")
+    return "\n".join(text) if len(text) > 2 else ""
+
+
 def text(results: Results) -> str:
     """What stands between the markers of README.md."""
     stamps = {made(seeds) for seeds in results.values()}
     stamps = "; ".join(sorted({stamp for x in stamps for stamp in x.split("; ")}))
-    return f"{stamps}\n\n{findings_table(results)}\n\n{accuracy_table(results)}"
+    tables = (findings_table(results), accuracy_table(results), unseen_table(results))
+    return "\n\n".join(filter(None, (stamps, *tables)))

@@ -24,16 +24,22 @@ from fedfr_jax.processes import use_every_core  # noqa: E402
 
 
 def kept(experiment, found, folder: pathlib.Path) -> dict:
-    """Accuracies of a row: of both protocols, of every client and of every round."""
+    """Accuracies of a row: of both protocols, of every client and of every round.
+
+    Where there are clients that no round sees: theirs, and those after fine-tuning.
+    """
     from fedfr_jax.runs.sinks import read_jsonl
 
     curve = "personalised/accuracy"
+    further = ("finetuned", "unseen", "unseen_finetuned")
+    told = {name: found[name].per_client for name in further if name in found}
     lines = read_jsonl(folder / "metrics.jsonl")
     return {
         "generic": dict(found["generic"].metrics),
         "personalised": dict(found["personalised"].metrics),
         "of_client": found["personalised"].per_client["accuracy"].tolist(),
         "of_round": [line[curve] for line in lines if curve in line],
+        **{name: values["accuracy"].tolist() for name, values in told.items()},
     }
 
 

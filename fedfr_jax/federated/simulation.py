@@ -24,6 +24,7 @@ from fedfr_jax.federated.stragglers import (
     active,
     check_stragglers,
     epochs_of,
+    num_trained,
 )
 from fedfr_jax.federated.tables import table_on
 from fedfr_jax.feed import Feed
@@ -77,7 +78,8 @@ def simulation(
       stragglers: how many of a cohort train for fewer epochs, or are dropped.
 
     Raises:
-      ValueError: when a client owns no example, or a size is out of range.
+      ValueError: when a client owns no example, or a size is out of range, as a cohort
+        too small for its algorithm.
     """
     num_clients = len(population.num_classes)
     check_rows_of_clients(population, table.num_examples)
@@ -90,6 +92,7 @@ def simulation(
     fixed = shards if reduction == "canonical" else None
     cohort_size = cohort_size or num_clients
     sampling.sample(seed, 0, num_clients, cohort_size)
+    algorithm.check_cohort(num_trained(stragglers, cohort_size))
     population = population._replace(falling=population.largest(cohort_size))
     if not callable(local_epochs):
         least = np.min(local_epochs) if np.size(local_epochs) else 0

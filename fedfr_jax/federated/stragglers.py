@@ -49,6 +49,12 @@ def num_active(ratio: float, cohort_size: int) -> int:
     return round(cohort_size * (1 - ratio))
 
 
+def num_trained(stragglers: Stragglers, cohort_size: int) -> int:
+    """Clients of a cohort that train at all."""
+    dropped = stragglers.are_dropped
+    return num_active(stragglers.ratio, cohort_size) if dropped else cohort_size
+
+
 def active(stragglers: Stragglers, ids: np.ndarray, seed: int, round: int):
     """Who of a cohort `ids` [K], in any order, trains all epochs, [K] bool."""
     count, is_active = len(ids), np.zeros(len(ids), bool)

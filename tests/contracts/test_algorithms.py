@@ -118,7 +118,7 @@ FACES = {
 
 def tiny(name, local=LOCAL, **settings):
     """Build the member `name`, which must exist."""
-    return lambda: ALGORITHMS[name](local, **settings)
+    return functools.partial(ALGORITHMS[name], local, **settings)
 
 
 IMAGES = np.random.default_rng(5).normal(size=(6, 6)).astype(np.float32)
@@ -160,6 +160,7 @@ MEMBERS = {
     "qfedavg": Member(tiny("qfedavg", q=1.0)),
     "robust": Member(tiny("robust")),
     "scaffold": Member(tiny("scaffold", num_clients=len(SIZES))),
+    "weiszfeld": Member(tiny("weiszfeld")),
 }
 # Gradients or prototypes of these are a sum over devices before a round.
 BEFORE_A_ROUND = {"feddane", "fedmargin", "mime"}

@@ -79,6 +79,7 @@ EXPECTED = {
     "qfedavg": {},
     "robust": {"combine": None},
     "scaffold": {"server_rate": 1.0},
+    "weiszfeld": {"smoothing": 1e-6, **EQUALLY},
 }
 MOMENTS = {"first": 0.9, "tau": 1e-3, "initial": 0.0}
 SERVERS = {
@@ -188,8 +189,10 @@ ALONE = {  # rows of `comparison` by what they have beside the rate
     "qfedavg": {"q": 1.0},
     "afl": {"domain_rate": 0.1},
     "fedatt": {},
+    "fedaws": {},
     "norm_clipping": {"bound": 1.0},
     "centred_clipping": {"bound": 1.0},
+    "weiszfeld": {},
     "fedrep": {"head": "params/classifier/", "head_epochs": 1},
     "ditto": {"strength": 1.0},
     "apfl": {},

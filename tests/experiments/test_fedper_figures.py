@@ -49,16 +49,19 @@ def results_of(change=()):
     """All cases of three seeds as the paper would have them, but for `change`."""
     results = {}
     for case, rows in cases.CASES.items():
-        _, network, classes = cases.parts_of(case)
-        few = {4: 1.0, 40: 1.0, 8: 0.5, 80: 0.5}.get(classes, 0.0)
+        parts = cases.parts_of(case)
+        few = {4: 1.0, 40: 1.0, 8: 0.5, 80: 0.5}.get(parts.k, 0.0)
         found = {name: row(0.4 + 0.2 * few, 0.05) for name in rows}
         if "fedavg" in found:
             found["fedavg"] = row(0.4, 0.06 + 0.1 * few)
         for name, accuracy in (("finetune", 0.62), ("local", 0.3)):
             if name in found:
                 found[name] = row(accuracy, 0.05)
-        if network.startswith("linear"):
+        if parts.network.startswith("linear"):
             found = {name: row(0.35, 0.05) for name in rows}
+        if parts.unseen:
+            told = {"finetuned": [0.7, 0.8], "unseen": [0.1], "unseen_finetuned": [0.5]}
+            found = {name: {**x, **told} for name, x in found.items()}
         results[case] = {str(seed): {**found} for seed in range(3)}
     for case, seed, name, accuracy in change:
         results[case][seed][name] = row(accuracy, 0.05)
@@ -85,6 +88,9 @@ def test_the_papers_own_findings_hold_where_its_numbers_do():
         assert (text, few) in found
     assert ("the gap narrows to k = 100", few) in found
     assert ("FedPer beats FedAvg", "cifar10 resnet k=10") not in found
+    assert ("a linear base is worse", f"{few} r=40") in found
+    assert ("the gap narrows to k = 100", f"{few} r=40") not in found  # of 10 rounds
+    assert not [case for _, case in found if "unseen" in case]
 
 
 def test_one_seed_against_makes_a_finding_unclear_and_all_make_it_fail():
@@ -94,6 +100,15 @@ def test_one_seed_against_makes_a_finding_unclear_and_all_make_it_fail():
     always = results_of([(case, str(s), "local", 0.7) for s in range(3)])
     assert verdicts(always)["training alone is weaker", case] == "no"
     assert verdicts(always)["training alone is weaker", "cifar100 resnet k=40"] == "yes"
+
+
+def test_clients_that_no_round_has_seen_have_a_table_of_their_own():
+    (told,) = [x for x in findings.text(results_of()).split("\n\n") if "never" in x]
+    line = "| cifar10 resnet k=4 unseen=5 | fedper_2 | 60.0 ± 0.0 | 75.0 ± 0.0 "
+    assert f"{line}| 10.0 ± 0.0 | 50.0 ± 0.0 |" in told
+    assert "r=40" not in told and len(told.splitlines()) == 2 + 4
+    begun = {"cifar10 resnet k=8": results_of()["cifar10 resnet k=8"]}
+    assert "never seen" not in findings.text(begun)
 
 
 def test_chance_is_told_by_the_signs_of_the_clients():
@@ -131,10 +146,14 @@ def test_every_figure_is_drawn_for_whole_and_for_begun_results(tmp_path):
 def test_a_case_is_the_config_with_its_own_data_network_and_classes(case):
     config = load(find("fedper/figures"))
     made = cases.config_of(config, case, seed=2)
-    data, network, classes = cases.parts_of(case)
-    assert made.data.name == data and made.seed == made.partition.seed == 2
-    assert made.partition.classes_per_client == classes
-    assert made.model.to_dict() == cases.NETWORKS[network]
+    parts = cases.parts_of(case)
+    assert made.data.name == parts.data and made.seed == made.partition.seed == 2
+    assert made.partition.classes_per_client == parts.k
+    assert made.partition.num_clients - made.partition.get("unseen_clients", 0) == 10
+    assert made.partition.get("unseen_clients", 0) == parts.unseen
+    assert ("finetune" in made.evaluation) == bool(parts.unseen)
+    assert made.federation.rounds == (40 if "r=40" in case else 10)
+    assert made.model.to_dict() == cases.NETWORKS[parts.network]
     assert set(made.methods) == set(cases.CASES[case])
     assert config.seed == 0 and len(config.methods) == 8  # as it was
 
@@ -151,7 +170,8 @@ def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
         lines = [json.dumps({"round": r, "personalised/accuracy": 0.5}) for r in (0, 1)]
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         own = Evaluation({"accuracy": 0.5}, {"accuracy": np.array([0.4, 0.6])})
-        return None, {"generic": Evaluation(), "personalised": own}
+        new = Evaluation({"accuracy": 0.1}, {"accuracy": np.array([0.1])})
+        return None, {"generic": Evaluation(), "personalised": own, "unseen": new}
 
     def build(config):
         made = {name: Stage(None) for name in config.methods}
@@ -167,6 +187,7 @@ def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
     assert played == ["fedavg", "killed", "fedper_2"]
     assert rows["fedper_2"]["of_client"] == [0.4, 0.6]
     assert rows["fedavg"]["of_round"] == [0.5, 0.5]
+    assert rows["fedavg"]["unseen"] == [0.1] and "finetuned" not in rows["fedavg"]
     out = tmp_path / "out"
     out.mkdir()
     studies.publish(run.STUDY, out, case, {"0": rows})

@@ -25,6 +25,7 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.leaves import leaves_of
+from fedfr_jax.tasks.options import keywords
 from fedfr_jax.types import Dataset, Local, Model
 
 SIZES, BATCH, RATE = np.array([5, 9, 3]), 4, 0.1
@@ -138,19 +139,30 @@ WIDTH, COHORTS = 2**14, (4, 16)
 MEMORY = {
     "fedmargin": {},
     "kd": {"shared": Shared(np.ones((8, 5), np.float32), Feed(4)), "every": 1},
+    "weiszfeld": {},
 }
 
 
 @pytest.mark.parametrize("name", MEMORY)
 def test_a_round_of_four_times_the_clients_takes_no_model_more(name):
     """Sums are streamed: not one of twelve further clients' models is held."""
+    first, more, network = memories_of(name, **MEMORY[name])
+    assert first > network
+    assert more - first < network / 2
+
+
+def test_a_round_that_keeps_changes_takes_a_model_more_for_each_client():
+    first, more, network = memories_of("robust")
+    assert more - first >= (COHORTS[1] - COHORTS[0]) * network
+
+
+def memories_of(name, **settings):
+    """Bytes of a round of each of COHORTS, and of a network."""
     model = model_of(WIDTH)
-    local = Local(loss_fn, sgd(), 0.1)
-    algorithm = ALGORITHMS[name](local, model=model, **MEMORY[name])
-    found = [memory_of(algorithm, cohort, model) for cohort in COHORTS]
-    num_bytes = sum(x.nbytes for x in jax.tree.leaves(variables(WIDTH)))
-    assert found[0] > num_bytes
-    assert found[1] - found[0] < num_bytes / 2
+    facts = {"model": model} if "model" in keywords(ALGORITHMS[name]) else {}
+    algorithm = ALGORITHMS[name](Local(loss_fn, sgd(), 0.1), **settings, **facts)
+    network = sum(x.nbytes for x in jax.tree.leaves(variables(WIDTH)))
+    return *(memory_of(algorithm, cohort, model) for cohort in COHORTS), network
 
 
 def memory_of(algorithm, cohort, model):

@@ -12,6 +12,7 @@ from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.afl import afl
 from fedfr_jax.federated.algorithms.clipping import centred_clipping, norm_clipping
 from fedfr_jax.federated.algorithms.combining import COMBINES
+from fedfr_jax.federated.algorithms.distances import squared_distances
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedaws import fedaws
 from fedfr_jax.federated.algorithms.feddyn import feddyn
@@ -23,8 +24,8 @@ from fedfr_jax.federated.algorithms.robust import robust
 from fedfr_jax.federated.algorithms.selection import (
     chosen_one_by_one,
     krum_scores,
-    squared_distances,
 )
+from fedfr_jax.federated.algorithms.weiszfeld import weiszfeld
 from fedfr_jax.federated.frozen import frozen
 from fedfr_jax.federated.local import local_training, sgd
 from fedfr_jax.losses.spreadout import class_hinge, spread, spreadout_sum
@@ -309,6 +310,39 @@ def test_centred_clipping_goes_on_from_the_center_of_the_round_before(arrays):
         close(flat(servers[5].inner.variables), steps)
 
 
+@pytest.mark.parametrize("weigh", ["equally", "examples"])
+def test_rounds_of_weiszfeld_are_iterations_from_the_received_model(arrays, weigh):
+    """Of clients whose changes stay the same, two of nine far away."""
+    changes = np.asarray(arrays["rob_u"]).copy()
+    changes[:2] += 50
+    counts = np.arange(1, 10) if weigh == "examples" else np.ones(9)
+    centers = [np.zeros(18)]
+    for _ in range(60):
+        distances = np.linalg.norm(changes - centers[-1], axis=1)
+        centers.append(np.average(changes, axis=0, weights=counts / distances))
+    combine = COMBINES["geometric_median"](iterations=200, weigh=weigh)
+    tree = {"params": jnp.asarray(changes)}
+    with jax.enable_x64(True):
+        median = combine(tree, jnp.arange(1, 10))["params"]
+        make = partial(weiszfeld, weigh=weigh)
+        servers = play_changes(make, changes, rounds=60).servers
+        for server, expected in zip(servers, centers[1:], strict=True):
+            close(flat(server.center), expected)
+        steps = sum(flat(server.center) for server in servers)
+        close(flat(servers[-1].inner.variables), steps)
+    np.testing.assert_allclose(centers[-1], median, rtol=1e-5, atol=1e-5)
+    assert np.abs(changes.mean(0) - centers[-1]).min() > 5  # where the mean is
+
+
+def test_a_change_in_the_centre_weighs_no_more_than_the_smoothing_lets_it():
+    changes = np.stack([np.zeros(18), np.ones(18)])
+    make = partial(weiszfeld, smoothing=0.5)
+    with jax.enable_x64(True):
+        (server,) = play_changes(make, changes).servers
+    shares = np.array([1 / 0.5, 1 / np.sqrt(18)])
+    close(flat(server.center), np.full(18, shares[1] / shares.sum()))
+
+
 @pytest.mark.parametrize(
     "combine, least",
     [(COMBINES["krum"](faulty=7), 10), (COMBINES["bulyan"](faulty=2), 11)],
@@ -317,6 +351,9 @@ def test_a_cohort_too_small_for_its_faulty_clients_is_refused(arrays, combine, l
     make = lambda train: robust(train, combine=combine)
     with pytest.raises(ValueError, match=f"at least {least} .* got 9"):
         play_changes(make, arrays["rob_u"])
+    with pytest.raises(ValueError, match=f"at least {least} .* got 9"):
+        make(LOCAL).check_cohort(9)
+    make(LOCAL).check_cohort(least)
 
 
 # --- FedAwS

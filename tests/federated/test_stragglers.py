@@ -80,6 +80,15 @@ def test_dropped_stragglers_are_not_in_the_round():
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(got), want)
 
 
+def test_an_algorithm_is_asked_about_the_clients_that_train_before_any_does():
+    algorithm, asked = fedavg_toy()[0], []
+    algorithm = algorithm._replace(check_cohort=asked.append)
+    for late in (Stragglers(0.4), Stragglers(0.4, are_dropped=True)):
+        given = {"mesh": make_mesh(2), "local_epochs": 5, "stragglers": late}
+        simulation(algorithm, feed(), *problem(), **given)
+    assert asked == [5, 3]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

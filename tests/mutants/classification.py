@@ -105,6 +105,16 @@ MUTANTS = [
         [("num_rows=len(parts.train),", "num_rows=len(parts.train) // 2,")],
     ),
     Mutants(
+        "fedfr_jax/build.py",
+        "tasks/classification/test_rows.py",
+        [("(num_trained(federation.straggling, cohort_size))", "(cohort_size)")],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/robust.py",
+        "tasks/classification/test_rows.py",
+        [("jax.eval_shape(combined, {", "({")],
+    ),
+    Mutants(
         "fedfr_jax/tasks/row_keys.py",
         STAGES,
         [(DRAWN, "return personal(made, where)")],

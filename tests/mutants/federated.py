@@ -146,7 +146,30 @@ MUTANTS = [
         MORE_ROUNDS,
         [
             ("jnp.minimum(1, bound", "jnp.minimum(2, bound"),
-            ('output.update["params"], server.center)', 'output.update["params"], 0)'),
+            ("moved=jnp.add", "moved=lambda v, x: x"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/centres.py",
+        MORE_ROUNDS,
+        [("subtract, change, server.center)", "multiply, change, server.center)")],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/penalties.py",
+        "contracts/test_ranges.py",
+        [('{"strength": (0, jnp.inf)}', '{"strength": (-9, jnp.inf)}')],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/server_optimizers.py",
+        "contracts/test_ranges.py",
+        [('"tau": POSITIVE', '"tau": (0, jnp.inf)')],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/weiszfeld.py",
+        MORE_ROUNDS,
+        [
+            ("jnp.maximum(distance, smoothing)", "jnp.maximum(distance, 1.0)"),
+            ("        return mean\n", "        return center + mean\n"),
         ],
     ),
     Mutants(

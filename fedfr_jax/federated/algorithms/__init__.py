@@ -27,6 +27,7 @@ from fedfr_jax.federated.algorithms.pfedme import pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.robust import robust
 from fedfr_jax.federated.algorithms.scaffold import scaffold
+from fedfr_jax.federated.algorithms.weiszfeld import weiszfeld
 from fedfr_jax.schema import register
 
 ALGORITHMS = {
@@ -59,6 +60,7 @@ ALGORITHMS = {
     "qfedavg": qfedavg,
     "robust": robust,
     "scaffold": scaffold,
+    "weiszfeld": weiszfeld,
 }
 
 

@@ -49,7 +49,7 @@ def afl(
 
     Args:
       local: with a loss that is a mean over the batch's valid examples.
-      num_classes: D; the domains are the classes unless `domain_of` is given.
+      num_classes: D >= 1; the domains are the classes unless `domain_of` is given.
       domain_rate: of the domains' shares, >= 0.
       window: W >= 1, rounds over which domains are counted.
       domain_of: batch -> [B] int32 domain of each example, in [0, D).
@@ -57,8 +57,9 @@ def afl(
     Raises:
       ValueError: when a number is out of its range.
     """
-    values = {"domain_rate": domain_rate, "window": window}
-    check_ranges("", values, {"domain_rate": (0, jnp.inf), "window": (1, jnp.inf)})
+    some = (1, jnp.inf)
+    bounds = {"num_classes": some, "domain_rate": (0, jnp.inf), "window": some}
+    check_ranges("", locals(), bounds)
     domain_of = domain_of or (lambda batch: batch.labels)
     loss_fn = with_aux(local.loss)
 

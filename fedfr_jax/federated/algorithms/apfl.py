@@ -18,6 +18,7 @@ from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import begin, local_step, over_steps
+from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
 
 
@@ -48,7 +49,11 @@ def apfl(
     Args:
       alpha: a new client's share of its own model, in [0, 1].
       server_optimizer, weigh: see `fedavg`.
+
+    Raises:
+      ValueError: when `alpha` is out of its range.
     """
+    check_ranges("", {"alpha": alpha}, {"alpha": (0, 1)})
     global_part = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
     weight = weight_of(weigh)
 

@@ -8,22 +8,15 @@ statistics are averaged plainly.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax.federated.algorithms.centres import centred
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.schema import POSITIVE, check_ranges
 from fedfr_jax.types import Algorithm, Local, PyTree
-
-
-class Server(NamedTuple):
-    """FedAvg's server, and the centre: the last round's step, like the params."""
-
-    inner: PyTree
-    center: PyTree
 
 
 def clipped(change: PyTree, bound: float) -> PyTree:
@@ -73,28 +66,9 @@ def centred_clipping(
       ValueError: when `bound` is not positive.
     """
     check_ranges("", {"bound": bound}, {"bound": POSITIVE})
-    base = fedavg(local, weigh=weigh)
 
-    def init(variables):
-        return Server(base.init(variables), optax.tree.zeros_like(variables["params"]))
+    def sent(output, apart):
+        params = clipped(apart, bound)
+        return output._replace(update={**output.update, "params": params})
 
-    def client_update(key, server, personal, client):
-        output = base.client_update(key, server.inner, personal, client)
-        apart = jax.tree.map(jnp.subtract, output.update["params"], server.center)
-        return output._replace(
-            update={**output.update, "params": clipped(apart, bound)}
-        )
-
-    def server_update(server, result):
-        add = lambda v, d: v + d.astype(v.dtype)
-        center = jax.tree.map(add, server.center, result.aggregate["params"])
-        moved = result._replace(aggregate={**result.aggregate, "params": center})
-        return Server(base.server_update(server.inner, moved), center)
-
-    return base._replace(
-        init=init,
-        client_update=client_update,
-        server_update=server_update,
-        personalize=lambda server, row: base.personalize(server.inner, row),
-        network=lambda server: base.network(server.inner),
-    )
+    return centred(fedavg(local, weigh=weigh), sent, moved=jnp.add)

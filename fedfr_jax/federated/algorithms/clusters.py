@@ -12,6 +12,7 @@ import numpy as np
 
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import wide
+from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Aggregator, Algorithm, ClientOutput, PyTree
 
 
@@ -50,10 +51,7 @@ def clustered(client_update: Callable, groups: int, spread: float) -> Algorithm:
     Raises:
       ValueError: when `groups` or `spread` is out of range.
     """
-    if groups < 1:
-        raise ValueError(f"groups must be at least 1, got {groups}.")
-    if spread < 0:
-        raise ValueError(f"spread must be at least 0, got {spread}.")
+    check_ranges("", locals(), {"groups": (1, jnp.inf), "spread": (0, jnp.inf)})
     draw = lambda key, models: jax.random.randint(
         key, (), 0, num_groups(models), jnp.int32
     )

@@ -5,11 +5,11 @@ of [...]. Median and trimmed mean: Yin et al. 2018, arXiv:1803.01498. Geometric 
 Pillutla et al. 2019, arXiv:1912.13445, algorithm 2. Krum and Bulyan: see
 `selection.py`.
 
-None is streamed. An `Aggregator` sees a change once, when its client ends, and each of
-Weiszfeld's iterations weighs all changes by their distances to a centre that the one
-before has made: without keeping them, the cohort would train anew for each iteration.
-So K changes are kept, the memory of K models. What takes one such step in a round, and
-streams, is centred clipping, see `clipping.py`.
+None is streamed: K changes are kept, the memory of K models. An `Aggregator` sees a
+change once, when its client ends, and each of Weiszfeld's iterations weighs all changes
+by their distances to the centre that the one before has made. What makes one iteration
+in a round, from the last round's centre, streams: see `weiszfeld.py`, and centred
+clipping in `clipping.py`.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.aggregators import WEIGHTS
-from fedfr_jax.federated.algorithms.selection import bulyan, distances_to, krum
+from fedfr_jax.federated.algorithms.distances import distances_to
+from fedfr_jax.federated.algorithms.selection import bulyan, krum
 from fedfr_jax.schema import POSITIVE, check_ranges
 
 

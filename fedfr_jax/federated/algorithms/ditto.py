@@ -30,6 +30,9 @@ def ditto(
       local: used for both models.
       strength: lambda >= 0, the pull of the personal model to the global one.
       server_optimizer, weigh: see `fedavg`.
+
+    Raises:
+      ValueError: when `strength` is negative.
     """
     global_part = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
     train_own = local_training(proximal(local, strength))

@@ -14,6 +14,7 @@ from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.sums import is_scaled
+from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Algorithm, Local, Scaled
 
 
@@ -34,12 +35,13 @@ def fedatt(local: Local, *, epsilon: float = 1.2, norm: str = "l2") -> Algorithm
     """Attentive aggregation.
 
     Args:
-      epsilon: step of the server.
+      epsilon: step of the server, >= 0.
       norm: a name of NORMS.
 
     Raises:
-      ValueError: for an unknown norm.
+      ValueError: for an unknown norm, or a negative step.
     """
+    check_ranges("", {"epsilon": epsilon}, {"epsilon": (0, jnp.inf)})
     if norm not in NORMS:
         raise ValueError(f"norm must be one of {list(NORMS)}, got {norm!r}.")
     base = fedavg(local)

@@ -29,6 +29,9 @@ def feddane(
       local: with a loss that is a mean over the batch's valid examples.
       strength: mu >= 0.
       weigh: see `fedavg`.
+
+    Raises:
+      ValueError: when `strength` is negative.
     """
     fit = local_training(corrected(proximal(local, strength)))
     gradient = shared_gradient(local)

@@ -40,7 +40,7 @@ def feddyn(
     """Dynamic regularization; clients count equally.
 
     Args:
-      num_clients: N.
+      num_clients: N >= 1.
       strength: a > 0.
       mean_examples: of a client; when given, client k pulls with a mean_examples / n_k,
         as in the authors' code, where the paper has a for everybody.
@@ -51,6 +51,7 @@ def feddyn(
     given = 1.0 if mean_examples is None else mean_examples
     values = {"strength": strength, "mean_examples": given}
     check_ranges("", values, dict.fromkeys(values, POSITIVE))
+    check_ranges("", {"num_clients": num_clients}, {"num_clients": (1, jnp.inf)})
     train = local_training(proximal(local, strength))
 
     def pull_of(client):

@@ -34,6 +34,7 @@ from fedfr_jax.federated.algorithms.prototypes import Prototypes
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.federated.means import build_mean
+from fedfr_jax.schema import BELOW_ONE, check_ranges
 from fedfr_jax.types import Algorithm, Broadcast, ClientOutput, Local, Model, PyTree
 
 
@@ -143,5 +144,4 @@ def _like(a: Prototypes, b: Prototypes) -> Prototypes:
 def _check(model, momentum):
     if model.features is None:
         raise ValueError("model must have features, got one without.")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must lie in [0, 1), got {momentum}.")
+    check_ranges("", {"momentum": momentum}, {"momentum": BELOW_ONE})

@@ -17,6 +17,7 @@ from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import weight_of, weighted_mean
 from fedfr_jax.federated.algorithms.fedprox import proximal_training
 from fedfr_jax.federated.local import check_rate, local_training, rate_at
+from fedfr_jax.schema import BELOW_ONE, check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, Local
 
 
@@ -53,12 +54,15 @@ def fednova(
     Args:
       local: SGD, whose momentum is told here too: it decides how steps count.
       momentum: rho in [0, 1).
-      strength: mu of a proximal term, for plain SGD with a constant rate; 0 is none.
+      strength: mu >= 0 of a proximal term, for plain SGD with a constant rate; 0 is
+        none.
       weigh: see `fedavg`.
 
     Raises:
-      ValueError: for momentum and a proximal term at once.
+      ValueError: for a number out of its range, or momentum and a proximal term at
+        once.
     """
+    check_ranges("", {"momentum": momentum}, {"momentum": BELOW_ONE})
     if momentum and strength:
         raise ValueError(f"momentum must be 0 with strength, got {momentum}.")
     if strength:

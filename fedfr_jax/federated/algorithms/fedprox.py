@@ -36,6 +36,9 @@ def fedprox(
     Args:
       strength: mu >= 0.
       server_optimizer, weigh: see `fedavg`.
+
+    Raises:
+      ValueError: when `strength` is negative.
     """
     train = proximal_training(local, strength)
     return fedavg(train, server_optimizer=server_optimizer, weigh=weigh)

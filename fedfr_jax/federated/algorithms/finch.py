@@ -25,6 +25,7 @@ from fedfr_jax.federated.algorithms.shared_images import (
 )
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.local import local_training
+from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, Local, Model
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -79,14 +80,15 @@ def finch(
     Args:
       model: with `features`, of [b, D].
       shared: public images, of which a round's first batch is looked at.
-      num_clients: N.
+      num_clients: N >= 1.
       weigh: distance, see `cdw`, or as of `fedavg`.
       train_mode: of networks that are weighed, see `cdw`.
 
     Raises:
-      ValueError: for images that do not fit.
+      ValueError: for images that do not fit, or without clients.
     """
     check_shared(model, shared)
+    check_ranges("", {"num_clients": num_clients}, {"num_clients": (1, jnp.inf)})
     train, look = local_training(local), features_on(model, shared)
     weight = training_weight(weigh, model, train_mode)
 

@@ -12,6 +12,7 @@ import optax
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.gradients import shared_gradient
 from fedfr_jax.objective import with_aux
+from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Local
 
 
@@ -22,7 +23,11 @@ def proximal(local: Local, strength: float) -> Local:
 
     The gradient gains `strength * (params - anchor)`: FedProx, arXiv:1812.06127,
     equation 2; Ditto and pFedMe pull a personal model alike.
+
+    Raises:
+      ValueError: when `strength` is negative.
     """
+    check_ranges("", {"strength": strength}, {"strength": (0, jnp.inf)})
     loss_fn = with_aux(local.loss)
 
     def loss_near(variables, batch, key, *, anchor, pull=1.0, **round_args):

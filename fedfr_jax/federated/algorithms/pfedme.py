@@ -19,6 +19,7 @@ from fedfr_jax.federated.algorithms.aggregators import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
 from fedfr_jax.federated.local import begin, check_rate, local_step, over_steps, rate_at
+from fedfr_jax.schema import POSITIVE, check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, Local
 
 
@@ -35,12 +36,17 @@ def pfedme(
 
     Args:
       local: its learning rate is eta, that of u; its optimizer is of the inner steps.
-      personal_rate: eta_p, that of theta.
-      strength: lambda.
+      personal_rate: eta_p > 0, that of theta.
+      strength: lambda >= 0.
       inner_steps: K >= 1.
       server_optimizer: `optax.sgd(beta)`; None is beta = 1.
       weigh: see `fedavg`.
+
+    Raises:
+      ValueError: when a number is out of its range, or `local` has no learning rate.
     """
+    bounds = {"personal_rate": POSITIVE, "inner_steps": (1, jnp.inf)}
+    check_ranges("", locals(), bounds)
     check_rate(local)
     global_part = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
     weight = weight_of(weigh)

@@ -17,6 +17,7 @@ from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.local import check_rate, local_training, rate_at
 from fedfr_jax.federated.means import over_examples
 from fedfr_jax.objective import with_aux
+from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, Local
 
 TINY = 1e-10
@@ -33,8 +34,7 @@ def qfedavg(local: Local, *, q: float) -> Algorithm:
     Raises:
       ValueError: when q is negative.
     """
-    if q < 0:
-        raise ValueError(f"q must be at least 0, got {q}.")
+    check_ranges("", {"q": q}, {"q": (0, jnp.inf)})
     check_rate(local)
     train, loss_fn = local_training(local), with_aux(local.loss)
 

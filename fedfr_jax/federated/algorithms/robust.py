@@ -2,12 +2,13 @@
 
 What `combining.py` has is no sum over clients, so every client's change is kept: K
 models of memory. Clients count equally, but for a geometric median that is told to
-weigh them. For what can be streamed see `clipping.py`.
+weigh them. For what streams see `weiszfeld.py` and `clipping.py`.
 """
 
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.aggregators import from_all
 from fedfr_jax.federated.algorithms.combining import median
@@ -20,8 +21,11 @@ def robust(local: Local, *, combine: Callable | None = None) -> Algorithm:
 
     Args:
       combine: (changes, a tree of [K, ...], examples [K]) -> tree of [...], such as one
-        that a member of COMBINES makes; None is the median. Params and running
-        statistics are combined each for themselves.
+        that a member of COMBINES makes, whatever the tree; None is the median. Params
+        and running statistics are combined each for themselves.
+
+    Raises:
+      ValueError: by `check_cohort`, for fewer clients than `combine` works with.
     """
     combined = combine or median()
 
@@ -29,4 +33,8 @@ def robust(local: Local, *, combine: Callable | None = None) -> Algorithm:
         of = lambda x: combined(x, examples) if jax.tree.leaves(x) else x
         return {name: of(x) for name, x in changes.items()}
 
-    return from_all(fedavg(local), each)
+    def check_cohort(number):
+        client = jax.ShapeDtypeStruct((number,), jnp.float32)
+        jax.eval_shape(combined, {"change": client}, client)
+
+    return from_all(fedavg(local), each)._replace(check_cohort=check_cohort)

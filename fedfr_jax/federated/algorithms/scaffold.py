@@ -17,6 +17,7 @@ from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.algorithms.penalties import corrected
 from fedfr_jax.federated.local import check_rate, local_training, total_rate
+from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
 
 
@@ -33,12 +34,16 @@ def scaffold(local: Local, *, num_clients: int, server_rate: float = 1.0) -> Alg
     Args:
       local: plain SGD, which the method is defined for: momentum would make the control
         more than the mean gradient.
-      num_clients: N, by which the cohort's gains are divided for the server's control.
-      server_rate: eta_g, on params.
+      num_clients: N >= 1, by which the cohort's gains are divided for the server's
+        control.
+      server_rate: eta_g >= 0, on params.
 
     Raises:
-      ValueError: when `local` has no learning rate, its optimizer having one.
+      ValueError: when a number is out of its range, or `local` has no learning rate,
+        its optimizer having one.
     """
+    bounds = {"num_clients": (1, jnp.inf), "server_rate": (0, jnp.inf)}
+    check_ranges("", locals(), bounds)
     check_rate(local)
     train = local_training(corrected(local))
     subtract = lambda x, y: jax.tree.map(jnp.subtract, x, y)

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax.schema import BELOW_ONE, POSITIVE, check_ranges
+
 
 class Moments(NamedTuple):
     """First and second moment of the mean change, like params."""
@@ -25,7 +27,17 @@ class Moments(NamedTuple):
 def fedavgm(
     learning_rate: float = 1.0, *, momentum: float = 0.9, nesterov: bool = False
 ) -> optax.GradientTransformation:
-    """Server momentum v = momentum v + D; w+ = w + rate v, or D + momentum v."""
+    """Server momentum v = momentum v + D; w+ = w + rate v, or D + momentum v.
+
+    Args:
+      learning_rate: >= 0.
+      momentum: in [0, 1].
+
+    Raises:
+      ValueError: when a number is out of its range.
+    """
+    bounds = {"learning_rate": (0, jnp.inf), "momentum": (0, 1)}
+    check_ranges("", locals(), bounds)
     return optax.sgd(learning_rate, momentum, nesterov)
 
 
@@ -45,7 +57,8 @@ def fedadam(
     tau: float = 1e-3,
     initial: float = 0.0,
 ) -> optax.GradientTransformation:
-    """b2 v + (1 - b2) D^2, b2 = `second`. Settings are those of `adaptive`."""
+    """b2 v + (1 - b2) D^2, b2 = `second` in [0, 1). Settings are of `adaptive`."""
+    check_ranges("", {"second": second}, {"second": BELOW_ONE})
     rule = lambda v, square: second * v + (1 - second) * square
     return adaptive(rule, learning_rate, first=first, tau=tau, initial=initial)
 
@@ -58,7 +71,8 @@ def fedyogi(
     tau: float = 1e-3,
     initial: float = 0.0,
 ) -> optax.GradientTransformation:
-    """v - (1 - b2) D^2 sign(v - D^2), b2 = `second`. Settings: see `adaptive`."""
+    """v - (1 - b2) D^2 sign(v - D^2), b2 = `second` in [0, 1). See `adaptive`."""
+    check_ranges("", {"second": second}, {"second": BELOW_ONE})
     rule = lambda v, square: v - (1 - second) * square * jnp.sign(v - square)
     return adaptive(rule, learning_rate, first=first, tau=tau, initial=initial)
 
@@ -74,10 +88,16 @@ def adaptive(
     """Step rate m / (sqrt(v) + tau) with v moved by `rule: (v, D^2) -> v`.
 
     Args:
+      learning_rate: >= 0.
       first: b1, the decay of m in [0, 1).
       tau: degree of adaptivity, > 0.
-      initial: v before the first round.
+      initial: v before the first round, >= 0.
+
+    Raises:
+      ValueError: when a number is out of its range.
     """
+    bounds = {"learning_rate": (0, jnp.inf), "initial": (0, jnp.inf)}
+    check_ranges("", locals(), {**bounds, "first": BELOW_ONE, "tau": POSITIVE})
 
     def init(params):
         start = jax.tree.map(lambda x: jnp.full_like(x, initial), params)

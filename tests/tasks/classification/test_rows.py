@@ -251,6 +251,33 @@ def test_a_wrong_setting_is_refused_by_its_row(quarters, row, rule):
     assert str(raised.value).startswith("config.methods.row")
 
 
+KRUM, BULYAN = {"name": "krum", "faulty": 1}, {"name": "bulyan"}
+DROPPED = {"stragglers": 0.5, "drop_stragglers": True, "local_epochs": 2}
+
+
+@pytest.mark.parametrize(
+    "combine, federation, least",
+    [
+        ({**KRUM, "faulty": 5}, {}, 8),
+        ({**KRUM, "chosen": 6}, {}, 6),
+        (BULYAN, {}, 7),
+        (KRUM, DROPPED, 4),
+    ],
+)
+def test_a_cohort_too_small_for_a_row_is_refused_before_any_row_trains(
+    quarters, combine, federation, least
+):
+    row = {**RATE, **ROBUST, "combine": combine}
+    given = config(quarters, methods={"fedavg": RATE, "row": row})
+    given["federation"] |= federation
+    rule = rf"^config.methods.row: .*cohort_size must be at least {least} .* got \d\."
+    with pytest.raises(ValueError, match=rule):
+        build(given)
+    given["methods"]["row"] = {**row, "combine": KRUM}
+    given["federation"] |= {"stragglers": 0.0}
+    build(given)
+
+
 def test_rows_whose_clients_keep_a_part_have_no_network_for_everybody(quarters):
     rows = {
         "fedavg": {},

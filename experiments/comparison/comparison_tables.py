@@ -1,0 +1,81 @@
+"""The table of every set: a line per method, in the order of clients' own accuracy.
+
+Pure functions of {set: {seed: {row: {evaluator: {metric: value}}}}}, as run.py keeps
+it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from orderings import made, spread
+
+ROUNDS = "rounds_to_"  # the target follows
+Runs = dict[str, dict]
+
+
+def values_of(runs: Runs, row: str, judged: str, metric: str) -> list[float]:
+    """A metric in every seed that has it."""
+    found = [rows[row].get(judged, {}).get(metric) for rows in runs.values()]
+    return [value for value in found if value is not None]
+
+
+def percent(values: Sequence[float]) -> str:
+    """Mean and deviation over seeds, or a dash."""
+    return spread(np.array(values)) if values else "-"
+
+
+def mean(values: Sequence[float], seeds: int) -> str:
+    """Mean over seeds as a whole number; a dash where one has none."""
+    return f"{np.mean(values):.0f}" if len(values) == seeds else "-"
+
+
+def target_of(runs: Runs) -> str:
+    """The accuracy whose first round is named, as the metric has it."""
+    every = (x for rows in runs.values() for row in rows.values() for x in row.values())
+    metrics = {name for x in every if isinstance(x, dict) for name in x}
+    return next((x for x in sorted(metrics) if x.startswith(ROUNDS)), ROUNDS)
+
+
+def table(runs: Runs) -> str:
+    """Markdown: a line per row that every seed has; the rounds are of the one network.
+
+    Where there is none, they are those of the clients' own.
+    """
+    target = target_of(runs)
+    goal = f"{100 * float(target.removeprefix(ROUNDS) or 0):g}"
+    text = [
+        "| row | one network, % | own networks, % | worst decile | after an epoch of "
+        f"its own | rounds to {goal} % | MB up and down |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    common = set.intersection(*(set(rows) for rows in runs.values()))
+    is_over = {row: any("diverged" in x[row] for x in runs.values()) for row in common}
+    own = {
+        row: values_of(runs, row, "personalised", "accuracy")
+        for row in common
+        if not is_over[row]
+    }
+    for row in sorted(own, key=lambda row: (-np.mean(own[row]), row)):
+        one = values_of(runs, row, "generic", "accuracy")
+        judged = "generic" if one else "personalised"
+        cells = [
+            percent(one),
+            percent(own[row]),
+            percent(values_of(runs, row, "personalised", "accuracy_worst_decile")),
+            percent(values_of(runs, row, "finetuned", "accuracy")),
+            mean(values_of(runs, row, judged, target), len(runs)),
+            mean(values_of(runs, row, "communication", "total_mb"), len(runs)),
+        ]
+        text.append(f"| {row} | {' | '.join(cells)} |")
+    lost = sorted(row for row in common if is_over[row])
+    return "\n".join([*text, *(f"| {row} | diverged | | | | | |" for row in lost)])
+
+
+def text(results: dict[str, Runs]) -> str:
+    """What stands between the markers of README.md."""
+    parts = [
+        f"### {name}\n\n{made(runs)}; {len(runs)} seed{'s' * (len(runs) > 1)}\n\n"
+        f"{table(runs)}"
+        for name, runs in results.items()
+    ]
+    return "\n\n".join(parts)

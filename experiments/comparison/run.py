@@ -1,0 +1,85 @@
+"""The field's methods side by side: every row of some sets, and the table of them.
+
+    python experiments/comparison/run.py --workdir=runs/comparison [--sets=mnist,...] \
+        [--seeds=0] [--rows=fedavg,...] [--config.section.key=value ...]
+
+Trains configs/classification/comparison.py, each row in a folder of its own, and goes
+on where it was stopped. Writes results.json, which keeps what was there, and the part
+of README.md between markers, beside this file or under --results, after every row.
+"""
+
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOM = HERE.parent
+sys.path[:0] = map(str, (ROOM.parent, ROOM, HERE, ROOM / "fedfr_tables"))
+
+import comparison_tables  # noqa: E402
+import studies  # noqa: E402
+from orderings import provenance  # noqa: E402
+
+from fedfr_jax.commands.flags import define, names, new_parser, parse, workdir  # noqa: E402
+from fedfr_jax.processes import use_every_core  # noqa: E402
+
+CONFIG = "classification/comparison"
+SETS = ("fashion_mnist", "mnist", "cifar10", "cifar100", "emnist")
+JUDGED = ("generic", "personalised", "finetuned", "communication")
+
+
+def one_row(config, name: str, seed: int):
+    """`config` with one of its rows and a seed."""
+    with config.unlocked():
+        config = config.copy_and_resolve_references()
+        config.seed = config.partition.seed = seed
+        config.methods = {name: config.methods[name]}
+    return config
+
+
+def kept(experiment, found, folder: pathlib.Path) -> dict:
+    """What a row is told by: numbers of every evaluator."""
+    del experiment, folder
+    return {name: dict(found[name].metrics) for name in JUDGED if name in found}
+
+
+STUDY = studies.Study(
+    folder=HERE,
+    cases=dict.fromkeys(SETS, ()),  # whatever rows a set has
+    config_of=lambda config, case, seed: config,
+    kept=kept,
+    text=comparison_tables.text,
+    draw=lambda results, folder: None,
+)
+
+
+def play(config, word: str, name: str, seed: int, folder: pathlib.Path) -> dict:
+    """{row: what is kept of it}; of one that diverges, where it did."""
+    try:
+        return studies.run_case(STUDY, one_row(config, name, seed), word, seed, folder)
+    except FloatingPointError as error:
+        print(f"{word}, {name}: {error}", flush=True)
+        return {name: {"made": provenance(), "diverged": str(error)}}
+
+
+def main(argv: list[str]) -> None:
+    """Play what is missing, row by row."""
+    parser = new_parser("run.py", __doc__)
+    define(parser)
+    parser.add_argument("--sets", type=names, default=list(SETS))
+    parser.add_argument("--rows", type=names, default=[])
+    parser.add_argument("--seeds", type=names, default=["0"])
+    parser.add_argument("--results", type=pathlib.Path, default=HERE)
+    first = parse(parser, [f"--config={CONFIG}", *argv])
+    folder = workdir(first, "run.py")
+    studies.remember_programs(folder)
+    for word in first.sets:
+        config = parse(parser, [f"--config={CONFIG}:{word}", *argv]).config
+        for name in first.rows or config.methods:
+            for seed in map(int, first.seeds):
+                rows = play(config, word, name, seed, folder / name)
+                studies.publish(STUDY, first.results, word, {str(seed): rows})
+
+
+if __name__ == "__main__":
+    use_every_core()
+    main(sys.argv[1:])

@@ -1,0 +1,105 @@
+"""Numbers of algorithms and of what they are told: out of range is refused by name."""
+
+import inspect
+
+import pytest
+
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.algorithms.combining import COMBINES
+from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
+from fedfr_jax.federated.local import sgd
+from fedfr_jax.tasks.options import local_of
+from tests.contracts.test_algorithms import MEMBERS
+
+RATE = {"learning_rate": 0.1}
+NEEDED = {name: {} if name == "fedavgm" else RATE for name in SERVER_OPTIMIZERS}
+# {name: how to make it from settings}; every number of each is at least 0.
+MAKERS = {name: MEMBERS[name].build for name in ALGORITHMS}
+MAKERS |= COMBINES
+MAKERS |= {
+    name: lambda make=make, needed=NEEDED[name], **more: make(**{**needed, **more})
+    for name, make in SERVER_OPTIMIZERS.items()
+}
+MAKERS |= {"local_of": lambda **more: local_of(None, **{**RATE, **more}), "sgd": sgd}
+SIGNATURES = ALGORITHMS | COMBINES | SERVER_OPTIMIZERS
+SIGNATURES |= {"local_of": local_of, "sgd": sgd}
+TOO_LARGE = {
+    "apfl": {"alpha": 2.0},
+    "fedadagrad": {"first": 1.0},
+    "fedadam": {"first": 1.0, "second": 1.5},
+    "fedavgm": {"momentum": 1.5},
+    "fedaws": {"margin": 2.5},
+    "fedmargin": {"momentum": 1.0},
+    "fednova": {"momentum": 1.0},
+    "fedyogi": {"first": 1.0, "second": 1.5},
+    "kd": {"momentum": 1.5},
+    "local_of": {"decay_factor": 2.0, "momentum": 2.0},
+    "mime": {"server_momentum": 1.5},
+    "mimelite": {"server_momentum": 1.5},
+    "sgd": {"momentum": 1.5},
+    "trimmed_mean": {"fraction": 0.5},
+}
+NOT_ZERO = {
+    "afl": ("num_classes", "window"),
+    "bulyan": ("faulty",),
+    "centred_clipping": ("bound",),
+    "fedadagrad": ("tau",),
+    "fedadam": ("tau",),
+    "feddyn": ("num_clients", "strength", "mean_examples"),
+    "fedmargin": ("temperature",),
+    "fedrep": ("head_epochs",),
+    "fedyogi": ("tau",),
+    "fesem": ("groups",),
+    "finch": ("num_clients",),
+    "geometric_median": ("iterations", "smoothing"),
+    "hypcluster": ("groups",),
+    "ifca": ("groups",),
+    "kd": ("every",),
+    "krum": ("chosen",),
+    "local_of": ("decay_rounds",),
+    "norm_clipping": ("bound",),
+    "perfedavg": ("difference", "inner_rate"),
+    "pfedme": ("personal_rate", "inner_steps"),
+    "scaffold": ("num_clients",),
+    "weiszfeld": ("smoothing",),
+}
+
+
+def numbers_of(function):
+    """Names of the arguments that are numbers, or lists of them."""
+    given = inspect.signature(function).parameters.values()
+    kinds = (int, float, float | None, int | tuple[int, ...], tuple[int, ...])
+    return [p.name for p in given if p.annotation in kinds]
+
+
+def is_refused(make, name, value):
+    """Whether a value is refused by an error that says its name and itself."""
+    try:
+        make(**{name: value})
+    except ValueError as error:
+        return f"{name} must " in str(error) and f"got {value}" in str(error)
+    return False
+
+
+def test_a_number_out_of_its_range_is_refused():
+    wrong = [
+        (member, name, value)
+        for member, given in TOO_LARGE.items()
+        for name, value in given.items()
+    ]
+    numbers = {member: numbers_of(SIGNATURES[member]) for member in MAKERS}
+    for value, members in ((-1, numbers), (0, NOT_ZERO)):
+        for member, names in members.items():
+            is_list = [name == "decay_rounds" for name in names]
+            values = [(value,) if x else value for x in is_list]
+            wrong += zip([member] * len(names), names, values, strict=True)
+    assert len(wrong) > 80
+    taken = [case for case in wrong if not is_refused(MAKERS[case[0]], *case[1:])]
+    assert not taken, "\n".join(map(str, taken))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_bounds_themselves_are_taken(name):
+    for number in numbers_of(SIGNATURES[name]):
+        if number not in NOT_ZERO.get(name, ()) and "num_" not in number:
+            MAKERS[name](**{number: 0})

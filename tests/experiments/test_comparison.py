@@ -1,0 +1,119 @@
+"""The comparison's script on rows that are made up: resumption, files and tables."""
+
+import importlib.util
+import json
+import pathlib
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "comparison"
+sys.path[:0] = map(str, (FOLDER, FOLDER.parent, FOLDER.parent / "fedfr_tables"))
+
+import comparison_tables  # noqa: E402
+
+from fedfr_jax.runs import experiment as stages  # noqa: E402
+from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
+
+
+def load_script():
+    """run.py, under a name that no other experiment's has."""
+    spec = importlib.util.spec_from_file_location("comparison_run", FOLDER / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+run = load_script()
+
+
+def evaluations(accuracy, rounds):
+    own = {"accuracy": accuracy + 0.1, "accuracy_worst_decile": accuracy / 2}
+    return {
+        "generic": Evaluation({"accuracy": accuracy, "rounds_to_0.95": rounds}),
+        "personalised": Evaluation({**own, "rounds_to_0.95": 1}),
+        "finetuned": Evaluation({"accuracy": 0.9}),
+        "communication": Evaluation({"total_mb": 71.6}),
+    }
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Rows in the order that they were trained; Krum diverges."""
+    rows = []
+
+    def play(experiment, trainer, before, folder):
+        rows.append(folder.name)
+        if folder.name == "krum":
+            raise FloatingPointError("loss of round 2 must be finite, got nan")
+        folder.mkdir(parents=True, exist_ok=True)
+        return None, evaluations(0.5 if folder.name == "fedavg" else 0.625, 7)
+
+    def build(config):
+        made = {name: Stage(None) for name in config.methods}
+        return Experiment(None, made, None, None, None, config.partition.seed)
+
+    monkeypatch.setattr("fedfr_jax.build.build", build)
+    monkeypatch.setattr(stages, "run_federated", play)
+    return rows
+
+
+def test_a_row_is_played_once_and_one_that_diverges_stops_nothing(played, tmp_path):
+    given = [f"--workdir={tmp_path / 'run'}", f"--results={tmp_path}", "--sets=mnist"]
+    run.main([*given, "--rows=fedavg,krum"])
+    assert played == ["fedavg", "krum"]
+    run.main([*given, "--rows=fedavg,weiszfeld,krum"])
+    assert played == ["fedavg", "krum", "weiszfeld", "krum"]
+    found = json.loads((tmp_path / "results.json").read_text())["mnist"]["seeds"]["0"]
+    assert set(found) == {"fedavg", "krum", "weiszfeld"}
+    assert found["fedavg"]["settings"] == {"learning_rate": 0.05}
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    (head,) = [i for i, line in enumerate(lines) if "rounds to 95 %" in line]
+    assert lines[head + 2 : head + 5] == [
+        "| weiszfeld | 62.5 | 72.5 | 31.2 | 90.0 | 7 | 72 |",
+        "| fedavg | 50.0 | 60.0 | 25.0 | 90.0 | 7 | 72 |",
+        "| krum | diverged | | | | | |",
+    ]
+
+
+def test_a_set_and_a_seed_more_leave_those_before(played, tmp_path):
+    given = [f"--workdir={tmp_path / 'run'}", f"--results={tmp_path}", "--rows=fedavg"]
+    run.main([*given, "--sets=mnist"])
+    run.main([*given, "--sets=cifar10", "--seeds=0,1"])
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert [*found["mnist"]["seeds"]] == ["0"]
+    assert [*found["cifar10"]["seeds"]] == ["0", "1"]
+    text = (tmp_path / "README.md").read_text()
+    assert text.index("### mnist") < text.index("### cifar10")
+    assert "1 seed\n" in text and "2 seeds\n" in text
+    assert "| fedavg | 50.0 ± 0.0 | 60.0 ± 0.0 |" in text
+
+
+def test_overrides_reach_the_rows_of_every_set(played, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(run, "play", lambda config, *more: seen.append(config) or {})
+    monkeypatch.setattr(run.studies, "publish", lambda *given: None)
+    given = ["--config.federation.rounds=1", f"--workdir={tmp_path}", "--rows=fedavg"]
+    run.main(given)
+    assert [config.data.name for config in seen] == [*run.SETS[:-1], "tfds"]
+    assert {config.federation.rounds for config in seen} == {1}
+    one = run.one_row(seen[0], "scaffold", 3)
+    assert [*one.methods] == ["scaffold"] and one.seed == one.partition.seed == 3
+    assert seen[0].seed == 0 and len(seen[0].methods) > 30
+
+
+def test_rows_without_one_network_tell_the_rounds_of_the_clients_own():
+    own = {"accuracy": 0.9, "accuracy_worst_decile": 0.7, "rounds_to_0.75": 2}
+    row = {"made": "x", "personalised": own, "generic": {}, "communication": {}}
+    none = {**row, "personalised": {**own, "rounds_to_0.75": None}}
+    lines = comparison_tables.table({"0": {"local": row, "slow": none}}).splitlines()
+    assert lines[2:] == [
+        "| local | - | 90.0 | 70.0 | - | 2 | - |",
+        "| slow | - | 90.0 | 70.0 | - | - | - |",
+    ]
+
+
+def test_the_table_is_that_of_the_results():
+    results = json.loads((FOLDER / "results.json").read_text())
+    runs = {name: results[name]["seeds"] for name in run.SETS if name in results}
+    assert comparison_tables.text(runs) in (FOLDER / "README.md").read_text()
