@@ -112,8 +112,7 @@ def print_no_error_twice() -> list:
 def run() -> None:
     """Entry point of the console script."""
     processes.end_with_parent()
-    if sys.argv[1:2] != ["launch"]:  # which stops those that it has started first
-        stopping.end_on_signals(sys.argv[1:])
+    stopping.end_on_signals(sys.argv[1:])
     of_threads = []
     try:
         import fedfr_jax.commands  # noqa: F401  and absl, which makes its own logger
@@ -121,8 +120,6 @@ def run() -> None:
         if not os.environ.get("FEDFR_DEBUG"):
             of_threads = print_no_error_twice()
         code = main(sys.argv[1:])
-    except KeyboardInterrupt:  # of `launch`, before it has started any
-        code = 130
     except Exception:
         traceback.print_exc()
         code = 1

@@ -3,10 +3,10 @@
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ import pytest
 
 from fedfr_jax import processes
 from fedfr_jax.commands import launch
-from fedfr_jax.stopping import going_on, stopped
+from fedfr_jax.stopping import SIGNALS, going_on, stopped
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUSY = "print('begun', flush=True); threading.Event().wait()"
@@ -78,38 +78,48 @@ def test_a_process_of_a_launcher_ends_with_it():
     assert process.returncode == 1
 
 
-def test_a_launcher_that_is_stopped_stops_its_processes(tmp_path, capfd):
+def test_a_launcher_that_is_stopped_stops_its_processes(tmp_path):
     text = "import os, sys, time; open(sys.argv[-1][-1], 'w').write(str(os.getpid()))"
-    command = [
-        sys.executable,
-        "-c",
-        f"import os; os.chdir({str(tmp_path)!r}); {text}; time.sleep(60)",
-    ]
-
-    def stop():
-        while len([p for p in tmp_path.iterdir() if p.read_text()]) < 2:
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=stop).start()
-    with pytest.raises(SystemExit, match="143"):
-        launch.launch(command, range(2), total=2, coordinator="a:1", typed=["launch"])
-    assert capfd.readouterr().err.startswith("Stopped by SIGTERM: ")
+    words = ["-c", f"import os; os.chdir({str(tmp_path)!r}); {text}; time.sleep(60)"]
+    process = start(
+        "import sys",
+        "from fedfr_jax.commands import launch",
+        f"given = [[sys.executable, *{words!r}], range(2)]",
+        "launch.launch(*given, total=2, coordinator='a:1', typed=['launch'])",
+    )
+    while len([p for p in tmp_path.iterdir() if p.read_text()]) < 2:
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[0]
+    assert said == "Stopped by SIGTERM: start the same command again.\n"
+    assert process.returncode == 143
     for path in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
 
 
+def test_a_signal_is_answered_as_before_when_a_launcher_has_ended():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    launch.launch([sys.executable, "-c", ""], range(1), total=1, coordinator="a:1")
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
 def command(*words, **options):
-    """Start the launcher as a user does."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedfr_jax", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        **options,
-    )
+    """Start the launcher as a user does, in a terminal, where no signal is ignored."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedfr_jax", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            **options,
+        )
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def wait_until(process, kind, number):
@@ -131,33 +141,78 @@ def is_running(pid):
     return False
 
 
-def test_a_command_hears_a_signal_before_its_libraries_are_loaded(tmp_path):
-    words = ["train", "--config=demo", f"--workdir={tmp_path}"]
+def children_of(process):
+    """Process numbers of what a process has started."""
+    listed = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(pid) for pid in listed.read_text().split()]
+
+
+LAUNCH = ["launch", "--processes=2"]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("launcher", [[], LAUNCH], ids=["alone", "launch"])
+def test_a_command_hears_a_signal_before_its_libraries_are_loaded(
+    launcher, name, tmp_path
+):
+    words = [*launcher, "train", "--config=demo", f"--workdir={tmp_path}"]
     process = command(*words)
-    wait_until(process, "SigCgt", signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)
-    again = f"`fedfr train --config=demo --workdir={tmp_path}`"
-    expected = f"Stopped by SIGTERM: {again} goes on from the beginning.\n"
+    wait_until(process, "SigCgt", SIGNALS[-1])  # the last that is set up
+    assert not children_of(process)
+    for _ in range(2):
+        process.send_signal(signal.Signals[name])
+    again = f"`fedfr {' '.join(words)}`"
+    expected = f"Stopped by {name}: {again} goes on from the beginning.\n"
     assert process.communicate(timeout=60)[0] == expected
-    assert process.returncode == 143
+    assert process.returncode == 128 + signal.Signals[name]
+
+
+def wait_for_children(launcher):
+    """The process numbers of both, as soon as they have any."""
+    while len(children := children_of(launcher)) < 2:
+        assert launcher.poll() is None
+    return children
+
+
+@pytest.mark.parametrize("seconds", [0, 0.1, 1.0])
+def test_a_terminals_signals_leave_one_line_while_processes_start(seconds, tmp_path):
+    words = [*LAUNCH, "train", "--config=demo", f"--workdir={tmp_path}"]
+    launcher = command(*words, process_group=0)
+    try:
+        children = wait_for_children(launcher)
+        time.sleep(seconds)
+        for _ in range(2):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(launcher.pid, signal.SIGINT)
+            time.sleep(0.02)
+        said = launcher.communicate(timeout=60)[0]
+        assert re.fullmatch("Stopped by SIGINT: .* goes on from .*\n", said), said
+        assert launcher.returncode == 130
+        wait_for_end(children)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+
+
+def wait_for_end(pids):
+    """Until all of these processes have ended."""
+    deadline = time.monotonic() + 60
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_the_processes_of_a_killed_launcher_end(tmp_path):
     words = ["train", "--config=demo", f"--workdir={tmp_path}"]
-    launcher = command("launch", "--processes=2", *words, process_group=0)
+    launcher = command(*LAUNCH, *words, process_group=0)
     try:
-        listed = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
-        while len(children := listed.read_text().split()) < 2:
-            assert launcher.poll() is None
-        watching = [SimpleNamespace(pid=int(x), poll=lambda: None) for x in children]
+        children = wait_for_children(launcher)
+        watching = [SimpleNamespace(pid=x, poll=lambda: None) for x in children]
         for child in watching:
             wait_until(child, "SigIgn", signal.SIGHUP)  # the last that is set up
         launcher.kill()
         launcher.wait()
-        deadline = time.monotonic() + 60
-        while any(map(is_running, children)):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for_end(children)
     finally:
         launcher.stdout.close()
         with contextlib.suppress(ProcessLookupError):

@@ -25,6 +25,14 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/commands/launch.py",
+        STOPPING,
+        [
+            ("signal.SIG_BLOCK, TERMINAL", "signal.SIG_BLOCK, ()"),
+            ("child.kill()\n    for", "pass\n    for"),
+        ],
+    ),
+    Mutants(
         "fedfr_jax/commands/train.py",
         "commands/test_commands.py::"
         "test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named",
