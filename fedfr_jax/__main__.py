@@ -103,10 +103,19 @@ def print_no_error_twice() -> list:
     for name in ("absl", "asyncio"):  # Orbax writes to both
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # Pillow's
-    sys.excepthook = lambda *_: None  # callbacks of TensorStore: `run` prints the rest
+    # Callbacks of TensorStore fail by the hundred after a save that could not be
+    # written; `run` prints the rest.
+    sys.excepthook = lambda *_: None
+    sys.unraisablehook = print_of_an_object
     of_threads = []
     threading.excepthook = of_threads.append
     return of_threads
+
+
+def print_of_an_object(failed) -> None:
+    """Tell of an error that nobody catches, unless it is of a library's callback."""
+    if failed.object is not None:
+        sys.__unraisablehook__(failed)
 
 
 def run() -> None:

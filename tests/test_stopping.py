@@ -55,6 +55,31 @@ def test_a_signal_leaves_one_line_that_says_how_to_go_on(name, tmp_path):
     assert process.returncode == 128 + signal.Signals[name]
 
 
+COMPILING = """
+import jax, jax.numpy as jnp
+def long(x):
+    for i in range(3000):
+        x = jnp.sin(x @ x[: 3 + i % 5].T @ x[: 3 + i % 5]) + i
+    return x
+lowered = jax.jit(long).lower(jnp.ones((8, 8)))
+print("compiling", flush=True)
+lowered.compile()
+print("compiled", flush=True)
+"""
+
+
+def test_a_signal_ends_a_command_in_the_middle_of_a_compile():
+    hears = "from fedfr_jax.stopping import end_on_signals; end_on_signals(['train'])"
+    process = start(hears, COMPILING)
+    assert process.stdout.readline() == "compiling\n"
+    time.sleep(1)
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert said == "Stopped by SIGINT: `fedfr train` goes on from the beginning.\n"
+    assert time.monotonic() - sent < 10
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -220,13 +245,21 @@ def test_the_processes_of_a_killed_launcher_end(tmp_path):
 
 
 FAILING = """
-import sys, threading
+import sys, threading, types
 from fedfr_jax import __main__, commands
 
 def fails():
     raise OSError(28, "No space left on device", "rows.bin")
 
+class Failing:
+    def __del__(self):
+        raise RuntimeError("of an object")
+
 def main(words):
+    if words == ["nobody"]:
+        Failing()
+        callback = types.SimpleNamespace(object=None, exc_value=RuntimeError("closed"))
+        return sys.unraisablehook(callback)
     thread = threading.Thread(target=fails)
     thread.start()
     thread.join()
@@ -256,3 +289,55 @@ def test_a_full_disk_is_told_once_and_a_threads_error_is_not_lost():
     assert len(found.stderr.splitlines()) == 2
     assert "'rows.bin': make room and start the same command" in found.stderr
     assert run().stderr.count("No space left on device") == 1
+    found = run("nobody")
+    assert found.returncode == 0
+    assert found.stderr.count("Exception ignored") == 1
+
+
+ON_A_FULL_DISK = """
+import pathlib, sys
+import jax.numpy as jnp
+from fedfr_jax import __main__, commands
+from fedfr_jax.runs.checkpoint import Checkpointer
+
+def main(words):
+    checkpointer = Checkpointer(words[0])
+    for step in range(1, 100):
+        checkpointer.save(step, {"w": jnp.ones(10_000) * step, "b": jnp.ones(9)})
+
+commands.train.main = main
+sys.argv = ["fedfr", "train", *sys.argv[1:]]
+__main__.run()
+"""
+# A shell in which a disk of the test's own is mounted, without being root.
+OWN_DISK = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+MOUNT = 'mount -t tmpfs -o size=$1k tmpfs "$0"'
+
+
+@pytest.mark.parametrize("size, last", [(20, None), (100, 1)])
+def test_a_disk_that_is_full_is_told_once_by_the_name_of_what_was_not_written(
+    size, last, tmp_path
+):
+    place, given = str(tmp_path), str(size)
+    try:
+        mounted = subprocess.run([*OWN_DISK, MOUNT, place, given], capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare, to mount a small disk with")
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode().strip()}")
+    words = [sys.executable, "-c", ON_A_FULL_DISK, f"{place}/run"]
+    found = subprocess.run(
+        [*OWN_DISK, f'{MOUNT}; shift; "$@"', place, given, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+    )
+    assert found.returncode == 2
+    said = found.stderr.splitlines()
+    step = 1 if last is None else last + 1
+    left = "there is none before" if last is None else f"the last whole one is {last}"
+    assert said[0] == (
+        f"checkpoint {step} could not be written to {place}/run (No space left on "
+        f"device); {left}: make room and start the same command again."
+    )
+    assert len(said) == 2

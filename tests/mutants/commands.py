@@ -12,6 +12,7 @@ MUTANTS = [
             ("stopping.end_on_signals(sys.argv[1:])", "pass"),
             ("of_threads = print_no_error_twice()", "pass"),
             ("in of_threads if code == 0 else ():", "in ():"),
+            ("sys.unraisablehook = print_of_an_object", "pass"),
             ("(errno.ENOSPC, errno.EDQUOT)", "(errno.EDQUOT,)"),
         ],
     ),
