@@ -131,7 +131,8 @@ def in_processes(args) -> list[dict]:
         found[number].append(json.loads(out.stdout.splitlines()[-1]))
     return [
         {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-        for rows in found.values()
+        | {"clients": number}
+        for number, rows in found.items()
     ]
 
 
@@ -215,7 +216,7 @@ def main():
     ratios = {name: rows[-1][name] / rows[0][name] for name in names}
     for name, ratio in ratios.items():
         print(f"{name}: x{ratio:.3f}")
-    kind = "virtual: " if args.virtual else ""
+    kind = "virtual: " if args.virtual else "arrays: "
     named = {f"{kind}{row['clients']} clients": row for row in rows}
     results_file.write(args.out, {**named, f"{kind}last over first": ratios})
 
