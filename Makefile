@@ -16,7 +16,7 @@ help:
 	@echo "make test-slow  the slow ones"
 	@echo "make accelerators  every system for TPUs and GPUs without one; 8 GB of packages, two hours"
 	@echo "make faults     kills, damage and 100,000 damaged inputs; an hour"
-	@echo "make mutants    faults put in one at a time, each of which a test must notice; hours"
+	@echo "make mutants    faults put in one at a time, each of which a test must notice; hours, or ARGS=--sample=40"
 	@echo "make lint       ruff"
 	@echo "make check      lint and test, what CI runs"
 	@echo "make bench      speed and memory beside peers"

@@ -55,13 +55,13 @@ from fedfr_jax.losses import register_loss as register_loss
 from fedfr_jax.mesh import make_mesh as make_mesh
 from fedfr_jax.models import MODELS as MODELS
 from fedfr_jax.models import register_model as register_model
-from fedfr_jax.notebook import FederatedDataset as FederatedDataset
 from fedfr_jax.notebook import Run as Run
 from fedfr_jax.notebook import evaluate as evaluate
 from fedfr_jax.notebook import init as init
 from fedfr_jax.notebook import resume as resume
 from fedfr_jax.notebook import run_round as run_round
 from fedfr_jax.notebook import save as save
+from fedfr_jax.notebook.clients import FederatedDataset as FederatedDataset
 from fedfr_jax.tasks import TASKS as TASKS
 from fedfr_jax.tasks import register_task as register_task
 from fedfr_jax.types import Algorithm as Algorithm

@@ -103,17 +103,25 @@ def print_no_error_twice() -> list:
     for name in ("absl", "asyncio"):  # Orbax writes to both
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # Pillow's
-    sys.excepthook = lambda *_: None  # callbacks of TensorStore: `run` prints the rest
+    # Callbacks of TensorStore fail by the hundred after a save that could not be
+    # written; `run` prints the rest.
+    sys.excepthook = lambda *_: None
+    sys.unraisablehook = print_of_an_object
     of_threads = []
     threading.excepthook = of_threads.append
     return of_threads
 
 
+def print_of_an_object(failed) -> None:
+    """Tell of an error that nobody catches, unless it is of a library's callback."""
+    if failed.object is not None:
+        sys.__unraisablehook__(failed)
+
+
 def run() -> None:
     """Entry point of the console script."""
     processes.end_with_parent()
-    if sys.argv[1:2] != ["launch"]:  # which stops those that it has started first
-        stopping.end_on_signals(sys.argv[1:])
+    stopping.end_on_signals(sys.argv[1:])
     of_threads = []
     try:
         import fedfr_jax.commands  # noqa: F401  and absl, which makes its own logger
@@ -121,8 +129,6 @@ def run() -> None:
         if not os.environ.get("FEDFR_DEBUG"):
             of_threads = print_no_error_twice()
         code = main(sys.argv[1:])
-    except KeyboardInterrupt:  # of `launch`, before it has started any
-        code = 130
     except Exception:
         traceback.print_exc()
         code = 1

@@ -13,6 +13,7 @@ import threading
 from collections.abc import MutableMapping
 
 HEARTBEAT, STARTUP = 60, 900  # seconds
+TERMINAL = (signal.SIGINT, signal.SIGHUP)  # what it sends to a launcher's children too
 WATCHED = "FEDFR_ENDS_WITH_INPUT"  # set for the processes of `launch`
 DEVICES_FLAG = "--xla_force_host_platform_device_count"
 CLUSTER = (
@@ -104,8 +105,9 @@ def end_with_parent() -> None:
             pass
         os._exit(1)
 
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in TERMINAL:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL)  # ignored ones are gone
     threading.Thread(target=watch, daemon=True).start()
 
 

@@ -7,39 +7,72 @@ the package, so that a command hears a signal before its libraries are loaded.
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FRESH = ("overwrite", "restart")  # flags that begin again instead of going on
 
 
-def end_on_signals(words: Sequence[str]) -> None:
+def end_on_signals(
+    words: Sequence[str], before_end: Callable[[], None] = lambda: None
+) -> tuple[int, int]:
     """End this process with a line of text at the first of SIGNALS.
 
     One that is ignored, as `nohup` has it, stays so.
 
     Args:
       words: the command line.
+      before_end: called by a thread of its own between the signal and the end.
+
+    Returns:
+      Descriptors that Python writes the numbers of signals to: the one until now, -1
+      where there is none, and the new one.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    for number in SIGNALS:
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in SIGNALS:  # each of them writes its number to the pipe
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda *_: None)  # writes its number to the pipe
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=_end, args=(reading, words), daemon=True).start()
+            signal.signal(number, lambda *_: None)
+    arguments = (reading, words, before_end)
+    threading.Thread(target=_end, args=arguments, daemon=True).start()
+    return before, writing
 
 
-def _end(reading: int, words: Sequence[str]) -> None:
-    number = 0
+@contextlib.contextmanager
+def ending_on_signals(
+    words: Sequence[str], before_end: Callable[[], None]
+) -> Iterator[None]:
+    """`end_on_signals` within the block; afterwards signals are answered as before.
+
+    Of an earlier `end_on_signals` this takes over at once: no signal is lost between.
+    """
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    before, writing = end_on_signals(words, before_end)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+        os.close(writing)
+
+
+def _end(reading: int, words: Sequence[str], before_end: Callable[[], None]) -> None:
+    number = None
     while number not in SIGNALS:
-        number = os.read(reading, 1)[0]
+        byte = os.read(reading, 1)
+        if not byte:  # nobody writes any more
+            return os.close(reading)
+        number = byte[0]
+    before_end()
     cursor = "\033[?25h\n" if sys.stderr.isatty() else ""  # which a bar has hidden
     os.write(2, f"{cursor}{stopped(number, words)}\n".encode(errors="replace"))
     os._exit(128 + number)

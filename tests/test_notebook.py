@@ -1,5 +1,7 @@
 """A federated run from a notebook: examples by client, rounds, numbers, files."""
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,6 +136,44 @@ def test_a_split_gives_the_training_and_the_test_part_of_the_same_clients():
     right = apply(jax.device_get(run.variables), x[split.test]).argmax(1)
     expected = (right == y[split.test]).mean()
     assert ff.evaluate(run, apply, test)["accuracy"] == pytest.approx(expected)
+
+
+def test_examples_that_are_read_later_train_as_those_in_memory():
+    x, y, _ = examples()
+    whole = ff.FederatedDataset.from_client_ids(x, y, np.repeat(range(4), 10))
+    read = ff.FederatedDataset.from_reader(
+        lambda rows: x[rows], y.astype(np.int32), num_clients=4, num_classes=CLASSES
+    )
+    assert repr(read) == repr(whole)
+    runs = [played(new_run(data=data), 3)[0] for data in (whole, read)]
+    assert_same_bits(*map(state, runs))
+    assert ff.evaluate(runs[1], apply, read)["accuracy"] > 0.3
+    for labels, num_clients in ((y, 3), (y[:0], 4), (y, 0)):
+        with pytest.raises(ValueError, match="labels must be as many for each of"):
+            ff.FederatedDataset.from_reader(
+                lambda rows: x[rows],
+                labels,
+                num_clients=num_clients,
+                num_classes=CLASSES,
+            )
+
+
+def test_ten_million_clients_are_data_set_and_run_without_memory_for_each():
+    many = 10**7
+    tracemalloc.start()
+    data = ff.FederatedDataset.from_reader(
+        lambda rows: np.ones((len(rows), 5), np.float32),
+        np.broadcast_to(np.int32(0), many),
+        num_clients=many,
+        num_classes=CLASSES,
+    )
+    run = new_run(data=data)
+    assert f"{many} clients" in repr(run) + repr(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    _, metrics = ff.run_round(run)
+    assert metrics["client"].max() > many / 10
+    assert peak < many / 4  # bytes
 
 
 # --- Rounds

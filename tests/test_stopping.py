@@ -3,10 +3,10 @@
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ import pytest
 
 from fedfr_jax import processes
 from fedfr_jax.commands import launch
-from fedfr_jax.stopping import going_on, stopped
+from fedfr_jax.stopping import SIGNALS, going_on, stopped
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUSY = "print('begun', flush=True); threading.Event().wait()"
@@ -55,6 +55,31 @@ def test_a_signal_leaves_one_line_that_says_how_to_go_on(name, tmp_path):
     assert process.returncode == 128 + signal.Signals[name]
 
 
+COMPILING = """
+import jax, jax.numpy as jnp
+def long(x):
+    for i in range(3000):
+        x = jnp.sin(x @ x[: 3 + i % 5].T @ x[: 3 + i % 5]) + i
+    return x
+lowered = jax.jit(long).lower(jnp.ones((8, 8)))
+print("compiling", flush=True)
+lowered.compile()
+print("compiled", flush=True)
+"""
+
+
+def test_a_signal_ends_a_command_in_the_middle_of_a_compile():
+    hears = "from fedfr_jax.stopping import end_on_signals; end_on_signals(['train'])"
+    process = start(hears, COMPILING)
+    assert process.stdout.readline() == "compiling\n"
+    time.sleep(1)
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert said == "Stopped by SIGINT: `fedfr train` goes on from the beginning.\n"
+    assert time.monotonic() - sent < 10
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -78,38 +103,48 @@ def test_a_process_of_a_launcher_ends_with_it():
     assert process.returncode == 1
 
 
-def test_a_launcher_that_is_stopped_stops_its_processes(tmp_path, capfd):
+def test_a_launcher_that_is_stopped_stops_its_processes(tmp_path):
     text = "import os, sys, time; open(sys.argv[-1][-1], 'w').write(str(os.getpid()))"
-    command = [
-        sys.executable,
-        "-c",
-        f"import os; os.chdir({str(tmp_path)!r}); {text}; time.sleep(60)",
-    ]
-
-    def stop():
-        while len([p for p in tmp_path.iterdir() if p.read_text()]) < 2:
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=stop).start()
-    with pytest.raises(SystemExit, match="143"):
-        launch.launch(command, range(2), total=2, coordinator="a:1", typed=["launch"])
-    assert capfd.readouterr().err.startswith("Stopped by SIGTERM: ")
+    words = ["-c", f"import os; os.chdir({str(tmp_path)!r}); {text}; time.sleep(60)"]
+    process = start(
+        "import sys",
+        "from fedfr_jax.commands import launch",
+        f"given = [[sys.executable, *{words!r}], range(2)]",
+        "launch.launch(*given, total=2, coordinator='a:1', typed=['launch'])",
+    )
+    while len([p for p in tmp_path.iterdir() if p.read_text()]) < 2:
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[0]
+    assert said == "Stopped by SIGTERM: start the same command again.\n"
+    assert process.returncode == 143
     for path in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
 
 
+def test_a_signal_is_answered_as_before_when_a_launcher_has_ended():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    launch.launch([sys.executable, "-c", ""], range(1), total=1, coordinator="a:1")
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
 def command(*words, **options):
-    """Start the launcher as a user does."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedfr_jax", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        **options,
-    )
+    """Start the launcher as a user does, in a terminal, where no signal is ignored."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedfr_jax", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            **options,
+        )
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def wait_until(process, kind, number):
@@ -131,33 +166,78 @@ def is_running(pid):
     return False
 
 
-def test_a_command_hears_a_signal_before_its_libraries_are_loaded(tmp_path):
-    words = ["train", "--config=demo", f"--workdir={tmp_path}"]
+def children_of(process):
+    """Process numbers of what a process has started."""
+    listed = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(pid) for pid in listed.read_text().split()]
+
+
+LAUNCH = ["launch", "--processes=2"]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("launcher", [[], LAUNCH], ids=["alone", "launch"])
+def test_a_command_hears_a_signal_before_its_libraries_are_loaded(
+    launcher, name, tmp_path
+):
+    words = [*launcher, "train", "--config=demo", f"--workdir={tmp_path}"]
     process = command(*words)
-    wait_until(process, "SigCgt", signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)
-    again = f"`fedfr train --config=demo --workdir={tmp_path}`"
-    expected = f"Stopped by SIGTERM: {again} goes on from the beginning.\n"
+    wait_until(process, "SigCgt", SIGNALS[-1])  # the last that is set up
+    assert not children_of(process)
+    for _ in range(2):
+        process.send_signal(signal.Signals[name])
+    again = f"`fedfr {' '.join(words)}`"
+    expected = f"Stopped by {name}: {again} goes on from the beginning.\n"
     assert process.communicate(timeout=60)[0] == expected
-    assert process.returncode == 143
+    assert process.returncode == 128 + signal.Signals[name]
+
+
+def wait_for_children(launcher):
+    """The process numbers of both, as soon as they have any."""
+    while len(children := children_of(launcher)) < 2:
+        assert launcher.poll() is None
+    return children
+
+
+@pytest.mark.parametrize("seconds", [0, 0.1, 1.0])
+def test_a_terminals_signals_leave_one_line_while_processes_start(seconds, tmp_path):
+    words = [*LAUNCH, "train", "--config=demo", f"--workdir={tmp_path}"]
+    launcher = command(*words, process_group=0)
+    try:
+        children = wait_for_children(launcher)
+        time.sleep(seconds)
+        for _ in range(2):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(launcher.pid, signal.SIGINT)
+            time.sleep(0.02)
+        said = launcher.communicate(timeout=60)[0]
+        assert re.fullmatch("Stopped by SIGINT: .* goes on from .*\n", said), said
+        assert launcher.returncode == 130
+        wait_for_end(children)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+
+
+def wait_for_end(pids):
+    """Until all of these processes have ended."""
+    deadline = time.monotonic() + 60
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_the_processes_of_a_killed_launcher_end(tmp_path):
     words = ["train", "--config=demo", f"--workdir={tmp_path}"]
-    launcher = command("launch", "--processes=2", *words, process_group=0)
+    launcher = command(*LAUNCH, *words, process_group=0)
     try:
-        listed = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
-        while len(children := listed.read_text().split()) < 2:
-            assert launcher.poll() is None
-        watching = [SimpleNamespace(pid=int(x), poll=lambda: None) for x in children]
+        children = wait_for_children(launcher)
+        watching = [SimpleNamespace(pid=x, poll=lambda: None) for x in children]
         for child in watching:
             wait_until(child, "SigIgn", signal.SIGHUP)  # the last that is set up
         launcher.kill()
         launcher.wait()
-        deadline = time.monotonic() + 60
-        while any(map(is_running, children)):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for_end(children)
     finally:
         launcher.stdout.close()
         with contextlib.suppress(ProcessLookupError):
@@ -165,13 +245,21 @@ def test_the_processes_of_a_killed_launcher_end(tmp_path):
 
 
 FAILING = """
-import sys, threading
+import sys, threading, types
 from fedfr_jax import __main__, commands
 
 def fails():
     raise OSError(28, "No space left on device", "rows.bin")
 
+class Failing:
+    def __del__(self):
+        raise RuntimeError("of an object")
+
 def main(words):
+    if words == ["nobody"]:
+        Failing()
+        callback = types.SimpleNamespace(object=None, exc_value=RuntimeError("closed"))
+        return sys.unraisablehook(callback)
     thread = threading.Thread(target=fails)
     thread.start()
     thread.join()
@@ -201,3 +289,55 @@ def test_a_full_disk_is_told_once_and_a_threads_error_is_not_lost():
     assert len(found.stderr.splitlines()) == 2
     assert "'rows.bin': make room and start the same command" in found.stderr
     assert run().stderr.count("No space left on device") == 1
+    found = run("nobody")
+    assert found.returncode == 0
+    assert found.stderr.count("Exception ignored") == 1
+
+
+ON_A_FULL_DISK = """
+import pathlib, sys
+import jax.numpy as jnp
+from fedfr_jax import __main__, commands
+from fedfr_jax.runs.checkpoint import Checkpointer
+
+def main(words):
+    checkpointer = Checkpointer(words[0])
+    for step in range(1, 100):
+        checkpointer.save(step, {"w": jnp.ones(10_000) * step, "b": jnp.ones(9)})
+
+commands.train.main = main
+sys.argv = ["fedfr", "train", *sys.argv[1:]]
+__main__.run()
+"""
+# A shell in which a disk of the test's own is mounted, without being root.
+OWN_DISK = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+MOUNT = 'mount -t tmpfs -o size=$1k tmpfs "$0"'
+
+
+@pytest.mark.parametrize("size, last", [(20, None), (100, 1)])
+def test_a_disk_that_is_full_is_told_once_by_the_name_of_what_was_not_written(
+    size, last, tmp_path
+):
+    place, given = str(tmp_path), str(size)
+    try:
+        mounted = subprocess.run([*OWN_DISK, MOUNT, place, given], capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare, to mount a small disk with")
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode().strip()}")
+    words = [sys.executable, "-c", ON_A_FULL_DISK, f"{place}/run"]
+    found = subprocess.run(
+        [*OWN_DISK, f'{MOUNT}; shift; "$@"', place, given, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+    )
+    assert found.returncode == 2
+    said = found.stderr.splitlines()
+    step = 1 if last is None else last + 1
+    left = "there is none before" if last is None else f"the last whole one is {last}"
+    assert said[0] == (
+        f"checkpoint {step} could not be written to {place}/run (No space left on "
+        f"device); {left}: make room and start the same command again."
+    )
+    assert len(said) == 2

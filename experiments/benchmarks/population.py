@@ -1,14 +1,15 @@
 """Round time and memory against the size of the population, rows of 10 x 64 floats.
 
     python experiments/benchmarks/population.py [--cohort=256] [--rounds=100] \
-        [--virtual --populations 10000 100000000]
+        [--processes=5] [--virtual --populations 10000 100000000]
 
 10,000 and 1,000,000 clients. A client owns one example of four bytes, so that what
 could grow is the store, the sampling and the schedule. With --virtual those examples
-are made when they are read, so that no array has an entry per client.
+are made when they are read (`FederatedDataset.from_reader`), so that no array has an
+entry per client; without, image, label and offset of each are in memory.
 
 Peak resident memory and the seconds to open a new store, and one with rows whose files
-have left the page cache, are medians of five processes per population, in turns.
+have left the page cache, are medians of --processes per population, in turns.
 
 Rounds are timed in one process, in turns: milliseconds until the round is back (median
 and fastest), and until its rows are written, which in a run is beside the next round.
@@ -30,7 +31,7 @@ import time
 import results_file
 from streaming import drop_from_cache
 
-OPENINGS, ROUNDS_ALONE, PROCESSES = 5, 40, 5
+OPENINGS, ROUNDS_ALONE = 5, 40
 
 
 def parse_arguments():
@@ -40,6 +41,7 @@ def parse_arguments():
     parser.add_argument("--cohort", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=100, help="in turns")
     parser.add_argument("--repeats", type=int, default=4, help="of the rounds, timed")
+    parser.add_argument("--processes", type=int, default=5, help="per population")
     parser.add_argument("--populations", type=int, nargs="+", default=[10**4, 10**6])
     parser.add_argument("--one", type=int, default=0, help="alone, print JSON")
     parser.add_argument("--virtual", action="store_true", help="no example in memory")
@@ -55,12 +57,12 @@ def build(num_clients: int, cohort: int, is_virtual: bool):
 
     from fedfr_jax.federated.algorithms.fedavg import fedavg
     from fedfr_jax.federated.algorithms.personal import personal
-    from fedfr_jax.federated.client import EqualRows, Population
+    from fedfr_jax.federated.client import Population
     from fedfr_jax.federated.local import sgd
     from fedfr_jax.federated.simulation import simulation, start
     from fedfr_jax.feed import Feed
     from fedfr_jax.mesh import make_mesh
-    from fedfr_jax.stream import stream
+    from fedfr_jax.notebook.clients import FederatedDataset
     from fedfr_jax.types import Augment, Dataset, Local
 
     def loss(variables, batch, key):
@@ -77,14 +79,19 @@ def build(num_clients: int, cohort: int, is_virtual: bool):
     images = lambda rows: np.ones((len(rows), 4), np.uint8)
     labels = np.broadcast_to(np.int32(0), num_clients)
     if is_virtual:
-        table = stream(images, labels)
-    else:
+        data = FederatedDataset.from_reader(
+            images, labels, num_clients=num_clients, num_classes=1
+        )
+        table, population = data.table, data.population
+    else:  # what a split gives
         table = Dataset.labelled(images(labels), labels.copy())
+        offsets = np.arange(num_clients + 1)
+        population = Population(offsets, np.broadcast_to(np.int32(1), num_clients))
     sim = simulation(
         personal(fedavg(Local(loss, sgd(), 0.1)), "head"),
         Feed(1, Augment(apply, views=1)),
         table,
-        Population(EqualRows(num_clients), np.broadcast_to(np.int32(1), num_clients)),
+        population,
         mesh=make_mesh(1),
         cohort_size=cohort,
     )
@@ -117,14 +124,15 @@ def alone(num_clients: int, cohort: int, is_virtual: bool) -> dict:
 def in_processes(args) -> list[dict]:
     """Medians of what `alone` finds, a row per population."""
     found = {number: [] for number in args.populations}
-    for number in args.populations * PROCESSES:
+    for number in args.populations * args.processes:
         command = [sys.executable, __file__, f"--one={number}"]
         command += [f"--cohort={args.cohort}", *["--virtual"][: args.virtual]]
         out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         found[number].append(json.loads(out.stdout.splitlines()[-1]))
     return [
         {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-        for rows in found.values()
+        | {"clients": number}
+        for number, rows in found.items()
     ]
 
 
@@ -208,7 +216,7 @@ def main():
     ratios = {name: rows[-1][name] / rows[0][name] for name in names}
     for name, ratio in ratios.items():
         print(f"{name}: x{ratio:.3f}")
-    kind = "virtual: " if args.virtual else ""
+    kind = "virtual: " if args.virtual else "arrays: "
     named = {f"{kind}{row['clients']} clients": row for row in rows}
     results_file.write(args.out, {**named, f"{kind}last over first": ratios})
 

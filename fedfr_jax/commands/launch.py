@@ -2,7 +2,6 @@
 
 import argparse
 import collections
-import contextlib
 import os
 import signal
 import socket
@@ -13,8 +12,8 @@ import time
 from collections.abc import Sequence
 
 from fedfr_jax.commands.flags import count, new_parser, parse_flags
-from fedfr_jax.processes import HEARTBEAT, WATCHED, use_every_core
-from fedfr_jax.stopping import FRESH, SIGNALS, newest, run_of, stopped
+from fedfr_jax.processes import HEARTBEAT, TERMINAL, WATCHED, use_every_core
+from fedfr_jax.stopping import FRESH, ending_on_signals, newest, run_of
 
 ABOUT = """\
 Start a command as several processes of one run: fedfr launch --processes=4 train ...
@@ -83,18 +82,24 @@ def launch(
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", WATCHED: "1"}
     use_every_core(environment, num_processes=len(ids))
     place = [f"--coordinator={coordinator}", f"--num_processes={total}"]
-    children = {
-        i: subprocess.Popen(
-            [*command, *place, f"--process_id={i}"],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        for i in ids
-    }
+    children = {}
+    # A terminal sends its signals to the children too, which inherit what is blocked
+    # until they ignore them; here another thread hears them.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL)
+    try:
+        for i in ids:
+            children[i] = subprocess.Popen(
+                [*command, *place, f"--process_id={i}"],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    looking = threading.Lock()
     kept = {i: collections.deque(maxlen=KEPT) for i in ids}
     readers = [
         threading.Thread(target=_read, args=(child, i == 0, kept[i]), daemon=True)
@@ -103,8 +108,8 @@ def launch(
     for reader in readers:
         reader.start()
     try:
-        with _stopping(typed):
-            failed = _wait(children)
+        with ending_on_signals(typed, lambda: _stop(children, looking)):
+            failed = _wait(children, looking)
     finally:
         for child in children.values():
             child.kill()
@@ -120,23 +125,13 @@ def launch(
     raise ChildProcessError(_says(failed, code, total, command, is_alone=is_alone))
 
 
-@contextlib.contextmanager
-def _stopping(typed):
-    """Leave the block, and the process, with one line at the first of SIGNALS."""
-
-    def stop(number, frame):
-        del frame
-        print(stopped(number, typed), file=sys.stderr)
-        sys.exit(128 + number)
-
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in (n for n in SIGNALS if before[n] != signal.SIG_IGN):
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _stop(children, looking: threading.Lock) -> None:
+    """Kill all children, which are not looked at any more: none is to blame."""
+    looking.acquire()
+    for child in children.values():
+        child.kill()
+    for child in children.values():
+        child.wait()
 
 
 def _read(child, is_first: bool, kept: collections.deque) -> None:
@@ -151,10 +146,11 @@ def _read(child, is_first: bool, kept: collections.deque) -> None:
                 kept.append(line)
 
 
-def _wait(children) -> int | None:
+def _wait(children, looking: threading.Lock) -> int | None:
     """The process to blame once one is seen to have failed, None when all are done."""
     while True:
-        codes = {i: child.poll() for i, child in children.items()}
+        with looking:
+            codes = {i: child.poll() for i, child in children.items()}
         if any(codes.values()):
             return _blamed(codes)
         if all(code == 0 for code in codes.values()):

@@ -79,10 +79,12 @@ class Checkpointer:
             self._manager.wait_until_finished()
         except Exception as error:
             is_full = FULL in str(error)  # TensorStore says it in many words
-            why = f"{FULL}: make room" if is_full else _first_line(error)
+            why, last = FULL if is_full else _first_line(error), self.latest()
+            left = f"the last whole one is {last}" if last else "there is none before"
+            again = ": make room and start the same command again" if is_full else ""
             raise OSError(
                 f"checkpoint {step} could not be written to {self.folder} ({why}); "
-                f"the last whole one is {self.latest()}."
+                f"{left}{again}."
             ) from error
 
     def restore(

@@ -93,7 +93,7 @@ def split_classes(
 def population_of(parts: ClientSplit, num_classes: int) -> Population:
     """Where each client's training images are, all of so many classes."""
     offsets = parts.train_offsets.astype(np.int64)
-    return Population(offsets, np.full(len(offsets) - 1, num_classes, np.int32))
+    return Population(offsets, np.broadcast_to(np.int32(num_classes), len(offsets) - 1))
 
 
 def table_of(

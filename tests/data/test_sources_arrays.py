@@ -163,6 +163,19 @@ def test_omniglot_is_white_ink_with_drawers_and_names(characters):
     assert omniglot(characters).image_shape == (28, 28, 1)
 
 
+def test_drawers_are_counted_within_characters_in_any_order(characters):
+    with np.load(characters / "images_background.npz") as stored:
+        images = stored["images"]
+    place = np.array([7, 0, 11, 4, 1, 8, 9, 2, 5, 3, 6, 10])
+    labels = np.repeat(np.arange(3), 4)[place]
+    mixed = images.reshape(12, 12, 12)[place]
+    save(characters / "images_background.npz", images=mixed, labels=labels)
+    source = omniglot(characters)
+    for m in range(3):
+        assert source.cameras[source.labels == m].tolist() == [0, 1, 2, 3]
+    assert source.cameras.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
 def test_omniglot_without_a_name_for_each_class_is_refused(characters):
     table = characters / "classes.csv"
     table.write_text("\n".join(table.read_text().splitlines()[:-1]))

@@ -10,6 +10,7 @@ from PIL import Image
 
 from fedfr_jax.data.align import ARCFACE_TEMPLATE, transform
 from fedfr_jax.data.sources import SOURCES, keep_rows, open_source
+from fedfr_jax.data.sources.files import open_files
 from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
 
 COLUMNS = "name,score," + ",".join(f"x{i},y{i}" for i in range(1, 6))
@@ -122,6 +123,33 @@ def test_a_folder_that_is_in_the_set_twice_is_refused(tmp_path):
     fill(outside, {"1.png": picture(3)})
     (tmp_path / "c").symlink_to(outside)
     assert folder(tmp_path, image_size=None).names == ("a", "b", "c")
+
+
+def test_an_image_that_is_in_the_set_twice_is_refused(tmp_path):
+    fill(tmp_path, {"a/1.png": picture(1), "b/1.png": picture(2)})
+    again, readme = tmp_path / "b" / "2.png", tmp_path / "b" / "README.txt"
+    readme.symlink_to(tmp_path / "a" / "1.png")  # no image
+    for link in (again.symlink_to, again.hardlink_to):
+        link(tmp_path / "a" / "1.png")
+        with pytest.raises(ValueError, match="b/2.png must be in the set once.*a/1.p"):
+            folder(tmp_path, image_size=None)
+        assert open_files(tmp_path, under="b").names == ["b/1.png", "b/2.png"]
+        again.unlink()
+    again.symlink_to(tmp_path / "nothing.png")
+    with pytest.raises(ValueError, match="b/2.png must be readable"):
+        folder(tmp_path, image_size=8).read(np.arange(3))
+
+
+def test_a_set_may_be_links_throughout(tmp_path):
+    names = ("a/1.png", "a/2.png", "b/1.png")
+    there = fill(tmp_path / "there", {n: picture(i) for i, n in enumerate(names)})
+    here = tmp_path / "here"
+    for name in names:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).symlink_to(there / name)
+    source = folder(here, image_size=None)
+    assert source.names == ("a", "b")
+    assert source.read(np.arange(3))[:, 0, 0, 0].tolist() == [0, 1, 2]
 
 
 def test_a_zip_with_a_member_twice_is_refused(tmp_path):

@@ -2,11 +2,20 @@
 
 [--quick] [--only=damage|inputs|kills] [--inputs=N] [--kills=N] [--workers=W]
 [--processes 1 2]
+
+Each part ends with a line of its date, commit and machine, which the tables of
+docs/reliability.md carry.
 """
 
 import argparse
+import datetime
 import os
+import pathlib
+import re
+import subprocess
 import sys
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 def main() -> int:
@@ -31,8 +40,28 @@ def main() -> int:
             max(given.kills // part, 2), given.workers, tuple(given.processes)
         ),
     }
-    fine = [parts[name]() for name in parts if given.only in (None, name)]
+    fine = []
+    for name in (x for x in parts if given.only in (None, x)):
+        begun = made()  # before an hour in which the checkout may move
+        fine.append(parts[name]())
+        print(f"{name}: {begun}", flush=True)
     return 0 if all(fine) else 1
+
+
+def made() -> str:
+    """Today, the checkout's commit, with + where .py files differ, and the machine."""
+    git = ["git", "-C", str(ROOT)]
+    commit = subprocess.run(
+        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
+    clean = [*git, "diff", "--quiet", "HEAD", "--", ":(top)*.py"]
+    if commit and subprocess.run(clean).returncode:
+        commit += "+"
+    processor = re.search(
+        "model name\\s*: (.+)", pathlib.Path("/proc/cpuinfo").read_text()
+    )
+    where = f"{len(os.sched_getaffinity(0))} cores of {processor and processor[1]}"
+    return f"{datetime.date.today()}, commit {commit or 'unknown'}, {where}"
 
 
 if __name__ == "__main__":

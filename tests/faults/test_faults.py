@@ -1,12 +1,15 @@
 """The search for faults finds those that are put in, and a little of it is a test."""
 
 import pathlib
+import re
+import sys
 
 import numpy as np
 import pytest
 
 from fedfr_jax.data.sources import SOURCES
-from tests.faults import inputs
+from tests.faults import damage, inputs
+from tests.faults.__main__ import main
 from tests.faults.inputs import SETS
 from tests.faults.small_sets import Small
 
@@ -64,3 +67,16 @@ def test_a_reader_that_trusts_its_file_is_found(tmp_path, monkeypatch):
         result.partition(":")[0] for *_, result in inputs.attack("trusting", range(40))
     }
     assert {"no name", "flaw"} <= found
+
+
+def test_what_is_reported_says_of_which_day_and_commit(monkeypatch, capsys):
+    for name in ("XLA_FLAGS", "JAX_PLATFORMS"):  # which `main` sets
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(damage, "report", lambda **given: print(given) or True)
+    monkeypatch.setattr(sys, "argv", ["", "--only=damage", "--quick"])
+    assert main() == 0
+    expected = (
+        r"damage: \d{4}-\d\d-\d\d, commit ([0-9a-f]{7,}\+?|unknown), \d+ cores .+"
+    )
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == "{'step': 10}" and re.fullmatch(expected, last)

@@ -139,6 +139,7 @@ def test_a_bnneck_compares_before_its_norm_and_retrieves_after_it(golden):
     model = model_of(neck="bnneck")
     variables, x = model.init(jax.random.key(0)), jnp.ones((6, *SHAPE))
     x = x * jnp.linspace(-1, 1, 6)[:, None, None, None]
+    assert set(variables["params"]["neck"]["bn"]) == {"scale"}
     logits, compared, _ = jax.jit(model.features, static_argnums=2)(variables, x, True)
     compared = np.asarray(compared)
     unit = (compared - compared.mean(0)) / np.sqrt(compared.var(0) + EPSILON)

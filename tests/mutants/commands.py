@@ -12,6 +12,7 @@ MUTANTS = [
             ("stopping.end_on_signals(sys.argv[1:])", "pass"),
             ("of_threads = print_no_error_twice()", "pass"),
             ("in of_threads if code == 0 else ():", "in ():"),
+            ("sys.unraisablehook = print_of_an_object", "pass"),
             ("(errno.ENOSPC, errno.EDQUOT)", "(errno.EDQUOT,)"),
         ],
     ),
@@ -22,6 +23,14 @@ MUTANTS = [
             ('name in ("workdir", "restart")', 'name in ("restart",)'),
             ("is_fresh and not equals", "is_fresh and equals"),
             ("if not is_fresh and", "if"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/commands/launch.py",
+        STOPPING,
+        [
+            ("signal.SIG_BLOCK, TERMINAL", "signal.SIG_BLOCK, ()"),
+            ("child.kill()\n    for", "pass\n    for"),
         ],
     ),
     Mutants(

@@ -75,7 +75,8 @@ MUTANTS = [
         "data/test_sources_arrays.py",
         [
             ("np.repeat([False, True], [len", "np.repeat([True, False], [len"),
-            ("np.arange(len(source.labels)) - first", "np.arange(len(source.labels))"),
+            ("- np.searchsorted(grouped, grouped)", ""),
+            ("drawers[order] = ", "drawers[:] = "),
         ],
     ),
     Mutants(
@@ -124,6 +125,8 @@ MUTANTS = [
             ("return not is_hidden and parts", "return parts"),
             ("if len(set(names)) < len(names):", "if False:"),
             ("if count not in (", "if None in ("),
+            ("_place(entry.stat())", "device, entry.inode()"),
+            ("if os.path.samefile(first, second):", "if False:"),
         ],
     ),
     Mutants(

@@ -119,10 +119,12 @@ def omniglot(
             f"{table} must be a csv of label, alphabet and character for every label, "
             f"got {type(error).__name__}: {error}."
         ) from error
-    # Images of one character follow each other, in the order of the drawers.
-    first = np.searchsorted(source.labels, source.labels)
-    drawers = np.arange(len(source.labels)) - first
-    return source._replace(names=names, cameras=drawers.astype(np.int32))
+    # A character's images are in the order of the drawers, characters in any.
+    order = np.argsort(source.labels, kind="stable")
+    grouped = source.labels[order]
+    drawers = np.empty(len(order), np.int32)
+    drawers[order] = np.arange(len(order)) - np.searchsorted(grouped, grouped)
+    return source._replace(names=names, cameras=drawers)
 
 
 def _pairs_of_keys(images, labels, is_test):

@@ -1,11 +1,15 @@
 """The files of a directory tree or of a zip archive, behind one view."""
 
+import array
+import contextlib
 import os
 import pathlib
 import re
 import zipfile
 from collections.abc import Callable
 from typing import NamedTuple
+
+import numpy as np
 
 from fedfr_jax.data.sources.npz import DAMAGED
 from fedfr_jax.data.sources.sizes import MOST_IMAGE, check_bytes, check_file
@@ -32,16 +36,16 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
       ValueError: when the path does not exist, is no archive, or holds no image.
     """
     path = pathlib.Path(path)
+    prefix = under.strip("/") + "/" if under else ""
+    is_wanted = lambda name: name.startswith(prefix) and _is_image(name)
     if path.is_dir():
-        (names, read), confirm = _open_directory(path), lambda name: None
+        (names, read), confirm = _open_directory(path, is_wanted), lambda name: None
     elif path.is_file():
         names, read, confirm = _open_zip(path)
     else:
         raise ValueError(
             f"{path} must be a directory or a .zip of images, got nothing there."
         )
-    prefix = under.strip("/") + "/" if under else ""
-    is_wanted = lambda name: name.startswith(prefix) and _is_image(name)
     for name in names:
         if not is_wanted(name):
             confirm(name)
@@ -85,17 +89,22 @@ def _is_image(name: str) -> bool:
     return not is_hidden and parts[-1].lower().endswith(tuple(IMAGE_SUFFIXES))
 
 
-def _open_directory(path: pathlib.Path):
-    names, seen = [], {}
-    for folder, _, files in os.walk(path, onerror=_refuse, followlinks=True):
-        state = os.stat(folder)
-        other = seen.setdefault((state.st_dev, state.st_ino), folder)
+def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
+    names, places, seen, folders = [], array.array("Q"), {}, [(str(path), "")]
+    while folders:
+        folder, under = folders.pop()
+        device, number = _place(os.stat(folder))
+        other = seen.setdefault((device, number), folder)
         if other != folder:  # its images would count once more, as other people's
-            raise ValueError(
-                f"{folder} must be in the set once, got a link: it is {other} too."
-            )
-        under = pathlib.Path(folder).relative_to(path)
-        names.extend((under / file).as_posix() for file in files)
+            raise _twice(folder, other)
+        for entry in _listed(folder):
+            name = under + entry.name
+            if entry.is_dir():
+                folders.append((entry.path, f"{name}/"))
+            elif is_wanted(name):
+                places.extend(_place_of_file(entry, device, len(names)))
+                names.append(name)
+    _check_each_once(path, names, np.frombuffer(places, np.uint64).reshape(-1, 2))
 
     def read(name):
         check_file(path / name, MOST_IMAGE)
@@ -110,10 +119,48 @@ def _open_directory(path: pathlib.Path):
     return names, read
 
 
-def _refuse(error: OSError):
-    raise ValueError(
-        f"{error.filename} must be a folder that can be listed, got {error.strerror}."
-    ) from error
+def _listed(folder: str) -> list[os.DirEntry]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise ValueError(
+            f"{folder} must be a folder that can be listed, got {error.strerror}."
+        ) from error
+
+
+def _place(state: os.stat_result) -> tuple[int, int]:
+    """(device, inode): two names with one place are of one file."""
+    return state.st_dev, state.st_ino
+
+
+def _place_of_file(entry: os.DirEntry, device: int, number: int) -> tuple[int, int]:
+    """`_place` of a file, asking the disk about links alone."""
+    if not entry.is_symlink():
+        return device, entry.inode()
+    try:
+        return _place(entry.stat())
+    except OSError:  # of a link to nothing, which is told when it is read
+        return 2**64 - 1, number
+
+
+def _check_each_once(path: pathlib.Path, names: list[str], places: np.ndarray) -> None:
+    """Raise ValueError when two of `names` are links to one image.
+
+    Args:
+      places: [T, 2] of each name; on some file systems two files have one.
+    """
+    order = np.lexsort(places.T)
+    is_next = (places[order[1:]] == places[order[:-1]]).all(axis=1)
+    for i in np.flatnonzero(is_next):
+        first, second = sorted(path / names[place] for place in order[i : i + 2])
+        with contextlib.suppress(OSError):
+            if os.path.samefile(first, second):
+                raise _twice(second, first)
+
+
+def _twice(name: str | pathlib.Path, other: str | pathlib.Path) -> ValueError:
+    return ValueError(f"{name} must be in the set once, got a link: it is {other} too.")
 
 
 def _open_zip(path: pathlib.Path):

@@ -14,8 +14,7 @@ import numpy as np
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.data.partition import ClientSplit
-from fedfr_jax.federated.client import Population, client_key
+from fedfr_jax.federated.client import client_key
 from fedfr_jax.federated.client import first_personal_key as first_key
 from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.simulation import (
@@ -27,67 +26,9 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.federated.store import Store
 from fedfr_jax.feed import Feed
+from fedfr_jax.notebook.clients import FederatedDataset
 from fedfr_jax.tasks.classification.accuracy import Accuracy
-from fedfr_jax.types import Algorithm, Dataset, Networks, PyTree
-
-
-class FederatedDataset(NamedTuple):
-    """Examples grouped by client, in host memory."""
-
-    table: Dataset  # [T, ...] and labels [T]
-    population: Population
-    clients: np.ndarray  # [N] what the clients are called
-
-    @classmethod
-    def from_client_ids(cls, x, y, owner) -> "FederatedDataset":
-        """Examples and whose they are.
-
-        Args:
-          x: [T, ...] what networks see: floats, or uint8 that a feed decodes.
-          y: [T] int labels.
-          owner: [T] client of each example, numbers or names.
-
-        Raises:
-          ValueError: when the three differ in length.
-        """
-        x, y, owner = np.asarray(x), np.asarray(y), np.asarray(owner)
-        if not len(x) == len(y) == len(owner) > 0:
-            raise ValueError(
-                "x, y and owner must have one entry per example, got "
-                f"{len(x)}, {len(y)} and {len(owner)}."
-            )
-        clients, place = np.unique(owner, return_inverse=True)
-        order = np.argsort(place, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(place))])
-        num_classes = np.full(len(clients), int(y.max()) + 1, np.int32)
-        table = Dataset.labelled(x[order], y[order].astype(np.int32))
-        return cls(table, Population(offsets, num_classes), clients)
-
-    @classmethod
-    def from_split(
-        cls, x, y, split: ClientSplit
-    ) -> tuple["FederatedDataset", "FederatedDataset"]:
-        """The training and the test part of a partition such as `dirichlet(y, ...)`."""
-        parts = (split.train, split.train_offsets), (split.test, split.test_offsets)
-        num_clients = len(split.train_offsets) - 1
-        num_classes = np.full(num_clients, split.num_classes, np.int32)
-        x, y = np.asarray(x), np.asarray(y)
-        made = [
-            cls(
-                Dataset.labelled(x[rows], y[rows].astype(np.int32)),
-                Population(offsets.astype(np.int64), num_classes),
-                np.arange(num_clients),
-            )
-            for rows, offsets in parts
-        ]
-        return made[0], made[1]
-
-    def __repr__(self) -> str:
-        shape = self.table.images.shape
-        return (
-            f"FederatedDataset({len(self.clients)} clients, {shape[0]} examples of "
-            f"{shape[1:]})"
-        )
+from fedfr_jax.types import Algorithm, Networks, PyTree
 
 
 class Run(NamedTuple):
