@@ -5,8 +5,9 @@ fedfr train --config=configs/bigface/rendered.py --workdir=runs/bigface_rendered
 Classes are cut over the devices and a third of them is drawn in each step until the
 last epoch; gradients and momentum are cut, blocks computed again.
 
-2 CPU cores with ten other jobs on them: 12 minutes. Generic TAR@FAR=1e-2 on unseen
-people 0.651, TAR@FAR=1e-3 0.277 (2026-11-23, seed 0, jax 0.10.2).
+2 CPU cores with ten other jobs on them: 12 minutes (2026-11-23, jax 0.10.2). Figures
+over sizes and seeds, of thin IResNets on fewer people, are in
+experiments/bigface_scaling/README.md.
 """
 
 from fedfr_jax.configs import base

@@ -2,8 +2,8 @@
 
 fedfr train --config=configs/fedfr/lfw.py --workdir=runs/lfw
 
-2 CPU cores, the Omniglot run beside it: 552 s. Personalised TAR@FAR=1e-3, mean over
-clients: pretrained 0.140, FedAvg 0.161, FedFR 0.208 (2026-11-20, seed 0, jax 0.10.2).
+Minutes on 2 CPU cores. Not measured in this form: figures over seeds, of the same
+people at table_lfw.py's settings, are in experiments/fedfr_tables/README.md.
 
 The threshold of 0.5 decides only where less than 120 public images lie above it; else
 the cap does, which takes the most similar.

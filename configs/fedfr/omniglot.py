@@ -2,8 +2,8 @@
 
 fedfr train --config=configs/fedfr/omniglot.py --workdir=runs/omniglot
 
-2 CPU cores, the LFW run beside it: 538 s. Personalised TAR@FAR=1e-3, mean over clients:
-pretrained 0.139, FedAvg 0.142, FedFR 0.309 (2026-11-20, seed 0, jax 0.10.2).
+Minutes on 2 CPU cores. Not measured in this form: figures over seeds, of the same
+characters at table_omniglot.py's settings, are in experiments/fedfr_tables/README.md.
 
 The threshold of 0.5 decides only where less than 120 public images lie above it; else
 the cap does, which takes the most similar (table_omniglot.py's network finds 3,421).

@@ -1,7 +1,10 @@
 """Every config under configs/ has keys that its functions know."""
 
+import ast
 import inspect
+import json
 import pathlib
+import re
 import runpy
 
 import pytest
@@ -40,6 +43,29 @@ def test_a_config_configures_functions_that_exist(path, monkeypatch):
     for data in module.get("DATA", (None,)):
         check_config(module, *(data,) if data else ())
     assert "--config=" + str(path.relative_to(ROOT)) in module["__doc__"]
+
+
+def figures_of(found):
+    """All numbers of a JSON file, however deep."""
+    if isinstance(found, dict | list):
+        for part in found.values() if isinstance(found, dict) else found:
+            yield from figures_of(part)
+    elif isinstance(found, float):
+        yield found
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_a_figure_in_a_docstring_is_in_the_results_file_that_it_names(path):
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    told = [float(x) for x in re.findall(r"\b0\.(?!00)\d{3,}\b", text)]
+    names = re.findall(r"experiments/[\w/-]+\.json", text)
+    assert bool(told) <= bool(names), told
+    known = {
+        round(x, 3)
+        for name in names
+        for x in figures_of(json.loads((ROOT / name).read_text()))
+    }
+    assert set(told) <= known
 
 
 def check_config(module, *given):
