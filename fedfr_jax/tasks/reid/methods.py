@@ -23,12 +23,15 @@ from fedfr_jax.models.weights import read_weights
 from fedfr_jax.schema import choose, naming
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import other_implementations
-from fedfr_jax.tasks.options import keywords
+from fedfr_jax.tasks.options import TOLD, keywords, unfit
 from fedfr_jax.tasks.reid.batches import balanced, central_order
 from fedfr_jax.tasks.reid.colours import filled
 from fedfr_jax.tasks.reid.data import ReidSplit
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.types import Algorithm, Central, Federated, Model, PyTree
+
+# Algorithms that could be built and would compare one client's person with another's.
+UNFIT = {"fedmargin": TOLD["num_classes"]}
 
 
 class Parts(NamedTuple):
@@ -159,6 +162,7 @@ def trainer_of(
                 order = central_order(parts.people, batch, identities)
             trainer = trainer._replace(order=order)
         return trainer
+    check_fit(section, options)
     check_shared(section, options, clients)
     classifier = f"params/{clients.model.blocks[-1]}/"
     where = options.setdefault("personal", classifier)
@@ -175,6 +179,12 @@ def trainer_of(
             algorithm = parts.balanced(trainer.algorithm, identities, epochs)
         trainer = trainer._replace(algorithm=algorithm)
     return trainer
+
+
+def check_fit(section: str, options: Mapping) -> None:
+    """Raise ValueError for an algorithm that takes clients' people for the same."""
+    if (algorithm := options.get("algorithm")) in UNFIT:
+        raise unfit(section, algorithm, UNFIT[algorithm])
 
 
 def check_shared(section: str, options: Mapping, of: rows.Given) -> None:
