@@ -19,7 +19,8 @@ MUTANTS = [
         f"{MASKS}test_loss.py",
         [
             ("(mask < num_classes) & batch.is_valid[:, None, None]", "mask >= 0"),
-            ("target @ jnp.array(weights, target.dtype)", "target.sum(-1)"),
+            ("one_hot @ jnp.array(weights, values.dtype)", "one_hot.sum(-1)"),
+            ("loss_of_outputs(loss, num_classes) if loss else", "False or"),
             ("batch.images, True,", "batch.images, False,"),
         ],
     ),
