@@ -250,6 +250,15 @@ def test_a_loaded_run_continues_to_the_bits_of_an_uninterrupted_one(tmp_path):
     assert_same_bits(late, metrics[2:])
 
 
+@pytest.mark.parametrize("name", ["run", "run.npz"])
+def test_load_says_how_a_saved_run_is_opened(name, tmp_path):
+    ff.save(new_run(), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"must be .*got .*: ff.resume\(run, path\)"):
+        ff.load(tmp_path / name)
+    with pytest.raises(ValueError, match="weights must be a file of"):
+        ff.load(tmp_path / "other")
+
+
 def test_a_run_without_rows_is_loaded_too(tmp_path):
     plain = lambda: algorithm(where=None)
     whole, _ = played(new_run(plain), 3)

@@ -34,6 +34,12 @@ from fedfr_jax.types import Algorithm, Central, Federated, Model, PyTree
 UNFIT = {"fedmargin": TOLD["num_classes"]}
 
 
+class Batches(NamedTuple):
+    """Keys of a row beside those of its loss."""
+
+    identities: int = 0  # P of batches of P identities with as many images each
+
+
 class Parts(NamedTuple):
     """What rows are made of, beside a network."""
 
@@ -151,7 +157,7 @@ def trainer_of(
       parts: see `Parts`.
     """
     options, section = dict(options), f"config.methods.{name}"
-    identities = options.pop("identities", 0)
+    identities = options.pop("identities", Batches().identities)
     if options.get("kind") == "central":
         if "augment" in options:
             options["augment"] = filled(options["augment"], parts.statistics)

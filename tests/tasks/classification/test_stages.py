@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.build import build
+from fedfr_jax.build import build, plain
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.runs.ended import networks
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
+from fedfr_jax.tasks.data import open_data
 from fedfr_jax.types import Experiment, Networks
 from tests.contracts.rows import rows_of
 
@@ -367,6 +368,14 @@ def test_every_algorithm_but_those_of_faces_and_public_images_is_a_row(path):
         assert stage.trainer.network is None
         inner = names_of(server_of(build_one(path, kept[name]), "row").inner)
         assert not any(leaf.endswith("classifier/bias") for leaf in inner), name
+
+
+def test_a_source_that_is_open_already_is_taken_as_it_is(path):
+    source = open_data({"name": "arrays", "path": str(path)})
+    opened = config(path, data={"name": "opened", "source": source})
+    assert plain({"a": [source]})["a"][0] is source
+    facts = [build(given).task.facts for given in (opened, config(path))]
+    assert facts[0] == facts[1]
 
 
 def build_one(path, row):
