@@ -122,9 +122,9 @@ def load(
     """
     if is_saved_run(path):
         raise ValueError(
-            f"{path} must be a work folder or a file of weights, got what ff.save wrote "
-            "of a run: ff.resume(run, path) continues it, for one that ff.init made "
-            "alike, and run.variables are its network."
+            f"{path} must be a work folder or a file of weights, got a run that "
+            "ff.save wrote: ff.resume(run, path) continues it, for one that ff.init "
+            "made alike, and run.variables are its network."
         )
     if pathlib.Path(path).is_dir():
         return _of_run(pathlib.Path(path), method, client)
