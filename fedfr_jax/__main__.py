@@ -19,12 +19,13 @@ HELP = """
 fedfr <command> --help lists a command's flags and the sections of a config.
 
   --config=NAME    a Python file with get_config(), or a shipped config by its name
-                   (fedfr configs), such as demo; evaluate and prepare need none in the
-                   work folder of a run, which keeps its config
+                   (fedfr configs), such as demo; evaluate, plan and prepare need none
+                   in the work folder of a run, which keeps its config
   --config.section.key=value
                    changes a key, e.g. --config.federation.rounds=8; the keys of a
                    section are the arguments of the function that it configures
-                   (fedfr describe models, sources, algorithms, ...)
+                   (fedfr describe models, sources, algorithms, ...); what may stand in
+                   a section or a row of methods: fedfr describe sections
   --workdir=DIR    folder of a run: checkpoints, results, plots
   --version        print the version"""
 

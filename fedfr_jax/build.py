@@ -32,6 +32,8 @@ def plain(value: Any) -> Any:
     """Config sections as dicts, in tuples and lists too."""
     if isinstance(value, ml_collections.ConfigDict | Mapping):
         return {k: plain(v) for k, v in value.items()}
+    if hasattr(value, "_fields"):  # a NamedTuple, such as an open source
+        return value
     if isinstance(value, tuple | list):
         return type(value)(plain(v) for v in value)
     return value

@@ -127,6 +127,10 @@ class Dataset(NamedTuple):
         """Bytes that two pieces may take on a device, see `pieces`."""
         return PIECES
 
+    def take(self, rows: np.ndarray) -> "Dataset":
+        """Examples of `rows` [n], in the memory of the host."""
+        return jax.tree.map(lambda x: np.asarray(x[rows]), self)
+
     def pieces(
         self, rows_of: Callable[[int], jax.Array], count: int
     ) -> Iterator[tuple[jax.Array, "Dataset"]]:
@@ -282,6 +286,21 @@ class Local(NamedTuple):
     # step; or a transformation that has its own rate (then `learning_rate` is None).
     optimizer: Callable | optax.GradientTransformation = optax.sgd
     learning_rate: Callable | float | None = None  # (round, epoch) -> [], or a number
+
+    def __repr__(self) -> str:
+        """Its functions by their names."""
+        shown = (f"{k}={_shown(x)}" for k, x in self._asdict().items())
+        return f"Local({', '.join(shown)})"
+
+
+def _shown(value) -> str:
+    """A number as it is, a function by its name, anything else by its type's."""
+    if value is None or isinstance(value, int | float):
+        return repr(value)
+    try:
+        return value.__name__
+    except AttributeError:
+        return type(value).__name__
 
 
 class ClientOutput(NamedTuple):

@@ -1,5 +1,6 @@
 """The examples of CONTRIBUTING.md are whole: files of a user that train."""
 
+import importlib
 import pathlib
 import re
 import sys
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.build import build
 from fedfr_jax.commands.config_files import load
 from fedfr_jax.data.augment import AUGMENTS
@@ -17,6 +19,9 @@ from fedfr_jax.losses import LOSSES
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs.experiment import run_stages
 from fedfr_jax.tasks import TASKS
+from tests.contracts import test_algorithms as contract
+from tests.contracts import test_defaults_by_value as by_value
+from tests.contracts.rows import required, rows_of
 
 TEXT = (pathlib.Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
 FAMILIES = (ALGORITHMS, AUGMENTS, LOSSES, MODELS, SOURCES, TASKS)
@@ -42,7 +47,24 @@ def folder(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("task", ["faces", "counting"])
+def test_an_algorithm_of_the_library_costs_the_lines_that_the_table_names(
+    folder, monkeypatch
+):
+    """The example in ALGORITHMS, `__init__.pyi` and MEMBERS passes all list checks."""
+    monkeypatch.syspath_prepend(str(folder))
+    bounded = importlib.import_module("my_algorithm").bounded
+    monkeypatch.setitem(ALGORITHMS, "bounded", bounded)
+    monkeypatch.setitem(ff._PLACES, "bounded", "my_algorithm")
+    name, line = re.search(r'`"(\w+)": (Member\(.*\)),`', TEXT).groups()
+    monkeypatch.setitem(contract.MEMBERS, name, eval(line, vars(contract)))
+    contract.test_every_algorithm_is_under_contract()
+    by_value.test_every_default_has_the_value_of_its_paper_or_of_the_released_code()
+    row = {"learning_rate": 0.1, "algorithm": "bounded", "most": 1.0}
+    assert rows_of("params/fc", given=())["bounded"] == row  # in the tests of tasks
+    assert required("bounded", "params/fc") == {"most": 1.0}  # and of faces
+
+
+@pytest.mark.parametrize("task", ["faces", "classification", "counting"])
 def test_a_users_own_members_train_by_a_config_without_touching_the_library(
     task, folder
 ):
@@ -51,5 +73,5 @@ def test_a_users_own_members_train_by_a_config_without_touching_the_library(
         found = run_stages(build(config), folder)["bounded"]
     numbers = [list(of.metrics.values()) for of in found.values()]
     assert numbers and all(np.isfinite(values).all() for values in numbers)
-    own = {"bounded", "noise", "additive", "linear", "digits", "counting"}
-    assert all(family.keys() & own for family in FAMILIES)
+    own = {"bounded", "noise", "additive", "focal", "linear", "digits", "counting"}
+    assert own <= {name for family in FAMILIES for name in family}

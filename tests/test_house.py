@@ -214,6 +214,16 @@ def test_nothing_is_computed_at_import():
     check(offenders)
 
 
+def test_no_field_has_a_default_that_all_would_share():
+    mutable = ast.List | ast.Dict | ast.Set
+    offenders = []
+    for file, node in NODES:
+        for field in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(field, ast.AnnAssign) and isinstance(field.value, mutable):
+                offenders.append(f"{file.name}: {node.name}.{field.target.id}")
+    check(offenders)
+
+
 def test_nothing_of_a_workplace_is_in_the_tree():
     folders = ("docs", "configs", "experiments", "fedfr_jax")
     texts = [path for x in folders for path in (ROOT / x).rglob("*.[mp][dy]")]

@@ -220,6 +220,11 @@ def test_a_text_of_a_run_or_a_data_set_is_one_short_line():
     run, _ = ff.run_round(new_run(data=data))
     assert repr(data) == "FederatedDataset(4 clients, 40 examples of (5,))"
     assert repr(run) == "Run(round 1, 2 of 4 clients a round)"
+    shown = "Local(loss=loss, optimizer=sgd, learning_rate=0.1)"
+    assert repr(ff.Local(loss, optax.sgd, 0.1)) == shown
+    shown = "learning_rate=None)"
+    assert repr(ff.Local(loss, optax.adam(1e-3))).endswith(shown)
+    assert "0x" not in repr(ff.Local(loss, ff.sgd(), ff.step_decay(0.1)))
 
 
 # --- Numbers
@@ -288,6 +293,15 @@ def test_a_loaded_run_continues_to_the_bits_of_an_uninterrupted_one(tmp_path):
     resumed, late = played(loaded, 3)
     assert_same_bits(state(resumed), state(whole))
     assert_same_bits(late, metrics[2:])
+
+
+@pytest.mark.parametrize("name", ["run", "run.npz"])
+def test_load_says_how_a_saved_run_is_opened(name, tmp_path):
+    ff.save(new_run(), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"must be .*got .*: ff.resume\(run, path\)"):
+        ff.load(tmp_path / name)
+    with pytest.raises(ValueError, match="weights must be a file of"):
+        ff.load(tmp_path / "other")
 
 
 def test_a_run_without_rows_is_loaded_too(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.stream import ahead, on_own_devices, stream
+from fedfr_jax.stream import ahead, on_own_devices, placed, stream
 from fedfr_jax.types import Dataset
 
 
@@ -28,6 +28,18 @@ def test_the_next_piece_is_loaded_while_the_one_before_is_used():
     assert {event[2] for event in events if event[0] == "load"}.isdisjoint(
         event[2] for event in events if event[0] == "use"
     )
+
+
+def test_taken_rows_are_the_same_of_a_stream_and_of_what_lies_on_devices():
+    images = np.arange(24).reshape(6, 4)
+    labels, rows = np.arange(6, dtype=np.int32), np.array([4, 0, 4])
+    of_host = Dataset.labelled(images, labels)
+    of_devices = placed(of_host, make_mesh(2))
+    for table in (of_host, of_devices, stream(lambda i: images[i], labels)):
+        found = table.take(rows)
+        np.testing.assert_array_equal(found.images, images[rows])
+        np.testing.assert_array_equal(found.labels, [4, 0, 4])
+        assert isinstance(found.images, np.ndarray)
 
 
 def test_every_device_has_its_own_part():

@@ -2,6 +2,8 @@
 
 python experiments/fedfr_tables/run.py --config=configs/fedfr/table_faces.py \
     --workdir=runs/table_faces
+
+Results, hardware and time: experiments/fedfr_tables/README.md.
 """
 
 import os

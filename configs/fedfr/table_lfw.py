@@ -5,6 +5,7 @@ python experiments/fedfr_tables/run.py --config=configs/fedfr/table_lfw.py \
 
 Clients' people come from where the pretraining people come from, so that what FedAvg
 adds is no adaptation to another set's pictures; table_faces.py mixes two sets.
+Results, hardware and time: experiments/fedfr_tables/README.md.
 """
 
 from fedfr_jax.configs import base

@@ -2,6 +2,8 @@
 
 python experiments/fedfr_tables/run.py --config=configs/fedfr/table_omniglot.py \
     --workdir=runs/table_omniglot
+
+Results, hardware and time: experiments/fedfr_tables/README.md.
 """
 
 import os

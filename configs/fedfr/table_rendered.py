@@ -5,6 +5,7 @@ python experiments/fedfr_tables/run.py --config=configs/fedfr/table_rendered.py 
 
 The paper's clients have 100 classes each, which is what its branch and its hard
 negatives were made for; images are of 32 pixels and there are ten of each person.
+Results, hardware and time: experiments/fedfr_tables/README.md.
 """
 
 from fedfr_jax.configs import base

@@ -2,8 +2,8 @@
 
 fedfr train --config=configs/fedmargin/table_camvid.py --workdir=runs/table_camvid
 
-All alphas and seeds: experiments/fedmargin_tables/camvid.py, whose README has hardware,
-time and results.
+All alphas and seeds: experiments/fedmargin_tables/camvid.py. Results, hardware and
+time: experiments/fedmargin_tables/README.md.
 """
 
 from fedfr_jax.configs import base

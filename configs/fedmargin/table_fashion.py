@@ -2,8 +2,8 @@
 
 fedfr train --config=configs/fedmargin/table_fashion.py --workdir=runs/table_fashion
 
-All seeds and stragglers: experiments/fedmargin_tables/run.py, whose README has
-hardware, time and results.
+All seeds and stragglers: experiments/fedmargin_tables/run.py. Results, hardware and
+time: experiments/fedmargin_tables/README.md.
 """
 
 from fedfr_jax.configs import base

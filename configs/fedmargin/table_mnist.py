@@ -2,8 +2,8 @@
 
 fedfr train --config=configs/fedmargin/table_mnist.py --workdir=runs/table_mnist
 
-All seeds and stragglers: experiments/fedmargin_tables/run.py, whose README has
-hardware, time and results.
+All seeds and stragglers: experiments/fedmargin_tables/run.py. Results, hardware and
+time: experiments/fedmargin_tables/README.md.
 """
 
 from fedfr_jax.configs import base

@@ -2,8 +2,8 @@
 
 fedfr train --config=configs/fedper/figures.py --workdir=runs/fedper_figures_k4
 
-The case that experiments/fedper_figures/run.py starts from; it plays others, and writes
-down what came out.
+The case that experiments/fedper_figures/run.py starts from; it plays others. Results,
+hardware and time: experiments/fedper_figures/README.md.
 """
 
 from fedfr_jax.configs import base

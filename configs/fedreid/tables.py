@@ -4,7 +4,8 @@ python experiments/fedreid_tables/run.py --config=configs/fedreid/tables.py \
     --workdir=runs/fedreid_tables
 
 The rows of all cases; experiments/fedreid_tables/reid_cases.py says which are played
-where. By itself it is the by-camera case. For two CPU cores; see the README there.
+where. By itself it is the by-camera case. For two CPU cores. Results and time:
+experiments/fedreid_tables/README.md.
 """
 
 from fedfr_jax.configs import base

@@ -5,7 +5,7 @@
 Nothing runs: compilers say what a device needs, which collectives there are and, on a
 TPU, how long a turn of every loop takes. Data are black images of a set's counts. Stops
 with exit code 1 where a program does not compile, does not fit its device or has more
-collectives than its plan. Writes results/accelerators.json and the table of
+collectives or kernels than its plan. Writes results/accelerators.json and the table of
 docs/accelerators.md.
 """
 
@@ -29,13 +29,14 @@ ROUND = {"whole": 2, "step": 0}
 
 
 class Program(NamedTuple):
-    """A row of a config, and how many collectives its programs may have."""
+    """A row of a config, and how many collectives and kernels its programs may have."""
 
     about: str
     row: str
     words: tuple[str, ...]  # the config and its changes
     devices: tuple[str, ...] = PODS
     most: dict[str, int] = ROUND  # in the whole program, and in a step
+    most_kernels: int | None = None  # in a step; None for any number
 
 
 def blank(**counts) -> str:
@@ -145,6 +146,7 @@ PROGRAMS = {
         ),
         devices=("h200:1x1x1",),
         most={"whole": 0, "step": 0},
+        most_kernels=515,  # 502, and a little for another compiler
     ),
     "r50": Program(
         "BigFace: R50, 93k classes cut, 128 images a device",
@@ -238,6 +240,9 @@ def faults_of(program: Program, found: dict) -> list[str]:
         if count > program.most[part]:
             most = program.most[part]
             faults.append(f"{count} collectives in {part}, planned {most}")
+    kernels = max((x.get("step") or {}).get("kernels", 0) for x in found.values())
+    if program.most_kernels is not None and kernels > program.most_kernels:
+        faults.append(f"{kernels} kernels in step, planned {program.most_kernels}")
     return faults
 
 

@@ -43,9 +43,9 @@ def facts() -> dict:
     }
 
 
-def commit() -> str:
-    """The checkout's commit, with + where tracked .py files differ; empty without."""
-    git = ["git", "-C", str(FOLDER)]
+def commit(folder: pathlib.Path | None = None) -> str:
+    """A checkout's commit, with + where tracked .py files differ; empty without."""
+    git = ["git", "-C", str(folder or FOLDER)]
     words = [*git, "rev-parse", "--short", "HEAD"]
     name = subprocess.run(words, capture_output=True, text=True).stdout.strip()
     words = [*git, "diff", "--quiet", "HEAD", "--", ":(top)*.py"]

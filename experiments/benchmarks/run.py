@@ -128,19 +128,34 @@ def run_once(workload: str, system: str, rounds: int, timeout: float) -> dict:
     Raises:
       RuntimeError: when it cannot be installed, fails or takes too long.
     """
-    environment = SYSTEMS[system].environment
+    environment, threads = SYSTEMS[system].environment, SYSTEMS[system].threads
     python = environments.python_of(environment) if environment else sys.executable
-    threads, mark = SYSTEMS[system].threads, uuid.uuid4().hex
     command = [python, str(HERE / script_of(workload, system))]
     command += [f"--workload={workload}", f"--rounds={rounds}", f"--threads={threads}"]
+    library = HERE.parents[1] if environment is None else None
+    return report_of(command, threads, timeout, library)
+
+
+def report_of(
+    command: list[str], threads: int, timeout: float, library: pathlib.Path | None
+) -> dict:
+    """What one process reports.
+
+    Args:
+      library: the checkout whose library it imports; None in a peer's environment.
+
+    Raises:
+      RuntimeError: when it fails or takes too long.
+    """
+    mark = uuid.uuid4().hex
     settings = {
         **os.environ,
         workloads.MARK: mark,
         "OMP_NUM_THREADS": str(threads),
         "PYTHONWARNINGS": "ignore",
     }
-    if environment is None:
-        settings["PYTHONPATH"] = str(HERE.parents[1])
+    if library is not None:
+        settings["PYTHONPATH"] = str(library)
     # A file and not a pipe: an orphan that holds a pipe open would be waited for.
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(

@@ -11,7 +11,9 @@ List the members of a family, each with its settings (the keys of a config and t
 defaults) and one line; with a member's name print its whole documentation, without a
 family all names. The library itself passes image_shape, labels, cosine, local, loss,
 model, task and mesh. "sections" are the config's own: what may stand in federation,
-pretrain, evaluation and a row of methods.
+pretrain, evaluation and a row of methods. "scenarios" are the partitions of reid,
+"encoders" of the segmenter; "combines" go with the algorithm robust, and
+"server_optimizers" with every algorithm that has such a key.
 
 families: {}"""
 WIDTH = 88
@@ -119,19 +121,32 @@ def _sections() -> Mapping[str, Callable]:
     from fedfr_jax.central.settings import Training
     from fedfr_jax.federated.settings import Federation
     from fedfr_jax.tasks.classification import evaluators
+    from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
     from fedfr_jax.tasks.faces.methods import federated_faces
     from fedfr_jax.tasks.faces.recognition import Judge
     from fedfr_jax.tasks.options import local_of
     from fedfr_jax.tasks.reid import judged
+    from fedfr_jax.tasks.reid.loss import reid_loss
+    from fedfr_jax.tasks.reid.methods import Batches
+    from fedfr_jax.tasks.reid.public import Public
     from fedfr_jax.tasks.row_keys import Own
+    from fedfr_jax.tasks.rows import AROUND
     from fedfr_jax.tasks.segmentation import stages
+    from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 
     return {
         "federation": Federation,
+        "partition.public": Public,  # of reid
         "pretrain": Training,  # and rows of kind central
         "methods": Own,
         "methods.local": local_of,
         "methods.faces": federated_faces,
+        "methods.classification": cross_entropy,
+        **{f"methods.classification.{k}": loss for k, loss in LOSSES_OF.items()},
+        "methods.segmentation": pixel_cross_entropy,
+        "methods.reid": reid_loss,
+        "methods.reid.batches": Batches,
+        **{f"methods.{name}": term for name, term in AROUND.items()},
         "evaluation.faces": Judge,
         "evaluation.classification": evaluators.Evaluating,
         "evaluation.segmentation": stages.Evaluating,
@@ -145,12 +160,40 @@ def _augments() -> Mapping[str, Callable]:
     return AUGMENTS
 
 
+def _scenarios() -> Mapping[str, Callable]:
+    from fedfr_jax.tasks.reid.data import SCENARIOS
+
+    return SCENARIOS
+
+
+def _encoders() -> Mapping[str, Callable]:
+    from fedfr_jax.models.segmenter import ENCODERS
+
+    return ENCODERS
+
+
+def _combines() -> Mapping[str, Callable]:
+    from fedfr_jax.federated.algorithms.combining import COMBINES
+
+    return COMBINES
+
+
+def _servers() -> Mapping[str, Callable]:
+    from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
+
+    return SERVER_OPTIMIZERS
+
+
 # Imported when it is asked for, as most of them import JAX.
 FAMILIES = {
     "models": _models,
+    "encoders": _encoders,
     "sources": _sources,
     "partitions": _partitions,
+    "scenarios": _scenarios,
     "algorithms": _algorithms,
+    "combines": _combines,
+    "server_optimizers": _servers,
     "losses": _losses,
     "tasks": _tasks,
     "augments": _augments,

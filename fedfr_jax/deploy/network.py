@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import pathlib
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -117,8 +118,14 @@ def load(
 
     Raises:
       ValueError: for a folder without a finished run, an unknown method or client, or
-        weights that are of no known network.
+        weights that are of no known network, or a notebook's run.
     """
+    if is_saved_run(path):
+        raise ValueError(
+            f"{path} must be a work folder or a file of weights, got a run that "
+            "ff.save wrote: ff.resume(run, path) continues it, for one that ff.init "
+            "made alike, and run.variables are its network."
+        )
     if pathlib.Path(path).is_dir():
         return _of_run(pathlib.Path(path), method, client)
     if method is not None or client is not None:
@@ -126,6 +133,15 @@ def load(
             f"method and client must come with a work folder, got the file {path}."
         )
     return network_from(read_weights(path), path)
+
+
+def is_saved_run(path: str | os.PathLike) -> bool:
+    """Whether a path, with or without its .npz, is what `notebook.save` wrote."""
+    for file in (path, f"{path}.npz"):
+        if zipfile.is_zipfile(file):  # which a path without a file is not
+            with zipfile.ZipFile(file) as archive:
+                return {"round_number.npy", "num_clients.npy"} <= {*archive.namelist()}
+    return False
 
 
 def network_from(

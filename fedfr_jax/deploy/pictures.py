@@ -129,7 +129,7 @@ def yunet(path: str | os.PathLike) -> Callable[[Image.Image, str], np.ndarray]:
         import cv2
     except ImportError as error:
         raise ImportError(
-            "detector must have OpenCV, got none: pip install fedfr_jax[detect]."
+            "detector must have OpenCV, got none: pip install 'fedfr_jax[detect]'."
         ) from error
     if not pathlib.Path(path).is_file():
         raise ValueError(f"detector must be the file of YuNet, got {path}.")

@@ -1,12 +1,18 @@
 """Losses of one client, one number per example, so that the caller masks and averages.
 
-`LOSSES` names the margins a configuration can choose between; all are factories
-(*, scale, margin, ...) -> `contract.Margin`. The other losses compare different things
-and are imported from their modules.
+`LOSSES` names what a configuration can choose between. The library's own are margins of
+cosines, factories (*, scale, margin, ...) -> `contract.Margin`. One of outputs is
+(*, ...) -> loss(outputs [..., M], targets [...] int32) -> [...], a number for every
+example or pixel, as optax has them: the key `loss` of rows of classification and
+segmentation. The other losses compare different things and are imported from their
+modules.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
 
 from fedfr_jax.losses.adaface import adaface
 from fedfr_jax.losses.arcface import arcface, arcface_straight_through
@@ -33,11 +39,23 @@ LOSSES = {
     "uniface": uniface,
 }
 
-__all__ = ["CONVERTERS", "LOSSES", "margin_of", "masked_mean", "register_loss"]
+__all__ = [
+    "CONVERTERS",
+    "LOSSES",
+    "loss_of_outputs",
+    "margin_of",
+    "masked_mean",
+    "register_loss",
+]
 
 
 def register_loss(name: str, loss: Callable) -> None:
-    """Add `loss(*, scale, margin, ...) -> Margin` to LOSSES.
+    """Add a loss to LOSSES, whose keyword arguments are its settings.
+
+    Args:
+      loss: (*, scale, margin, ...) -> Margin, for `margin_loss` of faces; or
+        (*, ...) -> (outputs [..., M], targets [...]) -> [...], for `loss` of rows of
+        classification and segmentation.
 
     Raises:
       ValueError: when the name belongs to another loss.
@@ -63,4 +81,42 @@ def margin_of(
     parameters = inspect.signature(LOSSES[name]).parameters
     check_keys("margin_options", options, parameters.keys() - {"scale", "margin"})
     check_kinds("margin_options.", options, parameters)
+    if not {"scale", "margin"} <= parameters.keys():
+        raise ValueError(
+            f"margin_loss must be a margin of cosines, got {name!r}, of outputs."
+        )
     return LOSSES[name](scale=scale, margin=margin, **options)
+
+
+def loss_of_outputs(given: str | Mapping, num_classes: int) -> Callable:
+    """A member of LOSSES of outputs: (outputs [..., M], targets [...]) -> [...].
+
+    Args:
+      given: its name, or {"name": ..., settings}.
+      num_classes: M.
+
+    Raises:
+      ValueError: for an unknown name, a margin of cosines, wrong settings, or a loss
+        that does not give a number for every target.
+    """
+    settings = {"name": given} if isinstance(given, str) else dict(given)
+    name = settings.pop("name", None)
+    if name not in list(LOSSES):
+        raise ValueError(f"loss must be one of {list(LOSSES)}, got {name!r}.")
+    parameters = inspect.signature(LOSSES[name]).parameters
+    check_keys("loss", settings, parameters)
+    check_kinds("loss.", settings, parameters)
+    loss = LOSSES[name](**settings)
+    if isinstance(loss, Margin):
+        raise ValueError(
+            f"loss must be one of outputs, got {name!r}, a margin of cosines: it is "
+            "margin_loss of faces."
+        )
+    outputs = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
+    targets = jax.ShapeDtypeStruct((2,), jnp.int32)
+    if (shape := jnp.shape(jax.eval_shape(loss, outputs, targets))) != (2,):
+        raise ValueError(
+            f"loss must give a number for every example, (2,) for two, got {shape} of "
+            f"{name!r}."
+        )
+    return loss

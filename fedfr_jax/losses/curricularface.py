@@ -17,9 +17,10 @@ from fedfr_jax.schema import check_ranges
 def curricularface(
     *, scale: float = 64.0, margin: float = 0.5, rate: float = 0.01
 ) -> Margin:
-    """ArcFace logits; another class whose cosine c is above cos(angle + margin) of the
-    true class has scale * c (t + c).
+    """ArcFace logits; other classes that look more alike than allowed count for more.
 
+    Another class whose cosine c is above cos(angle + margin) of the true class has
+    scale * c (t + c).
     Where angle + margin passes pi the true class has scale * (cosine - margin
     sin(margin)), while others are still compared with cos(angle + margin).
 

@@ -2,7 +2,10 @@
 
 They end in an embedding (sphereface, iresnet, mobilefacenet, vit, cnn, mlp), in the
 logits of `num_classes` classes (resnet, reid, mobilenet, linear_base, leaf_*, logistic;
-cnn and mlp when asked) or in logits for every pixel (segmenter).
+cnn and mlp when asked) or in logits for every pixel (segmenter). All take a `dtype` to
+compute in, such as "bfloat16", and `remat` (a segmenter's is its encoder's), but for
+those of few layers, without blocks to compute again: cnn, mlp, linear_base, leaf_* and
+logistic.
 """
 
 from collections.abc import Callable

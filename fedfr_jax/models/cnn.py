@@ -57,13 +57,18 @@ def cnn(
 
 
 def mlp(
-    image_shape: Sequence[int], *, hidden: int = 64, num_classes: int | None = None
+    image_shape: Sequence[int],
+    *,
+    hidden: int = 64,
+    num_classes: int | None = None,
+    dtype: Any = None,
 ) -> Model:
     """One linear layer with ReLU on the flattened image, D = hidden.
 
-    With `num_classes`, M, another one makes logits [B, M] of it.
+    With `num_classes`, M, another one makes logits [B, M] of it. `dtype` is that of the
+    hidden layer, such as "bfloat16"; None for that of the parameters.
     """
-    module = SmallMLP(hidden, num_classes)
+    module = SmallMLP(hidden, num_classes, dtype)
     return _model(module, image_shape, [], hidden, num_classes)
 
 
@@ -106,12 +111,13 @@ class SmallMLP(nn.Module):
 
     hidden: int
     num_classes: int | None = None
+    dtype: Any = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, ...] -> [B, hidden] or [B, M]."""
         del train
-        return _top(self, self.hidden, x)
+        return _top(self, self.hidden, x, self.dtype)
 
 
 def max_pool(x: jax.Array) -> jax.Array:
@@ -125,10 +131,11 @@ def max_pool(x: jax.Array) -> jax.Array:
     return jnp.max(x, axis=(2, 4))
 
 
-def _top(module, hidden, x):
+def _top(module, hidden, x, dtype=None):
     """Linear layer with ReLU, then the classifier, if any: [B, ...] -> [B, D or M]."""
-    dense = nn.Dense(hidden, kernel_init=xavier_uniform(), name="fc")
-    x = nn.relu(dense(x.reshape(x.shape[0], -1)))
+    init = xavier_uniform()
+    dense = nn.Dense(hidden, dtype=dtype, kernel_init=init, name="fc")
+    x = nn.relu(dense(x.reshape(x.shape[0], -1))).astype(x.dtype)
     if module.num_classes is None:
         return x
     init = xavier_uniform()

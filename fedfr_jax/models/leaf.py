@@ -10,6 +10,7 @@ batch_stats {mean, var}; fc/kernel [I, 2048], bias; classifier/kernel [I, M], bi
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ def leaf_celeba(
     num_classes: int = 2,
     widths: Sequence[int] = (32, 32, 32, 32),
     implementation: str = "auto",
+    dtype: Any = None,
 ) -> Model:
     """The network for CelebA, images of 84 pixels in LEAF; features behind pooling.
 
@@ -36,11 +38,13 @@ def leaf_celeba(
       num_classes: M.
       widths: channels of every convolution.
       implementation: how convolutions are computed, see `conv.convolve`.
+      dtype: of all but the last layer, such as "bfloat16"; None for that of the
+        parameters.
 
     Raises:
       ValueError: when the image is too small.
     """
-    module = LeafCNN(num_classes, tuple(widths), 3, True, 0, implementation)
+    module = LeafCNN(num_classes, tuple(widths), 3, True, 0, implementation, dtype)
     return _model(image_shape, module)
 
 
@@ -51,6 +55,7 @@ def leaf_femnist(
     widths: Sequence[int] = (32, 64),
     hidden: int = 2048,
     implementation: str = "auto",
+    dtype: Any = None,
 ) -> Model:
     """The network for FEMNIST, images of 28 pixels; features of the hidden layer.
 
@@ -60,7 +65,8 @@ def leaf_femnist(
     Raises:
       ValueError: when the image is too small.
     """
-    module = LeafCNN(num_classes, tuple(widths), 5, False, hidden, implementation)
+    settings = 5, False, hidden, implementation, dtype
+    module = LeafCNN(num_classes, tuple(widths), *settings)
     return _model(image_shape, module)
 
 
@@ -88,10 +94,12 @@ class LeafCNN(nn.Module):
     has_norm: bool
     hidden: int  # 0 for none
     implementation: str = "auto"
+    dtype: Any = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, M]."""
+        param_dtype = x.dtype
         for i, width in enumerate(self.widths, 1):
             x = self._conv(width, i)(x)
             if self.has_norm:
@@ -100,10 +108,11 @@ class LeafCNN(nn.Module):
         x = x.reshape(x.shape[0], -1)
         if self.hidden:
             init = xavier_uniform()
-            x = nn.relu(nn.Dense(self.hidden, kernel_init=init, name="fc")(x))
+            settings = {"dtype": self.dtype, "kernel_init": init, "name": "fc"}
+            x = nn.relu(nn.Dense(self.hidden, **settings)(x))
         init = xavier_uniform()
         top = nn.Dense(self.num_classes, kernel_init=init, name="classifier")
-        return top(sow_features(self, x))
+        return top(sow_features(self, x.astype(param_dtype)))
 
     def _conv(self, width, number):
         return Conv(
@@ -112,6 +121,7 @@ class LeafCNN(nn.Module):
             padding=self.kernel_size // 2,
             use_bias=True,
             implementation=self.implementation,
+            dtype=self.dtype,
             name=f"conv{number}",
         )
 

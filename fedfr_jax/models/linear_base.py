@@ -11,6 +11,7 @@ Parameters: base/kernel [H W C, s s D], bias [s s D]; block1 as the last of `res
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ def linear_base(
     norm: str = "batch",
     groups: int = 32,
     implementation: str = "auto",
+    dtype: Any = None,
 ) -> Model:
     """A linear layer, a block that keeps its input's shape and a classifier.
 
@@ -46,6 +48,8 @@ def linear_base(
       norm: "batch" or "group", whose groups must divide the width.
       groups: of group normalisation.
       implementation: how convolutions are computed, see `conv.convolve`.
+      dtype: of the base and the block, such as "bfloat16"; None for that of the
+        parameters.
 
     Raises:
       ValueError: for an unknown top or norm, or numbers below 1.
@@ -56,7 +60,8 @@ def linear_base(
     for key, value in (("width", width), ("side", side)):
         if value < 1:
             raise ValueError(f"{key} must be at least 1, got {value}.")
-    module = LinearBase(num_classes, top, width, side, norm, groups, implementation)
+    settings = norm, groups, implementation, dtype
+    module = LinearBase(num_classes, top, width, side, *settings)
     names = ["base", "block1", "fc"]
     return from_linen(module, image_shape, num_classes, blocks=names)
 
@@ -71,18 +76,20 @@ class LinearBase(nn.Module):
     norm: str
     groups: int
     implementation: str = "auto"
+    dtype: Any = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, M]."""
-        shape = (len(x), self.side, self.side, self.width)
-        x = _dense(math.prod(shape[1:]), x.reshape(x.shape[0], -1), "base")
+        shape, param_dtype = (len(x), self.side, self.side, self.width), x.dtype
+        flat = x.reshape(x.shape[0], -1)
+        x = _dense(math.prod(shape[1:]), flat, "base", self.dtype)
         x = self._block()(x.reshape(shape), train)
-        x = sow_features(self, jnp.mean(x, (1, 2)))
+        x = sow_features(self, jnp.mean(x.astype(param_dtype), (1, 2)))
         return _dense(self.num_classes, x, "fc")
 
     def _block(self):
-        shared = (self.norm, self.groups, self.implementation, None)
+        shared = (self.norm, self.groups, self.implementation, self.dtype)
         if self.top == "mobilenet":
             settings = mobilenet.Settings(*shared)
             return mobilenet.Block(self.width, 1, settings, name="block1")
@@ -90,7 +97,8 @@ class LinearBase(nn.Module):
         return residual.Block(residual.basic(self.width, 1), settings, name="block1")
 
 
-def _dense(features, x, name):
+def _dense(features, x, name, dtype=None):
     """A linear layer that starts as PyTorch's does."""
     init = uniform(1 / math.sqrt(x.shape[-1]))
-    return nn.Dense(features, kernel_init=init, bias_init=init, name=name)(x)
+    start = {"kernel_init": init, "bias_init": init}
+    return nn.Dense(features, dtype=dtype, name=name, **start)(x)

@@ -172,7 +172,7 @@ def _npz(path: str | os.PathLike) -> pathlib.Path:
 
 
 def save(run: Run, path: str | os.PathLike) -> pathlib.Path:
-    """Write the run's state to one .npz file: server, personal rows, round number.
+    """Write the run's state to one .npz file, for `resume`: server, rows, round number.
 
     Raises:
       ValueError: when a round was played from this run.

@@ -8,7 +8,7 @@ order, workspaces of convolutions and padding of layouts.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -80,7 +80,7 @@ class Step(NamedTuple):
     sent: float = 0.0
     inner: Taken | None = None  # of a loop or a branch
     turns: float = 1.0
-    carried: list[Value] = []  # what a loop moves in place
+    carried: Sequence[Value] = ()  # what a loop moves in place
 
 
 def bytes_of(aval) -> float:

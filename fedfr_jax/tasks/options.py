@@ -33,6 +33,8 @@ NESTED = {"combine": COMBINES, "server_optimizer": SERVER_OPTIMIZERS}
 # What a task tells an algorithm's factory, and a config cannot.
 TOLD = {
     "classes": "a leaf with a vector of every class",
+    "init_local": "class embeddings of clients beside public classes, those of faces",
+    "num_classes": "classes that all clients share",
     "shared": "public images, those of config.partition.public in the task reid",
     "spreadout": "a leaf with a vector of every class",
 }
@@ -83,12 +85,17 @@ def algorithm_maker(
     return functools.partial(ALGORITHMS[name], **own), rest
 
 
+def unfit(section: str, name: str, needed: str) -> ValueError:
+    """The error for an algorithm that needs what a task does not have."""
+    return ValueError(
+        f"config.{section}.algorithm must fit the task, got {name!r}, which needs "
+        f"{needed}."
+    )
+
+
 def _missing(section: str, name: str, key: str) -> ValueError:
     if key in TOLD:
-        return ValueError(
-            f"config.{section}.algorithm must fit the task, got {name!r}, which needs "
-            f"{TOLD[key]}."
-        )
+        return unfit(section, name, TOLD[key])
     return ValueError(f"config.{section} must have the key {key}, got none.")
 
 

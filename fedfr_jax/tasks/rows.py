@@ -4,6 +4,7 @@ A row is federated, by any algorithm and perhaps with leaves that stay with clie
 central: one network on the training images of all clients together, as their bound.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from fedfr_jax.central.settings import Training, check_patterns, check_training
 from fedfr_jax.federated.settings import AUTO, Federation
 from fedfr_jax.schema import call, check_keys, naming
 from fedfr_jax.stream import Stream
+from fedfr_jax.tasks.contrast import contrasted
 from fedfr_jax.tasks.data import feed_of, other_implementations
 from fedfr_jax.tasks.leaves import leaves_of
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
@@ -27,6 +29,10 @@ MARGIN += ("class_parallel", "class_chunk", "class_dtype", "class_rate", "batch_
 MARGIN += ("init", "distill", "gate_weight")
 # Algorithms whose clients end with a head or a group's network: nobody has the mean.
 SEVERAL = ("fedrep", "fesem", "hypcluster", "ifca")
+
+
+# Around a row's loss, of algorithms for which a task has none of its own.
+AROUND = {"moon": contrasted}
 
 
 class Given(NamedTuple):
@@ -143,10 +149,14 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
     algorithm = options.pop("algorithm", "fedavg")
     with naming(f"config.{section}"):
         loss_of = of.losses.get(algorithm, of.loss_of)
-        others = {*keywords(local_of), *keywords(loss_of), *OWN}
+        around = None if algorithm in of.losses else AROUND.get(algorithm)
+        of_loss = {*keywords(loss_of), *(keywords(around) if around else ())}
+        others = {*keywords(local_of), *of_loss, *OWN}
         make, rest = algorithm_maker(section, algorithm, options, others, of.facts)
         own = {key: rest.pop(key) for key in OWN if key in rest}
         loss = _loss(section, loss_of, rest, of)
+        if around:
+            loss = _loss(section, functools.partial(around, loss), rest, of)
         local = call(section, local_of, rest, loss)
         jax.eval_shape(lambda x: local.optimizer(0.1).init(x), of.shapes["params"])
         start = Start(of.model, of.shapes, of.model.init)

@@ -1,6 +1,7 @@
 """Configs by name and file, their mistakes, and what the launcher says about itself."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -259,7 +260,8 @@ def test_help_has_a_line_for_every_command_and_says_where_keys_come_from(capsys)
     text = capsys.readouterr().out
     for name in COMMANDS:
         assert f"\n  {name} " in text
-    assert "--config.section.key=value" in text and "fedfr describe" in text
+    assert "--config.section.key=value" in text and "describe sections" in text
+    assert "evaluate, plan and prepare need none" in text
     assert main(["train", "--help"]) == 0
     text = capsys.readouterr().out
     assert "--overwrite" in text and "\n  federation " in text
@@ -285,6 +287,16 @@ def test_a_family_is_listed_with_settings_and_a_line(family, capsys):
     text = capsys.readouterr().out
     for name in describe.FAMILIES[family]():
         assert f"{name}(" in text
+
+
+def test_keys_of_rows_of_every_task_are_described(capsys):
+    known = {"label_smoothing", "class_weights", "triplet_margin", "identities"}
+    known |= {"contrastive_weight", "finetune_epochs", "margin_loss", "share", "loss"}
+    assert main(["describe", "sections"]) == 0
+    keys = set(re.findall(r"\w+(?=[=,)])", capsys.readouterr().out))
+    assert known <= keys
+    assert main(["describe", "scenarios", "by_camera"]) == 0
+    assert "groups=None" in capsys.readouterr().out
 
 
 def test_a_member_is_described_whole(capsys):

@@ -117,8 +117,12 @@ FACES = {
 
 
 def tiny(name, local=LOCAL, **settings):
-    """Build the member `name`, which must exist."""
-    return functools.partial(ALGORITHMS[name], local, **settings)
+    """What builds the member `name`; `rows.py` makes rows of the same settings."""
+    return functools.partial(_built, name, local, **settings)
+
+
+def _built(name, local, **settings):
+    return ALGORITHMS[name](local, **settings)
 
 
 IMAGES = np.random.default_rng(5).normal(size=(6, 6)).astype(np.float32)
@@ -256,7 +260,7 @@ def assert_same_bits(actual, expected):
 
 
 def test_every_algorithm_is_under_contract():
-    assert set(PLAIN) == ALGORITHMS.keys()
+    assert {name for name in MEMBERS if " " not in name} == ALGORITHMS.keys()
     assert {name: getattr(ff, name) for name in ALGORITHMS} == ALGORITHMS  # all public
 
 

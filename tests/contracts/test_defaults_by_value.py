@@ -108,10 +108,9 @@ LOCAL = {
 
 
 def differences(family, expected):
-    """What a family's members default to, where it is something else."""
+    """What the members that are listed default to, where it is something else."""
     found = {name: defaults(member) for name, member in family.items()}
-    names = sorted(found.keys() | expected.keys())
-    pairs = [(name, found.get(name), expected.get(name)) for name in names]
+    pairs = [(name, found.get(name), expected[name]) for name in sorted(expected)]
     return [f"{n}: {got} instead of {want}" for n, got, want in pairs if got != want]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedfr_jax.build import plain
 from fedfr_jax.commands.config_files import find, load
-from fedfr_jax.data.partition import PARTITIONS, lognormal_sizes, power_law
+from fedfr_jax.data.partition import lognormal_sizes, power_law
 from fedfr_jax.data.partition.power_law import in_turn, power_law_counts
 from fedfr_jax.data.sources.synthetic import draw_users, synthetic
 from fedfr_jax.tasks.data import open_data, split
@@ -56,44 +56,6 @@ def test_a_share_that_a_class_has_not_left_is_not_dealt():
     for _ in range(50):
         shares, left = rng.integers(0, 9, 12), int(rng.integers(0, 50))
         assert in_turn(shares, left).tolist() == [*one_by_one(shares, left)]
-
-
-COUNT = 10**6
-SETTINGS = {  # of the partitions that deal to a million clients
-    "by_class": {"num_clients": COUNT, "classes_per_client": 2},
-    "by_owner": {},  # and the owners
-    "dirichlet": {"num_clients": COUNT, "alpha": 0.3},
-    "iid": {"num_clients": COUNT},
-    "lognormal_sizes": {"num_clients": COUNT, "classes_per_client": 1, "mean": 0.0},
-    "power_law": {"num_clients": COUNT, "least": 1},
-    "quantity": {"num_clients": COUNT},
-    "shards": {"num_clients": COUNT},
-}
-
-
-def test_every_partition_of_examples_is_among_those_of_a_million_clients():
-    assert SETTINGS.keys() == PARTITIONS.keys() - {"by_identity", "ms1m"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_million_clients_are_dealt_their_rows(name):
-    rows = np.arange(8 * COUNT, dtype=np.int32)
-    owners = {"owners": rows % COUNT} if name == "by_owner" else {}
-    parts = PARTITIONS[name](rows % 10, **SETTINGS[name], **owners)
-    assert len(parts.train_offsets) == COUNT + 1
-    assert np.diff(parts.train_offsets).min() >= 1
-    owned = np.concatenate([parts.train, parts.test])
-    assert np.bincount(owned).max() == 1
-
-
-@pytest.mark.slow
-def test_a_million_clients_are_dealt_their_people():
-    labels = np.repeat(np.arange(2 * COUNT, dtype=np.int32), 6)
-    settings = {"num_clients": COUNT, "ids_per_client": 1, "num_global_ids": 6000}
-    parts = PARTITIONS["by_identity"](labels, **settings)
-    assert len(parts.train_offsets) == COUNT + 1
-    assert set(np.diff(parts.train_offsets)) == {4}  # six images, 0.6 of them
 
 
 def test_the_users_of_the_config_are_those_of_the_released_code(golden):

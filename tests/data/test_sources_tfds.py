@@ -286,7 +286,7 @@ def test_what_cannot_be_served_is_refused(stub, monkeypatch):
     with pytest.raises(ValueError, match="prepared as array_record.*NotImplemented"):
         tfds("mnist")
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ImportError, match=r"pip install fedfr_jax\[tfds\]"):
+    with pytest.raises(ImportError, match=r"pip install 'fedfr_jax\[tfds\]'"):
         tfds("mnist")
 
 

@@ -34,6 +34,46 @@ def test_compiling_is_what_the_first_round_takes_beyond_the_others(benchmarks):
     assert eager["compile_seconds"] == 0.0
 
 
+def test_two_checkouts_are_compared_by_their_fastest_rounds_and_their_medians(
+    benchmarks,
+):
+    row_of = runpy.run_path(str(FOLDER / "before.py"))["row_of"]
+    row = row_of({"before": [[4.0, 2.0, 9.0], [8.0]], "now": [[3.0, 1.0], [6.0]]})
+    assert row["before"] == {"fastest": 2.0, "medians": [4.0, 8.0]}
+    assert row["now over before, fastest"] == 0.5
+    assert row["now over before, median of medians"] == 4.0 / 6.0
+
+
+def test_both_checkouts_run_their_own_script_and_library_in_turns(
+    benchmarks, tmp_path, monkeypatch
+):
+    import before
+
+    calls = []
+
+    def report_of(command, threads, timeout, library):
+        calls.append(library)
+        assert pathlib.Path(command[1]) == library / before.SCRIPT
+        return {"seconds": [1.0 + len(calls)]}
+
+    old, out = tmp_path / "old", tmp_path / "before.json"
+    (old / before.SCRIPT).parent.mkdir(parents=True)
+    (old / before.SCRIPT).touch()
+    monkeypatch.setattr(before.run, "report_of", report_of)
+    words = [f"--before={old}", "--workloads=smoke", "--repeats=2", f"--out={out}"]
+    monkeypatch.setattr(sys, "argv", ["before.py", *words])
+    before.main()
+    assert calls == [old, before.NOW] * 2
+    row = json.loads(out.read_text())["rows"]["smoke"]
+    assert row["before"]["medians"] == [2.0, 4.0] and set(row["commits"]) == {
+        "before",
+        "now",
+    }
+    monkeypatch.setattr(sys, "argv", ["before.py", f"--before={tmp_path}"])
+    with pytest.raises(SystemExit):
+        before.main()
+
+
 def test_a_table_names_the_systems_that_reached_another_accuracy(benchmarks):
     table = benchmarks["table"]
     rows = [

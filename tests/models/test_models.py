@@ -231,9 +231,24 @@ def test_features_are_what_the_last_layer_is_given(name, top):
     np.testing.assert_array_equal(features, embedding)
 
 
-@pytest.mark.parametrize("name", ["sphereface", "iresnet", "resnet", "cnn", "vit"])
+SMALL = {"cnn", "leaf_celeba", "leaf_femnist", "linear_base", "logistic", "mlp"}
+
+
+def test_every_network_takes_a_dtype_and_those_of_blocks_remat():
+    keys = {name: inspect.signature(MODELS[name]).parameters for name in MODELS}
+    assert all("dtype" in known for known in keys.values())
+    without = {name for name in keys if "remat" not in keys[name]}
+    assert without == {*SMALL, "segmenter"}  # the segmenter's encoders have it
+
+
+HALVED = ("sphereface", "iresnet", "resnet", "vit", *sorted(SMALL))
+
+
+@pytest.mark.parametrize("name", HALVED)
 def test_half_precision_is_close_and_returns_float32(name):
-    half = _model(name, implementation="xla", dtype="bfloat16")
+    known = inspect.signature(MODELS[name]).parameters
+    plain = {"implementation": "xla"} if "implementation" in known else {}
+    half = _model(name, dtype="bfloat16", **plain)
     want, _ = _apply(_model(name), _variables(name), _images(8), True)
     got, _ = _apply(half, _variables(name), _images(8), True)
     assert got.dtype == jnp.float32

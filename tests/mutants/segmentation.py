@@ -6,6 +6,31 @@ MASKS = "tasks/segmentation/"
 FEDMARGIN = "federated/test_fedmargin.py"
 MUTANTS = [
     Mutants(
+        "fedfr_jax/tasks/contrast.py",
+        "tasks/reid/test_stages.py::test_moon_trains_with_its_term",
+        [('{**metrics, "contrastive": term}', "metrics")],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/reid/methods.py",
+        "tasks/reid/test_stages.py::test_every_algorithm_is_a_row_or_refused",
+        [("    check_fit(section, options)\n", "")],
+    ),
+    Mutants(
+        "fedfr_jax/models/cnn.py",
+        "models/test_models.py",
+        [("nn.Dense(hidden, dtype=dtype,", "nn.Dense(hidden,")],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/options.py",
+        "tasks/test_numerics.py tasks/test_options.py",
+        [("optax.clip_by_global_norm(clip_norm)", "optax.clip_by_global_norm(1.0)")],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/reid/data.py",
+        "tasks/reid/test_data.py",
+        [("client[parts.test] =", "_ =")],
+    ),
+    Mutants(
         "fedfr_jax/evaluation/segmentation.py",
         "evaluation/test_segmentation.py",
         [
@@ -19,7 +44,8 @@ MUTANTS = [
         f"{MASKS}test_loss.py",
         [
             ("(mask < num_classes) & batch.is_valid[:, None, None]", "mask >= 0"),
-            ("target @ jnp.array(weights, target.dtype)", "target.sum(-1)"),
+            ("one_hot @ jnp.array(weights, values.dtype)", "one_hot.sum(-1)"),
+            ("loss_of_outputs(loss, num_classes) if loss else", "False or"),
             ("batch.images, True,", "batch.images, False,"),
         ],
     ),

@@ -237,7 +237,7 @@ def test_without_matplotlib_draw_says_one_line(tmp_path, monkeypatch):
     lines = []
     assert report.draw(evaluations, {}, tmp_path, say=lines.append) == []
     assert lines == ["No plots: pip install 'fedfr_jax[plots]' to have them."]
-    with pytest.raises(ImportError, match="pip install matplotlib"):
+    with pytest.raises(ImportError, match=r"pip install 'fedfr_jax\[plots\]'"):
         report.plot_roc(tmp_path / "x.png", {"a": (FAR, FAR)})
     assert not list(tmp_path.iterdir())
 

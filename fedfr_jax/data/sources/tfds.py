@@ -200,7 +200,8 @@ def _open(dataset, splits, data_dir, layout):
         import tensorflow_datasets
     except ImportError as error:
         raise ImportError(
-            "TensorFlow data sets need tensorflow-datasets: pip install fedfr_jax[tfds]"
+            "TensorFlow data sets need tensorflow-datasets: "
+            "pip install 'fedfr_jax[tfds]'."
         ) from error
     builder = tensorflow_datasets.builder(
         dataset, data_dir=data_dir, file_format="array_record"

@@ -14,7 +14,7 @@ from fedfr_jax import trees
 from fedfr_jax.types import PyTree, Scaled
 
 TINY = 1e-12  # of a client without margin, before it is normalised
-COMBINES = ("mean", "product")
+MEETINGS = ("mean", "product")  # of two attentions
 
 
 def softmax(margin: jax.Array, temperature: float) -> jax.Array:
@@ -41,8 +41,8 @@ def logarithms(temperature: float, norm: str, combine: str) -> Callable:
         raise ValueError(f"temperature must be positive, got {temperature}.")
     if norm not in NORMS:
         raise ValueError(f"norm must be one of {list(NORMS)}, got {norm!r}.")
-    if combine not in COMBINES:
-        raise ValueError(f"combine must be one of {COMBINES}, got {combine!r}.")
+    if combine not in MEETINGS:
+        raise ValueError(f"combine must be one of {MEETINGS}, got {combine!r}.")
 
     def logs_of(first, second):
         logs = [NORMS[norm](x, temperature) for x in (first, second)]

@@ -104,7 +104,8 @@ def figure(width: float, height: float, names: Sequence[str] = ()):
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("Plots need matplotlib: pip install matplotlib.") from error
+        hint = "pip install 'fedfr_jax[plots]'"
+        raise ImportError(f"Plots need matplotlib: {hint}.") from error
     legend = 0.7 + _LEGEND_LETTER * max(map(len, names)) if names else 0.0
     return Figure(figsize=(width + legend, height), layout="constrained")
 

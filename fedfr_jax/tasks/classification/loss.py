@@ -1,11 +1,13 @@
 """Losses of a classifier, as those of a client."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax.losses import loss_of_outputs
 from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.losses.spreadout import class_hinge
@@ -13,44 +15,66 @@ from fedfr_jax.schema import POSITIVE, check_ranges
 from fedfr_jax.types import Batch, Model
 
 
-def cross_entropy(model: Model, *, label_smoothing: float = 0.0) -> Callable:
+def cross_entropy(
+    model: Model, *, label_smoothing: float = 0.0, loss: str | Mapping = ""
+) -> Callable:
     """Loss of `Local`: softmax cross-entropy over the batch's valid examples.
 
     Args:
       model: gives logits [B, M].
       label_smoothing: share of every label that is spread over all classes, in [0, 1).
+      loss: one of LOSSES that is of outputs, or {"name": ..., settings}, in the place
+        of cross-entropy.
 
     Returns:
       loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
 
     Raises:
-      ValueError: when label_smoothing is out of range.
+      ValueError: when label_smoothing is out of range, or for an unfit loss.
     """
-    check_smoothing(label_smoothing)
+    values_of = losses_of(model, label_smoothing, loss)
 
     def loss_fn(variables, batch, key):
         logits, stats = model.apply(variables, batch.images, True, key=key)
-        value, accuracy = judged(logits, batch, label_smoothing)
+        value, accuracy = judged(logits, batch, values_of)
         return value, (stats, {"accuracy": accuracy})
 
     return loss_fn
 
 
-def check_smoothing(label_smoothing: float) -> None:
-    """Raise ValueError unless label_smoothing is in [0, 1)."""
+def losses_of(model: Model, label_smoothing: float, loss: str | Mapping) -> Callable:
+    """(logits [B, M], labels [B]) -> [B] of these settings, see `cross_entropy`.
+
+    Raises:
+      ValueError: when label_smoothing is out of range, or for an unfit loss.
+    """
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must lie in [0, 1), got {label_smoothing}.")
+    if not loss:
+        return partial(smoothed, label_smoothing=label_smoothing)
+    if label_smoothing:
+        raise ValueError(
+            f"label_smoothing must be 0 beside a loss, got {label_smoothing}."
+        )
+    return loss_of_outputs(loss, model.embedding_dim)
+
+
+def smoothed(
+    logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0
+) -> jax.Array:
+    """Cross-entropy [B] of logits [B, M]."""
+    target = jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)
+    target = optax.smooth_labels(target, label_smoothing)
+    return optax.softmax_cross_entropy(logits, target)
 
 
 def judged(
-    logits: jax.Array, batch: Batch, label_smoothing: float = 0.0
+    logits: jax.Array, batch: Batch, values_of: Callable = smoothed
 ) -> tuple[jax.Array, jax.Array]:
-    """(mean cross-entropy [], accuracy []) of logits [B, M], in at least float32."""
+    """(mean loss [], accuracy []) of logits [B, M], in at least float32."""
     if jnp.finfo(logits.dtype).bits < 32:
         logits = logits.astype(jnp.float32)
-    target = jax.nn.one_hot(batch.labels, logits.shape[1], dtype=logits.dtype)
-    target = optax.smooth_labels(target, label_smoothing)
-    values = optax.softmax_cross_entropy(logits, target)
+    values = values_of(logits, batch.labels)
     is_right = logits.argmax(axis=1) == batch.labels
     accuracy = masked_mean(is_right.astype(values.dtype), batch.is_valid)
     return masked_mean(values, batch.is_valid), accuracy
@@ -62,6 +86,7 @@ def contrastive(
     contrastive_weight: float = 1.0,
     temperature: float = 0.5,
     label_smoothing: float = 0.0,
+    loss: str | Mapping = "",
 ) -> Callable:
     """Loss of the algorithm moon: cross-entropy + weight * `model_contrastive`.
 
@@ -72,7 +97,7 @@ def contrastive(
       model: gives logits and features [B, D].
       contrastive_weight: mu >= 0, 5 for CIFAR-10 in the paper and 1 for CIFAR-100.
       temperature: > 0.
-      label_smoothing: see `cross_entropy`.
+      label_smoothing, loss: see `cross_entropy`.
 
     Returns:
       loss(variables, batch, key, *, received, previous), whose last two are variables.
@@ -80,7 +105,7 @@ def contrastive(
     Raises:
       ValueError: when a number is out of range, or the network has no features.
     """
-    check_smoothing(label_smoothing)
+    values_of = losses_of(model, label_smoothing, loss)
     check_features(model, "moon")
     values = {"contrastive_weight": contrastive_weight, "temperature": temperature}
     bounds = {"contrastive_weight": (0, jnp.inf), "temperature": POSITIVE}
@@ -89,7 +114,7 @@ def contrastive(
     def loss_fn(variables, batch, key, *, received, previous):
         logits, own, stats = model.features(variables, batch.images, True, key=key)
         seen = lambda fixed: model.features(fixed, batch.images, False)[1]
-        value, accuracy = judged(logits, batch, label_smoothing)
+        value, accuracy = judged(logits, batch, values_of)
         terms = model_contrastive(
             own, seen(received), seen(previous), temperature=temperature
         )

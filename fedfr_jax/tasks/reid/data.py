@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedfr_jax.data.partition import PARTITIONS, ClientSplit
 from fedfr_jax.data.partition.client_split import NOBODY as UNHELD
 from fedfr_jax.data.partition.reid import (
+    Owners,
     Seen,
     by_camera,
     by_dataset,
@@ -59,8 +61,8 @@ def split_of(settings: Mapping, source: Source) -> ReidSplit:
     """The scenario of config.partition.
 
     Args:
-      settings: "name", one of SCENARIOS, with its settings; and "leave_out", a domain
-        or several that no client trains on.
+      settings: "name", one of SCENARIOS or of the partitions that split classes, with
+        its settings; and "leave_out", a domain or several that no client trains on.
 
     Raises:
       ValueError: for a source without roles or cameras, an unknown domain, clients
@@ -76,7 +78,7 @@ def split_of(settings: Mapping, source: Source) -> ReidSplit:
     number = np.cumsum(is_held) - 1
     seen = Seen(source.labels[rows], source.cameras[rows], number[domain[rows]], kept)
     scenario = {k: v for k, v in settings.items() if k != "leave_out"}
-    owners = choose("partition", SCENARIOS, scenario, seen)
+    owners = owners_of(scenario, seen)
     rows, client = _grouped(rows, owners)
     labels, num_classes = classes_of_clients(
         client, source.labels[rows], len(owners.names)
@@ -95,6 +97,29 @@ def split_of(settings: Mapping, source: Source) -> ReidSplit:
         ),
         unseen=tuple(name for name in tests if name in left_out),
     )
+
+
+def owners_of(settings: Mapping, seen: Seen) -> Owners:
+    """Who trains on which image: a scenario, or a partition of examples.
+
+    A set of re-identification has tests of its own: what a partition holds out of a
+    client's images is trained on too.
+
+    Raises:
+      ValueError: for an unknown name, wrong settings or a partition of faces.
+    """
+    name = settings.get("name")
+    if name in list(SCENARIOS) or name not in list(PARTITIONS):
+        return choose("partition", {**PARTITIONS, **SCENARIOS}, settings, seen)
+    labels = np.unique(seen.labels, return_inverse=True)[1].astype(np.int32)
+    parts = choose("partition", PARTITIONS, settings, labels)
+    if not isinstance(parts, ClientSplit):
+        raise ValueError(f"config.partition.name must split classes, got {name!r}.")
+    client = np.full(len(labels), UNHELD)
+    numbers = np.arange(len(parts.train_offsets) - 1)
+    client[parts.train] = np.repeat(numbers, np.diff(parts.train_offsets))
+    client[parts.test] = np.repeat(numbers, np.diff(parts.test_offsets))
+    return Owners(client, tuple(f"client {number}" for number in numbers))
 
 
 def check_source(source: Source) -> None:

@@ -23,12 +23,21 @@ from fedfr_jax.models.weights import read_weights
 from fedfr_jax.schema import choose, naming
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import other_implementations
-from fedfr_jax.tasks.options import keywords
+from fedfr_jax.tasks.options import TOLD, keywords, unfit
 from fedfr_jax.tasks.reid.batches import balanced, central_order
 from fedfr_jax.tasks.reid.colours import filled
 from fedfr_jax.tasks.reid.data import ReidSplit
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.types import Algorithm, Central, Federated, Model, PyTree
+
+# Algorithms that could be built and would compare one client's person with another's.
+UNFIT = {"fedmargin": TOLD["num_classes"]}
+
+
+class Batches(NamedTuple):
+    """Keys of a row beside those of its loss."""
+
+    identities: int = 0  # P of batches of P identities with as many images each
 
 
 class Parts(NamedTuple):
@@ -148,7 +157,7 @@ def trainer_of(
       parts: see `Parts`.
     """
     options, section = dict(options), f"config.methods.{name}"
-    identities = options.pop("identities", 0)
+    identities = options.pop("identities", Batches().identities)
     if options.get("kind") == "central":
         if "augment" in options:
             options["augment"] = filled(options["augment"], parts.statistics)
@@ -159,6 +168,7 @@ def trainer_of(
                 order = central_order(parts.people, batch, identities)
             trainer = trainer._replace(order=order)
         return trainer
+    check_fit(section, options)
     check_shared(section, options, clients)
     classifier = f"params/{clients.model.blocks[-1]}/"
     where = options.setdefault("personal", classifier)
@@ -175,6 +185,12 @@ def trainer_of(
             algorithm = parts.balanced(trainer.algorithm, identities, epochs)
         trainer = trainer._replace(algorithm=algorithm)
     return trainer
+
+
+def check_fit(section: str, options: Mapping) -> None:
+    """Raise ValueError for an algorithm that takes clients' people for the same."""
+    if (algorithm := options.get("algorithm")) in UNFIT:
+        raise unfit(section, algorithm, UNFIT[algorithm])
 
 
 def check_shared(section: str, options: Mapping, of: rows.Given) -> None:

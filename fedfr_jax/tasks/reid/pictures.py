@@ -7,7 +7,6 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fedfr_jax.evaluation.matches import People, count_matches
 from fedfr_jax.evaluation.retrieval import best, cosines, find
-from fedfr_jax.stream import Stream
 from fedfr_jax.tasks.reid.judge import Judge
 from fedfr_jax.tasks.reid.judged import Judged
 from fedfr_jax.types import Evaluation, Evaluator, Networks
@@ -99,10 +98,7 @@ def cells_of(
     """A row of the page: the query and what was found for it."""
     queries, gallery = images.tests[domain]
     rows = np.array([queries[result.query], *gallery[result.nearest]])
-    table = images.table
-    pixels = (
-        table.take(rows).images if isinstance(table, Stream) else table.images[rows]
-    )
+    pixels = images.table.take(rows).images
     who = [names[label].rpartition("/")[2] for label in images.people.identities[rows]]
     lines = [
         (name, f"camera {camera}")
@@ -110,7 +106,7 @@ def cells_of(
     ]
     lines[0] += (f"first match: {result.first_hit + 1}",)
     colours = [PLAIN, *(RIGHT if is_right else WRONG for is_right in result.is_right)]
-    return [Cell(*of) for of in zip(np.asarray(pixels), colours, lines, strict=True)]
+    return [Cell(*of) for of in zip(pixels, colours, lines, strict=True)]
 
 
 def page(rows: list[list[Cell]]) -> np.ndarray:

@@ -115,7 +115,7 @@ def evaluators_of(
 
 def parts_of(settings, federation, source, split, train, mesh) -> Parts:
     """What rows are made of, but for the facts of public images."""
-    read = lambda i: train.read(i)["image"] if is_stream(train) else train.images[i]
+    read = lambda rows: train.take(rows).images
     cameras = colours.cameras_of(source, split)
     statistics = colours.kept_statistics(read, cameras)
     told = colours.filled(federation.augment, statistics)
@@ -131,11 +131,6 @@ def parts_of(settings, federation, source, split, train, mesh) -> Parts:
         mesh=mesh,
         seed=settings["seed"],
     )
-
-
-def is_stream(table: Dataset | Stream) -> bool:
-    """Whether images are read while the devices train."""
-    return isinstance(table, Stream)
 
 
 def table_of(

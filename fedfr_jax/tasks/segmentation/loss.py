@@ -1,18 +1,22 @@
 """Cross-entropy of every pixel, as the loss of a client."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax.losses import loss_of_outputs
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Model
 
 
 def pixel_cross_entropy(
-    model: Model, *, class_weights: tuple[float, ...] = ()
+    model: Model,
+    *,
+    class_weights: tuple[float, ...] = (),
+    loss: str | Mapping = "",
 ) -> Callable:
     """Loss of `Local`: the mean over all pixels of a class of the valid examples.
 
@@ -23,12 +27,15 @@ def pixel_cross_entropy(
       model: gives logits [B, H, W, M].
       class_weights: a pixel counts by that of its class, >= 0, M of them; () counts
         all alike. As in PyTorch, the mean is over the weights of the pixels.
+      loss: one of LOSSES that is of outputs, or {"name": ..., settings}, in the place
+        of cross-entropy.
 
     Returns:
       loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
 
     Raises:
-      ValueError: for weights that are not one per class, negative, or all 0.
+      ValueError: for weights that are not one per class, negative, or all 0, or an
+        unfit loss.
     """
     num_classes = model.embedding_dim
     weights = class_weights or (1.0,) * num_classes
@@ -39,16 +46,18 @@ def pixel_cross_entropy(
             f"got {class_weights}."
         )
 
+    values_of = loss_of_outputs(loss, num_classes) if loss else entropies
+
     def loss_fn(variables, batch, key):
         logits, stats = model.apply(variables, batch.images, True, key=key)
         if jnp.finfo(logits.dtype).bits < 32:
             logits = logits.astype(jnp.float32)
         mask = batch.targets["mask"].astype(jnp.int32)
         counts = (mask < num_classes) & batch.is_valid[:, None, None]
-        # All zeros for a number that is no class.
-        target = jax.nn.one_hot(mask, num_classes, dtype=logits.dtype)
-        values = optax.softmax_cross_entropy(logits, target)
-        weight = jnp.where(counts, target @ jnp.array(weights, target.dtype), 0)
+        target = jnp.where(counts, mask, 0)
+        values = values_of(logits, target)
+        one_hot = jax.nn.one_hot(target, num_classes, dtype=values.dtype)
+        weight = jnp.where(counts, one_hot @ jnp.array(weights, values.dtype), 0)
         total = jnp.where(weight > 0, values * weight, 0).sum()
         mean = total / jnp.where(weight.sum() > 0, weight.sum(), 1)
         is_right = (logits.argmax(axis=-1) == mask).astype(values.dtype)
@@ -56,3 +65,9 @@ def pixel_cross_entropy(
         return mean, (stats, {"accuracy": accuracy})
 
     return loss_fn
+
+
+def entropies(logits: jax.Array, target: jax.Array) -> jax.Array:
+    """Cross-entropy [B, H, W] of logits [B, H, W, M]."""
+    target = jax.nn.one_hot(target, logits.shape[-1], dtype=logits.dtype)
+    return optax.softmax_cross_entropy(logits, target)

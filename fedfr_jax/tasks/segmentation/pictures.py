@@ -13,7 +13,6 @@ from fedfr_jax.evaluation.entropy import (
     softmax_entropy,
 )
 from fedfr_jax.feed import Feed
-from fedfr_jax.stream import Stream
 from fedfr_jax.tasks.segmentation.judge import Judged
 from fedfr_jax.types import VOID, Evaluation, Evaluator, Grid, Model, Networks
 
@@ -36,11 +35,7 @@ def pictures(
     look = jax.jit(looker(model, feed))
     num_images = int(images.offsets[-1])
     rows = np.unique(np.linspace(0, num_images - 1, count).astype(np.int64))
-    table = images.table
-    if isinstance(table, Stream):
-        examples = table.take(rows)
-    else:
-        examples = jax.tree.map(lambda x: np.asarray(x[rows]), table)
+    examples = images.table.take(rows)
     owners = np.searchsorted(images.offsets, rows, side="right") - 1
 
     def evaluate(networks: Networks) -> Evaluation:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.tasks.classification.loss import cross_entropy
+from fedfr_jax.losses import LOSSES
+from fedfr_jax.tasks.classification.loss import contrastive, cross_entropy
 from fedfr_jax.types import Model
 
 CLASSES = 4
@@ -60,6 +61,25 @@ def test_the_loss_is_the_mean_over_the_examples_that_count(smoothing, num_valid)
         (value, metrics["accuracy"]), expected(batch, smoothing), rtol=1e-5
     )
     assert value.shape == metrics["accuracy"].shape == ()
+
+
+def test_a_registered_loss_takes_the_place_of_cross_entropy(monkeypatch):
+    def wrong(*, power: float):
+        return lambda logits, labels: jnp.float32(labels - logits.argmax(1)) ** power
+
+    monkeypatch.setitem(LOSSES, "wrong", wrong)
+    batch = batch_of(3)
+    logits = batch.images.reshape(5, -1) @ variables()["params"]["W"]
+    mean = ((batch.labels - logits.argmax(1)) ** 2.0)[:3].mean()
+    given = {"name": "wrong", "power": 2.0}
+    with jax.numpy_dtype_promotion("standard"):
+        loss = cross_entropy(model_of(), loss=given)
+        value, (_, metrics) = loss(variables(), batch, None)
+        assert contrastive(model_of()._replace(features=1), loss=given)
+    np.testing.assert_allclose(value, mean, rtol=1e-6)
+    np.testing.assert_allclose(metrics["accuracy"], expected(batch, 0.0)[1])
+    with pytest.raises(ValueError, match="label_smoothing must be 0 beside a loss, go"):
+        cross_entropy(model_of(), loss=given, label_smoothing=0.1)
 
 
 def test_padding_changes_neither_loss_nor_gradient():

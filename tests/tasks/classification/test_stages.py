@@ -6,11 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.build import build
+from fedfr_jax.build import build, plain
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.runs.ended import networks
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
+from fedfr_jax.tasks.data import open_data
 from fedfr_jax.types import Experiment, Networks
+from tests.contracts.rows import rows_of
 
 CLASSES, NUM_CLIENTS = 4, 4
 RATE = {"learning_rate": 0.1}
@@ -353,27 +355,27 @@ def test_there_is_no_one_network_where_clients_keep_the_statistics(path):
 
 # --- What a row may be
 
-NEEDED = {
-    "perfedavg": {"inner_rate": 0.1},
-    "fedprox": {"strength": 0.1},
-    "feddane": {"strength": 0.1},
-    "fedrep": {"head": "params/classifier", "head_epochs": 1},
-    "pfedme": {"personal_rate": 0.05},
-    "qfedavg": {"q": 1.0},
-}
-# The others are of faces, and of public images.
-BUILT = sorted(ALGORITHMS.keys() - {"fedfr", "finch", "kd"})
+TOLD = ("model", "num_clients", "num_classes", "classes", "spreadout")
 
 
-def test_every_algorithm_but_fedfr_is_a_row(path):
-    rows = {name: {**RATE, "algorithm": name, **NEEDED.get(name, {})} for name in BUILT}
+def test_every_algorithm_but_those_of_faces_and_public_images_is_a_row(path):
+    rows = rows_of("params/classifier", given=TOLD)
+    assert ALGORITHMS.keys() - rows.keys() == {"fedfr", "finch", "kd"}
     experiment = build(config(path, methods=rows))
-    assert experiment.stages.keys() == set(BUILT)
+    assert experiment.stages.keys() == rows.keys()
     kept = {name: {**row, "personal": "classifier/bias"} for name, row in rows.items()}
     for name, stage in build(config(path, methods=kept)).stages.items():
         assert stage.trainer.network is None
         inner = names_of(server_of(build_one(path, kept[name]), "row").inner)
         assert not any(leaf.endswith("classifier/bias") for leaf in inner), name
+
+
+def test_a_source_that_is_open_already_is_taken_as_it_is(path):
+    source = open_data({"name": "arrays", "path": str(path)})
+    opened = config(path, data={"name": "opened", "source": source})
+    assert plain({"a": [source]})["a"][0] is source
+    facts = [build(given).task.facts for given in (opened, config(path))]
+    assert facts[0] == facts[1]
 
 
 def build_one(path, row):
@@ -410,6 +412,7 @@ ROWS = [
     ({**RATE, "algorithm": "fedavgg"}, "algorithm must be one of .*'fedavgg'"),
     ({**RATE, "algorithm": "fedprox"}, "must have the key strength, got none"),
     ({**RATE, "algorithm": "kd"}, "must fit the task, got 'kd', which needs public im"),
+    ({**RATE, "algorithm": "fedfr"}, "which needs class embeddings .*those of faces"),
     ({**RATE, "strength": 0.1}, "must have keys of .*got 'strength'"),
     ({"learning_rat": 0.1}, "did you mean learning_rate"),
     ({}, "must have the key learning_rate, got none"),

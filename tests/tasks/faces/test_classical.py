@@ -15,16 +15,16 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.classical import UNFIT
 from fedfr_jax.tasks.faces.method_rows import build_method
 from fedfr_jax.types import Model
+from tests.contracts.rows import required
 from tests.federated import toys
 
 SIDE, DIM, PUBLIC = 4, 8, 4
 COMMON = {"learning_rate": 0.05, "decay_epochs": 1}
-OPTIONS = {  # what an algorithm cannot do without, or is more interesting with
+HEAD = "params/(head|backbone/kernel)"
+OPTIONS = {  # beside what a row must have: what it is more interesting with
     "fedavg": {"server_optimizer": {"name": "fedadam", "learning_rate": 0.01}},
-    "fedprox": {"strength": 0.1, "weigh": "equally"},
-    "fedrep": {"head": "params/(head|backbone/kernel)", "head_epochs": 1},
-    "pfedme": {"personal_rate": 0.05, "strength": 1.0},
-    "qfedavg": {"q": 1.0},
+    "fedprox": {"weigh": "equally"},
+    "pfedme": {"strength": 1.0},
     "perfedavg": {"inner_rate": 0.005},
     "robust": {"combine": {"name": "trimmed_mean", "fraction": 0.2}},
     "scaffold": {"momentum": 0.0},
@@ -32,6 +32,13 @@ OPTIONS = {  # what an algorithm cannot do without, or is more interesting with
     "ifca": {"groups": 3},
 }
 NAMES = sorted(ALGORITHMS.keys() - {"fedfr", *UNFIT})
+
+
+def row_of(name):
+    """Keys of a row of the algorithm."""
+    return {"algorithm": name, **required(name, HEAD), **OPTIONS.get(name, {})}
+
+
 PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
 
 
@@ -104,9 +111,7 @@ some = pytest.mark.parametrize(
 
 @some
 def test_an_algorithm_trains_faces_and_deploys_networks(task, name):
-    method, server, rows, outcome = run(
-        task, {"algorithm": name, **OPTIONS.get(name, {})}
-    )
+    method, server, rows, outcome = run(task, row_of(name))
     assert (outcome.metrics["steps"] > 0).all()
     generic = method.generic(server)
     same_shape = lambda x, y: x.shape == y.shape
@@ -122,8 +127,7 @@ def test_an_algorithm_trains_faces_and_deploys_networks(task, name):
 
 @some
 def test_class_embeddings_are_trained_and_never_leave_the_client(task, name):
-    options = {"algorithm": name, **OPTIONS.get(name, {})}
-    _, server, rows, _ = run(task, options)
+    _, server, rows, _ = run(task, row_of(name))
     heads = rows.leaves["params"]["head"]  # [3, M, D]
     assert not np.isclose(heads[0], heads[1]).any()
     lengths = np.linalg.norm(heads[:, :2], axis=-1)
@@ -254,6 +258,7 @@ def test_a_row_of_faces_has_the_keys_of_every_task(task):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ({"algorithm": "afl"}, "must not need classes that all clients share, got"),
         ({"algorithm": "feddane"}, "must not need class embeddings that the server"),
         ({"algorithm": "fedaws"}, "leave it out, for FedFace, and give spreadout, got"),
         ({"algorithm": "fedavg", "contrastive_weight": 1.0}, "got 'contrastive_weight"),

@@ -5,6 +5,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from fedfr_jax.commands.preparation import described
+from fedfr_jax.data.partition import PARTITIONS, ClientSplit
 from fedfr_jax.data.sources.join import join_sources
 from fedfr_jax.tasks.reid.data import split_of
 from fedfr_jax.tasks.reid.report import format_report, report
@@ -67,6 +68,29 @@ def test_clients_by_identity_have_equal_numbers_of_people_and_share_none():
     assert len(set.union(*people)) == 6
     assert held(splits[0], source) == held(splits[1], source)
     assert held(splits[0], source) != held(splits[2], source)
+
+
+def test_a_partition_of_examples_deals_a_re_identification_set_too(monkeypatch):
+    source = crossed(num_train=8)
+    split = split_of({"name": "iid", "num_clients": 3}, source)
+    check(split, source)
+    assert split.offsets[-1] == (source.roles == TRAIN).sum()  # tests are others
+    assert split.client_names == ("client 0", "client 1", "client 2")
+
+    def mine(labels, *, most: int):
+        assert set(labels) == set(range(8))  # of the people to train on
+        first, rest = np.flatnonzero(labels < most), np.flatnonzero(labels >= most)
+        offsets = np.array([0, len(first), len(labels)])
+        none = np.zeros(0, np.int32)
+        return ClientSplit(np.append(first, rest), offsets, none, offsets * 0, 8)
+
+    monkeypatch.setitem(PARTITIONS, "mine", mine)
+    split = split_of({"name": "mine", "most": 3}, source)
+    check(split, source)
+    assert [len(people) for people, _ in held(split, source)] == [3, 5]
+    monkeypatch.setitem(PARTITIONS, "of faces", lambda labels: None)
+    with pytest.raises(ValueError, match="must split classes, got 'of faces'"):
+        split_of({"name": "of faces"}, source)
 
 
 def three_sets():
@@ -155,7 +179,7 @@ def only_tested(source):
         (BY_CAMERA, no_test, "must have queries and a gallery .*test_identities"),
         (BY_CAMERA, no_match, "queries of a must include one .* got none of 9"),
         ({"name": "by_dataset"}, only_tested, "got none for a .leave_out"),
-        ({"name": "iid"}, None, "partition.name must be one of .'by_camera'"),
+        ({"name": "by_cam"}, None, "partition.name must be one of .*'by_camera'"),
         ({"name": "by_dataset", "leave_out": "d"}, None, "sets a, b, c, got 'd'"),
         ({"name": "by_dataset", "leave_out": 3}, None, "sets a, b, c, got 3"),
         ({"name": "by_dataset", "leave_out": "abc"}, None, "sets a, b, c, got 'abc'"),

@@ -1,5 +1,6 @@
 """Re-identification from a config to trained and judged networks."""
 
+import json
 import types
 
 import jax
@@ -8,12 +9,14 @@ import pytest
 
 from fedfr_jax.build import build
 from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.cdw import cosine_distance
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.convert import to_torch
 from fedfr_jax.models.weights import write_weights
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.types import Central, Cohort
+from tests.contracts.rows import rows_of
 from tests.tasks.reid.given import crossed
 
 MODEL = {
@@ -156,6 +159,39 @@ def test_nobody_trains_on_public_people():
 
 
 RATE = {"learning_rate": 0.05}
+
+
+TOLD = ("model", "num_clients", "shared")
+REFUSED = {  # and what they would need
+    "afl": "classes that all clients share",
+    "fedaws": "a leaf with a vector of every class",
+    "fedfr": "class embeddings of clients beside public classes, those of faces",
+    "fedmargin": "classes that all clients share",
+}
+
+
+def test_every_algorithm_is_a_row_or_refused_with_what_it_needs():
+    rows = rows_of("params/neck/", given=TOLD)  # the classifier stays as it is
+    rows = {name: row for name, row in rows.items() if name not in REFUSED}
+    assert ALGORITHMS.keys() - rows.keys() == REFUSED.keys()
+    federation = {"rounds": 1, "local_epochs": 2, "batch_size": 4}
+    built = build(config(methods=rows, federation=federation))
+    assert built.stages.keys() == rows.keys()
+    for name, needed in REFUSED.items():
+        with pytest.raises(ValueError, match=f"fit the task, got '{name}'.*{needed}"):
+            build(config(methods={"x": {**RATE, "algorithm": name}}))
+
+
+def test_moon_trains_with_its_term(tmp_path):
+    row = {**RATE, "algorithm": "moon", "contrastive_weight": 0.5}
+    experiment = build(config(methods={"moon": row}, evaluation={"pictures": 0}))
+    with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
+        run_experiment(experiment, tmp_path)
+    lines = (tmp_path / "moon" / "metrics.jsonl").read_text().splitlines()
+    terms = [found["contrastive"] for found in map(json.loads, lines)]
+    assert len(terms) == 2 and all(np.isfinite(terms))
+    with pytest.raises(ValueError, match="temperature must be positive, got 0"):
+        build(config(methods={"moon": {**row, "temperature": 0.0}}))
 
 
 @pytest.mark.parametrize(

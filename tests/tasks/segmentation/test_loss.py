@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax.losses import LOSSES
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.types import VOID, Model
 
@@ -50,6 +51,19 @@ def expected(batch, class_weights=(1, 1, 1)):
                 right.append(logits.argmax() == number)
                 weights.append(class_weights[number])
     return np.average(losses, weights=weights), np.mean(right)
+
+
+def test_a_registered_loss_counts_the_same_pixels(monkeypatch):
+    number = lambda: lambda logits, target: target + 0 * logits[..., 0]
+    monkeypatch.setitem(LOSSES, "number", number)
+    batch, weights = batch_of(2), (1.0, 2.0, 3.0)
+    with jax.numpy_dtype_promotion("standard"):
+        loss = pixel_cross_entropy(MODEL, loss="number", class_weights=weights)
+        value, (_, metrics) = loss(VARIABLES, batch, None)
+    mask = np.asarray(batch.targets["mask"])[:2]
+    counts = np.bincount(mask[mask < CLASSES], minlength=CLASSES) * weights
+    np.testing.assert_allclose(value, counts @ [0, 1, 2] / counts.sum(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["accuracy"], expected(batch)[1], rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_valid", [3, 1])

@@ -1,0 +1,41 @@
+"""A config's row for every algorithm, from what its line of MEMBERS tells it."""
+
+import inspect
+from collections.abc import Collection
+
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.tasks.options import TOLD, keywords
+from tests.contracts.test_algorithms import HEAD, MEMBERS
+
+FACTS = ("model", "num_classes", "num_clients")  # of the data and the network
+
+
+def asked(name: str) -> set[str]:
+    """Settings that an algorithm cannot do without."""
+    needed = inspect.Parameter.empty
+    return {k for k, p in keywords(ALGORITHMS[name]).items() if p.default is needed}
+
+
+def required(name: str, head: str) -> dict:
+    """Keys that a row of the algorithm must have, with the values of its contract.
+
+    Args:
+      head: the last layer in the task, where the tiny network of the contract has its.
+    """
+    told = MEMBERS[name].build.keywords
+    own = sorted(asked(name) - {*FACTS, *TOLD})
+    return {key: head if told[key] == HEAD else told[key] for key in own}
+
+
+def rows_of(head: str, *, given: Collection[str], rate: float = 0.1) -> dict:
+    """{algorithm: its row} of those that a task can tell all that they ask for.
+
+    Args:
+      given: of TOLD and of FACTS, what the task tells.
+    """
+    lacking = {*TOLD, *FACTS} - {*given}
+    return {
+        name: {"learning_rate": rate, "algorithm": name, **required(name, head)}
+        for name in sorted(ALGORITHMS)
+        if not asked(name) & lacking
+    }

@@ -1,0 +1,65 @@
+"""A registered loss of outputs is found by its name, and nothing else is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedfr_jax.losses import LOSSES, loss_of_outputs, margin_of
+from fedfr_jax.losses import register_loss as register
+
+CLASSES = 3
+
+
+def focal(*, gamma: float = 2.0):
+    """Lin et al. 2017: cross-entropy times (1 - p)^gamma."""
+
+    def loss(outputs, targets):
+        values = optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
+        return values * (1 - jnp.exp(-values)) ** gamma
+
+    return loss
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """`focal`, until the test has ended."""
+    monkeypatch.setitem(LOSSES, "focal", focal)
+
+
+def test_a_loss_goes_by_its_name_and_takes_settings():
+    outputs = np.random.default_rng(0).normal(size=(2, 4, CLASSES)).astype(np.float32)
+    targets = np.arange(8).reshape(2, 4) % CLASSES
+    p = np.take_along_axis(jax.nn.softmax(outputs), targets[..., None], -1)[..., 0]
+    for given, gamma in (("focal", 2.0), ({"name": "focal", "gamma": 0.5}, 0.5)):
+        found = loss_of_outputs(given, CLASSES)(outputs, targets)
+        np.testing.assert_allclose(found, -((1 - p) ** gamma) * np.log(p), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ("fokal", r"loss must be one of \[.*'focal'.*\], got 'fokal'"),
+        ({"gamma": 1.0}, "loss must be one of .*got None"),
+        ("cosface", "one of outputs, got 'cosface', a margin of cosines: it is margin"),
+        ({"name": "focal", "gama": 1.0}, "loss must have keys of .*did you mean gamma"),
+        ({"name": "focal", "gamma": "x"}, "loss.gamma must be a finite number, got"),
+        ("mean", r"must give a number for every example, \(2,\) for two, got \(\)"),
+    ],
+)
+def test_a_loss_that_does_not_fit_is_refused(given, rule, monkeypatch):
+    mean = lambda: lambda outputs, targets: focal()(outputs, targets).mean()
+    monkeypatch.setitem(LOSSES, "mean", mean)
+    with pytest.raises(ValueError, match=rule):
+        loss_of_outputs(given, CLASSES)
+
+
+def test_a_margin_must_be_one():
+    with pytest.raises(ValueError, match="margin of cosines, got 'focal', of outp"):
+        margin_of("focal", scale=1.0, margin=0.0)
+
+
+def test_a_name_is_given_once():
+    with pytest.raises(ValueError, match="loss must have a name of its own, got 'foc"):
+        register("focal", lambda: None)
