@@ -6,6 +6,17 @@ LOOP = "runs/test_loop.py"
 
 MUTANTS = [
     Mutants(
+        "fedfr_jax/plan/fitting.py",
+        "plan/test_plan.py::"
+        "test_stairs_longer_than_the_unit_do_not_hold_up_the_largest",
+        [("is_above = found > room", "is_above = False")],
+    ),
+    Mutants(
+        "fedfr_jax/plan/stages.py",
+        "plan/test_plan.py::test_classes_in_whole_chunks_fill_what_is_free",
+        [("min(trainer.settings.class_chunk or 1, each)", "1")],
+    ),
+    Mutants(
         "fedfr_jax/runs/loop.py",
         LOOP,
         [
