@@ -375,6 +375,7 @@ class Federated(NamedTuple):
     local_epochs: int | tuple[int, ...] | None = None
     # The same on networks whose convolutions are computed otherwise.
     implementations: Mapping[str, "Federated"] = MappingProxyType({})
+    count_flops: Callable[[], int] = lambda: 0  # of the judged network, as of a `Model`
 
 
 class ClassTable(NamedTuple):
@@ -400,6 +401,7 @@ class Central(NamedTuple):
     # on the host; None for a permutation of them
     order: Callable[[int, int], np.ndarray] | None = None
     table: ClassTable | None = None  # with class_parallel
+    count_flops: Callable[[], int] = lambda: 0  # of the judged network, as of a `Model`
 
 
 class Stage(NamedTuple):

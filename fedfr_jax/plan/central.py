@@ -14,12 +14,12 @@ from fedfr_jax.central.class_parallel import rows_per_device
 from fedfr_jax.central.settings import mesh_of, optimizer_of, spread_of
 from fedfr_jax.central.sharding import Layout, layout_of, of_state, shardings
 from fedfr_jax.central.step import State, build_step
+from fedfr_jax.models.flops import forward_flops
 from fedfr_jax.plan.needs import (
     Needs,
     Work,
     bytes_on_device,
     count,
-    forward_flops,
     on_device,
 )
 from fedfr_jax.plan.program import taken
@@ -82,7 +82,7 @@ def central_needs(
         largest=found.largest,
         work=[Work(found.kernels, steps)],
         images=steps * batch,
-        forward=forward_flops(trainer.network_apply, judged, examples, rows),
+        forward=forward_flops(trainer.count_flops(), rows),
         parameters=count(variables["params"]),
         batch_size=batch,
         classes=num_classes or num_classes_of(trainer, variables["params"]),

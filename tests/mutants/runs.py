@@ -6,6 +6,11 @@ LOOP = "runs/test_loop.py"
 
 MUTANTS = [
     Mutants(
+        "fedfr_jax/models/flops.py",
+        "commands/test_sweep.py::test_faces_have_parameters_by_three_definitions",
+        [("return network + 2 * rows", "return network + rows")],
+    ),
+    Mutants(
         "fedfr_jax/plan/fitting.py",
         "plan/test_plan.py::"
         "test_stairs_longer_than_the_unit_do_not_hold_up_the_largest",

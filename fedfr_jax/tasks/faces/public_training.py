@@ -67,6 +67,7 @@ def public_training(
         network=backbone_of,
         network_apply=embed,
         table=table,
+        count_flops=model.count_flops,
     )
 
 
