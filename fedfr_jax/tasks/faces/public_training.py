@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from fedfr_jax.central.class_parallel import rows_per_device
+from fedfr_jax.central.class_rows import CLASS_TABLE
 from fedfr_jax.central.settings import Training, check_patterns, num_devices
 from fedfr_jax.central.statistics import group_mean, group_size
 from fedfr_jax.losses.contract import Margin, softmax
@@ -21,8 +22,6 @@ from fedfr_jax.tasks.faces.loss import face_loss, rule_of
 from fedfr_jax.tasks.faces.margin_state import beside
 from fedfr_jax.tasks.faces.public import first_variables, without_labels
 from fedfr_jax.types import Central, ClassTable, Model, PyTree
-
-TABLE = "phi"  # the parameter of the public classes
 
 
 def public_training(
@@ -52,10 +51,10 @@ def public_training(
     num_rows, table = len(identities), None
     if settings.class_parallel:
         num_rows = padded_rows(settings, len(identities), mesh)
-        table = ClassTable(TABLE, tuple(names[i] for i in identities))
+        table = ClassTable(CLASS_TABLE, tuple(names[i] for i in identities))
     init = lambda key: first_variables(model, num_rows, key, rule, given)
     params_of = lambda: jax.eval_shape(init, jax.random.key(0))["params"]
-    check_patterns(settings, "pretrain", params_of, mesh, f"^{TABLE}$")
+    check_patterns(settings, "pretrain", params_of, mesh, f"^{CLASS_TABLE}$")
     return Central(
         settings=settings,
         dataset=task.table,
