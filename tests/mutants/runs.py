@@ -6,6 +6,16 @@ LOOP = "runs/test_loop.py"
 
 MUTANTS = [
     Mutants(
+        "fedfr_jax/scaling/study.py",
+        "scaling/test_scaling.py",
+        [
+            (
+                "others = sorted(points.data, key=lambda name: name != data)",
+                "others = [*points.data][:1]",
+            )
+        ],
+    ),
+    Mutants(
         "fedfr_jax/models/flops.py",
         "commands/test_sweep.py::test_faces_have_parameters_by_three_definitions",
         [("return network + 2 * rows", "return network + rows")],
