@@ -114,7 +114,8 @@ def central_step(
         num_devices=meshes.grid(own)[0],
         seed=0,
     )
-    batch = build_batch(trainer.feed._replace(batch_size=batch_size), order, own)
+    feed = trainer.feed._replace(batch_size=batch_size)
+    batch = build_batch(feed, order, own, trainer.mark)
     move = build_step(trainer.loss, optimizer, own, spread)
 
     def run(number, state, piece):
