@@ -396,6 +396,7 @@ class Federated(NamedTuple):
     local_epochs: int | tuple[int, ...] | None = None
     # The same on networks whose convolutions are computed otherwise.
     implementations: Mapping[str, "Federated"] = MappingProxyType({})
+    count_flops: Callable[[], int] = lambda: 0  # of the judged network, as of a `Model`
 
 
 class ClassTable(NamedTuple):
@@ -421,6 +422,10 @@ class Central(NamedTuple):
     # on the host; None for a permutation of them
     order: Callable[[int, int], np.ndarray] | None = None
     table: ClassTable | None = None  # with class_parallel
+    # What a step's whole batch is told before devices and micro-batches take their
+    # parts of it; None: nothing
+    mark: Callable[[Batch], Batch] | None = None
+    count_flops: Callable[[], int] = lambda: 0  # of the judged network, as of a `Model`
 
 
 class Stage(NamedTuple):

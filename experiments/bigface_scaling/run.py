@@ -87,8 +87,10 @@ class Player:
         run = self._run(cell, seed)
         known = results.read(self._folder)
         if "error" in (row := known.get(run.name, {"error": "not trained"})):
-            used = time.process_time()
-            row = {**row_of(run, self._folder), "made": provenance()}
+            used, stamp = time.process_time(), provenance()
+            if (self._folder / run.name).exists():
+                stamp += ", resumed, seconds before it not counted"
+            row = {**row_of(run, self._folder), "made": stamp}
             row["core_seconds"] = round(time.process_time() - used, 1)
             results.write(self._folder, list({**known, run.name: row}.values()))
         if "error" in row:

@@ -123,11 +123,16 @@ def _count_and_steps(table, order):
     return count, -(-order.num_steps // count)
 
 
-def build_batch(feed: Feed, order: Order, mesh: Mesh) -> Callable:
+def build_batch(
+    feed: Feed, order: Order, mesh: Mesh, mark: Callable | None = None
+) -> Callable:
     """batch(piece, key, step) -> `Batch` of [B], cut over the devices, augmented.
 
     All examples count as added by a server, for a loss that tells them from a client's:
     their labels are classes of all.
+
+    Args:
+      mark: see `Central.mark`.
     """
 
     def of_part(piece: Piece, key, step):
@@ -151,4 +156,5 @@ def build_batch(feed: Feed, order: Order, mesh: Mesh) -> Callable:
 
     cut = P(meshes.CLIENTS)
     specs = Piece(cut, cut, P(), P()), P(), P()
-    return meshes.over_client_devices(mesh, of_part, specs, CUT)
+    batch = meshes.over_client_devices(mesh, of_part, specs, CUT)
+    return batch if mark is None else lambda *given: mark(batch(*given))

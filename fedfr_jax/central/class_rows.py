@@ -15,6 +15,7 @@ from fedfr_jax.central.class_sampling import drawn, num_drawn, put_back, taken
 from fedfr_jax.central.sharding import Layout, Spread, of_state
 from fedfr_jax.types import Batch, PyTree
 
+CLASS_TABLE = "phi"  # the parameter of classes, where a task has one
 DRAW = 2**31 + 2  # folded into a step's key; devices fold their numbers
 CUT = P(meshes.CLIENTS)
 

@@ -42,6 +42,7 @@ def build_epochs(
     num_rows: int,
     seed: int,
     lists: Callable | None = None,
+    mark: Callable | None = None,
     spread: Spread | None = None,
     class_rates: Sequence[float] = (1.0,),
 ) -> Epochs:
@@ -50,6 +51,7 @@ def build_epochs(
     Args:
       loss_fn: as of `Local`; `optimizer` includes its learning rate.
       lists: the order of an epoch, see `Central.order`.
+      mark: see `Central.mark`.
       feed: batch_size is the total over devices and a multiple of their number, times
         micro-batches; always shuffles, and drops the last, partial batch.
       class_rates: `Spread.class_rate` of every epoch, the last one of those that
@@ -67,7 +69,7 @@ def build_epochs(
             f"most the {num_rows} images, got {feed.batch_size}."
         )
     order = Order(first_row, num_rows, feed.batch_size, num_devices, seed, lists)
-    batch = build_batch(feed, order, mesh)
+    batch = build_batch(feed, order, mesh, mark)
 
     def trainer_at(rate):
         own = spread._replace(class_rate=rate)

@@ -14,10 +14,18 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 from fedfr_jax.types import PyTree
 
+PASSES = 3  # of training: forward, and backward for inputs and for parameters
+
 
 def count_flops(function: Callable, *arguments: PyTree) -> int:
     """Operations of `function(*arguments)`, arguments being arrays or shape structs."""
     return _of_program(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def forward_flops(network: int, rows: int = 0) -> int:
+    """Operations of a forward pass on an image: the network's, counted as `Model.flops`
+    however it is computed, and two for each of the numbers in the `rows` of classes."""
+    return network + 2 * rows
 
 
 def _of_program(program: Jaxpr) -> int:

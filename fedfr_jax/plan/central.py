@@ -11,21 +11,20 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.batches import Order, Piece, build_batch
 from fedfr_jax.central.class_parallel import rows_per_device
+from fedfr_jax.central.class_rows import CLASS_TABLE
 from fedfr_jax.central.settings import mesh_of, optimizer_of, spread_of
 from fedfr_jax.central.sharding import Layout, layout_of, of_state, shardings
 from fedfr_jax.central.step import State, build_step
+from fedfr_jax.models.flops import forward_flops
 from fedfr_jax.plan.needs import (
     Needs,
     Work,
     bytes_on_device,
     count,
-    forward_flops,
     on_device,
 )
 from fedfr_jax.plan.program import taken
 from fedfr_jax.types import Central, Dataset, PyTree
-
-TABLE = "phi"  # the parameter of classes, where a task has one
 
 
 class Step(NamedTuple):
@@ -82,7 +81,7 @@ def central_needs(
         largest=found.largest,
         work=[Work(found.kernels, steps)],
         images=steps * batch,
-        forward=forward_flops(trainer.network_apply, judged, examples, rows),
+        forward=forward_flops(trainer.count_flops(), rows),
         parameters=count(variables["params"]),
         batch_size=batch,
         classes=num_classes or num_classes_of(trainer, variables["params"]),
@@ -115,7 +114,8 @@ def central_step(
         num_devices=meshes.grid(own)[0],
         seed=0,
     )
-    batch = build_batch(trainer.feed._replace(batch_size=batch_size), order, own)
+    feed = trainer.feed._replace(batch_size=batch_size)
+    batch = build_batch(feed, order, own, trainer.mark)
     move = build_step(trainer.loss, optimizer, own, spread)
 
     def run(number, state, piece):
@@ -132,23 +132,23 @@ def with_classes(
     """(variables with rows for so many classes on this mesh, that number); 0 keeps."""
     params, table = variables["params"], trainer.table
     number = number or num_classes_of(trainer, params)
-    if TABLE not in params:
+    if CLASS_TABLE not in params:
         return variables, number
     count = number
     if table:
         devices = meshes.grid(mesh)[0]
         each = rows_per_device(number, devices, trainer.settings.class_chunk)
         count = devices * each
-    rows = params[TABLE]
+    rows = params[CLASS_TABLE]
     rows = jax.ShapeDtypeStruct((count, *rows.shape[1:]), rows.dtype)
-    return {**variables, "params": {**params, TABLE: rows}}, number
+    return {**variables, "params": {**params, CLASS_TABLE: rows}}, number
 
 
 def num_classes_of(trainer: Central, params: PyTree) -> int:
     """Classes that have a row; 0 where the network itself ends in classes."""
     if trainer.table:
         return len(trainer.table.names)
-    return params[TABLE].shape[0] if TABLE in params else 0
+    return params[CLASS_TABLE].shape[0] if CLASS_TABLE in params else 0
 
 
 def state_of(variables: PyTree, optimizer, mesh: Mesh, layout: Layout) -> State:
@@ -183,7 +183,7 @@ def parts_of(trainer: Central, step: Step) -> tuple[dict[str, float], float]:
     variables, opt_state = step.state
     params = variables["params"]
     is_table = {
-        k: jax.tree.map(lambda _, k=k: k == TABLE, v) for k, v in params.items()
+        k: jax.tree.map(lambda _, k=k: k == CLASS_TABLE, v) for k, v in params.items()
     }
     optimizer = optimizer_of(trainer.settings, trainer.num_rows)
     grads = _placed(params, shardings(step.mesh, step.layout.grads))

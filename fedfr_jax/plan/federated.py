@@ -20,13 +20,8 @@ from fedfr_jax.federated.client import Slots, all_rows
 from fedfr_jax.federated.engine import no_extra, train_slot
 from fedfr_jax.federated.shapes import on_mesh, placed
 from fedfr_jax.feed import Feed
-from fedfr_jax.plan.needs import (
-    Needs,
-    Work,
-    bytes_on_device,
-    count_params,
-    forward_flops,
-)
+from fedfr_jax.models.flops import forward_flops
+from fedfr_jax.plan.needs import Needs, Work, bytes_on_device, count_params
 from fedfr_jax.plan.program import taken
 from fedfr_jax.plan.steps import Kernel, Taken
 from fedfr_jax.types import (
@@ -97,7 +92,7 @@ def federated_needs(
         largest=client.largest,
         work=work,
         images=images,
-        forward=forward_flops(trainer.apply, judged, examples),
+        forward=forward_flops(trainer.count_flops()),
         parameters=count_params(judged),
         batch_size=feed.batch_size,
         clients=math.ceil(cohort_of(experiment) / meshes.grid(experiment.mesh)[0]),

@@ -1,19 +1,16 @@
 """What a stage needs of every device, whatever kind of stage it is."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from fedfr_jax.models.flops import count_flops
+from fedfr_jax.models.flops import PASSES
 from fedfr_jax.plan.devices import Device, seconds
 from fedfr_jax.plan.steps import Kernel, bytes_of
 from fedfr_jax.trees import path_name
-from fedfr_jax.types import Dataset, PyTree
-
-PASSES = 3  # forward, and backward for inputs and for parameters
+from fedfr_jax.types import PyTree
 
 
 class Work(NamedTuple):
@@ -64,15 +61,6 @@ class Needs(NamedTuple):
         """Share of the devices' bfloat16 peak that is the network's own operations."""
         own = PASSES * self.forward * self.images
         return own / (self.seconds(device) * self.devices * device.bfloat16)
-
-
-def forward_flops(
-    apply: Callable, judged: PyTree, examples: Dataset, further: int = 0
-) -> float:
-    """Operations of a forward pass on an image: the judged network's, and two for every
-    further parameter, which are rows of classes."""
-    image = jax.ShapeDtypeStruct((1, *examples.image_shape), jnp.float32)
-    return float(count_flops(apply, judged, image) + 2 * further)
 
 
 def count(tree: PyTree) -> int:

@@ -130,7 +130,9 @@ def fitting(
     fits = {"batch_size": min(most(unit=unit), trainer.num_rows // unit * unit)}
     if needs.classes:
         by_classes = lambda n: needs_of(num_classes=n).memory
-        fits["classes"] = largest(by_classes, needs.classes, needs.devices, room)
+        each = max(needs.classes // needs.devices, 1)  # rows come in whole chunks
+        unit = needs.devices * min(trainer.settings.class_chunk or 1, each)
+        fits["classes"] = largest(by_classes, needs.classes, unit, room)
     return fits
 
 

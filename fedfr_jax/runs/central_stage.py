@@ -84,6 +84,7 @@ def epochs_of(trainer: Central, mesh: Mesh, seed: int) -> Epochs:
         num_rows=trainer.num_rows,
         seed=seed,
         lists=trainer.order,
+        mark=trainer.mark,
         spread=spread_of(settings, len(names), pattern),
         class_rates=settings.class_rates,
     )

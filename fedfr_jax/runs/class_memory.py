@@ -13,11 +13,10 @@ import jax
 from jax.sharding import Mesh
 
 from fedfr_jax import trees
+from fedfr_jax.central.class_rows import CLASS_TABLE
 from fedfr_jax.central.settings import optimizer_of
 from fedfr_jax.federated.memory import free_bytes, is_out_of_memory
 from fedfr_jax.types import Central
-
-TABLE = "phi"  # the parameter of classes, where a task has one
 
 
 @contextlib.contextmanager
@@ -56,7 +55,7 @@ def explained(trainer: Central, mesh: Mesh) -> Iterator[None]:
 def _classes(trainer: Central, mesh: Mesh) -> tuple[int, int] | None:
     """(number of classes, how many fit), None without classes or where nobody knows."""
     shapes = jax.eval_shape(trainer.init, jax.random.key(0))["params"]
-    path, free = trainer.table.path if trainer.table else TABLE, free_bytes(mesh)
+    path, free = trainer.table.path if trainer.table else CLASS_TABLE, free_bytes(mesh)
     if free is None or path not in shapes or not jax.tree.leaves(shapes[path]):
         return None
     names = trainer.table and trainer.table.names

@@ -14,12 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.models.flops import count_flops
+from fedfr_jax.models.flops import PASSES, forward_flops
 from fedfr_jax.runs.sinks import read_jsonl
 from fedfr_jax.types import Central, Experiment, Federated, PyTree
 
 LAST_LAYERS = ("classifier", "fc")  # of networks that give logits
-PASSES = 3  # forward, and backward for inputs and for parameters
 
 
 class Sizes(NamedTuple):
@@ -45,12 +44,12 @@ def sizes_of(experiment: Experiment) -> Sizes:
     output, _ = jax.tree.leaves(
         (jax.eval_shape(trainer.network_apply, judged, image), 0)
     )
-    forward, width = count_flops(trainer.network_apply, judged, image), output.shape[-1]
+    network, width = trainer.count_flops(), output.shape[-1]
     backbone, rows = count(judged["params"]), count(whole["params"])
     if rows == backbone:  # logits: the head is the last layer
         head = count(last_layer(judged["params"]))
         sizes = backbone - head, backbone, backbone
-        return Sizes(*sizes, identities=width, flops=PASSES * forward)
+        return Sizes(*sizes, identities=width, flops=PASSES * forward_flops(network))
     public, drawn = _public_classes(trainer, (rows - backbone) // width)
     own = experiment.task.population.num_classes
     everybody, active = public + int(own.sum()), drawn + int(own.max())
@@ -59,7 +58,7 @@ def sizes_of(experiment: Experiment) -> Sizes:
         with_head=backbone + width * everybody,
         active_head=backbone + width * active,
         identities=everybody,
-        flops=PASSES * (forward + 2 * width * active),
+        flops=PASSES * forward_flops(network, width * active),
     )
 
 

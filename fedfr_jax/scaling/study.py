@@ -74,7 +74,7 @@ def study(
     for series in dict.fromkeys(points.series):
         own = points.of(np.array([name == series for name in points.series]))
         for axes, laws in _axes(own, data):
-            found = _finding(own, series, axes, laws, seed, draws)
+            found = _finding(own, series, axes, laws, data, seed, draws)
             findings.append(found)
             if laws != (JOINT,) or not found.best:
                 continue
@@ -104,19 +104,27 @@ def _column(points, name):
     return points.sizes[name] if name in points.sizes else points.data[name]
 
 
-def _most_of_the_other(points: Points, axis: str) -> np.ndarray:
-    """The runs [n] that are largest in what `axis` does not measure."""
-    others = points.data if axis in points.sizes else points.sizes
-    keep = np.ones(len(points.errors), bool)
-    for values in list(others.values())[:1]:
-        keep &= values == values.max()
-    return keep
+def _most_of_the_other(points: Points, axis: str, data: str) -> Points:
+    """The runs that are largest in what `axis` does not measure.
+
+    A law of N is of one size of the data: most by `data`, and among those by every
+    other column. A law of D is of one network, the largest by the first definition; the
+    other columns of data and the weights of classes may grow with D.
+    """
+    if axis in points.sizes:
+        others = sorted(points.data, key=lambda name: name != data)
+    else:
+        others = list(points.sizes)[:1]
+    for name in others:
+        values = _column(points, name)
+        points = points.of(values == values.max())
+    return points
 
 
-def _finding(points, series, axes, laws, seed, draws) -> Finding:
+def _finding(points, series, axes, laws, data, seed, draws) -> Finding:
     """Fit the laws to the inputs `axes`."""
     if len(axes) == 1:
-        points = points.of(_most_of_the_other(points, axes[0]))
+        points = _most_of_the_other(points, axes[0], data)
     inputs = np.stack([_column(points, name) for name in axes], 1)
     fits, refused = [], []
     for law in laws:

@@ -171,6 +171,7 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         network=None if is_own else made.network,
         network_apply=of.apply,
         local_epochs=own.get("local_epochs"),
+        count_flops=of.model.count_flops,
     )
 
 
@@ -197,6 +198,7 @@ def central_row(section: str, options: Mapping, of: Given) -> Central:
         init=lambda key: jax.tree.map(jnp.copy, of.first()),
         network=lambda variables: variables,
         network_apply=of.apply,
+        count_flops=of.model.count_flops,
     )
 
 

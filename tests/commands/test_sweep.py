@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from fedfr_jax.__main__ import main
 from fedfr_jax.build import build
 from fedfr_jax.commands.grid import axis_of, groups_of, runs_of
+from fedfr_jax.plan.stages import needs_function
 from fedfr_jax.runs import experiment as experiments
 from fedfr_jax.runs.sizes import sizes_of
 
@@ -180,16 +181,13 @@ def test_axes_are_lists_and_make_every_combination():
         runs_of(base, ["seed=[1]", "seed=[2]"])
 
 
-def test_faces_have_parameters_by_three_definitions(tmp_path):
+def face_config(folder):
+    """A network of two convolutions on 12 made-up people."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (12 * 4, 8, 8, 1), np.uint8)
-    np.savez(tmp_path / "a.npz", images=images, labels=np.repeat(np.arange(12), 4))
-
-    def experiment_with(**pretrain):
-        return build({**config, "pretrain": {**config["pretrain"], **pretrain}})
-
-    config = {
-        "data": {"name": "arrays", "path": str(tmp_path / "a.npz")},
+    np.savez(folder / "a.npz", images=images, labels=np.repeat(np.arange(12), 4))
+    return {
+        "data": {"name": "arrays", "path": str(folder / "a.npz")},
         "partition": {
             "num_clients": 2,
             "ids_per_client": (2, 3),
@@ -206,6 +204,30 @@ def test_faces_have_parameters_by_three_definitions(tmp_path):
         "federation": {"rounds": 1, "batch_size": 4},
         "methods": {"fedfr": {}},
     }
+
+
+@pytest.mark.parametrize("implementation", ["auto", "winograd", "im2col"])
+def test_operations_are_those_of_the_network_however_it_is_computed(
+    implementation, tmp_path
+):
+    """Winograd's products are fewer, and of a small image more, with its padding."""
+    config = face_config(tmp_path)
+    model = {**config["model"], "widths": (8, 16), "blocks": (1, 1)}
+    experiment = build(config | {"model": {**model, "implementation": implementation}})
+    network = 2 * (16 * 9 * 8 * (1 + 2 * 8) + 4 * 9 * 16 * (8 + 2 * 16) + 4 * 16 * 8)
+    assert sizes_of(experiment).flops == 3 * (network + 2 * 8 * (4 + 3))
+    with jax.numpy_dtype_promotion("standard"):
+        for row, classes in {"pretrained": 4, "fedfr": 0}.items():
+            needs = needs_function(experiment, row)()
+            assert needs.forward == network + 2 * 8 * classes
+
+
+def test_faces_have_parameters_by_three_definitions(tmp_path):
+    config = face_config(tmp_path)
+
+    def experiment_with(**pretrain):
+        return build({**config, "pretrain": {**config["pretrain"], **pretrain}})
+
     sizes = sizes_of(experiment_with())
     conv = (9 * 1 * 2 + 2 + 2) + (9 * 2 * 4 + 4 + 4)  # kernels, biases, PReLUs
     assert sizes.backbone == conv + 2 * 2 * 4 * 8 + 8

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import json
 import pathlib
 import re
 import runpy

@@ -133,12 +133,46 @@ def test_equal_settings_are_one_run_and_nothing_is_trained_twice(tmp_path, monke
     assert len({json.loads(line)["run"] for line in lines}) == 15
 
 
+def test_a_resumed_run_does_not_pass_its_last_seconds_for_all(tmp_path, monkeypatch):
+    cell = cells.PARTS["sizes"][0]
+    monkeypatch.setattr(run, "row_of", lambda one, _: sweep_row(one.name, cell, 0))
+    assert "resumed" not in run.Player(tmp_path, False).row(cell, 0)["made"]
+    name = json.loads((tmp_path / "results.jsonl").read_text())["run"]
+    (tmp_path / "results.jsonl").unlink()
+    (tmp_path / name).mkdir()
+    assert "resumed" in run.Player(tmp_path, False).row(cell, 0)["made"]
+
+
+def test_rows_of_one_run_have_one_cost_and_one_stamp():
+    kept = {}
+    for seeds in tables.read(FOLDER / "results.json").values():
+        for row in (row for rows in seeds.values() for row in rows.values()):
+            told = row["made"], row["cost"]
+            assert kept.setdefault(row["run"], told) == told
+
+
+def model_of(cell):
+    settings = cells.config_of(cell, 0).model.to_dict()
+    shape = (28, 28, 1) if cell.data == "omniglot" else (32, 32, 3)
+    return MODELS[settings.pop("name")](shape, **settings)
+
+
 def test_sizes_span_a_decade_and_a_half():
     found = []
     for cell in cells.PARTS["sizes"]:
-        config = cells.config_of(cell, 0)
-        settings = config.model.to_dict()
-        model = MODELS[settings.pop("name")]((32, 32, 3), **settings)
-        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        shapes = jax.eval_shape(model_of(cell).init, jax.random.key(0))
         found.append(count(shapes["params"]))
     assert len(found) >= 6 and found[-1] / found[0] > 10**1.5
+
+
+def test_operations_of_all_kept_rows_are_those_of_their_networks():
+    results = tables.read(FOLDER / "results.json")
+    for part, listed in cells.PARTS.items():
+        for cell in listed:
+            forward = model_of(cell).flops
+            for rows in results.get(part, {}).values():
+                row = rows[cell.name]
+                # Rows of the public people, and of the client that has most: two.
+                classes = row["identities"] - 4 + 2
+                one = 3 * (forward + 2 * 64 * classes)
+                assert row["flops"] == one * row["images_seen"], (part, cell.name)

@@ -17,6 +17,12 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/losses/masks.py",
+        "tasks/faces/test_distilled.py::"
+        "test_images_without_labels_weigh_the_same_on_any_number_of_devices",
+        [("return is_valid.sum().astype(share.dtype) /", "return is_valid.size /")],
+    ),
+    Mutants(
         "fedfr_jax/central/class_sampling.py",
         "central/test_class_parallel.py",
         [

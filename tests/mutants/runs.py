@@ -6,6 +6,32 @@ LOOP = "runs/test_loop.py"
 
 MUTANTS = [
     Mutants(
+        "fedfr_jax/scaling/study.py",
+        "scaling/test_scaling.py",
+        [
+            (
+                "others = sorted(points.data, key=lambda name: name != data)",
+                "others = [*points.data][:1]",
+            )
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/models/flops.py",
+        "commands/test_sweep.py::test_faces_have_parameters_by_three_definitions",
+        [("return network + 2 * rows", "return network + rows")],
+    ),
+    Mutants(
+        "fedfr_jax/plan/fitting.py",
+        "plan/test_plan.py::"
+        "test_stairs_longer_than_the_unit_do_not_hold_up_the_largest",
+        [("is_above = found > room", "is_above = False")],
+    ),
+    Mutants(
+        "fedfr_jax/plan/stages.py",
+        "plan/test_plan.py::test_classes_in_whole_chunks_fill_what_is_free",
+        [("min(trainer.settings.class_chunk or 1, each)", "1")],
+    ),
+    Mutants(
         "fedfr_jax/runs/loop.py",
         LOOP,
         [

@@ -18,6 +18,7 @@ from fedfr_jax.build import sections
 from fedfr_jax.commands.plan import plan
 from fedfr_jax.configs import base
 from fedfr_jax.plan.devices import DEVICES
+from fedfr_jax.plan.fitting import largest
 from fedfr_jax.plan.stages import needs_function, plan_stage
 from fedfr_jax.plan.stand_in import SIZES, unread
 from fedfr_jax.runs.accelerators.programs import programs_of
@@ -131,6 +132,33 @@ def test_what_fits_fits_and_a_little_more_does_not():
     room, classes = small.capacity - planned.examples, planned.fits["classes"]
     assert needs_of(num_classes=classes).memory <= room
     assert needs_of(num_classes=classes * 21 // 20).memory > room
+
+
+def test_classes_in_whole_chunks_fill_what_is_free():
+    """Their memory rises in stairs of 8 devices x 1,024 classes."""
+    chunked = faces({"class_parallel": True, "class_chunk": 1024})
+    chunked["partition"] = {**chunked["partition"], "num_global_ids": 20_000}
+    experiment = experiment_of(chunked)
+    experiment = experiment._replace(
+        federation=experiment.federation._replace(table_gib=0)
+    )
+    device = DEVICES["h200"]._replace(memory=2e9)
+    planned = plan_stage(experiment, "pretrained", device, table="stream")
+    needs_of = needs_function(experiment, "pretrained")
+    classes, stair = planned.fits["classes"], 8 * 1024
+    assert classes > 100_000 and classes % stair == 0
+    assert needs_of(num_classes=classes).memory <= device.capacity
+    more = max(classes // 50 // stair, 1) * stair
+    assert needs_of(num_classes=classes + more).memory > device.capacity
+
+
+def test_stairs_longer_than_the_unit_do_not_hold_up_the_largest():
+    def stairs(number):
+        rows = 32_768 * -(-number // 32_768)
+        return 1e6 + 16 * rows + 16 * max(rows - 200_000, 0)
+
+    found = largest(stairs, 4 * 32_768, 8, room=1.082e9)
+    assert stairs(found) <= 1.082e9 < stairs(found * 51 // 50)
 
 
 @pytest.mark.parametrize(

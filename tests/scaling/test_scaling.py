@@ -180,6 +180,29 @@ def test_bad_tables_are_refused(changed, metric, is_score, says):
         points(rows(**changed), metric, is_score=is_score)
 
 
+@pytest.mark.parametrize("data", ["images", "images_seen", "identities", "nothing"])
+def test_a_law_of_networks_is_of_one_size_of_the_data(data):
+    """Runs of 5 networks on more images, more passes, or more people, each apart."""
+    counts = [(1e4, 1e5, 100), (1e4, 4e5, 100), (1e4, 4e5, 400), (5e3, 4e5, 400)]
+    counts += [(1e4, 2e5, 400)]
+    rows = []
+    for images, seen, identities in counts:
+        for size in np.geomspace(1e4, 1e6, 5):
+            error = 3 * size**-0.2 * (1e7 / (images * seen**0.5 * identities)) ** 0.1
+            row = {"backbone": size, "error": error, "images": images}
+            rows.append({**row, "images_seen": seen, "identities": identities})
+    of = study(points(rows, "error"), data=data, draws=3)
+    (found,) = [x for x in of.findings if x.axes == ("backbone",)]
+    assert len(found.inputs) == 5
+    most = {"images": 1e4, "images_seen": 4e5, "identities": 400}
+    for name, values in found.points.data.items():
+        np.testing.assert_array_equal(values, most[name])
+    assert found.best.coefficients.exponents[0] == pytest.approx(0.2, abs=1e-3)
+    if data in most:
+        (other,) = [x for x in of.findings if x.axes == (data,)]
+        assert {*other.points.sizes["backbone"]} == {1e6}
+
+
 def test_too_few_sizes_are_refused_however_many_runs():
     inputs = np.repeat([[1e6], [2e6], [4e6], [8e6]], 5, axis=0)
     errors = inputs[:, 0] ** -0.2

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedfr_jax.central.class_parallel import Held, Softmax, class_losses, of_all
 from fedfr_jax.losses.contract import Margin, Seen, moved
 from fedfr_jax.losses.margin import interclass_filter, normalize
-from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.losses.masks import masked_mean, part_share
 from fedfr_jax.tasks.faces.loss import draw_key
 from fedfr_jax.tasks.faces.margin_state import numbers_of, with_numbers
 from fedfr_jax.types import Model, PyTree
@@ -49,8 +49,9 @@ def class_parallel_loss(
         count = jnp.maximum(valid.sum(), 1).astype(losses.dtype)
         loss = jnp.where(batch.is_valid, losses, 0).sum() / count
         loss *= len(valid) // len(losses)
-        metrics = {"classification": loss + penalty}
-        return metrics["classification"], (with_numbers(stats, numbers), metrics)
+        value = (loss + penalty) * part_share(batch, valid)
+        metrics = {"classification": value}
+        return value, (with_numbers(stats, numbers), metrics)
 
     return loss_fn
 

@@ -4,7 +4,9 @@ L = L_cos + 9 L_d with L_d the squared distance of unit embeddings, so 2 (1 - co
 angular distillation (VarGFaceNet, arXiv:1910.04985) as BigFace's authors weigh it. An
 image without a label has L_d alone, so that labelled and unlabelled ones share a step:
 
-  L = sum a_i L_cos_i / max(1, sum a_i) + weight * mean L_d_i,  a_i = 1 where labelled.
+  L = sum a_i L_cos_i / max(1, sum a_i) + weight * mean L_d_i,  a_i = 1 where labelled,
+
+over the whole batch of central training, however many devices and micro-batches it has.
 
 The same term teaches a client's network, whose own faces may have no labels.
 """
@@ -19,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.losses.distillation import angular_distillation
-from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.losses.masks import COUNTED, masked_mean
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.foreign import network_of, variables_of
 from fedfr_jax.models.weights import Weights, read_weights
@@ -188,6 +190,21 @@ def only_labelled(batch: Batch, unlabelled: float) -> Batch:
     is_used &= batch.labels >= 0
     targets = {**batch.targets, "label": jnp.maximum(batch.labels, 0)}
     return batch._replace(targets=targets, is_valid=batch.is_valid & is_used)
+
+
+def counting(told: Distill | None) -> Callable[[Batch], Batch] | None:
+    """A whole batch -> the same, which knows how many labels it uses; None where all
+    images have one. Else each part of the batch would divide by its own number."""
+    if told is None or not (told.unlabelled or told.unlabelled_from):
+        return None
+
+    def counted(batch: Batch) -> Batch:
+        is_used = only_labelled(batch, told.unlabelled).is_valid
+        share = jnp.maximum(is_used.sum(), 1).astype(jnp.float32) / len(is_used)
+        share = jnp.broadcast_to(share, is_used.shape)
+        return batch._replace(targets={**batch.targets, COUNTED: share})
+
+    return counted
 
 
 def stirred(rows: jax.Array) -> jax.Array:

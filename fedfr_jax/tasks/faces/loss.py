@@ -20,7 +20,7 @@ from fedfr_jax.losses.binary import binary_branch
 from fedfr_jax.losses.contract import Margin, logits, moved, see, softmax
 from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.margin import cosine, interclass_filter, repeat_others
-from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.losses.masks import masked_mean, part_mean
 from fedfr_jax.losses.spreadout import class_hinge
 from fedfr_jax.losses.uniface import uniface
 from fedfr_jax.schema import check_keys
@@ -212,7 +212,7 @@ def face_loss(
             key=draw_key(key, 1),
         )
         stats = with_numbers(stats, numbers)
-        metrics = {"classification": masked_mean(per_example, batch.is_valid)}
+        metrics = {"classification": part_mean(per_example, batch)}
         total = metrics["classification"]
         if contrastive_weight:
             per_example = model_contrastive(

@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from fedfr_jax.central.class_parallel import rows_per_device
+from fedfr_jax.central.class_rows import CLASS_TABLE
 from fedfr_jax.central.settings import Training, check_patterns, num_devices
 from fedfr_jax.central.statistics import group_mean, group_size
 from fedfr_jax.losses.contract import Margin, softmax
@@ -14,15 +15,13 @@ from fedfr_jax.models.norm import Pool, pooled
 from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces.class_softmax import class_parallel_loss
 from fedfr_jax.tasks.faces.classical import backbone_of
-from fedfr_jax.tasks.faces.distilled import distilled, open_distill
+from fedfr_jax.tasks.faces.distilled import Distill, counting, distilled, open_distill
 from fedfr_jax.tasks.faces.face_images import Recognition
 from fedfr_jax.tasks.faces.gate import gated, has_gate
 from fedfr_jax.tasks.faces.loss import face_loss, rule_of
 from fedfr_jax.tasks.faces.margin_state import beside
 from fedfr_jax.tasks.faces.public import first_variables, without_labels
 from fedfr_jax.types import Central, ClassTable, Model, PyTree
-
-TABLE = "phi"  # the parameter of the public classes
 
 
 def public_training(
@@ -52,28 +51,38 @@ def public_training(
     num_rows, table = len(identities), None
     if settings.class_parallel:
         num_rows = padded_rows(settings, len(identities), mesh)
-        table = ClassTable(TABLE, tuple(names[i] for i in identities))
+        table = ClassTable(CLASS_TABLE, tuple(names[i] for i in identities))
     init = lambda key: first_variables(model, num_rows, key, rule, given)
     params_of = lambda: jax.eval_shape(init, jax.random.key(0))["params"]
-    check_patterns(settings, "pretrain", params_of, mesh, f"^{TABLE}$")
+    check_patterns(settings, "pretrain", params_of, mesh, f"^{CLASS_TABLE}$")
+    told = open_distill("pretrain", settings.distill, model)
     return Central(
         settings=settings,
         dataset=task.table,
         first_row=first_row,
         num_rows=task.table.num_examples - first_row,
         feed=feed_of(settings),
-        loss=loss_of(model, rule, settings, mesh),
+        loss=loss_of(model, rule, settings, mesh, told),
         init=init,
         network=backbone_of,
         network_apply=embed,
         table=table,
+        mark=counting(told),
+        count_flops=model.count_flops,
     )
 
 
 def loss_of(
-    model: Model, rule: Margin | None, settings: Training, mesh: Mesh
+    model: Model,
+    rule: Margin | None,
+    settings: Training,
+    mesh: Mesh,
+    told: Distill | None = None,
 ) -> Callable:
     """The loss, with all public classes on every device or cut over them.
+
+    Args:
+      told: of a teacher, see `open_distill`.
 
     Raises:
       ValueError: for a margin loss that cannot be cut.
@@ -84,7 +93,6 @@ def loss_of(
         model = pooled(model, Pool(size, group_mean(size, count)))
     if rule and rule.state:
         model = beside(model)
-    told = open_distill("pretrain", settings.distill, model)
     if settings.class_parallel:
         make = cut_loss(rule, settings)
     else:

@@ -272,4 +272,5 @@ def trainer_of(
         last_round=method.last_round,
         local_epochs=method.local_epochs,
         implementations=implementations,
+        count_flops=model.count_flops,
     )

@@ -276,8 +276,9 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
         d.open_distill("pretrain", {"cache": "x", "sees": "masks"}, student)
 
 
-def semi_supervised(cache, grid=(1, 1), **settings):
-    """Pretraining on 8 images of two people and 4 of the part `nobody`."""
+def semi_supervised(cache, grid=(1, 1), more=None, **settings):
+    """Pretraining on 8 images of two people and 4 of the part `nobody`; `more` are its
+    other keys."""
     names = tuple(f"{'nobody' if i == 4 else 'known'}/{i}" for i in range(7))
     source = faces()._replace(names=names)
     is_test = np.arange(28) % 4 == 3
@@ -285,7 +286,7 @@ def semi_supervised(cache, grid=(1, 1), **settings):
     partition = partition_of(source.labels, is_test, [[0], [1]], **who)
     told = {"cache": str(cache), "unlabelled_from": "nobody", **settings}
     pretrain = {"epochs": 2, "batch_size": 4, "distill": told, **VIEWS}
-    pretrain["class_parallel"] = grid != (1, 1)
+    pretrain |= {"class_parallel": grid != (1, 1), **(more or {})}
     given = {"pretrain": pretrain, "methods": {}}
     return experiment_of(given, linear(), source, partition, grid)
 
@@ -308,6 +309,33 @@ def test_a_part_of_the_source_without_labels_has_no_classes(cache, tmp_path):
     check_unlabelled([{"unlabelled_from": "nobody"}])
     with pytest.raises(ValueError, match="must come with central rows alone"):
         check_unlabelled([{"unlabelled_from": "nobody"}, None])
+
+
+@pytest.mark.parametrize(
+    "devices, keys",
+    [
+        (2, {"class_parallel": False}),
+        (4, {"class_parallel": False}),  # one image each, some without a label
+        (1, {"class_parallel": False, "micro_batches": 4}),
+        (2, {"class_parallel": False, "micro_batches": 2}),
+        (2, {}),
+        (2, {"micro_batches": 2}),
+    ],
+)
+def test_images_without_labels_weigh_the_same_on_any_number_of_devices(
+    cache, tmp_path, devices, keys
+):
+    def trained(folder, grid, more):
+        built = semi_supervised(cache, grid, more, unlabelled=0.3)
+        trainer = built.stages["pretrained"].trainer
+        with jax.numpy_dtype_promotion("standard"):
+            found = train_central(trainer, built.mesh, tmp_path / folder, seed=0)
+        return jax.tree.map(np.asarray, found)
+
+    whole = trained("whole", (1, 1), {"margin_loss": "magface"})
+    parts = trained("parts", (devices, 1), {"margin_loss": "magface", **keys})
+    for ours, theirs in zip(*map(jax.tree.leaves, (whole, parts)), strict=True):
+        assert_allclose(theirs, ours, rtol=1e-4, atol=1e-6 * np.abs(ours).max())
 
 
 def test_classes_cut_over_devices_leave_out_who_has_no_label():
