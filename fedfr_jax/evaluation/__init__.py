@@ -1,11 +1,7 @@
 """Recognition metrics: arrays in, {name: value in [0, 1]} out, nothing of a run."""
 
-from fedfr_jax.evaluation.identification import (
-    generic_identification,
-    open_set_tpir,
-    pair_tpir,
-    rank_k,
-)
+from fedfr_jax.evaluation.enrolment import generic_identification
+from fedfr_jax.evaluation.identification import open_set_tpir, pair_tpir, rank_k
 from fedfr_jax.evaluation.personalized import (
     OverClients,
     client_identification,

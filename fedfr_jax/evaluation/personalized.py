@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from fedfr_jax.evaluation.blocks import pair_blocks
-from fedfr_jax.evaluation.identification import class_means, pair_tpir
+from fedfr_jax.evaluation.enrolment import class_means
+from fedfr_jax.evaluation.identification import pair_tpir
 from fedfr_jax.evaluation.scores import (
     binned_tar,
     cosine_histogram,

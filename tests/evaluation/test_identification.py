@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfr_jax.evaluation import identification
+from fedfr_jax.evaluation import generic_identification, identification
 
 # Scores of three probes against a gallery of unit axes are the probes' coordinates.
 GALLERY = np.eye(3, dtype=np.float32)
@@ -52,7 +52,7 @@ def test_strangers_are_sought_among_templates_of_half_their_images():
     features = np.stack([z, 3 * x, low, y, 2 * y, w, z])
     labels = [7, 5, 5, 2, 2, 9, 7]
     # Probes: low, whose mate x has 0.8 and y 0.6; y and z, whose mates have 1.
-    find = lambda f, **rates: identification.generic_identification(f, labels, **rates)
+    find = lambda f, **rates: generic_identification(f, labels, **rates)
     rates = {"fpirs": (0.1, 0.4)}  # of three probes: the largest, the second
     assert find(features, **rates) == {"tpir@fpir=1e-01~": 1.0, "tpir@fpir=4e-01": 1.0}
     features[2] = low[[1, 0, 2, 3]]  # now nearer to y than to x
@@ -61,11 +61,11 @@ def test_strangers_are_sought_among_templates_of_half_their_images():
     assert find(features, fpirs=(0.1,)) == {"tpir@fpir=1e-01~": pytest.approx(2 / 3)}
     # A template between x and y has 0.99 with low at unit length, 0.7 as a mean.
     both = np.stack([x, y, low, x, x])
-    found = identification.generic_identification(both, [0, 0, 0, 1, 1], fpirs=(0.1,))
+    found = generic_identification(both, [0, 0, 0, 1, 1], fpirs=(0.1,))
     assert found == {"tpir@fpir=1e-01~": 1.0}  # others have at most 0.8
     for few in ([1, 1, 1], [1, 2, 3]):
         with pytest.raises(ValueError, match="two people, one of them with two images"):
-            identification.generic_identification(features[:3], few, fpirs=(0.1,))
+            generic_identification(features[:3], few, fpirs=(0.1,))
 
 
 def test_ties_count_against_the_probe():

@@ -12,7 +12,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/evaluation/identification.py",
+        "fedfr_jax/evaluation/enrolment.py",
         "evaluation/test_personalized.py evaluation/test_identification.py "
         "tasks/faces/test_personalized_golden.py",
         [

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import compose, face_mask, mirror, normalize
 from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
-from fedfr_jax.evaluation.identification import generic_identification
+from fedfr_jax.evaluation.enrolment import generic_identification
 from fedfr_jax.evaluation.masked import masked_scores
 from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
 from fedfr_jax.evaluation.scores import marked
