@@ -1,18 +1,22 @@
 """A round of every system, and BigFace's step, by the compilers of TPUs and GPUs.
 
     python experiments/benchmarks/accelerators.py [--only=fedfr] [--device=h200:1x1x8]
+        [--plan]
 
 Nothing runs: compilers say what a device needs, which collectives there are and, on a
 TPU, how long a turn of every loop takes. Data are black images of a set's counts. Stops
 with exit code 1 where a program does not compile, does not fit its device or has more
-collectives or kernels than its plan. Writes results/accelerators.json and the table of
-docs/accelerators.md.
+collectives or kernels than its plan. Beside it stands the memory that `fedfr plan` says
+without a compiler; --plan asks that alone, of the rows that are kept. Writes
+results/accelerators.json and the table of docs/accelerators.md.
 """
 
 import argparse
 import json
 import pathlib
+import subprocess
 import sys
+import tempfile
 from typing import NamedTuple
 
 import results_file
@@ -190,11 +194,11 @@ PROGRAMS |= {
 
 def main():
     args = parse_arguments()
-    faults = []
+    faults, work = [], plan_again if args.plan else compiled
     for name in args.only or PROGRAMS:
         program = PROGRAMS[name]
         for device in args.device or program.devices:
-            faults += compiled(args.out, name, program, device)
+            faults += work(args.out, name, program, device)
     write_page(args.out)
     print("\n".join(faults))
     sys.exit(bool(faults))
@@ -205,6 +209,7 @@ def parse_arguments():
     listed = lambda text: text.split(",")
     parser.add_argument("--only", type=listed, help="names of PROGRAMS")
     parser.add_argument("--device", type=listed, help="instead of a program's own")
+    parser.add_argument("--plan", action="store_true", help="compile nothing")
     results_file.add_flag(parser)
     return parser.parse_args()
 
@@ -223,10 +228,43 @@ def compiled(path, name, program, device) -> list[str]:
     kind, asks = kind_of(device), ["-c", "import jax; print(jax.__version__)"]
     compiler = f"jax {run_in(kind.extra, asks, kind.environment).stdout.strip()}"
     row = {"about": program.about, "on": device, "programs": found}
+    row["planned_gib"] = planned_gib(program, device)
     row["compiler"] = compiler  # that of `made` started it
     results_file.write(path, {f"{name} on {device}": row})
     print(f"{name} on {device}: {json.dumps(found)}", flush=True)
     return [f"{name} on {device}: {fault}" for fault in faults_of(program, found)]
+
+
+def plan_again(path, name, program, device) -> list[str]:
+    """Ask the plan of a row that was compiled before, and keep what it says."""
+    found = json.loads(path.read_text())
+    row = found["rows"].get(f"{name} on {device}")
+    if row is not None:
+        row["planned_gib"] = planned_gib(program, device)
+        path.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"{name} on {device}: {row['planned_gib']} GiB", flush=True)
+    return []
+
+
+def planned_gib(program: Program, device: str) -> float:
+    """What `fedfr plan` says that the row's largest program takes of a device.
+
+    Examples that are streamed, or come piece by piece in central training, are left out.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "plan.json")
+        flags = [f"--device={device}", f"--rows={program.row}", f"--json={path}"]
+        words = ["-m", "fedfr_jax", "plan", *program.words, *flags]
+        done = subprocess.run(
+            [sys.executable, *words], cwd=ROOT, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise ChildProcessError(f"no plan of {words}:\n{done.stderr[-2000:]}")
+        stage = json.loads(path.read_text())["stages"][program.row]
+    parts = dict(stage["bytes"])
+    if stage["is_streamed"] or stage["kind"] == "central":
+        del parts["examples"]
+    return round(sum(parts.values()) / 2**30, 3)
 
 
 def faults_of(program: Program, found: dict) -> list[str]:
@@ -259,6 +297,7 @@ HEADINGS = (
     "program",
     "GiB a device",
     "of it temporary",
+    "by the plan",
     "collectives",
     "their MB",
     "kernels a step",
@@ -272,15 +311,19 @@ def table(rows: dict) -> str:
     """Markdown, a line for each program."""
     lines = [" | ".join(HEADINGS), " | ".join("---" for _ in HEADINGS)]
     for row in rows.values():
+        of_plan = row.get("planned_gib")
         for name, of in row["programs"].items():
-            lines.append(" | ".join([f"{row['about']}, {row['on']}", *cells(name, of)]))
+            shown = f"{of_plan:.2f}" if of_plan is not None else ""
+            words = [f"{row['about']}, {row['on']}", *cells(name, of, shown)]
+            lines.append(" | ".join(words))
+            of_plan = None  # the first program is the one that is planned
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def cells(name: str, of: dict) -> list[str]:
-    """A program's cells of the table."""
+def cells(name: str, of: dict, of_plan: str) -> list[str]:
+    """A program's cells of the table, `of_plan` what a plan says of it."""
     if "gib" not in of:
-        return [name, f"no: {of['says']}", *[""] * 7]
+        return [name, f"no: {of['says']}", "", of_plan, *[""] * 6]
     whole, step = of["whole"], of["step"] or {}
     inside = step or whole
     each = inside["collectives"] or whole["collectives"]
@@ -290,6 +333,7 @@ def cells(name: str, of: dict) -> list[str]:
         name if of["fits"] else f"{name}: too large",
         f"{of['gib']['needed']:.2f}",
         f"{of['gib']['temporaries']:.2f}",
+        of_plan,
         ", ".join(f"{count} {kind}" for kind, count in each.items()) or "none",
         ", ".join(f"{size:,.1f}" for size in sizes.values()),
         str(step.get("kernels", "")),

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fedfr_jax.central.class_rows import CLASS_TABLE
 from fedfr_jax.central.settings import Training, mesh_of
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.feed import Feed
@@ -16,7 +17,6 @@ from fedfr_jax.runs.central_stage import epochs_of
 from fedfr_jax.stream import placed
 from fedfr_jax.tasks.faces.public import first_variables
 from fedfr_jax.tasks.faces.public_training import (
-    TABLE,
     loss_of,
     margin_rule,
     padded_rows,
@@ -42,7 +42,7 @@ def trainer_of(
     rows, table = num_classes, None
     if settings.class_parallel:
         rows = padded_rows(settings, num_classes, mesh)
-        table = ClassTable(TABLE, range(num_classes))
+        table = ClassTable(CLASS_TABLE, range(num_classes))
     rule = margin_rule(settings)
     return Central(
         settings=settings,

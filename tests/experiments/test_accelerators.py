@@ -65,11 +65,51 @@ def test_the_table_has_a_line_for_each_program(accelerators):
     programs = {"round": found({"all-reduce": 1})}
     programs["finish"] = {"fits": False, "says": "Used much"}
     row = {"about": "FedAvg", "on": "v5p:2x2x1", "programs": programs}
+    row["planned_gib"] = 3.0
     *_, first, second = accelerators.table({"": row}).splitlines()
     cells = [cell.strip() for cell in first.strip("| ").split("|")]
-    assert cells[2:6] == ["3.25", "1.00", "1 all-reduce", "1.5"]
-    assert cells[8] == "250.00" and "no: Used much" in second
+    assert cells[2:7] == ["3.25", "1.00", "3.00", "1 all-reduce", "1.5"]
+    assert cells[9] == "250.00" and "no: Used much" in second
     assert first.count("|") == second.count("|") == len(accelerators.HEADINGS) + 1
+
+
+# FedFR's compiled segment has room for every public image as a hard negative of a
+# client; a plan takes as many as the client has images of its own.
+PLANNED_OTHERWISE = ("fedfr",)
+QUICK = ("canonical", "fedper")
+
+
+def rows_on_gpus(accelerators):
+    """{name: what is kept} of programs compiled for GPUs."""
+    found = json.loads((FOLDER / "results" / "accelerators.json").read_text())["rows"]
+    split = {tuple(key.split(" on ")): row for key, row in found.items()}
+    assert {name for name, _ in split} <= {*accelerators.PROGRAMS}
+    assert all(d in accelerators.PROGRAMS[name].devices for name, d in split)
+    return {k: row for (k, on), row in split.items() if on.startswith("h200")}
+
+
+def test_the_plans_memory_is_the_gpu_compilers_within_a_quarter(accelerators):
+    rows = rows_on_gpus(accelerators)
+    assert len(rows) >= 11
+    for name, row in rows.items():
+        needed = max(of["gib"]["needed"] for of in row["programs"].values())
+        if name not in PLANNED_OTHERWISE:
+            assert row["planned_gib"] == pytest.approx(needed, rel=0.25), name
+        assert row["planned_gib"] > needed / 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x, marks=() if x in QUICK else pytest.mark.slow)
+        for x in ("canonical", "fedper", "fedmargin", "fedreid", "iresnet18", "r50_gpu")
+        + ("fedfr", "r1200_2m_zero1_h200", "r1200_2m_zero3_h200")
+    ],
+)
+def test_the_plan_still_says_what_is_kept(name, accelerators):
+    program, row = accelerators.PROGRAMS[name], rows_on_gpus(accelerators)[name]
+    found = accelerators.planned_gib(program, row["on"])
+    assert found == pytest.approx(row["planned_gib"], rel=0.02)
 
 
 def need_environment(device):

@@ -251,8 +251,8 @@ def test_pairs_by_config_give_the_released_accuracy(task, golden, tmp_path):
     for name, mark in (("tar@far=1e-03", "~"), ("tar@far=1e-02", "")):
         assert judged[f"pairs_{name}{mark}"] == pytest.approx(tars[name], abs=1e-6)
     without = plain.generic(looked_up, jnp.asarray(features[None])).metrics
-    assert list(without) == ["tar@far=1e-01", "accuracy"]
-    assert without.items() <= judged.items() and len(judged) == 5
+    assert list(without) == ["tar@far=1e-01", "tpir@fpir=5e-01", "accuracy"]
+    assert without.items() <= judged.items() and len(judged) == 6
 
 
 def test_pairs_are_judged_by_the_sum_with_mirror_images_unless_told(tmp_path):
