@@ -249,7 +249,7 @@ def plan_again(path, name, program, device) -> list[str]:
 def planned_gib(program: Program, device: str) -> float:
     """What `fedfr plan` says that the row's largest program takes of a device.
 
-    Examples that are streamed, or come piece by piece in central training, are left out.
+    Examples that are streamed, or come in pieces in central training, are left out.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "plan.json")

@@ -94,7 +94,7 @@ def test_the_plans_memory_is_the_gpu_compilers_within_a_quarter(accelerators):
     for name, row in rows.items():
         needed = max(of["gib"]["needed"] for of in row["programs"].values())
         if name not in PLANNED_OTHERWISE:
-            assert row["planned_gib"] == pytest.approx(needed, rel=0.25), name
+            assert row["planned_gib"] == pytest.approx(needed, rel=0.25, abs=0.01), name
         assert row["planned_gib"] > needed / 2
 
 

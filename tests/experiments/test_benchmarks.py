@@ -47,6 +47,8 @@ def test_two_checkouts_are_compared_by_their_fastest_rounds_and_their_medians(
 def test_both_checkouts_run_their_own_script_and_library_in_turns(
     benchmarks, tmp_path, monkeypatch
 ):
+    for name in ("before", "run"):  # other experiments have a run.py too
+        monkeypatch.delitem(sys.modules, name, raising=False)
     import before
 
     calls = []
