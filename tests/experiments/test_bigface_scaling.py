@@ -165,6 +165,7 @@ def test_sizes_span_a_decade_and_a_half():
     assert len(found) >= 6 and found[-1] / found[0] > 10**1.5
 
 
+@pytest.mark.slow
 def test_operations_of_all_kept_rows_are_those_of_their_networks():
     results = tables.read(FOLDER / "results.json")
     for part, listed in cells.PARTS.items():
