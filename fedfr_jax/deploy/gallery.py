@@ -81,6 +81,29 @@ def search(
     return np.concatenate(places), np.concatenate(cosines)
 
 
+def search_by_faiss(
+    gallery: Gallery, features: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `search`, by FAISS (Douze et al., "The Faiss library", arXiv:2401.08281).
+
+    Its exact index, IndexFlatIP, would be a copy of the gallery; `knn` is the search
+    without one.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError(
+            "--search=faiss must have FAISS, got none: pip install 'fedfr_jax[search]'."
+        ) from error
+    cosines, places = faiss.knn(
+        unit(features),
+        gallery.features,
+        min(most, len(gallery.names)),
+        metric=faiss.METRIC_INNER_PRODUCT,
+    )
+    return places, cosines
+
+
 def check_network(gallery: Gallery, network: Network) -> None:
     """Raise ValueError when a gallery is of another network."""
     if gallery.fingerprint != network.fingerprint:
