@@ -16,9 +16,7 @@ import time
 import numpy as np
 import results_file
 
-from fedfr_jax.deploy.gallery import Gallery, search, search_by_faiss, unit
-
-SEARCHES = {"numpy": search, "faiss": search_by_faiss}
+from fedfr_jax.deploy.gallery import Gallery, faiss_search, search, unit
 
 
 def crowd(count: int, dim: int) -> Gallery:
@@ -29,9 +27,10 @@ def crowd(count: int, dim: int) -> Gallery:
 
 def measure(gallery: Gallery, probes: np.ndarray, most: int, repeats: int) -> dict:
     """Least seconds by the clock and of all cores, of each search."""
+    searches = {"numpy": search, "faiss": faiss_search()}
     clocks, cores, places = {}, {}, {}
     for _ in range(repeats):
-        for name, find in SEARCHES.items():
+        for name, find in searches.items():
             begin, used = time.perf_counter(), time.process_time()
             places[name], _ = find(gallery, probes, most)
             clocks.setdefault(name, []).append(time.perf_counter() - begin)

@@ -32,12 +32,12 @@ def main(argv: list[str]) -> None:
     network = network_of(values, parser.prog)
     from fedfr_jax.deploy.gallery import (
         check_network,
+        faiss_search,
         read_gallery,
         search,
-        search_by_faiss,
     )
 
-    find = search_by_faiss if values.search == "faiss" else search
+    find = faiss_search() if values.search == "faiss" else search
     gallery = read_gallery(path)
     check_network(gallery, network)
     least = threshold_of(values, gallery.calibration)

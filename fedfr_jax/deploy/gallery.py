@@ -6,7 +6,7 @@ made them, and its `calibration`.
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,13 +81,14 @@ def search(
     return np.concatenate(places), np.concatenate(cosines)
 
 
-def search_by_faiss(
-    gallery: Gallery, features: np.ndarray, most: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """As `search`, by FAISS (Douze et al., "The Faiss library", arXiv:2401.08281).
+def faiss_search() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """`search` by FAISS (Douze et al., "The Faiss library", arXiv:2401.08281).
 
     Its exact index, IndexFlatIP, would be a copy of the gallery; `knn` is the search
     without one.
+
+    Raises:
+      ImportError: where FAISS is not installed.
     """
     try:
         import faiss
@@ -95,13 +96,17 @@ def search_by_faiss(
         raise ImportError(
             "--search=faiss must have FAISS, got none: pip install 'fedfr_jax[search]'."
         ) from error
-    cosines, places = faiss.knn(
-        unit(features),
-        gallery.features,
-        min(most, len(gallery.names)),
-        metric=faiss.METRIC_INNER_PRODUCT,
-    )
-    return places, cosines
+
+    def find(gallery: Gallery, features: np.ndarray, most: int):
+        cosines, places = faiss.knn(
+            unit(features),
+            gallery.features,
+            min(most, len(gallery.names)),
+            metric=faiss.METRIC_INNER_PRODUCT,
+        )
+        return places, cosines
+
+    return find
 
 
 def check_network(gallery: Gallery, network: Network) -> None:

@@ -14,9 +14,9 @@ from fedfr_jax.deploy import gallery as deployed
 from fedfr_jax.deploy import pictures
 from fedfr_jax.deploy.gallery import (
     Gallery,
+    faiss_search,
     read_gallery,
     search,
-    search_by_faiss,
     unit,
     write_gallery,
 )
@@ -162,7 +162,7 @@ def test_search_is_exact(monkeypatch):
 def test_faiss_finds_whom_blocks_find():
     gallery, probes = crowd()
     for most in (1, 3, 60):
-        places, cosines = search_by_faiss(gallery, probes, most)
+        places, cosines = faiss_search()(gallery, probes, most)
         wanted = search(gallery, probes, most)
         np.testing.assert_array_equal(places, wanted[0])
         np.testing.assert_allclose(cosines, wanted[1], atol=1e-6)
