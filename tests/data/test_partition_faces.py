@@ -243,7 +243,11 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
         ({"ids_per_client": [1, 2, 3]}, "ids_per_client must be one whole number or 2"),
         ({"ids_per_client": 1.5}, "ids_per_client"),
         ({"num_global_ids": -1}, "num_global_ids"),
-        ({"num_kept_ids": 3}, r"num_kept_ids must lie in .* = 2\], got 3"),
+        ({"num_kept_ids": 3}, r"num_kept_ids must lie in \[0, 2\], .*, got 3"),
+        (
+            {"num_kept_ids": 2, "num_unseen_ids": 1, "is_validation": True},
+            r"num_kept_ids must lie in \[0, 1\], .*, got 2",
+        ),
         ({"min_images": 1}, "min_images must be at least 2"),
         ({"global_min_images": -1}, "global_min_images must be at least 0, got -1"),
         ({"max_images": 1}, "max_images"),

@@ -223,10 +223,11 @@ def _check_images(min_images, public_min, max_images, train_fraction):
 
 
 def _check_public(num_global_ids, num_kept_ids, num_validation):
-    if num_kept_ids and not 0 < num_kept_ids <= num_global_ids:
+    num_trained = num_global_ids - num_validation
+    if num_kept_ids and not 0 < num_kept_ids <= num_trained:
         raise ValueError(
-            f"num_kept_ids must lie in [0, num_global_ids = {num_global_ids}], got "
-            f"{num_kept_ids}."
+            f"num_kept_ids must lie in [0, {num_trained}], as many public people as "
+            f"are trained on, got {num_kept_ids}."
         )
     if num_validation > num_global_ids:
         raise ValueError(
