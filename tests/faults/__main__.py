@@ -12,10 +12,12 @@ import datetime
 import os
 import pathlib
 import re
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "experiments" / "benchmarks"))
+
+from results_file import commit  # noqa: E402
 
 
 def main() -> int:
@@ -50,18 +52,11 @@ def main() -> int:
 
 def made() -> str:
     """Today, the checkout's commit, with + where .py files differ, and the machine."""
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run(
-        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    ).stdout.strip()
-    clean = [*git, "diff", "--quiet", "HEAD", "--", ":(top)*.py"]
-    if commit and subprocess.run(clean).returncode:
-        commit += "+"
     processor = re.search(
         "model name\\s*: (.+)", pathlib.Path("/proc/cpuinfo").read_text()
     )
     where = f"{len(os.sched_getaffinity(0))} cores of {processor and processor[1]}"
-    return f"{datetime.date.today()}, commit {commit or 'unknown'}, {where}"
+    return f"{datetime.date.today()}, commit {commit(ROOT) or 'unknown'}, {where}"
 
 
 if __name__ == "__main__":
