@@ -38,9 +38,9 @@ def get_config():
         "checkpoint_every": 0,
     }
     config.methods = base.table_rows(
-        {"epochs": 4, "learning_rate": 1e-3},
+        {"epochs": 4, "learning_rate": 3e-4},
         equal_epochs=(12, 10, 8),
-        learning_rate=1e-3,
+        learning_rate=3e-4,
         decay_epochs=(5, 4, 3),
         threshold=0.45,
     )

@@ -52,10 +52,10 @@ def get_config():
         "checkpoint_every": 0,
     }
     config.methods = base.table_rows(
-        {"epochs": 4, "learning_rate": 1e-3},
+        {"epochs": 4, "learning_rate": 3e-4},
         equal_epochs=(17, 15, 15),
         central={"epochs": 27},  # as many steps as pretraining
-        learning_rate=1e-3,
+        learning_rate=3e-4,
         decay_epochs=(3, 2, 2),
         threshold=0.75,
     )
