@@ -42,6 +42,6 @@ def get_config():
         equal_epochs=(12, 10, 8),
         learning_rate=3e-4,
         decay_epochs=(5, 4, 3),
-        threshold=0.45,
+        threshold=0.4,
     )
     return config.lock()
