@@ -187,6 +187,8 @@ def check_ranges(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> Non
         for entry in value if isinstance(value, tuple | list) else (value,):
             if is_traced(entry):
                 continue
+            if hasattr(entry, "shape") and entry.shape == ():  # an array of one number
+                entry = entry.item()
             if not isinstance(entry, numbers.Real) or isinstance(entry, bool):
                 raise ValueError(f"{prefix}{name} must be a number, got {value!r}.")
             if not low <= entry <= min(high, MOST):

@@ -37,7 +37,8 @@ class Model(NamedTuple):
     embedding_dim: int  # D, the number of classes of a classifier or segmenter
     # Path prefixes below "params" in the order of the data: "stem", "stage1/block1".
     blocks: tuple[str, ...] = ()
-    count_flops: Callable[[], int] = lambda: 0  # counted when asked: it takes a trace
+    # Of the forward pass of one image, counted when asked; None: by a trace of `apply`
+    count_flops: Callable[[], int] | None = None
     # As `apply`, but -> (output, features [B, D] or [B, h, w, D], batch_stats): also
     # what the encoder gives to a classifier, or to the decoder of a segmenter.
     features: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = None
@@ -46,7 +47,7 @@ class Model(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Of the forward pass of one image: twice its multiply-adds."""
+        """Twice the multiply-adds of one image, of a network that counts them."""
         return self.count_flops()
 
 
@@ -396,7 +397,9 @@ class Federated(NamedTuple):
     local_epochs: int | tuple[int, ...] | None = None
     # The same on networks whose convolutions are computed otherwise.
     implementations: Mapping[str, "Federated"] = MappingProxyType({})
-    count_flops: Callable[[], int] = lambda: 0  # of the judged network, as of a `Model`
+    count_flops: Callable[[], int] | None = (
+        None  # of the judged network, as of a `Model`
+    )
 
 
 class ClassTable(NamedTuple):
@@ -425,7 +428,9 @@ class Central(NamedTuple):
     # What a step's whole batch is told before devices and micro-batches take their
     # parts of it; None: nothing
     mark: Callable[[Batch], Batch] | None = None
-    count_flops: Callable[[], int] = lambda: 0  # of the judged network, as of a `Model`
+    count_flops: Callable[[], int] | None = (
+        None  # of the judged network, as of a `Model`
+    )
 
 
 class Stage(NamedTuple):

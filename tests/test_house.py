@@ -25,7 +25,7 @@ SIDEWAYS |= {("stacks", "types"), ("trees", "stacks")}
 SIDEWAYS |= {("mesh", "devices"), ("stream", "devices")}
 SIDEWAYS |= {("deploy", "build"), ("build", "deploy"), ("commands", "deploy")}
 SIDEWAYS |= {("__main__", "commands"), ("__main__", "__init__")}
-LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|sklearn"
+LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|faiss|sklearn"
 # Patterns of source text, and which files may hold them.
 ONLY_IN = {
     r"^ *(import|from) flax\b": ("models/",),

@@ -302,6 +302,9 @@ def test_load_says_how_a_saved_run_is_opened(name, tmp_path):
         ff.load(tmp_path / name)
     with pytest.raises(ValueError, match="weights must be a file of"):
         ff.load(tmp_path / "other")
+    (tmp_path / "run").mkdir()  # a work folder beside the file is itself
+    with pytest.raises(ValueError, match=r"run(\.npz)? must"):
+        ff.load(tmp_path / name)
 
 
 def test_a_run_without_rows_is_loaded_too(tmp_path):

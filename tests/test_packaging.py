@@ -21,6 +21,7 @@ READY = pathlib.Path(sys.prefix) / ".ready"  # requirements.txt as it was instal
 # Where a module has another name than its package.
 PACKAGES = {
     "cv2": "opencv-python-headless",
+    "faiss": "faiss-cpu",
     "PIL": "pillow",
     "orbax": "orbax-checkpoint",
 }

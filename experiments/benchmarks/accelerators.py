@@ -222,13 +222,14 @@ def compiled(path, name, program, device) -> list[str]:
 
     words = [*program.words, f"--rows={program.row}"]
     try:
+        planned = planned_gib(program, device)
         found = compile_for(device, words)[program.row]
     except (OSError, ValueError) as error:  # the others are compiled all the same
         return [f"{name} on {device}: {error}"]
     kind, asks = kind_of(device), ["-c", "import jax; print(jax.__version__)"]
     compiler = f"jax {run_in(kind.extra, asks, kind.environment).stdout.strip()}"
     row = {"about": program.about, "on": device, "programs": found}
-    row["planned_gib"] = planned_gib(program, device)
+    row["planned_gib"] = planned
     row["compiler"] = compiler  # that of `made` started it
     results_file.write(path, {f"{name} on {device}": row})
     print(f"{name} on {device}: {json.dumps(found)}", flush=True)

@@ -1,7 +1,8 @@
 """BigFace's claims in small: scaling laws, distillation, masks, experts, teachers.
 
     python experiments/bigface_scaling/run.py --workdir=runs/bigface_scaling \
-        [--parts=sizes,distilled,masks,moe,teachers,omniglot,lfw] [--seeds=0] [--tiny]
+        [--parts=sizes,distilled,masks,moe,teachers,omniglot,lfw,data] [--seeds=0] \
+        [--tiny]
 
 Goes on where it was stopped: every network is a run of a sweep, a row of
 WORKDIR/results.jsonl, that `fedfr sweep` would train and `fedfr scaling` reads. Writes

@@ -11,6 +11,7 @@ from fedfr_jax.commands.flags import set_key
 CONFIG = pathlib.Path(__file__).resolve().parents[2] / "configs/bigface/scaling.py"
 WIDTHS = (4, 6, 8, 12, 20, 32)  # of the first stage: 28 k to 1.3 M parameters
 STUDENTS, MIDDLE, LARGEST = (4, 6, 8, 12), 12, WIDTHS[-1]
+FEWER, KEPT = (250, 500), "partition.num_kept_ids"  # people of 1,000
 RATIOS = (0.0, 0.1, 0.35, 0.5)
 RATIO = 0.35  # of every cell on rendered people that says nothing else
 SHALLOW, DEEP = (1, 1, 1, 1), (3, 4, 10, 2)
@@ -33,6 +34,12 @@ def sized(width: int, data: str = "faces", **others) -> Cell:
     widths = {"model.widths": tuple(width * 2**i for i in range(4))}
     series = SCRATCH if data == "faces" else data
     return Cell(f"w{width}", series, widths, data)._replace(**others)
+
+
+def fewer(width: int, people: int) -> Cell:
+    """A shallow network on the images of fewer people."""
+    cell = sized(width, name=f"w{width}, {people} people")
+    return cell._replace(changes={**cell.changes, KEPT: people})
 
 
 def taught(width: int, teacher: Cell, name: str = "") -> Cell:
@@ -80,6 +87,11 @@ PARTS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
         ),
         "omniglot": tuple(sized(width, "omniglot") for width in WIDTHS),
         "lfw": tuple(sized(width, "lfw") for width in WIDTHS),
+        "data": tuple(
+            fewer(width, people)
+            for width in (WIDTHS[0], MIDDLE, LARGEST)
+            for people in FEWER
+        ),
     }
 )
 STAGES = 2  # of a toy's four
@@ -89,6 +101,7 @@ TINY = {  # to see that everything runs
     "partition.num_global_ids": 12,
     "partition.num_unseen_ids": 12,
 }
+TINY_PART = 50  # people for each of a toy's
 TINY_FACES = {"data.num_identities": 28, "data.images_per_identity": 6}
 
 
@@ -101,6 +114,8 @@ def config_of(cell: Cell, seed: int, *, is_tiny: bool = False):
         changes["data.seed"] = seed
     if is_tiny:
         changes |= {**TINY, **(TINY_FACES if cell.data == "faces" else {})}
+        if KEPT in changes:
+            changes[KEPT] //= TINY_PART
     for key, value in changes.items():
         set_key(config, key, value)
     if is_tiny:

@@ -13,7 +13,7 @@ from scaling_cells import DISTILLED, PARTS, RATIOS, SCRATCH
 
 from fedfr_jax.scaling import Points, Study, points, study
 from fedfr_jax.scaling.intervals import DRAWS
-from fedfr_jax.scaling.tell import held_table, law_table, short, table
+from fedfr_jax.scaling.tell import budget_table, held_table, law_table, short, table
 
 TAR = "tar@far=1e-02"
 MASKED, STANDARD = "mfr_masked_fnmr@fpr=1e-02", "mfr_standard_fnmr@fpr=1e-02"
@@ -23,7 +23,7 @@ LAWS = {
     "error on unseen people, 1 - TAR at FAR 0.01": (TAR, True),
     "error with masks, masked FNMR at FPR 0.01": (MASKED, False),
 }
-SIZES = ("sizes", "omniglot", "lfw")
+SIZES = ("sizes", "data", "omniglot", "lfw")
 STAGE = "pretrained/generic/"
 FACTS = ("backbone", "with_head", "images", "images_seen", "identities")
 Results = dict[str, dict[str, dict[str, dict]]]
@@ -88,14 +88,19 @@ def studies(results: Results, draws: int = DRAWS) -> dict[str, Study]:
 
 
 def law_text(laws: Mapping[str, Study]) -> Iterator[str]:
-    """Tables of exponents, and of the largest network as the others predict it."""
+    """Tables of exponents, of the largest run as the others predict it, of budgets."""
     for title, of in laws.items():
         yield f"### Laws of the {title}"
         yield law_table(of.findings)
         if any(found.held for found in of.findings):
-            yield "The largest network, predicted by the others:"
+            yield "The largest run, predicted by the others:"
             yield held_table(of)
-        for why in sorted({why for found in of.findings for why in found.refused}):
+        for budgets in of.budgets:
+            if budgets.finding.axes[0] == "backbone":
+                yield "Budgets, by the joint law in parameters of the backbone:"
+                yield budget_table(budgets)
+        refused = {why for found in of.findings for why in found.refused}
+        for why in sorted({*refused, *of.refused}):
             yield f"Not fitted: {why}"
 
 
@@ -113,15 +118,16 @@ def spread(values: np.ndarray) -> str:
 
 def size_table(results: Results) -> str:
     """A line per network of every data set: its size, its cost, its error."""
-    head = ["data", "network", "backbone", "with classes", "FLOPs", "core s"]
-    head += ["1 - TAR", "masked FNMR", "MFR score"]
+    head = ["data", "network", "images", "backbone", "with classes", "FLOPs"]
+    head += ["core s", "1 - TAR", "masked FNMR", "MFR score"]
     lines = []
     for part in SIZES:
         for cell in PARTS[part]:
             rows = [r[cell.name] for r in results.get(part, {}).values()]
             if not rows:
                 continue
-            numbers = [short(rows[0][key]) for key in ("backbone", "with_head")]
+            sizes = ("images", "backbone", "with_head")
+            numbers = [short(rows[0][key]) for key in sizes]
             seconds = np.mean([row["cost"]["core_seconds"] for row in rows])
             numbers += [f"{rows[0]['flops']:.2g}", f"{seconds:.0f}"]
             cells = [spread(1 - values_of(results, part, cell.name, TAR))]

@@ -15,7 +15,7 @@ Runs = dict[str, dict]
 
 def values_of(runs: Runs, row: str, judged: str, metric: str) -> list[float]:
     """A metric in every seed that has it."""
-    found = [rows[row].get(judged, {}).get(metric) for rows in runs.values()]
+    found = [rows.get(row, {}).get(judged, {}).get(metric) for rows in runs.values()]
     return [value for value in found if value is not None]
 
 
@@ -29,6 +29,11 @@ def mean(values: Sequence[float], seeds: int) -> str:
     return f"{np.mean(values):.0f}" if len(values) == seeds else "-"
 
 
+def all_rows(runs: Runs) -> list[str]:
+    """Every row of any seed."""
+    return sorted({row for rows in runs.values() for row in rows})
+
+
 def target_of(runs: Runs) -> str:
     """The accuracy whose first round is named, as the metric has it."""
     every = (x for rows in runs.values() for row in rows.values() for x in row.values())
@@ -37,45 +42,45 @@ def target_of(runs: Runs) -> str:
 
 
 def table(runs: Runs) -> str:
-    """Markdown: a line per row that every seed has; the rounds are of the one network.
+    """Markdown: a line per row, over the seeds that have it, with their number.
 
-    Where there is none, they are those of the clients' own.
+    The rounds are of the one network; where there is none, of the clients' own.
     """
     target = target_of(runs)
     goal = f"{100 * float(target.removeprefix(ROUNDS) or 0):g}"
     text = [
-        "| row | one network, % | own networks, % | worst decile | after an epoch of "
-        f"its own | rounds to {goal} % | MB up and down |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| row | seeds | one network, % | own networks, % | worst decile | after an "
+        f"epoch of its own | rounds to {goal} % | MB up and down |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    common = set.intersection(*(set(rows) for rows in runs.values()))
-    is_over = {row: any("diverged" in x[row] for x in runs.values()) for row in common}
+    seeds = {row: [x[row] for x in runs.values() if row in x] for row in all_rows(runs)}
+    is_over = {row: any("diverged" in x for x in found) for row, found in seeds.items()}
     own = {
         row: values_of(runs, row, "personalised", "accuracy")
-        for row in common
+        for row in seeds
         if not is_over[row]
     }
     for row in sorted(own, key=lambda row: (-np.mean(own[row]), row)):
         one = values_of(runs, row, "generic", "accuracy")
         judged = "generic" if one else "personalised"
         cells = [
+            f"{len(seeds[row])}",
             percent(one),
             percent(own[row]),
             percent(values_of(runs, row, "personalised", "accuracy_worst_decile")),
             percent(values_of(runs, row, "finetuned", "accuracy")),
-            mean(values_of(runs, row, judged, target), len(runs)),
-            mean(values_of(runs, row, "communication", "total_mb"), len(runs)),
+            mean(values_of(runs, row, judged, target), len(seeds[row])),
+            mean(values_of(runs, row, "communication", "total_mb"), len(seeds[row])),
         ]
         text.append(f"| {row} | {' | '.join(cells)} |")
-    lost = sorted(row for row in common if is_over[row])
-    return "\n".join([*text, *(f"| {row} | diverged | | | | | |" for row in lost)])
+    for row in filter(is_over.get, seeds):
+        text.append(f"| {row} | {len(seeds[row])} | diverged | | | | | |")
+    return "\n".join(text)
 
 
 def text(results: dict[str, Runs]) -> str:
     """What stands between the markers of README.md."""
     parts = [
-        f"### {name}\n\n{made(runs)}; {len(runs)} seed{'s' * (len(runs) > 1)}\n\n"
-        f"{table(runs)}"
-        for name, runs in results.items()
+        f"### {name}\n\n{made(runs)}\n\n{table(runs)}" for name, runs in results.items()
     ]
     return "\n\n".join(parts)

@@ -72,9 +72,17 @@ def main(argv: list[str]) -> None:
     first = parse(parser, [f"--config={CONFIG}", *argv])
     folder = workdir(first, "run.py")
     studies.remember_programs(folder)
-    for word in first.sets:
-        config = parse(parser, [f"--config={CONFIG}:{word}", *argv]).config
+    configs = {
+        word: parse(parser, [f"--config={CONFIG}:{word}", *argv]).config
+        for word in first.sets
+    }
+    known = {name for config in configs.values() for name in config.methods}
+    if unknown := sorted({*first.rows} - known):
+        raise ValueError(f"--rows must be of {sorted(known)}, got {unknown}.")
+    for word, config in configs.items():
         for name in first.rows or config.methods:
+            if name not in config.methods:  # fedbn, where there is no batch norm
+                continue
             for seed in map(int, first.seeds):
                 rows = play(config, word, name, seed, folder / name)
                 studies.publish(STUDY, first.results, word, {str(seed): rows})

@@ -1,6 +1,10 @@
 """Draw 64 faces with masks of each kind, a sheet for every kind.
 
-python experiments/faces_synthetic/mask_sheet.py --out=masks --size=112
+python experiments/faces_synthetic/mask_sheet.py --landmarks
+python experiments/faces_synthetic/mask_sheet.py --landmarks --lfw --out=masks
+
+Faces are rendered ones, whose sheets lie beside this file, or photographs of LFW,
+which are not for publication.
 """
 
 import argparse
@@ -14,7 +18,9 @@ from PIL import Image
 
 from fedfr_jax.data.augment.face_mask import SURFACE, TEMPLATE, cover
 from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.types import Source
 
+HERE = pathlib.Path(__file__).parent
 KINDS = {"template": TEMPLATE, "surface": SURFACE}
 
 
@@ -31,23 +37,35 @@ def masked(images: np.ndarray, kind: int, seed: int, landmarks=None) -> np.ndarr
     return np.asarray(one(keys, images, points))
 
 
+def rendered(size: int, seed: int) -> Source:
+    """64 people, a photograph of each."""
+    people = {"num_identities": 64, "images_per_identity": 1}
+    return SOURCES["faces_synthetic"](**people, image_size=size, seed=seed)
+
+
+def lfw(size: int) -> Source:
+    """Photographs of LFW."""
+    return SOURCES["lfw"](data_dir("lfw_devtrain"), image_size=size)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=pathlib.Path, default="masks")
+    parser.add_argument("--out", type=pathlib.Path, default=HERE)
     parser.add_argument("--size", type=int, default=112)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lfw", action="store_true", help="photographs of FEDFR_DATA")
     parser.add_argument("--landmarks", action="store_true", help="take the set's own")
     args = parser.parse_args()
-    source = SOURCES["lfw"](data_dir("lfw_devtrain"), image_size=args.size)
+    source = lfw(args.size) if args.lfw else rendered(args.size, args.seed)
     rng = np.random.default_rng(args.seed)
     rows = np.sort(rng.choice(len(source.labels), 64, replace=False))
     images = source.read(rows)
     landmarks = source.landmarks[rows] if args.landmarks else None
     args.out.mkdir(parents=True, exist_ok=True)
     for name, kind in KINDS.items():
-        path = args.out / f"{name}_{args.size}.png"
+        path = args.out / f"masks_{name}.jpg"
         drawn = masked(images, kind, args.seed, landmarks)
-        Image.fromarray(sheet(drawn, 8)).save(path)
+        Image.fromarray(sheet(drawn, 8)).save(path, quality=90)
         print(path)
 
 

@@ -89,11 +89,12 @@ TOLERANCE = 0.01  # a mean rate that changes by less has not changed
 
 def columns(runs: dict) -> list[tuple[str, str]]:
     """(protocol, metric) of every number that all rows have, the strict rates first."""
-    first = next(iter(next(iter(runs.values())).values()))
+    rows = [row for seed in runs.values() for row in seed.values()]
     name_and_rate = lambda metric: (metric.split("=")[0], float(metric.split("=")[1]))
     order = lambda metric: (0, *name_and_rate(metric)) if "=" in metric else (1, metric)
     protocols = ("generic", "personalised")
-    return [(p, m) for p in protocols for m in sorted(first[p], key=order)]
+    common = {p: set.intersection(*(set(row[p]) for row in rows)) for p in protocols}
+    return [(p, m) for p in protocols for m in sorted(common[p], key=order)]
 
 
 def in_order(names) -> list[str]:

@@ -14,7 +14,8 @@ FLIPS = 20_000  # of the signs of differences, for a p-value
 LINEAR = {"cifar10 resnet k=4": "cifar10 linear k=4"}
 LINEAR |= {"cifar100 resnet k=40": "cifar100 linear k=40"}
 LINEAR |= {"cifar100 mobilenet k=40": "cifar100 linear_mobilenet k=40"}
-LINEAR |= {f"{case} r=40": f"{linear} r=40" for case, linear in [*LINEAR.items()][:2]}
+LINEAR |= {"cifar10 resnet k=4 r=40": "cifar10 linear k=4 r=40"}
+LINEAR |= {"cifar100 resnet k=40 r=40": "cifar100 linear k=40 r=40"}
 Results = dict[str, dict]
 Line = tuple[str, str, np.ndarray, float | None]  # finding, case, difference, p
 

@@ -58,7 +58,8 @@ def all_rows(num_classes: int, num_rows: int) -> Held:
     """A device holds the rows of all `num_rows` classes that are its own."""
     own = jnp.arange(num_rows, dtype=jnp.int32)
     ids = jax.lax.axis_index(meshes.CLIENTS) * num_rows + own
-    return Held(jnp.where(ids < num_classes, ids, -1), own)
+    is_class = ids < num_classes
+    return Held(jnp.where(is_class, ids, -1), jnp.where(is_class, own, -1))
 
 
 def of_all(x: jax.Array) -> jax.Array:
@@ -74,8 +75,8 @@ def class_losses(
     Args:
       features: [b, D] of the device's part of the batch.
       rows: [R, D] embeddings of the classes `held`, any length.
-      labels: [b] int32 in [0, M), as all devices count; each must be held by one. -1
-        has no class: its loss must not count.
+      labels: [b] int32 in [0, M), as all devices count; each must be held by one. Any
+        other, such as -1, has no class: its loss must not count.
 
     Returns:
       (losses [b], not bounded, what `of.margin` gives beside the logits).

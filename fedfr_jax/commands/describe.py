@@ -10,9 +10,9 @@ ABOUT = """\
 List the members of a family, each with its settings (the keys of a config and their
 defaults) and one line; with a member's name print its whole documentation, without a
 family all names. The library itself passes image_shape, labels, cosine, local, loss,
-model, task and mesh. "sections" are the config's own: what may stand in federation,
-pretrain, evaluation and a row of methods. "scenarios" are the partitions of reid,
-"encoders" of the segmenter; "combines" go with the algorithm robust, and
+model, task, mesh, seen and num_classes. "sections" are the config's own: what may stand
+in federation, pretrain, evaluation and a row of methods. "scenarios" are the partitions
+of reid, "encoders" of the segmenter; "combines" go with the algorithm robust, and
 "server_optimizers" with every algorithm that has such a key.
 
 families: {}"""

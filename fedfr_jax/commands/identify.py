@@ -25,16 +25,24 @@ def main(argv: list[str]) -> None:
     define_threshold(parser)
     parser.add_argument("--gallery", metavar="NPZ", help="of fedfr enroll")
     parser.add_argument("--most", type=count, default=1, help="names for a picture")
+    ways = ["numpy", "faiss"]
+    parser.add_argument("--search", choices=ways, default="numpy", help="both exact")
     values = parse_flags(parser, argv)
     path = named(values.gallery, "gallery", parser.prog)
     network = network_of(values, parser.prog)
-    from fedfr_jax.deploy.gallery import check_network, read_gallery, search
+    from fedfr_jax.deploy.gallery import (
+        check_network,
+        faiss_search,
+        read_gallery,
+        search,
+    )
 
+    find = faiss_search() if values.search == "faiss" else search
     gallery = read_gallery(path)
     check_network(gallery, network)
     least = threshold_of(values, gallery.calibration)
     found = pictures_of(values, network)
-    places, cosines = search(gallery, found.embedded(network), max(values.most, 1))
+    places, cosines = find(gallery, found.embedded(network), max(values.most, 1))
     print(f"threshold {least:.4f}, {len(gallery.names)} people")
     for name, row, scores in zip(found.names, places, cosines, strict=True):
         shown = [

@@ -6,7 +6,7 @@ made them, and its `calibration`.
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +79,34 @@ def search(
         places.append(np.take_along_axis(best, order, axis=1))
         cosines.append(np.take_along_axis(found, order, axis=1))
     return np.concatenate(places), np.concatenate(cosines)
+
+
+def faiss_search() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """`search` by FAISS (Douze et al., "The Faiss library", arXiv:2401.08281).
+
+    Its exact index, IndexFlatIP, would be a copy of the gallery; `knn` is the search
+    without one.
+
+    Raises:
+      ImportError: where FAISS is not installed.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError(
+            "--search=faiss must have FAISS, got none: pip install 'fedfr_jax[search]'."
+        ) from error
+
+    def find(gallery: Gallery, features: np.ndarray, most: int):
+        cosines, places = faiss.knn(
+            unit(features),
+            gallery.features,
+            min(most, len(gallery.names)),
+            metric=faiss.METRIC_INNER_PRODUCT,
+        )
+        return places, cosines
+
+    return find
 
 
 def check_network(gallery: Gallery, network: Network) -> None:

@@ -137,6 +137,8 @@ def load(
 
 def is_saved_run(path: str | os.PathLike) -> bool:
     """Whether a path, with or without its .npz, is what `notebook.save` wrote."""
+    if pathlib.Path(path).is_dir():  # a work folder may lie beside such a file
+        return False
     for file in (path, f"{path}.npz"):
         if zipfile.is_zipfile(file):  # which a path without a file is not
             with zipfile.ZipFile(file) as archive:

@@ -2,10 +2,9 @@
 
 `LOSSES` names what a configuration can choose between. The library's own are margins of
 cosines, factories (*, scale, margin, ...) -> `contract.Margin`. One of outputs is
-(*, ...) -> loss(outputs [..., M], targets [...] int32) -> [...], a number for every
-example or pixel, as optax has them: the key `loss` of rows of classification and
-segmentation. The other losses compare different things and are imported from their
-modules.
+(*, ...) -> loss(outputs [N, M], targets [N] int32) -> [N], a number for every example
+or pixel, as optax has them: the key `loss` of rows of classification and segmentation.
+The other losses compare different things and are imported from their modules.
 """
 
 import inspect
@@ -54,8 +53,8 @@ def register_loss(name: str, loss: Callable) -> None:
 
     Args:
       loss: (*, scale, margin, ...) -> Margin, for `margin_loss` of faces; or
-        (*, ...) -> (outputs [..., M], targets [...]) -> [...], for `loss` of rows of
-        classification and segmentation.
+        (*, ...) -> (outputs [N, M], targets [N]) -> [N], for `loss` of rows of
+        classification (of N examples) and segmentation (of N pixels).
 
     Raises:
       ValueError: when the name belongs to another loss.
@@ -89,7 +88,7 @@ def margin_of(
 
 
 def loss_of_outputs(given: str | Mapping, num_classes: int) -> Callable:
-    """A member of LOSSES of outputs: (outputs [..., M], targets [...]) -> [...].
+    """A member of LOSSES of outputs: (outputs [N, M], targets [N]) -> [N].
 
     Args:
       given: its name, or {"name": ..., settings}.
@@ -106,6 +105,9 @@ def loss_of_outputs(given: str | Mapping, num_classes: int) -> Callable:
     parameters = inspect.signature(LOSSES[name]).parameters
     check_keys("loss", settings, parameters)
     check_kinds("loss.", settings, parameters)
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in settings:
+            raise ValueError(f"loss must have the key {key} of {name!r}, got none.")
     loss = LOSSES[name](**settings)
     if isinstance(loss, Margin):
         raise ValueError(

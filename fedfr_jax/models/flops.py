@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 from fedfr_jax.types import PyTree
@@ -20,6 +21,24 @@ PASSES = 3  # of training: forward, and backward for inputs and for parameters
 def count_flops(function: Callable, *arguments: PyTree) -> int:
     """Operations of `function(*arguments)`, arguments being arrays or shape structs."""
     return _of_program(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def network_flops(
+    count: Callable[[], int] | None,
+    apply: Callable,
+    variables: PyTree,
+    image_shape: tuple[int, ...],
+) -> int:
+    """Operations of a network on one image: what it counts itself, else by a trace.
+
+    Args:
+      apply: (variables, images [B, *image_shape]) -> output.
+      variables: shapes.
+    """
+    if count is not None:
+        return count()
+    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    return count_flops(apply, variables, image)
 
 
 def forward_flops(network: int, rows: int = 0) -> int:

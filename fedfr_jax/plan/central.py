@@ -15,7 +15,7 @@ from fedfr_jax.central.class_rows import CLASS_TABLE
 from fedfr_jax.central.settings import mesh_of, optimizer_of, spread_of
 from fedfr_jax.central.sharding import Layout, layout_of, of_state, shardings
 from fedfr_jax.central.step import State, build_step
-from fedfr_jax.models.flops import forward_flops
+from fedfr_jax.models.flops import forward_flops, network_flops
 from fedfr_jax.plan.needs import (
     Needs,
     Work,
@@ -72,6 +72,9 @@ def central_needs(
     steps = trainer.settings.epochs * (trainer.num_rows // batch)
     variables = step.state.variables
     judged = jax.eval_shape(trainer.network, variables)
+    network = network_flops(
+        trainer.count_flops, trainer.network_apply, judged, examples.image_shape
+    )
     rows = count(variables["params"]) - count(judged["params"])
     if trainer.table:  # of those that are drawn
         rows = round(rows * max(trainer.settings.class_rates))
@@ -81,7 +84,7 @@ def central_needs(
         largest=found.largest,
         work=[Work(found.kernels, steps)],
         images=steps * batch,
-        forward=forward_flops(trainer.count_flops(), rows),
+        forward=forward_flops(network, rows),
         parameters=count(variables["params"]),
         batch_size=batch,
         classes=num_classes or num_classes_of(trainer, variables["params"]),

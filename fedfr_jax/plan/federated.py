@@ -20,7 +20,7 @@ from fedfr_jax.federated.client import Slots, all_rows
 from fedfr_jax.federated.engine import no_extra, train_slot
 from fedfr_jax.federated.shapes import on_mesh, placed
 from fedfr_jax.feed import Feed
-from fedfr_jax.models.flops import forward_flops
+from fedfr_jax.models.flops import forward_flops, network_flops
 from fedfr_jax.plan.needs import Needs, Work, bytes_on_device, count_params
 from fedfr_jax.plan.program import taken
 from fedfr_jax.plan.steps import Kernel, Taken
@@ -86,13 +86,16 @@ def federated_needs(
     judged = jax.eval_shape(
         trainer.algorithm.personalize, _plain(shapes.server), _plain(shapes.row)
     )
+    network = network_flops(
+        trainer.count_flops, trainer.apply, judged, examples.image_shape
+    )
     return Needs(
         devices=experiment.mesh.size,
         parts={name: size for name, size in parts.items() if size},
         largest=client.largest,
         work=work,
         images=images,
-        forward=forward_flops(trainer.count_flops()),
+        forward=forward_flops(network),
         parameters=count_params(judged),
         batch_size=feed.batch_size,
         clients=math.ceil(cohort_of(experiment) / meshes.grid(experiment.mesh)[0]),

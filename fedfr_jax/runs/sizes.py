@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.models.flops import PASSES, forward_flops
+from fedfr_jax.models.flops import PASSES, forward_flops, network_flops
 from fedfr_jax.runs.sinks import read_jsonl
 from fedfr_jax.types import Central, Experiment, Federated, PyTree
 
@@ -39,12 +39,15 @@ def sizes_of(experiment: Experiment) -> Sizes:
         judged = jax.eval_shape(trainer.network, whole)
     else:
         whole = judged = jax.eval_shape(trainer.start, None)
-    image = (1, *experiment.task.dataset.image_shape)
-    image = jax.ShapeDtypeStruct(image, jnp.float32)
+    image_shape = experiment.task.dataset.image_shape
+    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     output, _ = jax.tree.leaves(
         (jax.eval_shape(trainer.network_apply, judged, image), 0)
     )
-    network, width = trainer.count_flops(), output.shape[-1]
+    network = network_flops(
+        trainer.count_flops, trainer.network_apply, judged, image_shape
+    )
+    width = output.shape[-1]
     backbone, rows = count(judged["params"]), count(whole["params"])
     if rows == backbone:  # logits: the head is the last layer
         head = count(last_layer(judged["params"]))

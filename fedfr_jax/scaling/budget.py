@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.scaling.laws import Coefficients, predict
+from fedfr_jax.scaling.laws import LEAST_FACTOR, Coefficients, predict
 
 SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the best N, in a table of equal cost
 H200_DAY = 0.3 * 989e12 * 86_400  # operations in bfloat16 at 30 % of the peak
@@ -49,8 +49,14 @@ def best_plan(law: Coefficients, cost: Cost, flops: float) -> Plan:
     """The network and number of images of least error for `flops` operations.
 
     Raises:
-      ValueError: where larger networks do not cost more.
+      ValueError: where larger networks do not cost more, or the runs do not show that
+        parameters, or images, count.
     """
+    if min(law.factors) <= LEAST_FACTOR:
+        raise ValueError(
+            "a law of budgets must have a term of parameters and one of images, got "
+            f"factors {law.factors.tolist()}."
+        )
     if cost.exponent <= 0:
         raise ValueError(f"the cost's exponent must be positive, got {cost.exponent}.")
     (alpha, beta), (a, b) = law.exponents, law.factors

@@ -17,7 +17,13 @@ import numpy as np
 from scipy.optimize import minimize, nnls
 from threadpoolctl import threadpool_limits
 
-from fedfr_jax.scaling.laws import Coefficients, Law, check_points, predict
+from fedfr_jax.scaling.laws import (
+    LEAST_FACTOR,
+    Coefficients,
+    Law,
+    check_points,
+    predict,
+)
 
 DELTA = 1e-3  # where the Huber loss goes from squares to absolute values
 WIDER = (100.0, 10.0, 1.0)  # deltas to begin with, in DELTA: they lead to the corner
@@ -102,7 +108,9 @@ def coefficients_of(
     theta = min(ends, key=lambda end: end.fun).x
     exponents, heights, offset = _parts(law, theta)
     offset = np.exp(offset) if law.has_offset else np.zeros(())
-    return Coefficients(exponents, np.exp(heights + exponents * centre), offset)
+    heights = heights + exponents * centre
+    factors = np.maximum(np.exp(heights), LEAST_FACTOR)
+    return Coefficients(exponents, factors, offset)
 
 
 def _parts(law, theta):

@@ -38,6 +38,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
     {law.name: law for law in (POWER, SATURATING, JOINT)}
 )
 LEAST_SIZES = 3  # different values of each input
+LEAST_FACTOR = 1e-300  # of a term that the runs do not show; its logarithm exists
 
 
 class Coefficients(NamedTuple):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
 from fedfr_jax.losses.contrastive import model_contrastive
@@ -11,7 +12,7 @@ from fedfr_jax.types import Model
 
 
 def contrasted(
-    loss: Callable,
+    loss_of: Callable,
     model: Model,
     *,
     contrastive_weight: float = 1.0,
@@ -19,11 +20,12 @@ def contrasted(
 ) -> Callable:
     """A row's loss + weight * `model_contrastive` of the network's features.
 
-    Features of pixels are averaged over an image. The network is written twice, once
-    for the loss: the compiler finds that both are one.
+    Features of pixels are averaged over an image. The network runs once: the loss is
+    handed what it gave.
 
     Args:
-      loss: of a row, (variables, batch, key) -> (scalar, (batch_stats, metrics)).
+      loss_of: (model) -> loss of a row, which runs the model on the batch's images in
+        training and no other way.
       contrastive_weight: mu >= 0.
       temperature: > 0.
 
@@ -37,20 +39,29 @@ def contrasted(
     bounds = {"contrastive_weight": (0, jnp.inf), "temperature": POSITIVE}
     check_ranges("", values, bounds)
 
-    def features(variables, batch, train, key=None):
-        found = model.features(variables, batch.images, train, key=key)[1]
-        return found.reshape(len(found), -1, found.shape[-1]).mean(axis=1)  # [B, D]
+    loss_of(model)  # what is wrong with its settings is told before training
 
     def loss_fn(variables, batch, key, *, received, previous):
-        value, (stats, metrics) = loss(variables, batch, key)
+        output, seen, stats = model.features(variables, batch.images, True, key=key)
+        known = model._replace(
+            apply=lambda *_, **__: (output, stats),
+            features=lambda *_, **__: (output, seen, stats),
+        )
+        value, (stats, metrics) = loss_of(known)(variables, batch, key)
+        fixed = [
+            model.features(other, batch.images, False)[1]
+            for other in (received, previous)
+        ]
         terms = model_contrastive(
-            features(variables, batch, True, key),
-            features(received, batch, False),
-            features(previous, batch, False),
-            temperature=temperature,
+            *map(_of_images, (seen, *fixed)), temperature=temperature
         )
         term = masked_mean(terms, batch.is_valid)
         total = value + contrastive_weight * term
         return total, (stats, {**metrics, "contrastive": term})
 
     return loss_fn
+
+
+def _of_images(features: jax.Array) -> jax.Array:
+    """[B, D] of [B, ..., D], the mean over pixels where there are any."""
+    return features.reshape(len(features), -1, features.shape[-1]).mean(axis=1)

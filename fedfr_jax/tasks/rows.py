@@ -154,9 +154,11 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         others = {*keywords(local_of), *of_loss, *OWN}
         make, rest = algorithm_maker(section, algorithm, options, others, of.facts)
         own = {key: rest.pop(key) for key in OWN if key in rest}
-        loss = _loss(section, loss_of, rest, of)
+        loss_for = _loss_for(section, loss_of, rest)
         if around:
-            loss = _loss(section, functools.partial(around, loss), rest, of)
+            around = functools.partial(around, loss_for)
+            loss_for = _loss_for(section, around, rest)
+        loss = loss_for(of.model)
         local = call(section, local_of, rest, loss)
         jax.eval_shape(lambda x: local.optimizer(0.1).init(x), of.shapes["params"])
         start = Start(of.model, of.shapes, of.model.init)
@@ -181,7 +183,7 @@ def central_row(section: str, options: Mapping, of: Given) -> Central:
     known = {*keywords(of.loss_of), *Training._fields} - {*MARGIN}
     check_keys(f"config.{section}", options, known)
     with naming(f"config.{section}"):
-        loss = _loss(section, of.loss_of, options, of)
+        loss = _loss_for(section, of.loss_of, options)(of.model)
     training = call(section, Training, options)
     check_training(training, section, of.num_rows, of.mesh)
     check_patterns(training, section, lambda: of.shapes["params"], of.mesh)
@@ -202,10 +204,10 @@ def central_row(section: str, options: Mapping, of: Given) -> Central:
     )
 
 
-def _loss(section: str, loss_of: Callable, options: dict, of: Given) -> Callable:
-    """The loss of a row, whose keys are taken out of its options."""
+def _loss_for(section: str, loss_of: Callable, options: dict) -> Callable:
+    """(model) -> loss of a row, whose keys are taken out of its options."""
     own = {key: options.pop(key) for key in keywords(loss_of) if key in options}
-    return call(section, loss_of, own, of.model)
+    return functools.partial(call, section, loss_of, own)
 
 
 def stage_of(trainer: Federated | Central, train: Dataset | Stream) -> Stage:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
@@ -30,7 +31,7 @@ RULES = {
 COSFACE = RULES["cosface_m04"]
 
 
-def gradients(num_devices, num_classes, of, ids=None):
+def gradients(num_devices, num_classes, of, ids=None, mesh=None):
     """(x, table, labels) -> (mean loss, (dx, dtable)), as a step takes them.
 
     Each device differentiates the mean of its own examples; the sum over the devices is
@@ -60,7 +61,7 @@ def gradients(num_devices, num_classes, of, ids=None):
         return jax.lax.pmean(value, meshes.CLIENTS), grads
 
     specs = (CUT, CUT, CUT), (WHOLE, (CUT, CUT))
-    mesh = make_mesh(num_devices)
+    mesh = mesh or make_mesh(num_devices)
     return jax.jit(meshes.over_client_devices(mesh, of_part, *specs))
 
 
@@ -70,10 +71,10 @@ def padded(w, num_devices, chunk=0):
     return np.concatenate([w, np.full((rows - len(w), w.shape[1]), 1e3, np.float32)])
 
 
-def found(num_devices, x, w, labels, *, chunk=0, rule=COSFACE, dtype=None):
+def found(num_devices, x, w, labels, *, chunk=0, rule=COSFACE, dtype=None, mesh=None):
     """(loss, dx, dw) on so many devices."""
     of = rule._replace(chunk=chunk, dtype=dtype)
-    run = gradients(num_devices, len(w), of)
+    run = gradients(num_devices, len(w), of, mesh=mesh)
     loss, (dx, dw) = run(x, padded(w, num_devices, chunk), labels)
     np.testing.assert_array_equal(dw[len(w) :], 0)
     return float(loss), np.asarray(dx), np.asarray(dw[: len(w)])
@@ -82,6 +83,15 @@ def found(num_devices, x, w, labels, *, chunk=0, rule=COSFACE, dtype=None):
 def close(actual, expected, tolerance=2e-5):
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def dense_loss(x, w, labels):
+    """Mean loss of CosFace with scale 64 and margin 0.4, in float64."""
+    unit = lambda a: a / np.linalg.norm(a, axis=1, keepdims=True)
+    logits = 64 * unit(np.float64(x)) @ unit(np.float64(w)).T
+    logits[np.arange(len(x)), labels] -= 64 * 0.4
+    total = np.logaddexp.reduce(logits, axis=1)
+    return (total - logits[np.arange(len(x)), labels]).mean()
 
 
 def problem(num_classes=37, batch=16, seed=0):
@@ -110,11 +120,27 @@ def test_chunks_devices_and_the_order_of_classes_change_nothing():
     x, w, labels = problem()
     labels[:3] = 0, 36, 35  # the first, the last before the padding, its neighbour
     expected = found(1, x, w, labels)
+    np.testing.assert_allclose(expected[0], dense_loss(x, w, labels), rtol=1e-5)
     for num_devices, chunk in [(8, 0), (8, 2), (2, 7)]:
         close(found(num_devices, x, w, labels, chunk=chunk), expected)
     order = np.random.default_rng(1).permutation(len(w))
     loss, dx, dw = found(4, x, w[order], np.argsort(order)[labels].astype(np.int32))
     close((loss, dx, dw), (expected[0], expected[1], expected[2][order]))
+
+
+def test_the_order_of_devices_changes_nothing():
+    given, mesh = problem(), make_mesh(8)
+    turned = Mesh(mesh.devices[::-1], mesh.axis_names, axis_types=mesh.axis_types)
+    close(found(8, *given, mesh=turned), found(8, *given))
+
+
+def test_a_label_of_padding_has_no_class_as_minus_1_has_none():
+    """Neither may move the padding, which `found` looks at."""
+    x, w, labels = problem()  # 37 classes, five rows on each of eight devices
+    labels[:2] = -1
+    expected = found(8, x, w, labels)
+    labels[:2] = 37, 39
+    close(found(8, x, w, labels), expected, tolerance=0)
 
 
 def test_all_labels_may_lie_on_one_device():
@@ -212,6 +238,9 @@ def test_a_sampled_loss_is_the_released_codes(golden, case, parts):
     close(
         [dx, dense], [g[f"pfc/{case}/dx_before_ddp_mean"] / parts, g[f"pfc/{case}/dw"]]
     )
+    kept = np.sort(ids[ids >= 0])
+    own = np.searchsorted(kept, g["labels"])
+    np.testing.assert_allclose(loss, dense_loss(g["x"], g["w"][kept], own), rtol=1e-5)
     # Row 1's loss is above the released bound.
     assert float(loss) > float(g[f"pfc/{case}/loss"][0])
 

@@ -222,6 +222,21 @@ def test_operations_are_those_of_the_network_however_it_is_computed(
             assert needs.forward == network + 2 * 8 * classes
 
 
+def test_operations_of_a_network_that_counts_none_are_traced(tmp_path):
+    experiment = build(face_config(tmp_path))
+    stages = {
+        name: stage._replace(trainer=stage.trainer._replace(count_flops=None))
+        for name, stage in experiment.stages.items()
+    }
+    uncounted = experiment._replace(stages=stages)
+    assert sizes_of(uncounted) == sizes_of(experiment)
+    branch = {"pretrained": 0, "fedfr": 2 * 8 * 8}  # of a client's own network
+    with jax.numpy_dtype_promotion("standard"):
+        for row, more in branch.items():
+            found, told = (needs_function(x, row)() for x in (uncounted, experiment))
+            assert found.forward - more == told.forward > 0
+
+
 def test_faces_have_parameters_by_three_definitions(tmp_path):
     config = face_config(tmp_path)
 

@@ -2,6 +2,8 @@
 
 import inspect
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedfr_jax.federated.algorithms import ALGORITHMS
@@ -103,3 +105,9 @@ def test_the_bounds_themselves_are_taken(name):
     for number in numbers_of(SIGNATURES[name]):
         if number not in NOT_ZERO.get(name, ()) and "num_" not in number:
             MAKERS[name](**{number: 0})
+
+
+def test_an_array_of_one_number_is_a_number():
+    sgd(weight_decay=jnp.float32(1e-4), momentum=np.float64(0.5))
+    with pytest.raises(ValueError, match="weight_decay must be at least 0, got -1"):
+        sgd(weight_decay=jnp.float32(-1.0))

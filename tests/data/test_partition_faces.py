@@ -157,6 +157,17 @@ def test_validation_sees_no_test_image_and_nobody_of_the_unseen():
             by_identity(labels, **{**settings, **change}, is_validation=True)
 
 
+def test_fewer_kept_people_are_among_the_others_and_the_unseen_stay():
+    labels = labels_of([8] * 40)
+    sizes = {"num_clients": 3, "ids_per_client": 4, "num_global_ids": 20}
+    whole = by_identity(labels, **sizes, num_unseen_ids=5)
+    part = by_identity(labels, **sizes, num_unseen_ids=5, num_kept_ids=7)
+    assert_consistent(part, labels)
+    assert part.global_identities.tolist() == whole.global_identities[:7].tolist()
+    for name in ("train", "test", "client_identities", "unseen_examples"):
+        np.testing.assert_array_equal(getattr(part, name), getattr(whole, name))
+
+
 def test_masks_choose_where_clients_and_global_identities_come_from():
     labels = labels_of([6] * 30)
     is_first = np.arange(30) < 12
@@ -232,6 +243,11 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
         ({"ids_per_client": [1, 2, 3]}, "ids_per_client must be one whole number or 2"),
         ({"ids_per_client": 1.5}, "ids_per_client"),
         ({"num_global_ids": -1}, "num_global_ids"),
+        ({"num_kept_ids": 3}, r"num_kept_ids must lie in \[0, 2\], .*, got 3"),
+        (
+            {"num_kept_ids": 2, "num_unseen_ids": 1, "is_validation": True},
+            r"num_kept_ids must lie in \[0, 1\], .*, got 2",
+        ),
         ({"min_images": 1}, "min_images must be at least 2"),
         ({"global_min_images": -1}, "global_min_images must be at least 0, got -1"),
         ({"max_images": 1}, "max_images"),

@@ -119,6 +119,8 @@ def test_a_folder_that_is_in_the_set_twice_is_refused(tmp_path):
         with pytest.raises(ValueError, match=r"once.*/b/more|b/more.*once"):
             folder(tmp_path, image_size=None)
         (tmp_path / "b" / "more").unlink()
+    old = tmp_path / "b" / "old"
+    old.symlink_to(old)  # leads nowhere, and is no image
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     fill(outside, {"1.png": picture(3)})
     (tmp_path / "c").symlink_to(outside)

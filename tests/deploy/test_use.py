@@ -10,8 +10,16 @@ from PIL import Image
 import fedfr_jax as ff
 from fedfr_jax.__main__ import main
 from fedfr_jax.data.align import arcface_template
+from fedfr_jax.deploy import gallery as deployed
 from fedfr_jax.deploy import pictures
-from fedfr_jax.deploy.gallery import Gallery, read_gallery, search, write_gallery
+from fedfr_jax.deploy.gallery import (
+    Gallery,
+    faiss_search,
+    read_gallery,
+    search,
+    unit,
+    write_gallery,
+)
 from fedfr_jax.deploy.network import Network
 from fedfr_jax.deploy.pictures import CENTRE, centre, read_pictures
 
@@ -38,6 +46,16 @@ def people(faces, tmp_path_factory):
     return folder
 
 
+def knn(probes, rows, most, metric):
+    """What FAISS gives, where it is not installed."""
+    assert metric == "inner product"
+    places = np.argsort(-(probes @ rows.T), axis=1)[:, :most]
+    return np.take_along_axis(probes @ rows.T, places, axis=1), places
+
+
+FAISS = types.SimpleNamespace(knn=knn, METRIC_INNER_PRODUCT="inner product")
+
+
 def test_a_picture_is_its_own_person_and_a_gallery_names_him(
     network, people, tmp_path, capsys, monkeypatch
 ):
@@ -61,6 +79,12 @@ def test_a_picture_is_its_own_person_and_a_gallery_names_him(
     assert f"{probe}: 0 1.0000" in capsys.readouterr().out
     assert main(["identify", *flags, "--threshold=1.1", probe]) == 0
     assert "nobody (nearest 0 1.0000)" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "faiss", FAISS)
+    assert main(["identify", *flags, "--search=faiss", "--far=0.1", probe]) == 0
+    assert f"{probe}: 0 1.0000" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "faiss", None)  # not installed
+    assert main(["identify", *flags, "--search=faiss", "--far=0.1", probe]) == 2
+    assert "pip install 'fedfr_jax[search]'" in capsys.readouterr().err
     features = tmp_path / "features.npz"
     assert main(["embed", f"--network={network}", f"--to={features}", str(people)]) == 0
     found = np.load(features)
@@ -109,16 +133,39 @@ def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
         assert says in error and error.count("\n") == 2, (words, error)
 
 
-def test_search_is_exact():
+@pytest.fixture(params=["installed", "stand-in"])
+def faiss(request, monkeypatch):
+    """FAISS is there, or what stands for it."""
+    if request.param == "installed":
+        pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    else:
+        monkeypatch.setitem(sys.modules, "faiss", FAISS)
+
+
+def crowd():
+    """A gallery of 50 people, and 7 probes of any length."""
     rng = np.random.default_rng(0)
-    known, probes = rng.standard_normal((50, 4)), rng.standard_normal((7, 4))
-    known /= np.linalg.norm(known, axis=1, keepdims=True)
-    gallery = Gallery(np.arange(50).astype(str), known, "", "")
+    known, probes = (rng.standard_normal((n, 4), np.float32) for n in (50, 7))
+    return Gallery(np.arange(50).astype(str), unit(known), "", ""), 3 * probes
+
+
+def test_search_is_exact(monkeypatch):
+    monkeypatch.setattr(deployed, "BLOCK", 100)  # two probes at once
+    gallery, probes = crowd()
     places, cosines = search(gallery, probes, 3)
-    probes /= np.linalg.norm(probes, axis=1, keepdims=True)
-    wanted = np.argsort(-(probes @ known.T), axis=1)[:, :3]
-    np.testing.assert_array_equal(places, wanted)
-    np.testing.assert_allclose(cosines, np.sort(probes @ known.T)[:, :-4:-1])
+    wanted = unit(probes) @ gallery.features.T
+    np.testing.assert_array_equal(places, np.argsort(-wanted, axis=1)[:, :3])
+    np.testing.assert_allclose(cosines, np.sort(wanted)[:, :-4:-1], rtol=1e-6)
+
+
+@pytest.mark.usefixtures("faiss")
+def test_faiss_finds_whom_blocks_find():
+    gallery, probes = crowd()
+    for most in (1, 3, 60):
+        places, cosines = faiss_search()(gallery, probes, most)
+        wanted = search(gallery, probes, most)
+        np.testing.assert_array_equal(places, wanted[0])
+        np.testing.assert_allclose(cosines, wanted[1], atol=1e-6)
 
 
 def test_the_centre_keeps_the_shape():

@@ -35,11 +35,17 @@ def parameters_of(cell):
     return 1200 * cell.changes["model.widths"][0] ** 2
 
 
+def images_of(cell):
+    return 10 * cell.changes.get(cells.KEPT, 1000)
+
+
 def sweep_row(name, cell, seed, gain=0.0, masked=0.4, standard=0.2):
-    """What a sweep writes: an error of 9 N^-0.3 with a little noise."""
-    size = parameters_of(cell)
+    """What a sweep writes: an error of 9 N^-0.3 with a little noise, and what fewer
+    than 10,000 images add to it."""
+    size, images = parameters_of(cell), images_of(cell)
     noise = np.random.default_rng((seed, size)).normal(0, 0.01)
     error = 9 * size**-0.3 * np.exp(noise) * (1 - gain)
+    error += 20 * (images**-0.5 - 10_000**-0.5)
     metrics = {
         "tar@far=1e-02": 1 - error,
         "mfr_masked_fnmr@fpr=1e-02": masked,
@@ -51,9 +57,9 @@ def sweep_row(name, cell, seed, gain=0.0, masked=0.4, standard=0.2):
         "made": "2026-01-01, commit abc",
         "seconds": 2.0,
         "core_seconds": 3.0,
-        "flops": 1e9 * size,
+        "flops": 1e5 * size * images,
         **{"backbone": size, "with_head": size + 64_000},
-        **{"images": 10_000, "images_seen": 100_000, "identities": 1000},
+        **{"images": images, "images_seen": 10 * images, "identities": images // 10},
         **{f"pretrained/generic/{key}": value for key, value in metrics.items()},
     }
 
@@ -81,6 +87,26 @@ def test_the_exponent_that_was_put_in_comes_out_with_its_interval():
     for found in by_backbone:
         assert found.best.coefficients.exponents[0] == pytest.approx(0.3, abs=0.02)
         assert found.held and len(found.inputs) == 12
+
+
+def test_sizes_and_amounts_of_data_give_a_joint_law_and_its_budgets():
+    rows = {"data": {}, "sizes": {}}
+    for part in rows:
+        for i, cell in enumerate(cells.PARTS[part]):
+            row = sweep_row(f"{part}{i}", cell, 0)
+            error = 9 * parameters_of(cell) ** -0.4 + 20 * images_of(cell) ** -0.6
+            row["pretrained/generic/tar@far=1e-02"] = 0.95 - error
+            rows[part].setdefault("0", {})[cell.name] = tables.kept(cell, row)
+    laws = tables.studies(rows, draws=5)
+    first = next(iter(laws.values()))
+    (joint,) = (x for x in first.findings if x.axes == ("backbone", "images"))
+    assert len(joint.inputs) == 12 and joint.held
+    found = joint.best.coefficients
+    np.testing.assert_allclose(found.exponents, [0.4, 0.6], rtol=0.02)
+    np.testing.assert_allclose(found.offset, 0.05, rtol=0.05)
+    text = tables.text(rows, laws)
+    assert "Budgets, by the joint law in parameters of the backbone:" in text
+    assert "| faces | w4, 250 people | 2.5 k |" in text
 
 
 def test_tables_say_gain_and_trade():
@@ -165,6 +191,7 @@ def test_sizes_span_a_decade_and_a_half():
     assert len(found) >= 6 and found[-1] / found[0] > 10**1.5
 
 
+@pytest.mark.slow
 def test_operations_of_all_kept_rows_are_those_of_their_networks():
     results = tables.read(FOLDER / "results.json")
     for part, listed in cells.PARTS.items():

@@ -70,9 +70,9 @@ def test_a_row_is_played_once_and_one_that_diverges_stops_nothing(played, tmp_pa
     lines = (tmp_path / "README.md").read_text().splitlines()
     (head,) = [i for i, line in enumerate(lines) if "rounds to 95 %" in line]
     assert lines[head + 2 : head + 5] == [
-        "| weiszfeld | 62.5 | 72.5 | 31.2 | 90.0 | 7 | 72 |",
-        "| fedavg | 50.0 | 60.0 | 25.0 | 90.0 | 7 | 72 |",
-        "| krum | diverged | | | | | |",
+        "| weiszfeld | 1 | 62.5 | 72.5 | 31.2 | 90.0 | 7 | 72 |",
+        "| fedavg | 1 | 50.0 | 60.0 | 25.0 | 90.0 | 7 | 72 |",
+        "| krum | 1 | diverged | | | | | |",
     ]
 
 
@@ -85,8 +85,25 @@ def test_a_set_and_a_seed_more_leave_those_before(played, tmp_path):
     assert [*found["cifar10"]["seeds"]] == ["0", "1"]
     text = (tmp_path / "README.md").read_text()
     assert text.index("### mnist") < text.index("### cifar10")
-    assert "1 seed\n" in text and "2 seeds\n" in text
-    assert "| fedavg | 50.0 ± 0.0 | 60.0 ± 0.0 |" in text
+    assert "| fedavg | 1 | 50.0 | 60.0 |" in text
+    assert "| fedavg | 2 | 50.0 ± 0.0 | 60.0 ± 0.0 |" in text
+
+
+def test_another_seed_of_one_row_leaves_the_lines_of_others(played, tmp_path):
+    given = [f"--workdir={tmp_path / 'run'}", f"--results={tmp_path}", "--sets=mnist"]
+    run.main([*given, "--rows=fedavg,weiszfeld"])
+    run.main([*given, "--rows=fedavg", "--seeds=1"])
+    text = (tmp_path / "README.md").read_text()
+    assert "| fedavg | 2 | 50.0 ± 0.0 |" in text and "| weiszfeld | 1 | 62.5 |" in text
+
+
+def test_rows_are_known_before_the_first_is_played(played, tmp_path):
+    given = [f"--workdir={tmp_path / 'run'}", f"--results={tmp_path}"]
+    with pytest.raises(ValueError, match=r"--rows must be of .*, got \['fedagv'\]"):
+        run.main([*given, "--sets=mnist", "--rows=fedavg,fedagv"])
+    assert played == []
+    run.main([*given, "--sets=mnist,cifar10", "--rows=fedavg,fedbn"])
+    assert played == ["fedavg", "fedavg", "fedbn"]  # no batch norm on MNIST's network
 
 
 def test_overrides_reach_the_rows_of_every_set(played, tmp_path, monkeypatch):
@@ -108,8 +125,8 @@ def test_rows_without_one_network_tell_the_rounds_of_the_clients_own():
     none = {**row, "personalised": {**own, "rounds_to_0.75": None}}
     lines = comparison_tables.table({"0": {"local": row, "slow": none}}).splitlines()
     assert lines[2:] == [
-        "| local | - | 90.0 | 70.0 | - | 2 | - |",
-        "| slow | - | 90.0 | 70.0 | - | - | - |",
+        "| local | 1 | - | 90.0 | 70.0 | - | 2 | - |",
+        "| slow | 1 | - | 90.0 | 70.0 | - | - | - |",
     ]
 
 

@@ -356,6 +356,14 @@ def test_a_cohort_too_small_for_its_faulty_clients_is_refused(arrays, combine, l
     make(LOCAL).check_cohort(least)
 
 
+def test_a_combine_may_look_at_the_axes_of_a_kernel():
+    def combine(changes, examples):
+        del examples
+        return jax.tree.map(lambda x: jnp.flip(x, axis=1).mean(axis=0), changes)
+
+    robust(LOCAL, combine=combine).check_cohort(5)
+
+
 # --- FedAwS
 
 

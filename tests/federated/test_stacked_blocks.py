@@ -96,7 +96,7 @@ def end_of(name, is_stacked=True):
     )
 
 
-QUICK = {("fedavg",), ("fedrep",), ("lars",), ("twice",)}
+QUICK = {("fedavg",), ("fedrep",), ("twice",)}
 
 
 @pytest.mark.parametrize("name", toys.others_are_slow(QUICK, MADE))

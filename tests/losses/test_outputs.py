@@ -45,12 +45,14 @@ def test_a_loss_goes_by_its_name_and_takes_settings():
         ("cosface", "one of outputs, got 'cosface', a margin of cosines: it is margin"),
         ({"name": "focal", "gama": 1.0}, "loss must have keys of .*did you mean gamma"),
         ({"name": "focal", "gamma": "x"}, "loss.gamma must be a finite number, got"),
+        ("needs", "loss must have the key gamma of 'needs', got none"),
         ("mean", r"must give a number for every example, \(2,\) for two, got \(\)"),
     ],
 )
 def test_a_loss_that_does_not_fit_is_refused(given, rule, monkeypatch):
     mean = lambda: lambda outputs, targets: focal()(outputs, targets).mean()
     monkeypatch.setitem(LOSSES, "mean", mean)
+    monkeypatch.setitem(LOSSES, "needs", lambda *, gamma: focal(gamma=gamma))
     with pytest.raises(ValueError, match=rule):
         loss_of_outputs(given, CLASSES)
 

@@ -45,7 +45,7 @@ MUTANTS = [
         [
             ("(mask < num_classes) & batch.is_valid[:, None, None]", "mask >= 0"),
             ("one_hot @ jnp.array(weights, values.dtype)", "one_hot.sum(-1)"),
-            ("loss_of_outputs(loss, num_classes) if loss else", "False or"),
+            ("of_pixels(loss_of_outputs(loss, num_classes)) if loss else", "False or"),
             ("batch.images, True,", "batch.images, False,"),
         ],
     ),

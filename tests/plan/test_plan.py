@@ -286,22 +286,23 @@ def test_every_config_is_planned_without_an_image(path, nothing_read):
     assert 0 < needs.utilisation(DEVICES["h200"]) < 0.5
 
 
+@pytest.mark.parametrize(
+    "depth, published", [(50, 5552), pytest.param(100, 3407, marks=pytest.mark.slow)]
+)
 def test_the_published_rates_of_eight_v100_are_met_within_a_quarter(
-    nothing_read, monkeypatch
+    nothing_read, monkeypatch, depth, published
 ):
-    """arcface_torch's logs, 93 thousand classes, 128 images a device: 5,552 with
-    IResNet-50 and 3,407 with IResNet-100."""
+    """arcface_torch's logs of IResNets, 93 thousand classes, 128 images a device."""
     name = "ms1m-retinaface-t1"
     few = SIZES[name]._replace(images=8 * SIZES[name].classes)
     monkeypatch.setitem(SIZES, name, few)
     path = ROOT / "configs" / "bigface" / "r50_93k.py"
-    for depth, published in ((50, 5552), (100, 3407)):
-        config = runpy.run_path(str(path))["get_config"]()
-        with config.unlocked():
-            config.model.depth = depth
-        needs = needs_function(experiment_of(config), "pretrained")()
-        rate = needs.images / needs.seconds(DEVICES["v100"])
-        assert rate == pytest.approx(published, rel=0.25)
+    config = runpy.run_path(str(path))["get_config"]()
+    with config.unlocked():
+        config.model.depth = depth
+    needs = needs_function(experiment_of(config), "pretrained")()
+    rate = needs.images / needs.seconds(DEVICES["v100"])
+    assert rate == pytest.approx(published, rel=0.25)
 
 
 def test_the_command_prints_a_table_and_keeps_its_numbers(tmp_path, capsys):

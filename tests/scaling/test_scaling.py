@@ -148,6 +148,15 @@ def test_bigfaces_points_are_weak_evidence():
     assert given.errors[-2] - given.errors[-1] == pytest.approx(0.0006)
 
 
+def test_a_term_that_runs_do_not_show_gives_no_budget_and_no_warning():
+    inputs, _ = simulated(JOINT)
+    held = hold_out(JOINT, inputs, np.full(len(inputs), 0.4), draws=20)
+    assert held.predicted == pytest.approx(0.4, rel=1e-3)
+    law = Coefficients(np.array([0.4, 0.3]), np.array([20.0, 1e-300]), np.array(0.1))
+    with pytest.raises(ValueError, match="must have a term of parameters and one of"):
+        best_plan(law, Cost(6.0, 1.0), 1e16)
+
+
 def test_the_best_network_of_a_budget_is_best():
     law, cost = TRUTH[JOINT], Cost(2400.0, 0.9)
     plan = best_plan(law, cost, 1e16)

@@ -1,5 +1,7 @@
 """A row of any task computes in bfloat16, rematerialised and clipped, from a config."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 
 from fedfr_jax.build import build
 from fedfr_jax.federated.simulation import play
+from fedfr_jax.plan.federated import client_program, round_shapes
+from fedfr_jax.plan.stages import examples_of, start_of
 from fedfr_jax.runs.begin import begin
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
 
@@ -49,7 +53,7 @@ def config(task, clip_norm):
         "task": task,
         "data": {"name": "opened", "source": everything()},
         "partition": partition,
-        "model": {**model, "dtype": "bfloat16"},
+        "model": {**model, "dtype": "bfloat16", "implementation": "xla"},
         "pretrain": {"batch_size": 8} if task == "faces" else {},
         "federation": {"rounds": 1, "local_epochs": 1, "batch_size": 8},
         "methods": {"row": {**row, "momentum": 0.0, "weight_decay": 0.0}},
@@ -68,6 +72,22 @@ def first_round(task, clip_norm, folder):
     before = params(begun.server)
     server, outcome = play(begun.sim, begun.server, begun.store, 0)
     return before, params(server), outcome.metrics
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_client_computes_in_half_precision_and_blocks_again(task):
+    """By its program. A segmenter's last layer has float32, three products of it."""
+    experiment = build(config(task, 1e-3))
+    trainer, examples = experiment.stages["row"].trainer, examples_of(experiment)
+    start, feed = start_of(experiment, "row"), experiment.feed
+    with jax.numpy_dtype_promotion("standard"):
+        shapes = round_shapes(experiment, trainer, feed, start, examples)
+        program, _ = client_program(trainer.algorithm, feed, 16, shapes)
+    text = str(program)
+    outputs = re.findall(r":(\w+)\[[^\n]*= conv_general_dilated\[", text)
+    assert outputs.count("f32") == (3 if task == "segmentation" else 0), outputs
+    assert outputs.count("bf16") > 10
+    assert re.search(r"= (remat2|checkpoint)\[", text)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.data.augment.erase import noise
-from fedfr_jax.data.augment.face_frame import Frame, across, eye_line, soft
+from fedfr_jax.data.augment.face_frame import Frame, across, eye_line
 
 CENTER, RADII = (56.0, 80.0), (43.0, 48.0)
 TAPER = 0.24  # how much narrower the chin is
@@ -31,7 +31,7 @@ COLOURS, CHANCES = (WHITE, BLUE, BLACK, GREEN), (0.4, 0.4, 0.1, 0.1)
 def surface_mask(key: jax.Array, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """A mask on the ellipsoid of a face; see `template_mask` for what it returns."""
     shape_key, colour_key, fold_key = jax.random.split(key, 3)
-    u, v, normal, is_face = _surface(frame)
+    u, v, normal = _surface(frame)
     high, bend, is_half = jax.random.uniform(shape_key, (3,), jnp.float32)
     whole = HIGHEST + (LOWEST - HIGHEST) * high
     begin = jnp.where(is_half < SHARE_OF_HALVES, HALF, whole)
@@ -43,18 +43,27 @@ def surface_mask(key: jax.Array, frame: Frame) -> tuple[jax.Array, jax.Array]:
     colours = _lit(normal, frame, u, v - edge, fold_key)[..., None] * _colour(
         colour_key
     )
-    return jnp.where(is_face, soft(inside, frame), 0), colours
+    return _share(inside), colours
+
+
+def _share(inside):
+    """Share [H, W] of each pixel inside, of a field that is positive inside.
+
+    The field is steeper where the face turns away, so `soft` would leave steps.
+    """
+    down, right = jnp.gradient(inside)
+    slope = jnp.sqrt(down * down + right * right)
+    return jnp.clip(inside / jnp.maximum(slope, 1e-3) + 0.5, 0, 1)
 
 
 def _surface(frame):
-    """Across u [-1, 1] and down v [0, 1], normals [3, H, W], and where the face is."""
+    """Across u [-1, 1] and down v [0, 1], and normals [3, H, W]."""
     y = (frame.y - CENTER[1]) / RADII[1]
     x = across(frame, CENTER[0], RADII[0]) / (1 - TAPER * jnp.clip(y, 0, 1) ** 2)
-    is_face = x * x + y * y < 0.995
     z = jnp.sqrt(jnp.maximum(1 - x * x - y * y, 0.005))
     u = jnp.arcsin(jnp.clip(x, -1, 1)) / (np.pi / 2)
     v = jnp.arctan2(y, z) / np.pi + 0.5
-    return u, v, jnp.stack([x, y, z]), is_face
+    return u, v, jnp.stack([x, y, z])
 
 
 def _lit(normal, frame, u, below, key):

@@ -34,6 +34,7 @@ def by_identity(
     ids_per_client: int | Sequence[int],
     num_global_ids: int,
     num_unseen_ids: int = 0,
+    num_kept_ids: int = 0,
     min_images: int = 4,
     global_min_images: int = 0,
     max_images: int = 0,
@@ -55,6 +56,8 @@ def by_identity(
       ids_per_client: identities of each client, one number or N of them, each >= 1.
       num_global_ids: K_g, identities of the public set; 0 makes it empty.
       num_unseen_ids: K_u, identities of the set that no training sees.
+      num_kept_ids: the first identities of the public set that are trained on, the
+        others are left out: laws in people keep their unseen ones; 0 keeps all.
       min_images: a client's identity has at least this many images, >= 2.
       global_min_images: the same for the global and unseen sets; 0 takes min_images.
       max_images: images kept per identity, drawn with the seed; 0 keeps all.
@@ -76,11 +79,8 @@ def by_identity(
     sizes = client_sizes(num_clients, ids_per_client, len(labels))
     public_min = global_min_images or min_images
     _check_images(min_images, global_min_images, max_images, train_fraction)
-    if is_validation and num_unseen_ids > num_global_ids:
-        raise ValueError(
-            "num_unseen_ids must not exceed num_global_ids with is_validation, got "
-            f"{num_unseen_ids} and {num_global_ids}."
-        )
+    num_validation = num_unseen_ids if is_validation else 0
+    _check_public(num_global_ids, num_kept_ids, num_validation)
     rng = np.random.default_rng(seed)
     # One number per row, drawn before anything else: see the docstring.
     grouped = group(labels, rng.random(len(labels)), max_images)
@@ -114,6 +114,7 @@ def by_identity(
             )
         used, num_train = num_train, _train_part(num_train, train_fraction)
         public, unseen = np.split(public, [len(public) - num_unseen_ids])
+    public = public[: num_kept_ids or len(public)]
     cut = Cut(np.zeros_like(used), num_train, num_train, used - num_train)
     fewest = min(min_images, public_min)
     return assemble(grouped, sizes, mine, public, unseen, cut, fewest)
@@ -219,6 +220,20 @@ def _check_images(min_images, public_min, max_images, train_fraction):
     for key, (value, is_right, rule) in rules.items():
         if not is_right:
             raise ValueError(f"{key} must {rule}, got {value}.")
+
+
+def _check_public(num_global_ids, num_kept_ids, num_validation):
+    num_trained = num_global_ids - num_validation
+    if num_kept_ids and not 0 < num_kept_ids <= num_trained:
+        raise ValueError(
+            f"num_kept_ids must lie in [0, {num_trained}], as many public people as "
+            f"are trained on, got {num_kept_ids}."
+        )
+    if num_validation > num_global_ids:
+        raise ValueError(
+            "num_unseen_ids must not exceed num_global_ids with is_validation, got "
+            f"{num_validation} and {num_global_ids}."
+        )
 
 
 def _pool(has_enough: np.ndarray, allowed: np.ndarray | None, key: str) -> np.ndarray:

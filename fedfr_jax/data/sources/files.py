@@ -99,7 +99,7 @@ def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
             raise _twice(folder, other)
         for entry in _listed(folder):
             name = under + entry.name
-            if entry.is_dir():
+            if _is_folder(entry):
                 folders.append((entry.path, f"{name}/"))
             elif is_wanted(name):
                 places.extend(_place_of_file(entry, device, len(names)))
@@ -117,6 +117,13 @@ def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
             ) from error
 
     return names, read
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _listed(folder: str) -> list[os.DirEntry]:

@@ -34,7 +34,8 @@ def robust(local: Local, *, combine: Callable | None = None) -> Algorithm:
         return {name: of(x) for name, x in changes.items()}
 
     def check_cohort(number):
-        client = jax.ShapeDtypeStruct((number,), jnp.float32)
-        jax.eval_shape(combined, {"change": client}, client)
+        changes = {"change": jax.ShapeDtypeStruct((number, 1), jnp.float32)}
+        examples = jax.ShapeDtypeStruct((number,), jnp.float32)
+        jax.eval_shape(combined, changes, examples)
 
     return from_all(fedavg(local), each)._replace(check_cohort=check_cohort)

@@ -46,7 +46,7 @@ def pixel_cross_entropy(
             f"got {class_weights}."
         )
 
-    values_of = loss_of_outputs(loss, num_classes) if loss else entropies
+    values_of = of_pixels(loss_of_outputs(loss, num_classes)) if loss else entropies
 
     def loss_fn(variables, batch, key):
         logits, stats = model.apply(variables, batch.images, True, key=key)
@@ -65,6 +65,16 @@ def pixel_cross_entropy(
         return mean, (stats, {"accuracy": accuracy})
 
     return loss_fn
+
+
+def of_pixels(loss: Callable) -> Callable:
+    """A loss of outputs [N, M] and targets [N] for those of pixels, [B, H, W, M]."""
+
+    def values_of(logits, target):
+        rows = logits.reshape(-1, logits.shape[-1])
+        return loss(rows, target.reshape(-1)).reshape(target.shape)
+
+    return values_of
 
 
 def entropies(logits: jax.Array, target: jax.Array) -> jax.Array:

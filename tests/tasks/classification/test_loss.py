@@ -26,6 +26,17 @@ def model_of(notes=None):
     return Model(init=None, apply=apply, image_shape=(2, 3, 1), embedding_dim=CLASSES)
 
 
+def with_features():
+    """The same, its features being its logits."""
+    apply = model_of().apply
+
+    def features(*arguments, **named):
+        logits, stats = apply(*arguments, **named)
+        return logits, logits, stats
+
+    return model_of()._replace(features=features)
+
+
 def variables():
     weights = np.random.default_rng(1).normal(size=(6, CLASSES)).astype(np.float32)
     return {"params": {"W": weights}, "batch_stats": {"calls": jnp.zeros(())}}
@@ -75,8 +86,11 @@ def test_a_registered_loss_takes_the_place_of_cross_entropy(monkeypatch):
     with jax.numpy_dtype_promotion("standard"):
         loss = cross_entropy(model_of(), loss=given)
         value, (_, metrics) = loss(variables(), batch, None)
-        assert contrastive(model_of()._replace(features=1), loss=given)
-    np.testing.assert_allclose(value, mean, rtol=1e-6)
+        moon = contrastive(with_features(), contrastive_weight=0.0, loss=given)
+        same, _ = moon(
+            variables(), batch, None, received=variables(), previous=variables()
+        )
+    np.testing.assert_allclose([value, same], mean, rtol=1e-6)
     np.testing.assert_allclose(metrics["accuracy"], expected(batch, 0.0)[1])
     with pytest.raises(ValueError, match="label_smoothing must be 0 beside a loss, go"):
         cross_entropy(model_of(), loss=given, label_smoothing=0.1)

@@ -314,11 +314,13 @@ def test_a_part_of_the_source_without_labels_has_no_classes(cache, tmp_path):
 @pytest.mark.parametrize(
     "devices, keys",
     [
-        (2, {"class_parallel": False}),
+        pytest.param(2, {"class_parallel": False}, marks=pytest.mark.slow),
         (4, {"class_parallel": False}),  # one image each, some without a label
         (1, {"class_parallel": False, "micro_batches": 4}),
-        (2, {"class_parallel": False, "micro_batches": 2}),
-        (2, {}),
+        pytest.param(
+            2, {"class_parallel": False, "micro_batches": 2}, marks=pytest.mark.slow
+        ),
+        pytest.param(2, {}, marks=pytest.mark.slow),
         (2, {"micro_batches": 2}),
     ],
 )

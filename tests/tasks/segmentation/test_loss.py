@@ -54,7 +54,8 @@ def expected(batch, class_weights=(1, 1, 1)):
 
 
 def test_a_registered_loss_counts_the_same_pixels(monkeypatch):
-    number = lambda: lambda logits, target: target + 0 * logits[..., 0]
+    # Of rows: the number of their class times the length of axis 1, the classes.
+    number = lambda: lambda logits, target: target * logits.shape[1] / CLASSES
     monkeypatch.setitem(LOSSES, "number", number)
     batch, weights = batch_of(2), (1.0, 2.0, 3.0)
     with jax.numpy_dtype_promotion("standard"):
