@@ -303,7 +303,8 @@ def test_results_are_of_the_settings_that_the_tables_configs_have():
     results = json.loads((FOLDER / "results.json").read_text())
     folder = FOLDER.parents[1] / "configs" / "fedfr"
     for name in summary.SETS:
-        made = runpy.run_path(str(folder / f"table_{name}.py"))["get_config"]()
+        table, *choices = name.split("_")
+        made = runpy.run_path(str(folder / f"table_{table}.py"))["get_config"](*choices)
         methods = json.loads(made.to_json_best_effort())["methods"]
         for seed, rows in results[name]["seeds"].items():
             found = {row: x["settings"] for row, x in rows.items() if x["settings"]}
