@@ -22,7 +22,6 @@ from orderings import (
 README = HERE.parent.parent / "README.md"
 SETS = {
     "lfw": "LFW",
-    "lfw_studied": "LFW, studied rate",
     "faces": "LFW, FEI",
     "omniglot": "Omniglot",
     "rendered": "rendered faces",

@@ -11,7 +11,8 @@ MUTANTS = [
         "central/test_class_parallel.py",
         [
             ("whole.at[index].add(taken)", "whole.at[index].set(taken)"),
-            ("jnp.where(ids < num_classes, ids, -1)", "ids"),
+            ("jnp.where(is_class, ids, -1)", "ids"),
+            ("jnp.where(is_class, own, -1)", "own"),
             ("total * jnp.exp(most - top) +", "total +"),
             ("psum(found, meshes.CLIENTS)", "pmax(found, meshes.CLIENTS)"),
         ],

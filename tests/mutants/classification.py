@@ -112,7 +112,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/federated/algorithms/robust.py",
         "tasks/classification/test_rows.py",
-        [("jax.eval_shape(combined, {", "({")],
+        [("jax.eval_shape(combined, ", "(")],
     ),
     Mutants(
         "fedfr_jax/tasks/row_keys.py",
