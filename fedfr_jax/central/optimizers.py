@@ -3,12 +3,14 @@
 LARS: You, Gitman and Ginsburg 2017, arXiv:1708.03888, as optax and TensorFlow have it:
 decay, trust ratio, rate, momentum. Deviations: the paper adds the norms of gradient and
 decay, here it is the norm of their sum; vectors (scales, slopes, biases) have neither
-decay nor ratio; each block of a stack has a ratio of its own.
+decay nor ratio; each block of a stack has a ratio of its own, and so has each class of
+the table, whose rows may lie on several devices, among rows of padding or of no class.
 """
 
 import jax
 import optax
 
+from fedfr_jax.central.class_rows import CLASS_TABLE
 from fedfr_jax.stacks import span_of
 from fedfr_jax.trees import path_name
 
@@ -49,11 +51,11 @@ def _layerwise(decay):
         return ratio.update(update, optax.ScaleByTrustRatioState(), weight)[0]
 
     def of_leaf(path, update, weight):
-        stacked = sum(_is_stack(key) for key in path)
-        if update.ndim - stacked < 2:
+        axes = sum(_is_stack(key) for key in path)
+        if update.ndim - axes < 2:
             return update
         function = one
-        for _ in range(stacked):
+        for _ in range(axes + _is_table(path)):
             function = jax.vmap(function)
         return function(update, weight)
 
@@ -67,6 +69,11 @@ def _is_stack(key) -> bool:
     """Whether a key of a path stands for several blocks, see `stacks`."""
     start, stop = span_of(path_name((key,))) or (0, 1)
     return stop > start + 1
+
+
+def _is_table(path) -> bool:
+    """Whether a leaf is the table of classes."""
+    return path_name(path[-1:]) == CLASS_TABLE
 
 
 OPTIMIZERS = {"sgd": sgd, "adam": adam, "adam_coupled": adam_coupled, "lars": lars}

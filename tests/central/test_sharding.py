@@ -106,6 +106,22 @@ def test_lars_has_the_norms_of_whole_leaves_however_they_are_cut():
         assert np.abs(end["backbone"][name] - start["backbone"][name]).max() > 1e-3
 
 
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_lars_moves_each_class_by_its_own_norm_whatever_rows_lie_beside_it(rate):
+    lars, mesh = OPTIMIZERS["lars"](3.0, 0.0), make_mesh(8)
+    spread = Spread(TABLE, num_classes=NUM_CLASSES, class_rate=rate)
+    state = epochs_of(8, LOSS, spread, optimizer=lars).init(classes.variables(8))
+    first = jax.device_get(state.variables["params"]["phi"])
+    step = jax.jit(build_step(LOSS, lars, mesh, spread))
+    after, _ = step(state, batch_of(classes.data(), mesh), KEY)
+    moved = np.linalg.norm(after.variables["params"]["phi"] - first, axis=1)
+    is_moved = moved > 0
+    norms = np.linalg.norm(first, axis=1)
+    np.testing.assert_allclose(moved[is_moved], 3e-3 * norms[is_moved], rtol=1e-3)
+    assert not is_moved[NUM_CLASSES:].any()
+    assert 30 < is_moved.sum() <= NUM_CLASSES
+
+
 def compiled(num_devices, rule, **options):
     """The step of a network of 4 MiB, whose class table is small."""
     spread = Spread((*TABLE, ("backbone", rule)), num_classes=NUM_CLASSES, **options)
