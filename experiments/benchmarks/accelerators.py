@@ -133,7 +133,7 @@ PROGRAMS = {
             "--config.federation.table=device",
             "--config.federation.reduction=canonical",
         ),
-        devices=("v5p:2x2x1", "h200:1x1x8"),
+        devices=("v5p:2x2x1", "v5e:4x4", "h200:1x1x8"),
         most={"whole": 6, "step": 0},
     ),
     "iresnet18": Program(
@@ -166,15 +166,23 @@ PROGRAMS = {
         devices=("h200:1x1x8",),
         most={"whole": 24, "step": 17},
     ),
+    "r50_offload": Program(
+        "BigFace: R50, 93k classes cut, 128 images a device, convolutions on the host",
+        "pretrained",
+        central(50, 92_927, 1024, "--config.model.remat=offload"),
+        devices=("h200:1x1x8",),
+        most={"whole": 24, "step": 17},
+    ),
 }
 
 
-def r1200(classes: int, rule: str, device: str) -> Program:
+def r1200(classes: int, rule: str, device: str, depth: int = 1200) -> Program:
     """BigFace's R1.2K, 64 images a device, all its leaves cut as the rule says."""
     batch = 64 * (128 if device == POD else 8)
     cut = f"--config.pretrain.sharding=((r'.', {rule!r}),)"
-    words = central(1200, classes, batch, "--config.model.remat=true", cut)
-    about = f"BigFace: R1.2K, {classes:,} classes cut, {rule}, 64 images a device"
+    words = central(depth, classes, batch, "--config.model.remat=true", cut)
+    name = {1200: "R1.2K"}.get(depth, f"R{depth}")
+    about = f"BigFace: {name}, {classes:,} classes cut, {rule}, 64 images a device"
     # zero3 gathers each of the 598 blocks for both passes, and scatters its gradient.
     step = 3 * 598 if rule == "zero3" else 21
     most = {"whole": step + 8, "step": step}
@@ -183,6 +191,7 @@ def r1200(classes: int, rule: str, device: str) -> Program:
 
 PROGRAMS |= {
     "r1200_2m_zero1_h200": r1200(2_059_906, "zero1", "h200:1x1x8"),
+    "r50_2m_zero1_h200": r1200(2_059_906, "zero1", "h200:1x1x8", depth=50),
     "r1200_2m_zero2_h200": r1200(2_059_906, "zero2", "h200:1x1x8"),
     "r1200_2m_zero3_h200": r1200(2_059_906, "zero3", "h200:1x1x8"),
     "r1200_10m_zero1_h200": r1200(10_000_000, "zero1", "h200:1x1x8"),

@@ -29,6 +29,8 @@ def train_central(
     without its padding into the memory of the host.
     """
     own_mesh = mesh_of(trainer.settings, mesh)
+    if trainer.table:
+        class_tables.check_labels(trainer)
     with class_memory.explained(trainer, own_mesh):
         state = _trained(trainer, own_mesh, folder, seed)
     return _whole(state.variables, trainer, mesh)

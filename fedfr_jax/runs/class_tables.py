@@ -17,9 +17,22 @@ import numpy as np
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.types import ClassTable, PyTree
+from fedfr_jax.types import Central, ClassTable, PyTree
 
 NAMES = "class_names"
+
+
+def check_labels(trainer: Central) -> None:
+    """Raise ValueError for a label that is neither a class of the table nor -1."""
+    rows = slice(trainer.first_row, trainer.first_row + trainer.num_rows)
+    labels = np.asarray(trainer.dataset.labels[rows])
+    wrong = np.flatnonzero((labels < -1) | (labels >= len(trainer.table.names)))
+    if len(wrong):
+        row, most = trainer.first_row + wrong[0], len(trainer.table.names) - 1
+        raise ValueError(
+            f"the label of example {row} must lie in [-1, {most}], got "
+            f"{labels[wrong[0]]}."
+        )
 
 
 def with_names(state: PyTree, table: ClassTable) -> PyTree:

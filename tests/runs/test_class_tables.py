@@ -71,6 +71,14 @@ def test_classes_that_do_not_fit_are_refused_with_how_many_do(monkeypatch):
         begin(70 * 480, class_rate=0.1)  # of the rows that are drawn alone
 
 
+def test_a_label_that_is_no_class_of_the_table_is_refused_before_training(tmp_path):
+    labels = classes.data().labels
+    row = np.flatnonzero(labels >= 60)[0]
+    says = rf"example {row} must lie in \[-1, 59\], got {labels[row]}"
+    with pytest.raises(ValueError, match=says):
+        classes.train(tmp_path, 2, names=classes.NAMES[:60])
+
+
 def test_a_full_device_is_a_line_and_no_traceback(capsys):
     def exhausted(argv):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GiB\nmuch more")

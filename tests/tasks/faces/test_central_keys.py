@@ -19,6 +19,11 @@ CUT = {"class_parallel": True}
 @functools.cache
 def program(**pretrain):
     """The step of a tiny IResNet, as text."""
+    return lowered("float32", **pretrain).as_text()
+
+
+def lowered(dtype, **pretrain):
+    """The step of a tiny IResNet that computes in `dtype`."""
     people = np.arange(CLASSES + 4, dtype=np.int32)
     labels = np.repeat(people, 5)
     images = np.zeros((len(labels), 8, 8, 3), np.uint8)
@@ -26,11 +31,12 @@ def program(**pretrain):
     is_test = np.arange(len(labels)) % 5 == 4
     partition = partition_of(labels, is_test, [[0], [1]], **who)
     settings = {"pretrain": {"batch_size": BATCH, **pretrain}, "methods": {}}
-    network = iresnet((8, 8, 3), blocks=(1,), widths=(4,), embedding_dim=DIM)
+    sizes = {"blocks": (1,), "widths": (4,), "embedding_dim": DIM, "dtype": dtype}
+    network = iresnet((8, 8, 3), **sizes, implementation="xla")
     given = network, source_of(images, labels), partition
     experiment = experiment_of(settings, *given, grid=(DEVICES, 1))
     with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
-        return programs_of(experiment, "pretrained")["step"].as_text()
+        return programs_of(experiment, "pretrained")["step"]
 
 
 @pytest.mark.parametrize(
@@ -52,3 +58,14 @@ def program(**pretrain):
 def test_a_key_is_in_the_compiled_step(key, before, pattern, more):
     count = lambda **keys: len(re.findall(pattern, program(**keys)))
     assert count(**before, **key) - count(**before) == more
+
+
+@pytest.mark.parametrize("settings", [{}, CUT], ids=["whole", "cut"])
+def test_convolutions_in_bfloat16_leave_weights_and_losses_in_float32(settings):
+    step = lowered("bfloat16", **settings)
+    found = re.findall(r"stablehlo.convolution.*-> tensor<[^>]*x(\w+)>", step.as_text())
+    assert set(found) == {"bf16"}
+    floats = {x.dtype.name for x in jax.tree.leaves(step.out_info) if x.ndim}
+    assert "bfloat16" not in floats and "float32" in floats
+    loss = step.out_info[1]["loss"]
+    assert loss.dtype == "float32"

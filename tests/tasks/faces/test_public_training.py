@@ -78,11 +78,19 @@ def test_a_federated_stage_starts_from_classes_that_were_cut(tmp_path):
     np.testing.assert_array_equal(tables[0], cut["params"]["phi"])
 
 
-@pytest.mark.parametrize("margin_loss", ["curricularface", "magface"])
+@pytest.mark.parametrize(
+    "margin_loss, options",
+    [
+        ("curricularface", {}),
+        ("magface", {}),
+        ("adaface", {}),
+        ("elasticface", {"std": 0.0}),  # each device draws margins of its own
+    ],
+)
 def test_running_numbers_and_lengths_of_features_are_those_of_the_whole_batch(
-    tmp_path, margin_loss
+    tmp_path, margin_loss, options
 ):
-    settings = {"margin_loss": margin_loss, "scale": 8.0}
+    settings = {"margin_loss": margin_loss, "margin_options": options, "scale": 8.0}
     plain = pretrained(tmp_path / "plain", **settings)
     cut = pretrained(tmp_path / "cut", (4, 1), **CUT, **settings)
     close(cut, plain)
