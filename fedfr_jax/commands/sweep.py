@@ -23,7 +23,7 @@ runs. A stage that an earlier run has trained with the same settings, such as
 pretraining, is copied. A run that fails is a row with its error, and the others go on;
 --retry trains failed ones again. With --together, runs that differ only in seed and in
 numbers of their methods, such as learning rates, train side by side in one compiled
-round, where their clients are the same."""
+round, where their clients are the same; central stages train one by one."""
 
 
 def main(argv: list[str]) -> None:

@@ -92,6 +92,23 @@ def test_runs_side_by_side_are_those_of_runs_alone(config, tmp_path, capsys):
     assert float(table[0]["with_head"]) - float(table[0]["backbone"]) == 5 * 17
 
 
+def test_axes_of_another_shape_are_trained_one_by_one(config, tmp_path):
+    """Widths, clients and local epochs: what a row tells of each run is of its own."""
+    axes = ["model.hidden=[2, 4]"]
+    axes += ["partition.num_clients,federation.local_epochs=[(2, 1), (3, 2)]"]
+    network = '--config.model={"name": "mlp", "hidden": 2}'
+    rows = sweep(config, tmp_path / "shapes", *axes, network, "--together")
+    told = [(row["model.hidden"], row["partition.num_clients"]) for row in rows]
+    assert told == [(2, 2), (2, 3), (4, 2), (4, 3)]
+    for row in rows:
+        hidden, seen = row["model.hidden"], 2 * row["federation.local_epochs"]
+        assert row["with_head"] == 17 * hidden + 5 * (hidden + 1)
+        assert row["images_seen"] == seen * row["images"]  # of two rounds
+        assert 0 <= row["fedavg/generic/accuracy"] <= 1
+    work = lambda row: row["model.hidden"] * row["federation.local_epochs"]
+    assert len({row["flops"] / work(row) for row in rows}) == 1
+
+
 def test_a_run_that_fails_is_a_row_and_parts_its_group(config, tmp_path, capsys):
     decay = ["--config.methods.fedavg.weight_decay=1.0"]
     decay += ["--config.federation.local_epochs=3"]  # steps enough to overflow
@@ -251,6 +268,8 @@ def test_faces_have_parameters_by_three_definitions(tmp_path):
     assert sizes.identities == 9
     forward = 2 * (9 * 2 * 16 + 9 * 2 * 4 * 4 + 16 * 8)
     assert sizes.flops == 3 * (forward + 2 * 8 * 7)
+    kept = {**config, "partition": {**config["partition"], "num_kept_ids": 2}}
+    assert sizes_of(build(kept)).identities == sizes.identities - 2
     # On 8 devices the table has rows for 24: 3 classes a device in chunks.
     rates = {"class_rate": (0.25, 0.5), "epochs": 4}  # 0.25, then 0.5 three times
     cut = sizes_of(experiment_with(class_parallel=True, class_chunk=3, **rates))
