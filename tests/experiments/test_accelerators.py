@@ -79,23 +79,36 @@ PLANNED_OTHERWISE = ("fedfr",)
 QUICK = ("canonical",)
 
 
-def rows_on_gpus(accelerators):
-    """{name: what is kept} of programs compiled for GPUs."""
+def rows_on(accelerators, kind):
+    """{name: what is kept} of programs compiled for a kind of device."""
     found = json.loads((FOLDER / "results" / "accelerators.json").read_text())["rows"]
     split = {tuple(key.split(" on ")): row for key, row in found.items()}
     assert {name for name, _ in split} <= {*accelerators.PROGRAMS}
     assert all(d in accelerators.PROGRAMS[name].devices for name, d in split)
-    return {k: row for (k, on), row in split.items() if on.startswith("h200")}
+    return {name: row for (name, on), row in split.items() if on.startswith(kind)}
+
+
+def needed_gib(row):
+    return max(of["gib"]["needed"] for of in row["programs"].values())
 
 
 def test_the_plans_memory_is_the_gpu_compilers_within_a_quarter(accelerators):
-    rows = rows_on_gpus(accelerators)
+    rows = rows_on(accelerators, "h200")
     assert len(rows) >= 11
     for name, row in rows.items():
-        needed = max(of["gib"]["needed"] for of in row["programs"].values())
+        needed = needed_gib(row)
         if name not in PLANNED_OTHERWISE:
             assert row["planned_gib"] == pytest.approx(needed, rel=0.25, abs=0.01), name
         assert row["planned_gib"] > needed / 2
+
+
+def test_the_plans_memory_is_the_tpu_compilers_within_a_half(accelerators):
+    rows = rows_on(accelerators, "v5p")
+    assert len(rows) >= 7
+    for name, row in rows.items():
+        if name not in PLANNED_OTHERWISE:
+            most = 1.55 * row["planned_gib"] + 0.1
+            assert 0.7 * row["planned_gib"] < needed_gib(row) < most, name
 
 
 @pytest.mark.parametrize(
@@ -107,7 +120,7 @@ def test_the_plans_memory_is_the_gpu_compilers_within_a_quarter(accelerators):
     ],
 )
 def test_the_plan_still_says_what_is_kept(name, accelerators):
-    program, row = accelerators.PROGRAMS[name], rows_on_gpus(accelerators)[name]
+    program, row = accelerators.PROGRAMS[name], rows_on(accelerators, "h200")[name]
     found = accelerators.planned_gib(program, row["on"])
     assert found == pytest.approx(row["planned_gib"], rel=0.02)
 
