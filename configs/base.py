@@ -4,6 +4,7 @@ import os
 
 from ml_collections import ConfigDict
 
+MCLR = {"name": "sgd", "weight_decay": 1e-3, "decays": "kernel$"}  # of models/logistic
 FEDAVG = {"public": False, "contrastive_weight": 0.0, "branch": None}
 FEDFR = {}  # the defaults; see federated_faces for what the paper has otherwise
 

@@ -26,6 +26,8 @@ SIDEWAYS |= {("mesh", "devices"), ("stream", "devices")}
 SIDEWAYS |= {("deploy", "build"), ("build", "deploy"), ("commands", "deploy")}
 SIDEWAYS |= {("__main__", "commands"), ("__main__", "__init__")}
 LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|faiss|sklearn"
+# A client's step, a central one, and the server's on rows of classes.
+GRADIENTS = ("federated/local.py", "central/step.py", "losses/spreadout.py")
 # Patterns of source text, and which files may hold them.
 ONLY_IN = {
     r"^ *(import|from) flax\b": ("models/",),
@@ -37,6 +39,7 @@ ONLY_IN = {
     rf"^(import|from) ({LAZY})\b": (),  # imported where it is used, not at the top
     r"\bmesh(es)?\.(CLIENTS|MODEL)\b": ("federated/", "central/", "stream.py"),
     r"for round(_number)? in range\(": ("runs/loop.py",),
+    r"\bvalue_and_grad\(": GRADIENTS,
     # Public names are loaded when asked for; a key of a tree path has two names in JAX;
     # an optimizer goes by its name in optax.
     r"\bgetattr\(": ("__init__.py", "trees.py", "tasks/options.py"),
@@ -45,7 +48,7 @@ ONLY_IN = {
 }
 MAX_MODULE, MAX_ALGORITHM = 300, 150  # all lines of a file
 MAX_ALGORITHM_CODE, MAX_FUNCTION_CODE = 100, 65  # see `File.code`
-MOST_SHARED = 0.4  # of the code of two algorithm files, but for what they import
+MOST_SHARED = 0.4  # of the lines of the smaller of two algorithm files, see `ideas`
 IMPORTS = ast.Import | ast.ImportFrom
 # Their errors wrap one that says "must", or are wrapped by one.
 RETOLD = ("flags.py", "schema.py", "sources/images.py", "sources/pairs.py")
@@ -117,18 +120,25 @@ def test_libraries_axes_and_the_loop_over_rounds_stay_where_they_belong():
     check(offenders)
 
 
+def ideas(file):
+    """Lines of code but for imports, signatures and brackets, with their numbers."""
+    left_out = set()
+    for node in ast.walk(file.tree):
+        if isinstance(node, IMPORTS):
+            left_out |= {*range(node.lineno, node.end_lineno + 1)}
+        elif isinstance(node, ast.FunctionDef):
+            left_out |= {*range(node.lineno, node.body[0].lineno)}
+    every = file.text.splitlines()
+    found = (every[n - 1].strip() for n in file.code if n not in left_out)
+    return Counter(line for line in found if re.search(r"\w", line))
+
+
 def copies():
-    """Pairs of algorithm files that share too much of their code, imports aside."""
-    lines = {}
-    for file in FILES:
-        if file.name.startswith("federated/algorithms/"):
-            body = [x for x in file.tree.body if not isinstance(x, IMPORTS)]
-            spans = [range(x.lineno, x.end_lineno + 1) for x in body]
-            own = {*itertools.chain(*spans)}.intersection(file.code)
-            every = file.text.splitlines()
-            lines[file.name] = Counter(every[n - 1].strip() for n in own)
+    """Pairs of algorithm files where one shares too many of its lines, see `ideas`."""
+    algorithms = [f for f in FILES if f.name.startswith("federated/algorithms/")]
+    lines = {file.name: of for file in algorithms if (of := ideas(file))}
     for (name, mine), (other, theirs) in itertools.combinations(lines.items(), 2):
-        share = 2 * (mine & theirs).total() / (mine.total() + theirs.total())
+        share = (mine & theirs).total() / min(mine.total(), theirs.total())
         if share > MOST_SHARED:
             yield f"{name} and {other} share {share:.0%}"
 

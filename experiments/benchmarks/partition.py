@@ -16,12 +16,15 @@ from fedfr_jax.data.partition import PARTITIONS
 
 SETTINGS = {
     "by_class": {"classes_per_client": 2},
+    "by_owner integers": {},  # and the owners
+    "by_owner words": {},
     "by_identity": {"ids_per_client": 1, "num_global_ids": 6000},
     "dirichlet": {"alpha": 0.3},
     "iid": {},
     "lognormal_sizes": {"classes_per_client": 1, "mean": 0.0},
     "power_law": {"least": 1},
     "quantity": {},
+    "quantity lognormal": {"law": "lognormal"},
     "shards": {},
 }
 
@@ -34,11 +37,14 @@ def main():
     results_file.add_flag(parser)
     args = parser.parse_args()
     for name in args.names.split(","):
+        settings = {**SETTINGS[name], "num_clients": args.clients}
+        if name.startswith("by_owner"):
+            settings["owners"] = owners_for(name, args.clients)
         labels = labels_for(name, args.clients)
         begin = time.process_time()
-        PARTITIONS[name](labels, num_clients=args.clients, **SETTINGS[name])
+        PARTITIONS[name.split()[0]](labels, **settings)
         seconds = round(time.process_time() - begin, 2)
-        print(f"{name:16} {seconds:6.2f}", flush=True)
+        print(f"{name:18} {seconds:6.2f}", flush=True)
         row = {"clients": args.clients, "processor seconds": seconds}
         results_file.write(args.out, {name: row})
 
@@ -48,6 +54,14 @@ def labels_for(name: str, clients: int) -> np.ndarray:
     if name == "by_identity":
         return np.repeat(np.arange(2 * clients, dtype=np.int32), 6)
     return np.arange(8 * clients, dtype=np.int32) % 10
+
+
+def owners_for(name: str, clients: int) -> np.ndarray:
+    """[T] whom the rows belong to, in turn: numbers, or words of eight letters."""
+    numbers = np.arange(clients)
+    is_words = name.endswith("words")
+    owners = np.array([f"f{x:07}" for x in numbers]) if is_words else numbers
+    return np.tile(owners, 8)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ def percent(values: Sequence[float]) -> str:
     return spread(np.array(values)) if values else "-"
 
 
-def mean(values: Sequence[float], seeds: int) -> str:
-    """Mean over seeds as a whole number; a dash where one has none."""
-    return f"{np.mean(values):.0f}" if len(values) == seeds else "-"
+def mean(values: Sequence[float], seeds: int, digits: int = 0) -> str:
+    """Mean over seeds; a dash where one has none."""
+    return f"{np.mean(values):.{digits}f}" if len(values) == seeds else "-"
 
 
 def all_rows(runs: Runs) -> list[str]:
@@ -50,8 +50,8 @@ def table(runs: Runs) -> str:
     goal = f"{100 * float(target.removeprefix(ROUNDS) or 0):g}"
     text = [
         "| row | seeds | one network, % | own networks, % | worst decile | after an "
-        f"epoch of its own | rounds to {goal} % | MB up and down |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        f"epoch of its own | rounds to {goal} % | MB up | MB down | MB in all |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     seeds = {row: [x[row] for x in runs.values() if row in x] for row in all_rows(runs)}
     is_over = {row: any("diverged" in x for x in found) for row, found in seeds.items()}
@@ -70,11 +70,16 @@ def table(runs: Runs) -> str:
             percent(values_of(runs, row, "personalised", "accuracy_worst_decile")),
             percent(values_of(runs, row, "finetuned", "accuracy")),
             mean(values_of(runs, row, judged, target), len(seeds[row])),
-            mean(values_of(runs, row, "communication", "total_mb"), len(seeds[row])),
+            *(
+                mean(
+                    values_of(runs, row, "communication", sent), len(seeds[row]), digits
+                )
+                for sent, digits in (("up_mb", 2), ("down_mb", 2), ("total_mb", 0))
+            ),
         ]
         text.append(f"| {row} | {' | '.join(cells)} |")
     for row in filter(is_over.get, seeds):
-        text.append(f"| {row} | {len(seeds[row])} | diverged | | | | | |")
+        text.append(f"| {row} | {len(seeds[row])} | diverged | | | | | | | |")
     return "\n".join(text)
 
 

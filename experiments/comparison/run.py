@@ -5,9 +5,11 @@
 
 Trains configs/classification/comparison.py, each row in a folder of its own, and goes
 on where it was stopped. Writes results.json, which keeps what was there, and the part
-of README.md between markers, beside this file or under --results, after every row.
+of README.md between markers, beside this file or under --results, after every row, and
+prints the tables of the sets at the end.
 """
 
+import json
 import pathlib
 import sys
 
@@ -86,6 +88,9 @@ def main(argv: list[str]) -> None:
             for seed in map(int, first.seeds):
                 rows = play(config, word, name, seed, folder / name)
                 studies.publish(STUDY, first.results, word, {str(seed): rows})
+    results = json.loads((first.results / "results.json").read_text())
+    found = {x: results[x]["seeds"] for x in first.sets if x in results}
+    print(comparison_tables.text(found))
 
 
 if __name__ == "__main__":

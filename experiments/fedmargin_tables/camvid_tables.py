@@ -48,7 +48,30 @@ def table(runs: list[dict]) -> str:
             own = [r for r in runs if r["method"] == method]
             cells = [cell([r for r in own if r["alpha"] == a], key) for a in alphas]
             lines.append(f"| {method} | {words} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    parts = {f"alpha {alpha:g}": as_classified(runs, alpha) for alpha in alphas}
+    for method in methods:
+        cells = [
+            tables.rounds_cell(tables.row_of(part, method))
+            if any(r["method"] == method for r in part)
+            else "-"
+            for part in parts.values()
+        ]
+        words = "own images" if method in tables.SEVERAL else "one network"
+        lines.append(f"| {method} | rounds, {words} | " + " | ".join(cells) + " |")
+    asked = {f"{name}: ": part for name, part in parts.items()}
+    return "\n".join([*lines, "", tables.claims(asked)]).rstrip()
+
+
+def as_classified(runs: list[dict], alpha: float) -> list[dict]:
+    """The runs of an alpha and the central ones, with the keys of `tables`' runs.
+
+    There are no stragglers: deviations are over seeds.
+    """
+    return [
+        {**r, "stragglers": r["seed"], "accuracy": r.get("generic"), "loss": 0.0}
+        for r in runs
+        if r["method"] == CENTRAL or r["alpha"] == alpha
+    ]
 
 
 def publish(runs: list[dict], target: pathlib.Path) -> None:

@@ -8,7 +8,8 @@ from findings import LINEAR, Results, of_clients, rows_of
 
 from fedfr_jax.runs.report import figures
 
-COLOURS = ("#0072B2", "#009E73", "#D55E00")  # of k, rising
+# Of k, or of K_P, rising.
+COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#000000")
 SHOWN = {"fedavg": "FedAvg", FEDPER: "FedPer"}
 
 
@@ -88,19 +89,13 @@ def _spread(axes, results, cases):
 
 
 def _layers(axes, results, cases):
-    """The last round by K_P, as the paper's figure 4; 0 is FedAvg."""
+    """A curve per K_P, as the paper's figure 4; 0 is FedAvg."""
     case = cases[0]
     known = rows_of(results, case)
-    found = {
-        number: of_clients(results, case, row).mean(axis=1)
-        for number, row in enumerate(LAYERS)
-        if row in known
-    }
-    mean = [x.mean() for x in found.values()]
-    error = [x.std() for x in found.values()]
-    axes.errorbar([*found], mean, error, fmt="o-", color=COLOURS[0], capsize=3)
-    axes.set_xticks([*found])
-    axes.set_xlabel(f"K_P (k = {parts_of(case).k})")
+    for number, (row, colour) in enumerate(zip(LAYERS, COLOURS, strict=True)):
+        if row in known:
+            _curve(axes, results, case, row, color=colour, label=f"K_P = {number}")
+    axes.set_xlabel(f"round (k = {parts_of(case).k})")
 
 
 def _others(axes, results, cases):

@@ -10,6 +10,7 @@ import pytest
 
 from fedfr_jax.build import SECTIONS, plain
 from fedfr_jax.central.settings import Training
+from fedfr_jax.commands.config_files import find, load
 from fedfr_jax.data.partition import PARTITIONS
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms import ALGORITHMS
@@ -59,6 +60,31 @@ def test_a_config_says_what_came_out_or_where_that_is_or_that_nobody_ran_it():
         if not found or not (pages or re.search(f"{FIGURE}|{NOT_YET}", text)):
             offenders.append(str(path.relative_to(ROOT)))
     assert not offenders, "\n".join(offenders)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "clients", "model"),
+    [
+        ("cifar10_mobilenet", 128, 10, "mobilenet"),
+        ("cifar10_resnet34", 128, 10, "resnet"),
+        ("cifar100_mobilenet", 128, 10, "mobilenet"),
+        ("cifar100_resnet34", 128, 10, "resnet"),
+        ("flickr_aes", 4, 30, "mobilenet"),
+    ],
+)
+def test_fedpers_own_sizes_are_those_of_its_section_4_1(name, batch, clients, model):
+    config = plain(load(find(f"fedper/{name}")))
+    federation, partition = config["federation"], config["partition"]
+    assert (federation["rounds"], federation["local_epochs"]) == (100, 4)
+    assert (federation["batch_size"], partition["num_clients"]) == (batch, clients)
+    assert config["model"]["name"] == model
+    rows = {k: v for k, v in config["methods"].items() if k != "central"}
+    assert {row["learning_rate"] for row in rows.values()} == {0.01}
+    if name == "flickr_aes":
+        assert partition["test_fraction"] == 0.2
+    else:
+        few = {"cifar10": 4, "cifar100": 40}[config["data"]["dataset"]]
+        assert partition["classes_per_client"] == few
 
 
 def check_config(module, *given):

@@ -109,6 +109,15 @@ def test_clients_of_lognormal_sizes_have_equal_shares_of_their_classes():
         assert (held[client, own] == each[client]).all()
 
 
+def test_a_class_that_is_dealt_out_leaves_the_last_clients_without_rows():
+    labels = np.repeat(np.arange(5), 4)  # six rows for a client, where there are four
+    empty = r"must have a training row, got none for client 5 \(25 such of 30\)"
+    with pytest.raises(ValueError, match=empty):
+        lognormal_sizes(
+            labels, num_clients=30, classes_per_client=1, mean=0.0, sigma=0.0
+        )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

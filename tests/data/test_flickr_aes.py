@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedfr_jax.build import build, plain
+from fedfr_jax.commands.config_files import find, load
 from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.runs.experiment import run_experiment
+from fedfr_jax.runs.sinks import read_jsonl
 from fedfr_jax.tasks.data import split
 
 FILE = "FLICKR-AES_image_labeled_by_each_worker.csv"
@@ -63,6 +67,26 @@ def test_raters_drawn_at_random_hold_out_a_fifth_of_their_own_ratings(tmp_path):
         test = parts.test[slice(*parts.test_offsets[client : client + 2])]
         owners = {*source.owners[train], *source.owners[test]}
         assert len(owners) == 1 and (len(train), len(test)) == (11, 3)
+
+
+def test_the_config_plays_a_round_whose_network_has_an_output_per_score(tmp_path):
+    write(tmp_path, {f"worker{i}": (2, 3, 3, 3, 3) for i in range(4)})
+    config = plain(load(find("fedper/flickr_aes")))
+    data = {**config["data"], "data_dir": str(tmp_path), "image_size": 8, **SMALL}
+    small = {
+        "data": data,
+        "partition": {**config["partition"], "num_clients": 3},
+        "model": {"name": "resnet", "blocks": (1, 1), "widths": (4, 4)},
+        "federation": {**config["federation"], "rounds": 1},
+        "methods": {"fedper_2": config["methods"]["fedper_2"]},
+    }
+    experiment = build({**config, **small})
+    trainer = experiment.stages["fedper_2"].trainer
+    images = np.zeros((2, 8, 8, 3), np.float32)
+    assert trainer.apply(trainer.start(None), images).shape == (2, 5)
+    run_experiment(experiment, tmp_path / "run")
+    (line,) = read_jsonl(tmp_path / "run" / "fedper_2" / "metrics.jsonl")
+    assert 0 < line["loss"] < 3
 
 
 def test_a_second_rating_of_an_image_by_a_worker_does_not_count(tmp_path):

@@ -27,13 +27,16 @@ def load_script():
 run = load_script()
 
 
+SENT = {"up_mb": 0.301, "down_mb": 0.602, "total_mb": 71.6}
+
+
 def evaluations(accuracy, rounds):
     own = {"accuracy": accuracy + 0.1, "accuracy_worst_decile": accuracy / 2}
     return {
         "generic": Evaluation({"accuracy": accuracy, "rounds_to_0.95": rounds}),
         "personalised": Evaluation({**own, "rounds_to_0.95": 1}),
         "finetuned": Evaluation({"accuracy": 0.9}),
-        "communication": Evaluation({"total_mb": 71.6}),
+        "communication": Evaluation(SENT),
     }
 
 
@@ -58,7 +61,9 @@ def played(monkeypatch):
     return rows
 
 
-def test_a_row_is_played_once_and_one_that_diverges_stops_nothing(played, tmp_path):
+def test_a_row_is_played_once_and_one_that_diverges_stops_nothing(
+    played, tmp_path, capsys
+):
     given = [f"--workdir={tmp_path / 'run'}", f"--results={tmp_path}", "--sets=mnist"]
     run.main([*given, "--rows=fedavg,krum"])
     assert played == ["fedavg", "krum"]
@@ -69,11 +74,13 @@ def test_a_row_is_played_once_and_one_that_diverges_stops_nothing(played, tmp_pa
     assert found["fedavg"]["settings"] == {"learning_rate": 0.05}
     lines = (tmp_path / "README.md").read_text().splitlines()
     (head,) = [i for i, line in enumerate(lines) if "rounds to 95 %" in line]
+    assert lines[head].endswith("| rounds to 95 % | MB up | MB down | MB in all |")
     assert lines[head + 2 : head + 5] == [
-        "| weiszfeld | 1 | 62.5 | 72.5 | 31.2 | 90.0 | 7 | 72 |",
-        "| fedavg | 1 | 50.0 | 60.0 | 25.0 | 90.0 | 7 | 72 |",
-        "| krum | 1 | diverged | | | | | |",
+        "| weiszfeld | 1 | 62.5 | 72.5 | 31.2 | 90.0 | 7 | 0.30 | 0.60 | 72 |",
+        "| fedavg | 1 | 50.0 | 60.0 | 25.0 | 90.0 | 7 | 0.30 | 0.60 | 72 |",
+        "| krum | 1 | diverged | | | | | | | |",
     ]
+    assert "\n".join(lines[head : head + 5]) in capsys.readouterr().out
 
 
 def test_a_set_and_a_seed_more_leave_those_before(played, tmp_path):
@@ -102,16 +109,17 @@ def test_rows_are_known_before_the_first_is_played(played, tmp_path):
     with pytest.raises(ValueError, match=r"--rows must be of .*, got \['fedagv'\]"):
         run.main([*given, "--sets=mnist", "--rows=fedavg,fedagv"])
     assert played == []
+    run.main([*given, "--sets=mnist,cifar10", "--rows=fedbn"])
+    assert played == ["fedbn"]  # no batch norm on MNIST's network
     run.main([*given, "--sets=mnist,cifar10", "--rows=fedavg,fedbn"])
-    assert played == ["fedavg", "fedavg", "fedbn"]  # no batch norm on MNIST's network
+    assert played == ["fedbn", "fedavg", "fedavg"]
 
 
 def test_overrides_reach_the_rows_of_every_set(played, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(run, "play", lambda config, *more: seen.append(config) or {})
-    monkeypatch.setattr(run.studies, "publish", lambda *given: None)
     given = ["--config.federation.rounds=1", f"--workdir={tmp_path}", "--rows=fedavg"]
-    run.main(given)
+    run.main([*given, f"--results={tmp_path}"])
     assert [config.data.name for config in seen] == [*run.SETS[:-1], "tfds"]
     assert {config.federation.rounds for config in seen} == {1}
     one = run.one_row(seen[0], "scaffold", 3)
@@ -125,8 +133,8 @@ def test_rows_without_one_network_tell_the_rounds_of_the_clients_own():
     none = {**row, "personalised": {**own, "rounds_to_0.75": None}}
     lines = comparison_tables.table({"0": {"local": row, "slow": none}}).splitlines()
     assert lines[2:] == [
-        "| local | 1 | - | 90.0 | 70.0 | - | 2 | - |",
-        "| slow | 1 | - | 90.0 | 70.0 | - | - | - |",
+        "| local | 1 | - | 90.0 | 70.0 | - | 2 | - | - | - |",
+        "| slow | 1 | - | 90.0 | 70.0 | - | - | - | - | - |",
     ]
 
 

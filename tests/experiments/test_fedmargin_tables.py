@@ -41,28 +41,54 @@ def test_rows_are_over_seeds_first_and_then_over_stragglers(tables):
     assert mine["of_seeds"] == pytest.approx(0.15)  # of 0.75 and 0.45
     assert mine["loss"] == (2.0, 0.0)
     assert mine["rounds"] == pytest.approx((1.75, 0.25))  # of 3 / 2 and 4 / 2
-    assert mine["reached"] == "4/4"
+    assert mine["reached"] == mine["runs"] == 4
     other = tables.row_of(RUNS, "fedavg")
-    assert other["rounds"] is None and other["reached"] == "0/1"
-    own = tables.row_of([*RUNS[:2], {**RUNS[2], "method": "fedper"}], "fedper")
-    assert own["rounds"] is None and own["reached"] == "-"  # judged otherwise
+    assert tables.rounds_cell(other) == "-" and other["reached"] == 0
+
+
+def test_rounds_of_clients_own_networks_stand_in_a_column_of_their_own(tables):
+    text = tables.table([*RUNS, {**RUNS[2], "method": "fedper"}])
+    assert (
+        "| fedmargin | 60.0 +- 10.0 | +- 15.0 | 2.000 +- 0.000 | 1.8 +- 0.2 | - | 4/4 |"
+        in text
+    )
+    assert (
+        "| fedper | 60.0 +- 0.0 | +- 0.0 | 1.000 +- 0.000 | - | 2.0 +- 0.0 | 1/1 |"
+        in text
+    )
+
+
+def test_a_run_that_never_gets_there_counts_as_the_round_after_the_last(tables):
+    beside = [run("fedavg", 0, 0.5, [0.1, 0.9, 0.9]), run("fedavg", 1, 0.0, [0.2] * 3)]
+    row = tables.row_of([*RUNS, *beside], "fedavg")
+    assert row["rounds"] == pytest.approx((3.0, 1.0)) and row["reached"] == 1  # 4, 2
+    assert tables.rounds_cell(row) == ">= 3.0 +- 1.0"
+    text = tables.claims({"mnist: ": [*RUNS, *beside]})
+    # Seed by seed, over stragglers: 4 and 2 beside 2 and 1; 4 beside 1 and 3.
+    claim = (
+        "fewer rounds to 80 % (article: 17 to 18 %) | fedavg - fedmargin | +1.5, +2 "
+    )
+    assert f"| mnist: {claim}| 0.090 | unclear |" in text
 
 
 def test_a_method_that_diverges_has_no_accuracy(tables):
     broken = {"method": "feddane", "seed": 0, "stragglers": 0.0, "diverged": "nan"}
     runs = [*RUNS, broken, run("feddane", 1, 0.0, [0.5])]
     row = tables.row_of(runs, "feddane")
-    assert (row["accuracy"], row["diverged"], row["reached"]) == (None, 1, "1/2")
-    assert "| feddane | 1 runs diverged | - | - | - | 1/2 |" in tables.table(runs)
+    assert (row["accuracy"], row["diverged"], row["reached"]) == (None, 1, 1)
+    assert (
+        "| feddane | 1 runs diverged | - | - | >= 2.5 +- 0.0 | - | 1/2 |"
+        in tables.table(runs)
+    )
 
 
 def test_claims_are_of_differences_between_seeds(tables):
     beside = [run("fedavg", 1, 0.0, [0.2]), run("fedper", 0, 0.0, [0.9])]
-    text = tables.claims([*RUNS, *beside])
+    text = tables.claims({"": [*RUNS, *beside]})
     # Means over stragglers, 0.75 and 0.45, beside 0.3 and 0.2; fedper is no rival.
     assert "| above FedAvg, points | fedmargin - fedavg | +45, +25 |" in text
     assert "| best accuracy, points | fedmargin - fedavg |" in text
-    assert text.endswith("do not get there in every run.")
+    assert "(article: 17 to 18 %) | fedavg - fedmargin | +2.5, +2 |" in text  # never
 
 
 def test_a_set_is_written_in_its_place_and_the_others_stay(tables, tmp_path):
@@ -97,6 +123,7 @@ def masks_run(method, seed, alpha, generic, own):
 NAMES = ["camvid_alpha0.1.png", "camvid_alpha1.png"]
 MASKS = [
     {"method": "central", "seed": 0, "generic": 0.4, "personalised": 0.3},
+    {"method": "central", "seed": 1, "generic": 0.4, "personalised": 0.3},
     masks_run("fedavg", 0, 10.0, 0.3, 0.2),
     masks_run("fedavg", 1, 10.0, 0.5, 0.2),
     masks_run("fedavg", 0, 0.01, 0.25, 0.1),
@@ -113,13 +140,29 @@ def test_camvid_is_a_row_per_way_to_judge_and_a_column_per_alpha(tables, tmp_pat
     camvid_tables.publish(stamped, tmp_path)
     lines = (tmp_path / "README.md").read_text().splitlines()
     cost = "5 runs of 12 core s, about 1 core minutes; 1 at today, commit 1."
-    assert f"Central mIoU 40.0 % (1 seeds). {cost}" in lines
+    assert f"Central mIoU 40.0 +- 0.0 % (2 seeds). {cost}" in lines
     assert "| row | judged | alpha 0.01 | alpha 10 |" in lines
     assert "| fedavg | one network | 25.0 | 40.0 +- 10.0 |" in lines
     assert "| fedper | one network | - | - |" in lines
     assert "| fedper | own images | 35.0 | - |" in lines
     assert "| feddane | one network | - | diverged |" in lines
+    # 0.8 of 0.4 in the second judged round, the sixth; never is the seventh.
+    assert "| fedavg | rounds, one network | - | >= 6.5 +- 0.5 |" in lines
+    assert "| fedper | rounds, own images | 6.0 +- 0.0 | - |" in lines
+    assert "| the article |" not in "".join(lines)  # without FedMargin
     assert (tmp_path / "camvid.png").exists()
+
+
+def test_camvid_has_a_verdict_per_claim_and_alpha(tables):
+    import camvid_tables
+
+    runs = [*MASKS[:-1], *(masks_run("fedmargin", s, 10.0, 0.5, 0.2) for s in (0, 1))]
+    text = camvid_tables.table(runs)
+    pair = "fedmargin - fedavg | +20, +0 | 0.500 | unclear |"
+    assert f"| alpha 10: best accuracy, points | {pair}" in text
+    assert f"| alpha 10: above FedAvg, points | {pair}" in text
+    assert "fedavg - fedmargin | +1, +0 | 0.500 | unclear |" in text
+    assert "alpha 0.01: " not in text  # where FedMargin has no row
 
 
 def test_images_of_two_rows_are_drawn_in_the_same_colours(

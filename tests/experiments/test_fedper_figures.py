@@ -142,6 +142,16 @@ def test_every_figure_is_drawn_for_whole_and_for_begun_results(tmp_path):
     assert found == {"classes.png", "spread.png"}
 
 
+def test_the_figure_of_personal_layers_has_a_curve_per_number_of_them():
+    _, (axes,) = figure_plots.figures.panels(1, 4, 3)
+    case = "cifar10 resnet k=4"
+    figure_plots._layers(axes, results_of([(case, "1", "fedper_3", 0.9)]), [case])
+    lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    assert [*lines] == [f"K_P = {number}" for number in range(5)]
+    np.testing.assert_allclose(lines["K_P = 0"], [0.2, 0.4])
+    np.testing.assert_allclose(lines["K_P = 3"], [0.35, 0.7])  # of 0.6, 0.9 and 0.6
+
+
 @pytest.mark.parametrize("case", cases.CASES)
 def test_a_case_is_the_config_with_its_own_data_network_and_classes(case):
     config = load(find("fedper/figures"))

@@ -13,9 +13,11 @@ prototypes of a client before and after its training, and those P of the aggrega
 Both softmaxes are streamed as `Scaled` sums, so the round costs two models of memory
 whatever K and however large the margins. A client's examples pass forward two times
 more than in FedAvg, which makes a round of four epochs 1.08 to 1.20 x as long and one
-of one epoch 1.3 to 1.8 x (`experiments/benchmarks`). In the first round, which no
-aggregate precedes, P is that of the round's clients before they train: the one after it
-is known when their models are summed already.
+of one epoch 1.3 to 1.8 x (`experiments/benchmarks`).
+
+Deviation: in the first round, which no aggregate precedes, P should be that of the
+round's clients after they train. It is that of before: the one of after is known only
+when their models are summed already.
 """
 
 import functools

@@ -4,7 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.build import build
+from fedfr_jax.build import build, plain
+from fedfr_jax.commands.config_files import find, load
+from fedfr_jax.configs import base
 from fedfr_jax.evaluation.representation import mmd_squared
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
@@ -15,6 +17,7 @@ from fedfr_jax.tasks.classification.representation import representation
 from fedfr_jax.types import Dataset, Networks
 
 DECAY = {"name": "sgd", "weight_decay": 1e-3, "decays": "kernel$"}
+SHAPES = {"kernel": (60, 10), "bias": (10,)}
 ROW = {"algorithm": "fedmargin", "learning_rate": 0.01, "optimizer": DECAY}
 
 
@@ -70,6 +73,18 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
 def test_a_mistake_is_found_before_anything_is_trained(section, change, message):
     with pytest.raises(ValueError, match=message):
         build(config(**{section: {**config()[section], **change}}))
+
+
+@pytest.mark.parametrize("name", ["synthetic", "mnist"])
+def test_fedmargins_own_sizes_are_a_logistic_regression_in_all_rows_but_two(name):
+    of = plain(load(find(f"fedmargin/{name}")))
+    assert of["model"] == {"name": "logistic"}
+    small = {"data": {**config()["data"], "num_users": 12}}
+    built = build({**of, **small, "partition": config()["partition"]})
+    assert built.stages.keys() == base.fedmargin_rows(1).keys() - {"fedper", "fedrep"}
+    for stage in built.stages.values():
+        network = stage.trainer.start(None)["params"]
+        assert jax.tree.map(np.shape, network) == {"classifier": SHAPES}
 
 
 def test_features_are_judged_beside_those_of_a_reference():
