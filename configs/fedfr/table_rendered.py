@@ -44,7 +44,7 @@ def get_config():
     rate = 3e-4
     rows = base.table_rows(
         {"epochs": 3, "learning_rate": rate},
-        equal_epochs=(7, 5, 5),
+        equal_epochs=(9, 7, 7),
         learning_rate=rate,
         decay_epochs=(3, 2, 2),
         threshold=0.575,  # on validation people: about as many as a client has images
