@@ -1,5 +1,6 @@
 """The search for faults finds those that are put in, and a little of it is a test."""
 
+import json
 import pathlib
 import re
 import sys
@@ -70,14 +71,18 @@ def test_a_reader_that_trusts_its_file_is_found(tmp_path, monkeypatch):
     assert {"no name", "flaw"} <= found
 
 
-def test_what_is_reported_says_of_which_day_and_commit(monkeypatch, capsys):
+@pytest.mark.parametrize("findings", [[], ["FOUND it"]])
+def test_a_part_is_kept_with_its_command_and_commit(findings, monkeypatch, tmp_path):
     for name in ("XLA_FLAGS", "JAX_PLATFORMS"):  # which `main` sets
         monkeypatch.setenv(name, "")
-    monkeypatch.setattr(damage, "report", lambda **given: print(given) or True)
-    monkeypatch.setattr(sys, "argv", ["", "--only=damage", "--quick"])
-    assert main() == 0
-    expected = (
-        r"damage: \d{4}-\d\d-\d\d, commit ([0-9a-f]{7,}\+?|unknown), \d+ cores .+"
-    )
-    first, last = capsys.readouterr().out.splitlines()
-    assert first == "{'step': 10}" and re.fullmatch(expected, last)
+    report = lambda step: {"table": {"step": step}, "findings": findings}
+    monkeypatch.setattr(damage, "report", report)
+    words = ["--only=damage", "--quick", f"--out={tmp_path / 'a.json'}"]
+    monkeypatch.setattr(sys, "argv", ["", *words])
+    assert main() == len(findings)
+    found = json.loads((tmp_path / "a.json").read_text())["rows"]["damage"]
+    assert found["table"] == {"step": 10} and found["findings"] == findings
+    made = found["made"]
+    assert made["command"] == " ".join(["python -m tests.faults", *words])
+    assert re.fullmatch(r"([0-9a-f]{7,}\+?)?", made["commit"])
+    assert {"date", "machine"} <= made.keys()
