@@ -3,16 +3,20 @@
 import json
 import pathlib
 import re
+import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fedfr_jax.data.sources import SOURCES
-from tests.faults import damage, inputs
+from fedfr_jax.federated import row_file
+from tests.faults import damage, inputs, kills
 from tests.faults.__main__ import main
 from tests.faults.inputs import SETS
 from tests.faults.small_sets import Small
+from tests.runs import test_loop
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -69,6 +73,62 @@ def test_a_reader_that_trusts_its_file_is_found(tmp_path, monkeypatch):
         result.partition(":")[0] for *_, result in inputs.attack("trusting", range(40))
     }
     assert {"no name", "flaw"} <= found
+
+
+def test_rows_that_nothing_checks_are_found_by_damage(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_file, "zlib", SimpleNamespace(crc32=lambda *_: 0))
+    sim, server = test_loop.build("fedfr")
+    expected = test_loop.train(sim, server, tmp_path / "whole", rounds=6)
+    damage.stopped(sim, server, tmp_path / "stopped")
+    found = set()
+    for how in damage.damages(tmp_path / "stopped" / "store" / "rows.bin"):
+        shutil.copytree(tmp_path / "stopped", tmp_path / how, dirs_exist_ok=True)
+        found.add((how, damage.outcome(sim, server, tmp_path / how, expected)))
+        shutil.rmtree(tmp_path / how)
+    assert {("a flipped bit", "other numbers"), ("emptied", "refused")} <= found
+
+
+def left_by_a_run(workdir):
+    """A folder with a little of all that is compared."""
+    for stage in kills.STAGES:
+        checkpoint = workdir / stage / "checkpoints" / "5" / "default"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "kernel").write_bytes(b"11")
+        (workdir / stage / "metrics.jsonl").write_text('{"round": 1, "seconds": 7}\n')
+        store = workdir / stage / "store"
+        store.mkdir()
+        np.int32([[0, 3, 0], [4, 0, 1]]).tofile(store / "stamps.bin")
+        (store / "rows.bin").write_bytes(b"aa11aa" + b"22bbbb")  # the newest in digits
+    (workdir / "summary.json").write_text('{"methods": {"fedfr": {"rate": 1}}}')
+    (workdir / "partition.json").write_text("[1]")
+    return workdir
+
+
+@pytest.mark.parametrize(
+    "file, old, new, names",
+    [
+        ("fedfr/store/rows.bin", b"22b", b"23b", ["fedfr store"]),
+        ("fedfr/store/rows.bin", b"aa1", b"ab1", []),
+        ("fedfr/store/stamps.bin", b"\4", b"\5", ["fedfr store"]),
+        ("fedavg/metrics.jsonl", b": 1", b": 2", ["fedavg metrics"]),
+        ("fedavg/metrics.jsonl", b": 7", b": 8", []),
+        ("pretrained/checkpoints/5/default/kernel", b"1", b"2", ["pretrained kernel"]),
+        ("summary.json", b"1", b"2", ["summary"]),
+        ("partition.json", b"1", b"2", ["partition"]),
+    ],
+)
+def test_an_end_that_differs_after_kills_is_found(
+    file, old, new, names, tmp_path, monkeypatch
+):
+    leaves = lambda folder: {"kernel": np.fromfile(folder / "kernel", np.uint8)}
+    monkeypatch.setattr(kills, "leaves_of", leaves)
+    expected = kills.ends_of(left_by_a_run(tmp_path / "whole"))
+    path = left_by_a_run(tmp_path / "killed") / file
+    assert kills.different(kills.ends_of(tmp_path / "killed"), expected) == []
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(old, new))
+    assert path.read_bytes() != whole
+    assert kills.different(kills.ends_of(tmp_path / "killed"), expected) == names
 
 
 @pytest.mark.parametrize("findings", [[], ["FOUND it"]])
