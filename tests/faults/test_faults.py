@@ -146,3 +146,21 @@ def test_a_part_is_kept_with_its_command_and_commit(findings, monkeypatch, tmp_p
     assert made["command"] == " ".join(["python -m tests.faults", *words])
     assert re.fullmatch(r"([0-9a-f]{7,}\+?)?", made["commit"])
     assert {"date", "machine"} <= made.keys()
+
+
+def test_the_pages_tables_are_those_of_the_kept_numbers():
+    root = pathlib.Path(__file__).parents[2]
+    path = root / "experiments" / "benchmarks" / "results" / "faults.json"
+    page = (root / "docs" / "reliability.md").read_text()
+    rows = json.loads(path.read_text())["rows"]
+    ends = ("same", "valid", "refused")
+    for name, counts in rows["inputs"]["table"].items():
+        numbers = [sum(counts.values()), *(counts.get(end, 0) for end in ends)]
+        assert f"| {' | '.join(f'{n:,}' for n in numbers)} |" in page, name
+    for how in ("a flipped bit", "cut in half", "emptied", "removed"):
+        of = lambda end, how=how: rows["damage"]["table"].get(f"{how}, {end}", 0)
+        found = [of(end) for end in ("same", "refused", "other numbers")]
+        assert f"| {' | '.join(map(str, [sum(found), *found]))} |" in page, how
+    for part in rows.values():
+        made = part["made"]
+        assert re.search(rf"{made['date']},\s+commit {made['commit']}", page)
