@@ -18,9 +18,9 @@ def add_flag(parser) -> None:
     parser.add_argument("--out", type=pathlib.Path, default=path, help="JSON file")
 
 
-def write(path: pathlib.Path, rows: dict[str, dict]) -> None:
-    """Put rows into the file, each with `facts`; the others of the file stay."""
-    made = facts()
+def write(path: pathlib.Path, rows: dict[str, dict], made: dict | None = None) -> None:
+    """Put rows into the file, each with `made` or `facts`; its others stay."""
+    made = made or facts()
     kept = json.loads(path.read_text())["rows"] if path.exists() else {}
     new = {name: {**row, "made": made} for name, row in rows.items()}
     path.parent.mkdir(parents=True, exist_ok=True)

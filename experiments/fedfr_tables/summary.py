@@ -21,7 +21,7 @@ from orderings import (
 
 README = HERE.parent.parent / "README.md"
 SETS = {
-    "lfw": "LFW",
+    "lfw_studied": "LFW",
     "faces": "LFW, FEI",
     "omniglot": "Omniglot",
     "rendered": "rendered faces",

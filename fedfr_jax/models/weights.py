@@ -96,7 +96,10 @@ def _read_safetensors(path) -> Weights:
 
 def _read_npz(path) -> Weights:
     with np.load(path, allow_pickle=False) as file:
-        return Weights(dict(file), {})
+        arrays = dict(file)
+    if others := [k for k, x in arrays.items() if not isinstance(x, np.ndarray)]:
+        raise ValueError(f"{path} must hold arrays, got other members {others}.")
+    return Weights(arrays, {})
 
 
 def _read_state_dict(path) -> Weights:

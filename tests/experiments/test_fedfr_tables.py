@@ -299,19 +299,42 @@ def test_the_readme_names_what_beats_fedfr_and_is_bold_beyond_a_deviation():
     assert "**" not in summary.line(one, "personalised", "tar@far=1e-02")
 
 
-def test_results_are_of_the_settings_that_the_tables_configs_have():
-    results = json.loads((FOLDER / "results.json").read_text())
+RESULTS = json.loads((FOLDER / "results.json").read_text())
+TABLES = [name for name in RESULTS if " " not in name]  # the others are studies
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_results_are_of_the_settings_that_the_tables_configs_have(name):
     folder = FOLDER.parents[1] / "configs" / "fedfr"
-    for name in (*summary.SETS, "lfw_studied"):
-        table, *choices = name.split("_")
-        made = runpy.run_path(str(folder / f"table_{table}.py"))["get_config"](*choices)
-        methods = json.loads(made.to_json_best_effort())["methods"]
-        for seed, rows in results[name]["seeds"].items():
-            found = {row: x["settings"] for row, x in rows.items() if x["settings"]}
-            others = {row for row in found if found[row] != methods.get(row)}
-            assert not others, (name, seed, others)
+    table, *choices = name.split("_")
+    made = runpy.run_path(str(folder / f"table_{table}.py"))["get_config"](*choices)
+    methods = json.loads(made.to_json_best_effort())["methods"]
+    for seed, rows in RESULTS[name]["seeds"].items():
+        found = {row: x["settings"] for row, x in rows.items() if x["settings"]}
+        others = {row for row in found if found[row] != methods.get(row)}
+        assert not others, (seed, others)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_of_equal_steps_have_those_of_fedfr(name):
+    runs = RESULTS[name]["seeds"]
+    equal = [row for row in orderings.rows_of_all(runs) if row.endswith("_equal")]
+    steps = {row: orderings.mean_cost(runs, row, "steps") for row in ["fedfr", *equal]}
+    assert equal and min(steps.values()) >= 0.9 * steps["fedfr"], steps
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_pages_numbers_are_those_of_the_results(name):
+    page, part = (FOLDER / "README.md").read_text(), RESULTS[name]
+    shown = page.partition(f"<!-- {name} -->")[2].partition(f"<!-- /{name} -->")[0]
+    runs = part["seeds"]
+    texts = [part["made"], orderings.table(runs, has_costs="saturation" not in name)]
+    if name in TABLES:
+        texts += [orderings.claims(runs), orderings.above(runs)]
+    if "counted" in part:
+        texts.append(thresholds.counts_table(part["counted"]))
+    assert not [text for text in texts if text not in shown]
 
 
 def test_the_readmes_table_is_that_of_the_results():
-    results = json.loads((FOLDER / "results.json").read_text())
-    assert summary.summary(results) in summary.README.read_text()
+    assert summary.summary(RESULTS) in summary.README.read_text()

@@ -1,23 +1,21 @@
 """Every fault that the library is said to bear: python -m tests.faults.
 
 [--quick] [--only=damage|inputs|kills] [--inputs=N] [--kills=N] [--workers=W]
-[--processes 1 2]
+[--processes 1 2] [--out=FILE.json]
 
-Each part ends with a line of its date, commit and machine, which the tables of
-docs/reliability.md carry.
+Each part ends with a line of its date, commit and machine; --out keeps its numbers
+beside these and the command, as experiments/benchmarks/results/faults.json has them.
 """
 
 import argparse
-import datetime
 import os
 import pathlib
-import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "experiments" / "benchmarks"))
 
-from results_file import commit  # noqa: E402
+import results_file  # noqa: E402
 
 
 def main() -> int:
@@ -29,6 +27,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file of the numbers")
     given = parser.parse_args()
     part = 50 if given.quick else 1
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -42,21 +41,22 @@ def main() -> int:
             max(given.kills // part, 2), given.workers, tuple(given.processes)
         ),
     }
-    fine = []
+    findings = []
     for name in (x for x in parts if given.only in (None, x)):
-        begun = made()  # before an hour in which the checkout may move
-        fine.append(parts[name]())
-        print(f"{name}: {begun}", flush=True)
-    return 0 if all(fine) else 1
+        made = facts()  # before an hour in which the checkout may move
+        found = parts[name]()
+        findings += found["findings"]
+        where = f"commit {made['commit']}, {made['machine']}"
+        print(f"{name}: {made['date']}, {where}", flush=True)
+        if given.out:
+            results_file.write(given.out, {name: found}, made)
+    return 1 if findings else 0
 
 
-def made() -> str:
-    """Today, the checkout's commit, with + where .py files differ, and the machine."""
-    processor = re.search(
-        "model name\\s*: (.+)", pathlib.Path("/proc/cpuinfo").read_text()
-    )
-    where = f"{len(os.sched_getaffinity(0))} cores of {processor and processor[1]}"
-    return f"{datetime.date.today()}, commit {commit(ROOT) or 'unknown'}, {where}"
+def facts() -> dict:
+    """Of this command."""
+    words = ["python -m tests.faults", *sys.argv[1:]]
+    return results_file.facts() | {"command": " ".join(words)}
 
 
 if __name__ == "__main__":

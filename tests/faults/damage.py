@@ -58,8 +58,8 @@ def outcome(sim, server, folder, expected) -> str:
     return "same" if is_same else "other numbers"
 
 
-def report(step: int = 1) -> bool:
-    """Damage every file, or every `step`-th; whether nothing ended otherwise."""
+def report(step: int = 1) -> dict:
+    """Damage every file, or every `step`-th: how each fault ended, how often."""
     begin, tally, findings = time.monotonic(), collections.Counter(), []
     logging.disable(logging.WARNING)
     sim, server = test_loop.build("fedfr")
@@ -81,11 +81,10 @@ def report(step: int = 1) -> bool:
                     findings.append(f"FOUND {name} {how}: {result}")
             shutil.copy(file, folder / "damaged" / name)
     logging.disable(logging.NOTSET)
-    for (how, result), number in sorted(tally.items()):
-        print(f"{how}: {number} {result}")
+    table = {f"{how}, {result}": n for (how, result), n in sorted(tally.items())}
+    for name, number in table.items():
+        print(f"{name}: {number}")
     print(*findings, sep="\n")
-    total, seconds = sum(tally.values()), time.monotonic() - begin
-    print(
-        f"{total} damaged runs, {len(findings)} findings, {seconds:.0f} s", flush=True
-    )
-    return not findings
+    total, seconds = sum(tally.values()), round(time.monotonic() - begin)
+    print(f"{total} damaged runs, {len(findings)} findings, {seconds} s", flush=True)
+    return {"table": table, "findings": findings, "seconds": seconds}

@@ -255,8 +255,8 @@ def run(count: int, workers: int = 2, part: int = 1000):
     return tally, findings
 
 
-def report(count: int, workers: int = 2) -> bool:
-    """Print a table of `run`; whether nothing was found."""
+def report(count: int, workers: int = 2) -> dict:
+    """Print a table of `run`: how the inputs of each set ended, how often."""
     begin = time.monotonic()
     tally, findings = run(count, workers)
     for name, counts in tally.items():
@@ -264,9 +264,9 @@ def report(count: int, workers: int = 2) -> bool:
     for name, file, seed, result in findings[:40]:
         print(f"FOUND in {name}: {file}, seed {seed}: {result}")
     total = sum(sum(counts.values()) for counts in tally.values())
-    seconds = time.monotonic() - begin
-    print(f"{total} inputs, {len(findings)} findings, {seconds:.0f} s", flush=True)
-    return not findings
+    seconds = round(time.monotonic() - begin)
+    print(f"{total} inputs, {len(findings)} findings, {seconds} s", flush=True)
+    return {"table": tally, "findings": findings, "seconds": seconds}
 
 
 if __name__ == "__main__":

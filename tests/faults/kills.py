@@ -270,8 +270,8 @@ def doomed(setup: Setup, workdir, rng, *, is_free: bool):
     return process, "moment"
 
 
-def report(count: int, workers: int = 2, processes: tuple[int, ...] = (1, 2)) -> bool:
-    """Kill `count` times in all; whether all ends are the same."""
+def report(count: int, workers: int = 2, processes: tuple[int, ...] = (1, 2)) -> dict:
+    """Kill `count` times in all: where and how, how often, and which ends differ."""
     begin, kills, faults = time.monotonic(), collections.Counter(), []
     seeds = itertools.count()
     with tempfile.TemporaryDirectory() as folder:
@@ -293,9 +293,13 @@ def report(count: int, workers: int = 2, processes: tuple[int, ...] = (1, 2)) ->
             with concurrent.futures.ThreadPoolExecutor(workers) as pool:
                 for done in [pool.submit(run_chains) for _ in range(workers)]:
                     done.result()
-    for (number, stage, how), times in sorted(kills.items()):
-        print(f"{number} processes, {stage}, killed at an {how}: {times}")
+    table = {
+        f"{number} processes, {stage}, killed at an {how}": times
+        for (number, stage, how), times in sorted(kills.items())
+    }
+    for name, times in table.items():
+        print(f"{name}: {times}")
     print(*faults, sep="\n")
-    total, seconds = sum(kills.values()), time.monotonic() - begin
-    print(f"{total} kills, {len(faults)} differences, {seconds:.0f} s", flush=True)
-    return not faults
+    total, seconds = sum(kills.values()), round(time.monotonic() - begin)
+    print(f"{total} kills, {len(faults)} differences, {seconds} s", flush=True)
+    return {"table": table, "findings": faults, "seconds": seconds}

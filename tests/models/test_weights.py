@@ -129,6 +129,10 @@ def test_damaged_and_unknown_files_are_refused_by_name(tmp_path):
     (tmp_path / "old.pt").write_bytes(pickle.dumps({}))
     with pytest.raises(ValueError, match=r"old.pt must be a zip"):
         read_weights(tmp_path / "old.pt")
+    with zipfile.ZipFile(tmp_path / "bytes.npz", "w") as file:
+        file.writestr("a.npy", b"no array")
+    with pytest.raises(ValueError, match=r"bytes.npz must hold arrays, got .*'a'"):
+        read_weights(tmp_path / "bytes.npz")
     with pytest.raises(ValueError, match="weights must be a file of"):
         read_weights(tmp_path / "weights.onnx")
 

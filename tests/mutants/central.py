@@ -4,6 +4,7 @@ from tests.mutants import Mutants
 
 SHARDING = "central/test_sharding.py"
 KEYS = "tasks/faces/test_central_keys.py"
+PUBLIC = "tasks/faces/test_public_training.py"
 
 MUTANTS = [
     Mutants(
@@ -55,6 +56,30 @@ MUTANTS = [
         [
             ("pooled(model, Pool(size, group_mean(size, count)))", "model"),
             ("dtype=settings.class_dtype", "dtype=None"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/public_training.py",
+        PUBLIC,
+        [
+            (
+                "            interclass_threshold=settings.interclass_threshold,\n"
+                "        )\n    if told",
+                "        )\n    if told",
+            ),
+            (
+                "interclass_threshold=settings.interclass_threshold,\n        chunk",
+                "chunk",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/class_softmax.py",
+        PUBLIC,
+        [
+            ("draw_key(key, 1), interclass_threshold,", "draw_key(key, 1), None,"),
+            ("nobody = jnp.full(len(cosines), -1", "nobody = jnp.full(len(cosines), 0"),
+            ("cosines = interclass_filter(cosines, nobody, **threshold)", "pass"),
         ],
     ),
     Mutants(

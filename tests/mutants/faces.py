@@ -18,6 +18,7 @@ MUTANTS = [
             ("contrastive_weight: float = 5.0", "contrastive_weight: float = 1.0"),
             ("branch_weight: float = 10.0", "branch_weight: float = 1.0"),
             ("temperature: float = 0.5", "temperature: float = 1.0"),
+            ("threshold: float | None = 0.4", "threshold: float | None = 0.5"),
             ("threshold if public else None", "threshold"),
             ("phi if public else None", "phi"),
         ],

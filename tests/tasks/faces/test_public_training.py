@@ -96,6 +96,15 @@ def test_running_numbers_and_lengths_of_features_are_those_of_the_whole_batch(
     close(cut, plain)
 
 
+def test_classes_that_look_like_noise_are_left_out_whole_and_cut(tmp_path):
+    settings = {"interclass_threshold": 0.2, "scale": 8.0}
+    plain = pretrained(tmp_path / "plain", **settings)
+    close(pretrained(tmp_path / "cut", (4, 1), **CUT, **settings), plain)
+    of_all = pretrained(tmp_path / "of all", scale=8.0)
+    change = plain["params"]["phi"] - of_all["params"]["phi"]
+    assert np.abs(change).max() > 1e-3
+
+
 @pytest.mark.parametrize(
     "wrong, says",
     [
