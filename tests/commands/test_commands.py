@@ -451,9 +451,9 @@ def test_a_run_of_two_processes_killed_once_ends_like_a_whole_one(config, tmp_pa
     methods, rows = results(broken)
     expected_methods, expected_rows = results(whole)
     for name in expected_methods:
-        for protocol, metrics in expected_methods[name].items():
+        for evaluator, metrics in expected_methods[name].items():
             close = pytest.approx(metrics, rel=1e-3, abs=1e-3)
-            assert methods[name][protocol] == close
+            assert methods[name][evaluator] == close
         for row, expected in zip(rows[name], expected_rows[name], strict=True):
             if name != "pretrained":  # several processes stream, and say how it went
                 assert row.pop("seconds_waiting_for_input") >= 0
@@ -482,3 +482,5 @@ def test_the_demo_ranks_fedfr_first(tmp_path):
     for metric in of["fedfr"]:
         others = [of[name][metric] for name in ("pretrained", "fedavg")]
         assert of["fedfr"][metric] > max(others), metric
+    on_disk = sum(512 * path.stat().st_blocks for path in tmp_path.rglob("*"))
+    assert on_disk < 100e6  # its files are longer, with holes
