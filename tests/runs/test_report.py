@@ -68,7 +68,7 @@ def rich_text(summary, width=80):
 def test_plain_table_marks_the_best_of_each_metric():
     lines = report.plain_table(SUMMARY).splitlines()
     cells = [line.split() for line in lines]
-    assert cells[0] == ["protocol", "metric", "pretrained", "fedavg", "fedfr"]
+    assert cells[0] == ["evaluator", "metric", "pretrained", "fedavg", "fedfr"]
     assert cells[1] == ["generic", "accuracy", "0.9000*", "0.8000", "-"]
     assert cells[2] == ["generic", "eer", "0.1000*", "0.2000", "0.1500"]
     assert cells[3][2:] == ["0.500±0.100", "0.600±0.000", "0.800±0.100*"]
@@ -79,7 +79,13 @@ def test_plain_table_marks_the_best_of_each_metric():
 
 def test_rich_table_shows_every_number_within_eighty_columns():
     text = rich_text(SUMMARY)
-    for word in ("pretrained", "tar@far=1e-3", "0.800±0.100", "132 s in all"):
+    for word in (
+        "evaluator",
+        "pretrained",
+        "tar@far=1e-3",
+        "0.800±0.100",
+        "132 s in all",
+    ):
         assert word in text
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("generic") == 1
