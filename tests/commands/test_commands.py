@@ -183,7 +183,7 @@ def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
         assert output.count("(measured ms per client") == 2
         kept = [x / "fedfr" / "lanes.json" for x in (broken, expected)]
         assert kept[0].read_text() == kept[1].read_text()
-    again = here("evaluate", *flags, f"--workdir={broken}")
+    again = here("evaluate", f"--workdir={broken}")  # by the config that it keeps
     assert "tar@far" in again
     evaluation = json.loads((broken / "evaluation.json").read_text())
     assert evaluation["methods"] == methods
@@ -211,6 +211,12 @@ def test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named(
     assert trained() == {"pretrained", "fedavg.old", "fedfr.old"}
     here(*changed, "--overwrite")
     assert not trained() and len(built) == 3
+
+
+def test_a_plan_takes_the_config_of_a_work_folder(whole):
+    _, folder, _ = whole(1)
+    said = here("plan", f"--workdir={folder}", "--rows=fedavg", "--devices=8")
+    assert "\nfedavg" in said
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "prepare", "launch"])
