@@ -100,7 +100,10 @@ def going_on(words: Sequence[str]) -> list[str]:
 
 
 def run_of(words: Sequence[str]) -> argparse.Namespace:
-    """--workdir, --overwrite and --restart of a command, read as it reads them."""
+    """--workdir, --overwrite and --restart of a command, read as it reads them.
+
+    Its own parser is not asked, as a signal may come before commands are loaded.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("workdir", "restart"):
         parser.add_argument(f"--{name}", nargs="?", default="")

@@ -474,7 +474,7 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator(NamedTuple):
-    """One protocol of a task."""
+    """One way in which a task judges what a stage has trained."""
 
     evaluate: Callable[[Networks], Evaluation]
     in_rounds: bool = True  # whether also between rounds, when an evaluation is due

@@ -40,6 +40,14 @@ ONLY_IN = {
     r"\bmesh(es)?\.(CLIENTS|MODEL)\b": ("federated/", "central/", "stream.py"),
     r"for round(_number)? in range\(": ("runs/loop.py",),
     r"\bvalue_and_grad\(": GRADIENTS,
+    # FedFR's words: its task's and its algorithms', of a table of classes, of plans.
+    r"\b(phi|hard_negatives?|public_classes)\b": (
+        *("tasks/faces/", "federated/algorithms/", "central/class_rows.py"),
+        *("plan/", "commands/plan.py"),
+    ),
+    r"^ *(import|from) fedfr_jax\.federated(\.| import .*)packing\b": (
+        *("tasks/faces/", "federated/frozen.py", "deploy/network.py"),
+    ),
     # Public names are loaded when asked for; a key of a tree path has two names in JAX;
     # an optimizer goes by its name in optax.
     r"\bgetattr\(": ("__init__.py", "trees.py", "tasks/options.py"),

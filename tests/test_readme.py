@@ -1,7 +1,14 @@
-"""The README's example runs, and it stays short."""
+"""The README's example runs, its commands are understood, and it stays short."""
 
 import pathlib
 import re
+import shlex
+
+import pytest
+
+from fedfr_jax.__main__ import main
+from fedfr_jax.commands import COMMANDS, flags
+from fedfr_jax.tasks import TASKS
 
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
 
@@ -25,3 +32,33 @@ def test_the_files_that_it_names_exist():
     assert named
     for path in named:
         assert (root / path).exists(), path
+
+
+LINES = [line for line in README.splitlines() if line.startswith("fedfr ")]
+
+
+class Parsed(Exception):
+    """Raised with a command's flags, before it does anything."""
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.split()[1])
+def test_its_commands_have_the_flags_and_configs_that_it_names(line, monkeypatch):
+    parse_known_args = flags.Parser.parse_known_args
+
+    def parse(parser, words):
+        values, unknown = parse_known_args(parser, words)
+        assert not unknown
+        raise Parsed(values)
+
+    monkeypatch.setattr(flags.Parser, "parse_known_args", parse)
+    words = shlex.split(line, comments=True)[1:]
+    assert words[0] in COMMANDS
+    with pytest.raises(Parsed) as parsed:
+        main(words)
+    (values,) = parsed.value.args
+    if "--config=" in line:
+        assert flags.config_of(values, words[0]).task in TASKS
+
+
+def test_it_shows_how_to_train_judge_and_plan():
+    assert {"train", "evaluate", "plan"} <= {line.split()[1] for line in LINES}

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from fedfr_jax import processes
-from fedfr_jax.commands import launch
-from fedfr_jax.stopping import SIGNALS, going_on, stopped
+from fedfr_jax.__main__ import main
+from fedfr_jax.commands import flags, launch, train
+from fedfr_jax.stopping import SIGNALS, going_on, run_of, stopped
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUSY = "print('begun', flush=True); threading.Event().wait()"
@@ -91,6 +92,29 @@ def test_a_signal_ends_a_command_in_the_middle_of_a_compile():
 def test_nobody_is_told_to_begin_again_to_go_on(words):
     assert going_on(words.split()) == ["train", "--config=a"]
     assert stopped(2, ["prepare"]) == "Stopped by SIGINT: start the same command again."
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--workdir=a",
+        "--workdir a --overwrite",
+        "--overwrite=TRUE --workdir=a --config.seed=1",
+        "--overwrite 0 --workdir=a",
+        "--overwrite --nooverwrite --workdir=a=b",
+        "--workdir=a --restart=b,c --workdir=d --distributed=false",
+        "--restart b --workdir=a --restart=",
+    ],
+)
+def test_a_signal_reads_the_flags_of_train_as_train_does(words, monkeypatch):
+    seen = []
+    monkeypatch.setattr(train, "train", lambda values, folder: seen.append(values))
+    words = ["train", "--config=demo", *words.split()]
+    assert main(words) == 0
+    (values,), found = seen, run_of(words)
+    assert found.workdir == values.workdir
+    assert bool(found.overwrite) == bool(values.overwrite)
+    assert flags.names(found.restart) == (values.restart or [])
 
 
 def test_a_process_of_a_launcher_ends_with_it():

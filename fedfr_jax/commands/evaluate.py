@@ -1,4 +1,4 @@
-"""Judge the checkpoints of a run again, by its config's protocols or changed ones."""
+"""Judge the checkpoints of a run again, by its config's evaluators or changed ones."""
 
 from fedfr_jax.commands.flags import (
     KEPT,

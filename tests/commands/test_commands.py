@@ -183,7 +183,7 @@ def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
         assert output.count("(measured ms per client") == 2
         kept = [x / "fedfr" / "lanes.json" for x in (broken, expected)]
         assert kept[0].read_text() == kept[1].read_text()
-    again = here("evaluate", *flags, f"--workdir={broken}")
+    again = here("evaluate", f"--workdir={broken}")  # by the config that it keeps
     assert "tar@far" in again
     evaluation = json.loads((broken / "evaluation.json").read_text())
     assert evaluation["methods"] == methods
@@ -211,6 +211,12 @@ def test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named(
     assert trained() == {"pretrained", "fedavg.old", "fedfr.old"}
     here(*changed, "--overwrite")
     assert not trained() and len(built) == 3
+
+
+def test_a_plan_takes_the_config_of_a_work_folder(whole):
+    _, folder, _ = whole(1)
+    said = here("plan", f"--workdir={folder}", "--rows=fedavg", "--devices=8")
+    assert "\nfedavg" in said
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "prepare", "launch"])
@@ -451,9 +457,9 @@ def test_a_run_of_two_processes_killed_once_ends_like_a_whole_one(config, tmp_pa
     methods, rows = results(broken)
     expected_methods, expected_rows = results(whole)
     for name in expected_methods:
-        for protocol, metrics in expected_methods[name].items():
+        for evaluator, metrics in expected_methods[name].items():
             close = pytest.approx(metrics, rel=1e-3, abs=1e-3)
-            assert methods[name][protocol] == close
+            assert methods[name][evaluator] == close
         for row, expected in zip(rows[name], expected_rows[name], strict=True):
             if name != "pretrained":  # several processes stream, and say how it went
                 assert row.pop("seconds_waiting_for_input") >= 0
@@ -482,3 +488,5 @@ def test_the_demo_ranks_fedfr_first(tmp_path):
     for metric in of["fedfr"]:
         others = [of[name][metric] for name in ("pretrained", "fedavg")]
         assert of["fedfr"][metric] > max(others), metric
+    on_disk = sum(512 * path.stat().st_blocks for path in tmp_path.rglob("*"))
+    assert on_disk < 100e6  # its files are longer, with holes

@@ -68,7 +68,7 @@ def rich_text(summary, width=80):
 def test_plain_table_marks_the_best_of_each_metric():
     lines = report.plain_table(SUMMARY).splitlines()
     cells = [line.split() for line in lines]
-    assert cells[0] == ["protocol", "metric", "pretrained", "fedavg", "fedfr"]
+    assert cells[0] == ["evaluator", "metric", "pretrained", "fedavg", "fedfr"]
     assert cells[1] == ["generic", "accuracy", "0.9000*", "0.8000", "-"]
     assert cells[2] == ["generic", "eer", "0.1000*", "0.2000", "0.1500"]
     assert cells[3][2:] == ["0.500±0.100", "0.600±0.000", "0.800±0.100*"]
@@ -79,7 +79,8 @@ def test_plain_table_marks_the_best_of_each_metric():
 
 def test_rich_table_shows_every_number_within_eighty_columns():
     text = rich_text(SUMMARY)
-    for word in ("pretrained", "tar@far=1e-3", "0.800±0.100", "132 s in all"):
+    names = ("evaluator", "metric", "pretrained", "tar@far=1e-3")
+    for word in (*names, "0.800±0.100", "132 s in all"):
         assert word in text
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("generic") == 1
@@ -489,10 +490,12 @@ def test_grids_show_pictures_legend_and_maps_in_the_colours_of_all_stages(tmp_pa
         for name, grid in (("one", one), ("other", other))
     }
     paths = report.draw(evaluations, {}, tmp_path)
-    names = ["one_all_two_images.png", "other_all_two_images.png"]
-    assert paths == [tmp_path / "pictures" / name for name in names]
+    names = ("one_all_two_images", "other_all_two_images")
+    files = [f"{name}.{kind}" for name in names for kind in ("png", "pdf")]
+    assert paths == [tmp_path / "pictures" / file for file in files]
     shares = []
-    for path in paths:
+    for path in paths[::2]:
+        assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
         colours = np.asarray(Image.open(path))[..., :3].reshape(-1, 3)
         is_near = lambda colour, x=colours: (
             (abs(x - np.int32(colour)) < 4).all(1).mean()

@@ -1,4 +1,7 @@
-"""A row of any task computes in bfloat16, rematerialised and clipped, from a config."""
+"""A row of any task computes in bfloat16, rematerialised and clipped, from a config.
+
+And its running statistics are averaged or not, as the config says.
+"""
 
 import re
 
@@ -7,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax import trees
 from fedfr_jax.build import build
+from fedfr_jax.federated.algorithms.personal import Server
 from fedfr_jax.federated.simulation import play
 from fedfr_jax.plan.federated import client_program, round_shapes
 from fedfr_jax.plan.stages import examples_of, start_of
@@ -46,9 +51,9 @@ def everything():
     )
 
 
-def config(task, clip_norm):
+def config(task, **more):
     model, partition = TASKS[task]
-    row = {"algorithm": "fedavg", "learning_rate": 0.1, "clip_norm": clip_norm}
+    row = {"algorithm": "fedavg", "learning_rate": 0.1, **more}
     return {
         "task": task,
         "data": {"name": "opened", "source": everything()},
@@ -62,7 +67,7 @@ def config(task, clip_norm):
 
 def first_round(task, clip_norm, folder):
     """(params before, params after, metrics) of the server's network, on the host."""
-    experiment = build(config(task, clip_norm))
+    experiment = build(config(task, clip_norm=clip_norm))
     trainer, start = experiment.stages["row"].trainer, None
     if task == "faces":
         start = experiment.stages["pretrained"].trainer.init(jax.random.key(0))
@@ -77,7 +82,7 @@ def first_round(task, clip_norm, folder):
 @pytest.mark.parametrize("task", TASKS)
 def test_a_client_computes_in_half_precision_and_blocks_again(task):
     """By its program. A segmenter's last layer has float32, three products of it."""
-    experiment = build(config(task, 1e-3))
+    experiment = build(config(task, clip_norm=1e-3))
     trainer, examples = experiment.stages["row"].trainer, examples_of(experiment)
     start, feed = start_of(experiment, "row"), experiment.feed
     with jax.numpy_dtype_promotion("standard"):
@@ -99,3 +104,24 @@ def test_half_precision_trains_float32_parameters(task, tmp_path):
     length = np.sqrt(sum(jax.tree.leaves(moved)))
     # Steps of at most rate * clip_norm, which add up no further than straight on.
     assert 0 < length <= 0.1 * 1e-3 * metrics["steps"].max() * 1.01
+
+
+def averaged(task, batch_stats):
+    """Names of the leaves of the server's state that a round averages."""
+    experiment = build(config(task, batch_stats=batch_stats))
+    trainer = experiment.stages["row"].trainer
+    begin = lambda variables: trainer.algorithm.init(trainer.start(variables))
+    server = jax.eval_shape(begin, start_of(experiment, "row"))
+    while isinstance(server, Server):  # beside what clients keep, or the first one has
+        server = server.inner
+    paths = jax.tree_util.tree_leaves_with_path(server)
+    return {trees.path_name(path) for path, _ in paths}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_statistics_that_are_not_averaged_are_not_in_what_is(task):
+    every = averaged(task, "average")
+    statistics = {name for name in every if "batch_stats" in name}
+    assert any(name.endswith("/var") for name in statistics)
+    for batch_stats in ("local", "first"):
+        assert averaged(task, batch_stats) == every - statistics

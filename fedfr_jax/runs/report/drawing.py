@@ -30,7 +30,8 @@ def draw(
 
     Each plot is written as .png and .pdf: roc and det (roc_EVALUATOR when several
     evaluators have one), any other kind of curve by its name, EVALUATOR for one with
-    numbers per client, rounds, partition; pictures and grids go to pictures/, as .png.
+    numbers per client, rounds, partition; grids, and pictures as .png alone, go to
+    pictures/.
 
     Args:
       evaluations: {stage: {evaluator: Evaluation}}, in the order of the legends.
@@ -139,9 +140,8 @@ def _draw_grids(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
     for (evaluator, name), grids in found.items():
         limits = limits_of(grids.values())
         for stage, grid in grids.items():
-            path = folder / (_file_name(f"{stage}_{evaluator}_{name}") + ".png")
-            title = f"{stage}: {name}"
-            paths.append(plot_grid(path, grid, title=title, limits=limits))
+            path = folder / _file_name(f"{stage}_{evaluator}_{name}")
+            paths += plot_grid(path, grid, title=f"{stage}: {name}", limits=limits)
     return paths
 
 

@@ -137,11 +137,16 @@ def set_caption(figure, text: str) -> None:
 
 
 def save(figure, path: str | os.PathLike) -> list[pathlib.Path]:
-    """Write `path` as .png and .pdf; returns both paths."""
+    """Write `path` as .png and .pdf, with a grid of lines; returns both paths."""
     for axes in figure.axes:
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
+    return write(figure, path)
+
+
+def write(figure, path: str | os.PathLike) -> list[pathlib.Path]:
+    """Write `path` as .png and .pdf, the figure as it is; returns both paths."""
     path = pathlib.Path(path)
     stem = path.stem if path.suffix in (".png", ".pdf") else path.name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,8 +15,8 @@ Limits = Mapping[str, tuple[float, float]]  # map -> least, largest number
 
 def plot_grid(
     path: str | os.PathLike, grid: Grid, *, title: str, limits: Limits | None = None
-) -> pathlib.Path:
-    """Draw a grid as .png; each map of numbers has a bar of its colours below.
+) -> list[pathlib.Path]:
+    """Draw a grid as .png and .pdf; each map of numbers has a bar of its colours below.
 
     Args:
       limits: as of `limits_of`, for several grids in the same colours.
@@ -42,10 +42,7 @@ def plot_grid(
             figure.colorbar(drawn, ax=axes[:, place], **bar)
     figure.suptitle(title)
     _add_legend(figure, grid.legend, len(columns))
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return path
+    return figures.write(figure, path)
 
 
 def limits_of(grids: Iterable[Grid]) -> Limits:

@@ -16,7 +16,7 @@ from fedfr_jax.runs.report import figures
 # Names of a row that are no terms of a loss: cost, counts and states of algorithms.
 _NO_TERMS = ("round", "loss", "steps", "not_finite", "padded_over_useful")
 _NO_TERMS += ("accuracy", "alpha", "group", "learning_rate")
-_NO_TERM_STARTS = ("seconds", "added_examples", "hard_negatives", "clients_", "num_")
+_NO_TERM_STARTS = ("seconds", "added_examples", "clients_", "num_")
 # What the loop over rounds writes and central training does not.
 _OF_CLIENTS = {"steps", "clients_without_step", "padded_over_useful"}
 _MARKERS = "os^Dv<>p"

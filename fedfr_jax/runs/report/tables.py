@@ -57,7 +57,7 @@ def _fill_with_methods(table, summary):
 
 def _fill_with_metrics(table, summary):
     """A row per metric, a column per method."""
-    table.add_column("protocol")
+    table.add_column("evaluator")
     table.add_column("metric", no_wrap=True)
     for method in _methods(summary):
         table.add_column(method, justify="right")
@@ -82,7 +82,7 @@ def _text(words: str, is_best: bool = False):
 def plain_table(summary: Mapping[str, Any]) -> str:
     """The same as lines of text; a star marks the best."""
     methods = _methods(summary)
-    lines = [("protocol", "metric", *methods)]
+    lines = [("evaluator", "metric", *methods)]
     for row in _rows(summary):
         cells = [
             cell + ("*" if best else " ")

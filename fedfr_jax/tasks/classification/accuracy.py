@@ -36,7 +36,7 @@ class Accuracy:
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
-        """The two protocols."""
+        """Generic and personalised."""
         return {
             "generic": Evaluator(self.generic),
             "personalised": Evaluator(self.personalised),

@@ -1,4 +1,4 @@
-"""Any federated algorithm on faces, judged beside FedFR by the same protocols.
+"""Any federated algorithm on faces, judged beside FedFR by the same evaluators.
 
 The algorithm trains the backbone on a margin softmax over each client's own classes;
 class embeddings stay with the client (`personal`), as in the FedAvg row of FedFR's

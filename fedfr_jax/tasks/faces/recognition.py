@@ -114,7 +114,7 @@ class Judge:
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
-        """The two protocols; the personalised one embeds for every client."""
+        """Generic and personalised, which embeds for every client."""
 
         def generic(networks: Networks) -> Evaluation:
             return self.generic(networks.apply, networks.variables)

@@ -77,7 +77,7 @@ class Judge:
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
-        """The two protocols."""
+        """Generic and personalised."""
         in_rounds = self._evaluating.personalised_in_rounds
         return {
             "generic": Evaluator(self.generic),

@@ -51,7 +51,7 @@ class Judge:
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
-        """The two protocols, and in the end the overlap of each class."""
+        """Generic and personalised, and in the end the overlap of each class."""
         return {
             "generic": Evaluator(self.generic),
             "personalised": Evaluator(self.personalised),

@@ -160,7 +160,7 @@ def segmenter_of(settings: Mapping, source: Source) -> Model:
 def evaluators_of(
     evaluating: Evaluating, judged: Judged, model: Model, source: Source, mesh: Mesh
 ) -> dict[str, Evaluator]:
-    """Overlap by the protocols of `Judge`, and pictures in the end."""
+    """Overlap by the evaluators of `Judge`, and pictures in the end."""
     feed = Feed(evaluating.batch_size, normalize())
     evaluators = Judge(judged, mesh, feed).evaluators
     if evaluating.pictures:

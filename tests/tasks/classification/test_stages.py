@@ -69,7 +69,7 @@ def config(path, **sections):
 
 
 def run(experiment: Experiment, folder) -> dict:
-    """{method: {protocol: {metric: value}}}, the same when it is judged again."""
+    """{method: {evaluator: {metric: value}}}, the same when it is judged again."""
     with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
         found = run_experiment(experiment, folder)["methods"]
     again = evaluate_experiment(experiment, folder)["methods"]
@@ -275,10 +275,10 @@ def test_clients_outside_are_in_no_round_and_in_no_central_epoch(path, outside):
 
 def test_clients_outside_are_judged_as_they_come_and_after_fine_tuning(outside):
     _, found = outside
-    protocols = {"generic", "personalised", "finetuned", "unseen", "unseen_finetuned"}
+    evaluators = {"generic", "personalised", "finetuned", "unseen", "unseen_finetuned"}
     mean = {}
     for name, of in found.items():
-        assert of.keys() - {"communication"} == protocols
+        assert of.keys() - {"communication"} == evaluators
         mean[name] = {k: v.get("accuracy") for k, v in of.items()}
     for of in mean.values():  # two classes each, known after six epochs
         assert of["finetuned"] > 0.8 and of["unseen_finetuned"] > 0.75

@@ -81,8 +81,8 @@ def test_rows_are_trained_and_judged(chosen, tmp_path):
         assert ("rank1" in found["generic"]) == (name != "alone"), name
         assert "rank1" in found["personalised"], name
         assert ("rank1" in found["local"]) == (name != "merged"), name
-        for protocol in ("generic", "personalised", "local"):
-            assert all(0 <= x <= 1 for x in found[protocol].values())
+        for evaluator in ("generic", "personalised", "local"):
+            assert all(0 <= x <= 1 for x in found[evaluator].values())
 
 
 def test_clients_keep_their_classifier_and_merged_training_has_everybodys():
