@@ -48,7 +48,17 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/central/optimizers.py",
         "central/test_optimizers.py",
-        [("update.ndim - stacked < 2", "update.ndim < 2")],
+        [("update.ndim - axes < 2", "update.ndim < 2")],
+    ),
+    Mutants(
+        "fedfr_jax/central/optimizers.py",
+        SHARDING,
+        [("range(axes + _is_table(path))", "range(axes)")],
+    ),
+    Mutants(
+        "fedfr_jax/runs/class_tables.py",
+        "runs/test_class_tables.py",
+        [("(labels >= len(trainer.table.names))", "(labels < -1)")],
     ),
     Mutants(
         "fedfr_jax/tasks/faces/public_training.py",
