@@ -1,5 +1,6 @@
 """Weights go in and out without PyTorch, and without running what a file holds."""
 
+import pathlib
 import pickle
 import zipfile
 
@@ -26,6 +27,7 @@ NETWORKS = {
         "stem": "cifar",
     },
 }
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 SUFFIXES = [".safetensors", ".npz", ".pt"]
 
 
@@ -61,6 +63,33 @@ def test_arrays_come_back_bit_by_bit(tmp_path, suffix):
         assert found.arrays[name].dtype == array.dtype
         np.testing.assert_array_equal(found.arrays[name], array)
     assert found.about == ({"made": "here"} if suffix == ".safetensors" else {})
+
+
+def test_a_file_of_pytorchs_own_is_read():
+    """Made by torch.save of PyTorch 2.13: a parameter, views of it, other kinds."""
+    found = read_weights(GOLDEN / "torch_save_2_13.pt").arrays
+    whole = np.arange(24, dtype=np.float32).reshape(4, 6)
+    expected = {
+        "layer.weight": whole,
+        "layer.turned": whole.T,
+        "layer.part": whole[1:3, 2:5],
+        "half": np.arange(3, dtype=np.float16),
+        "bn.num_batches_tracked": np.array(7),
+    }
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_pytorch_reads_what_is_written(tmp_path):
+    torch = pytest.importorskip("torch")
+    arrays = own_names(drawn("iresnet")["params"])
+    write_weights(tmp_path / "w.pt", arrays, {})
+    found = torch.load(tmp_path / "w.pt", weights_only=True)
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name].numpy(), array)
 
 
 def saved(path, data):
