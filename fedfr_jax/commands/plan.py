@@ -42,8 +42,8 @@ def main(argv: list[str]) -> None:
         "--device",
         default="h200",
         metavar="NAME",
-        help="h200 (the default), h100, a100, v100 or v5p; a grid such as v5p:4x4x8 or "
-        "h200:1x1x8 says how many; v5e and v6e with --compile alone",
+        help="h200 (the default), h100, a100, v100, v5e, v5p or v6e; a grid such as "
+        "v5p:4x4x8 or h200:1x1x8 says how many",
     )
     add_switch(
         parser,

@@ -5,8 +5,8 @@ unless told otherwise (TF32 since the A100; one pass of bfloat16 on a TPU), and 
 with the precision HIGHEST. Links: what a device sends in one direction.
 
 H200: nvidia.com/en-us/data-center/h200; H100 SXM: nvidia.com/en-us/data-center/h100;
-A100 SXM 80 GB and V100 SXM2 32 GB: NVIDIA's data sheets of 2021 and 2020; TPU v5p:
-docs.cloud.google.com/tpu/docs/v5p, one axis of its torus.
+A100 SXM 80 GB and V100 SXM2 32 GB: NVIDIA's data sheets of 2021 and 2020; TPU v5e, v5p
+and v6e: docs.cloud.google.com/tpu/docs/v5p and so on, one axis of the torus.
 """
 
 from typing import NamedTuple
@@ -36,6 +36,13 @@ class Device(NamedTuple):
         return self.usable * self.memory
 
 
+def tpu(name: str, peak: float, memory: float, bandwidth: float, link: float) -> Device:
+    """A TPU, whose float32 products are one pass of bfloat16, or six."""
+    sizes = {"memory": memory, "bandwidth": bandwidth, "link": link}
+    limits = {"usable": USABLE["tpu"], "launch": 1e-6}
+    return Device(f"TPU {name}", peak, peak, peak / 6, **sizes, **limits)
+
+
 # Assumed of every device: convolutions of 64 to 512 channels reach REACHED of the peak,
 # what is done element by element STREAMED of the bandwidth. See `estimate`.
 REACHED, STREAMED = 0.35, 0.8
@@ -53,17 +60,9 @@ DEVICES = {
         link=150e9,
         note="a V100 has no bfloat16 in its tensor cores: float16's rate is assumed",
     ),
-    "v5p": Device(
-        name="TPU v5p",
-        bfloat16=459e12,
-        float32=459e12,
-        highest=459e12 / 6,
-        memory=95e9,
-        bandwidth=2.765e12,
-        link=200e9,
-        usable=USABLE["tpu"],
-        launch=1e-6,
-    ),
+    "v5e": tpu("v5e", 197e12, 16e9, 0.819e12, 100e9),
+    "v5p": tpu("v5p", 459e12, 95e9, 2.765e12, 200e9),
+    "v6e": tpu("v6e", 918e12, 32e9, 1.638e12, 200e9),
 }
 
 
