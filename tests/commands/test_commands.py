@@ -456,6 +456,8 @@ def test_a_run_of_two_processes_killed_once_ends_like_a_whole_one(config, tmp_pa
     finish(fedfr(*command, xla_flags=one))
     methods, rows = results(broken)
     expected_methods, expected_rows = results(whole)
+    # Several processes stream, and what FedFR prepares from a stream is not traced.
+    del expected_methods["fedfr"]["communication"]
     for name in expected_methods:
         for evaluator, metrics in expected_methods[name].items():
             close = pytest.approx(metrics, rel=1e-3, abs=1e-3)
