@@ -96,11 +96,11 @@ def plot_laws(path: str | os.PathLike, study: Study) -> list[pathlib.Path]:
         panel.set_ylabel(_error_of(study.points))
         _plain_ticks(panel)
         panel.legend(fontsize=8, loc="lower left")
-    figures.set_caption(
-        figure,
-        f"Band: {LEVEL:.0%} interval of the law. Hollow: the largest runs; the bar is "
-        f"the {LEVEL:.0%} interval that the others predict for their mean.",
-    )
+    words = f"Band: {LEVEL:.0%} interval of the law."
+    if any(x.held for x in found):
+        words += " Hollow: the largest runs; the bar is the interval of as many % that "
+        words += "the others predict for their mean."
+    figures.set_caption(figure, words)
     return figures.save(figure, path)
 
 
