@@ -41,8 +41,9 @@ def compiled(program: jax.stages.Lowered, num_devices: int) -> dict:
     Returns:
       compile_seconds; fits; gib: of a device, by what it is for, `needed` in all;
       whole and step: see `hlo.Counts`, step None where there is none;
-      optimal_seconds: a TPU's estimate, each loop turned once, else None. Where the
-      compiler finds no room, only fits (false) and what it says.
+      optimal_seconds: a TPU's estimate, each loop turned once, None where there is
+      none or one below zero. Where the compiler finds no room, only fits (false) and
+      what it says.
     """
     start = time.perf_counter()
     try:
@@ -54,13 +55,14 @@ def compiled(program: jax.stages.Lowered, num_devices: int) -> dict:
     seconds = time.perf_counter() - start
     memory, text = gib_of(found.memory_analysis()), hlo.parse(found.as_text())
     step = hlo.of_step(text, num_devices)
+    estimate = (found.cost_analysis() or {}).get("optimal_seconds", 0)
     return {
         "compile_seconds": round(seconds, 1),
         "fits": memory["needed"] * GIB <= devices.memory(),
         "gib": {name: round(size, 6) for name, size in memory.items()},
         "whole": hlo.of_program(text, num_devices)._asdict(),
         "step": step and step._asdict(),
-        "optimal_seconds": (found.cost_analysis() or {}).get("optimal_seconds"),
+        "optimal_seconds": estimate if estimate > 0 else None,
     }
 
 
