@@ -11,6 +11,7 @@ import pytest
 from fedfr_jax.build import SECTIONS, plain
 from fedfr_jax.central.settings import Training
 from fedfr_jax.commands.config_files import find, load
+from fedfr_jax.data.augment import build_augment
 from fedfr_jax.data.partition import PARTITIONS
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms import ALGORITHMS
@@ -101,6 +102,8 @@ def check_config(module, *given):
         name = settings.pop("name", "by_identity")
         check(family[name], settings, f"{section}.{name}")
     check(Federation, config["federation"], "federation")
+    for augment in augments_of(config):
+        build_augment(augment)
     of_task = {
         "faces": check_faces,
         "classification": check_classification,
@@ -108,6 +111,14 @@ def check_config(module, *given):
         "segmentation": check_segmentation,
     }
     of_task[config.get("task", "faces")](config)
+
+
+def augments_of(settings):
+    """What keys called `augment` have, anywhere in a config."""
+    if not isinstance(settings, dict):
+        return []
+    below = [x for value in settings.values() for x in augments_of(value)]
+    return [settings["augment"], *below] if settings.get("augment") else below
 
 
 def check_faces(config):

@@ -86,6 +86,12 @@ def _stages(model, variables, x):
     return embedding, [np.asarray(outputs[n]["__call__"][0]) for n in names]
 
 
+def _in_stages(variables, counts):
+    """Variables by blocks' names as a module has them, of stages of `counts` blocks."""
+    stages = {f"stage{i}": num for i, num in enumerate(counts, 1)}
+    return {k: stacked_stages(tree, stages) for k, tree in variables.items()}
+
+
 def _assert_close(got, want, rtol):
     """Relative to the size of the whole array."""
     scale = np.sqrt(np.mean(np.square(want)))
@@ -120,8 +126,7 @@ def test_fedfr_backbones_give_the_official_features_and_stages(fedfr_net, net):
     family, depth = NETS[net]
     model = MODULES[family](blocks=DEPTHS[family][depth])
     first = 1 if family == "sphereface" else 0  # which `blocks` does not count
-    counts = {f"stage{i}": num + first for i, num in enumerate(model.blocks, 1)}
-    variables = {k: stacked_stages(tree, counts) for k, tree in variables.items()}
+    variables = _in_stages(variables, [num + first for num in model.blocks])
     images = _nhwc(arrays["input"][:2])
     embedding, stages = _stages(model, variables, images)
     for i, stage in enumerate(stages):
@@ -242,6 +247,7 @@ def test_the_tiny_iresnet_evaluates_to_the_official_features(golden):
     arrays = golden("bigface_iresnet_tiny")
     variables = from_torch("iresnet", _bigface_state_dict(arrays), SHAPE, **TINY)
     model = MODULES["iresnet"](**TINY)
+    variables = _in_stages(variables, model.blocks)
     embedding, stages = _stages(model, variables, _bigface_images(arrays))
     _assert_close(embedding, arrays["eval_out_f64"], 2e-5)
     patch = stages[0][0, :8, :8, :8].transpose(2, 0, 1)

@@ -43,8 +43,8 @@ AUGMENTS = {
     "normalize": normalize,
     "pad_and_crop": pad_and_crop,
 }
-# Their numbers are pixels in [0, 255].
-ON_BYTES = ("camera_statistics", "color", "erase", "face_mask")
+# Their numbers are pixels in [0, 255]; so are those of `erase` where it fills in noise.
+ON_BYTES = ("camera_statistics", "color", "face_mask")
 
 
 def register_augment(name: str, factory: Callable[..., Augment]) -> None:
@@ -90,10 +90,16 @@ def build_augment(
         with naming(f"config.{section}"):
             parts.append(choose(section, AUGMENTS, given))
         names.append(given["name"])
-        if names[-1] in ON_BYTES and "normalize" in names:
+        if _is_on_bytes(given) and "normalize" in names:
             raise ValueError(
                 f"config.{section} must come before normalize, got {names}."
             )
     if "normalize" not in names:
         parts.append(normalize())
     return compose(*parts)
+
+
+def _is_on_bytes(given: Mapping) -> bool:
+    """Whether an entry of a configuration needs pixels that are not normalised yet."""
+    fills_noise = given["name"] == "erase" and given.get("fill", "random") == "random"
+    return given["name"] in ON_BYTES or fills_noise
