@@ -43,7 +43,7 @@ def get_config():
     rate = 3e-4  # no study of it, or of the threshold, is kept
     rows = base.table_rows(
         {"epochs": 3, "learning_rate": rate},
-        equal_epochs=(9, 7, 7),
+        equal_epochs=(7, 5, 5),
         learning_rate=rate,
         decay_epochs=(3, 2, 2),
         threshold=0.575,
