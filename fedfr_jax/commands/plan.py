@@ -17,7 +17,7 @@ from fedfr_jax.commands.flags import (
     new_parser,
     parse,
 )
-from fedfr_jax.plan.devices import DEVICES, device_of
+from fedfr_jax.plan.devices import device_of
 from fedfr_jax.plan.stages import as_numbers, plan_stage
 from fedfr_jax.plan.stand_in import unread
 from fedfr_jax.plan.text import ABOUT as ASSUMED
@@ -72,15 +72,13 @@ def main(argv: list[str]) -> None:
         )
     if values.json and not pathlib.Path(values.json).parent.is_dir():
         raise ValueError(f"--json must lie in a folder that exists, got {values.json}.")
-    found = {}
-    if kind in DEVICES or not values.compile:  # else the compiler alone knows it
-        found = plan(
-            values.config,
-            device=kind,
-            devices=num_devices(values.device) if is_grid else values.devices or 1,
-            rows=values.rows or (),
-            hard_negatives=values.hard_negatives,
-        )
+    found = plan(
+        values.config,
+        device=kind,
+        devices=num_devices(values.device) if is_grid else values.devices or 1,
+        rows=values.rows or (),
+        hard_negatives=values.hard_negatives,
+    )
     if values.compile:
         found["compiled"] = compile_for(values.device, config_words(argv))
         for name, programs in found["compiled"].items():
