@@ -32,8 +32,9 @@ def facts() -> dict:
     import jax  # some peers' environments read this file without it
 
     script = pathlib.Path(sys.argv[0]).name
+    words = [word for word in sys.argv[1:] if not word.startswith("--out=")]
     return {
-        "command": " ".join([f"python experiments/benchmarks/{script}", *sys.argv[1:]]),
+        "command": " ".join([f"python experiments/benchmarks/{script}", *words]),
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
         "jax": jax.__version__,

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import runpy
 import subprocess
 import sys
@@ -144,3 +145,13 @@ def test_programs_in_turns_count_by_their_fastest_run(benchmarks, tmp_path):
     assert place.read_text() == "abab"
     with pytest.raises(RuntimeError, match="must run, got IndexError"):
         turns.seconds_of([sys.executable, str(script)])
+
+
+def test_commands_of_results_name_no_place_of_a_machine():
+    found = re.compile(r'"command": "[^"]*[= ]/(?!dev/)[^"]*"')
+    offenders = {
+        path.name: words
+        for path in FOLDER.parent.rglob("*.json")
+        if (words := found.findall(path.read_text()))
+    }
+    assert not offenders
