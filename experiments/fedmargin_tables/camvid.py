@@ -2,7 +2,7 @@
 
     python experiments/fedmargin_tables/camvid.py --workdir=runs/fedmargin_camvid \
         [--methods=...] [--alphas=0.01,0.1,1,10] [--seeds=0,1,2] [--rounds=R] \
-        [--image_size=60,80]
+        [--stragglers=0] [--image_size=60,80]
 
 Goes on where it was stopped: a row that is done is read. Writes results.json, where
 rows and seeds that are not played stay as they were, the table of README.md, the curves
@@ -49,6 +49,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--alphas", type=numbers, default=[0.01, 0.1, 1.0, 10.0])
     parser.add_argument("--seeds", type=words, default=["0", "1", "2"])
     parser.add_argument("--rounds", type=int, default=0, help="default the config's")
+    parser.add_argument("--stragglers", type=float, default=0.0, help="their share")
     parser.add_argument("--image_size", type=words, default=[])
     parser.add_argument("--results", type=pathlib.Path, default=HERE)
     args = parser.parse_args(argv)
@@ -57,7 +58,8 @@ def main(argv: list[str]) -> None:
     for number, seed in enumerate(map(int, args.seeds)):
         done = run_seed({**config, "seed": seed}, args.alphas, args.workdir)
         camvid_tables.publish([one.result for one in done], args.results)
-        if number == 0 and set(SHOWN) <= config["methods"].keys():
+        is_plain = not args.stragglers and set(SHOWN) <= config["methods"].keys()
+        if number == 0 and is_plain:
             camvid_tables.draw_images(grids_of(done), args.results)
 
 
@@ -67,6 +69,8 @@ def config_of(args) -> dict:
     The central row has as many epochs as the others in all rounds.
     """
     config = runs.config_of(CONFIG, args.rounds)
+    if args.stragglers:
+        config = runs.with_federation(config, stragglers=args.stragglers)
     federation = config["federation"]
     epochs = federation["rounds"] * federation["local_epochs"]
     rows = {**config["methods"]}
@@ -79,17 +83,30 @@ def config_of(args) -> dict:
 
 
 def run_seed(config: dict, alphas: list[float], workdir: pathlib.Path) -> list[Done]:
-    """The central row, which no split changes, and the others at every alpha."""
+    """The central row, which no split or straggler changes, and the others."""
     folder = workdir / f"seed{config['seed']}"
-    done = [one_run(config, CENTRAL, folder)] if CENTRAL in config["methods"] else []
+    is_asked = CENTRAL in config["methods"] and not share_of(config)
+    done = [one_run(config, CENTRAL, folder)] if is_asked else []
     for alpha in alphas:
         split = {**config["partition"], "alpha": alpha}
         for method in config["methods"]:
             if method != CENTRAL:
-                place = folder / f"alpha{alpha:g}"
+                place = folder / place_of(alpha, config)
                 done.append(one_run({**config, "partition": split}, method, place))
                 print(camvid_tables.line(done[-1].result), flush=True)
     return done
+
+
+def share_of(config: dict) -> float:
+    """The share of clients that straggle in a round."""
+    return config["federation"].get("stragglers", 0.0)
+
+
+def place_of(alpha: float, config: dict) -> pathlib.Path:
+    """Where the runs of an alpha and a share of stragglers lie."""
+    place = pathlib.Path(f"alpha{alpha:g}")
+    share = share_of(config)
+    return place / f"stragglers{share:g}" if share else place
 
 
 def one_run(config: dict, method: str, folder: pathlib.Path) -> Done:
@@ -105,6 +122,8 @@ def one_run(config: dict, method: str, folder: pathlib.Path) -> Done:
     facts = {"method": method, "seed": config["seed"]}
     if method != CENTRAL:
         facts["alpha"] = config["partition"]["alpha"]
+        if share := share_of(config):
+            facts["stragglers"] = share
     experiment = with_images(runs.built(config), config)
     try:
         found = runs.stamped(lambda: run_stages(experiment, folder))

@@ -30,14 +30,24 @@ def cell(runs: list[dict], key: str) -> str:
     return f"{mean(values):.1f}{spread}"
 
 
+def plain(runs: list[dict]) -> list[dict]:
+    """Those in which nobody straggles."""
+    return [r for r in runs if not r.get("stragglers")]
+
+
 def table(runs: list[dict]) -> str:
-    """mIoU in % by row and alpha as Markdown, the central one above it."""
+    """mIoU in % by row and alpha as Markdown, the central one above it.
+
+    Below it the shares of stragglers, where some were played.
+    """
+    told = tables.cost(runs)
+    shares, runs = of_shares(runs), plain(runs)
     central = [r for r in runs if r["method"] == CENTRAL]
     alphas = alphas_of(runs)
     heads = [f"alpha {alpha:g}" for alpha in alphas]
-    told = f"Central mIoU {cell(central, 'generic')} % ({len(central)} seeds)."
+    head = f"Central mIoU {cell(central, 'generic')} % ({len(central)} seeds)."
     lines = [
-        f"{told} {tables.cost(runs)}".rstrip(),
+        f"{head} {told}".rstrip(),
         "",
         "| row | judged | " + " | ".join(heads) + " |",
         "| --- | --- |" + " --- |" * len(alphas),
@@ -59,7 +69,36 @@ def table(runs: list[dict]) -> str:
         words = "own images" if method in tables.SEVERAL else "one network"
         lines.append(f"| {method} | rounds, {words} | " + " | ".join(cells) + " |")
     asked = {f"{name}: ": part for name, part in parts.items()}
-    return "\n".join([*lines, "", tables.claims(asked)]).rstrip()
+    return "\n".join([*lines, "", tables.claims(asked), "", *shares]).rstrip()
+
+
+def of_shares(runs: list[dict]) -> list[str]:
+    """mIoU in % by row and share of stragglers, of the alphas where some straggle."""
+    lines = []
+    for alpha in sorted({r["alpha"] for r in runs if r.get("stragglers")}):
+        here = [{"stragglers": 0.0, **r} for r in runs if r.get("alpha") == alpha]
+        shares = sorted({r["stragglers"] for r in here})
+        heads = [f"{100 * share:g} % straggle" for share in shares]
+        heads = [f"alpha {alpha:g}", *heads, "over the shares"]
+        lines += ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+        for method in tables.methods_of(here):
+            own = [r for r in here if r["method"] == method]
+            if {r["stragglers"] for r in own} == {*shares}:
+                cells = [method, *cells_of_shares(own, shares)]
+                lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    return lines
+
+
+def cells_of_shares(own: list[dict], shares: list[float]) -> list[str]:
+    """A row at each share, over seeds, and its mean and deviation over the shares."""
+    is_several = own[0]["method"] in tables.SEVERAL
+    key = "personalised" if is_several else "generic"
+    cells = [cell([r for r in own if r["stragglers"] == s], key) for s in shares]
+    if any("diverged" in r for r in own):
+        return [*cells, "-"]
+    over = tables.over_stragglers(own, [100 * r[key] for r in own])
+    return [*cells, "{:.1f} +- {:.1f}".format(*over)]
 
 
 def as_classified(runs: list[dict], alpha: float) -> list[dict]:
@@ -84,12 +123,16 @@ def publish(runs: list[dict], target: pathlib.Path) -> None:
 
 
 def draw_curves(runs: list[dict], path: pathlib.Path) -> None:
-    """Figure 7: mIoU by round at every alpha, mean over seeds, and the central one."""
+    """Figure 7: mIoU by round at every alpha, mean over seeds, and the central one.
+
+    Without stragglers.
+    """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
+    runs = plain(runs)
     alphas = alphas_of(runs)
     figure, axes = pyplot.subplots(
         1, len(alphas), figsize=(3 * len(alphas) + 2, 3.6), sharey=True, squeeze=False

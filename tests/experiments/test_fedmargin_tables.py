@@ -165,6 +165,23 @@ def test_camvid_has_a_verdict_per_claim_and_alpha(tables):
     assert "alpha 0.01: " not in text  # where FedMargin has no row
 
 
+def test_camvids_stragglers_stand_in_a_table_of_their_own(tables, tmp_path):
+    import camvid_tables
+
+    late = [
+        {**masks_run("fedavg", s, 10.0, 0.2, 0.1), "stragglers": 0.5} for s in (0, 1)
+    ]
+    camvid_tables.publish([*MASKS, *late], tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "| alpha 10 | 0 % straggle | 50 % straggle | over the shares |" in text
+    assert "| fedavg | 40.0 +- 10.0 | 20.0 +- 0.0 | 30.0 +- 10.0 |" in text
+    assert "| feddane | diverged" not in text  # that has no run with stragglers
+    assert text.count("| alpha 0.01 |") == 1  # the heading of the other table
+    # What is told of an alpha is without stragglers, as before.
+    plain = camvid_tables.table(MASKS)
+    assert camvid_tables.table([*MASKS, *late]).startswith(plain)
+
+
 def test_images_of_two_rows_are_drawn_in_the_same_colours(
     tables, tmp_path, monkeypatch
 ):
