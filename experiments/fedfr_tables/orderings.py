@@ -36,7 +36,7 @@ ROWS = (
     "cosface_branch",
     "central",
 )
-# (what the paper finds, protocol, the better row, the worse row)
+# (what the paper finds, evaluator, the better row, the worse row)
 CLAIMS = (
     ("FedAvg helps personalised", "personalised", "fedavg", "pretrained"),
     ("FedAvg hurts generic", "generic", "pretrained", "fedavg"),
@@ -88,13 +88,13 @@ TOLERANCE = 0.01  # a mean rate that changes by less has not changed
 
 
 def columns(runs: dict) -> list[tuple[str, str]]:
-    """(protocol, metric) of every number that all rows have, the strict rates first."""
+    """(evaluator, metric) of every number that all rows have, strict rates first."""
     rows = [row for seed in runs.values() for row in seed.values()]
     name_and_rate = lambda metric: (metric.split("=")[0], float(metric.split("=")[1]))
     order = lambda metric: (0, *name_and_rate(metric)) if "=" in metric else (1, metric)
-    protocols = ("generic", "personalised")
-    common = {p: set.intersection(*(set(row[p]) for row in rows)) for p in protocols}
-    return [(p, m) for p in protocols for m in sorted(common[p], key=order)]
+    evaluators = ("generic", "personalised")
+    common = {p: set.intersection(*(set(row[p]) for row in rows)) for p in evaluators}
+    return [(p, m) for p in evaluators for m in sorted(common[p], key=order)]
 
 
 def in_order(names) -> list[str]:
@@ -114,15 +114,15 @@ def rows_of_all(runs: dict) -> list[str]:
     return [name for name in first if all(name in rows for rows in others)]
 
 
-def values_of(runs: dict, row: str, protocol: str, metric: str) -> np.ndarray:
+def values_of(runs: dict, row: str, evaluator: str, metric: str) -> np.ndarray:
     """[seeds]."""
-    return np.array([rows[row][protocol][metric] for rows in runs.values()])
+    return np.array([rows[row][evaluator][metric] for rows in runs.values()])
 
 
-def leaders(runs: dict, protocol: str, metric: str) -> dict[str, float]:
+def leaders(runs: dict, evaluator: str, metric: str) -> dict[str, float]:
     """{row: its lead in points} of the rows whose mean is above FedFR's."""
     means = {
-        row: 100 * values_of(runs, row, protocol, metric).mean()
+        row: 100 * values_of(runs, row, evaluator, metric).mean()
         for row in in_order(rows_of_all(runs))
     }
     return {
@@ -135,17 +135,17 @@ def leaders(runs: dict, protocol: str, metric: str) -> dict[str, float]:
 def above(runs: dict) -> str:
     """Markdown: the rows above FedFR at every rate, and by how many points."""
     lines = ["| rate | rows above fedfr, points |", "|---|---|"]
-    for protocol, metric in columns(runs):
-        found = leaders(runs, protocol, metric).items()
+    for evaluator, metric in columns(runs):
+        found = leaders(runs, evaluator, metric).items()
         cell = ", ".join(f"{row} +{lead:.1f}" for row, lead in found)
-        lines.append(f"| {protocol} {metric} | {cell or 'none'} |")
+        lines.append(f"| {evaluator} {metric} | {cell or 'none'} |")
     return "\n".join(lines)
 
 
-def mean_rate(runs: dict, row: str, protocol: str) -> np.ndarray:
-    """Mean over a protocol's rates (TAR@FAR and TPIR@FPIR, not accuracy), [seeds]."""
-    rates = [m for p, m in columns(runs) if p == protocol and "@" in m]
-    return np.mean([values_of(runs, row, protocol, m) for m in rates], axis=0)
+def mean_rate(runs: dict, row: str, evaluator: str) -> np.ndarray:
+    """Mean over an evaluator's rates (TAR@FAR and TPIR@FPIR, not accuracy), [seeds]."""
+    rates = [m for p, m in columns(runs) if p == evaluator and "@" in m]
+    return np.mean([values_of(runs, row, evaluator, m) for m in rates], axis=0)
 
 
 def spread(values: np.ndarray) -> str:
@@ -204,27 +204,27 @@ def verdict(gain: np.ndarray) -> str:
 
 
 def claims(runs: dict) -> str:
-    """Markdown: the paper's orderings, on the mean over a protocol's rates.
+    """Markdown: the paper's orderings, on the mean over an evaluator's rates.
 
     One is only said to hold, or not to, where a paired t-test over the seeds has
     p < SIGNIFICANT; no correction is made for the number of lines.
     """
     known = set(rows_of_all(runs))
     lines = [
-        "| claim | protocol | rows | difference in points, each seed | p | holds |",
+        "| claim | evaluator | rows | difference in points, each seed | p | holds |",
         "|---|---|---|---|---|---|",
     ]
     for claim in (*CLAIMS, SAME):
-        text, protocol, better, worse = claim
+        text, evaluator, better, worse = claim
         if not {better, worse} <= known:
             continue
-        gain = mean_rate(runs, better, protocol) - mean_rate(runs, worse, protocol)
+        gain = mean_rate(runs, better, evaluator) - mean_rate(runs, worse, evaluator)
         tested = TOLERANCE - np.abs(gain) if claim is SAME else gain
         shown = ", ".join(f"{100 * g:+.1f}" for g in gain)
         rows = f"{better} - {worse}"
         chance = f"{p_value(tested):.4f}" if len(gain) > 1 else "-"
         found = f"{chance} | {verdict(tested)}"
-        lines.append(f"| {text} | {protocol} | {rows} | {shown} | {found} |")
+        lines.append(f"| {text} | {evaluator} | {rows} | {shown} | {found} |")
     return "\n".join(lines)
 
 

@@ -53,10 +53,10 @@ def summary(results: dict) -> str:
     return f"{stamps}.\n\n" + "\n".join(lines)
 
 
-def line(runs: dict, protocol: str, metric: str) -> str:
+def line(runs: dict, evaluator: str, metric: str) -> str:
     """The cells of a rate."""
     values = {
-        row: values_of(runs, row, protocol, metric)
+        row: values_of(runs, row, evaluator, metric)
         for row in in_order(rows_of_all(runs))
     }
     own = values["fedfr"]
@@ -64,9 +64,9 @@ def line(runs: dict, protocol: str, metric: str) -> str:
     rivals = values.keys() - {"fedfr", "central"}
     if all(is_clear(own, values[row]) for row in rivals):
         cells[-1] = f"**{cells[-1]}**"
-    above = leaders(runs, protocol, metric)
+    above = leaders(runs, evaluator, metric)
     named = [f"{row} {100 * values[row].mean():.1f}" for row in above]
-    return " | ".join([f"{protocol} {metric}", *cells, ", ".join(named)])
+    return " | ".join([f"{evaluator} {metric}", *cells, ", ".join(named)])
 
 
 def is_clear(better, worse) -> bool:

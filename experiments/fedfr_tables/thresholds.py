@@ -131,7 +131,7 @@ def counts_table(counted: dict[str, float]) -> str:
 
 
 def plot(path: pathlib.Path, counted: dict[str, float], runs: dict) -> None:
-    """Count, cost and both protocols' mean rates over the threshold."""
+    """Count, cost and both evaluators' mean rates over the threshold."""
     from matplotlib.figure import Figure
 
     names = [name for name in next(iter(runs.values())) if name.startswith("t_HN")]
@@ -144,11 +144,11 @@ def plot(path: pathlib.Path, counted: dict[str, float], runs: dict) -> None:
     cost.plot(trained, seconds, "o-", color="#D55E00")
     cost.set(ylim=(0, None), title="core seconds of the row")
     colours = {"generic": "#009E73", "personalised": "#CC79A7"}
-    for protocol, colour in colours.items():
-        rates = [mean_rate(runs, name, protocol).mean() for name in names]
-        rate.plot(trained, rates, "o-", color=colour, label=f"{protocol}, FedFR")
-        start = mean_rate(runs, "pretrained", protocol).mean()
-        rate.axhline(start, color=colour, linestyle=":", label=f"{protocol}, start")
+    for evaluator, colour in colours.items():
+        rates = [mean_rate(runs, name, evaluator).mean() for name in names]
+        rate.plot(trained, rates, "o-", color=colour, label=f"{evaluator}, FedFR")
+        start = mean_rate(runs, "pretrained", evaluator).mean()
+        rate.axhline(start, color=colour, linestyle=":", label=f"{evaluator}, start")
     rate.set(title="mean of the rates")
     figure.legend(loc="outside right center")
     for axes in figure.axes:

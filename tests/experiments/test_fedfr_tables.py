@@ -238,7 +238,7 @@ def test_hard_negatives_are_kept_by_client_and_by_round(tmp_path):
     assert run.chosen(tmp_path / "pretrained") == {}
 
 
-def test_the_study_draws_count_cost_and_both_protocols(tmp_path):
+def test_the_study_draws_count_cost_and_both_evaluators(tmp_path):
     names = ["pretrained", *map(thresholds.name_at, ("0.6", "0.7"))]
     runs = {"0": {name: row() for name in names}}
     config = config_of(fedfr={"threshold": 0.4, "branch": "bce"})
