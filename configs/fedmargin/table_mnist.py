@@ -10,14 +10,14 @@ from fedfr_jax.configs import base
 
 
 def get_config():
-    """15 rounds of three epochs, ten of 100 users."""
+    """60 rounds of three epochs, ten of 100 users."""
     config = base.get_config()
     config.task = "classification"
     config.data = {"name": "mnist", "data_dir": base.data_dir("mnist_pfl20")}
     config.partition = {"name": "power_law", "num_clients": 100}
     config.model = {"name": "mlp", "hidden": 32}
     config.federation = {
-        "rounds": 15,
+        "rounds": 60,
         "cohort_size": 10,
         "local_epochs": 3,
         "batch_size": 20,
