@@ -12,7 +12,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/tasks/reid/methods.py",
-        "tasks/reid/test_stages.py::test_every_algorithm_is_a_row_or_refused",
+        "tasks/reid/test_stages.py::test_every_algorithm_is_a_row_or_refused_with_what_it_needs",
         [("    check_fit(section, options)\n", "")],
     ),
     Mutants(
