@@ -1,13 +1,17 @@
 """Frozen features that are looked up are those that a step would compute."""
 
+from types import SimpleNamespace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedfr_jax.data.augment import mirror
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Augment
+from fedfr_jax.tasks.faces.features import own_class_means
+from fedfr_jax.types import Augment, Batch
 from tests.federated import toys
 
 UNCOUNTED = Augment(mirror().apply)  # the same mirroring, whose views nobody counts
@@ -37,3 +41,22 @@ def test_known_and_computed_features_train_alike(lanes):
         np.testing.assert_array_equal(a.num_extra, b.num_extra)
         jax.tree.map(close, a.metrics, b.metrics)
     jax.tree.map(close, known[:2], computed[:2])
+
+
+def test_class_means_leave_out_what_is_no_example_of_the_clients_own():
+    features = np.float32([[1, 0], [3, 2], [5, 5], [9, 9]])
+
+    def span(start, view):
+        nothing = jnp.zeros(2, jnp.int32)
+        take = lambda x: jax.lax.dynamic_slice_in_dim(jnp.asarray(x), start, 2)
+        told = {name: nothing for name in Batch._fields} | {
+            "inputs": {"image": take(features)},
+            "targets": {"label": take(np.int32([1, 1, 0, 0]))},
+            "is_valid": take(np.array([True, True, True, False])),
+            "is_extra": take(np.array([False, False, True, False])),
+        }
+        return Batch(**told)
+
+    client = SimpleNamespace(span=span, num_local=jnp.int32(3))
+    found = own_class_means(lambda _, images: images, None, client, num_classes=3)
+    np.testing.assert_array_equal(found, [[0, 0], [2, 1], [0, 0]])

@@ -191,3 +191,20 @@ def test_fedface_pulls_features_to_class_embeddings_that_stay():
     for other in ({"branch": "cosface"}, {"reweight": "mended", "num_clients": 2}):
         with pytest.raises(ValueError, match="margin_loss must be a softmax"):
             face_loss(MODEL, margin_loss="class_hinge", **other)
+
+
+def test_a_mended_reweight_counts_public_classes_once_for_each_other_client():
+    params, batch = problem()
+    options = {"reweight": "mended", "num_clients": 4}
+    loss = face_loss(MODEL, margin_loss="cosface", scale=8.0, margin=0.1, **options)
+    found, _ = loss({"params": params, "batch_stats": {}}, batch, None)
+    weights = np.concatenate([params["head"][:OWN], params["phi"]])
+    cosine = unit(batch.images @ params["backbone"]) @ unit(weights).T
+    each = []
+    for row, label in zip(
+        cosine, np.where(IS_EXTRA, OWN + LABELS, LABELS), strict=True
+    ):
+        others = np.delete(np.arange(len(row)), label)[:OWN]
+        row = np.concatenate([row, *[row[others]] * 3])
+        each.append(softmax_loss(row, label, scale=8.0, margin=0.1))
+    assert found == pytest.approx(np.mean(np.array(each)[IS_VALID]), rel=1e-5)

@@ -53,6 +53,12 @@ def test_rows_of_the_table_are_the_partitions_images(task):
     labels = np.repeat(np.arange(14), 10)
     np.testing.assert_array_equal(task.train_identities, labels[p.train])
     np.testing.assert_array_equal(task.test_identities, labels[p.test])
+    told = task.table.targets["label"]
+    client = np.repeat(np.arange(3), np.diff(p.train_offsets))
+    own = np.stack(p.identities)[client, told[: len(p.train)]]
+    public = p.global_identities[told[len(p.train) :]]
+    np.testing.assert_array_equal(own, labels[p.train])
+    np.testing.assert_array_equal(public, labels[p.global_examples])
 
 
 def test_training_images_bring_the_landmarks_that_their_source_has(task):
