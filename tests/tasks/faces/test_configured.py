@@ -87,6 +87,7 @@ def test_fedavg_weighs_clients_by_their_images(tmp_path):
     federation = {"batch_size": 16, "local_epochs": 1}
     server, store = played(built([], federation=federation), tmp_path)
     rows, _ = store.gather(np.arange(2))
+    assert rows.params["head"].shape == (2, 2, 3)  # of the client with most classes
     small, large = rows.previous["params"]["kernel"]
     expected = (16 * small + 48 * large) / 64
     assert np.abs(small - large).max() > 1e-3

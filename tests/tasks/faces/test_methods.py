@@ -1,5 +1,7 @@
 """Every row of FedFR's tables is settings of few pieces, and each does what it says."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +11,11 @@ from fedfr_jax.central.settings import Training
 from fedfr_jax.data.augment import compose, mirror, normalize
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.feed import Feed
+from fedfr_jax.losses.distillation import knowledge_distillation
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.begin import last_simulation
+from fedfr_jax.tasks.faces.adaptation import distillation_loss
 from fedfr_jax.tasks.faces.hard_negatives import (
     class_features,
     class_of_row,
@@ -20,7 +24,7 @@ from fedfr_jax.tasks.faces.hard_negatives import (
 from fedfr_jax.tasks.faces.method_rows import build_method
 from fedfr_jax.tasks.faces.methods import backbone_features, federated_faces
 from fedfr_jax.tasks.faces.public import everyone, public_means
-from fedfr_jax.types import Cohort, Model
+from fedfr_jax.types import Batch, Cohort, Model
 
 SIDE, DIM, SIZES = 4, 8, (2, 3, 2)
 PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
@@ -247,6 +251,9 @@ def test_a_client_trained_alone_never_meets_the_others(task):
     _, _, shared, _ = run(task, PLAIN, rounds=1)
     _, _, first, _ = run(task, alone, rounds=1)
     assert_same(first, shared)
+    # The next round begins where the client's own network ended.
+    _, _, kept, _ = run(task, alone, rounds=2, local_epochs=(2, 0))
+    assert_same(kept.previous, first.previous)
     _, _, second, _ = run(task, PLAIN, rounds=2)
     assert differs(rows.previous, second.previous)
 
@@ -361,6 +368,39 @@ def test_a_perfect_student_has_nothing_to_distil(task):
         _, _, _, outcomes = run(task, {**ADDED, "adapt": {**still, "kind": kind}})
         term = "angular" if kind == "angular" else "loss"
         np.testing.assert_allclose(outcomes[-1].metrics[term], 0, atol=1e-4)
+
+
+def test_distilling_compares_own_classes_with_the_embeddings_of_the_teacher():
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
+    images, taught = draw(5, SIDE, SIDE, 1), draw(5, DIM)
+    head, teacher_head, labels = draw(4, DIM), draw(4, DIM), np.int32([0, 1, 2, 2, 0])
+    batch = Batch(
+        **{name: np.zeros(5, np.int32) for name in Batch._fields}
+        | {
+            "inputs": {"image": images},
+            "targets": {"label": labels},
+            "num_classes": np.int32(3),
+            "is_valid": np.ones(5, bool),
+        }
+    )
+    options = {"scale": 8.0, "alpha": 0.9, "temperature": 2.0}
+    loss = distillation_loss(MODEL, knowledge_distillation, **options)
+    variables = {"params": {"backbone": BACKBONE["params"], "head": head}}
+    frozen = SimpleNamespace(previous_features=lambda batch: taught)
+    variables["batch_stats"] = {}
+    told = {"frozen": frozen, "teacher_head": teacher_head}
+    found, _ = loss(variables, batch, None, **told)
+
+    student = 8 * unit(images.reshape(5, -1) @ BACKBONE["params"]["kernel"])
+    student = student @ unit(head[:3]).T
+    teacher = 8 * unit(taught) @ unit(teacher_head[:3]).T
+    p, q = (jax.nn.log_softmax(x / 2) for x in (teacher, student))
+    divergence = (np.exp(p) * (p - q)).sum(axis=1)
+    hard = -jax.nn.log_softmax(student)[np.arange(5), labels]
+    expected = np.mean(0.9 * 2.0**2 * divergence + 0.1 * hard)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_central_training_on_everybody_has_every_class_once(task):
