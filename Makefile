@@ -14,7 +14,7 @@ help:
 	@echo "make demo       pretrain, FedAvg and FedFR on rendered faces; minutes on 2 cores"
 	@echo "make test       every test but the slow ones"
 	@echo "make test-slow  the slow ones"
-	@echo "make accelerators  every system for TPUs and GPUs without one; 8 GB of packages, four hours and more"
+	@echo "make accelerators  every system for TPUs and GPUs without one; 8 GB of packages, three hours"
 	@echo "make faults     kills, damage and 100,000 damaged inputs; an hour"
 	@echo "make mutants    faults put in one at a time, each of which a test must notice; hours, or ARGS=--sample=40"
 	@echo "make lint       ruff"
