@@ -213,6 +213,19 @@ def test_a_method_in_its_limit_is_fedavg(golden, name):
         close(flat(getattr(server, "variables", server)), arrays[expected])
 
 
+def test_apfls_share_begins_where_it_is_told_and_stays_a_share(golden):
+    arrays = golden("fl_rounds")
+    algorithm = apfl(LOCAL._replace(learning_rate=5.0), alpha=0.9)
+    own = algorithm.init_personal(None, algorithm.init(unflat(arrays["w0"])))
+    np.testing.assert_allclose(own["params"]["alpha"], 0.9)
+    with jax.enable_x64(True):
+        v = unflat(arrays["ditto_v0"])["params"]
+        rows = {"params": {"v": v, "alpha": np.full(3, 0.9)}, "batch_stats": {}}
+        end = play_golden(arrays, algorithm, rows=rows).rows["params"]["alpha"]
+    assert ((end >= 0) & (end <= 1)).all()
+    assert (end == 0).any() or (end == 1).any()  # where a step went beyond
+
+
 def test_ifca_with_one_model_is_uniform_fedavg(golden):
     arrays = golden("fl_rounds")
     with jax.enable_x64(True):
