@@ -51,6 +51,24 @@ def test_a_batch_knows_its_views(augment):
     assert set(seen) == {0, 1}
 
 
+def test_a_clients_examples_are_its_rows_and_then_those_of_its_place_in_the_cohort():
+    counts = {"num_local": 5, "num_extra": 2, "num_classes": 2, "num_steps": 2}
+    slot = Slots(0, place=1, is_new=0, offset=3, **counts)
+    of_place = jnp.int32([[0, 1, 2], [9, 11, 0]])  # the last one only fills up
+    extra = no_extra(2)._replace(examples=of_place, num_examples=jnp.int32([3, 2]))
+    held = all_rows(jax.tree.map(jnp.asarray, dataset()))
+    feed, key = Feed(4, None, shuffle=False), jax.random.key(0)
+    client = client_view(
+        feed, 5, key, jax.tree.map(jnp.int32, slot), extra, held, jnp.int32(0)
+    )
+    both = [client.batch(jnp.int32(step)) for step in (0, 1)]
+    told = lambda name: np.concatenate([getattr(batch, name) for batch in both])
+    assert told("example").tolist() == [3, 4, 5, 6, 7, 9, 11, 3]
+    assert told("labels").tolist() == [3, 4, 5, 6, 7, 9, 11, 3]
+    assert told("is_extra").tolist() == [False] * 5 + [True, True, False]
+    assert told("is_valid").tolist() == [True] * 7 + [False]
+
+
 def test_targets_are_moved_with_their_image():
     batch = view_of(Feed(BATCH, mirror())).batch(jnp.int32(0))
     assert batch.view.any()

@@ -115,6 +115,8 @@ def check_ditto(arrays):
     rows = unflat(arrays["ditto_v0"])
     end = play_golden(arrays, algorithm, rows=rows)
     close(flat(end.rows), arrays["ditto_v"])
+    handed = jax.vmap(algorithm.personalize, (None, 0))(end.servers[0], end.rows)
+    close(flat(handed), arrays["ditto_v"])
     close(flat(end.servers[0].variables), arrays["fedavg"])
 
 
@@ -125,6 +127,9 @@ def check_apfl(arrays):
     close(flat(end.rows["params"]["v"]), arrays["apfl_v"])
     close(end.rows["params"]["alpha"], arrays["apfl_alpha"])
     close(flat(end.servers[0].variables), arrays["apfl_global"])
+    handed = jax.vmap(apfl(LOCAL).personalize, (None, 0))(end.servers[0], end.rows)
+    share = arrays["apfl_alpha"][:, None]
+    close(flat(handed), share * arrays["apfl_v"] + (1 - share) * arrays["apfl_global"])
 
 
 def check_pfedme(arrays, kind="paper", decay=0.0):
