@@ -11,6 +11,7 @@ from scaling_tables import (
     STANDARD,
     TAR,
     Results,
+    in_common,
     over_seeds,
     points_of,
     rows_of,
@@ -44,7 +45,8 @@ def keep_png(paths) -> None:
 
 def arrows(results: Results, path: pathlib.Path, metric: str, is_score: bool) -> None:
     """Students alone and distilled, as BigFace draws them, the large one beside."""
-    rows = over_seeds(rows_of(results, SIZES[0], "distilled"), metric)
+    parts = SIZES[0], "distilled"
+    rows = over_seeds(rows_of(in_common(results, *parts), *parts), metric)
     found = points_of(rows, metric, is_score)
     if found and {SCRATCH, DISTILLED} <= {*found.series}:
         keep_png(plot_scores(path, found, arrows=(SCRATCH, DISTILLED)))

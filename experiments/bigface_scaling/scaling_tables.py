@@ -48,6 +48,16 @@ def read(path: pathlib.Path) -> Results:
     return {part: found[part]["seeds"] for part in PARTS if part in found}
 
 
+def in_common(results: Results, *parts: str) -> Results:
+    """Some parts, of the seeds that all of them have."""
+    of = {part: results.get(part, {}) for part in parts}
+    seeds = set.intersection(*map(set, of.values()))
+    return {
+        part: {seed: rows for seed, rows in found.items() if seed in seeds}
+        for part, found in of.items()
+    }
+
+
 def rows_of(results: Results, *parts: str) -> list[dict]:
     """Rows as tables of runs have them, each run once."""
     found = {}
@@ -141,7 +151,8 @@ def size_table(results: Results) -> str:
 
 
 def distill_table(results: Results) -> str:
-    """The gain of every student, in percent of its score alone."""
+    """The gain of every student, in percent of its score alone, seed by seed."""
+    results = in_common(results, "sizes", "distilled")
     head = ["student", "metric", "alone", "distilled", "gain, each seed", "all better"]
     lines = []
     for cell in PARTS["distilled"]:

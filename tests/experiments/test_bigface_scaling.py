@@ -112,6 +112,13 @@ def test_sizes_and_amounts_of_data_give_a_joint_law_and_its_budgets():
 def test_tables_say_gain_and_trade():
     text = tables.text(results_of(), {})
     assert "| w8 | 1 - TAR |" in text and "+10.0 %, +10.0 % | yes |" in text
+    # Beside more seeds of the students alone the same seeds are compared.
+    fewer = results_of()
+    del fewer["distilled"]["1"]
+    both = tables.in_common(results_of(seeds=(0,)), "sizes", "distilled")
+    assert tables.distill_table(fewer) == tables.distill_table(both)
+    assert "+10.0 % | yes |" in tables.distill_table(fewer)
+    assert tables.in_common(fewer, "sizes", "distilled") == both
     assert "From no masks to 0.35: masked FNMR -0.2000, standard +0.0200." in text
     assert "it is there." in text
     reversed_trade = results_of()
