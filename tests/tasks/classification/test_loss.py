@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from fedfr_jax.losses import LOSSES
-from fedfr_jax.tasks.classification.loss import contrastive, cross_entropy
+from fedfr_jax.tasks.classification.loss import (
+    class_pull,
+    contrastive,
+    cross_entropy,
+)
 from fedfr_jax.types import Model
 
 CLASSES = 4
@@ -113,6 +117,20 @@ def test_padding_changes_neither_loss_nor_gradient():
 def test_a_batch_of_padding_has_no_loss():
     value, (_, metrics) = cross_entropy(model_of())(variables(), batch_of(0), None)
     assert value == metrics["accuracy"] == 0
+
+
+def test_fedaws_pulls_the_features_of_examples_that_count_to_their_class():
+    model = with_features()._replace(blocks=("top",))
+    given, batch = variables(), batch_of(num_valid=3)
+    kernel = np.random.default_rng(2).normal(size=(CLASSES, CLASSES))
+    given["params"]["top"] = {"kernel": kernel.astype(np.float32)}
+    value, _ = class_pull(model, target=0.8)(given, batch, None)
+    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
+    features = batch.images.reshape(5, -1) @ given["params"]["W"]
+    cosine = (unit(features) * unit(kernel.T[batch.labels])).sum(axis=1)[:3]
+    np.testing.assert_allclose(
+        value, (np.maximum(0.8 - cosine, 0) ** 2).mean(), rtol=1e-5
+    )
 
 
 def test_the_network_is_told_that_it_trains_and_its_statistics_come_back():

@@ -311,6 +311,27 @@ def test_fine_tuning_one_layer_leaves_the_others(path):
         np.testing.assert_array_equal(bias, start["params"]["fc"]["bias"])
 
 
+def test_fine_tuning_starts_from_every_clients_own_network(path):
+    still = {"epochs": 1, "learning_rate": 0.0}
+    task = build(config(path, evaluation={"finetune": still})).task
+    first = build(config(path)).stages["fedavg"].trainer
+    start = first.start(None)
+
+    def of_client(client):
+        sign = (-1) ** client
+        return {**start, "params": jax.tree.map(lambda x: sign * x, start["params"])}
+
+    networks = Networks(None, first.apply, of_client, first.apply)
+    judged = {
+        name: task.evaluators[name].evaluate(networks).per_client["accuracy"]
+        for name in ("personalised", "finetuned")
+    }
+    np.testing.assert_array_equal(judged["finetuned"], judged["personalised"])
+    alike = networks._replace(of_client=lambda client: of_client(0))
+    other = task.evaluators["personalised"].evaluate(alike).per_client["accuracy"]
+    assert (other != judged["personalised"]).any()
+
+
 # --- Running statistics
 
 STATISTICS = {
