@@ -288,6 +288,19 @@ def test_clients_outside_are_judged_as_they_come_and_after_fine_tuning(outside):
     assert max(mean[name]["unseen"] for name in ("fedper", "drawn")) < 0.5
 
 
+def test_clients_outside_are_judged_by_what_a_new_one_would_be_handed(path, outside):
+    experiment, _ = outside
+    first = build(config(path)).stages["fedavg"].trainer
+    whole = first.start(None)
+    nothing = jax.tree.map(np.zeros_like, whole)
+    unseen = experiment.task.evaluators["unseen"]
+    judged = lambda networks: unseen.evaluate(networks).metrics
+    one = Networks(whole, first.apply, None, first.apply)
+    own = one._replace(of_client=lambda c: nothing, of_new=lambda c: whole)
+    assert judged(own) == judged(one)
+    assert judged(own._replace(of_new=lambda c: nothing)) != judged(one)
+
+
 def test_fine_tuning_one_layer_leaves_the_others(path):
     """The judged networks of a round without aggregation, by hand."""
     finetune = {"epochs": 1, "learning_rate": 0.2, "moves": "classifier"}
