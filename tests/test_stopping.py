@@ -15,6 +15,7 @@ import pytest
 from fedfr_jax import processes
 from fedfr_jax.__main__ import main
 from fedfr_jax.commands import flags, launch, train
+from fedfr_jax.processes import TERMINAL
 from fedfr_jax.stopping import SIGNALS, going_on, run_of, stopped
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -145,6 +146,17 @@ def test_a_launcher_that_is_stopped_stops_its_processes(tmp_path):
     for path in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
+
+
+def test_processes_of_a_launcher_begin_deaf_to_the_terminal(capfd):
+    said = (
+        "import signal; print(*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    launch.launch([sys.executable, "-c", said], range(1), total=1, coordinator="a:1")
+    heard = {int(word) for word in capfd.readouterr().out.split()}
+    assert heard >= set(map(int, TERMINAL))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 def test_a_signal_is_answered_as_before_when_a_launcher_has_ended():

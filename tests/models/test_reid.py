@@ -142,6 +142,7 @@ def test_a_bnneck_compares_before_its_norm_and_retrieves_after_it(golden):
     assert set(variables["params"]["neck"]["bn"]) == {"scale"}
     logits, compared, _ = jax.jit(model.features, static_argnums=2)(variables, x, True)
     compared = np.asarray(compared)
+    assert (np.abs(compared.mean(0)) > 10 * EPSILON).any()  # not normalised
     unit = (compared - compared.mean(0)) / np.sqrt(compared.var(0) + EPSILON)
     wanted = unit @ variables["params"]["classifier"]["kernel"]
     np.testing.assert_allclose(logits, wanted, rtol=1e-3, atol=1e-5)
