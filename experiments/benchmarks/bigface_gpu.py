@@ -11,7 +11,7 @@ it fits the memory. What the figures must reach, and should, are those of GOALS:
 V100 and eight A100 with arcface_torch at 93 k classes; 10 M classes by full softmax
 at 25 % MFU, and the 4,840 images per second that Partial FC's authors print for 64
 GPUs. MFU counts 6 operations per multiply-add of backbone and class weights, nothing
-that is computed again.
+that is computed again. Beside them stands what `fedfr plan` says of the same step.
 
 A row is a JSON line; all go to results/<device>_bigface.json, in place of those of the
 same part and case. --profile traces an epoch of each case and adds where its time went.
@@ -32,12 +32,16 @@ import results_file
 from central_step import Running, trainer_of
 from gpu_references import first_line
 from jax.extend.core import jaxprs_in_params
+from jax.sharding import Mesh
 from run import choice_of
 
 from fedfr_jax.central.settings import Training
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.conv import IMPLEMENTATIONS, convolve
+from fedfr_jax.plan.central import central_needs
+from fedfr_jax.plan.devices import DEVICES
+from fedfr_jax.types import Central
 
 PARTS = ("convolutions", "steps")
 PEAK = 989e12  # of an H200 in bfloat16, dense
@@ -254,7 +258,9 @@ def measured(args, case: Case) -> tuple[dict, Running | None]:
         try:
             trainer = trainer_of(model, case.classes, told, args.steps, mesh)
             running = Running(trainer, mesh)
-            return {**figures(args, case, model, batch, running)}, running
+            found = figures(args, case, model, batch, running)
+            rate = found["images_per_second"]
+            return {**found, **planned(trainer, mesh, rate)}, running
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 return {"failure": first_line(error)}, None
@@ -276,6 +282,22 @@ def figures(args, case: Case, model, batch: int, running: Running) -> dict:
         "mfu": 3 * (backbone + head) * rate / args.peak,
         "peak_bytes": used.get("peak_bytes_in_use"),
         "loss": times.loss,
+    }
+
+
+def planned(trainer: Central, mesh: Mesh, images_per_second: float) -> dict:
+    """What the plan says of memory and rate; on an unknown device, of an H200."""
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+    needs = central_needs(trainer, mesh, jax.tree.map(shape, trainer.dataset))
+    kind = jax.devices()[0].device_kind.lower()
+    device = DEVICES[next((name for name in DEVICES if name in kind), "h200")]
+    rate = needs.images / needs.seconds(device)
+    stored = trainer.dataset.num_examples * trainer.dataset.row_bytes
+    return {
+        "planned_for": device.name,
+        "planned_bytes": needs.memory + stored,
+        "planned_images_per_second": rate,
+        "measured_over_planned": images_per_second / rate,
     }
 
 

@@ -15,6 +15,7 @@ from fedfr_jax.data.augment import normalize
 from fedfr_jax.feed import Feed
 from fedfr_jax.runs.central_stage import epochs_of
 from fedfr_jax.stream import placed
+from fedfr_jax.tasks.faces.classical import backbone_of
 from fedfr_jax.tasks.faces.public import first_variables
 from fedfr_jax.tasks.faces.public_training import (
     loss_of,
@@ -52,9 +53,10 @@ def trainer_of(
         feed=Feed(settings.batch_size, normalize()),
         loss=loss_of(model, rule, settings, mesh),
         init=functools.partial(first_variables, model, rows, margin=rule),
-        network=None,
-        network_apply=None,
+        network=backbone_of,
+        network_apply=lambda variables, x: model.apply(variables, x, False)[0],
         table=table,
+        count_flops=model.count_flops,
     )
 
 

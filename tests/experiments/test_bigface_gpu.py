@@ -42,6 +42,10 @@ def test_a_smoke_run_fills_every_part(tmp_path):
     spent = sum(row["count"] * row["seconds"] for row in each)
     assert whole["seconds_of_all"] == pytest.approx(spent)
     assert step["images_per_second"] > 0 and 0 < step["mfu"] and step["batch"] == 8
+    # A toy on a CPU beside an H200's data sheet: only that it was asked and compared.
+    assert step["planned_for"] == "NVIDIA H200" and step["planned_bytes"] > 2 * 8 * 768
+    share = step["images_per_second"] / step["planned_images_per_second"]
+    assert step["measured_over_planned"] == share
     assert traced["operations"] and traced["busy_seconds"] > 0
 
 
