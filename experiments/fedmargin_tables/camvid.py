@@ -141,7 +141,7 @@ def one_run(config: dict, method: str, folder: pathlib.Path) -> Done:
 
 
 def curve_of(folder: pathlib.Path, metric: str) -> dict:
-    """A metric of the rounds that were judged, and the last round's attention."""
+    """A metric of the rounds that were judged; the last one's attention and loss."""
     from fedfr_jax.runs.sinks import read_jsonl
 
     lines = read_jsonl(folder / "metrics.jsonl")
@@ -150,6 +150,7 @@ def curve_of(folder: pathlib.Path, metric: str) -> dict:
         "curve": [row[metric] for row in judged],
         "rounds": [row["round"] + 1 for row in judged],
         "attention_entropy": lines[-1].get("attention_entropy"),
+        "loss": lines[-1]["loss"],
     }
 
 

@@ -5,7 +5,8 @@ from statistics import mean, pstdev
 
 import tables
 
-CENTRAL, NAME = "central", "camvid"
+CENTRAL, NAME, LOSS = "central", "camvid", "loss"
+JUDGED = {"generic": "one network", "personalised": "own images", LOSS: "training loss"}
 
 
 def line(run: dict) -> str:
@@ -19,15 +20,19 @@ def alphas_of(runs: list[dict]) -> list[float]:
     return sorted({r["alpha"] for r in runs if "alpha" in r})
 
 
+def told(values: list[float], key: str) -> str:
+    """Mean, and deviation of several; in percent, but for the loss."""
+    unit, digits = (1, 3) if key == LOSS else (100, 1)
+    shown = [mean(values), pstdev(values)][: len(values)]
+    return " +- ".join(f"{unit * number:.{digits}f}" for number in shown)
+
+
 def cell(runs: list[dict], key: str) -> str:
     """Mean over seeds, and deviation where there are several; - for no number."""
     if any("diverged" in r for r in runs):
         return "diverged"
-    values = [100 * r[key] for r in runs if r[key] is not None]
-    if not values:
-        return "-"
-    spread = f" +- {pstdev(values):.1f}" if len(values) > 1 else ""
-    return f"{mean(values):.1f}{spread}"
+    values = [r[key] for r in runs if r.get(key) is not None]
+    return told(values, key) if values else "-"
 
 
 def plain(runs: list[dict]) -> list[dict]:
@@ -53,9 +58,11 @@ def table(runs: list[dict]) -> str:
         "| --- | --- |" + " --- |" * len(alphas),
     ]
     methods = tables.methods_of(runs)
-    for key, words in (("generic", "one network"), ("personalised", "own images")):
+    for key, words in JUDGED.items():
         for method in methods:
             own = [r for r in runs if r["method"] == method]
+            if key == LOSS and not any(LOSS in r for r in own):
+                continue  # which was not kept at first
             cells = [cell([r for r in own if r["alpha"] == a], key) for a in alphas]
             lines.append(f"| {method} | {words} | " + " | ".join(cells) + " |")
     parts = {f"alpha {alpha:g}": as_classified(runs, alpha) for alpha in alphas}
@@ -73,7 +80,10 @@ def table(runs: list[dict]) -> str:
 
 
 def of_shares(runs: list[dict]) -> list[str]:
-    """mIoU in % by row and share of stragglers, of the alphas where some straggle."""
+    """By row and share of stragglers, of the alphas where some straggle.
+
+    mIoU in %, then the loss of the last round's local steps.
+    """
     lines = []
     for alpha in sorted({r["alpha"] for r in runs if r.get("stragglers")}):
         here = [{"stragglers": 0.0, **r} for r in runs if r.get("alpha") == alpha]
@@ -83,22 +93,26 @@ def of_shares(runs: list[dict]) -> list[str]:
         lines += ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
         for method in tables.methods_of(here):
             own = [r for r in here if r["method"] == method]
-            if {r["stragglers"] for r in own} == {*shares}:
-                cells = [method, *cells_of_shares(own, shares)]
-                lines.append("| " + " | ".join(cells) + " |")
+            judged = "personalised" if method in tables.SEVERAL else "generic"
+            for key, name in ((judged, method), (LOSS, f"{method}, loss")):
+                if cells := cells_of_shares(own, shares, key):
+                    lines.append("| " + " | ".join([name, *cells]) + " |")
         lines.append("")
     return lines
 
 
-def cells_of_shares(own: list[dict], shares: list[float]) -> list[str]:
-    """A row at each share, over seeds, and its mean and deviation over the shares."""
-    is_several = own[0]["method"] in tables.SEVERAL
-    key = "personalised" if is_several else "generic"
-    cells = [cell([r for r in own if r["stragglers"] == s], key) for s in shares]
+def cells_of_shares(own: list[dict], shares: list[float], key: str) -> list[str]:
+    """A row at each share, over seeds, and its mean and deviation over the shares.
+
+    Nothing where a share has no number.
+    """
+    at = [[r for r in own if r["stragglers"] == share] for share in shares]
     if any("diverged" in r for r in own):
-        return [*cells, "-"]
-    over = tables.over_stragglers(own, [100 * r[key] for r in own])
-    return [*cells, "{:.1f} +- {:.1f}".format(*over)]
+        return [*(cell(runs, key) for runs in at), "-"] if all(at) else []
+    if not all(runs and all(key in r for r in runs) for runs in at):
+        return []
+    means = [mean(r[key] for r in runs) for runs in at]
+    return [*(cell(runs, key) for runs in at), told(means, key)]
 
 
 def as_classified(runs: list[dict], alpha: float) -> list[dict]:

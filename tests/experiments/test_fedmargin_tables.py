@@ -176,6 +176,13 @@ def test_camvids_stragglers_stand_in_a_table_of_their_own(tables, tmp_path):
     assert "| alpha 10 | 0 % straggle | 50 % straggle | over the shares |" in text
     assert "| fedavg | 40.0 +- 10.0 | 20.0 +- 0.0 | 30.0 +- 10.0 |" in text
     assert "| feddane | diverged" not in text  # that has no run with stragglers
+    assert ", loss |" not in text and "| training loss |" not in text
+    losses = [{**r, "loss": 2.0 + r.get("stragglers", 0)} for r in [*MASKS[2:4], *late]]
+    text = camvid_tables.table([*MASKS[:2], *losses])
+    assert "| fedavg | training loss | 2.000 +- 0.000 |" in text
+    line = "| fedavg, loss | 2.000 +- 0.000 | 2.500 +- 0.000 | 2.250 +- 0.250 |"
+    assert line in text
+    text = (tmp_path / "README.md").read_text()
     assert text.count("| alpha 0.01 |") == 1  # the heading of the other table
     # What is told of an alpha is without stragglers, as before.
     plain = camvid_tables.table(MASKS)
