@@ -102,12 +102,12 @@ def test_the_plans_memory_is_the_gpu_compilers_within_a_quarter(accelerators):
         assert row["planned_gib"] > needed / 2
 
 
-def test_the_plans_memory_is_the_tpu_compilers_within_a_half(accelerators):
+def test_a_tpus_compiler_takes_at_most_1_6_times_the_plan(accelerators):
     rows = rows_on(accelerators, "v5p")
     assert len(rows) >= 7
     for name, row in rows.items():
         if name not in PLANNED_OTHERWISE:
-            most = 1.55 * row["planned_gib"] + 0.1
+            most = 1.61 * row["planned_gib"] + 0.1
             assert 0.7 * row["planned_gib"] < needed_gib(row) < most, name
 
 
