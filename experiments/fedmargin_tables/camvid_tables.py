@@ -82,14 +82,19 @@ def table(runs: list[dict]) -> str:
 def of_shares(runs: list[dict]) -> list[str]:
     """By row and share of stragglers, of the alphas where some straggle.
 
-    mIoU in %, then the loss of the last round's local steps.
+    mIoU in %, then the loss of the last round's local steps; of the seeds that were
+    played at every share.
     """
     lines = []
     for alpha in sorted({r["alpha"] for r in runs if r.get("stragglers")}):
         here = [{"stragglers": 0.0, **r} for r in runs if r.get("alpha") == alpha]
         shares = sorted({r["stragglers"] for r in here})
+        seeds = [{r["seed"] for r in here if r["stragglers"] == s} for s in shares]
+        seeds = set.intersection(*seeds)
+        here = [r for r in here if r["seed"] in seeds]
         heads = [f"{100 * share:g} % straggle" for share in shares]
-        heads = [f"alpha {alpha:g}", *heads, "over the shares"]
+        about = f"alpha {alpha:g}, seeds {', '.join(map(str, sorted(seeds)))}"
+        heads = [about, *heads, "over the shares"]
         lines += ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
         for method in tables.methods_of(here):
             own = [r for r in here if r["method"] == method]

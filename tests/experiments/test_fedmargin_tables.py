@@ -173,7 +173,8 @@ def test_camvids_stragglers_stand_in_a_table_of_their_own(tables, tmp_path):
     ]
     camvid_tables.publish([*MASKS, *late], tmp_path)
     text = (tmp_path / "README.md").read_text()
-    assert "| alpha 10 | 0 % straggle | 50 % straggle | over the shares |" in text
+    heads = "| 0 % straggle | 50 % straggle | over the shares |"
+    assert f"| alpha 10, seeds 0, 1 {heads}" in text
     assert "| fedavg | 40.0 +- 10.0 | 20.0 +- 0.0 | 30.0 +- 10.0 |" in text
     assert "| feddane | diverged" not in text  # that has no run with stragglers
     assert ", loss |" not in text and "| training loss |" not in text
@@ -184,6 +185,10 @@ def test_camvids_stragglers_stand_in_a_table_of_their_own(tables, tmp_path):
     assert line in text
     text = (tmp_path / "README.md").read_text()
     assert text.count("| alpha 0.01 |") == 1  # the heading of the other table
+    # Seeds that one share lacks are not compared.
+    fewer = camvid_tables.table([*MASKS, late[0]])
+    assert f"| alpha 10, seeds 0 {heads}" in fewer
+    assert "| fedavg | 30.0 | 20.0 | 25.0 +- 5.0 |" in fewer
     # What is told of an alpha is without stragglers, as before.
     plain = camvid_tables.table(MASKS)
     assert camvid_tables.table([*MASKS, *late]).startswith(plain)
