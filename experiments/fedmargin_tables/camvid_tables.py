@@ -45,14 +45,14 @@ def table(runs: list[dict]) -> str:
 
     Below it the shares of stragglers, where some were played.
     """
-    told = tables.cost(runs)
+    spent = tables.cost(runs)
     shares, runs = of_shares(runs), plain(runs)
     central = [r for r in runs if r["method"] == CENTRAL]
     alphas = alphas_of(runs)
     heads = [f"alpha {alpha:g}" for alpha in alphas]
     head = f"Central mIoU {cell(central, 'generic')} % ({len(central)} seeds)."
     lines = [
-        f"{head} {told}".rstrip(),
+        f"{head} {spent}".rstrip(),
         "",
         "| row | judged | " + " | ".join(heads) + " |",
         "| --- | --- |" + " --- |" * len(alphas),
