@@ -25,7 +25,7 @@ from fedfr_jax.commands.flags import define, names, new_parser, parse, workdir  
 from fedfr_jax.processes import use_every_core  # noqa: E402
 
 CONFIG = "classification/comparison"
-SETS = ("fashion_mnist", "mnist", "cifar10", "cifar100", "emnist")
+SETS = ("fashion_mnist", "mnist", "cifar10", "cifar100", "cifar100_resnet", "emnist")
 JUDGED = ("generic", "personalised", "finetuned", "communication")
 
 

@@ -63,8 +63,8 @@ def test_a_config_may_be_handed_a_word(tmp_path):
     plain = config_in(tmp_path, MINE.format(place="configs"), "plain.py")
     with pytest.raises(ValueError, match="must run, got TypeError: .*argument"):
         parsed(f"--config={plain}:two")
-    comparison = parsed("--config=comparison:cifar10").config
-    assert comparison.data.name == "cifar10" and "fedbn" in comparison.methods
+    comparison = parsed("--config=comparison:cifar100_resnet").config
+    assert comparison.data.name == "cifar100" and "fedbn" in comparison.methods
     with pytest.raises(ValueError, match="data must be one of .*got 'svhn'"):
         parsed("--config=classification/comparison:svhn")
 

@@ -260,7 +260,7 @@ def test_the_rows_of_the_comparison_have_these_settings():
     given = comparison.get_config("fashion_mnist").methods.to_dict()
     wrong = [n for n in given.keys() | expected if given.get(n) != expected.get(n)]
     assert not wrong, {name: given.get(name) for name in wrong}
-    resnet = comparison.get_config("cifar10").methods.to_dict()
+    resnet = comparison.get_config("cifar100_resnet").methods.to_dict()
     assert resnet["fedbn"] == {"personal": {"batch_norms": True}, **RATE}
     assert resnet["fedrep"]["head"] == "params/fc/"
 
@@ -270,6 +270,7 @@ SETS = {  # classes and images of the comparison's sets
     "mnist": (10, (28, 28, 1)),
     "cifar10": (10, (32, 32, 3)),
     "cifar100": (100, (32, 32, 3)),
+    "cifar100_resnet": (100, (32, 32, 3)),
     "emnist": (62, (28, 28, 1)),
 }
 
