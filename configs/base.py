@@ -57,6 +57,13 @@ def data_dir(name):
     return f"{os.environ.get('FEDFR_DATA', '../shared/data')}/{name}"
 
 
+def chosen(what, word, table):
+    """`table[word]`, where `word` is a config's argument and `what` its name."""
+    if word not in table:
+        raise ValueError(f"{what} must be one of {list(table)}, got {word!r}.")
+    return table[word]
+
+
 def small_network():
     """SphereFace of three blocks, for images of 28 to 48 pixels."""
     return {

@@ -140,9 +140,7 @@ def personalised(top):
 
 def get_config(data="fashion_mnist"):
     """Twenty clients of Dirichlet shares, ten a round; every method at its rates."""
-    if data not in DATA:
-        raise ValueError(f"data must be one of {list(DATA)}, got {data!r}.")
-    source, place, network, target, federation = DATA[data]
+    source, place, network, target, federation = base.chosen("data", data, DATA)
     config = base.get_config()
     config.task = "classification"
     config.data = {"name": source, "data_dir": base.data_dir(place)}

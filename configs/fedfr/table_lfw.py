@@ -18,9 +18,7 @@ CHOICES = {"fixed": (1e-3, 0.45, (12, 10, 8)), "studied": (3e-4, 0.4, (16, 14, 1
 
 def get_config(choices="fixed"):
     """300 people pretrain, 200 federate on 20 clients, 120 are seen by nobody."""
-    if choices not in CHOICES:
-        raise ValueError(f"choices must be one of {list(CHOICES)}, got {choices!r}.")
-    rate, threshold, equal_epochs = CHOICES[choices]
+    rate, threshold, equal_epochs = base.chosen("choices", choices, CHOICES)
     config = base.get_config()
     config.data = {
         "name": "lfw",
