@@ -43,7 +43,7 @@ ONLY_IN = {
     # FedFR's words: its task's and its algorithms', of a table of classes, of plans.
     r"\b(phi|hard_negatives?|public_classes)\b": (
         *("tasks/faces/", "federated/algorithms/", "central/class_rows.py"),
-        *("plan/", "commands/plan.py"),
+        *("plan/", "commands/plan"),
     ),
     r"^ *(import|from) fedfr_jax\.federated(\.| import .*)packing\b": (
         *("tasks/faces/", "federated/frozen.py", "deploy/network.py"),

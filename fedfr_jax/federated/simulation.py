@@ -141,7 +141,7 @@ def check_rows_of_clients(population: Population, num_rows: int) -> None:
 
 
 def _by_round(local_epochs: int | tuple[int, ...]) -> Callable:
-    epochs = (local_epochs,) if isinstance(local_epochs, int) else tuple(local_epochs)
+    epochs = np.atleast_1d(local_epochs).tolist()
     if not epochs or min(epochs) < 0:
         raise ValueError(f"local_epochs must not be negative, got {local_epochs}.")
     return lambda round: epochs[min(round, len(epochs) - 1)]

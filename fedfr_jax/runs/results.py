@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ def write(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     Raises:
       OSError: the disk is full or the folder cannot be written; older files stay.
     """
+    rows = [{key: _finite(value) for key, value in row.items()} for row in rows]
     lines = [json.dumps(row, allow_nan=False, default=list) for row in rows]
     write_text(folder / FILE, "".join(line + "\n" for line in lines))
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -46,6 +48,10 @@ def write(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     table.writeheader()
     table.writerows(rows)
     write_text(folder / "results.csv", text.getvalue())
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def metrics_of(summary: Mapping[str, Any]) -> dict[str, float | None]:

@@ -50,6 +50,14 @@ def get_config():
 '''
 
 
+def test_the_launcher_starts_without_jax():
+    code = "import fedfr_jax.commands, sys; print('jax' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+
+
 def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
     def fails(words):
         raise error

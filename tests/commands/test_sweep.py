@@ -13,6 +13,7 @@ from fedfr_jax.build import build
 from fedfr_jax.commands.grid import axis_of, groups_of, runs_of
 from fedfr_jax.plan.stages import needs_function
 from fedfr_jax.runs import experiment as experiments
+from fedfr_jax.runs import results
 from fedfr_jax.runs.sizes import sizes_of
 
 CONFIG = '''"""Twenty noisy images of five classes on three clients."""
@@ -90,6 +91,25 @@ def test_runs_side_by_side_are_those_of_runs_alone(config, tmp_path, capsys):
     images = float(table[0]["images"])
     assert images < 60 and float(table[0]["images_seen"]) >= 2 * images
     assert float(table[0]["with_head"]) - float(table[0]["backbone"]) == 5 * 17
+
+
+def test_a_number_that_is_not_finite_is_null_in_the_table(tmp_path):
+    """As a mean over classes is, where nothing can be judged."""
+    row = {"run": "a", "fedavg/generic/mIoU": float("nan"), "seed": 1}
+    results.write(tmp_path, [row, {"run": "b", "loss": np.float64(-np.inf)}])
+    rows = results.read(tmp_path)
+    assert rows["a"] == {**row, "fedavg/generic/mIoU": None}
+    assert rows["b"] == {"run": "b", "loss": None}
+
+
+def test_a_stage_is_borrowed_between_configs_without_an_evaluation(config, tmp_path):
+    """A section that a config leaves out is empty, as it is for `build`."""
+    text = config.read_text().replace(
+        "return config.lock()", "del config.evaluation\n    return config.lock()"
+    )
+    config.write_text(text)
+    rows = sweep(config, tmp_path / "bare", f"{RATE}=[0.05, 0.1]")
+    assert ["error" in row for row in rows] == [False, False]
 
 
 def test_axes_of_another_shape_are_trained_one_by_one(config, tmp_path):

@@ -231,6 +231,22 @@ def test_bad_sizes_are_refused_before_anything_compiles(change, message):
         )
 
 
+def test_local_epochs_may_be_a_number_of_numpys():
+    algorithm, _ = toys.fedavg_toy()
+    table, population = toys.problem()
+    for epochs in (np.int64(3), np.array([3, 2]), (3, 2)):
+        sim = simulation(
+            algorithm,
+            toys.feed(),
+            table,
+            population,
+            mesh=make_mesh(1),
+            local_epochs=epochs,
+        )
+        last = 2 if np.ndim(epochs) else 3
+        assert (sim.local_epochs(0), sim.local_epochs(5)) == (3, last)
+
+
 def test_a_client_without_an_image_is_refused():
     algorithm, _ = toys.fedavg_toy()
     table, _ = toys.problem()

@@ -15,7 +15,7 @@ from PIL import Image
 from fedfr_jax import devices
 from fedfr_jax.__main__ import main
 from fedfr_jax.build import sections
-from fedfr_jax.commands.plan import plan
+from fedfr_jax.commands.planning import plan
 from fedfr_jax.configs import base
 from fedfr_jax.plan.devices import DEVICES
 from fedfr_jax.plan.fitting import largest

@@ -90,8 +90,13 @@ def with_target(
 
 
 def spread(values: np.ndarray) -> dict[str, float]:
-    """Mean, deviation, extremes and worst decile of values [N], nan being left out."""
+    """Mean, deviation, extremes and worst decile of values [N], nan being left out.
+
+    Nothing, where none is left: no client has a test image.
+    """
     known = np.sort(values[~np.isnan(values)])
+    if not len(known):
+        return {}
     tenth = known[: max(len(known) // 10, 1)]
     return {
         "accuracy": float(known.mean()),

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.losses import loss_of_outputs
-from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.losses.spreadout import class_hinge
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.schema import check_ranges
+from fedfr_jax.tasks.contrast import check_features
 from fedfr_jax.types import Batch, Model
 
 
@@ -80,51 +80,6 @@ def judged(
     return masked_mean(values, batch.is_valid), accuracy
 
 
-def contrastive(
-    model: Model,
-    *,
-    contrastive_weight: float = 1.0,
-    temperature: float = 0.5,
-    label_smoothing: float = 0.0,
-    loss: str | Mapping = "",
-) -> Callable:
-    """Loss of the algorithm moon: cross-entropy + weight * `model_contrastive`.
-
-    The features compared are the network's, those of its projection where it has one;
-    the two models that are held fixed run as in evaluation, as in the authors' code.
-
-    Args:
-      model: gives logits and features [B, D].
-      contrastive_weight: mu >= 0, 5 for CIFAR-10 in the paper and 1 for CIFAR-100.
-      temperature: > 0.
-      label_smoothing, loss: see `cross_entropy`.
-
-    Returns:
-      loss(variables, batch, key, *, received, previous), whose last two are variables.
-
-    Raises:
-      ValueError: when a number is out of range, or the network has no features.
-    """
-    values_of = losses_of(model, label_smoothing, loss)
-    check_features(model, "moon")
-    values = {"contrastive_weight": contrastive_weight, "temperature": temperature}
-    bounds = {"contrastive_weight": (0, jnp.inf), "temperature": POSITIVE}
-    check_ranges("", values, bounds)
-
-    def loss_fn(variables, batch, key, *, received, previous):
-        logits, own, stats = model.features(variables, batch.images, True, key=key)
-        seen = lambda fixed: model.features(fixed, batch.images, False)[1]
-        value, accuracy = judged(logits, batch, values_of)
-        terms = model_contrastive(
-            own, seen(received), seen(previous), temperature=temperature
-        )
-        term = masked_mean(terms, batch.is_valid)
-        metrics = {"accuracy": accuracy, "contrastive": term}
-        return value + contrastive_weight * term, (stats, metrics)
-
-    return loss_fn
-
-
 def class_pull(model: Model, *, target: float = 0.9) -> Callable:
     """Loss of the algorithm fedaws: features near the row of their own class.
 
@@ -152,13 +107,4 @@ def class_pull(model: Model, *, target: float = 0.9) -> Callable:
     return loss_fn
 
 
-def check_features(model: Model, algorithm: str) -> None:
-    """Raise ValueError for a network that does not give its features."""
-    if model.features is None:
-        raise ValueError(
-            f"config.model.name must be a network with features for {algorithm}, got "
-            "one without."
-        )
-
-
-LOSSES_OF = {"fedaws": class_pull, "moon": contrastive}  # others: `cross_entropy`
+LOSSES_OF = {"fedaws": class_pull}  # others: `cross_entropy`

@@ -136,6 +136,10 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth():
     assert (found["accuracy_min"], found["accuracy_max"]) == (0, 0.24)
 
 
+def test_nothing_is_said_of_clients_without_a_test_image():
+    assert spread(np.full(2, np.nan)) == {} == spread(np.zeros(0))
+
+
 @pytest.mark.parametrize("count", [1, 9, 19])
 def test_the_worst_decile_of_few_clients_is_the_worst(count):
     found = spread(np.linspace(0.3, 0.9, count))

@@ -1,6 +1,7 @@
 """Cross-entropy against numpy, and the examples that do not count."""
 
 import types
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +9,8 @@ import numpy as np
 import pytest
 
 from fedfr_jax.losses import LOSSES
-from fedfr_jax.tasks.classification.loss import (
-    class_pull,
-    contrastive,
-    cross_entropy,
-)
+from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
+from fedfr_jax.tasks.contrast import contrasted
 from fedfr_jax.types import Model
 
 CLASSES = 4
@@ -90,7 +88,8 @@ def test_a_registered_loss_takes_the_place_of_cross_entropy(monkeypatch):
     with jax.numpy_dtype_promotion("standard"):
         loss = cross_entropy(model_of(), loss=given)
         value, (_, metrics) = loss(variables(), batch, None)
-        moon = contrastive(with_features(), contrastive_weight=0.0, loss=given)
+        own_loss = partial(cross_entropy, loss=given)
+        moon = contrasted(own_loss, with_features(), contrastive_weight=0.0)
         same, _ = moon(
             variables(), batch, None, received=variables(), previous=variables()
         )

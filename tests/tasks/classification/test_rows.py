@@ -16,7 +16,8 @@ from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.projection import with_projection
-from fedfr_jax.tasks.classification.loss import class_pull, contrastive, cross_entropy
+from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
+from fedfr_jax.tasks.contrast import contrasted
 from fedfr_jax.tasks.leaves import leaves_of
 from fedfr_jax.trees import matching, path_name
 from fedfr_jax.types import Dataset, Local, Model
@@ -114,7 +115,7 @@ def test_a_round_of_moon_has_the_official_term(golden):
     images = np.stack([want["z"], want["z_global"], want["z_prev"][0]], axis=1)
     labels = np.arange(len(images), dtype=np.int32) % 2
     table = Dataset.labelled(images[..., None].astype(np.float32), labels)
-    loss = contrastive(told_apart(), contrastive_weight=5.0)
+    loss = contrasted(cross_entropy, told_apart(), contrastive_weight=5.0)
     sim = simulated(
         ALGORITHMS["moon"](Local(loss, sgd(), 0.01)), table, [0, len(images)]
     )
@@ -138,7 +139,7 @@ def test_a_round_of_moon_has_the_official_term(golden):
 def test_moon_without_weight_is_fedavg_and_clients_keep_what_they_trained():
     variables, table, ends = MLP.init(jax.random.key(0)), examples(), {}
     plain = Local(cross_entropy(MLP), sgd(), 0.1)
-    near = plain._replace(loss=contrastive(MLP, contrastive_weight=0.0))
+    near = plain._replace(loss=contrasted(cross_entropy, MLP, contrastive_weight=0.0))
     for name, local in (("fedavg", plain), ("moon", near)):
         sim = simulated(ALGORITHMS[name](local), table, [0, 5, 12])
         server = start(sim, variables)
