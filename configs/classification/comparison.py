@@ -22,9 +22,9 @@ MIRRORED = {**SHORT, "flip": 0.5}
 # source, folder (or what TFDS calls it), network, target accuracy, federation
 DATA = {
     "fashion_mnist": ("fashion_mnist", "fashion_mnist", CNN, 0.75, SHORT),
-    "mnist": ("mnist", "mnist_pfl20", CNN, 0.9, {**SHORT, "rounds": 4}),
+    "mnist": ("mnist", "mnist_pfl20", CNN, 0.9, {**SHORT, "rounds": 3}),
     "cifar10": ("cifar10", "cifar10_jpg", CNN, 0.4, MIRRORED),
-    "cifar100": ("cifar100", "cifar100_6k", CNN, 0.1, {**MIRRORED, "rounds": 24}),
+    "cifar100": ("cifar100", "cifar100_6k", CNN, 0.1, MIRRORED),
     "cifar100_resnet": ("cifar100", "cifar100_6k", RESNET, 0.1, MIRRORED),
     "emnist": ("tfds", "emnist/byclass", CNN, 0.75, {**SHORT, "rounds": 100}),
 }
