@@ -2,14 +2,16 @@
 
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 
 from fedfr_jax.federated.stragglers import check_stragglers, num_trained
 from fedfr_jax.schema import is_of, naming
+from fedfr_jax.stream import example_of
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import Central, Experiment, Federated
 
@@ -92,6 +94,7 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
     for name, stage in experiment.stages.items():
         with naming(f"config.methods.{name}"):
             _check_rounds(stage.trainer, experiment)
+    _check_augments(experiment, settings["methods"])
     return experiment
 
 
@@ -106,6 +109,25 @@ def _check_rounds(trainer: Federated | Central, experiment: Experiment) -> None:
     check_stragglers(federation.straggling, least, cohort_size)
     trainer.algorithm.check_epochs(least)
     trainer.algorithm.check_cohort(num_trained(federation.straggling, cohort_size))
+
+
+def _check_augments(experiment: Experiment, rows: Collection[str]) -> None:
+    """Raise ValueError for an augmentation that does not fit the examples.
+
+    Args:
+      rows: of config.methods; the other stage is pretraining.
+    """
+    feeds = {"federation": (experiment.feed, experiment.task.dataset)}
+    for name, stage in experiment.stages.items():
+        if isinstance(stage.trainer, Central):
+            section = f"methods.{name}" if name in rows else "pretrain"
+            feeds[section] = stage.trainer.feed, stage.trainer.dataset
+    for section, (feed, data) in feeds.items():
+        if feed.augment:
+            one = example_of(data)
+            with naming(f"config.{section}.augment"):
+                key = jax.random.key(0)
+                jax.eval_shape(feed.augment.apply, key, one.inputs, one.targets)
 
 
 def is_folder(path: Any) -> bool:

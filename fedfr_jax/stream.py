@@ -118,9 +118,15 @@ def stream(
     if not isinstance(first, Mapping):
         first = {"image": first}
         read_inputs = lambda rows: {"image": read(rows)}
-    one = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-    example = Dataset(jax.tree.map(one, first), jax.tree.map(one, targets))
+    example = example_of(Dataset(first, targets))
     return Stream(read_inputs, targets, example, int(memory), waves)
+
+
+def example_of(data: Dataset | Stream) -> Dataset:
+    """Shape structs of one of the examples."""
+    if isinstance(data, Stream):
+        return data.example
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data)
 
 
 def fits_devices(num_bytes: int, mesh: Mesh) -> bool:

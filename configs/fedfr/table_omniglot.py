@@ -14,7 +14,7 @@ from fedfr_jax.configs import base
 # local epochs at which rows without images of others take as many steps as FedFR.
 CHOICES = {
     "fixed": (1e-3, 0.75, (17, 15, 15)),
-    "studied": (1e-4, 0.75, (17, 15, 15)),
+    "studied": (1e-4, 0.7, (9, 7, 7)),
 }
 WARP = ({"name": "affine", "rotation": 10, "scale": 0.1, "shift": 0.1},)
 

@@ -12,7 +12,7 @@ from fedfr_jax import trees
 from fedfr_jax.central.optimizers import OPTIMIZERS
 from fedfr_jax.central.sharding import CLASSES, Spread, check_pairs, layout_of
 from fedfr_jax.central.statistics import group_size
-from fedfr_jax.schema import check_ranges, naming
+from fedfr_jax.schema import POSITIVE, check_ranges, naming
 
 
 class Training(NamedTuple):
@@ -165,7 +165,7 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
         "milestones": (0, 1),
         "weight_decay": (0, math.inf),
         "clip_norm": (0, math.inf),
-        "scale": (0, math.inf),
+        "scale": POSITIVE,
         "flip": (0, 1),
         "checkpoint_every": (0, math.inf),
         "base_batch": (0, math.inf),

@@ -85,7 +85,7 @@ def check_federation(settings: Federation, num_clients: int) -> None:
 
 
 def check_epochs(what: str, epochs: int | tuple[int, ...]) -> None:
-    """Raise ValueError for epochs that are no whole numbers, or negative."""
+    """Raise ValueError for epochs that are no whole numbers, or train nothing."""
     if not is_of(int | tuple[int, ...], epochs) or epochs == ():
         raise ValueError(f"{what} must be a number, or one per round, got {epochs!r}.")
-    check_ranges("", {what: epochs}, {what: (0, math.inf)})
+    check_ranges("", {what: epochs}, {what: (1, math.inf)})

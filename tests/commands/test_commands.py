@@ -350,6 +350,21 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "config.federation.augment must be a list of texts or mappings, got (1",
         ),
         ("pretrain.augment=({'x':1},)", "config.augment[0].name must be one of"),
+        (
+            "pretrain.augment=({'name':'normalize','std':(1.,2.)},)",
+            "config.pretrain.augment: ",
+        ),
+        (
+            "federation.augment=({'name':'erase','fill':-1},)",
+            "config.federation.augment: erase's fill must lie in [0, 255]",
+        ),
+        ("model.dtype=x", "config.model must be usable as {"),
+        ("model.embedding_dim=-1", "config.model"),
+        ("pretrain.scale=0.0", "config.pretrain.scale must be positive, got 0.0"),
+        (
+            "federation.local_epochs=(2,0)",
+            "config.federation.local_epochs must be at least 1, got (2, 0)",
+        ),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_claims_no_folder(

@@ -25,7 +25,7 @@ from fedfr_jax.tasks.reid.data import SCENARIOS
 from fedfr_jax.tasks.reid.judged import Evaluating as Retrieving
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.reid.public import Public
-from fedfr_jax.tasks.rows import MARGIN, OWN
+from fedfr_jax.tasks.rows import AROUND, MARGIN, OWN
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.stages import Evaluating
 
@@ -42,8 +42,8 @@ def check(function, settings, what):
 def test_a_config_configures_functions_that_exist(path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     module = runpy.run_path(str(path))
-    for data in module.get("DATA", (None,)):
-        check_config(module, *(data,) if data else ())
+    for word in module.get("DATA") or module.get("CHOICES") or (None,):
+        check_config(module, *(word,) if word else ())
     assert "--config=" + str(path.relative_to(ROOT)) in module["__doc__"]
 
 
@@ -140,7 +140,10 @@ def check_classification(config):
         algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
         loss = LOSSES_OF.get(options.get("algorithm"), cross_entropy)
         known = {"algorithm", *OWN}
-        known.update(*map(keywords, (algorithm, local_of, loss)))
+        parts = [algorithm, local_of, loss]
+        if around := AROUND.get(options.get("algorithm")):
+            parts.append(around)
+        known.update(*map(keywords, parts))
         assert set(options) <= known, name
 
 

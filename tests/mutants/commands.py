@@ -3,7 +3,43 @@
 from tests.mutants import Mutants
 
 STOPPING = "test_stopping.py"
+WRONG = (
+    "commands/test_commands.py::test_a_wrong_setting_is_one_line_and_claims_no_folder"
+)
+VALUES = "contracts/test_config_values.py"
 MUTANTS = [
+    Mutants(
+        "configs/fedfr/table_lfw.py",
+        VALUES,
+        [
+            ('"rounds": 3', '"rounds": 2'),
+            ('"num_unseen_ids": 120', '"num_unseen_ids": 60'),
+            ('"seed": config.get_ref("seed")', '"seed": 0'),
+        ],
+    ),
+    Mutants(
+        "configs/base.py", VALUES, [('"widths": (32, 64, 128)', '"widths": (8, 8, 8)')]
+    ),
+    Mutants(
+        "fedfr_jax/build.py",
+        WRONG,
+        [('    _check_augments(experiment, settings["methods"])\n', "")],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/network.py",
+        WRONG,
+        [
+            (
+                '    with naming("config.model", settings):\n        output',
+                "    if True:\n        output",
+            )
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/commands/plan.py",
+        "commands/test_commands.py::test_the_launcher_starts_without_jax",
+        [("import pathlib\n", "import pathlib\n\nimport jax  # noqa: F401\n")],
+    ),
     Mutants(
         "fedfr_jax/__main__.py",
         STOPPING,

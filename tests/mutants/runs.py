@@ -50,6 +50,27 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/runs/central_stage.py",
+        "runs/test_central_stage.py",
+        [
+            (
+                '                loop.check_scalars(scalars, f"epoch {epoch}", '
+                "checkpointer)\n",
+                "",
+            ),
+            (
+                '                loop.check_state(state, f"epoch {epoch}", '
+                "checkpointer)\n",
+                "",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/results.py",
+        "commands/test_sweep.py::test_a_number_that_is_not_finite_is_null_in_the_table",
+        [("_finite(value) for key", "value for key")],
+    ),
+    Mutants(
         "fedfr_jax/runs/checkpoint.py",
         LOOP,
         [

@@ -101,3 +101,16 @@ def test_a_stopped_start_goes_on_with_what_is_missing(tree, capsys, monkeypatch)
     (tree / "tests" / "test_two.py").write_text("def test_two():\n    assert 1\n")
     assert attempts.main() == 1
     assert len(tried) == 1 + 3  # all outcomes were of another tree
+
+
+def test_the_page_says_what_the_kept_outcomes_say():
+    path = ROOT / "experiments" / "benchmarks" / "results" / "mutants.json"
+    kept = json.loads(path.read_text())["rows"]["mutants"]
+    counts = collections.Counter()
+    for of_room in kept["table"].values():
+        counts.update(of_room)
+    page = " ".join((ROOT / "docs" / "reliability.md").read_text().split())
+    made = kept["made"]
+    assert len(kept["missed"]) == counts.total() - counts["noticed"]
+    assert f"Of {counts.total()} on {made['date']}, commit {made['commit']} " in page
+    assert f"noticed {counts['noticed']} and not {counts['survived']}," in page

@@ -1,14 +1,16 @@
 """A central stage that is killed goes on to the same bits."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedfr_jax.central.settings import Training
+from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.stream import stream
-from fedfr_jax.types import Central
+from fedfr_jax.types import Central, Dataset
 from tests.federated import toys
 
 
@@ -33,6 +35,45 @@ def trainer(num_reads):
         network=lambda variables: variables,
         network_apply=None,
     )
+
+
+def spoiled(is_loss_bad):
+    """Whose second epoch ends with a bad number: the loss, or its slope alone."""
+    rng, begun = np.random.default_rng(0), []
+    images = rng.normal(size=(17, *toys.SHAPE)).astype(np.float32)
+    labels = np.append(np.arange(16) % 2, 2).astype(np.int32)
+
+    def order(name, steps):  # class 2 waits for the last step of the second epoch
+        begun.append(name)
+        places = np.arange(steps * 8, dtype=np.int32).reshape(steps, 8) % 16
+        if len(begun) == 2:
+            places[-1] = 16
+        return places
+
+    def loss(variables, batch, key):
+        value, aux = toys.norm_loss(variables, batch, key)
+        is_bad, zero = (batch.labels == 2).any(), 0 * variables["params"]["scale"].sum()
+        value += jnp.sqrt(jnp.where(is_bad, zero, 1 + zero))  # steep at 0
+        return jnp.where(is_bad & is_loss_bad, jnp.nan, value), aux
+
+    dataset = Dataset.labelled(images, labels)
+    given = trainer(10**6)._replace(dataset=dataset, first_row=0, num_rows=17)
+    return given._replace(feed=Feed(8), loss=loss, order=order)
+
+
+@pytest.mark.parametrize(
+    "is_loss_bad, what",
+    [(True, "loss of epoch 1"), (False, "parameters after epoch 1")],
+)
+def test_an_epoch_with_a_bad_number_is_not_kept(is_loss_bad, what, tmp_path):
+    folder = tmp_path / "pretrained"
+    message = f"{what} must be finite, .*checkpoint 1 is good.*--restart=pretrained"
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        pytest.raises(FloatingPointError, match=message),
+    ):
+        train_central(spoiled(is_loss_bad), make_mesh(1), folder, seed=3)
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_killed_stage_resumes_to_the_same_bits(tmp_path):

@@ -12,12 +12,13 @@ from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.projection import with_projection
-from fedfr_jax.schema import call, choose
+from fedfr_jax.schema import call
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.classification.data import clients_of, parts_of
 from fedfr_jax.tasks.classification.evaluators import judge_of
 from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
 from fedfr_jax.tasks.data import feed_of, open_data, streams
+from fedfr_jax.tasks.network import network_of
 from fedfr_jax.tasks.rows import Given
 from fedfr_jax.types import Central, Experiment, Federated, Model, Source, Task
 
@@ -114,7 +115,7 @@ def classifier(settings: Mapping, source: Source) -> Model:
     key = "num_classes" if "num_classes" in known else "embedding_dim"
     if key in known:
         settings.setdefault(key, num_classes)
-    model = choose("model", MODELS, settings, source.image_shape)
+    model, _, _ = network_of(settings, source.image_shape)
     if model.embedding_dim != num_classes:
         raise ValueError(
             f"config.model.{key} must be the {num_classes} classes of the data, got "

@@ -16,8 +16,7 @@ from fedfr_jax.federated.settings import (
     check_federation,
 )
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.models import MODELS
-from fedfr_jax.schema import call, choose, naming
+from fedfr_jax.schema import call, naming
 from fedfr_jax.tasks.data import (
     feed_of,
     open_data,
@@ -42,6 +41,7 @@ from fedfr_jax.tasks.faces.public import everyone, public_means
 from fedfr_jax.tasks.faces.public_training import margin_rule, public_training
 from fedfr_jax.tasks.faces.recognition import Judge
 from fedfr_jax.tasks.faces.teacher_cache import with_teacher
+from fedfr_jax.tasks.network import network_of
 from fedfr_jax.types import (
     Experiment,
     Federated,
@@ -182,7 +182,7 @@ def check_unlabelled(told: Sequence) -> None:
 
 def model_of(settings: Mapping, source: Source) -> Model:
     """The config's network."""
-    model = choose("model", MODELS, settings, source.image_shape)
+    model, _, _ = network_of(settings, source.image_shape)
     if model.embedding_dim < 1:
         raise ValueError(
             f"config.model must give an embedding, got {model.embedding_dim} numbers."

@@ -17,12 +17,12 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import AUTO, Federation
 from fedfr_jax.feed import Feed
-from fedfr_jax.models import MODELS
 from fedfr_jax.models.convert import with_resnet
 from fedfr_jax.models.weights import read_weights
-from fedfr_jax.schema import choose, naming
+from fedfr_jax.schema import naming
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import other_implementations
+from fedfr_jax.tasks.network import network_of
 from fedfr_jax.tasks.options import TOLD, keywords, unfit
 from fedfr_jax.tasks.reid.batches import balanced, central_order
 from fedfr_jax.tasks.reid.colours import filled
@@ -66,11 +66,8 @@ def model_of(settings: Mapping, image_shape, num_classes: int) -> Model:
       ValueError: for an unknown network, or one without features or of another output.
     """
     given = {**settings, "num_classes": num_classes}
-    model = choose("model", MODELS, given, image_shape)
-    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    of = lambda key, x: (model.features or model.apply)(model.init(key), x, False)
-    logits, features, *_ = jax.eval_shape(of, jax.random.key(0), image)
-    if logits.shape != (1, num_classes) or not model.features or features.ndim != 2:
+    model, logits, features = network_of(given, image_shape)
+    if logits.shape != (1, num_classes) or features is None or features.ndim != 2:
         raise ValueError(
             "config.model must give a feature and a logit for every identity, got "
             f"{settings['name']!r}."

@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -15,8 +13,7 @@ from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import Federation, check_federation
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.models import MODELS
-from fedfr_jax.schema import call, check_ranges, choose
+from fedfr_jax.schema import call, check_ranges
 from fedfr_jax.stream import Stream
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import (
@@ -27,6 +24,7 @@ from fedfr_jax.tasks.data import (
     streams,
     table_of,
 )
+from fedfr_jax.tasks.network import network_of
 from fedfr_jax.tasks.rows import Given
 from fedfr_jax.tasks.segmentation.judge import Judge, Judged
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
@@ -144,15 +142,12 @@ def segmenter_of(settings: Mapping, source: Source) -> Model:
     """
     num_classes = len(source.masks.names)
     given = {"num_classes": num_classes, **settings}
-    model = choose("model", MODELS, given, source.image_shape)
-    image = jax.ShapeDtypeStruct((1, *source.image_shape), jnp.float32)
-    of = lambda key, x: model.apply(model.init(key), x, False)[0]
-    found = jax.eval_shape(of, jax.random.key(0), image).shape[1:]
+    model, output, features = network_of(given, source.image_shape)
     wanted = (*source.image_shape[:2], num_classes)
-    if found != wanted or model.features is None:
+    if output.shape[1:] != wanted or features is None:
         raise ValueError(
             "config.model must give features, and logits of the masks' classes for "
-            f"every pixel {wanted}, got {found} of {settings['name']!r}."
+            f"every pixel {wanted}, got {output.shape[1:]} of {settings['name']!r}."
         )
     return gathered(model)
 

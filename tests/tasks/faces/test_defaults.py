@@ -13,6 +13,7 @@ from fedfr_jax.losses.binary import binary_branch
 from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.cosface import cosface
 from fedfr_jax.losses.spreadout import spread, spreadout_sum
+from fedfr_jax.tasks.faces import recognition
 from fedfr_jax.tasks.faces.adaptation import adapted
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.methods import federated_faces
@@ -197,6 +198,7 @@ def test_every_default_has_the_value_of_the_paper_or_of_the_released_code():
         if (known := defaults(function)) != expected
     ]
     assert not wrong, "\n".join(wrong)
+    assert recognition.MAX_PAIRS == 6000  # of LFW's protocol
 
 
 def test_every_row_of_the_tables_switches_what_its_name_says():
