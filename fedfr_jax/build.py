@@ -102,10 +102,9 @@ def _check_rounds(trainer: Federated | Central, experiment: Experiment) -> None:
     """Raise ValueError for rounds too short or small for their algorithm."""
     if not isinstance(trainer, Federated):
         return
-    federation, own = experiment.federation, trainer.local_epochs
-    least = int(np.min(federation.local_epochs if own is None else own))
-    num_clients = len(experiment.task.population.num_classes)
-    cohort_size = federation.cohort_size or num_clients
+    federation = experiment.federation
+    least = int(np.min(federation.epochs_of(trainer)))
+    cohort_size = federation.cohort_size or experiment.task.population.num_clients
     check_stragglers(federation.straggling, least, cohort_size)
     trainer.algorithm.check_epochs(least)
     trainer.algorithm.check_cohort(num_trained(federation.straggling, cohort_size))

@@ -21,6 +21,16 @@ def path_name(path: tuple) -> str:
     return "/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
 
 
+def count(tree: PyTree) -> int:
+    """Numbers in a tree of arrays or shapes."""
+    return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def added(tree: PyTree, change: PyTree) -> PyTree:
+    """`tree` + `change`, each leaf in its own dtype."""
+    return jax.tree.map(lambda x, d: x + d.astype(x.dtype), tree, change)
+
+
 def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
     """Predicate on tree paths: tree -> tree of bool, True where `pattern` is found.
 

@@ -397,9 +397,8 @@ class Federated(NamedTuple):
     local_epochs: int | tuple[int, ...] | None = None
     # The same on networks whose convolutions are computed otherwise.
     implementations: Mapping[str, "Federated"] = MappingProxyType({})
-    count_flops: Callable[[], int] | None = (
-        None  # of the judged network, as of a `Model`
-    )
+    # Of the judged network, as of a `Model`.
+    count_flops: Callable[[], int] | None = None
 
 
 class ClassTable(NamedTuple):
@@ -428,9 +427,8 @@ class Central(NamedTuple):
     # What a step's whole batch is told before devices and micro-batches take their
     # parts of it; None: nothing
     mark: Callable[[Batch], Batch] | None = None
-    count_flops: Callable[[], int] | None = (
-        None  # of the judged network, as of a `Model`
-    )
+    # Of the judged network, as of a `Model`.
+    count_flops: Callable[[], int] | None = None
 
 
 class Stage(NamedTuple):

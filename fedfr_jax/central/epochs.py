@@ -88,7 +88,7 @@ def build_epochs(
         return jax.jit(train, donate_argnums=0, out_shardings=places)
 
     def lower(variables, table):
-        state = _shapes(variables, optimizer, mesh, spread)
+        state = state_shapes(variables, optimizer, mesh, spread)
         return program(state, 0).lower(state, piece_shapes(table, order, mesh), 0)
 
     def run(state, table, epoch):
@@ -112,7 +112,7 @@ def _start(variables, optimizer, mesh, spread):
         state = State(variables, optimizer.init(variables["params"]))
         return meshes.put(state, whole)
     places = jax.tree.map(
-        lambda x: x.sharding, _shapes(variables, optimizer, mesh, spread)
+        lambda x: x.sharding, state_shapes(variables, optimizer, mesh, spread)
     )
     if callable(variables):
         variables = jax.jit(variables, out_shardings=places.variables)()
@@ -122,7 +122,7 @@ def _start(variables, optimizer, mesh, spread):
     return State(variables, start(variables["params"]))
 
 
-def _shapes(variables, optimizer, mesh, spread) -> State:
+def state_shapes(variables, optimizer, mesh, spread) -> State:
     """Shapes of the first state, each with its place."""
     shapes = jax.eval_shape(variables) if callable(variables) else variables
     layout = layout_of(spread.rules, shapes["params"], mesh)

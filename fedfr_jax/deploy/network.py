@@ -208,7 +208,7 @@ def _opened(workdir, method, client) -> Opened:
         method = method or list(experiment.stages)[-1]
         found = networks(experiment, method, workdir)
         variables, apply = _chosen(
-            found, client, len(experiment.task.population.num_classes)
+            found, client, experiment.task.population.num_clients
         )
     return Opened(experiment, settings["model"], method, variables, apply)
 

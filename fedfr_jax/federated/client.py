@@ -86,6 +86,11 @@ class Population(NamedTuple):
     num_classes: np.ndarray  # [N] int32
     falling: np.ndarray = np.zeros(0, np.int64)  # [.] what is known of `largest`
 
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.num_classes)
+
     def sizes(self, ids: np.ndarray) -> np.ndarray:
         """Examples of clients `ids` [K], without a look at the others."""
         return self.offsets[ids + 1] - self.offsets[ids]

@@ -9,6 +9,7 @@ import numpy as np
 from fedfr_jax.federated.engine import REDUCTIONS
 from fedfr_jax.federated.stragglers import Stragglers, check_stragglers
 from fedfr_jax.schema import check_ranges, is_of, naming
+from fedfr_jax.types import Federated
 
 TABLES = ("auto", "device", "stream")
 AUTO = "auto"
@@ -46,10 +47,20 @@ class Federation(NamedTuple):
         """What `simulation` is told of stragglers."""
         return Stragglers(self.stragglers, self.drop_stragglers)
 
-    @property
-    def fixed_shards(self) -> int | None:
-        """V of the canonical reduction, None for plain sums."""
-        return self.shards if self.reduction == "canonical" else None
+    def epochs_of(self, trainer: Federated) -> int | tuple[int, ...]:
+        """A row's own local epochs, or those that all share."""
+        own = trainer.local_epochs
+        return self.local_epochs if own is None else own
+
+    def options_of(self, trainer: Federated) -> dict:
+        """What `simulation` and `sweep` are told of a row's rounds."""
+        return {
+            "cohort_size": self.cohort_size,
+            "local_epochs": self.epochs_of(trainer),
+            "reduction": self.reduction,
+            "shards": self.shards,
+            "stragglers": self.straggling,
+        }
 
 
 def check_federation(settings: Federation, num_clients: int) -> None:

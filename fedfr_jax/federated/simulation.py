@@ -81,7 +81,7 @@ def simulation(
       ValueError: when a client owns no example, or a size is out of range, as a cohort
         too small for its algorithm.
     """
-    num_clients = len(population.num_classes)
+    num_clients = population.num_clients
     check_rows_of_clients(population, table.num_examples)
     if lanes < 1:
         raise ValueError(f"lanes must be at least 1, got {lanes}.")
@@ -156,7 +156,7 @@ def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
     """The store that fits this algorithm's personal rows; `resume` as in `Store`."""
     key = jax.random.key(sim.seed)
     template = jax.eval_shape(sim.algorithm.init_personal, key, server)
-    num_clients = len(sim.population.num_classes)
+    num_clients = sim.population.num_clients
     sharer = jax.process_index() if jax.process_count() > 1 else None
     with meshes.first_before_others("store"):
         return Store(template, num_clients, folder, sharer=sharer, **resume)
@@ -171,7 +171,7 @@ def play(
 
 def cohort_of(sim: Simulation, round: int) -> Cohort:
     """Who trains in a round: a sample, without stragglers that are dropped."""
-    num_clients = len(sim.population.num_classes)
+    num_clients = sim.population.num_clients
     ids = sampling.sample(sim.seed, round, num_clients, sim.cohort_size)
     if sim.stragglers.are_dropped:
         ids = ids[active(sim.stragglers, ids, sim.seed, round)]

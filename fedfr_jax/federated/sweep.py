@@ -173,7 +173,7 @@ def table_of_members(sims: Sequence[Simulation], works: Sequence) -> list[int]:
     sim = sims[0]
     if works[0].extra.examples.shape[1]:
         return list(range(len(sims)))
-    is_all = sim.cohort_size == len(sim.population.num_classes)
+    is_all = sim.cohort_size == sim.population.num_clients
     is_all = is_all and not sim.stragglers.are_dropped
     seeds = [0 if is_all else sim.seed for sim in sims]
     return [sorted(set(seeds)).index(seed) for seed in seeds]

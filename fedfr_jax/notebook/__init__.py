@@ -45,7 +45,7 @@ class Run(NamedTuple):
         return self.sim.algorithm.network(self.server)
 
     def __repr__(self) -> str:
-        num_clients = len(self.sim.population.num_classes)
+        num_clients = self.sim.population.num_clients
         return (
             f"Run(round {self.round_number}, {self.sim.cohort_size} of {num_clients} "
             "clients a round)"
@@ -120,7 +120,7 @@ def evaluate(
         from this run.
     """
     _check_newest(run)
-    num_clients = len(run.sim.population.num_classes)
+    num_clients = run.sim.population.num_clients
     if len(data.clients) != num_clients:
         raise ValueError(
             f"data must be of the run's {num_clients} clients, got {len(data.clients)}."

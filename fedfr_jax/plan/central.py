@@ -6,12 +6,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
 from fedfr_jax.central.batches import Order, Piece, build_batch
 from fedfr_jax.central.class_parallel import rows_per_device
 from fedfr_jax.central.class_rows import CLASS_TABLE
+from fedfr_jax.central.epochs import state_shapes
 from fedfr_jax.central.settings import mesh_of, optimizer_of, spread_of
 from fedfr_jax.central.sharding import Layout, layout_of, of_state, shardings
 from fedfr_jax.central.step import State, build_step
@@ -20,7 +21,6 @@ from fedfr_jax.plan.needs import (
     Needs,
     Work,
     bytes_on_device,
-    count,
     on_device,
 )
 from fedfr_jax.plan.program import taken
@@ -75,7 +75,7 @@ def central_needs(
     network = network_flops(
         trainer.count_flops, trainer.network_apply, judged, examples.image_shape
     )
-    rows = count(variables["params"]) - count(judged["params"])
+    rows = trees.count(variables["params"]) - trees.count(judged["params"])
     if trainer.table:  # of those that are drawn
         rows = round(rows * max(trainer.settings.class_rates))
     return Needs(
@@ -85,7 +85,7 @@ def central_needs(
         work=[Work(found.kernels, steps)],
         images=steps * batch,
         forward=forward_flops(network, rows),
-        parameters=count(variables["params"]),
+        parameters=trees.count(variables["params"]),
         batch_size=batch,
         classes=num_classes or num_classes_of(trainer, variables["params"]),
     )
@@ -125,7 +125,7 @@ def central_step(
         key = jax.random.fold_in(jax.random.key(0), number)
         return move(state, batch(piece, key, number), key)
 
-    state = state_of(variables, optimizer, own, layout)
+    state = state_shapes(variables, optimizer, own, spread)
     return Step(run, (*first_piece(own, examples, batch_size, state),), own, layout)
 
 
@@ -154,22 +154,6 @@ def num_classes_of(trainer: Central, params: PyTree) -> int:
     return params[CLASS_TABLE].shape[0] if CLASS_TABLE in params else 0
 
 
-def state_of(variables: PyTree, optimizer, mesh: Mesh, layout: Layout) -> State:
-    """The state as shapes, where the rules say."""
-    opt_state = jax.eval_shape(optimizer.init, variables["params"])
-    stats = jax.tree.map(lambda _: P(), variables["batch_stats"])
-    specs = State(
-        {"params": layout.params, "batch_stats": stats},
-        of_state(optimizer, opt_state, layout.moments, P()),
-    )
-    return _placed(State(variables, opt_state), shardings(mesh, specs))
-
-
-def _placed(shapes, places):
-    place = lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to)
-    return jax.tree.map(place, shapes, places)
-
-
 def first_piece(mesh: Mesh, examples: Dataset, batch_size: int, state: State) -> tuple:
     """(number of the step, state, examples of a step) as shapes."""
     cut, whole = meshes.over_clients(mesh), meshes.replicated(mesh)
@@ -189,7 +173,7 @@ def parts_of(trainer: Central, step: Step) -> tuple[dict[str, float], float]:
         k: jax.tree.map(lambda _, k=k: k == CLASS_TABLE, v) for k, v in params.items()
     }
     optimizer = optimizer_of(trainer.settings, trainer.num_rows)
-    grads = _placed(params, shardings(step.mesh, step.layout.grads))
+    grads = meshes.shapes_at(params, shardings(step.mesh, step.layout.grads))
     kept = _split(params, is_table)
     moments = _split(opt_state, of_state(optimizer, opt_state, is_table, False))
     moved = _split(grads, is_table)

@@ -71,7 +71,8 @@ def federated_needs(
     feed = feed._replace(batch_size=batch_size or feed.batch_size)
     lanes = lanes or federation.first_lanes
     shapes = round_shapes(experiment, trainer, feed, start, examples)
-    sizes = experiment.task.population.sizes(np.arange(num_clients(experiment)))
+    population = experiment.task.population
+    sizes = population.sizes(np.arange(population.num_clients))
     program, output = client_program(trainer.algorithm, feed, int(sizes.max()), shapes)
     most = shapes.extra.examples.shape[1]
     wanted = int(sizes.max()) if hard_negatives is None else hard_negatives
@@ -124,8 +125,7 @@ def rounds_of(
     cohort = cohort_of(experiment)
     waves = math.ceil(cohort / devices / lanes)
     busy = cohort / (waves * devices * lanes)
-    epochs = trainer.local_epochs
-    epochs = np.ravel(federation.local_epochs if epochs is None else epochs)
+    epochs = np.ravel(federation.epochs_of(trainer))
     played = np.bincount(np.minimum(np.arange(federation.rounds), len(epochs) - 1))
     per_epoch = float(np.mean(feed.steps_per_epoch(sizes + added)))
     work, images, client = [], 0.0, None
@@ -176,14 +176,10 @@ def notes_of(client: Taken, added: int, most: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def num_clients(experiment: Experiment) -> int:
-    """N."""
-    return len(experiment.task.population.num_classes)
-
-
 def cohort_of(experiment: Experiment) -> int:
     """K."""
-    return experiment.federation.cohort_size or num_clients(experiment)
+    num_clients = experiment.task.population.num_clients
+    return experiment.federation.cohort_size or num_clients
 
 
 def _plain(tree):

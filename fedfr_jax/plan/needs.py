@@ -1,15 +1,14 @@
 """What a stage needs of every device, whatever kind of stage it is."""
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 
+from fedfr_jax import trees
 from fedfr_jax.models.flops import PASSES
 from fedfr_jax.plan.devices import Device, seconds
 from fedfr_jax.plan.steps import Kernel, bytes_of
-from fedfr_jax.trees import path_name
 from fedfr_jax.types import PyTree
 
 
@@ -63,16 +62,11 @@ class Needs(NamedTuple):
         return own / (self.seconds(device) * self.devices * device.bfloat16)
 
 
-def count(tree: PyTree) -> int:
-    """Numbers in a tree."""
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
-
-
 def count_params(variables: PyTree) -> int:
     """Numbers of a network but its running statistics, wherever they are."""
     found = jax.tree_util.tree_leaves_with_path(variables)
-    is_own = lambda path: "batch_stats" not in path_name(path).split("/")
-    return count([x for path, x in found if is_own(path)])
+    is_own = lambda path: "batch_stats" not in trees.path_name(path).split("/")
+    return trees.count([x for path, x in found if is_own(path)])
 
 
 def on_device(x) -> float:

@@ -56,20 +56,15 @@ def simulation_of(
     experiment: Experiment, trainer: Federated, table, setting: Setting
 ) -> Simulation:
     """The simulation of a trainer on the experiment's clients."""
-    federation, epochs = experiment.federation, trainer.local_epochs
     return simulation(
         trainer.algorithm,
         experiment.feed,
         table,
         experiment.task.population,
         mesh=meshes.first_devices(experiment.mesh, setting.devices),
-        cohort_size=federation.cohort_size,
-        local_epochs=federation.local_epochs if epochs is None else epochs,
         lanes=setting.lanes,
         seed=experiment.seed,
-        reduction=federation.reduction,
-        shards=federation.shards,
-        stragglers=federation.straggling,
+        **experiment.federation.options_of(trainer),
     )
 
 

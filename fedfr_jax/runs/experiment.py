@@ -175,7 +175,6 @@ def run_federated(
     sim, first, last = begun.sim, begun.first, begun.last_round
     server, store = begun.server, begun.store
     view = lambda server: networks_of(experiment, trainer, sim, server, store)
-    between = {name: of for name, of in evaluators.items() if of.in_rounds}
     rounds = federation.rounds
     period = loop.Period(federation.evaluate_every, federation.checkpoint_every)
     parts = [(sim, first, rounds)]
@@ -186,24 +185,15 @@ def run_federated(
         open_client_log(folder, first) as clients,
         open_sinks(folder, folder.name, end, first) as sinks,
     ):
+        judge = in_rounds(experiment, trainer, sim)
+        to = loop.Keeper(store, begun.checkpointer, judge, sinks, clients, period)
         for part, first_round, num_rounds in parts:
-            server = loop.train(
-                part,
-                server,
-                store,
-                begun.checkpointer,
-                first_round=first_round,
-                num_rounds=num_rounds,
-                evaluate=in_rounds(experiment, trainer, sim),
-                sinks=sinks,
-                client_log=clients,
-                period=period,
-            )
+            server = loop.train(part, server, to, first_round, num_rounds)
         store.keep_newest()  # the last checkpoint is whole
         found = evaluate(evaluators, view(server))
     begun.checkpointer.close()
     if first < end:  # what is judged in rounds is there already
-        late = {name: of for name, of in found.items() if name not in between}
+        late = {x: of for x, of in found.items() if not evaluators[x].in_rounds}
         show_at_end(folder, end - 1, named(late))
     found = with_costs(found, evaluators, _rows_of(folder), begun, rounds)
     network = trainer.network(server) if trainer.network else None

@@ -34,57 +34,58 @@ def is_due(every: int, round: int, last: int) -> bool:
     return round == last or (every > 0 and (round + 1) % every == 0)
 
 
-def resume(
-    sim: Simulation, server: PyTree, folder
-) -> tuple[PyTree, Store, Checkpointer, int]:
-    """State at the newest whole checkpoint under `folder`, or the given start.
+class Keeper(NamedTuple):
+    """Where the rounds of a run go."""
 
-    Returns:
-      (server, store, checkpointer, the round to play next).
+    store: Store
+    checkpointer: Checkpointer | None
+    # (server, store) -> {name: number}, called when due
+    evaluate: Callable[[PyTree, Store], dict[str, float]]
+    sinks: Sequence[Callable] = ()  # take (round, {name: number})
+    client_log: Callable | None = None  # takes (round, {name: [K] list})
+    period: Period = Period()
+
+
+class Resumed(NamedTuple):
+    """Where a run goes on."""
+
+    server: PyTree
+    store: Store
+    checkpointer: Checkpointer
+    first: int  # the round to play next
+
+
+def resume(sim: Simulation, server: PyTree, folder) -> Resumed:
+    """State at the newest whole checkpoint under `folder`, or the given start.
 
     Raises:
       ValueError: when what is on disk belongs to another run.
     """
     checkpointer = Checkpointer(folder / "checkpoints")
     found = checkpointer.restore(server)
-    next_round, server = found or (0, server)
+    first, server = found or (0, server)
     store = open_store(
         sim,
         server,
         folder / "store",
-        resume_round=next_round,
+        resume_round=first,
         protected=checkpointer.steps(),
     )
-    return server, store, checkpointer, next_round
+    return Resumed(server, store, checkpointer, first)
 
 
 def train(
-    sim: Simulation,
-    server: PyTree,
-    store: Store,
-    checkpointer: Checkpointer | None,
-    *,
-    first_round: int,
-    num_rounds: int,
-    evaluate: Callable[[PyTree, Store], dict[str, float]],
-    sinks: Sequence[Callable] = (),
-    client_log: Callable | None = None,
-    period: Period = Period(),  # noqa: B008 (a constant)
+    sim: Simulation, server: PyTree, to: Keeper, first_round: int, num_rounds: int
 ) -> PyTree:
     """Play rounds first_round..num_rounds-1; returns the last server.
-
-    Args:
-      evaluate: (server, store) -> {name: number}, called when due.
-      sinks: take (round, {name: number}).
-      client_log: takes (round, {name: [K] list}).
 
     Raises:
       FloatingPointError: when a client's metric or personal row is not finite; names
         round, client, metric or leaf, and the checkpoint to go back to.
     """
+    store, checkpointer = to.store, to.checkpointer
     facts = _stage(checkpointer), server, store.template, sim.feed.batch_size, sim.lanes
-    first_call = FirstCall(sinks, sim.mesh, *facts)
-    to = Keeper(store, checkpointer, evaluate, sinks, client_log, period)
+    first_call = FirstCall(to.sinks, sim.mesh, *facts)
     for round in range(first_round, num_rounds):
         started = time.perf_counter()
         if round == first_round:
@@ -99,17 +100,6 @@ def train(
             more["seconds_waiting_for_input"] = outcome.waited
         keep(to, round, num_rounds - 1, server, outcome, more)
     return server
-
-
-class Keeper(NamedTuple):
-    """Where the rounds of a run go, see `train`."""
-
-    store: Store
-    checkpointer: Checkpointer | None
-    evaluate: Callable[[PyTree, Store], dict[str, float]]
-    sinks: Sequence[Callable] = ()
-    client_log: Callable | None = None
-    period: Period = Period()
 
 
 def keep(

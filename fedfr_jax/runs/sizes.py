@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax import trees
 from fedfr_jax.models.flops import PASSES, forward_flops, network_flops
 from fedfr_jax.runs.sinks import read_jsonl
 from fedfr_jax.types import Central, Experiment, Federated, PyTree
@@ -41,16 +42,14 @@ def sizes_of(experiment: Experiment) -> Sizes:
         whole = judged = jax.eval_shape(trainer.start, None)
     image_shape = experiment.task.dataset.image_shape
     image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    output, _ = jax.tree.leaves(
-        (jax.eval_shape(trainer.network_apply, judged, image), 0)
-    )
+    output = jax.eval_shape(trainer.network_apply, judged, image)
     network = network_flops(
         trainer.count_flops, trainer.network_apply, judged, image_shape
     )
     width = output.shape[-1]
-    backbone, rows = count(judged["params"]), count(whole["params"])
+    backbone, rows = trees.count(judged["params"]), trees.count(whole["params"])
     if rows == backbone:  # logits: the head is the last layer
-        head = count(last_layer(judged["params"]))
+        head = trees.count(last_layer(judged["params"]))
         sizes = backbone - head, backbone, backbone
         return Sizes(*sizes, identities=width, flops=PASSES * forward_flops(network))
     public, drawn = _public_classes(trainer, (rows - backbone) // width)
@@ -78,11 +77,6 @@ def _public_classes(trainer: Central | Federated, rows: int) -> tuple[int, int]:
 def last_layer(params: Mapping[str, PyTree]) -> PyTree:
     """The layer that gives logits; () where none has its name."""
     return next((params[name] for name in LAST_LAYERS if name in params), ())
-
-
-def count(tree: PyTree) -> int:
-    """Numbers in a tree."""
-    return sum(x.size for x in jax.tree.leaves(tree))
 
 
 def images_seen(experiment: Experiment, folder: pathlib.Path) -> int:

@@ -103,7 +103,7 @@ def train_stage(
     """Train a federated stage of all members up to its last common round."""
     experiments = [member.experiment for member in members]
     first, trainers = experiments[0], [e.stages[name].trainer for e in experiments]
-    federation, mesh, epochs = first.federation, first.mesh, trainers[0].local_epochs
+    federation, mesh = first.federation, first.mesh
     runs = sweep(
         lambda numbers: first.remake(name, numbers).algorithm,
         first.feed,
@@ -112,12 +112,8 @@ def train_stage(
         hypers=[dict(member.numbers.get(name, {})) for member in members],
         seeds=[e.seed for e in experiments],
         mesh=mesh,
-        cohort_size=federation.cohort_size,
-        local_epochs=federation.local_epochs if epochs is None else epochs,
         lanes=federation.first_lanes,
-        reduction=federation.reduction,
-        shards=federation.shards,
-        stragglers=federation.straggling,
+        **federation.options_of(trainers[0]),
     )
     with contextlib.ExitStack() as stack:
         begun = [
@@ -126,47 +122,44 @@ def train_stage(
                 runs.sims, trainers, before, members, strict=True
             )
         ]
-        for _, _, checkpointer, _ in begun:
-            stack.callback(checkpointer.close)
-        rounds = {at for _, _, _, at in begun}
+        for one in begun:
+            stack.callback(one.checkpointer.close)
+        rounds = {one.first for one in begun}
         if len(rounds) > 1:
             raise ValueError(f"members must be at one round, got {sorted(rounds)}.")
         (at,) = rounds
         if at >= federation.rounds:
             return
-        servers = [server for server, _, _, _ in begun]
-        servers = jax.tree.map(lambda *x: jnp.stack(x), *servers)
+        servers = jax.tree.map(lambda *x: jnp.stack(x), *[one.server for one in begun])
         keepers = [
-            stack.enter_context(_keeper(member, name, sim, store, checkpointer, at, s))
-            for s, (member, sim, (_, store, checkpointer, _)) in enumerate(
-                zip(members, runs.sims, begun, strict=True)
-            )
+            stack.enter_context(_keeper(member, name, sim, one, one is begun[0]))
+            for member, sim, one in zip(members, runs.sims, begun, strict=True)
         ]
         servers = jax.device_put(servers, places(mesh, servers, None))
         loop.train_sweep(runs, servers, keepers, at, federation.rounds)
 
 
 @contextlib.contextmanager
-def _keeper(member, name, sim, store, checkpointer, at, number):
-    """Where a member's rounds go; the first one shows how far they all are."""
+def _keeper(member, name, sim, begun: loop.Resumed, is_shown: bool):
+    """Where a member's rounds go; one of them shows how far they all are."""
     experiment, folder = member.experiment, member.folder / name
     federation = experiment.federation
     with contextlib.ExitStack() as stack:
         sinks = [
-            JsonlSink(folder / "metrics.jsonl", resume_step=at),
-            TensorBoardSink(folder / "tensorboard", resume_step=at),
+            JsonlSink(folder / "metrics.jsonl", resume_step=begun.first),
+            TensorBoardSink(folder / "tensorboard", resume_step=begun.first),
         ]
-        if number == 0:
+        if is_shown:
             shown = {"name": f"{name}, together", "metrics": ("loss", "seconds")}
             sinks.append(ConsoleSink(federation.rounds, **shown))
         for sink in sinks:
             stack.callback(sink.close)
         yield loop.Keeper(
-            store,
-            checkpointer,
+            begun.store,
+            begun.checkpointer,
             in_rounds(experiment, experiment.stages[name].trainer, sim),
             sinks,
-            stack.enter_context(open_client_log(folder, at)),
+            stack.enter_context(open_client_log(folder, begun.first)),
             loop.Period(federation.evaluate_every, federation.checkpoint_every),
         )
 

@@ -230,8 +230,7 @@ def _of_first(choice: dict, sim: Simulation, space: Space) -> Setting | None:
 
 def _checked(choice, sim, space):
     """A file's setting as (implementation's place, devices, lanes), -1 first if bad."""
-    before = {"implementation": choice["lowering"]} if "lowering" in choice else {}
-    known = {**Setting()._asdict(), "lanes": 0, **before, **choice}  # its name in 0.1
+    known = {**Setting()._asdict(), "lanes": 0, **choice}
     implementation, devices, lanes = (known[name] for name in Setting._fields)
     if devices == meshes.grid(sim.mesh)[0]:
         devices = 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.runs.sizes import count
+from fedfr_jax.trees import count
 
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "bigface_scaling"
 sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "fedfr_tables")]

@@ -99,16 +99,9 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
     gather = store.gather
     store.gather = lambda ids: clients.append(ids[ids >= 0]) or gather(ids)
     with open_sinks(folder, name, ROUNDS, first) as sinks:
-        server = loop.train(
-            sim,
-            server,
-            store,
-            checkpointer,
-            first_round=first,
-            num_rounds=stop,
-            evaluate=lambda server, store: {},
-            sinks=[*sinks, killer],
-        )
+        nothing = lambda server, store: {}
+        to = loop.Keeper(store, checkpointer, nothing, [*sinks, killer])
+        server = loop.train(sim, server, to, first, stop)
     cut = [x for x in jax.tree.leaves(server) if not x.sharding.is_fully_replicated]
     assert bool(cut) == (model_shards > 1)
     checkpointer.close()

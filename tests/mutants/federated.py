@@ -20,8 +20,8 @@ MUTANTS = [
             ),
             ('new if phi_update == "averaged"', "new if True"),
             (
-                "add = lambda x, d: x + d.astype(x.dtype)",
-                "add = lambda x, d: x + 0.5 * d.astype(x.dtype)",
+                "trees.added(server, result.aggregate)",
+                "trees.added(server, jax.tree.map(lambda d: d / 2, result.aggregate))",
             ),
             (
                 "return ClientOutput(update, weight, Personal(own",

@@ -72,18 +72,9 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUND
 
     checkpointer.save = saving
     with contextlib.closing(sink), contextlib.closing(clients):
-        server = loop.train(
-            sim,
-            server,
-            store,
-            checkpointer,
-            first_round=first,
-            num_rounds=rounds,
-            evaluate=evaluate,
-            sinks=[sink, killer],
-            client_log=clients,
-            period=loop.Period(evaluate_every=1, checkpoint_every=checkpoint_every),
-        )
+        period = loop.Period(evaluate_every=1, checkpoint_every=checkpoint_every)
+        to = loop.Keeper(store, checkpointer, evaluate, [sink, killer], clients, period)
+        server = loop.train(sim, server, to, first, rounds)
     return jax.device_get(server), store.gather(np.arange(5))
 
 

@@ -108,8 +108,7 @@ def afl(
         mean_loss = loss / jnp.maximum(counts, 1)
         share = jax.nn.softmax(jnp.log(server.share) + domain_rate * mean_loss)
         counts = jnp.concatenate([server.counts[1:], counts[None]])
-        add = lambda x, d: x + d.astype(x.dtype)
-        return Server(jax.tree.map(add, server.variables, mean), share, counts)
+        return Server(trees.added(server.variables, mean), share, counts)
 
     def init(variables):
         share = jnp.full(num_classes, 1 / num_classes)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import weight_of, weighted_mean
 from fedfr_jax.federated.local import local_training
@@ -61,8 +62,7 @@ def fedavg(
             params = server.variables["params"]
             step, opt_state = optimizer.update(descent, opt_state, params)
             change = {**change, "params": step}
-        add = lambda x, d: x + d.astype(x.dtype)
-        return Server(jax.tree.map(add, server.variables, change), opt_state)
+        return Server(trees.added(server.variables, change), opt_state)
 
     return Algorithm(
         init=init,

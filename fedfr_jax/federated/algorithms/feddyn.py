@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import equally
 from fedfr_jax.federated.algorithms.fedavg import fedavg
@@ -72,9 +73,7 @@ def feddyn(
         change, share = result.aggregate, len(result.weights) / num_clients
         moved = lambda s, d: s + share * d.astype(s.dtype)
         drift = jax.tree.map(moved, server.drift, change["params"])
-        mean = jax.tree.map(
-            lambda x, d: x + d.astype(x.dtype), server.variables, change
-        )
+        mean = trees.added(server.variables, change)
         params = jax.tree.map(jnp.add, mean["params"], drift)
         return Server({**mean, "params": params}, drift)
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.aggregators import weighted_mean
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
@@ -119,8 +120,7 @@ def fedfr(
     def server_update(server, result):
         if not share:
             return server
-        add = lambda x, d: x + d.astype(x.dtype)
-        new = jax.tree.map(add, server, result.aggregate)
+        new = trees.added(server, result.aggregate)
         return new if phi_update == "averaged" else new._replace(phi=server.phi)
 
     def personalize(server, personal):

@@ -52,8 +52,7 @@ def _first(algorithm):
     def server_update(server, result):
         inner, first = result.aggregate
         server = algorithm.server_update(server, result._replace(aggregate=inner))
-        add = lambda x, d: x + d.astype(x.dtype)
-        return _with_stats(server, jax.tree.map(add, server.backbone[STATS], first))
+        return _with_stats(server, trees.added(server.backbone[STATS], first))
 
     return algorithm._replace(
         client_update=client_update,

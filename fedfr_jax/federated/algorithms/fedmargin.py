@@ -27,6 +27,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms import attention, prototypes
 from fedfr_jax.federated.algorithms.aggregators import plain_sum, weight_of
@@ -113,8 +114,7 @@ def fedmargin(
     def server_update(server, result):
         attended, (sums, number) = result.aggregate
         change = attention.mean_change(attended)
-        add = lambda x, d: x + d.astype(x.dtype)
-        variables = jax.tree.map(add, server.variables, change)
+        variables = trees.added(server.variables, change)
         seen = _like(server.prototypes, prototypes.of_class(sums, number))
         moved = prototypes.moved(server.prototypes, seen, momentum)
         return Server(variables, moved)

@@ -90,7 +90,7 @@ def fednova(
         change["params"] = jax.tree.map(
             lambda d: effective_steps.astype(d.dtype) * d, change["params"]
         )
-        return jax.tree.map(lambda x, d: x + d.astype(x.dtype), server, change)
+        return trees.added(server, change)
 
     return Algorithm(
         init=lambda variables: variables,

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
@@ -100,9 +101,8 @@ def _mime(push, local, momentum, server_rate, weigh) -> Algorithm:
     def server_update(server, result):
         change, mean = result.aggregate
         change = {**change, "params": optax.tree.scale(server_rate, change["params"])}
-        step = lambda x, d: x + d.astype(x.dtype)
         move = lambda m, g: g.astype(m.dtype) + momentum * m
-        variables = jax.tree.map(step, server.variables, change)
+        variables = trees.added(server.variables, change)
         return Server(variables, jax.tree.map(move, server.momentum, mean))
 
     return fedavg(local)._replace(

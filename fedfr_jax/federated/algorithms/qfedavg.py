@@ -59,10 +59,9 @@ def qfedavg(local: Local, *, q: float) -> Algorithm:
         push, bound, stats, count = result.aggregate
         push, stats = trees.divided(push, bound), trees.divided(stats, count)
         down = lambda x, g: x - g.astype(x.dtype)
-        add = lambda x, d: x + d.astype(x.dtype)
         return {
             "params": jax.tree.map(down, server["params"], push),
-            "batch_stats": jax.tree.map(add, server["batch_stats"], stats),
+            "batch_stats": trees.added(server["batch_stats"], stats),
         }
 
     return Algorithm(

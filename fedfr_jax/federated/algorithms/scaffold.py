@@ -75,8 +75,7 @@ def scaffold(local: Local, *, num_clients: int, server_rate: float = 1.0) -> Alg
         change, gain, count = result.aggregate
         mean = trees.divided(change, count)
         mean["params"] = optax.tree.scale(server_rate, mean["params"])
-        add = lambda x, d: x + d.astype(x.dtype)
-        variables = jax.tree.map(add, server.variables, mean)
+        variables = trees.added(server.variables, mean)
         # By the reciprocal, as `trees.divided`.
         move = lambda c, g: c + (g * (1 / num_clients)).astype(c.dtype)
         return Server(variables, jax.tree.map(move, server.control, gain))

@@ -43,7 +43,7 @@ def finetuned(sim: Simulation, networks: Networks) -> Networks:
 
     All of them are kept on disk, in a temporary folder.
     """
-    num_clients, of_client = len(sim.population.num_classes), networks.of_client
+    num_clients, of_client = sim.population.num_clients, networks.of_client
     first = networks.variables if of_client is None else of_client(0)
     server = start(sim, first)
     store = open_store(sim, server)

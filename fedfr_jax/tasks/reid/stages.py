@@ -54,9 +54,7 @@ def reid(settings: Mapping) -> Experiment:
       ValueError: for anything wrong in the config or the data.
     """
     federation = call("federation", Federation, settings["federation"])
-    if settings.get("pretrain"):
-        keys = sorted(settings["pretrain"])
-        raise ValueError(f"config.pretrain must be empty with this task, got {keys}.")
+    rows.check_no_pretraining(settings)
     evaluating = {k: v for k, v in settings["evaluation"].items() if k != "local"}
     evaluating = evaluation_of(evaluating)
     scenario = dict(settings["partition"])
