@@ -66,7 +66,6 @@ WRAPPERS = ("jax.jit", "jax.custom_vjp", "jax.custom_jvp")
 EXCEPTIONS = {
     "types.py is too long": "the contracts are read side by side",
     "tasks/faces/methods.py: federated_faces is too long": "an option per term",
-    "tasks/faces/loss.py: face_loss is too long": "a closure per term of the loss",
     "COMMANDS of commands/__init__.py is closed": "the words of the launcher",
     "CLIENT_VERIFICATIONS of evaluation/__init__.py is closed": "one protocol, twice",
 }

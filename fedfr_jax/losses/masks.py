@@ -16,6 +16,14 @@ def masked_mean(values: jax.Array, is_valid: jax.Array) -> jax.Array:
     return jnp.where(is_valid, values, 0).sum() / count
 
 
+def valid_classes(
+    num_own: int, num_classes: jax.Array, num_public: int = 0
+) -> jax.Array:
+    """Bool [M + M_g]: the client's `num_classes` of M = `num_own`, all public ones."""
+    own = jnp.arange(num_own, dtype=jnp.int32) < num_classes
+    return jnp.concatenate([own, jnp.ones(num_public, bool)])
+
+
 def part_mean(values: jax.Array, batch: Batch) -> jax.Array:
     """`masked_mean` [] of a batch's values [B].
 

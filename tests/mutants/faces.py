@@ -57,7 +57,6 @@ MUTANTS = [
             ("+= contrastive_weight * metrics", "+= metrics"),
             ("+= branch_weight * metrics", "+= metrics"),
             ("x for x in (head, phi) if", "x for x in (phi, head) if"),
-            ("< num_classes\n", "<= num_classes\n"),
             ("features = CONVERTERS[converter].apply(params, features)", "pass"),
             (
                 "frozen.global_features(batch),\n                frozen.previous",
@@ -69,14 +68,24 @@ MUTANTS = [
         "fedfr_jax/tasks/faces/loss.py",
         f"tasks/faces/test_loss.py {METHODS}",
         [
-            ('batch.is_extra & (branch == "cosface")', "batch.is_extra & False"),
-            (
-                "jax.lax.stop_gradient if detach_branch",
-                "jax.lax.stop_gradient if False",
-            ),
-            ("(**own | branch_options)", "(**own)"),
-            ("times = num_clients - 1", "times = num_clients"),
+            ("repeats = num_clients - 1", "repeats = num_clients"),
+            ("target=1.0 - margin", "target=margin"),
+            ('is_cut = reweight == "official"', "is_cut = False"),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/faces/branch.py",
+        f"tasks/faces/test_loss.py {METHODS}",
+        [
+            ('batch.is_extra & (branch == "cosface")', "batch.is_extra & False"),
+            ("jax.lax.stop_gradient if detach", "jax.lax.stop_gradient if False"),
+            ("loss(**{**first, **options})", "loss(**first)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/losses/masks.py",
+        ROUNDS,
+        [("< num_classes\n", "<= num_classes\n")],
     ),
     Mutants(
         "fedfr_jax/tasks/faces/margin_state.py",

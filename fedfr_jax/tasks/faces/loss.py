@@ -8,7 +8,6 @@ negatives (bce, uniface) or left out (cosface), or the public classes too (cosfa
 which of the latter two is the paper's CosFace branch is not published.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -16,20 +15,23 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.losses import CONVERTERS, LOSSES, margin_of
-from fedfr_jax.losses.binary import binary_branch
 from fedfr_jax.losses.contract import Margin, logits, moved, see, softmax
 from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.margin import cosine, interclass_filter, repeat_others
-from fedfr_jax.losses.masks import masked_mean, part_mean
+from fedfr_jax.losses.masks import masked_mean, part_mean, valid_classes
 from fedfr_jax.losses.spreadout import class_hinge
 from fedfr_jax.losses.uniface import uniface
 from fedfr_jax.schema import check_keys
+from fedfr_jax.tasks.faces.branch import (
+    BRANCHES,
+    LIKE_FIRST,
+    branch_loss_of,
+    branch_values_of,
+)
 from fedfr_jax.tasks.faces.margin_state import numbers_of, with_numbers
-from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.types import Model, PyTree
 
 HINGE = "class_hinge"  # beside the names of LOSSES
-BRANCHES = ("bce", "cosface", "cosface_all", "uniface")
 REWEIGHTS = ("mended", "official")
 
 
@@ -130,67 +132,15 @@ def face_loss(
       ValueError: for an unknown margin loss, branch, converter, reweight or option of
         the branch, an option out of range, or a reweight without clients.
     """
-    _check_name("margin_loss", margin_loss, (*LOSSES, HINGE))
-    _check_name("branch", branch, (None, *BRANCHES))
-    _check_name("converter", converter, CONVERTERS)
-    _check_name("reweight", reweight, (None, *REWEIGHTS))
-    if reweight and num_clients < 1:
-        raise ValueError(
-            f"num_clients must be at least 1 with reweight, got {num_clients}."
-        )
+    _check_choices(margin_loss, branch, converter, reweight, num_clients)
     rule = rule_of(margin_loss, scale, margin, margin_options)
-    is_softmax = rule is not None and rule.classify is softmax
-    like_first = branch in ("cosface", "cosface_all")
-    if (reweight and not is_softmax) or (like_first and not (rule and rule.is_plain)):
-        raise ValueError(
-            "margin_loss must be a softmax without numbers of its own with branch "
-            f"{branch} and reweight {reweight}, got {margin_loss!r}."
-        )
-    branch_options = _branch_options(branch, branch_options, LOSSES.get(margin_loss))
-    branch_rule = uniface(**branch_options) if branch == "uniface" else None
-    if like_first:
-        own = {"scale": scale, "margin": margin, **(margin_options or {})}
-        branch_rule = LOSSES[margin_loss](**own | branch_options)
-
-    def branch_loss(params, features, phi, batch, labels, key):
-        shared = jax.lax.stop_gradient if detach_branch else lambda x: x
-        customized = CONVERTERS[converter].apply(params["converter"], shared(features))
-        weights, bias = params["weights"], params["bias"]
-        num_own = len(weights)
-        if branch == "cosface_all" and phi is not None:
-            weights = jnp.concatenate([weights, shared(phi)])
-        mask = valid_classes(num_own, batch.num_classes, len(weights) - num_own)
-        if branch == "bce":
-            values = binary_branch(
-                customized, weights, bias, labels, mask, **branch_options
-            )
-        else:
-            cosines = cosine(customized, weights)
-            seen = see(customized, cosines, labels, batch.is_valid, key)
-            found = logits(branch_rule, cosines, labels, seen, {})
-            values = branch_rule.classify(found, labels, mask, {"bias": bias})
-        is_other = batch.is_extra & (branch == "cosface")
-        return masked_mean(values, batch.is_valid & ~is_other)
-
-    def classification(features, weights, labels, mask, batch, learned, numbers, key):
-        if rule is None:
-            own = jax.lax.stop_gradient(weights)[labels]
-            return class_hinge(features, own, target=1.0 - margin), numbers
-        cosines = cosine(features, weights)
-        if interclass_threshold is not None:
-            cosines = interclass_filter(cosines, labels, threshold=interclass_threshold)
-        seen = see(features, cosines, labels, batch.is_valid, key)
-        numbers = moved(rule, numbers, seen)
-        found = logits(rule, cosines, labels, seen, numbers)
-        if reweight:
-            times = num_clients - 1
-            found = repeat_others(found, labels, batch.num_classes, times, mask)
-        if reweight == "official":
-            found = jax.lax.stop_gradient(found)
-        losses = rule.classify(found, labels, mask, learned)
-        if rule.penalty:
-            losses += rule.penalty(seen.norm)
-        return losses, numbers
+    _check_rule(rule, margin_loss, branch, reweight)
+    first = {"scale": scale, "margin": margin, **(margin_options or {})}
+    branch_values = branch_values_of(branch, branch_options, margin_loss, first)
+    branch_loss = branch_loss_of(branch, branch_values, converter, detach_branch)
+    repeats = num_clients - 1 if reweight else 0
+    is_cut = reweight == "official"
+    first_term = first_term_of(rule, margin, interclass_threshold, repeats, is_cut)
 
     def loss_fn(variables, batch, key, *, frozen=None):
         params, stats = variables["params"], variables["batch_stats"]
@@ -201,7 +151,7 @@ def face_loss(
         num_own = 0 if head is None else len(head)  # padded to the largest client's
         mask = valid_classes(num_own, batch.num_classes, len(weights) - num_own)
         labels = jnp.where(batch.is_extra, num_own + batch.labels, batch.labels)
-        per_example, numbers = classification(
+        per_example, numbers = first_term(
             features,
             weights,
             labels,
@@ -233,10 +183,42 @@ def face_loss(
     return loss_fn
 
 
-def valid_classes(num_own: int, num_classes: jax.Array, num_public: int = 0):
-    """Bool [M + M_g]: the client's `num_classes` of M = `num_own`, all public ones."""
-    own = jnp.arange(num_own, dtype=jnp.int32) < num_classes
-    return jnp.concatenate([own, jnp.ones(num_public, bool)])
+def first_term_of(
+    rule: Margin | None,
+    margin: float,
+    interclass_threshold: float | None,
+    repeats: int,
+    is_cut: bool,
+) -> Callable:
+    """(features, weights, labels, ...) -> (losses [B], the margin's numbers).
+
+    Args:
+      rule: of the softmax, or None for class_hinge, to a cosine of 1 - `margin`.
+      interclass_threshold: see `face_loss`.
+      repeats: of logits of other classes, 0 without reweighting.
+      is_cut: the released reweighting, which cuts the gradient.
+    """
+
+    def first_term(features, weights, labels, mask, batch, learned, numbers, key):
+        if rule is None:
+            own = jax.lax.stop_gradient(weights)[labels]
+            return class_hinge(features, own, target=1.0 - margin), numbers
+        cosines = cosine(features, weights)
+        if interclass_threshold is not None:
+            cosines = interclass_filter(cosines, labels, threshold=interclass_threshold)
+        seen = see(features, cosines, labels, batch.is_valid, key)
+        numbers = moved(rule, numbers, seen)
+        found = logits(rule, cosines, labels, seen, numbers)
+        if repeats:
+            found = repeat_others(found, labels, batch.num_classes, repeats, mask)
+        if is_cut:
+            found = jax.lax.stop_gradient(found)
+        losses = rule.classify(found, labels, mask, learned)
+        if rule.penalty:
+            losses += rule.penalty(seen.norm)
+        return losses, numbers
+
+    return first_term
 
 
 def rule_of(
@@ -258,14 +240,26 @@ def draw_key(key: jax.Array | None, use: int) -> jax.Array | None:
     return None if key is None else jax.random.fold_in(key, use)
 
 
-def _branch_options(branch, options, margin_loss):
-    options = {} if options is None else options
-    loss = {"bce": binary_branch, "uniface": uniface}.get(branch, margin_loss)
-    parameters = inspect.signature(loss).parameters.values() if branch else ()
-    known = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
-    check_keys("branch_options", options, known)
-    check_numbers("branch_options.", options)
-    return dict(options)
+def _check_choices(margin_loss, branch, converter, reweight, num_clients):
+    _check_name("margin_loss", margin_loss, (*LOSSES, HINGE))
+    _check_name("branch", branch, (None, *BRANCHES))
+    _check_name("converter", converter, CONVERTERS)
+    _check_name("reweight", reweight, (None, *REWEIGHTS))
+    if reweight and num_clients < 1:
+        raise ValueError(
+            f"num_clients must be at least 1 with reweight, got {num_clients}."
+        )
+
+
+def _check_rule(rule, margin_loss, branch, reweight):
+    """Some branches and the reweighting are made for a plain softmax."""
+    is_softmax = rule is not None and rule.classify is softmax
+    is_unfit = branch in LIKE_FIRST and not (rule and rule.is_plain)
+    if (reweight and not is_softmax) or is_unfit:
+        raise ValueError(
+            "margin_loss must be a softmax without numbers of its own with branch "
+            f"{branch} and reweight {reweight}, got {margin_loss!r}."
+        )
 
 
 def _check_name(what, name, known):
