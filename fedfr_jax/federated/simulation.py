@@ -95,9 +95,8 @@ def simulation(
     algorithm.check_cohort(num_trained(stragglers, cohort_size))
     population = population._replace(falling=population.largest(cohort_size))
     if not callable(local_epochs):
-        least = np.min(local_epochs) if np.size(local_epochs) else 0
-        check_stragglers(stragglers, int(least), cohort_size)
-        local_epochs = _by_round(local_epochs)
+        given, local_epochs = local_epochs, _by_round(local_epochs)
+        check_stragglers(stragglers, int(np.min(given)), cohort_size)
     source = table_on(mesh, table)
     return Simulation(
         algorithm=algorithm,
@@ -141,8 +140,15 @@ def check_rows_of_clients(population: Population, num_rows: int) -> None:
 
 
 def _by_round(local_epochs: int | tuple[int, ...]) -> Callable:
-    epochs = np.atleast_1d(local_epochs).tolist()
-    if not epochs or min(epochs) < 0:
+    given = np.atleast_1d(local_epochs)
+    is_whole = given.size and np.issubdtype(given.dtype, np.integer)
+    if given.ndim > 1 or not is_whole:
+        raise ValueError(
+            "local_epochs must be a whole number, or one per round, got "
+            f"{local_epochs}."
+        )
+    epochs = given.tolist()
+    if min(epochs) < 0:
         raise ValueError(f"local_epochs must not be negative, got {local_epochs}.")
     return lambda round: epochs[min(round, len(epochs) - 1)]
 

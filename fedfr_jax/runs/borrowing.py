@@ -40,13 +40,14 @@ def _finished(
     """Folders of other runs that have this stage at its end."""
     stages = experiment.stages
     end = end_of(stages[name].trainer, experiment.federation.rounds)
-    needs = settings_of(name, stages, own), own.get("evaluation")
+    needs = settings_of(name, stages, own), own.get("evaluation") or {}
     for path in sorted(folder.parent.glob(f"*/{CONFIG}")):
         other = path.parent
         if other == folder or not (other / name).is_dir():
             continue
         config = json.loads(path.read_text())
         with contextlib.suppress(ValueError):  # not at its end, or damaged
-            if (settings_of(name, stages, config), config.get("evaluation")) == needs:
+            judged = config.get("evaluation") or {}
+            if (settings_of(name, stages, config), judged) == needs:
                 check_end(other / name / "checkpoints", end)
                 yield other

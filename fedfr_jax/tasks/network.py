@@ -25,6 +25,8 @@ def network_of(
       ValueError: for settings that make no network, or one that cannot run.
     """
     model = choose("model", MODELS, settings, image_shape)
+    if (size := model.embedding_dim) < 1:
+        raise ValueError(f"config.model must give at least a number, got {size}.")
     run = model.features or model.apply
     image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     with naming("config.model", settings):

@@ -359,7 +359,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "config.federation.augment: erase's fill must lie in [0, 255]",
         ),
         ("model.dtype=x", "config.model must be usable as {"),
-        ("model.embedding_dim=-1", "config.model"),
+        ("model.embedding_dim=-1", "config.model must give at least a number, got -1"),
         ("pretrain.scale=0.0", "config.pretrain.scale must be positive, got 0.0"),
         (
             "federation.local_epochs=(2,0)",

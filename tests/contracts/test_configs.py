@@ -141,8 +141,7 @@ def check_classification(config):
         loss = LOSSES_OF.get(options.get("algorithm"), cross_entropy)
         known = {"algorithm", *OWN}
         parts = [algorithm, local_of, loss]
-        if around := AROUND.get(options.get("algorithm")):
-            parts.append(around)
+        parts += [AROUND[x] for x in (options.get("algorithm"),) if x in AROUND]
         known.update(*map(keywords, parts))
         assert set(options) <= known, name
 
@@ -156,7 +155,9 @@ def check_segmentation(config):
             continue
         algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
         known = {"algorithm", *OWN}
-        known.update(*map(keywords, (algorithm, local_of, pixel_cross_entropy)))
+        parts = [algorithm, local_of, pixel_cross_entropy]
+        parts += [AROUND[x] for x in (options.get("algorithm"),) if x in AROUND]
+        known.update(*map(keywords, parts))
         assert set(options) <= known, name
 
 

@@ -220,6 +220,8 @@ def test_a_pattern_that_matches_no_leaf_is_an_error():
         ({"cohort_size": 6}, "cohort must lie in .*got 6"),
         ({"lanes": 0}, "lanes must be at least 1, got 0"),
         ({"local_epochs": -1}, "local_epochs must not be negative"),
+        ({"local_epochs": 2.5}, "local_epochs must be a whole number, .*got 2.5"),
+        ({"local_epochs": (2, np.nan)}, "local_epochs must be a whole number"),
     ],
 )
 def test_bad_sizes_are_refused_before_anything_compiles(change, message):

@@ -182,12 +182,7 @@ def check_unlabelled(told: Sequence) -> None:
 
 def model_of(settings: Mapping, source: Source) -> Model:
     """The config's network."""
-    model, _, _ = network_of(settings, source.image_shape)
-    if model.embedding_dim < 1:
-        raise ValueError(
-            f"config.model must give an embedding, got {model.embedding_dim} numbers."
-        )
-    return gathered(model)
+    return gathered(network_of(settings, source.image_shape)[0])
 
 
 def assemble(parts: Plan, task: Recognition) -> Experiment:

@@ -175,10 +175,8 @@ def trainer_of(
         trainer = trainer._replace(network=trainer.algorithm.network)
     if identities:
         with naming(section):
-            epochs = parts.federation.local_epochs
-            if trainer.local_epochs is not None:
-                epochs = trainer.local_epochs
-            epochs = int(np.max(epochs)) + options.get("finetune_epochs", 0)
+            epochs = int(np.max(parts.federation.epochs_of(trainer)))
+            epochs += options.get("finetune_epochs", 0)
             algorithm = parts.balanced(trainer.algorithm, identities, epochs)
         trainer = trainer._replace(algorithm=algorithm)
     return trainer
