@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 
 from fedfr_jax.federated.stragglers import check_stragglers, num_trained
-from fedfr_jax.schema import is_of, naming
+from fedfr_jax.schema import check_choice, is_of, naming
 from fedfr_jax.stream import example_of
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import Central, Experiment, Federated
@@ -51,8 +51,7 @@ def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
     for name in settings:
         if name not in SECTIONS:
             raise ValueError(f"config must have keys of {SECTIONS}, got {name!r}.")
-    if (task := settings["task"]) not in list(TASKS):
-        raise ValueError(f"config.task must be one of {sorted(TASKS)}, got {task!r}.")
+    check_choice("config.task", settings["task"], sorted(TASKS))
     seed = settings["seed"]
     if not is_of(int, seed) or not 0 <= seed < 2**32:
         raise ValueError(

@@ -43,11 +43,14 @@ def choose(section: str, family: Mapping[str, Callable], settings: Mapping, *arg
     """Build the member of `family` that `settings["name"]` names."""
     settings = dict(settings)
     name = settings.pop("name", None)
-    if name not in list(family):
-        raise ValueError(
-            f"config.{section}.name must be one of {sorted(family)}, got {name!r}."
-        )
+    check_choice(f"config.{section}.name", name, sorted(family))
     return call(section, family[name], settings, *args)
+
+
+def check_choice(what: str, value: Any, known: Collection) -> None:
+    """Raise ValueError unless `value` is one of the known."""
+    if value not in list(known):
+        raise ValueError(f"{what} must be one of {list(known)}, got {value!r}.")
 
 
 def check_keys(what: str, given: Mapping, known: Collection[str]) -> None:

@@ -12,7 +12,7 @@ from fedfr_jax import trees
 from fedfr_jax.central.optimizers import OPTIMIZERS
 from fedfr_jax.central.sharding import CLASSES, Spread, check_pairs, layout_of
 from fedfr_jax.central.statistics import group_size
-from fedfr_jax.schema import POSITIVE, check_ranges, naming
+from fedfr_jax.schema import POSITIVE, check_choice, check_ranges, naming
 
 
 class Training(NamedTuple):
@@ -227,10 +227,7 @@ def _check_choices(settings, section):
     choices = {"optimizer": sorted(OPTIMIZERS), "rate_per": ["step", "epoch"]}
     choices |= dict.fromkeys(("reduce_dtype", "class_dtype"), (None, "bfloat16"))
     for name, known in choices.items():
-        if (value := settings._asdict()[name]) not in known:
-            raise ValueError(
-                f"config.{section}.{name} must be one of {known}, got {value!r}."
-            )
+        check_choice(f"config.{section}.{name}", settings._asdict()[name], known)
     if settings.class_parallel:
         return
     for name in ("class_chunk", "class_dtype", "class_rate"):

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 
 from fedfr_jax.commands.flags import new_parser, parse_flags
+from fedfr_jax.schema import check_choice
 
 ABOUT = """\
 List the members of a family, each with its settings (the keys of a config and their
@@ -31,10 +32,7 @@ def main(argv: list[str]) -> None:
             words = f"{family}: {', '.join(sorted(members()))}"
             print(textwrap.fill(words, WIDTH, subsequent_indent=" " * 4))
         return
-    if values.family not in FAMILIES:
-        raise ValueError(
-            f"describe: family must be one of {list(FAMILIES)}, got {values.family!r}."
-        )
+    check_choice("describe: family", values.family, FAMILIES)
     members = FAMILIES[values.family]()
     if values.member is None:
         for name in sorted(members):

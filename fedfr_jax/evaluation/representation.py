@@ -6,6 +6,8 @@ Gretton et al. 2012, "A Kernel Two-Sample Test" (JMLR 13), equations 3 (unbiased
 
 import numpy as np
 
+from fedfr_jax.schema import check_choice
+
 KERNELS = ("rbf", "linear")
 
 
@@ -46,8 +48,7 @@ def median_distance(rows: np.ndarray) -> float:
 
 
 def _gram(rows, kernel, sigma):
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel must be one of {KERNELS}, got {kernel!r}.")
+    check_choice("kernel", kernel, KERNELS)
     if kernel == "linear":
         return rows @ rows.T
     sigma = median_distance(rows) if sigma is None else sigma

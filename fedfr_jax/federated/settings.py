@@ -8,7 +8,7 @@ import numpy as np
 
 from fedfr_jax.federated.engine import REDUCTIONS
 from fedfr_jax.federated.stragglers import Stragglers, check_stragglers
-from fedfr_jax.schema import check_ranges, is_of, naming
+from fedfr_jax.schema import check_choice, check_ranges, is_of, naming
 from fedfr_jax.types import Federated
 
 TABLES = ("auto", "device", "stream")
@@ -78,10 +78,7 @@ def check_federation(settings: Federation, num_clients: int) -> None:
         "table_gib": (2**-20, math.inf),
     }
     for name, known in (("table", TABLES), ("reduction", REDUCTIONS)):
-        if (value := settings._asdict()[name]) not in known:
-            raise ValueError(
-                f"config.federation.{name} must be one of {known}, got {value!r}."
-            )
+        check_choice(f"config.federation.{name}", settings._asdict()[name], known)
     if isinstance(settings.lanes, str) and settings.lanes != AUTO:
         raise ValueError(
             f"config.federation.lanes must be a number or auto, got {settings.lanes!r}."

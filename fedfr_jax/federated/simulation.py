@@ -28,6 +28,7 @@ from fedfr_jax.federated.stragglers import (
 )
 from fedfr_jax.federated.tables import table_on
 from fedfr_jax.feed import Feed
+from fedfr_jax.schema import check_choice
 from fedfr_jax.stream import Stream
 from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree
 
@@ -85,8 +86,7 @@ def simulation(
     check_rows_of_clients(population, table.num_examples)
     if lanes < 1:
         raise ValueError(f"lanes must be at least 1, got {lanes}.")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}.")
+    check_choice("reduction", reduction, REDUCTIONS)
     if shards < 1:
         raise ValueError(f"shards must be at least 1, got {shards}.")
     fixed = shards if reduction == "canonical" else None

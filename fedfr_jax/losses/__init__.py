@@ -24,7 +24,7 @@ from fedfr_jax.losses.magface import magface
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.losses.sphereface2 import sphereface2
 from fedfr_jax.losses.uniface import uniface
-from fedfr_jax.schema import check_keys, check_kinds, register
+from fedfr_jax.schema import check_choice, check_keys, check_kinds, register
 
 LOSSES = {
     "adaface": adaface,
@@ -74,8 +74,7 @@ def margin_of(
       ValueError: for an unknown name, or an option that the loss does not have, of
         another kind or out of its range.
     """
-    if name not in LOSSES:
-        raise ValueError(f"margin_loss must be one of {list(LOSSES)}, got {name!r}.")
+    check_choice("margin_loss", name, LOSSES)
     options = {} if options is None else options
     parameters = inspect.signature(LOSSES[name]).parameters
     check_keys("margin_options", options, parameters.keys() - {"scale", "margin"})
@@ -100,8 +99,7 @@ def loss_of_outputs(given: str | Mapping, num_classes: int) -> Callable:
     """
     settings = {"name": given} if isinstance(given, str) else dict(given)
     name = settings.pop("name", None)
-    if name not in list(LOSSES):
-        raise ValueError(f"loss must be one of {list(LOSSES)}, got {name!r}.")
+    check_choice("loss", name, LOSSES)
     parameters = inspect.signature(LOSSES[name]).parameters
     check_keys("loss", settings, parameters)
     check_kinds("loss.", settings, parameters)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.margin import add_angle
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.schema import check_choice, check_ranges
 
 ON = ("angle", "cosine")
 
@@ -40,8 +40,7 @@ def elasticface(
     Raises:
       ValueError: for an unknown `on` or a negative deviation.
     """
-    if on not in ON:
-        raise ValueError(f"margin_options.on must be one of {ON}, got {on!r}.")
+    check_choice("margin_options.on", on, ON)
     check_ranges("margin_options.", {"std": std}, {"std": (0, math.inf)})
 
     def target(seen, state):

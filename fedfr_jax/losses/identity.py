@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.losses.margin import is_label, mask_classes
+from fedfr_jax.schema import check_choice
 
 SPREADS = ("all", "others")
 
@@ -40,8 +41,7 @@ def smoothed_cross_entropy(
       ValueError: for an unknown spread.
     """
     chex.assert_rank(logits, 2)
-    if spread not in SPREADS:
-        raise ValueError(f"spread must be one of {SPREADS}, got {spread!r}.")
+    check_choice("spread", spread, SPREADS)
     is_own = is_label(labels, logits.shape[1])
     is_class = jnp.ones_like(is_own)
     if class_mask is not None:

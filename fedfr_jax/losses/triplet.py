@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.losses.margin import cosine
+from fedfr_jax.schema import check_choice
 
 METRICS = ("euclid", "cosine")
 MININGS = ("hard", "weighted")
@@ -28,8 +29,7 @@ def distances(features: jax.Array, metric: str = "euclid") -> jax.Array:
     Raises:
       ValueError: for an unknown metric.
     """
-    if metric not in METRICS:
-        raise ValueError(f"metric must be one of {METRICS}, got {metric!r}.")
+    check_choice("metric", metric, METRICS)
     if metric == "cosine":
         return 2 - 2 * cosine(features, features)
     squares = jnp.sum(jnp.square(features), axis=1)
@@ -69,8 +69,7 @@ def triplet(
       ValueError: for an unknown metric or mining.
     """
     chex.assert_rank([features, labels, is_valid], [2, 1, 1])
-    if mining not in MININGS:
-        raise ValueError(f"mining must be one of {MININGS}, got {mining!r}.")
+    check_choice("mining", mining, MININGS)
     apart = distances(features, metric)
     both = is_valid[:, None] & is_valid[None]
     is_same = labels[:, None] == labels[None]

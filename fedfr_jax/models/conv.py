@@ -26,6 +26,7 @@ from fedfr_jax import devices
 from fedfr_jax.models.initial import xavier_uniform
 from fedfr_jax.models.norm import per_channel
 from fedfr_jax.models.winograd import convolve_3x3, slide, tiling
+from fedfr_jax.schema import check_choice
 
 AUTO = "auto"
 
@@ -60,11 +61,7 @@ def convolve(
     """
     if implementation == AUTO:
         implementation = _fastest(x, kernel, stride, padding)
-    if implementation not in IMPLEMENTATIONS:
-        known = ", ".join((AUTO, *IMPLEMENTATIONS))
-        raise ValueError(
-            f"implementation must be one of {known}, got {implementation!r}."
-        )
+    check_choice("implementation", implementation, (AUTO, *IMPLEMENTATIONS))
     return IMPLEMENTATIONS[implementation](x, kernel, stride, padding)
 
 

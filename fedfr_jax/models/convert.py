@@ -16,6 +16,7 @@ from fedfr_jax import trees
 from fedfr_jax.models.iresnet import iresnet
 from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.sphereface import sphereface
+from fedfr_jax.schema import check_choice
 from fedfr_jax.stacks import laid_out, named
 from fedfr_jax.types import PyTree
 
@@ -141,9 +142,7 @@ def to_torch(
 
 def _template(model_name, image_shape, settings):
     """Shapes of the variables, and (h, w, C) of the map before the linear layer."""
-    if model_name not in _FACTORIES:
-        known = ", ".join(_FACTORIES)
-        raise ValueError(f"model_name must be one of {known}, got {model_name!r}.")
+    check_choice("model_name", model_name, _FACTORIES)
     model = _FACTORIES[model_name](image_shape, **settings)
     template = jax.eval_shape(model.init, jax.random.key(0))
     params = template["params"]

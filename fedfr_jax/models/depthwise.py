@@ -17,6 +17,7 @@ from jax import lax
 from fedfr_jax import devices
 from fedfr_jax.models import conv
 from fedfr_jax.models.initial import normal
+from fedfr_jax.schema import check_choice
 
 
 @functools.partial(jax.jit, static_argnames=("stride", "implementation"), inline=True)
@@ -40,11 +41,8 @@ def depthwise(
     """
     if implementation == conv.AUTO:
         implementation = "im2col" if devices.platform() == "cpu" else "xla"
-    if implementation not in conv.IMPLEMENTATIONS:
-        known = ", ".join((conv.AUTO, *conv.IMPLEMENTATIONS))
-        raise ValueError(
-            f"implementation must be one of {known}, got {implementation!r}."
-        )
+    known = (conv.AUTO, *conv.IMPLEMENTATIONS)
+    check_choice("implementation", implementation, known)
     return (_grouped if implementation == "xla" else _shifted)(x, kernel, stride)
 
 

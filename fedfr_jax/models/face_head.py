@@ -26,6 +26,7 @@ from flax import linen as nn
 from fedfr_jax.models.initial import normal, uniform
 from fedfr_jax.models.linen import sow_features
 from fedfr_jax.models.norm import BatchNorm
+from fedfr_jax.schema import check_choice
 
 HEADS = {  # name: its units, in the order of the data
     "E": ("bn", "fc", "bn_out"),
@@ -40,8 +41,7 @@ WITH_DROPOUT = ("E", "F")
 def check_head(head: str, dropout: float) -> None:
     """Raise ValueError for an unknown head, or a dropout that is not in [0, 1) or that
     the head does not have."""
-    if head not in HEADS:
-        raise ValueError(f"head must be one of {list(HEADS)}, got {head!r}.")
+    check_choice("head", head, HEADS)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}.")
     if dropout and head not in WITH_DROPOUT:

@@ -22,6 +22,7 @@ from flax import linen as nn
 from fedfr_jax.models.conv import convolve
 from fedfr_jax.models.norm import EPSILON, per_channel
 from fedfr_jax.models.stack import named_stages, stacked_stages
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Model, PyTree
 
 PREVIOUS, FULL = "previous", "full"
@@ -43,8 +44,7 @@ def fold(model: Model, variables: PyTree, *, level: str = FULL) -> tuple:
     Raises:
       ValueError: for an unknown level, or a network that cannot be folded.
     """
-    if level not in LEVELS:
-        raise ValueError(f"level must be one of {LEVELS}, got {level!r}.")
+    check_choice("level", level, LEVELS)
     if model.fold is None:
         raise ValueError("model must be an iresnet to be folded, got another network.")
     return model.fold(variables, level)

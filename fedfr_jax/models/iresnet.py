@@ -38,6 +38,7 @@ from fedfr_jax.models.linen import (
 )
 from fedfr_jax.models.norm import BatchNorm, PReLU
 from fedfr_jax.models.stack import run_stack
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Model
 
 DEPTHS = {
@@ -118,8 +119,7 @@ def iresnet(
     check_remat(remat)
     if stride_on not in ("first", "second"):
         raise ValueError(f"stride_on must be first or second, got {stride_on!r}.")
-    if shortcut not in SHORTCUTS:
-        raise ValueError(f"shortcut must be one of {SHORTCUTS}, got {shortcut!r}.")
+    check_choice("shortcut", shortcut, SHORTCUTS)
     module = IResNet(
         blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=1),
         widths=tuple(widths),

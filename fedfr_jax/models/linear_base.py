@@ -20,6 +20,7 @@ from flax import linen as nn
 from fedfr_jax.models import mobilenet, residual
 from fedfr_jax.models.initial import uniform
 from fedfr_jax.models.linen import from_linen, sow_features
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Model
 
 TOPS = ("resnet", "mobilenet")
@@ -55,8 +56,7 @@ def linear_base(
       ValueError: for an unknown top or norm, or numbers below 1.
     """
     for key, value, known in (("top", top, TOPS), ("norm", norm, residual.NORMS)):
-        if value not in known:
-            raise ValueError(f"{key} must be one of {known}, got {value!r}.")
+        check_choice(key, value, known)
     for key, value in (("width", width), ("side", side)):
         if value < 1:
             raise ValueError(f"{key} must be at least 1, got {value}.")

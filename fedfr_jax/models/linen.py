@@ -14,6 +14,7 @@ from fedfr_jax.devices import has_host_memory
 from fedfr_jax.models.flops import count_flops
 from fedfr_jax.models.norm import INVERSE, inverses, moved
 from fedfr_jax.models.stack import named_stages, stacked_stages
+from fedfr_jax.schema import check_choice
 from fedfr_jax.stacks import laid_out
 from fedfr_jax.types import Model
 
@@ -196,9 +197,7 @@ def stage_blocks(
     """
     check_widths(widths)
     if blocks is None:
-        if depth not in depths:
-            known = ", ".join(map(str, depths))
-            raise ValueError(f"depth must be one of {known}, got {depth}.")
+        check_choice("depth", depth, depths)
         blocks = depths[depth]
     if len(blocks) != len(widths) or min(blocks) < minimum:
         raise ValueError(

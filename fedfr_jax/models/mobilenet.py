@@ -34,6 +34,7 @@ from fedfr_jax.models.residual import (
     conv_of,
     norm_of,
 )
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Model
 
 STEM = 32  # channels of the stem
@@ -79,8 +80,7 @@ def mobilenet(
     Raises:
       ValueError: for an unknown stem or norm, or numbers out of range.
     """
-    if norm not in NORMS:
-        raise ValueError(f"norm must be one of {NORMS}, got {norm!r}.")
+    check_choice("norm", norm, NORMS)
     layers = layers_of(num_blocks, width, stem)
     module = MobileNet(layers, num_classes, norm, groups, implementation, dtype, remat)
     names = [*names_of(layers), "fc"]
@@ -100,8 +100,7 @@ def layers_of(num_blocks: int, width: float, stem: str) -> tuple[Layer, ...]:
         )
     if not 0 < width * STEM < 2**20 or round(width * STEM) < 1:
         raise ValueError(f"width must leave the stem a channel, got {width}.")
-    if stem not in STEMS:
-        raise ValueError(f"stem must be one of {STEMS}, got {stem!r}.")
+    check_choice("stem", stem, STEMS)
     middle = (MIDDLE,) * (num_blocks - FEWEST)
     layers = [(STEM, 1 if stem == "cifar" else 2), *BEFORE, *middle, *AFTER]
     return tuple((round(width * channels), stride) for channels, stride in layers)

@@ -23,6 +23,7 @@ from fedfr_jax.models.initial import he_normal, normal
 from fedfr_jax.models.linen import from_linen, sow_features
 from fedfr_jax.models.norm import BatchNorm
 from fedfr_jax.models.residual import Settings, Trunk, stage_maps, trunk_of
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Model
 
 NECKS = ("linear", "bnneck")
@@ -64,8 +65,7 @@ def reid(
     Raises:
       ValueError: for an unknown depth, stem or neck, or a number out of its range.
     """
-    if neck not in NECKS:
-        raise ValueError(f"neck must be one of {NECKS}, got {neck!r}.")
+    check_choice("neck", neck, NECKS)
     if last_stride not in (1, 2):
         raise ValueError(f"last_stride must be 1 or 2, got {last_stride}.")
     if not 0 <= dropout < 1:

@@ -29,6 +29,7 @@ from fedfr_jax.models.initial import normal, uniform
 from fedfr_jax.models.linen import block_names, from_linen, rematerialised
 from fedfr_jax.models.norm import EPSILON, BatchNorm, per_channel, sum_dtype
 from fedfr_jax.models.stack import run_stack
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Model
 
 SIZES = {  # name: (width, blocks)
@@ -77,8 +78,7 @@ def vit(
       ValueError: for an unknown size, numbers out of range, or an image that is smaller
         than a patch.
     """
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {list(SIZES)}, got {size!r}.")
+    check_choice("size", size, SIZES)
     width = SIZES[size][0] if width is None else width
     depth = SIZES[size][1] if depth is None else depth
     _check(image_shape, width, depth, heads, patch, mask_ratio)

@@ -12,6 +12,7 @@ and v6e: docs.cloud.google.com/tpu/docs/v5p and so on, one axis of the torus.
 from typing import NamedTuple
 
 from fedfr_jax.devices import USABLE
+from fedfr_jax.schema import check_choice
 
 GIB = 2**30
 
@@ -72,8 +73,7 @@ def device_of(name: str) -> Device:
     Raises:
       ValueError: for one that no data sheet is kept of.
     """
-    if name not in DEVICES:
-        raise ValueError(f"--device must be one of {sorted(DEVICES)}, got {name!r}.")
+    check_choice("--device", name, sorted(DEVICES))
     return DEVICES[name]
 
 

@@ -5,6 +5,7 @@ import pathlib
 from fedfr_jax.runs.begin import begin, end_of
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.experiment import check_end, networks_of
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Central, Experiment, Networks, PyTree
 
 
@@ -14,9 +15,7 @@ def networks(experiment: Experiment, name: str, workdir: pathlib.Path) -> Networ
     Raises:
       ValueError: for an unknown stage, or one that is not trained to its end.
     """
-    if name not in experiment.stages:
-        known = list(experiment.stages)
-        raise ValueError(f"method must be one of {known}, got {name!r}.")
+    check_choice("method", name, experiment.stages)
     stage, folder = experiment.stages[name], workdir / name
     trainer = stage.trainer
     end = end_of(trainer, experiment.federation.rounds)

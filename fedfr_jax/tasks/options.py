@@ -15,7 +15,7 @@ from fedfr_jax.federated.algorithms.combining import COMBINES
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import round_decay, sgd, step_decay
 from fedfr_jax.federated.optimizers import by_block, layer_wise
-from fedfr_jax.schema import check_keys, check_kinds, check_ranges, choose
+from fedfr_jax.schema import check_choice, check_keys, check_kinds, check_ranges, choose
 from fedfr_jax.types import Algorithm, Local
 
 SOME = (0, math.inf)
@@ -63,11 +63,7 @@ def algorithm_maker(
     Raises:
       ValueError: for an unknown algorithm, or a key that neither it nor the task has.
     """
-    if name not in ALGORITHMS:
-        known = sorted(ALGORITHMS)
-        raise ValueError(
-            f"config.{section}.algorithm must be one of {known}, got {name!r}."
-        )
+    check_choice(f"config.{section}.algorithm", name, sorted(ALGORITHMS))
     asked = {k: p for k, p in keywords(ALGORITHMS[name]).items() if k not in facts}
     check_keys(f"config.{section}", options, {*asked, *others})
     own = {k: v for k, v in options.items() if k in asked}

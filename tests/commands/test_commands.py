@@ -309,7 +309,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ("methods.fedfr.x=1", "config.methods.fedfr must have keys of ["),
         (
             "methods.fedfr.phi_update=thawed",
-            "phi_update must be one of ('averaged', 'frozen'), got 'thawed'",
+            "phi_update must be one of ['averaged', 'frozen'], got 'thawed'",
         ),
         ("federation.lanes=0", "config.federation.lanes must be at least 1, got 0"),
         (
@@ -343,7 +343,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ("pretrain.flip=2", "config.pretrain.flip must lie in [0, 1], got 2"),
         (
             "federation.table=disk",
-            "table must be one of ('auto', 'device', 'stream'), got 'disk'",
+            "table must be one of ['auto', 'device', 'stream'], got 'disk'",
         ),
         (
             "federation.augment=(1,2)",

@@ -278,7 +278,7 @@ def test_a_network_learns():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"depth": 19, "blocks": None}, "depth must be one of 18, 34, 50.*got 19"),
+        ({"depth": 19, "blocks": None}, "depth must be one of .18, 34, 50.*got 19"),
         ({"blocks": (1,)}, "blocks must be at least 1 in each of the 2"),
         ({"stem": "face"}, "stem must be cifar or imagenet, got 'face'"),
         ({"norm": "layer"}, "norm must be batch or group, got 'layer'"),

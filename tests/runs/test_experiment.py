@@ -216,7 +216,7 @@ def test_the_last_round_adds_up_as_the_rounds_do():
 @pytest.mark.parametrize(
     "wrong, rule",
     [
-        ({"reduction": "pairwise"}, r"reduction must be one of \('sum', 'canonical'\)"),
+        ({"reduction": "pairwise"}, r"reduction must be one of .'sum', 'canonical'."),
         ({"reduction": "canonical", "shards": 0}, "shards must be at least 1"),
     ],
 )

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from fedfr_jax.data.augment.checks import FINITE, check_numbers, check_pair
 from fedfr_jax.data.augment.combine import identity
 from fedfr_jax.data.augment.contents import change_image, constant, store
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Augment
 
 FILLS = ("mean", "random")
@@ -42,9 +43,7 @@ def erase(
     check_numbers("erase's ", {"probability": probability}, {"probability": (0, 1)})
     check_pair("erase's ", "area", area, (0, 1))
     check_pair("erase's ", "aspect", aspect, (0.01, 100))
-    if law not in RECTANGLES:
-        known = list(RECTANGLES)
-        raise ValueError(f"erase's law must be one of {known}, got {law!r}.")
+    check_choice("erase's law", law, RECTANGLES)
     if isinstance(fill, str) and fill not in FILLS:
         raise ValueError(f"erase's fill must be a number or in {FILLS}, got {fill!r}.")
     if not isinstance(fill, str):

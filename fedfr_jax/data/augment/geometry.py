@@ -10,6 +10,7 @@ from jax import lax
 from fedfr_jax.data.augment.checks import FINITE, check_numbers
 from fedfr_jax.data.augment.combine import identity
 from fedfr_jax.data.augment.contents import constant, move
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Augment
 
 FIVE_POINTS = (1, 0, 2, 4, 3)  # left eye, right eye, nose, left and right mouth corner
@@ -102,8 +103,7 @@ def pad_and_crop(
     check_numbers("pad_and_crop's ", given, bounds)
     if not isinstance(padding, numbers.Integral):
         raise ValueError(f"pad_and_crop's padding must be an integer, got {padding}.")
-    if mode not in MODES:
-        raise ValueError(f"pad_and_crop's mode must be one of {MODES}, got {mode!r}.")
+    check_choice("pad_and_crop's mode", mode, MODES)
 
     def cut(values, start, outside):
         widths = [(padding, padding)] * 2 + [(0, 0)] * (values.ndim - 2)

@@ -18,6 +18,7 @@ from fedfr_jax.data.partition.client_split import (
     to_split,
 )
 from fedfr_jax.data.partition.dealing import follow_training
+from fedfr_jax.schema import check_choice
 
 
 def _power(rng, count, skew):
@@ -63,8 +64,7 @@ def quantity(
     """
     check_whole("num_clients", num_clients, 1)
     check_whole("min_examples", min_examples, 1)
-    if law not in LAWS:
-        raise ValueError(f"law must be one of {sorted(LAWS)}, got {law!r}.")
+    check_choice("law", law, LAWS)
     if not 0 <= skew < math.inf:
         raise ValueError(f"skew must be finite and not negative, got {skew}.")
     rows = rows_to_deal(labels, is_test, test_fraction)

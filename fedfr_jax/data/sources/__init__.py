@@ -30,7 +30,7 @@ from fedfr_jax.data.sources.reid_lists import msmt17, reid_csv
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
 from fedfr_jax.data.sources.synthetic import synthetic
 from fedfr_jax.data.sources.tfds import femnist10, tfds
-from fedfr_jax.schema import register
+from fedfr_jax.schema import check_choice, register
 from fedfr_jax.types import Source
 
 __all__ = [
@@ -112,8 +112,7 @@ def open_source(name: str, **settings) -> Source:
     Raises:
       ValueError: for an unknown name or setting, listing the known ones.
     """
-    if name not in SOURCES:
-        raise ValueError(f"source must be one of {', '.join(SOURCES)}, got {name}.")
+    check_choice("source", name, SOURCES)
     signature = signatures.signature(SOURCES[name])
     try:
         signature.bind(**settings)

@@ -28,6 +28,7 @@ from fedfr_jax.data.sources.masks import (
     size_of,
     stored_as,
 )
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import VOID, Masks, Source
 
 # images/[test/]<anything>.jpg and masks/[test/]<the same>.png
@@ -84,8 +85,7 @@ def image_masks(
       ValueError: naming the file, for an image without a mask, a mask of another size
         or with a number that stands for nothing, or one name twice.
     """
-    if labels not in LABELS:
-        raise ValueError(f"labels must be one of {LABELS}, got {labels!r}.")
+    check_choice("labels", labels, LABELS)
     stored, channels = stored_as(classes, first, void), check_channels(channels)
     files = open_files(path)
     matches = _pairs_of(files, images, "images", path)

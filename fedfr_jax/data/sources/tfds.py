@@ -31,6 +31,7 @@ from fedfr_jax.data.sources.tfds_index import (
     scan,
     stored_files,
 )
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Masks, Source
 
 LETTERS_A_TO_J = range(36, 46)  # of emnist/byclass: digits, then A to Z, then a to z
@@ -72,8 +73,7 @@ def tfds(
       ImportError: saying what to install.
     """
     name = dataset.partition("/")[0]
-    if name not in LAYOUTS:
-        raise ValueError(f"dataset must be one of {', '.join(LAYOUTS)}, got {dataset}.")
+    check_choice("dataset", name, LAYOUTS)
     layout = LAYOUTS[name]
     _check_has(layout, name, align, attribute)
     splits = (split,) if test_split is None else (split, test_split)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfr_jax.data.sources.masks import Stored, class_counts
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Masks
 
 POINTS = ("lefteye", "righteye", "nose", "leftmouth", "rightmouth")
@@ -88,9 +89,7 @@ def scan(
 
 
 def _has(attributes, attribute):
-    if attribute not in attributes:
-        known = ", ".join(sorted(attributes))
-        raise ValueError(f"attribute must be one of {known}, got {attribute}.")
+    check_choice("attribute", attribute, attributes)
     return bool(attributes[attribute])
 
 

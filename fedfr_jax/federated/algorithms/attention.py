@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import PyTree, Scaled
 
 TINY = 1e-12  # of a client without margin, before it is normalised
@@ -39,10 +40,8 @@ def logarithms(temperature: float, norm: str, combine: str) -> Callable:
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}.")
-    if norm not in NORMS:
-        raise ValueError(f"norm must be one of {list(NORMS)}, got {norm!r}.")
-    if combine not in MEETINGS:
-        raise ValueError(f"combine must be one of {MEETINGS}, got {combine!r}.")
+    check_choice("norm", norm, NORMS)
+    check_choice("combine", combine, MEETINGS)
 
     def logs_of(first, second):
         logs = [NORMS[norm](x, temperature) for x in (first, second)]

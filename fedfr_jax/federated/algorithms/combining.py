@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from fedfr_jax.federated.algorithms.aggregators import WEIGHTS
 from fedfr_jax.federated.algorithms.distances import distances_to
 from fedfr_jax.federated.algorithms.selection import bulyan, krum
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.schema import POSITIVE, check_choice, check_ranges
 
 
 def median() -> Callable:
@@ -63,8 +63,7 @@ def geometric_median(
     """
     bounds = {"iterations": (1, jnp.inf), "smoothing": POSITIVE}
     check_ranges("", {"iterations": iterations, "smoothing": smoothing}, bounds)
-    if weigh not in WEIGHTS:
-        raise ValueError(f"weigh must be one of {list(WEIGHTS)}, got {weigh!r}.")
+    check_choice("weigh", weigh, WEIGHTS)
 
     def combine(changes, examples):
         counts = examples if weigh == "examples" else jnp.ones_like(examples)

@@ -14,7 +14,7 @@ from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.sums import is_scaled
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.schema import check_choice, check_ranges
 from fedfr_jax.types import Algorithm, Local, Scaled
 
 
@@ -42,8 +42,7 @@ def fedatt(local: Local, *, epsilon: float = 1.2, norm: str = "l2") -> Algorithm
       ValueError: for an unknown norm, or a negative step.
     """
     check_ranges("", {"epsilon": epsilon}, {"epsilon": (0, jnp.inf)})
-    if norm not in NORMS:
-        raise ValueError(f"norm must be one of {list(NORMS)}, got {norm!r}.")
+    check_choice("norm", norm, NORMS)
     base = fedavg(local)
 
     def client_update(key, server, rows, client):

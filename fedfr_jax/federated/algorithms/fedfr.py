@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.aggregators import weighted_mean
 from fedfr_jax.federated.local import local_training
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
 
 PHI_UPDATES = ("averaged", "frozen")
@@ -79,12 +80,8 @@ def fedfr(
     Raises:
       ValueError: for an unknown option.
     """
-    if phi_update not in PHI_UPDATES:
-        raise ValueError(
-            f"phi_update must be one of {PHI_UPDATES}, got {phi_update!r}."
-        )
-    if weigh not in WEIGHTS:
-        raise ValueError(f"weigh must be one of {tuple(WEIGHTS)}, got {weigh!r}.")
+    check_choice("phi_update", phi_update, PHI_UPDATES)
+    check_choice("weigh", weigh, WEIGHTS)
     train = local_training(local)
 
     def init(variables):

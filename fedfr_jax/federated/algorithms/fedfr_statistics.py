@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.fedfr import Server
 from fedfr_jax.federated.algorithms.statistics import STATISTICS, beside_sum
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Algorithm, PyTree
 
 STATS = "batch_stats"
@@ -27,8 +28,7 @@ def fedfr_statistics(algorithm: Algorithm, how: str) -> Algorithm:
     Raises:
       ValueError: for another word.
     """
-    if how not in STATISTICS:
-        raise ValueError(f"batch_stats must be one of {STATISTICS}, got {how!r}.")
+    check_choice("batch_stats", how, STATISTICS)
     return {"average": lambda a: a, "local": _local, "first": _first}[how](algorithm)
 
 

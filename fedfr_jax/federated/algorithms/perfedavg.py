@@ -17,7 +17,7 @@ import optax
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.objective import with_aux
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.schema import POSITIVE, check_choice, check_ranges
 from fedfr_jax.types import Algorithm, Client, Local
 
 BATCHES = {"fo": 2, "hf": 3}  # of a step
@@ -44,8 +44,7 @@ def perfedavg(
     Raises:
       ValueError: for another word, or a number out of its range.
     """
-    if order not in BATCHES:
-        raise ValueError(f"order must be one of {list(BATCHES)}, got {order!r}.")
+    check_choice("order", order, BATCHES)
     values = {"inner_rate": inner_rate, "difference": difference}
     check_ranges("", values, dict.fromkeys(values, POSITIVE))
     fit = local_training(local._replace(loss=meta_loss(local, inner_rate, difference)))

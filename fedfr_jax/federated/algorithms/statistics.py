@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Aggregator, Algorithm, PyTree
 
 STATISTICS = ("average", "local", "first")
@@ -26,8 +27,7 @@ def with_statistics(algorithm: Algorithm, how: str) -> Algorithm:
     Raises:
       ValueError: for another word.
     """
-    if how not in STATISTICS:
-        raise ValueError(f"batch_stats must be one of {STATISTICS}, got {how!r}.")
+    check_choice("batch_stats", how, STATISTICS)
     if how == "average":
         return algorithm
     kept = personal(algorithm, statistics)

@@ -21,6 +21,7 @@ from fedfr_jax.losses.distillation import (
 )
 from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.schema import check_choice
 from fedfr_jax.tasks.faces.features import frozen_features
 from fedfr_jax.tasks.faces.loss import face_loss, rule_of
 from fedfr_jax.types import Algorithm, Local, Model
@@ -60,8 +61,7 @@ def adapted(
     Raises:
       ValueError: for an unknown kind, or a margin loss that keeps or learns numbers.
     """
-    if kind not in KINDS:
-        raise ValueError(f"adapt.kind must be one of {KINDS}, got {kind!r}.")
+    check_choice("adapt.kind", kind, KINDS)
     embed = lambda variables, images: model.apply(variables, images, False)[0]
     frozen = lambda teacher, client: frozen_features(embed, None, teacher, client)
     rule = rule_of(margin_loss, scale, margin, None)

@@ -26,7 +26,14 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.models.foreign import network_of, variables_of
 from fedfr_jax.models.weights import Weights, read_weights
 from fedfr_jax.objective import with_aux
-from fedfr_jax.schema import call, check_keys, check_ranges, choose, naming
+from fedfr_jax.schema import (
+    call,
+    check_choice,
+    check_keys,
+    check_ranges,
+    choose,
+    naming,
+)
 from fedfr_jax.types import Batch, Model, PyTree
 
 SIGHTS = ("same", "clean")
@@ -89,8 +96,7 @@ def distill(
     """
     bounds = {"weight": (0, math.inf), "unlabelled": (0, 1)}
     check_ranges("", {"weight": weight, "unlabelled": unlabelled}, bounds)
-    if sees not in SIGHTS:
-        raise ValueError(f"sees must be one of {SIGHTS}, got {sees!r}.")
+    check_choice("sees", sees, SIGHTS)
     if teacher is None and cache is None:
         raise ValueError("teacher or cache must be given, got neither.")
     opened = None if teacher is None else open_teacher(teacher, model)

@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import cohort_rows
 from fedfr_jax.federated.outputs import build_embed, build_over_cohort
+from fedfr_jax.schema import check_choice
 from fedfr_jax.tasks.faces.features import Features, spans_of
 from fedfr_jax.types import Extra, PyTree, RoundContext
 
@@ -49,8 +50,7 @@ def prepare_features(
     Raises:
       ValueError: for an unknown level.
     """
-    if level not in LEVELS:
-        raise ValueError(f"hard_negatives must be one of {LEVELS}, got {level!r}.")
+    check_choice("hard_negatives", level, LEVELS)
 
     @cache  # compiled once for each feed and mesh
     def functions(feed, mesh):

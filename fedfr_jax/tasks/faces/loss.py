@@ -21,7 +21,7 @@ from fedfr_jax.losses.margin import cosine, interclass_filter, repeat_others
 from fedfr_jax.losses.masks import masked_mean, part_mean, valid_classes
 from fedfr_jax.losses.spreadout import class_hinge
 from fedfr_jax.losses.uniface import uniface
-from fedfr_jax.schema import check_keys
+from fedfr_jax.schema import check_choice, check_keys
 from fedfr_jax.tasks.faces.branch import (
     BRANCHES,
     LIKE_FIRST,
@@ -241,10 +241,10 @@ def draw_key(key: jax.Array | None, use: int) -> jax.Array | None:
 
 
 def _check_choices(margin_loss, branch, converter, reweight, num_clients):
-    _check_name("margin_loss", margin_loss, (*LOSSES, HINGE))
-    _check_name("branch", branch, (None, *BRANCHES))
-    _check_name("converter", converter, CONVERTERS)
-    _check_name("reweight", reweight, (None, *REWEIGHTS))
+    check_choice("margin_loss", margin_loss, (*LOSSES, HINGE))
+    check_choice("branch", branch, (None, *BRANCHES))
+    check_choice("converter", converter, CONVERTERS)
+    check_choice("reweight", reweight, (None, *REWEIGHTS))
     if reweight and num_clients < 1:
         raise ValueError(
             f"num_clients must be at least 1 with reweight, got {num_clients}."
@@ -260,8 +260,3 @@ def _check_rule(rule, margin_loss, branch, reweight):
             "margin_loss must be a softmax without numbers of its own with branch "
             f"{branch} and reweight {reweight}, got {margin_loss!r}."
         )
-
-
-def _check_name(what, name, known):
-    if name not in known:
-        raise ValueError(f"{what} must be one of {list(known)}, got {name!r}.")

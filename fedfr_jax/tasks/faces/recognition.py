@@ -24,7 +24,7 @@ from fedfr_jax.evaluation.verification import (
 )
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
-from fedfr_jax.schema import call, check_ranges
+from fedfr_jax.schema import call, check_choice, check_ranges
 from fedfr_jax.stream import placed
 from fedfr_jax.tasks.faces.drawn_pairs import balanced_pairs, fewest_negatives
 from fedfr_jax.tasks.faces.face_images import Recognition
@@ -90,11 +90,9 @@ class Judge:
         personalised: str = "exact",
         seed: int = 0,
     ):
-        if personalised not in list(CLIENT_VERIFICATIONS):
-            raise ValueError(
-                "config.evaluation.personalised must be one of "
-                f"{sorted(CLIENT_VERIFICATIONS)}, got {personalised!r}."
-            )
+        check_choice(
+            "config.evaluation.personalised", personalised, CLIENT_VERIFICATIONS
+        )
         check_ranges(
             "config.evaluation.", {"batch_size": batch_size}, {"batch_size": (1, 2**31)}
         )

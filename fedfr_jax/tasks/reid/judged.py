@@ -7,7 +7,7 @@ import numpy as np
 
 from fedfr_jax.evaluation.matches import People
 from fedfr_jax.evaluation.retrieval import AVERAGE_PRECISIONS, DIVISORS
-from fedfr_jax.schema import call, check_ranges
+from fedfr_jax.schema import call, check_choice, check_ranges
 from fedfr_jax.stream import Stream, stream
 from fedfr_jax.tasks.reid.data import Domain, ReidSplit, people_of
 from fedfr_jax.types import Dataset, Source
@@ -39,10 +39,7 @@ def evaluation_of(settings: Mapping) -> Evaluating:
         ("average_precision", AVERAGE_PRECISIONS),
         ("divide_by", DIVISORS),
     ):
-        if (value := evaluating._asdict()[key]) not in list(known):
-            raise ValueError(
-                f"config.evaluation.{key} must be one of {list(known)}, got {value!r}."
-            )
+        check_choice(f"config.evaluation.{key}", evaluating._asdict()[key], known)
     return evaluating
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from fedfr_jax.losses.identity import SPREADS, smoothed_cross_entropy
 from fedfr_jax.losses.masks import masked_mean
 from fedfr_jax.losses.triplet import METRICS, MININGS, triplet
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.schema import check_choice, check_ranges
 from fedfr_jax.types import Model
 
 
@@ -53,8 +53,7 @@ def reid_loss(
         ("triplet_mining", triplet_mining, MININGS),
         ("triplet_metric", triplet_metric, METRICS),
     ):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {known}, got {value!r}.")
+        check_choice(name, value, known)
 
     def identity(logits, batch):
         number = jnp.arange(logits.shape[1], dtype=jnp.int32)
