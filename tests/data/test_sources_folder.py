@@ -352,7 +352,9 @@ def test_two_archives_in_a_folder_are_ambiguous(small_lfw):
 
 
 def test_unknown_sources_and_settings_list_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match="one of arrays, .*, tfds, got imagenet"):
+    with pytest.raises(
+        ValueError, match="one of .'arrays', .*, 'tfds'., got 'imagenet'"
+    ):
         open_source("imagenet")
     with pytest.raises(ValueError, match="source orl .*image_size.*'sice'"):
         open_source("orl", data_dir=tmp_path, sice=3)

@@ -89,7 +89,7 @@ def scan(
 
 
 def _has(attributes, attribute):
-    check_choice("attribute", attribute, attributes)
+    check_choice("attribute", attribute, sorted(attributes))
     return bool(attributes[attribute])
 
 
