@@ -66,5 +66,7 @@ def test_variables_of_another_model_are_refused():
 
 
 def test_an_unknown_family_lists_the_known_ones():
-    with pytest.raises(ValueError, match="sphereface, iresnet, resnet, got 'cnn'"):
+    with pytest.raises(
+        ValueError, match="'sphereface', 'iresnet', 'resnet'., got 'cnn'"
+    ):
         from_torch("cnn", {}, SHAPE)
