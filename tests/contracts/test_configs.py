@@ -131,6 +131,13 @@ def check_faces(config):
         check(kind[options.get("kind", "federated")], settings, name)
 
 
+def row_keys(options, *functions):
+    """What a row may say: keys of its functions, and of the term around its loss."""
+    around = AROUND.get(options.get("algorithm"))
+    functions = [*functions, around] if around else functions
+    return {"algorithm", *OWN}.union(*map(keywords, functions))
+
+
 def check_classification(config):
     assert not config["pretrain"]
     for name, options in config["methods"].items():
@@ -139,11 +146,7 @@ def check_classification(config):
             continue
         algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
         loss = LOSSES_OF.get(options.get("algorithm"), cross_entropy)
-        known = {"algorithm", *OWN}
-        parts = [algorithm, local_of, loss]
-        parts += [AROUND[x] for x in (options.get("algorithm"),) if x in AROUND]
-        known.update(*map(keywords, parts))
-        assert set(options) <= known, name
+        assert set(options) <= row_keys(options, algorithm, local_of, loss), name
 
 
 def check_segmentation(config):
@@ -154,10 +157,7 @@ def check_segmentation(config):
             assert set(options) <= {"kind", *Training._fields} - {*MARGIN}, name
             continue
         algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
-        known = {"algorithm", *OWN}
-        parts = [algorithm, local_of, pixel_cross_entropy]
-        parts += [AROUND[x] for x in (options.get("algorithm"),) if x in AROUND]
-        known.update(*map(keywords, parts))
+        known = row_keys(options, algorithm, local_of, pixel_cross_entropy)
         assert set(options) <= known, name
 
 
