@@ -10,7 +10,16 @@ Results, hardware and time: experiments/fedfr_tables/README.md.
 
 from fedfr_jax.configs import base
 
-ROWS = ("local", "fedavg", "fedavg_equal", "hard_negatives", "fedfr", "central")
+ROWS = (
+    "local",
+    "local_equal",
+    "local_negatives",
+    "fedavg",
+    "fedavg_equal",
+    "hard_negatives",
+    "fedfr",
+    "central",
+)
 
 
 def get_config():
@@ -43,7 +52,7 @@ def get_config():
     rate = 3e-4  # no study of it, or of the threshold, is kept
     rows = base.table_rows(
         {"epochs": 3, "learning_rate": rate},
-        equal_epochs=(7, 5, 5),
+        equal_epochs=(9, 7, 7),
         learning_rate=rate,
         decay_epochs=(3, 2, 2),
         threshold=0.575,
