@@ -5,7 +5,6 @@ made them, and its `calibration`.
 """
 
 import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from fedfr_jax.deploy.calibration import text_of
 from fedfr_jax.deploy.network import Network
+from fedfr_jax.drafts import whole
 from fedfr_jax.schema import naming
 
 BLOCK = 1 << 24  # cosines at once
@@ -120,12 +120,8 @@ def check_network(gallery: Gallery, network: Network) -> None:
 
 def write_gallery(gallery: Gallery, path: str | os.PathLike) -> None:
     """Write a .npz, replacing the one before when it is whole."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".tmp")
-    with draft.open("wb") as file:
+    with whole(path) as file:
         np.savez(file, **gallery._asdict())
-    draft.replace(path)
 
 
 def read_gallery(path: str | os.PathLike) -> Gallery:

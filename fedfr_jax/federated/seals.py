@@ -5,11 +5,12 @@ alone. What later rounds write does not change the seal of a round: the newest s
 before a checkpoint stays for as long as that checkpoint may be resumed.
 """
 
-import os
 import pathlib
 from collections.abc import Iterable
 
 import numpy as np
+
+from fedfr_jax.drafts import write_text
 
 BLOCK = 2**12  # clients whose stamps are searched together
 
@@ -61,9 +62,5 @@ def read_seals(path: pathlib.Path) -> dict[int, np.uint64]:
 
 def write_seals(path: pathlib.Path, seals: dict[int, np.uint64]) -> None:
     """Put the file in place whole, on disk."""
-    draft = path.with_suffix(".tmp")
-    with open(draft, "w", encoding="ascii") as file:
-        file.writelines(f"{round} {seal}\n" for round, seal in seals.items())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    lines = (f"{round} {seal}\n" for round, seal in seals.items())
+    write_text(path, "".join(lines))

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from fedfr_jax import trees
+from fedfr_jax.drafts import write_text
 from fedfr_jax.types import PyTree
 
 FORMAT = "rows with checksums"  # the first line of layout.txt
@@ -25,9 +26,7 @@ def check_layout(path: pathlib.Path, template: PyTree, population: int) -> None:
         for p, x in jax.tree_util.tree_leaves_with_path(template)
     ]
     if not path.exists():
-        draft = path.with_suffix(".tmp")
-        draft.write_text("\n".join(lines))
-        os.replace(draft, path)
+        write_text(path, "\n".join(lines))
     kept = path.read_text(errors="replace").splitlines()
     for old, new in itertools.zip_longest(kept, lines, fillvalue="nothing"):
         if old != new:

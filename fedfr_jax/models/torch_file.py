@@ -10,7 +10,6 @@ import collections
 import io
 import math
 import os
-import pathlib
 import pickle
 import struct
 import zipfile
@@ -19,6 +18,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+
+from fedfr_jax.drafts import whole
 
 # Name of a storage's class, what it holds.
 STORAGES = {
@@ -125,14 +126,12 @@ def write_torch(path: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> N
     """
     arrays = {name: np.asarray(x, order="C") for name, x in tensors.items()}
     text = _pickled(arrays)  # before the file is there
-    draft = pathlib.Path(f"{path}.tmp")
-    with zipfile.ZipFile(draft, "w") as file:
+    with whole(path) as draft, zipfile.ZipFile(draft, "w") as file:
         file.writestr(f"{TOP}/data.pkl", text)
         file.writestr(f"{TOP}/byteorder", "little")
         for i, array in enumerate(arrays.values()):
             file.writestr(f"{TOP}/data/{i}", array.tobytes())
         file.writestr(f"{TOP}/version", "3\n")
-    draft.replace(path)
 
 
 def _pickled(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fedfr_jax.drafts import whole
 from fedfr_jax.models.torch_file import read_torch, write_torch
 from fedfr_jax.schema import naming
 
@@ -75,11 +76,11 @@ def write_weights(
     suffix = pathlib.Path(path).suffix
     if suffix not in READERS:
         raise ValueError(f"weights must be a file of {(*READERS,)}, got {path}.")
-    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     if suffix == ".safetensors":
         _write_safetensors(path, arrays, about or {})
     elif suffix == ".npz":
-        np.savez(path, **arrays)
+        with whole(path) as file:
+            np.savez(file, **arrays)
     else:
         write_torch(path, arrays)
 
@@ -136,12 +137,10 @@ def _write_safetensors(path, arrays, about):
         start += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # so that the numbers are aligned
-    draft = pathlib.Path(f"{path}.tmp")
-    with draft.open("wb") as file:
+    with whole(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in arrays.values():
             file.write(np.ascontiguousarray(array).tobytes())
-    draft.replace(path)
 
 
 def _state_dict(saved: Any, path) -> dict[str, np.ndarray]:

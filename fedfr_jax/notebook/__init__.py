@@ -14,6 +14,7 @@ import numpy as np
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
+from fedfr_jax.drafts import whole
 from fedfr_jax.federated.client import client_key
 from fedfr_jax.federated.client import first_personal_key as first_key
 from fedfr_jax.federated.model_axis import onto
@@ -179,7 +180,6 @@ def save(run: Run, path: str | os.PathLike) -> pathlib.Path:
     """
     _check_newest(run)
     path = _npz(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     ids = run.store.touched()
     rows, _ = run.store.gather(ids)
     arrays = {"round_number": run.round_number, "ids": ids}
@@ -187,10 +187,8 @@ def save(run: Run, path: str | os.PathLike) -> pathlib.Path:
     for part, tree in (("server", meshes.fetch(run.server)), ("rows", rows)):
         for place, leaf in jax.tree_util.tree_leaves_with_path(tree):
             arrays[f"{part}/{trees.path_name(place)}"] = np.asarray(leaf)
-    draft = path.with_name(path.name + ".tmp")
-    with draft.open("wb") as file:
+    with whole(path) as file:
         np.savez(file, **arrays)
-    draft.replace(path)
     return path
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from fedfr_jax.drafts import write_text
+
 MOST = 300  # programs that are remembered, the newest
 
 
@@ -76,8 +78,5 @@ def _write(key: str, seconds: float) -> None:
     known = _read()
     known.pop(key, None)
     known = dict([*known.items(), (key, round(seconds, 2))][-MOST:])
-    draft = path().with_name(f"first_calls.{os.getpid()}.tmp")
     with contextlib.suppress(OSError):  # a home that cannot be written
-        draft.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(known, indent=1))
-        draft.replace(path())
+        write_text(path(), json.dumps(known, indent=1), by=str(os.getpid()))

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedfr_jax import drafts
 from fedfr_jax import mesh as meshes
 from fedfr_jax.runs.console import ConsoleSink
 
@@ -199,20 +200,9 @@ def _plain(value: Any, path: str, notes: dict[str, str]) -> Any:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Write a file in one step: readers see the old one or the new one."""
-    if not meshes.is_first():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".tmp")
-    try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    """Write a file whole, in the first process."""
+    if meshes.is_first():
+        drafts.write_text(path, text)
 
 
 @contextlib.contextmanager

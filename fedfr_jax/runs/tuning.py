@@ -25,6 +25,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.drafts import write_text
 from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.simulation import Simulation
 from fedfr_jax.federated.store import Store
@@ -265,9 +266,5 @@ def _remember(path, known, say):
 
 def _write(path: pathlib.Path, known: dict) -> None:
     """Replace the file in one step, in the first process."""
-    if not meshes.is_first():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps(known, indent=1))
-    fresh.replace(path)
+    if meshes.is_first():
+        write_text(path, json.dumps(known, indent=1), by=str(os.getpid()))

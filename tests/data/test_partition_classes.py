@@ -1,7 +1,5 @@
 """Partitions by class: who gets which rows, and how test rows follow."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,78 +9,13 @@ from fedfr_jax.data.partition import (
     PARTITIONS,
     by_class,
     by_owner,
-    class_report,
     dirichlet,
-    format_class_report,
     iid,
-    leave_out,
-    quantity,
     register_partition,
     shards,
 )
 from fedfr_jax.data.partition.dealing import owned_classes
-from fedfr_jax.data.sources import open_source
-
-DEALT = {
-    "iid": {},
-    "by_class": {"classes_per_client": 2},
-    "dirichlet": {"alpha": 0.3},
-    "shards": {"shards_per_client": 2},
-    "quantity": {"law": "lognormal", "skew": 1.5},
-}
-
-
-def labels_of(counts, seed=0):
-    """[T] labels with counts[c] rows of class c, in mixed order."""
-    labels = np.repeat(np.arange(len(counts)), counts)
-    return np.random.default_rng(seed).permutation(labels)
-
-
-def with_tests(counts, test_counts, seed=0):
-    """(labels [T], is_test [T]) of a set with its own test part, in mixed order."""
-    labels = np.concatenate(
-        [np.repeat(np.arange(len(n)), n) for n in (counts, test_counts)]
-    )
-    order = np.random.default_rng(seed).permutation(len(labels))
-    return labels[order], (np.arange(len(labels)) >= sum(counts))[order]
-
-
-def tables(split, labels):
-    """Rows of each client and class, [N, M] of train and of test."""
-    found = []
-    for rows, offsets in (
-        (split.train, split.train_offsets),
-        (split.test, split.test_offsets),
-    ):
-        table = np.zeros((len(offsets) - 1, split.num_classes), int)
-        client = np.repeat(np.arange(len(table)), np.diff(offsets))
-        np.add.at(table, (client, labels[rows]), 1)
-        found.append(table)
-    return found
-
-
-def assert_consistent(split, labels, is_test):
-    """Every statement of ClientSplit's docstring."""
-    rows = np.concatenate([split.train, split.test])
-    assert len(np.unique(rows)) == len(rows)
-    assert split.num_classes == labels.max() + 1
-    for part, offsets in (
-        (split.train, split.train_offsets),
-        (split.test, split.test_offsets),
-    ):
-        assert part.dtype == np.int32 and offsets.dtype == np.int64
-        assert offsets[0] == 0 and offsets[-1] == len(part)
-        assert (np.diff(offsets) >= 0).all()
-        for low, high in zip(offsets[:-1], offsets[1:], strict=True):
-            assert (np.diff(part[low:high]) > 0).all()
-    sizes = np.diff(split.train_offsets)
-    assert sizes.min() >= 1
-    if is_test is not None:
-        assert is_test[split.test].all() and not is_test[split.train].any()
-        return
-    # A client with two rows or more has one of each kind at least.
-    held = np.diff(split.test_offsets)
-    assert ((held >= 1) | (sizes == 1)).all()
+from tests.data.dealt import DEALT, assert_consistent, labels_of, tables, with_tests
 
 
 @settings(max_examples=120, deadline=None)
@@ -291,76 +224,6 @@ def test_some_natural_clients_are_drawn_with_the_seed():
         assert len(set(owners[rows])) == 1
 
 
-@pytest.mark.parametrize("skew", [0.0, 1.0, 2.0])
-def test_sizes_fall_as_a_power_of_the_rank_beyond_the_least(skew):
-    labels = labels_of([20_000] * 5)
-    split = quantity(labels, num_clients=40, skew=skew, min_examples=50)
-    sizes = np.diff(split.train_offsets) + np.diff(split.test_offsets)
-    assert sizes.sum() == len(labels)
-    law = np.arange(1.0, 41) ** -skew
-    expected = 50 + law / law.sum() * (len(labels) - 40 * 50)
-    np.testing.assert_allclose(np.sort(sizes)[::-1], expected, atol=1)
-    train, _ = tables(split, labels)
-    large = train[np.argmax(sizes)]  # in which classes is not skewed
-    np.testing.assert_allclose(large / large.sum(), 0.2, atol=0.05)
-
-
-def test_lognormal_sizes_have_the_deviation_that_is_asked_for():
-    labels = labels_of([10**6] * 2)
-    split = quantity(labels, num_clients=2000, law="lognormal", skew=0.7)
-    sizes = np.diff(split.train_offsets) + np.diff(split.test_offsets)
-    assert np.log(sizes).std() == pytest.approx(0.7, rel=0.05)
-    other = quantity(labels, num_clients=2000, law="lognormal", skew=0.7, seed=1)
-    assert not np.array_equal(other.train_offsets, split.train_offsets)
-
-
-def test_clients_that_are_left_out_take_their_rows_with_them():
-    labels, is_test = with_tests([60] * 5, [20] * 5)
-    split = shards(labels, num_clients=9, shards_per_client=2, is_test=is_test)
-    inside, outside = leave_out(split, 4, seed=3)
-    for part in (inside, outside):
-        assert_consistent(part, labels, is_test)
-
-    def of_clients(part):
-        return [
-            (
-                tuple(part.train[slice(*part.train_offsets[c : c + 2])]),
-                tuple(part.test[slice(*part.test_offsets[c : c + 2])]),
-            )
-            for c in range(len(part.train_offsets) - 1)
-        ]
-
-    whole = of_clients(split)
-    kept, left = of_clients(inside), of_clients(outside)
-    assert (len(kept), len(left)) == (5, 4)
-    assert sorted(kept + left) == sorted(whole)
-    for part in (kept, left):  # in their old order
-        assert [client for client in whole if client in part] == part
-    same, nobody = leave_out(split, 0)
-    np.testing.assert_array_equal(same.train, split.train)
-    assert len(nobody.train) == len(nobody.test) == 0
-    for wrong in (9, -1, 1.5, True):
-        with pytest.raises(ValueError, match=r"unseen_clients must .*in \[0, 9\)"):
-            leave_out(split, wrong)
-
-
-@pytest.mark.parametrize("has_tests", [False, True])
-@pytest.mark.parametrize("name", DEALT)
-def test_a_hundred_thousand_clients_are_dealt(name, has_tests):
-    num_clients = 100_000
-    labels, is_test = with_tests([50_000] * 10, [5000] * 10)
-    split = PARTITIONS[name](
-        labels,
-        num_clients=num_clients,
-        is_test=is_test if has_tests else None,
-        **DEALT[name],
-    )
-    assert len(split.train_offsets) == num_clients + 1
-    assert np.diff(split.train_offsets).min() >= 1
-    rows = np.concatenate([split.train, split.test])
-    np.testing.assert_array_equal(np.sort(rows), np.arange(len(labels)))
-
-
 @pytest.mark.parametrize(
     "name,change,match",
     [
@@ -438,97 +301,3 @@ def test_a_registered_partition_has_a_name_and_none_is_replaced():
             register_partition("by_identity", mine)
     finally:
         del PARTITIONS["mine"]
-
-
-def test_the_report_counts_clients_and_classes():
-    labels = np.array([0, 0, 1, 1, 1, 2, 0, 1])
-    is_test = np.arange(8) >= 6
-    owners = np.array([0, 0, 0, 1, 1, 1, 0, 0])
-    split = by_owner(labels, owners=owners, is_test=is_test)
-    facts = class_report(split, labels, ("cat", "dog", "elephant"))
-    assert json.loads(json.dumps(facts)) == facts
-    assert facts == {
-        "clients": 2,
-        "classes": ["cat", "dog", "elephant"],
-        "images": {"train": 6, "test": 2},
-        "per_client": {
-            "train images": {"min": 3, "median": 3, "max": 3},
-            "test images": {"min": 0, "median": 1, "max": 2},
-            "classes": {"min": 2, "median": 2, "max": 2},
-        },
-        "clients without test images": 1,
-        "table": {"train": [[2, 1, 0], [0, 2, 1]], "test": [[1, 1, 0], [0, 0, 0]]},
-    }
-    text = format_class_report(facts)
-    assert "2 clients, 3 classes, 6 train and 2 test images" in text
-    assert "1 of 2 clients have no test image" in text
-    assert text.splitlines()[-1].split() == ["client", "1", "0", "2", "1"]
-
-
-@pytest.mark.parametrize(("num_classes", "shown"), [(12, 1000), (200, 500)])
-def test_the_report_shows_so_many_clients_that_a_file_can_hold_them(num_classes, shown):
-    labels = labels_of([3600 // num_classes] * num_classes)
-    split = iid(labels, num_clients=1100)
-    facts = class_report(split, labels, [str(i) for i in range(num_classes)])
-    assert facts["clients"] == 1100 and len(facts["table"]["train"]) == shown
-    first = split.train[: split.train_offsets[shown]]
-    counts = np.bincount(labels[first], minlength=num_classes)
-    np.testing.assert_array_equal(np.sum(facts["table"]["train"], axis=0), counts)
-
-
-def test_the_report_prints_few_clients_and_no_wide_table():
-    labels = labels_of([300] * 12)
-    facts = class_report(iid(labels, num_clients=150), labels, "abcdefghijkl")
-    assert "client 0" not in format_class_report(facts)  # twelve columns are too wide
-    labels = labels_of([300] * 10)
-    facts = class_report(iid(labels, num_clients=150), labels, "abcdefghij")
-    lines = format_class_report(facts).splitlines()
-    assert lines[-1] == "... and 130 more clients" and max(map(len, lines)) <= 88
-
-
-def test_real_cifar10_by_class_as_fedper(data_dir):
-    source = open_source("cifar10", data_dir=data_dir("cifar10_jpg"))
-    split = by_class(
-        source.labels, num_clients=10, classes_per_client=4, is_test=source.is_test
-    )
-    train, test = tables(split, source.labels)
-    assert set(train.reshape(-1)) == {0, 150} and set(test.reshape(-1)) == {0, 50}
-    np.testing.assert_array_equal((train > 0).sum(axis=1), 4)
-    np.testing.assert_array_equal((train > 0).sum(axis=0), 4)
-
-
-@pytest.mark.parametrize("per_client", [40, 80, 100])
-def test_real_cifar100_by_class_as_fedper(data_dir, per_client):
-    source = open_source("cifar100", data_dir=data_dir("cifar100_6k"))
-    split = by_class(
-        source.labels,
-        num_clients=10,
-        classes_per_client=per_client,
-        is_test=source.is_test,
-    )
-    train, test = tables(split, source.labels)
-    np.testing.assert_array_equal((train > 0).sum(axis=1), per_client)
-    np.testing.assert_array_equal(train.sum(axis=1), 450)
-    np.testing.assert_array_equal(test.sum(axis=1), 150)
-
-
-def test_real_mnist_keeps_its_published_clients(data_dir):
-    folder = data_dir("mnist_pfl20")
-    source = open_source("mnist", data_dir=folder, is_test="client_test")
-    owners = f"{folder}/mnist_pfl20.npz:client"
-    split = by_owner(source.labels, owners=owners, is_test=source.is_test)
-    assert len(split.train_offsets) == 21
-    assert len(split.train) + len(split.test) == 70_000
-    share = np.diff(split.test_offsets) / np.diff(split.train_offsets)
-    np.testing.assert_allclose(share, 1 / 3, atol=0.01)  # its 25 % test part
-
-
-def test_real_cifar100_has_owners_in_two_parts(data_dir):
-    folder = data_dir("cifar100_6k")
-    source = open_source("cifar100", data_dir=folder)
-    split = by_owner(
-        source.labels,
-        owners=f"{folder}/cifar100_6k.npz:train_client+test_client",
-        is_test=source.is_test,
-    )
-    assert len(split.train) == 4500 and len(split.test) == 1500

@@ -161,6 +161,21 @@ def test_the_pages_tables_are_those_of_the_kept_numbers():
         of = lambda end, how=how: rows["damage"]["table"].get(f"{how}, {end}", 0)
         found = [of(end) for end in ("same", "refused", "other numbers")]
         assert f"| {' | '.join(map(str, [sum(found), *found]))} |" in page, how
+    stages = {
+        "before the first": "the start",
+        "pretrained": "pretraining",
+        "fedavg": "FedAvg",
+        "fedfr": "FedFR",
+    }
+    killed = rows["kills"]["table"]
+    for stage, title in stages.items():
+        cells = []
+        for number in (1, 2):
+            name = f"{number} processes, {stage}, killed at an"
+            at = [killed.get(f"{name} {how}", 0) for how in ("event", "moment")]
+            cells.append("{}, {}".format(*at))
+        assert f"| {title} | {' | '.join(cells)} |" in page, stage
+    assert f"{sum(killed.values())} kills" in page
     for part in rows.values():
         made = part["made"]
         assert re.search(rf"{made['date']},\s+commit {made['commit']}", page)

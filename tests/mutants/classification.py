@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/data/partition/quantity.py",
-        "data/test_partition_classes.py",
+        "data/test_partition_quantity.py",
         [
             (
                 "np.arange(1.0, count + 1)) ** -skew",
@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/data/partition/client_split.py",
-        "data/test_partition_classes.py",
+        "data/test_partition_classes.py data/test_partition_quantity.py",
         [
             ("_only(split, np.sort(order[:count]))", "_only(split, order[:count])"),
             ("offsets[clients] - ends[:-1]", "offsets[clients]"),

@@ -106,7 +106,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/data/augment/pixels.py",
-        "data/test_augment.py",
+        "data/test_augment_pixels.py",
         [("image.shape[-1]) / spread", "image.shape[-1])")],
     ),
     Mutants(

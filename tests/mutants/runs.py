@@ -89,6 +89,15 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/drafts.py",
+        "test_drafts.py",
+        [
+            ("            os.fsync(file.fileno())", "            pass"),
+            ("draft.unlink(missing_ok=True)", "pass"),
+            ('filter(None, (path.name, by, "tmp"))', '(path.name, "tmp")'),
+        ],
+    ),
+    Mutants(
         "fedfr_jax/federated/seals.py",
         "federated/test_store.py",
         [

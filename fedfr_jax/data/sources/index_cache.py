@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedfr_jax.data.sources.npz import DAMAGED
+from fedfr_jax.drafts import whole
 
 
 def cached(
@@ -37,9 +38,6 @@ def cached(
     except DAMAGED:
         pass  # absent or cut short: it is made anew
     found = scan()
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    draft = cache.with_name(f"{cache.name}.{os.getpid()}.tmp")
-    with open(draft, "wb") as file:
+    with whole(cache, by=str(os.getpid())) as file:
         np.savez(file, stamp=stamp, **found)
-    draft.replace(cache)  # whole or not at all
     return found

@@ -32,6 +32,7 @@ from fedfr_jax.data.sources.packed_index import (
     shard_name,
 )
 from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.drafts import whole
 from fedfr_jax.types import Pairs, Source
 
 SHARD_BYTES = 2**28
@@ -217,14 +218,11 @@ def _write_images(file, *, source, rows):
 
 
 def _put(path, write):
-    """Write a file aside, put it in place; returns its bytes and SHA-256."""
-    draft = path.with_name(f"{path.name}.tmp")
-    with open(draft, "wb") as file:
+    """Write a file; returns its bytes and SHA-256."""
+    with whole(path) as file:
         write(file)
         file.flush()
-        os.fsync(file.fileno())
-    facts = {"bytes": draft.stat().st_size, "sha256": _sha256(draft)}
-    draft.replace(path)
+        facts = {"bytes": file.tell(), "sha256": _sha256(file.name)}
     return facts
 
 
@@ -241,9 +239,9 @@ def _begin(path, head):
             f"{path} must hold lines of JSON, got {error}: remove the folder."
         ) from error
     _check_head(path, first, head)
-    whole = path.read_bytes()
-    cut = whole.rfind(b"\n") + 1
-    if cut < len(whole):  # a line that the kill tore
+    written = path.read_bytes()
+    cut = written.rfind(b"\n") + 1
+    if cut < len(written):  # a line that the kill tore
         os.truncate(path, cut)
     return {line.pop("file"): line for line in lines}
 

@@ -6,12 +6,10 @@ from fedfr_jax.runs.report.drawing import draw
 from fedfr_jax.runs.report.grids import plot_grid
 from fedfr_jax.runs.report.partition import plot_partition
 from fedfr_jax.runs.report.rounds import plot_rounds
-from fedfr_jax.runs.report.tables import markdown_table, plain_table, result_table
+from fedfr_jax.runs.report.tables import result_table
 
 __all__ = [
     "draw",
-    "markdown_table",
-    "plain_table",
     "plot_clients",
     "plot_curve",
     "plot_det",

@@ -1,8 +1,8 @@
-"""The result table of a run, for a terminal, a log file and a README.
+"""The result table of a run.
 
-All three read the summary `{"methods": {method: {section: {metric: number}}},
-"seconds": number}`, where a section is an evaluator, whatever its name. A list in place
-of a number (one per client, or per seed) shows as mean and standard deviation. The best
+It reads the summary `{"methods": {method: {section: {metric: number}}}, "seconds":
+number}`, where a section is an evaluator, whatever its name. A list in place of a
+number (one per client, or per seed) shows as mean and standard deviation. The best
 method of a metric is marked when it is better by more than rounding.
 """
 
@@ -77,38 +77,6 @@ def _text(words: str, is_best: bool = False):
     from rich.text import Text
 
     return Text(words, style="bold" if is_best else "")
-
-
-def plain_table(summary: Mapping[str, Any]) -> str:
-    """The same as lines of text; a star marks the best."""
-    methods = _methods(summary)
-    lines = [("evaluator", "metric", *methods)]
-    for row in _rows(summary):
-        cells = [
-            cell + ("*" if best else " ")
-            for cell, best in zip(row.cells, row.is_best, strict=True)
-        ]
-        lines.append((row.section, row.metric, *cells))
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    text = [
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    return "\n".join([*text, _caption(summary)]).rstrip()
-
-
-def markdown_table(summary: Mapping[str, Any]) -> str:
-    """The way papers print it: a row per method, a column per metric, best in bold."""
-    rows = _rows(summary)
-    head = ["method"] + [f"{row.section} {row.metric}" for row in rows]
-    lines = [head, ["---"] + ["---:"] * len(rows)]
-    for i, method in enumerate(_methods(summary)):
-        cells = [f"**{r.cells[i]}**" if r.is_best[i] else r.cells[i] for r in rows]
-        lines.append([method, *cells])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _methods(summary: Mapping[str, Any]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.drafts import whole
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.schema import naming
@@ -104,19 +105,17 @@ def write_cache(
     run = build_embed(embed, feed, mesh)
     table = stream(inputs_of(source, True), source.labels)
     count = len(source.labels)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.tmp")
     shape = (count, max(feed.num_views, 1), model.embedding_dim)
-    kept = np.lib.format.open_memmap(draft, "w+", np.float16, shape)
-    for start in range(0, count, CHUNK):
-        rows = np.arange(start, min(start + CHUNK, count), dtype=np.int32)
-        found = meshes.fetch(run(teacher.variables, table, rows))[: len(rows)]
-        kept[rows] = found / np.maximum(np.linalg.norm(found, axis=2), 1e-12)[..., None]
-    kept.flush()
-    del kept
-    about = {"views": listed, "teacher": digest_of_teacher(teacher)}
-    sidecar(path).write_text(json.dumps({"images": digest_of(source), **about}))
-    draft.replace(path)
+    with whole(path) as file:
+        header = {"descr": "<f2", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, count, CHUNK):
+            rows = np.arange(start, min(start + CHUNK, count), dtype=np.int32)
+            found = meshes.fetch(run(teacher.variables, table, rows))[: len(rows)]
+            norms = np.maximum(np.linalg.norm(found, axis=2), 1e-12)
+            file.write((found / norms[..., None]).astype("<f2").tobytes())
+        about = {"views": listed, "teacher": digest_of_teacher(teacher)}
+        sidecar(path).write_text(json.dumps({"images": digest_of(source), **about}))
 
 
 def sidecar(path: pathlib.Path) -> pathlib.Path:

@@ -1,0 +1,157 @@
+"""Mirror, crop and warp: values beside NumPy and SciPy."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from fedfr_jax.data.augment import (
+    affine,
+    batched,
+    color,
+    erase,
+    mirror,
+    pad_and_crop,
+    warp,
+)
+from tests.data.pictures import (
+    examples,
+    images_of,
+    keys,
+    picture,
+)
+
+
+def test_mirroring_twice_is_the_identity():
+    inputs, targets = examples(4)
+    always = functools.partial(batched, mirror(probability=1), None)
+    once = always(inputs, targets)
+    np.testing.assert_array_equal(once[0]["image"], inputs["image"][:, :, ::-1])
+    np.testing.assert_array_equal(once[1]["mask"], targets["mask"][:, :, ::-1])
+    swapped = np.asarray(inputs["landmarks"])[:, [1, 0, 2, 4, 3]]
+    np.testing.assert_array_equal(once[0]["landmarks"][..., 1], swapped[..., 1])
+    np.testing.assert_allclose(once[0]["landmarks"][..., 0], 15 - swapped[..., 0])
+    again = always(*once)
+    close = functools.partial(np.testing.assert_allclose, atol=1e-5)
+    jax.tree.map(close, again, (inputs, targets))
+
+
+def test_mirror_is_drawn_with_its_probability():
+    image = picture((1, 2, 1))
+    drawn = images_of(mirror(probability=0.2), image, 2000)
+    share = (drawn[:, 0, 0, 0] != image[0, 0, 0]).mean()
+    np.testing.assert_allclose(share, 0.2, atol=4 * math.sqrt(0.16 / 2000))
+    assert mirror(probability=0).views == mirror(probability=1).views == 1
+
+
+def test_landmarks_without_sides_keep_their_order():
+    inputs = {"image": jnp.zeros((4, 8, 1)), "landmarks": jnp.array([[1.0, 2.0]])}
+    moved = mirror(probability=1, swap=None).view(0, inputs)["landmarks"]
+    np.testing.assert_array_equal(moved, [[6.0, 2.0]])
+    with pytest.raises(ValueError, match="swap must name all 1 landmarks"):
+        mirror(probability=1).view(0, inputs)
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_crops_are_all_slices_of_the_padded_image(mode):
+    image = picture((5, 6, 2))
+    settings = {"constant_values": 9} if mode == "constant" else {}
+    padded = np.pad(image, ((2, 2), (2, 2), (0, 0)), mode=mode, **settings)
+    slices = {
+        padded[y : y + 5, x : x + 6].tobytes() for y in range(5) for x in range(5)
+    }
+    drawn = images_of(pad_and_crop(padding=2, fill=9, mode=mode), image, 400)
+    assert len(slices) == 25
+    assert {outcome.tobytes() for outcome in drawn} == slices
+
+
+def scipy_warp(image, motion, order, outside):
+    """The image under a motion of points about its centre, [H, W, C] float64."""
+    forward = np.array([[motion.yy, motion.yx], [motion.xy, motion.xx]], np.float64)
+    back = np.linalg.inv(forward)
+    center = (np.array(image.shape[:2]) - 1) / 2
+    offset = center - back @ (center + np.array([motion.dy, motion.dx], np.float64))
+    planes = [
+        ndimage.affine_transform(
+            plane.astype(np.float64),
+            back,
+            offset,
+            order=order,
+            mode="grid-constant",
+            cval=outside,
+        )
+        for plane in np.moveaxis(image, -1, 0)
+    ]
+    return np.stack(planes, axis=-1)
+
+
+@pytest.mark.parametrize("shape", [(28, 28, 1), (20, 32, 3)])
+@pytest.mark.parametrize("seed", range(3))
+def test_warps_are_scipys(shape, seed):
+    rng = np.random.default_rng(seed)
+    drawn = rng.uniform(-1, 1, 5) * [1.0, 0.3, 0.3, 4, 4] + [0, 0, 1, 0, 0]
+    motion = warp.motion(*(jnp.float32(value) for value in drawn))
+    image = picture(shape, seed).astype(np.float32)
+    x, y = warp.origins(motion, *shape[:2])
+    interpolate = jax.jit(warp.interpolate, static_argnums=3)
+    ours = interpolate(jnp.asarray(image), x, y, 77.0)
+    # 1e-5 of a pixel is up to 255e-5 of a value.
+    np.testing.assert_allclose(ours, scipy_warp(image, motion, 1, 77.0), atol=2e-2)
+    in_bytes = interpolate(jnp.asarray(image.astype(np.uint8)), x, y, 77.0)
+    np.testing.assert_allclose(in_bytes, np.asarray(ours), atol=0.51)
+
+    mask = picture(shape[:2], seed) % 9
+    ours = np.asarray(warp.nearest(jnp.asarray(mask), x, y, 255))
+    theirs = scipy_warp(mask[..., None], motion, 0, 255)[..., 0]
+    assert (ours == theirs).mean() > 0.998  # ties within float32 of half a pixel
+
+
+def test_a_motion_shears_scales_and_turns():
+    turn = warp.motion(*map(jnp.float32, (np.pi / 2, 0, 2, 1, 0)))
+    # The pixel right of the centre goes below it; twice as far; one to the right.
+    points = warp.move_points(turn, jnp.array([[3.0, 2.0]]), 5, 5)
+    np.testing.assert_allclose(points, [[3.0, 4.0]], atol=1e-5)
+    lean = warp.motion(*map(jnp.float32, (0, np.pi / 4, 1, 0, 0)))
+    points = warp.move_points(lean, jnp.array([[2.0, 3.0]]), 5, 5)
+    np.testing.assert_allclose(points, [[3.0, 3.0]], atol=1e-5)
+
+
+def test_affine_draws_within_its_ranges():
+    augment = affine(rotation=30, scale=(0.5, 2), shift=0.25)
+    corners = jnp.array([[4.5, 4.5], [5.5, 4.5]])  # the centre of 10 x 10, and beside
+    inputs = {"image": jnp.zeros((10, 10, 1)), "landmarks": corners}
+    run = jax.jit(jax.vmap(lambda key: augment.apply(key, inputs, {})[0]["landmarks"]))
+    center, beside = np.moveaxis(np.asarray(run(keys(2000))), 1, 0)
+    shift, (x, y) = center - 4.5, (beside - center).T
+    angle, size = np.degrees(np.arctan2(y, x)), np.hypot(x, y)
+    for drawn, low, high in [
+        (shift[:, 0], -2.5, 2.5),
+        (shift[:, 1], -2.5, 2.5),
+        (angle, -30, 30),
+        (size, 0.5, 2),
+    ]:
+        assert drawn.min() >= low - 1e-3 and drawn.max() <= high + 1e-3
+        spread = (high - low) / math.sqrt(12)
+        np.testing.assert_allclose(drawn.mean(), (low + high) / 2, atol=0.1 * spread)
+        np.testing.assert_allclose(drawn.std(), spread, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        affine(),
+        affine(scale=(1, 1)),
+        color(),
+        erase(probability=0),
+        mirror(probability=0),
+        pad_and_crop(padding=0),
+    ],
+)
+def test_no_effect_is_the_identity(augment):
+    image = {"image": jnp.asarray(picture())}
+    assert augment.views == 1
+    np.testing.assert_array_equal(augment.view(0, image)["image"], image["image"])

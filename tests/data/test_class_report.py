@@ -1,0 +1,110 @@
+"""The report of a partition by class, and the partitions of real sets."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedfr_jax.data.partition import (
+    by_class,
+    by_owner,
+    class_report,
+    format_class_report,
+    iid,
+)
+from fedfr_jax.data.sources import open_source
+from tests.data.dealt import labels_of, tables
+
+
+def test_the_report_counts_clients_and_classes():
+    labels = np.array([0, 0, 1, 1, 1, 2, 0, 1])
+    is_test = np.arange(8) >= 6
+    owners = np.array([0, 0, 0, 1, 1, 1, 0, 0])
+    split = by_owner(labels, owners=owners, is_test=is_test)
+    facts = class_report(split, labels, ("cat", "dog", "elephant"))
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts == {
+        "clients": 2,
+        "classes": ["cat", "dog", "elephant"],
+        "images": {"train": 6, "test": 2},
+        "per_client": {
+            "train images": {"min": 3, "median": 3, "max": 3},
+            "test images": {"min": 0, "median": 1, "max": 2},
+            "classes": {"min": 2, "median": 2, "max": 2},
+        },
+        "clients without test images": 1,
+        "table": {"train": [[2, 1, 0], [0, 2, 1]], "test": [[1, 1, 0], [0, 0, 0]]},
+    }
+    text = format_class_report(facts)
+    assert "2 clients, 3 classes, 6 train and 2 test images" in text
+    assert "1 of 2 clients have no test image" in text
+    assert text.splitlines()[-1].split() == ["client", "1", "0", "2", "1"]
+
+
+@pytest.mark.parametrize(("num_classes", "shown"), [(12, 1000), (200, 500)])
+def test_the_report_shows_so_many_clients_that_a_file_can_hold_them(num_classes, shown):
+    labels = labels_of([3600 // num_classes] * num_classes)
+    split = iid(labels, num_clients=1100)
+    facts = class_report(split, labels, [str(i) for i in range(num_classes)])
+    assert facts["clients"] == 1100 and len(facts["table"]["train"]) == shown
+    first = split.train[: split.train_offsets[shown]]
+    counts = np.bincount(labels[first], minlength=num_classes)
+    np.testing.assert_array_equal(np.sum(facts["table"]["train"], axis=0), counts)
+
+
+def test_the_report_prints_few_clients_and_no_wide_table():
+    labels = labels_of([300] * 12)
+    facts = class_report(iid(labels, num_clients=150), labels, "abcdefghijkl")
+    assert "client 0" not in format_class_report(facts)  # twelve columns are too wide
+    labels = labels_of([300] * 10)
+    facts = class_report(iid(labels, num_clients=150), labels, "abcdefghij")
+    lines = format_class_report(facts).splitlines()
+    assert lines[-1] == "... and 130 more clients" and max(map(len, lines)) <= 88
+
+
+def test_real_cifar10_by_class_as_fedper(data_dir):
+    source = open_source("cifar10", data_dir=data_dir("cifar10_jpg"))
+    split = by_class(
+        source.labels, num_clients=10, classes_per_client=4, is_test=source.is_test
+    )
+    train, test = tables(split, source.labels)
+    assert set(train.reshape(-1)) == {0, 150} and set(test.reshape(-1)) == {0, 50}
+    np.testing.assert_array_equal((train > 0).sum(axis=1), 4)
+    np.testing.assert_array_equal((train > 0).sum(axis=0), 4)
+
+
+@pytest.mark.parametrize("per_client", [40, 80, 100])
+def test_real_cifar100_by_class_as_fedper(data_dir, per_client):
+    source = open_source("cifar100", data_dir=data_dir("cifar100_6k"))
+    split = by_class(
+        source.labels,
+        num_clients=10,
+        classes_per_client=per_client,
+        is_test=source.is_test,
+    )
+    train, test = tables(split, source.labels)
+    np.testing.assert_array_equal((train > 0).sum(axis=1), per_client)
+    np.testing.assert_array_equal(train.sum(axis=1), 450)
+    np.testing.assert_array_equal(test.sum(axis=1), 150)
+
+
+def test_real_mnist_keeps_its_published_clients(data_dir):
+    folder = data_dir("mnist_pfl20")
+    source = open_source("mnist", data_dir=folder, is_test="client_test")
+    owners = f"{folder}/mnist_pfl20.npz:client"
+    split = by_owner(source.labels, owners=owners, is_test=source.is_test)
+    assert len(split.train_offsets) == 21
+    assert len(split.train) + len(split.test) == 70_000
+    share = np.diff(split.test_offsets) / np.diff(split.train_offsets)
+    np.testing.assert_allclose(share, 1 / 3, atol=0.01)  # its 25 % test part
+
+
+def test_real_cifar100_has_owners_in_two_parts(data_dir):
+    folder = data_dir("cifar100_6k")
+    source = open_source("cifar100", data_dir=folder)
+    split = by_owner(
+        source.labels,
+        owners=f"{folder}/cifar100_6k.npz:train_client+test_client",
+        is_test=source.is_test,
+    )
+    assert len(split.train) == 4500 and len(split.test) == 1500

@@ -1,0 +1,82 @@
+"""Clients of many sizes, clients that are left out, and a hundred thousand clients."""
+
+import numpy as np
+import pytest
+
+from fedfr_jax.data.partition import (
+    PARTITIONS,
+    leave_out,
+    quantity,
+    shards,
+)
+from tests.data.dealt import DEALT, assert_consistent, labels_of, tables, with_tests
+
+
+@pytest.mark.parametrize("skew", [0.0, 1.0, 2.0])
+def test_sizes_fall_as_a_power_of_the_rank_beyond_the_least(skew):
+    labels = labels_of([20_000] * 5)
+    split = quantity(labels, num_clients=40, skew=skew, min_examples=50)
+    sizes = np.diff(split.train_offsets) + np.diff(split.test_offsets)
+    assert sizes.sum() == len(labels)
+    law = np.arange(1.0, 41) ** -skew
+    expected = 50 + law / law.sum() * (len(labels) - 40 * 50)
+    np.testing.assert_allclose(np.sort(sizes)[::-1], expected, atol=1)
+    train, _ = tables(split, labels)
+    large = train[np.argmax(sizes)]  # in which classes is not skewed
+    np.testing.assert_allclose(large / large.sum(), 0.2, atol=0.05)
+
+
+def test_lognormal_sizes_have_the_deviation_that_is_asked_for():
+    labels = labels_of([10**6] * 2)
+    split = quantity(labels, num_clients=2000, law="lognormal", skew=0.7)
+    sizes = np.diff(split.train_offsets) + np.diff(split.test_offsets)
+    assert np.log(sizes).std() == pytest.approx(0.7, rel=0.05)
+    other = quantity(labels, num_clients=2000, law="lognormal", skew=0.7, seed=1)
+    assert not np.array_equal(other.train_offsets, split.train_offsets)
+
+
+def test_clients_that_are_left_out_take_their_rows_with_them():
+    labels, is_test = with_tests([60] * 5, [20] * 5)
+    split = shards(labels, num_clients=9, shards_per_client=2, is_test=is_test)
+    inside, outside = leave_out(split, 4, seed=3)
+    for part in (inside, outside):
+        assert_consistent(part, labels, is_test)
+
+    def of_clients(part):
+        return [
+            (
+                tuple(part.train[slice(*part.train_offsets[c : c + 2])]),
+                tuple(part.test[slice(*part.test_offsets[c : c + 2])]),
+            )
+            for c in range(len(part.train_offsets) - 1)
+        ]
+
+    whole = of_clients(split)
+    kept, left = of_clients(inside), of_clients(outside)
+    assert (len(kept), len(left)) == (5, 4)
+    assert sorted(kept + left) == sorted(whole)
+    for part in (kept, left):  # in their old order
+        assert [client for client in whole if client in part] == part
+    same, nobody = leave_out(split, 0)
+    np.testing.assert_array_equal(same.train, split.train)
+    assert len(nobody.train) == len(nobody.test) == 0
+    for wrong in (9, -1, 1.5, True):
+        with pytest.raises(ValueError, match=r"unseen_clients must .*in \[0, 9\)"):
+            leave_out(split, wrong)
+
+
+@pytest.mark.parametrize("has_tests", [False, True])
+@pytest.mark.parametrize("name", DEALT)
+def test_a_hundred_thousand_clients_are_dealt(name, has_tests):
+    num_clients = 100_000
+    labels, is_test = with_tests([50_000] * 10, [5000] * 10)
+    split = PARTITIONS[name](
+        labels,
+        num_clients=num_clients,
+        is_test=is_test if has_tests else None,
+        **DEALT[name],
+    )
+    assert len(split.train_offsets) == num_clients + 1
+    assert np.diff(split.train_offsets).min() >= 1
+    rows = np.concatenate([split.train, split.test])
+    np.testing.assert_array_equal(np.sort(rows), np.arange(len(labels)))
