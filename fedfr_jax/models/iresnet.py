@@ -117,8 +117,7 @@ def iresnet(
     """
     check_head(head, dropout)
     check_remat(remat)
-    if stride_on not in ("first", "second"):
-        raise ValueError(f"stride_on must be first or second, got {stride_on!r}.")
+    check_choice("stride_on", stride_on, ("first", "second"))
     check_choice("shortcut", shortcut, SHORTCUTS)
     module = IResNet(
         blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=1),

@@ -66,8 +66,7 @@ def reid(
       ValueError: for an unknown depth, stem or neck, or a number out of its range.
     """
     check_choice("neck", neck, NECKS)
-    if last_stride not in (1, 2):
-        raise ValueError(f"last_stride must be 1 or 2, got {last_stride}.")
+    check_choice("last_stride", last_stride, (1, 2))
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}.")
     if bottleneck < 1:

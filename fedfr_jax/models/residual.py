@@ -28,6 +28,7 @@ from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.initial import he_normal
 from fedfr_jax.models.linen import block_names, rematerialised, stage_blocks
 from fedfr_jax.models.norm import BatchNorm, GroupNorm
+from fedfr_jax.schema import check_choice
 
 DEPTHS = {
     18: (2, 2, 2, 2),
@@ -71,8 +72,7 @@ def trunk_of(
     Raises:
       ValueError: as `resnet`.
     """
-    if stem not in STEMS:
-        raise ValueError(f"stem must be cifar or imagenet, got {stem!r}.")
+    check_choice("stem", stem, STEMS)
     blocks = stage_blocks(DEPTHS, depth, blocks, widths, minimum=1)
     return Trunk(blocks, tuple(widths), depth >= LEAST_BOTTLENECK, stem, remat)
 

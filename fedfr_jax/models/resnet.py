@@ -19,6 +19,7 @@ from flax import linen as nn
 from fedfr_jax.models.initial import uniform
 from fedfr_jax.models.linen import from_linen, sow_features
 from fedfr_jax.models.residual import NORMS, Settings, Trunk, stage_maps, trunk_of
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Model
 
 
@@ -56,8 +57,7 @@ def resnet(
       ValueError: for an unknown depth, stem or norm, or blocks that do not fit the
         widths.
     """
-    if norm not in NORMS:
-        raise ValueError(f"norm must be batch or group, got {norm!r}.")
+    check_choice("norm", norm, NORMS)
     trunk = trunk_of(depth, blocks, widths, stem, remat)
     module = ResNet(trunk, num_classes, norm, groups, implementation, dtype)
     blocks = [*trunk.names, "fc"]

@@ -32,7 +32,7 @@ from fedfr_jax.models.residual import (
     stage_maps,
     trunk_of,
 )
-from fedfr_jax.schema import check_ranges, choose
+from fedfr_jax.schema import check_choice, check_ranges, choose
 from fedfr_jax.types import Model
 
 
@@ -110,8 +110,7 @@ def segmenter(
     Raises:
       ValueError: for an unknown encoder, setting of one, or norm.
     """
-    if norm not in NORMS:
-        raise ValueError(f"norm must be batch or group, got {norm!r}.")
+    check_choice("norm", norm, NORMS)
     sizes = {"num_classes": num_classes, "width": width}
     check_ranges("", sizes, dict.fromkeys(sizes, (1, 2**16)))
     made = choose("model.encoder", ENCODERS, encoder)

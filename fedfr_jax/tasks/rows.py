@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_patterns, check_training
 from fedfr_jax.federated.settings import AUTO, Federation
-from fedfr_jax.schema import call, check_keys, naming
+from fedfr_jax.schema import call, check_choice, check_keys, naming
 from fedfr_jax.stream import Stream
 from fedfr_jax.tasks.contrast import contrasted
 from fedfr_jax.tasks.data import feed_of, other_implementations
@@ -131,13 +131,9 @@ def trainer_of(name: str, options: Mapping, of: Given) -> Federated | Central:
     """The trainer of a row; its key `kind` says which."""
     own = {key: value for key, value in options.items() if key != "kind"}
     kind = options.get("kind", "federated")
-    if kind == "central":
-        return central_row(f"methods.{name}", own, of)
-    if kind == "federated":
-        return federated_row(f"methods.{name}", own, of)
-    raise ValueError(
-        f"config.methods.{name}.kind must be federated or central, got {kind!r}."
-    )
+    kinds = {"federated": federated_row, "central": central_row}
+    check_choice(f"config.methods.{name}.kind", kind, kinds)
+    return kinds[kind](f"methods.{name}", own, of)
 
 
 def federated_row(section: str, options: Mapping, of: Given) -> Federated:

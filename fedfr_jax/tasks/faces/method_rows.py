@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from fedfr_jax.central.settings import Training
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.federated.settings import check_epochs
-from fedfr_jax.schema import call, check_kinds, naming
+from fedfr_jax.schema import call, check_choice, check_kinds, naming
 from fedfr_jax.tasks.faces.classical import (
     LOSSES_OF,
     UNFIT,
@@ -42,15 +42,12 @@ def build_method(
     """
     section, options = f"methods.{name}", dict(options)
     kind = options.pop("kind", "federated")
+    check_choice(f"config.{section}.kind", kind, ("federated", "central"))
     if kind == "central":
         inherited = dict(pretraining)
         if "margin_loss" in options:
             inherited.pop("margin_options", None)  # of another loss
         return call(section, Training, {**inherited, **options})
-    if kind != "federated":
-        raise ValueError(
-            f"config.{section}.kind must be federated or central, got {kind!r}."
-        )
     counts = {
         "num_classes": int(partition.num_classes.max()),
         "num_clients": len(partition.num_classes),

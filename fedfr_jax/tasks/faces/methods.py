@@ -20,7 +20,7 @@ from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.algorithms.fedfr_statistics import fedfr_statistics
 from fedfr_jax.federated.packing import on_packed, pack_networks, packed
 from fedfr_jax.losses.spreadout import spread
-from fedfr_jax.schema import check_keys
+from fedfr_jax.schema import check_choice, check_keys
 from fedfr_jax.tasks.faces.adaptation import adapted
 from fedfr_jax.tasks.faces.distilled import Distill, distilled
 from fedfr_jax.tasks.faces.features import (
@@ -136,18 +136,8 @@ def federated_faces(
         other.
     """
     check_numbers("", locals())  # every argument that has a range
-    if first_previous not in ("global", "random"):
-        raise ValueError(
-            f"first_previous must be global or random, got {first_previous!r}."
-        )
-    if not share and first_previous == "random":
-        raise ValueError("first_previous must be global with share=False, got random.")
-    for name, value in (("adapt", adapt), ("spreadout", spreadout)):
-        if not share and value is not None:
-            raise ValueError(f"share must be True with {name}, got False.")
+    _check_exclusions(share, first_previous, branch, adapt=adapt, spreadout=spreadout)
     _check_statistics(batch_stats, share, first_previous, adapt)
-    if adapt is not None and branch is not None:
-        raise ValueError(f"branch must be None with adapt, got {branch!r}.")
     rule = rule_of(margin_loss, scale, margin, margin_options)
     model = on_packed(beside(model) if rule and rule.state else model)
     loss_of = partial(
@@ -223,6 +213,18 @@ def federated_faces(
         generic=lambda server: without_numbers(algorithm.network(server)),
         distill=distill,
     )
+
+
+def _check_exclusions(share, first_previous, branch, **given):
+    """Raise ValueError for options that exclude each other."""
+    check_choice("first_previous", first_previous, ("global", "random"))
+    if not share and first_previous == "random":
+        raise ValueError("first_previous must be global with share=False, got random.")
+    for name, value in given.items():
+        if not share and value is not None:
+            raise ValueError(f"share must be True with {name}, got False.")
+    if given["adapt"] is not None and branch is not None:
+        raise ValueError(f"branch must be None with adapt, got {branch!r}.")
 
 
 def _check_statistics(batch_stats, share, first_previous, adapt):

@@ -453,7 +453,7 @@ ROWS = [
     ({**RATE, "optimizer": "adamm"}, "optimizer must be a name of optax's"),
     ({**RATE, "batch_stats": "frozen"}, "batch_stats must be one of .*'frozen'"),
     ({**RATE, "label_smoothing": 1.0}, r"label_smoothing must lie in \[0, 1\)"),
-    ({**RATE, "kind": "centre"}, "kind must be federated or central, got 'centre'"),
+    ({**RATE, "kind": "centre"}, "kind must be one of .*, got 'centre'"),
     ({"kind": "central", "margin": 0.1}, "must have keys of .*got 'margin'"),
     ({"kind": "central", "epochs": 0}, "epochs must be at least 1, got 0"),
     (

@@ -187,7 +187,7 @@ def test_facts_and_targets_are_of_images_and_of_pixels(config):
 
 
 ROWS = [
-    ({**RATE, "kind": "centralised"}, "kind must be federated or central"),
+    ({**RATE, "kind": "centralised"}, "kind must be one of .'federated', 'central'."),
     ({"kind": "central", "margin": 0.4}, "must have keys of .*got 'margin'"),
     ({"kind": "central", "batch_size": 23}, r"batch_size must lie in \[1, 22\]"),
     ({**RATE, "personal": {"blocks": 9}}, r"blocks must lie in \[0, 5\] .*got 9"),
