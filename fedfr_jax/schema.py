@@ -203,6 +203,14 @@ def check_ranges(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> Non
                 raise ValueError(f"{prefix}{name} must {rule}, got {value}.")
 
 
+def check_whole(name: str, value: Any, low: int) -> None:
+    """Raise ValueError unless `value` is a whole number of at least `low`."""
+    if not is_of(int, value) or value < low:
+        raise ValueError(
+            f"{name} must be a whole number of at least {low}, got {value!r}."
+        )
+
+
 @contextlib.contextmanager
 def naming(what: Any, given: Any = None) -> Iterator[None]:
     """Put `what`, a section of the config or a file, before errors that lack one.

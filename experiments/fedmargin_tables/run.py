@@ -178,6 +178,8 @@ def played(name, config, method, folder, reference) -> dict:
     key = SETS[name].own_accuracy if own else SETS[name].accuracy
     result = {"method": method, "curve": [row[key] for row in rows]}
     result["loss"] = rows[-1].get("training/loss", rows[-1]["loss"])
+    if (entropy := rows[-1].get("attention_entropy")) is not None:
+        result["attention_entropy"] = entropy
     for metric in ("amm", "mmd"):
         if f"representation/{metric}" in rows[-1]:
             result[metric] = [row[f"representation/{metric}"] for row in rows]
@@ -193,8 +195,8 @@ def built(config: dict):
 
 def with_features(experiment, config: dict, reference):
     """The experiment, whose network's features are compared with the reference's."""
-    from fedfr_jax.tasks.classification.representation import representation
     from fedfr_jax.tasks.data import open_data, split, table_of
+    from fedfr_jax.tasks.judging import representation
 
     source = open_data(config["data"])
     test = table_of(source, split(config["partition"], source).test, None)
@@ -210,11 +212,8 @@ def with_loss(experiment, config: dict):
 
     The loss of local steps has terms of its own in FedProx and FedDANE.
     """
-    import jax
-    import numpy as np
-
-    from fedfr_jax.tasks.classification.representation import looker
     from fedfr_jax.tasks.data import open_data
+    from fedfr_jax.tasks.judging import looker
     from fedfr_jax.types import Evaluation, Evaluator
 
     model, feed = seen(config, open_data(config["data"]))
@@ -225,10 +224,17 @@ def with_loss(experiment, config: dict):
         if networks.variables is None:
             return Evaluation()
         labels, _, logits = look(networks.variables)
-        right = jax.nn.log_softmax(logits)[np.arange(len(labels)), labels]
-        return Evaluation({"loss": -float(right.mean())})
+        return Evaluation({"loss": mean_cross_entropy(logits, labels)})
 
     return with_evaluator(experiment, "training", Evaluator(evaluate))
+
+
+def mean_cross_entropy(logits, labels) -> float:
+    """Of logits [n, M] and labels [n]."""
+    import optax
+
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return float(losses.mean())
 
 
 def seen(config: dict, source) -> tuple:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedfr_jax.federated.stragglers import num_trained
 from fedfr_jax.federated.traffic import traffic
 from fedfr_jax.runs.begin import Begun
 from fedfr_jax.types import Evaluation, Evaluator
@@ -59,6 +60,7 @@ def communication(begun: Begun, rounds: int) -> dict[str, float]:
     each = traffic(sim, begun.server, begun.store.template)
     if each is None:
         return {}
-    total = (each.up + each.down) * sim.cohort_size * rounds
+    clients = num_trained(sim.stragglers, sim.cohort_size)
+    total = (each.up + each.down) * clients * rounds
     sizes = {"up_mb": each.up, "down_mb": each.down, "total_mb": total}
     return {name: size / MEGABYTE for name, size in sizes.items()}

@@ -26,6 +26,8 @@ def leaves_of(model: Model, given: str | Mapping, at: str = "") -> str | Callabl
     """
     if isinstance(given, str):
         return given
+    if not isinstance(given, Mapping):
+        raise ValueError(f"personal must be a pattern or a mapping, got {given!r}.")
     check_keys("personal", given, KEYS)
     if len(given) != 1:
         raise ValueError(f"personal must have one key of {KEYS}, got {dict(given)}.")

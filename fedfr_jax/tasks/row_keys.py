@@ -1,6 +1,5 @@
 """What a federated row may say beside any algorithm, in every task."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from fedfr_jax.federated.algorithms.statistics import with_statistics
 from fedfr_jax.federated.frozen import frozen
 from fedfr_jax.federated.local import moving
 from fedfr_jax.federated.settings import check_epochs
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.schema import check_whole
 from fedfr_jax.tasks.leaves import frozen_pattern, leaves_of
 from fedfr_jax.trees import matching
 from fedfr_jax.types import Algorithm, Local, Model, PyTree
@@ -93,7 +92,7 @@ def finetuning_first(
       ValueError: without such leaves, for a number of epochs out of range, or an
         algorithm that looks into a client's training.
     """
-    check_ranges("", {"finetune_epochs": epochs}, {"finetune_epochs": (0, math.inf)})
+    check_whole("finetune_epochs", epochs, 1)
     if algorithm != "fedavg":
         raise ValueError(
             f"finetune_epochs must go with the algorithm fedavg, got {algorithm!r}."

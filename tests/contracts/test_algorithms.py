@@ -425,4 +425,38 @@ def test_statistics_are_averaged_kept_or_of_the_first_client():
         rtol=1e-5,
     )
     chosen = kept[ids == sampling.first_of(ids, SEED, 0)].item()
-    np.testing.assert_allclose(ends["first"][0].first["batch_stats"]["mean"], chosen)
+    server, (rows, _), _ = ends["first"]
+    np.testing.assert_allclose(server.first["batch_stats"]["mean"], chosen)
+    personalize = MEMBERS["first statistics"].build().personalize
+    for client in ids:  # whoever was not the first is judged by them too
+        judged = personalize(server, jax.tree.map(lambda x, i=client: x[i], rows))
+        np.testing.assert_allclose(judged["batch_stats"]["mean"], chosen)
+
+
+# How algorithms average running statistics, where weights are no business of theirs.
+AVERAGED = {
+    "examples": "ditto fedavg fedaws feddane fedfr fednova fedprox fedrep mime moon",
+    "equally": "afl apfl centred_clipping fedatt feddyn norm_clipping qfedavg scaffold",
+    "median": "robust",
+}
+
+
+def test_running_statistics_of_clients_are_averaged_whatever_the_algorithm():
+    ids = sampling.sample(SEED, 0, len(SIZES), COHORT)
+    own = "local statistics"
+    _, (rows, _), _ = rounds(own, simulated(own, *ALONE), (0,))
+    kept = rows.leaves["batch_stats"]["mean"][ids]
+    expected = {
+        "examples": np.average(kept, weights=np.array(SIZES)[ids]),
+        "equally": kept.mean(),
+        "median": np.median(kept),
+    }
+    offenders = []
+    for how, names in AVERAGED.items():
+        for name in names.split():
+            server, _, _ = rounds(name, simulated(name, *ALONE), (0,))
+            network = MEMBERS[name].build().network(server)
+            found = network["batch_stats"]["mean"]
+            if not np.isclose(found, expected[how], rtol=1e-4, atol=0):
+                offenders.append(f"{name}: {found}, not {expected[how]}")
+    assert not offenders, "\n".join(offenders)

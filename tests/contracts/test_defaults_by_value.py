@@ -18,8 +18,10 @@ from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.combining import COMBINES
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
-from fedfr_jax.tasks.options import local_of
+from fedfr_jax.tasks.options import TOLD, algorithm_maker, keywords, local_of
 from fedfr_jax.types import Source
+from tests.contracts import test_algorithms as contracts
+from tests.contracts.rows import FACTS, required
 
 EXAMPLES, EQUALLY = {"weigh": "examples"}, {"weigh": "equally"}
 SERVER = {"server_optimizer": None}
@@ -125,6 +127,24 @@ def test_every_default_has_the_value_of_its_paper_or_of_the_released_code():
     wrong += differences(SERVER_OPTIMIZERS, SERVERS) + differences(COMBINES, COMBINED)
     wrong += differences({"local_of": local_of}, {"local_of": LOCAL})
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_default_may_be_written_into_a_config():
+    offenders = []
+    for name, function in ALGORITHMS.items():
+        told = contracts.MEMBERS[name].build.keywords
+        facts = {key: told[key] for key in told.keys() & {*FACTS, *TOLD}}
+        row = required(name, contracts.HEAD)
+        for key, parameter in keywords(function).items():
+            if not isinstance(parameter.default, str | bool | int | float):
+                continue
+            given = {**row, key: parameter.default}
+            try:
+                make, _ = algorithm_maker(f"methods.{name}", name, given, (), facts)
+                make(contracts.LOCAL)
+            except ValueError as error:
+                offenders.append(f"{name}.{key}: {error}")
+    assert not offenders, "\n".join(offenders)
 
 
 def test_fedpers_rows_keep_as_many_blocks_as_their_names_say():

@@ -29,5 +29,7 @@ def test_entropy_is_that_of_what_is_even_and_of_what_is_certain():
     np.testing.assert_allclose(feature_entropy(even + 3), [np.log(8)] * 2, rtol=1e-6)
     np.testing.assert_allclose(feature_entropy(certain), [0, 0], atol=1e-6)
     np.testing.assert_array_equal(feature_entropy(-certain), [0, 0])  # none positive
+    some = feature_entropy(jnp.array([-1.0, 1.0, 1.0]))
+    np.testing.assert_allclose(some, np.log(2), rtol=1e-6)
     gradient = jax.grad(lambda x: feature_entropy(x).sum())(-certain)
     assert np.isfinite(gradient).all()

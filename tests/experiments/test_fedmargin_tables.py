@@ -114,6 +114,30 @@ def test_a_part_that_is_run_again_leaves_the_rest_as_it_was(tables, tmp_path):
     )
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """What is drawn in lines and in bars, [(values of x, values of y)] each."""
+    from matplotlib.axes import Axes
+
+    seen = {"plot": [], "barh": []}
+    for name, calls in seen.items():
+        made = getattr(Axes, name)
+
+        def record(axis, *values, made=made, calls=calls, **style):
+            calls.append([list(x) for x in values[:2]])
+            return made(axis, *values, **style)
+
+        monkeypatch.setattr(Axes, name, record)
+    return seen
+
+
+def test_bars_are_what_others_have_above_fedmargin(tables, tmp_path, drawn):
+    tables.draw_gaps("mnist", RUNS, tmp_path / "gaps.png")
+    accuracy, rounds = drawn["barh"]
+    assert accuracy == [["fedavg"], pytest.approx([30 - 60])]
+    assert rounds == [["fedavg, 0/1"], pytest.approx([100 * (4 / 1.75 - 1)])]
+
+
 def masks_run(method, seed, alpha, generic, own):
     facts = {"method": method, "seed": seed, "alpha": alpha, "rounds": [3, 6]}
     curve = [0.1, own if generic is None else generic]
@@ -192,6 +216,29 @@ def test_camvids_stragglers_stand_in_a_table_of_their_own(tables, tmp_path):
     # What is told of an alpha is without stragglers, as before.
     plain = camvid_tables.table(MASKS)
     assert camvid_tables.table([*MASKS, *late]).startswith(plain)
+
+
+def test_curves_of_camvid_are_means_over_seeds(tables, tmp_path, drawn):
+    import camvid_tables
+
+    camvid_tables.draw_curves(MASKS, tmp_path / "curves.png")
+    drawn = [x for x in drawn["plot"] if x[0] == [3, 6]]
+    assert [[3, 6], pytest.approx([0.1, (0.3 + 0.5) / 2])] in drawn
+    assert len(drawn) == 3  # fedavg and fedper at 0.01, fedavg at 10
+
+
+def test_what_is_kept_of_a_row_of_camvid_is_of_its_last_round(tables, tmp_path):
+    import camvid
+
+    rows = [{"round": 0, "loss": 3.0}, {"round": 1, "loss": 2.0, "generic/mIoU": 0.5}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    found = camvid.curve_of(tmp_path, "generic/mIoU")
+    kept = {"curve": [0.5], "rounds": [2], "attention_entropy": None, "loss": 2.0}
+    assert found == kept
+    logits, labels = np.log([[0.5, 0.5], [0.2, 0.8]]), np.array([0, 1])
+    told = camvid.runs.mean_cross_entropy(logits, labels)
+    assert told == pytest.approx(-np.log(0.5 * 0.8) / 2)
 
 
 def test_images_of_two_rows_are_drawn_in_the_same_colours(

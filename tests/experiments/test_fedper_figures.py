@@ -142,6 +142,16 @@ def test_every_figure_is_drawn_for_whole_and_for_begun_results(tmp_path):
     assert found == {"classes.png", "spread.png"}
 
 
+def test_fedavg_has_dashes_and_fedper_a_line(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(
+        figure_plots, "_curve", lambda *args, **style: seen.update({args[3]: style})
+    )
+    figure_plots._curves_by_classes(None, {}, ["cifar10 resnet k=4"])
+    styles = {row: style["linestyle"] for row, style in seen.items()}
+    assert styles == {"fedavg": "--", cases.FEDPER: "-"}
+
+
 def test_the_figure_of_personal_layers_has_a_curve_per_number_of_them():
     _, (axes,) = figure_plots.figures.panels(1, 4, 3)
     case = "cifar10 resnet k=4"

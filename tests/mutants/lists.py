@@ -13,6 +13,7 @@ from tests.mutants import (
     federated,
     losses,
     masks,
+    parts,
     reid,
     reid_training,
     runs,
@@ -21,7 +22,7 @@ from tests.mutants import (
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ROOMS = (losses, faces, federated, central, data, evaluation, classification)
-ROOMS += (commands, masks, reid, reid_training, runs, segmentation)
+ROOMS += (commands, masks, parts, reid, reid_training, runs, segmentation)
 
 
 class Mutant(NamedTuple):

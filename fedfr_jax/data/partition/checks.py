@@ -1,16 +1,6 @@
 """What every partition asks of its numbers."""
 
-import numbers
-
 from fedfr_jax.data.partition.client_split import Rows
-
-
-def check_whole(name: str, value, low: int) -> None:
-    """Raise ValueError unless `value` is a whole number of at least `low`."""
-    if not isinstance(value, numbers.Integral) or value < low:
-        raise ValueError(
-            f"{name} must be a whole number of at least {low}, got {value!r}."
-        )
 
 
 def check_enough(name: str, num_clients: int, each: int, rows: Rows) -> None:

@@ -21,7 +21,7 @@ import math
 
 import numpy as np
 
-from fedfr_jax.data.partition.checks import check_enough, check_whole
+from fedfr_jax.data.partition.checks import check_enough
 from fedfr_jax.data.partition.client_split import (
     NOBODY,
     ClientSplit,
@@ -34,6 +34,7 @@ from fedfr_jax.data.partition.dealing import (
     owned_classes,
     top_up,
 )
+from fedfr_jax.schema import check_whole
 
 
 def iid(

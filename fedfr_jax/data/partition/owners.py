@@ -4,7 +4,6 @@ import os
 
 import numpy as np
 
-from fedfr_jax.data.partition.checks import check_whole
 from fedfr_jax.data.partition.client_split import (
     NOBODY,
     ClientSplit,
@@ -12,6 +11,7 @@ from fedfr_jax.data.partition.client_split import (
     to_split,
 )
 from fedfr_jax.data.sources.npz import DAMAGED
+from fedfr_jax.schema import check_whole
 
 
 def by_owner(

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from fedfr_jax.data.partition.checks import check_enough, check_whole
+from fedfr_jax.data.partition.checks import check_enough
 from fedfr_jax.data.partition.client_split import (
     NOBODY,
     ClientSplit,
@@ -18,7 +18,7 @@ from fedfr_jax.data.partition.client_split import (
     to_split,
 )
 from fedfr_jax.data.partition.dealing import follow_training
-from fedfr_jax.schema import check_choice
+from fedfr_jax.schema import check_choice, check_whole
 
 
 def _power(rng, count, skew):

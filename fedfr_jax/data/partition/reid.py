@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.partition.checks import check_whole
 from fedfr_jax.data.partition.client_split import NOBODY
+from fedfr_jax.schema import check_whole
 
 
 class Seen(NamedTuple):

@@ -15,9 +15,8 @@ whatever K and however large the margins. A client's examples pass forward two t
 more than in FedAvg, which makes a round of four epochs 1.08 to 1.20 x as long and one
 of one epoch 1.3 to 1.8 x (`experiments/benchmarks`).
 
-Deviation: in the first round, which no aggregate precedes, P should be that of the
-round's clients after they train. It is that of before: the one of after is known only
-when their models are summed already.
+Deviation: in the first round, which no aggregate precedes, P is that of its clients
+before they train: the one of after is known only when their models are summed already.
 """
 
 import functools
@@ -78,7 +77,9 @@ def fedmargin(
         features.
     """
     base, train, weight = fedavg(local), local_training(local), weight_of(weigh)
-    _check(model, momentum)
+    if model.features is None:
+        raise ValueError("model must have features, got one without.")
+    check_ranges("", {"momentum": momentum}, {"momentum": BELOW_ONE})
     logs_of = attention.logarithms(temperature, norm, combine)
     values = prototypes.class_values(model.features, model.embedding_dim, normalize)
     # Compiled once for each feed and mesh.
@@ -122,11 +123,7 @@ def fedmargin(
     def report(server, result):
         logs = logs_of(result.metrics["lpm"], result.metrics["apm"])
         share = attention.of_cohort(result.weights, logs)
-        everybody = lambda x: jnp.broadcast_to(x, share.shape)
-        entropy = jax.scipy.special.entr(share).sum()
-        amm = aggregate_mean_margin(server.prototypes)
-        facts = {"attention_entropy": everybody(entropy), "amm": everybody(amm)}
-        return {"attention": share, **facts}
+        return {"attention": share, **_facts(share, server.prototypes)}
 
     return base._replace(
         init=init,
@@ -143,7 +140,11 @@ def _like(a: Prototypes, b: Prototypes) -> Prototypes:
     return jax.tree.map(lambda x, y: y.astype(x.dtype), a, b)
 
 
-def _check(model, momentum):
-    if model.features is None:
-        raise ValueError("model must have features, got one without.")
-    check_ranges("", {"momentum": momentum}, {"momentum": BELOW_ONE})
+def _facts(share: jax.Array, prototypes: Prototypes) -> dict[str, jax.Array]:
+    """Of the round: where no class has a prototype, `share` [K] is even."""
+    facts = {
+        "attention_entropy": jax.scipy.special.entr(share).sum(),
+        "amm": aggregate_mean_margin(prototypes),
+        "classes": (prototypes.count > 0).sum().astype(share.dtype),
+    }
+    return {name: jnp.broadcast_to(x, share.shape) for name, x in facts.items()}

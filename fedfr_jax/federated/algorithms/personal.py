@@ -14,6 +14,7 @@ import jax
 
 from fedfr_jax import stacks, trees
 from fedfr_jax.federated import collections
+from fedfr_jax.schema import is_of
 from fedfr_jax.types import Algorithm, PyTree
 
 
@@ -141,7 +142,7 @@ def blocks(names: tuple[str, ...], count: int, *, at: str = "") -> str:
     Raises:
       ValueError: when there are not so many blocks.
     """
-    if not isinstance(count, int) or not 0 <= count <= len(names):
+    if not is_of(int, count) or not 0 <= count <= len(names):
         raise ValueError(
             f"blocks must lie in [0, {len(names)}] ({', '.join(names)}), got {count!r}."
         )

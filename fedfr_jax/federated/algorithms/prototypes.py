@@ -22,12 +22,17 @@ class Prototypes(NamedTuple):
 
 def none(model: Model) -> Prototypes:
     """The prototypes of no example, of a model with features."""
-    image = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
-    of = lambda key, x: model.features(model.init(key), x, False)[1]
-    features = jax.eval_shape(of, jax.random.key(0), image)
+    features = features_of(model)
     num_classes = model.embedding_dim
     mean = jnp.zeros((num_classes, features.shape[-1]), jnp.float32)
     return Prototypes(mean, jnp.zeros(num_classes, jnp.float32))
+
+
+def features_of(model: Model) -> jax.ShapeDtypeStruct:
+    """The shape of a model's features of one image, [1, D] or [1, h, w, D]."""
+    image = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
+    of = lambda key, x: model.features(model.init(key), x, False)[1]
+    return jax.eval_shape(of, jax.random.key(0), image)
 
 
 def moved(old: Prototypes, new: Prototypes, momentum: float) -> Prototypes:
@@ -38,16 +43,17 @@ def moved(old: Prototypes, new: Prototypes, momentum: float) -> Prototypes:
     return Prototypes(mean, jnp.where(is_new, new.count, old.count))
 
 
-def labels_at(labels: jax.Array, features: jax.Array) -> jax.Array:
-    """A label for every feature: [B], or [B, h, w] of [B, H, W], by nearest pixels.
+def nearest(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Of each pixel's values [B, H, W, ...] those of features of a shape [B, h, w, D].
 
     The pixel at i H // h stands for row i, as in PyTorch's nearest interpolation.
+    Values [B, ...] of images stay, where the features are [B, D].
     """
-    for axis in range(1, labels.ndim):
-        size, fewer = labels.shape[axis], features.shape[axis]
+    for axis in range(1, len(shape) - 1):
+        size, fewer = x.shape[axis], shape[axis]
         places = jnp.arange(fewer, dtype=jnp.int32) * size // fewer
-        labels = jnp.take(labels, places, axis=axis)
-    return labels
+        x = jnp.take(x, places, axis=axis)
+    return x
 
 
 def class_means(
@@ -63,7 +69,7 @@ def class_means(
     Returns:
       (sum of features [M, D], number [M]), both divided by the valid examples.
     """
-    labels = labels_at(labels.astype(jnp.int32), features)
+    labels = nearest(labels.astype(jnp.int32), features.shape)
     is_valid = is_valid.reshape(-1, *[1] * (labels.ndim - 1))
     counts = ((labels >= 0) & (labels < num_classes) & is_valid).reshape(-1)
     rows = features.reshape(-1, features.shape[-1])

@@ -35,7 +35,13 @@ def with_statistics(algorithm: Algorithm, how: str) -> Algorithm:
 
 
 def statistics(variables: PyTree) -> PyTree:
-    """Selects the running statistics, of which there may be none."""
+    """Selects the running statistics.
+
+    Raises:
+      ValueError: for a network without any.
+    """
+    if not jax.tree.leaves(variables["batch_stats"]):
+        raise ValueError("running statistics must be in the network, got none.")
     mask = lambda name: jax.tree.map(lambda _: name == "batch_stats", variables[name])
     return {name: mask(name) for name in variables}
 

@@ -5,7 +5,7 @@ client's test images; the mean is over clients, whatever their sizes, as FedPer 
 (Arivazhagan et al. 2019, arXiv:1912.00818, section 4), beside its spread.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -79,14 +79,6 @@ class Accuracy:
             self._compiled[apply] = build_embed(best, self._feed, self._mesh)
         found = self._compiled[apply](variables, self._table, rows.astype(np.int32))
         return meshes.fetch(found)[: len(rows), 0, 0] == self._labels[rows]
-
-
-def with_target(
-    evaluators: Mapping[str, Evaluator], accuracy: float | None
-) -> dict[str, Evaluator]:
-    """The evaluators, told the accuracy whose first round is looked for, if any."""
-    targets = {} if accuracy is None else {"accuracy": accuracy}
-    return {name: of._replace(targets=targets) for name, of in evaluators.items()}
 
 
 def spread(values: np.ndarray) -> dict[str, float]:

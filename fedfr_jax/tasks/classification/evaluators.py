@@ -7,18 +7,16 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from fedfr_jax import trees
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated.local import moving
 from fedfr_jax.federated.simulation import simulation
 from fedfr_jax.feed import Feed
-from fedfr_jax.schema import call, check_keys, check_ranges, naming
-from fedfr_jax.stacks import named
-from fedfr_jax.tasks.classification.accuracy import Accuracy, with_target
+from fedfr_jax.schema import call, check_ranges, check_whole, naming
+from fedfr_jax.tasks.classification.accuracy import Accuracy
 from fedfr_jax.tasks.classification.data import Clients
 from fedfr_jax.tasks.classification.finetuning import finetuned, finetuning
 from fedfr_jax.tasks.classification.loss import cross_entropy
-from fedfr_jax.tasks.classification.representation import MOST, representation
+from fedfr_jax.tasks.judging import representation, told_features, with_target
 from fedfr_jax.tasks.options import local_of
 from fedfr_jax.types import Evaluation, Evaluator, Model, Networks, PyTree
 
@@ -60,7 +58,7 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
     check_ranges("config.evaluation.", asked._asdict(), bounds)
     given = asked.finetune
     prepared = None if given is None else _finetuning(given, model, first)
-    features = _features(asked.representation, model, first)
+    features = told_features(asked.representation, model, first)
     is_images = len(model.image_shape) == 3
     judged = Feed(asked.batch_size, normalize() if is_images else None)
 
@@ -77,7 +75,7 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
         if features is not None:
             given = model, clients.test, mesh, judged
             found["representation"] = representation(*given, **features)
-        return with_target(found, asked.target_accuracy)
+        return with_target(found, "accuracy", asked.target_accuracy)
 
     return judge
 
@@ -91,36 +89,12 @@ def _finetuning(settings, model, first) -> tuple:
             f"{dict(settings)}."
         )
     settings = {**FINETUNE, **settings}
-    check_ranges(f"config.{section}.", settings, {"epochs": (1, math.inf)})
+    check_whole(f"config.{section}.epochs", settings["epochs"], 1)
     epochs, moves = settings.pop("epochs"), settings.pop("moves")
     local = call(section, local_of, settings, cross_entropy(model))
     with naming(f"config.{section}.moves"):
         jax.eval_shape(lambda params: moving(moves, params)[0], first["params"])
     return finetuning(local, moves), epochs
-
-
-def _features(settings: Mapping | None, model: Model, first: PyTree) -> dict | None:
-    """What `representation` is told by config.evaluation.representation."""
-    if settings is None:
-        return None
-    section = "config.evaluation.representation"
-    check_keys(section, settings, ("reference", "most"))
-    settings = {"most": MOST, "reference": None, **settings}
-    check_ranges(f"{section}.", settings, {"most": (2, math.inf)})
-    if model.features is None:
-        raise ValueError(f"{section} must go with a model of features, got another.")
-    reference = settings["reference"]
-    if reference is not None and not isinstance(reference, Mapping):
-        raise ValueError(
-            f"{section}.reference must be the work folder of a run, got {reference!r}."
-        )
-    differs = None
-    if reference is not None:
-        shapes = (jax.eval_shape(named, x) for x in (reference, first))
-        differs = trees.difference(*shapes)
-    if differs:
-        raise ValueError(f"{section}.reference must fit the model, got {differs}.")
-    return settings
 
 
 def _after(prepared, clients: Clients, mesh: Mesh, feed: Feed, **options) -> Callable:

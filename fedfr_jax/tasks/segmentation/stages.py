@@ -24,6 +24,7 @@ from fedfr_jax.tasks.data import (
     streams,
     table_of,
 )
+from fedfr_jax.tasks.judging import representation, told_features, with_target
 from fedfr_jax.tasks.network import network_of
 from fedfr_jax.tasks.rows import Given
 from fedfr_jax.tasks.segmentation.judge import Judge, Judged
@@ -46,6 +47,10 @@ class Evaluating(NamedTuple):
 
     batch_size: int = 16  # test images at once on a device
     pictures: int = 4  # test images that are drawn when a row has ended; 0 draws none
+    target_miou: float | None = None  # the table names the first round that has it
+    # AMM of the one network's features of `most` test pixels; with a `reference`, the
+    # work folder of a run such as a central one, MMD to its last row's network.
+    representation: Mapping | None = None
 
 
 def segmentation(settings: Mapping) -> Experiment:
@@ -73,7 +78,7 @@ def segmentation(settings: Mapping) -> Experiment:
         task=Task(
             dataset=train,
             population=population_of(parts, len(source.masks.names)),
-            evaluators=evaluators_of(evaluating, judged, of.model, source, mesh),
+            evaluators=evaluators_of(evaluating, judged, of, source, mesh),
             facts={**facts, "pixel_classes": list(source.masks.names)},
             text=f"Images by the label of the whole:\n{format_class_report(facts)}",
         ),
@@ -90,6 +95,8 @@ def evaluation_of(settings: Mapping) -> Evaluating:
     """config.evaluation, checked."""
     evaluating = call("evaluation", Evaluating, settings)
     bounds = {"batch_size": (1, math.inf), "pictures": (0, 100)}
+    if evaluating.target_miou is not None:
+        bounds["target_miou"] = (0, 1)
     check_ranges("config.evaluation.", evaluating._asdict(), bounds)
     return evaluating
 
@@ -153,14 +160,18 @@ def segmenter_of(settings: Mapping, source: Source) -> Model:
 
 
 def evaluators_of(
-    evaluating: Evaluating, judged: Judged, model: Model, source: Source, mesh: Mesh
+    evaluating: Evaluating, judged: Judged, of: Given, source: Source, mesh: Mesh
 ) -> dict[str, Evaluator]:
-    """Overlap by the evaluators of `Judge`, and pictures in the end."""
+    """Overlap by the evaluators of `Judge`, features, and pictures in the end."""
     feed = Feed(evaluating.batch_size, normalize())
     evaluators = Judge(judged, mesh, feed).evaluators
+    features = told_features(evaluating.representation, of.model, of.shapes)
+    if features is not None:
+        given = of.model, judged.table, mesh, feed
+        evaluators["representation"] = representation(*given, **features)
     if evaluating.pictures:
         colours = source.masks.colours
         colours = palette(len(judged.classes)) if colours is None else colours
         colours, count = np.array(colours, np.uint8), evaluating.pictures
-        evaluators["pictures"] = pictures(model, judged, feed, colours, count)
-    return evaluators
+        evaluators["pictures"] = pictures(of.model, judged, feed, colours, count)
+    return with_target(evaluators, "mIoU", evaluating.target_miou)

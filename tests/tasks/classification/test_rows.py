@@ -199,6 +199,9 @@ FEDREP = {"algorithm": "fedrep", "head": "params/classifier"}
 WRONG = [
     ({"personal": {"blocks": 1, "batch_norms": True}}, "personal must have one key"),
     ({"personal": {"batch_norms": True}}, "batch norms must be in the network"),
+    ({"personal": {"blocks": True}}, r"blocks must lie in \[0, 2\] .*got True"),
+    ({"personal": {"blocks": 1}, "finetune_epochs": 1.5}, "a whole number.*got 1.5"),
+    ({"batch_stats": "local"}, "running statistics must be in the network, got none"),
     (
         {"personal": {"all_but_blocks": 0}},
         r"all_but_blocks must lie in \[1, 1\], got 0",

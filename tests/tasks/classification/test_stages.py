@@ -433,7 +433,7 @@ def test_a_drawn_head_is_another_one_for_every_new_client(path):
 
 
 WRONG_SETTINGS = [
-    ({**RATE, "personal": 2}, "personal must be .*got 2"),
+    ({**RATE, "personal": 2}, "personal must be a pattern or a mapping, got 2"),
     ({**RATE, "personal": {}}, "personal must have one key of"),
     ({**RATE, "personal": {"blocks": "fc"}}, "blocks must .*got 'fc'"),
     ({**RATE, "personal": "("}, r"must be a regular expression, got '\('"),

@@ -13,7 +13,7 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.sinks import read_jsonl
-from fedfr_jax.tasks.classification.representation import representation
+from fedfr_jax.tasks.judging import representation
 from fedfr_jax.types import Dataset, Networks
 
 DECAY = {"name": "sgd", "weight_decay": 1e-3, "decays": "kernel$"}
@@ -51,6 +51,7 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert found["generic"]["accuracy"] > 0.3
     assert all(row["amm"] > 0 for row in rows)
+    assert all(0 < row["classes"] <= 10 for row in rows)
     assert all(0 < row["attention_entropy"] <= np.log(4) + 1e-6 for row in rows)
     clients = read_jsonl(tmp_path / "fedmargin" / "clients.jsonl")
     np.testing.assert_allclose([sum(x["attention"]) for x in clients], 1, rtol=1e-5)
@@ -68,6 +69,17 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
             "^config.methods.fedmargin: local_epochs must be at least 2",
         ),
         ("methods", {"fedmargin": {**ROW, "norm": "max"}}, "norm must be one of"),
+        ("methods", {"fedmargin": {**ROW, "combine": "sum"}}, "combine must be one of"),
+        (
+            "evaluation",
+            {"representation": {"most": 2.5}},
+            "representation.most must be a whole number of at least 2, got 2.5",
+        ),
+        (
+            "methods",
+            {"q": {"algorithm": "qfedavg", "q": 1.0, "learning_rate": 0.0}},
+            "learning_rate must be positive for an algorithm that reckons",
+        ),
     ],
 )
 def test_a_mistake_is_found_before_anything_is_trained(section, change, message):
@@ -98,7 +110,14 @@ def test_features_are_judged_beside_those_of_a_reference():
     apply = lambda variables, x: model.apply(variables, x)[0]
     found = evaluator.evaluate(Networks(mine, apply, None, apply)).metrics
     features = [np.asarray(model.features(v, images)[1]) for v in (mine, other)]
-    assert found["mmd"] == pytest.approx(mmd_squared(*features), rel=1e-4)
+    forms = {"mmd": {}, "mmd_unbiased": {"unbiased": True}}
+    forms["mmd_linear"] = {"kernel": "linear"}
+    for name, options in forms.items():
+        squared = mmd_squared(*features, **options)
+        assert found[name] == pytest.approx(squared, rel=1e-4), name
+    share = np.asarray(jax.nn.softmax(model.apply(mine, images)[0]))
+    entropy = -(share * np.log(share)).sum(axis=1).mean()
+    assert found["softmax_entropy"] == pytest.approx(entropy, rel=1e-4)
     means = np.stack([features[0][labels == c].mean(0) for c in range(3)])
     apart = np.linalg.norm(means[:, None] - means, axis=-1) + np.eye(3) * 1e9
     assert found["amm"] == pytest.approx(apart.min(1).mean(), rel=1e-4)

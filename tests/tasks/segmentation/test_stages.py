@@ -10,9 +10,16 @@ import pytest
 from PIL import Image
 
 from fedfr_jax.build import build
+from fedfr_jax.data.augment import normalize
+from fedfr_jax.evaluation.representation import mmd_squared
 from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.feed import Feed
+from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
-from fedfr_jax.types import VOID, Evaluation, Evaluator
+from fedfr_jax.tasks.data import open_data, split_classes
+from fedfr_jax.tasks.judging import looker
+from fedfr_jax.tasks.segmentation.stages import segmenter_of, with_masks
+from fedfr_jax.types import VOID, Evaluation, Evaluator, Networks
 from tests.contracts.rows import rows_of
 
 RATE = {"learning_rate": 0.3}
@@ -61,6 +68,38 @@ def test_pictures_of_every_row_are_drawn(finished):
         pixels = np.asarray(Image.open(path))[..., :3].reshape(-1, 3)
         assert (pixels == [128, 0, 0]).all(1).mean() > 0.01  # class 1 of the palette
     assert (folder / "rounds.png").exists()
+
+
+def test_features_of_pixels_are_judged_beside_those_of_another_network(config):
+    """AMM, entropies and MMD of the pixels of the encoder's map that are not void."""
+    given = config()
+    source = open_data(given["data"])
+    test = with_masks(source, split_classes(given["partition"], source)[0].test, None)
+    model = segmenter_of({"name": "segmenter", **given["model"]}, source)
+    mine, other = (model.init(jax.random.key(seed)) for seed in (0, 1))
+    told = {"most": 10**6, "reference": other}
+    evaluation = {"pictures": 0, "target_miou": 0.5, "representation": told}
+    evaluators = build(config(evaluation=evaluation)).task.evaluators
+    assert all(of.targets == {"mIoU": 0.5} for of in evaluators.values())
+    judge = lambda x: evaluators["representation"].evaluate(
+        Networks(x, None, None, None)
+    )
+    found = judge(mine).metrics
+    images = jnp.asarray(test.images, jnp.float32) / 127.5 - 1
+    truth = test.targets["mask"][:, ::2, ::2]  # the map is half as large
+    outputs = [model.features(x, images, False) for x in (mine, other)]
+    features, others = (np.asarray(x)[truth != VOID] for _, x, _ in outputs)
+    labels = truth[truth != VOID]
+    means = np.stack([features[labels == c].mean(0) for c in range(3)])
+    apart = np.linalg.norm(means[:, None] - means, axis=-1) + np.eye(3) * 1e9
+    assert found["amm"] == pytest.approx(apart.min(1).mean(), rel=1e-4)
+    share = np.asarray(jax.nn.softmax(outputs[0][0]))[:, ::2, ::2][truth != VOID]
+    entropy = -(share * np.log(share)).sum(axis=1).mean()
+    assert found["softmax_entropy"] == pytest.approx(entropy, rel=1e-4)
+    assert found["mmd"] == pytest.approx(mmd_squared(features, others), rel=1e-3)
+    assert abs(judge(other).metrics["mmd"]) < 1e-6
+    labels, some, _ = looker(model, test, make_mesh(1), Feed(4, normalize()), 20)(mine)
+    assert 10 < len(labels) == len(some) <= 20
 
 
 def test_a_stream_reads_the_same_examples(config):

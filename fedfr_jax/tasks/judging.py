@@ -1,0 +1,166 @@
+"""Evaluators of more than one task: what features are like, and targets.
+
+The figures of FedMargin (Michieli, Toldo, Ozay 2022, IEEE Internet of Things Journal)
+for features of images or of pixels: AMM, the mean distance of a class's prototype to
+the nearest other one; MMD to the features of a reference, the centrally trained
+network; mean entropies.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
+from fedfr_jax.evaluation.entropy import feature_entropy, softmax_entropy
+from fedfr_jax.evaluation.representation import mmd_squared
+from fedfr_jax.federated.algorithms.margins import aggregate_mean_margin
+from fedfr_jax.federated.algorithms.prototypes import (
+    class_means,
+    features_of,
+    nearest,
+    of_class,
+)
+from fedfr_jax.federated.outputs import build_embed
+from fedfr_jax.feed import Feed
+from fedfr_jax.schema import check_keys, check_whole
+from fedfr_jax.stacks import named
+from fedfr_jax.stream import Stream, placed
+from fedfr_jax.types import Dataset, Evaluation, Evaluator, Model, Networks, PyTree
+
+MOST = 1000  # features that are looked at
+
+
+def with_target(
+    evaluators: Mapping[str, Evaluator], metric: str, target: float | None
+) -> dict[str, Evaluator]:
+    """The evaluators, told the value whose first round is looked for, if any."""
+    targets = {} if target is None else {metric: target}
+    return {name: of._replace(targets=targets) for name, of in evaluators.items()}
+
+
+def told_features(settings: Mapping | None, model: Model, first: PyTree) -> dict | None:
+    """What `representation` is told by config.evaluation.representation, checked.
+
+    Args:
+      first: variables of the model, arrays or shapes.
+
+    Raises:
+      ValueError: for an unknown key, a wrong value, a model without features, or a
+        reference of another network.
+    """
+    if settings is None:
+        return None
+    section = "config.evaluation.representation"
+    check_keys(section, settings, ("reference", "most"))
+    settings = {"most": MOST, "reference": None, **settings}
+    check_whole(f"{section}.most", settings["most"], 2)
+    if model.features is None:
+        raise ValueError(f"{section} must go with a model of features, got another.")
+    reference = settings["reference"]
+    if reference is not None and not isinstance(reference, Mapping):
+        raise ValueError(
+            f"{section}.reference must be the work folder of a run, got {reference!r}."
+        )
+    differs = None
+    if reference is not None:
+        shapes = (jax.eval_shape(named, x) for x in (reference, first))
+        differs = trees.difference(*shapes)
+    if differs:
+        raise ValueError(f"{section}.reference must fit the model, got {differs}.")
+    return settings
+
+
+def representation(
+    model: Model,
+    table: Dataset | Stream,
+    mesh: Mesh,
+    feed: Feed,
+    *,
+    reference: PyTree | None = None,
+    most: int = MOST,
+) -> Evaluator:
+    """Evaluator of the one network, nothing where there is none.
+
+    Args:
+      model: with features, of every network that is judged.
+      table: the test images and their labels or masks.
+      feed: how images are decoded; its batch size is per device.
+      reference: variables of the network that MMD is taken to; None leaves it out.
+      most: features that are looked at, which MMD takes the square of.
+
+    Raises:
+      ValueError: when the model has no features.
+    """
+    if model.features is None:
+        raise ValueError("model must have features, got one without.")
+    look = looker(model, table, mesh, feed, most)
+    wanted = None if reference is None else look(reference)[1]
+
+    def evaluate(networks: Networks) -> Evaluation:
+        if networks.variables is None:
+            return Evaluation()
+        labels, features, logits = look(networks.variables)
+        everything = np.ones(len(labels), bool)
+        means = class_means(features, labels, everything, model.embedding_dim)
+        metrics = {
+            "amm": float(aggregate_mean_margin(of_class(*means))),
+            "softmax_entropy": float(softmax_entropy(logits).mean()),
+            "feature_entropy": float(feature_entropy(features).mean()),
+        }
+        if wanted is not None:
+            metrics |= discrepancies(features, wanted)
+        return Evaluation(metrics)
+
+    return Evaluator(evaluate)
+
+
+def discrepancies(features: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
+    """MMD^2 of features [n, D] to those of a reference, in three forms."""
+    return {
+        "mmd": mmd_squared(features, wanted),
+        "mmd_unbiased": mmd_squared(features, wanted, unbiased=True),
+        "mmd_linear": mmd_squared(features, wanted, kernel="linear"),
+    }
+
+
+def looker(model: Model, table, mesh: Mesh, feed: Feed, most: int) -> Callable:
+    """variables -> (labels [n], features [n, D], logits [n, M]) of test images.
+
+    They are of at most `most` images, or of as many pixels of the features, which are
+    evenly spaced in each of these images; void is left out.
+    """
+    held, count = placed(table, mesh), table.num_examples
+    rows = np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int32))
+    shape = features_of(model).shape  # [1, D], or [1, h, w, D]
+    pixels = math.prod(shape[1:-1])
+    each = min(max(most // len(rows), 1), pixels)
+    places = ((np.arange(each) + 0.5) * pixels / each).astype(np.int32)
+
+    def chosen(x):
+        """[B * each, ...] of values [B, ...] of every image, or of every pixel."""
+        x = nearest(x, shape)
+        channels = x.shape[len(shape) - 1 :]
+        return x.reshape(len(x), pixels, *channels)[:, places].reshape(-1, *channels)
+
+    truth = np.asarray(table.targets.get("mask", table.targets["label"]))[rows]
+    labels = np.asarray(chosen(jnp.asarray(truth, jnp.int32)))
+    is_known = (labels >= 0) & (labels < model.embedding_dim)
+
+    def both(variables, images):
+        logits, features, _ = model.features(variables, images, False)
+        found = jnp.concatenate([chosen(features), chosen(logits)], axis=1)
+        return found.reshape(len(images), -1)
+
+    run = build_embed(jax.jit(both), feed, mesh)
+
+    def look(variables):
+        found = meshes.fetch(run(variables, held, rows))[: len(rows), 0]
+        found = found.reshape(len(labels), -1)[is_known]
+        return labels[is_known], found[:, : shape[-1]], found[:, shape[-1] :]
+
+    return look

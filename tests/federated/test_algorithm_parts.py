@@ -1,0 +1,91 @@
+"""Parts of algorithms that two golden rounds leave alone: rates, limits, weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.federated.algorithms.clusters import clustered
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.fedaws import fedaws
+from fedfr_jax.federated.algorithms.mime import mime, mimelite
+from fedfr_jax.federated.algorithms.perfedavg import in_groups
+from fedfr_jax.federated.algorithms.phases import in_turn
+from fedfr_jax.federated.algorithms.qfedavg import qfedavg
+from fedfr_jax.federated.local import sgd
+from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.losses.spreadout import spreadout_sum
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Client, Local, RoundResult
+from tests.federated.toys import feed, norm_loss, norm_variables, problem
+
+LOCAL = Local(norm_loss, sgd(), 0.1)
+
+
+def after_a_round(algorithm):
+    """(server, metrics) of three of five clients."""
+    sizes = {"cohort_size": 3, "local_epochs": 1, "seed": 0}
+    sim = simulation(algorithm, feed(), *problem(), mesh=make_mesh(1), **sizes)
+    server = start(sim, norm_variables())
+    server, outcome = play(sim, server, open_store(sim, server, None), 0)
+    return jax.device_get(server), outcome.metrics
+
+
+def test_the_servers_rate_of_mime_is_for_params_alone():
+    params, stats = {"w": jnp.zeros(3)}, {"mean": jnp.zeros(())}
+    change = {"params": {"w": jnp.arange(3.0)}, "batch_stats": {"mean": jnp.ones(())}}
+    aggregate = change, {"w": jnp.ones(3)}
+    result = RoundResult(aggregate, (), {}, jnp.ones(3), jnp.int32(0))
+    for make in (mime, mimelite):
+        algorithm = make(LOCAL, server_rate=0.5)
+        begun = algorithm.init({"params": params, "batch_stats": stats})
+        moved = algorithm.server_update(begun, result).variables
+        np.testing.assert_array_equal(moved["params"]["w"], [0, 0.5, 1])
+        assert moved["batch_stats"]["mean"] == 1
+
+
+def test_groups_of_batches_are_as_many_as_are_begun_and_keep_their_epochs():
+    steps = {"num_steps": jnp.int32(3), "epoch": lambda step: step // 2}
+    nothing = dict.fromkeys(Client._fields)
+    client = Client(**{**nothing, **steps, "batch": lambda step: step})
+    grouped = in_groups(client, 2)
+    assert grouped.num_steps == 2
+    assert [grouped.epoch(k) for k in range(4)] == [0, 1, 2, 3]
+    assert grouped.batch(1) == [2, 3]
+
+
+def test_metrics_of_phases_are_means_over_their_steps():
+    def phase(loss, steps):
+        means = {"loss": jnp.float32(loss), "steps": jnp.float32(steps)}
+        return lambda key, variables, client: (variables, dict(means))
+
+    train = in_turn([phase(1, 1), phase(5, 3)], lambda client: (client, client))
+    _, found = train(jax.random.key(0), {}, None)
+    assert (found["loss"], found["steps"]) == (4, 4)
+
+
+def test_qfedavg_bears_clients_without_any_loss():
+    def nothing(variables, batch, key):
+        del batch, key
+        return 0 * variables["params"]["scale"].sum(), (variables["batch_stats"], {})
+
+    server, metrics = after_a_round(qfedavg(LOCAL._replace(loss=nothing), q=0.5))
+    jax.tree.map(np.testing.assert_array_equal, server, norm_variables())
+    assert all(np.isfinite(x).all() for x in metrics.values())
+
+
+def test_the_one_network_of_several_is_their_mean():
+    algorithm = clustered(None, groups=2, spread=0.0)
+    models = {"params": {"w": jnp.array([[1.0], [3.0]])}, "batch_stats": {}}
+    np.testing.assert_array_equal(algorithm.network(models)["params"]["w"], [2])
+
+
+def test_fedaws_weighs_clients_as_it_is_told():
+    head = {"spreadout": spreadout_sum, "classes": "params/head/kernel"}
+    ends = {}
+    for weigh in ("equally", "examples"):
+        still = fedaws(LOCAL, **head, strength=0.0, weigh=weigh)
+        ends[weigh] = after_a_round(still)[0].variables
+        plain = after_a_round(fedavg(LOCAL, weigh=weigh))[0].variables
+        jax.tree.map(np.testing.assert_array_equal, ends[weigh], plain)
+    kernels = [end["params"]["head"]["kernel"] for end in ends.values()]
+    assert not np.array_equal(*kernels)

@@ -1,0 +1,128 @@
+"""Faults of what two golden rounds leave alone: statistics, rates, judged features."""
+
+from tests.mutants import Mutants
+
+AVERAGED = "contracts/test_algorithms.py::" + (
+    "test_running_statistics_of_clients_are_averaged_whatever_the_algorithm"
+)
+FIRST = "contracts/test_algorithms.py::" + (
+    "test_statistics_are_averaged_kept_or_of_the_first_client"
+)
+PARTS = "federated/test_algorithm_parts.py"
+VECTORS = "tasks/classification/test_vectors.py"
+PIXELS = "tasks/segmentation/test_stages.py::" + (
+    "test_features_of_pixels_are_judged_beside_those_of_another_network"
+)
+TABLES = "experiments/test_fedmargin_tables.py"
+ALGORITHMS = "fedfr_jax/federated/algorithms/"
+FROM_FIRST = "personalize(server, row._replace(leaves=server.first))"
+EACH = "{name: of(x) for name, x in changes.items()}"
+TAKEN = "{name: of(x) if name == 'params' else jax.tree.map(lambda x: x[0], x)"
+MUTANTS = [
+    Mutants(
+        f"{ALGORITHMS}fedatt.py",
+        AVERAGED,
+        [('trees.divided(total["batch_stats"], count)', 'total["batch_stats"]')],
+    ),
+    Mutants(
+        f"{ALGORITHMS}qfedavg.py",
+        AVERAGED,
+        [("trees.divided(stats, count)", "stats")],
+    ),
+    Mutants(
+        f"{ALGORITHMS}afl.py",
+        AVERAGED,
+        [("trees.divided(stats, clients)", "stats")],
+    ),
+    Mutants(
+        f"{ALGORITHMS}feddyn.py",
+        AVERAGED,
+        [("Server({**mean,", "Server({**server.variables,")],
+    ),
+    Mutants(
+        f"{ALGORITHMS}robust.py",
+        AVERAGED,
+        [(EACH, EACH.replace("{name: of(x)", TAKEN))],
+    ),
+    Mutants(
+        f"{ALGORITHMS}statistics.py",
+        FIRST,
+        [(FROM_FIRST, "personalize(server, row)")],
+    ),
+    Mutants(
+        f"{ALGORITHMS}mime.py",
+        PARTS,
+        [('optax.tree.scale(server_rate, change["params"])', 'change["params"]')],
+    ),
+    Mutants(
+        f"{ALGORITHMS}perfedavg.py",
+        PARTS,
+        [
+            ("-(-client.num_steps // size)", "client.num_steps // size"),
+            ("client.epoch(size * step)", "client.epoch(step)"),
+        ],
+    ),
+    Mutants(f"{ALGORITHMS}qfedavg.py", PARTS, [("client) + TINY", "client)")]),
+    Mutants(f"{ALGORITHMS}clusters.py", PARTS, [("x.mean(0)", "x[0]")]),
+    Mutants(
+        f"{ALGORITHMS}fedaws.py",
+        PARTS,
+        [("fedavg(local, weigh=weigh)", "fedavg(local)")],
+    ),
+    Mutants(f"{ALGORITHMS}phases.py", PARTS, [("x * n.astype(x.dtype)", "x")]),
+    Mutants(
+        "fedfr_jax/evaluation/entropy.py",
+        "evaluation/test_entropy.py",
+        [("jnp.maximum(features, 0)", "jnp.abs(features)")],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/judging.py",
+        VECTORS,
+        [
+            ("wanted, unbiased=True)", "wanted)"),
+            ("softmax_entropy(logits).mean", "feature_entropy(logits).mean"),
+            ('check_whole(f"{section}.most", settings["most"], 2)', "pass"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/judging.py",
+        PIXELS,
+        [
+            ("& (labels < model.embedding_dim)", ""),
+            ("chosen(features), chosen(logits)", "chosen(features), chosen(features)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/options.py",
+        "contracts/test_defaults_by_value.py",
+        [("and not has_words", "")],
+    ),
+    Mutants(
+        "fedfr_jax/runs/costs.py",
+        "runs/test_costs.py",
+        [
+            ("x >= target", "x > target"),
+            ("num_trained(sim.stragglers, sim.cohort_size)", "sim.cohort_size"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/local.py",
+        VECTORS,
+        [("not first > 0", "False")],
+    ),
+    Mutants(
+        "experiments/fedmargin_tables/tables.py",
+        TABLES,
+        [('x[0] - ours["accuracy"][0]', 'ours["accuracy"][0] - x[0]')],
+    ),
+    Mutants(
+        "experiments/fedmargin_tables/camvid_tables.py",
+        TABLES,
+        [('[mean(x) for x in zip(*(r["curve"]', '[max(x) for x in zip(*(r["curve"]')],
+    ),
+    Mutants(
+        "experiments/fedmargin_tables/camvid.py",
+        TABLES,
+        [('lines[-1]["loss"]', 'lines[0]["loss"]')],
+    ),
+]

@@ -1,0 +1,38 @@
+"""What a stage has cost, by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from fedfr_jax.federated.simulation import open_store, simulation, start
+from fedfr_jax.federated.stragglers import Stragglers
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.runs.costs import communication, rounds_to
+from fedfr_jax.types import Evaluation, Evaluator
+from tests.federated.toys import fedavg_toy, feed, problem
+
+
+def test_the_first_evaluation_at_the_target_is_told():
+    evaluator = Evaluator(evaluate=None, targets={"accuracy": 0.6})
+    found, numbers = Evaluation({"accuracy": 0.7}), (0.5, 0.6, 0.7)
+    rows = [{"round": 2 * i, "own/accuracy": x} for i, x in enumerate(numbers)]
+    assert rounds_to("own", evaluator, rows, found) == {"rounds_to_0.6": 3}
+    assert rounds_to("own", evaluator, rows[:1], found) == {"rounds_to_0.6": None}
+    assert rounds_to("own", evaluator, rows, Evaluation()) == {}
+
+
+def test_clients_that_are_dropped_send_nothing():
+    algorithm, variables = fedavg_toy()
+    total = {}
+    for are_dropped in (False, True):
+        sizes = {"cohort_size": 4, "local_epochs": 2, "seed": 0}
+        late = Stragglers(0.5, are_dropped)
+        options = {"mesh": make_mesh(1), "stragglers": late, **sizes}
+        sim = simulation(algorithm, feed(), *problem(), **options)
+        server = start(sim, variables)
+        store = open_store(sim, server, None)
+        begun = SimpleNamespace(sim=sim, server=server, store=store)
+        found = communication(begun, rounds=3)
+        each = found["up_mb"] + found["down_mb"]
+        total[are_dropped] = found["total_mb"] / each
+    assert total == pytest.approx({False: 4 * 3, True: 2 * 3})
