@@ -8,7 +8,7 @@ from typing import IO
 
 
 @contextlib.contextmanager
-def whole(path: str | os.PathLike, *, by: str = "") -> Iterator[IO[bytes]]:
+def replacing(path: str | os.PathLike, *, by: str = "") -> Iterator[IO[bytes]]:
     """Open a file for bytes that takes the place of `path` when the block has ended.
 
     Whoever looks at `path` sees what was there before or all of the new file, also
@@ -33,6 +33,6 @@ def whole(path: str | os.PathLike, *, by: str = "") -> Iterator[IO[bytes]]:
 
 
 def write_text(path: str | os.PathLike, text: str, *, by: str = "") -> None:
-    """Write a file of UTF-8 as `whole` does."""
-    with whole(path, by=by) as file:
+    """Write a file of UTF-8 as `replacing` does."""
+    with replacing(path, by=by) as file:
         file.write(text.encode())

@@ -209,6 +209,7 @@ def check_whole(name: str, value: Any, low: int) -> None:
         raise ValueError(
             f"{name} must be a whole number of at least {low}, got {value!r}."
         )
+    check_ranges("", {name: value}, {name: (low, math.inf)})
 
 
 @contextlib.contextmanager

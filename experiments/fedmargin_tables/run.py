@@ -196,7 +196,7 @@ def built(config: dict):
 def with_features(experiment, config: dict, reference):
     """The experiment, whose network's features are compared with the reference's."""
     from fedfr_jax.tasks.data import open_data, split, table_of
-    from fedfr_jax.tasks.judging import representation
+    from fedfr_jax.tasks.representation import representation
 
     source = open_data(config["data"])
     test = table_of(source, split(config["partition"], source).test, None)
@@ -213,7 +213,7 @@ def with_loss(experiment, config: dict):
     The loss of local steps has terms of its own in FedProx and FedDANE.
     """
     from fedfr_jax.tasks.data import open_data
-    from fedfr_jax.tasks.judging import looker
+    from fedfr_jax.tasks.representation import looker
     from fedfr_jax.types import Evaluation, Evaluator
 
     model, feed = seen(config, open_data(config["data"]))
@@ -230,7 +230,7 @@ def with_loss(experiment, config: dict):
 
 
 def mean_cross_entropy(logits, labels) -> float:
-    """Of logits [n, M] and labels [n]."""
+    """Mean softmax cross-entropy of logits [n, M] to labels [n]."""
     import optax
 
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedfr_jax.deploy.calibration import text_of
 from fedfr_jax.deploy.network import Network
-from fedfr_jax.drafts import whole
+from fedfr_jax.drafts import replacing
 from fedfr_jax.schema import naming
 
 BLOCK = 1 << 24  # cosines at once
@@ -120,7 +120,7 @@ def check_network(gallery: Gallery, network: Network) -> None:
 
 def write_gallery(gallery: Gallery, path: str | os.PathLike) -> None:
     """Write a .npz, replacing the one before when it is whole."""
-    with whole(path) as file:
+    with replacing(path) as file:
         np.savez(file, **gallery._asdict())
 
 

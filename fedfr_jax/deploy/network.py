@@ -29,6 +29,7 @@ from fedfr_jax.runs.ended import networks
 from fedfr_jax.runs.workdir import CONFIG, claim_for_all
 from fedfr_jax.schema import choose, with_tuples
 from fedfr_jax.stacks import named
+from fedfr_jax.tasks.network import with_name
 from fedfr_jax.types import Experiment, Networks, PyTree
 
 CURVE = "calibration"  # in a file of weights
@@ -204,13 +205,14 @@ def _opened(workdir, method, client) -> Opened:
     text = (workdir / CONFIG).read_text()
     settings = with_tuples(json.loads(text))
     with claim_for_all(workdir, text):
-        experiment = build({**settings, "model": as_run(settings["model"])})
+        model = with_name(settings.get("task", "faces"), settings["model"])
+        experiment = build({**settings, "model": as_run(model)})
         method = method or list(experiment.stages)[-1]
         found = networks(experiment, method, workdir)
         variables, apply = _chosen(
             found, client, experiment.task.population.num_clients
         )
-    return Opened(experiment, settings["model"], method, variables, apply)
+    return Opened(experiment, model, method, variables, apply)
 
 
 def as_run(model: Mapping) -> dict:

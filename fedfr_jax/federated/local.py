@@ -16,7 +16,7 @@ from fedfr_jax import stacks, trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.model_axis import whole
 from fedfr_jax.objective import with_aux
-from fedfr_jax.schema import check_ranges, is_traced
+from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Client, Local, PyTree
 
 
@@ -129,22 +129,12 @@ def check_local(local: Local) -> None:
 def check_rate(local: Local) -> None:
     """Raise ValueError unless `local` has a rate, for algorithms that reckon with it.
 
-    It must be positive in the first step, as they may divide by it. A function is a
-    training that knows its own.
+    A function is a training that knows its own.
     """
-    if callable(local):
-        return
-    rate = local.learning_rate
-    if rate is None:
+    if not callable(local) and local.learning_rate is None:
         raise ValueError(
             "learning_rate must be given to an algorithm that reckons with it, with an "
             "optimizer that is a function of the rate, such as optax.sgd, got None."
-        )
-    first = rate(jnp.int32(0), jnp.int32(0)) if callable(rate) else rate
-    if not is_traced(first) and not first > 0:
-        raise ValueError(
-            "learning_rate must be positive for an algorithm that reckons with it, got "
-            f"{first}."
         )
 
 

@@ -26,7 +26,7 @@ def check_layout(path: pathlib.Path, template: PyTree, population: int) -> None:
         for p, x in jax.tree_util.tree_leaves_with_path(template)
     ]
     if not path.exists():
-        write_text(path, "\n".join(lines))
+        write_text(path, "\n".join(lines), by=str(os.getpid()))
     kept = path.read_text(errors="replace").splitlines()
     for old, new in itertools.zip_longest(kept, lines, fillvalue="nothing"):
         if old != new:

@@ -19,7 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.drafts import whole
+from fedfr_jax.drafts import replacing
 
 # Name of a storage's class, what it holds.
 STORAGES = {
@@ -126,7 +126,7 @@ def write_torch(path: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> N
     """
     arrays = {name: np.asarray(x, order="C") for name, x in tensors.items()}
     text = _pickled(arrays)  # before the file is there
-    with whole(path) as draft, zipfile.ZipFile(draft, "w") as file:
+    with replacing(path) as draft, zipfile.ZipFile(draft, "w") as file:
         file.writestr(f"{TOP}/data.pkl", text)
         file.writestr(f"{TOP}/byteorder", "little")
         for i, array in enumerate(arrays.values()):

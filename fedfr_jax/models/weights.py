@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.drafts import whole
+from fedfr_jax.drafts import replacing
 from fedfr_jax.models.torch_file import read_torch, write_torch
 from fedfr_jax.schema import naming
 
@@ -79,7 +79,7 @@ def write_weights(
     if suffix == ".safetensors":
         _write_safetensors(path, arrays, about or {})
     elif suffix == ".npz":
-        with whole(path) as file:
+        with replacing(path) as file:
             np.savez(file, **arrays)
     else:
         write_torch(path, arrays)
@@ -137,7 +137,7 @@ def _write_safetensors(path, arrays, about):
         start += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # so that the numbers are aligned
-    with whole(path) as file:
+    with replacing(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in arrays.values():
             file.write(np.ascontiguousarray(array).tobytes())

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.drafts import whole
+from fedfr_jax.drafts import replacing
 from fedfr_jax.federated.client import client_key
 from fedfr_jax.federated.client import first_personal_key as first_key
 from fedfr_jax.federated.model_axis import onto
@@ -187,7 +187,7 @@ def save(run: Run, path: str | os.PathLike) -> pathlib.Path:
     for part, tree in (("server", meshes.fetch(run.server)), ("rows", rows)):
         for place, leaf in jax.tree_util.tree_leaves_with_path(tree):
             arrays[f"{part}/{trees.path_name(place)}"] = np.asarray(leaf)
-    with whole(path) as file:
+    with replacing(path) as file:
         np.savez(file, **arrays)
     return path
 

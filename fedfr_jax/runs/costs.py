@@ -60,7 +60,7 @@ def communication(begun: Begun, rounds: int) -> dict[str, float]:
     each = traffic(sim, begun.server, begun.store.template)
     if each is None:
         return {}
-    clients = num_trained(sim.stragglers, sim.cohort_size)
-    total = (each.up + each.down) * clients * rounds
+    senders = num_trained(sim.stragglers, sim.cohort_size)  # the dropped only receive
+    total = (each.up * senders + each.down * sim.cohort_size) * rounds
     sizes = {"up_mb": each.up, "down_mb": each.down, "total_mb": total}
     return {name: size / MEGABYTE for name, size in sizes.items()}

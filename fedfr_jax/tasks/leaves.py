@@ -12,7 +12,9 @@ from fedfr_jax.types import Model, PyTree
 KEYS = ("blocks", "all_but_blocks", "batch_norms")
 
 
-def leaves_of(model: Model, given: str | Mapping, at: str = "") -> str | Callable:
+def leaves_of(
+    model: Model, given: str | Mapping, at: str = "", *, key: str = "personal"
+) -> str | Callable:
     """A regular expression over leaf paths as it is, or one of these.
 
     {"blocks": K} is the top K blocks (FedPer; 1 is the head), {"all_but_blocks": K} the
@@ -20,6 +22,7 @@ def leaves_of(model: Model, given: str | Mapping, at: str = "") -> str | Callabl
 
     Args:
       at: where the network's params lie below params, such as "backbone/".
+      key: the row's key, for errors.
 
     Raises:
       ValueError: for another key, none or several, or so many blocks.
@@ -27,15 +30,15 @@ def leaves_of(model: Model, given: str | Mapping, at: str = "") -> str | Callabl
     if isinstance(given, str):
         return given
     if not isinstance(given, Mapping):
-        raise ValueError(f"personal must be a pattern or a mapping, got {given!r}.")
-    check_keys("personal", given, KEYS)
+        raise ValueError(f"{key} must be a pattern or a mapping, got {given!r}.")
+    check_keys(key, given, KEYS)
     if len(given) != 1:
-        raise ValueError(f"personal must have one key of {KEYS}, got {dict(given)}.")
-    ((key, value),) = given.items()
-    if key == "batch_norms":
+        raise ValueError(f"{key} must have one key of {KEYS}, got {dict(given)}.")
+    ((which, value),) = given.items()
+    if which == "batch_norms":
         return batch_norms_at(at) if value else ""
     top = blocks(model.blocks, value, at=at)
-    if key == "blocks":
+    if which == "blocks":
         return top
     if not 0 < value < len(model.blocks):
         raise ValueError(
@@ -65,7 +68,7 @@ def frozen_pattern(model: Model, given: str | Mapping, at: str = "") -> str:
     Raises:
       ValueError: for anything else.
     """
-    found = leaves_of(model, given, at)
+    found = leaves_of(model, given, at, key="frozen")
     if not isinstance(found, str):
         raise ValueError(f"frozen must be of {KEYS[:2]} or a pattern, got {given}.")
     return found

@@ -9,6 +9,13 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.schema import choose, naming
 from fedfr_jax.types import Model
 
+NAMES = {"reid": "reid", "segmentation": "segmenter"}  # of tasks with a usual network
+
+
+def with_name(task: str, settings: Mapping) -> Mapping:
+    """config.model with the name of the task's usual network, where it has none."""
+    return {"name": NAMES[task], **settings} if task in NAMES else settings
+
 
 def network_of(
     settings: Mapping, image_shape: Sequence[int]

@@ -72,7 +72,7 @@ def algorithm_maker(
             raise _missing(section, name, key)
     for key, family in NESTED.items():
         given = own.get(key)
-        has_words = key in asked and asked[key].annotation is str  # and no family
+        has_words = key in asked and asked[key].annotation is str  # of its own
         if isinstance(given, Mapping | str) and not has_words:
             given = {"name": given} if isinstance(given, str) else given
             own[key] = choose(f"{section}.{key}", family, given)

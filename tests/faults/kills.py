@@ -256,7 +256,7 @@ def doomed(setup: Setup, workdir, rng, *, is_free: bool):
         faults = {"root": workdir, "kill": rng.randrange(1, most + 1)}
         if setup.processes > 1:
             faults["process"] = number
-        return start(setup.folder, workdir, setup.processes, **faults), "event"
+        return start(setup.folder, workdir, setup.processes, **faults), "change"
     process = start(setup.folder, workdir, setup.processes)
     is_alone = rng.random() < 0.5
 
@@ -294,7 +294,7 @@ def report(count: int, workers: int = 2, processes: tuple[int, ...] = (1, 2)) ->
                 for done in [pool.submit(run_chains) for _ in range(workers)]:
                     done.result()
     table = {
-        f"{number} processes, {stage}, killed at an {how}": times
+        f"{stage}, processes: {number}, killed at a {how}": times
         for (number, stage, how), times in sorted(kills.items())
     }
     for name, times in table.items():

@@ -171,8 +171,8 @@ def test_the_pages_tables_are_those_of_the_kept_numbers():
     for stage, title in stages.items():
         cells = []
         for number in (1, 2):
-            name = f"{number} processes, {stage}, killed at an"
-            at = [killed.get(f"{name} {how}", 0) for how in ("event", "moment")]
+            name = f"{stage}, processes: {number}, killed at a"
+            at = [killed.get(f"{name} {how}", 0) for how in ("change", "moment")]
             cells.append("{}, {}".format(*at))
         assert f"| {title} | {' | '.join(cells)} |" in page, stage
     assert f"{sum(killed.values())} kills" in page

@@ -107,4 +107,9 @@ MUTANTS = [
         "tasks/classification/test_loss.py",
         [("value = masked_mean(values, batch.is_valid)", "value = values.mean()")],
     ),
+    Mutants(
+        "fedfr_jax/evaluation/entropy.py",
+        "evaluation/test_entropy.py",
+        [("jnp.maximum(features, 0)", "jnp.abs(features)")],
+    ),
 ]

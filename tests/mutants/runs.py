@@ -117,4 +117,12 @@ MUTANTS = [
             ),
         ],
     ),
+    Mutants(
+        "fedfr_jax/runs/costs.py",
+        "runs/test_costs.py",
+        [
+            ("x >= target", "x > target"),
+            ("num_trained(sim.stragglers, sim.cohort_size)", "sim.cohort_size"),
+        ],
+    ),
 ]

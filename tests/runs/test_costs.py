@@ -23,7 +23,6 @@ def test_the_first_evaluation_at_the_target_is_told():
 
 def test_clients_that_are_dropped_send_nothing():
     algorithm, variables = fedavg_toy()
-    total = {}
     for are_dropped in (False, True):
         sizes = {"cohort_size": 4, "local_epochs": 2, "seed": 0}
         late = Stragglers(0.5, are_dropped)
@@ -33,6 +32,6 @@ def test_clients_that_are_dropped_send_nothing():
         store = open_store(sim, server, None)
         begun = SimpleNamespace(sim=sim, server=server, store=store)
         found = communication(begun, rounds=3)
-        each = found["up_mb"] + found["down_mb"]
-        total[are_dropped] = found["total_mb"] / each
-    assert total == pytest.approx({False: 4 * 3, True: 2 * 3})
+        up, down, total = (found[f"{x}_mb"] for x in ("up", "down", "total"))
+        senders = 2 if are_dropped else 4
+        assert total == pytest.approx(3 * (senders * up + 4 * down))

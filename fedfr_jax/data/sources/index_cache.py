@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedfr_jax.data.sources.npz import DAMAGED
-from fedfr_jax.drafts import whole
+from fedfr_jax.drafts import replacing
 
 
 def cached(
@@ -38,6 +38,6 @@ def cached(
     except DAMAGED:
         pass  # absent or cut short: it is made anew
     found = scan()
-    with whole(cache, by=str(os.getpid())) as file:
+    with replacing(cache, by=str(os.getpid())) as file:
         np.savez(file, stamp=stamp, **found)
     return found

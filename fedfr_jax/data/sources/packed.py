@@ -32,7 +32,7 @@ from fedfr_jax.data.sources.packed_index import (
     shard_name,
 )
 from fedfr_jax.data.sources.selection import keep_identities
-from fedfr_jax.drafts import whole
+from fedfr_jax.drafts import replacing
 from fedfr_jax.types import Pairs, Source
 
 SHARD_BYTES = 2**28
@@ -219,11 +219,10 @@ def _write_images(file, *, source, rows):
 
 def _put(path, write):
     """Write a file; returns its bytes and SHA-256."""
-    with whole(path) as file:
+    with replacing(path) as file:
         write(file)
         file.flush()
-        facts = {"bytes": file.tell(), "sha256": _sha256(file.name)}
-    return facts
+        return {"bytes": file.tell(), "sha256": _sha256(file.name)}
 
 
 def _begin(path, head):

@@ -141,7 +141,7 @@ def _like(a: Prototypes, b: Prototypes) -> Prototypes:
 
 
 def _facts(share: jax.Array, prototypes: Prototypes) -> dict[str, jax.Array]:
-    """Of the round: where no class has a prototype, `share` [K] is even."""
+    """Numbers of the round, a copy per client; without `classes`, `share` is even."""
     facts = {
         "attention_entropy": jax.scipy.special.entr(share).sum(),
         "amm": aggregate_mean_margin(prototypes),

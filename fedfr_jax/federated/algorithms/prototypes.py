@@ -44,10 +44,13 @@ def moved(old: Prototypes, new: Prototypes, momentum: float) -> Prototypes:
 
 
 def nearest(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Of each pixel's values [B, H, W, ...] those of features of a shape [B, h, w, D].
+    """Values [B, h, w, ...] for a map of features, picked from values of every pixel.
 
     The pixel at i H // h stands for row i, as in PyTorch's nearest interpolation.
-    Values [B, ...] of images stay, where the features are [B, D].
+
+    Args:
+      x: [B, H, W, ...]; of features of whole images [B, ...], which is returned.
+      shape: of the features, [B, h, w, D] or [B, D].
     """
     for axis in range(1, len(shape) - 1):
         size, fewer = x.shape[axis], shape[axis]

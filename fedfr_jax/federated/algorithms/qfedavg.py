@@ -7,6 +7,8 @@ of the client's examples. q = 0 is FedAvg with equal weights. Deviations: 1e-10 
 to F_k, as in the authors' code; running statistics are averaged with equal weights.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -17,7 +19,7 @@ from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.local import check_rate, local_training, rate_at
 from fedfr_jax.federated.means import over_examples
 from fedfr_jax.objective import with_aux
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.schema import check_ranges, is_traced
 from fedfr_jax.types import Algorithm, ClientOutput, Local
 
 TINY = 1e-10
@@ -32,10 +34,11 @@ def qfedavg(local: Local, *, q: float) -> Algorithm:
       q: >= 0; larger is fairer.
 
     Raises:
-      ValueError: when q is negative.
+      ValueError: when q is negative, or the rate has no inverse.
     """
     check_ranges("", {"q": q}, {"q": (0, jnp.inf)})
     check_rate(local)
+    _check_first(local.learning_rate)
     train, loss_fn = local_training(local), with_aux(local.loss)
 
     def client_update(key, server, personal, client):
@@ -72,3 +75,10 @@ def qfedavg(local: Local, *, q: float) -> Algorithm:
         server_update=server_update,
         personalize=lambda server, personal: server,
     )
+
+
+def _check_first(rate: float | Callable) -> None:
+    """Raise ValueError unless a round's first rate, whose inverse is L, is positive."""
+    first = rate(jnp.int32(0), jnp.int32(0)) if callable(rate) else rate
+    if not is_traced(first) and not first > 0:
+        raise ValueError(f"learning_rate must be positive in qfedavg, got {first}.")

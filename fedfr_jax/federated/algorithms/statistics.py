@@ -41,7 +41,7 @@ def statistics(variables: PyTree) -> PyTree:
       ValueError: for a network without any.
     """
     if not jax.tree.leaves(variables["batch_stats"]):
-        raise ValueError("running statistics must be in the network, got none.")
+        raise ValueError("batch norms must be in the network, got none.")
     mask = lambda name: jax.tree.map(lambda _: name == "batch_stats", variables[name])
     return {name: mask(name) for name in variables}
 
@@ -54,13 +54,12 @@ def batch_norms(variables: PyTree) -> PyTree:
     Raises:
       ValueError: for a network without running statistics.
     """
-    paths = lambda name: jax.tree_util.tree_leaves_with_path(variables[name])
-    places = {path[:-1] for path, _ in paths("batch_stats")}
-    if not places:
-        raise ValueError("batch norms must be in the network, got none.")
+    found = statistics(variables)
+    stats = jax.tree_util.tree_leaves_with_path(variables["batch_stats"])
+    places = {path[:-1] for path, _ in stats}
     is_norm = lambda path, _: path[:-1] in places
-    found = jax.tree_util.tree_map_with_path(is_norm, variables["params"])
-    return {**statistics(variables), "params": found}
+    norms = jax.tree_util.tree_map_with_path(is_norm, variables["params"])
+    return {**found, "params": norms}
 
 
 def of_first(algorithm: Algorithm) -> Algorithm:

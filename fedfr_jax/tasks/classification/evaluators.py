@@ -16,8 +16,9 @@ from fedfr_jax.tasks.classification.accuracy import Accuracy
 from fedfr_jax.tasks.classification.data import Clients
 from fedfr_jax.tasks.classification.finetuning import finetuned, finetuning
 from fedfr_jax.tasks.classification.loss import cross_entropy
-from fedfr_jax.tasks.judging import representation, told_features, with_target
 from fedfr_jax.tasks.options import local_of
+from fedfr_jax.tasks.representation import representation, told
+from fedfr_jax.tasks.targets import with_target
 from fedfr_jax.types import Evaluation, Evaluator, Model, Networks, PyTree
 
 
@@ -58,7 +59,7 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
     check_ranges("config.evaluation.", asked._asdict(), bounds)
     given = asked.finetune
     prepared = None if given is None else _finetuning(given, model, first)
-    features = told_features(asked.representation, model, first)
+    judged_features = told(asked.representation, model, first)
     is_images = len(model.image_shape) == 3
     judged = Feed(asked.batch_size, normalize() if is_images else None)
 
@@ -72,9 +73,9 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
                 name = f"{group}_finetuned".strip("_")
                 tune = _after(prepared, of, mesh, feed, **options)
                 found[name] = _tuned(accuracy, tune, is_unseen=bool(group))
-        if features is not None:
+        if judged_features is not None:
             given = model, clients.test, mesh, judged
-            found["representation"] = representation(*given, **features)
+            found["representation"] = representation(*given, **judged_features)
         return with_target(found, "accuracy", asked.target_accuracy)
 
     return judge

@@ -136,7 +136,7 @@ def federated_faces(
         other.
     """
     check_numbers("", locals())  # every argument that has a range
-    _check_exclusions(share, first_previous, branch, adapt=adapt, spreadout=spreadout)
+    _check_exclusions(share, first_previous, branch, adapt, spreadout)
     _check_statistics(batch_stats, share, first_previous, adapt)
     rule = rule_of(margin_loss, scale, margin, margin_options)
     model = on_packed(beside(model) if rule and rule.state else model)
@@ -215,15 +215,15 @@ def federated_faces(
     )
 
 
-def _check_exclusions(share, first_previous, branch, **given):
+def _check_exclusions(share, first_previous, branch, adapt, spreadout):
     """Raise ValueError for options that exclude each other."""
     check_choice("first_previous", first_previous, ("global", "random"))
     if not share and first_previous == "random":
         raise ValueError("first_previous must be global with share=False, got random.")
-    for name, value in given.items():
+    for name, value in (("adapt", adapt), ("spreadout", spreadout)):
         if not share and value is not None:
             raise ValueError(f"share must be True with {name}, got False.")
-    if given["adapt"] is not None and branch is not None:
+    if adapt is not None and branch is not None:
         raise ValueError(f"branch must be None with adapt, got {branch!r}.")
 
 

@@ -8,6 +8,7 @@ views' settings.
 
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Mapping
 
@@ -16,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.drafts import whole
+from fedfr_jax.drafts import replacing
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.schema import naming
@@ -74,8 +75,8 @@ def views_of(settings, sees: str) -> tuple[Feed, str]:
     """
     listed = json.loads(json.dumps(settings.augment))
     names = [entry if isinstance(entry, str) else entry["name"] for entry in listed]
-    whole = augment_of(settings.flip, json.dumps(settings.augment))
-    if not Feed(1, whole).num_views:
+    augment = augment_of(settings.flip, json.dumps(settings.augment))
+    if not Feed(1, augment).num_views:
         raise ValueError(
             "distill.cache must come with an augment whose views are counted, such as "
             f"face_mask with fixed=True, got {names}."
@@ -106,7 +107,7 @@ def write_cache(
     table = stream(inputs_of(source, True), source.labels)
     count = len(source.labels)
     shape = (count, max(feed.num_views, 1), model.embedding_dim)
-    with whole(path) as file:
+    with replacing(path, by=str(os.getpid())) as file:
         header = {"descr": "<f2", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, count, CHUNK):

@@ -22,7 +22,7 @@ from fedfr_jax.models.weights import read_weights
 from fedfr_jax.schema import naming
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import other_implementations
-from fedfr_jax.tasks.network import network_of
+from fedfr_jax.tasks.network import network_of, with_name
 from fedfr_jax.tasks.options import TOLD, keywords, unfit
 from fedfr_jax.tasks.reid.batches import balanced, central_order
 from fedfr_jax.tasks.reid.colours import filled
@@ -79,7 +79,7 @@ def clients_model(settings: Mapping, parts: Parts) -> Model:
     """The clients' network, with the identities of the one that has most."""
     own = {key: value for key, value in settings.items() if key != "weights"}
     num_classes = int(parts.split.num_classes.max())
-    return model_of({"name": "reid", **own}, parts.image_shape, num_classes)
+    return model_of(with_name("reid", own), parts.image_shape, num_classes)
 
 
 def trainers_of(settings: Mapping, parts: Parts) -> dict[str, Federated | Central]:
@@ -88,7 +88,7 @@ def trainers_of(settings: Mapping, parts: Parts) -> dict[str, Federated | Centra
     Raises:
       ValueError: naming the row, for anything wrong in it.
     """
-    network = {"name": "reid", **settings["model"]}
+    network = with_name("reid", settings["model"])
 
     def made(network):
         clients = given_of(network, parts, int(parts.split.num_classes.max()))

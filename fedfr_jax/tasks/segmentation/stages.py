@@ -24,12 +24,13 @@ from fedfr_jax.tasks.data import (
     streams,
     table_of,
 )
-from fedfr_jax.tasks.judging import representation, told_features, with_target
-from fedfr_jax.tasks.network import network_of
+from fedfr_jax.tasks.network import network_of, with_name
+from fedfr_jax.tasks.representation import representation, told
 from fedfr_jax.tasks.rows import Given
 from fedfr_jax.tasks.segmentation.judge import Judge, Judged
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.pictures import palette, pictures
+from fedfr_jax.tasks.targets import with_target
 from fedfr_jax.types import (
     Central,
     Dataset,
@@ -137,7 +138,7 @@ def trainers_of(
             facts={"num_classes": parts.num_classes},  # of images, not of pixels
         )
 
-    network = {"name": "segmenter", **settings["model"]}
+    network = with_name("segmentation", settings["model"])
     return rows.trainers_and_given(settings, network, given_of)
 
 
@@ -165,10 +166,10 @@ def evaluators_of(
     """Overlap by the evaluators of `Judge`, features, and pictures in the end."""
     feed = Feed(evaluating.batch_size, normalize())
     evaluators = Judge(judged, mesh, feed).evaluators
-    features = told_features(evaluating.representation, of.model, of.shapes)
-    if features is not None:
+    judged_features = told(evaluating.representation, of.model, of.shapes)
+    if judged_features is not None:
         given = of.model, judged.table, mesh, feed
-        evaluators["representation"] = representation(*given, **features)
+        evaluators["representation"] = representation(*given, **judged_features)
     if evaluating.pictures:
         colours = source.masks.colours
         colours = palette(len(judged.classes)) if colours is None else colours

@@ -201,7 +201,7 @@ WRONG = [
     ({"personal": {"batch_norms": True}}, "batch norms must be in the network"),
     ({"personal": {"blocks": True}}, r"blocks must lie in \[0, 2\] .*got True"),
     ({"personal": {"blocks": 1}, "finetune_epochs": 1.5}, "a whole number.*got 1.5"),
-    ({"batch_stats": "local"}, "running statistics must be in the network, got none"),
+    ({"batch_stats": "local"}, "batch norms must be in the network, got none"),
     (
         {"personal": {"all_but_blocks": 0}},
         r"all_but_blocks must lie in \[1, 1\], got 0",
@@ -285,7 +285,6 @@ def test_a_cohort_too_small_for_a_row_is_refused_before_any_row_trains(
 def test_rows_whose_clients_keep_a_part_have_no_network_for_everybody(quarters):
     rows = {
         "fedavg": {},
-        "kept": {"batch_stats": "local"},
         "fedper": {"personal": {"blocks": 1}},
         "fedrep": {**FEDREP, "head_epochs": 1},
         "ifca": {"algorithm": "ifca", "groups": 2},

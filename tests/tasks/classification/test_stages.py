@@ -474,7 +474,7 @@ ROWS = [
     ({**RATE, "finetune_epochs": 1}, "finetune_epochs must go with personal leaves"),
     (
         {**RATE, "personal": "classifier", "finetune_epochs": -1},
-        "finetune_epochs must be at least 0, got -1",
+        "finetune_epochs must be a whole number of at least 1, got -1",
     ),
     (
         {**RATE, "personal": "fc", "finetune_epochs": 1, "algorithm": "scaffold"},
@@ -541,7 +541,7 @@ SECTIONS = [
     ({"evaluation": {"batch_size": 0}}, "evaluation.batch_size must be at least 1"),
     (
         {"evaluation": {"finetune": {"epochs": 0, **RATE}}},
-        "evaluation.finetune.epochs must be at least 1, got 0",
+        "evaluation.finetune.epochs must be a whole number of at least 1, got 0",
     ),
     (
         {"evaluation": {"finetune": {"moves": "conv", **RATE}}},

@@ -13,7 +13,7 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.sinks import read_jsonl
-from fedfr_jax.tasks.judging import representation
+from fedfr_jax.tasks.representation import representation
 from fedfr_jax.types import Dataset, Networks
 
 DECAY = {"name": "sgd", "weight_decay": 1e-3, "decays": "kernel$"}
@@ -78,7 +78,7 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
         (
             "methods",
             {"q": {"algorithm": "qfedavg", "q": 1.0, "learning_rate": 0.0}},
-            "learning_rate must be positive for an algorithm that reckons",
+            "learning_rate must be positive in qfedavg, got 0",
         ),
     ],
 )

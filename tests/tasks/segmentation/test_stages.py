@@ -15,9 +15,10 @@ from fedfr_jax.evaluation.representation import mmd_squared
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.runs.ended import networks
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
 from fedfr_jax.tasks.data import open_data, split_classes
-from fedfr_jax.tasks.judging import looker
+from fedfr_jax.tasks.representation import looker
 from fedfr_jax.tasks.segmentation.stages import segmenter_of, with_masks
 from fedfr_jax.types import VOID, Evaluation, Evaluator, Networks
 from tests.contracts.rows import rows_of
@@ -98,8 +99,28 @@ def test_features_of_pixels_are_judged_beside_those_of_another_network(config):
     assert found["softmax_entropy"] == pytest.approx(entropy, rel=1e-4)
     assert found["mmd"] == pytest.approx(mmd_squared(features, others), rel=1e-3)
     assert abs(judge(other).metrics["mmd"]) < 1e-6
-    labels, some, _ = looker(model, test, make_mesh(1), Feed(4, normalize()), 20)(mine)
-    assert 10 < len(labels) == len(some) <= 20
+    look = lambda table, most: looker(
+        model, table, make_mesh(1), Feed(4, normalize()), most
+    )
+    labels, some, _ = look(test, 60)(mine)  # 20 pixels of each of three images
+    assert 30 < len(labels) == len(some) <= 60
+    of = lambda mask: test._replace(targets={**test.targets, "mask": mask})
+    shape = test.targets["mask"].shape
+    columns = np.broadcast_to(np.arange(shape[2], dtype=np.uint8) % 3, shape)
+    assert set(look(of(columns), 60)(mine)[0]) == {0, 1, 2}  # not of one column alone
+    with pytest.raises(ValueError, match="must find two images or pixels .* got 0"):
+        look(of(np.full(shape, VOID, np.uint8)), 60)
+
+
+def test_another_run_is_a_reference_by_its_folder(config, finished):
+    """Its config may leave out the name of the network, as this one does."""
+    experiment, folder, _ = finished
+    (folder / "config.json").write_text(json.dumps(config(methods=METHODS)))
+    told = {"reference": str(folder)}
+    beside = build(config(evaluation={"pictures": 0, "representation": told}))
+    central = networks(experiment, "central", folder)  # the last row
+    found = beside.task.evaluators["representation"].evaluate(central).metrics
+    assert abs(found["mmd"]) < 1e-6 < found["amm"]
 
 
 def test_a_stream_reads_the_same_examples(config):

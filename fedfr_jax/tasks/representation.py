@@ -1,11 +1,12 @@
-"""Evaluators of more than one task: what features are like, and targets.
+"""What the one network's features of the test images are like, beside another's.
 
-The figures of FedMargin (Michieli, Toldo, Ozay 2022, IEEE Internet of Things Journal)
+The figures of FedMargin (Michieli, Toldo, Ozay 2022, IEEE Internet of Things Journal),
 for features of images or of pixels: AMM, the mean distance of a class's prototype to
 the nearest other one; MMD to the features of a reference, the centrally trained
 network; mean entropies.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 
@@ -33,20 +34,17 @@ from fedfr_jax.stream import Stream, placed
 from fedfr_jax.types import Dataset, Evaluation, Evaluator, Model, Networks, PyTree
 
 MOST = 1000  # features that are looked at
+OF_IMAGE = 20  # pixels of an image, where there are enough images
+SECTION = "config.evaluation.representation"
 
 
-def with_target(
-    evaluators: Mapping[str, Evaluator], metric: str, target: float | None
-) -> dict[str, Evaluator]:
-    """The evaluators, told the value whose first round is looked for, if any."""
-    targets = {} if target is None else {metric: target}
-    return {name: of._replace(targets=targets) for name, of in evaluators.items()}
-
-
-def told_features(settings: Mapping | None, model: Model, first: PyTree) -> dict | None:
+def told(settings: Mapping | None, model: Model, first: PyTree) -> dict | None:
     """What `representation` is told by config.evaluation.representation, checked.
 
     Args:
+      settings: `most`, features that are looked at, and `reference`, the work folder of
+        a run such as a central one, to whose last row's network MMD is taken; None asks
+        for nothing.
       first: variables of the model, arrays or shapes.
 
     Raises:
@@ -55,23 +53,21 @@ def told_features(settings: Mapping | None, model: Model, first: PyTree) -> dict
     """
     if settings is None:
         return None
-    section = "config.evaluation.representation"
-    check_keys(section, settings, ("reference", "most"))
+    check_keys(SECTION, settings, ("reference", "most"))
     settings = {"most": MOST, "reference": None, **settings}
-    check_whole(f"{section}.most", settings["most"], 2)
+    check_whole(f"{SECTION}.most", settings["most"], 2)
     if model.features is None:
-        raise ValueError(f"{section} must go with a model of features, got another.")
+        raise ValueError(f"{SECTION} must go with a model of features, got another.")
     reference = settings["reference"]
-    if reference is not None and not isinstance(reference, Mapping):
+    if reference is None:
+        return settings
+    if not isinstance(reference, Mapping):
         raise ValueError(
-            f"{section}.reference must be the work folder of a run, got {reference!r}."
+            f"{SECTION}.reference must be the work folder of a run, got {reference!r}."
         )
-    differs = None
-    if reference is not None:
-        shapes = (jax.eval_shape(named, x) for x in (reference, first))
-        differs = trees.difference(*shapes)
-    if differs:
-        raise ValueError(f"{section}.reference must fit the model, got {differs}.")
+    shapes = (jax.eval_shape(named, x) for x in (reference, first))
+    if differs := trees.difference(*shapes):
+        raise ValueError(f"{SECTION}.reference must fit the model, got {differs}.")
     return settings
 
 
@@ -94,12 +90,12 @@ def representation(
       most: features that are looked at, which MMD takes the square of.
 
     Raises:
-      ValueError: when the model has no features.
+      ValueError: when the model has no features, or the images are void.
     """
     if model.features is None:
         raise ValueError("model must have features, got one without.")
     look = looker(model, table, mesh, feed, most)
-    wanted = None if reference is None else look(reference)[1]
+    wanted = functools.cache(lambda: look(reference)[1])  # not before it is needed
 
     def evaluate(networks: Networks) -> Evaluation:
         if networks.variables is None:
@@ -112,15 +108,21 @@ def representation(
             "softmax_entropy": float(softmax_entropy(logits).mean()),
             "feature_entropy": float(feature_entropy(features).mean()),
         }
-        if wanted is not None:
-            metrics |= discrepancies(features, wanted)
+        if reference is not None:
+            metrics |= discrepancies(features, wanted())
         return Evaluation(metrics)
 
     return Evaluator(evaluate)
 
 
 def discrepancies(features: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
-    """MMD^2 of features [n, D] to those of a reference, in three forms."""
+    """MMD^2 of features [n, D] to those of a reference, in three forms.
+
+    Nothing where features are all alike or no numbers: the radial kernel has no width.
+    """
+    spread = np.ptp(np.concatenate([features, wanted]), axis=0).max()
+    if not 0 < spread < math.inf:
+        return {}
     return {
         "mmd": mmd_squared(features, wanted),
         "mmd_unbiased": mmd_squared(features, wanted, unbiased=True),
@@ -131,15 +133,19 @@ def discrepancies(features: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
 def looker(model: Model, table, mesh: Mesh, feed: Feed, most: int) -> Callable:
     """variables -> (labels [n], features [n, D], logits [n, M]) of test images.
 
-    They are of at most `most` images, or of as many pixels of the features, which are
-    evenly spaced in each of these images; void is left out.
+    Of features of images there is one for each of `most` images, evenly spaced. Of
+    features of pixels there are OF_IMAGE of an image or more, the same places in each
+    image, drawn once; those that are void are left out.
+
+    Raises:
+      ValueError: when fewer than two are not void.
     """
-    held, count = placed(table, mesh), table.num_examples
-    rows = np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int32))
     shape = features_of(model).shape  # [1, D], or [1, h, w, D]
-    pixels = math.prod(shape[1:-1])
-    each = min(max(most // len(rows), 1), pixels)
-    places = ((np.arange(each) + 0.5) * pixels / each).astype(np.int32)
+    pixels, count = math.prod(shape[1:-1]), table.num_examples
+    num_images = min(max(most // min(pixels, OF_IMAGE), 1), count)
+    rows = np.linspace(0, count - 1, num_images).astype(np.int32)
+    each = min(most // num_images, pixels)
+    places = np.sort(np.random.default_rng(0).permutation(pixels)[:each])
 
     def chosen(x):
         """[B * each, ...] of values [B, ...] of every image, or of every pixel."""
@@ -150,13 +156,18 @@ def looker(model: Model, table, mesh: Mesh, feed: Feed, most: int) -> Callable:
     truth = np.asarray(table.targets.get("mask", table.targets["label"]))[rows]
     labels = np.asarray(chosen(jnp.asarray(truth, jnp.int32)))
     is_known = (labels >= 0) & (labels < model.embedding_dim)
+    if is_known.sum() < 2:
+        raise ValueError(
+            f"{SECTION} must find two images or pixels that are not void among "
+            f"{len(labels)}, got {is_known.sum()}."
+        )
 
     def both(variables, images):
         logits, features, _ = model.features(variables, images, False)
         found = jnp.concatenate([chosen(features), chosen(logits)], axis=1)
         return found.reshape(len(images), -1)
 
-    run = build_embed(jax.jit(both), feed, mesh)
+    run, held = build_embed(jax.jit(both), feed, mesh), placed(table, mesh)
 
     def look(variables):
         found = meshes.fetch(run(variables, held, rows))[: len(rows), 0]
