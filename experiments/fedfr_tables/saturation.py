@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
             runs[seed][f"{epochs} epochs"] = row
     name = f"{name_of(argv)} saturation"
     target = values.results
-    write_results(target / "results.json", name, runs)
+    runs = write_results(target / "results.json", name, runs)  # with earlier epochs
     text = f"{made(runs)}\n\n{table(runs, has_costs=False)}"
     write_between(target / "README.md", name, text)
     print(text)
