@@ -218,7 +218,9 @@ def attack(name: str, seeds: range):
             path.write_bytes(whole)
             os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
             yield file, seed, result
-        gc.collect()  # NumPy leaves a damaged .npz open, and a later test would be told
+        # NumPy leaves a damaged .npz open, and a later test would be told. It is young;
+        # to look at all objects takes seconds where much has been compiled.
+        gc.collect(1)
 
 
 def attack_in_process(name: str, seeds: range) -> list[list]:
