@@ -59,7 +59,7 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
     check_ranges("config.evaluation.", asked._asdict(), bounds)
     given = asked.finetune
     prepared = None if given is None else _finetuning(given, model, first)
-    judged_features = told(asked.representation, model, first)
+    of_features = told(asked.representation, model, first)
     is_images = len(model.image_shape) == 3
     judged = Feed(asked.batch_size, normalize() if is_images else None)
 
@@ -73,9 +73,9 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
                 name = f"{group}_finetuned".strip("_")
                 tune = _after(prepared, of, mesh, feed, **options)
                 found[name] = _tuned(accuracy, tune, is_unseen=bool(group))
-        if judged_features is not None:
+        if of_features is not None:
             given = model, clients.test, mesh, judged
-            found["representation"] = representation(*given, **judged_features)
+            found["representation"] = representation(*given, **of_features)
         return with_target(found, "accuracy", asked.target_accuracy)
 
     return judge

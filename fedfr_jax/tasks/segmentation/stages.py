@@ -166,10 +166,10 @@ def evaluators_of(
     """Overlap by the evaluators of `Judge`, features, and pictures in the end."""
     feed = Feed(evaluating.batch_size, normalize())
     evaluators = Judge(judged, mesh, feed).evaluators
-    judged_features = told(evaluating.representation, of.model, of.shapes)
-    if judged_features is not None:
+    of_features = told(evaluating.representation, of.model, of.shapes)
+    if of_features is not None:
         given = of.model, judged.table, mesh, feed
-        evaluators["representation"] = representation(*given, **judged_features)
+        evaluators["representation"] = representation(*given, **of_features)
     if evaluating.pictures:
         colours = source.masks.colours
         colours = palette(len(judged.classes)) if colours is None else colours
