@@ -6,8 +6,8 @@
 
 Goes on where it was stopped: a row that is done is read. Writes results.json, where
 rows and seeds that are not played stay as they were, the table of README.md, the curves
-camvid.png (figure 7) and, of the first seed, test images at the least three alphas,
-camvid_alpha<alpha>.png (figure 8), beside this file or under --results.
+camvid.png (figures 5 to 7) and, of the first seed, test images at the least three
+alphas, camvid_alpha<alpha>.png (figure 8), beside this file or under --results.
 """
 
 import argparse
@@ -36,7 +36,8 @@ class Done(NamedTuple):
     """What became of a row."""
 
     result: dict
-    grid: object  # of test images, None of a row without one network or that diverged
+    grid: object = None  # of test images; None where there is no one network
+    network: object = None  # its variables, of a row that did not diverge
 
 
 def main(argv: list[str]) -> None:
@@ -83,16 +84,20 @@ def config_of(args) -> dict:
 
 
 def run_seed(config: dict, alphas: list[float], workdir: pathlib.Path) -> list[Done]:
-    """The central row, which no split or straggler changes, and the others."""
+    """The central row, which no split or straggler changes, and the others.
+
+    Features of the others are compared with the central ones.
+    """
     folder = workdir / f"seed{config['seed']}"
     is_asked = CENTRAL in config["methods"] and not share_of(config)
     done = [one_run(config, CENTRAL, folder)] if is_asked else []
+    reference = done[0].network if done else None
     for alpha in alphas:
-        split = {**config["partition"], "alpha": alpha}
+        split = {**config, "partition": {**config["partition"], "alpha": alpha}}
         for method in config["methods"]:
             if method != CENTRAL:
                 place = folder / place_of(alpha, config)
-                done.append(one_run({**config, "partition": split}, method, place))
+                done.append(one_run(split, method, place, reference))
                 print(camvid_tables.line(done[-1].result), flush=True)
     return done
 
@@ -109,14 +114,15 @@ def place_of(alpha: float, config: dict) -> pathlib.Path:
     return place / f"stragglers{share:g}" if share else place
 
 
-def one_run(config: dict, method: str, folder: pathlib.Path) -> Done:
+def one_run(config: dict, method: str, folder: pathlib.Path, reference=None) -> Done:
     """Train a row, or read its end, and judge it.
+
+    Args:
+      reference: variables of the network that features are compared with, or None.
 
     Raises:
       ValueError: when the folder holds a row of another config.
     """
-    from fedfr_jax.runs.experiment import run_stages
-
     config = {**config, "methods": {method: config["methods"][method]}}
     runs.check_settings(folder / f"{method}.json", config)
     facts = {"method": method, "seed": config["seed"]}
@@ -125,32 +131,51 @@ def one_run(config: dict, method: str, folder: pathlib.Path) -> Done:
         if share := share_of(config):
             facts["stragglers"] = share
     experiment = with_images(runs.built(config), config)
+    if method != CENTRAL and not share_of(config):
+        experiment = with_features(experiment, config, reference)
     try:
-        found = runs.stamped(lambda: run_stages(experiment, folder))
+        end = runs.stamped(lambda: trained(experiment, method, folder))
     except FloatingPointError as error:
-        return Done({**facts, "diverged": str(error)}, None)
+        return Done({**facts, "diverged": str(error)})
+    found = end["found"]
     for name in ("generic", "personalised"):
-        facts[name] = found[method][name].metrics.get("mIoU")
+        facts[name] = found[name].metrics.get("mIoU")
     if method in SEVERAL:
         facts["generic"] = None
     if method != CENTRAL:
         judged = "personalised" if facts["generic"] is None else "generic"
-        facts |= curve_of(folder / method, f"{judged}/mIoU")
-    facts |= stamp_of(folder / f"{method}.made.json", found)
-    return Done(facts, found[method]["images"].grids.get("test images"))
+        facts |= curves_of(folder / method, f"{judged}/mIoU")
+    facts |= stamp_of(folder / f"{method}.made.json", end)
+    return Done(facts, found["images"].grids.get("test images"), end["network"])
 
 
-def curve_of(folder: pathlib.Path, metric: str) -> dict:
-    """A metric of the rounds that were judged; the last one's attention and loss."""
+def trained(experiment, method: str, folder: pathlib.Path) -> dict:
+    """The network of a row, trained or read, and what its evaluators found."""
+    from fedfr_jax.runs.experiment import run_central, run_federated
+
+    play = run_central if method == CENTRAL else run_federated
+    trainer = experiment.stages[method].trainer
+    network, found = play(experiment, trainer, None, folder / method)
+    return {"network": network, "found": found}
+
+
+def curves_of(folder: pathlib.Path, metric: str) -> dict:
+    """Metrics of the rounds that were judged; the last one's attention and loss."""
     from fedfr_jax.runs.sinks import read_jsonl
 
     lines = read_jsonl(folder / "metrics.jsonl")
     judged = [row for row in lines if metric in row]
+    features = {name: f"representation/{name}" for name in camvid_tables.FEATURES}
     return {
         "curve": [row[metric] for row in judged],
         "rounds": [row["round"] + 1 for row in judged],
         "attention_entropy": lines[-1].get("attention_entropy"),
         "loss": lines[-1]["loss"],
+        **{
+            name: [row[key] for row in judged]
+            for name, key in features.items()
+            if all(key in row for row in judged)
+        },
     }
 
 
@@ -161,29 +186,32 @@ def stamp_of(path: pathlib.Path, found: dict) -> dict:
     return json.loads(path.read_text())
 
 
+def with_features(experiment, config: dict, reference):
+    """The experiment, whose network's features of test images are judged."""
+    from fedfr_jax.data.augment import normalize
+    from fedfr_jax.feed import Feed
+    from fedfr_jax.tasks.representation import representation
+
+    _, model, table = looked_at(config)
+    given = model, table, experiment.mesh, Feed(8, normalize())
+    judged = representation(*given, reference=reference)
+    return runs.with_evaluator(experiment, "representation", judged)
+
+
 def with_images(experiment, config: dict):
-    """The experiment that also draws test images, the same ones whatever the split."""
+    """The experiment that also draws test images."""
     import numpy as np
 
     from fedfr_jax.data.augment import normalize
     from fedfr_jax.feed import Feed
-    from fedfr_jax.tasks.data import open_data
     from fedfr_jax.tasks.segmentation.judge import Judged
     from fedfr_jax.tasks.segmentation.pictures import pictures
-    from fedfr_jax.tasks.segmentation.stages import segmenter_of, with_masks
     from fedfr_jax.types import Evaluation, Evaluator
 
-    source = open_data(config["data"])
-    tested = np.flatnonzero(source.is_test)
-    rows = tested[np.linspace(0, len(tested) - 1, NUM_IMAGES + 2).astype(int)[1:-1]]
-    table, offsets = with_masks(source, rows, None), np.array([0, NUM_IMAGES])
-    draw = pictures(
-        segmenter_of(config["model"], source),
-        Judged(table, offsets, source.masks.names),
-        Feed(1, normalize()),
-        np.array(source.masks.colours, np.uint8),
-        NUM_IMAGES,
-    )
+    source, model, table = looked_at(config, NUM_IMAGES)
+    judged = Judged(table, np.array([0, NUM_IMAGES]), source.masks.names)
+    colours = np.array(source.masks.colours, np.uint8)
+    draw = pictures(model, judged, Feed(1, normalize()), colours, NUM_IMAGES)
 
     def evaluate(networks):
         return Evaluation() if networks.variables is None else draw.evaluate(networks)
@@ -192,14 +220,30 @@ def with_images(experiment, config: dict):
     return runs.with_evaluator(experiment, "images", drawn)
 
 
+def looked_at(config: dict, count: int = 0) -> tuple:
+    """The source, its network, and `count` test images (0: all) whatever the split."""
+    import numpy as np
+
+    from fedfr_jax.tasks.data import open_data
+    from fedfr_jax.tasks.segmentation.stages import segmenter_of, with_masks
+
+    source = open_data(config["data"])
+    rows = np.flatnonzero(source.is_test)
+    if count:
+        rows = rows[np.linspace(0, len(rows) - 1, count + 2).astype(int)[1:-1]]
+    return source, segmenter_of(config["model"], source), with_masks(source, rows, None)
+
+
 def grids_of(done: list[Done]) -> dict:
-    """{alpha: {row: grid}} of figure 8."""
-    grids = {}
+    """{alpha: {row: grid}} of figure 8, with the central row at every alpha."""
+    grids, central = {}, {}
     for one in done:
-        if one.result["method"] in SHOWN:
-            alpha = grids.setdefault(one.result["alpha"], {})
-            alpha[one.result["method"]] = one.grid
-    return {alpha: grids[alpha] for alpha in sorted(grids)[:3]}
+        method = one.result["method"]
+        if method in SHOWN:
+            grids.setdefault(one.result["alpha"], {})[method] = one.grid
+        elif method == CENTRAL:
+            central[method] = one.grid
+    return {alpha: {**grids[alpha], **central} for alpha in sorted(grids)[:3]}
 
 
 if __name__ == "__main__":

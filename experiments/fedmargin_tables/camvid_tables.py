@@ -6,7 +6,9 @@ from statistics import mean, pstdev
 import tables
 
 CENTRAL, NAME, LOSS = "central", "camvid", "loss"
-JUDGED = {"generic": "one network", "personalised": "own images", LOSS: "training loss"}
+FEATURES = {"amm": "AMM", "mmd": "MMD^2 to central"}  # curves, of the one network
+JUDGED = {"generic": "one network", "personalised": "own images"}  # mIoU
+KEPT_LATER = {LOSS: "training loss", **FEATURES}  # of which a row may have none
 
 
 def line(run: dict) -> str:
@@ -21,8 +23,8 @@ def alphas_of(runs: list[dict]) -> list[float]:
 
 
 def told(values: list[float], key: str) -> str:
-    """Mean, and deviation of several; in percent, but for the loss."""
-    unit, digits = (1, 3) if key == LOSS else (100, 1)
+    """Mean, and deviation of several; of overlap in percent."""
+    unit, digits = (100, 1) if key in JUDGED else (1, 3)
     shown = [mean(values), pstdev(values)][: len(values)]
     return " +- ".join(f"{unit * number:.{digits}f}" for number in shown)
 
@@ -32,6 +34,7 @@ def cell(runs: list[dict], key: str) -> str:
     if any("diverged" in r for r in runs):
         return "diverged"
     values = [r[key] for r in runs if r.get(key) is not None]
+    values = [value[-1] if key in FEATURES else value for value in values]
     return told(values, key) if values else "-"
 
 
@@ -58,11 +61,11 @@ def table(runs: list[dict]) -> str:
         "| --- | --- |" + " --- |" * len(alphas),
     ]
     methods = tables.methods_of(runs)
-    for key, words in JUDGED.items():
+    for key, words in {**JUDGED, **KEPT_LATER}.items():
         for method in methods:
             own = [r for r in runs if r["method"] == method]
-            if key == LOSS and not any(LOSS in r for r in own):
-                continue  # which was not kept at first
+            if key in KEPT_LATER and not any(key in r for r in own):
+                continue
             cells = [cell([r for r in own if r["alpha"] == a], key) for a in alphas]
             lines.append(f"| {method} | {words} | " + " | ".join(cells) + " |")
     parts = {f"alpha {alpha:g}": as_classified(runs, alpha) for alpha in alphas}
@@ -142,9 +145,9 @@ def publish(runs: list[dict], target: pathlib.Path) -> None:
 
 
 def draw_curves(runs: list[dict], path: pathlib.Path) -> None:
-    """Figure 7: mIoU by round at every alpha, mean over seeds, and the central one.
+    """Figures 7, 5 and 6: mIoU, AMM and MMD by round at every alpha, mean over seeds.
 
-    Without stragglers.
+    Without stragglers; the central mIoU as a line.
     """
     import matplotlib
 
@@ -152,31 +155,41 @@ def draw_curves(runs: list[dict], path: pathlib.Path) -> None:
     from matplotlib import pyplot
 
     runs = plain(runs)
-    alphas = alphas_of(runs)
+    alphas, methods = alphas_of(runs), tables.methods_of(runs)
+    kept = {key: name for key, name in FEATURES.items() if any(key in r for r in runs)}
+    panels = {"curve": "mIoU of test images", **kept}
+    size = (3 * len(alphas) + 2, 3 * len(panels) + 0.6)
     figure, axes = pyplot.subplots(
-        1, len(alphas), figsize=(3 * len(alphas) + 2, 3.6), sharey=True, squeeze=False
+        len(panels), len(alphas), figsize=size, sharey="row", squeeze=False
     )
+    colours = dict(zip(methods, pyplot.get_cmap("tab20").colors, strict=False))
     central = mean(r["generic"] for r in runs if r["method"] == CENTRAL)
-    colours = dict(
-        zip(tables.methods_of(runs), pyplot.get_cmap("tab20").colors, strict=False)
-    )
-    for axis, alpha in zip(axes[0], alphas, strict=True):
-        here = [r for r in runs if r.get("alpha") == alpha and "diverged" not in r]
-        for method in tables.methods_of(here):
-            own = [r for r in here if r["method"] == method]
-            is_one = own[0]["generic"] is not None
-            label = method if is_one else f"{method}, own images"
-            curve = [mean(x) for x in zip(*(r["curve"] for r in own), strict=True)]
-            style = {"linestyle": "-" if is_one else "--", "color": colours[method]}
-            axis.plot(own[0]["rounds"], curve, marker=".", label=label, **style)
-        axis.axhline(central, color="black", linewidth=0.8, label=CENTRAL)
-        axis.set(title=f"alpha = {alpha:g}", xlabel="round")
-    axes[0, 0].set_ylabel("mIoU of test images")
+    for row, (key, words) in zip(axes, panels.items(), strict=True):
+        row[0].set_ylabel(words)
+        for axis, alpha in zip(row, alphas, strict=True):
+            here = [r for r in runs if r.get("alpha") == alpha and key in r]
+            draw_panel(axis, here, key, colours)
+            if key == "curve":
+                axis.axhline(central, color="black", linewidth=0.8, label=CENTRAL)
+                axis.set_title(f"alpha = {alpha:g}")
+    for axis in axes[-1]:
+        axis.set_xlabel("round")
     lines, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(lines, names, fontsize=7, loc="center right")
     figure.tight_layout(rect=(0, 0, 0.87, 1))
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
+
+
+def draw_panel(axis, runs: list[dict], key: str, colours: dict) -> None:
+    """A curve of every row, mean over its runs."""
+    for method in tables.methods_of(runs):
+        own = [r for r in runs if r["method"] == method]
+        is_one = own[0]["generic"] is not None
+        label = method if is_one else f"{method}, own images"
+        curve = [mean(x) for x in zip(*(r[key] for r in own), strict=True)]
+        style = {"linestyle": "-" if is_one else "--", "color": colours[method]}
+        axis.plot(own[0]["rounds"], curve, marker=".", label=label, **style)
 
 
 def draw_images(grids: dict, target: pathlib.Path) -> None:

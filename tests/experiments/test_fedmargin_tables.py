@@ -189,6 +189,18 @@ def test_camvid_has_a_verdict_per_claim_and_alpha(tables):
     assert f"| alpha 10: above FedAvg, points | {pair}" in text
     assert "fedavg - fedmargin | +1, +0 | 0.500 | unclear |" in text
     assert "alpha 0.01: " not in text  # where FedMargin has no row
+    assert "AMM" not in text and "MMD" not in text
+    wider = {"fedavg": 1.0, "fedmargin": 3.0}
+    told = [
+        {**r, "amm": [9.0, wider[r["method"]]], "mmd": [0.0, 0.25 * r["seed"]]}
+        for r in runs
+        if r.get("alpha") == 10.0
+    ]
+    text = camvid_tables.table([*runs[:2], *told])
+    assert "| fedavg | AMM | 1.000 +- 0.000 |" in text
+    assert "| fedmargin | MMD^2 to central | 0.125 +- 0.125 |" in text
+    assert "| alpha 10: wider margins, AMM | fedmargin - fedavg | +2, +2 |" in text
+    assert "| alpha 10: features nearer to central ones, MMD^2 | fedavg - " in text
 
 
 def test_camvids_stragglers_stand_in_a_table_of_their_own(tables, tmp_path):
@@ -223,10 +235,16 @@ def test_camvids_stragglers_stand_in_a_table_of_their_own(tables, tmp_path):
 def test_curves_of_camvid_are_means_over_seeds(tables, tmp_path, drawn):
     import camvid_tables
 
-    camvid_tables.draw_curves(MASKS, tmp_path / "curves.png")
-    drawn = [x for x in drawn["plot"] if x[0] == [3, 6]]
-    assert [[3, 6], pytest.approx([0.1, (0.3 + 0.5) / 2])] in drawn
-    assert len(drawn) == 3  # fedavg and fedper at 0.01, fedavg at 10
+    path, lines = tmp_path / "curves.png", drawn["plot"]
+    camvid_tables.draw_curves(MASKS, path)
+    seen = [x for x in lines if x[0] == [3, 6]]
+    assert [[3, 6], pytest.approx([0.1, (0.3 + 0.5) / 2])] in seen
+    assert len(seen) == 3  # fedavg and fedper at 0.01, fedavg at 10
+    lines.clear()
+    margins = [{**run, "amm": [1.0, run["seed"]]} for run in MASKS[2:4]]
+    camvid_tables.draw_curves([*MASKS[:2], *margins], path)
+    seen = [x for x in lines if x[0] == [3, 6]]
+    assert seen[1] == [[3, 6], [1.0, 0.5]] and len(seen) == 2  # mIoU, AMM; no MMD
 
 
 def test_what_is_kept_of_a_row_of_camvid_is_of_its_last_round(
@@ -238,12 +256,13 @@ def test_what_is_kept_of_a_row_of_camvid_is_of_its_last_round(
     spec.loader.exec_module(runs)
     import camvid
 
-    rows = [{"round": 0, "loss": 3.0}, {"round": 1, "loss": 2.0, "generic/mIoU": 0.5}]
+    judged = {"generic/mIoU": 0.5, "representation/amm": 4.0}
+    rows = [{"round": 0, "loss": 3.0}, {"round": 1, "loss": 2.0, **judged}]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "metrics.jsonl").write_text(lines)
-    found = camvid.curve_of(tmp_path, "generic/mIoU")
+    found = camvid.curves_of(tmp_path, "generic/mIoU")
     kept = {"curve": [0.5], "rounds": [2], "attention_entropy": None, "loss": 2.0}
-    assert found == kept
+    assert found == {**kept, "amm": [4.0]}
     logits, labels = np.log([[0.5, 0.5], [0.2, 0.8]]), np.array([0, 1])
     told = runs.mean_cross_entropy(logits, labels)
     assert told == pytest.approx(-np.log(0.5 * 0.8) / 2)
