@@ -105,7 +105,7 @@ MUTANTS = [
     Mutants(
         "experiments/fedmargin_tables/camvid_tables.py",
         TABLES,
-        [('[mean(x) for x in zip(*(r[key]', '[max(x) for x in zip(*(r[key]')],
+        [("[mean(x) for x in zip(*(r[key]", "[max(x) for x in zip(*(r[key]")],
     ),
     Mutants(
         "experiments/fedmargin_tables/camvid.py",
