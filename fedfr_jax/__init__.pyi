@@ -35,7 +35,7 @@ from fedfr_jax.federated.algorithms.ifca import hypcluster as hypcluster
 from fedfr_jax.federated.algorithms.ifca import ifca as ifca
 from fedfr_jax.federated.algorithms.kd import kd as kd
 from fedfr_jax.federated.algorithms.mime import mime as mime
-from fedfr_jax.federated.algorithms.mime import mimelite as mimelite
+from fedfr_jax.federated.algorithms.mimelite import mimelite as mimelite
 from fedfr_jax.federated.algorithms.moon import moon as moon
 from fedfr_jax.federated.algorithms.perfedavg import perfedavg as perfedavg
 from fedfr_jax.federated.algorithms.personal import blocks as blocks

@@ -7,7 +7,8 @@ import numpy as np
 from fedfr_jax.federated.algorithms.clusters import clustered
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedaws import fedaws
-from fedfr_jax.federated.algorithms.mime import mime, mimelite
+from fedfr_jax.federated.algorithms.mime import mime
+from fedfr_jax.federated.algorithms.mimelite import mimelite
 from fedfr_jax.federated.algorithms.perfedavg import in_groups
 from fedfr_jax.federated.algorithms.phases import in_turn
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg

@@ -17,7 +17,8 @@ from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedaws import fedaws
 from fedfr_jax.federated.algorithms.feddyn import feddyn
 from fedfr_jax.federated.algorithms.ifca import hypcluster
-from fedfr_jax.federated.algorithms.mime import mime, mimelite
+from fedfr_jax.federated.algorithms.mime import mime
+from fedfr_jax.federated.algorithms.mimelite import mimelite
 from fedfr_jax.federated.algorithms.perfedavg import perfedavg
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.robust import robust

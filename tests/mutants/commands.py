@@ -4,7 +4,7 @@ from tests.mutants import Mutants
 
 STOPPING = "test_stopping.py"
 WRONG = (
-    "commands/test_commands.py::test_a_wrong_setting_is_one_line_and_claims_no_folder"
+    "commands/test_mistakes.py::test_a_wrong_setting_is_one_line_and_claims_no_folder"
 )
 VALUES = "contracts/test_config_values.py"
 MUTANTS = [
@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/commands/train.py",
-        "commands/test_commands.py::"
+        "commands/test_whole_runs.py::"
         "test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named",
         [
             ("is_fresh=bool(values.overwrite)", "is_fresh=False"),

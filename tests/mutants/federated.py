@@ -184,10 +184,12 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/federated/algorithms/mime.py",
         MORE_ROUNDS,
-        [
-            ("corrected(less_of_anchor(local))", "corrected(local)"),
-            ("g.astype(m.dtype) + momentum * m", "g.astype(m.dtype)"),
-        ],
+        [("corrected(less_of_anchor(local))", "corrected(local)")],
+    ),
+    Mutants(
+        "fedfr_jax/federated/algorithms/mimelite.py",
+        MORE_ROUNDS,
+        [("g.astype(m.dtype) + momentum * m", "g.astype(m.dtype)")],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/afl.py",

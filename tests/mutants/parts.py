@@ -50,7 +50,7 @@ MUTANTS = [
         [(FROM_FIRST, "personalize(server, row)")],
     ),
     Mutants(
-        f"{ALGORITHMS}mime.py",
+        f"{ALGORITHMS}mimelite.py",
         PARTS,
         [('optax.tree.scale(server_rate, change["params"])', 'change["params"]')],
     ),

@@ -19,14 +19,13 @@ import jax.numpy as jnp
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
+from fedfr_jax.federated.algorithms.domains import by_domain, weighted
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.federated.means import over_examples
-from fedfr_jax.objective import example_losses, with_aux
+from fedfr_jax.objective import with_aux
 from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
-
-TINY = 1e-30  # of a client whose domains have all lost their share
 
 
 class Server(NamedTuple):
@@ -57,62 +56,40 @@ def afl(
     Raises:
       ValueError: when a number is out of its range.
     """
-    some = (1, jnp.inf)
-    bounds = {"num_classes": some, "domain_rate": (0, jnp.inf), "window": some}
-    check_ranges("", locals(), bounds)
+    bounds = {"num_classes": 1, "domain_rate": 0, "window": 1}  # at least
+    check_ranges("", locals(), {name: (x, jnp.inf) for name, x in bounds.items()})
     domain_of = domain_of or (lambda batch: batch.labels)
     loss_fn = with_aux(local.loss)
-
-    def weighted(variables, batch, key, *, weights):
-        """Loss whose examples count by the `weights` [D] of their domains."""
-        losses = example_losses(loss_fn, variables, batch, key)
-        values = jnp.where(batch.is_valid, losses * weights[domain_of(batch)], 0)
-        mean = values.sum() / jnp.maximum(batch.is_valid.sum(), 1).astype(values.dtype)
-        return mean, loss_fn(variables, batch, key)[1]
-
-    train = local_training(local._replace(loss=weighted))
-
-    def by_domain(variables, batch, key):
-        """(loss, number of examples) of each domain [D], over the batch's size."""
-        is_of = (
-            domain_of(batch)[:, None] == jnp.arange(num_classes, dtype=jnp.int32)[None]
-        )
-        is_of &= batch.is_valid[:, None]
-        losses = example_losses(loss_fn, variables, batch, key)
-        sums = jnp.where(is_of, losses[:, None], 0).sum(0), is_of.sum(0)
-        size = jnp.maximum(batch.is_valid.sum(), 1).astype(losses.dtype)
-        return jax.tree.map(lambda x: x.astype(losses.dtype) / size, sums)
+    train = local_training(local._replace(loss=weighted(loss_fn, domain_of)))
+    of_domains = by_domain(loss_fn, domain_of, num_classes)
 
     def client_update(key, server, personal, client):
         received = collections.merged(server.variables)
-        shares = over_examples(lambda b: by_domain(received, b, key), client)
+        shares = over_examples(lambda b: of_domains(received, b, key), client)
         number = client.num_local.astype(shares[1].dtype)
         loss, counts = jax.tree.map(lambda x: x * number, shares)
         alpha = server.share / jnp.maximum(server.counts.mean(0), 1)
         beta = jnp.sum(alpha * counts)
-        weights = alpha * number / jnp.maximum(beta, TINY)
+        weights = alpha * number / jnp.maximum(beta, 1e-30)  # 0: no domain has a share
         end, metrics = train(key, server.variables, client, weights=weights)
         change = collections.change(end, server.variables)
         sent = jax.tree.map(lambda d: d * beta.astype(d.dtype), change["params"])
-        stats = change["batch_stats"]
-        update = (sent, beta, stats, jnp.float32(1), loss, counts)
+        update = sent, beta, change["batch_stats"], jnp.float32(1), loss, counts
         own = collections.own(end)
         return ClientOutput(update, beta, personal, metrics, local=own)
 
     def server_update(server, result):
         params, beta, stats, clients, loss, counts = result.aggregate
-        mean = {
-            "params": trees.divided(params, beta),
-            "batch_stats": trees.divided(stats, clients),
-        }
+        mean = {"params": trees.divided(params, beta)}
+        mean["batch_stats"] = trees.divided(stats, clients)
         mean_loss = loss / jnp.maximum(counts, 1)
         share = jax.nn.softmax(jnp.log(server.share) + domain_rate * mean_loss)
         counts = jnp.concatenate([server.counts[1:], counts[None]])
         return Server(trees.added(server.variables, mean), share, counts)
 
     def init(variables):
-        share = jnp.full(num_classes, 1 / num_classes)
-        return Server(variables, share, jnp.ones((window, num_classes)))
+        counts = jnp.ones((window, num_classes))
+        return Server(variables, counts[0] / num_classes, counts)
 
     return fedavg(local)._replace(
         init=init,

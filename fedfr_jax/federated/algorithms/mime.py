@@ -1,64 +1,19 @@
-"""Mime and MimeLite: clients step with the server's momentum, frozen for a round.
+"""Mime: MimeLite, whose clients' gradients are corrected to the cohort's.
 
-Karimireddy et al. 2020, arXiv:2008.03606, algorithm 1 with heavy-ball momentum:
-y <- y - eta (g + b m), and after the round m <- G + b m with G = sum p_k grad F_k(w).
-MimeLite takes g = grad F(y; B); Mime corrects it to grad F(y; B) - grad F(w; B) + G.
-The momentum is not normalised, as in fedjax; the paper's has (1 - b) g + b m.
-Deviations: running statistics are averaged plainly; Mime's G comes from a pass over the
-cohort's examples before the round, whose sums depend on the number of devices.
+Karimireddy et al. 2020, arXiv:2008.03606, algorithm 1: a local step takes
+grad F(y; B) - grad F(w; B) + G, see mimelite.py. Deviation: G comes from a pass over
+the cohort's examples before the round, whose sums depend on the number of devices.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-import optax
 
-from fedfr_jax import trees
-from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import weight_of
-from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.gradients import prepare_gradient, shared_gradient
+from fedfr_jax.federated.algorithms.gradients import prepare_gradient
+from fedfr_jax.federated.algorithms.mimelite import frozen_momentum
 from fedfr_jax.federated.algorithms.penalties import corrected, less_of_anchor
 from fedfr_jax.federated.local import local_training
-from fedfr_jax.federated.means import over_examples
-from fedfr_jax.schema import check_ranges
-from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
-
-
-class Server(NamedTuple):
-    """Global variables and the momentum m, which is like their params."""
-
-    variables: PyTree
-    momentum: PyTree
-
-
-def mimelite(
-    local: Local,
-    *,
-    server_momentum: float = 0.9,
-    server_rate: float = 1.0,
-    weigh: str | Callable = "examples",
-) -> Algorithm:
-    """MimeLite: local steps with the server's momentum.
-
-    Args:
-      local: plain SGD, with a loss that is a mean over the batch's valid examples.
-      server_momentum: b in [0, 1].
-      server_rate: eta_s >= 0, on params.
-      weigh: see `fedavg`.
-
-    Raises:
-      ValueError: when a number is out of its range.
-    """
-    train = local_training(corrected(local))
-
-    def push(key, server, client):
-        correction = optax.tree.scale(server_momentum, server.momentum)
-        return train(key, server.variables, client, correction=correction)
-
-    return _mime(push, local, server_momentum, server_rate, weigh)
+from fedfr_jax.types import Algorithm, Local
 
 
 def mime(
@@ -68,10 +23,7 @@ def mime(
     server_rate: float = 1.0,
     weigh: str | Callable = "examples",
 ) -> Algorithm:
-    """Mime: MimeLite, and gradients of a client corrected to the cohort's.
-
-    Args and Raises: of `mimelite`.
-    """
+    """Mime: args and raises as `mimelite`."""
     train = local_training(corrected(less_of_anchor(local)))
 
     def push(key, server, client):
@@ -81,32 +33,5 @@ def mime(
         fixed = {"correction": correction, "anchor": start["params"]}
         return train(key, start, client, **fixed)
 
-    algorithm = _mime(push, local, server_momentum, server_rate, weigh)
+    algorithm = frozen_momentum(push, local, server_momentum, server_rate, weigh)
     return algorithm._replace(prepare=prepare_gradient(local))
-
-
-def _mime(push, local, momentum, server_rate, weigh) -> Algorithm:
-    """What both have: `push(key, server, client)` trains, the server moves m."""
-    values = {"server_momentum": momentum, "server_rate": server_rate}
-    check_ranges("", values, {"server_momentum": (0, 1), "server_rate": (0, jnp.inf)})
-    gradient, weight = shared_gradient(local), weight_of(weigh)
-
-    def client_update(key, server, personal, client):
-        start = server.variables
-        end, metrics = push(key, server, client)
-        own = over_examples(lambda batch: gradient(start, batch, key), client)
-        update, leaves = (collections.change(end, start), own), collections.own(end)
-        return ClientOutput(update, weight(client), personal, metrics, local=leaves)
-
-    def server_update(server, result):
-        change, mean = result.aggregate
-        change = {**change, "params": optax.tree.scale(server_rate, change["params"])}
-        move = lambda m, g: g.astype(m.dtype) + momentum * m
-        variables = trees.added(server.variables, change)
-        return Server(variables, jax.tree.map(move, server.momentum, mean))
-
-    return fedavg(local)._replace(
-        init=lambda x: Server(x, optax.tree.zeros_like(x["params"])),
-        client_update=client_update,
-        server_update=server_update,
-    )

@@ -1,0 +1,51 @@
+"""A config of a tiny run."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+CONFIG = '''"""A tiny run on arrays."""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.data = {"name": "arrays", "path": "PATH"}
+    config.partition = {
+        "num_clients": 3,
+        "ids_per_client": (2, 3, 2),
+        "num_global_ids": 6,
+        "num_unseen_ids": 6,
+    }
+    config.model = {
+        "name": "sphereface",
+        "blocks": (0, 0),
+        "widths": (4, 8),
+        "embedding_dim": 8,
+    }
+    config.pretrain = {"epochs": 3, "batch_size": 8, "learning_rate": 0.05}
+    config.federation = {"rounds": 3, "local_epochs": 2, "batch_size": 8}
+    config.evaluation = {"batch_size": 8, "fars": (0.1,), "fpirs": (0.5,)}
+    return config.lock()
+'''
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A config of 19 identities x 8 noisy 12x12 images, in a configs/ folder."""
+    rng = np.random.default_rng(0)
+    centres = rng.uniform(60, 190, size=(19, 1, 12, 12, 1))
+    images = centres + rng.normal(scale=30, size=(19, 8, 12, 12, 1))
+    labels = np.repeat(np.arange(19), 8)
+    root = tmp_path_factory.mktemp("config")
+    path = root / "faces.npz"
+    images = images.clip(0, 255).astype(np.uint8).reshape(-1, 12, 12, 1)
+    np.savez(path, images=images, labels=labels)
+    folder = root / "configs"
+    folder.mkdir()
+    (folder / "base.py").write_text((ROOT / "configs" / "base.py").read_text())
+    (folder / "tiny.py").write_text(CONFIG.replace("PATH", str(path)))
+    return folder / "tiny.py"

@@ -1,0 +1,171 @@
+"""What a command says of a mistake: one line, before anything is claimed or trained."""
+
+import errno
+
+import pytest
+
+from fedfr_jax.__main__ import main
+from fedfr_jax.commands import COMMANDS
+
+
+def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
+    def fails(words):
+        raise error
+
+    monkeypatch.delenv("FEDFR_DEBUG", raising=False)
+    monkeypatch.setattr(COMMANDS["train"], "main", fails)
+    error = MemoryError("lanes must fit the device's memory, got 64.")
+    assert main(["train"]) == 2
+    says = capsys.readouterr().err.splitlines()
+    assert says[0] == "lanes must fit the device's memory, got 64." and len(says) == 2
+    error = MemoryError()  # Python's own says nothing
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err.startswith("MemoryError\n")
+    error = AttributeError("'Stream' has no 'pos'")  # what a plot makes of a full disk
+    error.__context__ = OSError(errno.ENOSPC, "No space left on device", "a.pdf")
+    assert main(["train"]) == 2
+    says = capsys.readouterr().err.splitlines()
+    assert "device: 'a.pdf': make room and start" in says[0] and len(says) == 2
+    error = AttributeError("a mistake of ours")
+    with pytest.raises(AttributeError):
+        main(["train"])
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (
+            ["nosuch"],
+            "command must be one of ['configs', 'convert', 'describe', 'embed', ",
+        ),
+        (["train"], "--config must name a config file"),
+        (["train", "--config=configs/none.py"], "--config must be one of"),
+        (["train", "--config=CONFIG"], "--workdir must name a folder"),
+        (["train", "--config=CONFIG", "--nosuch=1"], "flags must be of"),
+        (
+            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--process_id=1"],
+            "coordinator, num_processes and process_id must be given together",
+        ),
+        (["launch", "--hosts=2", "train"], "coordinator must be HOST:PORT"),
+        (
+            [
+                "train",
+                "--config",
+                "CONFIG",
+                "--workdir=WORKDIR",
+                "--config.modle.depth=3",
+            ],
+            "'model', 'partition', 'pretrain'], got 'modle'",
+        ),
+        (
+            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--rows=fedfr"],
+            "flags must be of",
+        ),
+        (["plan", "--config=CONFIG", "--device=h300"], "--device must be one of"),
+        (
+            ["prepare", "--config=CONFIG", "--verify"],
+            "--verify must be given --pack or packed data",
+        ),
+        (
+            ["prepare", "--config=CONFIG", "--config.data.name=fei"],
+            "config.data must have",
+        ),
+        (
+            ["prepare", "--config=CONFIG", "--config.data.name=nosuch"],
+            "config.data.name must be one of",
+        ),
+        (["prepare", "--config=CONFIG", "--config.data.path=nosuch.npz"], "nosuch.npz"),
+        (
+            ["prepare", "--config=CONFIG", "--config.partition.num_global_ids=99"],
+            "num_global_ids",
+        ),
+    ],
+)
+def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
+    words = [w.replace("CONFIG", str(config)) for w in words]
+    code = main([w.replace("WORKDIR", str(tmp_path / "run")) for w in words])
+    printed = capsys.readouterr()
+    text = printed.err + printed.out
+    assert code == 2
+    assert message in text
+    assert len(text.strip().splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ("model.width=3", "got 'width' (did you mean widths?)"),
+        ("methods.fedfr.x=1", "config.methods.fedfr must have keys of ["),
+        (
+            "methods.fedfr.phi_update=thawed",
+            "phi_update must be one of ['averaged', 'frozen'], got 'thawed'",
+        ),
+        ("federation.lanes=0", "config.federation.lanes must be at least 1, got 0"),
+        (
+            "federation.rounds=2.5",
+            "config.federation.rounds must be a whole number, got 2.5",
+        ),
+        (
+            "methods.fedfr.max_hard_negatives=1.5",
+            "fedfr.max_hard_negatives must be a whole number, got 1.5",
+        ),
+        ("pretrain.epochs=0", "config.pretrain.epochs must be at least 1, got 0"),
+        ("pretrain.warmup=1", "config.pretrain: "),
+        (
+            "evaluation.fars=(2.0,)",
+            "config.evaluation.fars must lie in (0, 1), got 2.0",
+        ),
+        ("seed=text", "config.seed must be a whole number in [0, 2**32), got 'text'"),
+        (
+            "partition.num_clients=1000000000000",
+            "config.partition: num_clients must lie in [1, 152]",
+        ),
+        ("methods.fedfr=3", "config.methods.fedfr must be a mapping, got 3"),
+        (
+            "federation.rounds=x",
+            "config.federation.rounds must be a whole number, got 'x'",
+        ),
+        (
+            "federation.cohort_size=9",
+            "config.federation.cohort_size must lie in [0, 3], got 9",
+        ),
+        ("pretrain.flip=2", "config.pretrain.flip must lie in [0, 1], got 2"),
+        (
+            "federation.table=disk",
+            "table must be one of ['auto', 'device', 'stream'], got 'disk'",
+        ),
+        (
+            "federation.augment=(1,2)",
+            "config.federation.augment must be a list of texts or mappings, got (1",
+        ),
+        ("pretrain.augment=({'x':1},)", "config.augment[0].name must be one of"),
+        (
+            "pretrain.augment=({'name':'normalize','std':(1.,2.)},)",
+            "config.pretrain.augment: ",
+        ),
+        (
+            "federation.augment=({'name':'erase','fill':-1},)",
+            "config.federation.augment: erase's fill must lie in [0, 255]",
+        ),
+        ("model.dtype=x", "config.model must be usable as {"),
+        ("model.embedding_dim=-1", "config.model must give at least a number, got -1"),
+        ("pretrain.scale=0.0", "config.pretrain.scale must be positive, got 0.0"),
+        (
+            "federation.local_epochs=(2,0)",
+            "config.federation.local_epochs must be at least 1, got (2, 0)",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_claims_no_folder(
+    config, setting, message, capsys, tmp_path
+):
+    words = ["train", f"--config={config}", f"--workdir={tmp_path / 'run'}"]
+    assert main([*words, f"--config.{setting}"]) == 2
+    text = capsys.readouterr().err
+    assert message in text and len(text.splitlines()) == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluate_refuses_a_folder_without_a_run(config, tmp_path, capsys):
+    code = main(["evaluate", f"--config={config}", f"--workdir={tmp_path / 'none'}"])
+    assert code == 2 and "must hold a trained run" in capsys.readouterr().err

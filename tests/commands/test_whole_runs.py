@@ -1,0 +1,226 @@
+"""Runs from the first stage to the last plot: killed, changed, streamed."""
+
+import contextlib
+import functools
+import io
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from fedfr_jax.__main__ import main
+from fedfr_jax.runs import experiment
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+def fedfr(*words, xla_flags=None):
+    """Start the command as a process, with this one's devices unless told."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if xla_flags is not None:
+        environment["XLA_FLAGS"] = xla_flags
+    command = [sys.executable, "-m", "fedfr_jax", *map(str, words)]
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def here(*words):
+    """What the command prints in this process, to a good end."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
+            assert main([*map(str, words)]) == 0
+    return output.getvalue()
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+def results(workdir):
+    summary = json.loads((workdir / "summary.json").read_text())
+    rows = {
+        name: [
+            {k: v for k, v in json.loads(line).items() if k != "seconds"}
+            for line in (workdir / name / "metrics.jsonl").read_text().splitlines()
+        ]
+        for name in summary["methods"]
+    }
+    return summary["methods"], rows
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """Train to the end at once, `lanes` -> (flags, folder, output), each once."""
+    root = tmp_path_factory.mktemp("whole")
+
+    @functools.cache
+    def train(lanes):
+        flags = [f"--config={config}", f"--config.federation.lanes={lanes}"]
+        folder = root / str(lanes)
+        return flags, folder, here("train", *flags, f"--workdir={folder}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        yield train
+
+
+@pytest.mark.parametrize(
+    "lanes, stages",
+    [
+        (1, ["pretrained"]),
+        pytest.param("auto", ["pretrained", "fedfr"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
+    flags, expected, output = whole(lanes)
+    assert "fedavg" in output and "roc.png" in "".join(output.split())
+    broken = tmp_path / "broken"
+    for stage in stages:
+        process = fedfr("train", *flags, f"--workdir={broken}")
+        lines = broken / stage / "metrics.jsonl"
+        for _ in range(3000):
+            if lines.exists() and lines.read_text().count("\n"):
+                break
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not (broken / "summary.json").exists()
+    here("train", *flags, f"--workdir={broken}")
+    assert results(broken) == results(expected)
+    methods, _ = results(broken)
+    assert list(methods) == ["pretrained", "fedavg", "fedfr"]
+    for name in ("roc.png", "personalised.png", "rounds.png", "partition.json"):
+        assert (broken / name).stat().st_size > 0
+    for stage in methods:  # of both kinds, judged once at the end
+        files = list((broken / stage / "tensorboard").iterdir())
+        shown = [x for x in files if b"personalised/tar_at_far" in x.read_bytes()]
+        assert len(shown) == 1 and len(files) > 1
+    if lanes == "auto":
+        assert output.count("(measured ms per client") == 2
+        kept = [x / "fedfr" / "lanes.json" for x in (broken, expected)]
+        assert kept[0].read_text() == kept[1].read_text()
+    again = here("evaluate", f"--workdir={broken}")  # by the config that it keeps
+    assert "tar@far" in again
+    evaluation = json.loads((broken / "evaluation.json").read_text())
+    assert evaluation["methods"] == methods
+
+
+def test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named(
+    whole, tmp_path, monkeypatch
+):
+    flags, folder, _ = whole(1)
+    run, built = tmp_path / "run", []
+    shutil.copytree(folder, run)
+    trained = lambda: {x.parent.parent.name for x in run.glob("*/checkpoints/[0-9]*")}
+    monkeypatch.setattr(experiment, "run_experiment", lambda *x: built.append(x))
+    changed = [
+        "train",
+        *flags,
+        f"--workdir={run}",
+        "--config.methods.fedfr.threshold=0.3",
+    ]
+    said = here(*changed)
+    assert "kept are pretrained, fedavg; trained anew are fedfr, whose" in said
+    assert trained() == {"pretrained", "fedavg", "fedfr.old"}
+    said = here(*changed, "--restart=fedavg")
+    assert "Asked to restart: kept are pretrained; trained anew are fedavg" in said
+    assert trained() == {"pretrained", "fedavg.old", "fedfr.old"}
+    here(*changed, "--overwrite")
+    assert not trained() and len(built) == 3
+
+
+def test_a_plan_takes_the_config_of_a_work_folder(whole):
+    _, folder, _ = whole(1)
+    said = here("plan", f"--workdir={folder}", "--rows=fedavg", "--devices=8")
+    assert "\nfedavg" in said
+
+
+def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(
+    config, whole, tmp_path
+):
+    assert main(["prepare", f"--config={config}", f"--pack={tmp_path / 'p'}"]) == 0
+    flags, folder, _ = whole(1)
+    stream = ["--config.federation.table=stream", "--config.federation.table_gib=2e-5"]
+    data = ["--config.data.name=packed", f"--config.data.path={tmp_path / 'p'}"]
+    here("train", *flags, *stream, *data, f"--workdir={tmp_path / 'stream'}")
+    expected, device = results(folder)
+    methods, rows = results(tmp_path / "stream")
+    assert methods.keys() == expected.keys()
+    for name in ("pretrained", "fedavg", "fedfr"):
+        loss = pytest.approx(device[name][0]["loss"], rel=1e-4)
+        assert rows[name][0]["loss"] == loss
+    assert "seconds_waiting_for_input" in rows["fedfr"][0]
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_killed_once_ends_like_a_whole_one(config, tmp_path):
+    """An experiment whole, from pretraining to the last plot."""
+    flags = [f"--config={config}", "--config.federation.evaluate_every=1"]
+    alone = "--xla_force_host_platform_device_count=2"
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finish(fedfr("train", *flags, f"--workdir={whole}", xla_flags=alone))
+    one = "--xla_force_host_platform_device_count=1"
+    command = ["launch", "--processes=2", "train", *flags, f"--workdir={broken}"]
+    process = fedfr(*command, xla_flags=one)
+    lines = broken / "fedfr" / "metrics.jsonl"
+    while process.poll() is None:
+        if lines.exists() and lines.read_text().count("\n"):
+            kill_child(process.pid, "--process_id=1")
+            break
+        time.sleep(0.02)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, output
+    assert "process 1 of 2 ended with signal 9; the others were stopped." in output
+    finish(fedfr(*command, xla_flags=one))
+    methods, rows = results(broken)
+    expected_methods, expected_rows = results(whole)
+    # Several processes stream, and what FedFR prepares from a stream is not traced.
+    del expected_methods["fedfr"]["communication"]
+    for name in expected_methods:
+        for evaluator, metrics in expected_methods[name].items():
+            close = pytest.approx(metrics, rel=1e-3, abs=1e-3)
+            assert methods[name][evaluator] == close
+        for row, expected in zip(rows[name], expected_rows[name], strict=True):
+            if name != "pretrained":  # several processes stream, and say how it went
+                assert row.pop("seconds_waiting_for_input") >= 0
+            assert row == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    assert (broken / "roc.png").stat().st_size > 0
+
+
+def kill_child(parent, word):
+    """SIGKILL the child process whose command line has `word`."""
+    children = pathlib.Path(f"/proc/{parent}/task/{parent}/children")
+    for pid in children.read_text().split():
+        if word in pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_the_demo_ranks_fedfr_first(tmp_path):
+    """pytest -m slow -k demo: a few minutes."""
+    demo = ROOT / "configs" / "fedfr" / "demo.py"
+    words = "train", f"--config={demo}", f"--workdir={tmp_path}"
+    process = fedfr(*words, xla_flags="")
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    of = {name: m["personalised"] for name, m in summary["methods"].items()}
+    for metric in of["fedfr"]:
+        others = [of[name][metric] for name in ("pretrained", "fedavg")]
+        assert of["fedfr"][metric] > max(others), metric
+    on_disk = sum(512 * path.stat().st_blocks for path in tmp_path.rglob("*"))
+    assert on_disk < 100e6  # its files are longer, with holes

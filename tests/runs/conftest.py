@@ -1,0 +1,19 @@
+"""What is drawn, for the tests that look at it."""
+
+import pytest
+
+from fedfr_jax.runs.report import figures
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that were saved, by file name."""
+    found, save = {}, figures.save
+
+    def keep(figure, path):
+        paths = save(figure, path)
+        found[paths[0].stem] = figure
+        return paths
+
+    monkeypatch.setattr(figures, "save", keep)
+    return found
