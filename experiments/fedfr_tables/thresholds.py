@@ -72,8 +72,21 @@ def main(argv: list[str]) -> None:
 
 
 def name_at(threshold: str) -> str:
-    """Name of a row, in hundredths; a config's keys hold no dots."""
-    return f"t_HN={100 * float(threshold):.0f}"
+    """Name of a row, in hundredths; a config's keys hold no dots.
+
+    >>> name_at("0.7"), name_at("0.575")
+    ('t_HN=70', 't_HN=57,5')
+    """
+    return f"t_HN={100 * float(threshold):g}".replace(".", ",")
+
+
+def threshold_of(name: str) -> float:
+    """The threshold of a row.
+
+    >>> threshold_of("t_HN=57,5")
+    0.575
+    """
+    return float(name.partition("=")[2].replace(",", ".")) / 100
 
 
 def at_thresholds(config, grid: list[str]):
@@ -135,7 +148,7 @@ def plot(path: pathlib.Path, counted: dict[str, float], runs: dict) -> None:
     from matplotlib.figure import Figure
 
     names = [name for name in next(iter(runs.values())) if name.startswith("t_HN")]
-    trained = [float(name.partition("=")[2]) / 100 for name in names]
+    trained = [threshold_of(name) for name in names]
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     number, cost, rate = figure.subplots(1, 3)
     number.plot([float(t) for t in counted], counted.values(), "o-", color="#0072B2")

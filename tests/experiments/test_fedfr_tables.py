@@ -239,11 +239,12 @@ def test_hard_negatives_are_kept_by_client_and_by_round(tmp_path):
 
 
 def test_the_study_draws_count_cost_and_both_evaluators(tmp_path):
-    names = ["pretrained", *map(thresholds.name_at, ("0.6", "0.7"))]
+    names = ["pretrained", *map(thresholds.name_at, ("0.575", "0.6"))]
     runs = {"0": {name: row() for name in names}}
     config = config_of(fedfr={"threshold": 0.4, "branch": "bce"})
-    found = thresholds.at_thresholds(config, ["0.6", "0.7"]).methods.to_dict()
-    assert list(found) == names[1:] == ["t_HN=60", "t_HN=70"]
+    found = thresholds.at_thresholds(config, ["0.575", "0.6"]).methods.to_dict()
+    assert list(found) == names[1:] == ["t_HN=57,5", "t_HN=60"]
+    assert [thresholds.threshold_of(name) for name in names[1:]] == [0.575, 0.6]
     assert found["t_HN=60"] == {
         "threshold": 0.6,
         "branch": "bce",
