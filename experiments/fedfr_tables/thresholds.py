@@ -75,18 +75,18 @@ def name_at(threshold: str) -> str:
     """Name of a row, in hundredths; a config's keys hold no dots.
 
     >>> name_at("0.7"), name_at("0.575")
-    ('t_HN=70', 't_HN=57,5')
+    ('t_HN=70', 't_HN=57_5')
     """
-    return f"t_HN={100 * float(threshold):g}".replace(".", ",")
+    return f"t_HN={100 * float(threshold):g}".replace(".", "_")
 
 
 def threshold_of(name: str) -> float:
     """The threshold of a row.
 
-    >>> threshold_of("t_HN=57,5")
+    >>> threshold_of("t_HN=57_5")
     0.575
     """
-    return float(name.partition("=")[2].replace(",", ".")) / 100
+    return float(name.partition("=")[2].replace("_", ".")) / 100
 
 
 def at_thresholds(config, grid: list[str]):

@@ -243,7 +243,7 @@ def test_the_study_draws_count_cost_and_both_evaluators(tmp_path):
     runs = {"0": {name: row() for name in names}}
     config = config_of(fedfr={"threshold": 0.4, "branch": "bce"})
     found = thresholds.at_thresholds(config, ["0.575", "0.6"]).methods.to_dict()
-    assert list(found) == names[1:] == ["t_HN=57,5", "t_HN=60"]
+    assert list(found) == names[1:] == ["t_HN=57_5", "t_HN=60"]
     assert [thresholds.threshold_of(name) for name in names[1:]] == [0.575, 0.6]
     assert found["t_HN=60"] == {
         "threshold": 0.6,
