@@ -204,6 +204,14 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/federated/algorithms/domains.py",
+        MORE_ROUNDS,
+        [
+            ("losses * weights[domain_of(batch)]", "losses"),
+            ("jnp.where(is_of, losses", "jnp.where(~is_of, losses"),
+        ],
+    ),
+    Mutants(
         "fedfr_jax/federated/algorithms/perfedavg.py",
         MORE_ROUNDS,
         [

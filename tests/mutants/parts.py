@@ -108,8 +108,16 @@ MUTANTS = [
         [("[mean(x) for x in zip(*(r[key]", "[max(x) for x in zip(*(r[key]")],
     ),
     Mutants(
+        "experiments/fedfr_tables/thresholds.py",
+        "experiments/test_fedfr_tables.py",
+        [('.replace("_", ".")', '.replace("_", "")')],
+    ),
+    Mutants(
         "experiments/fedmargin_tables/camvid.py",
         TABLES,
-        [('lines[-1]["loss"]', 'lines[0]["loss"]')],
+        [
+            ('lines[-1]["loss"]', 'lines[0]["loss"]'),
+            ("if all(key in row for row in judged)", "if False"),
+        ],
     ),
 ]
