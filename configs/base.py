@@ -193,11 +193,13 @@ def fedper_paper(dataset, classes_per_client, model):
     return config
 
 
-def fedmargin_rows(head_epochs, **common):
+def fedmargin_rows(head_epochs, *, central=None, **common):
     """The methods of FedMargin's table 1, on a network that ends in `classifier`.
 
     Args:
       head_epochs: of FedRep, before its epochs of the body.
+      central: epochs and batch size of a row that owns all images; None for no such
+        row. Its rate is the others'.
       common: what all rows share, such as learning_rate.
     """
     rows = {
@@ -220,7 +222,11 @@ def fedmargin_rows(head_epochs, **common):
         "fedmargin_counts": {"algorithm": "fedmargin", "weigh": "examples"},
         "fedmargin_unit": {"algorithm": "fedmargin", "normalize": True},
     }
-    return {name: {**common, **row} for name, row in rows.items()}
+    rows = {name: {**common, **row} for name, row in rows.items()}
+    if central:
+        own = {"kind": "central", "flip": 0.0, **central}
+        rows["central"] = {**own, "learning_rate": common["learning_rate"]}
+    return rows
 
 
 def fedreid_rows(local, *, every, epochs, **central):

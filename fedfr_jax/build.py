@@ -1,5 +1,6 @@
 """From a config to an experiment; the config's task knows the sections."""
 
+import math
 import pathlib
 import re
 from collections.abc import Collection, Mapping
@@ -10,7 +11,7 @@ import ml_collections
 import numpy as np
 
 from fedfr_jax.federated.stragglers import check_stragglers, num_trained
-from fedfr_jax.schema import check_choice, is_of, naming
+from fedfr_jax.schema import check_choice, check_ranges, is_of, naming
 from fedfr_jax.stream import example_of
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import Central, Experiment, Federated
@@ -105,8 +106,27 @@ def _check_rounds(trainer: Federated | Central, experiment: Experiment) -> None:
     least = int(np.min(federation.epochs_of(trainer)))
     cohort_size = federation.cohort_size or experiment.task.population.num_clients
     check_stragglers(federation.straggling, least, cohort_size)
+    _check_steps(trainer, experiment)
     trainer.algorithm.check_epochs(least)
     trainer.algorithm.check_cohort(num_trained(federation.straggling, cohort_size))
+
+
+def _check_steps(trainer: Federated, experiment: Experiment) -> None:
+    """Raise ValueError for clients who take no step, or more than int32 counts.
+
+    Images that a round adds to a client's own, which its algorithm prepares, are not
+    known here.
+    """
+    largest = int(experiment.task.population.largest(1)[0])
+    steps = experiment.feed.steps_per_epoch(largest)
+    if not steps and trainer.algorithm.prepare is None:
+        raise ValueError(
+            "config.federation.drop_last must leave a client a batch of "
+            f"{experiment.feed.batch_size}, got {largest} images of the largest one."
+        )
+    steps *= int(np.max(experiment.federation.epochs_of(trainer)))
+    name = "local steps of the largest client"
+    check_ranges("", {name: steps}, {name: (0, math.inf)})
 
 
 def _check_augments(experiment: Experiment, rows: Collection[str]) -> None:
@@ -129,8 +149,8 @@ def _check_augments(experiment: Experiment, rows: Collection[str]) -> None:
 
 
 def is_folder(path: Any) -> bool:
-    """Whether a value of a config is a folder's path."""
-    return isinstance(path, str) and pathlib.Path(path).is_dir()
+    """Whether a value of a config is a folder's path; an empty text names none."""
+    return isinstance(path, str) and path != "" and pathlib.Path(path).is_dir()
 
 
 def _open_run(options: dict, key: str) -> None:

@@ -16,7 +16,8 @@ import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Union, get_args, get_origin
 
-POSITIVE = (math.ulp(0.0), math.inf)  # bounds of a number above 0
+POSITIVE = (2.0**-126, math.inf)  # bounds of a number above 0 in float32
+AT_ONCE = (1, 2**16)  # of a number of images that a device takes together
 BELOW_ONE = (0, math.nextafter(1, 0))  # of a number in [0, 1)
 MOST = 2**31 - 1  # of a number without an upper bound: int32 has to hold it
 
@@ -196,7 +197,8 @@ def check_ranges(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> Non
                 raise ValueError(f"{prefix}{name} must be a number, got {value!r}.")
             if not low <= entry <= min(high, MOST):
                 rule = f"be at least {low}" if high == math.inf else None
-                rule = "be positive" if (low, high) == POSITIVE else rule
+                if (low, high) == POSITIVE:
+                    rule = "be positive in float32" if entry > 0 else "be positive"
                 rule = "lie in [0, 1)" if (low, high) == BELOW_ONE else rule
                 rule = "be below 2**31" if entry > MOST else rule
                 rule = rule or f"lie in [{low}, {high}]"

@@ -8,9 +8,15 @@ users are those of FedProx. Not run yet.
 
 from fedfr_jax.configs import base
 
+CENTRAL = {"epochs": 200, "batch_size": 64}
+
 
 def get_config():
-    """200 rounds of 20 epochs; --config.federation.stragglers=0.8 for other shares."""
+    """200 rounds of 20 epochs; --config.federation.stragglers=0.8 for other shares.
+
+    --config.evaluation.target_accuracy=A tells the first round with A, such as 0.8 of
+    what the central row has in the end.
+    """
     config = base.get_config()
     config.task = "classification"
     config.data = {"name": "femnist10"}
@@ -25,5 +31,5 @@ def get_config():
         "stragglers": 0.5,
         "evaluate_every": 1,
     }
-    config.methods = base.fedmargin_rows(10, learning_rate=0.01)
+    config.methods = base.fedmargin_rows(10, central=CENTRAL, learning_rate=0.01)
     return config.lock()

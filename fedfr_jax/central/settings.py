@@ -166,13 +166,14 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
         "weight_decay": (0, math.inf),
         "clip_norm": (0, math.inf),
         "scale": POSITIVE,
+        "margin": (0, 10),
         "flip": (0, 1),
         "checkpoint_every": (0, math.inf),
         "base_batch": (0, math.inf),
         "micro_batches": (1, settings.batch_size),
         "class_chunk": (0, math.inf),
         "gate_weight": (0, math.inf),
-        "class_rate": (math.ulp(0.0), 1),
+        "class_rate": (POSITIVE[0], 1),
     }
     if settings.interclass_threshold is not None:
         bounds["interclass_threshold"] = (-1, 1)

@@ -73,15 +73,16 @@ def load(path: pathlib.Path, argument: str | None = None) -> ConfigDict:
         given = () if argument is None else (argument,)
         config = names["get_config"](*given) if "get_config" in names else None
     except (Exception, SystemExit) as error:
-        text = error.msg if isinstance(error, SyntaxError) else str(error)
-        what = f"{type(error).__name__}: {' '.join(text.split())}"
-        raise ValueError(f"{_place(error, path)} must run, got {what}.") from error
+        where = _place(error, path)
+        raise ValueError(f"{where} must run, got {_told(error)}.") from error
     if "get_config" not in names:
         raise ValueError(f"{path} must define get_config(), got no such function.")
     if not isinstance(config, ConfigDict):
-        line = names["get_config"].__code__.co_firstlineno
+        function = names["get_config"]  # or anything else that can be called
+        is_written = isinstance(function, types.FunctionType)
+        line = function.__code__.co_firstlineno if is_written else None
         raise ValueError(
-            f"{path}, line {line}, must return an ml_collections ConfigDict from "
+            f"{_with_line(path, line)} must return an ml_collections ConfigDict from "
             f"get_config(), got {type(config).__name__}."
         )
     return config
@@ -115,8 +116,20 @@ def _make_importable(path: pathlib.Path) -> None:
 
 def _place(error: BaseException, path: pathlib.Path) -> str:
     """File and line of the mistake that `error` reports about the config `path`."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno},"
+    if isinstance(error, SyntaxError) and error.filename:  # not of a NUL byte
+        return _with_line(error.filename, error.lineno)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    return f"{path}, line {lines[-1]}," if lines else str(path)
+    return _with_line(path, lines[-1] if lines else None)
+
+
+def _with_line(path: str | pathlib.Path, line: int | None) -> str:
+    """A file and the line in it, where one is known."""
+    return f"{path}, line {line}," if line else str(path)
+
+
+def _told(error: BaseException) -> str:
+    """The kind and the text of an error, where it has one, in one line."""
+    text = error.msg if isinstance(error, SyntaxError) else error
+    words = [] if text is None else str(text).split()
+    return ": ".join(filter(None, (type(error).__name__, " ".join(words))))

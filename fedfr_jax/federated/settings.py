@@ -8,7 +8,7 @@ import numpy as np
 
 from fedfr_jax.federated.engine import REDUCTIONS
 from fedfr_jax.federated.stragglers import Stragglers, check_stragglers
-from fedfr_jax.schema import check_choice, check_ranges, is_of, naming
+from fedfr_jax.schema import AT_ONCE, check_choice, check_ranges, is_of, naming
 from fedfr_jax.types import Federated
 
 TABLES = ("auto", "device", "stream")
@@ -68,7 +68,7 @@ def check_federation(settings: Federation, num_clients: int) -> None:
     bounds = {
         "rounds": (1, math.inf),
         "cohort_size": (0, num_clients),
-        "batch_size": (1, math.inf),
+        "batch_size": AT_ONCE,
         "flip": (0, 1),
         "lanes": (1, math.inf),
         "shards": (1, math.inf),

@@ -1,5 +1,6 @@
 """A round as the host sees it: sample, prepare, schedule, train, put rows away."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from fedfr_jax.federated.stragglers import (
 )
 from fedfr_jax.federated.tables import table_on
 from fedfr_jax.feed import Feed
-from fedfr_jax.schema import check_choice
+from fedfr_jax.schema import check_choice, check_ranges
 from fedfr_jax.stream import Stream
 from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree
 
@@ -226,6 +227,8 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     epochs = epochs[ids] if epochs.ndim else epochs
     epochs = epochs_of(sim.stragglers, epochs, ids, sim.seed, cohort.round)
     steps = sim.feed.steps_per_epoch(sizes) * epochs
+    most = {"local steps": steps.max(initial=0)}
+    check_ranges("", most, {"local steps": (0, math.inf)})
     plan = schedule(
         steps,
         num_devices=sim.mesh.shape[meshes.CLIENTS],

@@ -52,9 +52,9 @@ def read_weights(path: str | os.PathLike) -> Weights:
       ValueError: for another suffix, or a file that is damaged or holds anything else.
       OSError: when there is no such file.
     """
-    suffix = pathlib.Path(path).suffix
+    suffix = pathlib.Path(path).suffix if isinstance(path, str | os.PathLike) else None
     if suffix not in READERS:
-        raise ValueError(f"weights must be a file of {(*READERS,)}, got {path}.")
+        raise ValueError(f"weights must be a file of {(*READERS,)}, got {path!r}.")
     pathlib.Path(path).stat()  # there is such a file
     with naming(path):
         try:

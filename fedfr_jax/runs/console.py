@@ -45,6 +45,8 @@ class ConsoleSink:
         numbers = "  ".join(
             f"{n} {float(scalars[n]):.4g}" for n in names if n in scalars
         )
+        if scalars.get("steps") == 0:  # of federated rounds
+            numbers += "  no client took a step: none has a whole batch"
         if self._bar is not None:
             self._bar.update(self._task, completed=step + 1, numbers=numbers)
             return

@@ -25,6 +25,7 @@ class Clock:
     """Seconds of a run, those of its interrupted starts included."""
 
     def __init__(self, path: pathlib.Path):
+        _check_file(path)
         self._path, self._started = path, time.perf_counter()
         self._before = _seconds_in(path)
 
@@ -33,6 +34,12 @@ class Clock:
         total = self._before + time.perf_counter() - self._started
         write_summary(self._path, {"seconds": total})
         return total
+
+
+def _check_file(path):
+    """Raise ValueError for a folder where a run keeps a file."""
+    if path.is_dir():
+        raise ValueError(f"{path} must be a file, got a folder: move it away.")
 
 
 def _seconds_in(path):
@@ -108,6 +115,7 @@ def claim(
         _hold(lock, workdir)
         if is_fresh:
             _empty(workdir)
+        _check_file(workdir / CONFIG)
         if not (workdir / CONFIG).exists():
             write_text(workdir / CONFIG, config)
         if stages:
@@ -189,8 +197,9 @@ def _kept_config(workdir) -> dict:
     except (ValueError, RecursionError) as error:
         fault = error
     raise ValueError(
-        f"{path} must be the JSON of the run's config, got {fault}: take another "
-        "--workdir, or --overwrite."
+        f"{path} must be the JSON of the run's config, got {fault}: put a copy back, "
+        "or move it away and train on with the config that the run began with, which "
+        "is then not compared; what is trained stays."
     )
 
 

@@ -1,13 +1,16 @@
 """The config's network, tried on the shape of an image before anything is trained."""
 
+import contextlib
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.schema import choose, naming
-from fedfr_jax.types import Model
+from fedfr_jax.schema import MOST, choose, naming
+from fedfr_jax.types import Model, PyTree
 
 NAMES = {"reid": "reid", "segmentation": "segmenter"}  # of tasks with a usual network
 
@@ -31,13 +34,38 @@ def network_of(
     Raises:
       ValueError: for settings that make no network, or one that cannot run.
     """
+    check_dtype(settings.get("dtype"))
     model = choose("model", MODELS, settings, image_shape)
     if (size := model.embedding_dim) < 1:
         raise ValueError(f"config.model must give at least a number, got {size}.")
     run = model.features or model.apply
     image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     with naming("config.model", settings):
+        variables = jax.eval_shape(model.init, jax.random.key(0))
+        check_sizes(variables)
         output, *features, _ = jax.eval_shape(
-            lambda key, x: run(model.init(key), x, False), jax.random.key(0), image
+            lambda v, x: run(v, x, False), variables, image
         )
     return model, output, features[0] if features else None
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raise ValueError unless it is None or the name of a floating dtype."""
+    if dtype is None:
+        return
+    with contextlib.suppress(TypeError):
+        if dtype and jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+            return
+    raise ValueError(
+        f"config.model.dtype must be none or a floating dtype's name, got {dtype!r}."
+    )
+
+
+def check_sizes(variables: PyTree) -> None:
+    """Raise ValueError for an array of more numbers than int32 counts."""
+    largest = max(jax.tree.leaves(variables), key=lambda leaf: math.prod(leaf.shape))
+    if math.prod(largest.shape) > MOST:
+        raise ValueError(
+            f"config.model must give arrays of fewer than 2**31 numbers, got one of "
+            f"shape {largest.shape}."
+        )

@@ -51,19 +51,31 @@ def keywords(function: Callable) -> dict[str, inspect.Parameter]:
     return {k: p for k, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
 
 
+def algorithm_of(section: str, row: Mapping, default: str) -> tuple[str, dict]:
+    """The algorithm that a row of the config names, and the row's other keys.
+
+    Raises:
+      ValueError: for an unknown algorithm.
+    """
+    options = dict(row)
+    name = options.pop("algorithm", default)
+    check_choice(f"config.{section}.algorithm", name, sorted(ALGORITHMS))
+    return name, options
+
+
 def algorithm_maker(
     section: str, name: str, options: Mapping, others: Collection[str], facts: Mapping
 ) -> tuple[Callable[[Local], Algorithm], dict]:
     """An algorithm but for its `Local`, and those of `options` that are not its own.
 
     Args:
+      name: of a known algorithm, see `algorithm_of`.
       others: keys of the task's own; one that the algorithm has too goes to both.
       facts: numbers of the data, {"num_clients": N, ...}, for factories that ask.
 
     Raises:
-      ValueError: for an unknown algorithm, or a key that neither it nor the task has.
+      ValueError: for a key that neither the algorithm nor the task has.
     """
-    check_choice(f"config.{section}.algorithm", name, sorted(ALGORITHMS))
     asked = {k: p for k, p in keywords(ALGORITHMS[name]).items() if k not in facts}
     check_keys(f"config.{section}", options, {*asked, *others})
     own = {k: v for k, v in options.items() if k in asked}

@@ -19,7 +19,12 @@ from fedfr_jax.stream import Stream
 from fedfr_jax.tasks.contrast import contrasted
 from fedfr_jax.tasks.data import feed_of, other_implementations
 from fedfr_jax.tasks.leaves import leaves_of
-from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
+from fedfr_jax.tasks.options import (
+    algorithm_maker,
+    algorithm_of,
+    keywords,
+    local_of,
+)
 from fedfr_jax.tasks.row_keys import OWN, Start, composed
 from fedfr_jax.types import Central, Dataset, Federated, Model, PyTree, Stage
 
@@ -141,8 +146,7 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
 
     Keys: those of the algorithm's factory, of `local_of`, of the loss and `OWN`.
     """
-    options = dict(options)
-    algorithm = options.pop("algorithm", "fedavg")
+    algorithm, options = algorithm_of(section, options, "fedavg")
     with naming(f"config.{section}"):
         loss_of = of.losses.get(algorithm, of.loss_of)
         around = None if algorithm in of.losses else AROUND.get(algorithm)

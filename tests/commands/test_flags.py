@@ -118,11 +118,16 @@ def test_a_config_imports_what_lies_beside_it(tmp_path):
     "text, message",
     [
         ("x = 1\ndef get_config(:", "line 2, must run, got SyntaxError: "),
+        ("x = 1\0", "mine.py must run, got "),
+        ("# coding: nosuch", "mine.py must run, got SyntaxError: unknown encoding"),
+        ("\nraise SyntaxError", "line 2, must run, got SyntaxError."),
+        ("raise ValueError", "line 1, must run, got ValueError."),
         ("x = 1", "must define get_config(), got no such function."),
         (
             "\n\ndef get_config():\n  return 3",
             "line 3, must return an ml_collections",
         ),
+        ("get_config = dict", "mine.py must return an ml_collections"),
         ("from configs import nosuch", "line 1, must run, got ImportError: cannot"),
         ("\nimport nosuch", "line 2, must run, got ModuleNotFoundError: No module"),
         (

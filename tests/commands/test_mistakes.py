@@ -121,6 +121,9 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "config.partition: num_clients must lie in [1, 152]",
         ),
         ("methods.fedfr=3", "config.methods.fedfr must be a mapping, got 3"),
+        ("methods.fedfr.algorithm={}", "config.methods.fedfr.algorithm must be one of"),
+        ("pretrain.init=1", "config.pretrain.init: weights must be a file of"),
+        ("pretrain.init=", "config.pretrain.init: weights must be a file of"),
         (
             "federation.rounds=x",
             "config.federation.rounds must be a whole number, got 'x'",
@@ -147,7 +150,24 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "federation.augment=({'name':'erase','fill':-1},)",
             "config.federation.augment: erase's fill must lie in [0, 255]",
         ),
-        ("model.dtype=x", "config.model must be usable as {"),
+        ("model.dtype=x", "config.model.dtype must be none or a floating dtype's"),
+        ("model.dtype=0", "config.model.dtype must be none or a floating dtype's"),
+        (
+            "model.embedding_dim=1000000000000",
+            "must give arrays of fewer than 2**31 numbers",
+        ),
+        ("evaluation.pairs=''", "config.evaluation.pairs"),
+        ("evaluation.batch_size=65537", "batch_size must lie in [1, 65536], got 65537"),
+        ("federation.batch_size=65537", "batch_size must lie in [1, 65536], got 65537"),
+        (
+            "federation.local_epochs=2147483647",
+            "local steps of the largest client must be below 2**31, got",
+        ),
+        (
+            "methods.fedfr.temperature=1e-320",
+            "temperature must be positive in float32, got 1e-320",
+        ),
+        ("pretrain.margin=-1.0", "config.pretrain.margin must lie in [0, 10], got -1."),
         ("model.embedding_dim=-1", "config.model must give at least a number, got -1"),
         ("pretrain.scale=0.0", "config.pretrain.scale must be positive, got 0.0"),
         (
@@ -169,3 +189,12 @@ def test_a_wrong_setting_is_one_line_and_claims_no_folder(
 def test_evaluate_refuses_a_folder_without_a_run(config, tmp_path, capsys):
     code = main(["evaluate", f"--config={config}", f"--workdir={tmp_path / 'none'}"])
     assert code == 2 and "must hold a trained run" in capsys.readouterr().err
+
+
+def test_a_batch_that_no_client_fills_is_refused(config, capsys, tmp_path):
+    words = ["train", f"--config={config}", f"--workdir={tmp_path / 'run'}"]
+    words += ["--config.federation.drop_last=True", "--config.federation.batch_size=64"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "config.federation.drop_last must leave a client a batch of 64, got" in said
+    assert not (tmp_path / "run").exists()

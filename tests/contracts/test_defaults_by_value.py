@@ -1,7 +1,8 @@
 """What a config does not say, and what its rows say, by value.
 
 Values of algorithms and servers are those of the papers that their files name, or of
-the released code; `tests/tasks/faces/test_defaults.py` has those of faces.
+the released code; `tests/tasks/faces/test_defaults.py` has those of faces, and
+`test_defaults_of_data.py` those of sources and partitions.
 """
 
 import functools

@@ -252,6 +252,7 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
         ({"global_min_images": -1}, "global_min_images must be at least 0, got -1"),
         ({"max_images": 1}, "max_images"),
         ({"max_images": -3}, "max_images"),
+        ({"max_images": 10**30}, r"max_images must be 0 or lie in \[2, 2\*\*31\)"),
         ({"train_fraction": 1.0}, "train_fraction"),
         ({"client_ids_from": np.ones(3, bool)}, "client_ids_from must be a mask"),
         ({"global_ids_from": np.ones(9)}, "global_ids_from must be a mask"),

@@ -123,10 +123,14 @@ def test_wrong_arrays_are_refused(digits, tmp_path):
     save(tmp_path / "c.npz", images=images, labels=labels, client=labels[:5])
     with pytest.raises(ValueError, match="client must go with 6 labels, got 5"):
         arrays(tmp_path / "c.npz", cameras="client")
-    for wrong in (images.astype(np.float32), images[:5], images[0]):
+    flat = images[:, :, :0]
+    for wrong in (images.astype(np.float32), images[:5], images[0], flat):
         save(tmp_path / "w.npz", images=wrong, labels=labels)
         with pytest.raises(ValueError, match=r"w.npz: images must be \[6, H, W\]"):
             arrays(tmp_path / "w.npz")
+    save(tmp_path / "none.npz", images=images[:0], labels=labels[:0])
+    with pytest.raises(ValueError, match="none.npz: labels must hold at least one"):
+        arrays(tmp_path / "none.npz")
     save(tmp_path / "n.npz", images=images, labels=labels - 1)
     with pytest.raises(ValueError, match=r"labels must be integers in \[0, 2\^31\)"):
         arrays(tmp_path / "n.npz")

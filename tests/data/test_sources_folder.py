@@ -163,6 +163,26 @@ def test_a_zip_with_a_member_twice_is_refused(tmp_path):
         folder(tmp_path / "z.zip", image_size=None)
 
 
+@pytest.mark.parametrize("again", ["a//1.png", "./a/1.png", "a/./1.png"])
+def test_a_member_of_a_zip_in_another_spelling_is_the_same_member(again, tmp_path):
+    path = pack(tmp_path / "z.zip", {again: picture(1), "b/1.png": picture(2)})
+    assert folder(path, image_size=None).names == ("a", "b")
+    assert folder(path, image_size=None).read(np.arange(2))[:, 0, 0, 0].tolist() == [
+        1,
+        2,
+    ]
+    files = {"./": b"", "a/1.png": picture(1), again: picture(1), "b/1.png": picture(2)}
+    with pytest.raises(ValueError, match=f"each file once, got a/1.png and {again}"):
+        folder(pack(path, files), image_size=None)
+
+
+@pytest.mark.parametrize("outside", ["/a/1.png", "../a/1.png", "b/../a/1.png", "b/.."])
+def test_a_member_outside_its_zip_is_refused(outside, tmp_path):
+    path = pack(tmp_path / "z.zip", {"a/1.png": picture(1), outside: picture(2)})
+    with pytest.raises(ValueError, match=f"z.zip must hold relative .*got {outside}"):
+        folder(path, image_size=None)
+
+
 def test_a_zip_whose_list_has_lost_a_file_is_refused(tmp_path):
     files = {"a/1.png": picture(1), "b/1.png": picture(2), "b/2.png": picture(3)}
     path = pack(tmp_path / "z.zip", files)
@@ -203,6 +223,8 @@ def test_identities_with_few_images_are_left_out(tmp_path):
     assert source.read(np.array([4]))[0, 0, 0, 0] == ord("c")
     with pytest.raises(ValueError, match="1 of 3 identities remain, the largest has 3"):
         folder(tmp_path, image_size=4, min_images=3)
+    with pytest.raises(ValueError, match="min_images must be .* at least 0, got -1"):
+        folder(tmp_path, image_size=4, min_images=-1)
 
 
 @pytest.fixture

@@ -12,19 +12,21 @@ sys.path[:0] = map(str, (FOLDER, FOLDER.parent, FOLDER.parent / "fedfr_tables"))
 
 import comparison_tables  # noqa: E402
 
+from fedfr_jax.configs import base  # noqa: E402
 from fedfr_jax.runs import experiment as stages  # noqa: E402
 from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
 
 
-def load_script():
-    """run.py, under a name that no other experiment's has."""
-    spec = importlib.util.spec_from_file_location("comparison_run", FOLDER / "run.py")
+def load_script(name):
+    """A script, under a name that no other experiment's has."""
+    path = FOLDER / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"comparison_{name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-run = load_script()
+run = load_script("run")
 
 
 SENT = {"up_mb": 0.301, "down_mb": 0.602, "total_mb": 71.6}
@@ -143,3 +145,32 @@ def test_the_table_is_that_of_the_results():
     results = json.loads((FOLDER / "results.json").read_text())
     runs = {name: results[name]["seeds"] for name in run.SETS if name in results}
     assert comparison_tables.text(runs) in (FOLDER / "README.md").read_text()
+
+
+def small_config():
+    """Rows on 40 black images of two clients, of whom one is asked in a round."""
+    config = base.get_config()
+    config.task = "classification"
+    config.data = {"name": "blank", "num_identities": 4, "image_size": 4}
+    config.partition = {"name": "iid", "num_clients": 2, "seed": 0}
+    config.model = {"name": "mlp", "hidden": 2}
+    config.federation = {"rounds": 3, "cohort_size": 1, "local_epochs": 1}
+    rate = {"learning_rate": 0.1}
+    central = {"kind": "central", "epochs": 1, "batch_size": 8, **rate}
+    heads = {"personal": {"blocks": 1}, **rate}
+    config.methods = {"fedper": heads, "central": central}
+    return config.lock()
+
+
+def test_what_a_row_sends_is_told_from_shapes_as_where_it_is_played(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "run", run)  # which sent.py imports
+    sent, config = load_script("sent").sent, small_config()
+    rows = run.play(config, "mnist", "fedper", 0, tmp_path)
+    assert sent(config, "fedper") == rows["fedper"]["communication"]
+    hidden = (3 * 4 * 4 + 1) * 2 * 4 / 1e6  # the body alone: no classifier
+    assert sent(config, "fedper") == pytest.approx(
+        {"up_mb": hidden, "down_mb": hidden, "total_mb": 2 * hidden * 3}
+    )
+    assert sent(config, "central") == {}

@@ -238,6 +238,18 @@ def test_hard_negatives_are_kept_by_client_and_by_round(tmp_path):
     assert run.chosen(tmp_path / "pretrained") == {}
 
 
+def test_the_front_page_says_which_leads_are_significant():
+    rows = {"fedfr": (0.5, 0.6, 0.7), "local": (0.4, 0.51, 0.59), "fedavg": (0.6,) * 3}
+    runs = {}
+    for row, values in rows.items():
+        for seed, value in enumerate(values):
+            metrics = {"tar@far=1e-02": value}
+            kept = {"generic": metrics, "personalised": metrics}
+            runs.setdefault(str(seed), {})[row] = kept
+    assert summary.leads(runs) == "local +10.0*, fedavg +0.0"
+    assert summary.leads({"0": runs["0"]}) == "local +10.0, fedavg -10.0"
+
+
 def test_the_study_draws_count_cost_and_both_evaluators(tmp_path):
     names = ["pretrained", *map(thresholds.name_at, ("0.575", "0.6"))]
     runs = {"0": {name: row() for name in names}}

@@ -162,6 +162,54 @@ def test_the_figure_of_personal_layers_has_a_curve_per_number_of_them():
     np.testing.assert_allclose(lines["K_P = 3"], [0.35, 0.7])  # of 0.6, 0.9 and 0.6
 
 
+def test_the_figure_of_spread_has_every_client_of_both_rows():
+    _, (axes,) = figure_plots.figures.panels(1, 4, 3)
+    results = results_of()
+    shown = ["cifar10 resnet k=4", "cifar10 resnet k=10"]
+    figure_plots._spread(axes, results, shown)
+    lines = axes.get_lines()
+    clients = [x.get_ydata() for x in lines if x.get_marker() == "o"]
+    middles = [x.get_ydata() for x in lines if x.get_marker() == "_"]
+    columns = [(case, row) for case in shown for row in ("fedavg", cases.FEDPER)]
+    for place, (case, row) in enumerate(columns):
+        told = findings.of_clients(results, case, row)
+        np.testing.assert_array_equal(clients[place], told.ravel())
+        np.testing.assert_allclose(middles[place], np.median(told))
+    assert not np.array_equal(clients[0], clients[1])
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        *("FedAvg\nk = 4", "FedPer\nk = 4", "FedAvg\nk = 10", "FedPer\nk = 10")
+    ]
+
+
+def test_the_figure_of_others_has_a_curve_per_row_and_one_of_the_linear_base():
+    _, (axes,) = figure_plots.figures.panels(1, 4, 3)
+    case = "cifar10 resnet k=4"
+    results = results_of([(case, str(seed), "central", 0.9) for seed in range(3)])
+    for rows in results[case].values():
+        rows["central"]["of_round"] = []  # which has no rounds: a level
+    figure_plots._others(axes, results, [case])
+    lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    expected = {
+        "FedAvg": [0.2, 0.4],
+        "FedPer": [0.3, 0.6],
+        "finetune": [0.31, 0.62],
+        "local": [0.15, 0.3],
+        "central": [0.9, 0.9],
+        "linear base": [0.175, 0.35],
+    }
+    assert [*lines] == [*expected]
+    for label, curve in expected.items():
+        np.testing.assert_allclose(lines[label], curve, err_msg=label)
+
+
+def test_the_tables_of_the_page_are_those_of_the_results():
+    found = json.loads((FOLDER / "results.json").read_text())
+    results = {case: found[case]["seeds"] for case in cases.CASES if case in found}
+    text = findings.text(results)
+    page = (FOLDER / "README.md").read_text()
+    assert f"<!-- results -->\n{text}\n<!-- /results -->" in page
+
+
 @pytest.mark.parametrize("case", cases.CASES)
 def test_a_case_is_the_config_with_its_own_data_network_and_classes(case):
     config = load(find("fedper/figures"))

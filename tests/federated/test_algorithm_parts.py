@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.federated.algorithms.clusters import clustered
+from fedfr_jax.federated.algorithms.clusters import clustered, several
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedaws import fedaws
 from fedfr_jax.federated.algorithms.mime import mime
@@ -90,3 +90,18 @@ def test_fedaws_weighs_clients_as_it_is_told():
         jax.tree.map(np.testing.assert_array_equal, ends[weigh], plain)
     kernels = [end["params"]["head"]["kernel"] for end in ends.values()]
     assert not np.array_equal(*kernels)
+
+
+def test_models_of_groups_start_apart_by_their_spread_and_alike_in_statistics():
+    kernel = np.random.default_rng(1).normal(scale=3, size=(40, 50))
+    variables = {
+        "params": {"kernel": jnp.float32(kernel), "bias": jnp.zeros(4)},
+        "batch_stats": {"mean": jnp.arange(3.0)},
+    }
+    models = several(variables, groups=3, spread=0.1)
+    apart = np.asarray(models["params"]["kernel"]) - np.float32(kernel)
+    np.testing.assert_allclose(apart.std(axis=(1, 2)), 0.1 * kernel.std(), rtol=0.05)
+    between = np.corrcoef(apart.reshape(3, -1))
+    assert np.abs(between - np.eye(3)).max() < 0.1  # each in a direction of its own
+    np.testing.assert_array_equal(models["params"]["bias"], np.zeros((3, 4)))
+    np.testing.assert_array_equal(models["batch_stats"]["mean"], [[0, 1, 2]] * 3)

@@ -284,3 +284,12 @@ def test_batches_of_an_epoch_visit_every_example_once():
     np.testing.assert_array_equal(np.sort(first), np.arange(17, 29))
     np.testing.assert_array_equal(np.sort(second), np.arange(17, 29))
     assert not np.array_equal(first, second)
+
+
+def test_more_steps_than_a_number_of_32_bits_counts_are_refused():
+    algorithm, variables = toys.fedavg_toy()
+    sizes = {"mesh": make_mesh(1), "local_epochs": 2**31 - 1}
+    sim = simulation(algorithm, toys.feed(), *toys.problem(), **sizes)
+    server = start(sim, variables)
+    with pytest.raises(ValueError, match=r"local steps must be below 2\*\*31"):
+        play(sim, server, open_store(sim, server, None), 0)

@@ -164,6 +164,10 @@ def test_damaged_and_unknown_files_are_refused_by_name(tmp_path):
         read_weights(tmp_path / "bytes.npz")
     with pytest.raises(ValueError, match="weights must be a file of"):
         read_weights(tmp_path / "weights.onnx")
+    for wrong in (1, "", ["w.npz"]):
+        with pytest.raises(ValueError, match="weights must be a file of") as error:
+            read_weights(wrong)
+        assert str(error.value).endswith(f"got {wrong!r}.")
 
 
 @pytest.mark.parametrize("name", NETWORKS)

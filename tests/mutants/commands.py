@@ -23,15 +23,32 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/build.py",
         WRONG,
-        [('    _check_augments(experiment, settings["methods"])\n', "")],
+        [
+            ('    _check_augments(experiment, settings["methods"])\n', ""),
+            ("    _check_steps(trainer, experiment)\n", ""),
+            ('path != "" and ', ""),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/network.py",
+        WRONG,
+        [
+            ("        check_sizes(variables)\n", ""),
+            ('    check_dtype(settings.get("dtype"))\n', ""),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/console.py",
+        "runs/test_sinks.py",
+        [('scalars.get("steps") == 0', "False")],
     ),
     Mutants(
         "fedfr_jax/tasks/network.py",
         WRONG,
         [
             (
-                '    with naming("config.model", settings):\n        output',
-                "    if True:\n        output",
+                '    with naming("config.model", settings):\n        variables',
+                "    if True:\n        variables",
             )
         ],
     ),
@@ -85,6 +102,21 @@ MUTANTS = [
         [("del section[key]", "pass")],
     ),
     Mutants(
+        "fedfr_jax/commands/config_files.py",
+        "commands/test_flags.py",
+        [
+            ("(error, SyntaxError) and error.filename:", "(error, SyntaxError):"),
+            ('line {line}," if line else', 'line {line}," if True else'),
+            ("isinstance(function, types.FunctionType)", "True"),
+            ("filter(None, (type(error).__name__,", "tuple((type(error).__name__,"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/models/weights.py",
+        "models/test_weights.py",
+        [("if isinstance(path, str | os.PathLike) else None", "")],
+    ),
+    Mutants(
         "fedfr_jax/build.py",
         "tasks/reid/test_stages.py::"
         "test_what_cannot_be_is_refused_before_anything_is_compiled",
@@ -96,6 +128,8 @@ MUTANTS = [
         [
             ("for name in changed | restart:", "for name in changed:"),
             ("if not math.isfinite(seconds):", "if False:"),
+            ("        _check_file(path)\n", ""),
+            ("        _check_file(workdir / CONFIG)\n", ""),
             (
                 "_kept_config(workdir), json.loads(config)\n    changed",
                 "{}, {}\n    changed",

@@ -14,6 +14,7 @@ MUTANTS = [
             ("identities[np.argsort(first)]", "identities"),
             ("num_train, num_train, used - num_train", "used, num_train, used"),
             ("rng.random(len(labels)), max_images)", "rng.random(len(labels)))"),
+            ("2 <= max_images < 2**31", "2 <= max_images"),
         ],
     ),
     Mutants(
@@ -86,6 +87,8 @@ MUTANTS = [
             ("np.uint8(0), np.uint8(255))", "np.uint8(0), np.uint8(1))"),
             ('order = "F" if header', 'order = "C" if header'),
             ("        or is_fortran\n", ""),
+            ("        or 0 in rest\n", ""),
+            ("if values.size == 0:", "if False:"),
         ],
     ),
     Mutants(
@@ -123,11 +126,25 @@ MUTANTS = [
         "data/test_sources_folder.py",
         [
             ("return not is_hidden and parts", "return parts"),
-            ("if len(set(names)) < len(names):", "if False:"),
+            ("if name in members:", "if False:"),
+            ('part not in ("", ".")', 'part != "."'),
+            ('part not in ("", ".")', 'part != ""'),
+            ('if name.startswith("/") or ".."', 'if ".."'),
+            (' or ".." in (*folders, last)', ""),
             ("if count not in (", "if None in ("),
             ("_place(entry.stat())", "device, entry.inode()"),
             ("if os.path.samefile(first, second):", "if False:"),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/selection.py",
+        "data/test_sources_folder.py",
+        [('    check_whole("min_images", min_images, 0)\n', "")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/attributes.py",
+        "data/test_sources_tfds.py",
+        [('    check_whole("min_images", min_images, 0)\n', "")],
     ),
     Mutants(
         "fedfr_jax/data/sources/packed.py",

@@ -7,6 +7,12 @@ MORE_ROUNDS = "federated/test_more_rounds_golden.py"
 
 MUTANTS = [
     Mutants(
+        "fedfr_jax/federated/simulation.py",
+        "federated/test_engine.py::"
+        "test_more_steps_than_a_number_of_32_bits_counts_are_refused",
+        [('    check_ranges("", most, {"local steps": (0, math.inf)})\n', "")],
+    ),
+    Mutants(
         "fedfr_jax/federated/algorithms/fedfr.py",
         "federated/test_fedfr_golden.py",
         [

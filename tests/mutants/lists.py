@@ -9,6 +9,7 @@ from tests.mutants import (
     commands,
     data,
     evaluation,
+    experiments,
     faces,
     federated,
     losses,
@@ -22,7 +23,7 @@ from tests.mutants import (
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ROOMS = (losses, faces, federated, central, data, evaluation, classification)
-ROOMS += (commands, masks, parts, reid, reid_training, runs, segmentation)
+ROOMS += (commands, experiments, masks, parts, reid, reid_training, runs, segmentation)
 
 
 class Mutant(NamedTuple):

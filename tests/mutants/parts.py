@@ -1,4 +1,4 @@
-"""Faults of what no golden has: statistics, rates, features, tables of FedMargin."""
+"""Faults of what no golden has: statistics, rates, features, defaults."""
 
 from tests.mutants import Mutants
 
@@ -13,7 +13,7 @@ VECTORS = "tasks/classification/test_vectors.py"
 PIXELS = "tasks/segmentation/test_stages.py::" + (
     "test_features_of_pixels_are_judged_beside_those_of_another_network"
 )
-TABLES = "experiments/test_fedmargin_tables.py"
+DEFAULTS = "contracts/test_defaults_of_data.py"
 ALGORITHMS = "fedfr_jax/federated/algorithms/"
 FROM_FIRST = "personalize(server, row._replace(leaves=server.first))"
 EACH = "{name: of(x) for name, x in changes.items()}"
@@ -98,26 +98,23 @@ MUTANTS = [
         [("not first > 0", "False")],
     ),
     Mutants(
-        "experiments/fedmargin_tables/tables.py",
-        TABLES,
-        [('x[0] - ours["accuracy"][0]', 'ours["accuracy"][0] - x[0]')],
-    ),
-    Mutants(
-        "experiments/fedmargin_tables/camvid_tables.py",
-        TABLES,
-        [("[mean(x) for x in zip(*(r[key]", "[max(x) for x in zip(*(r[key]")],
-    ),
-    Mutants(
-        "experiments/fedfr_tables/thresholds.py",
-        "experiments/test_fedfr_tables.py",
-        [('.replace("_", ".")', '.replace("_", "")')],
-    ),
-    Mutants(
-        "experiments/fedmargin_tables/camvid.py",
-        TABLES,
+        "fedfr_jax/data/sources/flickr_aes.py",
+        DEFAULTS,
         [
-            ('lines[-1]["loss"]', 'lines[0]["loss"]'),
-            ("if all(key in row for row in judged)", "if False"),
+            ("image_size: int | tuple[int, int] = 224", "image_size: int = 256"),
+            ("min_ratings: int = 60", "min_ratings: int = 50"),
+            ("max_ratings: int = 290", "max_ratings: int = 300"),
+            ("min_per_score: int = 4", "min_per_score: int = 1"),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/tfds.py",
+        DEFAULTS,
+        [("images_per_class: int = 4000", "images_per_class: int = 400")],
+    ),
+    Mutants(
+        "fedfr_jax/data/partition/power_law.py",
+        DEFAULTS,
+        [("least: int = 5", "least: int = 10")],
     ),
 ]

@@ -13,7 +13,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/tasks/reid/methods.py",
         "tasks/reid/test_stages.py::test_every_algorithm_is_a_row_or_refused_with_what_it_needs",
-        [("    check_fit(section, options)\n", "")],
+        [("    if algorithm in UNFIT:\n", "    if False:\n")],
     ),
     Mutants(
         "fedfr_jax/models/cnn.py",
@@ -23,7 +23,10 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/tasks/options.py",
         "tasks/test_numerics.py tasks/test_options.py",
-        [("optax.clip_by_global_norm(clip_norm)", "optax.clip_by_global_norm(1.0)")],
+        [
+            ("optax.clip_by_global_norm(clip_norm)", "optax.clip_by_global_norm(1.0)"),
+            ("name, sorted(ALGORITHMS))", "name, [name])"),
+        ],
     ),
     Mutants(
         "fedfr_jax/tasks/reid/data.py",

@@ -215,6 +215,16 @@ def test_progress_without_a_terminal_is_one_plain_line_a_round():
     assert len(lines) == 3 and "\x1b" not in screen.file.getvalue()
 
 
+def test_rounds_in_which_nobody_trains_say_so():
+    screen = console(False)
+    sink = sinks.ConsoleSink(2, console=screen, metrics=("loss",), every_seconds=0)
+    sink(0, {"loss": 0.0, "steps": 0.0})
+    sink(1, {"loss": 0.5, "steps": 0.5})
+    silent, trained = screen.file.getvalue().splitlines()
+    assert "loss 0  no client took a step" in silent
+    assert trained.endswith("loss 0.5")
+
+
 def test_plain_lines_are_spaced_in_time_but_the_last_round_is_always_shown():
     screen = console(False)
     sink = sinks.ConsoleSink(500, console=screen, every_seconds=3600)

@@ -115,6 +115,28 @@ def test_a_stage_is_restarted_with_those_that_start_from_it(restart, left, folde
         workdir.claim(folder, changed(), STAGES, restart=["nosuch"])
 
 
+def test_what_is_said_of_a_damaged_config_keeps_what_is_trained(folder):
+    (folder / "config.json").write_text("[1, 2]")
+    says = (
+        "config.json must be the JSON .* got a list: put a copy back, or move it away"
+    )
+    with pytest.raises(ValueError, match=says):
+        workdir.claim(folder, changed(), STAGES).close()
+    (folder / "config.json").rename(folder / "config.json.damaged")
+    workdir.claim(folder, changed(), STAGES).close()
+    assert kept(folder) == list(STAGES)
+    assert json.loads((folder / "config.json").read_text()) == CONFIG
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused_at_once(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ValueError, match="config.json must be a file, got a folder"):
+        workdir.claim(tmp_path, "{}").close()
+    (tmp_path / "seconds.json").mkdir()
+    with pytest.raises(ValueError, match="seconds.json must be a file, got a folder"):
+        workdir.Clock(tmp_path / "seconds.json")
+
+
 @pytest.mark.parametrize("text", ["{", "[1]", "\x00", "[" * 99999])
 def test_a_damaged_config_is_named_and_damaged_seconds_are_forgotten(text, tmp_path):
     (tmp_path / "config.json").write_text(text)

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.tasks.options import algorithm_maker, local_of
+from fedfr_jax.tasks.options import algorithm_maker, algorithm_of, local_of
 
 PARAMS = {"a": np.array([3.0, -1.0], np.float32), "b": np.array([0.5], np.float32)}
 GRADS = [
@@ -185,6 +185,16 @@ def test_an_algorithm_takes_its_own_settings_and_leaves_the_others():
     assert rest == {"learning_rate": 0.1}
 
 
+@pytest.mark.parametrize("name", ["fedavgg", {}, ["fedavg"], None])
+def test_a_row_names_a_known_algorithm(name):
+    rule = r"config.methods.x.algorithm must be one of .*'fedavg'.*"
+    with pytest.raises(ValueError, match=rule):
+        algorithm_of("methods.x", {"algorithm": name}, "fedavg")
+    row = {"algorithm": "fedprox", "strength": 0.5}
+    assert algorithm_of("methods.x", row, "fedavg") == ("fedprox", {"strength": 0.5})
+    assert algorithm_of("methods.x", {}, "fedavg") == ("fedavg", {})
+
+
 def test_a_key_of_both_goes_to_both():
     make, rest = maker("fednova", {"momentum": 0.9})
     assert make.keywords == {"momentum": 0.9} and rest == {"momentum": 0.9}
@@ -208,7 +218,6 @@ def test_a_server_optimizer_is_named(given):
 @pytest.mark.parametrize(
     "name, options, rule",
     [
-        ("fedavgg", {}, r"config.methods.x.algorithm must be one of .*'fedavg'.*"),
         ("fedavg", {"strength": 1.0}, "config.methods.x must have keys of .*'strength"),
         ("fedavg", {"learning_rat": 1.0}, "did you mean learning_rate"),
         ("fedprox", {}, "config.methods.x must have the key strength, got none"),

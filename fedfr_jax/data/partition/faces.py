@@ -214,7 +214,11 @@ def _check_images(min_images, public_min, max_images, train_fraction):
     rules = {
         "min_images": (min_images, min_images >= 2, "be at least 2"),
         "global_min_images": (public_min, public_min >= 0, "be at least 0"),
-        "max_images": (max_images, max_images == 0 or max_images > 1, "be 0 or >= 2"),
+        "max_images": (
+            max_images,
+            max_images == 0 or 2 <= max_images < 2**31,
+            "be 0 or lie in [2, 2**31)",
+        ),
         "train_fraction": (train_fraction, 0 < train_fraction < 1, "lie in (0, 1)"),
     }
     for key, (value, is_right, rule) in rules.items():

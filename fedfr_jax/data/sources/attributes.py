@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedfr_jax.data.sources.selection import keep_rows
+from fedfr_jax.schema import check_whole
 from fedfr_jax.types import Source
 
 
@@ -19,6 +20,7 @@ def by_attribute(
     Raises:
       ValueError: when a class has no image, or nobody is left.
     """
+    check_whole("min_images", min_images, 0)
     is_kept = np.bincount(source.labels)[source.labels] >= min_images
     if len(np.unique(has[is_kept])) < 2:
         raise ValueError(

@@ -179,36 +179,59 @@ def _open_zip(path: pathlib.Path):
             f"{path} must be a whole zip archive, got {error}: copy it again."
         ) from error
 
+    listed = archive.infolist()
+    if count not in (len(listed) % 2**16, 2**16 - 1):  # the latter where it is longer
+        raise ValueError(
+            f"{path} must list {count} files, as its end says, got {len(listed)}: copy "
+            "it again."
+        )
+    members = _by_name(path, listed)
+
     def confirm(name):  # by its own header
         try:
-            archive.open(name).close()
+            archive.open(members[name]).close()
         except DAMAGED as error:
             raise ValueError(
                 f"{path} must be a whole zip archive, got {error}: copy it again."
             ) from error
 
-    sizes = {member.filename: member.file_size for member in archive.infolist()}
-
     def read(name):
-        check_bytes(sizes.get(name, 0), f"{name} in {path}", MOST_IMAGE)
+        member = members[name]
+        check_bytes(member.file_size, f"{name} in {path}", MOST_IMAGE)
         try:
-            return archive.read(name)
+            return archive.read(member)
         except DAMAGED as error:
             raise ValueError(
                 f"{name} in {path} must be readable, got {error}: "
                 "copy or make the archive again."
             ) from error
 
-    names = archive.namelist()
-    if count not in (len(names) % 2**16, 2**16 - 1):  # the latter where it is longer
+    return list(members), read, confirm
+
+
+def _by_name(path, listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
+    """{name: member}, by the names that an unpacked archive would have."""
+    members = {}
+    for member in listed:
+        name = _unpacked(path, member.filename)
+        if name in members:
+            raise ValueError(
+                f"{path} must hold each file once, got {members[name].filename} and "
+                f"{member.filename}."
+            )
+        members[name] = member
+    return members
+
+
+def _unpacked(path, name: str) -> str:
+    """The name of a member in one spelling: `a//b` and `./a/b` are `a/b`."""
+    *folders, last = name.split("/")
+    if name.startswith("/") or ".." in (*folders, last):
         raise ValueError(
-            f"{path} must list {count} files, as its end says, got {len(names)}: copy "
-            "it again."
+            f"{path} must hold relative paths without .., got {name}: make the archive "
+            "again."
         )
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{path} must hold each file once, got {twice} more often.")
-    return names, read, confirm
+    return "/".join([*(part for part in folders if part not in ("", ".")), last])
 
 
 def _count_of_end(path):

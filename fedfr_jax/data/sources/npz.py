@@ -35,7 +35,9 @@ def read_integers(path: str | os.PathLike, key: str) -> np.ndarray:
       ValueError: naming the file and key.
     """
     values = _read(path, key)
-    if values.dtype.kind not in "iu" or values.size == 0:
+    if values.size == 0:
+        raise ValueError(f"{path}: {key} must hold at least one number, got none.")
+    if values.dtype.kind not in "iu":
         raise ValueError(f"{path}: {key} must be integers, got {values.dtype}.")
     if values.min() < 0 or values.max() >= 2**31:
         raise ValueError(
@@ -83,12 +85,14 @@ def open_images(path: str | os.PathLike, key: str, num_images: int) -> ImageArra
         count != num_images
         or len(rest) != 3
         or rest[2] not in MODES
+        or 0 in rest
         or dtype not in (np.uint8, np.bool_)
         or is_fortran
     ):
         raise ValueError(
             f"{path}: {key} must be [{num_images}, H, W] or [{num_images}, H, W, 1|3] "
-            f"uint8 or bool in C order to go with its labels, got {dtype} {shape}."
+            "uint8 or bool in C order, H and W above 0, to go with its labels, got "
+            f"{dtype} {shape}."
         )
     return ImageArray(path, key, num_images, dtype, rest)
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedfr_jax.data.sources.images import check_rows
+from fedfr_jax.schema import check_whole
 from fedfr_jax.types import Pairs, Source
 
 
@@ -44,6 +45,7 @@ def keep_identities(source: Source, min_images: int, origin: str) -> Source:
     Raises:
       ValueError: naming `origin` when fewer than two identities remain.
     """
+    check_whole("min_images", min_images, 0)
     counts = np.bincount(source.labels, minlength=len(source.names))
     is_kept = counts >= min_images
     if min_images <= 1 or is_kept.all():

@@ -1,6 +1,5 @@
 """How classification judges networks: in the federation, outside it, fine-tuned."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated.local import moving
 from fedfr_jax.federated.simulation import simulation
 from fedfr_jax.feed import Feed
-from fedfr_jax.schema import call, check_ranges, check_whole, naming
+from fedfr_jax.schema import AT_ONCE, call, check_ranges, check_whole, naming
 from fedfr_jax.tasks.classification.accuracy import Accuracy
 from fedfr_jax.tasks.classification.data import Clients
 from fedfr_jax.tasks.classification.finetuning import finetuned, finetuning
@@ -53,7 +52,7 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
       ValueError: for an unknown key, or a value out of its range.
     """
     asked = call("evaluation", Evaluating, settings)
-    bounds = {"batch_size": (1, math.inf)}
+    bounds = {"batch_size": AT_ONCE}
     if asked.target_accuracy is not None:
         bounds["target_accuracy"] = (0, 1)
     check_ranges("config.evaluation.", asked._asdict(), bounds)

@@ -14,7 +14,7 @@ from fedfr_jax.tasks.faces.classical import (
 )
 from fedfr_jax.tasks.faces.distilled import open_distill
 from fedfr_jax.tasks.faces.methods import FaceMethod, federated_faces
-from fedfr_jax.tasks.options import algorithm_maker, keywords
+from fedfr_jax.tasks.options import algorithm_maker, algorithm_of, keywords
 from fedfr_jax.tasks.row_keys import OWN
 from fedfr_jax.types import Model
 
@@ -52,7 +52,7 @@ def build_method(
         "num_classes": int(partition.num_classes.max()),
         "num_clients": len(partition.num_classes),
     }
-    algorithm = options.pop("algorithm", "fedfr")
+    algorithm, options = algorithm_of(section, options, "fedfr")
     told = open_distill(section, options.pop("distill", None), model)
     epochs = options.pop("local_epochs", None)
     if epochs is not None:

@@ -24,7 +24,7 @@ from fedfr_jax.evaluation.verification import (
 )
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
-from fedfr_jax.schema import call, check_choice, check_ranges
+from fedfr_jax.schema import AT_ONCE, call, check_choice, check_ranges
 from fedfr_jax.stream import placed
 from fedfr_jax.tasks.faces.drawn_pairs import balanced_pairs, fewest_negatives
 from fedfr_jax.tasks.faces.face_images import Recognition
@@ -94,7 +94,7 @@ class Judge:
             "config.evaluation.personalised", personalised, CLIENT_VERIFICATIONS
         )
         check_ranges(
-            "config.evaluation.", {"batch_size": batch_size}, {"batch_size": (1, 2**31)}
+            "config.evaluation.", {"batch_size": batch_size}, {"batch_size": AT_ONCE}
         )
         self._verify = CLIENT_VERIFICATIONS[personalised]
         self._task, self._mesh = task, mesh
@@ -233,7 +233,7 @@ def _open_files(task: Recognition, mesh: Mesh, **given):
     opened = {}
     for key, settings in given.items():
         prefix, open_set = FILES[key]
-        if settings:
+        if settings is not None:
             section = f"evaluation.{key}"
             settings = settings_of(section, settings)
             opened[prefix] = call(section, open_set, settings, shape)

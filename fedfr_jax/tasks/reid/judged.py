@@ -1,5 +1,6 @@
 """What networks are judged on, and how: a scenario's tests and config.evaluation."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from fedfr_jax.evaluation.matches import People
 from fedfr_jax.evaluation.retrieval import AVERAGE_PRECISIONS, DIVISORS
-from fedfr_jax.schema import call, check_choice, check_ranges
+from fedfr_jax.schema import AT_ONCE, call, check_choice, check_ranges
 from fedfr_jax.stream import Stream, stream
 from fedfr_jax.tasks.reid.data import Domain, ReidSplit, people_of
 from fedfr_jax.types import Dataset, Source
@@ -31,8 +32,7 @@ class Evaluating(NamedTuple):
 def evaluation_of(settings: Mapping) -> Evaluating:
     """config.evaluation, checked."""
     evaluating = call("evaluation", Evaluating, settings)
-    most = float("inf")
-    bounds = {"batch_size": (1, most), "ranks": (1, most)}
+    bounds = {"batch_size": AT_ONCE, "ranks": (1, math.inf)}
     bounds |= {"single_shot": (0, 10**4), "pictures": (0, 100)}
     check_ranges("config.evaluation.", evaluating._asdict(), bounds)
     for key, known in (

@@ -23,7 +23,7 @@ from fedfr_jax.schema import naming
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import other_implementations
 from fedfr_jax.tasks.network import network_of, with_name
-from fedfr_jax.tasks.options import TOLD, keywords, unfit
+from fedfr_jax.tasks.options import TOLD, algorithm_of, keywords, unfit
 from fedfr_jax.tasks.reid.batches import balanced, central_order
 from fedfr_jax.tasks.reid.colours import filled
 from fedfr_jax.tasks.reid.data import ReidSplit
@@ -165,8 +165,10 @@ def trainer_of(
                 order = central_order(parts.people, batch, identities)
             trainer = trainer._replace(order=order)
         return trainer
-    check_fit(section, options)
-    check_shared(section, options, clients)
+    algorithm, _ = algorithm_of(f"methods.{name}", options, "fedavg")
+    if algorithm in UNFIT:
+        raise unfit(f"methods.{name}", algorithm, UNFIT[algorithm])
+    check_shared(section, algorithm, options, clients)
     classifier = f"params/{clients.model.blocks[-1]}/"
     where = options.setdefault("personal", classifier)
     trainer = rows.trainer_of(name, options, clients)
@@ -182,16 +184,11 @@ def trainer_of(
     return trainer
 
 
-def check_fit(section: str, options: Mapping) -> None:
-    """Raise ValueError for an algorithm that takes clients' people for the same."""
-    if (algorithm := options.get("algorithm")) in UNFIT:
-        raise unfit(section, algorithm, UNFIT[algorithm])
-
-
-def check_shared(section: str, options: Mapping, of: rows.Given) -> None:
+def check_shared(
+    section: str, algorithm: str, options: Mapping, of: rows.Given
+) -> None:
     """Raise ValueError for an algorithm on shared images that lacks what it needs."""
-    factory = ALGORITHMS.get(options.get("algorithm", "fedavg"))
-    if factory is None or "shared" not in keywords(factory):
+    if "shared" not in keywords(ALGORITHMS[algorithm]):
         return
     if "shared" not in of.facts:
         raise ValueError(
@@ -199,7 +196,7 @@ def check_shared(section: str, options: Mapping, of: rows.Given) -> None:
             "got none."
         )
     neck = of.shapes["params"].get("neck", {})
-    if options["algorithm"] == "kd" and neck and "fc" not in neck:
+    if algorithm == "kd" and neck and "fc" not in neck:
         if not options.get("train_mode"):
             raise ValueError(
                 f"{section}.train_mode must be True with a bnneck, whose features in "

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedfr_jax.federated.algorithms.shared_images import Shared
 from fedfr_jax.feed import Feed
-from fedfr_jax.schema import call, check_ranges
+from fedfr_jax.schema import AT_ONCE, call, check_ranges
 from fedfr_jax.tasks.data import open_data
 from fedfr_jax.tasks.reid.data import check_source
 from fedfr_jax.types import TRAIN, Source
@@ -42,7 +42,7 @@ def public_of(settings: Mapping, source: Source) -> tuple[Source, np.ndarray | N
     if not settings:
         return source, None
     public = call("partition.public", Public, settings)
-    bounds = {"share": (0, 0.9), "most": (0, math.inf), "batch_size": (2, math.inf)}
+    bounds = {"share": (0, 0.9), "most": (0, math.inf), "batch_size": (2, AT_ONCE[1])}
     check_ranges("config.partition.public.", public._asdict(), bounds)
     if bool(public.share) == bool(public.source):
         raise ValueError(

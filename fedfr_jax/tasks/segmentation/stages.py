@@ -1,6 +1,5 @@
 """A config of segmentation as stages: every method from the same first network."""
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import Federation, check_federation
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.schema import call, check_ranges
+from fedfr_jax.schema import AT_ONCE, call, check_ranges
 from fedfr_jax.stream import Stream
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import (
@@ -95,7 +94,7 @@ def segmentation(settings: Mapping) -> Experiment:
 def evaluation_of(settings: Mapping) -> Evaluating:
     """config.evaluation, checked."""
     evaluating = call("evaluation", Evaluating, settings)
-    bounds = {"batch_size": (1, math.inf), "pictures": (0, 100)}
+    bounds = {"batch_size": AT_ONCE, "pictures": (0, 100)}
     if evaluating.target_miou is not None:
         bounds["target_miou"] = (0, 1)
     check_ranges("config.evaluation.", evaluating._asdict(), bounds)

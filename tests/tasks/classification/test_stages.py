@@ -444,6 +444,7 @@ ROWS = [
     ({**RATE, "personal": {"block": 1}}, "personal must have keys of .*did you mean"),
     ({**RATE, "personal": "conv1"}, "path pattern must match a leaf.*got 'conv1'"),
     ({**RATE, "algorithm": "fedavgg"}, "algorithm must be one of .*'fedavgg'"),
+    ({**RATE, "algorithm": {}}, "algorithm must be one of .*got {}"),
     ({**RATE, "algorithm": "fedprox"}, "must have the key strength, got none"),
     ({**RATE, "algorithm": "kd"}, "must fit the task, got 'kd', which needs public im"),
     ({**RATE, "algorithm": "fedfr"}, "which needs class embeddings .*those of faces"),
@@ -538,7 +539,10 @@ SECTIONS = [
         {"evaluation": {"target_accuracy": 75}},
         r"evaluation.target_accuracy must lie in \[0, 1\], got 75",
     ),
-    ({"evaluation": {"batch_size": 0}}, "evaluation.batch_size must be at least 1"),
+    (
+        {"evaluation": {"batch_size": 0}},
+        r"evaluation.batch_size must lie in \[1, 65536\]",
+    ),
     (
         {"evaluation": {"finetune": {"epochs": 0, **RATE}}},
         "evaluation.finetune.epochs must be a whole number of at least 1, got 0",

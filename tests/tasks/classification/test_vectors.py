@@ -7,6 +7,7 @@ import pytest
 from fedfr_jax.build import build, plain
 from fedfr_jax.commands.config_files import find, load
 from fedfr_jax.configs import base
+from fedfr_jax.evaluation.entropy import feature_entropy
 from fedfr_jax.evaluation.representation import mmd_squared
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
@@ -93,9 +94,10 @@ def test_fedmargins_own_sizes_are_a_logistic_regression_in_all_rows_but_two(name
     assert of["model"] == {"name": "logistic"}
     small = {"data": {**config()["data"], "num_users": 12}}
     built = build({**of, **small, "partition": config()["partition"]})
-    assert built.stages.keys() == base.fedmargin_rows(1).keys() - {"fedper", "fedrep"}
-    for stage in built.stages.values():
-        network = stage.trainer.start(None)["params"]
+    rows = base.fedmargin_rows(1).keys() - {"fedper", "fedrep"}
+    assert built.stages.keys() == rows | {"central"}
+    for name in rows:
+        network = built.stages[name].trainer.start(None)["params"]
         assert jax.tree.map(np.shape, network) == {"classifier": SHAPES}
 
 
@@ -118,6 +120,8 @@ def test_features_are_judged_beside_those_of_a_reference():
     share = np.asarray(jax.nn.softmax(model.apply(mine, images)[0]))
     entropy = -(share * np.log(share)).sum(axis=1).mean()
     assert found["softmax_entropy"] == pytest.approx(entropy, rel=1e-4)
+    spread = float(feature_entropy(features[0]).mean())
+    assert found["feature_entropy"] == pytest.approx(spread, rel=1e-4)
     means = np.stack([features[0][labels == c].mean(0) for c in range(3)])
     apart = np.linalg.norm(means[:, None] - means, axis=-1) + np.eye(3) * 1e9
     assert found["amm"] == pytest.approx(apart.min(1).mean(), rel=1e-4)

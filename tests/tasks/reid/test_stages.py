@@ -178,7 +178,8 @@ def test_every_algorithm_is_a_row_or_refused_with_what_it_needs():
     built = build(config(methods=rows, federation=federation))
     assert built.stages.keys() == rows.keys()
     for name, needed in REFUSED.items():
-        with pytest.raises(ValueError, match=f"fit the task, got '{name}'.*{needed}"):
+        rule = f"^config.methods.x.* fit the task, got '{name}'.*{needed}"
+        with pytest.raises(ValueError, match=rule):
             build(config(methods={"x": {**RATE, "algorithm": name}}))
 
 
@@ -198,6 +199,10 @@ def test_moon_trains_with_its_term(tmp_path):
     ("changed", "rule"),
     [
         ({"methods": {"x": {**RATE, "algorithm": "kd"}}}, "public must give images"),
+        (
+            {"methods": {"x": {**RATE, "algorithm": {}}}},
+            "^config.methods.x.algorithm must be one of .*got {}",
+        ),
         (
             {"methods": {"x": {**RATE, "identities": 3}}},
             "methods.x: identities must be a number that divides the batch of 4",

@@ -11,6 +11,7 @@ from PIL import Image
 
 from fedfr_jax.build import build
 from fedfr_jax.data.augment import normalize
+from fedfr_jax.evaluation.entropy import feature_entropy
 from fedfr_jax.evaluation.representation import mmd_squared
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.feed import Feed
@@ -97,6 +98,8 @@ def test_features_of_pixels_are_judged_beside_those_of_another_network(config):
     share = np.asarray(jax.nn.softmax(outputs[0][0]))[:, ::2, ::2][truth != VOID]
     entropy = -(share * np.log(share)).sum(axis=1).mean()
     assert found["softmax_entropy"] == pytest.approx(entropy, rel=1e-4)
+    spread = float(feature_entropy(features).mean())
+    assert found["feature_entropy"] == pytest.approx(spread, rel=1e-4)
     assert found["mmd"] == pytest.approx(mmd_squared(features, others), rel=1e-3)
     assert abs(judge(other).metrics["mmd"]) < 1e-6
     look = lambda table, most: looker(
@@ -280,7 +283,10 @@ SECTIONS = [
     ({"model": {"encoder": {"name": "vgg"}}}, "model.encoder.name must be one of"),
     ({"model": {"name": "unet"}}, "model.name must be one of .*got 'unet'"),
     ({"evaluation": {"pictures": -1}}, r"evaluation.pictures must lie in \[0, 100\]"),
-    ({"evaluation": {"batch_size": 0}}, "evaluation.batch_size must be at least 1"),
+    (
+        {"evaluation": {"batch_size": 0}},
+        r"evaluation.batch_size must lie in \[1, 65536\]",
+    ),
     ({"evaluation": {"fars": 1}}, "evaluation must have keys of"),
     ({"pretrain": {"epochs": 1}}, r"pretrain must be empty .*got \['epochs'\]"),
     ({"federation": {"cohort_size": 4}}, r"federation.cohort_size must lie in \[0, 3"),

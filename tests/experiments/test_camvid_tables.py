@@ -1,0 +1,234 @@
+"""CamVid's part of FedMargin's tables, on numbers that are made up."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedmargin_tables"
+
+
+def masks_run(method, seed, alpha, generic, own):
+    facts = {"method": method, "seed": seed, "alpha": alpha, "rounds": [3, 6]}
+    curve = [0.1, own if generic is None else generic]
+    return {**facts, "generic": generic, "personalised": own, "curve": curve}
+
+
+NAMES = ["camvid_alpha0.1.png", "camvid_alpha1.png"]
+MASKS = [
+    {"method": "central", "seed": 0, "generic": 0.4, "personalised": 0.3},
+    {"method": "central", "seed": 1, "generic": 0.4, "personalised": 0.3},
+    masks_run("fedavg", 0, 10.0, 0.3, 0.2),
+    masks_run("fedavg", 1, 10.0, 0.5, 0.2),
+    masks_run("fedavg", 0, 0.01, 0.25, 0.1),
+    masks_run("fedper", 0, 0.01, None, 0.35),
+    {"method": "feddane", "seed": 0, "alpha": 10.0, "diverged": "nan"},
+]
+STAMP = {"made": "today, commit 1", "cost": {"core_seconds": 12.0}}
+
+
+def test_camvid_is_a_row_per_way_to_judge_and_a_column_per_alpha(tables, tmp_path):
+    import camvid_tables
+
+    stamped = [*MASKS[:-1], {**MASKS[-1], **STAMP}]
+    camvid_tables.publish(stamped, tmp_path)
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    cost = "5 runs of 12 core s, about 1 core minutes; 1 at today, commit 1."
+    assert f"Central mIoU 40.0 +- 0.0 % (2 seeds). {cost}" in lines
+    assert "| row | judged | alpha 0.01 | alpha 10 |" in lines
+    assert "| fedavg | one network | 25.0 | 40.0 +- 10.0 |" in lines
+    assert "| fedper | one network | - | - |" in lines
+    assert "| fedper | own images | 35.0 | - |" in lines
+    assert "| feddane | one network | - | diverged |" in lines
+    # 0.8 of 0.4 in the second judged round, the sixth; never is the seventh.
+    assert "| fedavg | rounds, one network | - | >= 6.5 +- 0.5 |" in lines
+    assert "| fedper | rounds, own images | 6.0 +- 0.0 | - |" in lines
+    assert "| the article |" not in "".join(lines)  # without FedMargin
+    assert (tmp_path / "camvid.png").exists()
+
+
+def test_camvid_has_a_verdict_per_claim_and_alpha(tables):
+    import camvid_tables
+
+    runs = [*MASKS[:-1], *(masks_run("fedmargin", s, 10.0, 0.5, 0.2) for s in (0, 1))]
+    text = camvid_tables.table(runs)
+    pair = "fedmargin - fedavg | +20, +0 | 0.500 | unclear |"
+    assert f"| alpha 10: best accuracy, points | {pair}" in text
+    assert f"| alpha 10: above FedAvg, points | {pair}" in text
+    assert "fedavg - fedmargin | +1, +0 | 0.500 | unclear |" in text
+    assert "alpha 0.01: " not in text  # where FedMargin has no row
+    assert "AMM" not in text and "MMD" not in text
+    wider = {"fedavg": 1.0, "fedmargin": 3.0}
+    told = [
+        {**r, "amm": [9.0, wider[r["method"]]], "mmd": [0.0, 0.25 * r["seed"]]}
+        for r in runs
+        if r.get("alpha") == 10.0
+    ]
+    text = camvid_tables.table([*runs[:2], *told])
+    assert "| fedavg | AMM | 1.000 +- 0.000 |" in text
+    assert "| fedmargin | MMD^2 to central | 0.125 +- 0.125 |" in text
+    assert "| alpha 10: wider margins, AMM | fedmargin - fedavg | +2, +2 |" in text
+    assert "| alpha 10: features nearer to central ones, MMD^2 | fedavg - " in text
+
+
+def test_camvids_stragglers_stand_in_a_table_of_their_own(tables, tmp_path):
+    import camvid_tables
+
+    late = [
+        {**masks_run("fedavg", s, 10.0, 0.2, 0.1), "stragglers": 0.5} for s in (0, 1)
+    ]
+    camvid_tables.publish([*MASKS, *late], tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    heads = "| 0 % straggle | 50 % straggle | over the shares |"
+    assert f"| alpha 10, seeds 0, 1 {heads}" in text
+    assert "| fedavg | 40.0 +- 10.0 | 20.0 +- 0.0 | 30.0 +- 10.0 |" in text
+    assert "| feddane | diverged" not in text  # that has no run with stragglers
+    assert ", loss |" not in text and "| training loss |" not in text
+    losses = [{**r, "loss": 2.0 + r.get("stragglers", 0)} for r in [*MASKS[2:4], *late]]
+    text = camvid_tables.table([*MASKS[:2], *losses])
+    assert "| fedavg | training loss | 2.000 +- 0.000 |" in text
+    line = "| fedavg, loss | 2.000 +- 0.000 | 2.500 +- 0.000 | 2.250 +- 0.250 |"
+    assert line in text
+    text = (tmp_path / "README.md").read_text()
+    assert text.count("| alpha 0.01 |") == 1  # the heading of the other table
+    # Seeds that one share lacks are not compared.
+    fewer = camvid_tables.table([*MASKS, late[0]])
+    assert f"| alpha 10, seeds 0 {heads}" in fewer
+    assert "| fedavg | 30.0 | 20.0 | 25.0 +- 5.0 |" in fewer
+    # What is told of an alpha is without stragglers, as before.
+    plain = camvid_tables.table(MASKS)
+    assert camvid_tables.table([*MASKS, *late]).startswith(plain)
+
+
+def test_curves_of_camvid_are_means_over_seeds(tables, tmp_path, drawn):
+    import camvid_tables
+
+    path, lines = tmp_path / "curves.png", drawn["plot"]
+    camvid_tables.draw_curves(MASKS, path)
+    seen = [x for x in lines if x[0] == [3, 6]]
+    assert [[3, 6], pytest.approx([0.1, (0.3 + 0.5) / 2])] in seen
+    assert len(seen) == 3  # fedavg and fedper at 0.01, fedavg at 10
+    lines.clear()
+    margins = [{**run, "amm": [1.0, run["seed"]]} for run in MASKS[2:4]]
+    camvid_tables.draw_curves([*MASKS[:2], *margins], path)
+    seen = [x for x in lines if x[0] == [3, 6]]
+    assert seen[1] == [[3, 6], [1.0, 0.5]] and len(seen) == 2  # mIoU, AMM; no MMD
+
+
+def test_what_is_kept_of_a_row_of_camvid_is_of_its_last_round(camvid, tmp_path):
+    judged = {"generic/mIoU": 0.5, "representation/amm": 4.0}
+    rows = [{"round": 0, "loss": 3.0}, {"round": 1, "loss": 2.0, **judged}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    found = camvid.curves_of(tmp_path, "generic/mIoU")
+    kept = {"curve": [0.5], "rounds": [2], "attention_entropy": None, "loss": 2.0}
+    assert found == {**kept, "amm": [4.0]}
+
+
+@pytest.fixture
+def rows_played(camvid, monkeypatch):
+    """[(row, alpha, its folder's name, network that it is compared with)]."""
+    played = []
+
+    def one_run(config, method, folder, reference=None):
+        alpha = config["partition"]["alpha"]
+        played.append((method, alpha, folder.name, reference))
+        facts = {"method": method, "seed": config["seed"], "alpha": alpha}
+        network = f"the network of {method}"
+        return camvid.Done({**facts, "curve": [0.5]}, network=network)
+
+    monkeypatch.setattr(camvid, "one_run", one_run)
+    return played
+
+
+def settings_of(*methods, **federation):
+    """A config as far as `run_seed` reads it."""
+    return {
+        "seed": 3,
+        "methods": dict.fromkeys(methods),
+        "partition": {"name": "dirichlet", "alpha": 7.0},
+        "federation": federation,
+    }
+
+
+def test_rows_at_every_alpha_are_compared_with_the_one_central_network(
+    camvid, rows_played, tmp_path
+):
+    config = settings_of("fedavg", "central", "fedmargin")
+    done = camvid.run_seed(config, [0.1, 1.0], tmp_path)
+    central = "the network of central"
+    assert rows_played == [
+        ("central", 7.0, "seed3", None),
+        ("fedavg", 0.1, "alpha0.1", central),
+        ("fedmargin", 0.1, "alpha0.1", central),
+        ("fedavg", 1.0, "alpha1", central),
+        ("fedmargin", 1.0, "alpha1", central),
+    ]
+    assert [one.result["method"] for one in done] == [row for row, *_ in rows_played]
+
+
+@pytest.mark.parametrize(
+    "config, folder",
+    [
+        (settings_of("central", "fedavg", stragglers=0.5), "stragglers0.5"),
+        (settings_of("fedavg"), "alpha0.1"),
+    ],
+)
+def test_no_central_network_is_trained_for_stragglers_or_unasked(
+    camvid, rows_played, tmp_path, config, folder
+):
+    camvid.run_seed(config, [0.1], tmp_path)
+    assert rows_played == [("fedavg", 0.1, folder, None)]
+
+
+def test_images_are_of_the_least_three_alphas_with_the_central_row_at_each(camvid):
+    done = [camvid.Done({"method": "central"}, "central")]
+    for alpha in (10.0, 0.1, 1.0, 0.01):
+        for method in ("fedavg", "fedprox", "fedmargin"):
+            facts = {"method": method, "alpha": alpha}
+            done.append(camvid.Done(facts, f"{method} at {alpha}"))
+    grids = camvid.grids_of(done)
+    assert [*grids] == [0.01, 0.1, 1.0]
+    assert grids[0.1] == {
+        "fedavg": "fedavg at 0.1",
+        "fedmargin": "fedmargin at 0.1",
+        "central": "central",
+    }
+
+
+def test_images_of_two_rows_are_drawn_in_the_same_colours(
+    tables, tmp_path, monkeypatch
+):
+    import camvid_tables
+
+    from fedfr_jax.runs.report import grids
+    from fedfr_jax.types import Grid
+
+    def grid(top):
+        image, values = np.zeros((1, 2, 2, 3), np.uint8), np.full((1, 2, 2), top)
+        pictures = dict.fromkeys(("input", "truth", "prediction"), image)
+        return Grid(pictures, {"entropy": values}, {})
+
+    seen = []
+    monkeypatch.setattr(
+        grids, "plot_grid", lambda path, grid, **k: seen.append((path, grid, k))
+    )
+    both = {"fedavg": grid(1.0), "fedmargin": grid(2.0)}
+    camvid_tables.draw_images({0.1: both, 1.0: {k: grid(0.5) for k in both}}, tmp_path)
+    assert [path.name for path, _, _ in seen] == NAMES
+    for _, drawn, options in seen:
+        assert {*options["limits"].values()} == {(0.5, 2.0)}
+        assert list(drawn.maps) == ["fedavg: entropy", "fedmargin: entropy"]
+    np.testing.assert_array_equal(
+        seen[0][1].maps["fedmargin: entropy"], [[[2.0] * 2] * 2]
+    )
+
+
+def test_the_table_of_the_page_is_that_of_the_results(tables):
+    import camvid_tables
+
+    runs = json.loads((FOLDER / "results.json").read_text())["camvid"]
+    text = camvid_tables.table(runs)
+    page = (FOLDER / "README.md").read_text()
+    assert f"<!-- camvid -->\n\n{text}\n\n<!-- end of camvid -->" in page
