@@ -7,7 +7,10 @@ import jax
 
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.phases import head_first
-from fedfr_jax.federated.algorithms.statistics import with_statistics
+from fedfr_jax.federated.algorithms.statistics import (
+    check_statistics,
+    with_statistics,
+)
 from fedfr_jax.federated.frozen import frozen
 from fedfr_jax.federated.local import moving
 from fedfr_jax.federated.settings import check_epochs
@@ -66,7 +69,9 @@ def composed(
     local = with_frozen(local, own.get("frozen", ""), of)
     if epochs := own.get("finetune_epochs", 0):
         local = finetuning_first(local, where, epochs, algorithm, of)
-    made = with_statistics(make(local), own.get("batch_stats", "average"))
+    if (how := own.get("batch_stats", "average")) != "average":
+        check_statistics(of.shapes)  # some of which may be personal
+    made = with_statistics(make(local), how)
     return personal(made, where, draw=of.draw if own.get("draw") else None)
 
 

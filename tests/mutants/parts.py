@@ -45,6 +45,13 @@ MUTANTS = [
         [(EACH, EACH.replace("{name: of(x)", TAKEN))],
     ),
     Mutants(
+        "fedfr_jax/tasks/row_keys.py",
+        "tasks/classification/test_rows.py tasks/reid/test_stages.py",
+        [
+            ("        check_statistics(of.shapes)", "        pass"),
+        ],
+    ),
+    Mutants(
         f"{ALGORITHMS}statistics.py",
         FIRST,
         [(FROM_FIRST, "personalize(server, row)")],

@@ -35,15 +35,15 @@ def with_statistics(algorithm: Algorithm, how: str) -> Algorithm:
 
 
 def statistics(variables: PyTree) -> PyTree:
-    """Selects the running statistics.
-
-    Raises:
-      ValueError: for a network without any.
-    """
-    if not jax.tree.leaves(variables["batch_stats"]):
-        raise ValueError("batch norms must be in the network, got none.")
+    """Selects the running statistics, where there are any."""
     mask = lambda name: jax.tree.map(lambda _: name == "batch_stats", variables[name])
     return {name: mask(name) for name in variables}
+
+
+def check_statistics(variables: PyTree) -> None:
+    """Raise ValueError for a network without running statistics."""
+    if not jax.tree.leaves(variables["batch_stats"]):
+        raise ValueError("batch norms must be in the network, got none.")
 
 
 def batch_norms(variables: PyTree) -> PyTree:
@@ -54,12 +54,12 @@ def batch_norms(variables: PyTree) -> PyTree:
     Raises:
       ValueError: for a network without running statistics.
     """
-    found = statistics(variables)
+    check_statistics(variables)
     stats = jax.tree_util.tree_leaves_with_path(variables["batch_stats"])
     places = {path[:-1] for path, _ in stats}
     is_norm = lambda path, _: path[:-1] in places
     norms = jax.tree_util.tree_map_with_path(is_norm, variables["params"])
-    return {**found, "params": norms}
+    return {**statistics(variables), "params": norms}
 
 
 def of_first(algorithm: Algorithm) -> Algorithm:

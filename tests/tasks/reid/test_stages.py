@@ -25,7 +25,7 @@ MODEL = {
 }
 ROWS = {
     "fedpav": {"batch_stats": "first"},
-    "alone": {"personal": "."},
+    "alone": {"personal": ".", "batch_stats": "first"},  # whose own they are
     "kd_cdw": {
         **{"algorithm": "kd", "weigh": "distance", "every": 1, "rate": 0.01},
         **{"triplet_weight": 1.0, "identities": 2},
