@@ -49,7 +49,7 @@ def get_config():
         "checkpoint_every": 1,
     }
     config.evaluation = {"fars": (1e-5, 1e-4, 1e-3), "fpirs": (1e-3, 1e-2)}
-    rate = 3e-4  # no study of it, or of the threshold, is kept
+    rate = 3e-4  # which holds in its study, as the threshold does
     rows = base.table_rows(
         {"epochs": 3, "learning_rate": rate},
         equal_epochs=(9, 7, 7),
