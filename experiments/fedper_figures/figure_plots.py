@@ -74,7 +74,7 @@ def _curves_by_classes(axes, results, cases):
 
 
 def _spread(axes, results, cases):
-    """Every client of every seed, as the paper's figure 3."""
+    """Every client of every seed after the last round, of the paper's figure 3."""
     ticks = []
     for case, colour in zip(cases, COLOURS, strict=False):
         for row in SHOWN:
