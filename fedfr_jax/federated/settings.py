@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from jax.sharding import Mesh
 
 from fedfr_jax.federated.engine import REDUCTIONS
 from fedfr_jax.federated.stragglers import Stragglers, check_stragglers
+from fedfr_jax.mesh import make_mesh
 from fedfr_jax.schema import AT_ONCE, check_choice, check_ranges, is_of, naming
 from fedfr_jax.types import Federated
 
@@ -61,6 +63,16 @@ class Federation(NamedTuple):
             "shards": self.shards,
             "stragglers": self.straggling,
         }
+
+
+def mesh_of(federation: Federation) -> Mesh:
+    """All devices, `model_shards` of them for each network.
+
+    Raises:
+      ValueError: when there are fewer.
+    """
+    with naming("config.federation.model_shards"):
+        return make_mesh(num_model_shards=federation.model_shards)
 
 
 def check_federation(settings: Federation, num_clients: int) -> None:

@@ -158,6 +158,10 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ),
         ("evaluation.pairs=''", "config.evaluation.pairs"),
         ("evaluation.batch_size=65537", "batch_size must lie in [1, 65536], got 65537"),
+        (
+            "federation.model_shards=9",
+            "config.federation.model_shards: mesh clients x model must fit the 8",
+        ),
         ("federation.batch_size=65537", "batch_size must lie in [1, 65536], got 65537"),
         (
             "federation.local_epochs=2147483647",

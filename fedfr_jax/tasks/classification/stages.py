@@ -7,9 +7,8 @@ from jax.sharding import Mesh
 
 from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
 from fedfr_jax.federated.model_axis import gathered
-from fedfr_jax.federated.settings import Federation, check_federation
+from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
 from fedfr_jax.losses.spreadout import spreadout_sum
-from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.projection import with_projection
 from fedfr_jax.schema import call
@@ -40,7 +39,7 @@ def classification(settings: Mapping) -> Experiment:
     parts, unseen = parts_of(settings["partition"], source)
     num_clients = len(parts.train_offsets) - 1
     check_federation(federation, num_clients)
-    mesh = make_mesh(num_model_shards=federation.model_shards)
+    mesh = mesh_of(federation)
     trainers, of = trainers_of(settings, source, parts, mesh)
     judge = judge_of(settings["evaluation"], of.model, of.shapes)
     needed = parts.train, parts.test, unseen.train, unseen.test

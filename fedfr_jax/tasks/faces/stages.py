@@ -14,8 +14,8 @@ from fedfr_jax.federated.settings import (
     AUTO,
     Federation,
     check_federation,
+    mesh_of,
 )
-from fedfr_jax.mesh import make_mesh
 from fedfr_jax.schema import call, naming
 from fedfr_jax.tasks.data import (
     feed_of,
@@ -135,7 +135,7 @@ def plan(settings: Mapping) -> Plan:
         }
     num_public = len(partition.global_examples)
     check_federation(federation, len(partition.num_classes))
-    mesh = make_mesh(num_model_shards=federation.model_shards)
+    mesh = mesh_of(federation)
     check_training(pretraining, "pretrain", num_public, mesh)
     with naming("config.pretrain"):
         margin_rule(pretraining)

@@ -11,8 +11,7 @@ import numpy as np
 
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.settings import Federation, check_federation
-from fedfr_jax.mesh import make_mesh
+from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
 from fedfr_jax.schema import call
 from fedfr_jax.stream import Stream, stream
 from fedfr_jax.tasks import rows
@@ -62,7 +61,7 @@ def reid(settings: Mapping) -> Experiment:
     source, images = public_of(public, open_data(settings["data"]))
     split = split_of(scenario, source)
     check_federation(federation, split.num_clients)
-    mesh = make_mesh(num_model_shards=federation.model_shards)
+    mesh = mesh_of(federation)
     tested = np.concatenate([x for test in split.tests.values() for x in test])
     most = streams(federation, source, (split.train, tested), mesh)
     train = table_of(source, split, most)

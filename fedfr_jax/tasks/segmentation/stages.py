@@ -9,9 +9,8 @@ from jax.sharding import Mesh
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
 from fedfr_jax.federated.model_axis import gathered
-from fedfr_jax.federated.settings import Federation, check_federation
+from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
 from fedfr_jax.feed import Feed
-from fedfr_jax.mesh import make_mesh
 from fedfr_jax.schema import AT_ONCE, call, check_ranges
 from fedfr_jax.stream import Stream
 from fedfr_jax.tasks import rows
@@ -68,7 +67,7 @@ def segmentation(settings: Mapping) -> Experiment:
     source = masked(open_data(settings["data"]), settings["data"])
     parts, _ = split_classes(settings["partition"], source)
     check_federation(federation, len(parts.train_offsets) - 1)
-    mesh = make_mesh(num_model_shards=federation.model_shards)
+    mesh = mesh_of(federation)
     trainers, of = trainers_of(settings, source, parts, mesh)
     most = streams(federation, source, (parts.train, parts.test), mesh)
     train, test = (with_masks(source, x, most) for x in (parts.train, parts.test))
