@@ -85,10 +85,11 @@ def table(runs: list[dict]) -> str:
 def of_shares(runs: list[dict]) -> list[str]:
     """By row and share of stragglers, of the alphas where some straggle.
 
-    mIoU in %, then the loss of the last round's local steps; of the seeds that were
-    played at every share.
+    mIoU in %, then the loss of the last round's local steps, then rounds to 0.8 of the
+    central mIoU; of the seeds that were played at every share.
     """
     lines = []
+    central = [r for r in runs if r["method"] == CENTRAL]
     for alpha in sorted({r["alpha"] for r in runs if r.get("stragglers")}):
         here = [{"stragglers": 0.0, **r} for r in runs if r.get("alpha") == alpha]
         shares = sorted({r["stragglers"] for r in here})
@@ -105,6 +106,9 @@ def of_shares(runs: list[dict]) -> list[str]:
             for key, name in ((judged, method), (LOSS, f"{method}, loss")):
                 if cells := cells_of_shares(own, shares, key):
                     lines.append("| " + " | ".join([name, *cells]) + " |")
+            if {r["stragglers"] for r in own} == set(shares):
+                cells = rounds_of_shares(own, central, shares)
+                lines.append("| " + " | ".join([f"{method}, rounds", *cells]) + " |")
         lines.append("")
     return lines
 
@@ -121,6 +125,21 @@ def cells_of_shares(own: list[dict], shares: list[float], key: str) -> list[str]
         return []
     means = [mean(r[key] for r in runs) for runs in at]
     return [*(cell(runs, key) for runs in at), told(means, key)]
+
+
+def rounds_of_shares(
+    own: list[dict], central: list[dict], shares: list[float]
+) -> list[str]:
+    """A row's rounds at each share, over seeds, and over the shares; all its runs."""
+    method = own[0]["method"]
+    told = [{**r, "loss": 0.0} for r in own]
+    ends = [{**r, "accuracy": r["generic"]} for r in central]
+    at = [
+        [{**r, "stragglers": r["seed"]} for r in told if r["stragglers"] == share]
+        for share in shares
+    ]
+    rows = [tables.row_of([*ends, *runs], method) for runs in (*at, told)]
+    return [tables.rounds_cell(row) for row in rows]
 
 
 def as_classified(runs: list[dict], alpha: float) -> list[dict]:

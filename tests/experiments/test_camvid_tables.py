@@ -83,7 +83,10 @@ def test_camvids_stragglers_stand_in_a_table_of_their_own(tables, tmp_path):
     heads = "| 0 % straggle | 50 % straggle | over the shares |"
     assert f"| alpha 10, seeds 0, 1 {heads}" in text
     assert "| fedavg | 40.0 +- 10.0 | 20.0 +- 0.0 | 30.0 +- 10.0 |" in text
+    # 0.8 of 0.4 in round 6 by one seed of one share; never is round 7.
+    assert "| fedavg, rounds | >= 6.5 +- 0.5 | - | >= 6.8 +- 0.2 |" in text
     assert "| feddane | diverged" not in text  # that has no run with stragglers
+    assert "feddane, rounds" not in text
     assert ", loss |" not in text and "| training loss |" not in text
     losses = [{**r, "loss": 2.0 + r.get("stragglers", 0)} for r in [*MASKS[2:4], *late]]
     text = camvid_tables.table([*MASKS[:2], *losses])

@@ -50,7 +50,10 @@ MUTANTS = [
     Mutants(
         "experiments/fedmargin_tables/camvid_tables.py",
         CAMVID,
-        [("[mean(x) for x in zip(*(r[key]", "[max(x) for x in zip(*(r[key]")],
+        [
+            ("[mean(x) for x in zip(*(r[key]", "[max(x) for x in zip(*(r[key]"),
+            ("for runs in (*at, told)", "for runs in (*at, at[0])"),
+        ],
     ),
     Mutants(
         "experiments/fedmargin_tables/camvid.py",
