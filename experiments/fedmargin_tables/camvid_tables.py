@@ -8,7 +8,11 @@ import tables
 CENTRAL, NAME, LOSS = "central", "camvid", "loss"
 FEATURES = {"amm": "AMM", "mmd": "MMD^2 to central"}  # curves, of the one network
 JUDGED = {"generic": "one network", "personalised": "own images"}  # mIoU
-KEPT_LATER = {LOSS: "training loss", **FEATURES}  # of which a row may have none
+KEPT_LATER = {  # of which a row may have none
+    LOSS: "training loss",
+    "attention_entropy": "attention's entropy, nats",
+    **FEATURES,
+}
 
 
 def line(run: dict) -> str:
@@ -64,7 +68,7 @@ def table(runs: list[dict]) -> str:
     for key, words in {**JUDGED, **KEPT_LATER}.items():
         for method in methods:
             own = [r for r in runs if r["method"] == method]
-            if key in KEPT_LATER and not any(key in r for r in own):
+            if key in KEPT_LATER and not any(r.get(key) is not None for r in own):
                 continue
             cells = [cell([r for r in own if r["alpha"] == a], key) for a in alphas]
             lines.append(f"| {method} | {words} | " + " | ".join(cells) + " |")

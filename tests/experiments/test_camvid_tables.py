@@ -61,12 +61,17 @@ def test_camvid_has_a_verdict_per_claim_and_alpha(tables):
     assert "AMM" not in text and "MMD" not in text
     wider = {"fedavg": 1.0, "fedmargin": 3.0}
     told = [
-        {**r, "amm": [9.0, wider[r["method"]]], "mmd": [0.0, 0.25 * r["seed"]]}
+        {
+            **{**r, "amm": [9.0, wider[r["method"]]], "mmd": [0.0, 0.25 * r["seed"]]},
+            "attention_entropy": 2.0 if r["method"] == "fedmargin" else None,
+        }
         for r in runs
         if r.get("alpha") == 10.0
     ]
     text = camvid_tables.table([*runs[:2], *told])
     assert "| fedavg | AMM | 1.000 +- 0.000 |" in text
+    assert "| fedmargin | attention's entropy, nats | 2.000 +- 0.000 |" in text
+    assert "| fedavg | attention" not in text
     assert "| fedmargin | MMD^2 to central | 0.125 +- 0.125 |" in text
     assert "| alpha 10: wider margins, AMM | fedmargin - fedavg | +2, +2 |" in text
     assert "| alpha 10: features nearer to central ones, MMD^2 | fedavg - " in text
