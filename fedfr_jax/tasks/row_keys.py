@@ -69,9 +69,10 @@ def composed(
     local = with_frozen(local, own.get("frozen", ""), of)
     if epochs := own.get("finetune_epochs", 0):
         local = finetuning_first(local, where, epochs, algorithm, of)
-    if (how := own.get("batch_stats", "average")) != "average":
-        check_statistics(of.shapes)  # some of which may be personal
+    how = own.get("batch_stats", "average")
     made = with_statistics(make(local), how)
+    if how != "average":
+        check_statistics(of.shapes)  # some of which may be personal
     return personal(made, where, draw=of.draw if own.get("draw") else None)
 
 

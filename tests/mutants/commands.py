@@ -44,7 +44,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/tasks/network.py",
-        WRONG,
+        "tasks/test_network.py",
         [
             (
                 '    with naming("config.model", settings):\n        variables',
