@@ -1,7 +1,7 @@
 """What sources and partitions do where a config does not say it, by value.
 
 Numbers are those of the papers that their files name, or of the released code; the
-others are what the configs rely on.
+others are what the configs rely on. Those of ms1m stand with FedFR's.
 """
 
 from fedfr_jax.data.partition import PARTITIONS
@@ -140,16 +140,6 @@ SPLIT = {
         "mean": 4.0,
         "sigma": 1.0,
         **TENTH,
-    },
-    "ms1m": {  # of FedFR's released lists
-        "num_clients": 40,
-        "ids_per_client": 100,
-        "num_global_ids": 6000,
-        "num_unseen_ids": 0,
-        "num_test_images": 40,
-        "client_images": (100, 110),
-        "global_images": (60, 80),
-        "seed": 100,
     },
     "power_law": {
         "num_clients": 1000,

@@ -23,7 +23,7 @@ def mime(
     server_rate: float = 1.0,
     weigh: str | Callable = "examples",
 ) -> Algorithm:
-    """Mime: args and raises as `mimelite`."""
+    """Mime; arguments, ranges and errors are those of `mimelite`."""
     train = local_training(corrected(less_of_anchor(local)))
 
     def push(key, server, client):
