@@ -5,20 +5,15 @@ python experiments/fedfr_tables/run.py --config=configs/fedfr/table_lfw.py \
 
 Clients' people come from where the pretraining people come from, so that what FedAvg
 adds is no adaptation to another set's pictures; table_faces.py mixes two sets.
-table_lfw.py:studied has the clients' rate and the threshold that one seed's validation
-split preferred. Results, hardware and time: experiments/fedfr_tables/README.md.
+Results, hardware and time, and the studies that the clients' rate, the threshold and
+the epochs are of: experiments/fedfr_tables/README.md.
 """
 
 from fedfr_jax.configs import base
 
-# Clients' rate, threshold of hard negatives: set beforehand, or by the studies; and the
-# local epochs at which rows without images of others take as many steps as FedFR.
-CHOICES = {"fixed": (1e-3, 0.45, (12, 10, 8)), "studied": (3e-4, 0.4, (16, 14, 10))}
 
-
-def get_config(choices="fixed"):
+def get_config():
     """300 people pretrain, 200 federate on 20 clients, 120 are seen by nobody."""
-    rate, threshold, equal_epochs = base.chosen("choices", choices, CHOICES)
     config = base.get_config()
     config.data = {
         "name": "lfw",
@@ -43,11 +38,12 @@ def get_config(choices="fixed"):
         "batch_size": 16,
         "checkpoint_every": 0,
     }
+    rate = 3e-4
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": rate},
-        equal_epochs=equal_epochs,
+        equal_epochs=(16, 14, 10),
         learning_rate=rate,
         decay_epochs=(5, 4, 3),
-        threshold=threshold,
+        threshold=0.4,
     )
     return config.lock()

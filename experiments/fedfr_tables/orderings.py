@@ -100,12 +100,17 @@ def columns(runs: dict) -> list[tuple[str, str]]:
 def in_order(names) -> list[str]:
     """Rows as ROWS lists them, others behind by the number that they begin with.
 
-    >>> in_order(["20 epochs", "8 epochs", "fedfr"])
-    ['fedfr', '8 epochs', '20 epochs']
+    >>> in_order(["20 epochs", "8 epochs", "1e-3 fedavg", "2_5 fedfr", "fedfr"])
+    ['fedfr', '1e-3 fedavg', '2_5 fedfr', '8 epochs', '20 epochs']
     """
     place = {name: i for i, name in enumerate(ROWS)}
-    number = lambda name: int("0" + re.match(r"\d*", name).group())
-    return sorted(names, key=lambda name: (place.get(name, len(ROWS)), number(name)))
+    return sorted(names, key=lambda name: (place.get(name, len(ROWS)), number_of(name)))
+
+
+def number_of(name: str) -> float:
+    """What a row's name begins with, "_" for a dot; 0 without a number."""
+    found = re.match(r"[\d_]+(e-?\d+)?", name)
+    return float(found.group().replace("_", ".")) if found else 0.0
 
 
 def rows_of_all(runs: dict) -> list[str]:

@@ -25,9 +25,9 @@ from orderings import (
 
 README = HERE.parent.parent / "README.md"
 SETS = {
-    "lfw_studied": "LFW",
+    "lfw": "LFW",
     "faces": "LFW, FEI",
-    "omniglot_studied": "Omniglot",
+    "omniglot": "Omniglot",
     "rendered": "rendered faces",
 }
 SHOWN = ("pretrained", "local", "fedavg", "hard_negatives", "fedfr")

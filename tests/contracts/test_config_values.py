@@ -15,12 +15,12 @@ KEPT = pathlib.Path(__file__).with_name("configs.json")
 
 
 def values() -> dict[str, dict]:
-    """{"fedfr/table_lfw:studied": {section: its value}} of all configs."""
+    """{"comparison:mnist": {section: its value}} of all configs."""
     os.environ["FEDFR_DATA"] = "data"
     found = {}
     for name, path in shipped().items():
         module = runpy.run_path(str(path))
-        words = list(module.get("DATA") or module.get("CHOICES") or [None])
+        words = list(module.get("DATA") or [None])
         for word in words:
             config = load(path, word)
             with config.unlocked():

@@ -42,7 +42,7 @@ def check(function, settings, what):
 def test_a_config_configures_functions_that_exist(path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     module = runpy.run_path(str(path))
-    for word in module.get("DATA") or module.get("CHOICES") or (None,):
+    for word in module.get("DATA") or (None,):
         check_config(module, *(word,) if word else ())
     assert "--config=" + str(path.relative_to(ROOT)) in module["__doc__"]
 

@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedfr_tables"
 sys.path[:0] = map(str, (FOLDER, FOLDER.parent))
 
+import choices  # noqa: E402
 import orderings  # noqa: E402
-import rates  # noqa: E402
 import run  # noqa: E402
 import summary  # noqa: E402
 import thresholds  # noqa: E402
@@ -270,16 +270,21 @@ def test_the_study_draws_count_cost_and_both_evaluators(tmp_path):
     )
 
 
-def test_rates_are_those_of_the_rows_below_fedfr():
+def test_a_choice_plays_the_named_rows_at_every_value():
     own = {"learning_rate": 1.0, "branch": None}
     config = config_of(local={**own, "share": False}, fedavg=own, fedfr=own)
-    found = rates.at_rates(config, ["3e-4", "1e-3"]).methods.to_dict()
-    rows = ("local", "fedavg")
-    assert found.keys() == {f"{x}e-6 {row}" for x in (300, 1000) for row in rows}
-    assert found["300e-6 local"] == {**own, "share": False, "learning_rate": 3e-4}
-    assert found["1000e-6 fedavg"] == {**own, "learning_rate": 1e-3}
-    runs = runs_of(**dict.fromkeys(found, (0.5, 0.6, 0.7)))
-    assert "| 1000e-6 fedavg | 60.0 |" in rates.means(runs)
+    rows, values = ["local", "fedavg"], ["3e-4", "1.5"]
+    found = choices.at_values(config, rows, "learning_rate", values).methods.to_dict()
+    assert found == {
+        "3e-4 local": {**own, "share": False, "learning_rate": 3e-4},
+        "3e-4 fedavg": {**own, "learning_rate": 3e-4},
+        "1_5 local": {**own, "share": False, "learning_rate": 1.5},
+        "1_5 fedavg": {**own, "learning_rate": 1.5},
+    }
+    runs = runs_of(pretrained=(0.5, 0.5, 0.5), **dict.fromkeys(found, (0.5, 0.6, 0.7)))
+    lines = choices.means(runs).splitlines()
+    assert lines[2] == "| pretrained | 50.0 ± 0.0 | +0.0 | 1.0000 |"
+    assert "| 1_5 fedavg | 60.0 ± 10.0 | +10.0 | 0.2254 |" in lines
 
 
 @pytest.mark.parametrize(
@@ -319,8 +324,7 @@ TABLES = [name for name in RESULTS if " " not in name]  # the others are studies
 @pytest.mark.parametrize("name", TABLES)
 def test_results_are_of_the_settings_that_the_tables_configs_have(name):
     folder = FOLDER.parents[1] / "configs" / "fedfr"
-    table, *choices = name.split("_")
-    made = runpy.run_path(str(folder / f"table_{table}.py"))["get_config"](*choices)
+    made = runpy.run_path(str(folder / f"table_{name}.py"))["get_config"]()
     methods = json.loads(made.to_json_best_effort())["methods"]
     for seed, rows in RESULTS[name]["seeds"].items():
         found = {row: x["settings"] for row, x in rows.items() if x["settings"]}
