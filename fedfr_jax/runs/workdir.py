@@ -117,6 +117,7 @@ def claim(
             _empty(workdir)
         _check_file(workdir / CONFIG)
         if not (workdir / CONFIG).exists():
+            _tell_of_stages_without_config(workdir, stages or {})
             write_text(workdir / CONFIG, config)
         if stages:
             _begin_anew(workdir, config, stages, restart)
@@ -143,6 +144,17 @@ def _empty(workdir):
             shutil.rmtree(path)
         elif path.name != LOCK:
             path.unlink()
+
+
+def _tell_of_stages_without_config(workdir, stages):
+    """Say it when nothing tells of what config the stages that are trained are."""
+    found = [name for name in stages if _is_trained(workdir / name)]
+    if found:
+        print(
+            f"{workdir / CONFIG} is gone: {', '.join(found)} are taken to be of this "
+            "command's config, which nothing can compare.",
+            flush=True,
+        )
 
 
 def _begin_anew(workdir, config, stages, restart):

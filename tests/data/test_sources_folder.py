@@ -176,6 +176,21 @@ def test_a_member_of_a_zip_in_another_spelling_is_the_same_member(again, tmp_pat
         folder(pack(path, files), image_size=None)
 
 
+@pytest.mark.parametrize("system, people", [(0, ("a", "b")), (3, None)])
+def test_backslashes_are_folders_in_zips_of_windows_alone(system, people, tmp_path):
+    path = tmp_path / "z.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for number, name in enumerate(["a\\1.png", "b\\1.png"]):
+            member = zipfile.ZipInfo(name)
+            member.create_system = system  # 0 of FAT, 3 of Unix
+            file.writestr(member, picture(number))
+    if people:
+        assert folder(path, image_size=None).names == people
+    else:
+        with pytest.raises(ValueError, match="z.zip"):
+            folder(path, image_size=None)
+
+
 @pytest.mark.parametrize("outside", ["/a/1.png", "../a/1.png", "b/../a/1.png", "b/.."])
 def test_a_member_outside_its_zip_is_refused(outside, tmp_path):
     path = pack(tmp_path / "z.zip", {"a/1.png": picture(1), outside: picture(2)})

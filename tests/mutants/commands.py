@@ -130,6 +130,7 @@ MUTANTS = [
             ("if not math.isfinite(seconds):", "if False:"),
             ("        _check_file(path)\n", ""),
             ("        _check_file(workdir / CONFIG)\n", ""),
+            ("if found:\n        print(", "if False:\n        print("),
             (
                 "_kept_config(workdir), json.loads(config)\n    changed",
                 "{}, {}\n    changed",

@@ -129,6 +129,8 @@ MUTANTS = [
             ("if name in members:", "if False:"),
             ('part not in ("", ".")', 'part != "."'),
             ('part not in ("", ".")', 'part != ""'),
+            ("is_of_windows = member.create_system == 0", "is_of_windows = True"),
+            ("is_of_windows = member.create_system == 0", "is_of_windows = False"),
             ('if name.startswith("/") or ".."', 'if ".."'),
             (' or ".." in (*folders, last)', ""),
             ("if count not in (", "if None in ("),

@@ -115,15 +115,18 @@ def test_a_stage_is_restarted_with_those_that_start_from_it(restart, left, folde
         workdir.claim(folder, changed(), STAGES, restart=["nosuch"])
 
 
-def test_what_is_said_of_a_damaged_config_keeps_what_is_trained(folder):
+def test_what_is_said_of_a_damaged_config_keeps_what_is_trained(folder, capsys):
     (folder / "config.json").write_text("[1, 2]")
     says = (
         "config.json must be the JSON .* got a list: put a copy back, or move it away"
     )
     with pytest.raises(ValueError, match=says):
         workdir.claim(folder, changed(), STAGES).close()
+    capsys.readouterr()
     (folder / "config.json").rename(folder / "config.json.damaged")
     workdir.claim(folder, changed(), STAGES).close()
+    said = capsys.readouterr().out
+    assert f"config.json is gone: {', '.join(STAGES)} are taken to be of this" in said
     assert kept(folder) == list(STAGES)
     assert json.loads((folder / "config.json").read_text()) == CONFIG
 

@@ -213,7 +213,7 @@ def _by_name(path, listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
     """{name: member}, by the names that an unpacked archive would have."""
     members = {}
     for member in listed:
-        name = _unpacked(path, member.filename)
+        name = _unpacked(path, _with_slashes(member))
         if name in members:
             raise ValueError(
                 f"{path} must hold each file once, got {members[name].filename} and "
@@ -221,6 +221,12 @@ def _by_name(path, listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
             )
         members[name] = member
     return members
+
+
+def _with_slashes(member: zipfile.ZipInfo) -> str:
+    """Its name with forward slashes: some archives of Windows have others."""
+    is_of_windows = member.create_system == 0
+    return member.filename.replace("\\", "/") if is_of_windows else member.filename
 
 
 def _unpacked(path, name: str) -> str:
