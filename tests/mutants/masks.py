@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/tasks/faces/pair_list.py",
-        "tasks/faces/test_judged_files.py",
+        "tasks/faces/judged/test_pair_lists.py",
         [("else slice(1, None)", "else slice(0, 1)")],
     ),
 ]

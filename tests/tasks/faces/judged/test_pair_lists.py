@@ -1,0 +1,172 @@
+"""Judging on pairs: released accuracies, and thresholds of folds, lists and bins."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.evaluation import verification
+from fedfr_jax.federated.client import Population
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks.faces.face_images import Recognition
+from fedfr_jax.tasks.faces.pair_list import pair_list
+from fedfr_jax.tasks.faces.recognition import Judge
+from fedfr_jax.types import Dataset
+from tests.tasks.faces.judged.given import (
+    SHAPE,
+    SMALL,
+    looked_up,
+    numbered,
+    png,
+    write_bin,
+)
+
+
+def write_list(path, pairs):
+    path.write_text("# first second same\n\n" + "\n".join(pairs) + "\n")
+
+
+def test_pairs_by_config_give_the_released_accuracy(task, golden, tmp_path):
+    arrays = golden("fedfr_pair_verification")
+    features, is_same = arrays["embeddings"].astype(np.float32), arrays["issame"]
+    path = write_bin(tmp_path / "lfw.bin", is_same)
+    judge = Judge(task, make_mesh(2), pairs=str(path), **SMALL)
+    plain = Judge(task, make_mesh(2), **SMALL)
+    judged = judge.generic(looked_up, jnp.asarray(features[None])).metrics
+    mean = float(arrays["accuracy_mean"])
+    assert judged["pairs_accuracy"] == pytest.approx(mean, abs=1e-6)
+    tars = verification.tar_at_far(features, is_same, fars=(1e-3, 1e-2))
+    # 270 pairs of two people in nine folds do not tell a rate of 0.001.
+    for name, mark in (("tar@far=1e-03", "~"), ("tar@far=1e-02", "")):
+        assert judged[f"pairs_{name}{mark}"] == pytest.approx(tars[name], abs=1e-6)
+    without = plain.generic(looked_up, jnp.asarray(features[None])).metrics
+    assert list(without) == ["tar@far=1e-01", "tpir@fpir=5e-01", "accuracy"]
+    assert without.items() <= judged.items() and len(judged) == 6
+
+
+def test_pairs_are_judged_by_the_sum_with_mirror_images_unless_told(tmp_path):
+    rng = np.random.default_rng(0)
+    is_same = np.tile([True, False], 30)
+    views = rng.normal(size=(120, 2, 6)).astype(np.float32)
+    path = write_bin(tmp_path / "a.bin", is_same)
+    given = pair_list(SHAPE, path=path, folds=5, fars=0.2)
+    expected = verification.ten_fold(
+        verification.flip_sum(views[:, 0], views[:, 1]), is_same, folds=5
+    )
+    assert given.is_mirrored
+    assert given.metrics(views)["accuracy"] == expected["accuracy"]
+    single = pair_list(SHAPE, path=path, folds=5, flip=False)
+    expected = verification.ten_fold(views[:, 0], is_same, folds=5)["accuracy"]
+    assert not single.is_mirrored
+    assert single.metrics(views[:, :1])["accuracy"] == expected
+
+
+def test_a_development_list_sets_the_thresholds_of_a_list_without_folds(tmp_path):
+    """All same pairs, then all different ones, as LFW's View 1 has them; by hand."""
+    for i in range(24):
+        (tmp_path / f"{i}.png").write_bytes(png(numbered([i])[0]))
+    pairs = lambda start: [
+        f"{start + 2 * i}.png {start + 2 * i + 1}.png {int(i < 3)}" for i in range(6)
+    ]
+    write_list(tmp_path / "dev.txt", pairs(0))
+    write_list(tmp_path / "test.txt", pairs(12))
+    source = lambda name: {
+        "name": "listed_pairs",
+        "path": str(tmp_path),
+        "pairs": name,
+    }
+    given = pair_list(
+        SHAPE,
+        source=source("test.txt"),
+        development=source("dev.txt"),
+        fars=(0.2, 0.4),
+        flip=False,
+    )
+    assert given.num_images == 24
+    seen = given.read(np.array([23, 0, 13, 11]))
+    # Each list has its images in the order of their names.
+    order = np.concatenate([sorted(range(k, k + 12), key=str) for k in (0, 12)])
+    np.testing.assert_array_equal(seen, numbered(order[[23, 0, 13, 11]]))
+    features = np.random.default_rng(7).normal(size=(24, 1, 3))
+    metrics = given.metrics(features[order])
+    unit = features[:, 0] / np.linalg.norm(features[:, 0], axis=1, keepdims=True)
+    far = np.square(unit[0::2] - unit[1::2]).sum(1)
+    is_same, at = np.arange(6) < 3, verification.THRESHOLDS
+    right = [((far[:6] < t) == is_same).sum() for t in at]
+    best = at[int(np.argmax(right))]
+    assert metrics["accuracy"] == ((far[6:] < best) == is_same).mean()
+    # One of three different pairs of the development list may be accepted at 0.4.
+    second = np.sort(far[3:6])[1]
+    limit = at[at <= second].max()
+    tar = (far[6:9] < limit).mean()
+    np.testing.assert_allclose(metrics["tar@far=4e-01"], tar)
+    assert list(metrics) == ["accuracy", "tar@far=2e-01~", "tar@far=4e-01"]
+    with pytest.raises(ValueError, match="config.evaluation.pairs: every fold must"):
+        pair_list(SHAPE, source=source("test.txt"), folds=2)
+    for line in ("0.png 1.png maybe", "0.png 0.png 1", "0.png 1"):
+        write_list(tmp_path / "bad.txt", [line])
+        with pytest.raises(ValueError, match="bad.txt line 3 must be two images and"):
+            pair_list(SHAPE, source=source("bad.txt"))
+    write_list(tmp_path / "bad.txt", ["0.png 99.png 1"])
+    with pytest.raises(ValueError, match="must hold every listed image, got none for"):
+        pair_list(SHAPE, source=source("bad.txt"))
+
+
+def test_any_source_with_pairs_is_a_pair_list(tmp_path):
+    for person in range(4):
+        (tmp_path / f"p{person}").mkdir()
+        for image in range(2):
+            file = tmp_path / f"p{person}" / f"p{person}_{image + 1:04d}.png"
+            file.write_bytes(png(np.full((8, 8, 3), 20 * person + image, np.uint8)))
+    same = ["p0 1 2", "p2 1 2"]
+    different = ["p0 1 p2 1", "p0 2 p3 2"]
+    lines = ["2 1", same[0], different[0], same[1], different[1]]
+    (tmp_path / "pairs.txt").write_text("\n".join(lines))
+    source = {"name": "lfw", "data_dir": tmp_path, "pairs": "pairs.txt"}
+    source["align"] = False
+    given = pair_list((8, 8, 3), source=source, folds=2)
+    assert given.num_images == 5  # both of p0 and of p2, p3's second
+    values = given.read(np.arange(5)).mean((1, 2, 3))
+    np.testing.assert_allclose(values, [0, 1, 40, 41, 61])
+
+
+@pytest.mark.parametrize("word", ["binned", "exact"])
+def test_personalised_thresholds_are_the_released_ones(golden, word):
+    released = golden("fedfr_personalized_eval")
+    features = [released["features"], released["gallery_image_features"]]
+    classes = np.arange(60).reshape(3, 20)
+    labels = released["labels"].astype(np.int32)
+    own = released["gallery_image_labels"].astype(np.int32)
+    order = np.argsort(own, kind="stable")
+    own, gallery = own[order], len(labels) + order
+    ends = np.searchsorted(own, [0, 20, 40, 60])
+    unseen = np.repeat(np.arange(100, 110, dtype=np.int32), 4)
+
+    class FakePartition:
+        identities, unseen_labels = classes, unseen
+
+    tested = np.concatenate([np.arange(len(labels)), np.zeros(len(unseen), int)])
+    task = Recognition(
+        FakePartition,
+        Dataset.labelled(numbered(gallery), own),
+        Population(ends, np.full(3, 20, np.int32)),
+        Dataset.labelled(numbered(tested), np.concatenate([labels, unseen])),
+        labels,
+        own,
+    )
+    fars, fpirs = (1e-1, 1e-2, 1e-3, 1e-4), tuple(released["tpir_fpir"])
+    judge = Judge(
+        task, make_mesh(2), fars=fars, fpirs=fpirs, batch_size=64, personalised=word
+    )
+    network = jnp.asarray(np.concatenate(features)[None])
+    judged = judge.personalised(looked_up, None, network)
+    columns = list(judged.per_client.values())
+    exact = np.stack([released[f"exact_tar_client{c}"] for c in range(3)])
+    binned = released["tpr_percent_far_1e-1_to_1e-6"][:, :4]
+    found = np.stack(columns[:4], axis=1)
+    if word == "exact":
+        np.testing.assert_allclose(found, exact, atol=1.01 / 15_600)
+    else:
+        np.testing.assert_allclose(100 * found, binned, atol=0.0101)
+        assert np.abs(found - exact).max() > 1e-4
+    tpir = np.stack(columns[4:], axis=1)
+    np.testing.assert_allclose(tpir, released["tpir_clients"], atol=1e-9)

@@ -1,0 +1,147 @@
+"""Runs of a config are judged on files in every row, by the numbers of direct calls."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.__main__ import main
+from fedfr_jax.data.align import arcface_template
+from fedfr_jax.evaluation import templates
+from fedfr_jax.evaluation.identification import open_set_tpir, pair_tpir, rank_k
+from fedfr_jax.runs import experiment
+from fedfr_jax.tasks.faces.template_set import template_set
+from fedfr_jax.types import Networks
+from tests.tasks.faces.judged.given import META, write_bin, write_release
+
+ROOT = pathlib.Path(__file__).parents[4]
+CONFIG = '''"""A tiny run on arrays."""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.data = {"name": "arrays", "path": "PATH/faces.npz"}
+    config.partition = {
+        "num_clients": 2, "ids_per_client": 2, "num_global_ids": 4, "num_unseen_ids": 4,
+    }
+    config.model = {
+        "name": "sphereface", "blocks": (0,), "widths": (4,), "embedding_dim": 8,
+    }
+    config.pretrain = {"epochs": 1, "batch_size": 8}
+    config.federation = {"rounds": 1, "local_epochs": 1, "batch_size": 8}
+    config.evaluation = {"batch_size": 8, "fars": (0.1,), "fpirs": (0.5,)}
+    config.methods = {}
+    return config.lock()
+'''
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """Flags of a run on 12 people x 8 images, and a template set of the same kind."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 8)
+    centres = rng.uniform(60, 190, size=(12, 1, 12, 12, 1))
+    draw = lambda: centres + rng.normal(scale=30, size=(12, 8, 12, 12, 1))
+    clip = lambda x: x.clip(0, 255).astype(np.uint8).reshape(-1, 12, 12, 1)
+    np.savez(tmp_path / "faces.npz", images=clip(draw()), labels=labels)
+    images = clip(draw())
+    points = 0.1 * arcface_template((112, 112)) + rng.normal(scale=0.5, size=(96, 5, 2))
+    points = points.astype(np.float32)
+    scores = rng.uniform(0.5, 1, 96).astype(np.float32)
+    template = np.arange(96) // 4  # two of each person
+    subject = np.arange(24) // 2
+    pairs = [(a, b, int(a // 2 == b // 2)) for a in range(24) for b in range(a)]
+    write_release(
+        tmp_path / "IJBC",
+        images,
+        zip(template, np.arange(96) // 2, strict=True),
+        np.column_stack([points.reshape(96, 10), scores]).tolist(),
+        pairs,
+        ([(t, subject[t]) for t in (0, 2, 4)], [(t, subject[t]) for t in (6, 8)]),
+        [(t, subject[t]) for t in range(1, 24, 2)],
+    )
+    (tmp_path / "configs").mkdir()
+    base = (ROOT / "configs" / "base.py").read_text()
+    (tmp_path / "configs" / "base.py").write_text(base)
+    config = tmp_path / "configs" / "tiny.py"
+    config.write_text(CONFIG.replace("PATH", str(tmp_path)))
+    return config, tmp_path, (template, np.array(pairs), subject)
+
+
+def direct_numbers(apply, variables, path, template, pairs, subject, *, fars, fpirs):
+    """What the evaluation room says of the set's embeddings."""
+    images = template_set((12, 12, 1), path=path).read(np.arange(96))
+    embed = jax.jit(apply)
+    features = embed(variables, jnp.float32(images) / 127.5 - 1)
+    _, _, scores = templates.read_landmarks(path / "meta" / META["landmarks"])
+    weighed = templates.weigh_images(features, detector_scores=scores)
+    found = templates.aggregate_templates(weighed, template, np.arange(96) // 2)
+    compared = templates.pair_scores(found, pairs[:, :2])
+    probes, gallery = np.arange(1, 24, 2), np.arange(0, 10, 2)
+    search = (
+        found.features[probes],
+        subject[probes],
+        found.features[gallery],
+        subject[gallery],
+    )
+    return {
+        **templates.tar_nearest_far(pairs[:, 2], compared, fars=fars),
+        "auc": templates.area_under_curve(pairs[:, 2], compared),
+        **pair_tpir(*search, fpirs=fpirs),
+        **rank_k(*search, ranks=(1, 2)),
+        # Seven strangers do not tell a rate of a tenth.
+        **{f"open_{k}~": v for k, v in open_set_tpir(*search, fpirs=fpirs).items()},
+    }
+
+
+def test_train_and_evaluate_judge_by_the_direct_calls(tiny, monkeypatch, capsys):
+    config, path, lists = tiny
+    built = []
+    for name in ("run_experiment", "evaluate_experiment"):
+        keep = lambda made, folder: built.append(made)
+        monkeypatch.setattr(experiment, name, keep)
+    words = [f"--config={config}", f"--workdir={path / 'run'}"]
+    rates = {"fars": (1e-2, 1e-1), "fpirs": (1e-1,)}
+    options = {"path": str(path / "IJBC"), "ranks": (1, 2), **rates}
+    for command in ("train", "evaluate"):
+        extra = [] if command == "train" else [f"--config.evaluation.pairs={path}/p"]
+        write_bin(path / "p", [True, False] * 10)
+        given = f"--config.evaluation.templates={options}"
+        assert main([command, *words, given, *extra]) == 0, capsys.readouterr().err
+    trainers = [made.stages["pretrained"].trainer for made in built]
+    start = trainers[0].init(jax.random.key(3))
+    variables, apply = trainers[0].network(start), trainers[0].network_apply
+    expected = direct_numbers(apply, variables, path / "IJBC", *lists, **rates)
+    for made, trainer in zip(built, trainers, strict=True):
+        networks = Networks(variables, trainer.network_apply, None, None)
+        judged = made.task.evaluators["generic"].evaluate(networks).metrics
+        actual = {k: v for k, v in judged.items() if k.startswith("ijb_")}
+        assert actual == {f"ijb_{k}": pytest.approx(v) for k, v in expected.items()}
+        assert 0 < actual["ijb_tar@far=1e-01"] < 1 and actual["ijb_rank@2"] > 0
+        assert ("pairs_accuracy" in judged) == (made is built[1])
+    assert main(["evaluate", *words, "--config.evaluation.personalised=linear"]) == 2
+    message = "personalised must be one of ['binned', 'exact'], got 'linear'"
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@jax.numpy_dtype_promotion("standard")  # optax mixes int32 and float
+def test_a_run_is_judged_by_files_in_every_row(tiny):
+    config, path, _ = tiny
+    text = config.read_text()
+    config.write_text(text.replace("methods = {}", "methods = {'fedavg': base.FEDAVG}"))
+    words = [f"--config={config}", f"--workdir={path / 'run'}"]
+    files = f"--config.evaluation.templates={path / 'IJBC'}"
+    binned = "--config.evaluation.personalised=binned"
+    results = lambda name: json.loads((path / "run" / name).read_text())["methods"]
+    assert main(["train", *words, files, binned]) == 0
+    trained = results("summary.json")
+    for row in ("pretrained", "fedavg"):
+        assert {"ijb_tar@far=1e-02", "ijb_rank@5"} <= trained[row]["generic"].keys()
+    assert main(["evaluate", *words, files, binned]) == 0
+    assert results("evaluation.json") == trained
