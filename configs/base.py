@@ -97,7 +97,7 @@ def small_methods():
     return {"fedavg": {**FEDAVG, **rate}, "fedfr": {**FEDFR, **rate, **negatives}}
 
 
-def table_rows(adapt, *, equal_epochs, central=None, **common):
+def table_rows(adapt, *, equal_epochs, images=None, central=None, **common):
     """Every row of FedFR's tables 1 and 2, beside the pretrained network.
 
     Besides the paper's: what each of FedFR's three terms does without the others, and
@@ -106,12 +106,14 @@ def table_rows(adapt, *, equal_epochs, central=None, **common):
     Args:
       adapt: `epochs` and `learning_rate` of the adaptation after the last round.
       equal_epochs: local epochs of the rows *_equal.
+      images: settings of the rows that train on images of others, over `common`.
       common: settings of `federated_faces` that all federated rows share.
       central: what the central row sets otherwise than `pretrain`.
     """
-    no_branch = {**common, "branch": None}
     no_images = {**common, "public": False}
     alone, fedavg = {**common, **FEDAVG, "share": False}, {**common, **FEDAVG}
+    fedfr = {**common, **(images or {})}
+    no_branch = {**fedfr, "branch": None}
     equal = {"local_epochs": equal_epochs}
     return {
         "local": alone,
@@ -128,17 +130,17 @@ def table_rows(adapt, *, equal_epochs, central=None, **common):
             "spreadout_options": {"steps": 10},
         },
         "spreadout": {**fedavg, "spreadout": 0.4},
-        "moon": {**no_branch, "public": False},
+        "moon": {**no_images, "branch": None},
         "branch_only": {**no_images, "contrastive_weight": 0.0},
         "no_images": no_images,
         "hard_negatives": {**no_branch, "contrastive_weight": 0.0},
         "contrastive": no_branch,
-        "no_contrastive": {**common, "contrastive_weight": 0.0},
+        "no_contrastive": {**fedfr, "contrastive_weight": 0.0},
         "finetune": {**no_branch, "adapt": {**adapt, "kind": "finetune"}},
         "distill": {**no_branch, "adapt": {**adapt, "kind": "distill"}},
         # The same loss as the main term has, so the same weight; 10 is for BCE.
-        "cosface_branch": {**common, "branch": "cosface", "branch_weight": 1.0},
-        "fedfr": common,
+        "cosface_branch": {**fedfr, "branch": "cosface", "branch_weight": 1.0},
+        "fedfr": fedfr,
         "central": {"kind": "central", **(central or {})},
     }
 

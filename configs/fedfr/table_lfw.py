@@ -38,12 +38,12 @@ def get_config():
         "batch_size": 16,
         "checkpoint_every": 0,
     }
-    rate = 3e-4
+    rate = 1e-3
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": rate},
-        equal_epochs=(16, 14, 10),
+        equal_epochs=(12, 10, 8),
         learning_rate=rate,
         decay_epochs=(5, 4, 3),
-        threshold=0.4,
+        threshold=0.45,
     )
     return config.lock()
