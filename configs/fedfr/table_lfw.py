@@ -41,9 +41,9 @@ def get_config():
     rate = 1e-3
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": rate},
-        equal_epochs=(12, 10, 8),
+        equal_epochs=(27, 23, 18),
         learning_rate=rate,
         decay_epochs=(5, 4, 3),
-        threshold=0.45,
+        threshold=0.35,
     )
     return config.lock()
