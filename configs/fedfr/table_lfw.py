@@ -38,10 +38,11 @@ def get_config():
         "batch_size": 16,
         "checkpoint_every": 0,
     }
-    rate = 1e-3
+    rate = 3e-4
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": rate},
         equal_epochs=(27, 23, 18),
+        images={"learning_rate": 1e-3},
         learning_rate=rate,
         decay_epochs=(5, 4, 3),
         threshold=0.35,
