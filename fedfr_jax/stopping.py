@@ -72,10 +72,12 @@ def _end(reading: int, words: Sequence[str], before_end: Callable[[], None]) -> 
         if not byte:  # nobody writes any more
             return os.close(reading)
         number = byte[0]
-    before_end()
-    cursor = "\033[?25h\n" if sys.stderr.isatty() else ""  # which a bar has hidden
-    os.write(2, f"{cursor}{stopped(number, words)}\n".encode(errors="replace"))
-    os._exit(128 + number)
+    try:
+        before_end()
+        cursor = "\033[?25h\n" if sys.stderr.isatty() else ""  # which a bar has hidden
+        os.write(2, f"{cursor}{stopped(number, words)}\n".encode(errors="replace"))
+    finally:  # also where nobody listens any more
+        os._exit(128 + number)
 
 
 def stopped(number: int, words: Sequence[str]) -> str:
@@ -120,5 +122,13 @@ def newest(workdir: str) -> str:
     found = [p for p in found if p.name.isdigit() and is_new(p)]
     if not found:
         return "the beginning"
-    last = max(found, key=lambda p: p.stat().st_mtime)
+    last = max(found, key=_time_of)
     return f"checkpoint {last.name} of {last.parent.parent.name}"
+
+
+def _time_of(path: pathlib.Path) -> float:
+    """When it was changed; of a checkpoint that is being removed, long ago."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,6 +1,7 @@
 """What is left on the screen, and of the processes, when a run is told to stop."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -80,6 +81,22 @@ def test_a_signal_ends_a_command_in_the_middle_of_a_compile():
     said = process.communicate(timeout=60)[0]
     assert said == "Stopped by SIGINT: `fedfr train` goes on from the beginning.\n"
     assert time.monotonic() - sent < 10
+
+
+def test_a_signal_ends_a_command_whose_lines_nobody_reads():
+    process = start("from fedfr_jax.stopping import end_on_signals; end_on_signals([])")
+    assert process.stdout.readline() == "begun\n"
+    process.stdout.close()  # as when the terminal, or tee beside it, is gone
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) == 128 + signal.SIGHUP
+
+
+def test_a_checkpoint_that_is_being_removed_is_not_the_newest(tmp_path):
+    place = tmp_path / "fedfr" / "checkpoints"
+    (place / "1").mkdir(parents=True)
+    (place / "2").symlink_to("gone")
+    words = ["train", f"--workdir={tmp_path}"]
+    assert stopped(2, words).endswith("goes on from checkpoint 1 of fedfr.")
 
 
 @pytest.mark.parametrize(
@@ -285,21 +302,21 @@ import sys, threading, types
 from fedfr_jax import __main__, commands
 
 def fails():
-    raise OSError(28, "No space left on device", "rows.bin")
+    raise OSError(int(sys.argv[-1]), "No space left on device", "rows.bin")
 
 class Failing:
     def __del__(self):
         raise RuntimeError("of an object")
 
 def main(words):
-    if words == ["nobody"]:
+    if words[0] == "nobody":
         Failing()
         callback = types.SimpleNamespace(object=None, exc_value=RuntimeError("closed"))
         return sys.unraisablehook(callback)
     thread = threading.Thread(target=fails)
     thread.start()
     thread.join()
-    if words:
+    if words[:-1]:
         fails()
 
 commands.train.main = main
@@ -308,13 +325,14 @@ __main__.run()
 """
 
 
-def test_a_full_disk_is_told_once_and_a_threads_error_is_not_lost():
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_once_and_a_threads_error_is_not_lost(number):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("FEDFR_DEBUG", None)
 
     def run(*words):
         return subprocess.run(
-            [sys.executable, "-c", FAILING, *words],
+            [sys.executable, "-c", FAILING, *words, str(number)],
             capture_output=True,
             text=True,
             env=environment,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.stragglers import num_trained
 from fedfr_jax.federated.traffic import traffic
 from fedfr_jax.runs.begin import Begun
@@ -21,17 +22,29 @@ def with_costs(
     """The evaluations, with rounds to their targets, and a section "communication".
 
     Args:
-      rows: of the stage's metrics.jsonl.
+      rows: of the stage's metrics.jsonl; where it has lost some, no round to a target
+        is told, and a line says so.
       rounds: of the whole stage.
     """
-    told = {
-        name: of._replace(
-            metrics={**of.metrics, **rounds_to(name, evaluators[name], rows, of)}
-        )
-        for name, of in found.items()
-    }
+    told = dict(found)
+    if lost := set(range(rounds)) - {row["round"] for row in rows}:
+        _say_lost(lost)
+    else:
+        for name, of in found.items():
+            reached = rounds_to(name, evaluators[name], rows, of)
+            told[name] = of._replace(metrics={**of.metrics, **reached})
     sent = communication(begun, rounds)
     return {**told, "communication": Evaluation(sent)} if sent else told
+
+
+def _say_lost(rounds: set[int]) -> None:
+    if meshes.is_first():
+        first = ", ".join(map(str, sorted(rounds)[:3]))
+        print(
+            f"metrics.jsonl has lost {len(rounds)} rounds ({first}...): the rounds "
+            "to a target are left out.",
+            flush=True,
+        )
 
 
 def rounds_to(

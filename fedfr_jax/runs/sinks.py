@@ -151,7 +151,7 @@ def read_jsonl(path: str | os.PathLike) -> list[dict]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and isinstance(row.get("round"), int):
             rows.append(row)

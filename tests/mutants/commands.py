@@ -67,6 +67,7 @@ MUTANTS = [
             ("in of_threads if code == 0 else ():", "in ():"),
             ("sys.unraisablehook = print_of_an_object", "pass"),
             ("(errno.ENOSPC, errno.EDQUOT)", "(errno.EDQUOT,)"),
+            ("(errno.ENOSPC, errno.EDQUOT)", "(errno.ENOSPC,)"),
         ],
     ),
     Mutants(
@@ -75,6 +76,8 @@ MUTANTS = [
         [
             ('name in ("workdir", "restart")', 'name in ("restart",)'),
             ("is_fresh and not equals", "is_fresh and equals"),
+            ("    finally:  # also", "    except ZeroDivisionError:  # also"),
+            ("key=_time_of", "key=lambda p: p.stat().st_mtime"),
             ("if not is_fresh and", "if"),
         ],
     ),
@@ -115,6 +118,33 @@ MUTANTS = [
         "fedfr_jax/models/weights.py",
         "models/test_weights.py",
         [("if isinstance(path, str | os.PathLike) else None", "")],
+    ),
+    Mutants(
+        "fedfr_jax/models/weights.py",
+        "data/test_sizes.py",
+        [
+            ("    check_file(path, MEMORY)\n", ""),
+            ("    check_archive(path)\n", ""),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/models/torch_file.py",
+        "data/test_sizes.py",
+        [
+            ("            _check_stored(file, path)\n", ""),
+            ("check_pickle(text := file.read(place))", "text = file.read(place)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/models/torch_file.py",
+        "models/test_weights.py",
+        [
+            ("if (count := math.prod(size)) > len(storage):", "if False:"),
+            (
+                'functools.cache(lambda key: file.read(f"{top}data/{key}"))',
+                'lambda key: file.read(f"{top}data/{key}")',
+            ),
+        ],
     ),
     Mutants(
         "fedfr_jax/build.py",
