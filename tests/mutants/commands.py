@@ -153,6 +153,20 @@ MUTANTS = [
         [("check_stragglers(federation.straggling, least, cohort_size)", "pass")],
     ),
     Mutants(
+        "fedfr_jax/runs/stage_settings.py",
+        "runs/test_workdir.py",
+        [
+            ('        "lanes",\n', '        "lanes",\n        "batch_size",\n'),
+            ('"pretrain": ("checkpoint_every",)', '"pretrain": ("flip",)'),
+            ('        "table_gib",\n', ""),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/costs.py",
+        "runs/test_costs.py",
+        [("if lost := set(range(rounds)) -", "if lost := set() -")],
+    ),
+    Mutants(
         "fedfr_jax/runs/workdir.py",
         "runs/test_workdir.py",
         [

@@ -5,7 +5,10 @@ import json
 
 import pytest
 
+from fedfr_jax.central.settings import Training
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.runs import workdir
+from fedfr_jax.runs.stage_settings import touched
 from fedfr_jax.types import Central, Federated, Stage
 
 CONFIG = {
@@ -113,6 +116,30 @@ def test_a_stage_is_restarted_with_those_that_start_from_it(restart, left, folde
     assert kept(folder) == left
     with pytest.raises(ValueError, match="--restart must be of .*got 'nosuch'"):
         workdir.claim(folder, changed(), STAGES, restart=["nosuch"])
+
+
+ALL, ROUNDED = set(STAGES), {"fedavg", "fedfr"}
+LEFT_AS_THEY_ARE = {
+    "federation": {
+        "checkpoint_every",
+        "evaluate_every",
+        "lanes",
+        "table",
+        "table_gib",
+    },
+    "pretrain": {"checkpoint_every"},
+}
+
+
+@pytest.mark.parametrize(
+    "section, keys, stages",
+    [("federation", Federation._fields, ROUNDED), ("pretrain", Training._fields, ALL)],
+)
+def test_every_key_touches_the_stages_that_depend_on_it(section, keys, stages):
+    old, new = {section: {}}, lambda key: {section: {key: "other"}}
+    found = {key: touched(STAGES, old, new(key)) for key in keys}
+    free = LEFT_AS_THEY_ARE[section]
+    assert found == {key: set() if key in free else stages for key in keys}
 
 
 def test_what_is_said_of_a_damaged_config_keeps_what_is_trained(folder, capsys):
