@@ -311,6 +311,7 @@ class Failing:
 def main(words):
     if words[0] == "nobody":
         Failing()
+        sys.excepthook(RuntimeError, RuntimeError("of a library"), None)
         callback = types.SimpleNamespace(object=None, exc_value=RuntimeError("closed"))
         return sys.unraisablehook(callback)
     thread = threading.Thread(target=fails)
@@ -346,6 +347,7 @@ def test_a_full_disk_is_told_once_and_a_threads_error_is_not_lost(number):
     found = run("nobody")
     assert found.returncode == 0
     assert found.stderr.count("Exception ignored") == 1
+    assert "of a library" not in found.stderr
 
 
 ON_A_FULL_DISK = """

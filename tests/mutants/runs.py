@@ -85,6 +85,7 @@ MUTANTS = [
         LOOP,
         [
             ("if kept == found:", "if len(kept) == len(found):"),
+            ("if kept == found:", "if {*kept} <= {*found}:"),
             ("(folder / SUMS).write_bytes(_listing(folder))", "pass"),
         ],
     ),

@@ -288,6 +288,11 @@ def test_what_is_missing_is_damage(two, tmp_path, name):
     assert restored(two) == 1 and two.steps() == (1,)
 
 
+def test_a_file_too_many_is_damage(two, tmp_path):
+    (tmp_path / "2" / "default" / "d" / "more").write_bytes(b"1")
+    assert "d/more is not as it was written" in two.why_unreadable(2)
+
+
 def test_a_checkpoint_of_another_model_names_the_leaf(tmp_path):
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"w": jnp.zeros(3), "empty": jnp.zeros((0, 2))})
