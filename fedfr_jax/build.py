@@ -3,6 +3,7 @@
 import math
 import pathlib
 import re
+import types
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -11,11 +12,13 @@ import ml_collections
 import numpy as np
 
 from fedfr_jax.federated.stragglers import check_stragglers, num_trained
-from fedfr_jax.schema import check_choice, check_ranges, is_of, naming
+from fedfr_jax.schema import check_choice, check_ranges, check_seed, naming
 from fedfr_jax.stream import example_of
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import Central, Experiment, Federated
 
+# Python's literals that have no place in the JSON that a run keeps of its config.
+UNKEPT = (bytes, bytearray, complex, set, frozenset, types.EllipsisType)
 ROW = r"\w[\w@=+ -]*"
 ROW_NAMES = "names of letters, digits and _ @ = + -, which are folders"
 SECTIONS = (
@@ -42,22 +45,42 @@ def plain(value: Any) -> Any:
     return value
 
 
+def check_literals(what: str, value: Any) -> None:
+    """Raise ValueError for what a run's kept config could not hold, at any depth.
+
+    A text with a null character is refused too: no file has such a name.
+    """
+    if isinstance(value, UNKEPT) or (isinstance(value, str) and "\0" in value):
+        raise ValueError(
+            f"{what} must be a text without null characters, a number, true, false, "
+            f"none, a list or a mapping, got {value!r}."
+        )
+    inside = {}
+    if isinstance(value, Mapping):
+        inside = {f".{key}": entry for key, entry in value.items()}
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{what} must have keys that are text, got {key!r}.")
+    elif isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        inside = {f"[{i}]": entry for i, entry in enumerate(value)}
+    for place, entry in inside.items():
+        check_literals(what + place, entry)
+
+
 def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
     """The config's sections, which must be known.
 
     Raises:
       ValueError: for an unknown section or task.
     """
-    settings = {"task": "faces", "seed": 0, **plain(config)}
+    with naming("config"):  # whose keys a ConfigDict sorts
+        settings = {"task": "faces", "seed": 0, **plain(config)}
     for name in settings:
         if name not in SECTIONS:
             raise ValueError(f"config must have keys of {SECTIONS}, got {name!r}.")
     check_choice("config.task", settings["task"], sorted(TASKS))
-    seed = settings["seed"]
-    if not is_of(int, seed) or not 0 <= seed < 2**32:
-        raise ValueError(
-            f"config.seed must be a whole number in [0, 2**32), got {seed!r}."
-        )
+    check_seed("config.seed", settings["seed"])
+    check_literals("config", settings)
     rows = settings.setdefault("methods", {})
     for name in SECTIONS[2:]:
         _check_section(name, settings.setdefault(name, {}))

@@ -20,6 +20,7 @@ POSITIVE = (2.0**-126, math.inf)  # bounds of a number above 0 in float32
 AT_ONCE = (1, 2**16)  # of a number of images that a device takes together
 BELOW_ONE = (0, math.nextafter(1, 0))  # of a number in [0, 1)
 MOST = 2**31 - 1  # of a number without an upper bound: int32 has to hold it
+TEXTS = (str, bytes, bytearray)  # sequences that are no lists
 
 
 def call(section: str, function: Callable, settings: Mapping, *args, **fixed):
@@ -36,6 +37,8 @@ def call(section: str, function: Callable, settings: Mapping, *args, **fixed):
     for name in known:
         if parameters[name].default is inspect.Parameter.empty and name not in settings:
             raise ValueError(f"config.{section} must have the key {name}, got none.")
+    if is_of(int, settings.get("seed")):
+        check_seed(f"config.{section}.seed", settings["seed"])
     with naming(f"config.{section}", settings):
         return function(*args, **fixed, **settings)
 
@@ -110,7 +113,7 @@ def is_of(kind: Any, value: Any) -> bool:
         return _is_number(kind, value)
     if kind is Callable:
         return callable(value)
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    is_list = isinstance(value, Sequence) and not isinstance(value, TEXTS)
     if kind in (tuple, list, Sequence):
         return is_list and _are_of(inside, value)
     return isinstance(value, kind) or (is_list and hasattr(kind, "__array__"))
@@ -124,7 +127,10 @@ def _is_number(kind: type, value: Any) -> bool:
         return kind is float
     if kind is int:
         return isinstance(value, numbers.Integral)
-    return isinstance(value, numbers.Real) and math.isfinite(value)
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float comes near
+        return False
 
 
 def is_traced(value: Any) -> bool:
@@ -200,7 +206,7 @@ def check_ranges(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> Non
                 if (low, high) == POSITIVE:
                     rule = "be positive in float32" if entry > 0 else "be positive"
                 rule = "lie in [0, 1)" if (low, high) == BELOW_ONE else rule
-                rule = "be below 2**31" if entry > MOST else rule
+                rule = "be below 2**31" if MOST < min(entry, high) else rule
                 rule = rule or f"lie in [{low}, {high}]"
                 raise ValueError(f"{prefix}{name} must {rule}, got {value}.")
 
@@ -212,6 +218,12 @@ def check_whole(name: str, value: Any, low: int) -> None:
             f"{name} must be a whole number of at least {low}, got {value!r}."
         )
     check_ranges("", {name: value}, {name: (low, math.inf)})
+
+
+def check_seed(what: str, value: Any) -> None:
+    """Raise ValueError for a seed that some generator of NumPy's does not take."""
+    if not is_of(int, value) or not 0 <= value < 2**32:
+        raise ValueError(f"{what} must be a whole number in [0, 2**32), got {value!r}.")
 
 
 @contextlib.contextmanager

@@ -3,8 +3,9 @@
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
-from fedfr_jax.build import build
+from fedfr_jax.build import build, sections
 from fedfr_jax.central.settings import Training
 from fedfr_jax.runs.begin import simulation_of
 from fedfr_jax.runs.tuning import Setting
@@ -98,3 +99,33 @@ def test_a_row_may_have_local_epochs_of_its_own(path):
         settings["methods"] = {"fedfr": {"local_epochs": bad}}
         with pytest.raises(ValueError, match="config.methods.fedfr.local_epochs must"):
             plan(settings)
+
+
+@pytest.mark.parametrize(
+    "methods, message",
+    [
+        ({1: {}}, "config.methods must have keys that are text, got 1."),
+        (
+            {"a": {"b": ({"c": {2: 0}},)}},
+            r"config.methods.a.b\[0\].c must have keys that are text, got 2.",
+        ),
+        ({"a": {"b": [1, {2}]}}, r"config.methods.a.b\[1\] must be .*, got \{2\}."),
+        ({"a": {"b": 1j}}, "config.methods.a.b must be .*, got 1j."),
+        ({"a": {"b": ...}}, "config.methods.a.b must be .*, got Ellipsis."),
+    ],
+)
+def test_what_no_run_could_keep_of_its_config_is_refused_by_its_place(methods, message):
+    for given in ({"methods": methods}, ConfigDict({"methods": methods})):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            sections(given)
+
+
+def test_keys_that_cannot_be_sorted_are_one_line():
+    mixed = ConfigDict({"methods": {"a": {"b": 1, 2: 0}}})
+    with pytest.raises(ValueError, match="^config must be usable, got TypeError: '<'"):
+        sections(mixed)
+
+
+def test_what_a_library_hands_over_is_no_literal():
+    given = {"weights": np.zeros(2), "of": build, "mesh": Training()}
+    assert sections({"methods": {"a": given}})["methods"]["a"]["of"] is build

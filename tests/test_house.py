@@ -13,7 +13,8 @@ PACKAGE = ROOT / "fedfr_jax"
 # Rooms from the ground up: imports point to a lower floor, or as SIDEWAYS says.
 FLOORS = (
     ("types", "trees", "stacks", "schema", "mesh", "processes", "configs")
-    + ("objective", "permutation", "feed", "stream", "devices", "stopping", "drafts"),
+    + ("objective", "permutation", "feed", "stream", "devices", "stopping", "drafts")
+    + ("limits",),
     ("federated", "central", "models", "losses", "data", "evaluation", "scaling"),
     ("tasks",),
     ("runs", "plan", "notebook"),

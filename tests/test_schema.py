@@ -12,7 +12,8 @@ from fedfr_jax.schema import call, choose, is_of, naming
     "kind, right, wrong",
     [
         (int, [3, np.int64(3)], [2.5, 3.0, True, "3", None, (3,)]),
-        (float, [3, 2.5], [float("nan"), float("inf"), True, "2.5", None]),
+        (float, [3, 2.5], [float("nan"), float("inf"), True, "2.5", None, 10**400]),
+        (Sequence[int], [(1, 2), []], [b"x", bytearray(b"x"), "12"]),
         (bool, [True], [1, "true"]),
         (int | tuple[int, ...], [3, (1, 2), [1]], [(1, "a"), (1.5,), {}]),
         (tuple[int, int], [(1, 2)], [(1,), (1, 2, 3), 1]),
@@ -46,6 +47,17 @@ def test_whatever_a_factory_makes_of_its_settings_is_one_line(settings, message)
         call("x", factory, settings)
     with pytest.raises(ValueError, match="name must be one of .*got ..a.."):
         choose("x", {"a": factory}, {"name": ["a"]})
+
+
+def test_a_seed_is_one_that_every_generator_takes():
+    def drawn(*, seed=0):
+        return np.random.RandomState(seed).random()
+
+    assert call("x", drawn, {"seed": 2**32 - 1}) != call("x", drawn, {})
+    for seed in (-1, 2**32):
+        with pytest.raises(ValueError, match=r"^config.x.seed must .*2\*\*32\), got"):
+            call("x", drawn, {"seed": seed})
+    assert call("x", lambda seed=None: seed, {"seed": None}) is None
 
 
 def test_a_file_is_named_once():

@@ -47,7 +47,7 @@ CLAIMS = (
     ("the branch helps personalised", "personalised", "fedfr", "contrastive"),
     ("the branch restores personalised", "personalised", "fedfr", "hard_negatives"),
     ("FedFR beats its start, generic", "generic", "fedfr", "pretrained"),
-    ("FedFR beats FedFace, untuned", "personalised", "fedfr", "fedface"),
+    ("FedFR beats FedFace", "personalised", "fedfr", "fedface"),
     ("FedFR beats MOON", "personalised", "fedfr", "moon"),
     ("BCE beats a CosFace branch", "personalised", "fedfr", "cosface_branch"),
     ("a CosFace branch beats KD", "personalised", "cosface_branch", "distill"),

@@ -112,8 +112,16 @@ def rate_schedule(
 
     `warmup` and `milestones` are fractions of the `total` steps, in [0, 1];
     `warmup_from` one of the rate.
+
+    Raises:
+      ValueError: for a warm-up that leaves the cosine no step.
     """
     warm, begin = round(warmup * total), warmup_from * learning_rate
+    if not milestones and warm >= total:
+        raise ValueError(
+            f"warmup must leave a part of the {total} steps to the cosine after it, "
+            f"got {warmup}."
+        )
     if not milestones:
         return optax.warmup_cosine_decay_schedule(begin, learning_rate, warm, total)
     drops = {round(m * total) - warm: 0.1 for m in milestones}
@@ -190,7 +198,7 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
     with naming(f"config.{section}"):
         check_pairs(settings.sharding)
         group_size(settings.batch_norm, count)
-        optimizer_of(settings, num_rows)  # a warm-up that leaves no step
+        optimizer_of(settings, num_rows)
 
 
 def check_patterns(

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import os
 import pathlib
 from typing import Any
 
@@ -166,10 +167,21 @@ def set_key(config: ConfigDict, path: str, value: Any) -> None:
             known = [k for k in section if _is_section(section[k])] or list(section)
             raise ValueError(f"{place} must have sections {known}, got {name!r}.")
         place, section = f"{place}.{name}", section[name] if sections else section
+    _check_names(f"config.{path}", value)
     with section.unlocked(), section.ignore_type():
         if sections and key in section:
             del section[key]  # else what it refers to would be set
         section[key] = value
+
+
+def _check_names(what: str, value: Any) -> None:
+    """Raise ValueError for a key that no ConfigDict can hold or list beside others."""
+    for name, inside in value.items() if isinstance(value, dict) else ():
+        if not isinstance(name, str) or "." in name:  # which parts names of sections
+            raise ValueError(
+                f"{what} must have keys that are text without dots, got {name!r}."
+            )
+        _check_names(f"{what}.{name}", inside)
 
 
 def _is_section(value) -> bool:
@@ -183,12 +195,23 @@ def _value(text: str):
         return words[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text  # the last two: brackets or signs by the thousand
 
 
 def workdir(values: argparse.Namespace, command: str) -> pathlib.Path:
-    """The --workdir, or a ValueError."""
+    """The --workdir.
+
+    Raises:
+      ValueError: without one, or for a name that checkpoints cannot have.
+    """
     if not values.workdir:
         raise ValueError(f"{command}: --workdir must name a folder, got none.")
+    path = os.path.abspath(values.workdir)
+    try:
+        path.encode()
+    except UnicodeEncodeError:  # checkpoints are written under no other names
+        raise ValueError(
+            f"{command}: --workdir must be a path in UTF-8, got {os.fsencode(path)}."
+        ) from None
     return pathlib.Path(values.workdir)

@@ -21,6 +21,7 @@ import numpy as np
 
 from fedfr_jax.evaluation.blocks import check_features, unit, widen
 from fedfr_jax.evaluation.scores import check_rates, metric_name
+from fedfr_jax.limits import check_list
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 _PAIRS_AT_ONCE = 8192
@@ -196,6 +197,7 @@ def merge(*lists: Subjects) -> Subjects:
 
 def _table(path, num_columns: int) -> np.ndarray:
     """Whitespace-separated words [n, num_columns] of a text file."""
+    check_list(path)
     lines = pathlib.Path(path).read_text().splitlines()
     rows = [line.split() for line in lines if line.strip()]
     for number, row in enumerate(rows, start=1):
@@ -251,6 +253,7 @@ def read_pairs(path) -> tuple[np.ndarray, np.ndarray]:
     Raises:
       ValueError: naming the file, for anything but three integers per line.
     """
+    check_list(path)
     try:  # 15 million lines: the C parser, not the table of words
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # the file holds no row
@@ -274,6 +277,7 @@ def read_subjects(path) -> Subjects:
       ValueError: naming the file, for no rows, no integers, or a template with two
         subjects.
     """
+    check_list(path)
     with open(path, newline="") as file:
         rows = [row[:2] for row in csv.reader(file) if row][1:]
     if not rows or any(len(row) < 2 for row in rows):

@@ -16,7 +16,7 @@ from fedfr_jax import stacks, trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.model_axis import whole
 from fedfr_jax.objective import with_aux
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.schema import BELOW_ONE, check_ranges
 from fedfr_jax.types import Client, Local, PyTree
 
 
@@ -45,7 +45,7 @@ def sgd(
     """PyTorch's SGD as `Local.optimizer`: coupled decay, then momentum, then rate.
 
     Args:
-      momentum: in [0, 1].
+      momentum: in [0, 1).
       weight_decay: >= 0.
       decays: regular expression of the leaves that decay, such as "kernel$", which is
         weight_decay / 2 times their squared norm in the loss; "" is all.
@@ -53,7 +53,7 @@ def sgd(
     Raises:
       ValueError: when a number is out of its range.
     """
-    check_ranges("", locals(), {"momentum": (0, 1), "weight_decay": (0, jnp.inf)})
+    check_ranges("", locals(), {"momentum": BELOW_ONE, "weight_decay": (0, jnp.inf)})
     mask = trees.matching(decays) if decays else None
 
     def at(rate):

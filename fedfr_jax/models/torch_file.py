@@ -3,10 +3,12 @@
 Such a file is a zip of `data.pkl`, a pickle whose tensors name a storage, an offset, a
 size and strides, and of one file of raw bytes for each storage. A pickle may run any
 function that it names; here it finds only those that plain tensors need, in forms of
-our own, and anything else is refused. The bytes are little-endian.
+our own, and anything else is refused. The bytes are little-endian. No member is packed,
+and tensors are views, so reading takes no more memory than the file has bytes.
 """
 
 import collections
+import functools
 import io
 import math
 import os
@@ -20,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.drafts import replacing
+from fedfr_jax.limits import check_pickle
 
 # Name of a storage's class, what it holds.
 STORAGES = {
@@ -51,11 +54,22 @@ def read_torch(path: str | os.PathLike) -> Any:
         )
     try:
         with zipfile.ZipFile(path) as file:
+            _check_stored(file, path)
             return _unpickled(file, path)
     except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, KeyError) as error:
         raise ValueError(
             f"{path} must be a whole file of torch.save, got {error!r}."
         ) from error
+
+
+def _check_stored(file, path):
+    """Raise ValueError for a member that unpacks to more than it has in the file."""
+    for member in file.infolist():
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(
+                f"{path} must hold members as they are, got {member.filename} packed: "
+                "write the file with torch.save."
+            )
 
 
 def _unpickled(file, path):
@@ -66,8 +80,9 @@ def _unpickled(file, path):
     if f"{top}byteorder" in file.namelist():
         if (order := file.read(f"{top}byteorder")) != b"little":
             raise ValueError(f"{path} must have little-endian numbers, got {order}.")
-    storage = lambda key: file.read(f"{top}data/{key}")
-    return _Unpickler(io.BytesIO(file.read(place)), storage, path).load()
+    storage = functools.cache(lambda key: file.read(f"{top}data/{key}"))
+    check_pickle(text := file.read(place))
+    return _Unpickler(io.BytesIO(text), storage, path).load()
 
 
 class _Unpickler(pickle.Unpickler):
@@ -105,7 +120,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _tensor(storage, offset, size, strides, *_):
-    """A copy of a strided view of a storage [n], which must not leave it."""
+    """A strided view of a storage [n], which must not leave it nor be larger."""
     last = offset + sum((n - 1) * s for n, s in zip(size, strides, strict=True))
     is_inside = min((offset, *strides)) >= 0 and last < len(storage)
     if 0 in size:
@@ -114,8 +129,15 @@ def _tensor(storage, offset, size, strides, *_):
         raise ValueError(
             f"tensors must lie within their storage of {len(storage)}, got {last}."
         )
+    if (count := math.prod(size)) > len(storage):
+        raise ValueError(
+            f"tensors must have at most their storage's {len(storage)} numbers, got "
+            f"{count}: save contiguous ones."
+        )
     steps = [s * storage.itemsize for s in strides]
-    return np.lib.stride_tricks.as_strided(storage[offset:], size, steps).copy()
+    return np.lib.stride_tricks.as_strided(
+        storage[offset:], size, steps, writeable=False
+    )
 
 
 def write_torch(path: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.drafts import replacing
+from fedfr_jax.limits import MEMORY, check_archive, check_file
 from fedfr_jax.models.torch_file import read_torch, write_torch
 from fedfr_jax.schema import naming
 
@@ -49,13 +50,15 @@ def read_weights(path: str | os.PathLike) -> Weights:
     "module." of a wrapped network.
 
     Raises:
-      ValueError: for another suffix, or a file that is damaged or holds anything else.
+      ValueError: for another suffix, or a file that is damaged, holds anything else or
+        asks for more than all memory.
       OSError: when there is no such file.
     """
     suffix = pathlib.Path(path).suffix if isinstance(path, str | os.PathLike) else None
     if suffix not in READERS:
         raise ValueError(f"weights must be a file of {(*READERS,)}, got {path!r}.")
     pathlib.Path(path).stat()  # there is such a file
+    check_file(path, MEMORY)
     with naming(path):
         try:
             return READERS[suffix](path)
@@ -96,6 +99,7 @@ def _read_safetensors(path) -> Weights:
 
 
 def _read_npz(path) -> Weights:
+    check_archive(path)
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
     if others := [k for k, x in arrays.items() if not isinstance(x, np.ndarray)]:

@@ -16,7 +16,7 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.feed import Feed
 from fedfr_jax.models import MODELS, conv
-from fedfr_jax.schema import choose, naming
+from fedfr_jax.schema import check_choice, choose, naming
 from fedfr_jax.stream import Stream, fits_devices, stream
 from fedfr_jax.types import Augment, Dataset, Source
 
@@ -50,8 +50,8 @@ def split(settings: Mapping, source: Source):
         if key.endswith("_ids_from") and isinstance(value, str):
             where = f"config.partition.{key}"
             settings[key] = names_from(source.names, value, where)
-    factory = PARTITIONS.get(settings["name"])
-    asked = inspect.signature(factory).parameters if factory else {}
+    check_choice("config.partition.name", settings["name"], sorted(PARTITIONS))
+    asked = inspect.signature(PARTITIONS[settings["name"]]).parameters
     for key, known in (("is_test", source.is_test), ("owners", source.owners)):
         if key in asked and known is not None:
             settings.setdefault(key, known)

@@ -29,8 +29,6 @@ def leaves_of(
     """
     if isinstance(given, str):
         return given
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{key} must be a pattern or a mapping, got {given!r}.")
     check_keys(key, given, KEYS)
     if len(given) != 1:
         raise ValueError(f"{key} must have one key of {KEYS}, got {dict(given)}.")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.models import MODELS
+from fedfr_jax.models.sizes import check_layers
 from fedfr_jax.schema import MOST, choose, naming
 from fedfr_jax.types import Model, PyTree
 
@@ -35,6 +36,7 @@ def network_of(
       ValueError: for settings that make no network, or one that cannot run.
     """
     check_dtype(settings.get("dtype"))
+    check_layers("model", settings)
     model = choose("model", MODELS, settings, image_shape)
     if (size := model.embedding_dim) < 1:
         raise ValueError(f"config.model must give at least a number, got {size}.")
@@ -53,9 +55,10 @@ def check_dtype(dtype: Any) -> None:
     """Raise ValueError unless it is None or the name of a floating dtype."""
     if dtype is None:
         return
-    with contextlib.suppress(TypeError):
-        if dtype and jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
-            return
+    if isinstance(dtype, str | type | jnp.dtype):
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # NumPy's
+            if jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+                return
     raise ValueError(
         f"config.model.dtype must be none or a floating dtype's name, got {dtype!r}."
     )

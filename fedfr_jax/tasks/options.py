@@ -19,12 +19,11 @@ from fedfr_jax.schema import check_choice, check_keys, check_kinds, check_ranges
 from fedfr_jax.types import Algorithm, Local
 
 SOME = (0, math.inf)
-BOUNDS = {  # of the numbers that `local_of` is told
+BOUNDS = {  # of the numbers that `local_of` is told; momentum's are of `sgd`
     "learning_rate": (0, math.inf),
     "decay_epochs": (0, math.inf),
     "decay_rounds": (1, math.inf),
     "decay_factor": (0, 1),
-    "momentum": (0, 1),
     "weight_decay": (0, math.inf),
     "clip_norm": (0, math.inf),
 }

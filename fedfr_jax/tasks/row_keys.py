@@ -1,5 +1,6 @@
 """What a federated row may say beside any algorithm, in every task."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from fedfr_jax.federated.algorithms.statistics import (
 from fedfr_jax.federated.frozen import frozen
 from fedfr_jax.federated.local import moving
 from fedfr_jax.federated.settings import check_epochs
-from fedfr_jax.schema import check_whole
+from fedfr_jax.schema import check_kinds, check_whole
 from fedfr_jax.tasks.leaves import frozen_pattern, leaves_of
 from fedfr_jax.trees import matching
 from fedfr_jax.types import Algorithm, Local, Model, PyTree
@@ -37,6 +38,17 @@ class Own(NamedTuple):
 
 
 OWN = Own._fields
+
+
+def own_of(section: str, options: dict) -> dict:
+    """The keys `OWN` of a row of the config, which are taken out of its options.
+
+    Raises:
+      ValueError: for a value of another kind than `Own` says.
+    """
+    own = {key: options.pop(key) for key in OWN if key in options}
+    check_kinds(f"config.{section}.", own, inspect.signature(Own).parameters)
+    return own
 
 
 class Start(NamedTuple):

@@ -25,7 +25,7 @@ from fedfr_jax.tasks.options import (
     keywords,
     local_of,
 )
-from fedfr_jax.tasks.row_keys import OWN, Start, composed
+from fedfr_jax.tasks.row_keys import OWN, Start, composed, own_of
 from fedfr_jax.types import Central, Dataset, Federated, Model, PyTree, Stage
 
 # Of faces only.
@@ -153,7 +153,7 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         of_loss = {*keywords(loss_of), *(keywords(around) if around else ())}
         others = {*keywords(local_of), *of_loss, *OWN}
         make, rest = algorithm_maker(section, algorithm, options, others, of.facts)
-        own = {key: rest.pop(key) for key in OWN if key in rest}
+        own = own_of(section, rest)
         loss_for = _loss_for(section, loss_of, rest)
         if around:
             around = functools.partial(around, loss_for)

@@ -110,7 +110,11 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "fedfr.max_hard_negatives must be a whole number, got 1.5",
         ),
         ("pretrain.epochs=0", "config.pretrain.epochs must be at least 1, got 0"),
-        ("pretrain.warmup=1", "config.pretrain: "),
+        (
+            "pretrain.warmup=1",
+            "config.pretrain: warmup must leave a part of the 18 steps to the cosine "
+            "after it, got 1",
+        ),
         (
             "evaluation.fars=(2.0,)",
             "config.evaluation.fars must lie in (0, 1), got 2.0",
@@ -153,10 +157,61 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ("model.dtype=x", "config.model.dtype must be none or a floating dtype's"),
         ("model.dtype=0", "config.model.dtype must be none or a floating dtype's"),
         (
-            "model.embedding_dim=1000000000000",
+            "model.widths=(65536,65536)",
             "must give arrays of fewer than 2**31 numbers",
         ),
         ("evaluation.pairs=''", "config.evaluation.pairs"),
+        (
+            r"evaluation.pairs='\0'",
+            "config.evaluation.pairs must be a text without null characters, a number, "
+            r"true, false, none, a list or a mapping, got '\x00'.",
+        ),
+        (
+            "federation.augment=[{'name':'erase','fill':b'x'}]",
+            "config.federation.augment[0].fill must be a text without",
+        ),
+        ("evaluation.fars=({0.1},)", "config.evaluation.fars[0] must be a text"),
+        (
+            "methods={1:{}}",
+            "config.methods must have keys that are text without dots, got 1.",
+        ),
+        (
+            "methods.fedfr={'public':False,3:4}",
+            "config.methods.fedfr must have keys that are text without dots, got 3.",
+        ),
+        (
+            "methods={'a':{'b.c':{}}}",
+            "config.methods.a must have keys that are text without dots, got 'b.c'.",
+        ),
+        ("partition.name=[1]", "config.partition.name must be one of ["),
+        ("partition.seed=-1", "config.partition.seed must be a whole number in [0, 2"),
+        (
+            "partition={'name':'lognormal_sizes','num_clients':1900000000000}",
+            "config.partition: num_clients must lie in [1, 16777216], got 19",
+        ),
+        ("model.dtype={'name':'x'}", "config.model.dtype must be none or a floating"),
+        (
+            "methods.fedfr={'spreadout':0.5,'spreadout_options':{'momentum':1}}",
+            "momentum must lie in [0, 1), got 1",
+        ),
+        (
+            "methods.fedfr.momentum=1",
+            "config.methods.fedfr: momentum must lie in [0, 1), got 1.",
+        ),
+        (
+            "methods={'x':{'algorithm':'fedavg','draw':''}}",
+            "config.methods.x.draw must be true or false, got ''.",
+        ),
+        pytest.param(
+            "federation.flip=1" + 400 * "0",
+            "config.federation.flip must be a finite number, got 1000",
+            id="a number of 401 digits",
+        ),
+        pytest.param(
+            "federation.rounds=" + 20_000 * "-",
+            "config.federation.rounds must be a whole number, got '---",
+            id="20,000 signs",
+        ),
         ("evaluation.batch_size=65537", "batch_size must lie in [1, 65536], got 65537"),
         (
             "federation.model_shards=9",
@@ -172,7 +227,14 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "temperature must be positive in float32, got 1e-320",
         ),
         ("pretrain.margin=-1.0", "config.pretrain.margin must lie in [0, 10], got -1."),
-        ("model.embedding_dim=-1", "config.model must give at least a number, got -1"),
+        (
+            "model.embedding_dim=-1",
+            "config.model.embedding_dim must lie in [1, 65536], got -1",
+        ),
+        (
+            "model={'name':'cnn','num_classes':0}",
+            "config.model must give at least a number, got 0",
+        ),
         ("pretrain.scale=0.0", "config.pretrain.scale must be positive, got 0.0"),
         (
             "federation.local_epochs=(2,0)",
@@ -188,6 +250,14 @@ def test_a_wrong_setting_is_one_line_and_claims_no_folder(
     text = capsys.readouterr().err
     assert message in text and len(text.splitlines()) == 2
     assert not (tmp_path / "run").exists()
+
+
+def test_a_work_folder_that_no_checkpoint_can_have_is_refused(config, tmp_path, capsys):
+    folder = tmp_path / "run\udcff"  # as Python reads a byte that is not UTF-8
+    assert main(["train", f"--config={config}", f"--workdir={folder}"]) == 2
+    said = capsys.readouterr().err
+    assert "fedfr train: --workdir must be a path in UTF-8, got b'/" in said
+    assert r"/run\xff'." in said and list(tmp_path.iterdir()) == []
 
 
 def test_evaluate_refuses_a_folder_without_a_run(config, tmp_path, capsys):

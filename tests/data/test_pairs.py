@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedfr_jax.data.sources.pairs import bin_pairs, load_bin, read_lfw_pairs
+from fedfr_jax.data.sources.listed_pairs import listed_pairs, read_lfw_pairs
+from fedfr_jax.data.sources.pairs import bin_pairs, load_bin
 
 
 def jpeg(value):
@@ -149,12 +150,22 @@ def test_view_2_keeps_its_folds_in_order(tmp_path):
         ("1 2 3\n", "2 lines per counted pair"),
         ("-1 -1\nAnn\t1\t2\nAnn\t1\tBo\t1\n", "got counts .-1, -1. and 2 pairs"),
         ("1\nAnn\t1\t2\nAnn\t1\tAnn\t2\n", "line 3 must pair two people"),
+        ("1\nAnn\t1\t01\nAnn\t1\tBo\t1\n", "line 2 must pair two images"),
     ],
 )
 def test_wrong_pairs_files_are_named_with_their_line(tmp_path, text, message):
     (tmp_path / "p.txt").write_text(text)
     with pytest.raises(ValueError, match=f"p.txt.*{message}"):
         read_lfw_pairs(tmp_path / "p.txt", ROWS)
+
+
+@pytest.mark.parametrize("second", ["a.png b.png 1", "b.png,a.png,1", "b.png a.png 0"])
+def test_a_pair_of_ones_own_list_comes_once(tmp_path, second):
+    for name in "ab":
+        (tmp_path / f"{name}.png").write_bytes(jpeg(1))
+    (tmp_path / "p.txt").write_text(f"# mine\na.png b.png 1\n\n{second}\n")
+    with pytest.raises(ValueError, match="line 4 must list a new .*p.txt line 2 again"):
+        listed_pairs(tmp_path, pairs="p.txt")
 
 
 def test_real_bin_is_read(data_dir):

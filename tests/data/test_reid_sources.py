@@ -162,6 +162,7 @@ def test_a_csv_tells_everything(tmp_path):
             ["a.png,ann,,train"],
             "set.csv, line 2: camera must be a whole number.*got ''",
         ),
+        (["a.png, ,1,train"], "set.csv, line 2: identity must be a name, .*got none"),
         (["a.png,ann,1,test"], "split one of train, query, gallery, got .* 'test'"),
         (["a.png,ann,1,train"] * 2, "line 3: an image must be listed once, got a.png"),
         (["a.png,ann,1,train", "d.png,ann,2,query"], "got ann of a.png in .* in both"),

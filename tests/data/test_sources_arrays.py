@@ -187,6 +187,20 @@ def test_omniglot_without_a_name_for_each_class_is_refused(characters):
         omniglot(characters)
 
 
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ("0,4,Latin,character09", "classes.csv must list each label once, got 0 twice"),
+        ("3,4,Greek,character01", "each character once, got Greek/character01 twice"),
+    ],
+)
+def test_omniglot_with_a_label_or_a_name_twice_is_refused(characters, row, message):
+    table = characters / "classes.csv"
+    table.write_text(f"{table.read_text()}\n{row}\n")
+    with pytest.raises(ValueError, match=message):
+        omniglot(characters)
+
+
 def test_real_omniglot_has_964_characters_by_20_drawers(data_dir):
     source = omniglot(data_dir("omniglot_background"), image_size=28)
     assert len(source.names) == 964 and source.names[0] == "Arcadian/character01"

@@ -302,7 +302,7 @@ def test_lfw_pairs_follow_the_images_that_are_kept(small_lfw):
     assert [turned.names[i] for i in turned.labels] == ["Eve_F", "Carl_D", "Ada_B"]
 
 
-def test_a_missing_landmark_row_names_file_and_image(small_lfw):
+def test_missing_and_repeated_landmark_rows_name_file_and_image(small_lfw):
     table = small_lfw / "landmarks.csv"
     lines = table.read_text().splitlines()
     table.write_text("\n".join(lines[:-1]))
@@ -310,6 +310,11 @@ def test_a_missing_landmark_row_names_file_and_image(small_lfw):
         lfw(small_lfw)
     table.write_text("\n".join([*lines[:-1], "Eve_F/Eve_F_0001.jpg,1" + ",5" * 10]))
     with pytest.raises(ValueError, match="do not coincide.*Eve_F"):
+        lfw(small_lfw)
+    twice = [*lines, "Ada_B/Ada_B_0001.jpg,1,1,2,3,4,5,6,7,8,9,20"]
+    table.write_text("\n".join(twice))
+    message = "landmarks.csv must list each image once, got Ada_B/Ada_B_0001.jpg twice"
+    with pytest.raises(ValueError, match=message):
         lfw(small_lfw)
     table.write_text("name,x1\na,b")
     with pytest.raises(ValueError, match="csv with the columns name, x1, y1"):

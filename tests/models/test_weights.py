@@ -80,6 +80,7 @@ def test_a_file_of_pytorchs_own_is_read():
     for name, array in expected.items():
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
+    assert np.shares_memory(found["layer.weight"], found["layer.turned"])
 
 
 def test_pytorch_reads_what_is_written(tmp_path):
@@ -113,10 +114,22 @@ def test_a_file_that_names_a_function_is_refused_and_runs_nothing(
     assert not (tmp_path / "ran").exists()
 
 
+LIE = "lie within their storage of 6"
+LARGE = "have at most their storage's 6 numbers, got 7"
+
+
 @pytest.mark.parametrize(
-    "size, strides, offset", [((3, 3), (3, 1), 0), ((2,), (-1,), 1), ((2,), (1,), 5)]
+    "size, strides, offset, message",
+    [
+        ((3, 3), (3, 1), 0, LIE),
+        ((2,), (-1,), 1, LIE),
+        ((2,), (1,), 5, LIE),
+        ((7,), (0,), 0, LARGE),
+    ],
 )
-def test_a_tensor_cannot_look_beyond_its_storage(tmp_path, size, strides, offset):
+def test_a_tensor_cannot_look_beyond_its_storage(
+    tmp_path, size, strides, offset, message
+):
     class Id:
         pass
 
@@ -145,7 +158,7 @@ def test_a_tensor_cannot_look_beyond_its_storage(tmp_path, size, strides, offset
     with (tmp_path / "data.pkl").open("wb") as file:
         Pickler(file, 2).dump({"w": Tensor()})
     saved(tmp_path / "w.pt", (tmp_path / "data.pkl").read_bytes())
-    with pytest.raises(ValueError, match="tensors must lie within their storage of 6"):
+    with pytest.raises(ValueError, match=f"w.pt: tensors must {message}"):
         read_weights(tmp_path / "w.pt")
 
 

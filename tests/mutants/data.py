@@ -92,12 +92,129 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/pairs.py",
+        "fedfr_jax/data/sources/listed_pairs.py",
         "data/test_pairs.py",
         [
             ("// num_each % 2 == 0", "// num_each % 2 == 1"),
             ("words[0 if is_same else 2]", "words[0]"),
+            ("enumerate(lines[1:], 2) if line.strip()", "enumerate(lines[1:], 3)"),
+            ("        if first == second:\n", "        if False:\n"),
+            ("min(first, second), max(first, second)", "first, second"),
+            ("    _check_once(indices, [*kept])\n", ""),
+            ("    _check_two_images(indices, origins)\n", ""),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/listed_pairs.py",
+        "data/test_sizes.py",
+        [
+            ("    check_list(file)\n", ""),
+            ("    check_list(path)\n", ""),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/pairs.py",
+        "data/test_sizes.py",
+        [("    check_file(path)\n", "")],
+    ),
+    Mutants(
+        "fedfr_jax/limits.py",
+        "data/test_sizes.py",
+        [
+            ("if not stat.S_ISREG(state.st_mode):", "if False:"),
+            ("check_file(path, MOST_LIST)", "check_file(path)"),
+            ("sum(_unpacked_sizes(path).values())", "0"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/partition/owners.py",
+        "data/test_sizes.py",
+        [('    check_members(path, keys.split("+"))\n', "")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/masks.py",
+        "data/test_sizes.py",
+        [("            check_pixels(*image.size, origin)\n", "")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/arrays.py",
+        "data/test_sizes.py",
+        [
+            ("    check_list(table)\n", ""),
+            ("*filter(None, (cameras, is_test))]", "*filter(None, (cameras,))]"),
+            ("*filter(None, (cameras, is_test))]", "*filter(None, (is_test,))]"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/arrays.py",
+        "data/test_sources_arrays.py",
+        [
+            ('    each_once(rows, "label", table)\n', ""),
+            (
+                '    each_once(((name, label) for label, name in rows), "character", '
+                "table)\n",
+                "",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/folder.py",
+        "data/test_sources_folder.py",
+        [('points = each_once(rows, "image", path)', "points = dict(rows)")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/folder.py",
+        "data/test_sizes.py",
+        [("    check_list(path)\n", "")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/flickr_aes.py",
+        "data/test_sizes.py",
+        [("    check_list(path)\n", "")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/reid_lists.py",
+        "data/test_sizes.py",
+        [
+            ("    check_list(path)\n    rows = []\n", "    rows = []\n"),
+            ("def _lines(path):\n    check_list(path)\n", "def _lines(path):\n"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/reid_lists.py",
+        "data/test_reid_sources.py",
+        [("        if not person:\n", "        if False:\n")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/packed_index.py",
+        "data/test_sizes.py",
+        [("    check_list(path)\n", "")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/index_cache.py",
+        "data/test_sizes.py",
+        [("    check_file(cache)\n", "")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/records.py",
+        "data/test_sizes.py",
+        [
+            ("    check_list(path)\n", ""),
+            (" & (part + 8 + length <= len(data))", ""),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/recordio.py",
+        "data/test_sizes.py",
+        [
+            ("    check_file(path, MOST_PROPERTY)\n", ""),
+            ("    check_file(path)\n", ""),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/files.py",
+        "data/test_sizes.py",
+        [("check_file(path / name, MOST_IMAGE)", "check_file(path / name)")],
     ),
     Mutants(
         "fedfr_jax/data/augment/geometry.py",

@@ -92,6 +92,15 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/evaluation/templates.py",
+        "data/test_sizes.py",
+        [
+            ("    check_list(path)\n    lines = ", "    lines = "),
+            ("    check_list(path)\n    try:", "    try:"),
+            ("    check_list(path)\n    with open", "    with open"),
+        ],
+    ),
+    Mutants(
         "fedfr_jax/tasks/classification/accuracy.py",
         "tasks/classification/test_accuracy.py",
         [

@@ -207,7 +207,8 @@ MUTANTS = [
         "configs/base.py",
         "tasks/faces/test_defaults.py",
         [
-            ('"moon": {**no_branch, "public": False}', '"moon": no_branch'),
+            ('"moon": {**no_images, "branch": None}', '"moon": no_branch'),
+            ("fedfr = {**common, **(images or {})}", "fedfr = common"),
             (
                 '"hard_negatives": {**no_branch, "contrastive_weight": 0.0}',
                 '"hard_negatives": no_branch',

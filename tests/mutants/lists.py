@@ -19,11 +19,13 @@ from tests.mutants import (
     reid_training,
     runs,
     segmentation,
+    settings,
 )
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ROOMS = (losses, faces, federated, central, data, evaluation, classification)
-ROOMS += (commands, experiments, masks, parts, reid, reid_training, runs, segmentation)
+ROOMS += (commands, experiments, masks, parts, reid, reid_training, runs)
+ROOMS += (segmentation, settings)
 
 
 class Mutant(NamedTuple):

@@ -3,9 +3,12 @@
 import pytest
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.tasks.network import network_of
+from fedfr_jax.models.iresnet import DEPTHS
+from fedfr_jax.models.sizes import check_layers
+from fedfr_jax.tasks.network import check_dtype, network_of
 
 SHAPE = (4, 4, 1)
+ENCODER = {"name": "resnet"}
 
 
 def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
@@ -17,3 +20,46 @@ def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
     message = "config.model must be usable as .*'broken'.*got TypeError: no such axis"
     with pytest.raises(ValueError, match=message):
         network_of({"name": "broken"}, SHAPE)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"name": "vit", "depth": 4097, "patch": 4}, r"depth must .*4096\], got 4097"),
+        ({"name": "sphereface", "blocks": (4097,)}, r"blocks must lie in \[0, 4096"),
+        ({"name": "mlp", "hidden": 0}, r"hidden must lie in \[1, 65536\], got 0"),
+        ({"name": "leaf_femnist", "hidden": 0}, "hidden must lie in .*got 0"),
+        (
+            {"name": "cnn", "embedding_dim": 0, "num_classes": 3},
+            "embedding_dim must lie in .*got 0",
+        ),
+        ({"name": "resnet", "groups": -1, "num_classes": 3}, "groups must .*got -1"),
+        ({"name": "mobilenet", "groups": 10**12}, "groups must lie in .*got 10000"),
+        (
+            {"name": "segmenter", "encoder": {**ENCODER, "widths": (8, 0)}},
+            r"encoder.widths must lie in .*got \(8, 0\)",
+        ),
+    ],
+)
+def test_a_size_that_no_network_has_is_refused_before_one_is_made(settings, message):
+    with pytest.raises(ValueError, match=f"^config.model.{message}"):
+        network_of(settings, SHAPE)
+
+
+def test_sizes_at_their_bounds_and_multipliers_are_taken():
+    check_layers("model", {"name": "iresnet", "depth": max(DEPTHS)})
+    most = {"name": "mlp", "hidden": 2**16, "num_classes": 3}
+    assert network_of(most, SHAPE)[1].shape == (1, 3)
+    none = {"name": "sphereface", "blocks": (0,), "widths": (1,), "embedding_dim": 1}
+    assert network_of(none, SHAPE)[1].shape == (1, 1)
+    half = {"name": "mobilenet", "width": 0.5, "num_classes": 3}
+    assert network_of(half, SHAPE)[1].shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "dtype", [0, "", "x", "(2,", "a\udcff", "int8", {"name": "x"}, (None, None), b"f4"]
+)
+def test_a_dtype_is_the_name_of_a_floating_one(dtype):
+    with pytest.raises(ValueError, match="^config.model.dtype must be none or a"):
+        check_dtype(dtype)
+    check_dtype("bfloat16")

@@ -11,6 +11,7 @@ from fedfr_jax.data.partition.client_split import (
     to_split,
 )
 from fedfr_jax.data.sources.npz import DAMAGED
+from fedfr_jax.limits import check_members
 from fedfr_jax.schema import check_whole
 
 
@@ -82,6 +83,7 @@ def read_owners(owners: np.ndarray | str | os.PathLike, num_rows: int) -> np.nda
 
 def _read_npz(text):
     path, _, keys = text.rpartition(":")
+    check_members(path, keys.split("+"))
     try:
         with np.load(path, allow_pickle=False) as stored:
             return np.concatenate([stored[key] for key in keys.split("+")])

@@ -20,6 +20,8 @@ from fedfr_jax.data.partition.client_split import (
 from fedfr_jax.data.partition.dealing import follow_training
 from fedfr_jax.schema import check_ranges
 
+MOST_CLIENTS = 2**24  # whose classes fit the memory, before anything is dealt
+
 
 def power_law(
     labels: np.ndarray,
@@ -128,6 +130,7 @@ def _classes(rows: Rows, num_clients: int, classes_per_client: int) -> np.ndarra
             f"num_clients must be a multiple of the {rows.num_classes} classes, got "
             f"{num_clients}."
         )
+    check_ranges("", locals(), {"num_clients": (1, MOST_CLIENTS)})
     first = np.arange(num_clients)[:, None]
     return (first + np.arange(classes_per_client)) % rows.num_classes
 

@@ -17,8 +17,9 @@ from fedfr_jax.data.sources.npz import (
     read_images,
     read_integers,
 )
+from fedfr_jax.data.sources.once import each_once
 from fedfr_jax.data.sources.selection import keep_identities
-from fedfr_jax.data.sources.sizes import check_bytes, check_members
+from fedfr_jax.limits import check_bytes, check_list, check_members
 from fedfr_jax.types import Source
 
 
@@ -106,25 +107,34 @@ def omniglot(
         channels=channels,
         invert=True,
     )
-    table = pathlib.Path(data_dir, "classes.csv")
-    try:
-        with open(table, newline="", encoding="utf-8") as file:
-            names = {
-                row["label"]: f"{row['alphabet']}/{row['character']}"
-                for row in csv.DictReader(file)
-            }
-        names = tuple(names[label] for label in source.names)
-    except (OSError, KeyError, ValueError, csv.Error) as error:
-        raise ValueError(
-            f"{table} must be a csv of label, alphabet and character for every label, "
-            f"got {type(error).__name__}: {error}."
-        ) from error
+    names = _character_names(pathlib.Path(data_dir, "classes.csv"), source.names)
     # A character's images are in the order of the drawers, characters in any.
     order = np.argsort(source.labels, kind="stable")
     grouped = source.labels[order]
     drawers = np.empty(len(order), np.int32)
     drawers[order] = np.arange(len(order)) - np.searchsorted(grouped, grouped)
     return source._replace(names=names, cameras=drawers)
+
+
+def _character_names(table, labels):
+    """<alphabet>/<character> of each label, no two of which may have the same."""
+    check_list(table)
+    try:
+        with open(table, newline="", encoding="utf-8") as file:
+            rows = [
+                (row["label"], f"{row['alphabet']}/{row['character']}")
+                for row in csv.DictReader(file)
+            ]
+        found = dict(rows)
+        names = tuple(found[label] for label in labels)
+    except (OSError, KeyError, ValueError, csv.Error) as error:
+        raise ValueError(
+            f"{table} must be a csv of label, alphabet and character for every label, "
+            f"got {type(error).__name__}: {error}."
+        ) from error
+    each_once(rows, "label", table)
+    each_once(((name, label) for label, name in rows), "character", table)
+    return names
 
 
 def _pairs_of_keys(images, labels, is_test):

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfr_jax.data.sources.npz import DAMAGED
-from fedfr_jax.data.sources.sizes import MOST_IMAGE, check_bytes, check_file
+from fedfr_jax.data.sources.sizes import MOST_IMAGE
+from fedfr_jax.limits import check_bytes, check_file
 
 IMAGE_SUFFIXES = ".bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split()
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedfr_jax.data.sources.images import parse_size
 from fedfr_jax.data.sources.loose import loose_images
+from fedfr_jax.limits import check_list
 from fedfr_jax.types import Source
 
 RATINGS = "FLICKR-AES_image_labeled_by_each_worker.csv"
@@ -77,6 +78,7 @@ def read_ratings(path: pathlib.Path) -> tuple[np.ndarray, list[str], np.ndarray]
     Blanks around words are passed over, and so is a worker's second rating of an image,
     which would put one image into training and test.
     """
+    check_list(path)
     first = {}
     try:
         with open(path, newline="", encoding="utf-8") as file:

@@ -23,8 +23,10 @@ from fedfr_jax.data.sources.images import (
     plan_alignment,
     reader,
 )
-from fedfr_jax.data.sources.pairs import read_lfw_pairs
+from fedfr_jax.data.sources.listed_pairs import read_lfw_pairs
+from fedfr_jax.data.sources.once import each_once
 from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.limits import check_list
 from fedfr_jax.types import Source
 
 NAMINGS = {
@@ -142,20 +144,23 @@ def read_landmarks(path: str | os.PathLike, files: Files) -> np.ndarray:
 
     The csv names its columns: name (the image's relative path), x1, y1 ... x5, y5; the
     points are eye at image left, eye at image right, nose, mouth corner at image left,
-    mouth corner at image right. Other columns and other images' rows are ignored.
+    mouth corner at image right. Other columns and other images' rows are ignored, but
+    no image may come twice.
     """
     columns = [f"{axis}{point}" for point in range(1, 6) for axis in "xy"]
+    check_list(path)
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            points = {
-                row["name"]: [float(row[column]) for column in columns]
+            rows = [
+                (row["name"], [float(row[column]) for column in columns])
                 for row in csv.DictReader(file)
-            }
+            ]
     except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise ValueError(
             f"{path} must be a csv with the columns name, {', '.join(columns)}, "
             f"got {type(error).__name__}: {error}."
         ) from error
+    points = each_once(rows, "image", path)
     missing = [name for name in files.names if name not in points]
     if missing:
         raise ValueError(

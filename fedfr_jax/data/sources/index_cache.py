@@ -8,6 +8,7 @@ import numpy as np
 
 from fedfr_jax.data.sources.npz import DAMAGED
 from fedfr_jax.drafts import replacing
+from fedfr_jax.limits import check_file
 
 
 def cached(
@@ -29,6 +30,7 @@ def cached(
         return scan()
     cache, states = pathlib.Path(cache), [os.stat(origin) for origin in origins]
     stamp = np.array([(state.st_size, state.st_mtime_ns) for state in states])
+    check_file(cache)
     try:
         with np.load(cache, allow_pickle=False) as stored:
             found = dict(stored)

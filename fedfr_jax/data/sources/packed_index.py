@@ -4,6 +4,8 @@ import json
 import math
 import pathlib
 
+from fedfr_jax.limits import check_list
+
 FORMAT = 1
 INDEX, LINES, NAMES = "index.json", "shards.jsonl", "names.json"
 MOST_HEADER = 2**12  # bytes of a .npy before its numbers
@@ -66,6 +68,7 @@ def _contradiction(index):
 
 def read_json(path: pathlib.Path):
     """What a file of JSON holds; ValueError names one that holds none."""
+    check_list(path)
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Verification pairs: InsightFace's .bin sets and the pairs files of LFW.
+"""Verification pairs in one file: InsightFace's .bin sets.
 
 A .bin set is a pickle of (encoded images, is_same), with 2P images as bytes, Python 2
 strings or uint8 arrays and P truth values; images 2i and 2i + 1 are pair i. Pickles can
@@ -8,10 +8,7 @@ nothing else: not even NumPy's own constructors are called.
 
 import mmap
 import os
-import pathlib
 import pickle
-import pickletools
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -22,7 +19,7 @@ from fedfr_jax.data.sources.images import (
     reader,
     resize,
 )
-from fedfr_jax.data.sources.sizes import check_file
+from fedfr_jax.limits import check_file, check_pickle
 from fedfr_jax.types import Pairs, Source
 
 ENCODINGS = {"u1": np.uint8, "b1": np.bool_, "i8": np.int64, "i4": np.int32}
@@ -75,7 +72,7 @@ def load_bin(path: str | os.PathLike) -> tuple[list[bytes], np.ndarray]:
             open(path, "rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
         ):
-            _check_memory(data)
+            check_pickle(data)
             data.seek(0)
             images, is_same = _Unpickler(data, encoding="bytes").load()
         images = [_encoded(image) for image in images]
@@ -96,64 +93,6 @@ def load_bin(path: str | os.PathLike) -> tuple[list[bytes], np.ndarray]:
             f"for {len(is_same)} pairs."
         )
     return images, is_same
-
-
-def read_lfw_pairs(path: str | os.PathLike, rows: Mapping[str, int]) -> Pairs:
-    """Pairs of LFW's View 1 (`N` on the first line) or View 2 (`10<TAB>300`).
-
-    Each set (one, or each of ten folds) is N lines `name i j` of one person, then N
-    lines `name i other j` of two. The order is kept, so folds stay contiguous.
-
-    Args:
-      path: the pairs file.
-      rows: example index by "<name>_<number %04d>".
-
-    Raises:
-      ValueError: naming the file and line of a wrong count, format or missing image.
-    """
-    try:
-        lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
-        header = [int(word) for word in lines[0].split()]
-    except (OSError, IndexError, ValueError) as error:
-        raise ValueError(
-            f"{path} must be an LFW pairs file that starts with its counts, "
-            f"got {type(error).__name__}: {error}."
-        ) from error
-    num_sets, num_each = (1, *header)[-2:] if header else (0, 0)
-    lines = [line for line in lines[1:] if line.strip()]
-    is_count = 1 <= len(header) <= 2 and min(header) > 0
-    if not is_count or len(lines) != 2 * num_sets * num_each:
-        raise ValueError(
-            f"{path} must have 2 lines per counted pair, got counts {header} and "
-            f"{len(lines)} pairs: the file is cut or mixed."
-        )
-    is_same = np.arange(len(lines)) // num_each % 2 == 0
-    indices = [
-        _find_pair(line, same, rows, f"{path} line {number}")
-        for number, (line, same) in enumerate(zip(lines, is_same, strict=True), 2)
-    ]
-    return Pairs(np.array(indices, np.int32), is_same)
-
-
-def _find_pair(line, is_same, rows, origin):
-    words = line.split("\t") if "\t" in line else line.split()
-    if len(words) != (3 if is_same else 4):
-        kind = "name i j" if is_same else "name i other j"
-        raise ValueError(f"{origin} must be `{kind}`, got {line!r}.")
-    people = [words[0], words[0 if is_same else 2]]
-    if not is_same and people[0] == people[1]:
-        raise ValueError(f"{origin} must pair two people, got {line!r}.")
-    names = [
-        f"{name}_{number.strip():0>4}"
-        for name, number in zip(people, (words[1], words[-1]), strict=True)
-    ]
-    for name in names:
-        if name not in rows:
-            raise ValueError(
-                f"{origin} must pair images of the set, but {name} is not in it: "
-                "use the pairs file that belongs to these images, or pairs=None."
-            )
-    return [rows[name] for name in names]
 
 
 class _Forbidden(Exception):
@@ -199,17 +138,6 @@ ALLOWED = {
     ),
     "_codecs.encode": _latin1,
 }
-
-
-def _check_memory(data) -> None:
-    """Raise ValueError for a pickle that asks for more memory than it has bytes.
-
-    The unpickler makes room for a memo of as many objects as a memo index says, and for
-    as many bytes as a length says, before it looks.
-    """
-    for number, (code, argument, _) in enumerate(pickletools.genops(data)):
-        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > number:
-            raise ValueError(f"memo index {argument} in operation {number}")
 
 
 class _Unpickler(pickle.Unpickler):

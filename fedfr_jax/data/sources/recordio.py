@@ -28,10 +28,12 @@ from fedfr_jax.data.sources.records import (
     write_recordio,
 )
 from fedfr_jax.data.sources.selection import keep_identities
-from fedfr_jax.data.sources.sizes import check_classes, check_file
+from fedfr_jax.data.sources.sizes import check_classes
+from fedfr_jax.limits import check_file
 from fedfr_jax.types import Source
 
 MOST_SIDE = 2048  # pixels of an image, by a `property` file
+MOST_PROPERTY = 2**12  # bytes of that file
 
 
 def recordio(
@@ -188,6 +190,7 @@ def _read_property(path):
     """(classes, (H, W)) of a `property` file, or (None, None) where there is none."""
     if not path.exists():
         return None, None
+    check_file(path, MOST_PROPERTY)
     words = path.read_text(encoding="ascii", errors="replace").strip().split(",")
     if len(words) != 3 or not all(word.strip().isdecimal() for word in words):
         raise ValueError(

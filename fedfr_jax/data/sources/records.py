@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedfr_jax.limits import check_list
+
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
 HEADER = struct.Struct("<IfQQ")
@@ -129,6 +131,7 @@ def read_index(path: str | os.PathLike) -> Index:
       ValueError: naming the file, when it is missing, empty, no list of integer pairs,
         or lists a key twice.
     """
+    check_list(path)
     try:
         text = pathlib.Path(path).read_text(encoding="ascii")
         with warnings.catch_warnings():

@@ -13,6 +13,7 @@ from fedfr_jax.data.sources.reid import (
     check_disjoint,
     reid_source,
 )
+from fedfr_jax.limits import check_list
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Source
 
 COLUMNS = ("file", "identity", "camera", "split")
@@ -51,6 +52,7 @@ def reid_csv(
         split, a file that comes twice or is not there, or a person to train on and to
         be tested; (when read) naming an unreadable image.
     """
+    check_list(path)
     rows = []
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -63,7 +65,11 @@ def reid_csv(
             f"{path} must be a csv with the columns {', '.join(COLUMNS)}, got "
             f"{type(error).__name__}: {error}."
         ) from error
-    for where, _, _, camera, split in rows:
+    for where, _, person, camera, split in rows:
+        if not person:
+            raise ValueError(
+                f"{where}: identity must be a name, or -1 of nobody, got none."
+            )
         if not camera.isdecimal() or split not in SPLITS:
             raise ValueError(
                 f"{where}: camera must be a whole number and split one of "
@@ -112,6 +118,7 @@ def msmt17(
 
 
 def _lines(path):
+    check_list(path)
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -57,8 +57,8 @@ def kd(
       ValueError: for a number out of its range, or images that do not fit.
     """
     some = (0, math.inf)
-    bounds = {"every": (1, math.inf), "momentum": (0, 1), "rate": some}
-    check_ranges("", locals(), {**bounds, "weight_decay": some})
+    bounds = {"every": (1, math.inf), "rate": some, "weight_decay": some}
+    check_ranges("", locals(), bounds)  # momentum's are of `sgd`
     check_shared(model, shared)
     base, train = fedavg(local), local_training(local)
     weight = training_weight(weigh, model, train_mode)

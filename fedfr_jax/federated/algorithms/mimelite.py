@@ -22,7 +22,7 @@ from fedfr_jax.federated.algorithms.gradients import shared_gradient
 from fedfr_jax.federated.algorithms.penalties import corrected
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.federated.means import over_examples
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.schema import BELOW_ONE, check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
 
 
@@ -44,7 +44,7 @@ def mimelite(
 
     Args:
       local: plain SGD, with a loss that is a mean over the batch's valid examples.
-      server_momentum: b in [0, 1].
+      server_momentum: b in [0, 1).
       server_rate: eta_s >= 0, on params.
       weigh: see `fedavg`.
 
@@ -63,7 +63,8 @@ def mimelite(
 def frozen_momentum(push, local, momentum, server_rate, weigh) -> Algorithm:
     """Of Mime too: `push(key, server, client)` trains, the server moves m."""
     values = {"server_momentum": momentum, "server_rate": server_rate}
-    check_ranges("", values, {"server_momentum": (0, 1), "server_rate": (0, jnp.inf)})
+    bounds = {"server_momentum": BELOW_ONE, "server_rate": (0, jnp.inf)}
+    check_ranges("", values, bounds)
     gradient, weight = shared_gradient(local), weight_of(weigh)
 
     def client_update(key, server, personal, client):

@@ -31,12 +31,12 @@ def fedavgm(
 
     Args:
       learning_rate: >= 0.
-      momentum: in [0, 1].
+      momentum: in [0, 1).
 
     Raises:
       ValueError: when a number is out of its range.
     """
-    bounds = {"learning_rate": (0, jnp.inf), "momentum": (0, 1)}
+    bounds = {"learning_rate": (0, jnp.inf), "momentum": BELOW_ONE}
     check_ranges("", locals(), bounds)
     return optax.sgd(learning_rate, momentum, nesterov)
 

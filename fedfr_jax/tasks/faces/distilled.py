@@ -24,6 +24,7 @@ from fedfr_jax.losses.distillation import angular_distillation
 from fedfr_jax.losses.masks import COUNTED, masked_mean
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.foreign import network_of, variables_of
+from fedfr_jax.models.sizes import check_layers
 from fedfr_jax.models.weights import Weights, read_weights
 from fedfr_jax.objective import with_aux
 from fedfr_jax.schema import (
@@ -118,6 +119,7 @@ def open_teacher(settings: Mapping, student: Model) -> Teacher:
     if "weights" not in settings:
         raise ValueError("teacher must have the key weights, got none.")
     given, shape = settings["weights"], student.image_shape
+    check_layers("distill.teacher.model", settings.get("model") or {})
     if isinstance(given, Blank):
         model = choose("distill.teacher.model", MODELS, settings["model"], shape)
         return Teacher(_like(student, model), _blank(model))

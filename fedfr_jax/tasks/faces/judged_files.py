@@ -63,9 +63,12 @@ def settings_of(section: str, given: Any) -> Mapping:
 
 
 def existing(key: str, folder: str | os.PathLike, name: Any) -> pathlib.Path:
-    """Path of a file in `folder`; ValueError naming the config key without one."""
+    """Path of a file in `folder`; ValueError naming the config key without one.
+
+    Whether it is a file is left to its reader.
+    """
     path = pathlib.Path(str(folder), str(name))
-    if not path.is_file():
+    if not path.exists():
         raise ValueError(f"config.{key} must name a file, got {path}: there is none.")
     return path
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedfr_jax.limits import check_list
+
 DTYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4"}
 DTYPES |= {9: "<f8", 12: "<i8", 13: "<u8", 16: "u1", 17: "<u2"}
 MATRIX, COMPRESSED = 14, 15  # elements that hold elements
@@ -25,6 +27,7 @@ def read_mat(path: str | os.PathLike) -> dict[str, np.ndarray | str | list]:
     Raises:
       ValueError, KeyError, IndexError, zlib.error: for a damaged or another file.
     """
+    check_list(path)
     data = pathlib.Path(path).read_bytes()
     if data[124:HEADER] != b"\0\1IM":
         raise ValueError(

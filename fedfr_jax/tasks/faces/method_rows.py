@@ -15,7 +15,7 @@ from fedfr_jax.tasks.faces.classical import (
 from fedfr_jax.tasks.faces.distilled import open_distill
 from fedfr_jax.tasks.faces.methods import FaceMethod, federated_faces
 from fedfr_jax.tasks.options import algorithm_maker, algorithm_of, keywords
-from fedfr_jax.tasks.row_keys import OWN
+from fedfr_jax.tasks.row_keys import OWN, own_of
 from fedfr_jax.types import Model
 
 
@@ -91,7 +91,7 @@ def _classical(section, algorithm, options, model, counts, told) -> FaceMethod:
     facts = {**counts, "model": classifier(model)}
     others = {*training, *of_loss, *OWN}
     make, rest = algorithm_maker(section, algorithm, options, others, facts)
-    own = {key: rest.pop(key) for key in OWN if key in rest}
+    own = own_of(section, rest)
     extra = {key: rest.pop(key) for key in of_loss if key in rest}
     check_kinds(f"config.{section}.", extra, of_loss)
     optimizer = rest.get("optimizer", {})

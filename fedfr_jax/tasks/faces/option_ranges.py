@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedfr_jax.schema import POSITIVE, check_ranges, is_of
+from fedfr_jax.schema import BELOW_ONE, POSITIVE, check_ranges, is_of
 
 NOT_NEGATIVE, FRACTION, COSINE = (0, math.inf), (0, 1), (-1, 1)
 BOUNDS = {
@@ -18,7 +18,7 @@ BOUNDS = {
     "learning_rate": NOT_NEGATIVE,
     "margin": NOT_NEGATIVE,
     "max_hard_negatives": NOT_NEGATIVE,
-    "momentum": FRACTION,
+    "momentum": BELOW_ONE,
     "negative_weight": NOT_NEGATIVE,
     "num_clients": NOT_NEGATIVE,
     "positive_weight": FRACTION,

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedfr_jax.data.sources.files import open_files
 from fedfr_jax.data.sources.loose import loose_images
+from fedfr_jax.data.sources.once import each_once
 from fedfr_jax.evaluation.blocks import unit
 from fedfr_jax.evaluation.identification import rank_k
 from fedfr_jax.schema import naming
@@ -95,7 +96,7 @@ def search_set(
 def _listed(path, folder: str, listed: str) -> dict[str, str]:
     """{image: identity} of a folder."""
     file = pathlib.Path(path, listed)
-    if not file.is_file():
+    if not file.exists():
         names = open_files(pathlib.Path(path, folder)).names
         return {name: _identity(name) for name in names}
     try:
@@ -104,7 +105,7 @@ def _listed(path, folder: str, listed: str) -> dict[str, str]:
         people = [str(int(one)) for one in found[f"{kind}_ids"]]
         if not names:
             raise ValueError(f"{kind}_set must hold names of images, got none.")
-        return dict(zip(names, people, strict=True))
+        return each_once(zip(names, people, strict=True), "image", file)
     except Exception as error:  # whatever a damaged file leads to
         raise ValueError(
             f"{file} must be TinyFace's list, got {type(error).__name__}: {error}."

@@ -27,6 +27,7 @@ class Evaluating(NamedTuple):
     rerank: bool | Mapping = False  # or settings of rerank.py: {"k1", "k2", "weight"}
     pictures: int = 8  # queries on the page that is drawn in the end; 0 draws none
     personalised_in_rounds: bool = False  # a test per client, or only in the end
+    local: Mapping | None = None  # clients train before a test, see local_models.py
 
 
 def evaluation_of(settings: Mapping) -> Evaluating:
@@ -35,6 +36,8 @@ def evaluation_of(settings: Mapping) -> Evaluating:
     bounds = {"batch_size": AT_ONCE, "ranks": (1, math.inf)}
     bounds |= {"single_shot": (0, 10**4), "pictures": (0, 100)}
     check_ranges("config.evaluation.", evaluating._asdict(), bounds)
+    if not evaluating.ranks:
+        raise ValueError("config.evaluation.ranks must have a rank, got ().")
     for key, known in (
         ("average_precision", AVERAGE_PRECISIONS),
         ("divide_by", DIVISORS),

@@ -31,8 +31,9 @@ def reid_loss(
       model: gives logits [B, M], and features for the triplets.
       identity_weight, triplet_weight: of the two terms, at least 0; 0 leaves one out.
       label_smoothing, smoothing_over: see `smoothed_cross_entropy`.
-      triplet_mining, triplet_metric, triplet_margin: see `triplet`; their batches
-        should have several images of each identity, see the row's key `identities`.
+      triplet_mining, triplet_metric, triplet_margin: see `triplet`, the margin at
+        least 0; their batches should have several images of each identity, see the
+        row's key `identities`.
 
     Returns:
       loss(variables, batch, key) -> (loss [], (batch_stats, {"identity", "accuracy",
@@ -42,6 +43,8 @@ def reid_loss(
       ValueError: for an unknown word, or a number out of its range.
     """
     numbers = {"identity_weight": identity_weight, "triplet_weight": triplet_weight}
+    if triplet_margin is not None:
+        numbers["triplet_margin"] = triplet_margin
     check_ranges("", numbers, dict.fromkeys(numbers, (0, float("inf"))))
     check_ranges("", {"label_smoothing": label_smoothing}, {"label_smoothing": (0, 1)})
     if not identity_weight and not triplet_weight:

@@ -19,7 +19,7 @@ from fedfr_jax.federated.settings import AUTO, Federation
 from fedfr_jax.feed import Feed
 from fedfr_jax.models.convert import with_resnet
 from fedfr_jax.models.weights import read_weights
-from fedfr_jax.schema import naming
+from fedfr_jax.schema import call, naming
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import other_implementations
 from fedfr_jax.tasks.network import network_of, with_name
@@ -154,7 +154,8 @@ def trainer_of(
       parts: see `Parts`.
     """
     options, section = dict(options), f"config.methods.{name}"
-    identities = options.pop("identities", Batches().identities)
+    own = {key: options.pop(key) for key in Batches._fields if key in options}
+    identities = call(f"methods.{name}", Batches, own).identities
     if options.get("kind") == "central":
         if "augment" in options:
             options["augment"] = filled(options["augment"], parts.statistics)

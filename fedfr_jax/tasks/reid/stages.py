@@ -54,8 +54,7 @@ def reid(settings: Mapping) -> Experiment:
     """
     federation = call("federation", Federation, settings["federation"])
     rows.check_no_pretraining(settings)
-    evaluating = {k: v for k, v in settings["evaluation"].items() if k != "local"}
-    evaluating = evaluation_of(evaluating)
+    evaluating = evaluation_of(settings["evaluation"])
     scenario = dict(settings["partition"])
     public = scenario.pop("public", {})
     source, images = public_of(public, open_data(settings["data"]))
@@ -105,8 +104,8 @@ def evaluators_of(
     found["personalised"] = once(found["personalised"], num_clients, classifier)
     if evaluating.pictures:
         found["pictures"] = pictures(judge, judged, source.names, evaluating.pictures)
-    if after := settings["evaluation"].get("local"):
-        found["local"] = local_of_clients(after, model, parts, judge, train)
+    if evaluating.local:
+        found["local"] = local_of_clients(evaluating.local, model, parts, judge, train)
     return found
 
 

@@ -433,11 +433,13 @@ def test_a_drawn_head_is_another_one_for_every_new_client(path):
 
 
 WRONG_SETTINGS = [
-    ({**RATE, "personal": 2}, "personal must be a pattern or a mapping, got 2"),
+    ({**RATE, "personal": 2}, "personal must be a text or a mapping, got 2"),
     ({**RATE, "personal": {}}, "personal must have one key of"),
     ({**RATE, "personal": {"blocks": "fc"}}, "blocks must .*got 'fc'"),
     ({**RATE, "personal": "("}, r"must be a regular expression, got '\('"),
     ({**RATE, "draw": True}, "draw must .*personal"),
+    ({**RATE, "draw": None}, "draw must be true or false, got None"),
+    ({**RATE, "finetune_epochs": ()}, r"epochs must be a whole number, got \(\)"),
 ]
 ROWS = [
     ({**RATE, "personal": {"blocks": 3}}, r"blocks must lie in \[0, 2\] .*got 3"),

@@ -141,6 +141,7 @@ def test_settings_reach_the_protocol():
         ),
         ({"rank": 1}, "config.evaluation must have keys of .*did you mean ranks"),
         ({"ranks": (0,)}, "config.evaluation.ranks must be at least 1"),
+        ({"ranks": ()}, r"config.evaluation.ranks must have a rank, got \(\)"),
         ({"rerank": {"k3": 1}}, "config.evaluation.rerank must have keys of"),
         ({"rerank": {"k1": 99}}, "config.evaluation.rerank: .*18 .the images.*k1 = 99"),
     ],

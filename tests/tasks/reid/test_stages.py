@@ -227,6 +227,31 @@ def test_moon_trains_with_its_term(tmp_path):
             "methods.x: local_epochs must be at least 2 with stragglers, got 1",
         ),
         ({"model": {"name": "segmenter"}}, "config.model must give a feature"),
+        *[
+            (
+                {"methods": {"x": {**RATE, "identities": value}}},
+                "^config.methods.x.identities must be a whole number, got",
+            )
+            for value in ("", None, (), {})
+        ],
+        *[
+            (
+                {"evaluation": {"local": value}},
+                "^config.evaluation.local must be a mapping or none, got",
+            )
+            for value in (True, "x", "", 0, ())
+        ],
+        *[
+            (
+                {"methods": {"x": {**RATE, "triplet_margin": value}}},
+                "^config.methods.x: triplet_margin must be (at least 0|below 2)",
+            )
+            for value in (-1, 1e300)
+        ],
+        (
+            {"partition": {"name": "by_camera", "public": {"share": 0.5, "seed": -1}}},
+            r"^config.partition.public.seed must be a whole number in \[0, 2..32\)",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_compiled(changed, rule):

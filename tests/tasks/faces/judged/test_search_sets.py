@@ -49,3 +49,13 @@ def test_search_among_mates_and_distractors_ranks_by_all_scores(task, tmp_path, 
     message = "hold every listed image" if listed else "a mate of every probe"
     with pytest.raises(ValueError, match=message):
         Judge(task, make_mesh(1), search=str(tmp_path), **SMALL)
+
+
+def test_a_list_that_names_an_image_twice_is_refused(task, tmp_path):
+    write_search(tmp_path, listed=True)
+    names = np.array([["00.png"], ["01.png"], ["00.png"]], dtype=object)
+    content = {"probe_set": names, "probe_ids": np.array([[0], [1], [2]])}
+    savemat(tmp_path / "probe_img_ID_pairs.mat", content)
+    message = "probe_img_ID_pairs.mat must list each image once, got 00.png twice"
+    with pytest.raises(ValueError, match=message):
+        Judge(task, make_mesh(1), search=str(tmp_path), **SMALL)

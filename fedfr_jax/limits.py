@@ -1,0 +1,90 @@
+"""What a file may ask for before it is read: a kind of file, and bytes of memory."""
+
+import os
+import pickle
+import pickletools
+import stat
+import zipfile
+from collections.abc import Iterable
+
+MOST_LIST = 2**30  # bytes; IJB-C's list of 15 million pairs has less than 2^28
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+MEMO = ("PUT", "BINPUT", "LONG_BINPUT")  # operations of a pickle that number objects
+
+
+def check_file(path: str | os.PathLike, most: int | None = None) -> None:
+    """Raise ValueError for a pipe, where a reader waits, or more than `most` bytes.
+
+    What cannot be found is left to its reader.
+    """
+    try:
+        state = os.stat(path)
+    except OSError:
+        return
+    if not stat.S_ISREG(state.st_mode):
+        kind = stat.filemode(state.st_mode)
+        raise ValueError(f"{path} must be a file, got {kind}: check the path.")
+    if most is not None:
+        check_bytes(state.st_size, str(path), most)
+
+
+def check_list(path: str | os.PathLike) -> None:
+    """`check_file` of a list beside images, which is read as a whole."""
+    check_file(path, MOST_LIST)
+
+
+def check_bytes(num_bytes: int, origin: str, most: int = MEMORY) -> None:
+    """Raise ValueError when `origin` asks for more bytes than `most`, all memory."""
+    if num_bytes > most:
+        raise ValueError(
+            f"{origin} must take at most {most / 2**30:.2f} GiB, got "
+            f"{num_bytes / 2**30:.2f} GiB."
+        )
+
+
+def check_members(path: str | os.PathLike, keys: Iterable[str]) -> None:
+    """Raise ValueError for arrays of a .npz that unpack to more than all memory.
+
+    A file that is no .npz is left to its reader.
+    """
+    sizes = _unpacked_sizes(path)
+    for key in keys:
+        check_bytes(sizes.get(f"{key}.npy", 0), f"{path}: {key}")
+
+
+def check_archive(path: str | os.PathLike) -> None:
+    """Raise ValueError for a zip that unpacks, as a whole, to more than all memory.
+
+    A file that is no zip is left to its reader.
+    """
+    check_bytes(sum(_unpacked_sizes(path).values()), str(path))
+
+
+def _unpacked_sizes(path: str | os.PathLike) -> dict[str, int]:
+    """{member: bytes} by the directory of a zip; nothing for another file."""
+    check_file(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {member.filename: member.file_size for member in archive.infolist()}
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        return {}
+
+
+def check_pickle(data) -> None:
+    """Raise UnpicklingError for a pickle that asks for more memory than it has bytes.
+
+    The unpickler makes room for a memo of as many objects as a memo index says, and for
+    as many bytes as a length says, before it looks.
+
+    Args:
+      data: bytes, or a file that is read to its end.
+    """
+    try:
+        for number, (code, argument, _) in enumerate(pickletools.genops(data)):
+            if code.name in MEMO and argument > number:
+                raise ValueError(
+                    "memo indices must count objects, got memo index "
+                    f"{argument} in operation {number}"
+                )
+    except ValueError as error:  # genops has others, of a damaged pickle
+        raise pickle.UnpicklingError(str(error)) from error
