@@ -104,7 +104,8 @@ def in_order(names) -> list[str]:
     ['fedfr', '1e-3 fedavg', '2_5 fedfr', '8 epochs', '20 epochs']
     """
     place = {name: i for i, name in enumerate(ROWS)}
-    return sorted(names, key=lambda name: (place.get(name, len(ROWS)), number_of(name)))
+    key = lambda name: (place.get(name, len(ROWS)), number_of(name), name)
+    return sorted(names, key=key)
 
 
 def number_of(name: str) -> float:

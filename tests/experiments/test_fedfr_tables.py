@@ -337,7 +337,7 @@ def test_rows_of_equal_steps_have_those_of_fedfr(name):
     runs = RESULTS[name]["seeds"]
     equal = [row for row in orderings.rows_of_all(runs) if row.endswith("_equal")]
     steps = {row: orderings.mean_cost(runs, row, "steps") for row in ["fedfr", *equal]}
-    least = 0.7 if name == "rendered" else 0.9  # as its page says
+    least = 0.8 if name == "omniglot" else 0.9  # as its page says
     assert equal and min(steps.values()) >= least * steps["fedfr"], steps
 
 
