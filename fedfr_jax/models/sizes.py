@@ -27,15 +27,17 @@ RANGES = {
 }
 
 
-def check_layers(section: str, settings: Mapping[str, Any]) -> None:
+def check_layers(section: str, settings: Any) -> None:
     """Raise ValueError for the first size out of its range, an encoder's too.
 
     Args:
-      settings: of a factory; what is no whole number, or list of them, is left to it.
+      settings: of a factory; what is no mapping of whole numbers, or of lists of them,
+        is left to it.
     """
+    if not isinstance(settings, Mapping):
+        return
     whole = int | tuple[int, ...]
     names = [name for name in RANGES if is_of(whole, settings.get(name))]
     ranges = {name: RANGES[name] for name in names}
     check_ranges(f"config.{section}.", settings, ranges)
-    if isinstance(encoder := settings.get("encoder"), Mapping):
-        check_layers(f"{section}.encoder", encoder)
+    check_layers(f"{section}.encoder", settings.get("encoder"))

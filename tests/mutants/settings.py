@@ -98,7 +98,7 @@ MUTANTS = [
             ('"blocks": (0, DEEP[1])', '"blocks": DEEP'),
             ('    "groups": WIDE,\n', ""),
             ('    "hidden": WIDE,\n', ""),
-            ('settings.get("encoder"), Mapping)', 'settings.get("encoder"), str)'),
+            ('settings.get("encoder"))', "None)"),
         ],
     ),
     Mutants(
@@ -116,7 +116,7 @@ MUTANTS = [
         "tasks/faces/test_distilled.py::test_a_teacher_that_does_not_fit_is_refused",
         [
             (
-                'check_layers("distill.teacher.model", settings.get("model") or {})',
+                'check_layers("distill.teacher.model", settings.get("model"))',
                 "pass",
             )
         ],

@@ -119,7 +119,7 @@ def open_teacher(settings: Mapping, student: Model) -> Teacher:
     if "weights" not in settings:
         raise ValueError("teacher must have the key weights, got none.")
     given, shape = settings["weights"], student.image_shape
-    check_layers("distill.teacher.model", settings.get("model") or {})
+    check_layers("distill.teacher.model", settings.get("model"))
     if isinstance(given, Blank):
         model = choose("distill.teacher.model", MODELS, settings["model"], shape)
         return Teacher(_like(student, model), _blank(model))
