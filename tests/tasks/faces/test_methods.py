@@ -494,7 +494,7 @@ def test_options_that_exclude_each_other_are_refused(options, message):
         ({"decay_epochs": -1}, "decay_epochs must be at least 0, got -1."),
         ({"decay_epochs": (3, -2)}, "decay_epochs must be at least 0, got (3, -2)."),
         ({"learning_rate": -0.1}, "learning_rate must be at least 0, got -0.1."),
-        ({"momentum": 1.5}, "momentum must lie in [0, 1], got 1.5."),
+        ({"momentum": 1.5}, "momentum must lie in [0, 1), got 1.5."),
         ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0."),
         ({"scale": 0.0}, "scale must be positive, got 0.0."),
         ({"margin": -0.4}, "margin must be at least 0, got -0.4."),
