@@ -8,7 +8,6 @@ Judged on a validation split, so that no choice sees the images that the tables 
 judged on; --no-validation judges as they do. Rows of an earlier command stay.
 """
 
-import pathlib
 import sys
 
 from orderings import (
@@ -23,28 +22,23 @@ from orderings import (
     write_results,
 )
 from run import (
-    HERE,
-    add_validation,
     judged,
     name_of,
     remember_programs,
     run_seed,
+    study_parser,
     use_every_core,
 )
 
-from fedfr_jax.commands.flags import define, names, new_parser, parse
+from fedfr_jax.commands.flags import names, parse
 
 
 def main(argv: list[str]) -> None:
     """Train the rows at every value, then write results and table."""
-    parser = new_parser("choices.py", __doc__)
-    define(parser)
+    parser = study_parser("choices.py", __doc__)
     parser.add_argument("--setting", required=True, help="of the rows, a number")
     parser.add_argument("--values", type=names, required=True)
     parser.add_argument("--rows", type=names, default=["fedfr"])
-    parser.add_argument("--seeds", type=names, default=["0"])
-    add_validation(parser)
-    parser.add_argument("--results", type=pathlib.Path, default=HERE)
     values = parse(parser, argv)
     folder, config = judged(values, "choices.py")
     remember_programs(folder)

@@ -92,11 +92,16 @@ def seeded(config, seed: int):
     return config.copy_and_resolve_references()
 
 
-def add_validation(parser) -> None:
-    """The flag of scripts that choose a setting, see `judged`."""
-    about = "judge on a part of the training images and of the public people"
+def study_parser(script: str, about: str) -> argparse.ArgumentParser:
+    """The flags of every script that chooses a setting; see `judged`."""
+    parser = new_parser(script, about)
+    define(parser)
+    parser.add_argument("--seeds", type=names, default=["0"])
+    where = "judge on a part of the training images and of the public people"
     flag = argparse.BooleanOptionalAction
-    parser.add_argument("--validation", action=flag, default=True, help=about)
+    parser.add_argument("--validation", action=flag, default=True, help=where)
+    parser.add_argument("--results", type=pathlib.Path, default=HERE)
+    return parser
 
 
 def judged(values, script: str) -> tuple:

@@ -9,31 +9,25 @@ Judged on a validation split, so that no choice sees the images that the tables 
 judged on; --no-validation judges as they do.
 """
 
-import pathlib
 import sys
 
 from orderings import made, table, write_between, write_results
 from run import (
-    HERE,
-    add_validation,
     judged,
     name_of,
     remember_programs,
     run_seed,
+    study_parser,
     use_every_core,
 )
 
-from fedfr_jax.commands.flags import define, names, new_parser, parse
+from fedfr_jax.commands.flags import names, parse
 
 
 def main(argv: list[str]) -> None:
     """Pretrain for every number of epochs, then write results and table."""
-    parser = new_parser("saturation.py", __doc__)
-    define(parser)
+    parser = study_parser("saturation.py", __doc__)
     parser.add_argument("--epochs", type=names, default=["2", "4", "8", "16"])
-    parser.add_argument("--seeds", type=names, default=["0"])
-    add_validation(parser)
-    parser.add_argument("--results", type=pathlib.Path, default=HERE)
     values = parse(parser, argv)
     folder, config = judged(values, "saturation.py")
     remember_programs(folder)

@@ -23,29 +23,24 @@ from orderings import (
     write_results,
 )
 from run import (
-    HERE,
-    add_validation,
     judged,
     name_of,
     remember_programs,
     run_seed,
     seeded,
+    study_parser,
     use_every_core,
 )
 
-from fedfr_jax.commands.flags import define, names, new_parser, parse
+from fedfr_jax.commands.flags import names, parse
 
 
 def main(argv: list[str]) -> None:
     """Count, run the thresholds of every seed, write results, table and plot."""
-    parser = new_parser("thresholds.py", __doc__)
-    define(parser)
+    parser = study_parser("thresholds.py", __doc__)
     grid = ["0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9"]
     parser.add_argument("--thresholds", type=names, default=grid, help="cosines")
     parser.add_argument("--most", type=int, default=600, help="images to train on")
-    parser.add_argument("--seeds", type=names, default=["0"])
-    add_validation(parser)
-    parser.add_argument("--results", type=pathlib.Path, default=HERE)
     values = parse(parser, argv)
     folder, config = judged(values, "thresholds.py")
     remember_programs(folder)

@@ -20,7 +20,7 @@ import run  # noqa: E402
 import summary  # noqa: E402
 import thresholds  # noqa: E402
 
-from fedfr_jax.commands.flags import define, new_parser, parse  # noqa: E402
+from fedfr_jax.commands.flags import parse  # noqa: E402
 from fedfr_jax.runs import experiment as stages  # noqa: E402
 from fedfr_jax.runs.workdir import claim  # noqa: E402
 from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
@@ -293,9 +293,7 @@ def test_a_choice_plays_the_named_rows_at_every_value():
 def test_a_choice_is_judged_on_a_split_unless_told_otherwise(
     tmp_path, flag, is_validation
 ):
-    parser = new_parser("thresholds.py", "")
-    define(parser)
-    run.add_validation(parser)
+    parser = run.study_parser("thresholds.py", "")
     words = [f"--workdir={tmp_path}", "--config=fedfr/table_omniglot", *flag]
     folder, config = run.judged(parse(parser, words), "thresholds.py")
     assert config.partition.get("is_validation", False) is is_validation
