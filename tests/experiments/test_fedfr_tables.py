@@ -352,5 +352,5 @@ def test_the_pages_numbers_are_those_of_the_results(name):
     assert not [text for text in texts if text not in shown]
 
 
-def test_the_readmes_table_is_that_of_the_results():
+def test_the_first_table_is_that_of_the_results():
     assert summary.summary(RESULTS) in summary.README.read_text()
