@@ -14,7 +14,7 @@ PACKAGE = ROOT / "fedfr_jax"
 FLOORS = (
     ("types", "trees", "stacks", "schema", "mesh", "processes", "configs")
     + ("objective", "permutation", "feed", "stream", "devices", "stopping", "drafts")
-    + ("limits",),
+    + ("limits", "json_files"),
     ("federated", "central", "models", "losses", "data", "evaluation", "scaling"),
     ("tasks",),
     ("runs", "plan", "notebook"),
@@ -23,7 +23,7 @@ FLOORS = (
 SIDEWAYS = {("trees", "types"), ("mesh", "types"), ("commands", "build")}
 SIDEWAYS |= {("feed", "types"), ("stream", "types"), ("stream", "mesh")}
 SIDEWAYS |= {("stacks", "types"), ("trees", "stacks")}
-SIDEWAYS |= {("mesh", "devices"), ("stream", "devices")}
+SIDEWAYS |= {("json_files", "limits"), ("mesh", "devices"), ("stream", "devices")}
 SIDEWAYS |= {("deploy", "build"), ("build", "deploy"), ("commands", "deploy")}
 SIDEWAYS |= {("__main__", "commands"), ("__main__", "__init__")}
 LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|faiss|sklearn"

@@ -63,13 +63,14 @@ def check_same_base(folder: pathlib.Path, config) -> None:
       ValueError: naming the first key that differs.
     """
     from fedfr_jax.commands.flags import KEPT
+    from fedfr_jax.json_files import read_json
     from fedfr_jax.runs.sinks import write_text
     from fedfr_jax.runs.stage_settings import first_difference
 
     path, text = folder / KEPT, config.to_json_best_effort(indent=1)
     if not path.exists():
         write_text(path, text)
-    if found := first_difference(json.loads(path.read_text()), json.loads(text)):
+    if found := first_difference(read_json(path), json.loads(text)):
         key, before, now = found
         raise ValueError(
             f"config.{key} must be that of the sweep in {folder}, {before!r}, got "

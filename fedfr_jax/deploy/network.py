@@ -22,6 +22,7 @@ from fedfr_jax.data.augment import normalize
 from fedfr_jax.deploy.calibration import curve_of
 from fedfr_jax.evaluation.verification import Roc
 from fedfr_jax.federated.packing import unpack
+from fedfr_jax.json_files import read_json
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.foreign import network_of, variables_of
 from fedfr_jax.models.weights import Weights, read_weights
@@ -203,7 +204,7 @@ def _opened(workdir, method, client) -> Opened:
     if not (workdir / CONFIG).is_file():
         raise ValueError(f"{workdir} must hold a trained run, got no {CONFIG}.")
     text = (workdir / CONFIG).read_text()
-    settings = with_tuples(json.loads(text))
+    settings = with_tuples(read_json(workdir / CONFIG))
     with claim_for_all(workdir, text):
         model = with_name(settings.get("task", "faces"), settings["model"])
         experiment = build({**settings, "model": as_run(model)})

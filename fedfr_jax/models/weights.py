@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.drafts import replacing
+from fedfr_jax.json_files import parse_json
 from fedfr_jax.limits import MEMORY, check_archive, check_file
 from fedfr_jax.models.torch_file import read_torch, write_torch
 from fedfr_jax.schema import naming
@@ -93,7 +94,7 @@ def _read_safetensors(path) -> Weights:
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8:
         raise ValueError(f"{path} must be a whole .safetensors, got {len(data)} bytes.")
-    header = json.loads(data[8 : 8 + size])
+    header = parse_json(data[8 : 8 + size], f"{path}: header")
     about, body = header.pop(ABOUT, {}), memoryview(data)[8 + size :]
     return Weights({name: _array(name, of, body) for name, of in header.items()}, about)
 

@@ -1,11 +1,11 @@
 """Finished stages of runs beside: a run of equal settings need not train them."""
 
 import contextlib
-import json
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
 
+from fedfr_jax.json_files import read_json
 from fedfr_jax.runs.begin import end_of
 from fedfr_jax.runs.experiment import check_end
 from fedfr_jax.runs.stage_settings import settings_of
@@ -22,7 +22,7 @@ def borrow(experiment: Experiment, folder: pathlib.Path) -> None:
     Args:
       folder: of the run, with its config; runs beside it are its siblings.
     """
-    own = json.loads((folder / CONFIG).read_text())
+    own = read_json(folder / CONFIG)
     for name in experiment.stages:
         if not (folder / name).exists():
             for other in _finished(experiment, name, own, folder):
@@ -45,8 +45,8 @@ def _finished(
         other = path.parent
         if other == folder or not (other / name).is_dir():
             continue
-        config = json.loads(path.read_text())
         with contextlib.suppress(ValueError):  # not at its end, or damaged
+            config = read_json(path)
             judged = config.get("evaluation") or {}
             if (settings_of(name, stages, config), judged) == needs:
                 check_end(other / name / "checkpoints", end)

@@ -16,6 +16,7 @@ import jax
 from jax.sharding import Mesh
 
 from fedfr_jax.drafts import write_text
+from fedfr_jax.json_files import read_json
 
 MOST = 300  # programs that are remembered, the newest
 
@@ -68,9 +69,8 @@ def path() -> pathlib.Path:
 def _read() -> dict[str, float]:
     """{key: seconds}, oldest first; nothing of a file that is damaged."""
     with contextlib.suppress(OSError, ValueError):
-        known = json.loads(path().read_text())
-        if isinstance(known, dict):
-            return {k: float(v) for k, v in known.items() if isinstance(v, int | float)}
+        known = read_json(path())
+        return {k: float(v) for k, v in known.items() if isinstance(v, int | float)}
     return {}
 
 

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedfr_jax.json_files import read_json_lines
 from fedfr_jax.runs.sinks import write_text
 
 FILE = "results.jsonl"
@@ -19,18 +20,9 @@ def read(folder: pathlib.Path) -> dict[str, dict]:
     Raises:
       ValueError: naming the line, for one that is no row.
     """
-    path, rows = folder / FILE, {}
-    lines = path.read_text().splitlines() if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            rows[row["run"]] = row
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f'{path}, line {number}, must be an object with a "run", got '
-                f"{line[:60]!r}."
-            ) from error
-    return rows
+    path = folder / FILE
+    rows = read_json_lines(path, "run") if path.exists() else []
+    return {row["run"]: row for row in rows}
 
 
 def write(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from fedfr_jax import drafts
 from fedfr_jax import mesh as meshes
+from fedfr_jax.json_files import read_json_lines
 from fedfr_jax.runs.console import ConsoleSink
 
 
@@ -146,21 +147,7 @@ def read_jsonl(path: str | os.PathLike) -> list[dict]:
     Raises:
       ValueError: another line is not an object with a "round", with file and line.
     """
-    lines = pathlib.Path(path).read_bytes().splitlines()
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and isinstance(row.get("round"), int):
-            rows.append(row)
-        elif number < len(lines):
-            raise ValueError(
-                f'{path}, line {number}, must be a JSON object with a "round", '
-                f"got {line[:60]!r}."
-            )
-    return rows
+    return read_json_lines(path, "round", int, torn=True)
 
 
 def _line(row: Mapping[str, Any]) -> str:

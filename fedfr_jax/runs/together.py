@@ -6,7 +6,6 @@ on from the last checkpoint where the runs had to part.
 """
 
 import contextlib
-import json
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.console import ConsoleSink
 from fedfr_jax.runs.experiment import in_rounds, open_client_log
 from fedfr_jax.runs.sinks import JsonlSink, TensorBoardSink, write_summary
+from fedfr_jax.runs.workdir import seconds_in
 from fedfr_jax.stream import placed
 from fedfr_jax.types import Central, Dataset, Experiment, PyTree
 
@@ -166,5 +166,5 @@ def _keeper(member, name, sim, begun: loop.Resumed, is_shown: bool):
 
 def _add_seconds(path: pathlib.Path, seconds: float) -> None:
     """Count a member's share of the time as its own."""
-    before = json.loads(path.read_text())["seconds"] if path.exists() else 0.0
+    before = seconds_in(path)
     write_summary(path, {"seconds": before + seconds})

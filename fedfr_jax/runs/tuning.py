@@ -29,6 +29,7 @@ from fedfr_jax.drafts import write_text
 from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.simulation import Simulation
 from fedfr_jax.federated.store import Store
+from fedfr_jax.json_files import read_json
 from fedfr_jax.runs.timing import CLIENTS, fingerprint, first_clients, seconds
 from fedfr_jax.types import PyTree
 
@@ -250,10 +251,9 @@ def cache_path() -> pathlib.Path:
 def _read(path: pathlib.Path) -> dict:
     """What the file holds for the first process; nothing for the others, and of a file
     that is damaged."""
-    known = {}
     with contextlib.suppress(OSError, ValueError):
-        known = json.loads(path.read_text()) if meshes.is_first() else {}
-    return known if isinstance(known, dict) else {}
+        return read_json(path) if meshes.is_first() else {}
+    return {}
 
 
 def _remember(path, known, say):

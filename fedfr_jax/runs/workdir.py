@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.json_files import read_json
 from fedfr_jax.runs.sinks import write_summary, write_text
 from fedfr_jax.runs.stage_settings import first_difference, touched, with_followers
 from fedfr_jax.types import Stage
@@ -27,7 +28,7 @@ class Clock:
     def __init__(self, path: pathlib.Path):
         _check_file(path)
         self._path, self._started = path, time.perf_counter()
-        self._before = _seconds_in(path)
+        self._before = seconds_in(path)
 
     def note(self) -> float:
         """Total seconds so far, also written down."""
@@ -42,16 +43,16 @@ def _check_file(path):
         raise ValueError(f"{path} must be a file, got a folder: move it away.")
 
 
-def _seconds_in(path):
+def seconds_in(path):
     """Those that a file tells; a damaged one, which no result depends on, tells 0."""
     try:
-        seconds = float(json.loads(path.read_text())["seconds"])
+        seconds = float(read_json(path)["seconds"])
         if not math.isfinite(seconds):
             raise ValueError(f"seconds must be finite, got {seconds}.")
         return seconds
     except FileNotFoundError:
         return 0.0
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         print(f"{path} is damaged ({error!r}): seconds are counted from now on.")
         return 0.0
 
@@ -202,17 +203,13 @@ def _set_aside(folder):
 def _kept_config(workdir) -> dict:
     path = workdir / CONFIG
     try:
-        kept = json.loads(path.read_text())
-        if isinstance(kept, dict):
-            return kept
-        fault = f"a {type(kept).__name__}"
-    except (ValueError, RecursionError) as error:
-        fault = error
-    raise ValueError(
-        f"{path} must be the JSON of the run's config, got {fault}: put a copy back, "
-        "or move it away and train on with the config that the run began with, which "
-        "is then not compared; what is trained stays."
-    )
+        return read_json(path)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} must be the JSON of the run's config, but: {error} Put a copy "
+            "back, or move it away and train on with the config that the run began "
+            "with, which is then not compared; what is trained stays."
+        ) from error
 
 
 def _check(workdir, config, but_for):

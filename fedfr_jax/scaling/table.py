@@ -8,14 +8,15 @@ are drawn and fitted apart.
 """
 
 import csv
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from fedfr_jax.json_files import read_json, read_json_lines
 from fedfr_jax.scaling.bigface import bigface
+from fedfr_jax.schema import is_of, naming
 
 DEFINITIONS = ("backbone", "with_head", "active_head")
 DATA = ("images", "identities", "images_seen")
@@ -58,28 +59,26 @@ def read_rows(table: str) -> list[dict]:
         return TABLES[table]()
     path = pathlib.Path(table)
     path = path / RESULTS if path.is_dir() else path
-    readers = {".csv": _of_csv, ".json": json.loads, ".jsonl": _of_jsonl}
+    readers = {".csv": _of_csv, ".json": _of_json, ".jsonl": read_json_lines}
     if path.suffix not in readers or not path.is_file():
         raise ValueError(
             f"the table must be {sorted(TABLES)}, the folder of a sweep or a file of "
             f"{sorted(readers)}, got {table!r}."
         )
-    try:
-        rows = readers[path.suffix](path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} must be {path.suffix[1:]}, got {error}.") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path} must hold a list of objects, got {str(rows)[:60]}.")
-    return rows
+    with naming(path):
+        return readers[path.suffix](path)
 
 
-def _of_csv(text: str) -> list[dict]:
-    rows = csv.DictReader(text.splitlines())
+def _of_csv(path: pathlib.Path) -> list[dict]:
+    rows = csv.DictReader(path.read_text().splitlines(), restkey="")
     return [{key: _number(value) for key, value in row.items()} for row in rows]
 
 
-def _of_jsonl(text: str) -> list[dict]:
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+def _of_json(path: pathlib.Path) -> list[dict]:
+    rows = read_json(path, list)
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} must hold a list of objects, got {str(rows)[:60]}.")
+    return rows
 
 
 def _number(text: str | None) -> float | str | None:
@@ -152,7 +151,7 @@ def _column(rows, name, *, is_positive=True) -> np.ndarray | None:
     if any(cell is None for cell in cells):
         return None
     for cell in cells:
-        is_number = isinstance(cell, int | float) and np.isfinite(cell)
+        is_number = is_of(float, cell)
         if not is_number or (is_positive and cell <= 0):
             rule = "a positive number" if is_positive else "a finite number"
             raise ValueError(f"{name} must be {rule} in every row, got {cell!r}.")

@@ -186,9 +186,9 @@ MUTANTS = [
         [("        if not person:\n", "        if False:\n")],
     ),
     Mutants(
-        "fedfr_jax/data/sources/packed_index.py",
+        "fedfr_jax/json_files.py",
         "data/test_sizes.py",
-        [("    check_list(path)\n", "")],
+        [("    check_list(path)\n    return parse", "    return parse")],
     ),
     Mutants(
         "fedfr_jax/data/sources/index_cache.py",

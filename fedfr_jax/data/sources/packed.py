@@ -28,11 +28,11 @@ from fedfr_jax.data.sources.packed_index import (
     LINES,
     NAMES,
     open_index,
-    read_json,
     shard_name,
 )
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.drafts import replacing
+from fedfr_jax.json_files import read_json, read_json_lines
 from fedfr_jax.types import Pairs, Source
 
 SHARD_BYTES = 2**28
@@ -126,7 +126,7 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
     source = Source(
         read=_reader(folder, index),
         labels=arrays["labels"],
-        names=tuple(read_json(folder / NAMES)),
+        names=tuple(read_json(folder / NAMES, list)),
         image_shape=tuple(index["image_shape"]),
         landmarks=arrays.get("landmarks"),
         cameras=arrays.get("cameras"),
@@ -227,22 +227,16 @@ def _put(path, write):
 
 def _begin(path, head):
     """Facts of the shards that are written already, after a look at the first line."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    if not lines:
+    written = path.read_bytes() if path.exists() else b""
+    cut = written.rfind(b"\n") + 1
+    if not cut:
         path.write_bytes(json.dumps(head).encode() + b"\n")
         return {}
-    try:
-        first, *lines = [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise ValueError(
-            f"{path} must hold lines of JSON, got {error}: remove the folder."
-        ) from error
+    first, *lines = read_json_lines(path, torn=True)
     _check_head(path, first, head)
-    written = path.read_bytes()
-    cut = written.rfind(b"\n") + 1
     if cut < len(written):  # a line that the kill tore
         os.truncate(path, cut)
-    return {line.pop("file"): line for line in lines}
+    return {line.pop("file", ""): line for line in lines}
 
 
 def _append(path, line):
@@ -262,7 +256,7 @@ def _check_head(path, found, head):
 
 
 def _is_whole(path, facts):
-    return facts is not None and _size(path) == facts["bytes"]
+    return facts is not None and _size(path) == facts.get("bytes")
 
 
 def _size(path):

@@ -1,10 +1,9 @@
 """The index of a packed set: which files it has, of which sizes and shapes."""
 
-import json
 import math
 import pathlib
 
-from fedfr_jax.limits import check_list
+from fedfr_jax.json_files import read_json
 
 FORMAT = 1
 INDEX, LINES, NAMES = "index.json", "shards.jsonl", "names.json"
@@ -64,12 +63,3 @@ def _contradiction(index):
     )
     needed = {"labels.npy", NAMES}  # and what belongs to them is told by `source`
     return None if is_told and needed <= files.keys() else "other files"
-
-
-def read_json(path: pathlib.Path):
-    """What a file of JSON holds; ValueError names one that holds none."""
-    check_list(path)
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must be readable JSON, got {error}.") from error

@@ -20,6 +20,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.drafts import replacing
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
+from fedfr_jax.json_files import read_json
 from fedfr_jax.schema import naming
 from fedfr_jax.stream import Stream, stream
 from fedfr_jax.tasks.data import augment_of
@@ -145,7 +146,7 @@ def read_cache(
     path = pathlib.Path(path)
     try:
         kept = np.load(path, mmap_mode="r", allow_pickle=False)
-        about = json.loads(sidecar(path).read_text())
+        about = read_json(sidecar(path))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"distill.cache must be a file of embeddings with its {sidecar(path).name},"

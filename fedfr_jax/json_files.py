@@ -1,0 +1,75 @@
+"""JSON files and lines, read with errors that name the file."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from fedfr_jax.limits import check_list
+
+KINDS = {dict: "object", list: "list"}
+
+
+def read_json(path: str | os.PathLike, kind: type = dict) -> Any:
+    """The object, or another kind of value, that a file of JSON holds.
+
+    Raises:
+      ValueError: naming the file, when it holds no JSON or another kind of value.
+      OSError: when there is no such file.
+    """
+    check_list(path)
+    return parse_json(pathlib.Path(path).read_bytes(), path, kind)
+
+
+def parse_json(text: str | bytes, origin: str | os.PathLike, kind: type = dict) -> Any:
+    """The object, or another kind of value, that JSON out of `origin` holds.
+
+    Raises:
+      ValueError: naming the origin, when it is no JSON or another kind of value.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{origin} must be readable JSON, got {error}.") from error
+    if not isinstance(found, kind):
+        raise ValueError(
+            f"{origin} must be a JSON {KINDS[kind]}, got {json.dumps(found)[:60]}."
+        )
+    return found
+
+
+def read_json_lines(
+    path: str | os.PathLike, key: str = "", kind: type = str, *, torn: bool = False
+) -> list[dict]:
+    """The objects of a file with one on each line; blank lines are passed over.
+
+    Args:
+      key: what every object must have, of `kind`; "" asks for nothing.
+      torn: leave out a last line that is no such object, as a kill leaves it.
+
+    Raises:
+      ValueError: naming the file and the first line that is no such object.
+      OSError: when there is no such file.
+    """
+    check_list(path)
+    lines = pathlib.Path(path).read_bytes().splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        row = _object(line)
+        if row is not None and (not key or isinstance(row.get(key), kind)):
+            rows.append(row)
+        elif line.strip() and not (torn and number == len(lines)):
+            has = f' with a "{key}"' if key else ""
+            raise ValueError(
+                f"{path}, line {number}, must be a JSON object{has}, got {line[:60]!r}."
+            )
+    return rows
+
+
+def _object(line: bytes) -> dict | None:
+    """The object on a line, None where it has none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
