@@ -49,6 +49,7 @@ from fedfr_jax.federated.algorithms.weiszfeld import weiszfeld as weiszfeld
 from fedfr_jax.federated.local import local_training as local_training
 from fedfr_jax.federated.local import sgd as sgd
 from fedfr_jax.federated.local import step_decay as step_decay
+from fedfr_jax.feed import Feed as Feed
 from fedfr_jax.losses import LOSSES as LOSSES
 from fedfr_jax.losses import masked_mean as masked_mean
 from fedfr_jax.losses import register_loss as register_loss

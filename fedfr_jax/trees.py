@@ -127,6 +127,11 @@ def still(
     return optax.GradientTransformation(init, update)
 
 
+def is_finite(tree: PyTree) -> jax.Array:
+    """Whether no leaf of a tree of arrays has nan or infinity, [] bool."""
+    return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
+
+
 def where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
     """Leafwise select of `x` or `y` by a scalar condition."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)

@@ -132,7 +132,7 @@ def test_a_split_gives_the_training_and_the_test_part_of_the_same_clients():
             own = rows[offsets[client] : offsets[client + 1]]
             np.testing.assert_array_equal(images, x[own])
             np.testing.assert_array_equal(labels, y[own])
-    run, _ = ff.run_round(new_run(data=train))
+    run, _ = ff.run_round(new_run(lambda: algorithm(None), data=train))
     right = apply(jax.device_get(run.variables), x[split.test]).argmax(1)
     expected = (right == y[split.test]).mean()
     assert ff.evaluate(run, apply, test)["accuracy"] == pytest.approx(expected)
@@ -147,7 +147,7 @@ def test_examples_that_are_read_later_train_as_those_in_memory():
     assert repr(read) == repr(whole)
     runs = [played(new_run(data=data), 3)[0] for data in (whole, read)]
     assert_same_bits(*map(state, runs))
-    assert ff.evaluate(runs[1], apply, read)["accuracy"] > 0.3
+    assert ff.evaluate(runs[1], apply, read)["accuracy_of_clients"] > 0.3
     for labels, num_clients in ((y, 3), (y[:0], 4), (y, 0)):
         with pytest.raises(ValueError, match="labels must be as many for each of"):
             ff.FederatedDataset.from_reader(
@@ -174,6 +174,57 @@ def test_ten_million_clients_are_data_set_and_run_without_memory_for_each():
     _, metrics = ff.run_round(run)
     assert metrics["client"].max() > many / 10
     assert peak < many / 4  # bytes
+
+
+@pytest.mark.parametrize(
+    "labels, rule",
+    [
+        ([0, 1, -1], r"y must lie in \[0, 2147483647\), got -1"),
+        ([0, 1, 0.5], "y must be whole numbers, got 0.5"),
+        ([0, 1, np.nan], "y must be whole numbers, got nan"),
+        ([0, 1, np.inf], "y must be whole numbers, got inf"),
+        (["cat", "dog", "cat"], r"whole numbers, got 'cat'. Give np.unique\(y, return"),
+        (np.eye(3), r"one label per example, .*got shape \(3, 3\). Give y.argmax\(1\)"),
+        ([[0], [1], [2]], r"got shape \(3, 1\). .*y\[:, 0\] for a column"),
+        ([0, 1, 2**40], "y must lie in .*, got 1099511627776"),
+    ],
+)
+def test_labels_that_name_no_class_are_refused(labels, rule):
+    with pytest.raises(ValueError, match=rule):
+        ff.FederatedDataset.from_client_ids(np.zeros((3, 5)), labels, [0, 0, 1])
+
+
+def test_whole_numbers_of_any_kind_are_labels():
+    for labels in ([0, 1, 2], [0.0, 1.0, 2.0], np.array([0, 1, 2], np.uint8)):
+        data = ff.FederatedDataset.from_client_ids(np.zeros((3, 5)), labels, [0, 0, 1])
+        assert data.table.labels.tolist() == [0, 1, 2]
+        assert data.table.labels.dtype == np.int32
+
+
+def test_labels_outside_the_classes_of_a_split_or_a_reader_are_refused():
+    x, y, _ = examples()
+    split = ff.partition.dirichlet(y, num_clients=3, alpha=0.5, min_examples=4)
+    other = np.where(np.arange(40) == 7, CLASSES, y)
+    with pytest.raises(ValueError, match=r"y must lie in \[0, 3\), got 3"):
+        ff.FederatedDataset.from_split(x, other, split)
+    for labels in (other, -y, y + 0.5):
+        with pytest.raises(ValueError, match="labels must (lie in|be whole)"):
+            ff.FederatedDataset.from_reader(
+                lambda rows: x[rows], labels, num_clients=4, num_classes=CLASSES
+            )
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_number_of_an_image_that_is_not_finite_is_refused_by_its_example(number):
+    x, y, owner = examples()
+    x[17, 3] = number
+    with pytest.raises(ValueError, match="must be finite, .* in example 17. Remove"):
+        ff.FederatedDataset.from_client_ids(x, y, owner)
+    split = ff.partition.dirichlet(y, num_clients=3, alpha=0.5, min_examples=4)
+    with pytest.raises(ValueError, match="must be finite, .* in example 17. Remove"):
+        ff.FederatedDataset.from_split(x, y, split)
+    with pytest.raises(ValueError, match="x must be numbers of shape .*, got 'a'"):
+        ff.FederatedDataset.from_client_ids(np.full((40, 5), "a"), y, owner)
 
 
 # --- Rounds
@@ -208,6 +259,17 @@ def test_the_loss_falls():
         ({"cohort_size": 5}, "cohort must lie in .*got 5"),
         ({"local_epochs": -1}, "local_epochs must not be negative"),
         ({"lanes": 0}, "lanes must be at least 1, got 0"),
+        ({"cohort_size": 0.1}, "cohort_size must be a whole number, got 0.1"),
+        ({"cohort_size": True}, "cohort_size must be a whole number, got True"),
+        ({"local_epochs": 1.5}, "local_epochs must be a whole number or .*, got 1.5"),
+        ({"local_epochs": 0}, "local_epochs must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+        ({"seed": -1}, "seed must be a whole number in .*, got -1"),
+        ({"cohort": 2}, r"options of init must have keys of .* mean cohort_size\?"),
+        (
+            {"batch_size": 11, "feed": Feed(1, drop_last=True)},
+            "drop_last=True must be at most .* 10 examples, got 11. Lower",
+        ),
     ],
 )
 def test_sizes_out_of_range_are_refused(wrong, rule):
@@ -227,6 +289,69 @@ def test_a_text_of_a_run_or_a_data_set_is_one_short_line():
     assert "0x" not in repr(ff.Local(loss, ff.sgd(), ff.step_decay(0.1)))
 
 
+def test_an_example_that_is_read_as_nan_names_its_client_and_keeps_the_run():
+    x, y, _ = examples()
+    x[33] = np.nan  # of client 3
+    data = ff.FederatedDataset.from_reader(
+        lambda rows: x[rows], y, num_clients=4, num_classes=CLASSES
+    )
+    run = new_run(data=data, cohort_size=0)
+    before = state(run)
+    for _ in range(2):  # a cell that is run again says the same
+        message = "loss of client 3 in round 1 must be finite, got nan. The run stays"
+        with pytest.raises(FloatingPointError, match=message):
+            ff.run_round(run)
+    assert_same_bits(state(run), before)
+
+
+@pytest.mark.parametrize("augment", [None, mirror()])
+def test_bytes_that_nothing_normalizes_are_refused(augment):
+    x, y, owner = examples()
+    images = np.zeros((40, 1, 5, 1), np.uint8)
+    data = ff.FederatedDataset.from_client_ids(images, y, owner)
+    with pytest.raises(ValueError, match="x must be floats, or uint8 with a feed that"):
+        new_run(data=data, feed=ff.Feed(4, augment))
+    run = new_run(data=data, feed=ff.Feed(4, ff.build_augment([], flip=0.5)))
+    with pytest.raises(ValueError, match=r"must be uint8 .* got float32 \(5,\)"):
+        ff.evaluate(run, apply, ff.FederatedDataset.from_client_ids(x, y, owner))
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        ff.Local(loss, optax.sgd(optax.cosine_decay_schedule(0.1, 9))),
+        ff.Local(loss, optax.adam(optax.linear_schedule(0.1, 0.0, 9))),
+        ff.Local(
+            loss,
+            optax.inject_hyperparams(optax.sgd)(
+                learning_rate=optax.cosine_decay_schedule(0.1, 9)
+            ),
+        ),
+        ff.Local(loss, optax.sgd, optax.cosine_decay_schedule(0.1, 9)),
+    ],
+    ids=["sgd", "adam", "injected", "rate"],
+)
+def test_an_optax_schedule_that_would_restart_every_round_is_refused(local):
+    with (
+        jax.numpy_dtype_promotion("standard"),  # for optax's schedules
+        pytest.raises(ValueError, match=r"lambda round, epoch: schedule\(round\)"),
+    ):
+        ff.run_round(new_run(lambda: ff.fedavg(local)))
+
+
+def test_a_schedule_of_the_round_is_followed():
+    schedule = optax.piecewise_constant_schedule(0.3, {1: 0.0})  # 0 from round 2 on
+    local = ff.Local(loss, optax.sgd, lambda round, epoch: schedule(round))
+    with jax.numpy_dtype_promotion("standard"):
+        runs = [new_run(lambda: ff.fedavg(local))]
+        for _ in range(3):
+            runs.append(ff.run_round(runs[-1])[0])
+    of = [jax.device_get(run.variables["params"]["W"]) for run in runs]
+    moved = [float(np.abs(a - b).max()) for a, b in zip(of[:-1], of[1:], strict=True)]
+    assert moved[0] > 1e-3
+    assert moved[2] == 0
+
+
 # --- Numbers
 
 
@@ -241,7 +366,7 @@ def test_evaluate_judges_the_server_and_every_client_on_its_own():
     found = ff.evaluate(run, apply, data, batch_size=8)
     params = jax.device_get(run.variables)["params"]
     all_right = [right_of(params, client, data) for client in range(NUM_CLIENTS)]
-    assert found["accuracy"] == pytest.approx(np.concatenate(all_right).mean())
+    assert "accuracy" not in found  # of the first bias, which nobody deploys
     rows, is_new = run.store.gather(np.arange(NUM_CLIENTS))
     assert 0 < is_new.sum() < NUM_CLIENTS  # one who never trained has the first bias
     biases = np.where(is_new[:, None], 0, rows.leaves["params"]["b"])
@@ -261,6 +386,18 @@ def test_everybody_has_the_servers_network_when_nothing_is_personal():
     params = jax.device_get(run.variables)["params"]
     own = [right_of(params, client, data).mean() for client in range(NUM_CLIENTS)]
     np.testing.assert_allclose(found["per_client"], own)
+
+
+def test_labels_of_more_classes_than_the_network_tells_are_refused():
+    x, y, owner = examples()
+    data = ff.FederatedDataset.from_client_ids(x, y + 1, owner)
+    rule = r"labels of data must be below the 3 classes of apply's logits, got 3"
+    with pytest.raises(ValueError, match=rule):
+        ff.evaluate(new_run(), apply, data)
+    with pytest.raises(ValueError, match=r"apply must give logits \[B, M\], got shape"):
+        ff.evaluate(new_run(), lambda v, x: apply(v, x)[:, 0], data)
+    with pytest.raises(FloatingPointError, match="labels are below the number of the"):
+        ff.run_round(new_run(data=data))
 
 
 def test_evaluating_other_clients_is_refused():

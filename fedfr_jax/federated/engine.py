@@ -44,6 +44,7 @@ from fedfr_jax.feed import Feed
 from fedfr_jax.types import Extra, PyTree, RoundResult
 
 REDUCTIONS = ("sum", "canonical")
+IS_FINITE = "update_is_finite"  # among a round's metrics until `put_away` has seen it
 
 
 class LaneOutput(NamedTuple):
@@ -53,6 +54,7 @@ class LaneOutput(NamedTuple):
     upload: PyTree
     metrics: PyTree
     weight: jax.Array
+    is_finite: jax.Array  # [] bool, of what the client sends
 
 
 class Round(NamedTuple):
@@ -202,7 +204,7 @@ def next_server(algorithm, server, total, output, order, shared):
     server, metrics = algorithm.server_update(server, result), result.metrics
     if algorithm.report:
         metrics = {**metrics, **algorithm.report(server, result)}
-    return server, metrics
+    return server, {**metrics, IS_FINITE: in_order(output.is_finite)}
 
 
 def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round, key):
@@ -216,7 +218,11 @@ def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round
     output = algorithm.client_update(update_key, server, personal, client)
     is_real = slot.client >= 0
     summary = algorithm.aggregator.summarize(output.update, output.weight)
-    kept = LaneOutput(output.personal, output.upload, output.metrics, output.weight)
+    sent = output.update, output.upload, output.weight
+    kept = LaneOutput(
+        *(output.personal, output.upload, output.metrics, output.weight),
+        is_finite=trees.is_finite(sent),
+    )
     return trees.where(is_real, summary, sums.zeros(summary)), kept
 
 

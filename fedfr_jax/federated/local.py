@@ -15,6 +15,7 @@ import optax
 from fedfr_jax import stacks, trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.model_axis import whole
+from fedfr_jax.federated.rates import check_local, check_state
 from fedfr_jax.objective import with_aux
 from fedfr_jax.schema import BELOW_ONE, check_ranges
 from fedfr_jax.types import Client, Local, PyTree
@@ -110,34 +111,6 @@ def rate_at(local: Local, client: Client, step: jax.Array) -> jax.Array:
     return jnp.asarray(rate, jnp.result_type(float))
 
 
-def check_local(local: Local) -> None:
-    """Raise ValueError unless optimizer and learning rate go together."""
-    has_own = not callable(local.optimizer)
-    if has_own == (local.learning_rate is None):
-        return
-    if has_own:
-        raise ValueError(
-            "learning_rate must be None with an optimizer that has its own, got "
-            f"{local.learning_rate}: give optax.sgd for optax.sgd(0.1)."
-        )
-    raise ValueError(
-        "learning_rate must be given with an optimizer that is a function of the "
-        "rate, such as optax.sgd, got None."
-    )
-
-
-def check_rate(local: Local) -> None:
-    """Raise ValueError unless `local` has a rate, for algorithms that reckon with it.
-
-    A function is a training that knows its own.
-    """
-    if not callable(local) and local.learning_rate is None:
-        raise ValueError(
-            "learning_rate must be given to an algorithm that reckons with it, with an "
-            "optimizer that is a function of the rate, such as optax.sgd, got None."
-        )
-
-
 def optimizer_at(local: Local, params: PyTree, rate: Callable):
     """The transformation for one step; `rate: () -> []` is asked where needed."""
     if not callable(local.optimizer):
@@ -152,22 +125,8 @@ def begin(local: Local, variables: PyTree, client: Client) -> Iterate:
     params, first = variables["params"], jnp.int32(0)
     optimizer = optimizer_at(local, params, lambda: rate_at(local, client, first))
     state = optimizer.init(params)
-    if callable(local.optimizer) and callable(local.learning_rate):
-        _check_follows(state)
+    check_state(local, state)
     return Iterate(variables, state)
-
-
-def _check_follows(state: PyTree) -> None:
-    """Raise ValueError when an optimizer keeps the rate of its first step."""
-    is_kept = lambda x: hasattr(x, "hyperparams")
-    found = jax.tree.leaves(state, is_leaf=is_kept)
-    kept = [x.hyperparams for x in found if is_kept(x)]
-    if any("learning_rate" in names for names in kept):
-        raise ValueError(
-            "optimizer must take a rate that changes at every step, got "
-            "optax.inject_hyperparams, whose state keeps the first: give the factory "
-            "inside, such as optax.sgd."
-        )
 
 
 def local_step(local: Local, moves: str = "") -> Callable:

@@ -11,10 +11,16 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated import model_axis, sampling
 from fedfr_jax.federated.client import Population, Slots, column, pack
-from fedfr_jax.federated.engine import REDUCTIONS, build_round, no_extra
+from fedfr_jax.federated.engine import IS_FINITE, REDUCTIONS, build_round, no_extra
+from fedfr_jax.federated.finite import (
+    check_dropped,
+    check_metrics,
+    check_rows,
+    check_state,
+    check_updates,
+)
 from fedfr_jax.federated.layout import Work
 from fedfr_jax.federated.memory import check_memory
-from fedfr_jax.federated.rows import check_rows
 from fedfr_jax.federated.schedule import Plan, schedule
 from fedfr_jax.federated.segments import begin, train, whole_rows
 from fedfr_jax.federated.shapes import compiled_beside
@@ -172,7 +178,11 @@ def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
 def play(
     sim: Simulation, server: PyTree, store: Store, round: int
 ) -> tuple[PyTree, Outcome]:
-    """Train one round: -> (server after it, what happened); rows go to the store."""
+    """Train one round: -> (server after it, what happened); rows go to the store.
+
+    Raises:
+      FloatingPointError: see `put_away`.
+    """
     return play_cohort(sim, server, store, cohort_of(sim, round))
 
 
@@ -198,7 +208,7 @@ def play_cohort(
     with compiled_beside(sim, server, store, cohort):
         work = assign(sim, server, store, cohort)
     server, fetched = train_work(sim, server, work, cohort.round)
-    metrics = put_away(store, work, cohort, fetched)
+    metrics = put_away(store, work, cohort, fetched, server)
     facts = metrics, work.extra.num_examples, work.plan, sim.source.waited()
     return server, Outcome(cohort.ids, *facts)
 
@@ -262,18 +272,26 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     return Work(rows, slots, order[:-1], extra, clients, own, plan)
 
 
-def put_away(store: Store, work: Work, cohort: Cohort, fetched: tuple) -> dict:
+def put_away(
+    store: Store, work: Work, cohort: Cohort, fetched: tuple, server: PyTree
+) -> dict:
     """Hand a round's rows [V', W, L, ...] to the store; returns its metrics.
 
     Raises:
-      FloatingPointError: when a number of a row is not finite; none is put away.
+      FloatingPointError: when a metric, an update or a row of a client, or the server
+        after the round, is not finite; nothing is put away.
     """
-    rows, metrics = fetched
+    (rows, found), round = fetched, cohort.round
+    metrics = {name: x for name, x in found.items() if name != IS_FINITE}
+    check_metrics(metrics, cohort.ids, round)
+    check_updates(found[IS_FINITE], cohort.ids, round)
+    check_dropped(metrics, round)
+    check_state(server, f"round {round + 1}")
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
     others = ()
     if len(work.own) < len(work.clients):
         others = np.delete(work.clients, work.own, axis=0).reshape(-1)
     own = work.clients[work.own].reshape(-1)
-    check_rows(rows, own, cohort.round)
-    store.scatter(own, rows, cohort.round, others=others)
+    check_rows(rows, own, round)
+    store.scatter(own, rows, round, others=others)
     return metrics

@@ -138,6 +138,7 @@ def play_sweep(
 
     Raises:
       MemoryError: when lanes of all members do not fit, see `guarded`.
+      FloatingPointError: see `put_away`.
     """
     sims, works, cohorts = runs.sims, [], []
     sims[0].source.waited()  # before this round
@@ -158,7 +159,8 @@ def play_sweep(
     for s, (work, cohort) in enumerate(zip(works, cohorts, strict=True)):
         own = [jax.tree.map(lambda x, s=s: x[:, s], part) for part in parts]
         rows = whole_rows(own, begun.layouts[s], work.clients.shape[1])
-        found = put_away(stores[s], work, cohort, (rows, member(metrics, s)))
+        fetched = rows, member(metrics, s)
+        found = put_away(stores[s], work, cohort, fetched, member(servers, s))
         count = work.extra.num_examples
         outcomes.append(Outcome(cohort.ids, found, count, work.plan, stood))
     return servers, outcomes

@@ -27,9 +27,21 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.federated.store import Store
 from fedfr_jax.feed import Feed
+from fedfr_jax.notebook.checks import (
+    check_fits,
+    check_input,
+    check_options,
+    check_steps,
+)
 from fedfr_jax.notebook.clients import FederatedDataset
+from fedfr_jax.schema import check_whole
 from fedfr_jax.tasks.classification.accuracy import Accuracy
 from fedfr_jax.types import Algorithm, Networks, PyTree
+
+ADVICE = (
+    "The run stays as it was before the round. Lower the learning rate, and see that "
+    "labels are below the number of the network's outputs."
+)
 
 
 class Run(NamedTuple):
@@ -38,7 +50,7 @@ class Run(NamedTuple):
     sim: Simulation
     server: PyTree
     store: Store  # the clients' personal rows
-    round_number: int  # of the round to come
+    round_number: int  # of the last round that was trained, from 1; 0 before it
 
     @property
     def variables(self) -> PyTree:
@@ -69,24 +81,31 @@ def init(
     Args:
       variables: {"params": ..., "batch_stats": ...}, or the parameters alone.
       batch_size: B of local steps.
-      feed: how batches are made; None shuffles and takes examples as they are.
+      feed: how batches are made; None shuffles and takes examples as they are, which
+        uint8 must not be.
       mesh: None takes every device.
       folder: where personal rows are kept; None takes a temporary folder.
       options: cohort_size, local_epochs, lanes, seed, reduction of `simulation`.
 
     Raises:
-      ValueError: for sizes out of range, before anything is compiled.
+      ValueError: for unknown options, sizes out of range, images that nothing
+        normalizes and clients that take no step, before anything is compiled.
     """
+    check_options(options)
+    check_whole("batch_size", batch_size, 1)
+    feed = (feed or Feed(batch_size))._replace(batch_size=batch_size)
+    check_input(feed, data.table)
     if not (isinstance(variables, dict) and "params" in variables):
         variables = {"params": variables}
     sim = simulation(
         algorithm,
-        (feed or Feed(batch_size))._replace(batch_size=batch_size),
+        feed,
         data.table,
         data.population,
         mesh=mesh or meshes.make_mesh(),
         **options,
     )
+    check_steps(sim, options.get("local_epochs", 1))
     server = start(sim, {"batch_stats": {}, **variables})
     return Run(sim, server, open_store(sim, server, folder), 0)
 
@@ -95,10 +114,15 @@ def run_round(run: Run) -> tuple[Run, dict[str, np.ndarray]]:
     """Train one round: (the run after it, {metric: [K] of the cohort's clients}).
 
     Raises:
-      ValueError: when a round was played from this run before.
+      ValueError: when a round was trained from this run before.
+      FloatingPointError: when a loss, an update or the server is not finite; names the
+        client. The run stays as it was before the round.
     """
     _check_newest(run)
-    server, outcome = play(run.sim, run.server, run.store, run.round_number)
+    try:
+        server, outcome = play(run.sim, run.server, run.store, run.round_number)
+    except FloatingPointError as error:
+        raise FloatingPointError(f"{error}. {ADVICE}") from error
     metrics = {"client": outcome.ids, **outcome.metrics}
     return run._replace(server=server, round_number=run.round_number + 1), metrics
 
@@ -114,11 +138,12 @@ def evaluate(
 
     Returns:
       {"accuracy": of the server's network on all examples, "accuracy_of_clients": mean
-      over clients of their own networks', "per_client": [N]}.
+      over clients of their own networks', "per_client": [N]}. There is no "accuracy"
+      where clients keep leaves, as under `personal`: nobody deploys that network.
 
     Raises:
-      ValueError: when the data is of another number of clients, or a round was played
-        from this run.
+      ValueError: when the data is of another number of clients, shape, dtype or of more
+        classes than `apply` gives, or a round was trained from this run.
     """
     _check_newest(run)
     num_clients = run.sim.population.num_clients
@@ -127,13 +152,17 @@ def evaluate(
             f"data must be of the run's {num_clients} clients, got {len(data.clients)}."
         )
     feed, mesh = run.sim.feed._replace(batch_size=batch_size), run.sim.mesh
+    check_fits(run, apply, data)
     judge = Accuracy(data.table, data.population.offsets, mesh, feed)
     has_rows = bool(jax.tree.leaves(run.store.template))
     of_client = own_networks(run) if has_rows else None
     networks = Networks(run.variables, apply, of_client, apply)
     own = judge.personalised(networks)
+    generic = {}
+    if run.sim.algorithm.is_one_network:
+        generic = judge.generic(networks).metrics
     return {
-        "accuracy": judge.generic(networks).metrics["accuracy"],
+        **generic,
         "accuracy_of_clients": own.metrics["accuracy"],
         "per_client": own.per_client["accuracy"],
     }

@@ -60,8 +60,7 @@ def _trained(trainer: Central, own_mesh: Mesh, folder: pathlib.Path, seed: int):
                     first_call.begin()
                 state, scalars = epochs.run(state, data, epoch)
                 first_call.took(time.perf_counter() - started)
-                loop.check_scalars(scalars, f"epoch {epoch}", checkpointer)
-                loop.check_state(state, f"epoch {epoch}", checkpointer)
+                loop.check_epoch(scalars, state, epoch, checkpointer)
                 for sink in sinks:
                     sink(epoch, scalars)
                 if loop.is_due(every, epoch, settings.epochs - 1):

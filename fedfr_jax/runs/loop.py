@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from fedfr_jax.federated.finite import check_number, check_state
 from fedfr_jax.federated.simulation import Outcome, Simulation, open_store, play
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.sweep import Sweep, member, play_sweep
@@ -92,7 +91,6 @@ def train(
             first_call.begin()
         with _names_round(round, checkpointer):
             server, outcome = play(sim, server, store, round)
-        check(outcome, server, round, checkpointer)
         seconds = time.perf_counter() - started
         first_call.took(seconds)
         more = {"seconds": seconds}
@@ -133,10 +131,9 @@ def train_sweep(
     stores = [one.store for one in to]
     for round in range(first_round, num_rounds):
         started = time.perf_counter()
-        servers, outcomes = play_sweep(runs, servers, stores, round)
+        with _names_round(round, to[0].checkpointer):
+            servers, outcomes = play_sweep(runs, servers, stores, round)
         own = [member(servers, s) for s in range(len(to))]
-        for one, server, outcome in zip(to, own, outcomes, strict=True):
-            check(outcome, server, round, one.checkpointer)
         share = {"seconds": (time.perf_counter() - started) / len(to)}
         for one, server, outcome in zip(to, own, outcomes, strict=True):
             keep(one, round, num_rounds - 1, server, outcome, share)
@@ -147,14 +144,14 @@ def train_sweep(
 def _names_round(round, checkpointer):
     """Say which round a full disk or a bad row has stopped, and what is left."""
     try:
-        yield
-    except FloatingPointError as error:
-        raise FloatingPointError(f"{error}; {_advice(checkpointer)}") from error
+        with _advises(checkpointer):
+            yield
     except OSError as error:
         last = checkpointer.latest() if checkpointer else None
         raise OSError(
-            f"personal rows of round {round} could not be written ({error}); the last "
-            f"whole checkpoint is {last}: make room and start the same command again."
+            f"personal rows of round {round + 1} could not be written ({error}); the "
+            f"last whole checkpoint is {last}: make room and start the same command "
+            "again."
         ) from error
 
 
@@ -168,66 +165,42 @@ def by_client(outcome: Outcome) -> dict[str, np.ndarray]:
 
 
 def summarize(outcome: Outcome) -> dict[str, float]:
-    """A round's numbers: means over clients that took a step, and what it cost."""
-    trained = outcome.metrics["steps"] > 0
+    """A round's numbers: means over clients that took a step and count."""
+    has_step = outcome.metrics["steps"] > 0
+    dropped = outcome.metrics.get("dropped", np.zeros(len(has_step)))
+    trained = has_step & (dropped == 0)
     scalars = {
         name: float(values[trained].mean()) if trained.any() else 0.0
         for name, values in outcome.metrics.items()
     }
+    if "dropped" in outcome.metrics:
+        scalars["dropped"] = float(dropped.sum())  # clients
     if outcome.num_extra.any():
         scalars["added_examples"] = float(outcome.num_extra.mean())
         scalars["added_examples_min"] = float(outcome.num_extra.min())
         scalars["added_examples_max"] = float(outcome.num_extra.max())
     plan = outcome.plan
-    scalars["clients_without_step"] = float((~trained).sum())
+    scalars["clients_without_step"] = float((~has_step).sum())
     scalars["padded_over_useful"] = plan.executed_steps / max(plan.useful_steps, 1)
     return scalars
 
 
-def check(outcome: Outcome, server: PyTree, round: int, checkpointer) -> None:
-    """Raise FloatingPointError for a bad number in a client's metrics or the server."""
-    check_finite(outcome, round, checkpointer)
-    check_state(server, f"round {round}", checkpointer)
+def check_epoch(scalars, state: PyTree, epoch: int, checkpointer) -> None:
+    """Raise FloatingPointError for a bad number of a central epoch or its end."""
+    where = f"epoch {epoch + 1}"
+    with _advises(checkpointer):
+        for name, value in scalars.items():
+            check_number(name, value, where)
+        check_state(state, where)
 
 
-def check_finite(outcome: Outcome, round: int, checkpointer: Checkpointer | None):
-    """Raise FloatingPointError for the first client with a bad metric."""
-    is_finite = [np.isfinite(values) for values in outcome.metrics.values()]
-    if all(column.all() for column in is_finite):
-        return
-    first = int(np.all(is_finite, axis=0).argmin())
-    where = f"client {outcome.ids[first]} in round {round}"
-    values = {name: values[first] for name, values in outcome.metrics.items()}
-    check_scalars(values, where, checkpointer)
-
-
-def check_scalars(scalars, where: str, checkpointer: Checkpointer | None) -> None:
-    """Raise FloatingPointError for the first number that is not finite."""
-    for name, value in scalars.items():
-        if not np.isfinite(value):
-            advice = _advice(checkpointer)
-            raise FloatingPointError(
-                f"{name} of {where} must be finite, got {value}; {advice}"
-            )
-
-
-def check_state(state: PyTree, where: str, checkpointer: Checkpointer | None) -> None:
-    """Raise FloatingPointError when a leaf of `state` holds a bad number.
-
-    A loss is taken before its step, so the last step of a round can spoil the
-    parameters under a finite loss.
-    """
-    if not _all_finite(state):
-        raise FloatingPointError(
-            f"parameters after {where} must be finite, got nan or infinity; "
-            + _advice(checkpointer)
-        )
-
-
-@jax.jit
-def _all_finite(state):
-    floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.all(jnp.array([jnp.isfinite(x).all() for x in floats]))
+@contextlib.contextmanager
+def _advises(checkpointer: Checkpointer | None):
+    """Say to which checkpoint a bad number leaves to go back."""
+    try:
+        yield
+    except FloatingPointError as error:
+        raise FloatingPointError(f"{error}; {_advice(checkpointer)}") from error
 
 
 def _stage(checkpointer: Checkpointer | None) -> str:

@@ -18,7 +18,6 @@ from fedfr_jax.schema import call, check_choice, check_keys, naming
 from fedfr_jax.stream import Stream
 from fedfr_jax.tasks.contrast import contrasted
 from fedfr_jax.tasks.data import feed_of, other_implementations
-from fedfr_jax.tasks.leaves import leaves_of
 from fedfr_jax.tasks.options import (
     algorithm_maker,
     algorithm_of,
@@ -32,9 +31,6 @@ from fedfr_jax.types import Central, Dataset, Federated, Model, PyTree, Stage
 MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
 MARGIN += ("class_parallel", "class_chunk", "class_dtype", "class_rate", "batch_norm")
 MARGIN += ("init", "distill", "gate_weight")
-# Algorithms whose clients end with a head or a group's network: nobody has the mean.
-SEVERAL = ("fedrep", "fesem", "hypcluster", "ifca")
-
 
 # Around a row's loss, of algorithms for which a task has none of its own.
 AROUND = {"moon": contrasted}
@@ -164,13 +160,11 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         start = Start(of.model, of.shapes, of.model.init)
         made = composed(algorithm, make, local, own, start)
         jax.eval_shape(made.init, of.shapes)  # a pattern must match: before any compile
-    where = leaves_of(of.model, own.get("personal", ""))
-    is_own = where or own.get("batch_stats") == "local" or algorithm in SEVERAL
     return Federated(
         algorithm=made,
         start=lambda variables: of.first(),
         apply=of.apply,
-        network=None if is_own else made.network,
+        network=made.network if made.is_one_network else None,
         network_apply=of.apply,
         local_epochs=own.get("local_epochs"),
         count_flops=of.model.count_flops,

@@ -285,6 +285,68 @@ def test_robust_aggregates_are_the_official_ones(arrays, name):
     assert arrays["rob_rfa_official_default_iters"] == 4
 
 
+def unflat_rows(w):
+    w = jnp.asarray(w)
+    return {"W": w[:, :15].reshape(-1, 5, 3), "b": w[:, 15:]}
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ROBUST)
+def test_a_rule_of_changes_with_one_that_is_not_finite_is_that_of_the_others(
+    arrays, name, number
+):
+    settings, _ = ROBUST[name]
+    changes = np.concatenate([arrays["rob_u"], arrays["rob_u11_extra"]])
+    bad = np.insert(changes, 4, 0, axis=0)
+    bad[4, 17] = number  # a single coordinate
+    counts = np.arange(1, 12)
+    combine = COMBINES[settings["name"]](
+        **{key: value for key, value in settings.items() if key != "name"}
+    )
+    with jax.enable_x64(True):
+        others = combine(unflat_rows(changes), jnp.asarray(counts))
+        found = combine(unflat_rows(bad), jnp.asarray(np.insert(counts, 4, 5)))
+        jax.tree.map(close, found, others)
+
+
+DROPPING = {
+    "median": partial(robust, combine=COMBINES["median"]()),
+    "geometric_median": partial(robust, combine=COMBINES["geometric_median"]()),
+    "krum": partial(robust, combine=COMBINES["krum"](faulty=2)),
+    "norm_clipping": norm_clipping,
+    "centred_clipping": centred_clipping,
+    "weiszfeld": weiszfeld,
+}
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_a_client_whose_update_is_not_finite_is_dropped_and_named(arrays, name):
+    changes = np.asarray(arrays["rob_u"])
+    bad = np.append(changes, [np.full(18, np.nan)], axis=0)
+    with jax.enable_x64(True):
+        expected = play_changes(DROPPING[name], changes, rounds=2)
+        found = play_changes(DROPPING[name], bad, rounds=2)
+        for server, want in zip(found.servers, expected.servers, strict=True):
+            jax.tree.map(close, server, want)
+        assert found.metrics["dropped"].tolist() == 9 * [0] + [1]
+        with pytest.raises(FloatingPointError, match="round 1 .* from all 9 clients"):
+            play_changes(DROPPING[name], np.full_like(changes, np.inf))
+
+
+@pytest.mark.parametrize("of", ["X", "X2"])
+@pytest.mark.parametrize("faulty", [1, 3])
+def test_krum_is_the_papers_of_k_minus_f_minus_2_neighbours(golden, of, faulty):
+    """Not of one neighbour more as in byzfl, which chooses other clients here."""
+    arrays = golden("robust_byzfl")
+    rows = arrays[f"{of}_multikrum_paper_f{faulty}_rows_own"]
+    with jax.enable_x64(True):
+        given = jnp.asarray(arrays[of]), jnp.ones(11)
+        one = COMBINES["krum"](faulty=faulty)(*given)
+        mean = COMBINES["krum"](faulty=faulty, chosen=len(rows))(*given)
+    close(one, arrays[of][arrays[f"{of}_krum_paper_f{faulty}_index_own"]])
+    close(mean, arrays[f"{of}_multikrum_paper_f{faulty}_own"])
+
+
 def test_krum_scores_and_bulyans_choices_are_the_official_ones(arrays):
     with jax.enable_x64(True):
         u = jnp.asarray(arrays["rob_u"])
@@ -346,7 +408,11 @@ def test_a_change_in_the_centre_weighs_no_more_than_the_smoothing_lets_it():
 
 @pytest.mark.parametrize(
     "combine, least",
-    [(COMBINES["krum"](faulty=7), 10), (COMBINES["bulyan"](faulty=2), 11)],
+    [
+        (COMBINES["krum"](faulty=4), 11),
+        (COMBINES["krum"](faulty=1, chosen=10), 10),
+        (COMBINES["bulyan"](faulty=2), 11),
+    ],
 )
 def test_a_cohort_too_small_for_its_faulty_clients_is_refused(arrays, combine, least):
     make = lambda train: robust(train, combine=combine)

@@ -131,8 +131,9 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/combining.py",
         MORE_ROUNDS,
         [
-            ("[cut : len(x) - cut]", "[cut:]"),
-            ("jnp.median(x, axis=0)", "jnp.mean(x, axis=0)"),
+            ("mean_between(x, cut, number - cut)", "mean_between(x, cut, number)"),
+            ("masked(is_kept, changes, jnp.inf)", "changes"),
+            ("jnp.where(is_kept, counts, 0)", "counts"),
             ("distances.dtype) / distances", "distances.dtype) * distances"),
             ("examples if weigh == ", "examples if weigh != "),
         ],
@@ -141,16 +142,22 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/selection.py",
         MORE_ROUNDS,
         [
-            ("number - faulty - 2)", "number - faulty)"),
+            ("max(2 * faulty + 3, chosen)", "max(faulty + 3, chosen)"),
+            ("number - faulty - 2, 1)", "number - faulty, 1)"),
+            (
+                "apart(squared_distances(changes), ~is_kept)\n        scores",
+                "squared_distances(changes)\n        scores",
+            ),
             ("jnp.argsort(scores)[:chosen]", "jnp.argsort(-scores)[:chosen]"),
             ("number - taken - faulty - 2", "number - faulty - 2"),
-            ("number - 4 * faulty)", "number - 2 * faulty)"),
+            ("number - 4 * faulty, 1)", "number - 2 * faulty, 1)"),
         ],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/clipping.py",
         MORE_ROUNDS,
         [
+            ("base = dropping(base)", "pass"),
             ("jnp.minimum(1, bound", "jnp.minimum(2, bound"),
             ("moved=jnp.add", "moved=lambda v, x: x"),
         ],
@@ -174,6 +181,7 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/weiszfeld.py",
         MORE_ROUNDS,
         [
+            ("dropping(fedavg(local, weigh=weigh))", "fedavg(local, weigh=weigh)"),
             ("jnp.maximum(distance, smoothing)", "jnp.maximum(distance, 1.0)"),
             ("        return mean\n", "        return center + mean\n"),
         ],

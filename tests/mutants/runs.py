@@ -43,26 +43,31 @@ MUTANTS = [
                 "        to.store.flush(round + 1)\n",
             ),
             ("        protected=checkpointer.steps(),\n", ""),
-            (
-                "        check(outcome, server, round, checkpointer)\n        seconds",
-                "        seconds",
-            ),
         ],
     ),
     Mutants(
         "fedfr_jax/runs/central_stage.py",
         "runs/test_central_stage.py",
         [
-            (
-                '                loop.check_scalars(scalars, f"epoch {epoch}", '
-                "checkpointer)\n",
-                "",
-            ),
-            (
-                '                loop.check_state(state, f"epoch {epoch}", '
-                "checkpointer)\n",
-                "",
-            ),
+            ("loop.check_epoch(scalars, state, epoch, checkpointer)", "pass"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/loop.py",
+        "runs/test_central_stage.py",
+        [
+            ("            check_number(name, value, where)\n", "            pass\n"),
+            ("        check_state(state, where)\n", "        pass\n"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/simulation.py",
+        LOOP,
+        [
+            ("    check_metrics(metrics, cohort.ids, round)\n", ""),
+            ("    check_updates(found[IS_FINITE], cohort.ids, round)\n", ""),
+            ('    check_state(server, f"round {round + 1}")\n', ""),
+            ("    check_rows(rows, own, round)\n", ""),
         ],
     ),
     Mutants(

@@ -63,7 +63,7 @@ def spoiled(is_loss_bad):
 
 @pytest.mark.parametrize(
     "is_loss_bad, what",
-    [(True, "loss of epoch 1"), (False, "parameters after epoch 1")],
+    [(True, "loss of epoch 2"), (False, "parameters after epoch 2")],
 )
 def test_an_epoch_with_a_bad_number_is_not_kept(is_loss_bad, what, tmp_path):
     folder = tmp_path / "pretrained"

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import sampling
-from fedfr_jax.federated.rows import check_rows
-from fedfr_jax.federated.simulation import Outcome, simulation, start
+from fedfr_jax.federated.finite import check_metrics, check_rows
+from fedfr_jax.federated.simulation import simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import first_calls, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
@@ -320,17 +320,17 @@ def test_a_bad_metric_names_the_first_client_that_has_one():
     """And of two such metrics the first; thousands of clients cost no Python each."""
     count = 50_000
     metrics = {name: np.ones(count, np.float32) for name in ("loss", "norm")}
-    outcome = Outcome(np.arange(count)[::-1], metrics, np.zeros(count, int), None)
+    ids = np.arange(count)[::-1]
     begin = time.perf_counter()
-    loop.check_finite(outcome, 3, None)
+    check_metrics(metrics, ids, 3)
     assert time.perf_counter() - begin < 1e-3 * count / 1000
     metrics["loss"][-1], metrics["norm"][-3:] = np.nan, -np.inf
-    message = r"^norm of client 2 in round 3 must be finite, got -inf; there is no"
+    message = r"^norm of client 2 in round 4 must be finite, got -inf$"
     with pytest.raises(FloatingPointError, match=message):
-        loop.check_finite(outcome, 3, None)
+        check_metrics(metrics, ids, 3)
     metrics["loss"][-3] = np.nan
-    with pytest.raises(FloatingPointError, match="^loss of client 2 in .* got nan; "):
-        loop.check_finite(outcome, 3, None)
+    with pytest.raises(FloatingPointError, match="^loss of client 2 in .* got nan$"):
+        check_metrics(metrics, ids, 3)
 
 
 def test_a_loss_that_is_not_finite_stops_with_round_client_and_checkpoint(tmp_path):
@@ -345,7 +345,7 @@ def test_a_loss_that_is_not_finite_stops_with_round_client_and_checkpoint(tmp_pa
 
     sim, server = build("fedavg", client_update=diverging)
     sim = sim._replace(cohort_size=3)
-    message = r"loss of client \d in round 3 must be finite, got nan.*checkpoint 2 is"
+    message = r"loss of client \d in round 4 must be finite, got nan.*checkpoint 2 is"
     with pytest.raises(FloatingPointError, match=message) as error:
         train(sim, server, tmp_path)
     assert f"start again with --restart={tmp_path.name}," in str(error.value)
@@ -368,7 +368,7 @@ def test_a_personal_row_that_is_not_finite_is_not_kept(tmp_path):
 
     sim, server = build("fedfr", client_update=spoiling)
     message = (
-        f"personal .?params/head of client {victim} after round 3 must be finite, "
+        f"personal .?params/head of client {victim} after round 4 must be finite, "
         "got nan or infinity; checkpoint 3 is good"
     )
     with pytest.raises(FloatingPointError, match=message):
@@ -382,19 +382,38 @@ def test_a_personal_row_that_is_not_finite_is_not_kept(tmp_path):
 def test_idle_places_and_whole_numbers_are_no_bad_rows():
     rows = {"x": np.array([[1.0], [np.nan]]), "n": np.array([7, -1])}
     check_rows(rows, np.array([4, -1]), 0)
-    with pytest.raises(FloatingPointError, match="x of client 9 after round 2"):
+    with pytest.raises(FloatingPointError, match="x of client 9 after round 3"):
         check_rows(rows, np.array([4, 9]), 2)
 
 
-def test_a_step_that_spoils_the_server_under_a_finite_loss_is_not_kept(tmp_path):
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_an_update_that_is_not_finite_under_a_finite_loss_names_its_client(
+    tmp_path, number
+):
     sim, _ = build("fedavg")
     honest = sim.algorithm.client_update
+    victim = sampling.sample(3, 3, 5, 3)[1]
 
     def spoiling(key, server, personal, client):
         output = honest(key, server, personal, client)
-        spoil = lambda x: jnp.where(client.round == 3, jnp.nan, x)
+        is_bad = (client.round == 3) & (client.id == victim)
+        spoil = lambda x: x + jnp.where(is_bad, number, 0)
         return output._replace(update=jax.tree.map(spoil, output.update))
 
     sim, server = build("fedavg", client_update=spoiling)
-    with pytest.raises(FloatingPointError, match="after round 3.*checkpoint 3 is good"):
+    message = f"update of client {victim} in round 4 must be finite.*checkpoint 3 is"
+    with pytest.raises(FloatingPointError, match=message):
+        train(sim, server, tmp_path, checkpoint_every=1)
+
+
+def test_a_server_that_is_not_finite_after_finite_updates_is_not_kept(tmp_path):
+    sim, _ = build("fedavg")
+    honest = sim.algorithm.server_update
+
+    def spoiling(server, result):
+        spoil = lambda x: jnp.where(result.round == 3, jnp.nan, x)
+        return jax.tree.map(spoil, honest(server, result))
+
+    sim, server = build("fedavg", server_update=spoiling)
+    with pytest.raises(FloatingPointError, match="after round 4.*checkpoint 3 is good"):
         train(sim, server, tmp_path, checkpoint_every=1)

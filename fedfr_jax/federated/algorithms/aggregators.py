@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.types import Aggregator, Algorithm, Client
+from fedfr_jax.types import Aggregator, Algorithm, Client, PyTree
 
 
 def weighted_mean() -> Aggregator:
@@ -37,6 +37,29 @@ def plain_sum() -> Aggregator:
         return jax.tree.map(wide, update)
 
     return Aggregator(summarize, finish=lambda total: total)
+
+
+def dropping(algorithm: Algorithm) -> Algorithm:
+    """`algorithm` without the clients whose update has nan or infinity.
+
+    Such an update becomes zero and counts with weight 0, and metrics that are not
+    finite become 0. The metric `dropped` is 1 for the client, 0 for the others.
+    """
+
+    def client_update(key, server, personal, client):
+        output = algorithm.client_update(key, server, personal, client)
+        is_finite = trees.is_finite(output.update)
+        update = trees.where(is_finite, output.update, _zeros(output.update))
+        metrics = jax.tree.map(
+            lambda x: jnp.where(is_finite | jnp.isfinite(x), x, 0), output.metrics
+        )
+        return output._replace(
+            update=update,
+            weight=jnp.where(is_finite, output.weight, 0),
+            metrics={**metrics, "dropped": jnp.where(is_finite, 0.0, 1.0)},
+        )
+
+    return algorithm._replace(client_update=client_update)
 
 
 def from_all(algorithm: Algorithm, combine: Callable) -> Algorithm:
@@ -90,3 +113,7 @@ def weight_of(weigh: str | Callable) -> Callable:
 def wide(x: jax.Array) -> jax.Array:
     """`x` in float32, or as it is when already wider."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+
+
+def _zeros(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.zeros_like, tree)

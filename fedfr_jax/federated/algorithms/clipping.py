@@ -4,7 +4,7 @@ Norm clipping: Sun et al. 2019, arXiv:1911.07963, section 4: u min(1, C / ||u||)
 Centred clipping: Karimireddy, He, Jaggi 2021, arXiv:2012.10333, equation 2, with one
 iteration a round from the centre of the round before: v <- v + mean_k (u_k - v)
 min(1, C / ||u_k - v||), w+ = w + v. Norms are of all params together; running
-statistics are averaged plainly.
+statistics are averaged plainly. A change that is not finite is dropped.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax.federated.algorithms.aggregators import dropping
 from fedfr_jax.federated.algorithms.centres import centred
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.schema import POSITIVE, check_ranges
@@ -44,6 +45,7 @@ def norm_clipping(
     """
     check_ranges("", {"bound": bound}, {"bound": POSITIVE})
     base = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
+    base = dropping(base)
 
     def client_update(key, server, personal, client):
         output = base.client_update(key, server, personal, client)
@@ -71,4 +73,4 @@ def centred_clipping(
         params = clipped(apart, bound)
         return output._replace(update={**output.update, "params": params})
 
-    return centred(fedavg(local, weigh=weigh), sent, moved=jnp.add)
+    return centred(dropping(fedavg(local, weigh=weigh)), sent, moved=jnp.add)

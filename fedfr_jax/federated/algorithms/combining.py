@@ -1,9 +1,10 @@
 """Combining models of which some may be faulty: functions of all K changes.
 
 A member of COMBINES makes a function (changes, tree of [K, ...], examples [K]) -> tree
-of [...]. Median and trimmed mean: Yin et al. 2018, arXiv:1803.01498. Geometric median:
-Pillutla et al. 2019, arXiv:1912.13445, algorithm 2. Krum and Bulyan: see
-`selection.py`.
+of [...]. A change with nan or infinity in any leaf is dropped first: the result is that
+of the other clients alone, where K counts these. Median and trimmed mean: Yin et al.
+2018, arXiv:1803.01498. Geometric median: Pillutla et al. 2019, arXiv:1912.13445,
+algorithm 2. Krum and Bulyan: see `selection.py`.
 
 None is streamed: K changes are kept, the memory of K models. An `Aggregator` sees a
 change once, when its client ends, and each of Weiszfeld's iterations weighs all changes
@@ -18,16 +19,25 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.aggregators import WEIGHTS
-from fedfr_jax.federated.algorithms.distances import distances_to
-from fedfr_jax.federated.algorithms.selection import bulyan, krum
+from fedfr_jax.federated.algorithms.distances import (
+    distances_to,
+    finite_clients,
+    masked,
+    mean_between,
+)
+from fedfr_jax.federated.algorithms.selection import bulyan, krum, median_of
 from fedfr_jax.schema import POSITIVE, check_choice, check_ranges
 
 
 def median() -> Callable:
     """The median over clients of every coordinate."""
-    return lambda changes, examples: jax.tree.map(
-        lambda x: jnp.median(x, axis=0), changes
-    )
+
+    def combine(changes, examples):
+        del examples
+        is_kept = finite_clients(changes)
+        return jax.tree.map(lambda x: median_of(x, is_kept), changes)
+
+    return combine
 
 
 def trimmed_mean(*, fraction: float = 0.1) -> Callable:
@@ -39,11 +49,17 @@ def trimmed_mean(*, fraction: float = 0.1) -> Callable:
     if not 0 <= fraction < 0.5:
         raise ValueError(f"fraction must lie in [0, 0.5), got {fraction}.")
 
-    def trimmed(x):
-        cut = int(fraction * len(x))
-        return jnp.sort(x, axis=0)[cut : len(x) - cut].mean(axis=0)
+    def combine(changes, examples):
+        del examples
+        is_kept = finite_clients(changes)
+        number = is_kept.sum()
+        cut = jnp.array([int(fraction * k) for k in range(len(is_kept) + 1)])[number]
+        ordered = jax.tree.map(
+            lambda x: jnp.sort(x, axis=0), masked(is_kept, changes, jnp.inf)
+        )
+        return jax.tree.map(lambda x: mean_between(x, cut, number - cut), ordered)
 
-    return lambda changes, examples: jax.tree.map(trimmed, changes)
+    return combine
 
 
 def geometric_median(
@@ -67,7 +83,9 @@ def geometric_median(
 
     def combine(changes, examples):
         counts = examples if weigh == "examples" else jnp.ones_like(examples)
-        counts = counts.astype(jnp.result_type(float))
+        is_kept = finite_clients(changes)
+        counts = jnp.where(is_kept, counts, 0).astype(jnp.result_type(float))
+        changes = masked(is_kept, changes)
 
         def mean(weights):
             share = weights / weights.sum()

@@ -16,7 +16,8 @@ from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import weight_of, weighted_mean
 from fedfr_jax.federated.algorithms.fedprox import proximal_training
-from fedfr_jax.federated.local import check_rate, local_training, rate_at
+from fedfr_jax.federated.local import local_training, rate_at
+from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.schema import BELOW_ONE, check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, Local
 

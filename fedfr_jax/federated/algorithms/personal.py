@@ -1,10 +1,9 @@
 """Leaves that stay with a client under any algorithm: trained, stored, never sent.
 
-FedPer (Arivazhagan et al. 2019, arXiv:1912.00818) is `personal(fedavg(local), blocks)`
-with the top K_P blocks, FedBN (Li et al. 2021, arXiv:2102.07623) is it with the batch
-norms, local training with everything. The leaves are handed to the algorithm as the
-collection "local" of every network in its server, which is not sent. A stack of blocks
-that is personal in part is cut.
+FedPer (Arivazhagan et al. 2019, arXiv:1912.00818) keeps the top K_P blocks, FedBN (Li
+et al. 2021, arXiv:2102.07623) the batch norms, local training everything. The leaves
+are handed to the algorithm as the collection "local" of every network in its server,
+which is not sent. A stack of blocks that is personal in part is cut.
 """
 
 from collections.abc import Callable
@@ -98,6 +97,7 @@ def personal(
         server_update=server_update,
         personalize=personalize,
         network=network,
+        is_one_network=False,
         prepare=prepare if algorithm.prepare else None,
         report=report if algorithm.report else None,
     )

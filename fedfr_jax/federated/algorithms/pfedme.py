@@ -18,7 +18,8 @@ from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
-from fedfr_jax.federated.local import begin, check_rate, local_step, over_steps, rate_at
+from fedfr_jax.federated.local import begin, local_step, over_steps, rate_at
+from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.schema import POSITIVE, check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, Local
 

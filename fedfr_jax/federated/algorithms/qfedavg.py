@@ -16,8 +16,9 @@ import optax
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
-from fedfr_jax.federated.local import check_rate, local_training, rate_at
+from fedfr_jax.federated.local import local_training, rate_at
 from fedfr_jax.federated.means import over_examples
+from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.objective import with_aux
 from fedfr_jax.schema import check_ranges, is_traced
 from fedfr_jax.types import Algorithm, ClientOutput, Local

@@ -16,7 +16,8 @@ from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.algorithms.penalties import corrected
-from fedfr_jax.federated.local import check_rate, local_training, total_rate
+from fedfr_jax.federated.local import local_training, total_rate
+from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
 

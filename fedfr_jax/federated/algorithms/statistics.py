@@ -31,7 +31,9 @@ def with_statistics(algorithm: Algorithm, how: str) -> Algorithm:
     if how == "average":
         return algorithm
     kept = personal(algorithm, statistics)
-    return kept if how == "local" else of_first(kept)
+    if how == "local":
+        return kept
+    return of_first(kept)._replace(is_one_network=algorithm.is_one_network)
 
 
 def statistics(variables: PyTree) -> PyTree:

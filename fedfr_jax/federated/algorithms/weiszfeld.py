@@ -6,7 +6,8 @@ client weighs its own change, so the round is one weighted mean and holds no cli
 model. Deviation: the authors make up to four iterations in a round, over changes that
 are kept (`geometric_median` of `combining.py`); here each round makes one, from the
 centre of the round before and at first from 0, the received model. Norms are of all
-params together; running statistics are averaged by the same weights.
+params together; running statistics are averaged by the same weights. A
+change that is not finite is dropped.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax.federated.algorithms.aggregators import dropping
 from fedfr_jax.federated.algorithms.centres import centred
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.schema import POSITIVE, check_ranges
@@ -43,4 +45,4 @@ def weiszfeld(
         del center
         return mean
 
-    return centred(fedavg(local, weigh=weigh), sent, moved)
+    return centred(dropping(fedavg(local, weigh=weigh)), sent, moved)

@@ -1,0 +1,84 @@
+"""Checks that a round's numbers are finite, and names of clients whose are not.
+
+Raised as FloatingPointError before anything of the round is kept. Rounds count from 1
+in what is said.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax import trees
+from fedfr_jax.types import PyTree
+
+
+def check_metrics(metrics: Mapping[str, np.ndarray], ids: np.ndarray, round: int):
+    """Raise for the first client of a cohort `ids` [K] with a bad metric [K]."""
+    is_finite = [np.isfinite(values) for values in metrics.values()]
+    if all(column.all() for column in is_finite):
+        return
+    first = int(np.all(is_finite, axis=0).argmin())
+    for name, values in metrics.items():
+        check_number(name, values[first], f"client {ids[first]} in round {round + 1}")
+
+
+def check_number(name: str, value: float, where: str) -> None:
+    """Raise unless the number is finite."""
+    if not np.isfinite(value):
+        raise FloatingPointError(f"{name} of {where} must be finite, got {value}")
+
+
+def check_updates(is_finite: np.ndarray, ids: np.ndarray, round: int) -> None:
+    """Raise for the first client of a cohort `ids` [K] whose update is not finite.
+
+    A loss is taken before its step, so a client's last step can spoil the parameters
+    under a finite loss.
+    """
+    if not is_finite.all():
+        raise FloatingPointError(
+            f"update of client {ids[is_finite.argmin()]} in round {round + 1} must be "
+            "finite, got nan or infinity"
+        )
+
+
+def check_dropped(metrics: Mapping[str, np.ndarray], round: int) -> None:
+    """Raise when a rule that drops updates which are not finite has dropped all."""
+    if "dropped" in metrics and metrics["dropped"].all():
+        raise FloatingPointError(
+            f"updates of round {round + 1} must be finite, got nan or infinity from "
+            f"all {len(metrics['dropped'])} clients"
+        )
+
+
+def check_rows(rows: PyTree, clients: np.ndarray, round: int) -> None:
+    """Raise when a client's row of `rows` [n, ...] has a bad number.
+
+    Args:
+      clients: [n] ids, negative where nobody trained.
+    """
+    for path, x in jax.tree_util.tree_leaves_with_path(rows):
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            continue
+        is_fine = np.isfinite(x).reshape(len(x), -1).all(axis=1) | (clients < 0)
+        if not is_fine.all():
+            name, client = trees.path_name(path), clients[is_fine.argmin()]
+            raise FloatingPointError(
+                f"personal {name} of client {client} after round {round + 1} must be "
+                "finite, got nan or infinity"
+            )
+
+
+def check_state(state: PyTree, where: str) -> None:
+    """Raise when a leaf of `state`, of a server or a training, has a bad number."""
+    if not _all_finite(state):
+        raise FloatingPointError(
+            f"parameters after {where} must be finite, got nan or infinity"
+        )
+
+
+@jax.jit
+def _all_finite(state):
+    floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return trees.is_finite(floats)

@@ -1,0 +1,93 @@
+"""Checks that a client's optimizer and its learning rate go together."""
+
+import inspect
+from collections.abc import Callable
+
+import jax
+import optax
+
+from fedfr_jax.types import Local, PyTree
+
+SCHEDULE = (
+    "Give Local(loss, optax.sgd, lambda round, epoch: schedule(round)), where round "
+    "and epoch count from 0."
+)
+
+
+def check_local(local: Local) -> None:
+    """Raise ValueError unless optimizer and learning rate go together."""
+    rate, has_own = local.learning_rate, not callable(local.optimizer)
+    if has_own and rate is not None:
+        raise ValueError(
+            "learning_rate must be None with an optimizer that has its own, got "
+            f"{rate}: give optax.sgd for optax.sgd(0.1)."
+        )
+    if not has_own and rate is None:
+        raise ValueError(
+            "learning_rate must be given with an optimizer that is a function of the "
+            "rate, such as optax.sgd, got None."
+        )
+    if callable(rate) and not _takes_two(rate):
+        raise ValueError(
+            "learning_rate must be a number or a function of (round, epoch), got a "
+            f"function of other arguments. {SCHEDULE}"
+        )
+
+
+def _takes_two(function: Callable) -> bool:
+    try:
+        inspect.signature(function).bind(0, 0)
+    except TypeError:
+        return False
+    except ValueError:  # it does not say what it takes
+        return True
+    return True
+
+
+def check_rate(local: Local) -> None:
+    """Raise ValueError unless `local` has a rate, for algorithms that reckon with it.
+
+    A function is a training that knows its own.
+    """
+    if not callable(local) and local.learning_rate is None:
+        raise ValueError(
+            "learning_rate must be given to an algorithm that reckons with it, with an "
+            "optimizer that is a function of the rate, such as optax.sgd, got None."
+        )
+
+
+def check_state(local: Local, state: PyTree) -> None:
+    """Raise ValueError when an optimizer's fresh `state` has a rate of its own ways.
+
+    An optax schedule counts steps in the state, which is a new one in every round; and
+    a rate in the state stays that of the first step.
+    """
+    _check_no_schedule(state)
+    if callable(local.optimizer) and callable(local.learning_rate):
+        _check_follows(state)
+
+
+def _check_no_schedule(state: PyTree) -> None:
+    """Raise ValueError for an optimizer whose rate follows an optax schedule."""
+    is_schedule = lambda x: (
+        isinstance(x, optax.ScaleByScheduleState)
+        or (hasattr(x, "hyperparams_states") and bool(x.hyperparams_states))
+    )
+    if any(map(is_schedule, jax.tree.leaves(state, is_leaf=is_schedule))):
+        raise ValueError(
+            "optimizer must keep one rate within a round, got an optax schedule, which "
+            f"would start again in every round. {SCHEDULE}"
+        )
+
+
+def _check_follows(state: PyTree) -> None:
+    """Raise ValueError when an optimizer keeps the rate of its first step."""
+    is_kept = lambda x: hasattr(x, "hyperparams")
+    found = jax.tree.leaves(state, is_leaf=is_kept)
+    kept = [x.hyperparams for x in found if is_kept(x)]
+    if any("learning_rate" in names for names in kept):
+        raise ValueError(
+            "optimizer must take a rate that changes at every step, got "
+            "optax.inject_hyperparams, whose state keeps the first: give the factory "
+            "inside, such as optax.sgd."
+        )
