@@ -9,7 +9,7 @@ import types
 from ml_collections import ConfigDict
 
 from fedfr_jax.configs import FOLDER
-from fedfr_jax.json_files import read_json
+from fedfr_jax.runs import digest_json
 from fedfr_jax.schema import naming, with_tuples
 
 MOST = 30  # names that an error lists
@@ -95,7 +95,7 @@ def restore(path: pathlib.Path) -> ConfigDict:
       ValueError: naming the file when it is damaged.
     """
     with naming(path):
-        return ConfigDict(with_tuples(read_json(path)))
+        return ConfigDict(with_tuples(digest_json.read(path)))
 
 
 def _make_importable(path: pathlib.Path) -> None:

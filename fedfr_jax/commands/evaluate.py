@@ -1,5 +1,7 @@
 """Judge the checkpoints of a run again, by its config's evaluators or changed ones."""
 
+import json
+
 from fedfr_jax.commands.flags import (
     KEPT,
     define,
@@ -26,9 +28,14 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"{folder} must hold a trained run, got no {KEPT}.")
     join_processes(values)
     from fedfr_jax.build import build
-    from fedfr_jax.runs.experiment import evaluate_experiment
-    from fedfr_jax.runs.workdir import claim_for_all
+    from fedfr_jax.runs.ended import evaluate_experiment
+    from fedfr_jax.runs.locks import lock_to_read
+    from fedfr_jax.runs.stage_folders import check_stages
+    from fedfr_jax.runs.workdir import check_config
 
-    text = values.config.to_json_best_effort(indent=1)
-    with claim_for_all(folder, text, but_for="evaluation"):
-        evaluate_experiment(build(values.config), folder)
+    config = json.loads(values.config.to_json_best_effort())
+    with lock_to_read(folder):
+        check_config(folder, config, but_for="evaluation")
+        experiment = build(values.config)
+        check_stages(folder, experiment.stages, config)
+        evaluate_experiment(experiment, folder)

@@ -22,12 +22,13 @@ from fedfr_jax.data.augment import normalize
 from fedfr_jax.deploy.calibration import curve_of
 from fedfr_jax.evaluation.verification import Roc
 from fedfr_jax.federated.packing import unpack
-from fedfr_jax.json_files import read_json
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.foreign import network_of, variables_of
 from fedfr_jax.models.weights import Weights, read_weights
 from fedfr_jax.runs.ended import networks
-from fedfr_jax.runs.workdir import CONFIG, claim_for_all
+from fedfr_jax.runs.locks import lock_to_read
+from fedfr_jax.runs.stage_folders import check_stages
+from fedfr_jax.runs.workdir import CONFIG, kept_config
 from fedfr_jax.schema import choose, with_tuples
 from fedfr_jax.stacks import named
 from fedfr_jax.tasks.network import with_name
@@ -203,11 +204,12 @@ def _of_run(workdir, method, client) -> Network:
 def _opened(workdir, method, client) -> Opened:
     if not (workdir / CONFIG).is_file():
         raise ValueError(f"{workdir} must hold a trained run, got no {CONFIG}.")
-    text = (workdir / CONFIG).read_text()
-    settings = with_tuples(read_json(workdir / CONFIG))
-    with claim_for_all(workdir, text):
+    with lock_to_read(workdir):
+        kept = kept_config(workdir)
+        settings = with_tuples(kept)
         model = with_name(settings.get("task", "faces"), settings["model"])
         experiment = build({**settings, "model": as_run(model)})
+        check_stages(workdir, experiment.stages, kept)
         method = method or list(experiment.stages)[-1]
         found = networks(experiment, method, workdir)
         variables, apply = _chosen(

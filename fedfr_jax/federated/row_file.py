@@ -22,10 +22,20 @@ KEEP_SIZE, PUNCH_HOLE = 1, 2  # of Linux's fallocate
 class RowFile:
     """`num_places` places for a row of `row_bytes` (its checksum included) each."""
 
-    def __init__(self, path: pathlib.Path, num_places: int, row_bytes: int):
+    def __init__(
+        self,
+        path: pathlib.Path,
+        num_places: int,
+        row_bytes: int,
+        is_read_only: bool = False,
+    ):
         self.path, self.row_bytes = path, row_bytes
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT)
+        self._is_read_only = is_read_only
+        flags = os.O_RDONLY if is_read_only else os.O_RDWR | os.O_CREAT
+        self._file = os.open(path, flags)
         weakref.finalize(self, os.close, self._file)
+        if is_read_only:
+            return
         if os.fstat(self._file).st_size != num_places * row_bytes:
             os.ftruncate(self._file, num_places * row_bytes)
 
@@ -87,7 +97,13 @@ class RowFile:
 
     @contextlib.contextmanager
     def alone(self):
-        """While nobody else reads or writes; waits for those who do."""
+        """While nobody else reads or writes; waits for those who do.
+
+        Of a file that nobody writes to any more no lock is taken.
+        """
+        if self._is_read_only:
+            yield
+            return
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
             yield

@@ -70,6 +70,7 @@ class Store:
       protected: rounds of older checkpoints that may still be resumed.
       sharer: this process' number among those of a run, of which 0 comes first; None
         when it is alone.
+      is_read_only: the files exist, and stay as they are.
 
     Raises:
       ValueError: when the files belong to another tree or population, are not what
@@ -86,6 +87,7 @@ class Store:
         resume_round=0,
         protected=(),
         sharer=None,
+        is_read_only=False,
     ):
         if folder is None and sharer is not None:
             raise ValueError(
@@ -103,13 +105,17 @@ class Store:
         if is_resumed := resume_round > 0 and not is_own:
             sizes = {"rows": num_places * self._row_bytes, "stamps": 4 * num_places}
             check_sizes(self._folder, **sizes)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        if not is_read_only:
+            self._folder.mkdir(parents=True, exist_ok=True)
         check_layout(self._folder / "layout.txt", template, population)
-        self._rows = RowFile(self._folder / "rows.bin", num_places, self._row_bytes)
-        self._is_shared, self._is_kept = sharer is not None, not sharer
+        path = self._folder / "rows.bin"
+        self._rows = RowFile(path, num_places, self._row_bytes, is_read_only)
+        self._is_shared = sharer is not None and not is_read_only
+        self._is_kept = not sharer and not is_read_only
         with self._rows.alone():  # an earlier store may still be writing
             path = self._folder / "stamps.bin"
-            self._file = open_stamps(path, population, VERSIONS, self._is_kept)
+            modes = self._is_kept, is_read_only
+            self._file = open_stamps(path, population, VERSIONS, *modes)
             self._stamps = np.asarray(self._file)  # indexed faster than a memmap
             self._seal = seals.forget_after(
                 self._stamps, resume_round, self._written_blocks()

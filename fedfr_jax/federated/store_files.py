@@ -55,17 +55,23 @@ def lost(folder: pathlib.Path, got: str) -> ValueError:
 
 
 def open_stamps(
-    path: pathlib.Path, population: int, versions: int, is_kept: bool
+    path: pathlib.Path,
+    population: int,
+    versions: int,
+    is_kept: bool,
+    is_read_only: bool,
 ) -> np.memmap:
     """[N, versions] int32 stamps, allocated whole so that a full disk fails here.
 
-    Changes go to the file if they are to be kept, else to this process' memory.
+    Changes go to the file if they are to be kept, else to this process' memory; a file
+    that is read only must be there.
     """
     size = population * versions * 4
-    with open(path, "a+b") as file:
-        if os.path.getsize(path) != size:
-            file.truncate(size)
-            os.posix_fallocate(file.fileno(), 0, size)
+    if not is_read_only:
+        with open(path, "a+b") as file:
+            if os.path.getsize(path) != size:
+                file.truncate(size)
+                os.posix_fallocate(file.fileno(), 0, size)
     mode = "r+" if is_kept else "c"
     return np.memmap(path, np.int32, mode, shape=(population, versions))
 

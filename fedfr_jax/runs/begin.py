@@ -26,8 +26,19 @@ class Begun(NamedTuple):
     first: int  # the round to play next
 
 
-def begin(experiment: Experiment, trainer: Federated, variables, folder) -> Begun:
-    """Start from `variables` or go on where the folder stopped, as fast as measured."""
+def begin(
+    experiment: Experiment,
+    trainer: Federated,
+    variables: PyTree,
+    folder,
+    *,
+    is_read_only: bool = False,
+) -> Begun:
+    """Start from `variables` or go on where the folder stopped, as fast as measured.
+
+    Args:
+      is_read_only: the stage has ended; its folder stays as it is.
+    """
     federation, mesh = experiment.federation, experiment.mesh
     table = placed(experiment.task.dataset, mesh)
     setting = Setting(lanes=federation.first_lanes)
@@ -37,7 +48,9 @@ def begin(experiment: Experiment, trainer: Federated, variables, folder) -> Begu
     )
     sim = make(setting)
     server = start(sim, trainer.start(variables))
-    server, store, checkpointer, first = loop.resume(sim, server, folder)
+    server, store, checkpointer, first = loop.resume(
+        sim, server, folder, is_read_only=is_read_only
+    )
     if federation.lanes == AUTO and first < end_of(trainer, federation.rounds):
         kept = folder / "lanes.json"
         setting, sim = tune(make, server, store, implementations=trainers, kept=kept)

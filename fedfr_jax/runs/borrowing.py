@@ -5,9 +5,10 @@ import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
 
-from fedfr_jax.json_files import read_json
+from fedfr_jax.runs import digest_json
 from fedfr_jax.runs.begin import end_of
-from fedfr_jax.runs.experiment import check_end
+from fedfr_jax.runs.ended import check_end
+from fedfr_jax.runs.stage_folders import is_trained
 from fedfr_jax.runs.stage_settings import settings_of
 from fedfr_jax.runs.workdir import CONFIG
 from fedfr_jax.types import Experiment
@@ -22,13 +23,14 @@ def borrow(experiment: Experiment, folder: pathlib.Path) -> None:
     Args:
       folder: of the run, with its config; runs beside it are its siblings.
     """
-    own = read_json(folder / CONFIG)
+    own = digest_json.read(folder / CONFIG)
     for name in experiment.stages:
-        if not (folder / name).exists():
+        if not is_trained(folder / name):
             for other in _finished(experiment, name, own, folder):
                 draft = folder / f"{name}.tmp"
                 shutil.rmtree(draft, ignore_errors=True)
                 shutil.copytree(other / name, draft)
+                shutil.rmtree(folder / name, ignore_errors=True)
                 draft.rename(folder / name)
                 print(f"{name} is that of {other}", flush=True)
                 break
@@ -46,7 +48,7 @@ def _finished(
         if other == folder or not (other / name).is_dir():
             continue
         with contextlib.suppress(ValueError):  # not at its end, or damaged
-            config = read_json(path)
+            config = digest_json.read(path)
             judged = config.get("evaluation") or {}
             if (settings_of(name, stages, config), judged) == needs:
                 check_end(other / name / "checkpoints", end)

@@ -3,6 +3,7 @@
 import functools
 import pathlib
 import time
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -36,18 +37,43 @@ def train_central(
     return _whole(state.variables, trainer, mesh)
 
 
+def read_central(
+    trainer: Central, mesh: Mesh, folder: pathlib.Path, *, seed: int
+) -> PyTree:
+    """What `train_central` returned at the stage's end; `folder` stays as it is."""
+    own_mesh = mesh_of(trainer.settings, mesh)
+    with class_memory.explained(trainer, own_mesh):
+        epochs = epochs_of(trainer, own_mesh, seed)
+        found = _restored(trainer, epochs, folder, seed, is_read_only=True)
+    found.checkpointer.close()
+    return _whole(found.state.variables, trainer, mesh)
+
+
+class _Restored(NamedTuple):
+    """A central stage at its newest checkpoint, or before its first epoch."""
+
+    checkpointer: Checkpointer
+    first: int  # the epoch to come
+    state: PyTree
+
+
+def _restored(trainer, epochs, folder, seed, *, is_read_only=False) -> _Restored:
+    """The state in the newest checkpoint under `folder`, or a new one."""
+    key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
+    state = epochs.init(functools.partial(trainer.init, key))
+    checkpointer = Checkpointer(folder / "checkpoints", is_read_only=is_read_only)
+    if trainer.table:
+        found = class_tables.restore(checkpointer, state, trainer.table)
+    else:
+        found = checkpointer.restore(state)
+    return _Restored(checkpointer, *(found or (0, state)))
+
+
 def _trained(trainer: Central, own_mesh: Mesh, folder: pathlib.Path, seed: int):
     """The state after the last epoch."""
     settings, table = trainer.settings, trainer.table
     epochs = epochs_of(trainer, own_mesh, seed)
-    key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
-    state = epochs.init(functools.partial(trainer.init, key))
-    checkpointer = Checkpointer(folder / "checkpoints")
-    if table:
-        found = class_tables.restore(checkpointer, state, table)
-    else:
-        found = checkpointer.restore(state)
-    first, state = found or (0, state)
+    checkpointer, first, state = _restored(trainer, epochs, folder, seed)
     if first < settings.epochs:
         data = placed(trainer.dataset, own_mesh)
         every = settings.checkpoint_every

@@ -12,7 +12,8 @@ from jax.experimental import multihost_utils
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.runs import digests
+from fedfr_jax.runs import digests, stage_folders
+from fedfr_jax.runs.aside import set_aside
 from fedfr_jax.types import PyTree
 
 FULL = "No space left on device"
@@ -22,11 +23,21 @@ PASSING = re.compile("os_error_code='(?!2')|RESOURCE_EXHAUSTED")
 
 
 class _Digesting(ocp.StandardCheckpointHandler):
-    """Orbax's handler, which lists the digests of its files before the renaming."""
+    """Orbax's handler, which lists the digests of its files before the renaming.
+
+    Beside them it names the settings of the stage, by their digest.
+    """
+
+    def __init__(self, settings: str = ""):
+        super().__init__()
+        self._settings = settings
 
     def finalize(self, directory):
         super().finalize(directory)
-        digests.write_digests(pathlib.Path(directory))
+        folder = pathlib.Path(directory)
+        if self._settings:
+            (folder / stage_folders.NAMED).write_text(self._settings + "\n")
+        digests.write_digests(folder)
 
 
 @ocp.args.register_with_handler(_Digesting, for_save=True)
@@ -44,16 +55,20 @@ class Checkpointer:
 
     A save is written aside and renamed when complete, so a killed process leaves the
     previous checkpoint as the newest. One whose files have changed since is damaged.
+
+    Args:
+      is_read_only: the folder exists, and stays as it is.
     """
 
-    def __init__(self, folder: str | pathlib.Path):
+    def __init__(self, folder: str | pathlib.Path, *, is_read_only: bool = False):
         self.folder = pathlib.Path(folder).resolve()
-        self._handler = _Digesting()
+        self._handler = _Digesting(stage_folders.settings_digest(self.folder.parent))
         self._manager = ocp.CheckpointManager(
             self.folder,
             item_handlers=self._handler,  # reads them in any process
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=KEEP,
+                create=not is_read_only,
                 enable_async_checkpointing=False,
                 single_host_load_and_broadcast=True,  # all have the same list
             ),
@@ -96,12 +111,13 @@ class Checkpointer:
           free: path name of a leaf -> whether it comes in the shape that it was saved
             in, into the memory of the host.
 
-        Damaged ones that are newer are removed. Returns None when there is none at all.
+        Damaged ones that are newer are set aside as `<step>.damaged`. Returns None when
+        there is none at all.
 
         Raises:
           ValueError: when checkpoints exist and none fits: says which leaf differs.
           OSError, MemoryError: when one could not be read for a reason that may pass;
-            none is removed.
+            all stay where they are.
         """
         shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named(template))
         steps = self.steps()[::-1]
@@ -111,11 +127,10 @@ class Checkpointer:
             if _is_anywhere(fault is not None):
                 reasons.append(f"{step}: {fault or 'what another process cannot read'}")
                 continue
-            for newer in (s for s in steps if s > step):
-                self._manager.delete(newer)
+            self._set_aside([s for s in steps if s > step])
             if reasons and meshes.is_first():
                 got = "; ".join(reasons)
-                says = "%s: going on from checkpoint %d; removed as damaged: %s"
+                says = "%s: resuming from checkpoint %d; set aside as damaged: %s"
                 logging.warning(says, self.folder, step, got)
             return step, _refill(template, leaves)
         if reasons:
@@ -145,6 +160,15 @@ class Checkpointer:
     def close(self) -> None:
         """Release the manager's threads."""
         self._manager.close()
+
+    def _set_aside(self, steps):
+        """Rename checkpoints, in the first process, so that no run takes them."""
+        if not steps:
+            return
+        with meshes.first_before_others("damaged checkpoints"):
+            for step in steps if meshes.is_first() else ():
+                set_aside(self.folder / str(step), ".damaged")
+        self._manager.reload()
 
     def _place(self, step):
         return self.folder / str(step) / "default"

@@ -16,29 +16,37 @@ def write_digests(folder: pathlib.Path) -> None:
 
 
 def difference(folder: pathlib.Path) -> str | None:
-    """What is not as it was when the list was written; None when nothing is.
+    """The first listed file that is not as it was written; None when all are.
+
+    Files that the list does not name, such as a file manager's, are nobody's damage.
 
     Raises:
       OSError: when a file is there and cannot be read.
     """
     try:
-        kept = (folder / SUMS).read_bytes().splitlines()
+        lines = (folder / SUMS).read_bytes().splitlines()
     except FileNotFoundError:
         return f"no {SUMS} in it"
-    found = _listing(folder).splitlines()
-    if kept == found:
-        return None
-    line = min({*kept} ^ {*found}, default=b"  " + SUMS.encode())
-    name = line.partition(b"  ")[2].decode(errors="replace")
-    return f"{name} is not as it was written"
+    for line in lines or [b""]:
+        digest, _, name = line.decode(errors="replace").partition("  ")
+        try:
+            is_whole = _digest_of(folder / name) == digest
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+            is_whole = False  # the last: a name with a byte that no name has
+        if not is_whole:
+            return f"{name or SUMS} is not as it was written"
+    return None
 
 
 def _listing(folder):
     """A line per file, hidden ones left out: a file system may add its own."""
     paths = [p for p in folder.rglob("*") if p.name not in LATER and p.name[0] != "."]
-    lines = []
-    for path in sorted(p for p in paths if not p.is_dir()):
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        lines.append(f"{digest}  {path.relative_to(folder).as_posix()}\n")
-    return "".join(lines).encode()
+    return "".join(
+        f"{_digest_of(path)}  {path.relative_to(folder).as_posix()}\n"
+        for path in sorted(p for p in paths if not p.is_dir())
+    ).encode()
+
+
+def _digest_of(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

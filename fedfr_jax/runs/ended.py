@@ -1,12 +1,28 @@
-"""What a finished run has trained, without judging it again."""
+"""Finished runs: read and evaluated, without writing to their stages."""
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from fedfr_jax.runs.begin import begin, end_of
-from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.experiment import check_end, networks_of
+from fedfr_jax.runs import report
+from fedfr_jax.runs.begin import Begun, begin, end_of
+from fedfr_jax.runs.central_stage import read_central
+from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.costs import with_costs
+from fedfr_jax.runs.experiment import evaluate, networks_of, numbers, rows_of, show
+from fedfr_jax.runs.sinks import write_summary
+from fedfr_jax.runs.workdir import named_config
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Central, Experiment, Networks, PyTree
+
+
+class End(NamedTuple):
+    """A stage at its end."""
+
+    networks: Networks
+    handed_on: PyTree | None  # what stages that start from this one are given
+    begun: Begun | None  # of a federated stage
 
 
 def networks(experiment: Experiment, name: str, workdir: pathlib.Path) -> Networks:
@@ -16,29 +32,86 @@ def networks(experiment: Experiment, name: str, workdir: pathlib.Path) -> Networ
       ValueError: for an unknown stage, or one that is not trained to its end.
     """
     check_choice("method", name, experiment.stages)
-    stage, folder = experiment.stages[name], workdir / name
-    trainer = stage.trainer
-    end = end_of(trainer, experiment.federation.rounds)
-    check_end(folder / "checkpoints", end)
-    if isinstance(trainer, Central):
-        variables = trainer.network(_central(experiment, name, workdir))
-        return Networks(variables, trainer.network_apply, None, trainer.network_apply)
-    before = _before(experiment, stage.start_from, workdir)
-    begun = begin(experiment, trainer, before, folder)
-    begun.checkpointer.close()
-    return networks_of(experiment, trainer, begun.sim, begun.server, begun.store)
+    return _read(experiment, name, workdir, _before(experiment, name, workdir)).networks
 
 
-def _central(experiment: Experiment, name: str, workdir: pathlib.Path) -> PyTree:
-    trainer = experiment.stages[name].trainer
-    mesh, seed = experiment.mesh, experiment.seed
-    return train_central(trainer, mesh, workdir / name, seed=seed)
+def evaluate_experiment(experiment: Experiment, workdir) -> dict:
+    """Judge a run's last checkpoints again; returns and writes evaluation.json.
+
+    Raises:
+      ValueError: when a stage has not been trained to its end, or its last checkpoint
+        cannot be read; nothing is trained, and no file of a stage written.
+    """
+    workdir = pathlib.Path(workdir)
+    rounds, evaluators = experiment.federation.rounds, experiment.task.evaluators
+    for name, stage in experiment.stages.items():
+        check_end(workdir / name / "checkpoints", end_of(stage.trainer, rounds))
+    found = {}
+    for name, end in _ends(experiment, workdir):
+        found[name] = evaluate(evaluators, end.networks)
+        if end.begun:
+            rows = rows_of(workdir / name)
+            found[name] = with_costs(found[name], evaluators, rows, end.begun, rounds)
+    result = {"methods": numbers(found), **named_config(workdir)}
+    try:
+        write_summary(workdir / "evaluation.json", result)
+    except OSError as error:  # the folder of a run may be read only
+        show(f"evaluation.json could not be written: {error}.")
+    show(report.result_table(result))
+    return result
+
+
+def check_end(folder: pathlib.Path, end: int) -> None:
+    """Raise ValueError unless checkpoint `end` is the newest in `folder` and whole."""
+    done = None
+    if folder.exists():
+        with contextlib.closing(
+            Checkpointer(folder, is_read_only=True)
+        ) as checkpointer:
+            done = checkpointer.latest()
+            why = checkpointer.why_unreadable(end) if done == end else None
+    if done != end:
+        raise ValueError(
+            f"{folder} must hold checkpoint {end}, got {done}: train it first."
+        )
+    if why:
+        raise ValueError(
+            f"checkpoint {end} in {folder} must be readable to be evaluated, got "
+            f"{why!r}: `fedfr train` goes on from the one before, where personal rows "
+            "of then are kept."
+        )
+
+
+def _ends(experiment: Experiment, workdir) -> Iterator[tuple[str, End]]:
+    """The ends of all stages, in order, each read once."""
+    handed_on = {None: None}
+    wanted = {stage.start_from for stage in experiment.stages.values()}
+    for name, stage in experiment.stages.items():
+        end = _read(experiment, name, workdir, handed_on[stage.start_from])
+        if name in wanted:
+            handed_on[name] = end.handed_on
+        yield name, end
 
 
 def _before(experiment, name, workdir) -> PyTree | None:
-    """What the stage `name` hands to those that start from it."""
-    if name is None:
+    """What the stage `name` starts from."""
+    start = experiment.stages[name].start_from
+    if start is None:
         return None
-    if isinstance(experiment.stages[name].trainer, Central):
-        return _central(experiment, name, workdir)
-    return networks(experiment, name, workdir).variables
+    before = _before(experiment, start, workdir)
+    return _read(experiment, start, workdir, before).handed_on
+
+
+def _read(experiment: Experiment, name: str, workdir, before: PyTree | None) -> End:
+    """The end of the stage `name`, which started from `before`."""
+    trainer, folder = experiment.stages[name].trainer, workdir / name
+    check_end(folder / "checkpoints", end_of(trainer, experiment.federation.rounds))
+    if isinstance(trainer, Central):
+        state = read_central(trainer, experiment.mesh, folder, seed=experiment.seed)
+        network, apply = trainer.network(state), trainer.network_apply
+        return End(Networks(network, apply, None, apply), state, None)
+    begun = begin(experiment, trainer, before, folder, is_read_only=True)
+    begun.checkpointer.close()
+    server, sim = begun.server, begun.sim
+    found = networks_of(experiment, trainer, sim, server, begun.store)
+    return End(found, trainer.network(server) if trainer.network else None, begun)

@@ -21,7 +21,6 @@ from fedfr_jax.federated.store import Store
 from fedfr_jax.runs import loop, report
 from fedfr_jax.runs.begin import begin, end_of, last_simulation
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.costs import with_costs
 from fedfr_jax.runs.sinks import (
     JsonlSink,
@@ -30,7 +29,7 @@ from fedfr_jax.runs.sinks import (
     show_at_end,
     write_summary,
 )
-from fedfr_jax.runs.workdir import Clock
+from fedfr_jax.runs.workdir import Clock, named_config
 from fedfr_jax.types import (
     Central,
     Evaluation,
@@ -66,9 +65,10 @@ def run_experiment(experiment: Experiment, workdir) -> dict:
     show(experiment.task.text)
     found = run_stages(experiment, workdir, clock)
     summary = {"methods": numbers(found), "seconds": clock.note()}
+    summary |= named_config(workdir)
     write_summary(workdir / "summary.json", summary)
     show(report.result_table(summary))  # before the plots, which may lack a package
-    rows = {name: _rows_of(workdir / name) for name in found}
+    rows = {name: rows_of(workdir / name) for name in found}
     facts = experiment.task.facts
     paths = report.draw(found, rows, workdir, facts=facts, say=show)
     pictures = [path for path in paths if path.suffix == ".png"]
@@ -77,45 +77,10 @@ def run_experiment(experiment: Experiment, workdir) -> dict:
     return summary
 
 
-def evaluate_experiment(experiment: Experiment, workdir) -> dict:
-    """Judge a run's last checkpoints again; returns and writes evaluation.json.
-
-    Raises:
-      ValueError: when a stage has not been trained to its end, or its last checkpoint
-        cannot be read; nothing is trained and no checkpoint deleted.
-    """
-    workdir = pathlib.Path(workdir)
-    for name, stage in experiment.stages.items():
-        end = end_of(stage.trainer, experiment.federation.rounds)
-        check_end(workdir / name / "checkpoints", end)
-    result = {"methods": numbers(run_stages(experiment, workdir))}
-    write_summary(workdir / "evaluation.json", result)
-    show(report.result_table(result))
-    return result
-
-
-def _rows_of(folder: pathlib.Path) -> list[dict]:
+def rows_of(folder: pathlib.Path) -> list[dict]:
+    """The lines of a stage's metrics.jsonl."""
     path = folder / "metrics.jsonl"
     return read_jsonl(path) if path.exists() else []
-
-
-def check_end(folder: pathlib.Path, end: int) -> None:
-    """Raise ValueError unless checkpoint `end` is the newest in `folder` and whole."""
-    done = None
-    if folder.exists():
-        with contextlib.closing(Checkpointer(folder)) as checkpointer:
-            done = checkpointer.latest()
-            why = checkpointer.why_unreadable(end) if done == end else None
-    if done != end:
-        raise ValueError(
-            f"{folder} must hold checkpoint {end}, got {done}: train it first."
-        )
-    if why:
-        raise ValueError(
-            f"checkpoint {end} in {folder} must be readable to be evaluated, got "
-            f"{why!r}: `fedfr train` goes on from the one before, where personal rows "
-            "of then are kept."
-        )
 
 
 def numbers(found: Mapping[str, Evaluations]) -> dict:
@@ -149,7 +114,7 @@ def run_central(
     """One network for every client: (its variables, evaluations)."""
     del before
     mesh, seed, end = experiment.mesh, experiment.seed, trainer.settings.epochs
-    is_new = len(_rows_of(folder)) < end
+    is_new = len(rows_of(folder)) < end
     variables = train_central(trainer, mesh, folder, seed=seed)
     apply, network = trainer.network_apply, trainer.network(variables)
     networks = Networks(network, apply, None, apply)
@@ -195,7 +160,7 @@ def run_federated(
     if first < end:  # what is judged in rounds is there already
         late = {x: of for x, of in found.items() if not evaluators[x].in_rounds}
         show_at_end(folder, end - 1, named(late))
-    found = with_costs(found, evaluators, _rows_of(folder), begun, rounds)
+    found = with_costs(found, evaluators, rows_of(folder), begun, rounds)
     network = trainer.network(server) if trainer.network else None
     return network, found
 

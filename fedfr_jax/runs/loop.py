@@ -54,13 +54,18 @@ class Resumed(NamedTuple):
     first: int  # the round to play next
 
 
-def resume(sim: Simulation, server: PyTree, folder) -> Resumed:
+def resume(
+    sim: Simulation, server: PyTree, folder, *, is_read_only: bool = False
+) -> Resumed:
     """State at the newest whole checkpoint under `folder`, or the given start.
+
+    Args:
+      is_read_only: there is a checkpoint, and nothing is written.
 
     Raises:
       ValueError: when what is on disk belongs to another run.
     """
-    checkpointer = Checkpointer(folder / "checkpoints")
+    checkpointer = Checkpointer(folder / "checkpoints", is_read_only=is_read_only)
     found = checkpointer.restore(server)
     first, server = found or (0, server)
     store = open_store(
@@ -69,6 +74,7 @@ def resume(sim: Simulation, server: PyTree, folder) -> Resumed:
         folder / "store",
         resume_round=first,
         protected=checkpointer.steps(),
+        is_read_only=is_read_only,
     )
     return Resumed(server, store, checkpointer, first)
 

@@ -37,12 +37,6 @@ def settings_of(name: str, stages: Mapping[str, Stage], config: Mapping) -> dict
     return own
 
 
-def touched(stages: Mapping[str, Stage], old: Mapping, new: Mapping) -> set[str]:
-    """Names of the stages whose settings differ between two configs."""
-    of = lambda name, config: settings_of(name, stages, config)
-    return {name for name in stages if of(name, old) != of(name, new)}
-
-
 def with_followers(stages: Mapping[str, Stage], names: Collection[str]) -> set[str]:
     """`names` and all stages that start from one of them, however far.
 

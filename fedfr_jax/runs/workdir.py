@@ -1,11 +1,10 @@
-"""A work folder belongs to one config and one process, and knows its seconds.
+"""A run directory belongs to one config and one process; the time that it took.
 
-A config that changes goes on with the stages that it leaves as they are; the folder of
-another stage is renamed to <stage>.old, and the stage is trained anew.
+A config that changes goes on with the stages that it leaves as they are, see
+`stage_folders`.
 """
 
 import contextlib
-import fcntl
 import json
 import math
 import pathlib
@@ -15,11 +14,16 @@ from collections.abc import Collection, Iterator, Mapping
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.json_files import read_json
-from fedfr_jax.runs.sinks import write_summary, write_text
-from fedfr_jax.runs.stage_settings import first_difference, touched, with_followers
+from fedfr_jax.runs import digest_json, locks, stage_folders
+from fedfr_jax.runs.sinks import write_summary
+from fedfr_jax.runs.stage_settings import first_difference, with_followers
 from fedfr_jax.types import Stage
 
-LOCK, CONFIG, OLD = ".lock", "config.json", ".old"
+CONFIG = "config.json"
+MARK = "run directory of fedfr_jax\n"  # what its lock says
+# What a shell, a scheduler or a file manager may put into a folder before a run does.
+IGNORED = ("desktop.ini", "Thumbs.db")
+IGNORED_SUFFIXES = (".log", ".out", ".err")
 
 
 class Clock:
@@ -105,119 +109,94 @@ def claim(
       The lock, held as long as the object lives.
 
     Raises:
-      ValueError: when the folder belongs to another config (naming the first line
-        that differs) or another process uses it.
+      ValueError: when the folder has other things than a run, belongs to another config
+        (naming the first line that differs) or another process uses it.
     """
     if stages:
         restart = with_followers(stages, restart)
+    check_is_run(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    lock = (workdir / LOCK).open("w")
+    lock = locks.lock_to_write(workdir, MARK)
     try:
-        _hold(lock, workdir)
         if is_fresh:
             _empty(workdir)
         _check_file(workdir / CONFIG)
-        if not (workdir / CONFIG).exists():
-            _tell_of_stages_without_config(workdir, stages or {})
-            write_text(workdir / CONFIG, config)
+        old, new = kept_config(workdir), json.loads(config)
         if stages:
-            _begin_anew(workdir, config, stages, restart)
-        _check(workdir, config, but_for)
+            stage_folders.arrange(workdir, stages, old, new, restart)
+        elif old is not None:
+            check_config(workdir, new, but_for)
+        if old is None or stages:
+            digest_json.write(workdir / CONFIG, new)
     except (OSError, ValueError):
         lock.close()
         raise
     return lock
 
 
-def _hold(lock, workdir):
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+def check_is_run(workdir: pathlib.Path) -> None:
+    """Raise ValueError for a folder of other things than a run; nothing is written."""
+    others = _contents(workdir) if workdir.is_dir() else []
+    if others and not _is_run(workdir):
+        names = ", ".join(sorted(path.name for path in others)[:3])
         raise ValueError(
-            f"{workdir} must be used by one process, got two: wait for the other."
-        ) from None
+            f"{workdir} must be empty or a run directory, got a folder with {names}: "
+            "take another --workdir."
+        )
+
+
+def _is_run(workdir):
+    """By its lock; by its config's digest or a checkpoint, where the lock is lost."""
+    mark = locks.mark_of(workdir)
+    if mark:
+        return mark == MARK
+    path = workdir / CONFIG
+    if mark is not None and path.exists():  # as earlier versions have marked them
+        return True
+    with contextlib.suppress(OSError, ValueError):
+        if digest_json.DIGEST in read_json(path):
+            return True
+    return any(workdir.glob("*/checkpoints/*/default/SHA256SUMS"))
+
+
+def _contents(workdir):
+    """What is in a folder, without files that a run may find there."""
+    return [
+        path
+        for path in workdir.iterdir()
+        if path.name[0] != "."
+        and path.name not in IGNORED
+        and path.suffix not in IGNORED_SUFFIXES
+    ]
 
 
 def _empty(workdir):
-    """Remove all but the lock, which this process holds; last what says whose it is."""
-    for path in sorted(workdir.iterdir(), key=lambda path: path.name == CONFIG):
+    """Remove what a run has left; last what says whose it is."""
+    for path in sorted(_contents(workdir), key=lambda path: path.name == CONFIG):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.name != LOCK:
+        else:
             path.unlink()
 
 
-def _tell_of_stages_without_config(workdir, stages):
-    """Say it when nothing tells of what config the stages that are trained are."""
-    found = [name for name in stages if _is_trained(workdir / name)]
-    if found:
-        print(
-            f"{workdir / CONFIG} is gone: {', '.join(found)} are taken to be of this "
-            "command's config, which nothing can compare.",
-            flush=True,
-        )
+def kept_config(workdir: pathlib.Path) -> dict | None:
+    """The config that the run keeps, None without one.
 
-
-def _begin_anew(workdir, config, stages, restart):
-    """Set aside what `config` touches and what is named; the rest stays."""
-    old, new = _kept_config(workdir), json.loads(config)
-    changed = touched(stages, old, new)
-    trained = {name for name in stages if _is_trained(workdir / name)}
-    lost, kept = trained & (changed | restart), trained - changed - restart
-    if lost - restart and not kept:
-        return  # another run's folder, which `_check` refuses
-    for name in changed | restart:
-        _set_aside(workdir / name)
-    write_text(workdir / CONFIG, config)
-    if lost:
-        print(_says(stages, kept, lost, first_difference(old, new)), flush=True)
-
-
-def _says(stages, kept, lost, difference) -> str:
-    """One line: why, which stages are kept and which are trained anew."""
-    listed = lambda names: ", ".join(name for name in stages if name in names) or "none"
-    why = "Asked to restart"
-    if difference:
-        key, before, now = difference
-        why = f"config.{key} was {before} and is {now}"
-    return (
-        f"{why}: kept are {listed(kept)}; trained anew are {listed(lost)}, whose "
-        f"folders are now called *{OLD}."
-    )
-
-
-def _is_trained(folder):
-    return any((folder / "checkpoints").glob("[0-9]*"))
-
-
-def _set_aside(folder):
-    """Rename a stage's folder; one without a checkpoint is removed."""
-    old = folder.with_name(folder.name + OLD)
-    if _is_trained(folder):
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-    elif folder.exists():
-        shutil.rmtree(folder)
-
-
-def _kept_config(workdir) -> dict:
+    Raises:
+      ValueError: naming the file, when it is damaged.
+    """
     path = workdir / CONFIG
-    try:
-        return read_json(path)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} must be the JSON of the run's config, but: {error} Put a copy "
-            "back, or move it away and train on with the config that the run began "
-            "with, which is then not compared; what is trained stays."
-        ) from error
+    return digest_json.read(path) if path.exists() else None
 
 
-def _check(workdir, config, but_for):
-    found = first_difference(_kept_config(workdir), json.loads(config), but_for)
+def named_config(workdir: pathlib.Path) -> dict[str, str]:
+    """{"config_sha256": digest of the config that the run keeps}, {} without one."""
+    config = kept_config(workdir)
+    return {} if config is None else {"config_sha256": digest_json.digest_of(config)}
+
+
+def check_config(workdir: pathlib.Path, config: Mapping, but_for: str = "") -> None:
+    """Raise ValueError for the first key that the run's config has otherwise."""
+    found = first_difference(kept_config(workdir), config, but_for)
     if found:
-        key, before, now = found
-        raise ValueError(
-            f"{workdir / CONFIG} must equal the config of this command to go on, got "
-            f"{key} {before} there and {now} here; take another --workdir, or "
-            "--overwrite."
-        )
+        raise stage_folders.another_run(workdir, *found)

@@ -159,14 +159,15 @@ def test_the_work_folder_keeps_the_config(tmp_path):
     path = config_in(tmp_path, MINE.format(place="configs"))
     values = parsed(f"--config={path}", "--config.model.widths=(4, 8)")
     text = values.config.to_json_best_effort(indent=1)
-    workdir.claim(tmp_path, text).close()
-    again = parsed("--workdir", str(tmp_path), "--config.evaluation.fars=(0.5,)").config
+    run = tmp_path / "run"
+    workdir.claim(run, text).close()
+    again = parsed("--workdir", str(run), "--config.evaluation.fars=(0.5,)").config
     assert again.model.widths == (4, 8)
     assert again.evaluation.fars == (0.5,)
     assert flags.KEPT == workdir.CONFIG
-    workdir.claim(tmp_path, text).close()
+    workdir.claim(run, text).close()
     text = again.to_json_best_effort(indent=1)
-    workdir.claim(tmp_path, text, but_for="evaluation").close()
+    workdir.claim(run, text, but_for="evaluation").close()
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))

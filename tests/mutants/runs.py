@@ -80,7 +80,7 @@ MUTANTS = [
         LOOP,
         [
             ("KEEP = 2", "KEEP = 1"),
-            ("self._manager.delete(newer)", "pass"),
+            ('set_aside(self.folder / str(step), ".damaged")', "pass"),
             ("if passing := _passing(error):", "if passing := None:"),
             ("leaves.get(trees.path_name(path), x), template", "x, template"),
         ],
@@ -89,8 +89,9 @@ MUTANTS = [
         "fedfr_jax/runs/digests.py",
         LOOP,
         [
-            ("if kept == found:", "if len(kept) == len(found):"),
-            ("if kept == found:", "if {*kept} <= {*found}:"),
+            ("== digest\n", "!= 0\n"),
+            ("is_whole = False", "is_whole = True"),
+            ('in lines or [b""]:', "in lines:"),
             ("(folder / SUMS).write_bytes(_listing(folder))", "pass"),
         ],
     ),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fedfr_jax.runs.workdir import claim, claim_for_all
+from fedfr_jax.commands.config_files import restore
+from fedfr_jax.runs.workdir import claim, claim_for_all, kept_config
 
 
 def test_a_folder_belongs_to_one_config_and_one_process(tmp_path):
@@ -28,14 +29,61 @@ def test_overwrite_takes_nothing_from_a_live_run(tmp_path):
             with claim_for_all(tmp_path, '{"seed": 1}', is_fresh=True):
                 pass
         assert rows.read_text() == "of the live run"
-        assert (tmp_path / "config.json").read_text() == '{"seed": 0}'
+        assert kept_config(tmp_path) == {"seed": 0}
     elsewhere = tmp_path.parent / f"{tmp_path.name}-data"
     elsewhere.mkdir()
     (elsewhere / "image").write_text("not of the run")
     (tmp_path / "data").symlink_to(elsewhere)
     with claim_for_all(tmp_path, '{"seed": 1}', is_fresh=True):
         assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "config.json"]
-        assert (tmp_path / "config.json").read_text() == '{"seed": 1}'
+        assert kept_config(tmp_path) == {"seed": 1}
         with pytest.raises(ValueError, match="must be used by one process"):
             claim(tmp_path, '{"seed": 1}').close()
     assert (elsewhere / "image").exists()
+
+
+@pytest.mark.parametrize("is_fresh", [False, True])
+@pytest.mark.parametrize(
+    "name, text", [("notes.txt", "mine"), ("config.json", '{"name": "website"}')]
+)
+def test_a_folder_of_other_things_is_left_as_it_is(name, text, is_fresh, tmp_path):
+    (tmp_path / name).write_text(text)
+    says = f"must be empty or a run directory, got a folder with {name}: take another"
+    with pytest.raises(ValueError, match=says):
+        claim(tmp_path, '{"seed": 0}', is_fresh=is_fresh)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == text
+
+
+def test_what_shells_and_file_managers_leave_is_no_obstacle_and_stays(tmp_path):
+    names = [".git", "desktop.ini", "slurm-7.out", "train.log"]
+    for name in names:
+        (tmp_path / name).touch()
+    claim(tmp_path, '{"seed": 0}').close()
+    (tmp_path / "fedavg").mkdir()
+    claim(tmp_path, '{"seed": 1}', is_fresh=True).close()
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == sorted([*names, ".lock", "config.json"])
+
+
+def test_a_run_is_known_without_its_lock(tmp_path):
+    """As in a copy without hidden files."""
+    claim(tmp_path, '{"seed": 0}').close()
+    (tmp_path / "partition.json").touch()
+    (tmp_path / ".lock").unlink()
+    claim(tmp_path, '{"seed": 1}', is_fresh=True).close()
+    assert not (tmp_path / "partition.json").exists()
+
+
+def test_a_flipped_bit_of_a_kept_config_is_found(tmp_path):
+    claim(tmp_path, '{"seed": 0, "rate": 0.10}').close()
+    path = tmp_path / "config.json"
+    whole = path.read_text()
+    assert restore(path).to_dict() == kept_config(tmp_path) == {"seed": 0, "rate": 0.1}
+    path.write_text(whole.replace("0.1", "0.5"))
+    says = "config.json must be .* as it was written, but: its digest is not"
+    for read in (restore, lambda path: claim(tmp_path, '{"seed": 0, "rate": 0.5}')):
+        with pytest.raises(ValueError, match=says):
+            read(path)
+    path.write_text(whole.replace("\n", " "))  # the same values
+    assert kept_config(tmp_path) == {"seed": 0, "rate": 0.1}

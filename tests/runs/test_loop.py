@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import re
+import shutil
 import time
 import types
 
@@ -18,7 +19,7 @@ from fedfr_jax.federated.simulation import simulation, start
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import first_calls, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.experiment import check_end
+from fedfr_jax.runs.ended import check_end
 from fedfr_jax.runs.sinks import JsonlSink
 from tests.federated import toys
 
@@ -276,8 +277,10 @@ def test_no_flipped_bit_is_trusted(two, tmp_path, caplog):
     assert two.why_unreadable(2) is None
     file.write_bytes(whole[:-1])
     assert restored(two) == 1 and two.steps() == (1,)
-    says = f"going on from checkpoint 1; removed as damaged: 2: .*{last} is not as"
+    says = f"resuming from checkpoint 1; set aside as damaged: 2: .*{last} is not as"
     assert re.search(says, caplog.messages[-1])
+    damaged = tmp_path / "2.damaged" / file.relative_to(tmp_path / "2")
+    assert damaged.read_bytes() == whole[:-1]
 
 
 @pytest.mark.parametrize(
@@ -288,9 +291,21 @@ def test_what_is_missing_is_damage(two, tmp_path, name):
     assert restored(two) == 1 and two.steps() == (1,)
 
 
-def test_a_file_too_many_is_damage(two, tmp_path):
-    (tmp_path / "2" / "default" / "d" / "more").write_bytes(b"1")
-    assert "d/more is not as it was written" in two.why_unreadable(2)
+def test_an_empty_list_of_digests_is_damage(two, tmp_path):
+    (tmp_path / "2" / "default" / "SHA256SUMS").write_bytes(b"")
+    assert "SHA256SUMS is not as it was written" in two.why_unreadable(2)
+
+
+def test_stray_files_beside_a_checkpoint_are_no_damage(two, tmp_path):
+    """As file managers and sync clients leave them, in each of its folders."""
+    step = tmp_path / "2"
+    for folder in (tmp_path, step, step / "default", step / "default" / "d"):
+        for name in ("desktop.ini", ".DS_Store", "d (conflicted copy)"):
+            (folder / name).write_bytes(b"1")
+    shutil.copytree(step, tmp_path / "2 (1)")
+    assert two.why_unreadable(2) is None
+    with contextlib.closing(Checkpointer(tmp_path)) as again:
+        assert restored(again) == 2 and again.steps() == (1, 2)
 
 
 def test_a_checkpoint_of_another_model_names_the_leaf(tmp_path):

@@ -7,8 +7,9 @@ import pytest
 
 from fedfr_jax.central.settings import Training
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.runs import workdir
-from fedfr_jax.runs.stage_settings import touched
+from fedfr_jax.runs import digest_json, workdir
+from fedfr_jax.runs.stage_folders import check_stages
+from fedfr_jax.runs.stage_settings import settings_of
 from fedfr_jax.types import Central, Federated, Stage
 
 CONFIG = {
@@ -50,8 +51,17 @@ def folder(tmp_path):
     return tmp_path
 
 
+def trained(path):
+    return (path / "checkpoints" / "3").is_dir()
+
+
 def kept(folder):
-    return [name for name in STAGES if (folder / name).exists()]
+    return [name for name in STAGES if trained(folder / name)]
+
+
+def set_aside(folder, name):
+    """The stage's folders of earlier settings."""
+    return [path for path in folder.glob(f"{name}.old-*") if trained(path)]
 
 
 @pytest.mark.parametrize(
@@ -71,11 +81,9 @@ def test_a_changed_setting_leaves_the_stages_that_it_does_not_touch(
     text = changed(**change)
     workdir.claim(folder, text, STAGES).close()
     assert kept(folder) == left
-    assert json.loads((folder / "config.json").read_text()) == json.loads(text)
+    assert workdir.kept_config(folder) == json.loads(text)
     lost = [name for name in STAGES if name not in left]
-    assert [
-        name for name in STAGES if (folder / f"{name}.old/checkpoints/3").is_dir()
-    ] == lost
+    assert [name for name in STAGES if set_aside(folder, name)] == lost
     says = capsys.readouterr().out
     assert says.count("\n") == bool(lost)
     if lost:
@@ -94,7 +102,7 @@ def test_a_config_that_touches_every_stage_is_another_run(change, rule, folder):
     with pytest.raises(ValueError, match=rule):
         workdir.claim(folder, changed(**change), STAGES).close()
     assert kept(folder) == list(STAGES)
-    assert json.loads((folder / "config.json").read_text()) == CONFIG
+    assert workdir.kept_config(folder) == CONFIG
 
 
 def test_a_correction_before_the_first_checkpoint_is_welcome(tmp_path):
@@ -118,6 +126,78 @@ def test_a_stage_is_restarted_with_those_that_start_from_it(restart, left, folde
         workdir.claim(folder, changed(), STAGES, restart=["nosuch"])
 
 
+def generation(folder, name):
+    """Which training a stage's folder has, as `mark` has written it down."""
+    return (folder / name / "checkpoints" / "3" / "training").read_text()
+
+
+def mark(folder, training):
+    """Write into the checkpoints of all stages which training they are of."""
+    for name in STAGES:
+        step = folder / name / "checkpoints" / "3"
+        if not step.exists():
+            step.mkdir(parents=True)
+            (step / "training").write_text(training)
+
+
+def test_going_back_takes_back_what_was_trained(tmp_path, capsys):
+    scales = [30, 64, 16, 30, 64, 16]
+    for number, scale in enumerate(scales):
+        text = changed(methods__fedfr__scale=scale)
+        workdir.claim(tmp_path, text, STAGES).close()
+        mark(tmp_path, str(number))
+        assert generation(tmp_path, "fedfr") == str(scales.index(scale))
+        assert generation(tmp_path, "fedavg") == "0"
+    assert len(set_aside(tmp_path, "fedfr")) == 2  # each of the other two, once
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert (
+        "config.methods.fedfr.scale was 64 and is 16: kept are pretrained, fedavg,"
+        in last
+    )
+    assert last.endswith("central; taken back are fedfr.")
+
+
+def test_a_row_that_is_taken_out_and_put_back_is_not_trained_anew(folder):
+    mark(folder, "first")
+    without = json.loads(changed())
+    del without["methods"]["fedfr"]
+    fewer = {name: stage for name, stage in STAGES.items() if name != "fedfr"}
+    workdir.claim(folder, json.dumps(without), fewer).close()
+    workdir.claim(folder, changed(), STAGES).close()
+    assert kept(folder) == list(STAGES) and not set_aside(folder, "fedfr")
+
+
+def test_every_restart_sets_aside_what_was_trained_before(folder):
+    for training in ("1", "2", "3"):
+        workdir.claim(folder, changed(), STAGES, restart=["fedfr"]).close()
+        assert not trained(folder / "fedfr")
+        workdir.claim(folder, changed(), STAGES).close()  # stopped, and started again
+        assert not trained(folder / "fedfr")  # not the one that was to be replaced
+        mark(folder, training)
+    assert len(set_aside(folder, "fedfr")) == 3 and generation(folder, "fedfr") == "3"
+
+
+def test_a_folder_of_an_earlier_version_has_records_from_then_on(folder):
+    for name in STAGES:
+        (folder / name / "settings.json").unlink()
+    workdir.claim(folder, changed(methods__fedfr__scale=64), STAGES).close()
+    assert kept(folder) == ["pretrained", "fedavg", "central"]
+    workdir.claim(folder, changed(), STAGES).close()
+    assert kept(folder) == list(STAGES)
+
+
+def test_another_config_in_the_place_of_the_runs_changes_no_stage(folder):
+    """The records of stages say what they are, whatever config.json says."""
+    digest_json.write(folder / "config.json", json.loads(changed(seed=1)))
+    with pytest.raises(ValueError, match="got seed 0 there and 1 here"):
+        workdir.claim(folder, changed(seed=1), STAGES).close()
+    with pytest.raises(ValueError, match="fedavg must be of .* got seed 0 there and 1"):
+        stages = {name: STAGES[name] for name in ("fedavg", "fedfr")}
+        check_stages(folder, stages, json.loads(changed(seed=1)))
+    workdir.claim(folder, changed(), STAGES).close()
+    assert kept(folder) == list(STAGES)
+
+
 ALL, ROUNDED = set(STAGES), {"fedavg", "fedfr"}
 LEFT_AS_THEY_ARE = {
     "federation": {
@@ -137,7 +217,11 @@ LEFT_AS_THEY_ARE = {
 )
 def test_every_key_touches_the_stages_that_depend_on_it(section, keys, stages):
     old, new = {section: {}}, lambda key: {section: {key: "other"}}
-    found = {key: touched(STAGES, old, new(key)) for key in keys}
+    of = lambda name, config: settings_of(name, STAGES, config)
+    found = {
+        key: {name for name in STAGES if of(name, old) != of(name, new(key))}
+        for key in keys
+    }
     free = LEFT_AS_THEY_ARE[section]
     assert found == {key: set() if key in free else stages for key in keys}
 
@@ -151,12 +235,14 @@ def test_what_is_said_of_a_damaged_config_keeps_what_is_trained(folder, capsys):
     (folder / "config.json").rename(folder / "config.json.damaged")
     workdir.claim(folder, changed(), STAGES).close()
     said = capsys.readouterr().out
-    assert f"config.json is gone: {', '.join(STAGES)} are taken to be of this" in said
+    assert "taken to be" not in said  # their records say what they are
     assert kept(folder) == list(STAGES)
-    assert json.loads((folder / "config.json").read_text()) == CONFIG
+    assert workdir.kept_config(folder) == CONFIG
 
 
 def test_a_folder_in_the_place_of_a_file_is_refused_at_once(tmp_path):
+    workdir.claim(tmp_path, "{}").close()
+    (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").mkdir()
     with pytest.raises(ValueError, match="config.json must be a file, got a folder"):
         workdir.claim(tmp_path, "{}").close()
@@ -167,6 +253,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused_at_once(tmp_path):
 
 @pytest.mark.parametrize("text", ["{", "[1]", "\x00", "[" * 99999])
 def test_a_damaged_config_is_named_and_damaged_seconds_are_forgotten(text, tmp_path):
+    workdir.claim(tmp_path, "{}").close()
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config.json must be the JSON of the run"):
         workdir.claim(tmp_path, "{}").close()

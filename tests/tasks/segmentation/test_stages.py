@@ -16,8 +16,8 @@ from fedfr_jax.evaluation.representation import mmd_squared
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs.ended import networks
-from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
+from fedfr_jax.runs.ended import evaluate_experiment, networks
+from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.tasks.data import open_data, split_classes
 from fedfr_jax.tasks.representation import looker
 from fedfr_jax.tasks.segmentation.stages import segmenter_of, with_masks

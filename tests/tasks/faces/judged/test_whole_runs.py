@@ -12,7 +12,7 @@ from fedfr_jax.__main__ import main
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.evaluation import templates
 from fedfr_jax.evaluation.identification import open_set_tpir, pair_tpir, rank_k
-from fedfr_jax.runs import experiment
+from fedfr_jax.runs import ended, experiment
 from fedfr_jax.tasks.faces.template_set import template_set
 from fedfr_jax.types import Networks
 from tests.tasks.faces.judged.given import META, write_bin, write_release
@@ -102,9 +102,9 @@ def direct_numbers(apply, variables, path, template, pairs, subject, *, fars, fp
 def test_train_and_evaluate_judge_by_the_direct_calls(tiny, monkeypatch, capsys):
     config, path, lists = tiny
     built = []
-    for name in ("run_experiment", "evaluate_experiment"):
-        keep = lambda made, folder: built.append(made)
-        monkeypatch.setattr(experiment, name, keep)
+    keep = lambda made, folder: built.append(made)
+    monkeypatch.setattr(experiment, "run_experiment", keep)
+    monkeypatch.setattr(ended, "evaluate_experiment", keep)
     words = [f"--config={config}", f"--workdir={path / 'run'}"]
     rates = {"fars": (1e-2, 1e-1), "fpirs": (1e-1,)}
     options = {"path": str(path / "IJBC"), "ranks": (1, 2), **rates}

@@ -1,0 +1,45 @@
+"""JSON objects that carry their own digest, so that a flipped bit is found."""
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from fedfr_jax import drafts
+from fedfr_jax.json_files import read_json
+
+DIGEST = "sha256"
+
+
+def digest_of(value: Mapping[str, Any]) -> str:
+    """SHA-256 of an object without its digest, however it is ordered and spaced."""
+    plain = {key: item for key, item in value.items() if key != DIGEST}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def write(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    """Write an object with its digest, whole or not at all."""
+    signed = {DIGEST: digest_of(value), **value}
+    drafts.write_text(path, json.dumps(signed, indent=1) + "\n")
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+    """An object without its digest; one that never had a digest is not compared.
+
+    Raises:
+      ValueError: naming the file, when it is damaged.
+    """
+    try:
+        value = read_json(path)
+        kept = value.pop(DIGEST, None)
+        if kept in (None, digest_of(value)):
+            return value
+        fault = f"its digest is not {kept}, it was changed."
+    except ValueError as error:
+        fault = error
+    raise ValueError(
+        f"{path} must be the JSON of the run as it was written, but: {fault} Put a "
+        "copy back, or move it away and start `fedfr train` with the config that the "
+        "run began with; what is trained stays."
+    )

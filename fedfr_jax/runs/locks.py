@@ -1,0 +1,77 @@
+"""Locks of run directories: one writer, or any number of readers."""
+
+import contextlib
+import fcntl
+import pathlib
+from typing import IO
+
+LOCK = ".lock"
+
+
+def lock_to_write(folder: pathlib.Path, mark: str, *, waits: bool = False) -> IO:
+    """Keep every other process out until the returned file is closed.
+
+    Args:
+      mark: what the lock says of the folder, written when it is new.
+      waits: for the others to end; else their use is an error.
+
+    Raises:
+      ValueError: when another process uses the folder, or it cannot be locked.
+    """
+    file = (folder / LOCK).open("a+")
+    try:
+        _lock(file, folder, fcntl.LOCK_EX, waits)
+        if not file.tell():
+            file.write(mark)
+            file.flush()
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def lock_to_read(folder: pathlib.Path) -> contextlib.AbstractContextManager:
+    """Keep writers out, and no readers, until the returned object is closed.
+
+    A folder without a lock file, or whose file system has no locks, is read unlocked:
+    a copy, or an archive that nothing writes to.
+
+    Raises:
+      ValueError: when another process writes to the folder.
+    """
+    try:
+        file = (folder / LOCK).open("rb")
+    except OSError:
+        return contextlib.nullcontext()
+    try:
+        _lock(file, folder, fcntl.LOCK_SH, waits=False)
+    except NoLocks:
+        pass
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def mark_of(folder: pathlib.Path) -> str | None:
+    """What the lock of a folder says; None without one."""
+    path = folder / LOCK
+    return path.read_text(errors="replace") if path.is_file() else None
+
+
+class NoLocks(ValueError):
+    """The file system cannot lock."""
+
+
+def _lock(file, folder, kind, waits):
+    try:
+        fcntl.flock(file, kind | (0 if waits else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise ValueError(
+            f"{folder} must be used by one process, got two: wait for the other."
+        ) from None
+    except OSError as error:
+        raise NoLocks(
+            f"{folder} must be on a file system that can lock files, got {error}: take "
+            "another --workdir, or mount that one with locks."
+        ) from error

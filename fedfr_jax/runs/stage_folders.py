@@ -1,0 +1,188 @@
+"""Folders of stages: what each was trained with, and what a changed config keeps.
+
+`<stage>/settings.json` is a record of what the stage in that folder was trained with.
+A stage that a config touches is renamed to `<stage>.old-<digest of its settings>` and
+trained anew; a config that comes back takes the folder of its stage back.
+"""
+
+import contextlib
+import pathlib
+import shutil
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fedfr_jax.runs import digest_json
+from fedfr_jax.runs.aside import set_aside
+from fedfr_jax.runs.stage_settings import first_difference, settings_of
+from fedfr_jax.types import Stage
+
+RECORD, OLD = "settings.json", ".old"
+NAMED = "settings.sha256"  # in a checkpoint: digest of what it was trained with
+
+
+def read_record(folder: pathlib.Path) -> dict[str, Any]:
+    """What is kept of a stage's training: its "settings", and what else is added.
+
+    Raises:
+      ValueError: naming the file, when it is damaged.
+    """
+    path = folder / RECORD
+    return digest_json.read(path) if path.is_file() else {}
+
+
+def update_record(folder: pathlib.Path, **entries: Any) -> None:
+    """Set entries of a stage's record, values of JSON; the others stay."""
+    before = read_record(folder)
+    if before | entries != before:
+        digest_json.write(folder / RECORD, before | entries)
+
+
+def settings_digest(folder: pathlib.Path) -> str:
+    """Digest of the settings in a stage's record; "" without a record."""
+    settings = read_record(folder).get("settings")
+    return digest_json.digest_of(settings) if settings else ""
+
+
+def is_trained(folder: pathlib.Path) -> bool:
+    """Whether a stage's folder has a checkpoint."""
+    return bool(_checkpoints(folder))
+
+
+def arrange(
+    workdir: pathlib.Path,
+    stages: Mapping[str, Stage],
+    old: Mapping | None,
+    new: Mapping,
+    restart: Collection[str],
+) -> None:
+    """Set aside what the config `new` touches, take back what fits, keep the rest.
+
+    Args:
+      old: the config that the run was last started with, for stages without a record.
+      restart: names of stages that begin anew in any case.
+
+    Raises:
+      ValueError: when nothing of what is trained would be kept: another run's folder.
+    """
+    wanted = {name: settings_of(name, stages, new) for name in stages}
+    kept = {name: _kept_settings(workdir, name, stages, old) for name in stages}
+    trained = {name for name in stages if is_trained(workdir / name)}
+    changed = {name for name in stages if kept[name] not in (None, wanted[name])}
+    anew = changed | {*restart}
+    back = {}
+    for name in changed - {*restart}:
+        if found := _generation(workdir / name, wanted[name]):
+            back[name] = found
+    lost, stay = trained & anew, trained - anew
+    first = first_difference(old, new) if old is not None else None
+    if first is None and lost & changed:
+        name = next(name for name in stages if name in lost & changed)
+        first = first_difference(kept[name], wanted[name])
+    if lost & changed - {*restart} and not stay and not back:
+        raise another_run(workdir, *first)
+    for name in anew:
+        _put_away(workdir / name, kept[name])
+        if name in back:
+            back[name].rename(workdir / name)
+    for name in stages:
+        _adopt(workdir / name, wanted[name])
+    if lost or back:
+        print(_says(stages, stay, lost - back.keys(), back, first), flush=True)
+    if unknown := [name for name in stages if name in stay and kept[name] is None]:
+        print(
+            f"{workdir} has no config.json: {', '.join(unknown)} are taken to be of "
+            "this command's config, which nothing can compare.",
+            flush=True,
+        )
+
+
+def another_run(workdir: pathlib.Path, key: str, before, now) -> ValueError:
+    """The error for a folder of another config."""
+    return ValueError(
+        f"{workdir} must be of the config of this command to go on, got {key} {before} "
+        f"there and {now} here; take another --workdir, or --overwrite."
+    )
+
+
+def check_stages(
+    workdir: pathlib.Path, stages: Mapping[str, Stage], config: Mapping
+) -> None:
+    """Raise ValueError for a stage that was trained with other settings than these.
+
+    Its record says so, or its newest checkpoint, which names their digest.
+    """
+    for name in stages:
+        folder, wanted = workdir / name, settings_of(name, stages, config)
+        record = read_record(folder)
+        if found := first_difference(record.get("settings", wanted), wanted):
+            raise another_run(folder, *found)
+        digest = digest_json.digest_of(record.get("settings", wanted))
+        named = _named(folder)
+        if named not in (None, digest, *record.get("continues", ())):
+            raise another_run(folder, "settings of the digest", named, digest)
+
+
+def _kept_settings(workdir, name, stages, old):
+    """What a stage was trained with, None where nothing says it."""
+    settings = read_record(workdir / name).get("settings")
+    if settings is None and old is not None:
+        return settings_of(name, stages, old)
+    return settings
+
+
+def _generation(folder, settings):
+    """The folder of the stage that was set aside with these settings, if any."""
+    for path in sorted(folder.parent.iterdir()):
+        if path.name.startswith(folder.name + OLD) and is_trained(path):
+            with contextlib.suppress(ValueError):  # a damaged record fits nothing
+                if read_record(path).get("settings") == settings:
+                    return path
+    return None
+
+
+def _put_away(folder, settings):
+    """Set a stage aside with its settings; one without a checkpoint is removed."""
+    if is_trained(folder):
+        if settings:
+            update_record(folder, settings=settings)
+        set_aside(folder, f"{OLD}-{settings_digest(folder)[:8]}".rstrip("-"))
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
+def _adopt(folder, settings):
+    """Make a stage one of these settings; its checkpoints may name earlier ones."""
+    record, named = read_record(folder), _named(folder)
+    if named and record.get("settings") != settings:
+        update_record(folder, continues=[*record.get("continues", ()), named])
+    update_record(folder, settings=settings)
+
+
+def _checkpoints(folder):
+    """Numbers of a stage's checkpoints, ascending."""
+    found = (path.name for path in folder.glob("checkpoints/*/"))
+    return sorted(int(name) for name in found if name.isdecimal())
+
+
+def _named(folder):
+    """The digest that a stage's newest checkpoint names, None without."""
+    for step in _checkpoints(folder)[-1:]:
+        path = folder / "checkpoints" / str(step) / "default" / NAMED
+        return path.read_text().strip() if path.is_file() else None
+    return None
+
+
+def _says(stages, stay, anew, back, difference) -> str:
+    """One line: why, which stages are kept, taken back and trained anew."""
+    listed = lambda names: ", ".join(name for name in stages if name in names) or "none"
+    why = "Asked to restart"
+    if difference:
+        key, before, now = difference
+        why = f"config.{key} was {before} and is {now}"
+    parts = [f"kept are {listed(stay)}"]
+    if back:
+        parts.append(f"taken back are {listed(back)}")
+    if anew:
+        parts.append(f"trained anew are {listed(anew)}, whose folders are now called *")
+        parts[-1] += f"{OLD}-<digest of their settings>"
+    return f"{why}: {'; '.join(parts)}."
