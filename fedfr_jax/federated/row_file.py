@@ -89,26 +89,25 @@ class RowFile:
 
     def share(self) -> None:
         """Wait until nobody has the file alone, and keep it so until `free`."""
-        fcntl.flock(self._file, fcntl.LOCK_SH)
+        self._lock(fcntl.LOCK_SH)
 
     def free(self) -> None:
         """End `share`."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._lock(fcntl.LOCK_UN)
 
     @contextlib.contextmanager
     def alone(self):
-        """While nobody else reads or writes; waits for those who do.
-
-        Of a file that nobody writes to any more no lock is taken.
-        """
-        if self._is_read_only:
-            yield
-            return
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        """While nobody else reads or writes; waits for those who do."""
+        self._lock(fcntl.LOCK_EX)
         try:
             yield
         finally:
             self.free()
+
+    def _lock(self, kind) -> None:
+        """Nothing for a file that is only read, which nobody writes to any more."""
+        if not self._is_read_only:
+            fcntl.flock(self._file, kind)
 
 
 def _sums(rows, keys):

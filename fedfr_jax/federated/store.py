@@ -105,13 +105,14 @@ class Store:
         if is_resumed := resume_round > 0 and not is_own:
             sizes = {"rows": num_places * self._row_bytes, "stamps": 4 * num_places}
             check_sizes(self._folder, **sizes)
-        if not is_read_only:
-            self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         check_layout(self._folder / "layout.txt", template, population)
         path = self._folder / "rows.bin"
         self._rows = RowFile(path, num_places, self._row_bytes, is_read_only)
-        self._is_shared = sharer is not None and not is_read_only
-        self._is_kept = not sharer and not is_read_only
+        self._is_shared, self._is_kept = (
+            sharer is not None,
+            not (sharer or is_read_only),
+        )
         with self._rows.alone():  # an earlier store may still be writing
             path = self._folder / "stamps.bin"
             modes = self._is_kept, is_read_only
