@@ -73,9 +73,8 @@ class Store:
       is_read_only: the files exist, and stay as they are.
 
     Raises:
-      ValueError: when the files belong to another tree or population, are not what
-        they were at the `flush` of `resume_round`, or are not told in a run of several
-        processes.
+      ValueError: when the files belong to another tree or population, are not what they
+        were at the `flush` of `resume_round`, or lack a folder that processes share.
     """
 
     def __init__(
@@ -109,10 +108,8 @@ class Store:
         check_layout(self._folder / "layout.txt", template, population)
         path = self._folder / "rows.bin"
         self._rows = RowFile(path, num_places, self._row_bytes, is_read_only)
-        self._is_shared, self._is_kept = (
-            sharer is not None,
-            not (sharer or is_read_only),
-        )
+        self._is_shared = sharer is not None
+        self._is_kept = not (sharer or is_read_only)
         with self._rows.alone():  # an earlier store may still be writing
             path = self._folder / "stamps.bin"
             modes = self._is_kept, is_read_only

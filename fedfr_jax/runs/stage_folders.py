@@ -2,7 +2,8 @@
 
 `<stage>/settings.json` is a record of what the stage in that folder was trained with.
 A stage that a config touches is renamed to `<stage>.old-<digest of its settings>` and
-trained anew; a config that comes back takes the folder of its stage back.
+trained anew; a config that comes back takes the folder of its stage back. One that asks
+for more rounds goes on, where that ends as so many rounds from the beginning.
 """
 
 import contextlib
@@ -13,10 +14,12 @@ from typing import Any
 
 from fedfr_jax.runs import digest_json
 from fedfr_jax.runs.aside import set_aside
+from fedfr_jax.runs.longer import length_before, why_anew
 from fedfr_jax.runs.stage_settings import first_difference, settings_of
 from fedfr_jax.types import Stage
 
 RECORD, OLD = "settings.json", ".old"
+GOES_ON = " goes on from its last checkpoint"
 NAMED = "settings.sha256"  # in a checkpoint: digest of what it was trained with
 
 
@@ -68,26 +71,30 @@ def arrange(
     kept = {name: _kept_settings(workdir, name, stages, old) for name in stages}
     trained = {name for name in stages if is_trained(workdir / name)}
     changed = {name for name in stages if kept[name] not in (None, wanted[name])}
-    anew = changed | {*restart}
-    back = {}
+    back, notes = {}, {}
     for name in changed - {*restart}:
         if found := _generation(workdir / name, wanted[name]):
             back[name] = found
+        elif name in trained:
+            notes[name] = _note_of_longer(stages[name], kept[name], wanted[name])
+    anew = {*restart} | {name for name in changed if notes.get(name) != GOES_ON}
     lost, stay = trained & anew, trained - anew
     first = first_difference(old, new) if old is not None else None
-    if first is None and lost & changed:
-        name = next(name for name in stages if name in lost & changed)
+    if first is None and trained & changed:
+        name = next(name for name in stages if name in trained & changed)
         first = first_difference(kept[name], wanted[name])
+    reasons = "".join(f" {name}{notes[name]}." for name in stages if notes.get(name))
     if lost & changed - {*restart} and not stay and not back:
-        raise another_run(workdir, *first)
+        raise another_run(workdir, *first, reasons)
     for name in anew:
         _put_away(workdir / name, kept[name])
         if name in back:
             back[name].rename(workdir / name)
     for name in stages:
         _adopt(workdir / name, wanted[name])
-    if lost or back:
-        print(_says(stages, stay, lost - back.keys(), back, first), flush=True)
+    if trained & (changed | {*restart}) or back:
+        text = _says(stages, stay, lost - back.keys(), back, first)
+        print(text + reasons, flush=True)
     if unknown := [name for name in stages if name in stay and kept[name] is None]:
         print(
             f"{workdir} has no config.json: {', '.join(unknown)} are taken to be of "
@@ -96,11 +103,22 @@ def arrange(
         )
 
 
-def another_run(workdir: pathlib.Path, key: str, before, now) -> ValueError:
+def _note_of_longer(stage, before, now) -> str:
+    """What becomes of a stage that is to train longer; "" for any other change."""
+    length = length_before(stage, before, now)
+    if length is None:
+        return ""
+    why = why_anew(stage, length)
+    return f" cannot go on from {length}: {why}" if why else GOES_ON
+
+
+def another_run(
+    workdir: pathlib.Path, key: str, before, now, note: str = ""
+) -> ValueError:
     """The error for a folder of another config."""
     return ValueError(
         f"{workdir} must be of the config of this command to go on, got {key} {before} "
-        f"there and {now} here; take another --workdir, or --overwrite."
+        f"there and {now} here; take another --workdir, or --overwrite.{note}"
     )
 
 

@@ -1,8 +1,10 @@
 """What a changed config does to a work folder."""
 
+import contextlib
 import copy
 import json
 
+import jax
 import pytest
 
 from fedfr_jax.central.settings import Training
@@ -10,7 +12,7 @@ from fedfr_jax.federated.settings import Federation
 from fedfr_jax.runs import digest_json, workdir
 from fedfr_jax.runs.stage_folders import check_stages
 from fedfr_jax.runs.stage_settings import settings_of
-from fedfr_jax.types import Central, Federated, Stage
+from fedfr_jax.types import Central, Federated, LastRound, Stage
 
 CONFIG = {
     "seed": 0,
@@ -68,7 +70,7 @@ def set_aside(folder, name):
     "change, left",
     [
         ({"methods__fedfr__scale": 64}, ["pretrained", "fedavg", "central"]),
-        ({"federation__rounds": 9}, ["pretrained", "central"]),
+        ({"federation__rounds": 2}, ["pretrained", "central"]),
         ({"methods__central__epochs": 1}, ["pretrained", "fedavg", "fedfr"]),
         ({"methods__mine": {}}, list(STAGES)),
         ({"evaluation__fars": [0.2]}, list(STAGES)),
@@ -184,6 +186,52 @@ def test_a_folder_of_an_earlier_version_has_records_from_then_on(folder):
     assert kept(folder) == ["pretrained", "fedavg", "central"]
     workdir.claim(folder, changed(), STAGES).close()
     assert kept(folder) == list(STAGES)
+
+
+def test_more_rounds_go_on_where_nothing_else_has_changed(folder, capsys):
+    mark(folder, "first")
+    workdir.claim(folder, changed(federation__rounds=5), STAGES).close()
+    assert kept(folder) == list(STAGES)
+    said = capsys.readouterr().out
+    assert (
+        "config.federation.rounds was 3 and is 5: kept are pretrained, fedavg" in said
+    )
+    assert "trained anew" not in said
+    assert " fedavg goes on from its last checkpoint. fedfr goes on" in said
+    more = {"federation__rounds": 7, "methods__fedfr__scale": 64}
+    workdir.claim(folder, changed(**more), STAGES).close()
+    assert kept(folder) == ["pretrained", "fedavg", "central"]
+    workdir.claim(folder, changed(federation__rounds=4), STAGES).close()  # fewer
+    assert kept(folder) == ["pretrained", "central"]
+
+
+def test_a_last_round_that_has_adapted_clients_ends_a_stage(folder, capsys):
+    adapted = ROUNDS._replace(last_round=LastRound(None, 1))
+    stages = {**STAGES, "fedfr": Stage(adapted, "pretrained")}
+    workdir.claim(folder, changed(federation__rounds=5), stages).close()
+    assert kept(folder) == ["pretrained", "fedavg", "central"]
+    said = capsys.readouterr().out
+    assert "fedfr cannot go on from 3: its last round has adapted the clients." in said
+
+
+@pytest.mark.parametrize(
+    "schedule, goes_on",
+    [
+        ({}, False),  # a cosine over all epochs
+        ({"milestones": (0.9,), "warmup": 0.1}, False),  # in the fifth of six
+        ({"milestones": (1.0,), "warmup": 0.0}, True),  # constant
+    ],
+)
+def test_more_epochs_go_on_where_the_rates_so_far_stay(schedule, goes_on, folder):
+    settings = Training(epochs=6, batch_size=8, **schedule)
+    stages = {"pretrained": Stage(NONE._replace(settings=settings, num_rows=40))}
+    says = "pretrained cannot go on from 3: its learning rates depend on all epochs"
+    refused = (
+        contextlib.nullcontext() if goes_on else pytest.raises(ValueError, match=says)
+    )
+    with jax.numpy_dtype_promotion("standard"), refused:  # for optax's schedules
+        workdir.claim(folder, changed(pretrain__epochs=6), stages).close()
+    assert trained(folder / "pretrained") and not set_aside(folder, "pretrained")
 
 
 def test_another_config_in_the_place_of_the_runs_changes_no_stage(folder):

@@ -1,0 +1,52 @@
+"""Stages that are to train longer than they have: which of them may go on."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.central.settings import rate_of
+from fedfr_jax.federated.settings import Federation
+from fedfr_jax.types import Central, Stage
+
+DEFAULTS = Federation._field_defaults
+
+
+def length_before(stage: Stage, before: Mapping, now: Mapping) -> int | None:
+    """Rounds or epochs that a stage was to train for, where it now is to train longer.
+
+    None where its settings `before` and `now`, as of `settings_of`, differ in anything
+    else.
+    """
+    section, key = _place(stage, now)
+    old, new = (of.get(section) or {} for of in (before, now))
+    length, wanted = (of.get(key, DEFAULTS.get(key)) for of in (old, new))
+    if type(length) is not int or type(wanted) is not int or length >= wanted:
+        return None
+    is_alike = {**before, section: {**old, key: 0}} == {**now, section: {**new, key: 0}}
+    return length if is_alike else None
+
+
+def why_anew(stage: Stage, length: int) -> str:
+    """Why a stage of so many rounds or epochs cannot go on; "" where it can.
+
+    One that goes on ends as one that was to train longer from its beginning.
+    """
+    trainer = stage.trainer
+    if not isinstance(trainer, Central):
+        is_last = trainer.last_round is not None
+        return "its last round has adapted the clients" if is_last else ""
+    settings = trainer.settings
+    steps = jnp.arange(length * (trainer.num_rows // settings.batch_size))
+    then, now = (
+        jax.vmap(rate_of(settings._replace(epochs=epochs), trainer.num_rows))(steps)
+        for epochs in (length, settings.epochs)
+    )
+    return "" if (then == now).all() else "its learning rates depend on all epochs"
+
+
+def _place(stage, settings):
+    """Section and key of how long a stage trains."""
+    if not isinstance(stage.trainer, Central):
+        return "federation", "rounds"
+    return ("row" if "epochs" in (settings["row"] or {}) else "pretrain"), "epochs"
