@@ -51,8 +51,10 @@ def main(argv: list[str]) -> None:
     if values.together:
         train_together(missing, folder)
     for run in missing:
-        rows[run.name] = row_of(run, folder)
-        results.write(folder, list(rows.values()))
+        if run.name in results.read(folder) and run.name not in again:
+            continue  # of another sweep in this folder
+        if row := row_of(run, folder):
+            results.add(folder, row)
     print(folder / "results.csv")
 
 
@@ -60,17 +62,22 @@ def check_same_base(folder: pathlib.Path, config) -> None:
     """Keep the config that all runs share, which must be that of the runs before.
 
     Raises:
-      ValueError: naming the first key that differs.
+      ValueError: naming the first key that differs; for a folder of other things.
     """
     from fedfr_jax.commands.flags import KEPT
-    from fedfr_jax.json_files import read_json
-    from fedfr_jax.runs.sinks import write_text
+    from fedfr_jax.runs import digest_json, results
+    from fedfr_jax.runs.locks import lock_to_write
     from fedfr_jax.runs.stage_settings import first_difference
+    from fedfr_jax.runs.workdir import check_contents
 
-    path, text = folder / KEPT, config.to_json_best_effort(indent=1)
-    if not path.exists():
-        write_text(path, text)
-    if found := first_difference(read_json(path), json.loads(text)):
+    check_contents(folder, results.MARK, results.FILE)
+    folder.mkdir(parents=True, exist_ok=True)
+    path, base = folder / KEPT, json.loads(config.to_json_best_effort())
+    with lock_to_write(folder, results.MARK, waits=True):
+        if not path.exists():
+            digest_json.write(path, base)
+        kept = digest_json.read(path)
+    if found := first_difference(kept, base):
         key, before, now = found
         raise ValueError(
             f"config.{key} must be that of the sweep in {folder}, {before!r}, got "
@@ -78,11 +85,15 @@ def check_same_base(folder: pathlib.Path, config) -> None:
         )
 
 
-def row_of(run, folder: pathlib.Path) -> dict:
-    """Train a run, or go on with it: its row, with "error" where it fails."""
+def row_of(run, folder: pathlib.Path) -> dict | None:
+    """Train a run, or go on with it: its row, with "error" where it fails.
+
+    None where another sweep is training it, which will write the row.
+    """
     from fedfr_jax.runs import results
     from fedfr_jax.runs.borrowing import borrow
     from fedfr_jax.runs.experiment import run_experiment
+    from fedfr_jax.runs.locks import InUse
     from fedfr_jax.runs.sizes import facts_of
 
     place = folder / run.name
@@ -95,6 +106,9 @@ def row_of(run, folder: pathlib.Path) -> dict:
             summary = run_experiment(experiment, place)
             row |= facts_of(experiment, place)
         return row | {"seconds": summary["seconds"], **results.metrics_of(summary)}
+    except InUse as error:
+        print(f"{run.name} is left to another sweep: {error}", flush=True)
+        return None
     except Exception as error:
         text = traceback.format_exc()
         place.mkdir(parents=True, exist_ok=True)

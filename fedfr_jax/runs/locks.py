@@ -21,7 +21,7 @@ def lock_to_write(folder: pathlib.Path, mark: str, *, waits: bool = False) -> IO
     file = (folder / LOCK).open("a+")
     try:
         _lock(file, folder, fcntl.LOCK_EX, waits)
-        if not file.tell():
+        if not file.seek(0, 2):  # nothing in it yet
             file.write(mark)
             file.flush()
     except BaseException:
@@ -59,6 +59,10 @@ def mark_of(folder: pathlib.Path) -> str | None:
     return path.read_text(errors="replace") if path.is_file() else None
 
 
+class InUse(ValueError):
+    """Another process has the lock."""
+
+
 class NoLocks(ValueError):
     """The file system cannot lock."""
 
@@ -67,7 +71,7 @@ def _lock(file, folder, kind, waits):
     try:
         fcntl.flock(file, kind | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
-        raise ValueError(
+        raise InUse(
             f"{folder} must be used by one process, got two: wait for the other."
         ) from None
     except OSError as error:

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedfr_jax.json_files import read_json_lines
+from fedfr_jax.runs.locks import lock_to_write
 from fedfr_jax.runs.sinks import write_text
 
 FILE = "results.jsonl"
+MARK = "sweep of fedfr_jax\n"  # what the lock of a sweep's folder says
 
 
 def read(folder: pathlib.Path) -> dict[str, dict]:
@@ -23,6 +25,12 @@ def read(folder: pathlib.Path) -> dict[str, dict]:
     path = folder / FILE
     rows = read_json_lines(path, "run") if path.exists() else []
     return {row["run"]: row for row in rows}
+
+
+def add(folder: pathlib.Path, row: Mapping[str, Any]) -> None:
+    """Write a run's row beside those that this and other sweeps have written."""
+    with lock_to_write(folder, MARK, waits=True):
+        write(folder, list((read(folder) | {row["run"]: row}).values()))
 
 
 def write(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -21,6 +21,7 @@ from fedfr_jax.types import Stage
 
 CONFIG = "config.json"
 MARK = "run directory of fedfr_jax\n"  # what its lock says
+SIGN = "*/checkpoints/*/default/SHA256SUMS"  # in a stage's folder
 # What a shell, a scheduler or a file manager may put into a folder before a run does.
 IGNORED = ("desktop.ini", "Thumbs.db")
 IGNORED_SUFFIXES = (".log", ".out", ".err")
@@ -114,7 +115,7 @@ def claim(
     """
     if stages:
         restart = with_followers(stages, restart)
-    check_is_run(workdir)
+    check_contents(workdir, MARK, SIGN)
     workdir.mkdir(parents=True, exist_ok=True)
     lock = locks.lock_to_write(workdir, MARK)
     try:
@@ -134,29 +135,30 @@ def claim(
     return lock
 
 
-def check_is_run(workdir: pathlib.Path) -> None:
-    """Raise ValueError for a folder of other things than a run; nothing is written."""
-    others = _contents(workdir) if workdir.is_dir() else []
-    if others and not _is_run(workdir):
+def check_contents(folder: pathlib.Path, mark: str, sign: str) -> None:
+    """Raise ValueError for a folder of other things than `mark` says.
+
+    Args:
+      mark: what its lock says.
+      sign: pattern of a file that tells it where there is no such lock, as in a copy
+        or of an earlier version; so does the digest of a config.
+    """
+    others = _contents(folder) if folder.is_dir() else []
+    if others and not _is_marked(folder, mark, sign):
         names = ", ".join(sorted(path.name for path in others)[:3])
         raise ValueError(
-            f"{workdir} must be empty or a run directory, got a folder with {names}: "
+            f"{folder} must be empty or a {mark.strip()}, got a folder with {names}: "
             "take another --workdir."
         )
 
 
-def _is_run(workdir):
-    """By its lock; by its config's digest or a checkpoint, where the lock is lost."""
-    mark = locks.mark_of(workdir)
-    if mark:
-        return mark == MARK
-    path = workdir / CONFIG
-    if mark is not None and path.exists():  # as earlier versions have marked them
-        return True
+def _is_marked(folder, mark, sign):
+    if found := locks.mark_of(folder):
+        return found == mark
     with contextlib.suppress(OSError, ValueError):
-        if digest_json.DIGEST in read_json(path):
+        if digest_json.DIGEST in read_json(folder / CONFIG):
             return True
-    return any(workdir.glob("*/checkpoints/*/default/SHA256SUMS"))
+    return any(folder.glob(sign))
 
 
 def _contents(workdir):

@@ -14,6 +14,7 @@ from fedfr_jax.commands.grid import axis_of, groups_of, runs_of
 from fedfr_jax.plan.stages import needs_function
 from fedfr_jax.runs import experiment as experiments
 from fedfr_jax.runs import results
+from fedfr_jax.runs.locks import lock_to_write
 from fedfr_jax.runs.sizes import sizes_of
 
 CONFIG = '''"""Twenty noisy images of five classes on three clients."""
@@ -91,6 +92,31 @@ def test_runs_side_by_side_are_those_of_runs_alone(config, tmp_path, capsys):
     images = float(table[0]["images"])
     assert images < 60 and float(table[0]["images_seen"]) >= 2 * images
     assert float(table[0]["with_head"]) - float(table[0]["backbone"]) == 5 * 17
+
+
+def test_a_run_that_another_sweep_trains_is_left_to_it(config, tmp_path, capsys):
+    folder, axis = tmp_path / "s", f"{RATE}=[0.05, 0.2]"
+    first, second = sweep(config, folder, axis)
+    (folder / "results.jsonl").unlink()
+    results.add(folder, {"run": "another"})
+    with lock_to_write(folder / first["run"], "of another process"):
+        rows = sweep(config, folder, axis)
+    assert [row["run"] for row in rows] == ["another", second["run"]]
+    assert f"{first['run']} is left to another sweep" in capsys.readouterr().out
+    rows = sweep(config, folder, axis)
+    assert [row["run"] for row in rows] == ["another", second["run"], first["run"]]
+
+
+def test_a_sweep_and_a_run_take_no_folder_of_other_things(config, tmp_path, capsys):
+    axis = f"{RATE}=[0.05]"
+    sweep(config, tmp_path / "s", axis)
+    for words, says in [
+        (["train", "--overwrite", f"--workdir={tmp_path / 's'}"], "a run directory of"),
+        (["sweep", axis, f"--workdir={tmp_path}"], "a sweep of"),
+    ]:
+        assert main([*words, f"--config={config}"]) == 2
+        assert f"must be empty or {says} fedfr_jax" in capsys.readouterr().err
+    assert (tmp_path / "s" / "results.jsonl").exists() and config.exists()
 
 
 def test_a_number_that_is_not_finite_is_null_in_the_table(tmp_path):

@@ -74,6 +74,26 @@ def test_the_checkpoint_before_the_last_can_be_resumed_too(tmp_path):
     assert counts(older, [0]) == [3]
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_client_that_trains_again_and_again_keeps_the_rows_of_both_checkpoints(
+    is_resumed, tmp_path
+):
+    """The newest may turn out to be damaged, and the one before be resumed."""
+    store = Store(TEMPLATE, 2, tmp_path)
+    for round in range(6):
+        store.scatter(np.array([0]), rows([round]), round)
+        if round in (2, 5):
+            store.flush(round + 1)
+    if is_resumed:
+        store = Store(TEMPLATE, 2, tmp_path, resume_round=6, protected=(3, 6))
+    for round in (6, 7, 8):
+        store.scatter(np.array([0]), rows([round]), round)
+    store.settle()
+    for resume_round in (6, 3):
+        older = Store(TEMPLATE, 2, tmp_path, resume_round=resume_round)
+        assert counts(older, [0]) == [resume_round - 1]
+
+
 def test_a_torn_write_leaves_the_checkpointed_version(tmp_path, monkeypatch):
     store = Store(TEMPLATE, 4, tmp_path)
     store.scatter(np.array([0]), rows([1]), 0)

@@ -171,16 +171,47 @@ MUTANTS = [
         "fedfr_jax/runs/workdir.py",
         "runs/test_workdir.py",
         [
-            ("for name in changed | restart:", "for name in changed:"),
             ("if not math.isfinite(seconds):", "if False:"),
             ("        _check_file(path)\n", ""),
             ("        _check_file(workdir / CONFIG)\n", ""),
-            ("if found:\n        print(", "if False:\n        print("),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/stage_folders.py",
+        "runs/test_workdir.py",
+        [
+            ("anew = {*restart} | {", "anew = {"),
+            ("        if name in back:", "        if False:"),
             (
-                "_kept_config(workdir), json.loads(config)\n    changed",
-                "{}, {}\n    changed",
+                "            update_record(folder, settings=settings)\n",
+                "            pass\n",
+            ),
+            ("if named not in (None, digest,", "if named in (0, digest,"),
+            (
+                "if kept[name] not in (None, wanted[name])",
+                "if kept[name] != wanted[name]",
             ),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/longer.py",
+        "runs/test_workdir.py",
+        [
+            ("or length >= wanted", "or length == wanted"),
+            ("return length if is_alike else None", "return length"),
+            ("trainer.last_round is not None", "False"),
+            ("if (then == now).all()", "if True"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/locks.py",
+        "runs/test_locks.py",
+        [("fcntl.LOCK_SH", "fcntl.LOCK_EX"), ("fcntl.LOCK_SH", "fcntl.LOCK_UN")],
+    ),
+    Mutants(
+        "fedfr_jax/runs/digest_json.py",
+        "runs/test_claims.py",
+        [("kept in (None, digest_of(value))", "True"), ("sort_keys=True", "indent=1")],
     ),
     Mutants(
         "fedfr_jax/data/sources/tfds_index.py",

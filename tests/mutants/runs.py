@@ -118,6 +118,8 @@ MUTANTS = [
         f"federated/test_store.py {LOOP}",
         [
             ("(*self._protected, round)[-PROTECTED:]", "self._protected"),
+            ("(*self._protected, round)[-PROTECTED:]", "(round,)"),
+            ("sorted({*protected, resume_round})", "[resume_round]"),
             (
                 "        self._wait()\n        self._rows.sync()",
                 "        self._rows.sync()",

@@ -48,7 +48,7 @@ def test_overwrite_takes_nothing_from_a_live_run(tmp_path):
 )
 def test_a_folder_of_other_things_is_left_as_it_is(name, text, is_fresh, tmp_path):
     (tmp_path / name).write_text(text)
-    says = f"must be empty or a run directory, got a folder with {name}: take another"
+    says = f"must be empty or a run directory of fedfr_jax, got a folder with {name}: "
     with pytest.raises(ValueError, match=says):
         claim(tmp_path, '{"seed": 0}', is_fresh=is_fresh)
     assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -121,11 +121,15 @@ def test_a_run_killed_long_after_its_checkpoint_ends_with_the_same_bits(tmp_path
     assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
 
 
-def test_the_older_checkpoint_keeps_its_rows_after_a_resume(tmp_path):
+@pytest.mark.parametrize("stops", [[], [("after checkpoint", 5)]])
+def test_a_damaged_newest_checkpoint_costs_no_row_of_the_one_before(tmp_path, stops):
+    """Some clients have taken part twice and more since it."""
     sim, server = build("fedfr")
     few = {"checkpoint_every": 3, "rounds": 9}
+    drawn = np.concatenate([sampling.sample(3, r, 5, 3) for r in (6, 7, 8)])
+    assert np.bincount(drawn).max() >= 2
     whole = train(sim, server, tmp_path / "whole", **few)
-    for kill_at in [("after checkpoint", 5), ("before checkpoint", 8)]:
+    for kill_at in [*stops, ("before checkpoint", 8)]:
         with pytest.raises(Killed):
             train(sim, server, tmp_path / "broken", kill_at=kill_at, **few)
     empty(tmp_path / "broken" / "checkpoints" / "6")

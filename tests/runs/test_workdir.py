@@ -239,9 +239,10 @@ def test_another_config_in_the_place_of_the_runs_changes_no_stage(folder):
     digest_json.write(folder / "config.json", json.loads(changed(seed=1)))
     with pytest.raises(ValueError, match="got seed 0 there and 1 here"):
         workdir.claim(folder, changed(seed=1), STAGES).close()
-    with pytest.raises(ValueError, match="fedavg must be of .* got seed 0 there and 1"):
-        stages = {name: STAGES[name] for name in ("fedavg", "fedfr")}
-        check_stages(folder, stages, json.loads(changed(seed=1)))
+    with pytest.raises(
+        ValueError, match="pretrained must be .* got seed 0 there and 1"
+    ):
+        check_stages(folder, STAGES, json.loads(changed(seed=1)))
     workdir.claim(folder, changed(), STAGES).close()
     assert kept(folder) == list(STAGES)
 

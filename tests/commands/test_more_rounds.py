@@ -1,0 +1,66 @@
+"""A run that has ended and is asked for more rounds."""
+
+import json
+
+import jax
+import numpy as np
+
+from fedfr_jax.__main__ import main
+from fedfr_jax.build import build
+from fedfr_jax.runs.ended import networks
+from fedfr_jax.runs.workdir import kept_config
+from fedfr_jax.schema import with_tuples
+
+CONFIG = '''"""Noise of five classes on three clients, who keep control variates."""
+
+from fedfr_jax.configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.task = "classification"
+    config.data = {"name": "arrays", "path": "PATH"}
+    config.partition = {"name": "iid", "num_clients": 3, "seed": 0}
+    config.model = {"name": "logistic"}
+    config.federation = {"rounds": 6, "local_epochs": 1, "batch_size": 8, "flip": 0.0}
+    config.federation.cohort_size = 2
+    config.federation.evaluate_every = 1
+    config.methods = {"scaffold": {"algorithm": "scaffold", "learning_rate": 0.05}}
+    config.methods.scaffold.decay_rounds = (1, 4)
+    return config.lock()
+'''
+
+
+def train(*words):
+    with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
+        assert main(["train", *map(str, words)]) == 0
+
+
+def trained(folder):
+    """Leaves of the server's network, and lines of metrics.jsonl."""
+    experiment = build(with_tuples(kept_config(folder)))
+    found = networks(experiment, "scaffold", folder).variables
+    lines = (folder / "scaffold" / "metrics.jsonl").read_text().splitlines()
+    return jax.tree.leaves(found), [{**json.loads(x), "seconds": 0} for x in lines]
+
+
+def test_more_rounds_give_the_bits_of_as_many_from_the_beginning(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    images = rng.integers(256, size=(60, 4, 4, 1), dtype=np.uint8)
+    np.savez(tmp_path / "set.npz", images=images, labels=np.repeat(np.arange(5), 12))
+    (tmp_path / "tiny.py").write_text(CONFIG.replace("PATH", str(tmp_path / "set.npz")))
+    config = f"--config={tmp_path / 'tiny.py'}"
+    whole, longer = tmp_path / "whole", tmp_path / "longer"
+    train(config, f"--workdir={whole}")
+    for rounds in (2, 4, 6):
+        more = f"--config.federation.rounds={rounds}"
+        train(config, f"--workdir={longer}", more)
+    assert capsys.readouterr().out.count("scaffold goes on from its last") == 2
+    (expected, lines), (found, own_lines) = trained(whole), trained(longer)
+    for left, right in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert own_lines == lines and len(lines) == 6
+    summary = json.loads((longer / "summary.json").read_text())
+    signed = json.loads((longer / "config.json").read_text())
+    assert summary["config_sha256"] == signed["sha256"]
+    assert main(["evaluate", f"--workdir={longer}"]) == 0
