@@ -19,11 +19,12 @@ images, identities, images_seen, flops and seconds. fedfr scaling reads it.
       'model.blocks=[(0, 0, 0), (1, 1, 1), (2, 2, 2)]'
 
 The same command again resumes, and repeats no finished run; with more values it adds
-runs. A stage that an earlier run has trained with the same settings, such as
-pretraining, is copied. A run that fails is a row with its error, and the others go on;
---retry trains failed ones again. With --together, runs that differ only in seed and in
-numbers of their methods, such as learning rates, train side by side in one compiled
-round, where their clients are the same; central stages train one by one."""
+runs. Several sweeps may share a folder. A stage that an earlier run has trained with
+the same settings, such as pretraining, is copied. A run that fails is a row with its
+error, and the others go on; --retry trains failed ones again. With --together, runs
+that differ only in seed and in numbers of their methods, such as learning rates, train
+side by side in one compiled round, where their clients are the same; central stages
+train one by one."""
 
 
 def main(argv: list[str]) -> None:

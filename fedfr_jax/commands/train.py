@@ -16,9 +16,9 @@ from fedfr_jax.commands.flags import (
 ABOUT = """\
 Pretrain, then train every method of a config. A run that was stopped resumes with the
 same command, and with a changed config where that leaves a trained stage as it is: a
-line says which stages are kept and which are trained anew. --restart=fedfr trains a
-method alone again, --overwrite starts all from the beginning. What a config needs is
-said before by fedfr plan.
+line says which stages are kept, taken back or trained anew; more rounds go on from the
+last one. --restart=fedfr trains a method alone again, --overwrite starts all from the
+beginning. What a config needs is said before by fedfr plan.
 
 As one of several processes: --distributed under Slurm, Open MPI, Kubernetes and on TPU
 pods; elsewhere --coordinator, --num_processes and --process_id, which fedfr launch

@@ -10,7 +10,7 @@ import contextlib
 import pathlib
 import shutil
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedfr_jax.runs import digest_json
 from fedfr_jax.runs.aside import set_aside
@@ -69,38 +69,61 @@ def arrange(
     """
     wanted = {name: settings_of(name, stages, new) for name in stages}
     kept = {name: _kept_settings(workdir, name, stages, old) for name in stages}
-    trained = {name for name in stages if is_trained(workdir / name)}
-    changed = {name for name in stages if kept[name] not in (None, wanted[name])}
-    back, notes = {}, {}
-    for name in changed - {*restart}:
-        if found := _generation(workdir / name, wanted[name]):
-            back[name] = found
-        elif name in trained:
-            notes[name] = _note_of_longer(stages[name], kept[name], wanted[name])
-    anew = {*restart} | {name for name in changed if notes.get(name) != GOES_ON}
-    lost, stay = trained & anew, trained - anew
-    first = first_difference(old, new) if old is not None else None
-    if first is None and trained & changed:
-        name = next(name for name in stages if name in trained & changed)
-        first = first_difference(kept[name], wanted[name])
-    reasons = "".join(f" {name}{notes[name]}." for name in stages if notes.get(name))
-    if lost & changed - {*restart} and not stay and not back:
-        raise another_run(workdir, *first, reasons)
-    for name in anew:
+    changes = _changes(workdir, stages, kept, wanted, {*restart})
+    lost, stay = changes.trained & changes.anew, changes.trained - changes.anew
+    difference = first_difference(old, new) if old is not None else None
+    if difference is None and changes.touched:
+        name = next(name for name in stages if name in changes.touched)
+        difference = first_difference(kept[name], wanted[name])
+    if lost & changes.touched and not stay and not changes.back:
+        raise another_run(workdir, *difference, _reasons(changes))
+    for name in changes.anew:
         _put_away(workdir / name, kept[name])
-        if name in back:
-            back[name].rename(workdir / name)
+        if name in changes.back:
+            changes.back[name].rename(workdir / name)
     for name in stages:
         _adopt(workdir / name, wanted[name])
-    if trained & (changed | {*restart}) or back:
-        text = _says(stages, stay, lost - back.keys(), back, first)
-        print(text + reasons, flush=True)
+    if lost or changes.touched or changes.back:
+        lost -= changes.back.keys()
+        text = _says(stages, stay, lost, changes.back, difference)
+        print(text + _reasons(changes), flush=True)
     if unknown := [name for name in stages if name in stay and kept[name] is None]:
         print(
             f"{workdir} has no config.json: {', '.join(unknown)} are taken to be of "
             "this command's config, which nothing can compare.",
             flush=True,
         )
+
+
+class _Changes(NamedTuple):
+    """What a config does to the stages of a run; names of stages."""
+
+    trained: set[str]  # have a checkpoint
+    touched: set[str]  # of those, what the config changes
+    anew: set[str]  # have to leave their folders
+    back: Mapping[str, pathlib.Path]  # have been trained so before
+    notes: Mapping[str, str]  # on those that are to train longer
+
+
+def _changes(workdir, stages, kept, wanted, restart) -> _Changes:
+    """Compare what stages were trained with to what they are to be trained with."""
+    trained = {name for name in stages if is_trained(workdir / name)}
+    changed = [name for name in stages if kept[name] not in (None, wanted[name])]
+    back, notes = {}, {}
+    for name in changed:
+        if name in restart:
+            continue
+        if found := _generation(workdir / name, wanted[name]):
+            back[name] = found
+        elif name in trained:
+            notes[name] = _note_of_longer(stages[name], kept[name], wanted[name])
+    anew = restart | {name for name in changed if notes.get(name) != GOES_ON}
+    return _Changes(trained, trained & {*changed} - restart, anew, back, notes)
+
+
+def _reasons(changes) -> str:
+    """What is said of the stages that are to train longer."""
+    return "".join(f" {name}{note}." for name, note in changes.notes.items() if note)
 
 
 def _note_of_longer(stage, before, now) -> str:
@@ -133,11 +156,18 @@ def check_stages(
         folder, wanted = workdir / name, settings_of(name, stages, config)
         record = read_record(folder)
         if found := first_difference(record.get("settings", wanted), wanted):
-            raise another_run(folder, *found)
+            raise _other_settings(folder, *found)
         digest = digest_json.digest_of(record.get("settings", wanted))
         named = _named(folder)
         if named not in (None, digest, *record.get("continues", ())):
-            raise another_run(folder, "settings of the digest", named, digest)
+            raise _other_settings(folder, "settings with the digest", named, digest)
+
+
+def _other_settings(folder, key, trained, configured) -> ValueError:
+    return ValueError(
+        f"{folder} must have been trained with the run's config, got {key} {trained} "
+        f"there and {configured} in the config: `fedfr train` trains it so."
+    )
 
 
 def _kept_settings(workdir, name, stages, old):

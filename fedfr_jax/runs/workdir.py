@@ -153,8 +153,11 @@ def check_contents(folder: pathlib.Path, mark: str, sign: str) -> None:
 
 
 def _is_marked(folder, mark, sign):
-    if found := locks.mark_of(folder):
+    found = locks.mark_of(folder)
+    if found:
         return found == mark
+    if found is not None and (folder / CONFIG).exists():  # of an earlier version
+        return True
     with contextlib.suppress(OSError, ValueError):
         if digest_json.DIGEST in read_json(folder / CONFIG):
             return True

@@ -207,10 +207,10 @@ def test_what_runs_have_in_common_is_trained_once(together, config, tmp_path, ca
     text = text.replace('{"fedavg": {"learning_rate": 0.05}}', rows)
     config.write_text(text.replace("config.federation.evaluate_every = 1", ""))
     with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
-        rows = sweep(config, tmp_path, f"{RATE}=[0.05, 0.2]", *together)
+        rows = sweep(config, tmp_path / "s", f"{RATE}=[0.05, 0.2]", *together)
     said = capsys.readouterr().out
     assert said.count("central is that of") == 1 and "fedavg is that" not in said
-    lines = [tmp_path / row["run"] / "central" / "metrics.jsonl" for row in rows]
+    lines = [tmp_path / "s" / row["run"] / "central" / "metrics.jsonl" for row in rows]
     assert lines[0].read_text() == lines[1].read_text()  # its seconds too
     assert rows[0]["central/generic/accuracy"] == rows[1]["central/generic/accuracy"]
 

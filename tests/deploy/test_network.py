@@ -17,6 +17,7 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.models.weights import read_weights, write_weights
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.ended import networks
+from fedfr_jax.runs.workdir import kept_config
 from fedfr_jax.schema import choose, with_tuples
 from fedfr_jax.tasks.faces.distilled import distill
 from tests.deploy.conftest import MODEL, play, settings
@@ -30,7 +31,7 @@ def images(number=5):
 @pytest.mark.parametrize("method, client", [("pretrained", None), (None, 1)])
 def test_an_opened_network_is_the_one_that_is_judged(run, method, client):
     network = ff.load(run, method=method, client=client)
-    experiment = build(with_tuples(json.loads((run / "config.json").read_text())))
+    experiment = build(with_tuples(kept_config(run)))
     found = networks(experiment, method or "fedfr", run)
     x = (images() / 127.5 - 1).astype(np.float32)
     variables, apply = found.variables, found.apply

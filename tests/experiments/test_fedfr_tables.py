@@ -181,6 +181,7 @@ def test_an_adapted_row_goes_on_from_a_copy_and_no_row_is_played_twice(
     tmp_path, rows_played
 ):
     config = config_of(contrastive={"a": 1}, finetune={"a": 2}, distill={"a": 3})
+    run.run_seed(config, 0, tmp_path, ["contrastive"])
     # A copy that a kill has interrupted.
     (tmp_path / "finetune.part").mkdir()
     (tmp_path / "finetune.part" / "rounds.txt").write_text("torn")

@@ -180,17 +180,11 @@ MUTANTS = [
         "fedfr_jax/runs/stage_folders.py",
         "runs/test_workdir.py",
         [
-            ("anew = {*restart} | {", "anew = {"),
-            ("        if name in back:", "        if False:"),
-            (
-                "            update_record(folder, settings=settings)\n",
-                "            pass\n",
-            ),
+            ("anew = restart | {", "anew = {"),
+            ("        if name in changes.back:", "        if False:"),
+            ("        if settings:\n", "        if False:\n"),
             ("if named not in (None, digest,", "if named in (0, digest,"),
-            (
-                "if kept[name] not in (None, wanted[name])",
-                "if kept[name] != wanted[name]",
-            ),
+            ("kept[name] not in (None, wanted[name])", "kept[name] != wanted[name]"),
         ],
     ),
     Mutants(

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import shutil
 
 import jax
 import pytest
@@ -239,12 +240,24 @@ def test_another_config_in_the_place_of_the_runs_changes_no_stage(folder):
     digest_json.write(folder / "config.json", json.loads(changed(seed=1)))
     with pytest.raises(ValueError, match="got seed 0 there and 1 here"):
         workdir.claim(folder, changed(seed=1), STAGES).close()
-    with pytest.raises(
-        ValueError, match="pretrained must be .* got seed 0 there and 1"
-    ):
+    with pytest.raises(ValueError, match="pretrained must have .* got seed 0 there"):
         check_stages(folder, STAGES, json.loads(changed(seed=1)))
     workdir.claim(folder, changed(), STAGES).close()
     assert kept(folder) == list(STAGES)
+
+
+def test_a_checkpoint_names_the_settings_that_it_was_trained_with(folder, tmp_path):
+    place = folder / "fedfr" / "checkpoints" / "3" / "default"
+    place.mkdir()
+    (place / "SHA256SUMS").touch()
+    (place / "settings.sha256").write_text("0f" * 32)
+    with pytest.raises(ValueError, match="fedfr must have .* the digest 0f0f.* there"):
+        check_stages(folder, STAGES, CONFIG)
+    copy = tmp_path / "copy"  # of the checkpoints alone, to go on under another config
+    shutil.copytree(folder / "fedfr/checkpoints", copy / "fedfr/checkpoints")
+    workdir.claim(copy, changed(seed=1), STAGES).close()
+    assert trained(copy / "fedfr")
+    check_stages(copy, STAGES, json.loads(changed(seed=1)))
 
 
 ALL, ROUNDED = set(STAGES), {"fedavg", "fedfr"}
