@@ -1,18 +1,12 @@
-"""What gpu.py compares the engine with: one data-parallel network, a PyTorch loop."""
+"""What lease_case.py compares the engine with: one data-parallel network."""
 
-import json
-import os
-import pathlib
 import statistics
-import subprocess
 import time
-import uuid
 
 import jax
 import jax.numpy as jnp
 import optax
 import ours
-import workloads
 
 from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.data.augment import normalize
@@ -20,8 +14,6 @@ from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.types import Dataset
-
-HERE = pathlib.Path(__file__).resolve().parent
 
 
 def data_parallel(work, settings: dict, data, rounds: int) -> dict:
@@ -60,30 +52,6 @@ def data_parallel(work, settings: dict, data, rounds: int) -> dict:
         row |= {"batch_size": batch, "seconds_median": seconds}
         return {**row, "images_per_second": images / seconds}
     return {**row, "failure": "no batch fits the memory"}
-
-
-def torch_loop(name: str, clients: int, python: str, rounds: int) -> dict:
-    """The clients one after another in PyTorch, on the same device."""
-    row = {"system": "torch"}
-    device = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    flags = {"workload": name, "rounds": rounds, "device": device}
-    flags["clients"] = clients
-    done = subprocess.run(
-        [
-            python,
-            str(HERE / "peer_torch.py"),
-            *(f"--{k}={v}" for k, v in flags.items()),
-        ],
-        env={**os.environ, workloads.MARK: uuid.uuid4().hex},
-        capture_output=True,
-        text=True,
-    )
-    for line in done.stdout.splitlines():
-        if line.startswith(workloads.PREFIX):
-            found = json.loads(line.removeprefix(workloads.PREFIX))
-            seconds = statistics.median(found["seconds"])
-            return {**row, "seconds_median": seconds, "version": found["version"]}
-    return {**row, "failure": (done.stderr.strip().splitlines() or ["no output"])[-1]}
 
 
 def first_line(error: Exception) -> str:
