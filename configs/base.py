@@ -222,7 +222,12 @@ def fedmargin_rows(head_epochs, *, central=None, **common):
         "fedprox": {"algorithm": "fedprox", "strength": 0.1},
         "fedmargin": {"algorithm": "fedmargin"},
         "fedmargin_counts": {"algorithm": "fedmargin", "weigh": "examples"},
-        "fedmargin_unit": {"algorithm": "fedmargin", "normalize": True},
+        # The margin that falls with displacement; see the algorithm's file.
+        "fedmargin_hypothesis": {
+            "algorithm": "fedmargin",
+            "measure": "hypothesis",
+            "normalize": False,
+        },
     }
     rows = {name: {**common, **row} for name, row in rows.items()}
     if central:

@@ -49,9 +49,9 @@ EXPECTED = {
         "share": True,
     },
     "fedmargin": {
+        "measure": "displacement",
         "temperature": 1.0,
-        "relative": False,
-        "normalize": False,
+        "normalize": True,
         "norm": "softmax",
         "combine": "mean",
         **EQUALLY,
@@ -179,7 +179,9 @@ def test_fedmargins_rows_are_those_of_its_table_1():
         "fedprox": named("fedprox", strength=0.1),
         "fedmargin": named("fedmargin"),
         "fedmargin_counts": named("fedmargin", weigh="examples"),
-        "fedmargin_unit": named("fedmargin", normalize=True),
+        "fedmargin_hypothesis": named(
+            "fedmargin", measure="hypothesis", normalize=False
+        ),
     }
 
 

@@ -132,7 +132,7 @@ SPLIT = {
         "seed": 0,
     },
     "by_owner": {"num_clients": None, **FIFTH},
-    "dirichlet": {"min_examples": 1, **FIFTH},
+    "dirichlet": {"min_examples": 1, "max_examples": None, **FIFTH},
     "iid": FIFTH,
     "lognormal_sizes": {  # FedProx's FEMNIST, as the next but one is its MNIST
         "num_clients": 200,

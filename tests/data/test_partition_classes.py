@@ -1,5 +1,7 @@
 """Partitions by class: who gets which rows, and how test rows follow."""
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -156,6 +158,22 @@ def test_no_client_of_dirichlet_is_left_with_too_few_rows(least):
         dirichlet(labels, num_clients=100, alpha=0.1, min_examples=8, is_test=is_test)
 
 
+def test_a_capped_dirichlet_is_skewed_in_classes_and_balanced_in_numbers():
+    labels, is_test = with_tests([220, 100, 47], [20] * 3)
+    of = functools.partial(dirichlet, labels, num_clients=8, is_test=is_test)
+    plain, _ = tables(of(alpha=0.01), labels)
+    assert plain.sum(axis=1).max() >= 220
+    train, _ = tables(of(alpha=0.01, max_examples=50), labels)
+    assert train.sum(axis=0).tolist() == [220, 100, 47]
+    assert sorted(train.sum(axis=1)) == [17, *[50] * 7]
+    assert train.max(axis=1).sum() > 0.85 * 367  # rows of their client's first class
+    equal, _ = tables(of(alpha=1e6, max_examples=50), labels)
+    assert np.abs(equal - np.array([220, 100, 47]) / 8).max() <= 4
+    exact, _ = tables(of(alpha=0.01, max_examples=46, min_examples=40), labels)
+    assert sorted(exact.sum(axis=1)) == [45, *[46] * 7]
+    assert (of(alpha=0.5, max_examples=367).train == of(alpha=0.5).train).all()
+
+
 def test_shards_give_a_client_few_classes_and_equal_rows():
     labels, is_test = with_tests([600] * 10, [100] * 10)
     split = shards(labels, num_clients=100, shards_per_client=2, is_test=is_test)
@@ -248,6 +266,7 @@ def test_some_natural_clients_are_drawn_with_the_seed():
         ("dirichlet", {"alpha": float("nan")}, "alpha must be positive"),
         ("dirichlet", {"alpha": float("inf")}, "alpha must be positive"),
         ("dirichlet", {"min_examples": 0}, "min_examples must be a whole number"),
+        ("dirichlet", {"max_examples": 2}, "max_examples must be .* of at least 20"),
         ("dirichlet", {"num_clients": 61}, "num_clients . min_examples must be at"),
         ("shards", {"shards_per_client": 0}, "shards_per_client must be a whole"),
         (

@@ -27,6 +27,15 @@ from tests.federated.toys import (
 )
 
 FORMS = {"hypothesis": False, "relative": True}
+RAW = {"measure": "hypothesis", "normalize": False}
+GOLDEN = {  # golden file and prefix: options
+    ("fedmargin_displacement", "unit_T1.0"): {},
+    ("fedmargin_displacement", "unit_T0.2"): {"temperature": 0.2},
+    ("fedmargin_displacement", "raw_T1.0"): {"normalize": False},
+    ("fedmargin_displacement", "raw_T0.2"): {"normalize": False, "temperature": 0.2},
+    ("fedmargin_proposed", "hypothesis"): RAW,
+    ("fedmargin_proposed", "relative"): {**RAW, "measure": "relative"},
+}
 
 
 def linear_features(variables, x, train):
@@ -113,29 +122,51 @@ def golden_round(arrays, *, scale=1.0, **options):
     images = [np.eye(size)[np.repeat(r, n)] for r, n in zip(rows, counts, strict=True)]
     labels = [np.repeat(np.arange(5), n) for n in counts]
     algorithm = fedmargin(train, model=model, **options)
-    last = Prototypes(scale * arrays["agg_prev"], np.ones(5))
+    last = scale * arrays["agg_prev"]
+    if options.get("normalize", True):
+        last = last / np.linalg.norm(last, axis=1, keepdims=True)
+    last = Prototypes(last, np.ones(5))
     algorithm = algorithm._replace(init=lambda variables: Server(variables, last))
     start = {"params": params, "batch_stats": {}}
     return replay(algorithm, (images, labels), start, where=(2, 2), rows=())
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_round_has_the_golden_attention_and_prototypes(golden, form):
-    arrays = golden("fedmargin_proposed")
+@pytest.mark.parametrize("name", GOLDEN, ids=" ".join)
+def test_a_round_has_the_golden_attention_and_prototypes(golden, name):
+    file, prefix = name
+    arrays, options = golden(file), GOLDEN[name]
+    form = prefix.partition("_")[0]
+    now = golden("fedmargin_proposed")["agg_now"]
     for weigh, suffix in (("equally", ""), ("examples", "_times_nk")):
-        options = {"relative": FORMS[form], "weigh": weigh}
         with jax.enable_x64(True):
-            end = golden_round(arrays, **options)
-        want = arrays[f"{form}_attn{suffix}"]
+            end = golden_round(arrays, weigh=weigh, **options)
+        want = arrays[f"{prefix}_attn{suffix}"]
         close(end.servers[0].variables["params"]["attention"], want)
-        close(end.servers[0].prototypes.mean, arrays["agg_now"])
         close(end.metrics["lpm"], arrays[f"{form}_lpm"])
         close(end.metrics["apm"], arrays[f"{form}_apm"])
         close(end.metrics["attention"], want)
         close(
             end.metrics["attention_entropy"], np.full(4, -(want * np.log(want)).sum())
         )
-        close(end.metrics["amm"], np.full(4, float(arrays["hypothesis_amm"])))
+        if form != "unit":  # of raw features, whatever the measure
+            close(end.servers[0].prototypes.mean, now)
+            amm = golden("fedmargin_proposed")["hypothesis_amm"]
+            close(end.metrics["amm"], np.full(4, float(amm)))
+
+
+def test_the_client_whose_prototypes_move_further_has_more_attention(golden):
+    """By displacement; by the hypothesis margin it has less."""
+    arrays = {**golden("fedmargin_proposed")}
+    one = {name: np.broadcast_to(x, x.shape).copy() for name, x in arrays.items()}
+    one["counts"] = np.full((4, 5), 2)
+    one["proto_before"] = 10 * np.broadcast_to(np.eye(5, 7), (4, 5, 7))
+    one["agg_prev"] = one["proto_before"][0]
+    step = np.eye(7)[np.array([6] * 5)]  # away from all classes alike
+    one["proto_after"] = one["proto_before"] + np.arange(4)[:, None, None] * step
+    for options, sign in (({}, 1), ({"normalize": False}, 1), (RAW, -1)):
+        with jax.enable_x64(True):
+            end = golden_round(one, **options)
+        assert (sign * np.diff(end.metrics["attention"]) > 0).all(), options
 
 
 def test_the_other_norms_and_ways_to_combine_are_their_formulas(golden):
@@ -144,20 +175,33 @@ def test_the_other_norms_and_ways_to_combine_are_their_formulas(golden):
     unit = lambda x: x / x.sum()
     wanted = {
         ("softmax", "product"): unit(np.exp((lpm + apm) / 2)),
+        ("softmax", "lpm"): unit(np.exp(lpm / 2)),
+        ("softmax", "apm"): unit(np.exp(apm / 2)),
         ("relu_sum", "mean"): (unit(lpm) + unit(apm)) / 2,
         ("relu_sum", "product"): unit(lpm * apm),
     }
     for (norm, combine), want in wanted.items():
-        options = {"norm": norm, "combine": combine, "temperature": 2.0}
+        options = {**RAW, "norm": norm, "combine": combine, "temperature": 2.0}
         with jax.enable_x64(True):
             end = golden_round(arrays, **options)
         got = end.servers[0].variables["params"]["attention"]
         close(got, want, rtol=1e-9, atol=1e-9)
+        close(end.metrics["attention"], want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("combine, name", [("lpm", "local"), ("apm", "agg")])
+def test_one_of_the_two_terms_alone_is_the_golden_one(golden, combine, name):
+    arrays = golden("fedmargin_displacement")
+    with jax.enable_x64(True):
+        end = golden_round(arrays, combine=combine)
+    close(end.metrics["attention"], arrays[f"unit_T1.0_attn_{name}"])
+    want = arrays[f"unit_T1.0_attn_{name}"]
+    close(end.servers[0].variables["params"]["attention"], want)
 
 
 def test_attention_to_margins_of_thousands_is_finite_and_exact(golden):
     arrays = golden("fedmargin_proposed")
-    end = golden_round(arrays, scale=1000.0, temperature=100.0)
+    end = golden_round(arrays, scale=1000.0, temperature=100.0, **RAW)
     both = [10 * arrays[f"hypothesis_{name}"] for name in ("lpm", "apm")]
     want = sum(np.exp(x - x.max()) / np.exp(x - x.max()).sum() for x in both) / 2
     got = end.servers[0].variables["params"]["attention"]
@@ -206,6 +250,13 @@ def plain_margin(p, q):
     return np.mean(found) if found else 0.0
 
 
+def plain_displacement(p, q):
+    return np.mean([np.linalg.norm(p[c] - q[c]) for c in p.keys() & q.keys()])
+
+
+PLAIN = {"hypothesis": plain_margin, "displacement": plain_displacement}
+
+
 def plain_training(body, head, x, y, steps):
     for _ in range(steps):
         logits = x @ body @ head
@@ -227,7 +278,7 @@ def plain_aggregate(sets, labels):
     }
 
 
-def plain_rounds(arrays, rounds, *, temperature, normalize, momentum):
+def plain_rounds(arrays, rounds, *, measure, temperature, normalize, momentum):
     """FedMargin in numpy, client after client: -> (body, head, aggregate)."""
     of = partial(plain_prototypes, normalize=normalize)
     data = [(arrays[f"x{k}"], arrays[f"y{k}"]) for k in range(3)]
@@ -239,8 +290,9 @@ def plain_rounds(arrays, rounds, *, temperature, normalize, momentum):
         ends = [plain_training(body, head, *d, t) for d, t in pairs]
         before = [of(x @ body, y) for x, y in data]
         after = [of(x @ e[0], y) for e, (x, y) in zip(ends, data, strict=True)]
-        lpm = np.array([plain_margin(*p) for p in zip(after, before, strict=True)])
-        apm = np.array([plain_margin(p, aggregate) for p in after])
+        pairs = zip(after, before, strict=True)
+        lpm = np.array([PLAIN[measure](*p) for p in pairs])
+        apm = np.array([PLAIN[measure](p, aggregate) for p in after])
         power = [np.exp(m / temperature) for m in (lpm, apm)]
         attention = sum(p / p.sum() for p in power) / 2
         body, head = (
@@ -256,14 +308,16 @@ def plain_rounds(arrays, rounds, *, temperature, normalize, momentum):
 @pytest.mark.parametrize(
     "options",
     [
-        {"temperature": 1.0, "normalize": False, "momentum": 0.0},
-        {"temperature": 0.1, "normalize": True, "momentum": 0.3},
+        {"temperature": 1.0, "normalize": True, "momentum": 0.0},
+        {"temperature": 0.1, "normalize": False, "momentum": 0.3},
+        {**RAW, "temperature": 1.0, "momentum": 0.0},
     ],
-    ids=["default", "normalized"],
+    ids=["default", "raw", "hypothesis"],
 )
 def test_rounds_equal_a_plain_loop(golden, options):
     arrays = golden("fl_rounds")
     local = Local(linear_loss, sgd(), RATE)
+    options = {"measure": "displacement", **options}
     with jax.enable_x64(True):
         end = play_golden(
             arrays,
@@ -292,7 +346,7 @@ def test_prototypes_are_of_the_running_statistics_and_not_of_a_batch():
     model = Model(lambda key: norm_variables(), None, (16,), 3, features=features)
     rng = np.random.default_rng(0)
     x, y = rng.normal(1.0, 1.0, (12, 16)).astype("f4"), np.arange(12) % 3
-    algorithm = fedmargin(Local(norm_loss, sgd(), RATE), model=model)
+    algorithm = fedmargin(Local(norm_loss, sgd(), RATE), model=model, normalize=False)
     end = replay(algorithm, ([x], [y]), norm_variables(), tau=[2])
     server = end.servers[0]
     mean = server.variables["batch_stats"]["mean"]
@@ -302,7 +356,7 @@ def test_prototypes_are_of_the_running_statistics_and_not_of_a_batch():
     near = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     near(server.prototypes.mean, np.stack([after[c] for c in range(3)]))
     for name in ("lpm", "apm"):  # the first aggregate is that of before
-        near(end.metrics[name], [plain_margin(after, before)])
+        near(end.metrics[name], [plain_displacement(after, before)])
 
 
 def test_without_a_temperature_clients_count_equally(golden):
@@ -349,6 +403,10 @@ def test_a_class_that_is_not_seen_keeps_its_prototype():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (
+            {"measure": "margin"},
+            "measure must be one of",
+        ),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
         ({"norm": "max"}, "norm must be one of"),
         ({"combine": "sum"}, "combine must be one of"),

@@ -49,6 +49,7 @@ MUTANTS = [
                 "rng.dirichlet(np.full(num_clients, float(alpha)))",
                 "np.full(num_clients, 1 / num_clients)",
             ),
+            ("< room[taker]", "< room.max()"),
         ],
     ),
     Mutants(

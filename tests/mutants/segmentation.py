@@ -125,7 +125,7 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/fedmargin.py",
         FEDMARGIN,
         [
-            ("mean_margin(after, before,", "mean_margin(before, before,"),
+            ("measured(after, before)", "measured(before, before)"),
             ("_like(after, client.tables.value)", "before"),
             ("context.cohort.round == 0", "True"),
             ("after.mean * after.count[:, None]", "after.mean"),
@@ -137,7 +137,8 @@ MUTANTS = [
         [
             ("return margin / temperature", "return margin * temperature"),
             ("jnp.log(jnp.maximum(margin, 0) + TINY)", "jnp.log(margin + TINY)"),
-            ("else [sum(logs)]", "else logs"),
+            ('return [sum(logs)] if combine == "product" else logs', "return logs"),
+            ('"apm": [apm]', '"apm": [lpm]'),
         ],
     ),
     Mutants(
@@ -146,6 +147,7 @@ MUTANTS = [
         [
             ("(p.count > 0) & (q.count > 0)", "(q.count > 0)"),
             ("margin / jnp.maximum(other + own, TINY)", "margin"),
+            ("jnp.where(is_there, jnp.linalg", "jnp.where(True, jnp.linalg"),
         ],
     ),
 ]

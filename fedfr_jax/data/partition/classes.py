@@ -13,8 +13,8 @@ loops over clients.
                Personalization Layers", 2019, https://arxiv.org/abs/1912.00818,
                section 4.1.
   dirichlet    Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural
-               Networks", ICML 2019, https://arxiv.org/abs/1905.12022. That clients
-               are topped up to a least number of rows is ours.
+               Networks", ICML 2019, https://arxiv.org/abs/1905.12022. The least and
+               the largest number of rows of a client are ours.
 """
 
 import math
@@ -126,6 +126,7 @@ def dirichlet(
     num_clients: int,
     alpha: float,
     min_examples: int = 1,
+    max_examples: int | None = None,
     is_test: np.ndarray | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
@@ -136,12 +137,17 @@ def dirichlet(
     with the most, which are lowered to a common level and no further; the rows that
     they give up are drawn at random.
 
+    A client with `max_examples` rows gets no more: what is left of a class is divided
+    over the clients with room, in proportions of another draw. So clients may differ
+    in their classes and hardly in their number of rows.
+
     Args:
       labels: [T] int class in [0, M); every class has a training row.
       num_clients: N.
       alpha: > 0; small for clients with few classes, large for equal ones.
       min_examples: rows that every client has at least, >= 1: training rows, or with
         `is_test` None training and held-out rows together (2 for one of each kind).
+      max_examples: such rows that every client has at most; None for no bound.
       is_test: [T] bool, the set's own test part: clients get the share of a class's
         test rows that they have of its training rows, rounded up or down at random.
         None holds rows out.
@@ -157,17 +163,46 @@ def dirichlet(
         raise ValueError(f"alpha must be positive and finite, got {alpha}.")
     rows = rows_to_deal(labels, is_test, test_fraction)
     check_enough("num_clients * min_examples", num_clients, min_examples, rows)
+    room = room_of(num_clients, min_examples, max_examples, len(rows.dealt))
     rng = np.random.default_rng(seed)
     owner = np.full(len(labels), NOBODY)
     for class_rows in rows.by_class(rows.dealt, rng):
-        shares = rng.dirichlet(np.full(num_clients, float(alpha)))
-        # Evenly spaced points on [0, 1) from a random start: shares rounded fairly.
-        points = (np.arange(len(class_rows)) + rng.random()) / len(class_rows)
-        taker = np.searchsorted(np.cumsum(shares), points, side="right")
-        owner[class_rows] = np.minimum(taker, num_clients - 1)  # sums just below 1
+        while len(class_rows):
+            open_to = np.flatnonzero(room)
+            taker = open_to[drawn_shares(len(class_rows), len(open_to), alpha, rng)]
+            # The place of a row among those of its taker; shares are in runs of takers.
+            is_in = np.arange(len(taker)) - np.searchsorted(taker, taker) < room[taker]
+            owner[class_rows[is_in]] = taker[is_in]
+            room = room - np.bincount(taker[is_in], minlength=num_clients)
+            class_rows = class_rows[~is_in]
     top_up(owner, rows.dealt, num_clients, min_examples, rng)
     follow_training(rows, owner, rng)
     return to_split(rows, owner, num_clients, rng)
+
+
+def room_of(
+    num_clients: int, least: int, most: int | None, num_rows: int
+) -> np.ndarray:
+    """[N] rows that each client may still get.
+
+    Raises:
+      ValueError: when `most` is too small for the rows, or for `least` of them.
+    """
+    if most is None:
+        return np.full(num_clients, num_rows)
+    check_whole("max_examples", most, max(least, -(-num_rows // num_clients)))
+    return np.full(num_clients, most)
+
+
+def drawn_shares(
+    num_rows: int, num_clients: int, alpha: float, rng: np.random.Generator
+) -> np.ndarray:
+    """[num_rows] client of each row, rising: shares of a draw from Dir(alpha)."""
+    shares = rng.dirichlet(np.full(num_clients, float(alpha)))
+    # Evenly spaced points on [0, 1) from a random start: shares rounded fairly.
+    points = (np.arange(num_rows) + rng.random()) / num_rows
+    taker = np.searchsorted(np.cumsum(shares), points, side="right")
+    return np.minimum(taker, num_clients - 1)  # sums just below 1
 
 
 def shards(

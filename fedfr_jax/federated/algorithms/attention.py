@@ -15,7 +15,7 @@ from fedfr_jax.schema import check_choice
 from fedfr_jax.types import PyTree, Scaled
 
 TINY = 1e-12  # of a client without margin, before it is normalised
-MEETINGS = ("mean", "product")  # of two attentions
+MEETINGS = ("mean", "product", "lpm", "apm")  # of two attentions, or one of them
 
 
 def softmax(margin: jax.Array, temperature: float) -> jax.Array:
@@ -33,7 +33,7 @@ NORMS = {"softmax": softmax, "relu_sum": relu_sum}
 
 
 def logarithms(temperature: float, norm: str, combine: str) -> Callable:
-    """Two margins of one shape -> list of logs, for the attentions that they make.
+    """(LPM, APM) of one shape -> list of logs, for the attentions that they make.
 
     Raises:
       ValueError: for an unknown word, or a temperature that is not positive.
@@ -43,9 +43,10 @@ def logarithms(temperature: float, norm: str, combine: str) -> Callable:
     check_choice("norm", norm, NORMS)
     check_choice("combine", combine, MEETINGS)
 
-    def logs_of(first, second):
-        logs = [NORMS[norm](x, temperature) for x in (first, second)]
-        return logs if combine == "mean" else [sum(logs)]
+    def logs_of(lpm, apm):
+        chosen = {"lpm": [lpm], "apm": [apm]}.get(combine, [lpm, apm])
+        logs = [NORMS[norm](x, temperature) for x in chosen]
+        return [sum(logs)] if combine == "product" else logs
 
     return logs_of
 

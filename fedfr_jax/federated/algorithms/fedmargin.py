@@ -1,14 +1,22 @@
-"""FedMargin: clients whose prototypes keep a larger margin count more in the average.
+"""FedMargin: attention to clients whose class prototypes moved further.
 
 Michieli, Toldo, Ozay 2022, "Federated Learning via Attentive Margin of Semantic Feature
-Representations" (IEEE Internet of Things Journal; arXiv:2105.08982). The article's
-formulas could not be read; the definitions here are ours, after its abstract. With the
-prototypes of a client before and after its training, and those P of the aggregate:
+Representations" (IEEE Internet of Things Journal; arXiv:2105.08982). The article
+describes its attention in words: two quantities say how far the class prototypes of a
+client have drifted, LPM from where they were before its local training, APM from those
+of the server; the further they have moved, the more the client counts in the average.
+It also says that a client with a low margin counts less, which here means one whose
+representation hardly moves. Its formulas could not be read, so that these are ours,
+with a client's prototypes before and after its training, and those P of the server:
 
-  LPM = mean margin of after against before, APM = of after against P of last round,
+  LPM = mean_c ||after_c - before_c||, APM = mean_c ||after_c - P_c|| of last round,
   a = (softmax_k(LPM / T) + softmax_k(APM / T)) / 2,  w+ = sum_k a_k w_k,
   P_c = mean over the round's features of class c; a class that is not seen keeps its
   own, or moves towards the new one with a momentum.
+
+The measure "hypothesis" takes the margin of `margins.py` in place of the distance: the
+distance to the nearest other class minus that to the own one. It falls as prototypes
+move, so that clients that moved the least count most, which contradicts the article.
 
 Both softmaxes are streamed as `Scaled` sums, so the round costs two models of memory
 whatever K and however large the margins. A client's examples pass forward two times
@@ -31,13 +39,23 @@ from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms import attention, prototypes
 from fedfr_jax.federated.algorithms.aggregators import plain_sum, weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.margins import aggregate_mean_margin, mean_margin
+from fedfr_jax.federated.algorithms.margins import (
+    aggregate_mean_margin,
+    mean_displacement,
+    mean_margin,
+)
 from fedfr_jax.federated.algorithms.prototypes import Prototypes
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.federated.means import build_mean
-from fedfr_jax.schema import BELOW_ONE, check_ranges
+from fedfr_jax.schema import BELOW_ONE, check_choice, check_ranges
 from fedfr_jax.types import Algorithm, Broadcast, ClientOutput, Local, Model, PyTree
+
+MEASURES = {
+    "displacement": mean_displacement,
+    "hypothesis": mean_margin,
+    "relative": functools.partial(mean_margin, relative=True),
+}
 
 
 class Server(NamedTuple):
@@ -51,24 +69,26 @@ def fedmargin(
     local: Local,
     *,
     model: Model,
+    measure: str = "displacement",
     temperature: float = 1.0,
-    relative: bool = False,
-    normalize: bool = False,
+    normalize: bool = True,
     norm: str = "softmax",
     combine: str = "mean",
     weigh: str | Callable = "equally",
     momentum: float = 0.0,
 ) -> Algorithm:
-    """Attention by margins of prototypes.
+    """Attention by the displacement of prototypes.
 
     Args:
       model: with `features`; its output has M numbers for M classes.
-      temperature: T > 0; margins grow with the features, and a small T with large
-        margins leaves one client.
-      relative: margins in [-1, 1], see `margins`.
+      measure: displacement, hypothesis, or relative, which is the margin in [-1, 1],
+        see `margins`.
+      temperature: T > 0; a small one, or long features without `normalize`, leaves
+        one client.
       normalize: take features at unit length.
-      norm: softmax, or relu_sum, max(margin, 0) over its sum, without temperature.
-      combine: of the two attentions, mean or product (normalised).
+      norm: softmax, or relu_sum, max(x, 0) over its sum, without temperature.
+      combine: mean or product (normalised) of the two attentions, or lpm or apm for
+        one of them alone.
       weigh: examples multiplies a client's attention by them, see `fedavg`.
       momentum: of the aggregate prototypes, in [0, 1); 0 takes the round's.
 
@@ -79,7 +99,9 @@ def fedmargin(
     base, train, weight = fedavg(local), local_training(local), weight_of(weigh)
     if model.features is None:
         raise ValueError("model must have features, got one without.")
+    check_choice("measure", measure, MEASURES)
     check_ranges("", {"momentum": momentum}, {"momentum": BELOW_ONE})
+    measured = MEASURES[measure]
     logs_of = attention.logarithms(temperature, norm, combine)
     values = prototypes.class_values(model.features, model.embedding_dim, normalize)
     # Compiled once for each feed and mesh.
@@ -102,8 +124,8 @@ def fedmargin(
         before = prototypes.of_client(values, server.variables, client)
         end, metrics = train(key, server.variables, client)
         after = prototypes.of_client(values, end, client)
-        lpm = mean_margin(after, before, relative=relative)
-        apm = mean_margin(after, _like(after, client.tables.value), relative=relative)
+        lpm = measured(after, before)
+        apm = measured(after, _like(after, client.tables.value))
         counts = weight(client).astype(lpm.dtype)
         change = collections.change(end, server.variables)
         attended = attention.summary(change, counts, logs_of(lpm, apm))

@@ -1,5 +1,6 @@
-"""Margins of prototypes.
+"""Margins and displacements of prototypes.
 
+The displacement of a set P from a set Q is, per class c, the distance of P_c to Q_c.
 The margin of a set P against a set Q is, per class c, the distance of P_c to the
 nearest other class of Q minus its distance to Q_c: the hypothesis margin of Crammer et
 al. 2002, "Margin analysis of the LVQ algorithm", without its factor 1/2.
@@ -43,6 +44,13 @@ def mean_margin(p: Prototypes, q: Prototypes, *, relative: bool = False) -> jax.
     """Mean of the margins that are defined, []; 0 where none is."""
     margin, is_defined = margins(p, q, relative=relative)
     return margin.sum() / jnp.maximum(is_defined.sum(), 1).astype(margin.dtype)
+
+
+def mean_displacement(p: Prototypes, q: Prototypes) -> jax.Array:
+    """Mean distance of p_c to q_c over the classes that both have, []; 0 for none."""
+    is_there = (p.count > 0) & (q.count > 0)
+    apart = jnp.where(is_there, jnp.linalg.norm(p.mean - q.mean, axis=-1), 0)
+    return apart.sum() / jnp.maximum(is_there.sum(), 1).astype(apart.dtype)
 
 
 def aggregate_mean_margin(p: Prototypes) -> jax.Array:
