@@ -1,11 +1,11 @@
 """FedMargin on CamVid in small: rows x Dirichlet alphas x seeds, figures 7 and 8.
 
     python experiments/fedmargin_tables/camvid.py --workdir=runs/fedmargin_camvid \
-        [--methods=...] [--alphas=0.01,0.1,1,10] [--seeds=0,1,2] [--rounds=R] \
-        [--stragglers=0] [--image_size=60,80]
+        [--methods=...] [--alphas=0.01,0.1,1,10] [--seeds=0] [--rounds=R] \
+        [--image_size=60,80]
 
 Goes on where it was stopped: a row that is done is read. Writes results.json, where
-rows and seeds that are not played stay as they were, the table of README.md, the curves
+rows and seeds that are not played stay as they were, README.md's tables, the curves
 camvid.png (figures 5 to 7) and, of the first seed, test images at the least three
 alphas, camvid_alpha<alpha>.png (figure 8), beside this file or under --results.
 """
@@ -48,9 +48,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--methods", type=words, default=[], help="default all")
     parser.add_argument("--alphas", type=numbers, default=[0.01, 0.1, 1.0, 10.0])
-    parser.add_argument("--seeds", type=words, default=["0", "1", "2"])
+    parser.add_argument("--seeds", type=words, default=["0"])
     parser.add_argument("--rounds", type=int, default=0, help="default the config's")
-    parser.add_argument("--stragglers", type=float, default=0.0, help="their share")
     parser.add_argument("--image_size", type=words, default=[])
     parser.add_argument("--results", type=pathlib.Path, default=HERE)
     args = parser.parse_args(argv)
@@ -59,8 +58,7 @@ def main(argv: list[str]) -> None:
     for number, seed in enumerate(map(int, args.seeds)):
         done = run_seed({**config, "seed": seed}, args.alphas, args.workdir)
         camvid_tables.publish([one.result for one in done], args.results)
-        is_plain = not args.stragglers and set(SHOWN) <= config["methods"].keys()
-        if number == 0 and is_plain:
+        if number == 0 and set(SHOWN) <= config["methods"].keys():
             camvid_tables.draw_images(grids_of(done), args.results)
 
 
@@ -70,8 +68,6 @@ def config_of(args) -> dict:
     The central row has as many epochs as the others in all rounds.
     """
     config = runs.config_of(CONFIG, args.rounds)
-    if args.stragglers:
-        config = runs.with_federation(config, stragglers=args.stragglers)
     federation = config["federation"]
     epochs = federation["rounds"] * federation["local_epochs"]
     rows = {**config["methods"]}
@@ -84,34 +80,22 @@ def config_of(args) -> dict:
 
 
 def run_seed(config: dict, alphas: list[float], workdir: pathlib.Path) -> list[Done]:
-    """The central row, which no split or straggler changes, and the others.
+    """The central row, which no split changes, and the others.
 
     Features of the others are compared with the central ones.
     """
     folder = workdir / f"seed{config['seed']}"
-    is_asked = CENTRAL in config["methods"] and not share_of(config)
+    is_asked = CENTRAL in config["methods"]
     done = [one_run(config, CENTRAL, folder)] if is_asked else []
     reference = done[0].network if done else None
     for alpha in alphas:
         split = {**config, "partition": {**config["partition"], "alpha": alpha}}
         for method in config["methods"]:
             if method != CENTRAL:
-                place = folder / place_of(alpha, config)
+                place = folder / f"alpha{alpha:g}"
                 done.append(one_run(split, method, place, reference))
                 print(camvid_tables.line(done[-1].result), flush=True)
     return done
-
-
-def share_of(config: dict) -> float:
-    """The share of clients that straggle in a round."""
-    return config["federation"].get("stragglers", 0.0)
-
-
-def place_of(alpha: float, config: dict) -> pathlib.Path:
-    """Where the runs of an alpha and a share of stragglers lie."""
-    place = pathlib.Path(f"alpha{alpha:g}")
-    share = share_of(config)
-    return place / f"stragglers{share:g}" if share else place
 
 
 def one_run(config: dict, method: str, folder: pathlib.Path, reference=None) -> Done:
@@ -128,10 +112,8 @@ def one_run(config: dict, method: str, folder: pathlib.Path, reference=None) -> 
     facts = {"method": method, "seed": config["seed"]}
     if method != CENTRAL:
         facts["alpha"] = config["partition"]["alpha"]
-        if share := share_of(config):
-            facts["stragglers"] = share
     experiment = with_images(runs.built(config), config)
-    if method != CENTRAL and not share_of(config):
+    if method != CENTRAL:
         experiment = with_features(experiment, config, reference)
     try:
         end = runs.stamped(lambda: trained(experiment, method, folder))

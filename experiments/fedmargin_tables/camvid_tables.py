@@ -6,7 +6,11 @@ from statistics import mean, pstdev
 import tables
 
 CENTRAL, NAME, LOSS = "central", "camvid", "loss"
-FEATURES = {"amm": "AMM", "mmd": "MMD^2 to central"}  # curves, of the one network
+FEATURES = {  # curves, of the one network
+    "amm": "AMM",
+    "mmd": "MMD^2 to central",
+    "softmax_entropy": "softmax entropy, nats",
+}
 JUDGED = {"generic": "one network", "personalised": "own images"}  # mIoU
 KEPT_LATER = {  # of which a row may have none
     LOSS: "training loss",

@@ -1,7 +1,7 @@
 """FedMargin's table 1 and its figures in small: methods x stragglers x seeds.
 
     python experiments/fedmargin_tables/run.py --workdir=runs/fedmargin_tables \
-        [--sets=synthetic,mnist,fashion] [--methods=...] [--seeds=0,1,2] \
+        [--sets=synthetic,mnist,mnist1000,fashion] [--methods=...] [--seeds=0,1,2] \
         [--stragglers=0,0.5,0.8] [--rounds=R]
 
 Goes on where it was stopped: a run that is done is a file. Writes results.json, the
@@ -42,6 +42,7 @@ class Set(NamedTuple):
 SETS = {
     "synthetic": Set("fedmargin/table_synthetic.py"),
     "mnist": Set("fedmargin/table_mnist.py"),
+    "mnist1000": Set("fedmargin/table_mnist1000.py"),
     "fashion": Set("fedmargin/table_fashion.py"),
 }
 

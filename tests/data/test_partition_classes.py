@@ -162,7 +162,7 @@ def test_a_capped_dirichlet_is_skewed_in_classes_and_balanced_in_numbers():
     labels, is_test = with_tests([220, 100, 47], [20] * 3)
     of = functools.partial(dirichlet, labels, num_clients=8, is_test=is_test)
     plain, _ = tables(of(alpha=0.01), labels)
-    assert plain.sum(axis=1).max() >= 220
+    assert plain.sum(axis=1).max() > 200
     train, _ = tables(of(alpha=0.01, max_examples=50), labels)
     assert train.sum(axis=0).tolist() == [220, 100, 47]
     assert sorted(train.sum(axis=1)) == [17, *[50] * 7]

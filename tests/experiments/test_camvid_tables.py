@@ -150,13 +150,12 @@ def rows_played(camvid, monkeypatch):
     return played
 
 
-def settings_of(*methods, **federation):
+def settings_of(*methods):
     """A config as far as `run_seed` reads it."""
     return {
         "seed": 3,
         "methods": dict.fromkeys(methods),
         "partition": {"name": "dirichlet", "alpha": 7.0},
-        "federation": federation,
     }
 
 
@@ -176,18 +175,9 @@ def test_rows_at_every_alpha_are_compared_with_the_one_central_network(
     assert [one.result["method"] for one in done] == [row for row, *_ in rows_played]
 
 
-@pytest.mark.parametrize(
-    "config, folder",
-    [
-        (settings_of("central", "fedavg", stragglers=0.5), "stragglers0.5"),
-        (settings_of("fedavg"), "alpha0.1"),
-    ],
-)
-def test_no_central_network_is_trained_for_stragglers_or_unasked(
-    camvid, rows_played, tmp_path, config, folder
-):
-    camvid.run_seed(config, [0.1], tmp_path)
-    assert rows_played == [("fedavg", 0.1, folder, None)]
+def test_no_central_network_is_trained_unasked(camvid, rows_played, tmp_path):
+    camvid.run_seed(settings_of("fedavg"), [0.1], tmp_path)
+    assert rows_played == [("fedavg", 0.1, "alpha0.1", None)]
 
 
 def test_images_are_of_the_least_three_alphas_with_the_central_row_at_each(camvid):

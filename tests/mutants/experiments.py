@@ -62,7 +62,7 @@ MUTANTS = [
             ('lines[-1]["loss"]', 'lines[0]["loss"]'),
             ("if all(key in row for row in judged)", "if False"),
             ("done[0].network if done else None", "None"),
-            ('config["methods"] and not share_of(config)', 'config["methods"]'),
+            ('is_asked = CENTRAL in config["methods"]', "is_asked = True"),
             ("{**grids[alpha], **central}", "grids[alpha]"),
             ("sorted(grids)[:3]", "sorted(grids)[-3:]"),
         ],
