@@ -1,27 +1,20 @@
 """FedMargin: attention to clients whose class prototypes moved further.
 
-Michieli, Toldo, Ozay 2022, "Federated Learning via Attentive Margin of Semantic Feature
-Representations" (IEEE Internet of Things Journal; arXiv:2105.08982). The article
-describes its attention in words: two quantities say how far the class prototypes of a
-client have drifted, LPM from where they were before its local training, APM from those
-of the server; the further they have moved, the more the client counts in the average.
-It also says that a client with a low margin counts less, which here means one whose
-representation hardly moves. Its formulas could not be read, so that these are ours,
-with a client's prototypes before and after its training, and those P of the server:
+Michieli, Toldo, Ozay 2022, IEEE Internet of Things Journal (arXiv:2105.08982). The
+article says in words that a client counts more in the average the further its class
+prototypes have drifted, by two terms: from where they were before its training (LPM),
+and from those of the server (APM). That a client of "low margin" counts less then means
+one whose representation hardly moves. Its formulas could not be read; these are ours:
 
   LPM = mean_c ||after_c - before_c||, APM = mean_c ||after_c - P_c|| of last round,
   a = (softmax_k(LPM / T) + softmax_k(APM / T)) / 2,  w+ = sum_k a_k w_k,
-  P_c = mean over the round's features of class c; a class that is not seen keeps its
-  own, or moves towards the new one with a momentum.
+  P_c = mean over the round's features of class c, kept where it is not seen.
 
-The measure "hypothesis" takes the margin of `margins.py` in place of the distance: the
-distance to the nearest other class minus that to the own one. It falls as prototypes
-move, so that clients that moved the least count most, which contradicts the article.
+The measure "hypothesis", a margin (`margins.py`) in place of the distance, falls as
+prototypes move: it prefers clients that moved the least, against the article's words.
 
-Both softmaxes are streamed as `Scaled` sums, so the round costs two models of memory
-whatever K and however large the margins. A client's examples pass forward two times
-more than in FedAvg, which makes a round of four epochs 1.08 to 1.20 x as long and one
-of one epoch 1.3 to 1.8 x (`experiments/benchmarks`).
+Both softmaxes are streamed as `Scaled` sums, two models of memory whatever K. Two more
+forward passes make a round 1.1 to 1.8 x FedAvg's (`experiments/benchmarks`).
 
 Deviation: in the first round, which no aggregate precedes, P is that of its clients
 before they train: the one of after is known only when their models are summed already.
@@ -39,23 +32,13 @@ from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms import attention, prototypes
 from fedfr_jax.federated.algorithms.aggregators import plain_sum, weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.margins import (
-    aggregate_mean_margin,
-    mean_displacement,
-    mean_margin,
-)
+from fedfr_jax.federated.algorithms.margins import aggregate_mean_margin, measure_of
 from fedfr_jax.federated.algorithms.prototypes import Prototypes
 from fedfr_jax.federated.engine import no_extra
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.federated.means import build_mean
-from fedfr_jax.schema import BELOW_ONE, check_choice, check_ranges
+from fedfr_jax.schema import BELOW_ONE, check_ranges
 from fedfr_jax.types import Algorithm, Broadcast, ClientOutput, Local, Model, PyTree
-
-MEASURES = {
-    "displacement": mean_displacement,
-    "hypothesis": mean_margin,
-    "relative": functools.partial(mean_margin, relative=True),
-}
 
 
 class Server(NamedTuple):
@@ -81,14 +64,11 @@ def fedmargin(
 
     Args:
       model: with `features`; its output has M numbers for M classes.
-      measure: displacement, hypothesis, or relative, which is the margin in [-1, 1],
-        see `margins`.
-      temperature: T > 0; a small one, or long features without `normalize`, leaves
-        one client.
+      measure: displacement, hypothesis or relative, see `margins`.
+      temperature: T > 0; a small one leaves one client.
       normalize: take features at unit length.
       norm: softmax, or relu_sum, max(x, 0) over its sum, without temperature.
-      combine: mean or product (normalised) of the two attentions, or lpm or apm for
-        one of them alone.
+      combine: mean or product (normalised) of both attentions; lpm or apm for one.
       weigh: examples multiplies a client's attention by them, see `fedavg`.
       momentum: of the aggregate prototypes, in [0, 1); 0 takes the round's.
 
@@ -99,9 +79,8 @@ def fedmargin(
     base, train, weight = fedavg(local), local_training(local), weight_of(weigh)
     if model.features is None:
         raise ValueError("model must have features, got one without.")
-    check_choice("measure", measure, MEASURES)
     check_ranges("", {"momentum": momentum}, {"momentum": BELOW_ONE})
-    measured = MEASURES[measure]
+    measured = measure_of(measure)
     logs_of = attention.logarithms(temperature, norm, combine)
     values = prototypes.class_values(model.features, model.embedding_dim, normalize)
     # Compiled once for each feed and mesh.
@@ -127,11 +106,10 @@ def fedmargin(
         lpm = measured(after, before)
         apm = measured(after, _like(after, client.tables.value))
         counts = weight(client).astype(lpm.dtype)
-        change = collections.change(end, server.variables)
+        change, own = collections.change(end, server.variables), collections.own(end)
         attended = attention.summary(change, counts, logs_of(lpm, apm))
         update = attended, (after.mean * after.count[:, None], after.count)
         metrics = {**metrics, "lpm": lpm, "apm": apm}
-        own = collections.own(end)
         return ClientOutput(update, counts, personal, metrics, local=own)
 
     def server_update(server, result):

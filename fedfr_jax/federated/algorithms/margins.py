@@ -6,10 +6,14 @@ nearest other class of Q minus its distance to Q_c: the hypothesis margin of Cra
 al. 2002, "Margin analysis of the LVQ algorithm", without its factor 1/2.
 """
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.prototypes import TINY, Prototypes
+from fedfr_jax.schema import check_choice
 
 
 def distances(p: jax.Array, q: jax.Array) -> jax.Array:
@@ -56,3 +60,20 @@ def mean_displacement(p: Prototypes, q: Prototypes) -> jax.Array:
 def aggregate_mean_margin(p: Prototypes) -> jax.Array:
     """Mean distance of a prototype to the nearest other one, [] (AMM)."""
     return mean_margin(p, p)
+
+
+MEASURES = {  # of a client's prototypes against others
+    "displacement": mean_displacement,
+    "hypothesis": mean_margin,
+    "relative": functools.partial(mean_margin, relative=True),
+}
+
+
+def measure_of(name: str) -> Callable:
+    """(prototypes, reference) -> [].
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    check_choice("measure", name, MEASURES)
+    return MEASURES[name]

@@ -22,6 +22,8 @@ def plain_prototypes(model, variables, dataset):
     """(means [M, D], numbers [M]) of features, pixel after pixel."""
     images = np.asarray(dataset.images).astype(np.float32) / 127.5 - 1
     _, features, _ = model.features(variables, images, False)
+    length = np.linalg.norm(features, axis=-1, keepdims=True)
+    features = features / np.maximum(length, 1e-12)  # a pixel may have none
     height, width = features.shape[1:3]
     seen = {number: [] for number in (0, 1, 2, VOID)}
     for mask, found in zip(dataset.targets["mask"], np.asarray(features), strict=True):
