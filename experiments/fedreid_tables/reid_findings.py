@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 from orderings import made, spread
-from reid_claims import claims_table
+from reid_claims import claims_table, lines
 from reid_measures import (
     Results,
     large,
@@ -48,4 +48,13 @@ def text(results: Results) -> str:
     stamps = {made(seeds) for seeds in results.values()}
     stamps = "; ".join(sorted({stamp for x in stamps for stamp in x.split("; ")}))
     tables = [f"### {case}\n\n{case_table(results, case)}" for case in results]
-    return "\n\n".join([stamps, claims_table(results), *tables])
+    return "\n\n".join([stamps, claims_table(results), chance(results), *tables])
+
+
+def chance(results: Results) -> str:
+    """How many claims would hold or fail if no row differed from another."""
+    count = sum(1 for _ in lines(results))
+    return (
+        f"{count} tests without a correction: some {0.05 * count:.0f} of them would "
+        "say yes or no if nothing differed."
+    )
