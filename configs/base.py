@@ -35,6 +35,8 @@ def get_config():
     #     "gallery", "probes", "align", "faceness", "flip", "keep_norm", "fars",
     #     "fpirs", "ranks"}, see tasks/faces/template_set.py: generic ijb_tar@far=...,
     #     ijb_tpir@fpir=... and ijb_rank@... of IJB-C style templates.
+    #   negatives = "other_clients": of personalised 1:1; "all" counts pairs of two
+    #     identities of the client too, as the released code.
     #   personalised = "binned": the released evaluation's 2001 bins in personalised
     #     1:1; "exact" order statistics otherwise.
     # Every generic evaluation embeds those files (federation.evaluate_every).

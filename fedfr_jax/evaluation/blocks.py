@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 NEGATIVE, POSITIVE, IGNORED = 0, 1, 2
+ALL, OTHERS = "all", "other_clients"  # which pairs of two identities count
+NEGATIVES = (ALL, OTHERS)
 BLOCK = (1024, 8192)  # rows and columns of one block: 32 MiB of float32 scores
 
 
@@ -88,8 +90,10 @@ def _kinds(is_mated, is_valid):
     return jnp.where(is_valid, kinds, IGNORED).astype(jnp.int8)
 
 
-@functools.partial(jax.jit, static_argnames="num_columns")
-def _pair_block(features, labels, is_row, rows, start, *, num_columns) -> Block:
+@functools.partial(jax.jit, static_argnames=("num_columns", "negatives"))
+def _pair_block(
+    features, labels, is_row, rows, start, *, num_columns, negatives
+) -> Block:
     """Rows [R] (-1 is padding) against the window of columns at `start`."""
     columns, is_new = _window(start, num_columns, features.shape[0])
     x = jnp.take(features, rows, axis=0, mode="clip")
@@ -98,10 +102,19 @@ def _pair_block(features, labels, is_row, rows, start, *, num_columns) -> Block:
     # A pair of two rows is met twice; the meeting with the later column counts.
     is_once = ~is_row[columns][None, :] | (columns[None, :] > rows[:, None])
     is_valid = (rows >= 0)[:, None] & is_new[None, :] & is_once
+    if negatives == OTHERS:
+        is_valid &= is_mated | ~is_row[columns][None, :]
     return Block(_dot(x, y), _kinds(is_mated, is_valid))
 
 
-def pair_blocks(features, labels, is_row, *, block: tuple[int, int] = BLOCK) -> Blocks:
+def pair_blocks(
+    features,
+    labels,
+    is_row,
+    *,
+    block: tuple[int, int] = BLOCK,
+    negatives: str = ALL,
+) -> Blocks:
     """Cosines of all unordered pairs that hold at least one row, each once.
 
     Args:
@@ -109,6 +122,8 @@ def pair_blocks(features, labels, is_row, *, block: tuple[int, int] = BLOCK) -> 
       labels: [Q] identities; a pair of equal labels is positive.
       is_row: [Q] bool; all True gives every pair of the set.
       block: largest (rows, columns) of one block.
+      negatives: ALL, or OTHERS: a pair of two identities counts only with one image
+        that is no row.
 
     Returns:
       A function that streams the blocks.
@@ -139,6 +154,7 @@ def pair_blocks(features, labels, is_row, *, block: tuple[int, int] = BLOCK) -> 
                     jnp.asarray(part),
                     jnp.int32(start),
                     num_columns=num_columns,
+                    negatives=negatives,
                 )
 
     return stream

@@ -4,6 +4,10 @@ FedFR (Liu et al., AAAI 2022, arXiv:2112.12496), protocol of the released evalua
 Client c embeds the test images of all clients with its own network. 1:1 compares its
 images with all images; 1:N searches all images in the gallery of its identities.
 
+Negative pairs of 1:1 are by default those of the released code: two different
+identities, one of them the client's, so that two of the client's own count too. The
+authors' slides name the other clients' identities only: `negatives="other_clients"`.
+
 Deviation: thresholds are exact order statistics. `client_verification_binned` is the
 released variant with bins of width 0.001 and interpolation, in fractions, unrounded.
 """
@@ -14,7 +18,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedfr_jax.evaluation.blocks import pair_blocks
+from fedfr_jax.evaluation.blocks import ALL, pair_blocks
 from fedfr_jax.evaluation.enrolment import class_means
 from fedfr_jax.evaluation.identification import pair_tpir
 from fedfr_jax.evaluation.scores import (
@@ -35,7 +39,7 @@ class OverClients(NamedTuple):
 
 
 def client_verification(
-    features, labels, is_own, *, fars: Sequence[float] = FARS
+    features, labels, is_own, *, fars: Sequence[float] = FARS, negatives: str = ALL
 ) -> dict[str, float]:
     """Exact TAR of one client's images against all images, at each FAR.
 
@@ -49,6 +53,7 @@ def client_verification(
       labels: [Q] int identities, unique over clients.
       is_own: [Q] bool, the client's test images.
       fars: rates in (0, 1).
+      negatives: "all" pairs of two identities, or with images of "other_clients" only.
 
     Returns:
       {"tar@far=1e-05": ...}, in [0, 1].
@@ -57,17 +62,18 @@ def client_verification(
       ValueError: without positive or negative pairs, for wrong shapes or for features
         that are not finite.
     """
-    return exact_tar(pair_blocks(features, labels, is_own), fars)
+    blocks = pair_blocks(features, labels, is_own, negatives=negatives)
+    return exact_tar(blocks, fars)
 
 
 def client_verification_binned(
-    features, labels, is_own, *, fars: Sequence[float] = FARS
+    features, labels, is_own, *, fars: Sequence[float] = FARS, negatives: str = ALL
 ) -> dict[str, float]:
     """The released protocol: 2001 bins of width 0.001, interpolated ROC.
 
     Arguments, returns and errors are those of `client_verification`.
     """
-    blocks = pair_blocks(features, labels, is_own)
+    blocks = pair_blocks(features, labels, is_own, negatives=negatives)
     return binned_tar(cosine_histogram(blocks), fars)
 
 

@@ -1,5 +1,7 @@
 """The personalised protocol against the released evaluation's numbers."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -42,6 +44,35 @@ def test_histogram_is_the_released_one_up_to_rounding(released, client):
     # A score on a bin's edge moves by one bin; the cumulated counts barely move.
     drift = np.abs(histogram.cumsum(axis=1) - expected.cumsum(axis=1))
     assert drift.max() <= 5 and drift.sum() <= 200
+
+
+@pytest.mark.parametrize("negatives", ["all", "other_clients"])
+def test_negatives_are_all_others_or_those_of_other_clients(negatives):
+    """Against a loop over pairs, in blocks smaller than the set."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(30, 4)).astype(np.float32)
+    labels = rng.integers(6, size=30)
+    is_own = labels < 3
+    counts = {0: 0, 1: 0}
+    for i, j in itertools.combinations(range(30), 2):
+        same, both = labels[i] == labels[j], is_own[i] and is_own[j]
+        if (is_own[i] or is_own[j]) and (same or negatives == "all" or not both):
+            counts[same] += 1
+    blocks = pair_blocks(features, labels, is_own, block=(7, 8), negatives=negatives)
+    kinds = np.concatenate([np.ravel(block.kinds) for block in blocks()])
+    assert counts == {kind: (kinds == kind).sum() for kind in (0, 1)}
+    point = personalized.client_verification(
+        features, labels, is_own, fars=(0.2,), negatives=negatives
+    )
+    x = features / np.linalg.norm(features, axis=1, keepdims=True)
+    different = labels[:, None] != labels
+    if negatives == "other_clients":
+        different &= ~(is_own[:, None] & is_own)
+    pairs = np.triu(is_own[:, None] | is_own, 1)
+    scores = np.sort((x @ x.T)[pairs & different])[::-1]
+    same = (x @ x.T)[pairs & (labels[:, None] == labels)]
+    wanted = (same > scores[int(0.2 * len(scores))]).mean()
+    assert point["tar@far=2e-01"] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_binned_tar_is_the_released_table(released):

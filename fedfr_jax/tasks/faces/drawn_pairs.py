@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedfr_jax.evaluation.blocks import ALL
+
 
 def balanced_pairs(labels: np.ndarray, most: int, seed: int):
     """Half same, half different pairs in ten alternating blocks, as LFW lists them.
@@ -50,17 +52,21 @@ def _distinct(first, second, is_wanted):
     return pairs[np.sort(places)]
 
 
-def fewest_negatives(labels: np.ndarray, own_of: Sequence[np.ndarray]) -> int:
+def fewest_negatives(
+    labels: np.ndarray, own_of: Sequence[np.ndarray], negatives: str = ALL
+) -> int:
     """Pairs of two people with an own image in them, of the client with fewest.
 
     Args:
       labels: [E] identities of all clients' images.
       own_of: a client's own identities, for each client.
+      negatives: of `pair_blocks`.
     """
     counts = []
     for own in own_of:
         sizes = np.bincount(labels[np.isin(labels, own)]).astype(np.int64)
         mine, same = sizes.sum(), (sizes * (sizes - 1) // 2).sum()
         others = len(labels) - mine
-        counts.append(mine * (mine - 1) // 2 - same + mine * others)
+        within = mine * (mine - 1) // 2 - same
+        counts.append(mine * others + (within if negatives == ALL else 0))
     return int(min(counts))

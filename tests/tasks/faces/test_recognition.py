@@ -206,17 +206,20 @@ def test_pairs_are_balanced_distinct_and_labelled_right(people, images, seed):
     np.testing.assert_array_equal(folds.sum(1), folds.shape[1] // 2)
 
 
-def test_the_pairs_of_a_client_are_counted_as_they_are_compared():
+@pytest.mark.parametrize("negatives", ["all", "other_clients"])
+def test_the_pairs_of_a_client_are_counted_as_they_are_compared(negatives):
     labels = np.random.default_rng(0).integers(8, size=40)
     own_of = [np.array([0, 1]), np.array([2]), np.array([3, 4, 5, 6, 7])]
     counts = []
     for own in own_of:
         is_own = np.isin(labels, own)
         either = is_own[:, None] | is_own[None]
+        if negatives == "other_clients":
+            either = is_own[:, None] ^ is_own[None]
         counts.append(np.triu(either & (labels[:, None] != labels[None])).sum())
     for own, count in zip(own_of, counts, strict=True):
-        assert fewest_negatives(labels, [own]) == count
-    assert fewest_negatives(labels, own_of) == min(counts)
+        assert fewest_negatives(labels, [own], negatives) == count
+    assert fewest_negatives(labels, own_of, negatives) == min(counts)
 
 
 def test_too_few_unseen_people_are_refused():
