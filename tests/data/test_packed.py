@@ -1,5 +1,6 @@
 """The packed format against its source, after kills, and damaged on purpose."""
 
+import hashlib
 import io
 import json
 import os
@@ -151,6 +152,31 @@ def test_packing_killed_at_any_moment_goes_on_to_the_same_files(tmp_path):
     assert contents(folder) == contents(tmp_path / "whole")
 
 
+def test_a_line_torn_by_a_kill_is_cut_before_the_next_kill(tmp_path):
+    pack(source(), tmp_path / "whole", shard_bytes=SHARD)
+    folder, written = tmp_path / "broken", []
+
+    def killed_at(row):
+        def read(rows):
+            if row in rows:
+                raise KeyboardInterrupt
+            return source().read(rows)
+
+        with pytest.raises(KeyboardInterrupt):
+            pack(source()._replace(read=read), folder, shard_bytes=SHARD)
+        with open(folder / "shards.jsonl", "ab") as file:
+            file.write(b'{"file": "images-0')  # what a kill leaves of a line
+
+    killed_at(15)
+    killed_at(35)
+    pack(source(), folder, shard_bytes=SHARD, say=written.append)
+    assert [line.partition(":")[0][-16:] for line in written] == [
+        "images-00003.npy",
+        "images-00004.npy",
+    ]
+    assert contents(folder) == contents(tmp_path / "whole")
+
+
 def test_a_finished_set_is_not_written_again(tmp_path):
     pack(source(), tmp_path, shard_bytes=SHARD)
     before = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
@@ -214,6 +240,8 @@ def test_an_index_that_is_not_of_its_arrays_is_refused(tmp_path):
         ({"image_shape": [6, 5, 10**9]}, "got another size of images-00000.npy"),
         ({"rows_per_shard": 12}, "got no 4 files of images"),
         ({"files": None}, "got TypeError"),
+        ({"files": {**index["files"], "../x": {}}}, "got a file '../x'"),
+        ({"files": {**index["files"], "/dev/zero": {}}}, "got a file '/dev/zero'"),
     ]:
         path.write_text(json.dumps({**index, **change}))
         with pytest.raises(ValueError, match=f"{path} must .*{message}"):
@@ -235,6 +263,46 @@ def test_a_truncated_shard_is_named_on_opening(tmp_path, size):
         packed(tmp_path)
     path.unlink()
     with pytest.raises(ValueError, match=f"{path} must have 1028 bytes, got no file"):
+        packed(tmp_path)
+
+
+def test_a_pipe_in_a_set_is_refused_and_not_waited_for(tmp_path):
+    pack(source(), tmp_path)
+    path = tmp_path / "labels.npy"
+    path.unlink()
+    os.mkfifo(path)
+    index = json.loads((tmp_path / "index.json").read_text())
+    index["files"]["labels.npy"]["bytes"] = 0
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    for reads in (packed, verify):
+        with pytest.raises(ValueError, match=f"{path} must be a file, got p"):
+            reads(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "labels, names, message",
+    [
+        ([0, 1, 3], ["a", "b", "c"], "labels.npy must hold numbers of the 3 names"),
+        ([0, -1, 2], ["a", "b", "c"], "labels.npy must hold .* got -1 to 2"),
+        ([0.0, 1.0, 2.0], ["a", "b", "c"], "labels.npy must hold whole numbers"),
+        ([0, 1, 2], {"a": 1, "b": 2, "c": 3}, "names.json must hold"),
+        ([0, 1, 2], [1, 2, 3], "names.json must hold names, got .1, 2, 3."),
+    ],
+)
+def test_labels_lie_within_the_names_whoever_wrote_the_set(
+    labels, names, message, tmp_path
+):
+    """With digests that fit: whoever makes such a set can make them too."""
+    pack(source(3)._replace(pairs=None), tmp_path)
+    np.save(tmp_path / "labels.npy", labels)
+    (tmp_path / "names.json").write_text(json.dumps(names))
+    index = json.loads((tmp_path / "index.json").read_text())
+    for name in ("labels.npy", "names.json"):
+        data = (tmp_path / name).read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        index["files"][name] = {"bytes": len(data), "sha256": digest}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=message):
         packed(tmp_path)
 
 

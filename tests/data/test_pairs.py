@@ -34,7 +34,8 @@ def test_every_pickle_protocol_is_read(tmp_path, protocol):
     images = [jpeg(v) for v in range(4)]
     arrays = [np.frombuffer(image, np.uint8) for image in images]
     for stored in (images, arrays, [a[:, None] for a in arrays]):
-        for truths in ([True, False], np.array([True, False]), list(np.array([1, 0]))):
+        truth = np.array([True, False])
+        for truths in ([True, False], truth, list(truth)):
             data = pickle.dumps((stored, truths), protocol=protocol)
             (tmp_path / "a.bin").write_bytes(data)
             found, is_same = load_bin(tmp_path / "a.bin")
@@ -93,6 +94,9 @@ def test_a_pickle_that_runs_code_is_refused_by_name(tmp_path, attack, wanted):
         (([np.zeros((2, 2), np.uint8)] * 2, [True]), "an image of uint8"),
         (([np.zeros(3, np.float32)] * 2, [True]), "an array of f4"),
         (([np.array([None])] * 2, [True]), "an array of O8"),
+        (([b"x"] * 2, ["False"]), "is_same of 'False', not True or False"),
+        (([b"x"] * 2, [2]), "is_same of 2, not True or False"),
+        (([b"x"] * 2, np.array([2])), "is_same of .*2.*, not True or False"),
     ],
 )
 def test_pickles_of_something_else_are_refused(tmp_path, content, message):

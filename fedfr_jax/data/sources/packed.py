@@ -21,7 +21,12 @@ import numpy as np
 from fedfr_jax.data.sources import pages
 from fedfr_jax.data.sources.images import check_rows
 from fedfr_jax.data.sources.npz import DAMAGED
-from fedfr_jax.data.sources.packed_arrays import ARRAYS, arrays_of, masks_of
+from fedfr_jax.data.sources.packed_arrays import (
+    ARRAYS,
+    arrays_of,
+    check_labels,
+    masks_of,
+)
 from fedfr_jax.data.sources.packed_index import (
     FORMAT,
     INDEX,
@@ -33,6 +38,7 @@ from fedfr_jax.data.sources.packed_index import (
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.drafts import replacing
 from fedfr_jax.json_files import read_json, read_json_lines
+from fedfr_jax.limits import check_file
 from fedfr_jax.types import Pairs, Source
 
 SHARD_BYTES = 2**28
@@ -122,11 +128,13 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
         for key in ARRAYS
         if f"{key}.npy" in index["files"]
     }
+    names = read_json(folder / NAMES, list)
+    check_labels(folder, arrays["labels"], names)
     has_pairs = "pairs" in arrays
     source = Source(
         read=_reader(folder, index),
         labels=arrays["labels"],
-        names=tuple(read_json(folder / NAMES, list)),
+        names=tuple(names),
         image_shape=tuple(index["image_shape"]),
         landmarks=arrays.get("landmarks"),
         cameras=arrays.get("cameras"),
@@ -260,6 +268,7 @@ def _is_whole(path, facts):
 
 
 def _size(path):
+    check_file(path)  # a pipe would be waited for
     return path.stat().st_size if path.exists() else None
 
 

@@ -1,6 +1,7 @@
 """What a packed set has beside its images, an array for each file."""
 
 import json
+import pathlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -42,3 +43,24 @@ def masks_of(arrays: Mapping[str, np.ndarray]) -> Masks | None:
     colours = colours and tuple(map(tuple, colours))
     read = lambda rows: masks[check_rows(rows, len(masks))]
     return Masks(read, tuple(names), colours)
+
+
+def check_labels(folder: pathlib.Path, labels: np.ndarray, names: list) -> None:
+    """Raise ValueError unless labels are whole numbers of the names, which are text."""
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"{folder / 'names.json'} must hold names, got {str(names)[:60]}: pack it "
+            "again."
+        )
+    is_whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
+    if not is_whole or not len(labels):
+        raise ValueError(
+            f"{folder / 'labels.npy'} must hold whole numbers, got {labels.dtype} "
+            f"{labels.shape}: pack it again."
+        )
+    low, high = labels.min(), labels.max()
+    if low < 0 or high >= len(names):
+        raise ValueError(
+            f"{folder / 'labels.npy'} must hold numbers of the {len(names)} names in "
+            f"names.json, got {low} to {high}: pack it again."
+        )

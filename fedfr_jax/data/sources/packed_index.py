@@ -3,6 +3,7 @@
 import math
 import pathlib
 
+from fedfr_jax.data.sources.packed_arrays import ARRAYS
 from fedfr_jax.json_files import read_json
 
 FORMAT = 1
@@ -58,6 +59,10 @@ def _contradiction(index):
         )
         if not 0 < header < MOST_HEADER:
             return f"another size of {shard_name(number)}"
+    known = {NAMES, *(f"{key}.npy" for key in ARRAYS)}
+    known |= {shard_name(number) for number in range(len(starts))}
+    if unknown := files.keys() - known:  # perhaps a path out of the folder
+        return f"a file {min(unknown)!r}"
     is_told = all(
         type(of["bytes"]) is int and type(of["sha256"]) is str for of in files.values()
     )

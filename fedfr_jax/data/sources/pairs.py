@@ -158,10 +158,15 @@ def _encoded(image) -> bytes:
 
 
 def _truths(is_same) -> np.ndarray:
+    """Which pairs are of one person, [P] bool; "no" and 2 are no truth values."""
     if isinstance(is_same, _Array):
-        return _to_numpy(is_same).reshape(-1).astype(bool)
-    values = [_to_numpy(v) if isinstance(v, _Array) else v for v in is_same]
-    return np.array([bool(value) for value in values], bool)
+        is_same = list(_to_numpy(is_same).reshape(-1))
+    values = [_to_numpy(v).reshape(-1) if isinstance(v, _Array) else v for v in is_same]
+    values = [v[0] if isinstance(v, np.ndarray) and len(v) == 1 else v for v in values]
+    for value in values:
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"is_same of {value!r}, not True or False")
+    return np.array(values, bool)
 
 
 def _to_numpy(array: _Array) -> np.ndarray:
