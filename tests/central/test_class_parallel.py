@@ -217,6 +217,20 @@ def test_a_draw_holds_every_label_once_and_as_many_others_as_asked():
     assert others[0] == held.ids.tolist() and others[1] != others[0]
 
 
+def test_a_label_of_minus_1_draws_no_class():
+    """No row of a device's table is taken for it, nor one that another class has."""
+    _, _, labels = problem(num_classes=101, batch=24)
+    labels[::3] = -1
+    with_none = drawn_on(4, labels, 101, rate=0.3)
+    for device, (ids, row) in enumerate(zip(*with_none, strict=True)):
+        drawn_rows = np.flatnonzero(row >= 0)
+        np.testing.assert_array_equal(ids[row[drawn_rows]], 26 * device + drawn_rows)
+        assert len(drawn_rows) == (ids >= 0).sum()
+    labels[labels < 0] = labels.max()  # a class that is there already
+    without = drawn_on(4, labels, 101, rate=0.3)
+    assert set(with_none.ids.ravel()) == set(without.ids.ravel())
+
+
 @pytest.mark.parametrize(
     "case, parts", [("W1_r0.6", 1), ("W2_r0.8", 2), ("W1_r0.2", 1)]
 )

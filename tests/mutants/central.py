@@ -29,6 +29,7 @@ MUTANTS = [
         "central/test_class_parallel.py",
         [
             ("(place < num_real)", "(place < num_rows)"),
+            ("is_own = (place >= 0) & (place", "is_own = (place"),
             ("jnp.where(is_last, start + place, -1)", "start + place"),
         ],
     ),

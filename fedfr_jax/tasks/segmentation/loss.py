@@ -21,7 +21,8 @@ def pixel_cross_entropy(
     """Loss of `Local`: the mean over all pixels of a class of the valid examples.
 
     Pixels whose number in targets["mask"] [B, H, W] is no class of the model, such as
-    `types.VOID`, count for nothing; a batch without a pixel that counts has loss 0.
+    `types.VOID` or -1, count for nothing; a batch without a pixel that counts has the
+    loss 0.
 
     Args:
       model: gives logits [B, H, W, M].
@@ -53,7 +54,7 @@ def pixel_cross_entropy(
         if jnp.finfo(logits.dtype).bits < 32:
             logits = logits.astype(jnp.float32)
         mask = batch.targets["mask"].astype(jnp.int32)
-        counts = (mask < num_classes) & batch.is_valid[:, None, None]
+        counts = (mask >= 0) & (mask < num_classes) & batch.is_valid[:, None, None]
         target = jnp.where(counts, mask, 0)
         values = values_of(logits, target)
         one_hot = jax.nn.one_hot(target, num_classes, dtype=values.dtype)

@@ -28,7 +28,7 @@ VARIABLES = {"params": {"W": WEIGHTS}, "batch_stats": {}}
 
 def batch_of(num_valid=3, size=3):
     rng = np.random.default_rng(0)
-    mask = rng.choice([0, 1, 2, VOID, 7], (size, *SHAPE[:2])).astype(np.uint8)
+    mask = rng.choice([0, 1, 2, VOID, -1], (size, *SHAPE[:2])).astype(np.int32)
     return types.SimpleNamespace(
         images=rng.normal(size=(size, *SHAPE)).astype(np.float32),
         targets={"mask": jnp.asarray(mask)},
@@ -45,7 +45,7 @@ def expected(batch, class_weights=(1, 1, 1)):
         for pixel, number in zip(
             image.reshape(-1, SHAPE[2]), mask.ravel(), strict=True
         ):
-            if is_valid and number < CLASSES:
+            if is_valid and 0 <= number < CLASSES:
                 logits = pixel @ WEIGHTS
                 losses.append(np.log(np.exp(logits).sum()) - logits[number])
                 right.append(logits.argmax() == number)
@@ -62,7 +62,7 @@ def test_a_registered_loss_counts_the_same_pixels(monkeypatch):
         loss = pixel_cross_entropy(MODEL, loss="number", class_weights=weights)
         value, (_, metrics) = loss(VARIABLES, batch, None)
     mask = np.asarray(batch.targets["mask"])[:2]
-    counts = np.bincount(mask[mask < CLASSES], minlength=CLASSES) * weights
+    counts = np.array([(mask == c).sum() for c in range(CLASSES)]) * weights
     np.testing.assert_allclose(value, counts @ [0, 1, 2] / counts.sum(), rtol=1e-6)
     np.testing.assert_allclose(metrics["accuracy"], expected(batch)[1], rtol=1e-6)
 
