@@ -2,9 +2,11 @@
 
 fedfr train --config=configs/fedreid/paper.py --workdir=runs/fedreid_paper
 
-Not measured: the processed sets are given out on request only. Each set that is no
-Market-1501, Duke, MSMT17 or CUHK03 is a folder with a split.csv (see `reid_csv`), and
-resnet50-0676ba61.pth is torchvision's file. CUHK02 is shared without labels.
+Not measured: the processed sets are given out on request only. Each set is its
+archive, unpacked; of the five small ones a seed samples the people to test, as many as
+the paper's (see data/sources/reid_archives.py), or give a list with `reid_csv`.
+CUHK02, shared without labels, is a folder with a split.csv, and resnet50-0676ba61.pth
+is torchvision's file.
 Expected of the ResNet and its optimizer as released: 0.005 below the neck, 0.05 in
 neck and classifier, no decay within a round, statistics of one client, drawn anew in
 every round. The row merged has the same two rates, with warm-up and a cosine.
@@ -15,7 +17,7 @@ federation.augment gives images the colours of other clients' cameras.
 
 from fedfr_jax.configs import base
 
-LISTED = ("prid2011", "cuhk01", "viper", "3dpes", "ilids")
+SMALL = {"prid2011": 100, "cuhk01": 486, "viper": 316, "3dpes": 100, "ilids": 60}
 IMAGENET = {  # in bytes
     "name": "normalize",
     "mean": (123.675, 116.28, 103.53),
@@ -26,13 +28,13 @@ IMAGENET = {  # in bytes
 def sets():
     """The nine sets as parts of one source."""
     folder = lambda name: base.data_dir(f"reid/{name}")
-    listed = lambda name: {"name": "reid_csv", "path": f"{folder(name)}/split.csv"}
+    of = lambda name: {"name": name, "data_dir": folder(name)}
     return {
-        "msmt17": {"name": "msmt17", "data_dir": folder("msmt17")},
+        "msmt17": of("msmt17"),
         "duke": {"name": "market1501", "path": folder("dukemtmc_reid")},
         "market": {"name": "market1501", "path": folder("market1501")},
-        "cuhk03": {"name": "cuhk03_np", "data_dir": folder("cuhk03_np")},
-        **{name: listed(name) for name in LISTED},
+        "cuhk03": of("cuhk03_np"),
+        **{name: {**of(name), "test_identities": n} for name, n in SMALL.items()},
     }
 
 

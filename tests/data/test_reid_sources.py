@@ -60,11 +60,39 @@ def test_the_official_folders_are_the_roles(tmp_path, is_zipped):
     assert {role for role, *_ in told(few)} == {GALLERY}
 
 
-def test_nobody_and_strangers_are_neither_trained_on_nor_queries(tmp_path):
-    each = itertools.product(("query", "bounding_box_train"), ("-1", "0000"))
-    names = [f"{part}/{who}_c1_0.jpg" for part, who in each]
+def test_nobody_is_neither_trained_on_nor_a_query(tmp_path):
+    names = [f"{part}/-1_c1_0.jpg" for part in ("query", "bounding_box_train")]
     source = SOURCES["market1501"](written(tmp_path, names))
-    assert told(source) == sorted(2 * [(GALLERY, "-1", 1), (GALLERY, "0000", 1)])
+    assert told(source) == 2 * [(GALLERY, "-1", 1)]
+
+
+@pytest.mark.parametrize("queried", ["0001", "0000"])
+def test_ids_from_0000_are_people_but_for_strangers_of_the_gallery(tmp_path, queried):
+    """0000 is a stranger in the gallery alone, where no query asks for it."""
+    trained = [f"000{i}" for i in range(8) if f"000{i}" != queried]
+    names = [f"bounding_box_train/{who}_c1_0.jpg" for who in trained]
+    names += [f"query/{queried}_c1_0.jpg", f"bounding_box_test/{queried}_c2_0.jpg"]
+    names += ["bounding_box_test/0000_c3_1.jpg"]
+    found = told(SOURCES["market1501"](written(tmp_path, names)))
+    assert [who for role, who, _ in found if role == TRAIN] == trained
+    assert [who for role, who, _ in found if role == QUERY] == [queried]
+    assert (GALLERY, "0000", 3) in found
+
+
+def test_a_set_in_one_folder_tests_its_person_0000(tmp_path):
+    each = itertools.product(("0000", "0001"), "12")
+    names = [f"{who}_c{camera}_0.jpg" for who, camera in each]
+    path = written(tmp_path, names)
+    assert {role for role, *_ in told(SOURCES["market1501"](path))} == {TRAIN}
+    tested = {
+        who
+        for seed in range(6)
+        for role, who, _ in told(
+            SOURCES["market1501"](path, test_identities=1, seed=seed)
+        )
+        if role == QUERY
+    }
+    assert tested == {"0000", "0001"}
 
 
 def test_one_folder_is_tested_on_the_first_image_of_each_person_and_camera(tmp_path):
@@ -227,3 +255,101 @@ def test_market1501_has_its_cameras_and_queries(data_dir):
     is_tested = source.labels != 0  # the first by name is trained on
     assert (source.roles == QUERY).sum() == (seen[0] != 0).sum()
     np.testing.assert_array_equal(source.roles != TRAIN, is_tested)
+
+
+def archive(root, names):
+    """Files of an archive beside what else archives have."""
+    return written(root, [*names, "readme.txt"])
+
+
+def counts(source):
+    """{role: (people, images)}, as the paper's table has them."""
+    roles, labels = source.roles, source.labels
+    of = lambda role: (len(set(labels[roles == role])), (roles == role).sum())
+    return {role: of(role) for role in (TRAIN, QUERY, GALLERY)}
+
+
+def test_viper_is_a_query_and_an_image_of_the_gallery_for_each_tested_person(tmp_path):
+    sides = (("a", "45"), ("b", "90"))
+    names = [f"VIPeR/cam_{c}/{i:03}_{x}.bmp" for i in range(8) for c, x in sides]
+    source = SOURCES["viper"](archive(tmp_path, names))
+    assert counts(source) == {TRAIN: (4, 8), QUERY: (4, 4), GALLERY: (4, 4)}
+    assert set(source.cameras[source.roles == QUERY]) == {1}
+    assert set(source.cameras[source.roles == GALLERY]) == {2}
+    assert source.passed_over.endswith("1 .txt (first readme.txt)")
+    people = [set(s.labels[s.roles == QUERY]) for s in (
+        SOURCES["viper"](tmp_path, seed=seed) for seed in range(6)
+    )]  # fmt: skip
+    assert len({*map(frozenset, people)}) > 1
+    with pytest.raises(ValueError, match="leave some of 8 people .*got 8"):
+        SOURCES["viper"](tmp_path, test_identities=8)
+
+
+def test_cuhk01_has_two_images_of_each_of_two_cameras(tmp_path):
+    names = [f"campus/{i:04}{x:03}.png" for i in range(1, 6) for x in range(1, 5)]
+    source = SOURCES["cuhk01"](archive(tmp_path, names), test_identities=3)
+    assert counts(source) == {TRAIN: (2, 8), QUERY: (3, 6), GALLERY: (3, 6)}
+    assert set(source.cameras[source.roles == QUERY]) == {1}
+
+
+def test_prid_has_people_of_both_cameras_and_of_each(tmp_path):
+    numbers = {"a": [1, 2, 3, 4, 201, 202], "b": [1, 2, 3, 4, 201, 203, 204]}
+    names = [f"cam_{c}/person_{i:04}" for c, of in numbers.items() for i in of]
+    several = [
+        f"prid_2011/multi_shot/{name}/000{x}.png" for name in names for x in "12"
+    ]
+    single = [f"prid_2011/single_shot/{name}.png" for name in names]
+    archive(tmp_path, [*single, *several])
+    source = SOURCES["prid2011"](tmp_path)
+    assert counts(source) == {TRAIN: (4, 6), QUERY: (2, 2), GALLERY: (5, 5)}
+    found = told(source)
+    assert [(r, c) for r, who, c in found if who == "a-0201"] == [(TRAIN, 1)]
+    assert [(r, c) for r, who, c in found if who == "b-0201"] == [(GALLERY, 2)]
+    assert f"{len(several)} images that the set does not use" in source.passed_over
+    source = SOURCES["prid2011"](tmp_path, shots="multi_shot")
+    assert counts(source) == {TRAIN: (4, 12), QUERY: (2, 4), GALLERY: (5, 10)}
+
+
+def test_3dpes_has_half_of_a_persons_sequences_as_queries(tmp_path):
+    sequences = {1: [4, 5], 2: [17], 3: [6, 20, 21], 4: [8, 9]}
+    each = [(i, s, n) for i, of in sequences.items() for s in of for n in (1, 30)]
+    names = [f"3DPeS/RGB/{i}_{s}_FRAME_{n}_RGB.bmp" for i, s, n in each]
+    names += [name.replace("RGB/", "mask/") for name in names]
+    path = archive(tmp_path, names)
+    for seed in range(8):
+        source = SOURCES["3dpes"](path, test_identities=3, seed=seed)
+        tested = {source.names[i] for i in source.labels[source.roles != TRAIN]}
+        views = {str(i): of for i, of in sequences.items() if str(i) in tested}
+        queries = {
+            (source.names[source.labels[row]], source.cameras[row])
+            for row in np.flatnonzero(source.roles == QUERY)
+        }
+        assert queries == {
+            (i, s) for i, of in views.items() for s in of[: len(of) // 2]
+        }
+        people = counts(source)[GALLERY][0]
+        assert len(views) == people == 3
+
+
+def test_ilids_has_no_cameras_and_ilids_vid_two(tmp_path):
+    sizes = {1: 4, 2: 3, 3: 2, 4: 4}
+    names = [
+        f"i-LIDS_Pedestrian/Persons/{i:04}{x:03}.jpg"
+        for i, n in sizes.items()
+        for x in range(1, n + 1)
+    ]
+    source = SOURCES["ilids"](archive(tmp_path / "ilids", names), test_identities=3)
+    halves = [
+        sizes[int(source.names[i])] // 2
+        for i in set(source.labels[source.roles == QUERY])
+    ]
+    assert counts(source)[QUERY] == (3, sum(halves))
+    each = list(itertools.product((1, 2), range(1, 5)))
+    names = [f"images/cam{c}/person{i:03}/cam{c}_person{i:03}.png" for c, i in each]
+    names += [name.replace("images", "sequences") for name in names]
+    source = SOURCES["ilids"](
+        archive(tmp_path / "vid", [f"i-LIDS-VID/{n}" for n in names])
+    )
+    assert counts(source) == {TRAIN: (2, 4), QUERY: (2, 2), GALLERY: (2, 2)}
+    with pytest.raises(ValueError, match="0001001.jpg or i-LIDS-VID/.*got a.png"):
+        SOURCES["ilids"](written(tmp_path / "other", ["a.png"]))

@@ -28,21 +28,26 @@ def test_damaged_inputs_are_read_as_what_is_valid_or_refused(name, monkeypatch):
 
 # Sources whose files another's name stands for in SETS, and those without files.
 SAME_READER = {
+    "3dpes": "cuhk03",
     "arrays": "npz",
     "bin_pairs": "bin",
     "cifar10": "classes",
     "cifar100": "two parts",
+    "cuhk01": "cuhk03",
     "cuhk03_np": "cuhk03",
     "fashion_mnist": "two parts",
     "fei": "folder",
+    "ilids": "cuhk03",
     "image_classes": "classes",
     "image_masks": "masks",
     "listed_pairs": "listed pairs",
     "mnist": "two parts",
     "msmt17": "msmt17",
     "orl": "folder",
+    "prid2011": "cuhk03",
     "recordio": "rec",
     "reid_csv": "reid csv",
+    "viper": "cuhk03",
 }
 NO_FILES = {"blank", "faces_synthetic", "join", "opened", "synthetic"}
 OF_A_LIBRARY = {"tfds", "femnist10"}  # TensorFlow Datasets reads their files

@@ -25,6 +25,13 @@ from fedfr_jax.data.sources.mask_folder import camvid, image_masks
 from fedfr_jax.data.sources.packed import pack, packed, verify
 from fedfr_jax.data.sources.pairs import bin_pairs
 from fedfr_jax.data.sources.recordio import recordio
+from fedfr_jax.data.sources.reid_archives import (
+    cuhk01,
+    ilids,
+    prid2011,
+    three_dpes,
+    viper,
+)
 from fedfr_jax.data.sources.reid_folders import cuhk03_np, market1501
 from fedfr_jax.data.sources.reid_lists import msmt17, reid_csv
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
@@ -61,12 +68,14 @@ def opened(*, source: Source) -> Source:
 
 
 SOURCES: dict[str, Callable[..., Source]] = {
+    "3dpes": three_dpes,
     "arrays": arrays,
     "bin_pairs": bin_pairs,
     "blank": blank,
     "camvid": camvid,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "cuhk01": cuhk01,
     "cuhk03_np": cuhk03_np,
     "faces_synthetic": faces_synthetic,
     "fashion_mnist": fashion_mnist,
@@ -74,6 +83,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "femnist10": femnist10,
     "flickr_aes": flickr_aes,
     "folder": folder,
+    "ilids": ilids,
     "image_classes": image_classes,
     "image_masks": image_masks,
     "join": join,
@@ -86,10 +96,12 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "opened": opened,
     "orl": orl,
     "packed": packed,
+    "prid2011": prid2011,
     "recordio": recordio,
     "reid_csv": reid_csv,
     "synthetic": synthetic,
     "tfds": tfds,
+    "viper": viper,
 }
 
 

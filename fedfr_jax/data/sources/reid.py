@@ -73,6 +73,7 @@ def reid_source(
         image_shape=(*size, 3),
         cameras=np.array(listing.cameras, np.int32),
         roles=np.where(is_nobody, GALLERY, roles).astype(np.uint8),
+        passed_over=files.passed_over(listing.names),
     )
 
 
@@ -85,10 +86,18 @@ def _size_of(image):
     return image.height, image.width
 
 
-def check_disjoint(listing: Listing, files: Files) -> None:
-    """Raise ValueError, naming a file, when somebody is trained on and tested."""
+def check_disjoint(
+    listing: Listing, files: Files, *, strangers: Collection[str | None] = ()
+) -> None:
+    """Raise ValueError, naming a file, when somebody is trained on and tested.
+
+    Args:
+      strangers: names in the gallery that are nobody to be found, whoever else has
+        them.
+    """
     roles, people = np.array(listing.roles), np.array(listing.identities)
-    tested = people[(roles != TRAIN) & (people != NOBODY)]
+    is_nobody = np.isin(people, [NOBODY, *filter(None, strangers)])
+    tested = people[(roles != TRAIN) & ~is_nobody]
     is_both = (roles == TRAIN) & np.isin(people, tested)
     if is_both.any():
         row = int(np.argmax(is_both))
@@ -114,7 +123,7 @@ def held_out_roles(
     Args:
       num_test: people to be tested, a number or a share in (0, 1); None for nobody.
       seed: draws them; None takes the last by name.
-      strangers: identities of whom nobody is tested.
+      strangers: identities that are no people to be tested.
 
     Raises:
       ValueError: when nobody is left to train on, or to be tested.
@@ -123,7 +132,18 @@ def held_out_roles(
     if num_test is None:
         return roles
     names, number = np.unique(np.array(identities), return_inverse=True)
-    known = sorted(set(names.tolist()) - set(strangers), key=natural_key)
+    tested = tested_people(set(names.tolist()) - set(strangers), num_test, seed)
+    is_tested = np.isin(names, tested)[number]
+    seen = number * (max(cameras) + 1) + np.array(cameras)
+    is_first = np.isin(np.arange(len(seen)), np.unique(seen, return_index=True)[1])
+    return np.where(is_tested, np.where(is_first, QUERY, GALLERY), roles)
+
+
+def tested_people(
+    people: Collection[str], num_test: int | float, seed: int | None
+) -> list[str]:
+    """Who is tested, see `held_out_roles`."""
+    known = sorted(people, key=natural_key)
     count = round(num_test * len(known)) if isinstance(num_test, float) else num_test
     if not 0 < count < len(known):
         raise ValueError(
@@ -132,7 +152,4 @@ def held_out_roles(
         )
     if seed is not None:
         known = np.random.default_rng(seed).permutation(known).tolist()
-    is_tested = np.isin(names, known[-count:])[number]
-    seen = number * (max(cameras) + 1) + np.array(cameras)
-    is_first = np.isin(np.arange(len(seen)), np.unique(seen, return_index=True)[1])
-    return np.where(is_tested, np.where(is_first, QUERY, GALLERY), roles)
+    return known[-count:]

@@ -9,8 +9,6 @@ import os
 import re
 from collections.abc import Mapping
 
-import numpy as np
-
 from fedfr_jax.data.sources.files import open_files
 from fedfr_jax.data.sources.reid import (
     IMAGE_SIZE,
@@ -54,8 +52,9 @@ def market1501(
       test_identities: of a set without those folders, how many people are tested (see
         `reid.held_out_roles`), a number or a share in (0, 1); None trains on everybody.
       seed: draws those people; None takes the last by name.
-      distractor: identity of strangers, in the gallery only; None where it is a
-        person, as in MSMT17.
+      distractor: identity of strangers in the gallery, where it has no query; it is a
+        person among queries, in training and in a set of one folder. None where it is
+        a person in the gallery too, as in MSMT17.
       separate_ids: True where training and tested people are both numbered from 0, as
         in MSMT17: their names become train-0000 and test-0000.
 
@@ -65,22 +64,19 @@ def market1501(
     """
     files = open_files(path, under=under)
     names, roles = _by_folder(files.names, {**FOLDERS, **(folders or {})})
-    for name in set(files.names).difference(names):
-        files.confirm(name)
     people, cameras = zip(*(_who(name, path) for name in names), strict=True)
     if roles is None:
-        strangers = {distractor, NOBODY}
-        roles = held_out_roles(people, cameras, test_identities, seed, strangers)
+        roles = held_out_roles(people, cameras, test_identities, seed, {NOBODY})
     elif test_identities is not None:
         raise ValueError(
             f"test_identities must be None for {path}, which has folders of its own, "
             f"got {test_identities}."
         )
-    roles = np.where(np.array(people) == distractor, GALLERY, roles)
     if separate_ids:
         people = [_separate(*of) for of in zip(people, roles, strict=True)]
     listing = Listing(names, people, cameras, roles)
-    check_disjoint(listing, files)
+    asked = {who for who, role in zip(people, roles, strict=True) if role == QUERY}
+    check_disjoint(listing, files, strangers={distractor} - asked)
     return reid_source(files, listing, image_size, path)
 
 

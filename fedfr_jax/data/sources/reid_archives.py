@@ -1,0 +1,218 @@
+"""Small sets of re-identification by the names in their archives.
+
+FedReID (Zhuang et al., arXiv:2205.12144, table 1) trains on some people of each and
+tests the others; its splits are given out on request only. Here a seed samples the
+people to test. Of each of them, the images of the first half of the views are queries
+and the others the gallery, which gives the numbers of its table. A view is what the
+names tell images of a person apart by: a camera, a sequence (3DPeS), or a single image
+(i-LIDS). `Source.cameras` are the views.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.data.sources.files import Files, open_files
+from fedfr_jax.data.sources.folder import archive_in
+from fedfr_jax.data.sources.reid import (
+    IMAGE_SIZE,
+    Listing,
+    reid_source,
+    tested_people,
+)
+from fedfr_jax.schema import check_choice
+from fedfr_jax.types import GALLERY, QUERY, TRAIN, Source
+
+SHOTS = ("single_shot", "multi_shot")
+SHARED = 200  # people of PRID 2011 that both cameras see, the first ones
+
+
+class Names(NamedTuple):
+    """How an archive names its images."""
+
+    pattern: str  # of the whole path, with groups person and view
+    example: str
+    view_of: Callable[[str], int] = int
+
+
+class Found(NamedTuple):
+    """T images of an archive."""
+
+    path: os.PathLike
+    files: Files
+    names: Sequence[str]  # T
+    people: np.ndarray  # [T] str
+    views: np.ndarray  # [T] int
+
+
+VIPER = Names(
+    r"(?:.*/)?cam_(?P<view>[ab])/(?P<person>\d+)_\d+\.[^./]+",
+    "VIPeR/cam_a/000_45.bmp",
+    "0ab".index,
+)
+CUHK01 = Names(  # two images by each of two cameras
+    r"(?:.*/)?(?P<person>\d{4})(?P<view>\d{3})\.[^./]+",
+    "campus/0001001.png",
+    lambda number: (int(number) + 1) // 2,
+)
+THREE_DPES = Names(
+    r"(?:.*/)?RGB/(?P<person>\d+)_(?P<view>\d+)_[^/]+",
+    "3DPeS/RGB/1_18_FRAME_2_RGB.bmp",
+)
+ILIDS = Names(CUHK01.pattern, "i-LIDS_Pedestrian/Persons/0001001.jpg")
+ILIDS_VID = Names(
+    r"(?:.*/)?images/cam(?P<view>\d)/person(?P<person>\d+)/[^/]+",
+    "i-LIDS-VID/images/cam1/person001/cam1_person001.png",
+)
+
+
+def viper(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    test_identities: int | float = 0.5,
+    seed: int = 0,
+) -> Source:
+    """VIPeR (Gray et al., 2007): VIPeR/{cam_a,cam_b}/000_45.bmp, 632 people.
+
+    Args:
+      data_dir: folder with one .zip, or of the unpacked archive.
+      image_size: side or (H, W), to which images are resized; None takes images of
+        one size as they are.
+      test_identities: people that are tested, a number or a share in (0, 1).
+      seed: samples them.
+
+    Raises:
+      ValueError: for a folder without images of such names, or too few people.
+    """
+    return _halves(_found(data_dir, VIPER), image_size, test_identities, seed)
+
+
+def cuhk01(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    test_identities: int | float = 0.5,
+    seed: int = 0,
+) -> Source:
+    """CUHK01 (Li et al., ACCV 2012): campus/0001001.png, 971 people.
+
+    Images 1 and 2 of a person are of one camera, 3 and 4 of the other.
+
+    Args:
+      data_dir, image_size, test_identities, seed: see `viper`.
+    """
+    return _halves(_found(data_dir, CUHK01), image_size, test_identities, seed)
+
+
+def three_dpes(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    test_identities: int | float = 0.5,
+    seed: int = 0,
+) -> Source:
+    """3DPeS (Baltieri et al., 2011): RGB/<person>_<sequence>_FRAME_<n>_RGB.bmp.
+
+    Args:
+      data_dir, image_size, test_identities, seed: see `viper`; FedReID tests 100.
+    """
+    return _halves(_found(data_dir, THREE_DPES), image_size, test_identities, seed)
+
+
+def ilids(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    test_identities: int | float = 0.5,
+    seed: int = 0,
+) -> Source:
+    """i-LIDS (Zheng et al., BMVC 2009): Persons/0001001.jpg, 119 people.
+
+    Or iLIDS-VID's single images (Wang et al., ECCV 2014), 300 people and two cameras:
+    images/cam1/person001/cam1_person001.png. FedReID's table has 119 people.
+
+    Args:
+      data_dir, image_size, test_identities, seed: see `viper`.
+    """
+    found = _found(data_dir, ILIDS, ILIDS_VID)
+    return _halves(found, image_size, test_identities, seed)
+
+
+def prid2011(
+    data_dir: str | os.PathLike,
+    *,
+    shots: str = "single_shot",
+    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    test_identities: int | float = 0.5,
+    seed: int = 0,
+) -> Source:
+    """PRID 2011 (Hirzer et al., SCIA 2011): <shots>/cam_a/person_0001.png.
+
+    The first 200 people are seen by both cameras, and some of them are tested. The same
+    higher number is another person in each: those of camera a are trained on, those of
+    camera b are in the gallery.
+
+    Args:
+      shots: "single_shot", or "multi_shot" with cam_a/person_0001/0001.png.
+      data_dir, image_size, test_identities, seed: see `viper`.
+    """
+    check_choice("shots", shots, SHOTS)
+    pattern = rf"(?:.*/)?{shots}/cam_(?P<view>[ab])/person_(?P<person>\d+)[/.].+"
+    example = f"prid_2011/{shots}/cam_a/person_0001.png"
+    found = _found(data_dir, Names(pattern, example, VIPER.view_of))
+    is_shared = np.array([int(person) <= SHARED for person in found.people])
+    sides = np.where(found.views == 1, "a-", "b-")
+    people = np.where(is_shared, found.people, np.char.add(sides, found.people))
+    others = {*people[~is_shared].tolist()}
+    roles = _roles(people, found.views, test_identities, seed, others)
+    roles = np.where(~is_shared & (found.views == 2), GALLERY, roles)
+    return _source(found._replace(people=people), roles, image_size)
+
+
+def _found(data_dir, *known: Names) -> Found:
+    """The images of the first of some namings that the archive has any of."""
+    path = archive_in(data_dir)
+    files = open_files(path)
+    for naming in known:
+        matches = filter(None, map(re.compile(naming.pattern).fullmatch, files.names))
+        rows = [(m.string, m["person"], naming.view_of(m["view"])) for m in matches]
+        if rows:
+            names, people, views = zip(*rows, strict=True)
+            return Found(path, files, names, np.array(people), np.array(views))
+    examples = " or ".join(naming.example for naming in known)
+    raise ValueError(
+        f"{path} must hold images named as {examples}, got {files.names[0]}: check the "
+        "path."
+    )
+
+
+def _halves(found: Found, image_size, test_identities, seed) -> Source:
+    roles = _roles(found.people, found.views, test_identities, seed)
+    return _source(found, roles, image_size)
+
+
+def _roles(people, views, test_identities, seed, others=()) -> np.ndarray:
+    """[T]: images of a tested person's first half of views are queries."""
+    tested = tested_people(set(people.tolist()) - {*others}, test_identities, seed)
+    seen = sorted({*zip(people.tolist(), views.tolist(), strict=True)})
+    views_of = {}
+    for person, view in seen:
+        views_of.setdefault(person, []).append(view)
+    queried = {
+        (person, view)
+        for person in tested
+        for view in views_of[person][: len(views_of[person]) // 2]
+    }
+    is_tested = np.isin(people, tested)
+    pairs = zip(people.tolist(), views.tolist(), strict=True)
+    is_query = np.array([pair in queried for pair in pairs])
+    return np.where(is_tested, np.where(is_query, QUERY, GALLERY), TRAIN)
+
+
+def _source(found: Found, roles, image_size) -> Source:
+    listing = Listing(found.names, found.people.tolist(), found.views.tolist(), roles)
+    return reid_source(found.files, listing, image_size, found.path)
