@@ -10,6 +10,7 @@ import warnings
 
 import fedfr_jax
 from fedfr_jax import processes, stopping
+from fedfr_jax.text import printable
 
 USAGE = """\
 usage: fedfr <command> --config=NAME [--config.section.key=value ...] [--workdir=DIR]
@@ -72,7 +73,8 @@ def run_command(command, argv: list[str]) -> int:
         error = full_disk(error) or full_memory(error) or error
         if os.environ.get("FEDFR_DEBUG") or not isinstance(error, EXPLAINED):
             raise
-        print(str(error) or type(error).__name__, file=sys.stderr)
+        text = printable(str(error), keep="\n")  # it may quote a stranger's file
+        print(text or type(error).__name__, file=sys.stderr)
         print("(FEDFR_DEBUG=1 shows where.)", file=sys.stderr)
         return 2
     return 0

@@ -4,6 +4,7 @@ import os
 import pickle
 import pickletools
 import stat
+import unicodedata
 import zipfile
 from collections.abc import Iterable
 
@@ -31,6 +32,20 @@ def check_file(path: str | os.PathLike, most: int | None = None) -> None:
 def check_list(path: str | os.PathLike) -> None:
     """`check_file` of a list beside images, which is read as a whole."""
     check_file(path, MOST_LIST)
+
+
+def read_list(path: str | os.PathLike) -> str:
+    """Text of a list beside images, whose names are spelled as those of files are.
+
+    A byte order mark, which some editors put first, is no part of it.
+
+    Raises:
+      ValueError: of `check_list`, or for text that is not UTF-8.
+      OSError: when it cannot be read.
+    """
+    check_list(path)
+    with open(path, encoding="utf-8-sig") as file:
+        return unicodedata.normalize("NFC", file.read())
 
 
 def check_bytes(num_bytes: int, origin: str, most: int = MEMORY) -> None:

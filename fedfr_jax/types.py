@@ -79,6 +79,7 @@ class Source(NamedTuple):
     # [T] uint8 TRAIN, QUERY or GALLERY, of a re-identification set; the identity named
     # "-1" is nobody, see `data.sources.reid`
     roles: np.ndarray | None = None
+    passed_over: str = ""  # files that are not read: how many, and the first of a kind
 
 
 class Dataset(NamedTuple):

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "fedfr_jax"
 FLOORS = (
     ("types", "trees", "stacks", "schema", "mesh", "processes", "configs")
     + ("objective", "permutation", "feed", "stream", "devices", "stopping", "drafts")
-    + ("limits", "json_files"),
+    + ("limits", "json_files", "text"),
     ("federated", "central", "models", "losses", "data", "evaluation", "scaling"),
     ("tasks",),
     ("runs", "plan", "notebook"),

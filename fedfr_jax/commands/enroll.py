@@ -1,6 +1,7 @@
 """Add people to a gallery."""
 
 import pathlib
+from collections.abc import Sequence
 
 from fedfr_jax.commands.flags import new_parser, parse_flags
 from fedfr_jax.commands.network_flags import (
@@ -10,11 +11,13 @@ from fedfr_jax.commands.network_flags import (
     network_of,
     pictures_of,
 )
+from fedfr_jax.text import composed, printable
 
 ABOUT = """\
 Add people to the gallery file, or make it: one vector each, the mean of their pictures.
-A picture shows whom its folder is called after (people/<name>/<picture>), a file in no
-folder whom the file is called after. People of a name that is there are replaced."""
+A picture shows whom its folder is called after (people/<name>/<picture>; one folder
+around all people's is no name), a file in no folder whom the file is called after.
+People of a name that is there are replaced."""
 
 
 def main(argv: list[str]) -> None:
@@ -31,17 +34,45 @@ def main(argv: list[str]) -> None:
     before = read_gallery(path) if path.exists() else None
     found = pictures_of(values, network)
     is_folder = len(values.pictures) == 1 and found.names != values.pictures
-    people = [whose(name, is_folder) for name in found.names]
+    people = people_of(found.names, is_folder)
     gallery = enrolled(network, people, found.embedded(network), before)
     write_gallery(gallery, path)
-    print(f"{path}: {len(gallery.names)} people, {len({*people})} of them new or again")
+    names = sorted({*people})
+    shown = ", ".join(map(printable, names[:5])) + (", ..." if names[5:] else "")
+    total = len(gallery.names)
+    print(f"{path}: {total} people, {len(names)} of them new or again: {shown}")
 
 
-def whose(name: str, is_in_folder: bool) -> str:
-    """Who is on a picture, by its path below the folder that was given.
+def people_of(names: Sequence[str], is_in_folder: bool) -> list[str]:
+    """Who is on each picture, by the paths below the folder that was given.
 
-    >>> whose("Ada/1.jpg", True), whose("Ada.jpg", True), whose("some/Bo.png", False)
-    ('Ada', 'Ada', 'Bo')
+    A folder that holds all pictures, each in a folder of its own person, is passed
+    over, as archives have one around what they hold.
+
+    Raises:
+      ValueError: when one folder holds pictures and all folders of pictures too: its
+        own could be one person's or a stray one.
+
+    >>> people_of(["Ada/1.jpg", "Bo.jpg"], True), people_of(["some/Bo.png"], False)
+    (['Ada', 'Bo'], ['Bo'])
+    >>> people_of(["set/Ada/1.jpg", "set/Bo/1.jpg"], True)
+    ['Ada', 'Bo']
     """
-    path = pathlib.PurePath(name)
-    return path.parts[0] if is_in_folder and len(path.parts) > 1 else path.stem
+    paths = [pathlib.PurePath(name) for name in names]
+    if not is_in_folder:
+        return [composed(path.stem) for path in paths]
+    parts = [path.parts for path in paths]
+    while len({of[0] for of in parts}) == 1 and min(map(len, parts)) > 2:
+        parts = [of[1:] for of in parts]
+    depths = sorted(map(len, parts))
+    if len({of[0] for of in parts}) == 1 and 2 == depths[0] < depths[-1]:
+        direct, below = (names[[*map(len, parts)].index(n)] for n in (2, depths[-1]))
+        raise ValueError(
+            "pictures must lie in <name>/<picture>, got both "
+            f"{direct} and {below}: are they one person's? Move the first to a folder "
+            "of its own, or name the folder that holds the people."
+        )
+    return [
+        composed(of[0] if len(of) > 1 else path.stem)
+        for of, path in zip(parts, paths, strict=True)
+    ]

@@ -10,6 +10,7 @@ from fedfr_jax.commands.network_flags import (
     pictures_of,
     threshold_of,
 )
+from fedfr_jax.text import printable
 
 ABOUT = """\
 Print who of the gallery is in each picture, by exact search. Somebody is named when
@@ -46,9 +47,10 @@ def main(argv: list[str]) -> None:
     print(f"threshold {least:.4f}, {len(gallery.names)} people")
     for name, row, scores in zip(found.names, places, cosines, strict=True):
         shown = [
-            f"{gallery.names[i]} {score:.4f}"
+            f"{printable(gallery.names[i])} {score:.4f}"
             for i, score in zip(row, scores, strict=True)
             if score >= least
         ]
-        nobody = f"nobody (nearest {gallery.names[row[0]]} {scores[0]:.4f})"
-        print(f"{name}: {', '.join(shown) or nobody}")
+        nearest = printable(gallery.names[row[0]])
+        nobody = f"nobody (nearest {nearest} {scores[0]:.4f})"
+        print(f"{printable(name)}: {', '.join(shown) or nobody}")

@@ -3,6 +3,7 @@
 import argparse
 
 from fedfr_jax.commands.flags import Parser, count
+from fedfr_jax.text import printable
 
 
 def define_network(parser: Parser) -> None:
@@ -72,7 +73,7 @@ def pictures_of(values: argparse.Namespace, network):
         landmarks=values.landmarks,
         detector=values.detector,
     )
-    print(found.how)
+    print(printable(found.how, keep="\n"))
     return found
 
 

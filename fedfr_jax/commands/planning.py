@@ -12,6 +12,7 @@ from fedfr_jax.plan.stand_in import unread
 from fedfr_jax.plan.text import ABOUT as ASSUMED
 from fedfr_jax.plan.text import of_stage
 from fedfr_jax.tasks import TASKS
+from fedfr_jax.text import printable
 from fedfr_jax.types import Experiment
 
 
@@ -37,7 +38,8 @@ def plan(
         if name not in experiment.stages:
             known = sorted(experiment.stages)
             raise ValueError(f"--rows must be of {known}, got {name!r}.")
-    print(f"{experiment.task.text}\n\n{devices} x {sheet.name}\n")
+    print(printable(experiment.task.text, keep="\n"))
+    print(f"\n{devices} x {sheet.name}\n")
     stages = {}
     for name in rows or experiment.stages:
         planned = plan_stage(

@@ -13,6 +13,7 @@ from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.tasks.data import open_data, split
 from fedfr_jax.tasks.reid import report as reid
 from fedfr_jax.tasks.reid.data import split_of
+from fedfr_jax.text import printable
 from fedfr_jax.types import Source
 
 
@@ -42,7 +43,7 @@ def prepare(
     facts, text = described(settings["partition"], source)
     found = inspect(source)
     print(json.dumps(found, indent=1))
-    print(text)
+    print(printable(text, keep="\n"))
     if workdir:
         pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
         write_summary(

@@ -28,7 +28,7 @@ class Pictures(NamedTuple):
 
     names: list[str]
     read: Callable[[np.ndarray], np.ndarray]  # rows [m] -> [m, H, W, C] uint8
-    how: str  # they were cut out, to be told
+    how: str  # they were cut out, and what was passed over, to be told
 
     def embedded(self, network: Network) -> np.ndarray:
         """Their embeddings [n, D], of a block of pictures after the other.
@@ -74,14 +74,17 @@ def read_pictures(
     else:
         cut = lambda row: centre(picture(files.names[row]), size)
         read = reader(cut, len(files.names), tuple(image_shape))
-        return Pictures(files.names, read, CENTRE)
+        return Pictures(files.names, read, _told(CENTRE, files))
     matrices, canvas, _ = plan_alignment(points, tuple(size))
     align = lambda row: align_and_resize(
         picture(files.names[row]), matrices[row], canvas, tuple(size)
     )
-    return Pictures(
-        files.names, reader(align, len(files.names), tuple(image_shape)), how
-    )
+    read = reader(align, len(files.names), tuple(image_shape))
+    return Pictures(files.names, read, _told(how, files))
+
+
+def _told(how: str, files: Files) -> str:
+    return "\n".join(filter(None, (how, files.passed_over())))
 
 
 def files_of(paths: Sequence[str | os.PathLike]) -> Files:

@@ -10,7 +10,7 @@ original does, and so changes the answer. 1:N is in identification.py.
 """
 
 import csv
-import pathlib
+import io
 import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,7 +21,7 @@ import numpy as np
 
 from fedfr_jax.evaluation.blocks import check_features, unit, widen
 from fedfr_jax.evaluation.scores import check_rates, metric_name
-from fedfr_jax.limits import check_list
+from fedfr_jax.limits import check_list, read_list
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 _PAIRS_AT_ONCE = 8192
@@ -197,8 +197,7 @@ def merge(*lists: Subjects) -> Subjects:
 
 def _table(path, num_columns: int) -> np.ndarray:
     """Whitespace-separated words [n, num_columns] of a text file."""
-    check_list(path)
-    lines = pathlib.Path(path).read_text().splitlines()
+    lines = read_list(path).splitlines()
     rows = [line.split() for line in lines if line.strip()]
     for number, row in enumerate(rows, start=1):
         if len(row) != num_columns:
@@ -257,7 +256,7 @@ def read_pairs(path) -> tuple[np.ndarray, np.ndarray]:
     try:  # 15 million lines: the C parser, not the table of words
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # the file holds no row
-            table = np.loadtxt(path, dtype=np.int64, ndmin=2)
+            table = np.loadtxt(path, np.int64, ndmin=2, encoding="utf-8-sig")
     except (ValueError, UserWarning) as error:
         raise ValueError(f"{path} must hold integers, got: {error}.") from None
     if table.shape[1] != 3 or not np.isin(table[:, 2], (0, 1)).all():
@@ -277,9 +276,8 @@ def read_subjects(path) -> Subjects:
       ValueError: naming the file, for no rows, no integers, or a template with two
         subjects.
     """
-    check_list(path)
-    with open(path, newline="") as file:
-        rows = [row[:2] for row in csv.reader(file) if row][1:]
+    table = csv.reader(io.StringIO(read_list(path)))
+    rows = [row[:2] for row in table if row][1:]
     if not rows or any(len(row) < 2 for row in rows):
         raise ValueError(
             f"{path} must hold a header and rows that begin with template and subject, "

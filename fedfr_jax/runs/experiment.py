@@ -30,6 +30,7 @@ from fedfr_jax.runs.sinks import (
     write_summary,
 )
 from fedfr_jax.runs.workdir import Clock, named_config
+from fedfr_jax.text import printable
 from fedfr_jax.types import (
     Central,
     Evaluation,
@@ -48,7 +49,7 @@ def show(what) -> None:
     if not meshes.is_first():
         return
     if isinstance(what, str):
-        print(what, flush=True)
+        print(printable(what, keep="\n"), flush=True)
         return
     console = rich.console.Console()
     wide = rich.console.Console(width=10_000)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfr_jax.json_files import read_json, read_json_lines
+from fedfr_jax.limits import read_list
 from fedfr_jax.scaling.bigface import bigface
 from fedfr_jax.schema import is_of, naming
 
@@ -70,7 +71,7 @@ def read_rows(table: str) -> list[dict]:
 
 
 def _of_csv(path: pathlib.Path) -> list[dict]:
-    rows = csv.DictReader(path.read_text().splitlines(), restkey="")
+    rows = csv.DictReader(read_list(path).splitlines(), restkey="")
     return [{key: _number(value) for key, value in row.items()} for row in rows]
 
 

@@ -39,6 +39,17 @@ def open_data(settings: Mapping) -> Source:
     return source._replace(read=named(source.read), masks=masks)
 
 
+def reported(facts: Mapping, text: str, *passed_over: str) -> dict:
+    """`facts` and `text` of a `Task`, with the files that its sources passed over."""
+    if not any(passed_over):
+        return {"facts": facts, "text": text}
+    found = "\n".join(filter(None, passed_over))
+    return {
+        "facts": {**facts, "passed_over": found.split("\n")},
+        "text": f"{text}\n{found}",
+    }
+
+
 def split(settings: Mapping, source: Source):
     """The config's partition of a source, by_identity unless it names another.
 

@@ -110,12 +110,42 @@ def test_parts_and_packed_copies_keep_their_masks(tmp_path):
     np.testing.assert_array_equal(copy.masks.read(np.array([2, 0])), whole[[2, 0]])
 
 
+def binary(count):
+    """Pairs of files whose masks are 0 and 255."""
+    given = {f"images/{i}.png": picture(i) for i in range(count)}
+    return given | {f"masks/{i}.png": halves(0, 255) for i in range(count)}
+
+
+def test_a_class_that_no_mask_has_is_refused_with_what_to_do(tmp_path):
+    path = zipped(tmp_path / "set.zip", binary(2))
+    message = r"set.zip, got none of object \(number 1\), while 50.0% .* void \(\[255\]"
+    for labels in ("largest", "identity"):
+        naming = {"labels": labels, "images": r"images/(?P<pair>(?P<identity>.+))\.png"}
+        with pytest.raises(ValueError, match=message):
+            image_masks(path, classes=("background", "object"), **naming)
+
+
+def test_classes_may_have_numbers_of_their_own(tmp_path):
+    path = zipped(tmp_path / "set.zip", binary(2))
+    numbers = {"object": 255, "background": 0}
+    source = image_masks(path, classes=numbers, void=())
+    assert source.masks.names == ("background", "object")
+    np.testing.assert_array_equal(source.masks.read([1]), [[[0, 0, 0, 1, 1, 1]] * 4])
+    for wrong, settings, rule in (
+        (numbers, {}, r"void must be numbers .*the classes' \[0, 255\], got 255"),
+        (numbers, {"first": 1, "void": ()}, "first must be 0 where classes have"),
+        ({"a": 3, "b": 3}, {}, r"classes must have different numbers .*\[3, 3\]"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            image_masks(path, classes=wrong, **settings)
+
+
 WRONG = [
     ({"masks_b": None}, {}, "images/b.png in .*set.zip must have a mask, got none"),
     (
         {"masks_c": halves(0, 3)},
         {},
-        r"masks/c.png in .* must hold classes in \[0, 2\] or void \[255\], got 3",
+        r"masks/c.png in .* must hold classes 0 to 2 or void \[255\], got 3",
     ),
     (
         {"masks_a": halves(0, 1, (6, 4))},
@@ -125,8 +155,8 @@ WRONG = [
     ({"masks_a": picture(0)}, {}, "masks/a.png in .* one byte per pixel.*mode RGB"),
     ({"masks_a": b"cut"}, {}, "masks/a.png in .* must be a whole mask"),
     ({"other_images_a": picture(0)}, {}, "must hold one file of the images for a, got"),
-    ({}, {"void": (2,)}, r"void must be numbers .* \[0, 2\], got 2"),
-    ({}, {"first": 254}, r"classes must be numbered in \[0, 255\], got 254 to 256"),
+    ({}, {"void": (2,)}, "void must be numbers .* 0 to 2, got 2"),
+    ({}, {"first": 254}, r"classes .* numbers in \[0, 255\], got 254 to 256"),
     ({}, {"masks": ".*"}, "masks must be a regular expression with a group `pair`"),
     ({}, {"images": "(?P<pair>x)"}, "must hold files named as images = .*got none"),
     ({}, {"labels": "identity"}, "labels must be largest .*got 'identity'"),
@@ -150,17 +180,17 @@ def test_classes_are_different_and_fit_a_byte(tmp_path, classes):
 
 
 def test_camvid_is_read_as_its_split_says(tmp_path):
-    given = {}
+    given, every = {}, png([[*range(12), 3, 3]])
     for name in ("train/s1_1", "train/s2_1", "val/s3_1", "test/s1_2"):
         part, stem = name.split("/")
-        given |= {f"{name}.png": picture(0), f"{part}annot/{stem}.png": halves(3, 11)}
+        given |= {f"{name}.png": picture(0, (1, 14)), f"{part}annot/{stem}.png": every}
     zipped(tmp_path / "any.zip", given)
     source = camvid(tmp_path, labels="identity")
     assert source.names == ("s1", "s2") and source.labels.tolist() == [0, 0, 1]
     assert source.is_test.tolist() == [True, False, False]
     assert source.masks.names[3] == "Road" and source.masks.colours[3] == (128, 64, 128)
     masks = source.masks.read(np.arange(3))
-    assert set(np.unique(masks)) == {3, VOID}
+    assert set(np.unique(masks)) == {*range(11), VOID}
     assert len(camvid(tmp_path, train=["train", "val"]).labels) == 4
 
 

@@ -9,9 +9,11 @@ import pytest
 from PIL import Image
 
 from fedfr_jax.data.align import ARCFACE_TEMPLATE, transform
-from fedfr_jax.data.sources import SOURCES, keep_rows, open_source
+from fedfr_jax.data.sources import SOURCES, inspect, keep_rows, open_source
 from fedfr_jax.data.sources.files import open_files
 from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
+from fedfr_jax.data.sources.join import join_sources
+from fedfr_jax.data.sources.listed_pairs import listed_pairs
 
 COLUMNS = "name,score," + ",".join(f"x{i},y{i}" for i in range(1, 6))
 LANDMARKS = ARCFACE_TEMPLATE * 0.5 + 10  # on a 100 x 80 image
@@ -395,7 +397,7 @@ def test_two_archives_in_a_folder_are_ambiguous(small_lfw):
 
 def test_unknown_sources_and_settings_list_the_known_ones(tmp_path):
     with pytest.raises(
-        ValueError, match="one of .'arrays', .*, 'tfds'., got 'imagenet'"
+        ValueError, match="one of .'3dpes', .*, 'viper'., got 'imagenet'"
     ):
         open_source("imagenet")
     with pytest.raises(ValueError, match="source orl .*image_size.*'sice'"):
@@ -426,3 +428,73 @@ def test_real_orl_and_fei_are_whole(data_dir):
     assert np.bincount(faces.labels).tolist() == [14] * 200
     assert np.bincount(faces.cameras).tolist() == [200] * 14
     assert faces.read(np.array([5])).std() > 10
+
+
+def test_what_is_passed_over_is_counted_with_the_first_of_each_kind(tmp_path):
+    files = {
+        "ann/1.jfif": picture(1),
+        "ann/2.png": picture(2),
+        "bo/1.JPE": picture(3),
+        "bo/img7": picture(4),
+        "bo/img8": picture(5),
+        "ann/@eaDir/2.png/SYNOPHOTO_THUMB_M.jpg": picture(6),
+        "ann/.2.png": b"",
+        "old.zip": b"",
+        "\x1b[2Jnotes.txt": b"",
+    }
+    wanted = (
+        "passed over in {}: 1 .txt (first \\x1b[2Jnotes.txt), 1 hidden (first "
+        "ann/.2.png), 1 in @eaDir (first ann/@eaDir/2.png/SYNOPHOTO_THUMB_M.jpg), "
+        "2 without a suffix (first bo/img7), 1 .zip (first old.zip)"
+    )
+    for path in (fill(tmp_path / "set", files), pack(tmp_path / "set.zip", files)):
+        source = folder(path, image_size=4)
+        assert source.names == ("ann", "bo") and len(source.labels) == 3
+        assert source.passed_over == wanted.format(path)
+        assert inspect(source)["passed_over"] == source.passed_over
+    nothing = fill(tmp_path / "nothing", {"bo/img7": picture(4)})
+    with pytest.raises(ValueError, match="got none: .* 1 without a suffix .first bo/i"):
+        folder(nothing, image_size=4)
+
+
+def test_images_that_a_list_does_not_name_are_counted(tmp_path):
+    fill(tmp_path, {f"{name}.png": picture(i) for i, name in enumerate("abcd")})
+    (tmp_path / "pairs.csv").write_text("a.png,c.png,1\n")
+    source = listed_pairs(tmp_path, pairs="pairs.csv", image_size=4)
+    unused = "2 images that the set does not use (first b.png)"
+    others = "1 .csv (first pairs.csv)"
+    assert source.passed_over == f"passed over in {tmp_path}: {unused}, {others}"
+    both = join_sources({"x": source, "y": source._replace(passed_over="")})
+    assert both.passed_over == source.passed_over
+
+
+@pytest.mark.parametrize("make", [fill, lambda root, f: pack(root / "a.zip", f)])
+def test_a_name_in_two_spellings_is_one_person(tmp_path, make):
+    one, two = "Jos\u00e9", "Jose\u0301"
+    files = {f"{one}/1.png": 1, f"{two}/2.png": 2, f"{two}/1.png": 3, "Bo/1.png": 4}
+    path = make(tmp_path / "set", {name: picture(i) for name, i in files.items()})
+    source = folder(path, image_size=(8, 6))
+    assert source.names == ("Bo", one)
+    assert sorted(source.read(np.flatnonzero(source.labels))[:, 0, 0, 0]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("stored, listed", [("é", "e\u0301"), ("e\u0301", "é")])
+def test_a_list_names_a_file_in_any_spelling_and_may_begin_with_a_mark(
+    tmp_path, stored, listed
+):
+    fill(tmp_path, {f"{stored}/1.png": picture(7, (100, 80))})
+    row = ",".join(map(str, LANDMARKS.reshape(-1)))
+    table = tmp_path / "landmarks.csv"
+    header = "name," + COLUMNS.partition("score,")[2]
+    table.write_text(f"\ufeff{header}\n{listed}/1.png,{row}\n", encoding="utf-8")
+    source = folder(tmp_path, image_size=(100, 80), landmarks=table)
+    np.testing.assert_allclose(source.landmarks[0], LANDMARKS, atol=1e-4)
+    assert source.read(np.arange(1))[0, 0, 0, 0] == 7
+
+
+def test_a_zip_beside_folders_of_images_is_refused(tmp_path):
+    pack(tmp_path / "old.zip", {"a/1.png": picture(1)})
+    assert orl(tmp_path).names == ("a",)
+    fill(tmp_path, {"new/1.png": picture(1)})
+    with pytest.raises(ValueError, match="got both: old.zip and new/1.png. Move one"):
+        orl(tmp_path)

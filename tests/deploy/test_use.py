@@ -2,6 +2,7 @@
 
 import sys
 import types
+import zipfile
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 
 import fedfr_jax as ff
 from fedfr_jax.__main__ import main
+from fedfr_jax.commands.enroll import people_of
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.deploy import gallery as deployed
 from fedfr_jax.deploy import pictures
@@ -92,6 +94,39 @@ def test_a_picture_is_its_own_person_and_a_gallery_names_him(
     assert max(most) == 4  # pictures in memory at once, of six
     alone = ff.load(network).embed(read_pictures([probe], (12, 12, 3)).read([0]))
     np.testing.assert_allclose(found["features"][2], alone[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_zip_with_one_folder_around_all_holds_people_whose_names_are_escaped(
+    network, people, tmp_path, capsys
+):
+    path, evil = tmp_path / "people.zip", "\x1b[2Jp2"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in people.rglob("*.png"):
+            name = f"set/{file.relative_to(people)}".replace("p2", evil)
+            archive.write(file, name)
+            archive.write(file, f"set/p0/@eaDir/{file.parent.name}{file.name}")
+    gallery = tmp_path / "gallery.npz"
+    flags = [f"--network={network}", f"--gallery={gallery}"]
+    assert main(["enroll", *flags, str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "6 in @eaDir (first set/p0/@eaDir/p00.png)" in said
+    assert "3 people, 3 of them new or again: \\x1b[2Jp2, p0, p1\n" in said
+    assert sorted(read_gallery(gallery).names) == [evil, "p0", "p1"]
+    assert main(["identify", *flags, "--far=0.1", "--most=3", str(path)]) == 0
+    assert main(["identify", *flags, "--threshold=1.1", str(path)]) == 0
+    assert main(["enroll", *flags, str(tmp_path / evil)]) == 2
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err and "\\x1b[2Jp2/1.png: " in said.out
+
+
+def test_a_stray_picture_beside_peoples_folders_is_refused(people, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for file in people.rglob("*.png"):
+            archive.write(file, f"set/{file.relative_to(people)}")
+        archive.write(file, "set/all.png")
+    with pytest.raises(ValueError, match="got both set/all.png and set/p0/0.png"):
+        names = read_pictures([tmp_path / "a.zip"], (12, 12, 3)).names
+        people_of(names, is_in_folder=True)
 
 
 def test_foreign_weights_are_converted_or_name_what_does_not_fit(

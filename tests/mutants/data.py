@@ -106,14 +106,6 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/listed_pairs.py",
-        "data/test_sizes.py",
-        [
-            ("    check_list(file)\n", ""),
-            ("    check_list(path)\n", ""),
-        ],
-    ),
-    Mutants(
         "fedfr_jax/data/sources/pairs.py",
         "data/test_sizes.py",
         [("    check_file(path)\n", "")],
@@ -124,6 +116,7 @@ MUTANTS = [
         [
             ("if not stat.S_ISREG(state.st_mode):", "if False:"),
             ("check_file(path, MOST_LIST)", "check_file(path)"),
+            ("    check_list(path)\n    with open", "    with open"),
             ("sum(_unpacked_sizes(path).values())", "0"),
         ],
     ),
@@ -141,7 +134,6 @@ MUTANTS = [
         "fedfr_jax/data/sources/arrays.py",
         "data/test_sizes.py",
         [
-            ("    check_list(table)\n", ""),
             ("*filter(None, (cameras, is_test))]", "*filter(None, (cameras,))]"),
             ("*filter(None, (cameras, is_test))]", "*filter(None, (is_test,))]"),
         ],
@@ -164,24 +156,6 @@ MUTANTS = [
         [('points = each_once(rows, "image", path)', "points = dict(rows)")],
     ),
     Mutants(
-        "fedfr_jax/data/sources/folder.py",
-        "data/test_sizes.py",
-        [("    check_list(path)\n", "")],
-    ),
-    Mutants(
-        "fedfr_jax/data/sources/flickr_aes.py",
-        "data/test_sizes.py",
-        [("    check_list(path)\n", "")],
-    ),
-    Mutants(
-        "fedfr_jax/data/sources/reid_lists.py",
-        "data/test_sizes.py",
-        [
-            ("    check_list(path)\n    rows = []\n", "    rows = []\n"),
-            ("def _lines(path):\n    check_list(path)\n", "def _lines(path):\n"),
-        ],
-    ),
-    Mutants(
         "fedfr_jax/data/sources/reid_lists.py",
         "data/test_reid_sources.py",
         [("        if not person:\n", "        if False:\n")],
@@ -200,7 +174,6 @@ MUTANTS = [
         "fedfr_jax/data/sources/records.py",
         "data/test_sizes.py",
         [
-            ("    check_list(path)\n", ""),
             (" & (part + 8 + length <= len(data))", ""),
         ],
     ),
@@ -244,6 +217,30 @@ MUTANTS = [
         "data/test_sources_folder.py",
         [
             ("return not is_hidden and parts", "return parts"),
+            ('SYSTEM_FOLDERS = ("@eaDir", ', "SYSTEM_FOLDERS = ("),
+            ("if composed(name) not in known:", "if False:"),
+            ("[] if used is None else", "[] if True else"),
+            ("_place(entry.stat())", "device, entry.inode()"),
+            ("if os.path.samefile(first, second):", "if False:"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/limits.py",
+        "data/test_sources_folder.py",
+        [
+            ('encoding="utf-8-sig"', 'encoding="utf-8"'),
+            ('normalize("NFC", file.read())', 'normalize("NFD", file.read())'),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/masks.py",
+        "data/test_masks.py",
+        [("if not len(missing):", "if True:")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/zip_files.py",
+        "data/test_sources_folder.py",
+        [
             ("if name in members:", "if False:"),
             ('part not in ("", ".")', 'part != "."'),
             ('part not in ("", ".")', 'part != ""'),
@@ -252,8 +249,6 @@ MUTANTS = [
             ('if name.startswith("/") or ".."', 'if ".."'),
             (' or ".." in (*folders, last)', ""),
             ("if count not in (", "if None in ("),
-            ("_place(entry.stat())", "device, entry.inode()"),
-            ("if os.path.samefile(first, second):", "if False:"),
         ],
     ),
     Mutants(

@@ -95,9 +95,7 @@ MUTANTS = [
         "fedfr_jax/evaluation/templates.py",
         "data/test_sizes.py",
         [
-            ("    check_list(path)\n    lines = ", "    lines = "),
             ("    check_list(path)\n    try:", "    try:"),
-            ("    check_list(path)\n    with open", "    with open"),
         ],
     ),
     Mutants(

@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import io
 import math
 import os
 import pathlib
@@ -19,7 +20,7 @@ from fedfr_jax.data.sources.npz import (
 )
 from fedfr_jax.data.sources.once import each_once
 from fedfr_jax.data.sources.selection import keep_identities
-from fedfr_jax.limits import check_bytes, check_list, check_members
+from fedfr_jax.limits import check_bytes, check_members, read_list
 from fedfr_jax.types import Source
 
 
@@ -118,13 +119,11 @@ def omniglot(
 
 def _character_names(table, labels):
     """<alphabet>/<character> of each label, no two of which may have the same."""
-    check_list(table)
     try:
-        with open(table, newline="", encoding="utf-8") as file:
-            rows = [
-                (row["label"], f"{row['alphabet']}/{row['character']}")
-                for row in csv.DictReader(file)
-            ]
+        rows = [
+            (row["label"], f"{row['alphabet']}/{row['character']}")
+            for row in csv.DictReader(io.StringIO(read_list(table)))
+        ]
         found = dict(rows)
         names = tuple(found[label] for label in labels)
     except (OSError, KeyError, ValueError, csv.Error) as error:

@@ -5,33 +5,62 @@ import contextlib
 import os
 import pathlib
 import re
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.sources.npz import DAMAGED
 from fedfr_jax.data.sources.sizes import MOST_IMAGE
-from fedfr_jax.limits import check_bytes, check_file
+from fedfr_jax.data.sources.zip_files import open_zip
+from fedfr_jax.limits import check_file
+from fedfr_jax.text import composed, printable
 
-IMAGE_SUFFIXES = ".bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split()
+IMAGE_SUFFIXES = ".bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif".split()
+IMAGE_SUFFIXES += [".tiff", ".webp"]
+# Folders that systems put beside people's: thumbnails of a network storage, resource
+# forks of a Mac's archive, bins.
+SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "$RECYCLE.BIN")
+NOT_READ = "images that the set does not use"
 
 
 class Files(NamedTuple):
     """Image files and how to read them."""
 
-    names: list[str]  # relative, with forward slashes, in natural order
+    # Relative, with forward slashes, composed (Unicode's NFC), in natural order
+    names: list[str]
     read: Callable[[str], bytes]
     origin: Callable[[str], str]  # what to call a file in an error
     confirm: Callable[[str], None] = lambda name: None  # a name that is passed over
+    others: Collection[str] = ()  # files that are no images
+    path: str = ""  # of the directory or archive
+
+    def passed_over(self, used: Collection[str] | None = None) -> str:
+        """How many files are not read, and the first of each kind; "" for none.
+
+        Args:
+          used: the images that are read; None for all. The others' names are
+            confirmed: a damaged archive must not lose one.
+        """
+        unused = [] if used is None else sorted({*self.names} - {*used})
+        for name in unused:
+            self.confirm(name)
+        kinds = {NOT_READ: unused} if unused else {}
+        for name in self.others:
+            kinds.setdefault(_kind(name), []).append(name)
+        if not kinds:
+            return ""
+        shown = ", ".join(
+            f"{len(names)} {kind} (first {printable(names[0])})"
+            for kind, names in kinds.items()
+        )
+        return f"passed over in {self.path}: {shown}"
 
 
 def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
     """List the images below `under` in a directory or in a .zip.
 
-    Hidden files and files that are no images are passed over. Whoever passes over an
-    image has its name confirmed: a damaged archive must not lose one.
+    Hidden files, those of SYSTEM_FOLDERS and files that are no images by their suffix
+    are passed over, see `Files.passed_over`.
 
     Raises:
       ValueError: when the path does not exist, is no archive, or holds no image.
@@ -40,24 +69,61 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
     prefix = under.strip("/") + "/" if under else ""
     is_wanted = lambda name: name.startswith(prefix) and _is_image(name)
     if path.is_dir():
-        (names, read), confirm = _open_directory(path, is_wanted), lambda name: None
+        (listed, read), confirm = _open_directory(path, is_wanted), lambda name: None
     elif path.is_file():
-        names, read, confirm = _open_zip(path)
+        listed, read, confirm = open_zip(path)
     else:
         raise ValueError(
             f"{path} must be a directory or a .zip of images, got nothing there."
         )
-    for name in names:
-        if not is_wanted(name):
-            confirm(name)
-    names = sorted(filter(is_wanted, names), key=natural_key)
-    _check_names(path, names)
+    wanted, others = [], []
+    for name in listed:
+        if is_wanted(name):
+            wanted.append(name)
+            continue
+        confirm(name)
+        if name.startswith(prefix) and not name.endswith("/"):
+            others.append(name)
+    _check_names(path, wanted)
+    stored = _decomposed(wanted)
+    names = set(wanted).difference(stored.values()).union(stored)
+    files = Files(
+        names=sorted(names, key=natural_key),
+        read=lambda name: read(stored.get(name, name)),
+        origin=lambda name: f"{name} in {path}",
+        confirm=lambda name: confirm(stored.get(name, name)),
+        others=sorted(others),
+        path=str(path),
+    )
     if not names:
         raise ValueError(
             f"{path} must hold images{f' below {prefix}' if prefix else ''} "
             f"({' '.join(IMAGE_SUFFIXES)}), got none: check the path."
+            + (f" ({files.passed_over()})" if others else "")
         )
-    return Files(names, read, lambda name: f"{name} in {path}", confirm)
+    return files
+
+
+def _decomposed(names: Iterable[str]) -> dict[str, str]:
+    """{composed name: as it is stored} of names that are stored otherwise.
+
+    A name whose composed form is a file too stays as it is.
+    """
+    known, changed = set(names), {}
+    for name in known:
+        if composed(name) not in known:
+            changed[composed(name)] = name
+    return changed
+
+
+def any_image(path: str | os.PathLike) -> str | None:
+    """Name of an image below a directory; None without one."""
+    for folder, _, files in os.walk(path):
+        for file in files:
+            name = pathlib.Path(folder, file).relative_to(path).as_posix()
+            if _is_image(name):
+                return name
+    return None
 
 
 def natural_key(text: str) -> list:
@@ -86,12 +152,24 @@ def _check_names(path, names):
 
 def _is_image(name: str) -> bool:
     parts = name.split("/")
-    is_hidden = any(part.startswith((".", "__MACOSX")) for part in parts)
+    is_hidden = any(x.startswith(".") or x in SYSTEM_FOLDERS for x in parts)
     return not is_hidden and parts[-1].lower().endswith(tuple(IMAGE_SUFFIXES))
+
+
+def _kind(name: str) -> str:
+    """Why a file is passed over, as words behind a number."""
+    *folders, last = name.split("/")
+    for folder in folders:
+        if folder in SYSTEM_FOLDERS:
+            return f"in {folder}"
+    if any(part.startswith(".") for part in (*folders, last)):
+        return "hidden"
+    return os.path.splitext(last)[1].lower() or "without a suffix"
 
 
 def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
     names, places, seen, folders = [], array.array("Q"), {}, [(str(path), "")]
+    others = []
     while folders:
         folder, under = folders.pop()
         device, number = _place(os.stat(folder))
@@ -105,6 +183,8 @@ def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
             elif is_wanted(name):
                 places.extend(_place_of_file(entry, device, len(names)))
                 names.append(name)
+            else:
+                others.append(name)
     _check_each_once(path, names, np.frombuffer(places, np.uint64).reshape(-1, 2))
 
     def read(name):
@@ -117,7 +197,7 @@ def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
                 "restore the file or open the folder again."
             ) from error
 
-    return names, read
+    return names + others, read
 
 
 def _is_folder(entry: os.DirEntry) -> bool:
@@ -169,83 +249,3 @@ def _check_each_once(path: pathlib.Path, names: list[str], places: np.ndarray) -
 
 def _twice(name: str | pathlib.Path, other: str | pathlib.Path) -> ValueError:
     return ValueError(f"{name} must be in the set once, got a link: it is {other} too.")
-
-
-def _open_zip(path: pathlib.Path):
-    try:
-        archive = zipfile.ZipFile(path)
-        count = _count_of_end(path)
-    except DAMAGED as error:
-        raise ValueError(
-            f"{path} must be a whole zip archive, got {error}: copy it again."
-        ) from error
-
-    listed = archive.infolist()
-    if count not in (len(listed) % 2**16, 2**16 - 1):  # the latter where it is longer
-        raise ValueError(
-            f"{path} must list {count} files, as its end says, got {len(listed)}: copy "
-            "it again."
-        )
-    members = _by_name(path, listed)
-
-    def confirm(name):  # by its own header
-        try:
-            archive.open(members[name]).close()
-        except DAMAGED as error:
-            raise ValueError(
-                f"{path} must be a whole zip archive, got {error}: copy it again."
-            ) from error
-
-    def read(name):
-        member = members[name]
-        check_bytes(member.file_size, f"{name} in {path}", MOST_IMAGE)
-        try:
-            return archive.read(member)
-        except DAMAGED as error:
-            raise ValueError(
-                f"{name} in {path} must be readable, got {error}: "
-                "copy or make the archive again."
-            ) from error
-
-    return list(members), read, confirm
-
-
-def _by_name(path, listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
-    """{name: member}, by the names that an unpacked archive would have."""
-    members = {}
-    for member in listed:
-        name = _unpacked(path, _with_slashes(member))
-        if name in members:
-            raise ValueError(
-                f"{path} must hold each file once, got {members[name].filename} and "
-                f"{member.filename}."
-            )
-        members[name] = member
-    return members
-
-
-def _with_slashes(member: zipfile.ZipInfo) -> str:
-    """Its name with forward slashes: some archives of Windows have others."""
-    is_of_windows = member.create_system == 0
-    return member.filename.replace("\\", "/") if is_of_windows else member.filename
-
-
-def _unpacked(path, name: str) -> str:
-    """The name of a member in one spelling: `a//b` and `./a/b` are `a/b`."""
-    *folders, last = name.split("/")
-    if name.startswith("/") or ".." in (*folders, last):
-        raise ValueError(
-            f"{path} must hold relative paths without .., got {name}: make the archive "
-            "again."
-        )
-    return "/".join([*(part for part in folders if part not in ("", ".")), last])
-
-
-def _count_of_end(path):
-    """How many files a zip has, by the record at its end, which zipfile passes over."""
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - 2**16 - 22, 0))  # the record has a comment
-        end = file.read()
-    place = end.rindex(b"PK\5\6")
-    return int.from_bytes(end[place + 10 : place + 12], "little")

@@ -8,6 +8,7 @@ paper (arXiv:1912.00818, section 4.1) gives the numbers of ratings only.
 """
 
 import csv
+import io
 import os
 import pathlib
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from fedfr_jax.data.sources.images import parse_size
 from fedfr_jax.data.sources.loose import loose_images
-from fedfr_jax.limits import check_list
+from fedfr_jax.limits import read_list
 from fedfr_jax.types import Source
 
 RATINGS = "FLICKR-AES_image_labeled_by_each_worker.csv"
@@ -63,12 +64,14 @@ def flickr_aes(
     rows = np.flatnonzero(is_kept[rater])
     shape = (*parse_size(image_size), 3)
     listed = [names[row] for row in rows]
+    loose = loose_images(pathlib.Path(data_dir, images), listed, shape)
     return Source(
-        read=loose_images(pathlib.Path(data_dir, images), listed, shape),
+        read=loose.read,
         labels=(scores[rows] - 1).astype(np.int32),
         names=tuple(str(score + 1) for score in range(SCORES)),
         image_shape=shape,
         owners=workers[rows],
+        passed_over=loose.passed_over,
     )
 
 
@@ -78,16 +81,14 @@ def read_ratings(path: pathlib.Path) -> tuple[np.ndarray, list[str], np.ndarray]
     Blanks around words are passed over, and so is a worker's second rating of an image,
     which would put one image into training and test.
     """
-    check_list(path)
     first = {}
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            table = csv.reader(file, skipinitialspace=True)
-            header = [word.strip() for word in next(table, [])]
-            places = [header.index(name) for name in COLUMNS]
-            for line in filter(None, table):
-                worker, image, score = (line[place].strip() for place in places)
-                first.setdefault((worker, image), (table.line_num, int(score)))
+        table = csv.reader(io.StringIO(read_list(path)), skipinitialspace=True)
+        header = [word.strip() for word in next(table, [])]
+        places = [header.index(name) for name in COLUMNS]
+        for line in filter(None, table):
+            worker, image, score = (line[place].strip() for place in places)
+            first.setdefault((worker, image), (table.line_num, int(score)))
     except (OSError, IndexError, ValueError, csv.Error) as error:
         raise ValueError(
             f"{path} must be a csv with the columns {', '.join(COLUMNS)}, the last a "

@@ -6,6 +6,7 @@ takes part in the match for images of the set's own test part only.
 """
 
 import csv
+import io
 import os
 import pathlib
 import re
@@ -13,7 +14,7 @@ import re
 import numpy as np
 
 from fedfr_jax.data.align import rescale_points
-from fedfr_jax.data.sources.files import Files, natural_key, open_files
+from fedfr_jax.data.sources.files import Files, any_image, natural_key, open_files
 from fedfr_jax.data.sources.images import (
     align_and_resize,
     check_channels,
@@ -26,7 +27,8 @@ from fedfr_jax.data.sources.images import (
 from fedfr_jax.data.sources.listed_pairs import read_lfw_pairs
 from fedfr_jax.data.sources.once import each_once
 from fedfr_jax.data.sources.selection import keep_identities
-from fedfr_jax.limits import check_list
+from fedfr_jax.limits import read_list
+from fedfr_jax.text import composed
 from fedfr_jax.types import Source
 
 NAMINGS = {
@@ -148,13 +150,11 @@ def read_landmarks(path: str | os.PathLike, files: Files) -> np.ndarray:
     no image may come twice.
     """
     columns = [f"{axis}{point}" for point in range(1, 6) for axis in "xy"]
-    check_list(path)
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = [
-                (row["name"], [float(row[column]) for column in columns])
-                for row in csv.DictReader(file)
-            ]
+        rows = [
+            (row["name"], [float(row[column]) for column in columns])
+            for row in csv.DictReader(io.StringIO(read_list(path)))
+        ]
     except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise ValueError(
             f"{path} must be a csv with the columns name, {', '.join(columns)}, "
@@ -209,6 +209,7 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
         landmarks=points,
         cameras=cameras,
         is_test=is_test,
+        passed_over=files.passed_over(),
     )
     return source, files.names
 
@@ -245,6 +246,7 @@ def _index(files, naming, path, under):
 
 
 def _number(words: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    words = [composed(word) for word in words]
     names = sorted(set(words), key=natural_key)
     number = {name: i for i, name in enumerate(names)}
     return np.array([number[word] for word in words], np.int32), tuple(names)
@@ -261,11 +263,22 @@ def _without_common_folder(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def archive_in(data_dir: str | os.PathLike) -> pathlib.Path:
-    """The one .zip in a data set's folder, or the folder itself where there is none."""
+    """The one .zip in a data set's folder, or the folder itself where there is none.
+
+    Raises:
+      ValueError: for several, or one that lies beside images, which it would replace.
+    """
     archives = sorted(pathlib.Path(data_dir).glob("*.zip"))
     if len(archives) > 1:
         raise ValueError(
             f"{data_dir} must hold one .zip, got {[a.name for a in archives]}: "
             "name the archive with the `folder` source."
         )
-    return archives[0] if archives else pathlib.Path(data_dir)
+    if not archives:
+        return pathlib.Path(data_dir)
+    if image := any_image(data_dir):
+        raise ValueError(
+            f"{data_dir} must hold one .zip or folders of images, got both: "
+            f"{archives[0].name} and {image}. Move one of them to another folder."
+        )
+    return archives[0]

@@ -21,7 +21,8 @@ def inspect(source: Source, *, sample: int | None = None) -> dict:
     Returns:
       A dict that json can write: images, identities, image_shape, images_per_identity
       (min, 25%, median, 75%, max, mean), landmarks (bool), cameras, pairs and
-      test_images (counts; 0 also where the set has none of its own), sampled,
+      test_images (counts; 0 also where the set has none of its own), passed_over (files
+      beside the images, in words), sampled,
       num_unreadable, unreadable (the first 20 messages), mean (pixel mean in [0, 255]
       of what was read), and checksum (SHA-256 of labels, names and the pixels that
       were read; it changes with the decoder's version too).
@@ -49,6 +50,7 @@ def inspect(source: Source, *, sample: int | None = None) -> dict:
         "cameras": 0 if cameras is None else len(np.unique(cameras)),
         "pairs": 0 if source.pairs is None else len(source.pairs.is_same),
         "test_images": 0 if source.is_test is None else int(source.is_test.sum()),
+        "passed_over": source.passed_over,
         "sampled": len(rows),
         "num_unreadable": len(errors),
         "unreadable": errors[:MAX_LISTED],

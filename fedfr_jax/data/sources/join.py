@@ -52,6 +52,7 @@ def join_sources(parts: Mapping[str, Source]) -> Source:
         is_test=joined([s.is_test for s in sources]),
         cameras=joined([s.cameras for s in sources]),
         roles=joined([s.roles for s in sources]),
+        passed_over="\n".join(s.passed_over for s in sources if s.passed_over),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedfr_jax.data.sources.images import parse_size
 from fedfr_jax.data.sources.loose import loose_images
-from fedfr_jax.limits import check_list
+from fedfr_jax.limits import read_list
 from fedfr_jax.types import Pairs, Source
 
 WORDS = {"1": True, "0": False, "same": True, "different": False}
@@ -40,9 +40,8 @@ def listed_pairs(
     file = pathlib.Path(pairs)
     if not file.is_file():
         file = pathlib.Path(path, pairs)
-    check_list(file)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_list(file).splitlines()
     except (OSError, UnicodeError) as error:
         raise ValueError(
             f"pairs must name a text file, got {file}: {type(error).__name__}."
@@ -61,12 +60,14 @@ def listed_pairs(
     indices = [[place[first], place[second]] for first, second, _ in rows]
     _check_two_images(indices, [*kept])
     _check_once(indices, [*kept])
+    loose = loose_images(path, names, shape)
     return Source(
-        loose_images(path, names, shape),
+        loose.read,
         np.arange(len(names), dtype=np.int32),  # the list names nobody
         tuple(names),
         shape,
         pairs=Pairs(np.array(indices, np.int32), np.array([row[2] for row in rows])),
+        passed_over=loose.passed_over,
     )
 
 
@@ -94,9 +95,8 @@ def read_lfw_pairs(path: str | os.PathLike, rows: Mapping[str, int]) -> Pairs:
       ValueError: naming the file and line of a wrong count or format, a missing image,
         or an image paired with itself.
     """
-    check_list(path)
     try:
-        lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_list(path).splitlines()
         header = [int(word) for word in lines[0].split()]
     except (OSError, IndexError, ValueError) as error:
         raise ValueError(

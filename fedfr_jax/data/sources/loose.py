@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,17 +16,24 @@ from fedfr_jax.data.sources.images import (
 )
 
 
+class Loose(NamedTuple):
+    """Images of a list."""
+
+    read: Callable[[np.ndarray], np.ndarray]  # rows [n] -> uint8 [n, H, W, C]
+    passed_over: str  # see `Files`
+
+
 def loose_images(
     path: str | os.PathLike,
     names: Sequence[str],
     image_shape: tuple[int, int, int],
     *,
     landmarks: np.ndarray | None = None,
-) -> Callable[[np.ndarray], np.ndarray]:
+) -> Loose:
     """`Source.read` of the named images of a directory or .zip.
 
     Args:
-      path: the directory or archive; its other images are passed over.
+      path: the directory or archive; its other images are passed over, and counted.
       names: T paths relative to `path`, with forward slashes; a name may come twice.
       image_shape: (H, W, C) of the result.
       landmarks: [T, 5, 2] x, y in the stored images, checked by `check_landmarks`:
@@ -54,4 +62,4 @@ def loose_images(
         matrix = None if matrices is None else matrices[row]
         return align_and_resize(image, matrix, canvas, size)
 
-    return reader(load, len(names), image_shape)
+    return Loose(reader(load, len(names), image_shape), files.passed_over(names))

@@ -8,7 +8,7 @@ for images of the set's own test part only. Other files are passed over.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from fedfr_jax.data.sources.images import (
 )
 from fedfr_jax.data.sources.masks import (
     Stored,
+    check_occur,
+    class_counts,
     largest_classes,
     read_mask,
     size_of,
@@ -53,7 +55,7 @@ CAMVID = {  # name: colour, as the authors of SegNet draw them; 11 is void
 def image_masks(
     path: str | os.PathLike,
     *,
-    classes: Sequence[str],
+    classes: Sequence[str] | Mapping[str, int],
     image_size: int | tuple[int, int] | None = None,
     channels: int = 3,
     images: str = IMAGES,
@@ -69,7 +71,8 @@ def image_masks(
 
     Args:
       path: the directory or archive.
-      classes: M names of what the numbers first, first + 1, ... in a mask stand for.
+      classes: M names of what the numbers first, first + 1, ... in a mask stand for, or
+        names with their numbers, such as {"background": 0, "object": 255} with void=().
       image_size: side or (H, W) in pixels; images are stretched to it, masks take the
         nearest pixel. None is the size of the first image.
       channels: 1 for grey, 3 for colour.
@@ -83,7 +86,8 @@ def image_masks(
 
     Raises:
       ValueError: naming the file, for an image without a mask, a mask of another size
-        or with a number that stands for nothing, or one name twice.
+        or with a number that stands for nothing, or one name twice; for a class that
+        no mask has.
     """
     check_choice("labels", labels, LABELS)
     stored, channels = stored_as(classes, first, void), check_channels(channels)
@@ -91,8 +95,6 @@ def image_masks(
     matches = _pairs_of(files, images, "images", path)
     pairs = _pairs_of(files, masks, "masks", path)
     used = {match.string for match in (*matches.values(), *pairs.values())}
-    for name in set(files.names) - used:
-        files.confirm(name)
     for pair, match in matches.items():
         if pair not in pairs:
             raise ValueError(
@@ -111,8 +113,10 @@ def image_masks(
     read_masks = _mask_reader(files, names, mask_names, stored, size)
     found = list(matches.values())
     is_test = np.array([match.groupdict().get("test") is not None for match in found])
+    counts = class_counts(read_masks, len(names), len(stored.names))
+    check_occur(counts, len(names) * size[0] * size[1], stored, path)
     if labels == "largest":
-        number, words = largest_classes(read_masks, stored.names, is_test, background)
+        number, words = largest_classes(counts, stored.names, is_test, background)
     else:
         number, words = _identities(found, images)
     return Source(
@@ -122,6 +126,7 @@ def image_masks(
         image_shape=shape,
         is_test=is_test if is_test.any() else None,
         masks=Masks(read_masks, stored.names),
+        passed_over=files.passed_over(used),
     )
 
 

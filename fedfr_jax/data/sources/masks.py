@@ -2,7 +2,7 @@
 
 import functools
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +19,8 @@ BLOCK = 64  # masks that are counted at once
 class Stored(NamedTuple):
     """What the numbers in mask files stand for."""
 
-    names: tuple[str, ...]  # M classes, numbered from `first`
-    first: int = 0
+    names: tuple[str, ...]  # M classes
+    numbers: tuple[int, ...]  # M, in the files
     void: tuple[int, ...] = (VOID,)  # numbers of pixels that belong to no class
 
     @property
@@ -28,32 +28,50 @@ class Stored(NamedTuple):
         """[256] int16: the class, VOID, or -1 of a number that stands for nothing."""
         table = np.full(256, -1, np.int16)
         table[list(self.void)] = VOID
-        table[self.first : self.first + len(self.names)] = np.arange(len(self.names))
+        table[list(self.numbers)] = np.arange(len(self.names))
         return table
 
 
-def stored_as(names: Sequence[str], first: int, void: Sequence[int]) -> Stored:
-    """Numbers first, first + 1, ... for the classes, and others for no class.
+def stored_as(
+    classes: Sequence[str] | Mapping[str, int], first: int, void: Sequence[int]
+) -> Stored:
+    """The classes' numbers: first, first + 1, ... or those of a mapping.
 
     Raises:
       ValueError: for no class, one name twice, or numbers that clash or are no byte.
     """
-    if not 0 < len(set(names)) == len(names) <= VOID:
-        raise ValueError(
-            f"classes must be 1 to {VOID} different names, got {list(names)}."
-        )
-    last = first + len(names) - 1
-    if first < 0 or last > 255:
-        raise ValueError(
-            f"classes must be numbered in [0, 255], got {first} to {last}."
-        )
-    for number in void:
-        if not 0 <= number <= 255 or first <= number <= last:
+    names = list(classes)
+    numbers = list(range(first, first + len(names)))
+    if isinstance(classes, Mapping):
+        if first:
             raise ValueError(
-                f"void must be numbers in [0, 255] outside of the classes' [{first}, "
-                f"{last}], got {number}."
+                f"first must be 0 where classes have numbers ({classes}), got {first}."
             )
-    return Stored(tuple(names), first, tuple(void))
+        numbers = [classes[name] for name in names]
+        order = sorted(range(len(names)), key=lambda i: numbers[i])
+        names, numbers = ([x[i] for i in order] for x in (names, numbers))
+    if not 0 < len(set(names)) == len(names) <= VOID:
+        raise ValueError(f"classes must be 1 to {VOID} different names, got {names}.")
+    for number in numbers:
+        if not 0 <= number <= 255 or numbers.count(number) > 1:
+            raise ValueError(
+                "classes must have different numbers in [0, 255], got "
+                f"{_shown(numbers)}."
+            )
+    for number in void:
+        if not 0 <= number <= 255 or number in numbers:
+            raise ValueError(
+                "void must be numbers in [0, 255] other than the classes' "
+                f"{_shown(numbers)}, got {number}."
+            )
+    return Stored(tuple(names), tuple(numbers), tuple(void))
+
+
+def _shown(numbers: Sequence[int]) -> str:
+    """Numbers for an error: those that follow each other by the ends."""
+    low, high = numbers[0], numbers[-1]
+    is_range = list(numbers) == list(range(low, high + 1))
+    return f"{low} to {high}" if is_range else str(list(numbers))
 
 
 def read_mask(
@@ -78,11 +96,11 @@ def read_mask(
         )
     classes = stored.table[numbers]
     if classes.min() < 0:
-        last = stored.first + len(stored.names) - 1
         raise ValueError(
-            f"{origin} must hold classes in [{stored.first}, {last}] or void "
-            f"{list(stored.void)}, got {numbers[classes < 0][0]}: name the classes, or "
-            "count it as void."
+            f"{origin} must hold classes {_shown(stored.numbers)} or void "
+            f"{list(stored.void)}, got {numbers[classes < 0][0]}: name the classes "
+            '(classes={"background": 0, "object": 255} gives them numbers), or count '
+            "it as void."
         )
     picture = Image.fromarray(classes.astype(np.uint8))
     return np.asarray(picture.resize(size[::-1], Image.Resampling.NEAREST))
@@ -119,8 +137,31 @@ def size_of(data: bytes, origin: str) -> tuple[int, int]:
         raise ValueError(f"{origin} must be an image, got {error}.") from error
 
 
+def check_occur(counts: np.ndarray, pixels: int, stored: Stored, path) -> None:
+    """Raise ValueError for a class without a pixel: whatever a network says, its share
+    is right, so that one that says nothing else has a mean IoU of 1.
+
+    Args:
+      counts: [T, M] of `class_counts`.
+      pixels: of all masks.
+      path: what to call the set.
+    """
+    missing = np.flatnonzero(counts.sum(axis=0) == 0)
+    if not len(missing):
+        return
+    found = [(stored.names[i], stored.numbers[i]) for i in missing]
+    share = 1 - counts.sum() / pixels
+    raise ValueError(
+        f"classes must each have a pixel in the masks of {path}, got none of "
+        f"{', '.join(f'{name} (number {number})' for name, number in found)}, while "
+        f"{share:.1%} of all pixels are void ({list(stored.void)}). Take it out of "
+        "classes; or, where masks hold it under a void number, say so: "
+        'classes={"background": 0, "object": 255}, void=[].'
+    )
+
+
 def largest_classes(
-    read: Callable[[np.ndarray], np.ndarray],
+    counts: np.ndarray,
     names: Sequence[str],
     is_test: np.ndarray,
     background: Sequence[str] = (),
@@ -132,7 +173,7 @@ def largest_classes(
     void counts as the first class.
 
     Args:
-      read: as of `Masks`.
+      counts: [T, M] of `class_counts`.
       names: M names of the pixels' classes.
       is_test: [T] bool.
       background: names of classes that are the largest only where there is no other.
@@ -143,7 +184,7 @@ def largest_classes(
     Raises:
       ValueError: for an unknown name.
     """
-    counts = class_counts(read, len(is_test), len(names)).astype(np.float64)
+    counts = counts.astype(np.float64)
     for name in background:
         if name not in names:
             raise ValueError(

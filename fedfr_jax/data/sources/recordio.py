@@ -191,7 +191,7 @@ def _read_property(path):
     if not path.exists():
         return None, None
     check_file(path, MOST_PROPERTY)
-    words = path.read_text(encoding="ascii", errors="replace").strip().split(",")
+    words = path.read_text(encoding="utf-8-sig", errors="replace").strip().split(",")
     if len(words) != 3 or not all(word.strip().isdecimal() for word in words):
         raise ValueError(
             f"{path} must be `classes,height,width`, got {','.join(words)!r}."

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.limits import check_list
+from fedfr_jax.limits import read_list
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -131,9 +131,8 @@ def read_index(path: str | os.PathLike) -> Index:
       ValueError: naming the file, when it is missing, empty, no list of integer pairs,
         or lists a key twice.
     """
-    check_list(path)
     try:
-        text = pathlib.Path(path).read_text(encoding="ascii")
+        text = read_list(path)
         with warnings.catch_warnings():
             warnings.simplefilter("error", DeprecationWarning)  # numbers cut short
             numbers = np.fromstring(text, dtype=np.int64, sep=" ")

@@ -1,6 +1,7 @@
 """Re-identification sets that come with lists: a csv of our own, and MSMT17's files."""
 
 import csv
+import io
 import os
 import pathlib
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from fedfr_jax.data.sources.reid import (
     check_disjoint,
     reid_source,
 )
-from fedfr_jax.limits import check_list
+from fedfr_jax.limits import read_list
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Source
 
 COLUMNS = ("file", "identity", "camera", "split")
@@ -52,14 +53,12 @@ def reid_csv(
         split, a file that comes twice or is not there, or a person to train on and to
         be tested; (when read) naming an unreadable image.
     """
-    check_list(path)
     rows = []
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            table = csv.DictReader(file, skipinitialspace=True)
-            for row in table:
-                words = [row[column].strip() for column in COLUMNS]
-                rows.append((f"{path}, line {table.line_num}", *words))
+        table = csv.DictReader(io.StringIO(read_list(path)), skipinitialspace=True)
+        for row in table:
+            words = [row[column].strip() for column in COLUMNS]
+            rows.append((f"{path}, line {table.line_num}", *words))
     except (OSError, KeyError, AttributeError, ValueError, csv.Error) as error:
         raise ValueError(
             f"{path} must be a csv with the columns {', '.join(COLUMNS)}, got "
@@ -118,9 +117,8 @@ def msmt17(
 
 
 def _lines(path):
-    check_list(path)
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return read_list(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path} must be a list of images, got {type(error).__name__}: {error}."

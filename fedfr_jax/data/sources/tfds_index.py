@@ -42,7 +42,7 @@ LAYOUTS = {
     "mnist": Layout(),
     "fashion_mnist": Layout(),
     "emnist": Layout(is_transposed=True),  # as stored, letters lie on their side
-    "oxford_iiit_pet": Layout(masks=Stored(("pet", "background", "border"), first=1)),
+    "oxford_iiit_pet": Layout(masks=Stored(("pet", "background", "border"), (1, 2, 3))),
 }
 
 

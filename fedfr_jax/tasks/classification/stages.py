@@ -16,7 +16,7 @@ from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.classification.data import clients_of, parts_of
 from fedfr_jax.tasks.classification.evaluators import judge_of
 from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
-from fedfr_jax.tasks.data import feed_of, open_data, streams
+from fedfr_jax.tasks.data import feed_of, open_data, reported, streams
 from fedfr_jax.tasks.network import network_of
 from fedfr_jax.tasks.rows import Given
 from fedfr_jax.types import Central, Experiment, Federated, Model, Source, Task
@@ -58,8 +58,7 @@ def classification(settings: Mapping) -> Experiment:
             dataset=clients.train,
             population=clients.population,
             evaluators=judge(clients, others, mesh, feed, lanes=lanes, seed=seed),
-            facts=facts,
-            text=format_class_report(facts),
+            **reported(facts, format_class_report(facts), source.passed_over),
         ),
         stages={
             name: rows.stage_of(trainer, clients.train)

@@ -27,6 +27,7 @@ class JudgedFiles(NamedTuple):
         bool  # features are [T, 2, D], those of mirror images too, or [T, 1, D]
     )
     metrics: Callable[[np.ndarray], dict[str, float]]  # features -> numbers in [0, 1]
+    passed_over: str = ""  # see `Source`
 
 
 def held(

@@ -91,7 +91,8 @@ def pair_list(
         judged = slice(None) if development is None else slice(1, None)
         return _rates(count_of(distances), fars, judged)
 
-    return JudgedFiles(read, int(starts[-1]), flip, metrics)
+    passed_over = "\n".join(one.passed_over for one in lists if one.passed_over)
+    return JudgedFiles(read, int(starts[-1]), flip, metrics, passed_over)
 
 
 def _counter(lists: Sequence[Source], folds: int):

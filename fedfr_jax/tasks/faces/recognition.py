@@ -4,6 +4,7 @@ Generic: one network on identities that no training saw. Personalised: every cli
 own network on the test images of all clients (FedFR, section 4; protocol of its code).
 """
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,6 +14,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.augment import compose, face_mask, mirror, normalize
 from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
+from fedfr_jax.evaluation.blocks import ALL, NEGATIVES
 from fedfr_jax.evaluation.enrolment import generic_identification
 from fedfr_jax.evaluation.masked import masked_scores
 from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
@@ -69,6 +71,8 @@ class Judge:
         `masked_scores`; None leaves it out.
       personalised: thresholds of personalised 1:1, a key of CLIENT_VERIFICATIONS: exact
         order statistics, or the released evaluation's bins.
+      negatives: of personalised 1:1, "all": pairs of an image of the client with any
+        other identity, as the released code; "other_clients": of other clients only.
       seed: of the generic pairs.
 
     Raises:
@@ -88,15 +92,19 @@ class Judge:
         search: str | os.PathLike | Mapping | None = None,
         masked: float | Sequence[float] | None = None,
         personalised: str = "exact",
+        negatives: str = ALL,
         seed: int = 0,
     ):
         check_choice(
             "config.evaluation.personalised", personalised, CLIENT_VERIFICATIONS
         )
+        check_choice("config.evaluation.negatives", negatives, NEGATIVES)
         check_ranges(
             "config.evaluation.", {"batch_size": batch_size}, {"batch_size": AT_ONCE}
         )
-        self._verify = CLIENT_VERIFICATIONS[personalised]
+        verify = CLIENT_VERIFICATIONS[personalised]
+        self._verify = functools.partial(verify, negatives=negatives)
+        self._negatives = negatives
         self._task, self._mesh = task, mesh
         self._batch_size, self._compiled = batch_size, {}
         self._fars = rates_of("evaluation.fars", fars)
@@ -109,6 +117,12 @@ class Judge:
             task, mesh, pairs=pairs, search=search, templates=templates
         )
         self._tables = placed(task.table, mesh), placed(task.judged, mesh)
+
+    @property
+    def passed_over(self) -> str:
+        """What the sets of files passed over, a line each."""
+        found = (files.passed_over for files, _ in self._files.values())
+        return "\n".join(filter(None, found))
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
@@ -191,7 +205,7 @@ class Judge:
             results.append(self._judge_client(own, queries, gallery, low, high))
         over = mean_over_clients(results)
         own = task.partition.identities
-        fewest = fewest_negatives(task.test_identities, own)  # of any client
+        fewest = fewest_negatives(task.test_identities, own, self._negatives)
 
         def named(found):
             found = marked(found, "tar@far", self._fars, fewest)

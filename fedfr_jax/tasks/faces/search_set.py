@@ -62,7 +62,7 @@ def search_set(
         if distractors is not None:
             folders.append(distractors)
             names.append(list(open_files(pathlib.Path(path, distractors)).names))
-        readers = [
+        loose = [
             loose_images(pathlib.Path(path, folder), here, image_shape)
             for folder, here in zip(folders, names, strict=True)
         ]
@@ -77,10 +77,10 @@ def search_set(
 
     def read(rows):
         images = np.empty((len(rows), *image_shape), np.uint8)
-        for one, low, high in zip(readers, ends, ends[1:], strict=False):
+        for one, low, high in zip(loose, ends, ends[1:], strict=False):
             here = (rows >= low) & (rows < high)
             if here.any():
-                images[here] = one(rows[here] - low)
+                images[here] = one.read(rows[here] - low)
         return images
 
     def metrics(features):
@@ -90,7 +90,8 @@ def search_set(
             parts[0], labels[0], parts[1], labels[1], ranks=ranks, distractors=parts[2:]
         )
 
-    return JudgedFiles(read, int(ends[-1]), flip, metrics)
+    passed_over = "\n".join(one.passed_over for one in loose if one.passed_over)
+    return JudgedFiles(read, int(ends[-1]), flip, metrics, passed_over)
 
 
 def _listed(path, folder: str, listed: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from fedfr_jax.tasks.data import (
     feed_of,
     open_data,
     other_implementations,
+    reported,
     split,
     streams,
 )
@@ -220,8 +221,12 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
             dataset=task.table,
             population=task.population,
             evaluators=judge.evaluators,
-            facts=facts,
-            text=format_report(facts),
+            **reported(
+                facts,
+                format_report(facts),
+                parts.source.passed_over,
+                judge.passed_over,
+            ),
         ),
         stages=stages,
         mesh=parts.mesh,

@@ -102,7 +102,7 @@ def template_set(
             points, weights = _landmarks_of(file, listed.names)
         folder = pathlib.Path(str(path), str(images))
         points = points if align else None
-        read = loose_images(folder, listed.names, image_shape, landmarks=points)
+        loose = loose_images(folder, listed.names, image_shape, landmarks=points)
         ids = Templates(None, np.unique(listed.template_ids))
         scores = []
         if pairs is not None:
@@ -128,7 +128,7 @@ def template_set(
         found = aggregate_templates(weighed, listed.template_ids, listed.media_ids)
         return {name: value for score in scores for name, value in score(found).items()}
 
-    return JudgedFiles(read, len(listed.names), flip, metrics)
+    return JudgedFiles(loose.read, len(listed.names), flip, metrics, loose.passed_over)
 
 
 def _landmarks_of(file: pathlib.Path, names: tuple[str, ...]):

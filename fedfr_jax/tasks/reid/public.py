@@ -54,6 +54,8 @@ def public_of(settings: Mapping, source: Source) -> tuple[Source, np.ndarray | N
         source, rows = kept_back(source, public.share, rng)
     else:
         given = open_data(public.source)
+        both = filter(None, (source.passed_over, given.passed_over))
+        source = source._replace(passed_over="\n".join(both))
         rows = np.arange(len(given.labels))
     if given.image_shape != source.image_shape or not len(rows):
         raise ValueError(
@@ -74,11 +76,9 @@ def kept_back(
     is_public = (source.roles == TRAIN) & np.isin(source.labels, chosen)
     is_kept = ~is_public
     rows = np.flatnonzero(is_kept)
-    kept = Source(
+    kept = source._replace(
         read=lambda of: source.read(rows[of]),
         labels=source.labels[rows],
-        names=source.names,
-        image_shape=source.image_shape,
         cameras=source.cameras[rows],
         roles=source.roles[rows],
     )

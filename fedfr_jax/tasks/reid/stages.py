@@ -15,7 +15,7 @@ from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
 from fedfr_jax.schema import call
 from fedfr_jax.stream import Stream, stream
 from fedfr_jax.tasks import rows
-from fedfr_jax.tasks.data import feed_of, open_data, streams
+from fedfr_jax.tasks.data import feed_of, open_data, reported, streams
 from fedfr_jax.tasks.reid import colours
 from fedfr_jax.tasks.reid.data import ReidSplit, split_of
 from fedfr_jax.tasks.reid.judge import Judge
@@ -76,8 +76,7 @@ def reid(settings: Mapping) -> Experiment:
             dataset=train,
             population=population_of(split),
             evaluators=evaluators,
-            facts=facts,
-            text=format_report(facts),
+            **reported(facts, format_report(facts), source.passed_over),
         ),
         stages={k: stage_of(of, train, parts) for k, of in trainers.items()},
         mesh=mesh,

@@ -1,0 +1,105 @@
+"""Members of a zip archive, by the names that they would have unpacked."""
+
+import os
+import pathlib
+import zipfile
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fedfr_jax.data.sources.npz import DAMAGED
+from fedfr_jax.data.sources.sizes import MOST_IMAGE
+from fedfr_jax.limits import check_bytes
+
+
+class ZipFiles(NamedTuple):
+    """The members of an archive."""
+
+    names: list[str]  # as an unpacked archive would have them; of folders with a "/"
+    read: Callable[[str], bytes]
+    confirm: Callable[[str], None]  # that a member has its name in its own header too
+
+
+def open_zip(path: pathlib.Path) -> ZipFiles:
+    """List a .zip.
+
+    Raises:
+      ValueError: naming the archive, when it is none, is damaged, or has a member twice
+        or outside of itself.
+    """
+    try:
+        archive = zipfile.ZipFile(path)
+        count = _count_of_end(path)
+    except DAMAGED as error:
+        raise ValueError(
+            f"{path} must be a whole zip archive, got {error}: copy it again."
+        ) from error
+
+    listed = archive.infolist()
+    if count not in (len(listed) % 2**16, 2**16 - 1):  # the latter where it is longer
+        raise ValueError(
+            f"{path} must list {count} files, as its end says, got {len(listed)}: copy "
+            "it again."
+        )
+    members = _by_name(path, listed)
+
+    def confirm(name):  # by its own header
+        try:
+            archive.open(members[name]).close()
+        except DAMAGED as error:
+            raise ValueError(
+                f"{path} must be a whole zip archive, got {error}: copy it again."
+            ) from error
+
+    def read(name):
+        member = members[name]
+        check_bytes(member.file_size, f"{name} in {path}", MOST_IMAGE)
+        try:
+            return archive.read(member)
+        except DAMAGED as error:
+            raise ValueError(
+                f"{name} in {path} must be readable, got {error}: "
+                "copy or make the archive again."
+            ) from error
+
+    return ZipFiles(list(members), read, confirm)
+
+
+def _by_name(path, listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
+    """{name: member}, by the names that an unpacked archive would have."""
+    members = {}
+    for member in listed:
+        name = _unpacked(path, _with_slashes(member))
+        if name in members:
+            raise ValueError(
+                f"{path} must hold each file once, got {members[name].filename} and "
+                f"{member.filename}."
+            )
+        members[name] = member
+    return members
+
+
+def _with_slashes(member: zipfile.ZipInfo) -> str:
+    """Its name with forward slashes: some archives of Windows have others."""
+    is_of_windows = member.create_system == 0
+    return member.filename.replace("\\", "/") if is_of_windows else member.filename
+
+
+def _unpacked(path, name: str) -> str:
+    """The name of a member in one spelling: `a//b` and `./a/b` are `a/b`."""
+    *folders, last = name.split("/")
+    if name.startswith("/") or ".." in (*folders, last):
+        raise ValueError(
+            f"{path} must hold relative paths without .., got {name}: make the archive "
+            "again."
+        )
+    return "/".join([*(part for part in folders if part not in ("", ".")), last])
+
+
+def _count_of_end(path):
+    """How many files a zip has, by the record at its end, which zipfile passes over."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 2**16 - 22, 0))  # the record has a comment
+        end = file.read()
+    place = end.rindex(b"PK\5\6")
+    return int.from_bytes(end[place + 10 : place + 12], "little")
