@@ -285,7 +285,7 @@ def test_a_pipe_in_a_set_is_refused_and_not_waited_for(tmp_path):
         ([0, 1, 3], ["a", "b", "c"], "labels.npy must hold numbers of the 3 names"),
         ([0, -1, 2], ["a", "b", "c"], "labels.npy must hold .* got -1 to 2"),
         ([0.0, 1.0, 2.0], ["a", "b", "c"], "labels.npy must hold whole numbers"),
-        ([0, 1, 2], {"a": 1, "b": 2, "c": 3}, "names.json must hold"),
+        ([0, 1, 2], {"a": 1, "b": 2, "c": 3}, "names.json must be a JSON list"),
         ([0, 1, 2], [1, 2, 3], "names.json must hold names, got .1, 2, 3."),
     ],
 )

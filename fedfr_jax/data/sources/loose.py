@@ -14,6 +14,7 @@ from fedfr_jax.data.sources.images import (
     plan_alignment,
     reader,
 )
+from fedfr_jax.text import composed
 
 
 class Loose(NamedTuple):
@@ -46,7 +47,7 @@ def loose_images(
     """
     size, channels = image_shape[:2], check_channels(image_shape[2])
     files = open_files(path)
-    known = set(files.names)
+    names, known = [composed(name) for name in names], set(files.names)
     missing = [name for name in names if name not in known]
     if missing:
         raise ValueError(
