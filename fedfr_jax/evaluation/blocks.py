@@ -92,7 +92,7 @@ def _kinds(is_mated, is_valid):
 
 @functools.partial(jax.jit, static_argnames=("num_columns", "negatives"))
 def _pair_block(
-    features, labels, is_row, rows, start, *, num_columns, negatives
+    features, labels, is_row, rows, start, *, num_columns, negatives=ALL
 ) -> Block:
     """Rows [R] (-1 is padding) against the window of columns at `start`."""
     columns, is_new = _window(start, num_columns, features.shape[0])
