@@ -461,7 +461,7 @@ def test_images_that_a_list_does_not_name_are_counted(tmp_path):
     fill(tmp_path, {f"{name}.png": picture(i) for i, name in enumerate("abcd")})
     (tmp_path / "pairs.csv").write_text("a.png,c.png,1\n")
     source = listed_pairs(tmp_path, pairs="pairs.csv", image_size=4)
-    unused = "2 images that the set does not use (first b.png)"
+    unused = "2 of the images (first b.png)"
     others = "1 .csv (first pairs.csv)"
     assert source.passed_over == f"passed over in {tmp_path}: {unused}, {others}"
     both = join_sources({"x": source, "y": source._replace(passed_over="")})

@@ -20,7 +20,7 @@ IMAGE_SUFFIXES += [".tiff", ".webp"]
 # Folders that systems put beside people's: thumbnails of a network storage, resource
 # forks of a Mac's archive, bins.
 SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "$RECYCLE.BIN")
-NOT_READ = "images that the set does not use"
+NOT_READ = "of the images"
 
 
 class Files(NamedTuple):

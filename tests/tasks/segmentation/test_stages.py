@@ -1,6 +1,8 @@
 """A small experiment from a config: what it trains, shows, and refuses."""
 
 import json
+import shutil
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +60,20 @@ def test_every_row_learns_and_is_judged_where_it_has_a_network(finished):
     assert again == found
     rows = (folder / "fedavg" / "metrics.jsonl").read_text().splitlines()
     assert "generic/mIoU" in json.loads(rows[-1]) and "iou/red" not in rows[-1]
+
+
+def test_a_run_says_which_files_of_its_data_it_does_not_read(config, tmp_path):
+    given = config()
+    path = shutil.copy(given["data"]["path"], tmp_path / "more.zip")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("images/notes", b"of nobody")
+        archive.writestr("other/x.png", b"unread")
+    given["data"]["path"] = str(path)
+    task = build(given).task
+    said = f"passed over in {path}: 1 of the images (first "
+    said += "other/x.png), 1 without a suffix (first images/notes)"
+    assert task.text.endswith(f"\n{said}") and task.facts["passed_over"] == [said]
+    assert "passed_over" not in build(config()).task.facts
 
 
 def test_pictures_of_every_row_are_drawn(finished):
