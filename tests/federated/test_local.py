@@ -166,10 +166,11 @@ def test_an_optimizer_with_its_own_rate_equals_a_plain_loop(name):
     assert_rounds_equal(end, plain_loop_of_one(lambda round, epoch: optimizer))
 
 
-def test_a_schedule_of_optax_counts_a_rounds_steps():
+def test_a_schedule_of_optax_is_asked_for_a_round_as_the_function_says():
     schedule = optax.exponential_decay(RATE, 1, 0.5)
-    end = train(fedavg(Local(toys.loss_fn, optax.sgd(schedule))))
-    at = lambda round, epoch: optax.sgd(schedule(jnp.int32(epoch)))
+    rate = lambda round, epoch: schedule(round + epoch)
+    end = train(fedavg(Local(toys.loss_fn, optax.sgd, rate)))
+    at = lambda round, epoch: optax.sgd(schedule(jnp.int32(round + epoch)))
     assert_rounds_equal(end, plain_loop_of_one(at))
 
 
