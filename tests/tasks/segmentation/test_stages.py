@@ -306,7 +306,7 @@ SECTIONS = [
     ({"evaluation": {"fars": 1}}, "evaluation must have keys of"),
     ({"pretrain": {"epochs": 1}}, r"pretrain must be empty .*got \['epochs'\]"),
     ({"federation": {"cohort_size": 4}}, r"federation.cohort_size must lie in \[0, 3"),
-    ({"data": {"classes": ["red", "green"]}}, r"in \[0, 1\] or void \[255\], got 2"),
+    ({"data": {"classes": ["red", "green"]}}, r"classes 0 to 1 or void \[255\], got 2"),
 ]
 
 
