@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedfr_jax.data.sources.index_cache import ReadOnly
 from fedfr_jax.data.sources.recordio import (
     label_vectors,
     recordio,
@@ -220,7 +221,7 @@ def test_the_cache_is_used_until_the_rec_changes(tmp_path):
     assert recordio(tmp_path, cache=cache).labels.tolist() == [1, 0]
     write_recordio(tmp_path / "train.rec", [Record(c, jpeg(c)) for c in (1, 0, 1)])
     assert recordio(tmp_path, cache=cache).labels.tolist() == [1, 0, 1]
-    cache.write_bytes(b"cut")
+    cache.write_bytes(cache.read_bytes()[:-99])
     assert recordio(tmp_path, cache=cache).labels.tolist() == [1, 0, 1]
     with np.load(cache) as arrays:
         rows = dict(arrays)
@@ -230,6 +231,27 @@ def test_the_cache_is_used_until_the_rec_changes(tmp_path):
     np.savez(cache, **{**rows, "offsets": rows["offsets"][[1, 0, 2]]})
     with pytest.raises(ValueError, match="train.rec record 0 must .*got the record"):
         recordio(tmp_path, cache=cache).read(np.array([1, 0]))
+
+
+@pytest.mark.parametrize("content", [b"", b"a diary", b"PK and more"])
+def test_a_file_that_is_no_cache_stays_as_it_is(tmp_path, content):
+    write_recordio(tmp_path / "train.rec", [Record(c, jpeg(c)) for c in (0, 1)])
+    (tmp_path / "mine").write_bytes(content)
+    with pytest.raises(ValueError, match="mine must be a new file or one that a cache"):
+        recordio(tmp_path, cache=tmp_path / "mine")
+    np.savez(tmp_path / "mine.npz", images=np.zeros(3))
+    kept = (tmp_path / "mine.npz").read_bytes()
+    with pytest.raises(ValueError, match="mine.npz must be a new file"):
+        recordio(tmp_path, cache=tmp_path / "mine.npz")
+    assert (tmp_path / "mine").read_bytes() == content
+    assert (tmp_path / "mine.npz").read_bytes() == kept
+
+
+def test_a_cache_that_is_only_read_is_not_written(tmp_path):
+    write_recordio(tmp_path / "train.rec", [Record(c, jpeg(c)) for c in (0, 1)])
+    cache = ReadOnly(tmp_path / "index.npz")
+    assert recordio(tmp_path, cache=cache).labels.tolist() == [0, 1]
+    assert not (tmp_path / "index.npz").exists()
 
 
 def shift(path, key, by):

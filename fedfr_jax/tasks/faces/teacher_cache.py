@@ -6,6 +6,7 @@ the images (with their landmarks, where a mask is drawn) and of the teacher, and
 views' settings.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.drafts import replacing
+from fedfr_jax.drafts import replacing, write_text
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
 from fedfr_jax.json_files import read_json
@@ -102,6 +103,7 @@ def write_cache(
 ) -> None:
     """Embed all images of a source in the views; whole or not at all."""
     path, model = pathlib.Path(path), teacher.model
+    _check_sidecar(path)
     feed, listed = views
     embed = lambda variables, images: model.apply(variables, images, False)[0]
     run = build_embed(embed, feed, mesh)
@@ -117,7 +119,19 @@ def write_cache(
             norms = np.maximum(np.linalg.norm(found, axis=2), 1e-12)
             file.write((found / norms[..., None]).astype("<f2").tobytes())
         about = {"views": listed, "teacher": digest_of_teacher(teacher)}
-        sidecar(path).write_text(json.dumps({"images": digest_of(source), **about}))
+        write_text(sidecar(path), json.dumps({"images": digest_of(source), **about}))
+
+
+def _check_sidecar(path: pathlib.Path) -> None:
+    """Raise ValueError for a sidecar of another cache's, which would be replaced."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        if read_json(sidecar(path)).keys() == BELONGS_TO.keys():
+            return
+    if sidecar(path).exists():
+        raise ValueError(
+            f"distill.cache must be a new file, but {sidecar(path)} exists and is no "
+            "cache's. Name another file."
+        )
 
 
 def sidecar(path: pathlib.Path) -> pathlib.Path:

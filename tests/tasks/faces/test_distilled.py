@@ -244,6 +244,16 @@ def test_a_cache_of_other_images_or_sizes_is_refused(cache, tmp_path):
         kept.views_of(Training(augment=("face_mask",)), "same")
 
 
+def test_a_file_beside_a_new_cache_stays_as_it_is(tmp_path):
+    mine = tmp_path / "settings.json"
+    for text in ("a diary", '{"images": 1}'):
+        mine.write_text(text)
+        with pytest.raises(ValueError, match="settings.json exists and is no cache's"):
+            write = kept.write_cache
+            write(tmp_path / "settings", faces(), told().teacher, views(), make_mesh(1))
+        assert mine.read_text() == text
+
+
 def test_a_cache_of_another_teacher_or_of_other_masks_is_refused(cache):
     often = views(probability=0.1, surface=1.0)  # the same masks, less often
     kept.read_cache(cache, faces(), linear(), often, told().teacher)
