@@ -15,6 +15,7 @@ from collections.abc import MutableMapping
 HEARTBEAT, STARTUP = 60, 900  # seconds
 TERMINAL = (signal.SIGINT, signal.SIGHUP)  # what it sends to a launcher's children too
 WATCHED = "FEDFR_ENDS_WITH_INPUT"  # set for the processes of `launch`
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DEVICES_FLAG = "--xla_force_host_platform_device_count"
 CLUSTER = (
     "in a cluster that JAX knows, set up as docs/clusters.md says (on plain hosts give "
@@ -63,6 +64,7 @@ def join(
     try:
         jax.distributed.initialize(
             *given,
+            coordinator_bind_address=_bind_address(coordinator),
             cluster_detection_method="deactivate" if coordinator else None,
             initialization_timeout=STARTUP,
             heartbeat_timeout_seconds=HEARTBEAT,
@@ -72,6 +74,13 @@ def join(
         raise ValueError(
             f"the processes must meet {where}, got {type(error).__name__}: {error}"
         ) from error
+
+
+def _bind_address(coordinator: str | None) -> str | None:
+    """Where process 0 listens: on this machine alone for a loopback address, which is
+    all that processes of one machine need; None for JAX's default, every interface."""
+    host = (coordinator or "").rpartition(":")[0]
+    return coordinator if host in LOOPBACK else None
 
 
 def use_every_core(

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
         [sys.executable, "-m", "fedfr_jax", *words],
         range(first, first + values.processes),
         total=values.hosts * values.processes,
-        coordinator=values.coordinator or f"localhost:{free_port()}",
+        coordinator=values.coordinator or f"127.0.0.1:{free_port()}",
         typed=["launch", *argv],
     )
 

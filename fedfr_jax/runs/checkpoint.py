@@ -80,7 +80,7 @@ class Checkpointer:
 
     def steps(self) -> tuple[int, ...]:
         """Numbers of all whole checkpoints, ascending."""
-        return tuple(sorted(self._manager.all_steps()))
+        return tuple(sorted(map(int, self._manager.all_steps())))
 
     def save(self, step: int, state: PyTree) -> None:
         """Write `state` as checkpoint `step`, replacing nothing until it is whole.

@@ -113,6 +113,12 @@ from fedfr_jax.runs.checkpoint import Checkpointer
 here = mesh.replicated(mesh.make_mesh())
 state = lambda x: mesh.put({"w": np.full(3, x, np.float32)}, here)
 folder = pathlib.Path(given["workdir"])
+port = f":{int(given['coordinator'].rpartition(':')[2]):04X}"
+tables = [pathlib.Path("/proc/net", x).read_text() for x in ("tcp", "tcp6")]
+lines = [line.split() for line in "\\n".join(tables).split("\\n") if " 0A " in line]
+listens = [line[1].removesuffix(port) for line in lines if line[1].endswith(port)]
+if jax.process_index() == 0:
+    (folder / "listens.txt").write_text(" ".join(listens))
 checkpointer = Checkpointer(folder / "checkpoints")
 for step in (1, 2):
     checkpointer.save(step, state(step))
@@ -129,9 +135,12 @@ says = f"{step} {mesh.fetch(got)['w'].tolist()} {checkpointer.steps()}"
 
 
 def test_a_checkpoint_that_one_process_cannot_read_is_nobodys(tmp_path):
+    """And process 0 listens on this machine alone."""
     command = [sys.executable, "-c", READER, f"--workdir={tmp_path}"]
-    coordinator = f"localhost:{launch.free_port()}"
+    coordinator = f"127.0.0.1:{launch.free_port()}"
     launch.launch(command, range(2), total=2, coordinator=coordinator)
+    loopback = {"0100007F", f"{0:016X}FFFF00000100007F", f"{0:024X}01000000"}
+    assert loopback >= {*(tmp_path / "listens.txt").read_text().split()} > set()
     for i in range(2):
         assert (tmp_path / f"{i}.txt").read_text() == "1 [1.0, 1.0, 1.0] (1,)"
 
@@ -211,6 +220,25 @@ def test_one_of_several_hosts_stops_its_own_processes_only():
 def test_launch_refuses_what_it_cannot_start(words, message):
     with pytest.raises(ValueError, match=message):
         launch.main(words)
+
+
+@pytest.mark.parametrize(
+    "coordinator, bound",
+    [("127.0.0.1:7", "127.0.0.1:7"), ("localhost:7", "localhost:7"), ("host0:7", None)],
+)
+def test_one_machines_coordinator_listens_on_loopback(coordinator, bound, monkeypatch):
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **x: calls.append(x))
+    is_async = jax.config.read("jax_cpu_enable_async_dispatch")
+    try:
+        processes.join(coordinator, 2, 0)
+    finally:
+        jax.config.update("jax_cpu_enable_async_dispatch", is_async)
+    assert calls[0]["coordinator_bind_address"] == bound
+    started = []
+    monkeypatch.setattr(launch, "launch", lambda *_, **x: started.append(x))
+    launch.main(["train"])
+    assert started[0]["coordinator"].startswith("127.0.0.1:")
 
 
 def test_join_wants_all_places_or_none():
