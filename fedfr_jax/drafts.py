@@ -1,6 +1,7 @@
 """Files that are put in place whole: written aside, then renamed."""
 
 import contextlib
+import fcntl
 import os
 import pathlib
 from collections.abc import Iterator
@@ -36,3 +37,14 @@ def write_text(path: str | os.PathLike, text: str, *, by: str = "") -> None:
     """Write a file of UTF-8 as `replacing` does."""
     with replacing(path, by=by) as file:
         file.write(text.encode())
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike) -> Iterator[None]:
+    """Let one process at a time change the file `path`: the others wait. Makes the
+    folder, and beside the file a hidden one that stays."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

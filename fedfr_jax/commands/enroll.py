@@ -29,14 +29,14 @@ def main(argv: list[str]) -> None:
     values = parse_flags(parser, argv)
     path = pathlib.Path(named(values.gallery, "gallery", parser.prog))
     network = network_of(values, parser.prog)
-    from fedfr_jax.deploy.gallery import enrolled, read_gallery, write_gallery
+    from fedfr_jax.deploy.gallery import check_network, enroll, read_gallery
 
-    before = read_gallery(path) if path.exists() else None
+    if path.exists():
+        check_network(read_gallery(path), network)
     found = pictures_of(values, network)
     is_folder = len(values.pictures) == 1 and found.names != values.pictures
     people = people_of(found.names, is_folder)
-    gallery = enrolled(network, people, found.embedded(network), before)
-    write_gallery(gallery, path)
+    gallery = enroll(network, people, found.embedded(network), path)
     names = sorted({*people})
     shown = ", ".join(map(printable, names[:5])) + (", ..." if names[5:] else "")
     total = len(gallery.names)

@@ -1,6 +1,7 @@
 """Flags of the commands that use a trained network: which one, on which pictures."""
 
 import argparse
+import math
 
 from fedfr_jax.commands.flags import Parser, count
 from fedfr_jax.text import printable
@@ -80,6 +81,8 @@ def pictures_of(values: argparse.Namespace, network):
 def threshold_of(values: argparse.Namespace, calibration: str) -> float:
     """--threshold, else that of --far."""
     if values.threshold is not None:
+        if not math.isfinite(values.threshold):
+            raise ValueError(f"--threshold must be a number, got {values.threshold}.")
         return values.threshold
     from fedfr_jax.deploy.calibration import threshold
 

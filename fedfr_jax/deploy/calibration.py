@@ -10,6 +10,11 @@ from collections.abc import Callable
 import numpy as np
 
 from fedfr_jax.evaluation.verification import Roc, threshold_at
+from fedfr_jax.json_files import parse_json
+from fedfr_jax.schema import naming
+
+CURVE = "calibration"  # in galleries and files of weights
+MOST = 1.01  # of a cosine, with its rounding
 
 
 def text_of(roc: Callable[[], Roc | None] | None) -> str:
@@ -21,10 +26,30 @@ def text_of(roc: Callable[[], Roc | None] | None) -> str:
 
 
 def curve_of(text: str) -> Roc | None:
-    """The curve out of JSON."""
+    """The curve out of JSON.
+
+    Raises:
+      ValueError: for what is no curve with cosines as thresholds.
+    """
     if not text:
         return None
-    return Roc(**{k: np.asarray(v) for k, v in json.loads(text).items()})
+    with naming(CURVE):
+        found = parse_json(text, CURVE).items()
+        curve = Roc(**{k: np.asarray(v, float) for k, v in found})
+        _check(curve)
+    return curve
+
+
+def _check(curve: Roc) -> None:
+    points = {x.shape for x in (curve.far, curve.tar, curve.thresholds)}
+    is_finite = all(np.isfinite(x).all() for x in curve)
+    if len(points) != 1 or not is_finite or not curve.far.size:
+        raise ValueError(f"{CURVE} must have finite rates and cosines, got {points}.")
+    if np.abs(curve.thresholds).max() > MOST or (np.diff(curve.far) < 0).any():
+        raise ValueError(
+            f"{CURVE} must have cosines in [-1, 1] at ascending rates, got up to "
+            f"{np.abs(curve.thresholds).max():g}."
+        )
 
 
 def threshold(text: str, far: float) -> float:

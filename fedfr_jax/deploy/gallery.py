@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.deploy.calibration import text_of
+from fedfr_jax.deploy.calibration import curve_of, text_of
 from fedfr_jax.deploy.network import Network
-from fedfr_jax.drafts import replacing
+from fedfr_jax.drafts import locked, replacing
+from fedfr_jax.limits import check_archive
 from fedfr_jax.schema import naming
 
 BLOCK = 1 << 24  # cosines at once
+UNIT = 1e-3  # how far from 1 the length of a vector may be
 FIELDS = {"names", "features", "fingerprint", "calibration"}
 
 
@@ -54,9 +56,19 @@ def enrolled(
 
 
 def unit(x: np.ndarray) -> np.ndarray:
-    """Rows [n, D] at length 1; a zero stays."""
+    """Rows [n, D] at length 1.
+
+    Raises:
+      ValueError: for a row without a direction.
+    """
     length = np.linalg.norm(x, axis=1, keepdims=True)
-    return x / np.where(length > 0, length, 1)
+    if not (np.isfinite(length) & (length > 0)).all():
+        bad = length[~(np.isfinite(length) & (length > 0))][0]
+        raise ValueError(
+            f"embeddings must have a finite length above 0, got {bad:g}: the network "
+            "did not train well, or is damaged."
+        )
+    return x / length
 
 
 def search(
@@ -118,6 +130,23 @@ def check_network(gallery: Gallery, network: Network) -> None:
         )
 
 
+def enroll(
+    network: Network,
+    names: Sequence[str],
+    features: np.ndarray,
+    path: str | os.PathLike,
+) -> Gallery:
+    """Add people to the gallery file `path`, or make it; the whole gallery.
+
+    Two processes may enroll into one file: each adds to what the other has written.
+    """
+    with locked(path):
+        before = read_gallery(path) if os.path.exists(path) else None
+        gallery = enrolled(network, names, features, before)
+        write_gallery(gallery, path)
+    return gallery
+
+
 def write_gallery(gallery: Gallery, path: str | os.PathLike) -> None:
     """Write a .npz, replacing the one before when it is whole."""
     with replacing(path) as file:
@@ -128,16 +157,24 @@ def read_gallery(path: str | os.PathLike) -> Gallery:
     """A gallery out of its file.
 
     Raises:
-      ValueError: when the file is none.
+      ValueError: when the file is none, or its vectors are not of unit length.
     """
+    check_archive(path)
     with naming(path), np.load(path, allow_pickle=False) as file:
         if {*file.files} != FIELDS:
             raise ValueError(f"gallery must hold {sorted(FIELDS)}, got {file.files}.")
         names, features = file["names"], file["features"]
-        if features.ndim != 2 or len(names) != len(features) or not len(names):
+        if features.ndim != 2 or names.shape != (len(features),) or not len(names):
             raise ValueError(
-                f"gallery must have a vector for each of {len(names)} names, got "
+                f"gallery must have a vector for each of {names.shape} names, got "
                 f"{features.shape}."
             )
-        text = [str(file[name]) for name in ("fingerprint", "calibration")]
-        return Gallery(names, features, *text)
+        text = [str(file[name].item()) for name in ("fingerprint", "calibration")]
+        curve_of(text[1])
+        lengths = np.linalg.norm(features.astype(np.float32), axis=1)
+        if not (is_one := np.abs(lengths - 1) <= UNIT).all():  # NaN is not either
+            raise ValueError(
+                "gallery must have vectors of length 1, got one of length "
+                f"{lengths[~is_one][0]:g} for {str(names[~is_one][0])!r}: enroll again."
+            )
+        return Gallery(names.astype(str), features, *text)
