@@ -25,6 +25,7 @@ from fedfr_jax.tasks.options import (
     local_of,
 )
 from fedfr_jax.tasks.row_keys import OWN, Start, composed, own_of
+from fedfr_jax.tasks.start_weights import initialized
 from fedfr_jax.types import Central, Dataset, Federated, Model, PyTree, Stage
 
 # Of faces only.
@@ -85,10 +86,12 @@ def given(
     )
 
 
-def check_no_pretraining(settings: Mapping) -> None:
-    """Raise ValueError for a config whose section `pretrain` is not empty."""
-    if keys := sorted(settings.get("pretrain") or ()):
-        raise ValueError(f"config.pretrain must be empty with this task, got {keys}.")
+def started(of: Given, settings: Mapping) -> Given:
+    """`of` whose first network begins with the weights of config.pretrain.init."""
+    if not settings.get("pretrain"):
+        return of
+    first = initialized(of.first(), settings)
+    return of._replace(first=lambda: first)
 
 
 def trainers_and_given(
@@ -102,13 +105,14 @@ def trainers_and_given(
       network: the section `model`.
       given_of: such a section -> Given.
     """
-    methods, of = settings["methods"], given_of(network)
+    methods, of = settings["methods"], started(given_of(network), settings)
     trainers = trainers_of(methods, of)
     if Federation(**settings["federation"]).lanes == AUTO:
         others = other_implementations(network)
         networks = {name: {**network, "implementation": name} for name in others}
         implementations = {
-            k: trainers_of(methods, given_of(x)) for k, x in networks.items()
+            k: trainers_of(methods, started(given_of(x), settings))
+            for k, x in networks.items()
         }
         trainers = with_implementations(trainers, implementations)
     return trainers, of

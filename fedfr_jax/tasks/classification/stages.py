@@ -19,6 +19,7 @@ from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
 from fedfr_jax.tasks.data import feed_of, open_data, reported, streams
 from fedfr_jax.tasks.network import network_of
 from fedfr_jax.tasks.rows import Given
+from fedfr_jax.tasks.start_weights import check_pretrain
 from fedfr_jax.types import Central, Experiment, Federated, Model, Source, Task
 
 
@@ -34,7 +35,7 @@ def classification(settings: Mapping) -> Experiment:
       ValueError: for anything wrong in the config or the data.
     """
     federation = call("federation", Federation, settings["federation"])
-    rows.check_no_pretraining(settings)
+    check_pretrain(settings)
     source = open_data(settings["data"])
     parts, unseen = parts_of(settings["partition"], source)
     num_clients = len(parts.train_offsets) - 1

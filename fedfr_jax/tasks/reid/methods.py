@@ -91,8 +91,9 @@ def trainers_of(settings: Mapping, parts: Parts) -> dict[str, Federated | Centra
     network = with_name("reid", settings["model"])
 
     def made(network):
-        clients = given_of(network, parts, int(parts.split.num_classes.max()))
-        everybody = given_of(network, parts, int(parts.people.max()) + 1)
+        of = lambda classes: rows.started(given_of(network, parts, classes), settings)
+        clients = of(int(parts.split.num_classes.max()))
+        everybody = of(int(parts.people.max()) + 1)
         return {
             name: trainer_of(name, options, clients, everybody, parts)
             for name, options in settings["methods"].items()

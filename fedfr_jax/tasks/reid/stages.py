@@ -30,6 +30,7 @@ from fedfr_jax.tasks.reid.methods import Parts, clients_model, trainers_of
 from fedfr_jax.tasks.reid.pictures import pictures
 from fedfr_jax.tasks.reid.public import public_of, shared_of
 from fedfr_jax.tasks.reid.report import format_report, report
+from fedfr_jax.tasks.start_weights import check_pretrain
 from fedfr_jax.types import (
     Augment,
     Central,
@@ -53,7 +54,7 @@ def reid(settings: Mapping) -> Experiment:
       ValueError: for anything wrong in the config or the data.
     """
     federation = call("federation", Federation, settings["federation"])
-    rows.check_no_pretraining(settings)
+    check_pretrain(settings)
     evaluating = evaluation_of(settings["evaluation"])
     scenario = dict(settings["partition"])
     public = scenario.pop("public", {})

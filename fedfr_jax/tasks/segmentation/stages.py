@@ -29,6 +29,7 @@ from fedfr_jax.tasks.rows import Given
 from fedfr_jax.tasks.segmentation.judge import Judge, Judged
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.pictures import palette, pictures
+from fedfr_jax.tasks.start_weights import check_pretrain
 from fedfr_jax.tasks.targets import with_target
 from fedfr_jax.types import (
     Central,
@@ -63,7 +64,7 @@ def segmentation(settings: Mapping) -> Experiment:
       ValueError: for anything wrong in the config or the data.
     """
     federation = call("federation", Federation, settings["federation"])
-    rows.check_no_pretraining(settings)
+    check_pretrain(settings)
     evaluating = evaluation_of(settings["evaluation"])
     source = masked(open_data(settings["data"]), settings["data"])
     parts, _ = split_classes(settings["partition"], source)

@@ -9,6 +9,7 @@ import pytest
 
 from fedfr_jax.build import build
 from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.deploy.convert import convert
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.cdw import cosine_distance
 from fedfr_jax.models import MODELS
@@ -111,14 +112,14 @@ def test_clients_keep_their_classifier_and_merged_training_has_everybodys():
     jax.tree.map(same, first["stem"], of_clients["stem"])  # all start alike
 
 
-def test_a_pth_of_torchvision_is_where_every_row_starts(tmp_path):
+def test_a_resnet_of_torchvision_is_where_every_row_starts(tmp_path):
     shape = SOURCES["crossed"]().image_shape
     trunk = {k: v for k, v in MODEL.items() if k not in ("bottleneck", "dropout")}
     resnet = {**trunk, "num_classes": 5}
     variables = MODELS["resnet"](shape, **resnet).init(jax.random.key(7))
     tensors = to_torch("resnet", variables, shape, **resnet)
     tensors["bn1.num_batches_tracked"] = np.int64(3)
-    path = tmp_path / "resnet.pth"
+    path = tmp_path / "resnet.npz"
     write_weights(path, tensors)
     methods = {name: ROWS[name] for name in ("fedpav", "merged")}
     methods["fedpav"] = {**RATE, **methods["fedpav"]}
@@ -130,8 +131,32 @@ def test_a_pth_of_torchvision_is_where_every_row_starts(tmp_path):
         for part in ("stem", "stage1"):
             jax.tree.map(same, start["params"][part], variables["params"][part])
     write_weights(path, {"conv1.weight": np.zeros(3, np.float32)})
-    with pytest.raises(ValueError, match="resnet.pth: .*missing: bn1.bias"):
+    with pytest.raises(ValueError, match="resnet.npz: .*missing: bn1.bias"):
         build(config(model=model, methods=methods))
+
+
+def test_every_row_starts_from_weights_that_convert_wrote(tmp_path):
+    shape = SOURCES["crossed"]().image_shape
+    trunk = {k: v for k, v in MODEL.items() if k not in ("bottleneck", "dropout")}
+    resnet = {**trunk, "num_classes": 5}
+    variables = MODELS["resnet"](shape, **resnet).init(jax.random.key(7))
+    path = tmp_path / "resnet.npz"
+    write_weights(path, to_torch("resnet", variables, shape, **resnet))
+    says = convert(path, tmp_path / "ours.safetensors")
+    assert "'resnet'" in says and "num_classes" not in says
+    methods = {name: ROWS[name] for name in ("fedpav", "merged")}
+    methods["fedpav"] = {**RATE, **methods["fedpav"]}
+    same = lambda a, b: np.testing.assert_array_equal(a, b)
+    for init in (path, tmp_path / "ours.safetensors"):
+        built = build(config(pretrain={"init": str(init)}, methods=methods)).stages
+        trainers = built["fedpav"].trainer, built["merged"].trainer
+        for start in (trainers[0].start(None), trainers[1].init(None)):
+            for part in ("stem", "stage1"):
+                jax.tree.map(same, start["params"][part], variables["params"][part])
+                found = start["batch_stats"][part]
+                jax.tree.map(same, found, variables["batch_stats"][part])
+    with pytest.raises(ValueError, match="config.pretrain must have keys of .'init'."):
+        build(config(pretrain={"epochs": 1}, methods=methods))
 
 
 def test_balanced_batches_are_listed_for_every_epoch_of_a_row():

@@ -304,7 +304,7 @@ SECTIONS = [
         r"evaluation.batch_size must lie in \[1, 65536\]",
     ),
     ({"evaluation": {"fars": 1}}, "evaluation must have keys of"),
-    ({"pretrain": {"epochs": 1}}, r"pretrain must be empty .*got \['epochs'\]"),
+    ({"pretrain": {"epochs": 1}}, "pretrain must have keys of .*got 'epochs'"),
     ({"federation": {"cohort_size": 4}}, r"federation.cohort_size must lie in \[0, 3"),
     ({"data": {"classes": ["red", "green"]}}, r"classes 0 to 1 or void \[255\], got 2"),
 ]

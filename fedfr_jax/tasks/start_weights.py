@@ -1,0 +1,96 @@
+"""Initial weights of classification, re-identification and segmentation.
+
+config.pretrain.init names a file or another run. Modules with its names ("stem",
+"stage1", ...) begin with its weights; those that it lacks, or whose last layer is for
+other classes, begin as without it, and those that it has more are left out.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
+from fedfr_jax.models.foreign import network_of, variables_of
+from fedfr_jax.models.weights import Weights, read_weights
+from fedfr_jax.schema import check_keys, naming
+from fedfr_jax.stacks import laid_out, named
+from fedfr_jax.types import PyTree
+
+SECTION = "config.pretrain"
+TRUNK = ("stem", "stage")  # modules that must fit where both networks have them
+
+
+def check_pretrain(settings: Mapping) -> None:
+    """Raise ValueError for a config whose section `pretrain` has more than `init`."""
+    check_keys(SECTION, settings.get("pretrain") or {}, ("init",))
+
+
+def initialized(variables: PyTree, settings: Mapping) -> PyTree:
+    """A network's variables, of whose modules those of `pretrain.init` are replaced.
+
+    Raises:
+      ValueError: for weights that share no module with the network, or a module only
+        in parts: names the leaf.
+    """
+    init = (settings.get("pretrain") or {}).get("init")
+    if init is None:
+        return variables
+    with naming(f"{SECTION}.init"):
+        weights = init if isinstance(init, Weights) else read_weights(init)
+        return with_modules(variables, own_names(weights))
+
+
+def own_names(weights: Weights) -> dict[str, np.ndarray]:
+    """Arrays by names such as params/stem/conv/kernel, of PyTorch's names too."""
+    if any(name.startswith("params/") for name in weights.arrays):
+        return weights.arrays
+    return _leaves(named(variables_of(weights, *network_of(weights))))
+
+
+def with_modules(variables: PyTree, arrays: Mapping[str, np.ndarray]) -> PyTree:
+    """See `initialized`.
+
+    Args:
+      arrays: by our names, see `own_names`.
+    """
+    blocks = named(variables)
+    wanted, fits = _leaves(blocks), {}
+    for name, leaf in wanted.items():
+        is_same = name in arrays and np.shape(arrays[name]) == leaf.shape
+        fits.setdefault(_module(name), {})[name] = is_same
+    given = {_module(name) for name in arrays}
+    is_taken = lambda module: any(fits[module].values()) or module.startswith(TRUNK)
+    taken = [module for module in fits if module in given and is_taken(module)]
+    for name in sorted({*arrays, *wanted}):
+        if _module(name) in taken and not fits[_module(name)].get(name):
+            shape = lambda of, name: np.shape(of[name]) if name in of else "absent"
+            must, found = shape(wanted, name), shape(arrays, name)
+            raise ValueError(
+                f"weights must fit the network: {name} must be {must}, got {found}."
+            )
+    if not taken:
+        raise ValueError(
+            f"weights must have modules of the network, {sorted(fits)}, got "
+            f"{sorted(given)[:9]}."
+        )
+    if meshes.is_first():
+        new = ", ".join(sorted(fits.keys() - {*taken})) or "none"
+        print(f"Initial weights of {', '.join(taken)}; new are {new}.", flush=True)
+    leaf = lambda name, x: jnp.asarray(arrays[name], x.dtype)
+    one = lambda path, x: (
+        leaf(name, x) if _module(name := trees.path_name(path)) in taken else x
+    )
+    return laid_out(jax.tree_util.tree_map_with_path(one, blocks), variables)
+
+
+def _leaves(tree: PyTree) -> dict[str, jax.Array]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {trees.path_name(path): leaf for path, leaf in leaves}
+
+
+def _module(name: str) -> str:
+    """ "stem" of params/stem/conv/kernel."""
+    return name.split("/")[1]

@@ -1,0 +1,73 @@
+"""Modules of initial weights that are taken, begin anew, or do not fit."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax import trees
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.weights import Weights
+from fedfr_jax.stacks import named
+from fedfr_jax.tasks.start_weights import check_pretrain, initialized
+
+SHAPE = (16, 16, 3)
+RESNET = {"depth": 18, "blocks": [1, 1], "widths": [4, 6], "stem": "cifar"}
+
+
+def network(seed, name="resnet", classes=5, **settings):
+    model = MODELS[name](SHAPE, num_classes=classes, **RESNET | settings)
+    return model.init(jax.random.key(seed))
+
+
+def weights(variables):
+    leaves = jax.tree_util.tree_leaves_with_path(named(variables))
+    return Weights({trees.path_name(path): np.asarray(x) for path, x in leaves}, {})
+
+
+def started(variables, init):
+    return initialized(variables, {"pretrain": {"init": weights(init)}})
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_last_layer_for_other_classes_begins_anew(capsys):
+    before, given = network(0), network(1, classes=7)
+    found = started(before, given)
+    same(found["params"]["fc"], before["params"]["fc"])
+    for part in ("stem", "stage1", "stage2"):
+        same(found["params"][part], given["params"][part])
+        same(found["batch_stats"][part], given["batch_stats"][part])
+    says = "Initial weights of stage1, stage2, stem; new are fc."
+    assert says in capsys.readouterr().out
+    same(started(before, network(2)), network(2))
+    assert initialized(before, {"pretrain": {}}) is before
+
+
+def test_a_segmenters_encoder_begins_with_a_resnet():
+    encoder = {"name": "resnet", **RESNET}
+    model = MODELS["segmenter"](SHAPE, num_classes=3, encoder=encoder, width=4)
+    before, given = model.init(jax.random.key(0)), network(1)
+    found = started(before, given)
+    same(found["params"]["stage2"], given["params"]["stage2"])
+    same(found["params"]["classifier"], before["params"]["classifier"])
+
+
+def test_weights_of_another_network_name_the_leaf():
+    with pytest.raises(ValueError, match=r"pretrain.init: .*stage1/block2.*got \(4,"):
+        started(network(0), network(1, blocks=[2, 1]))
+    with pytest.raises(ValueError, match=r"stage1/block2/.* must be \(4,.* got absent"):
+        started(network(0, blocks=[2, 1]), network(1))
+    with pytest.raises(ValueError, match=r"must fit .*stage1/.* got \("):
+        started(network(0), network(1, widths=[8, 12]))
+    other = MODELS["mlp"](SHAPE, hidden=4).init(jax.random.key(0))
+    with pytest.raises(ValueError, match="must have modules of the network, .*'stem'"):
+        started(network(0), other)
+
+
+def test_the_one_key_is_init():
+    check_pretrain({})
+    check_pretrain({"pretrain": {"init": "a.npz"}})
+    with pytest.raises(ValueError, match=r"config.pretrain must have keys .*'epochs'"):
+        check_pretrain({"pretrain": {"epochs": 1}})
