@@ -11,7 +11,7 @@ Write a trained network to a file that runs or opens without this library.
   .stablehlo     images [N, H, W, C] -> embedding [N, D], any N, for jax.export
   .safetensors   weights with what they are of: --network takes it
   .npz           the weights alone
-  .pt            a state dict with PyTorch's names
+  .pt            a state dict with PyTorch's names, where PyTorch is installed
 Images are RGB in [-1, 1]: pixel / 127.5 - 1."""
 
 

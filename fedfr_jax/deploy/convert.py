@@ -14,17 +14,21 @@ def convert(
     *,
     model: Mapping | None = None,
     image_shape: Sequence[int] | None = None,
+    key: str = "",
 ) -> str:
     """Write `source` as `target`, of any suffix of `export`; returns a line about it.
 
     Args:
       model: {"name": of MODELS, settings}; None finds it from names and shapes.
       image_shape: (H, W, C), likewise.
+      key: which weights of a file that has several, see `read_weights`.
 
     Raises:
       ValueError: for weights of an unknown network, or that do not fit: says which
         leaf.
     """
-    network = network_from(read_weights(source), source, model, image_shape)
+    network = network_from(read_weights(source, key), source, model, image_shape)
     says = export(network, target)
-    return f"{target}: {network.model}, images {network.image_shape}; {says}"
+    section = {k: v for k, v in network.model.items() if k != "num_classes"}
+    shape = network.image_shape
+    return f"{target}: {says}, images {shape}, config.model = {section}"

@@ -4,7 +4,7 @@
 .stablehlo    images [N, H, W, C] -> embedding [N, D], any N, by jax.export
 .safetensors  the leaves with their names here; `load` opens it
 .npz          the same without what it is of
-.pt, .pth     a state dict with PyTorch's names, see `convert`
+.pt, .pth     a state dict with PyTorch's names, see `convert`; needs PyTorch
 
 Images are RGB in [-1, 1], pixel / 127.5 - 1; embeddings come as they are, not of unit
 length. What runs is folded: batch normalisations are gone into the weights.
@@ -18,9 +18,9 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from fedfr_jax.deploy.calibration import text_of
+from fedfr_jax.deploy.calibration import CURVE, text_of
 from fedfr_jax.deploy.graph import graph_of
-from fedfr_jax.deploy.network import CURVE, Network, as_run
+from fedfr_jax.deploy.network import Network, as_run
 from fedfr_jax.deploy.onnx_file import write_onnx
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.convert import to_torch
@@ -102,11 +102,16 @@ def _to_weights(network, path) -> str:
 
 
 def _to_pytorch(network, path) -> str:
-    settings = json.loads(network.weights.about["model"])
-    name, shape = settings.pop("name"), network.image_shape
-    arrays = to_torch(name, network.variables, shape, **settings)
+    arrays = torch_arrays(network)
     write_weights(path, arrays)
     return f"{len(arrays)} tensors"
+
+
+def torch_arrays(network: Network) -> dict[str, np.ndarray]:
+    """The network's arrays by PyTorch's names, see `models.convert`."""
+    settings = json.loads(network.weights.about["model"])
+    name, shape = settings.pop("name"), network.image_shape
+    return to_torch(name, network.variables, shape, **settings)
 
 
 WRITERS = {

@@ -19,7 +19,8 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.build import build
 from fedfr_jax.data.augment import normalize
-from fedfr_jax.deploy.calibration import curve_of
+from fedfr_jax.deploy.calibration import CURVE, curve_of
+from fedfr_jax.deploy.read_only import read_only
 from fedfr_jax.evaluation.verification import Roc
 from fedfr_jax.federated.packing import unpack
 from fedfr_jax.models import MODELS
@@ -29,12 +30,10 @@ from fedfr_jax.runs.ended import networks
 from fedfr_jax.runs.locks import lock_to_read
 from fedfr_jax.runs.stage_folders import check_stages
 from fedfr_jax.runs.workdir import CONFIG, kept_config
-from fedfr_jax.schema import choose, with_tuples
+from fedfr_jax.schema import choose, naming, with_tuples
 from fedfr_jax.stacks import named
 from fedfr_jax.tasks.network import with_name
 from fedfr_jax.types import Experiment, Networks, PyTree
-
-CURVE = "calibration"  # in a file of weights
 
 
 class Network(NamedTuple):
@@ -161,12 +160,13 @@ def network_from(
       model: {"name": of MODELS, settings}; None finds it from names and shapes.
       image_shape: (H, W, C), likewise.
     """
-    if model is None or image_shape is None:
-        found, found_shape = network_of(weights)
-        model, image_shape = model or found, image_shape or found_shape
-    shape = tuple(image_shape)
-    variables = variables_of(weights, model, shape)
-    apply = _evaluation(choose("model", MODELS, as_run(model), shape))
+    with naming(path):
+        if model is None or image_shape is None:
+            found, found_shape = network_of(weights)
+            model, image_shape = model or found, image_shape or found_shape
+        shape = tuple(image_shape)
+        variables = variables_of(weights, model, shape)
+        apply = _evaluation(choose("model", MODELS, as_run(model), shape))
     roc = functools.partial(curve_of, weights.about.get(CURVE, ""))
     return Network(apply, variables, shape, model, roc, {"from": str(path)})
 
@@ -206,9 +206,11 @@ def _opened(workdir, method, client) -> Opened:
         raise ValueError(f"{workdir} must hold a trained run, got no {CONFIG}.")
     with lock_to_read(workdir):
         kept = kept_config(workdir)
-        settings = with_tuples(kept)
-        model = with_name(settings.get("task", "faces"), settings["model"])
-        experiment = build({**settings, "model": as_run(model)})
+        with naming(workdir / CONFIG):
+            settings = with_tuples(kept)
+            model = with_name(settings.get("task", "faces"), settings["model"])
+            settings = read_only({**settings, "model": as_run(model)})
+        experiment = build(settings)
         check_stages(workdir, experiment.stages, kept)
         method = method or list(experiment.stages)[-1]
         found = networks(experiment, method, workdir)

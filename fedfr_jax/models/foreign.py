@@ -6,7 +6,6 @@ networks of TreB1eN, face.evoLVe, TFace and AdaFace, and our own leaves such as
 """
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,19 @@ import jax
 import numpy as np
 
 from fedfr_jax import trees
+from fedfr_jax.json_files import parse_json
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.convert import from_torch
 from fedfr_jax.models.norm import EPSILON
+from fedfr_jax.models.sizes import check_layers
 from fedfr_jax.models.weights import Weights
-from fedfr_jax.schema import choose
+from fedfr_jax.schema import check_ranges, choose, is_of, with_tuples
 from fedfr_jax.stacks import laid_out, named
 from fedfr_jax.types import PyTree
 
 Arrays = Mapping[str, np.ndarray]
+SIDES = (1, 2**13)  # of images
+DEPTHS = ("depth", "num_blocks")  # where a network's section has no `blocks`
 IR = "body.0.res_layer.0.weight"
 IR_LAYERS = {  # of a block, with and without a normalisation after conv1
     6: {"0": "bn1", "1": "conv1", "2": "bn2", "3": "prelu", "4": "conv2", "5": "bn3"},
@@ -53,6 +56,7 @@ def variables_of(weights: Weights, model: Mapping, image_shape: Sequence[int]):
     Raises:
       ValueError: naming the leaves that are missing, unknown or of another shape.
     """
+    _check_model(weights, model, image_shape)
     arrays = {k: _float32(v) for k, v in weights.arrays.items()}
     if any(name.startswith("params/") for name in arrays):
         return _own(arrays, model, image_shape)
@@ -68,10 +72,13 @@ def network_of(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
       ValueError: when neither the file nor the names of its arrays tell it.
     """
     if {"model", "image_shape"} <= weights.about.keys():
-        model, shape = (json.loads(weights.about[k]) for k in ("model", "image_shape"))
-        return model, tuple(shape)
+        model = with_tuples(parse_json(weights.about["model"], "model"))
+        shape = tuple(parse_json(weights.about["image_shape"], "image_shape", list))
+        _check_model(weights, model, shape)
+        return model, shape
     arrays = from_ir(weights.arrays) if IR in weights.arrays else weights.arrays
     blocks = _blocks(arrays)
+    _check_model(weights, {"blocks": [*blocks.values()]}, (1, 1, 1))
     if not blocks or "fc.weight" not in arrays:
         raise ValueError(
             "weights must have the names of InsightFace, TreB1eN, FedFR's SphereFace "
@@ -83,6 +90,23 @@ def network_of(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
         pooled = {"shortcut": "pool"} if IR in weights.arrays else {}
         return _iresnet(arrays, blocks, pooled)
     return _resnet(arrays, blocks)
+
+
+def _check_model(weights: Weights, model: Mapping, image_shape: Sequence[int]) -> None:
+    """Raise ValueError for sizes that no file of this many arrays has, before a network
+    of them is made."""
+    check_layers("model", model)
+    count = len(weights.arrays)
+    for name in ("blocks",) if "blocks" in model else DEPTHS:
+        if is_of(int | Sequence[int], of := model.get(name, 0)):
+            if (blocks := int(np.sum(of))) > count:
+                raise ValueError(
+                    f"model.{name} must be of the file's {count} arrays, got {blocks} "
+                    "blocks."
+                )
+    if len(image_shape) != 3 or not is_of(tuple[int, ...], image_shape):
+        raise ValueError(f"image_shape must be H, W, C, got {image_shape}.")
+    check_ranges("", {"image_shape": tuple(image_shape)}, {"image_shape": SIDES})
 
 
 def from_ir(arrays: Arrays) -> dict[str, np.ndarray]:

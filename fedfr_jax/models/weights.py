@@ -1,4 +1,4 @@
-"""Files of named arrays: .safetensors, .npz and PyTorch's .pt or .pth.
+"""Files of named arrays: .safetensors, .npz and, where it is installed, PyTorch's.
 
 safetensors (https://github.com/huggingface/safetensors): eight bytes with the length of
 a JSON header {name: {dtype, shape, data_offsets}}, the header, then the numbers, all
@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,8 +18,7 @@ import numpy as np
 
 from fedfr_jax.drafts import replacing
 from fedfr_jax.json_files import parse_json
-from fedfr_jax.limits import MEMORY, check_archive, check_file
-from fedfr_jax.models.torch_file import read_torch, write_torch
+from fedfr_jax.limits import MEMORY, check_archive, check_bytes, check_file
 from fedfr_jax.schema import naming
 
 DTYPES = {
@@ -35,6 +35,11 @@ DTYPES = {
 }
 ABOUT = "__metadata__"  # in a header of safetensors
 PREFIXES = ("module.", "_orig_mod.")  # of PyTorch's wrappers around a network
+WITHOUT_TORCH = (
+    'pip install torch, or where it is installed: python -c "import numpy, torch; '
+    "w = torch.load('w.pt', map_location='cpu', weights_only=True); "
+    "numpy.savez('w.npz', **w)\""
+)
 
 
 class Weights(NamedTuple):
@@ -44,27 +49,35 @@ class Weights(NamedTuple):
     about: dict[str, str]  # only a .safetensors has any
 
 
-def read_weights(path: str | os.PathLike) -> Weights:
+def read_weights(path: str | os.PathLike, key: str = "") -> Weights:
     """The arrays of a file, by its suffix.
 
     A PyTorch file may hold the state dict itself, or a dict with one; names lose the
-    "module." of a wrapped network.
+    "module." and "_orig_mod." of a wrapped network.
+
+    Args:
+      key: which state dict of several: its name in the file, or what the names of its
+        arrays begin with; "a/b" is b inside a.
 
     Raises:
-      ValueError: for another suffix, or a file that is damaged, holds anything else or
-        asks for more than all memory.
+      ValueError: for another suffix, or a file that is damaged, holds anything else,
+        asks for more than all memory or has numbers that are not finite.
+      ImportError: for a file of PyTorch where that is not installed.
       OSError: when there is no such file.
     """
-    suffix = pathlib.Path(path).suffix if isinstance(path, str | os.PathLike) else None
-    if suffix not in READERS:
+    suffix = _suffix(path)
+    if suffix is None:
         raise ValueError(f"weights must be a file of {(*READERS,)}, got {path!r}.")
     pathlib.Path(path).stat()  # there is such a file
     check_file(path, MEMORY)
     with naming(path):
         try:
-            return READERS[suffix](path)
+            tree, about = READERS[suffix](path)
         except OSError as error:  # from a place that a damaged file names
             raise ValueError(f"{path} must be a whole file, got {error}.") from error
+        arrays = _state_dict(_part(tree, key), path)
+        _check_finite(arrays)
+        return Weights(arrays, about)
 
 
 def write_weights(
@@ -76,9 +89,10 @@ def write_weights(
 
     Raises:
       ValueError: for another suffix, or an array of a dtype that the format lacks.
+      ImportError: for a file of PyTorch where that is not installed.
     """
-    suffix = pathlib.Path(path).suffix
-    if suffix not in READERS:
+    suffix = _suffix(path)
+    if suffix is None:
         raise ValueError(f"weights must be a file of {(*READERS,)}, got {path}.")
     if suffix == ".safetensors":
         _write_safetensors(path, arrays, about or {})
@@ -86,38 +100,79 @@ def write_weights(
         with replacing(path) as file:
             np.savez(file, **arrays)
     else:
-        write_torch(path, arrays)
+        torch = _torch(path)
+        tensors = {k: torch.from_numpy(np.array(x)) for k, x in arrays.items()}
+        with replacing(path) as file:
+            torch.save(tensors, file)
 
 
-def _read_safetensors(path) -> Weights:
+def _suffix(path) -> str | None:
+    """The kind of a file, None for another one."""
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+    return next((suffix for suffix in READERS if name.endswith(suffix)), None)
+
+
+def _read_safetensors(path) -> tuple[dict, dict[str, str]]:
     data = pathlib.Path(path).read_bytes()
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8:
         raise ValueError(f"{path} must be a whole .safetensors, got {len(data)} bytes.")
     header = parse_json(data[8 : 8 + size], f"{path}: header")
     about, body = header.pop(ABOUT, {}), memoryview(data)[8 + size :]
-    return Weights({name: _array(name, of, body) for name, of in header.items()}, about)
+    if not all(isinstance(value, str) for value in about.values()):
+        raise ValueError(f"{path}: {ABOUT} must be texts, got {str(about)[:60]}.")
+    return {name: _array(name, of, body) for name, of in header.items()}, about
 
 
-def _read_npz(path) -> Weights:
+def _read_npz(path) -> tuple[dict, dict[str, str]]:
     check_archive(path)
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
     if others := [k for k, x in arrays.items() if not isinstance(x, np.ndarray)]:
         raise ValueError(f"{path} must hold arrays, got other members {others}.")
-    return Weights(arrays, {})
+    return arrays, {}
 
 
-def _read_state_dict(path) -> Weights:
-    return Weights(_state_dict(read_torch(path), path), {})
+def _read_torch(path) -> tuple[dict, dict[str, str]]:
+    """By torch.load, which builds tensors and plain values only."""
+    torch = _torch(path)
+    check_archive(path)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} must hold tensors and plain values, got what torch.load refuses "
+            "with weights_only=True: save model.state_dict() alone."
+        ) from error
+    most = os.path.getsize(path)
+    found = _with_arrays(found, torch, most)
+    if not isinstance(found, Mapping):
+        kind = type(found).__name__
+        raise ValueError(f"{path} must hold a state dict, got a {kind}.")
+    return found, {}
 
 
-READERS = {
-    ".safetensors": _read_safetensors,
-    ".npz": _read_npz,
-    ".pt": _read_state_dict,
-    ".pth": _read_state_dict,
-}
+READERS = {".safetensors": _read_safetensors, ".npz": _read_npz}
+READERS |= dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".pth.tar"), _read_torch)
+
+
+def _torch(path):
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(f"{path} needs PyTorch: {WITHOUT_TORCH}.") from error
+    return torch
+
+
+def _with_arrays(value: Any, torch, most: int) -> Any:
+    """Dicts with arrays for tensors, none of which has more bytes than the file."""
+    if isinstance(value, Mapping):
+        return {str(k): _with_arrays(x, torch, most) for k, x in value.items()}
+    if not isinstance(value, torch.Tensor):
+        return value
+    check_bytes(value.numel() * value.element_size(), "a tensor", most)
+    value = value.detach()
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
 
 
 def _array(name: str, of: Mapping, body: memoryview) -> np.ndarray:
@@ -148,15 +203,27 @@ def _write_safetensors(path, arrays, about):
             file.write(np.ascontiguousarray(array).tobytes())
 
 
-def _state_dict(saved: Any, path) -> dict[str, np.ndarray]:
-    """The tensors of what torch.save was given: a state dict, or a dict with one."""
-    if not isinstance(saved, Mapping):
-        kind = type(saved).__name__
-        raise ValueError(f"{path} must hold a state dict, got a {kind}.")
+def _part(tree: Mapping, key: str) -> Mapping:
+    """What `key` names in a tree, see `read_weights`."""
+    for word in filter(None, key.split("/")):
+        found = tree.get(word)
+        if not isinstance(found, Mapping):
+            begin = f"{word}."
+            found = {k[len(begin) :]: x for k, x in tree.items() if k.startswith(begin)}
+        if not found:
+            known = sorted({name.partition(".")[0] for name in tree})
+            raise ValueError(f"--key must be one of {known}, got {word!r}.")
+        tree = found
+    return tree
+
+
+def _state_dict(saved: Mapping, path) -> dict[str, np.ndarray]:
+    """The arrays of a tree: its own, or those of the one mapping in it that has any."""
     inside = {k: v for k, v in saved.items() if isinstance(v, Mapping) and _has_any(v)}
     if not _has_any(saved) and len(inside) != 1:
         raise ValueError(
-            f"{path} must hold one state dict, got {sorted(inside) or sorted(saved)}."
+            f"{path} must hold one state dict, got {sorted(inside) or sorted(saved)}: "
+            "name one with `fedfr convert --key=NAME`."
         )
     found = saved if _has_any(saved) else next(iter(inside.values()))
     return {_bare(k): v for k, v in found.items() if isinstance(v, np.ndarray)}
@@ -167,6 +234,17 @@ def _has_any(tree: Mapping) -> bool:
 
 
 def _bare(name: str) -> str:
-    for prefix in PREFIXES:
-        name = name.removeprefix(prefix)
+    while name.startswith(PREFIXES):
+        name = name.partition(".")[2]
     return name
+
+
+def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
+    for name, array in arrays.items():
+        is_float = array.dtype.kind == "f" or array.dtype == jnp.bfloat16
+        if is_float and not np.isfinite(array).all():
+            count = int((~np.isfinite(array)).sum())
+            raise ValueError(
+                f"{name} must hold finite numbers, got {count} that are not: take the "
+                "weights of an earlier checkpoint."
+            )

@@ -10,8 +10,11 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.build import build
-from fedfr_jax.deploy.export import export
+from fedfr_jax.data.sources.index_cache import ReadOnly
+from fedfr_jax.deploy import network as deployed
+from fedfr_jax.deploy.export import export, torch_arrays
 from fedfr_jax.deploy.network import backbone_of
+from fedfr_jax.deploy.read_only import read_only
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.weights import read_weights, write_weights
@@ -19,7 +22,7 @@ from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.ended import networks
 from fedfr_jax.runs.workdir import kept_config
 from fedfr_jax.schema import choose, with_tuples
-from fedfr_jax.tasks.faces.distilled import distill
+from fedfr_jax.tasks.faces.distilled import Blank, distill
 from tests.deploy.conftest import MODEL, play, settings
 
 
@@ -82,15 +85,36 @@ def test_what_does_not_exist_is_refused(run, tmp_path):
         export(ff.load(run, client=0), tmp_path / "own.pt")
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_a_file_of_weights_is_the_network_again(run, tmp_path, suffix):
+def test_an_opened_run_writes_nothing_that_its_config_names(run, tmp_path, monkeypatch):
+    """Not its caches, and not its teacher's run, which need not be there."""
+    config = kept_config(run)
+    other = str(tmp_path / "other")
+    config["pretrain"]["distill"] = {"teacher": {"weights": other}}
+    config["partition"]["cache"] = str(tmp_path / "index")
+    config["methods"]["kept"] = {"distill": {"cache": str(tmp_path / "teacher.npy")}}
+    found = read_only(config)
+    assert isinstance(found["partition"].pop("cache"), ReadOnly)
+    assert isinstance(found["methods"].pop("kept")["distill"]["cache"], Blank)
+    build(with_tuples(found))
+    assert not [*tmp_path.iterdir()]
+    opened = []
+    of = lambda settings: opened.append(settings) or read_only(settings)
+    monkeypatch.setattr(deployed, "read_only", of)
+    ff.load(run, method="pretrained")
+    assert opened
+
+
+@pytest.mark.parametrize("names", ["ours", "PyTorch's"])
+def test_a_file_of_weights_is_the_network_again(run, tmp_path, names):
     network = ff.load(run, method="pretrained")
-    path = tmp_path / f"network{suffix}"
-    export(network, path)
-    if suffix == ".safetensors":
+    path = tmp_path / "network.safetensors"
+    if names == "ours":
+        export(network, path)
         about = read_weights(path).about
         assert json.loads(about["image_shape"]) == [12, 12, 3]
         assert (about["method"], about["from"]) == ("pretrained", str(run))
+    else:
+        write_weights(path, torch_arrays(network))
     again = ff.load(path)
     assert again.fingerprint == network.fingerprint
     np.testing.assert_array_equal(again.embed(images()), network.embed(images()))

@@ -1,6 +1,8 @@
 """Verify, enroll and identify as a user meets them."""
 
+import json
 import sys
+import threading
 import types
 import zipfile
 
@@ -14,8 +16,11 @@ from fedfr_jax.commands.enroll import people_of
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.deploy import gallery as deployed
 from fedfr_jax.deploy import pictures
+from fedfr_jax.deploy.export import torch_arrays
 from fedfr_jax.deploy.gallery import (
     Gallery,
+    enroll,
+    enrolled,
     faiss_search,
     read_gallery,
     search,
@@ -24,6 +29,7 @@ from fedfr_jax.deploy.gallery import (
 )
 from fedfr_jax.deploy.network import Network
 from fedfr_jax.deploy.pictures import CENTRE, centre, read_pictures
+from fedfr_jax.models.weights import write_weights
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +138,8 @@ def test_a_stray_picture_beside_peoples_folders_is_refused(people, tmp_path):
 def test_foreign_weights_are_converted_or_name_what_does_not_fit(
     network, tmp_path, capsys
 ):
-    torch, back = tmp_path / "network.pt", tmp_path / "back.safetensors"
-    assert main(["export", f"--network={network}", f"--to={torch}"]) == 0
+    torch, back = tmp_path / "network.npz", tmp_path / "back.safetensors"
+    write_weights(torch, torch_arrays(ff.load(network)))
     assert main(["convert", f"--from={torch}", f"--to={back}"]) == 0
     assert ff.load(back).fingerprint == ff.load(network).fingerprint
     model = '{"name": "iresnet", "blocks": [1, 1], "widths": [4, 6]}'
@@ -145,7 +151,7 @@ def test_foreign_weights_are_converted_or_name_what_does_not_fit(
 
 def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
     gallery = tmp_path / "gallery.npz"
-    other = Gallery(np.array(["a"]), np.ones((1, 9), np.float32), "0" * 16, "")
+    other = Gallery(np.array(["a"]), np.full((1, 9), 1 / 3, np.float32), "0" * 16, "")
     write_gallery(other, gallery)
     text = tmp_path / "text.png"
     text.write_text("no picture")
@@ -155,6 +161,7 @@ def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
         (["verify", of, picture, str(text)], "text.png must be a whole 8-bit image"),
         (["verify", of, picture], "pictures must be two files"),
         (["verify", of, "--far=1e-9", picture, picture], "FAR must be at least 1 / "),
+        (["verify", of, "--threshold=nan", picture, picture], "--threshold must be a"),
         (["verify", picture, picture], "--network must name a work folder or a file"),
         (["identify", of, to, picture], "got one of 0000000000000000: enroll again"),
         (["identify", of, f"--gallery={network}", picture], "network.safetensors"),
@@ -182,6 +189,86 @@ def crowd():
     rng = np.random.default_rng(0)
     known, probes = (rng.standard_normal((n, 4), np.float32) for n in (50, 7))
     return Gallery(np.arange(50).astype(str), unit(known), "", ""), 3 * probes
+
+
+def fake_network(fingerprint="0" * 16):
+    return types.SimpleNamespace(fingerprint=fingerprint, roc=None, about={})
+
+
+def test_a_name_that_is_enrolled_again_has_its_new_vector(tmp_path):
+    path, network = tmp_path / "gallery.npz", fake_network()
+    x, y = np.float32([[3, 0]]), np.float32([[0, 5]])
+    enroll(network, ["Ada", "Bo"], np.concatenate([x, x]), path)
+    enroll(network, ["Ada"], y, path)
+    found = read_gallery(path)
+    vectors = dict(zip(found.names, found.features.tolist(), strict=True))
+    assert vectors == {"Ada": [0, 1], "Bo": [1, 0]} and len(found.names) == 2
+    with pytest.raises(ValueError, match="enroll again"):
+        enroll(fake_network("1" * 16), ["Cy"], x, path)
+
+
+def test_who_enrolls_at_the_same_time_loses_nobody(tmp_path, monkeypatch):
+    """The first waits with what it has read until the second is on its way."""
+    path, begun = tmp_path / "gallery.npz", threading.Event()
+    write_gallery(Gallery(np.array(["Ada"]), np.float32([[1, 0]]), "0" * 16, ""), path)
+    add = lambda name: enroll(fake_network(), [name], np.float32([[0, 1]]), path)
+    second = threading.Thread(target=add, args=("Cy",))
+
+    def slow(*given):
+        if not begun.is_set():
+            begun.set()
+            second.start()
+            second.join(0.2)  # it does not end: it waits
+            assert second.is_alive()
+        return enrolled(*given)
+
+    monkeypatch.setattr(deployed, "enrolled", slow)
+    add("Bo")
+    second.join()
+    assert sorted(read_gallery(path).names) == ["Ada", "Bo", "Cy"]
+
+
+CURVE = {"far": [0.1, 1], "tar": [0.5, 1], "thresholds": [0.4, -1]}
+CURVE |= {"num_negatives": 10, "num_positives": 10}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"features": np.float32([[np.nan, 0]])}, "length 1, got one of length nan"),
+        ({"features": np.float32([[9.99, 0]])}, "length 1, got one of length 9.99"),
+        ({"features": np.float32([[0, 0]])}, "length 1, got one of length 0"),
+        ({"features": np.array([["a", "b"]])}, "could not convert"),
+        ({"names": np.array([["Ada"]])}, "a vector for each of"),
+        ({"names": np.array("Ada")}, "a vector for each of"),
+        ({"calibration": "{"}, "calibration must be readable JSON"),
+        ({"calibration": '{"far": 1}'}, "calibration must be usable"),
+        ({"calibration": json.dumps({**CURVE, "far": "x"})}, "could not convert"),
+        (
+            {"calibration": json.dumps({**CURVE, "thresholds": [float("nan"), 0]})},
+            "must have finite rates",
+        ),
+        (
+            {"calibration": json.dumps({**CURVE, "thresholds": [9.99, 0]})},
+            r"cosines in \[-1, 1\] at ascending rates, got up to 9.99",
+        ),
+    ],
+)
+def test_a_gallery_that_no_network_made_is_refused(change, message, tmp_path):
+    path = tmp_path / "gallery.npz"
+    whole = Gallery(np.array(["Ada"]), np.float32([[1, 0]]), "0", json.dumps(CURVE))
+    write_gallery(whole, path)
+    assert read_gallery(path).names == ["Ada"]
+    write_gallery(whole._replace(**change), path)
+    with pytest.raises(ValueError, match=f"gallery.npz.*{message}") as error:
+        read_gallery(path)
+    assert "\n" not in str(error.value)
+
+
+def test_an_embedding_without_a_direction_is_refused():
+    for bad in (0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="embeddings must have a finite length"):
+            unit(np.float32([[1, 2], [bad, bad]]))
 
 
 def test_search_is_exact(monkeypatch):

@@ -168,7 +168,7 @@ def _read_search(path):
 def _weights(path):
     arrays = {"conv/kernel": np.arange(24, dtype=np.float32).reshape(2, 3, 4)}
     arrays["fc.bias"] = np.array([1, 2, 3], np.int64)
-    for suffix in ("pt", "npz", "safetensors"):
+    for suffix in ("npz", "safetensors"):
         write_weights(path / f"set.{suffix}", arrays)
 
 
@@ -203,7 +203,6 @@ SETS = {
         path, pairs=path / "pairs.txt", image_size=8)),
     "templates": Small(_templates, RELEASE, _read_templates),
     "search": Small(_search, LISTS, _read_search),
-    "torch": Small(_weights, ("set.pt",), _read_weights("set.pt")),
     "weights npz": Small(_weights, ("set.npz",), _read_weights("set.npz")),
     "safetensors": Small(_weights, ("set.safetensors",),
                          _read_weights("set.safetensors")),
