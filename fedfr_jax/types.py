@@ -60,6 +60,25 @@ class Masks(NamedTuple):
     colours: tuple[tuple[int, int, int], ...] | None = None  # M, for pictures
 
 
+class Preprocessing(NamedTuple):
+    """From a picture file to the embedding that a run's evaluation compares.
+
+    It belongs to a network as much as its weights do. The defaults stand where nothing
+    is recorded: weights from elsewhere, and data that never were picture files.
+    """
+
+    # "stretch" to the network's (H, W); or "crop": the largest part around the centre
+    # with its shape
+    resize: str = "crop"
+    kernel: str = "bilinear"  # or "bicubic", both with antialiasing
+    alignment: str | None = None  # "arcface": by five landmarks to that template
+    inverted: bool = False  # white for black
+    # (pixel - mean) / std of pixels in [0, 255], one number or one for each channel
+    mean: float | tuple[float, ...] = 127.5
+    std: float | tuple[float, ...] = 127.5
+    mirrored: bool = False  # embeddings are sums with those of mirror images
+
+
 class Source(NamedTuple):
     """A labelled set of images, decoded on demand and all of one size, or of vectors.
 
@@ -80,6 +99,8 @@ class Source(NamedTuple):
     # "-1" is nobody, see `data.sources.reid`
     roles: np.ndarray | None = None
     passed_over: str = ""  # files that are not read: how many, and the first of a kind
+    # How `read` makes its images of picture files; None where there are none
+    preprocessing: Preprocessing | None = None
 
 
 class Dataset(NamedTuple):
@@ -491,6 +512,9 @@ class Task(NamedTuple):
     evaluators: Mapping[str, Evaluator]
     facts: Mapping[str, Any]  # of the split, as JSON
     text: str  # the same in words
+    # Of images before `evaluators` see them; None of a task that does not say
+    preprocessing: Preprocessing | None = None
+    is_of_features: bool = False  # they compare `Model.features`, not its output
 
 
 class Experiment(NamedTuple):

@@ -65,12 +65,13 @@ def network_of(values: argparse.Namespace, command: str):
 
 
 def pictures_of(values: argparse.Namespace, network):
-    """The faces of the pictures that the flags name; prints how they were cut out."""
+    """The pictures that the flags name; prints how they are prepared."""
     from fedfr_jax.deploy.pictures import read_pictures
 
     found = read_pictures(
         values.pictures,
         network.image_shape,
+        network.recorded,
         landmarks=values.landmarks,
         detector=values.detector,
     )

@@ -6,8 +6,11 @@
 .npz          the same without what it is of
 .pt, .pth     a state dict with PyTorch's names, see `convert`; needs PyTorch
 
-Images are RGB in [-1, 1], pixel / 127.5 - 1; embeddings come as they are, not of unit
-length. What runs is folded: batch normalisations are gone into the weights.
+Images are RGB in [-1, 1], pixel / 127.5 - 1, whatever the network was trained on: other
+statistics and sums with mirror images are part of the graph. In an ONNX file the
+metadata `preprocessing` says what comes before: resizing and alignment. Embeddings come
+as they are, not of unit length. What runs is folded: batch normalisations are gone into
+the weights.
 """
 
 import json
@@ -20,6 +23,7 @@ import numpy as np
 
 from fedfr_jax.deploy.calibration import CURVE, text_of
 from fedfr_jax.deploy.graph import graph_of
+from fedfr_jax.deploy.inputs import from_unit, metadata, summed
 from fedfr_jax.deploy.network import Network, as_run
 from fedfr_jax.deploy.onnx_file import write_onnx
 from fedfr_jax.models import MODELS
@@ -46,8 +50,16 @@ def export(network: Network, path: str | os.PathLike) -> str:
     return WRITERS[path.suffix](network, path)
 
 
+def exported(network: Network) -> Callable:
+    """images [B, H, W, C] in [-1, 1], or vectors -> [B, D] as of `Network.embed`."""
+    how, embed = network.preprocessing, folded(network)
+    if len(network.image_shape) != 3:
+        return embed
+    return lambda images: summed(embed, how)(from_unit(images, how))
+
+
 def folded(network: Network) -> Callable:
-    """images [B, H, W, C] in [-1, 1] -> [B, D], without batch normalisations where
+    """images [B, H, W, C] as in training -> [B, D], without batch normalisations where
     `models.folding` can take them away."""
     if network.model is not None:
         model = choose("model", MODELS, as_run(network.model), network.image_shape)
@@ -58,9 +70,12 @@ def folded(network: Network) -> Callable:
 
 
 def _to_onnx(network, path) -> str:
-    channels_last = folded(network)
-    graph, output = graph_of(channels_last, network.image_shape)
-    write_onnx(graph, output, network.image_shape, network.about, path)
+    graph, output = graph_of(exported(network), network.image_shape)
+    before = network.recorded
+    if before:
+        before = before._replace(mean=127.5, std=127.5, mirrored=False)
+    about = {**network.about, **metadata(before)}
+    write_onnx(graph, output, network.image_shape, about, path)
     return checked(network, path)
 
 
@@ -90,7 +105,7 @@ def checked(network: Network, path: pathlib.Path) -> str:
 def _to_stablehlo(network, path) -> str:
     (size,) = jax.export.symbolic_shape("b")
     images = jax.ShapeDtypeStruct((size, *network.image_shape), np.float32)
-    made = jax.export.export(jax.jit(folded(network)), platforms=PLATFORMS)(images)
+    made = jax.export.export(jax.jit(exported(network)), platforms=PLATFORMS)(images)
     path.write_bytes(bytes(made.serialize()))
     return f"for {', '.join(PLATFORMS)}"
 

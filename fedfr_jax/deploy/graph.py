@@ -7,6 +7,7 @@ evaluation vanishes there whatever the network. Maps are [B, C, H, W] in the gra
 a convolution has been, [B, H, W, C] in the trace.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -55,6 +56,7 @@ class Graph:
     def __init__(self):
         self.nodes: list[Node] = []
         self.constants: dict[str, np.ndarray] = {}
+        self._names: dict[tuple, str] = {}
 
     def add(self, kind: str, inputs: Sequence, shape, is_first=False, **settings):
         """A node; inputs are tensors, or arrays as they are to be in the graph."""
@@ -66,9 +68,13 @@ class Graph:
         return Tensor(output, tuple(shape), is_first)
 
     def constant(self, array) -> str:
-        """Name of an array in the graph."""
-        name = f"constant_{len(self.constants)}"
-        self.constants[name] = np.asarray(array)
+        """Name of an array in the graph, which has equal arrays once: a network that
+        runs on images and on their mirror images has one copy of its weights."""
+        array = np.asarray(array)
+        digest = hashlib.sha256(array.tobytes()).digest()
+        key = array.dtype.str, array.shape, digest
+        name = self._names.setdefault(key, f"constant_{len(self.constants)}")
+        self.constants[name] = array
         return name
 
     def first(self, x: Tensor) -> Tensor:

@@ -152,6 +152,14 @@ def _slice(graph, name, params, inputs, shape):
     return graph.add("Slice", [x, starts, stops, axes, steps], shape, x.is_first)
 
 
+def _reverse(graph, name, params, inputs, shape):
+    (x,), order = inputs, params["dimensions"]
+    axes = np.array([_axes(x)[i] for i in order], np.int64)
+    backwards = np.full(len(axes), -1, np.int64)
+    ends = np.full(len(axes), np.iinfo(np.int64).min)
+    return graph.add("Slice", [x, backwards, ends, axes, backwards], shape, x.is_first)
+
+
 def _pad(graph, name, params, inputs, shape):
     x, value = inputs
     config = params["padding_config"]
@@ -179,6 +187,7 @@ STRUCTURAL = {
     "squeeze": _reshape,
     "expand_dims": _reshape,
     "transpose": _transpose,
+    "rev": _reverse,
     "slice": _slice,
     "pad": _pad,
     "concatenate": _concatenate,

@@ -12,14 +12,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.build import build
-from fedfr_jax.data.augment import normalize
+from fedfr_jax.deploy.backbone import backbone_of
 from fedfr_jax.deploy.calibration import CURVE, curve_of
+from fedfr_jax.deploy.inputs import from_pixels, metadata, recorded_in, summed
 from fedfr_jax.deploy.read_only import read_only
 from fedfr_jax.evaluation.verification import Roc
 from fedfr_jax.federated.packing import unpack
@@ -33,13 +33,13 @@ from fedfr_jax.runs.workdir import CONFIG, kept_config
 from fedfr_jax.schema import choose, naming, with_tuples
 from fedfr_jax.stacks import named
 from fedfr_jax.tasks.network import with_name
-from fedfr_jax.types import Experiment, Networks, PyTree
+from fedfr_jax.types import Experiment, Networks, Preprocessing, PyTree
 
 
 class Network(NamedTuple):
     """A network that embeds images."""
 
-    # (variables, images [B, H, W, C] in [-1, 1]) -> [B, D], compiled when called
+    # (variables, images [B, H, W, C] as in training) -> [B, D], compiled when called
     apply: Callable
     variables: PyTree  # in host memory
     image_shape: tuple[int, ...]  # (H, W, C)
@@ -49,25 +49,36 @@ class Network(NamedTuple):
     # The curve of the run's own evaluation, computed when asked; None without a run
     roc: Callable[[], Roc | None] | None = None
     about: Mapping[str, str] = MappingProxyType({})  # where it is from
+    recorded: Preprocessing | None = None  # how training had its images; None: unknown
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How pictures are prepared: as recorded, else by the defaults."""
+        return self.recorded or Preprocessing()
 
     def embed(self, images: np.ndarray, *, batch_size: int = 64) -> np.ndarray:
-        """Embeddings [n, D] float32, as they come, of uint8 images [n, H, W, C].
+        """Embeddings [n, D] float32, as the run's evaluation compares them.
+
+        Args:
+          images: uint8 [n, H, W, C], resized and aligned as the training images were,
+            see `deploy.pictures`; or float32 [n, D] where those were vectors.
 
         Raises:
           ValueError: for images of another shape or dtype.
         """
-        if images.dtype != np.uint8 or images.shape[1:] != self.image_shape:
+        dtype = np.dtype(np.uint8 if len(self.image_shape) == 3 else np.float32)
+        if images.dtype != dtype or images.shape[1:] != self.image_shape:
             raise ValueError(
-                f"images must be uint8 [n, {', '.join(map(str, self.image_shape))}], "
+                f"images must be {dtype} [n, {', '.join(map(str, self.image_shape))}], "
                 f"got {images.dtype} {images.shape}."
             )
-        found = []
+        how, found = self.preprocessing, []
+        embed = summed(functools.partial(self.apply, self.variables), how)
         for start in range(0, len(images), batch_size):
             part = images[start : start + batch_size]
             missing = min(batch_size, len(images)) - len(part)  # one shape: one compile
-            filled = np.pad(part, [(0, missing), (0, 0), (0, 0), (0, 0)])
-            out = self.apply(self.variables, _normalized(filled))
-            found.append(np.asarray(out)[: len(part)])
+            filled = np.pad(part, [(0, missing)] + [(0, 0)] * (part.ndim - 1))
+            found.append(np.asarray(embed(from_pixels(filled, how)))[: len(part)])
         return np.concatenate(found)
 
     @property
@@ -84,7 +95,8 @@ class Network(NamedTuple):
             )
         leaves = jax.tree_util.tree_leaves_with_path(named(self.variables))
         shown = {"model": self.model, "image_shape": self.image_shape}
-        about = {**self.about, **{k: json.dumps(v) for k, v in shown.items()}}
+        shown = {k: json.dumps(v) for k, v in shown.items()}
+        about = {**self.about, **shown, **metadata(self.recorded)}
         return Weights(
             {trees.path_name(path): np.asarray(x) for path, x in leaves}, about
         )
@@ -92,7 +104,8 @@ class Network(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that tell it from other networks."""
-        digest = hashlib.sha256(repr(self.image_shape).encode())
+        kind = (self.image_shape, self.recorded) if self.recorded else self.image_shape
+        digest = hashlib.sha256(repr(kind).encode())
         for path, leaf in jax.tree_util.tree_leaves_with_path(named(self.variables)):
             digest.update(trees.path_name(path).encode() + np.asarray(leaf).tobytes())
         return digest.hexdigest()[:16]
@@ -100,11 +113,6 @@ class Network(NamedTuple):
     def __repr__(self) -> str:
         name = self.model["name"] if self.model else "with layers of a client's own"
         return f"Network({name}, images {self.image_shape}, {dict(self.about)})"
-
-
-@jax.jit
-def _normalized(images):
-    return jax.vmap(lambda x: normalize().without_chance({"image": x})["image"])(images)
 
 
 def load(
@@ -167,8 +175,10 @@ def network_from(
         shape = tuple(image_shape)
         variables = variables_of(weights, model, shape)
         apply = _evaluation(choose("model", MODELS, as_run(model), shape))
+        recorded = recorded_in(weights.about, shape[-1])
     roc = functools.partial(curve_of, weights.about.get(CURVE, ""))
-    return Network(apply, variables, shape, model, roc, {"from": str(path)})
+    about = {"from": str(path)}
+    return Network(apply, variables, shape, model, roc, about, recorded)
 
 
 def _evaluation(model) -> Callable:
@@ -244,15 +254,18 @@ def _chosen(found: Networks, client: int | None, num_clients: int):
 
 def _plain(opened: Opened, about) -> Network:
     """The network, as one of MODELS where it is one."""
-    shape = tuple(opened.experiment.task.dataset.image_shape)
+    task = opened.experiment.task
+    shape, recorded = tuple(task.dataset.image_shape), task.preprocessing
     variables = meshes.fetch(unpack(opened.variables))
     roc = functools.partial(_roc, opened.experiment, variables, opened.apply)
     for model in _as_config(opened, variables, shape):
         built = choose("model", MODELS, as_run(model), shape)
         own = backbone_of(variables, jax.eval_shape(built.init, jax.random.key(0)))
         if own is not None:
-            return Network(_evaluation(built), own, shape, model, roc, about)
-    return Network(jax.jit(opened.apply), variables, shape, None, roc, about)
+            found = _evaluation(built), own, shape, model
+            return Network(*found, roc, about, recorded)
+    found = jax.jit(opened.apply), variables, shape, None
+    return Network(*found, roc, about, recorded)
 
 
 def _as_config(opened, variables, shape) -> list[Mapping[str, Any]]:
@@ -260,7 +273,8 @@ def _as_config(opened, variables, shape) -> list[Mapping[str, Any]]:
     a task has added; nothing where the config has keys of the task's own."""
     model = {k: v for k, v in opened.model.items() if k != "implementation"}
     known = inspect.signature(MODELS[model["name"]]).parameters
-    if not {"name", *known} >= model.keys():
+    is_output = not opened.experiment.task.is_of_features
+    if not is_output or not {"name", *known} >= model.keys():
         return []
     if "num_classes" not in known or "num_classes" in model:
         return [model]
@@ -269,25 +283,6 @@ def _as_config(opened, variables, shape) -> list[Mapping[str, Any]]:
     with_classes = {**model, "num_classes": outputs}
     needs_classes = known["num_classes"].default is inspect.Parameter.empty
     return [with_classes] if needs_classes else [model, with_classes]
-
-
-def backbone_of(variables, template) -> PyTree | None:
-    """The variables of a network like `template` in what is deployed, None without."""
-    names = lambda tree: {
-        trees.path_name(p): jnp.shape(x)
-        for p, x in jax.tree_util.tree_leaves_with_path(tree)
-    }
-    wanted = names(jax.eval_shape(named, template))
-    candidates = [variables]
-    if "backbone" in variables and "branch" not in variables:
-        candidates.append(variables["backbone"])
-    for found in candidates:
-        if isinstance(found, dict) and names(named(found)) == wanted:
-            return found
-    params = variables.get("params", {})
-    if "backbone" in params and "branch" not in params:
-        return backbone_of({**variables, "params": params["backbone"]}, template)
-    return None
 
 
 def _roc(experiment, variables, apply) -> Roc | None:

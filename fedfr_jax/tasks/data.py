@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jax.sharding import Mesh
 
-from fedfr_jax.data.augment import build_augment
+from fedfr_jax.data.augment import build_augment, normalize
 from fedfr_jax.data.partition import PARTITIONS, ClientSplit, leave_out
+from fedfr_jax.data.preprocessing import VECTORS
 from fedfr_jax.data.sources import SOURCES, names_from
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.feed import Feed
 from fedfr_jax.models import MODELS, conv
-from fedfr_jax.schema import check_choice, choose, naming
+from fedfr_jax.schema import call, check_choice, choose, naming, with_tuples
 from fedfr_jax.stream import Stream, fits_devices, stream
-from fedfr_jax.types import Augment, Dataset, Source
+from fedfr_jax.types import Augment, Dataset, Preprocessing, Source
 
 
 def open_data(settings: Mapping) -> Source:
@@ -147,6 +148,61 @@ def feed_of(settings, *, drop_last: bool = False, is_images: bool = True) -> Fee
 def augment_of(flip: float, listed: str) -> Augment:
     """What is `listed`, as JSON, behind a mirror of probability `flip`."""
     return build_augment(json.loads(listed), flip=flip)
+
+
+def preprocessing_of(
+    settings: Mapping, source: Source, *, pretrains: bool = False
+) -> Preprocessing:
+    """How every network of a config has its images, in training and in evaluation.
+
+    Files are prepared by the source, pixels are scaled by the `normalize` that the
+    config's augments list.
+
+    Args:
+      settings: the config's sections.
+      pretrains: whether config.pretrain is a training.
+
+    Raises:
+      ValueError: for trainings that scale pixels differently.
+    """
+    if len(source.image_shape) != 3:
+        return VECTORS
+    how, first = source.preprocessing or Preprocessing(), ""
+    for key, augment in _augments(settings, pretrains).items():
+        found = how._replace(**_normalization(augment, key))
+        if first and found != how:
+            of = lambda x: f"mean {x.mean} and std {x.std}"
+            raise ValueError(
+                f"config.{key} must normalise images as config.{first} does, by "
+                f"{of(how)}, got {of(found)}: all networks of a config are evaluated "
+                "on the same images."
+            )
+        how, first = found, first or key
+    return how
+
+
+def _augments(settings: Mapping, pretrains: bool) -> dict[str, Sequence]:
+    """{key of the config: the augments of a training that it has}."""
+    found, rows = {}, settings["methods"].items()
+    if any(row.get("kind") != "central" for _, row in rows):
+        found["federation.augment"] = settings["federation"].get("augment", ())
+    if pretrains:
+        found["pretrain.augment"] = settings["pretrain"].get("augment", ())
+    for name, row in rows:
+        if row.get("kind") == "central":
+            found[f"methods.{name}.augment"] = row.get("augment", ())
+    return found
+
+
+def _normalization(augment: Sequence, key: str) -> dict[str, float | tuple]:
+    """`mean` and `std` of a list of augments."""
+    own = {}
+    for entry in augment:
+        if isinstance(entry, Mapping) and entry.get("name") == "normalize":
+            own = {k: v for k, v in entry.items() if k != "name"}
+    call(key, normalize, own)
+    default = Preprocessing()
+    return with_tuples({"mean": default.mean, "std": default.std, **own})
 
 
 def streams(

@@ -1,14 +1,19 @@
 """A traced network is the same network in ONNX, and what is none is refused."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax.deploy.export import export
 from fedfr_jax.deploy.graph import graph_of
+from fedfr_jax.deploy.network import Network
 from fedfr_jax.deploy.onnx_file import write_onnx
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.folding import FULL, fold
+from fedfr_jax.types import Preprocessing
 
 SHAPE = (12, 18, 3)
 SMALL = {"widths": (4, 6), "embedding_dim": 5}
@@ -96,6 +101,37 @@ def test_operations_of_other_networks(tmp_path):
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         found, wanted, _ = run(tmp_path, other)
     assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".stablehlo"])
+def test_statistics_and_mirror_images_are_part_of_the_exported_graph(tmp_path, suffix):
+    """Whoever runs the file gives pixel / 127.5 - 1 and gets what evaluation has."""
+    needed = "flatbuffers" if suffix == ".stablehlo" else "onnxruntime"
+    package = pytest.importorskip(needed)
+    model, variables = network("sphereface")
+    apply = jax.jit(lambda variables, x: model.apply(variables, x)[0])
+    statistics = {"mean": (123.7, 116.3, 103.5), "std": (58.4, 57.1, 57.4)}
+    how = Preprocessing("stretch", kernel="bicubic", mirrored=True, **statistics)
+    opened = Network(apply, variables, SHAPE, recorded=how)
+    path, rng = tmp_path / f"network{suffix}", np.random.default_rng(0)
+    images = rng.integers(256, size=(3, *SHAPE), dtype=np.uint8)
+    mean, std = (np.float32(x) for x in statistics.values())
+    plain = np.float32((images - mean) / std)
+    wanted = apply(variables, plain) + apply(variables, plain[:, :, ::-1])
+    assert_close(opened.embed(images), wanted)
+    export(opened, path)
+    given = np.float32(images / 127.5 - 1)
+    if suffix == ".stablehlo":
+        found = jax.export.deserialize(path.read_bytes()).call(given)
+        return assert_close(found, wanted)
+    session = package.InferenceSession(path)
+    (found,) = session.run(None, {"images": given.transpose(0, 3, 1, 2)})
+    assert_close(found, wanted)
+    about = session.get_modelmeta().custom_metadata_map["preprocessing"]
+    left = how._replace(mean=127.5, std=127.5, mirrored=False)
+    assert json.loads(about) == left._asdict()
+    kernels = sum(x.size for x in jax.tree.leaves(variables["params"]))
+    assert path.stat().st_size < 1.5 * 4 * kernels + 2**14
 
 
 def test_a_network_in_training_is_refused():

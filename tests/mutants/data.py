@@ -126,9 +126,35 @@ MUTANTS = [
         [('    check_members(path, keys.split("+"))\n', "")],
     ),
     Mutants(
-        "fedfr_jax/data/sources/masks.py",
+        "fedfr_jax/data/sources/images.py",
         "data/test_sizes.py",
-        [("            check_pixels(*image.size, origin)\n", "")],
+        [("        check_pixels(*image.size, origin)\n", "")],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/images.py",
+        "data/test_images.py",
+        [
+            ("6: Image.Transpose.ROTATE_270", "6: Image.Transpose.ROTATE_90"),
+            ("in (5, 6, 7, 8)", "in (5, 6, 7)"),
+            (", formats=FORMATS)", ")"),
+            ("image = ImageOps.invert(image)", "pass"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/data/sources/images.py",
+        "deploy/test_use.py::test_the_centre_keeps_the_shape_across_and_down",
+        [
+            ("(image.width - inside[0]) // 2", "0"),
+            ("(image.height - inside[1]) // 2", "0"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/data.py",
+        "contracts/test_preprocessing.py",
+        [
+            ("default.std, **own})", "default.std})"),
+            ("if first and found != how:", "if False:"),
+        ],
     ),
     Mutants(
         "fedfr_jax/data/sources/arrays.py",

@@ -50,7 +50,7 @@ MUTANTS = [
                 "roles=np.where(is_nobody, GALLERY, roles)",
                 "roles=np.where(0, 0, roles)",
             ),
-            ("Image.Resampling.BICUBIC", "Image.Resampling.BILINEAR"),
+            ('kernel="bicubic"', 'kernel="bilinear"'),
             ("known[-count:]", "known[:count]"),
             (
                 "np.where(is_first, QUERY, GALLERY)",

@@ -21,7 +21,7 @@ from fedfr_jax.data.sources.npz import (
 from fedfr_jax.data.sources.once import each_once
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.limits import check_bytes, check_members, read_list
-from fedfr_jax.types import Source
+from fedfr_jax.types import Preprocessing, Source
 
 
 def arrays(
@@ -85,6 +85,7 @@ def arrays(
         image_shape=shape,
         cameras=camera,
         is_test=test,
+        preprocessing=Preprocessing(resize="stretch", inverted=invert),
     )
     return keep_identities(source, min_images, str(path))
 

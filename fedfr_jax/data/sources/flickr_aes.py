@@ -15,7 +15,7 @@ import pathlib
 import numpy as np
 
 from fedfr_jax.data.sources.images import parse_size
-from fedfr_jax.data.sources.loose import loose_images
+from fedfr_jax.data.sources.loose import STRETCHED, loose_images
 from fedfr_jax.limits import read_list
 from fedfr_jax.types import Source
 
@@ -72,6 +72,7 @@ def flickr_aes(
         image_shape=shape,
         owners=workers[rows],
         passed_over=loose.passed_over,
+        preprocessing=STRETCHED,
     )
 
 

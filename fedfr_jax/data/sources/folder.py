@@ -16,12 +16,12 @@ import numpy as np
 from fedfr_jax.data.align import rescale_points
 from fedfr_jax.data.sources.files import Files, any_image, natural_key, open_files
 from fedfr_jax.data.sources.images import (
-    align_and_resize,
     check_channels,
     check_landmarks,
     decode,
     parse_size,
     plan_alignment,
+    prepared,
     reader,
 )
 from fedfr_jax.data.sources.listed_pairs import read_lfw_pairs
@@ -29,7 +29,7 @@ from fedfr_jax.data.sources.once import each_once
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.limits import read_list
 from fedfr_jax.text import composed
-from fedfr_jax.types import Source
+from fedfr_jax.types import Preprocessing, Source
 
 NAMINGS = {
     "directory": r"(?P<identity>.+)/[^/]+",  # <identity>/<image>
@@ -141,18 +141,19 @@ def lfw(
     return keep_identities(source, min_images, str(archive))
 
 
-def read_landmarks(path: str | os.PathLike, files: Files) -> np.ndarray:
-    """Five landmarks per image, [T, 5, 2] float32 x, y, in the order of the files.
+def read_landmarks(path: str | os.PathLike, files: Files) -> tuple[Files, np.ndarray]:
+    """(the T files that show a face, its landmarks [T, 5, 2] float32 x, y).
 
     The csv names its columns: name (the image's relative path), x1, y1 ... x5, y5; the
     points are eye at image left, eye at image right, nose, mouth corner at image left,
-    mouth corner at image right. Other columns and other images' rows are ignored, but
-    no image may come twice.
+    mouth corner at image right, in the upright picture (see `images`). An image whose
+    ten cells are empty shows no face and is left out. Other columns and other images'
+    rows are ignored, but no image may come twice.
     """
     columns = [f"{axis}{point}" for point in range(1, 6) for axis in "xy"]
     try:
         rows = [
-            (row["name"], [float(row[column]) for column in columns])
+            (row["name"], _numbers([row[column] for column in columns]))
             for row in csv.DictReader(io.StringIO(read_list(path)))
         ]
     except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
@@ -167,25 +168,37 @@ def read_landmarks(path: str | os.PathLike, files: Files) -> np.ndarray:
             f"{path} must have landmarks for every image, but {len(missing)} have "
             f"none, the first is {missing[0]}: add rows or set align=False."
         )
-    landmarks = np.array([points[name] for name in files.names], np.float32)
-    return check_landmarks(landmarks.reshape(-1, 5, 2), files.names, path)
+    names = [name for name in files.names if points[name]]
+    if not names:
+        raise ValueError(f"{path} must have landmarks for some image, got empty cells.")
+    landmarks = np.array([points[name] for name in names], np.float32)
+    landmarks = check_landmarks(landmarks.reshape(-1, 5, 2), names, path)
+    return files._replace(names=names), landmarks
+
+
+def _numbers(cells: list[str]) -> list[float]:
+    """The numbers of a row, none where all of its cells are empty."""
+    return [float(cell) for cell in cells] if any(cells) else []
 
 
 def _open_folder(path, image_size, channels, naming, under, landmarks, align):
     channels = check_channels(channels)
-    files = open_files(path, under=under)
-    labels, names, cameras, is_test = _index(files, naming, path, under)
-    size = _size_of_first(files) if image_size is None else parse_size(image_size)
+    files = every = open_files(path, under=under)
     points, matrices, canvas = None, None, None
     if landmarks is not None:
-        points = read_landmarks(landmarks, files)
+        files, points = read_landmarks(landmarks, files)
     elif align:
         raise ValueError("landmarks must name a csv file when align is True, got None.")
+    labels, names, cameras, is_test = _index(files, naming, path, under)
+    size = _size_of_first(files) if image_size is None else parse_size(image_size)
     if align:
         matrices, canvas, points = plan_alignment(points, size)
     elif points is not None:
         first = _size_of_first(files)
         points = rescale_points(points, first, size)
+
+    alignment = "arcface" if align else None
+    how = Preprocessing(resize="stretch", alignment=alignment)
 
     def load(row):
         name = files.names[row]
@@ -197,7 +210,7 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
                 f"for its landmarks to hold, got {found}: set align=True."
             )
         matrix = None if matrices is None else matrices[row]
-        return align_and_resize(image, matrix, canvas, size)
+        return prepared(image, size, how, matrix, canvas)
 
     shape = (*size, channels)
     read = reader(load, len(labels), shape)
@@ -209,7 +222,8 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
         landmarks=points,
         cameras=cameras,
         is_test=is_test,
-        passed_over=files.passed_over(),
+        passed_over=every.passed_over(files.names),
+        preprocessing=how,
     )
     return source, files.names
 

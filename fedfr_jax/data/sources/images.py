@@ -1,5 +1,11 @@
-"""From encoded images to one uint8 array: decode, align, resize, many at a time."""
+"""From image files to uint8 arrays: decoding, alignment, resizing, many at a time.
 
+Every picture is opened here, whichever command, data set or list it belongs to, and
+every one is upright: turned as the EXIF orientation of its file says. Sizes and
+landmarks are those of the turned picture.
+"""
+
+import contextlib
 import functools
 import io
 import os
@@ -7,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedfr_jax.data.align import (
     arcface_template,
@@ -16,8 +22,22 @@ from fedfr_jax.data.align import (
     transform,
     warp_picture,
 )
+from fedfr_jax.data.preprocessing import KERNELS
 from fedfr_jax.data.sources.sizes import check_pixels
+from fedfr_jax.types import Preprocessing
 
+# Pillow opens other formats by starting programs (Ghostscript for EPS) or by asking
+# the system's libraries.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+TURNS = {  # from the EXIF orientation to what makes a picture upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 MODES = {1: "L", 3: "RGB"}
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError)
 UNREADABLE += (Image.DecompressionBombError, Image.DecompressionBombWarning)
@@ -51,17 +71,100 @@ def decode(data: bytes, origin: str, channels: int) -> Image.Image:
     Raises:
       ValueError: naming `origin` when the bytes are no whole 8-bit image.
     """
+    with reading(origin, "a whole 8-bit image"):
+        image = upright(data, origin)
+        if image.mode[0] in "IF":  # Pillow would clip 16 and 32 bits to white
+            raise ValueError(f"mode {image.mode} has more than 8 bits per pixel")
+        return image.convert(MODES[channels])
+
+
+def upright(data: bytes, origin: str) -> Image.Image:
+    """The picture of a file's bytes in the file's own mode, turned as EXIF says."""
+    with _opened(data) as image:
+        check_pixels(*image.size, origin)
+        image.load()  # Pillow itself turns a TIFF here
+        turn = TURNS.get(_orientation(image))
+        return image if turn is None else image.transpose(turn)
+
+
+def size_of(data: bytes, origin: str) -> tuple[int, int]:
+    """(H, W) of an upright image file, without decoding it where its header has both.
+
+    Raises:
+      ValueError: naming `origin`, when it is no image.
+    """
+    with reading(origin, "an image"), _opened(data) as image:
+        is_on_its_side = image.format != "TIFF" and _orientation(image) in (5, 6, 7, 8)
+        return image.size if is_on_its_side else image.size[::-1]
+
+
+@contextlib.contextmanager
+def reading(origin: str, wanted: str):
+    """Raise whatever is wrong with a picture as one ValueError that names `origin`."""
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            check_pixels(*image.size, origin)
-            if image.mode[0] in "IF":  # Pillow would clip 16 and 32 bits to white
-                raise ValueError(f"mode {image.mode} has more than 8 bits per pixel")
-            return image.convert(MODES[channels])
+        yield
+    except UnidentifiedImageError as error:
+        raise ValueError(
+            f"{origin} must be {wanted}, got a file of no known format "
+            f"({', '.join(FORMATS)}): replace the file or take it out of the set."
+        ) from error
     except UNREADABLE as error:
         raise ValueError(
-            f"{origin} must be a whole 8-bit image, got {error}: "
+            f"{origin} must be {wanted}, got {error}: "
             "replace the file or take it out of the set."
         ) from error
+
+
+def _opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 (upright) where it is missing or unreadable."""
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # Pillow raises anything there, and no pixel depends on it
+        return 1
+
+
+def prepared(
+    image: Image.Image,
+    size: tuple[int, int],
+    how: Preprocessing,
+    matrix: np.ndarray | None = None,
+    canvas: tuple[int, int] | None = None,
+) -> np.ndarray:
+    """A decoded picture as a network's input, before normalisation.
+
+    Data sets and trained networks in use share this function, so that a picture is the
+    same array to both.
+
+    Args:
+      size: (H, W) of the result.
+      how: of its fields, those that are about the file.
+      matrix: [2, 3] from the picture to the canvas, see `plan_alignment`; such a face
+        is warped there instead of being cropped.
+      canvas: (H, W).
+
+    Returns:
+      uint8 [H, W, C].
+    """
+    if how.inverted:
+        image = ImageOps.invert(image)
+    if matrix is not None:
+        image = warp_picture(image, matrix, canvas)
+    elif how.resize == "crop":
+        image = _centre(image, size)
+    return resize(image, size, KERNELS[how.kernel])
+
+
+def _centre(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """The largest part around the centre with the shape of (H, W)."""
+    height, width = size
+    scale = min(image.height / height, image.width / width)
+    inside = round(scale * width), round(scale * height)
+    left, top = (image.width - inside[0]) // 2, (image.height - inside[1]) // 2
+    return image.crop((left, top, left + inside[0], top + inside[1]))
 
 
 def resize(
@@ -121,18 +224,6 @@ def plan_alignment(
     matrices = similarity(landmarks.astype(np.float64), arcface_template(canvas))
     moved = rescale_points(transform(matrices, landmarks), canvas, size)
     return matrices, canvas, moved.astype(np.float32)
-
-
-def align_and_resize(
-    image: Image.Image,
-    matrix: np.ndarray | None,
-    canvas: tuple[int, int] | None,
-    size: tuple[int, int],
-) -> np.ndarray:
-    """Warp to the canvas where there is a matrix [2, 3], then resize to [H, W, C]."""
-    if matrix is not None:
-        image = warp_picture(image, matrix, canvas)
-    return resize(image, size)
 
 
 def reader(

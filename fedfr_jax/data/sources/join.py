@@ -14,7 +14,7 @@ def join_sources(parts: Mapping[str, Source]) -> Source:
     People in more than one part count as different ones: join sets that share nobody.
     Landmarks, pairs and masks are dropped; test parts, cameras and roles stay when
     every source has them. Cameras keep their numbers: the camera 1 of two parts is two
-    cameras.
+    cameras. Preprocessing stays where it is the same for all.
 
     Raises:
       ValueError: without parts, or when their images differ in shape.
@@ -40,6 +40,8 @@ def join_sources(parts: Mapping[str, Source]) -> Source:
     labels = [s.labels + n for s, n in zip(sources, first[:-1], strict=True)]
     names = [f"{part}/{name}" for part, s in parts.items() for name in s.names]
 
+    preparations = {s.preprocessing for s in sources}
+
     def joined(arrays):
         """One array of those of all parts, None where one has none."""
         return None if any(x is None for x in arrays) else np.concatenate(arrays)
@@ -53,6 +55,7 @@ def join_sources(parts: Mapping[str, Source]) -> Source:
         cameras=joined([s.cameras for s in sources]),
         roles=joined([s.roles for s in sources]),
         passed_over="\n".join(s.passed_over for s in sources if s.passed_over),
+        preprocessing=preparations.pop() if len(preparations) == 1 else None,
     )
 
 

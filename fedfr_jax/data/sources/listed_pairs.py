@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedfr_jax.data.sources.images import parse_size
-from fedfr_jax.data.sources.loose import loose_images
+from fedfr_jax.data.sources.loose import STRETCHED, loose_images
 from fedfr_jax.limits import read_list
 from fedfr_jax.types import Pairs, Source
 
@@ -68,6 +68,7 @@ def listed_pairs(
         shape,
         pairs=Pairs(np.array(indices, np.int32), np.array([row[2] for row in rows])),
         passed_over=loose.passed_over,
+        preprocessing=STRETCHED,
     )
 
 

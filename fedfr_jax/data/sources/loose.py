@@ -6,15 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.sources.files import open_files
+from fedfr_jax.data.sources.files import Files, open_files
 from fedfr_jax.data.sources.images import (
-    align_and_resize,
     check_channels,
     decode,
     plan_alignment,
+    prepared,
     reader,
 )
 from fedfr_jax.text import composed
+from fedfr_jax.types import Preprocessing
+
+STRETCHED = Preprocessing(resize="stretch")  # `loose_images` without landmarks
 
 
 class Loose(NamedTuple):
@@ -45,7 +48,7 @@ def loose_images(
         neither square nor 112:96 and faces are aligned, or (when read) for an
         unreadable image.
     """
-    size, channels = image_shape[:2], check_channels(image_shape[2])
+    check_channels(image_shape[2])
     files = open_files(path)
     names, known = [composed(name) for name in names], set(files.names)
     missing = [name for name in names if name not in known]
@@ -54,13 +57,30 @@ def loose_images(
             f"{path} must hold every listed image, got none for {len(missing)} of "
             f"{len(names)}, first {missing[0]} (it holds {files.names[0]})."
         )
-    matrices, canvas = None, None
+    read = picture_reader(files, names, image_shape, STRETCHED, landmarks)
+    return Loose(read, files.passed_over(names))
+
+
+def picture_reader(
+    files: Files,
+    names: Sequence[str],
+    image_shape: tuple[int, int, int],
+    how: Preprocessing,
+    landmarks: np.ndarray | None = None,
+) -> Callable[[np.ndarray], np.ndarray]:
+    """`Source.read` of T named files, prepared as `how` says.
+
+    Args:
+      image_shape: (H, W, C) of the result.
+      landmarks: [T, 5, 2], by which faces are warped to the template; None for none.
+    """
+    (*size, channels), matrices, canvas = image_shape, None, None
     if landmarks is not None:
-        matrices, canvas, _ = plan_alignment(landmarks, size)
+        matrices, canvas, _ = plan_alignment(landmarks, tuple(size))
 
     def load(row):
         image = decode(files.read(names[row]), files.origin(names[row]), channels)
         matrix = None if matrices is None else matrices[row]
-        return align_and_resize(image, matrix, canvas, size)
+        return prepared(image, size, how, matrix, canvas)
 
-    return Loose(reader(load, len(names), image_shape), files.passed_over(names))
+    return reader(load, len(names), image_shape)

@@ -16,22 +16,21 @@ from fedfr_jax.data.sources.files import Files, open_files
 from fedfr_jax.data.sources.folder import archive_in
 from fedfr_jax.data.sources.images import (
     check_channels,
-    decode,
     parse_size,
     reader,
-    resize,
+    size_of,
 )
+from fedfr_jax.data.sources.loose import picture_reader
 from fedfr_jax.data.sources.masks import (
     Stored,
     check_occur,
     class_counts,
     largest_classes,
     read_mask,
-    size_of,
     stored_as,
 )
 from fedfr_jax.schema import check_choice
-from fedfr_jax.types import VOID, Masks, Source
+from fedfr_jax.types import VOID, Masks, Preprocessing, Source
 
 # images/[test/]<anything>.jpg and masks/[test/]<the same>.png
 IMAGES = r"(?:.*/)?images/(?P<pair>(?P<test>test/)?.+)\.[^./]+"
@@ -104,12 +103,7 @@ def image_masks(
     names = [match.string for match in matches.values()]
     mask_names = [pairs[pair].string for pair in matches]
     size = _first_size(files, names) if image_size is None else parse_size(image_size)
-    shape = (*size, channels)
-
-    def load(row):
-        image = decode(files.read(names[row]), files.origin(names[row]), channels)
-        return resize(image, size)
-
+    shape, how = (*size, channels), Preprocessing(resize="stretch")
     read_masks = _mask_reader(files, names, mask_names, stored, size)
     found = list(matches.values())
     is_test = np.array([match.groupdict().get("test") is not None for match in found])
@@ -120,13 +114,14 @@ def image_masks(
     else:
         number, words = _identities(found, images)
     return Source(
-        read=reader(load, len(names), shape),
+        read=picture_reader(files, names, shape, how),
         labels=number,
         names=words,
         image_shape=shape,
         is_test=is_test if is_test.any() else None,
         masks=Masks(read_masks, stored.names),
         passed_over=files.passed_over(used),
+        preprocessing=how,
     )
 
 

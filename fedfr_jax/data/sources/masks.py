@@ -1,15 +1,13 @@
 """Masks: images whose pixels say what they show, and what an image shows most of."""
 
 import functools
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from fedfr_jax.data.sources.images import UNREADABLE
-from fedfr_jax.data.sources.sizes import check_pixels
+from fedfr_jax.data.sources.images import reading, upright
 from fedfr_jax.types import VOID
 
 MODES = ("1", "L", "P")  # of Pillow: a byte per pixel at most
@@ -108,33 +106,15 @@ def read_mask(
 
 def _numbers(data, origin):
     """What is stored, uint8 [h, w]."""
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            check_pixels(*image.size, origin)
-            mode, stored = image.mode, np.asarray(image)
-    except UNREADABLE as error:
+    with reading(origin, "a whole mask"):
+        image = upright(data, origin)
+        stored = np.asarray(image)
+    if image.mode not in MODES:
         raise ValueError(
-            f"{origin} must be a whole mask, got {error}: replace the file or take its "
-            "image out of the set."
-        ) from error
-    if mode not in MODES:
-        raise ValueError(
-            f"{origin} must have one byte per pixel (modes {MODES}), got mode {mode}."
+            f"{origin} must have one byte per pixel (modes {MODES}), got mode "
+            f"{image.mode}."
         )
     return stored.astype(np.uint8)
-
-
-def size_of(data: bytes, origin: str) -> tuple[int, int]:
-    """(H, W) of an image file, by its header.
-
-    Raises:
-      ValueError: naming `origin`, when it is no image.
-    """
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            return image.height, image.width
-    except UNREADABLE as error:
-        raise ValueError(f"{origin} must be an image, got {error}.") from error
 
 
 def check_occur(counts: np.ndarray, pixels: int, stored: Stored, path) -> None:

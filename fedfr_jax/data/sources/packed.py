@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedfr_jax.data.preprocessing import preprocessing_from
 from fedfr_jax.data.sources import pages
 from fedfr_jax.data.sources.images import check_rows
 from fedfr_jax.data.sources.npz import DAMAGED
@@ -39,6 +40,7 @@ from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.drafts import replacing
 from fedfr_jax.json_files import read_json, read_json_lines
 from fedfr_jax.limits import check_file
+from fedfr_jax.schema import naming
 from fedfr_jax.types import Pairs, Source
 
 SHARD_BYTES = 2**28
@@ -90,7 +92,10 @@ def pack(
     names = json.dumps(list(source.names)).encode()
     done[NAMES] = _put(folder / NAMES, lambda file: file.write(names))
     files = {name: done[name] for name in sorted(done)}
-    index = json.dumps({**head, "files": files}, indent=1).encode()
+    index = {**head, "files": files}
+    if source.preprocessing is not None:
+        index["preprocessing"] = source.preprocessing._asdict()
+    index = json.dumps(index, indent=1).encode()
     _put(folder / INDEX, lambda file: file.write(index))
     (folder / LINES).unlink(missing_ok=True)
 
@@ -142,6 +147,7 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
         is_test=arrays.get("is_test"),
         masks=masks_of(arrays),
         roles=arrays.get("roles"),
+        preprocessing=_preprocessing(folder, index),
     )
     is_same = index["source"] == _digest(source, arrays)
     if not is_same or len(source.labels) != index["num_images"]:
@@ -206,6 +212,14 @@ def _reader(folder, index):
         return images
 
     return read
+
+
+def _preprocessing(folder, index):
+    """How the images were made of picture files, where the packed set knows."""
+    if "preprocessing" not in index:
+        return None
+    with naming(folder / INDEX):
+        return preprocessing_from(index["preprocessing"], index["image_shape"][-1])
 
 
 def _digest(source, arrays):

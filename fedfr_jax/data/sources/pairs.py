@@ -16,11 +16,11 @@ from fedfr_jax.data.sources.images import (
     check_channels,
     decode,
     parse_size,
+    prepared,
     reader,
-    resize,
 )
 from fedfr_jax.limits import check_file, check_pickle
-from fedfr_jax.types import Pairs, Source
+from fedfr_jax.types import Pairs, Preprocessing, Source
 
 ENCODINGS = {"u1": np.uint8, "b1": np.bool_, "i8": np.int64, "i4": np.int32}
 
@@ -39,8 +39,11 @@ def bin_pairs(
     images, is_same = load_bin(path)
     size, channels = parse_size(image_size), check_channels(channels)
 
+    how = Preprocessing(resize="stretch")
+
     def load(row):
-        return resize(decode(images[row], f"image {row} in {path}", channels), size)
+        image = decode(images[row], f"image {row} in {path}", channels)
+        return prepared(image, size, how)
 
     is_second_of_same = np.stack([np.zeros_like(is_same), is_same], axis=1).reshape(-1)
     labels = np.cumsum(~is_second_of_same, dtype=np.int32) - 1
@@ -53,6 +56,7 @@ def bin_pairs(
         names,
         shape,
         pairs=Pairs(indices, is_same),
+        preprocessing=how,
     )
 
 

@@ -17,8 +17,8 @@ from fedfr_jax.data.sources.images import (
     check_channels,
     decode,
     parse_size,
+    prepared,
     reader,
-    resize,
 )
 from fedfr_jax.data.sources.index_cache import cached
 from fedfr_jax.data.sources.record_index import fits, misplaced, scan_index
@@ -30,7 +30,7 @@ from fedfr_jax.data.sources.records import (
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.data.sources.sizes import check_classes
 from fedfr_jax.limits import check_file
-from fedfr_jax.types import Source
+from fedfr_jax.types import Preprocessing, Source
 
 MOST_SIDE = 2048  # pixels of an image, by a `property` file
 MOST_PROPERTY = 2**12  # bytes of that file
@@ -93,8 +93,10 @@ def recordio(
         first = picture(0)
         size = (first.height, first.width)
     shape = (*size, channels)
-    read = reader(lambda row: resize(picture(row), size), len(labels), shape)
-    return keep_identities(Source(read, labels, names, shape), min_images, str(path))
+    how = Preprocessing(resize="stretch")
+    read = reader(lambda row: prepared(picture(row), size, how), len(labels), shape)
+    source = Source(read, labels, names, shape, preprocessing=how)
+    return keep_identities(source, min_images, str(path))
 
 
 def label_vectors(path: str | os.PathLike) -> np.ndarray:

@@ -10,11 +10,10 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from fedfr_jax.data.sources.files import Files, natural_key
-from fedfr_jax.data.sources.images import decode, parse_size, reader, resize
-from fedfr_jax.types import GALLERY, QUERY, TRAIN, Source
+from fedfr_jax.data.sources.images import decode, parse_size, prepared, reader
+from fedfr_jax.types import GALLERY, QUERY, TRAIN, Preprocessing, Source
 
 NOBODY = "-1"
 IMAGE_SIZE = (256, 128)  # of FedReID and most others
@@ -54,6 +53,7 @@ def reid_source(
     labels = np.array([number[name] for name in listing.identities], np.int32)
     is_nobody = labels == number.get(NOBODY, -1)
     first = listing.names[0]
+    how = Preprocessing(resize="stretch", kernel="bicubic")
     size = parse_size(image_size) if image_size else _size_of(_opened(files, first))
 
     def load(row):
@@ -64,7 +64,7 @@ def reid_source(
                 f"{files.origin(name)} must have the first image's size {size}, got "
                 f"{_size_of(image)}: set image_size, to which images are resized."
             )
-        return resize(image, size, Image.Resampling.BICUBIC)
+        return prepared(image, size, how)
 
     return Source(
         read=reader(load, len(labels), (*size, 3)),
@@ -74,6 +74,7 @@ def reid_source(
         cameras=np.array(listing.cameras, np.int32),
         roles=np.where(is_nobody, GALLERY, roles).astype(np.uint8),
         passed_over=files.passed_over(listing.names),
+        preprocessing=how,
     )
 
 

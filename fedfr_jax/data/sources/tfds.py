@@ -9,20 +9,21 @@ import functools
 import os
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from fedfr_jax.data.align import rescale_points
 from fedfr_jax.data.sources.attributes import by_attribute
 from fedfr_jax.data.sources.images import (
-    align_and_resize,
     check_channels,
     decode,
     parse_size,
     plan_alignment,
+    prepared,
     reader,
+    size_of,
 )
 from fedfr_jax.data.sources.index_cache import cached
-from fedfr_jax.data.sources.masks import read_mask, size_of
+from fedfr_jax.data.sources.masks import read_mask
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
 from fedfr_jax.data.sources.tfds_index import (
     LAYOUTS,
@@ -32,7 +33,7 @@ from fedfr_jax.data.sources.tfds_index import (
     stored_files,
 )
 from fedfr_jax.schema import check_choice
-from fedfr_jax.types import Masks, Source
+from fedfr_jax.types import Masks, Preprocessing, Source
 
 LETTERS_A_TO_J = range(36, 46)  # of emnist/byclass: digits, then A to Z, then a to z
 
@@ -104,15 +105,16 @@ def tfds(
     elif points is not None:
         points = rescale_points(points, stored_size[:2], size)
 
+    kind = {"alignment": "arcface" if align else None, "inverted": layout.is_ink}
+    how = Preprocessing(resize="stretch", **kind)
+
     def load(row):
         stored, origin = example(row)
         image = decode(bytes(stored["image"]), origin, channels)
         if layout.is_transposed:
             image = image.transpose(Image.Transpose.TRANSPOSE)
-        if layout.is_ink:
-            image = ImageOps.invert(image)
         matrix = None if matrices is None else matrices[row]
-        return align_and_resize(image, matrix, canvas, size)
+        return prepared(image, size, how, matrix, canvas)
 
     shape = (*size, channels)
     source = Source(
@@ -123,6 +125,7 @@ def tfds(
         landmarks=points,
         is_test=None if test_split is None else np.arange(num_images) >= num_first,
         masks=masks,
+        preprocessing=how,
     )
     if attribute:
         return by_attribute(source, attribute, rows[attribute], min_images)

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated.local import moving
 from fedfr_jax.federated.simulation import simulation
 from fedfr_jax.feed import Feed
@@ -18,7 +17,7 @@ from fedfr_jax.tasks.classification.loss import cross_entropy
 from fedfr_jax.tasks.options import local_of
 from fedfr_jax.tasks.representation import representation, told
 from fedfr_jax.tasks.targets import with_target
-from fedfr_jax.types import Evaluation, Evaluator, Model, Networks, PyTree
+from fedfr_jax.types import Augment, Evaluation, Evaluator, Model, Networks, PyTree
 
 
 class Evaluating(NamedTuple):
@@ -37,12 +36,15 @@ class Evaluating(NamedTuple):
 FINETUNE = {"epochs": 1, "moves": ""}  # with the keys of `local_of`
 
 
-def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
+def judge_of(
+    settings: Mapping, model: Model, first: PyTree, plain: Augment | None
+) -> Callable:
     """What config.evaluation asks for, checked, but for the images.
 
     Args:
       settings: keys of `Evaluating`.
       first: variables of the model, arrays or shapes.
+      plain: what happens to an image before the network sees it.
 
     Returns:
       judge(clients, unseen or None, mesh, feed, **options) -> {name: Evaluator}; feed
@@ -59,8 +61,7 @@ def judge_of(settings: Mapping, model: Model, first: PyTree) -> Callable:
     given = asked.finetune
     prepared = None if given is None else _finetuning(given, model, first)
     of_features = told(asked.representation, model, first)
-    is_images = len(model.image_shape) == 3
-    judged = Feed(asked.batch_size, normalize() if is_images else None)
+    judged = Feed(asked.batch_size, plain)
 
     def judge(clients, unseen, mesh, feed, **options):
         groups = {"": clients} if unseen is None else {"": clients, "unseen": unseen}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from jax.sharding import Mesh
 
 from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
+from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
 from fedfr_jax.losses.spreadout import spreadout_sum
@@ -16,7 +17,13 @@ from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.classification.data import clients_of, parts_of
 from fedfr_jax.tasks.classification.evaluators import judge_of
 from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
-from fedfr_jax.tasks.data import feed_of, open_data, reported, streams
+from fedfr_jax.tasks.data import (
+    feed_of,
+    open_data,
+    preprocessing_of,
+    reported,
+    streams,
+)
 from fedfr_jax.tasks.network import network_of
 from fedfr_jax.tasks.rows import Given
 from fedfr_jax.tasks.start_weights import check_pretrain
@@ -42,10 +49,11 @@ def classification(settings: Mapping) -> Experiment:
     check_federation(federation, num_clients)
     mesh = mesh_of(federation)
     trainers, of = trainers_of(settings, source, parts, mesh)
-    judge = judge_of(settings["evaluation"], of.model, of.shapes)
+    how, is_images = preprocessing_of(settings, source), len(source.image_shape) == 3
+    plain = normalization(how) if is_images else None
+    judge = judge_of(settings["evaluation"], of.model, of.shapes, plain)
     needed = parts.train, parts.test, unseen.train, unseen.test
     most = streams(federation, source, needed, mesh)
-    is_images = len(source.image_shape) == 3
     drop_last = federation.drop_last
     feed = feed_of(federation, drop_last=drop_last, is_images=is_images)
     clients = clients_of(source, parts, most)
@@ -60,6 +68,7 @@ def classification(settings: Mapping) -> Experiment:
             population=clients.population,
             evaluators=judge(clients, others, mesh, feed, lanes=lanes, seed=seed),
             **reported(facts, format_class_report(facts), source.passed_over),
+            preprocessing=how,
         ),
         stages={
             name: rows.stage_of(trainer, clients.train)

@@ -8,7 +8,7 @@ import numpy as np
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.federated.client import Population
 from fedfr_jax.stream import Stream, stream
-from fedfr_jax.types import Dataset, Source
+from fedfr_jax.types import Dataset, Preprocessing, Source
 
 
 class Recognition(NamedTuple):
@@ -20,6 +20,7 @@ class Recognition(NamedTuple):
     judged: Dataset | Stream  # clients' test rows ++ unseen rows
     test_identities: np.ndarray  # [E] source labels
     train_identities: np.ndarray  # [C] source labels
+    how: Preprocessing = Preprocessing()  # of the images, before a network sees them
 
 
 def recognition(
@@ -29,6 +30,7 @@ def recognition(
     *,
     with_landmarks: bool = False,
     judged_landmarks: bool = False,
+    how: Preprocessing | None = None,
 ) -> Recognition:
     """Read every image of the partition once, or as often as it is needed.
 
@@ -36,6 +38,7 @@ def recognition(
       stream_bytes: bytes that the images may take on a device; None takes them all.
       with_landmarks: whether training images come with those that the source has.
       judged_landmarks: whether judged ones do.
+      how: how networks have the images, None for the defaults.
     """
     p = partition
 
@@ -61,6 +64,7 @@ def recognition(
         ),
         test_identities=p.test_identities,
         train_identities=p.train_identities,
+        how=how or Preprocessing(),
     )
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedfr_jax.data.augment import normalize
+from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.data.sources.join import names_from
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
@@ -69,7 +69,7 @@ def public_means(
     first, labels = len(task.train_identities), task.partition.global_labels
     rows = np.arange(first, first + len(labels), dtype=np.int32)
     table = placed(task.table, mesh)
-    embedded = build_embed(embed, Feed(batch_size, normalize()), mesh)
+    embedded = build_embed(embed, Feed(batch_size, normalization(task.how)), mesh)
     features = embedded(backbone, table, rows)
     sums = jax.ops.segment_sum(
         features[: len(rows), 0], labels, len(task.partition.global_identities)

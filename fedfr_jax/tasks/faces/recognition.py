@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.data.augment import compose, face_mask, mirror, normalize
+from fedfr_jax.data.augment import compose, face_mask, mirror
+from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
 from fedfr_jax.evaluation.blocks import ALL, NEGATIVES
 from fedfr_jax.evaluation.enrolment import generic_identification
@@ -48,10 +49,6 @@ FILES = {
     "search": ("search_", search_set),
     "templates": ("ijb_", template_set),
 }
-# How images are seen when they are judged, a view of each.
-PLAIN = normalize()
-MIRRORED = compose(mirror(), normalize())
-MASKED = compose(face_mask(fixed=True), normalize())
 
 
 class Judge:
@@ -107,6 +104,9 @@ class Judge:
         self._negatives = negatives
         self._task, self._mesh = task, mesh
         self._batch_size, self._compiled = batch_size, {}
+        self._plain = normalization(task.how)
+        self._mirrored = compose(mirror(), self._plain)
+        self._covered = compose(face_mask(fixed=True), self._plain)
         self._fars = rates_of("evaluation.fars", fars)
         self._fpirs = rates_of("evaluation.fpirs", fpirs)
         self._masked = None
@@ -159,7 +159,7 @@ class Judge:
         metrics["accuracy"] = folds["accuracy"]
         for prefix, (files, table) in self._files.items():
             rows = np.arange(files.num_images)
-            seen = MIRRORED if files.is_mirrored else PLAIN
+            seen = self._mirrored if files.is_mirrored else self._plain
             found = files.metrics(self._views(embed, variables, table, rows, seen))
             metrics |= {f"{prefix}{name}": value for name, value in found.items()}
         if self._masked is not None:
@@ -170,7 +170,7 @@ class Judge:
         """Scores of the unseen identities, every second image with either mask."""
         labels = self._task.partition.unseen_labels
         rows = len(self._task.test_identities) + np.arange(len(labels))
-        views = self._views(embed, variables, self._tables[1], rows, MASKED)
+        views = self._views(embed, variables, self._tables[1], rows, self._covered)
         kind = 1 + np.arange(len(labels)) % 2
         masked = views[np.arange(len(labels)), kind]
         found = masked_scores(views[:, 0], masked, labels, fprs=self._masked)
@@ -228,7 +228,8 @@ class Judge:
         return {**verified, **identified}
 
     def _embed(self, embed, variables, table, rows):
-        return self._views(embed, variables, self._tables[table], rows, PLAIN)[:, 0]
+        table = self._tables[table]
+        return self._views(embed, variables, table, rows, self._plain)[:, 0]
 
     def _views(self, embed, variables, table, rows, augment):
         """Features [n, F, D] of table rows in the F views of an augment."""

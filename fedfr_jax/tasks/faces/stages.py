@@ -21,6 +21,7 @@ from fedfr_jax.tasks.data import (
     feed_of,
     open_data,
     other_implementations,
+    preprocessing_of,
     reported,
     split,
     streams,
@@ -89,12 +90,14 @@ def faces(settings: Mapping) -> Experiment:
 
 def images_of(parts: Plan) -> Recognition:
     """A plan's images, with their landmarks where masks are drawn on them."""
+    pretrains = parts.pretraining.epochs > 0
     return recognition(
         parts.source,
         parts.partition,
         parts.stream_bytes,
         with_landmarks=draws_masks(parts),
         judged_landmarks=parts.settings["evaluation"].get("masked") is not None,
+        how=preprocessing_of(parts.settings, parts.source, pretrains=pretrains),
     )
 
 
@@ -227,6 +230,7 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
                 parts.source.passed_over,
                 judge.passed_over,
             ),
+            preprocessing=task.how,
         ),
         stages=stages,
         mesh=parts.mesh,

@@ -81,6 +81,7 @@ def kept_back(
         labels=source.labels[rows],
         cameras=source.cameras[rows],
         roles=source.roles[rows],
+        preprocessing=source.preprocessing,
     )
     return kept, np.flatnonzero(is_public)
 

@@ -9,13 +9,19 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedfr_jax.data.augment import normalize
+from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
 from fedfr_jax.schema import call
 from fedfr_jax.stream import Stream, stream
 from fedfr_jax.tasks import rows
-from fedfr_jax.tasks.data import feed_of, open_data, reported, streams
+from fedfr_jax.tasks.data import (
+    feed_of,
+    open_data,
+    preprocessing_of,
+    reported,
+    streams,
+)
 from fedfr_jax.tasks.reid import colours
 from fedfr_jax.tasks.reid.data import ReidSplit, split_of
 from fedfr_jax.tasks.reid.judge import Judge
@@ -32,12 +38,12 @@ from fedfr_jax.tasks.reid.public import public_of, shared_of
 from fedfr_jax.tasks.reid.report import format_report, report
 from fedfr_jax.tasks.start_weights import check_pretrain
 from fedfr_jax.types import (
-    Augment,
     Central,
     Dataset,
     Evaluator,
     Experiment,
     Model,
+    Preprocessing,
     Source,
     Stage,
     Task,
@@ -70,7 +76,8 @@ def reid(settings: Mapping) -> Experiment:
     parts = parts._replace(facts=shared_of(public, images, feed_of(shown)))
     trainers = trainers_of(settings, parts)
     judged = judged_of(source, split, most)
-    evaluators = evaluators_of(settings, evaluating, judged, source, parts, train)
+    how = preprocessing_of(settings, source)._replace(mirrored=evaluating.flip)
+    evaluators = evaluators_of(settings, evaluating, judged, source, parts, train, how)
     facts = report(split, source)
     return Experiment(
         task=Task(
@@ -78,6 +85,8 @@ def reid(settings: Mapping) -> Experiment:
             population=population_of(split),
             evaluators=evaluators,
             **reported(facts, format_report(facts), source.passed_over),
+            preprocessing=how,
+            is_of_features=True,
         ),
         stages={k: stage_of(of, train, parts) for k, of in trainers.items()},
         mesh=mesh,
@@ -94,9 +103,10 @@ def evaluators_of(
     source: Source,
     parts: Parts,
     train: Dataset | Stream,
+    how: Preprocessing,
 ) -> dict[str, Evaluator]:
     """One network, clients' own, what their training makes of them, and pictures."""
-    plain, seed = plain_of(parts.federation.augment), parts.seed
+    plain, seed = normalization(how), parts.seed
     judge = Judge(judged, parts.mesh, evaluating, plain=plain, seed=seed)
     model = clients_model(settings["model"], parts)
     found, classifier = judge.evaluators, model.blocks[-1]
@@ -143,15 +153,6 @@ def table_of(
 def population_of(split: ReidSplit) -> Population:
     """What the clients own."""
     return Population(split.offsets.astype(np.int64), split.num_classes)
-
-
-def plain_of(augment: tuple) -> Augment | None:
-    """The normalisation of a list of augments, None for that of [-1, 1]."""
-    for entry in augment:
-        if isinstance(entry, Mapping) and entry.get("name") == "normalize":
-            own = {key: value for key, value in entry.items() if key != "name"}
-            return call("federation.augment", normalize, own)
-    return None
 
 
 def stage_of(trainer, train: Dataset | Stream, parts: Parts) -> Stage:

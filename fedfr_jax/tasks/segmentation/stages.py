@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
+from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
 from fedfr_jax.feed import Feed
@@ -18,6 +18,7 @@ from fedfr_jax.tasks.data import (
     feed_of,
     open_data,
     population_of,
+    preprocessing_of,
     reported,
     split_classes,
     streams,
@@ -73,18 +74,21 @@ def segmentation(settings: Mapping) -> Experiment:
     trainers, of = trainers_of(settings, source, parts, mesh)
     most = streams(federation, source, (parts.train, parts.test), mesh)
     train, test = (with_masks(source, x, most) for x in (parts.train, parts.test))
+    how = preprocessing_of(settings, source)
+    feed = Feed(evaluating.batch_size, normalization(how))
     judged = Judged(test, parts.test_offsets, source.masks.names)
     facts = class_report(parts, source.labels, source.names)
     return Experiment(
         task=Task(
             dataset=train,
             population=population_of(parts, len(source.masks.names)),
-            evaluators=evaluators_of(evaluating, judged, of, source, mesh),
+            evaluators=evaluators_of(evaluating, judged, of, source, feed, mesh),
             **reported(
                 {**facts, "pixel_classes": list(source.masks.names)},
                 f"Images by the label of the whole:\n{format_class_report(facts)}",
                 source.passed_over,
             ),
+            preprocessing=how,
         ),
         stages={k: rows.stage_of(trainer, train) for k, trainer in trainers.items()},
         mesh=mesh,
@@ -164,10 +168,14 @@ def segmenter_of(settings: Mapping, source: Source) -> Model:
 
 
 def evaluators_of(
-    evaluating: Evaluating, judged: Judged, of: Given, source: Source, mesh: Mesh
+    evaluating: Evaluating,
+    judged: Judged,
+    of: Given,
+    source: Source,
+    feed: Feed,
+    mesh: Mesh,
 ) -> dict[str, Evaluator]:
     """Overlap by the evaluators of `Judge`, features, and pictures in the end."""
-    feed = Feed(evaluating.batch_size, normalize())
     evaluators = Judge(judged, mesh, feed).evaluators
     of_features = told(evaluating.representation, of.model, of.shapes)
     if of_features is not None:

@@ -1,0 +1,106 @@
+"""Faces in raw photographs: five landmarks of each, by a detector."""
+
+import csv
+import io
+import os
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from fedfr_jax.data.sources.files import Files
+from fedfr_jax.data.sources.images import decode
+from fedfr_jax.drafts import write_text
+from fedfr_jax.text import printable
+
+Detector = Callable[[Image.Image], np.ndarray]  # -> [F, 5, 2] x, y, the surest first
+COLUMNS = ["name", *(f"{axis}{point}" for point in range(1, 6) for axis in "xy")]
+MOST_NAMED = 5
+
+
+def yunet(path: str | os.PathLike) -> Detector:
+    """YuNet (Wu et al., "YuNet: A Tiny Millisecond-level Face Detector", 2023).
+
+    OpenCV runs it; its file is in github.com/opencv/opencv_zoo. A row of its result is
+    a box, five points x, y and a score; the points are the eye at image left, the one
+    at image right, the nose and the corners of the mouth, left and right.
+
+    Raises:
+      ImportError: without OpenCV.
+      ValueError: when there is no such file.
+    """
+    try:
+        import cv2
+    except ImportError as error:
+        raise ImportError(
+            "detector must have OpenCV, got none: pip install 'fedfr_jax[detect]'."
+        ) from error
+    if not pathlib.Path(path).is_file():
+        raise ValueError(f"detector must be the file of YuNet, got {path}.")
+    found = cv2.FaceDetectorYN.create(str(path), "", (320, 320))
+
+    def detect(image):
+        found.setInputSize(image.size)
+        _, faces = found.detect(np.asarray(image)[..., ::-1].copy())  # BGR
+        if faces is None:
+            return np.empty((0, 5, 2), np.float32)
+        faces = faces[np.argsort(-faces[:, 14], kind="stable")]
+        return faces[:, 4:14].reshape(-1, 5, 2).astype(np.float32)
+
+    return detect
+
+
+def surest_faces(files: Files, detect: Detector, name: str) -> np.ndarray:
+    """Landmarks [n, 5, 2] of the surest face on each of n pictures.
+
+    Args:
+      name: what to call the detector in an error.
+
+    Raises:
+      ValueError: naming the first picture without a face.
+    """
+    points = []
+    for file in files.names:
+        faces = _faces(files, file, detect)
+        if not len(faces):
+            raise ValueError(f"{file} must show a face to {name}, got none.")
+        points.append(faces[0])
+    return np.stack(points)
+
+
+def write_landmarks(files: Files, detect: Detector, path: str | os.PathLike) -> str:
+    """Write the csv that `read_landmarks` takes, a row for every picture.
+
+    Of several faces the surest is taken; the cells of a picture without one are empty.
+
+    Returns:
+      what was found, in words, with the first pictures that do not show one face.
+    """
+    text, none, several = io.StringIO(), [], []
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for name in files.names:
+        faces = _faces(files, name, detect)
+        numbers = faces[0].reshape(-1).tolist() if len(faces) else [""] * 10
+        table.writerow([name, *numbers])
+        if not len(faces):
+            none.append(name)
+        elif len(faces) > 1:
+            several.append(name)
+    write_text(path, text.getvalue())
+    lines = [f"{path}: landmarks of {len(files.names) - len(none)} images"]
+    if none:
+        lines.append(f"no face, left out of training: {_counted(none)}")
+    if several:
+        lines.append(f"several faces, the surest is taken: {_counted(several)}")
+    return "\n".join(lines)
+
+
+def _faces(files: Files, name: str, detect: Detector) -> np.ndarray:
+    return detect(decode(files.read(name), files.origin(name), 3))
+
+
+def _counted(names: list[str]) -> str:
+    more = ", ..." if len(names) > MOST_NAMED else ""
+    return f"{len(names)} ({', '.join(map(printable, names[:MOST_NAMED]))}{more})"

@@ -1,0 +1,52 @@
+"""Network inputs: from the numbers of images to those that a network was trained on."""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from fedfr_jax.data.preprocessing import normalization, preprocessing_from
+from fedfr_jax.types import Preprocessing
+
+KEY = "preprocessing"  # in the metadata of a file
+
+
+def metadata(how: Preprocessing | None) -> dict[str, str]:
+    """A record as metadata of a file, nothing without one."""
+    return {} if how is None else {KEY: json.dumps(how._asdict())}
+
+
+def recorded_in(about: Mapping[str, str], num_channels: int) -> Preprocessing | None:
+    """The record of a file's metadata, None without one.
+
+    Raises:
+      ValueError: for one that no picture can be prepared by.
+    """
+    if KEY not in about:
+        return None
+    return preprocessing_from(json.loads(about[KEY]), num_channels)
+
+
+@functools.partial(jax.jit, static_argnames="how")
+def from_pixels(images: jax.Array, how: Preprocessing) -> jax.Array:
+    """Images [B, H, W, C] uint8 (or vectors [B, D]), scaled as in training."""
+    scaled = normalization(how).without_chance
+    return jax.vmap(lambda x: scaled({"image": x})["image"])(images)
+
+
+def from_unit(images: jax.Array, how: Preprocessing) -> jax.Array:
+    """Images [B, H, W, C] of pixel / 127.5 - 1, scaled as in training."""
+    mean, std = np.asarray(how.mean, np.float32), np.asarray(how.std, np.float32)
+    if (mean == 127.5).all() and (std == 127.5).all():
+        return images
+    per_channel = lambda x: np.broadcast_to(x, images.shape[-1:])[None, None, None]
+    return images * per_channel(127.5 / std) + per_channel((127.5 - mean) / std)
+
+
+def summed(embed: Callable, how: Preprocessing) -> Callable:
+    """`embed` of images [B, H, W, C], plus that of mirror images if `how` says so."""
+    if not how.mirrored:
+        return embed
+    return lambda images: embed(images) + embed(images[:, :, ::-1])

@@ -1,0 +1,149 @@
+"""A picture file has the same embedding in a run's evaluation and in use."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedfr_jax as ff
+from fedfr_jax.__main__ import main
+from fedfr_jax.build import build
+from fedfr_jax.data.sources.folder import folder
+from fedfr_jax.deploy.pictures import read_pictures
+from fedfr_jax.evaluation.matches import People
+from fedfr_jax.evaluation.retrieval import cosines, find, summary
+from fedfr_jax.models.weights import write_weights
+from fedfr_jax.runs.ended import networks
+from fedfr_jax.runs.workdir import kept_config
+from fedfr_jax.schema import with_tuples
+from fedfr_jax.types import Preprocessing
+from tests.deploy.conftest import play, settings
+
+SIZE = (28, 36)  # W, H of the pictures: no multiple of the network's
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+
+
+def picture(person, number, size):
+    """A person's colours, with noise of the picture's own."""
+    rng = np.random.default_rng(person)
+    base = rng.integers(256, size=(5, 4, 3))
+    noise = np.random.default_rng(99 * person + number).normal(0, 70, base.shape)
+    small = Image.fromarray((base + noise).clip(0, 255).astype(np.uint8))
+    return small.resize(size, Image.Resampling.BICUBIC)
+
+
+def names_of(part, people, number, shift=0):
+    """[(path below the set, person, camera)]."""
+    found = []
+    for person in people:
+        for i in range(number):
+            camera = 1 + (i + shift) % 2
+            name = f"{part}/{person:04}_c{camera}s1_{i}{shift}.png"
+            found.append((name, person, camera))
+    return found
+
+
+@pytest.fixture(scope="module")
+def reid(tmp_path_factory):
+    """(folder of a run with ImageNet's statistics, queries, gallery)."""
+    path = tmp_path_factory.mktemp("reid")
+    queries = names_of("query", range(5, 13), 1)
+    gallery = names_of("bounding_box_test", range(5, 13), 3, shift=1)
+    for name, person, _ in [
+        *names_of("bounding_box_train", range(1, 5), 4),
+        *(queries + gallery),
+    ]:
+        (path / name).parent.mkdir(exist_ok=True)
+        number = sum(map(ord, name)) % 97
+        picture(person, number, SIZE).save(path / name)
+    config = {
+        "task": "reid",
+        "seed": 0,
+        "data": {"name": "market1501", "path": str(path), "image_size": [32, 16]},
+        "partition": {"name": "by_camera"},
+        "model": {
+            **{"name": "reid", "depth": 18, "blocks": [1], "widths": [4]},
+            # As many features as there are people: features and logits look alike.
+            **{"stem": "cifar", "bottleneck": 4, "dropout": 0.0},
+        },
+        "federation": {
+            **{"rounds": 1, "local_epochs": 1, "batch_size": 4},
+            "augment": [{"name": "normalize", "mean": MEAN, "std": STD}],
+        },
+        "evaluation": {"batch_size": 8, "pictures": 0},
+        "methods": {"fedavg": {"learning_rate": 0.05}},
+    }
+    play(config, path / "run")
+    return path, queries, gallery
+
+
+def retrieval(path, queries, gallery, network, recorded):
+    """Metrics by the embeddings of picture files."""
+
+    def features(part):
+        paths = [path / name for name, *_ in part]
+        return read_pictures(paths, network.image_shape, recorded).embedded(network)
+
+    people = lambda part: People(*np.array([row[1:] for row in part]).T)
+    scores = cosines(features(queries), features(gallery))
+    return summary(find(scores, people(queries), people(gallery)), ranks=(1, 5, 10))
+
+
+def test_a_person_is_found_by_embeddings_as_the_run_evaluates_it(reid):
+    path, *parts = reid
+    experiment = build(with_tuples(kept_config(path / "run")))
+    found = networks(experiment, "fedavg", path / "run")
+    wanted = experiment.task.evaluators["generic"].evaluate(found).metrics
+    network = ff.load(path / "run")
+    how = Preprocessing("stretch", "bicubic", mean=MEAN, std=STD, mirrored=True)
+    assert network.recorded == how
+    got = retrieval(path, *parts, network, network.recorded)
+    assert got == pytest.approx(wanted, abs=1e-6) and 0.1 < got["map"] < 0.99
+    without = network._replace(recorded=None)
+    assert retrieval(path, *parts, without, None)["map"] != pytest.approx(got["map"])
+
+
+def test_faces_of_another_shape_are_the_same_in_training_and_in_use(tmp_path):
+    """Stretched in training; weights, commands and arrays agree, whatever the door."""
+    for person in range(13):
+        for i in range(6):
+            file = tmp_path / "people" / f"p{person:02}" / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            picture(person, i, (140, 180)).save(file)
+    data = {"name": "folder", "path": str(tmp_path / "people"), "image_size": 12}
+    play(settings("", data=data, methods={}), tmp_path / "run")
+    weights, features = tmp_path / "x.safetensors", tmp_path / "x.npz"
+    run = f"--network={tmp_path / 'run'}"
+    assert main(["export", run, f"--to={weights}"]) == 0
+    assert (
+        main(["embed", f"--network={weights}", f"--to={features}", data["path"]]) == 0
+    )
+    network, source = ff.load(tmp_path / "run"), folder(data["path"], image_size=12)
+    trained = network.embed(source.read(np.arange(78)))
+    used = np.load(features)["features"]
+    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
+    cosine = (unit(trained) * unit(used)).sum(axis=1)
+    np.testing.assert_allclose(cosine, 1, atol=1e-5)
+    again = ff.load(weights)
+    assert again.recorded == network.recorded == Preprocessing("stretch")
+    cut = read_pictures([data["path"]], again.image_shape)  # as without a record
+    other = (unit(trained) * unit(again.embed(cut.read(np.arange(78))))).sum(axis=1)
+    assert other.min() < 0.99
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"resize": "tile"}, "preprocessing.resize must be one of"),
+        ({"std": [0, 1, 1]}, "std must be positive"),
+        ({"mean": [1, 2]}, "preprocessing.mean must have a number for each of the 3"),
+        ({"size": 3}, "preprocessing must have keys of"),
+    ],
+)
+def test_a_wrong_record_is_refused_with_the_file(run, tmp_path, record, says):
+    arrays, about = ff.load(run, method="pretrained").weights
+    path = tmp_path / "x.safetensors"
+    write_weights(path, arrays, {**about, "preprocessing": json.dumps(record)})
+    with pytest.raises(ValueError, match=f"x.safetensors.*{says}"):
+        ff.load(path)
