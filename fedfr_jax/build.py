@@ -12,9 +12,11 @@ import ml_collections
 import numpy as np
 
 from fedfr_jax.federated.stragglers import check_stragglers, num_trained
+from fedfr_jax.runs import data_digest
 from fedfr_jax.schema import check_choice, check_ranges, check_seed, naming
 from fedfr_jax.stream import example_of
 from fedfr_jax.tasks import TASKS
+from fedfr_jax.tasks.places import with_paths
 from fedfr_jax.types import Central, Experiment, Federated
 
 # Python's literals that have no place in the JSON that a run keeps of its config.
@@ -88,7 +90,7 @@ def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
         _check_section(f"methods.{name}", options)
         if not re.fullmatch(ROW, str(name)):  # the folder of its stage
             raise ValueError(f"config.methods must have {ROW_NAMES}, got {name!r}.")
-    return settings
+    return with_paths(settings)
 
 
 def _check_section(name: str, value: Any) -> None:
@@ -177,8 +179,11 @@ def is_folder(path: Any) -> bool:
 
 
 def _open_run(options: dict, key: str) -> None:
-    """Put the network of another run in the place of its work folder."""
+    """Put the network of another run in the place of its work folder.
+
+    That run's data may have changed: nothing is evaluated on them.
+    """
     from fedfr_jax.deploy.network import load  # which builds that run
 
     if is_folder(path := options.get(key)):
-        options[key] = load(path).weights
+        options[key] = load(path, data_changed=data_digest.ACCEPT).weights

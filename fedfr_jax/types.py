@@ -6,7 +6,7 @@ T examples in a data set, H W C image, D embedding, M classes.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -79,6 +79,16 @@ class Preprocessing(NamedTuple):
     mirrored: bool = False  # embeddings are sums with those of mirror images
 
 
+class Stored(NamedTuple):
+    """A source's images as they are stored, to find out whether they have changed."""
+
+    names: Sequence[str]  # T, paths below the source's, or numbers of rows
+    # [n] int -> [n] int64 bytes of each, and [n] uint32 checksums of their contents,
+    # 0 where these are not computed
+    facts: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    is_named: bool = True  # False where `names` are numbers of rows
+
+
 class Source(NamedTuple):
     """A labelled set of images, decoded on demand and all of one size, or of vectors.
 
@@ -101,6 +111,22 @@ class Source(NamedTuple):
     passed_over: str = ""  # files that are not read: how many, and the first of a kind
     # How `read` makes its images of picture files; None where there are none
     preprocessing: Preprocessing | None = None
+    stored: Stored | None = None  # None where nothing but labels tells images apart
+
+
+class Part(NamedTuple):
+    """Images of a source that have one use, such as training."""
+
+    rows: np.ndarray  # [n] int, of the source
+    client: np.ndarray | None = None  # [n] int whose they are; None: all clients'
+    number: np.ndarray | None = None  # [n] int of the class (or camera) of each
+
+
+class Used(NamedTuple):
+    """The images that an experiment uses, and what for."""
+
+    source: Source
+    parts: Mapping[str, Part]  # by their use, such as "train"; no image is in two
 
 
 class Dataset(NamedTuple):
@@ -515,6 +541,8 @@ class Task(NamedTuple):
     # Of images before `evaluators` see them; None of a task that does not say
     preprocessing: Preprocessing | None = None
     is_of_features: bool = False  # they compare `Model.features`, not its output
+    # Kept with every stage and compared when it is used again; None compares nothing
+    used: Used | None = None
 
 
 class Experiment(NamedTuple):

@@ -42,6 +42,7 @@ DATA = {  # word: data, people trained on and unseen, and the epochs
             "min_images": 10,
             "global_min_images": 3,
             "max_images": 30,
+            "names": None,  # drawn by rows, as the recorded results are
         },
         20,
     ),

@@ -28,6 +28,7 @@ def get_config():
         "min_images": 10,
         "global_min_images": 3,
         "max_images": 30,
+        "names": None,  # drawn by rows, as the recorded results are
     }
     config.model = base.small_network()
     config.pretrain = base.short_pretraining(15)

@@ -38,6 +38,7 @@ def get_config():
         "min_images": 14,
         "global_min_images": 3,
         "max_images": 14,
+        "names": None,  # drawn by rows, as the recorded results are
         "global_ids_from": "lfw",
         "unseen_ids_from": "lfw",
         "seed": config.get_ref("seed"),

@@ -28,6 +28,7 @@ def get_config():
         "min_images": 6,
         "global_min_images": 3,
         "max_images": 14,
+        "names": None,  # drawn by rows, as the recorded results are
         "seed": config.get_ref("seed"),
     }
     config.model = base.small_network()

@@ -5,8 +5,10 @@ import json
 from fedfr_jax.commands.flags import (
     KEPT,
     define,
+    define_data_changed,
     define_processes,
     join_processes,
+    kept_text,
     new_parser,
     parse,
     workdir,
@@ -21,6 +23,7 @@ def main(argv: list[str]) -> None:
     """Run the command with the words after it."""
     parser = new_parser("fedfr evaluate", ABOUT)
     define(parser)
+    define_data_changed(parser)
     define_processes(parser)
     values = parse(parser, argv)
     folder = workdir(values, parser.prog)
@@ -33,9 +36,9 @@ def main(argv: list[str]) -> None:
     from fedfr_jax.runs.stage_folders import check_stages
     from fedfr_jax.runs.workdir import check_config
 
-    config = json.loads(values.config.to_json_best_effort())
+    config = json.loads(kept_text(values.config))
     with lock_to_read(folder):
         check_config(folder, config, but_for="evaluation")
         experiment = build(values.config)
         check_stages(folder, experiment.stages, config)
-        evaluate_experiment(experiment, folder)
+        evaluate_experiment(experiment, folder, changed=values.data_changed)

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import copy
 import os
 import pathlib
 from typing import Any
@@ -56,6 +57,16 @@ def define(parser: Parser, *, needs_workdir: bool = True) -> None:
     )
     needed = " (needed)" if needs_workdir else ""
     parser.add_argument("--workdir", metavar="DIR", help=f"folder of the run{needed}")
+
+
+def define_data_changed(parser: Parser) -> None:
+    """Add --data-changed."""
+    parser.add_argument(
+        "--data-changed",
+        choices=["accept"],
+        help="go on although images were added, are gone or changed since a stage was "
+        "trained: it is used with the data as they are",
+    )
 
 
 def define_processes(parser: Parser) -> None:
@@ -121,13 +132,37 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
     return values
 
 
+def kept_text(config: ConfigDict) -> str:
+    """The config as JSON, its paths such as hold in any current folder."""
+    from fedfr_jax.build import plain  # which needs JAX
+    from fedfr_jax.tasks.places import absolute, paths_in
+
+    config = copy.deepcopy(config)
+    for keys, path in [*paths_in(plain(config))]:
+        set_key(config, ".".join(keys), absolute(path))
+    return config.to_json_best_effort(indent=1)
+
+
 def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
     """Parse `argv`, which has flags and nothing else."""
-    values, rest = parser.parse_known_args(argv)
+    values, rest = parser.parse_known_args([with_home(word) for word in argv])
     if rest:
         known = sorted(vars(values))
         raise ValueError(f"{parser.prog}: flags must be of {known}, got {rest[0]!r}.")
     return values
+
+
+def with_home(word: str) -> str:
+    """A word of a command whose path, after --flag= or alone, may begin with ~.
+
+    >>> with_home("--workdir=~/a") == "--workdir=" + os.path.expanduser("~/a")
+    True
+    """
+    flag, equals, path = (
+        word.partition("=") if word.startswith("--") else ("", "", word)
+    )
+    is_path = path == "~" or path.startswith("~/")
+    return flag + equals + (os.path.expanduser(path) if is_path else path)
 
 
 def config_of(values: argparse.Namespace, command: str) -> ConfigDict:

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from fedfr_jax.build import plain
 from fedfr_jax.commands.flags import set_key
+from fedfr_jax.tasks.places import without_places
 
 
 class Run(NamedTuple):
@@ -68,12 +69,13 @@ def runs_of(config: ConfigDict, words: Sequence[str]) -> list[Run]:
         own = copy.deepcopy(config)
         for key, value in changes.items():
             set_key(own, key, value)
-        name = digest(own)
+        places = {key: v for key, v in changes.items() if key.startswith("data.")}
+        name = digest({**without_places(plain(own)), **places})
         found.setdefault(name, Run(name, changes, own))
     return list(found.values())
 
 
-def digest(config: ConfigDict) -> str:
+def digest(config: ConfigDict | Mapping) -> str:
     """Eight letters that tell configs apart."""
     text = json.dumps(plain(config), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

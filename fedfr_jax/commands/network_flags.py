@@ -3,7 +3,7 @@
 import argparse
 import math
 
-from fedfr_jax.commands.flags import Parser, count
+from fedfr_jax.commands.flags import Parser, count, define_data_changed
 from fedfr_jax.text import printable
 
 
@@ -18,6 +18,7 @@ def define_network(parser: Parser) -> None:
     parser.add_argument(
         "--client", type=count, metavar="I", help="its own network, not the server's"
     )
+    define_data_changed(parser)
 
 
 def define_pictures(parser: Parser, what: str) -> None:
@@ -61,7 +62,12 @@ def network_of(values: argparse.Namespace, command: str):
         )
     from fedfr_jax.deploy.network import load
 
-    return load(values.network, method=values.method, client=values.client)
+    return load(
+        values.network,
+        method=values.method,
+        client=values.client,
+        data_changed=values.data_changed,
+    )
 
 
 def pictures_of(values: argparse.Namespace, network):

@@ -6,7 +6,15 @@ import pathlib
 import traceback
 from collections.abc import Sequence
 
-from fedfr_jax.commands.flags import add_switch, define, new_parser, parse, workdir
+from fedfr_jax.commands.flags import (
+    add_switch,
+    define,
+    define_data_changed,
+    kept_text,
+    new_parser,
+    parse,
+    workdir,
+)
 
 ABOUT = """\
 Train a config once for every combination of the values given as KEY=[VALUE, ...], any
@@ -34,6 +42,7 @@ def main(argv: list[str]) -> None:
     add_switch(parser, "retry", "train failed runs again")
     add_switch(parser, "together", "train what differs in seeds and rates in one round")
     axes = [word for word in argv if not word.startswith("-") and "=[" in word]
+    define_data_changed(parser)
     values = parse(parser, [word for word in argv if word not in axes])
     if not axes:
         raise ValueError(
@@ -50,11 +59,11 @@ def main(argv: list[str]) -> None:
     missing = [run for run in runs if run.name not in rows or run.name in again]
     print(f"{len(runs)} runs, {len(missing)} to train, in {folder}", flush=True)
     if values.together:
-        train_together(missing, folder)
+        train_together(missing, folder, values.data_changed)
     for run in missing:
         if run.name in results.read(folder) and run.name not in again:
             continue  # of another sweep in this folder
-        if row := row_of(run, folder):
+        if row := row_of(run, folder, values.data_changed):
             results.add(folder, row)
     print(folder / "results.csv")
 
@@ -70,15 +79,16 @@ def check_same_base(folder: pathlib.Path, config) -> None:
     from fedfr_jax.runs.locks import lock_to_write
     from fedfr_jax.runs.stage_settings import first_difference
     from fedfr_jax.runs.workdir import check_contents
+    from fedfr_jax.tasks.places import without_places
 
     check_contents(folder, results.MARK, results.FILE)
     folder.mkdir(parents=True, exist_ok=True)
-    path, base = folder / KEPT, json.loads(config.to_json_best_effort())
+    path, base = folder / KEPT, json.loads(kept_text(config))
     with lock_to_write(folder, results.MARK, waits=True):
         if not path.exists():
             digest_json.write(path, base)
         kept = digest_json.read(path)
-    if found := first_difference(kept, base):
+    if found := first_difference(without_places(kept), without_places(base)):
         key, before, now = found
         raise ValueError(
             f"config.{key} must be that of the sweep in {folder}, {before!r}, got "
@@ -86,13 +96,17 @@ def check_same_base(folder: pathlib.Path, config) -> None:
         )
 
 
-def row_of(run, folder: pathlib.Path) -> dict | None:
+def row_of(run, folder: pathlib.Path, changed: str | None = None) -> dict | None:
     """Train a run, or go on with it: its row, with "error" where it fails.
 
     None where another sweep is training it, which will write the row.
+
+    Args:
+      changed: as of `data_digest.check`.
     """
     from fedfr_jax.runs import results
     from fedfr_jax.runs.borrowing import borrow
+    from fedfr_jax.runs.data_digest import agreement
     from fedfr_jax.runs.experiment import run_experiment
     from fedfr_jax.runs.locks import InUse
     from fedfr_jax.runs.sizes import facts_of
@@ -102,8 +116,9 @@ def row_of(run, folder: pathlib.Path) -> dict | None:
     print(f"{run.name}: {described(run.changes)}", flush=True)
     try:
         with contextlib.ExitStack() as stack:
-            experiment = claimed(run, place, stack)
-            borrow(experiment, place)
+            experiment = claimed(run, place, stack, changed)
+            borrow(experiment, place, changed)
+            agreement(experiment.task, changed)([place / x for x in experiment.stages])
             summary = run_experiment(experiment, place)
             row |= facts_of(experiment, place)
         return row | {"seconds": summary["seconds"], **results.metrics_of(summary)}
@@ -118,7 +133,9 @@ def row_of(run, folder: pathlib.Path) -> dict | None:
         return row | {"error": f"{type(error).__name__}: {error}"}
 
 
-def train_together(runs: Sequence, folder: pathlib.Path) -> None:
+def train_together(
+    runs: Sequence, folder: pathlib.Path, changed: str | None = None
+) -> None:
     """Train groups of runs side by side, as far as they can be.
 
     What goes wrong is said in a line and parts a group: its runs then go on alone from
@@ -133,8 +150,8 @@ def train_together(runs: Sequence, folder: pathlib.Path) -> None:
             for run, numbers in group:
                 place = folder / run.name
                 with contextlib.suppress(Exception):  # its row will say why
-                    experiment = claimed(run, place, stack)
-                    members.append(Member(experiment, place, numbers))
+                    experiment = claimed(run, place, stack, changed)
+                    members.append(Member(experiment, place, numbers, changed))
             if len(members) < 2:
                 continue
             names = ", ".join(member.folder.name for member in members)
@@ -145,15 +162,40 @@ def train_together(runs: Sequence, folder: pathlib.Path) -> None:
                 print(f"one by one: {type(error).__name__}: {error}", flush=True)
 
 
-def claimed(run, place: pathlib.Path, stack: contextlib.ExitStack):
+def claimed(
+    run, place: pathlib.Path, stack: contextlib.ExitStack, changed: str | None = None
+):
     """The experiment of a run, whose folder is held until the stack ends."""
     from fedfr_jax.build import build
+    from fedfr_jax.runs.data_digest import agreement
     from fedfr_jax.runs.workdir import claim_for_all
 
     experiment = build(run.config)
-    text = run.config.to_json_best_effort(indent=1)
-    stack.enter_context(claim_for_all(place, text, experiment.stages))
+    text, stages = kept_text(run.config), experiment.stages
+    agree = agreement(experiment.task, changed)
+    stack.enter_context(claim_for_all(place, text, stages, agree=agree))
+    check_same_images(experiment.task.used, run, place.parent, changed)
     return experiment
+
+
+def check_same_images(used, run, folder: pathlib.Path, changed: str | None) -> None:
+    """Keep the images that the sweep's runs share, which must be those of the others.
+
+    Runs whose values are of keys of config.data have images of their own.
+
+    Raises:
+      ValueError: when images have changed since an earlier run of the sweep.
+    """
+    from fedfr_jax.commands.grid import digest
+    from fedfr_jax.runs import data_digest
+
+    own = {key: v for key, v in run.changes.items() if key.startswith("data.")}
+    path = folder / (f"data-{digest(own)}.npz" if own else data_digest.FILE)
+    if used is None:
+        return
+    now = data_digest.of_source(used.source)
+    if not path.exists() or data_digest.compare(path, now, changed):
+        data_digest.write(now, path)
 
 
 def described(changes) -> str:

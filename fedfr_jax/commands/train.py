@@ -5,8 +5,10 @@ import argparse
 from fedfr_jax.commands.flags import (
     add_switch,
     define,
+    define_data_changed,
     define_processes,
     join_processes,
+    kept_text,
     names,
     new_parser,
     parse,
@@ -37,6 +39,7 @@ def main(argv: list[str]) -> None:
         help="train these stages (rows of methods, or pretrained) from their beginning "
         "again, with those that start from them; the others stay",
     )
+    define_data_changed(parser)
     define_processes(parser)
     values = parse(parser, argv)
     train(values, workdir(values, parser.prog))
@@ -46,16 +49,18 @@ def train(values: argparse.Namespace, folder) -> None:
     """Build the experiment and run it in `folder`."""
     join_processes(values)
     from fedfr_jax.build import build
+    from fedfr_jax.runs.data_digest import agreement
     from fedfr_jax.runs.experiment import run_experiment
     from fedfr_jax.runs.workdir import claim_for_all
 
     experiment = build(values.config)
-    text = values.config.to_json_best_effort(indent=1)
+    text = kept_text(values.config)
     with claim_for_all(
         folder,
         text,
         experiment.stages,
         is_fresh=bool(values.overwrite),
         restart=values.restart or (),
+        agree=agreement(experiment.task, values.data_changed),
     ):
         run_experiment(experiment, folder)

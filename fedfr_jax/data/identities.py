@@ -1,5 +1,6 @@
 """Draw identities, none twice, and lay their rows out by client and class."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,6 +44,25 @@ class Partition(NamedTuple):
         first = np.cumsum(self.num_classes) - self.num_classes
         first = np.repeat(first, np.diff(self.train_offsets))
         return self.client_identities[first + self.train_labels]
+
+
+class Names(NamedTuple):
+    """What the images [T] and the identities [M] of a source are called."""
+
+    images: Sequence[str]
+    identities: Sequence[str]
+
+
+def name_keys(names: Sequence[str], seed: int, use: str) -> np.ndarray:
+    """A number in [0, 1) of each name [n], whatever other names there are.
+
+    Args:
+      use: other uses have other numbers.
+    """
+    key = f"{seed} {use}".encode()
+    digest = lambda name: hashlib.blake2b(name.encode(), digest_size=8, key=key)
+    numbers = [int.from_bytes(digest(name).digest()) >> 11 for name in names]
+    return np.array(numbers, np.float64) / 2**53
 
 
 def check_labels(labels: np.ndarray, num_identities: int = 0) -> np.ndarray:

@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import pathlib
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,11 +25,13 @@ from fedfr_jax.federated.packing import unpack
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.foreign import network_of, variables_of
 from fedfr_jax.models.weights import Weights, read_weights
+from fedfr_jax.notebook import is_saved
+from fedfr_jax.runs.data_digest import ACCEPT
 from fedfr_jax.runs.ended import networks
 from fedfr_jax.runs.locks import lock_to_read
 from fedfr_jax.runs.stage_folders import check_stages
 from fedfr_jax.runs.workdir import CONFIG, kept_config
-from fedfr_jax.schema import choose, naming, with_tuples
+from fedfr_jax.schema import check_choice, choose, naming, with_tuples
 from fedfr_jax.stacks import named
 from fedfr_jax.tasks.network import with_name
 from fedfr_jax.types import Experiment, Networks, Preprocessing, PyTree
@@ -116,44 +117,42 @@ class Network(NamedTuple):
 
 
 def load(
-    path: str | os.PathLike, *, method: str | None = None, client: int | None = None
+    path: str | os.PathLike,
+    *,
+    method: str | None = None,
+    client: int | None = None,
+    data_changed: str | None = None,
 ) -> Network:
     """A trained network.
 
     Args:
-      path: the work folder of a run, whose data has to be where it was; or a file of
-        weights, see `models.weights`.
+      path: the work folder of a run, whose data have to be where config.json says (as
+        `fedfr train --config.data.path=NEW` does of data that were moved); or a file
+        of weights, see `models.weights`.
       method: a row of the run's methods, or "pretrained"; None takes the last one.
       client: number of a client, for its own network; None for the server's.
+      data_changed: "accept" opens a run whose data have changed since its training,
+        and takes thresholds from the data as they are.
 
     Raises:
-      ValueError: for a folder without a finished run, an unknown method or client, or
-        weights that are of no known network, or a notebook's run.
+      ValueError: for a folder without a finished run, an unknown method or client, data
+        that have changed, weights that are of no known network, or a notebook's run.
     """
-    if is_saved_run(path):
+    check_choice("data_changed", data_changed, (None, ACCEPT))
+    path = os.path.expanduser(path)
+    if is_saved(path):
         raise ValueError(
             f"{path} must be a work folder or a file of weights, got a run that "
             "ff.save wrote: ff.resume(run, path) continues it, for one that ff.init "
             "made alike, and run.variables are its network."
         )
     if pathlib.Path(path).is_dir():
-        return _of_run(pathlib.Path(path), method, client)
+        return _of_run(pathlib.Path(path), method, client, data_changed)
     if method is not None or client is not None:
         raise ValueError(
             f"method and client must come with a work folder, got the file {path}."
         )
     return network_from(read_weights(path), path)
-
-
-def is_saved_run(path: str | os.PathLike) -> bool:
-    """Whether a path, with or without its .npz, is what `notebook.save` wrote."""
-    if pathlib.Path(path).is_dir():  # a work folder may lie beside such a file
-        return False
-    for file in (path, f"{path}.npz"):
-        if zipfile.is_zipfile(file):  # which a path without a file is not
-            with zipfile.ZipFile(file) as archive:
-                return {"round_number.npy", "num_clients.npy"} <= {*archive.namelist()}
-    return False
 
 
 def network_from(
@@ -201,17 +200,18 @@ def of_server(workdir: str | os.PathLike) -> PyTree:
     Raises:
       ValueError: for a folder without a finished run, or a row without such a network.
     """
-    return meshes.fetch(unpack(_opened(pathlib.Path(workdir), None, None).variables))
+    opened = _opened(pathlib.Path(workdir), None, None, ACCEPT)
+    return meshes.fetch(unpack(opened.variables))
 
 
-def _of_run(workdir, method, client) -> Network:
-    opened = _opened(workdir, method, client)
+def _of_run(workdir, method, client, changed) -> Network:
+    opened = _opened(workdir, method, client, changed)
     about = {"from": str(workdir), "method": opened.method}
     about |= {} if client is None else {"client": str(client)}
     return _plain(opened, about)
 
 
-def _opened(workdir, method, client) -> Opened:
+def _opened(workdir, method, client, changed) -> Opened:
     if not (workdir / CONFIG).is_file():
         raise ValueError(f"{workdir} must hold a trained run, got no {CONFIG}.")
     with lock_to_read(workdir):
@@ -223,7 +223,7 @@ def _opened(workdir, method, client) -> Opened:
         experiment = build(settings)
         check_stages(workdir, experiment.stages, kept)
         method = method or list(experiment.stages)[-1]
-        found = networks(experiment, method, workdir)
+        found = networks(experiment, method, workdir, changed=changed)
         variables, apply = _chosen(
             found, client, experiment.task.population.num_clients
         )

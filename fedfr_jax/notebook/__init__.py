@@ -6,6 +6,7 @@ for long runs, with checkpoints, logs and pages.
 
 import os
 import pathlib
+import zipfile
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -197,7 +198,7 @@ def _check_newest(run: Run) -> None:
 
 def _npz(path: str | os.PathLike) -> pathlib.Path:
     """`path` with .npz behind it, as numpy.savez has it."""
-    path = pathlib.Path(path)
+    path = pathlib.Path(path).expanduser()
     return path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
 
 
@@ -219,6 +220,17 @@ def save(run: Run, path: str | os.PathLike) -> pathlib.Path:
     with replacing(path) as file:
         np.savez(file, **arrays)
     return path
+
+
+def is_saved(path: str | os.PathLike) -> bool:
+    """Whether a path, with or without its .npz, is what `save` wrote."""
+    if pathlib.Path(path).is_dir():  # a work folder may lie beside such a file
+        return False
+    for file in (path, f"{path}.npz"):
+        if zipfile.is_zipfile(file):  # which a path without a file is not
+            with zipfile.ZipFile(file) as archive:
+                return {"round_number.npy", "num_clients.npy"} <= {*archive.namelist()}
+    return False
 
 
 def resume(run: Run, path: str | os.PathLike) -> Run:

@@ -5,7 +5,7 @@ import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
 
-from fedfr_jax.runs import digest_json
+from fedfr_jax.runs import data_digest, digest_json
 from fedfr_jax.runs.begin import end_of
 from fedfr_jax.runs.ended import check_end
 from fedfr_jax.runs.stage_folders import is_trained
@@ -14,7 +14,9 @@ from fedfr_jax.runs.workdir import CONFIG
 from fedfr_jax.types import Experiment
 
 
-def borrow(experiment: Experiment, folder: pathlib.Path) -> None:
+def borrow(
+    experiment: Experiment, folder: pathlib.Path, changed: str | None = None
+) -> None:
     """Copy into `folder` every stage that a run beside it has finished.
 
     That is one whose training depends on the same settings, and whose networks are
@@ -22,11 +24,16 @@ def borrow(experiment: Experiment, folder: pathlib.Path) -> None:
 
     Args:
       folder: of the run, with its config; runs beside it are its siblings.
+      changed: as of `data_digest.check`.
+
+    Raises:
+      ValueError: when the data have changed since the stage was trained.
     """
     own = digest_json.read(folder / CONFIG)
     for name in experiment.stages:
         if not is_trained(folder / name):
             for other in _finished(experiment, name, own, folder):
+                data_digest.check(experiment.task, [other / name], changed=changed)
                 draft = folder / f"{name}.tmp"
                 shutil.rmtree(draft, ignore_errors=True)
                 shutil.copytree(other / name, draft)

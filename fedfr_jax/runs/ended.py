@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fedfr_jax.runs import report
+from fedfr_jax.runs import data_digest, report
 from fedfr_jax.runs.begin import Begun, begin, end_of
 from fedfr_jax.runs.central_stage import read_central
 from fedfr_jax.runs.checkpoint import Checkpointer
@@ -25,27 +25,46 @@ class End(NamedTuple):
     begun: Begun | None  # of a federated stage
 
 
-def networks(experiment: Experiment, name: str, workdir: pathlib.Path) -> Networks:
+def networks(
+    experiment: Experiment,
+    name: str,
+    workdir: pathlib.Path,
+    *,
+    changed: str | None = None,
+) -> Networks:
     """The networks of a stage at its end.
 
+    Args:
+      changed: as of `data_digest.check`.
+
     Raises:
-      ValueError: for an unknown stage, or one that is not trained to its end.
+      ValueError: for an unknown stage, one that is not trained to its end, or one whose
+        data have changed.
     """
     check_choice("method", name, experiment.stages)
+    data_digest.check(experiment.task, [workdir / name], changed=changed)
     return _read(experiment, name, workdir, _before(experiment, name, workdir)).networks
 
 
-def evaluate_experiment(experiment: Experiment, workdir) -> dict:
+def evaluate_experiment(
+    experiment: Experiment, workdir, *, changed: str | None = None
+) -> dict:
     """Judge a run's last checkpoints again; returns and writes evaluation.json.
 
+    Args:
+      changed: as of `data_digest.check`.
+
     Raises:
-      ValueError: when a stage has not been trained to its end, or its last checkpoint
-        cannot be read; nothing is trained, and no file of a stage written.
+      ValueError: when a stage has not been trained to its end, its last checkpoint
+        cannot be read, or its data have changed; nothing is trained, and no file of a
+        stage written.
     """
     workdir = pathlib.Path(workdir)
     rounds, evaluators = experiment.federation.rounds, experiment.task.evaluators
     for name, stage in experiment.stages.items():
         check_end(workdir / name / "checkpoints", end_of(stage.trainer, rounds))
+    folders = [workdir / name for name in experiment.stages]
+    data_digest.check(experiment.task, folders, changed=changed)
     found = {}
     for name, end in _ends(experiment, workdir):
         found[name] = evaluate(evaluators, end.networks)

@@ -18,7 +18,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import client_key, first_personal_key
 from fedfr_jax.federated.model_axis import onto
 from fedfr_jax.federated.store import Store
-from fedfr_jax.runs import loop, report
+from fedfr_jax.runs import data_digest, loop, report
 from fedfr_jax.runs.begin import begin, end_of, last_simulation
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.costs import with_costs
@@ -97,6 +97,9 @@ def run_stages(
 ) -> dict[str, Evaluations]:
     """Train every stage, or read its end, and evaluate it."""
     ends, found = {}, {}
+    folders = [workdir / name for name in experiment.stages]
+    data_digest.check(experiment.task, folders)
+    data_digest.keep(experiment.task, folders)
     wanted = {stage.start_from for stage in experiment.stages.values()}
     for name, stage in experiment.stages.items():
         run = run_central if isinstance(stage.trainer, Central) else run_federated

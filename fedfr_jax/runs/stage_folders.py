@@ -9,13 +9,14 @@ for more rounds goes on, where that ends as so many rounds from the beginning.
 import contextlib
 import pathlib
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from fedfr_jax.runs import digest_json
 from fedfr_jax.runs.aside import set_aside
 from fedfr_jax.runs.longer import length_before, why_anew
 from fedfr_jax.runs.stage_settings import first_difference, settings_of
+from fedfr_jax.tasks.places import without_places
 from fedfr_jax.types import Stage
 
 RECORD, OLD = "settings.json", ".old"
@@ -57,12 +58,14 @@ def arrange(
     old: Mapping | None,
     new: Mapping,
     restart: Collection[str],
+    agree: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
 ) -> None:
     """Set aside what the config `new` touches, take back what fits, keep the rest.
 
     Args:
       old: the config that the run was last started with, for stages without a record.
       restart: names of stages that begin anew in any case.
+      agree: as of `workdir.claim`.
 
     Raises:
       ValueError: when nothing of what is trained would be kept: another run's folder.
@@ -71,12 +74,14 @@ def arrange(
     kept = {name: _kept_settings(workdir, name, stages, old) for name in stages}
     changes = _changes(workdir, stages, kept, wanted, {*restart})
     lost, stay = changes.trained & changes.anew, changes.trained - changes.anew
-    difference = first_difference(old, new) if old is not None else None
+    both = without_places(old or {}), without_places(new)
+    difference = first_difference(*both) if old is not None else None
     if difference is None and changes.touched:
         name = next(name for name in stages if name in changes.touched)
         difference = first_difference(kept[name], wanted[name])
     if lost & changes.touched and not stay and not changes.back:
         raise another_run(workdir, *difference, _reasons(changes))
+    agree([*(workdir / name for name in sorted(stay)), *changes.back.values()])
     for name in changes.anew:
         _put_away(workdir / name, kept[name])
         if name in changes.back:
@@ -155,7 +160,8 @@ def check_stages(
     for name in stages:
         folder, wanted = workdir / name, settings_of(name, stages, config)
         record = read_record(folder)
-        if found := first_difference(record.get("settings", wanted), wanted):
+        kept = without_places(record.get("settings", wanted))
+        if found := first_difference(kept, wanted):
             raise _other_settings(folder, *found)
         digest = digest_json.digest_of(record.get("settings", wanted))
         named = _named(folder)
@@ -175,7 +181,7 @@ def _kept_settings(workdir, name, stages, old):
     settings = read_record(workdir / name).get("settings")
     if settings is None and old is not None:
         return settings_of(name, stages, old)
-    return settings
+    return settings and without_places(settings)
 
 
 def _generation(folder, settings):

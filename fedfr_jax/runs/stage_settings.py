@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from fedfr_jax.tasks.places import without_places
 from fedfr_jax.types import Central, Stage
 
 # Keys that move the work between devices or say how often things are looked at.
@@ -22,9 +23,9 @@ def settings_of(name: str, stages: Mapping[str, Stage], config: Mapping) -> dict
     """The part of a config that the stage `name` depends on.
 
     That is its own row, what all stages share, and the same of the stage that it starts
-    from; not the other rows nor how networks are judged.
+    from; not the other rows, nor how networks are judged, nor where data lie.
     """
-    stage = stages[name]
+    stage, config = stages[name], without_places(config)
     own = {k: v for k, v in config.items() if k not in ("methods", "evaluation")}
     for section, keys in FREE.items():
         kept = own.get(section) or {}

@@ -18,7 +18,7 @@ import numpy as np
 from fedfr_jax.federated.model_axis import places
 from fedfr_jax.federated.simulation import start
 from fedfr_jax.federated.sweep import sweep
-from fedfr_jax.runs import loop
+from fedfr_jax.runs import data_digest, loop
 from fedfr_jax.runs.borrowing import borrow
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.console import ConsoleSink
@@ -35,6 +35,7 @@ class Member(NamedTuple):
     experiment: Experiment
     folder: pathlib.Path
     numbers: Mapping[str, Mapping[str, float]]  # {row: {key: its number}}
+    changed: str | None = None  # as of `data_digest.check`
 
 
 def train_members(members: Sequence[Member]) -> None:
@@ -51,10 +52,13 @@ def train_members(members: Sequence[Member]) -> None:
     for name, stage in members[0].experiment.stages.items():
         if isinstance(stage.trainer, Central):
             for member, of in zip(members, ends, strict=True):
-                borrow(member.experiment, member.folder)
+                borrow(member.experiment, member.folder, member.changed)
+                _keep_data(member, name)
                 of[name] = _central(member, name)
         else:
             before = [of.get(stage.start_from) for of in ends]
+            for member in members:
+                _keep_data(member, name)
             train_stage(members, name, before)
     share = (time.perf_counter() - started) / len(members)
     for member in members:
@@ -87,6 +91,10 @@ def _stages(experiment):
 def _centrals(experiment):
     stages = experiment.stages.items()
     return [name for name, stage in stages if isinstance(stage.trainer, Central)]
+
+
+def _keep_data(member: Member, name: str) -> None:
+    data_digest.keep(member.experiment.task, [member.folder / name])
 
 
 def _central(member: Member, name: str) -> PyTree:

@@ -10,13 +10,14 @@ import math
 import pathlib
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.json_files import read_json
 from fedfr_jax.runs import digest_json, locks, stage_folders
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.runs.stage_settings import first_difference, with_followers
+from fedfr_jax.tasks.places import without_places
 from fedfr_jax.types import Stage
 
 CONFIG = "config.json"
@@ -71,6 +72,7 @@ def claim_for_all(
     is_fresh: bool = False,
     but_for: str = "",
     restart: Collection[str] = (),
+    agree: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
 ) -> Iterator[None]:
     """`claim` by the first of several processes."""
     with contextlib.ExitStack() as stack:
@@ -83,6 +85,7 @@ def claim_for_all(
                     is_fresh=is_fresh,
                     but_for=but_for,
                     restart=restart,
+                    agree=agree,
                 )
                 stack.enter_context(lock)
         yield
@@ -96,6 +99,7 @@ def claim(
     is_fresh: bool = False,
     but_for: str = "",
     restart: Collection[str] = (),
+    agree: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
 ):
     """Keep `config` (JSON lines) beside the run, and others out of its folder.
 
@@ -105,6 +109,8 @@ def claim(
       is_fresh: empty the folder first, once it is locked.
       but_for: name of a top-level section that may differ.
       restart: names of stages that begin anew, with those that start from them.
+      agree: is called with the folders of stages that stay or are taken back, before
+        anything is changed, and raises ValueError where they do not fit the run.
 
     Returns:
       The lock, held as long as the object lives.
@@ -124,7 +130,7 @@ def claim(
         _check_file(workdir / CONFIG)
         old, new = kept_config(workdir), json.loads(config)
         if stages:
-            stage_folders.arrange(workdir, stages, old, new, restart)
+            stage_folders.arrange(workdir, stages, old, new, restart, agree)
         elif old is not None:
             check_config(workdir, new, but_for)
         if old is None or stages:
@@ -202,6 +208,7 @@ def named_config(workdir: pathlib.Path) -> dict[str, str]:
 
 def check_config(workdir: pathlib.Path, config: Mapping, but_for: str = "") -> None:
     """Raise ValueError for the first key that the run's config has otherwise."""
-    found = first_difference(kept_config(workdir), config, but_for)
+    both = without_places(kept_config(workdir)), without_places(config)
+    found = first_difference(*both, but_for)
     if found:
         raise stage_folders.another_run(workdir, *found)

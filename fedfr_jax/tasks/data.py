@@ -10,7 +10,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.data.augment import build_augment, normalize
+from fedfr_jax.data.identities import Names
 from fedfr_jax.data.partition import PARTITIONS, ClientSplit, leave_out
+from fedfr_jax.data.partition.client_split import hold_out_by_name
 from fedfr_jax.data.preprocessing import VECTORS
 from fedfr_jax.data.sources import SOURCES, names_from
 from fedfr_jax.federated.client import Population
@@ -19,7 +21,7 @@ from fedfr_jax.feed import Feed
 from fedfr_jax.models import MODELS, conv
 from fedfr_jax.schema import call, check_choice, choose, naming, with_tuples
 from fedfr_jax.stream import Stream, fits_devices, stream
-from fedfr_jax.types import Augment, Dataset, Preprocessing, Source
+from fedfr_jax.types import Augment, Dataset, Part, Preprocessing, Source, Used
 
 
 def open_data(settings: Mapping) -> Source:
@@ -54,8 +56,9 @@ def reported(facts: Mapping, text: str, *passed_over: str) -> dict:
 def split(settings: Mapping, source: Source):
     """The config's partition of a source, by_identity unless it names another.
 
-    The name of a joined part stands for its identities; partitions that know test rows
-    or owners are given those that the source has.
+    The name of a joined part stands for its identities; partitions that know test rows,
+    owners or names are given those that the source has. Where images have names, what a
+    partition of classes holds out of clients' images is decided by the names.
     """
     settings = {"name": "by_identity", **settings}
     for key, value in settings.items():
@@ -64,10 +67,19 @@ def split(settings: Mapping, source: Source):
             settings[key] = names_from(source.names, value, where)
     check_choice("config.partition.name", settings["name"], sorted(PARTITIONS))
     asked = inspect.signature(PARTITIONS[settings["name"]]).parameters
-    for key, known in (("is_test", source.is_test), ("owners", source.owners)):
+    given = {"is_test": source.is_test, "owners": source.owners}
+    if source.stored is not None and source.stored.is_named:
+        given["names"] = Names(source.stored.names, source.names)
+    for key, known in given.items():
         if key in asked and known is not None:
             settings.setdefault(key, known)
-    return choose("partition", PARTITIONS, settings, source.labels)
+    parts = choose("partition", PARTITIONS, settings, source.labels)
+    is_held_out = "test_fraction" in asked and settings.get("is_test") is None
+    if isinstance(parts, ClientSplit) and is_held_out and "names" in given:
+        fraction = settings.get("test_fraction", asked["test_fraction"].default)
+        drawn = fraction, settings.get("seed", 0)
+        return hold_out_by_name(parts, source.labels, given["names"].images, *drawn)
+    return parts
 
 
 def split_classes(
@@ -100,6 +112,24 @@ def split_classes(
     if not len(parts.test):
         raise ValueError("config.partition must leave test images, got none.")
     return parts, unseen
+
+
+def used_of(
+    source: Source, parts: ClientSplit, unseen: ClientSplit | None = None
+) -> Used:
+    """The images of a split's clients, and of those that are left out of it."""
+    found, first = {}, 0
+    for prefix, of in (("", parts), ("unseen ", unseen)):
+        if of is None:
+            continue
+        for use in ("train", "test"):
+            rows, offsets = (of.train, of.train_offsets)
+            if use == "test":
+                rows, offsets = (of.test, of.test_offsets)
+            client = first + np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+            found[prefix + use] = Part(rows, client, source.labels[rows])
+        first += len(of.train_offsets) - 1
+    return Used(source, found)
 
 
 def population_of(parts: ClientSplit, num_classes: int) -> Population:

@@ -129,6 +129,7 @@ SPLIT = {
         "global_ids_from": None,
         "unseen_ids_from": None,
         "is_validation": False,
+        "names": None,
         "seed": 0,
     },
     "by_owner": {"num_clients": None, **FIFTH},

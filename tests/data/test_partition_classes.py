@@ -16,6 +16,7 @@ from fedfr_jax.data.partition import (
     register_partition,
     shards,
 )
+from fedfr_jax.data.partition.client_split import hold_out_by_name
 from fedfr_jax.data.partition.dealing import owned_classes
 from tests.data.dealt import DEALT, assert_consistent, labels_of, tables, with_tests
 
@@ -56,6 +57,37 @@ def test_another_seed_deals_other_rows(name):
         for seed in (0, 1)
     )
     assert one.train.tolist() != two.train.tolist()
+
+
+@pytest.mark.parametrize("name", DEALT)
+def test_test_rows_by_name_are_those_of_fewer_images_too(name):
+    """Whoever holds an image, its name alone decides what it is for."""
+    labels = labels_of([60] * 4)
+    names = [f"image {row}" for row in range(len(labels))]
+    tests = []
+    for count in (len(labels) - 7, len(labels)):
+        given_ = {"num_clients": 4, **DEALT[name]}
+        split = PARTITIONS[name](labels[:count], **given_)
+        held = hold_out_by_name(split, labels[:count], names[:count], 0.3, seed=5)
+        assert_consistent(held, labels[:count], None)
+        owners = [
+            np.diff(of.train_offsets) + np.diff(of.test_offsets) for of in (split, held)
+        ]
+        np.testing.assert_array_equal(*owners)
+        tests.append(set(held.test.tolist()))
+    assert tests[0] == {row for row in tests[1] if row < len(labels) - 7}
+    assert len(tests[1]) == pytest.approx(0.3 * len(labels), abs=25)
+
+
+def test_small_clients_and_classes_keep_rows_to_train_on():
+    labels = np.array([0, 0, 0, 1, 1, 2])
+    names = [f"image {row}" for row in range(6)]
+    split = by_owner(labels, owners=np.array([0, 0, 0, 1, 1, 2]))
+    for seed in range(30):
+        held = hold_out_by_name(split, labels, names, 0.5, seed)
+        assert np.diff(held.train_offsets).min() >= 1
+        assert np.diff(held.test_offsets).tolist()[1:] == [1, 0]
+        assert set(labels[held.train]) == {0, 1, 2}
 
 
 def test_iid_clients_are_of_one_size():

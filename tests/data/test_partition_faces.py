@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfr_jax.data.identities import check_labels
+from fedfr_jax.data.identities import Names, check_labels
 from fedfr_jax.data.partition import (
     by_identity,
     format_report,
@@ -121,6 +121,65 @@ def test_test_images_of_an_identity_do_not_depend_on_the_number_of_clients():
     many = by_identity(labels, num_clients=8, ids_per_client=5, num_global_ids=0)
     tested = many.test[np.isin(many.test_identities, few.test_identities)]
     np.testing.assert_array_equal(np.sort(tested), np.sort(few.test))
+
+
+def named(people):
+    """(labels [T], names) of people of these images: {"ann": ["1", "2"]}."""
+    identities = sorted(people)
+    images = [f"{who}/{number}" for who in identities for number in people[who]]
+    labels = [identities.index(image.partition("/")[0]) for image in images]
+    return np.array(labels), Names(images, identities)
+
+
+def places(people, **changes):
+    """{image: (part, client)} of a split by names."""
+    labels, names = named(people)
+    sizes = {"num_clients": 3, "ids_per_client": 3, "num_global_ids": 5}
+    given = {**sizes, "num_unseen_ids": 4, "names": names, **changes}
+    split = by_identity(labels, **given)
+    assert_consistent(split, labels)
+    found = {names.images[row]: "public" for row in split.global_examples}
+    found |= {names.images[row]: "unseen" for row in split.unseen_examples}
+    for client, (train, _, test, _) in enumerate(clients_of(split)):
+        found |= {names.images[row]: ("train", client) for row in train}
+        found |= {names.images[row]: ("test", client) for row in test}
+    return found
+
+
+@pytest.mark.parametrize("changes", [{}, {"is_validation": True}, {"max_images": 30}])
+def test_one_more_image_moves_no_other_where_images_have_names(changes):
+    people = {f"person {i}": [*range(20)] for i in range(30)}
+    before = places(people, **changes)
+    for number in range(5):
+        more = {**people, "person 7": [*range(20), f"new {number}"]}
+        after = places(more, **changes)
+        assert {k: after[k] for k in before} == before
+        assert len(after) - len(before) in (0, 1)  # a validation leaves tests out
+
+
+def test_names_and_the_seed_draw_and_not_the_order_of_rows():
+    people = {f"person {i}": [*range(12)] for i in range(30)}
+    one = places(people)
+    renamed = {f"x{name}": images for name, images in people.items()}
+    assert {k[1:]: v for k, v in places(renamed).items()} != one
+    assert places(people, seed=1) != one
+    labels, names = named(people)
+    order = np.random.default_rng(0).permutation(len(labels))
+    mixed = Names([names.images[row] for row in order], names.identities)
+    sizes = {"num_clients": 3, "ids_per_client": 3, "num_global_ids": 5}
+    split = by_identity(labels[order], **sizes, num_unseen_ids=4, names=mixed)
+    assert {mixed.images[row] for row in split.train} == {
+        name for name, place in one.items() if place[0] == "train"
+    }
+    share = len(split.train) / (len(split.train) + len(split.test))
+    assert share == pytest.approx(0.6, abs=0.15)
+
+
+def test_of_many_named_images_the_kept_ones_are_trained_on_as_often():
+    """Which images are kept says nothing on which of them are for the test."""
+    found = places({f"person {i}": [*range(60)] for i in range(30)}, max_images=10)
+    own = [place[0] for place in found.values() if len(place) == 2]
+    assert len(own) == 90 and own.count("train") == pytest.approx(54, abs=15)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedfr_jax as ff
+from fedfr_jax.__main__ import main
 from fedfr_jax.build import build
 from fedfr_jax.data.sources.index_cache import ReadOnly
 from fedfr_jax.deploy import network as deployed
@@ -18,6 +19,7 @@ from fedfr_jax.deploy.read_only import read_only
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.weights import read_weights, write_weights
+from fedfr_jax.runs import digest_json
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.ended import networks
 from fedfr_jax.runs.workdir import kept_config
@@ -255,3 +257,36 @@ def test_a_network_of_MODELS_is_found_in_what_clients_deploy():
         assert backbone_of(tree, variables) is not None
     for tree in ({"backbone": variables, "branch": {}}, {"params": {"fc": np.ones(4)}}):
         assert backbone_of(tree, variables) is None
+
+
+def test_a_run_on_other_data_is_opened_only_where_that_is_meant(run, faces, tmp_path):
+    """One more person takes the place of an unseen one: thresholds would be wrong."""
+    shutil.copytree(run, tmp_path / "run")
+    with np.load(faces) as stored:
+        arrays = dict(stored)
+    more = np.concatenate([arrays["images"], arrays["images"][:6][:, ::-1]])
+    labels = np.concatenate([arrays["labels"], np.full(6, 13)])
+    np.savez(tmp_path / "more.npz", images=more, labels=labels)
+    config = digest_json.read(run / "config.json")
+    config["data"]["path"] = str(tmp_path / "more.npz")
+    digest_json.write(tmp_path / "run" / "config.json", config)
+    with pytest.raises(ValueError, match="with another use .*unseen"):
+        ff.load(tmp_path / "run")
+    network = ff.load(tmp_path / "run", data_changed="accept")
+    assert network.roc() is not None
+    words = ["--to", str(tmp_path / "a.npz")]
+    assert main(["export", f"--network={tmp_path}/run", *words]) == 2
+    accept = "--data-changed=accept"
+    assert main(["export", f"--network={tmp_path}/run", *words, accept]) == 0
+
+
+def test_a_run_whose_data_moved_is_opened_after_it_was_told(run, faces, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    moved = shutil.copy(faces, tmp_path / "moved.npz")
+    config = digest_json.read(run / "config.json")
+    config["data"]["path"] = str(moved)
+    digest_json.write(tmp_path / "run" / "config.json", config)
+    x = images()
+    np.testing.assert_array_equal(
+        ff.load(tmp_path / "run").embed(x), ff.load(run).embed(x)
+    )

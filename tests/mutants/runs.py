@@ -6,6 +6,35 @@ LOOP = "runs/test_loop.py"
 
 MUTANTS = [
     Mutants(
+        "fedfr_jax/runs/data_digest.py",
+        "runs/test_data_digest.py",
+        [
+            ("(is_known & (sums[0] != sums[1]))", "(is_known & (sums[0] > sums[1]))"),
+            ("np.flatnonzero(place[0] >= 0)", "np.arange(len(source.labels))"),
+            ("one.uses, one.clients, one.numbers", "one.uses, one.numbers"),
+            ("kept.identities[old] != now", "now.identities[new] != now"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/data_digest.py",
+        "commands/test_changed_data.py",
+        [
+            (
+                "compare(folder / FILE, now, changed) and is_kept",
+                "compare(folder / FILE, now, changed)",
+            ),
+            (
+                "fresh = [folder for folder in folders if not",
+                "fresh = [folder for folder in folders if",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/stage_settings.py",
+        "commands/test_changed_data.py",
+        [("stages[name], without_places(config)", "stages[name], config")],
+    ),
+    Mutants(
         "fedfr_jax/scaling/study.py",
         "scaling/test_scaling.py",
         [

@@ -6,11 +6,12 @@ without: a `test_fraction` of each client's rows is held out.
 """
 
 import numbers
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.identities import check_labels
+from fedfr_jax.data.identities import check_labels, name_keys
 
 NOBODY = -1  # owner of a row that no client holds
 
@@ -27,6 +28,49 @@ class ClientSplit(NamedTuple):
     test: np.ndarray  # [E] int32 rows, grouped by client
     test_offsets: np.ndarray  # [N + 1] int64
     num_classes: int  # M
+
+
+def hold_out_by_name(
+    split: ClientSplit,
+    labels: np.ndarray,
+    names: Sequence[str],
+    test_fraction: float,
+    seed: int,
+) -> ClientSplit:
+    """The same clients, whose test rows their images' names and the seed decide.
+
+    So one more image makes none a test image that was trained on, whoever holds it.
+    Where chance leaves a client of several rows without a row of both kinds, or a class
+    without a training row, one row changes sides.
+
+    Args:
+      labels: [T] class of each row.
+      names: [T] of the images.
+      test_fraction: probability of each image to be for the test, in (0, 1).
+    """
+    num_clients = len(split.train_offsets) - 1
+    owner = np.full(len(labels), NOBODY)
+    for rows, offsets in split[0:2], split[2:4]:
+        owner[rows] = np.repeat(np.arange(num_clients), np.diff(offsets))
+    keys = name_keys(names, seed, "test")
+    is_test = keys < test_fraction
+    classes = np.where(owner == NOBODY, NOBODY, labels)
+    is_test[_last_of_whole(owner, -keys, ~is_test, least=2)] = True
+    is_test[_last_of_whole(owner, keys, is_test)] = False
+    is_test[_last_of_whole(classes, keys, is_test)] = False
+    train, train_offsets = _group(owner, ~is_test, num_clients)
+    test, test_offsets = _group(owner, is_test, num_clients)
+    return ClientSplit(train, train_offsets, test, test_offsets, split.num_classes)
+
+
+def _last_of_whole(groups, keys, is_in, least=1):
+    """Row of the largest key of each group whose rows, at least so many, are all in."""
+    order = np.lexsort((keys, groups))
+    order = order[groups[order] != NOBODY]
+    starts = np.flatnonzero(np.diff(groups[order], prepend=NOBODY))
+    ends = np.append(starts[1:], len(order))
+    is_whole = np.logical_and.reduceat(is_in[order], starts)
+    return order[ends - 1][is_whole & (ends - starts >= least)]
 
 
 def leave_out(

@@ -8,6 +8,12 @@ set of any size. Both return rows of the source and decode nothing.
 Deviations: `by_identity` picks each identity's test images with the seed, the paper
 takes the first ones of the file; and it sets aside identities that no training sees,
 for which the paper has a second data set.
+
+Where images have names, `by_identity` decides by the name and the seed whether an image
+is for training or for a test: one more picture moves no other. Identities are taken in
+an order that their names decide; a new one may still move those behind it. Tables that
+were recorded before (`names` None in their configs) keep the draw by rows, which every
+image redraws; so do sets whose images have no names.
 """
 
 import random
@@ -17,6 +23,7 @@ import numpy as np
 
 from fedfr_jax.data.identities import (
     Cut,
+    Names,
     Need,
     Partition,
     assemble,
@@ -24,6 +31,7 @@ from fedfr_jax.data.identities import (
     client_sizes,
     draw,
     group,
+    name_keys,
 )
 
 
@@ -43,6 +51,7 @@ def by_identity(
     global_ids_from: np.ndarray | None = None,
     unseen_ids_from: np.ndarray | None = None,
     is_validation: bool = False,
+    names: Names | None = None,
     seed: int = 0,
 ) -> Partition:
     """Disjoint identities for every client, the global set and the unseen set.
@@ -62,13 +71,15 @@ def by_identity(
       global_min_images: the same for the global and unseen sets; 0 takes min_images.
       max_images: images kept per identity, drawn with the seed; 0 keeps all.
       train_fraction: share of an identity's images that is trained on, in (0, 1);
-        both sides get at least one image.
+        both sides get at least one image. With names it is each image's probability.
       client_ids_from: [M] bool identities that clients may hold; None for all.
       global_ids_from: [M] bool, the same for the global set.
       unseen_ids_from: [M] bool, the same for the unseen set.
       is_validation: True leaves the test images and the unseen identities alone, to
         choose settings without them: clients are tested on a part of their training
         images, cut as the whole was, and the last global identities are the unseen.
+      names: of images and identities, which a source that has names gives; None draws
+        by the number of rows and identities.
       seed: any int >= 0.
 
     Raises:
@@ -81,12 +92,11 @@ def by_identity(
     _check_images(min_images, global_min_images, max_images, train_fraction)
     num_validation = num_unseen_ids if is_validation else 0
     _check_public(num_global_ids, num_kept_ids, num_validation)
-    rng = np.random.default_rng(seed)
-    # One number per row, drawn before anything else: see the docstring.
-    grouped = group(labels, rng.random(len(labels)), max_images)
+    keys, order = _keys_and_order(labels, names, max_images, seed)
+    grouped = group(labels, keys, max_images)
     counts = grouped.counts
     mine, public, unseen = draw(
-        rng.permutation(len(counts)),
+        order,
         Need(
             "num_clients, ids_per_client or min_images",
             int(sizes.sum()),
@@ -104,20 +114,43 @@ def by_identity(
         ),
     )
 
+    def train_part(used, share):
+        if names is None:
+            return _train_part(used, train_fraction)
+        number = np.bincount(labels[keys < share], minlength=len(counts))[mine]
+        return np.clip(number, 1, used - 1)
+
     used = grouped.used(mine)
-    num_train = _train_part(used, train_fraction)
+    num_train = train_part(used, train_fraction)
     if is_validation:
         if num_train.min() < 2:
             raise ValueError(
                 "min_images must leave every identity two training images with "
                 f"is_validation, got {min_images}."
             )
-        used, num_train = num_train, _train_part(num_train, train_fraction)
+        used, num_train = num_train, train_part(num_train, train_fraction**2)
         public, unseen = np.split(public, [len(public) - num_unseen_ids])
     public = public[: num_kept_ids or len(public)]
     cut = Cut(np.zeros_like(used), num_train, num_train, used - num_train)
     fewest = min(min_images, public_min)
     return assemble(grouped, sizes, mine, public, unseen, cut, fewest)
+
+
+def _keys_and_order(labels, names, max_images, seed):
+    """(number of each row [T], by which those of an identity are sorted, and an order
+    of the identities [M])."""
+    num_identities = int(labels.max()) + 1
+    if names is None:
+        rng = np.random.default_rng(seed)
+        # One number per row, drawn before anything else: see the docstring.
+        return rng.random(len(labels)), rng.permutation(num_identities)
+    order = np.argsort(name_keys(names.identities[:num_identities], seed, "identity"))
+    keys = name_keys(names.images, seed, "train")
+    if max_images:  # those that are kept come first
+        kept = group(labels, name_keys(names.images, seed, "kept"))
+        rank = np.arange(len(labels)) - np.repeat(kept.starts[:-1], kept.counts)
+        keys[kept.order] += rank >= max_images
+    return keys, order
 
 
 def _train_part(used: np.ndarray, fraction: float) -> np.ndarray:

@@ -4,7 +4,9 @@ Opening a source lists it and reads labels; images are decoded when they are rea
 """
 
 import inspect as signatures
+import os
 from collections.abc import Callable, Mapping
+from typing import get_args
 
 from fedfr_jax.data.faces_synthetic import faces_synthetic
 from fedfr_jax.data.sources.arrays import arrays, omniglot
@@ -48,6 +50,7 @@ __all__ = [
     "names_from",
     "open_source",
     "pack",
+    "path_settings",
     "register_source",
     "verify",
 ]
@@ -118,8 +121,14 @@ def register_source(name: str, factory: Callable[..., Source]) -> None:
     register(SOURCES, "source", name, factory)
 
 
+def path_settings(name: str) -> list[str]:
+    """Which settings of the source SOURCES[name] are paths."""
+    arguments = signatures.signature(SOURCES[name]).parameters.items()
+    return [key for key, of in arguments if os.PathLike in get_args(of.annotation)]
+
+
 def open_source(name: str, **settings) -> Source:
-    """Open the source SOURCES[name] with its settings.
+    """Open the source SOURCES[name] with its settings; ~ in a path is the home folder.
 
     Raises:
       ValueError: for an unknown name or setting, listing the known ones.
@@ -133,4 +142,9 @@ def open_source(name: str, **settings) -> Source:
         raise ValueError(
             f"source {name} must be given its own settings ({known}), got {error}."
         ) from error
+    for key in path_settings(name):
+        if str(settings.get(key, "")).startswith("~"):
+            path = settings[key]
+            kind = type(path) if isinstance(path, str) else str
+            settings[key] = kind(os.path.expanduser(path))
     return SOURCES[name](**settings)

@@ -20,6 +20,7 @@ from fedfr_jax.data.sources.npz import (
 )
 from fedfr_jax.data.sources.once import each_once
 from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.data.sources.stored import stored_rows
 from fedfr_jax.limits import check_bytes, check_members, read_list
 from fedfr_jax.types import Preprocessing, Source
 
@@ -78,14 +79,16 @@ def arrays(
             raise ValueError(
                 f"{path}: {key} must go with {len(label)} labels, got {len(found)}."
             )
+    read = _reader(members, shape, invert)
     source = Source(
-        read=_reader(members, shape, invert),
+        read=read,
         labels=label.astype(np.int32),
         names=tuple(str(number) for number in kept),
         image_shape=shape,
         cameras=camera,
         is_test=test,
         preprocessing=Preprocessing(resize="stretch", inverted=invert),
+        stored=stored_rows(read, shape, len(label)),
     )
     return keep_identities(source, min_images, str(path))
 

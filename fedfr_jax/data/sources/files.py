@@ -33,6 +33,7 @@ class Files(NamedTuple):
     confirm: Callable[[str], None] = lambda name: None  # a name that is passed over
     others: Collection[str] = ()  # files that are no images
     path: str = ""  # of the directory or archive
+    size: Callable[[str], int] = lambda name: 0  # bytes of a file
 
     def passed_over(self, used: Collection[str] | None = None) -> str:
         """How many files are not read, and the first of each kind; "" for none.
@@ -70,8 +71,9 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
     is_wanted = lambda name: name.startswith(prefix) and _is_image(name)
     if path.is_dir():
         (listed, read), confirm = _open_directory(path, is_wanted), lambda name: None
+        size = lambda name: _size(path / name)
     elif path.is_file():
-        listed, read, confirm = open_zip(path)
+        listed, read, confirm, size = open_zip(path)
     else:
         raise ValueError(
             f"{path} must be a directory or a .zip of images, got nothing there."
@@ -94,6 +96,7 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
         confirm=lambda name: confirm(stored.get(name, name)),
         others=sorted(others),
         path=str(path),
+        size=lambda name: size(stored.get(name, name)),
     )
     if not names:
         raise ValueError(
@@ -198,6 +201,14 @@ def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
             ) from error
 
     return names + others, read
+
+
+def _size(path: pathlib.Path) -> int:
+    """Bytes of a file; 0 of a link to nothing, which is told when it is read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _is_folder(entry: os.DirEntry) -> bool:

@@ -73,6 +73,7 @@ def flickr_aes(
         owners=workers[rows],
         passed_over=loose.passed_over,
         preprocessing=STRETCHED,
+        stored=loose.stored,
     )
 
 

@@ -27,6 +27,7 @@ from fedfr_jax.data.sources.images import (
 from fedfr_jax.data.sources.listed_pairs import read_lfw_pairs
 from fedfr_jax.data.sources.once import each_once
 from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.data.sources.stored import stored_files
 from fedfr_jax.limits import read_list
 from fedfr_jax.text import composed
 from fedfr_jax.types import Preprocessing, Source
@@ -189,6 +190,7 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
         files, points = read_landmarks(landmarks, files)
     elif align:
         raise ValueError("landmarks must name a csv file when align is True, got None.")
+    stored = stored_files(files, files.names, beside=points)
     labels, names, cameras, is_test = _index(files, naming, path, under)
     size = _size_of_first(files) if image_size is None else parse_size(image_size)
     if align:
@@ -197,8 +199,7 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
         first = _size_of_first(files)
         points = rescale_points(points, first, size)
 
-    alignment = "arcface" if align else None
-    how = Preprocessing(resize="stretch", alignment=alignment)
+    how = Preprocessing(resize="stretch", alignment="arcface" if align else None)
 
     def load(row):
         name = files.names[row]
@@ -224,6 +225,7 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
         is_test=is_test,
         passed_over=every.passed_over(files.names),
         preprocessing=how,
+        stored=stored,
     )
     return source, files.names
 

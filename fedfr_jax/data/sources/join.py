@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedfr_jax.data.sources import stored
 from fedfr_jax.data.sources.images import check_rows
 from fedfr_jax.types import Source
 
@@ -56,6 +57,7 @@ def join_sources(parts: Mapping[str, Source]) -> Source:
         roles=joined([s.roles for s in sources]),
         passed_over="\n".join(s.passed_over for s in sources if s.passed_over),
         preprocessing=preparations.pop() if len(preparations) == 1 else None,
+        stored=stored.joined(parts),
     )
 
 

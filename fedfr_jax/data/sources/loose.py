@@ -14,8 +14,9 @@ from fedfr_jax.data.sources.images import (
     prepared,
     reader,
 )
+from fedfr_jax.data.sources.stored import stored_files
 from fedfr_jax.text import composed
-from fedfr_jax.types import Preprocessing
+from fedfr_jax.types import Preprocessing, Stored
 
 STRETCHED = Preprocessing(resize="stretch")  # `loose_images` without landmarks
 
@@ -25,6 +26,7 @@ class Loose(NamedTuple):
 
     read: Callable[[np.ndarray], np.ndarray]  # rows [n] -> uint8 [n, H, W, C]
     passed_over: str  # see `Files`
+    stored: Stored
 
 
 def loose_images(
@@ -58,7 +60,7 @@ def loose_images(
             f"{len(names)}, first {missing[0]} (it holds {files.names[0]})."
         )
     read = picture_reader(files, names, image_shape, STRETCHED, landmarks)
-    return Loose(read, files.passed_over(names))
+    return Loose(read, files.passed_over(names), stored_files(files, names))
 
 
 def picture_reader(

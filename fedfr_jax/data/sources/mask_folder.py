@@ -29,6 +29,7 @@ from fedfr_jax.data.sources.masks import (
     read_mask,
     stored_as,
 )
+from fedfr_jax.data.sources.stored import stored_images
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import VOID, Masks, Preprocessing, Source
 
@@ -122,6 +123,7 @@ def image_masks(
         masks=Masks(read_masks, stored.names),
         passed_over=files.passed_over(used),
         preprocessing=how,
+        stored=_with_masks(files, names, mask_names),
     )
 
 
@@ -199,6 +201,15 @@ def _mask_reader(files, names, mask_names, stored: Stored, size):
         return read_mask(files.read(mask), origin, stored, size, wanted)
 
     return reader(load, len(names), size)
+
+
+def _with_masks(files, names, mask_names):
+    """The images as they are stored, whose contents include their masks."""
+
+    def both(of):
+        return lambda row: of(names[row]) + of(mask_names[row])
+
+    return stored_images(names, both(files.size), both(files.read))
 
 
 def _identities(matches, pattern):

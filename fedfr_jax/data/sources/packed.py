@@ -37,6 +37,7 @@ from fedfr_jax.data.sources.packed_index import (
     shard_name,
 )
 from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.data.sources.stored import stored_rows
 from fedfr_jax.drafts import replacing
 from fedfr_jax.json_files import read_json, read_json_lines
 from fedfr_jax.limits import check_file
@@ -136,11 +137,12 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
     names = read_json(folder / NAMES, list)
     check_labels(folder, arrays["labels"], names)
     has_pairs = "pairs" in arrays
+    read, shape = _reader(folder, index), tuple(index["image_shape"])
     source = Source(
-        read=_reader(folder, index),
+        read=read,
         labels=arrays["labels"],
         names=tuple(names),
-        image_shape=tuple(index["image_shape"]),
+        image_shape=shape,
         landmarks=arrays.get("landmarks"),
         cameras=arrays.get("cameras"),
         pairs=Pairs(arrays["pairs"], arrays["is_same"]) if has_pairs else None,
@@ -148,6 +150,7 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
         masks=masks_of(arrays),
         roles=arrays.get("roles"),
         preprocessing=_preprocessing(folder, index),
+        stored=stored_rows(read, shape, len(arrays["labels"])),
     )
     is_same = index["source"] == _digest(source, arrays)
     if not is_same or len(source.labels) != index["num_images"]:

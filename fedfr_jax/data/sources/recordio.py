@@ -29,6 +29,7 @@ from fedfr_jax.data.sources.records import (
 )
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.data.sources.sizes import check_classes
+from fedfr_jax.data.sources.stored import stored_images
 from fedfr_jax.limits import check_file
 from fedfr_jax.types import Preprocessing, Source
 
@@ -77,10 +78,12 @@ def recordio(
     labels, names = _number(rows["labels"], num_classes, path)
     channels = check_channels(channels)
 
+    end_of = lambda begin: int(ends[np.searchsorted(ends, begin, "right")])
+
     def picture(row):
         origin = f"{path} record {keys[row]}"
         begin = int(offsets[row])
-        pages.expect(file, begin, int(ends[np.searchsorted(ends, begin, "right")]))
+        pages.expect(file, begin, end_of(begin))
         record = read_record(data, begin, origin)
         has_id = record.id == keys[row] or not rows["is_numbered"]
         if not has_id or np.ravel(record.label)[0] != rows["labels"][row]:
@@ -95,7 +98,13 @@ def recordio(
     shape = (*size, channels)
     how = Preprocessing(resize="stretch")
     read = reader(lambda row: prepared(picture(row), size, how), len(labels), shape)
-    source = Source(read, labels, names, shape, preprocessing=how)
+    stored = stored_images(
+        [f"record {key}" for key in keys],
+        lambda row: end_of(int(offsets[row])) - int(offsets[row]),
+        lambda row: data[int(offsets[row]) : end_of(int(offsets[row]))].tobytes(),
+        is_named=False,
+    )
+    source = Source(read, labels, names, shape, preprocessing=how, stored=stored)
     return keep_identities(source, min_images, str(path))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedfr_jax.data.sources.files import Files, natural_key
 from fedfr_jax.data.sources.images import decode, parse_size, prepared, reader
+from fedfr_jax.data.sources.stored import stored_files
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Preprocessing, Source
 
 NOBODY = "-1"
@@ -75,6 +76,7 @@ def reid_source(
         roles=np.where(is_nobody, GALLERY, roles).astype(np.uint8),
         passed_over=files.passed_over(listing.names),
         preprocessing=how,
+        stored=stored_files(files, listing.names),
     )
 
 

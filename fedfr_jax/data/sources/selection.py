@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedfr_jax.data.sources.images import check_rows
+from fedfr_jax.data.sources.stored import chosen
 from fedfr_jax.schema import check_whole
 from fedfr_jax.types import Pairs, Source
 
@@ -36,6 +37,7 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
         owners=_at(source.owners, rows),
         masks=masks,
         roles=_at(source.roles, rows),
+        stored=chosen(source.stored, rows),
     )
 
 

@@ -17,6 +17,7 @@ class ZipFiles(NamedTuple):
     names: list[str]  # as an unpacked archive would have them; of folders with a "/"
     read: Callable[[str], bytes]
     confirm: Callable[[str], None]  # that a member has its name in its own header too
+    size: Callable[[str], int]  # bytes of a member, unpacked
 
 
 def open_zip(path: pathlib.Path) -> ZipFiles:
@@ -61,7 +62,8 @@ def open_zip(path: pathlib.Path) -> ZipFiles:
                 "copy or make the archive again."
             ) from error
 
-    return ZipFiles(list(members), read, confirm)
+    size = lambda name: members[name].file_size
+    return ZipFiles(list(members), read, confirm, size)
 
 
 def _by_name(path, listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:

@@ -23,6 +23,7 @@ from fedfr_jax.tasks.data import (
     preprocessing_of,
     reported,
     streams,
+    used_of,
 )
 from fedfr_jax.tasks.network import network_of
 from fedfr_jax.tasks.rows import Given
@@ -69,6 +70,7 @@ def classification(settings: Mapping) -> Experiment:
             evaluators=judge(clients, others, mesh, feed, lanes=lanes, seed=seed),
             **reported(facts, format_class_report(facts), source.passed_over),
             preprocessing=how,
+            used=used_of(source, parts, unseen),
         ),
         stages={
             name: rows.stage_of(trainer, clients.train)

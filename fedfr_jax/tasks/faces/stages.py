@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_training
@@ -48,10 +49,12 @@ from fedfr_jax.types import (
     Experiment,
     Federated,
     Model,
+    Part,
     PyTree,
     Source,
     Stage,
     Task,
+    Used,
 )
 
 PRETRAINED = "pretrained"
@@ -231,6 +234,7 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
                 judge.passed_over,
             ),
             preprocessing=task.how,
+            used=used_of(parts.source, parts.partition),
         ),
         stages=stages,
         mesh=parts.mesh,
@@ -239,6 +243,18 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
         seed=seed,
         remake=remake,
     )
+
+
+def used_of(source: Source, p: Partition) -> Used:
+    """The images of clients, the public ones and those of unseen identities."""
+    client = lambda offsets: np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    parts = {
+        "train": Part(p.train, client(p.train_offsets), p.train_labels),
+        "test": Part(p.test, client(p.test_offsets), p.test_labels),
+        "public": Part(p.global_examples, None, p.global_labels),
+        "unseen": Part(p.unseen_examples, None, p.unseen_labels),
+    }
+    return Used(source, parts)
 
 
 def told_of(parts: Plan) -> dict:

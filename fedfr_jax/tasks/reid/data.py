@@ -19,10 +19,11 @@ from fedfr_jax.data.partition.reid import (
     by_identity,
     classes_of_clients,
 )
+from fedfr_jax.data.sources.join import join_sources
 from fedfr_jax.data.sources.reid import NOBODY
 from fedfr_jax.evaluation.matches import People, count_matches
 from fedfr_jax.schema import choose, is_of
-from fedfr_jax.types import GALLERY, QUERY, TRAIN, Source
+from fedfr_jax.types import GALLERY, QUERY, TRAIN, Part, Source, Used
 
 SCENARIOS = {
     "by_camera": by_camera,
@@ -97,6 +98,24 @@ def split_of(settings: Mapping, source: Source) -> ReidSplit:
         ),
         unseen=tuple(name for name in tests if name in left_out),
     )
+
+
+def used_of(split: ReidSplit, source: Source, public: Source | None = None) -> Used:
+    """The images of clients, queries and galleries, and those that all share.
+
+    Args:
+      public: they are part of the source that is returned, as "public/<name>".
+    """
+    client = np.repeat(np.arange(split.num_clients), np.diff(split.offsets))
+    parts = {"train": Part(split.train, client, split.labels)}
+    for name, test in split.tests.items():
+        for use, rows in test._asdict().items():
+            parts[f"{use} of {name}"] = Part(rows, None, source.cameras[rows])
+    if public is not None:
+        first = len(source.labels)
+        parts["public"] = Part(first + np.arange(len(public.labels)))
+        source = join_sources({"data": source, "public": public})
+    return Used(source, parts)
 
 
 def owners_of(settings: Mapping, seen: Seen) -> Owners:

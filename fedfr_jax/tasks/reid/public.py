@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedfr_jax.data.sources import keep_rows, stored
 from fedfr_jax.federated.algorithms.shared_images import Shared
 from fedfr_jax.feed import Feed
 from fedfr_jax.schema import AT_ONCE, call, check_ranges
@@ -29,8 +30,8 @@ class Public(NamedTuple):
     seed: int = 0
 
 
-def public_of(settings: Mapping, source: Source) -> tuple[Source, np.ndarray | None]:
-    """(the source whose other images clients hold, public images [G, H, W, C] uint8).
+def public_of(settings: Mapping, source: Source) -> tuple[Source, Source | None]:
+    """(the source whose other images clients hold, that of the public images).
 
     None without `settings`.
 
@@ -64,7 +65,7 @@ def public_of(settings: Mapping, source: Source) -> tuple[Source, np.ndarray | N
         )
     if 0 < public.most < len(rows):
         rows = np.sort(rng.choice(rows, public.most, replace=False))
-    return source, given.read(rows)
+    return source, keep_rows(given, rows)
 
 
 def kept_back(
@@ -82,17 +83,18 @@ def kept_back(
         cameras=source.cameras[rows],
         roles=source.roles[rows],
         preprocessing=source.preprocessing,
+        stored=stored.chosen(source.stored, rows),
     )
     return kept, np.flatnonzero(is_public)
 
 
-def shared_of(settings: Mapping, images: np.ndarray | None, feed: Feed) -> dict:
-    """{"shared": Shared} for the factories of algorithms, {} without images.
+def shared_of(settings: Mapping, source: Source | None, feed: Feed) -> dict:
+    """{"shared": Shared} for the factories of algorithms, {} without a source.
 
     Args:
       feed: of the clients, whose augmentation is the shared images' too.
     """
-    if images is None:
+    if source is None:
         return {}
-    public = Public(**settings)
+    public, images = Public(**settings), source.read(np.arange(len(source.labels)))
     return {"shared": Shared(images, feed._replace(batch_size=public.batch_size))}

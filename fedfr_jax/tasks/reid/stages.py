@@ -23,7 +23,7 @@ from fedfr_jax.tasks.data import (
     streams,
 )
 from fedfr_jax.tasks.reid import colours
-from fedfr_jax.tasks.reid.data import ReidSplit, split_of
+from fedfr_jax.tasks.reid.data import ReidSplit, split_of, used_of
 from fedfr_jax.tasks.reid.judge import Judge
 from fedfr_jax.tasks.reid.judged import (
     Evaluating,
@@ -64,7 +64,7 @@ def reid(settings: Mapping) -> Experiment:
     evaluating = evaluation_of(settings["evaluation"])
     scenario = dict(settings["partition"])
     public = scenario.pop("public", {})
-    source, images = public_of(public, open_data(settings["data"]))
+    source, shared = public_of(public, open_data(settings["data"]))
     split = split_of(scenario, source)
     check_federation(federation, split.num_clients)
     mesh = mesh_of(federation)
@@ -73,7 +73,7 @@ def reid(settings: Mapping) -> Experiment:
     train = table_of(source, split, most)
     parts = parts_of(settings, federation, source, split, train, mesh)
     shown = federation._replace(augment=colours.without(federation.augment))
-    parts = parts._replace(facts=shared_of(public, images, feed_of(shown)))
+    parts = parts._replace(facts=shared_of(public, shared, feed_of(shown)))
     trainers = trainers_of(settings, parts)
     judged = judged_of(source, split, most)
     how = preprocessing_of(settings, source)._replace(mirrored=evaluating.flip)
@@ -87,6 +87,7 @@ def reid(settings: Mapping) -> Experiment:
             **reported(facts, format_report(facts), source.passed_over),
             preprocessing=how,
             is_of_features=True,
+            used=used_of(split, source, shared),
         ),
         stages={k: stage_of(of, train, parts) for k, of in trainers.items()},
         mesh=mesh,

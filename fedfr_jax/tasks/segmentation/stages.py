@@ -23,6 +23,7 @@ from fedfr_jax.tasks.data import (
     split_classes,
     streams,
     table_of,
+    used_of,
 )
 from fedfr_jax.tasks.network import network_of, with_name
 from fedfr_jax.tasks.representation import representation, told
@@ -89,6 +90,7 @@ def segmentation(settings: Mapping) -> Experiment:
                 source.passed_over,
             ),
             preprocessing=how,
+            used=used_of(source, parts),
         ),
         stages={k: rows.stage_of(trainer, train) for k, trainer in trainers.items()},
         mesh=mesh,

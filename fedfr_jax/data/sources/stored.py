@@ -1,0 +1,109 @@
+"""Names, sizes and checksums of a source's stored images."""
+
+import functools
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedfr_jax.data.sources.files import Files
+from fedfr_jax.data.sources.images import in_threads
+from fedfr_jax.types import Source, Stored
+
+MOST_READ = 2**28  # bytes of a set whose contents are read; of larger ones, sizes alone
+
+
+def stored_images(
+    names: Sequence[str],
+    size: Callable[[int], int],
+    read: Callable[[int], bytes],
+    *,
+    beside: np.ndarray | None = None,
+    is_named: bool = True,
+) -> Stored:
+    """The images `names` [T], whose contents are compared in sets of up to 256 MiB.
+
+    Args:
+      size: row -> bytes of the stored image.
+      read: row -> these bytes.
+      beside: [T, ...] what else decides how an image is read, such as landmarks.
+      is_named: False where `names` are numbers of rows.
+    """
+
+    @functools.cache
+    def sizes():
+        return np.fromiter(map(size, range(len(names))), np.int64, len(names))
+
+    def facts(rows):
+        is_read = sizes().sum() <= MOST_READ
+
+        def checksum(row):
+            found = zlib.crc32(read(row)) if is_read else 0
+            return found if beside is None else zlib.crc32(beside[row].tobytes(), found)
+
+        checksums = in_threads(lambda part: [*map(checksum, part)], rows)
+        return sizes()[rows], np.array(checksums, np.uint32)
+
+    return Stored(names, facts, is_named)
+
+
+def stored_files(
+    files: Files, names: Sequence[str], *, beside: np.ndarray | None = None
+) -> Stored:
+    """The images `names` [T] of a directory or .zip."""
+    size, read = (
+        (lambda row: files.size(names[row])),
+        (lambda row: files.read(names[row])),
+    )
+    return stored_images(names, size, read, beside=beside)
+
+
+def stored_rows(read: Callable[[np.ndarray], np.ndarray], shape, count: int) -> Stored:
+    """Decoded images without names, of `Source.read`: called after their rows."""
+    size = int(np.prod(shape))
+    one = lambda row: read(np.array([row])).tobytes()
+    return stored_images(row_names(count), lambda row: size, one, is_named=False)
+
+
+def stored_of(source: Source) -> Stored:
+    """What the source says, else the numbers of its rows and nothing of contents."""
+    if source.stored is not None:
+        return source.stored
+    unknown = lambda rows: (np.zeros(len(rows), np.int64), np.zeros(len(rows), "u4"))
+    return Stored(row_names(len(source.labels)), unknown, is_named=False)
+
+
+def row_names(count: int) -> list[str]:
+    """What images without names are called."""
+    return [f"image {row}" for row in range(count)]
+
+
+def chosen(stored: Stored | None, rows: np.ndarray) -> Stored | None:
+    """Those of `rows` [n], which keep their names."""
+    if stored is None:
+        return None
+    names = [stored.names[row] for row in rows]
+    return stored._replace(names=names, facts=lambda own: stored.facts(rows[own]))
+
+
+def joined(parts: dict[str, Source]) -> Stored:
+    """Those of several sources, one after the other, as <part>/<name>."""
+    found = [stored_of(source) for source in parts.values()]
+    counts = [len(one.names) for one in found]
+    ends = np.cumsum(counts)
+
+    def facts(rows):
+        sizes, checksums = np.empty(len(rows), np.int64), np.empty(len(rows), np.uint32)
+        owner = np.searchsorted(ends, rows, side="right")
+        for i, one in enumerate(found):
+            here = owner == i
+            own = rows[here] - (ends[i] - counts[i])
+            sizes[here], checksums[here] = one.facts(own)
+        return sizes, checksums
+
+    names = [
+        f"{part}/{name}"
+        for part, one in zip(parts, found, strict=True)
+        for name in one.names
+    ]
+    return Stored(names, facts, all(one.is_named for one in found))

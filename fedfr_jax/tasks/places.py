@@ -1,0 +1,77 @@
+"""The paths in a config, and the config without the places of its data."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from fedfr_jax.data.sources import SOURCES, path_settings
+
+# Sections of a source (of a stage's settings also those that it starts from), whose
+# paths are arguments of its factory.
+SOURCE = r"(start_from/)*(data|partition/public/source)(/parts/[^/]+)*"
+SOURCE += r"|evaluation/pairs/(source|development)(/parts/[^/]+)*"
+OTHERS = "|".join(
+    (
+        "model/weights",
+        "(pretrain|methods/[^/]+)/(init|distill/cache|distill/teacher/weights)",
+        "evaluation/(pairs|search|templates)(/path)?",
+        "evaluation/representation/reference",
+        "(start_from/)*partition/owners",
+    )
+)
+Keys = tuple[str, ...]
+
+
+def paths_in(config: Mapping, at: Keys = ()) -> Iterator[tuple[Keys, str]]:
+    """(keys of the sections and of itself, value) of every path in a config."""
+    section = "/".join(at)
+    is_source = re.fullmatch(SOURCE, section) and config.get("name") in list(SOURCES)
+    own = path_settings(config["name"]) if is_source else ()
+    for key, value in config.items():
+        here = (*at, str(key))
+        if isinstance(value, Mapping):
+            yield from paths_in(value, here)
+        elif isinstance(value, str | os.PathLike) and str(value):
+            if key in own or re.fullmatch(OTHERS, "/".join(here)):
+                yield here, os.fspath(value)
+
+
+def absolute(path: str) -> str:
+    """A path that means the same in any current folder; an address stays.
+
+    A path of another class of text, such as one that is only read, stays one.
+    """
+    if "://" in path:
+        return path
+    return type(path)(os.path.abspath(os.path.expanduser(path)))
+
+
+def with_paths(config: Mapping, change: Callable[[str], str] = absolute) -> dict:
+    """A copy of a config's mappings with other paths."""
+    config = _copied(config)
+    for keys, path in [*paths_in(config)]:
+        _section(config, keys)[keys[-1]] = change(path)
+    return config
+
+
+def without_places(config: Mapping) -> dict:
+    """A copy without the paths of the data that is trained on."""
+    config = _copied(config)
+    for keys, _ in [*paths_in(config)]:
+        if re.match("(start_from/)*(data|partition)/", "/".join(keys)):
+            del _section(config, keys)[keys[-1]]
+    return config
+
+
+def _section(config: Mapping, keys: Keys) -> Any:
+    for key in keys[:-1]:
+        config = config[key]
+    return config
+
+
+def _copied(value):
+    """Mappings as dicts of their own, all else as it is."""
+    if isinstance(value, Mapping):
+        return {key: _copied(of) for key, of in value.items()}
+    return value

@@ -1,0 +1,148 @@
+"""Data that change, and data that move, between a run's training and its later use."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedfr_jax.__main__ import main
+from fedfr_jax.runs import experiment as experiments
+
+CONFIG = '''"""Twelve noisy images of each of three classes on two clients."""
+
+from fedfr_jax.configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.task = "classification"
+    config.data = {"name": "folder", "path": "PATH", "image_size": 4}
+    config.partition = {"name": "iid", "num_clients": 2}
+    config.model = {"name": "logistic"}
+    config.federation = {"rounds": 1, "local_epochs": 1, "batch_size": 8, "flip": 0.0}
+    config.methods = {"fedavg": {"learning_rate": 0.05}}
+    return config.lock()
+'''
+
+
+def picture(path, seed):
+    pixels = np.random.default_rng(seed).integers(0, 255, (4, 4, 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Folders set and run, and the config, of a finished run."""
+    root = tmp_path_factory.mktemp("trained")
+    for who in "abc":
+        (root / "set" / who).mkdir(parents=True)
+        for number in range(12):
+            picture(root / "set" / who / f"{number}.bmp", [ord(who), number])
+    (root / "tiny.py").write_text(CONFIG.replace("PATH", str(root / "set")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiments.report, "draw", lambda *_, **__: [])
+        assert main(["train", f"--config={root}/tiny.py", f"--workdir={root}/run"]) == 0
+    return root
+
+
+@pytest.fixture
+def case(trained, tmp_path, monkeypatch):
+    """A copy of it, whose data have moved with it."""
+    monkeypatch.setattr(experiments.report, "draw", lambda *_, **__: [])
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def run(case, command, *words, config="tiny.py"):
+    """Exit status of a command on the case's data."""
+    here = f"--workdir={case}/run", f"--config.data.path={case}/set"
+    config = [f"--config={case}/{config}"] if config else []
+    return main([command, *config, *here, *words])
+
+
+def add_a_picture(data):
+    picture(data / "b" / "99.bmp", 1)
+
+
+def rename_a_class(data):
+    (data / "b").rename(data / "z")
+
+
+def swap_two_people(data):
+    for one, other in (("a", "x"), ("b", "a"), ("x", "b")):
+        (data / one).rename(data / other)
+
+
+CHANGES = {
+    add_a_picture: "1 added (b/99.bmp)",
+    rename_a_class: "12 added (z/0.bmp, z/1.bmp, z/2.bmp, ...); 12 gone (b/0.bmp, ",
+    swap_two_people: "24 with other contents (a/0.bmp: 102 bytes, checksum ",
+}
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_data_are_refused_with_what_changed(change, command, case, capsys):
+    before = (case / "run" / "config.json").read_text()
+    change(case / "set")
+    assert run(case, command)
+    said = capsys.readouterr().err
+    assert "must be used with the data that it was trained on" in said
+    assert CHANGES[change] in said and "--data-changed=accept" in said
+    assert (case / "run" / "config.json").read_text() == before
+
+
+def test_changed_data_are_accepted_where_that_is_meant(case, capsys):
+    """By `train` once for all, by `evaluate` for this time."""
+    add_a_picture(case / "set")
+    kept = (case / "run" / "fedavg" / "data.npz").read_bytes()
+    assert run(case, "evaluate", "--data-changed=accept") == 0
+    assert "its data have changed: 1 added (b/99.bmp)" in capsys.readouterr().out
+    assert (case / "run" / "fedavg" / "data.npz").read_bytes() == kept
+    assert run(case, "evaluate")
+    assert run(case, "train", "--data-changed=accept") == 0
+    assert run(case, "evaluate") == 0
+
+
+def test_data_that_moved_are_found_from_any_folder(case, monkeypatch, capsys):
+    """The place is no part of the run; the kept one is absolute, and ~ is home."""
+    (case / "home").mkdir()
+    shutil.move(case / "set", case / "home" / "moved")
+    monkeypatch.setenv("HOME", str(case / "home"))
+    words = f"--config={case}/tiny.py", f"--workdir={case}/run"
+    assert main(["train", *words, "--config.data.path=~/moved"]) == 0
+    assert "trained anew" not in capsys.readouterr().out
+    kept = json.loads((case / "run" / "config.json").read_text())
+    assert kept["data"]["path"] == str(case / "home" / "moved")
+    monkeypatch.chdir(case / "home")
+    assert main(["train", *words, "--config.data.path=moved"]) == 0
+    monkeypatch.chdir(case)
+    assert main(["evaluate", f"--workdir={case}/run"]) == 0
+
+
+def test_a_sweep_takes_nothing_from_runs_on_other_data(case, capsys):
+    words = f"--config={case}/tiny.py", f"--config.data.path={case}/set"
+    sweep = ["sweep", *words, f"--workdir={case}/sweep"]
+    assert main([*sweep, "federation.lanes=[1]"]) == 0
+    add_a_picture(case / "set")
+    main([*sweep, "federation.lanes=[1, 2]"])
+    lines = (case / "sweep" / "results.jsonl").read_text().splitlines()
+    one, other = map(json.loads, lines)
+    assert "error" not in one and "1 added (b/99.bmp)" in other["error"]
+    accept = "--data-changed=accept", "--retry"
+    assert main([*sweep, "federation.lanes=[1, 2]", *accept]) == 0
+    lines = (case / "sweep" / "results.jsonl").read_text().splitlines()
+    assert not any("error" in json.loads(line) for line in lines)
+    assert "fedavg is that of " in capsys.readouterr().out
+
+
+def test_a_sweep_whose_data_moved_repeats_nothing(case, capsys):
+    sweep = ["sweep", f"--config={case}/tiny.py", f"--workdir={case}/sweep"]
+    lanes = "federation.lanes=[1, 2]"
+    assert main([*sweep, f"--config.data.path={case}/set", lanes[:-4] + "]"]) == 0
+    (case / "set").rename(case / "moved")
+    assert main([*sweep, f"--config.data.path={case}/moved", lanes]) == 0
+    said = capsys.readouterr().out
+    assert "2 runs, 1 to train" in said and "fedavg is that of " in said

@@ -1,0 +1,164 @@
+"""Data digest: what is kept of a stage's images, and what has changed in them."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedfr_jax.data.sources import open_source
+from fedfr_jax.runs import data_digest
+from fedfr_jax.types import Part, Used
+
+
+def picture(path, shade):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 4), (shade, 0, 0)).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three people of three pictures; all files have the same number of bytes."""
+    for shade, who in enumerate("abc"):
+        for number in range(3):
+            picture(tmp_path / "set" / who / f"{number}.bmp", 10 * shade + number)
+    return tmp_path / "set"
+
+
+def used(path, first=("a", "b")):
+    """Client 0 trains on the first of two people and client 1 on the second; the
+    third image of each is tested, person c is public."""
+    source = open_source("folder", path=path, image_size=4)
+    number = {name: i for i, name in enumerate(source.names)}
+    train, test = [], []
+    for who in first:
+        rows = np.flatnonzero(source.labels == number[who])
+        train += rows[:2].tolist()
+        test += rows[2:].tolist()
+    client = np.repeat([0, 1], 2)
+    public = np.flatnonzero(source.labels == number.get("c", -1))
+    parts = {
+        "train": Part(np.array(train), client[: len(train)], client[: len(train)] * 0),
+        "test": Part(np.array(test), np.repeat([0, 1], len(test) // 2)),
+        "public": Part(public),
+    }
+    return Used(source, parts)
+
+
+def what(before, now):
+    digests = [data_digest.digest_of(one) for one in (before, now)]
+    return data_digest.difference(*digests)
+
+
+def test_a_digest_is_the_same_after_its_file_and_somewhere_else(folder, tmp_path):
+    kept = data_digest.digest_of(used(folder))
+    data_digest.write(kept, tmp_path / "data.npz")
+    moved = folder.rename(tmp_path / "elsewhere")
+    found = data_digest.read(tmp_path / "data.npz")
+    assert found.names == kept.names and len(kept.names) == 9
+    assert kept.uses.tolist() == ["train", "train", "test"] * 2 + ["public"] * 3
+    assert kept.clients.tolist() == [0] * 3 + [1] * 3 + [-1] * 3
+    assert data_digest.difference(found, data_digest.digest_of(used(moved))) == ""
+
+
+def test_one_more_image_and_one_that_is_gone_are_named(folder):
+    before = used(folder)
+    kept = data_digest.digest_of(before)
+    picture(folder / "c" / "9.bmp", 99)
+    (folder / "c" / "0.bmp").unlink()
+    now = data_digest.digest_of(used(folder))
+    found = data_digest.difference(kept, now)
+    assert found == "1 added (c/9.bmp); 1 gone (c/0.bmp)"
+
+
+def test_a_renamed_folder_is_gone_and_added(folder):
+    kept = data_digest.digest_of(used(folder))
+    (folder / "b").rename(folder / "z")
+    found = data_digest.difference(
+        kept, data_digest.digest_of(used(folder, first=("a", "z")))
+    )
+    assert found == (
+        "3 added (z/0.bmp, z/1.bmp, z/2.bmp); 3 gone (b/0.bmp, b/1.bmp, b/2.bmp)"
+    )
+
+
+def test_people_whose_folders_are_swapped_have_other_contents(folder):
+    """Names and sizes are what they were."""
+    kept = data_digest.digest_of(used(folder))
+    for one, other in (("a", "x"), ("b", "a"), ("x", "b")):
+        (folder / one).rename(folder / other)
+    found = data_digest.difference(kept, data_digest.digest_of(used(folder)))
+    assert found.startswith("6 with other contents (a/0.bmp: 102 bytes, checksum ")
+    assert found.endswith(", ...)")
+
+
+def test_people_who_change_their_clients_have_another_use(folder):
+    found = what(used(folder), used(folder, first=("b", "a")))
+    assert found.startswith(
+        "6 with another use (a/0.bmp: train of client 0 as number 0, now train of "
+        "client 1 as number 0, "
+    )
+
+
+def test_an_image_under_another_label_is_relabelled(tmp_path):
+    images = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4)
+    digests = []
+    for labels in ([5, 5, 5, 8, 8, 8], [5, 5, 8, 8, 8, 8]):
+        np.savez(tmp_path / "set.npz", images=images, labels=labels)
+        source = open_source("arrays", path=tmp_path / "set.npz")
+        digests.append(data_digest.of_source(source))
+    found = data_digest.difference(*digests)
+    assert found == "1 relabelled (image 2: 5, now 8)"
+
+
+def test_images_without_a_use_do_not_count(folder):
+    before = used(folder)._replace(parts={"train": Part(np.arange(3))})
+    picture(folder / "c" / "9.bmp", 99)
+    after = used(folder)._replace(parts={"train": Part(np.arange(3))})
+    assert what(before, after) == ""
+
+
+def test_drawn_images_are_called_after_their_rows_and_are_not_drawn():
+    source = open_source("faces_synthetic", num_identities=2, images_per_identity=2)
+    source = source._replace(read=None)
+    digest = data_digest.of_source(source)
+    assert digest.names == ["image 0", "image 1", "image 2", "image 3"]
+    assert digest.identities.tolist() == ["id000000"] * 2 + ["id000001"] * 2
+
+
+def test_parts_of_a_join_keep_their_names_and_contents(folder, tmp_path):
+    images = np.arange(4 * 48, dtype=np.uint8).reshape(4, 4, 4, 3)
+    np.savez(tmp_path / "set.npz", images=images, labels=[0, 0, 1, 1])
+    parts = {
+        "drawn": {"name": "arrays", "path": tmp_path / "set.npz"},
+        "mine": {"name": "folder", "path": folder, "image_size": 4},
+    }
+    first = data_digest.of_source(open_source("join", parts=parts))
+    assert first.names[3:5] == ["drawn/image 3", "mine/a/0.bmp"]
+    picture(folder / "a" / "0.bmp", 200)
+    found = data_digest.difference(
+        first, data_digest.of_source(open_source("join", parts=parts))
+    )
+    assert found.startswith("1 with other contents (mine/a/0.bmp: ")
+
+
+def test_a_million_images_are_kept_in_some_megabytes(tmp_path):
+    count = 100_000
+    rng = np.random.default_rng(0)
+    people = np.arange(count) // 20
+    digest = data_digest.Digest(
+        names=[f"{of:07d}/{i % 20:03d}.jpg" for i, of in enumerate(people.tolist())],
+        identities=np.char.zfill(people.astype(str), 7),
+        sizes=rng.integers(5_000, 30_000, count),
+        checksums=np.zeros(count, np.uint32),
+        uses=np.where(rng.random(count) < 0.6, "train", "test"),
+        clients=(people // 50).astype(np.int32),
+        numbers=(people % 50).astype(np.int32),
+    )
+    data_digest.write(digest, tmp_path / "data.npz")
+    assert (tmp_path / "data.npz").stat().st_size < 8 * count
+    assert data_digest.difference(data_digest.read(tmp_path / "data.npz"), digest) == ""
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "data.npz").write_bytes(b"PK\3\4 nothing")
+    with pytest.raises(ValueError, match=r"data\.npz must be as it was written, got"):
+        data_digest.read(tmp_path / "data.npz")
