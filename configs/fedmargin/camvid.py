@@ -6,8 +6,8 @@ fedfr train --config=configs/fedmargin/camvid.py --workdir=runs/camvid
 (pixels 0.730), of central training as many epochs 0.327 (0.764); mean over the clients'
 own test images 0.276 and 0.318 (2026-11-23, seed 0, jax 0.10.2). At 90 x 120 pixels no
 row finds poles, pedestrians or cyclists. The FedMargin row was not run at this size;
-experiments/fedmargin_tables has it at 60 x 80, three seeds, at partition.alpha 0.01,
-0.1, 1 and 10: 0.217 at 0.1, where FedAvg has 0.246.
+experiments/fedmargin_tables/README.md has it at 60 x 80, on splits whose clients have
+at most 50 images (--config.partition.max_examples=50).
 """
 
 from fedfr_jax.configs import base

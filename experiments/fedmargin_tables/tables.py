@@ -5,10 +5,11 @@ import pathlib
 from statistics import mean, pstdev
 
 import numpy as np
-from orderings import p_value, readable, verdict
+from orderings import p_value, readable, verdict, write_between
 
 SHARE = 0.8  # of the central accuracy, which a method has to reach
 CENTRAL, OURS = "central", "fedmargin"
+CAMVID = "camvid"  # whose results are of another kind, see `camvid_tables`
 # Methods whose clients have other networks.
 SEVERAL = ("local", "fedper", "fedrep", "fesem")
 ORDER = "fedavg fairavg local fedper fedrep fesem fedatt fedatt_spectral feddane"
@@ -84,7 +85,7 @@ def rounds_cell(row: dict) -> str:
     if not row["reached"]:
         return "-"
     least = ">= " if row["reached"] < row["runs"] else ""
-    return least + "{:.1f} +- {:.1f}".format(*row["rounds"])
+    return f"{least}{row['rounds'][0]:.1f}"
 
 
 def over_stragglers(runs: list[dict], values: list[float]) -> tuple[float, float]:
@@ -101,42 +102,68 @@ def spread(runs: list[dict], values: list[float], key: str) -> tuple[float, floa
     return mean(means), pstdev(means)
 
 
-def table(runs: list[dict]) -> str:
-    """The table as Markdown, the central accuracy above it and claims below."""
-    central = [r["accuracy"] for r in runs if r["method"] == CENTRAL]
-    lines = [
-        f"Central accuracy {mean(central):.3f} ({len(central)} seeds). {cost(runs)}",
-        "",
-        "| method | accuracy, % | over seeds | training loss | rounds to 80 % "
-        "| rounds, own images | runs so far |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for method in methods_of(runs):
-        row = row_of(runs, method)
-        rounds = [rounds_cell(row), "-"]
-        rounds = rounds[::-1] if method in SEVERAL else rounds
-        if row["diverged"]:
-            accuracy, seeds, loss = f"{row['diverged']} runs diverged", "-", "-"
-        else:
-            accuracy = "{:.1f} +- {:.1f}".format(*(100 * x for x in row["accuracy"]))
-            seeds = f"+- {100 * row['of_seeds']:.1f}"
-            loss = "{:.3f} +- {:.3f}".format(*row["loss"])
-        reached = f"{row['reached']}/{row['runs']}"
-        cells = [method, accuracy, seeds, loss, *rounds, reached]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", claims({"": runs})]).rstrip()
+def grid(heads: list[str], lines: list[list[str]]) -> str:
+    """A table in Markdown."""
+    rule = ["---"] * len(heads)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *lines))
 
 
-def cost(runs: list[dict]) -> str:
-    """Core seconds, of the runs that measured them, and where all runs come from."""
+def named(method: str) -> str:
+    """A method, and how it is judged where it has no one network."""
+    return f"{method}, own images" if method in SEVERAL else method
+
+
+def table(sets: dict[str, list[dict]]) -> str:
+    """Markdown: methods x sets, accuracy with its deviation over seeds, and rounds."""
+    ends = {
+        name: [r["accuracy"] for r in runs if r["method"] == CENTRAL]
+        for name, runs in sets.items()
+    }
+    cells = [[f"{100 * mean(found):.1f}", "-"] for found in ends.values()]
+    lines = [[CENTRAL, *sum(cells, [])]]
+    for method in methods_of(sum(sets.values(), [])):
+        cells = [method_cells(runs, method) for runs in sets.values()]
+        lines.append([named(method), *sum(cells, [])])
+    heads = [head for name in sets for head in (f"{name}, %", "rounds")]
+    return grid(["method", *heads], lines)
+
+
+def method_cells(runs: list[dict], method: str) -> list[str]:
+    """[accuracy, rounds] of a method in a set."""
+    if all(r["method"] != method for r in runs):
+        return ["-", "-"]
+    row = row_of(runs, method)
+    if row["diverged"]:
+        return [f"{row['diverged']} runs diverged", rounds_cell(row)]
+    shown = 100 * row["accuracy"][0], 100 * row["of_seeds"]
+    return ["{:.1f} +- {:.1f}".format(*shown), rounds_cell(row)]
+
+
+def losses(sets: dict[str, list[dict]]) -> str:
+    """Markdown: the training loss, with its deviation over shares of stragglers."""
+    lines = []
+    for method in methods_of(sum(sets.values(), [])):
+        rows = [
+            row_of(runs, method)["loss"]
+            if any(r["method"] == method for r in runs)
+            else None
+            for runs in sets.values()
+        ]
+        cells = ["{:.2f} +- {:.2f}".format(*loss) if loss else "-" for loss in rows]
+        lines.append([named(method), *cells])
+    return grid(["training loss", *sets], lines)
+
+
+def cost(sets: dict[str, list[dict]]) -> str:
+    """Core seconds, of the runs that measured them, and when the runs are from."""
+    runs = [r for part in sets.values() for r in part if r["method"] != CENTRAL]
     spent = [r["cost"]["core_seconds"] for r in runs if "cost" in r]
-    if not spent:
+    days = sorted(r["made"].partition(",")[0] for r in runs if "made" in r)
+    if not spent or not days:
         return ""
-    told = [r["made"] for r in runs if "made" in r]
-    stamps = "; ".join(f"{told.count(x)} at {x}" for x in sorted(set(told)))
-    each, count = sum(spent) / len(spent), sum(r["method"] != CENTRAL for r in runs)
-    whole = f"about {each * count / 60:.0f} core minutes"
-    return f"{count} runs of {each:.0f} core s, {whole}; {stamps}."
+    each = sum(spent) / len(spent)
+    whole = f"about {each * len(runs) / 60:.0f} core minutes"
+    return f"{len(runs)} runs, {whole}, of {days[0]} to {days[-1]}."
 
 
 def ends_of(runs: list[dict], method: str, seed: int, key: str) -> float:
@@ -153,58 +180,66 @@ def claims(parts: dict[str, list[dict]]) -> str:
     """Markdown: what the article says of FedMargin, by paired t-tests over seeds.
 
     Args:
-      parts: {words before a claim: the runs that it is asked of}.
+      parts: {head of a column: the runs that it is asked of}.
     """
-    found = [f"| {at}{line}" for at, runs in parts.items() for line in claims_of(runs)]
-    head = "| the article | rows | difference, each seed | p | holds |"
-    return "\n".join([head, "| --- | --- | --- | --- | --- |", *found]) if found else ""
+    found = {head: claims_of(runs) for head, runs in parts.items()}
+    found = {head: cells for head, cells in found.items() if cells}
+    texts = dict.fromkeys(text for cells in found.values() for text in cells)
+    lines = [[text, *(c.get(text, "-") for c in found.values())] for text in texts]
+    return grid(["the article", *found], lines) if found else ""
 
 
-def claims_of(runs: list[dict]) -> list[str]:
-    """A line for each claim that there are rows for.
+def claims_of(runs: list[dict]) -> dict[str, str]:
+    """{claim: the mean gain beside which method, p, whether it holds}.
 
-    Others are the methods with one network; "second" is the best of them on average.
+    Others are the methods with one network; "best" is beside the best of them on
+    average. A gain is positive where the claim is right.
     """
     rows = {method: row_of(runs, method) for method in methods_of(runs)}
     rivals = [m for m in rows if m not in SEVERAL and not m.startswith(OURS)]
     ends = {m: rows[m]["accuracy"][0] for m in rivals if rows[m]["accuracy"]}
     if OURS not in rows or not ends or not rows[OURS]["accuracy"]:
-        return []
+        return {}
     second = max(ends, key=ends.get)
     fastest = min(rivals, key=lambda method: rows[method]["rounds"])
     told = [
         ("best accuracy, points", second, "curve", 100),
         ("above FedAvg, points", "fedavg", "curve", 100),
+        ("fewer rounds to 80 %", fastest, "taken", -1),
         ("features nearer to central ones, MMD^2", "fedavg", "mmd", -1),
         ("wider margins, AMM", "fedavg", "amm", 1),
-        ("fewer rounds to 80 % (article: 17 to 18 %)", fastest, "taken", -1),
+        ("less uncertainty, softmax entropy", "fedavg", "softmax_entropy", -1),
     ]
-    lines, seeds, runs = [], sorted({r["seed"] for r in runs}), timed(runs)
+    cells, seeds, runs = {}, sorted({r["seed"] for r in runs}), timed(runs)
     for text, other, key, unit in told:
         ours = np.array([ends_of(runs, OURS, seed, key) for seed in seeds])
         theirs = np.array([ends_of(runs, other, seed, key) for seed in seeds])
-        gain = unit * (ours - theirs) + 0.0  # no -0
-        if other not in rows or not np.isfinite(gain).all():
-            continue
-        shown = ", ".join(f"{x:+.3g}" for x in gain)
-        sign = f"{OURS} - {other}" if unit > 0 else f"{other} - {OURS}"
-        found = f"{p_value(gain):.3f} | {verdict(gain)}"
-        lines.append(f"{text} | {sign} | {shown} | {found} |")
-    return lines
+        gain = unit * (ours - theirs)
+        if other in rows and np.isfinite(gain).all():
+            cells[text] = claim_cell(gain, other)
+    return cells
 
 
-def merged(path: pathlib.Path, name: str, runs: list[dict]) -> list[dict]:
+def claim_cell(gain: np.ndarray, other: str) -> str:
+    """Mean of the gains [seeds] beside `other`, p, and whether the claim holds."""
+    shown = f"{gain.mean() + 0.0:+.3g} beside {other}"  # no -0
+    if len(gain) == 1:
+        return f"{shown}, one seed"
+    return f"{shown}, p {p_value(gain):.3f}: {verdict(gain)}"
+
+
+def merged(path: pathlib.Path, name: str, runs: list[dict]) -> dict[str, list[dict]]:
     """Put runs into a set's part of results.json: those of before stay.
 
     Returns:
-      All runs of the set, in the order of the table.
+      All runs of all sets, those of a set in the order of the table.
     """
     results = json.loads(path.read_text()) if path.exists() else {}
     of = {place_of(run): run for run in [*results.get(name, []), *runs]}
-    found = [of[place] for place in sorted(of)]
+    results = {**results, name: [of[place] for place in sorted(of)]}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(readable({**results, name: found}))
-    return found
+    path.write_text(readable(results))
+    return results
 
 
 def place_of(run: dict) -> tuple:
@@ -216,24 +251,24 @@ def place_of(run: dict) -> tuple:
     return run["seed"], *settings, rank, method
 
 
+def texts_of(results: dict[str, list[dict]]) -> dict[str, str]:
+    """{part of README.md: its Markdown} of the sets but CamVid."""
+    sets = {name: runs for name, runs in results.items() if name != CAMVID}
+    return {
+        "table": table(sets),
+        "claims": f"{claims(sets)}\n\n{cost(sets)}".strip(),
+        "losses": losses(sets),
+    }
+
+
 def publish(name: str, runs: list[dict], target: pathlib.Path) -> None:
-    """Add runs to a set's part of results.json; table and pictures of all of them."""
-    runs = merged(target / "results.json", name, runs)
-    text = table(runs)
-    write_between(target / "README.md", name, text)
-    draw(name, runs, target / f"{name}.png")
-    draw_gaps(name, runs, target / f"{name}_gaps.png")
-    print(f"{name}\n\n{text}\n", flush=True)
-
-
-def write_between(path: pathlib.Path, name: str, text: str) -> None:
-    """Put text between the marks of a set, at the end where there are none."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    old = path.read_text() if path.exists() else ""
-    before, found, rest = old.partition(begin)
-    after = rest.partition(end)[2] if found else ""
-    before = before if found else f"{old.rstrip()}\n\n## {name}\n\n"
-    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after or chr(10)}")
+    """Add runs to a set's part of results.json; tables of all, pictures of the set."""
+    results = merged(target / "results.json", name, runs)
+    for part, text in texts_of(results).items():
+        write_between(target / "README.md", part, text)
+        print(f"{text}\n", flush=True)
+    draw(name, results[name], target / f"{name}.png")
+    draw_gaps(name, results[name], target / f"{name}_gaps.png")
 
 
 def draw(name: str, runs: list[dict], path: pathlib.Path) -> None:

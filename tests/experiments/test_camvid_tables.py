@@ -25,25 +25,23 @@ MASKS = [
     masks_run("fedper", 0, 0.01, None, 0.35),
     {"method": "feddane", "seed": 0, "alpha": 10.0, "diverged": "nan"},
 ]
-STAMP = {"made": "today, commit 1", "cost": {"core_seconds": 12.0}}
+STAMP = {"made": "2026-01-02, commit 1", "cost": {"core_seconds": 12.0}}
 
 
-def test_camvid_is_a_row_per_way_to_judge_and_a_column_per_alpha(tables, tmp_path):
+def test_camvid_is_a_line_per_row_and_a_column_per_number_and_alpha(tables, tmp_path):
     import camvid_tables
 
-    stamped = [*MASKS[:-1], {**MASKS[-1], **STAMP}]
-    camvid_tables.publish(stamped, tmp_path)
+    entropies = {**MASKS[4], "softmax_entropy": [9.0, 0.5]}
+    runs = [*MASKS[:4], entropies, MASKS[5], {**MASKS[-1], **STAMP}]
+    camvid_tables.publish(runs, tmp_path)
     lines = (tmp_path / "README.md").read_text().splitlines()
-    cost = "5 runs of 12 core s, about 1 core minutes; 1 at today, commit 1."
-    assert f"Central mIoU 40.0 +- 0.0 % (2 seeds). {cost}" in lines
-    assert "| row | judged | alpha 0.01 | alpha 10 |" in lines
-    assert "| fedavg | one network | 25.0 | 40.0 +- 10.0 |" in lines
-    assert "| fedper | one network | - | - |" in lines
-    assert "| fedper | own images | 35.0 | - |" in lines
-    assert "| feddane | one network | - | diverged |" in lines
-    # 0.8 of 0.4 in the second judged round, the sixth; never is the seventh.
-    assert "| fedavg | rounds, one network | - | >= 6.5 +- 0.5 |" in lines
-    assert "| fedper | rounds, own images | 6.0 +- 0.0 | - |" in lines
+    heads = "mIoU, %, alpha 0.01 | mIoU, %, alpha 10 | entropy, alpha 0.01 | entropy"
+    assert f"| row | {heads}, alpha 10 |" in lines
+    assert "| central | 40.0 +- 0.0 | 40.0 +- 0.0 | - | - |" in lines
+    assert "| fedavg | 25.0 | 40.0 +- 10.0 | 0.500 | - |" in lines
+    assert "| fedper | - | - | - | - |" in lines
+    assert "| feddane | - | diverged | - | diverged |" in lines
+    assert "5 runs, about 1 core minutes, of 2026-01-02 to 2026-01-02." in lines
     assert "| the article |" not in "".join(lines)  # without FedMargin
     assert (tmp_path / "camvid.png").exists()
 
@@ -53,60 +51,25 @@ def test_camvid_has_a_verdict_per_claim_and_alpha(tables):
 
     runs = [*MASKS[:-1], *(masks_run("fedmargin", s, 10.0, 0.5, 0.2) for s in (0, 1))]
     text = camvid_tables.table(runs)
-    pair = "fedmargin - fedavg | +20, +0 | 0.500 | unclear |"
-    assert f"| alpha 10: best accuracy, points | {pair}" in text
-    assert f"| alpha 10: above FedAvg, points | {pair}" in text
-    assert "fedavg - fedmargin | +1, +0 | 0.500 | unclear |" in text
-    assert "alpha 0.01: " not in text  # where FedMargin has no row
-    assert "AMM" not in text and "MMD" not in text
-    wider = {"fedavg": 1.0, "fedmargin": 3.0}
+    assert "| the article | alpha 10 |" in text  # FedMargin has no row at the other
+    assert "| above FedAvg, points | +10 beside fedavg, p 0.500: unclear |" in text
+    # 0.8 of 0.4 in the second judged round, the sixth; never is the seventh.
+    assert "| fewer rounds to 80 % | +0.5 beside fedavg, p 0.500: unclear |" in text
+    assert "AMM" not in text and "MMD" not in text and "uncertainty" not in text
+    wider, surer = {"fedavg": 1.0, "fedmargin": 3.0}, {"fedavg": 0.5, "fedmargin": 0.25}
     told = [
         {
             **{**r, "amm": [9.0, wider[r["method"]]], "mmd": [0.0, 0.25 * r["seed"]]},
-            "attention_entropy": 2.0 if r["method"] == "fedmargin" else None,
+            "softmax_entropy": [9.0, surer[r["method"]]],
         }
         for r in runs
         if r.get("alpha") == 10.0
     ]
     text = camvid_tables.table([*runs[:2], *told])
-    assert "| fedavg | AMM | 1.000 +- 0.000 |" in text
-    assert "| fedmargin | attention's entropy, nats | 2.000 +- 0.000 |" in text
-    assert "| fedavg | attention" not in text
-    assert "| fedmargin | MMD^2 to central | 0.125 +- 0.125 |" in text
-    assert "| alpha 10: wider margins, AMM | fedmargin - fedavg | +2, +2 |" in text
-    assert "| alpha 10: features nearer to central ones, MMD^2 | fedavg - " in text
-
-
-def test_camvids_stragglers_stand_in_a_table_of_their_own(tables, tmp_path):
-    import camvid_tables
-
-    late = [
-        {**masks_run("fedavg", s, 10.0, 0.2, 0.1), "stragglers": 0.5} for s in (0, 1)
-    ]
-    camvid_tables.publish([*MASKS, *late], tmp_path)
-    text = (tmp_path / "README.md").read_text()
-    heads = "| 0 % straggle | 50 % straggle | over the shares |"
-    assert f"| alpha 10, seeds 0, 1 {heads}" in text
-    assert "| fedavg | 40.0 +- 10.0 | 20.0 +- 0.0 | 30.0 +- 10.0 |" in text
-    # 0.8 of 0.4 in round 6 by one seed of one share; never is round 7.
-    assert "| fedavg, rounds | >= 6.5 +- 0.5 | - | >= 6.8 +- 0.2 |" in text
-    assert "| feddane | diverged" not in text  # that has no run with stragglers
-    assert "feddane, rounds" not in text
-    assert ", loss |" not in text and "| training loss |" not in text
-    losses = [{**r, "loss": 2.0 + r.get("stragglers", 0)} for r in [*MASKS[2:4], *late]]
-    text = camvid_tables.table([*MASKS[:2], *losses])
-    assert "| fedavg | training loss | 2.000 +- 0.000 |" in text
-    line = "| fedavg, loss | 2.000 +- 0.000 | 2.500 +- 0.000 | 2.250 +- 0.250 |"
-    assert line in text
-    text = (tmp_path / "README.md").read_text()
-    assert text.count("| alpha 0.01 |") == 1  # the heading of the other table
-    # Seeds that one share lacks are not compared.
-    fewer = camvid_tables.table([*MASKS, late[0]])
-    assert f"| alpha 10, seeds 0 {heads}" in fewer
-    assert "| fedavg | 30.0 | 20.0 | 25.0 +- 5.0 |" in fewer
-    # What is told of an alpha is without stragglers, as before.
-    plain = camvid_tables.table(MASKS)
-    assert camvid_tables.table([*MASKS, *late]).startswith(plain)
+    assert "| wider margins, AMM | +2 beside fedavg, p 0.000: yes |" in text
+    assert "| features nearer to central ones, MMD^2 | +0 beside fedavg" in text
+    assert "| less uncertainty, softmax entropy | +0.25 beside fedavg, p 0" in text
+    assert "| fedavg | 40.0 +- 10.0 | 0.500 +- 0.000 |" in text
 
 
 def test_curves_of_camvid_are_means_over_seeds(tables, tmp_path, drawn):
@@ -229,4 +192,4 @@ def test_the_table_of_the_page_is_that_of_the_results(tables):
     runs = json.loads((FOLDER / "results.json").read_text())["camvid"]
     text = camvid_tables.table(runs)
     page = (FOLDER / "README.md").read_text()
-    assert f"<!-- camvid -->\n\n{text}\n\n<!-- end of camvid -->" in page
+    assert f"<!-- camvid -->\n{text}\n<!-- /camvid -->" in page

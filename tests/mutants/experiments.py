@@ -40,19 +40,19 @@ MUTANTS = [
     Mutants(
         "experiments/fedmargin_tables/README.md",
         TABLES,
-        [("<!-- end of synthetic -->", "Not in it.\n\n<!-- end of synthetic -->")],
+        [("<!-- /table -->", "Not in it.\n<!-- /table -->")],
     ),
     Mutants(
         "experiments/fedmargin_tables/README.md",
         CAMVID,
-        [("<!-- end of camvid -->", "Not in it.\n\n<!-- end of camvid -->")],
+        [("<!-- /camvid -->", "Not in it.\n<!-- /camvid -->")],
     ),
     Mutants(
         "experiments/fedmargin_tables/camvid_tables.py",
         CAMVID,
         [
             ("[mean(x) for x in zip(*(r[key]", "[max(x) for x in zip(*(r[key]"),
-            ("for runs in (*at, told)", "for runs in (*at, at[0])"),
+            ("value[-1] if key in FEATURES", "value[0] if key in FEATURES"),
         ],
     ),
     Mutants(
