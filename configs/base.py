@@ -230,6 +230,10 @@ def fedmargin_rows(head_epochs, *, central=None, **common):
             "measure": "hypothesis",
             "normalize": False,
         },
+        "fedmargin_hypothesis_unit": {
+            "algorithm": "fedmargin",
+            "measure": "hypothesis",
+        },
     }
     rows = {name: {**common, **row} for name, row in rows.items()}
     if central:

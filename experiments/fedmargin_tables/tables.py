@@ -205,6 +205,8 @@ def claims_of(runs: list[dict]) -> dict[str, str]:
     told = [
         ("best accuracy, points", second, "curve", 100),
         ("above FedAvg, points", "fedavg", "curve", 100),
+        ("above raw margins, points", f"{OURS}_hypothesis", "curve", 100),
+        ("above margins at unit length", f"{OURS}_hypothesis_unit", "curve", 100),
         ("fewer rounds to 80 %", fastest, "taken", -1),
         ("features nearer to central ones, MMD^2", "fedavg", "mmd", -1),
         ("wider margins, AMM", "fedavg", "amm", 1),
@@ -272,7 +274,7 @@ def publish(name: str, runs: list[dict], target: pathlib.Path) -> None:
 
 
 def draw(name: str, runs: list[dict], path: pathlib.Path) -> None:
-    """Accuracy, AMM and MMD by round without stragglers, mean over seeds."""
+    """Accuracy, AMM and MMD by round at the least share of stragglers, over seeds."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -281,7 +283,10 @@ def draw(name: str, runs: list[dict], path: pathlib.Path) -> None:
     panels = {"curve": "test accuracy", "amm": "AMM", "mmd": "MMD^2 to central"}
     least = min((r["stragglers"] for r in runs if "stragglers" in r), default=0)
     plain = [r for r in runs if r.get("stragglers") == least]
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(14, 3.6))
+    panels = {key: text for key, text in panels.items() if any(key in r for r in plain)}
+    size = (4 * len(panels) + 2, 3.6)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=size, squeeze=False)
+    axes = axes[0]
     colours = pyplot.get_cmap("tab20").colors
     for colour, method in zip(colours, methods_of(plain), strict=False):
         for axis, (key, label) in zip(axes, panels.items(), strict=True):
@@ -296,8 +301,8 @@ def draw(name: str, runs: list[dict], path: pathlib.Path) -> None:
                 axis.plot(rounds, values, label=label, **style)
     lines, names = axes[0].get_legend_handles_labels()
     figure.legend(lines, names, fontsize=7, loc="center right")
-    figure.suptitle(f"{name}, no stragglers")
-    figure.tight_layout(rect=(0, 0, 0.89, 1))
+    figure.suptitle(f"{name}, {100 * least:g} % stragglers")
+    figure.tight_layout(rect=(0, 0, 1 - 2 / size[0], 1))
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
 

@@ -182,6 +182,7 @@ def test_fedmargins_rows_are_those_of_its_table_1():
         "fedmargin_hypothesis": named(
             "fedmargin", measure="hypothesis", normalize=False
         ),
+        "fedmargin_hypothesis_unit": named("fedmargin", measure="hypothesis"),
     }
 
 

@@ -115,6 +115,11 @@ def test_rounds_are_compared_with_the_fastest_and_accuracy_with_the_best(tables)
     assert "| fewer rounds to 80 % | +0.25 beside fedatt, p" in text
     assert "| best accuracy, points | +30 beside fedprox, p" in text
     assert "| above FedAvg, points | +40 beside fedavg, p" in text
+    assert "raw margins" not in text  # of which there is no run
+    sign = [run("fedmargin_hypothesis", s, 0.0, [0.35]) for s in (0, 1)]
+    text = tables.claims({"mnist": [*RUNS[:6], *rivals, *sign]})
+    assert "| above raw margins, points | +25 beside fedmargin_hypothesis" in text
+    assert "+30 beside fedprox" in text  # a variant of FedMargin is no rival
 
 
 def test_every_set_stands_in_the_same_tables(tables, tmp_path):
