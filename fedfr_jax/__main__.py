@@ -10,6 +10,7 @@ import warnings
 
 import fedfr_jax
 from fedfr_jax import processes, stopping
+from fedfr_jax.schema import hint
 from fedfr_jax.text import printable
 
 USAGE = """\
@@ -55,7 +56,8 @@ def main(argv: list[str]) -> int:
     from fedfr_jax.commands import COMMANDS
 
     if argv[0] not in COMMANDS:
-        print(f"command must be one of {sorted(COMMANDS)}, got {argv[0]!r}.")
+        near = hint(argv[0], COMMANDS)
+        print(f"command must be one of {sorted(COMMANDS)}, got {argv[0]!r}{near}.")
         return 2
     return run_command(COMMANDS[argv[0]], argv[1:])
 

@@ -37,8 +37,11 @@ SECTIONS = (
 
 
 def plain(value: Any) -> Any:
-    """Config sections as dicts, in tuples and lists too."""
-    if isinstance(value, ml_collections.ConfigDict | Mapping):
+    """Config sections as dicts in the order of the config, in tuples and lists too."""
+    if isinstance(value, ml_collections.ConfigDict):
+        # A ConfigDict sorts its keys; the fields that it holds keep the order.
+        return {k: plain(value[k]) for k in vars(value)["_fields"]}
+    if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     if hasattr(value, "_fields"):  # a NamedTuple, such as an open source
         return value

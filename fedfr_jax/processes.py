@@ -83,6 +83,13 @@ def _bind_address(coordinator: str | None) -> str | None:
     return coordinator if host in LOOPBACK else None
 
 
+def num_cores() -> int:
+    """Cores that this process may use; macOS and Windows say only those of all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def use_every_core(
     environment: MutableMapping[str, str] = os.environ, *, num_processes: int = 1
 ) -> None:
@@ -93,7 +100,7 @@ def use_every_core(
     """
     words = environment.get("XLA_FLAGS", "").split()
     given = {word.partition("=")[0] for word in words}
-    cores = max(len(os.sched_getaffinity(0)) // num_processes, 1)
+    cores = max(num_cores() // num_processes, 1)
     for flag, value in {DEVICES_FLAG: cores, **PATIENCE}.items():
         if flag not in given:
             words.append(f"{flag}={value}")

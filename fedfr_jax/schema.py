@@ -54,7 +54,22 @@ def choose(section: str, family: Mapping[str, Callable], settings: Mapping, *arg
 def check_choice(what: str, value: Any, known: Collection) -> None:
     """Raise ValueError unless `value` is one of the known."""
     if value not in list(known):
-        raise ValueError(f"{what} must be one of {list(known)}, got {value!r}.")
+        raise ValueError(
+            f"{what} must be one of {list(known)}, got {value!r}{hint(value, known)}."
+        )
+
+
+def hint(name: Any, known: Collection[str]) -> str:
+    """The words "(did you mean ...?)" where a known name is like `name`, or none.
+
+    >>> hint("lr", ["learning_rate", "rounds"]), hint("xyz", ["rounds"])
+    (' (did you mean learning_rate?)', '')
+    """
+    known = [one for one in known if isinstance(one, str)]
+    initials = {"".join(word[:1] for word in one.split("_")): one for one in known}
+    near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
+    near = [initials[name]] if name in initials else near
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def check_keys(what: str, given: Mapping, known: Collection[str]) -> None:
@@ -63,10 +78,9 @@ def check_keys(what: str, given: Mapping, known: Collection[str]) -> None:
         raise ValueError(f"{what} must be a mapping, got {given!r}.")
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
             raise ValueError(
-                f"{what} must have keys of {sorted(known)}, got {name!r}{hint}."
+                f"{what} must have keys of {sorted(known)}, got {name!r}"
+                f"{hint(name, known)}."
             )
 
 

@@ -5,12 +5,13 @@ import runpy
 import sys
 import traceback
 import types
+from collections.abc import Collection
 
 from ml_collections import ConfigDict
 
 from fedfr_jax.configs import FOLDER
 from fedfr_jax.runs import digest_json
-from fedfr_jax.schema import naming, with_tuples
+from fedfr_jax.schema import hint, naming, with_tuples
 
 MOST = 30  # names that an error lists
 
@@ -46,8 +47,14 @@ def find(name: str) -> pathlib.Path:
     more = f" and {len(files) - MOST} more (fedfr configs)" if len(files) > MOST else ""
     raise ValueError(
         f"--config must be one of {list(files)[:MOST]}{more} or a Python file, "
-        f"got {name!r}."
+        f"got {name!r}{_hint(wanted, files)}."
     )
+
+
+def _hint(wanted: str, files: Collection[str]) -> str:
+    """Which shipped config was meant, by its whole name or the last part of it."""
+    last = {name.rpartition("/")[2]: name for name in files}
+    return hint(wanted, files) or hint(wanted.rpartition("/")[2], last)
 
 
 def with_argument(name: str) -> tuple[str, str | None]:

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 
 from fedfr_jax.commands.flags import new_parser, parse_flags
-from fedfr_jax.schema import check_choice
+from fedfr_jax.schema import check_choice, hint
 
 ABOUT = """\
 List the members of a family, each with its settings (the keys of a config and their
@@ -14,7 +14,8 @@ family all names. The library itself passes image_shape, labels, cosine, local, 
 model, task, mesh, seen and num_classes. "sections" are the config's own: what may stand
 in federation, pretrain, evaluation and a row of methods. "scenarios" are the partitions
 of reid, "encoders" of the segmenter; "combines" go with the algorithm robust, and
-"server_optimizers" with every algorithm that has such a key.
+"server_optimizers" with every algorithm that has such a key. "variants" are methods of
+the literature that are settings of another: a row of methods for each.
 
 families: {}"""
 WIDTH = 88
@@ -32,17 +33,47 @@ def main(argv: list[str]) -> None:
             words = f"{family}: {', '.join(sorted(members()))}"
             print(textwrap.fill(words, WIDTH, subsequent_indent=" " * 4))
         return
+    if values.family not in FAMILIES and values.member is None:
+        for family in _families_of(values.family):
+            main([family, values.family])
+        return
     check_choice("describe: family", values.family, FAMILIES)
+    if values.family == "variants":
+        _print_variants(values.member)
+        return
     members = FAMILIES[values.family]()
     if values.member is None:
         for name in sorted(members):
             print(f"{call_of(name, members[name])}\n    {summary(members[name])}")
         return
-    if values.member not in members:
-        known = f"one of {sorted(members)}"
-        raise ValueError(f"describe: member must be {known}, got {values.member!r}.")
+    check_choice("describe: member", values.member, sorted(members))
     member = members[values.member]
     print(f"{call_of(values.member, member)}\n\n{documentation(member)}")
+
+
+def _families_of(name: str) -> list[str]:
+    """The families that have a member `name`, so that it can be asked for alone.
+
+    Raises:
+      ValueError: for a name that no family has, with a near one.
+    """
+    members = {family: list(of()) for family, of in FAMILIES.items()}
+    if found := [family for family, names in members.items() if name in names]:
+        return found
+    every = [*FAMILIES, *(name for names in members.values() for name in names)]
+    raise ValueError(
+        f"describe: family must be one of {list(FAMILIES)} or a member of one, got "
+        f"{name!r}{hint(name, every)}."
+    )
+
+
+def _print_variants(name: str | None) -> None:
+    """Rows of methods as a config has them."""
+    if name is not None:
+        check_choice("describe: member", name, sorted(VARIANTS))
+    for known, (row, text) in VARIANTS.items():
+        if name in (None, known):
+            print(f'"{known}": {row}\n    {text}')
 
 
 def call_of(name: str, function: Callable) -> str:
@@ -182,6 +213,37 @@ def _servers() -> Mapping[str, Callable]:
     return SERVER_OPTIMIZERS
 
 
+# Methods that are settings of another: a row, beside learning_rate, and what it is.
+VARIANTS = {
+    "fairavg": ({"weigh": "equally"}, "FedAvg whose clients count alike."),
+    "fedper": (
+        {"personal": {"blocks": 1}, "draw": True},
+        "The last K_P blocks stay with clients (arXiv:1912.00818).",
+    ),
+    "lg_fedavg": (
+        {"personal": {"all_but_blocks": 2}, "weigh": "equally"},
+        "All but the last blocks stay with clients (arXiv:2001.01523).",
+    ),
+    "fedbn": (
+        {"personal": {"batch_norms": True}},
+        "Batch norms stay with clients (arXiv:2102.07623).",
+    ),
+    "fedbabu": (
+        {"personal": {"blocks": 1}, "frozen": {"blocks": 1}},
+        "The head stays as it was drawn; fine-tuned afterwards (arXiv:2106.06042).",
+    ),
+    **{
+        name: (
+            {"server_optimizer": {"name": name, "learning_rate": 0.1}},
+            "The server steps along the mean change (arXiv:2003.00295).",
+        )
+        for name in ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
+    },
+    "local": (
+        {"personal": "."},
+        "Clients share nothing: everything is personal.",
+    ),
+}
 # Imported when it is asked for, as most of them import JAX.
 FAMILIES = {
     "models": _models,
@@ -196,4 +258,5 @@ FAMILIES = {
     "tasks": _tasks,
     "augments": _augments,
     "sections": _sections,
+    "variants": lambda: VARIANTS,
 }

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import copy
+import json
 import os
 import pathlib
 from typing import Any
@@ -11,6 +12,7 @@ from ml_collections import ConfigDict
 
 from fedfr_jax import processes
 from fedfr_jax.commands.config_files import find, load, restore, with_argument
+from fedfr_jax.schema import hint
 
 KEPT = "config.json"  # the config, in the work folder of a run
 SECTIONS = """\
@@ -133,14 +135,14 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
 
 
 def kept_text(config: ConfigDict) -> str:
-    """The config as JSON, its paths such as hold in any current folder."""
+    """The config as JSON, its rows in order, its paths such as hold in any folder."""
     from fedfr_jax.build import plain  # which needs JAX
     from fedfr_jax.tasks.places import absolute, paths_in
 
     config = copy.deepcopy(config)
     for keys, path in [*paths_in(plain(config))]:
         set_key(config, ".".join(keys), absolute(path))
-    return config.to_json_best_effort(indent=1)
+    return json.dumps(plain(config), indent=1, default=repr)
 
 
 def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
@@ -148,7 +150,10 @@ def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
     values, rest = parser.parse_known_args([with_home(word) for word in argv])
     if rest:
         known = sorted(vars(values))
-        raise ValueError(f"{parser.prog}: flags must be of {known}, got {rest[0]!r}.")
+        near = hint(rest[0].lstrip("-").partition("=")[0], known)
+        raise ValueError(
+            f"{parser.prog}: flags must be of {known}, got {rest[0]!r}{near}."
+        )
     return values
 
 
@@ -200,7 +205,9 @@ def set_key(config: ConfigDict, path: str, value: Any) -> None:
     for name in sections or [key]:
         if name not in section or (sections and not _is_section(section[name])):
             known = [k for k in section if _is_section(section[k])] or list(section)
-            raise ValueError(f"{place} must have sections {known}, got {name!r}.")
+            raise ValueError(
+                f"{place} must have sections {known}, got {name!r}{hint(name, known)}."
+            )
         place, section = f"{place}.{name}", section[name] if sections else section
     _check_names(f"config.{path}", value)
     with section.unlocked(), section.ignore_type():
@@ -243,6 +250,10 @@ def workdir(values: argparse.Namespace, command: str) -> pathlib.Path:
     if not values.workdir:
         raise ValueError(f"{command}: --workdir must name a folder, got none.")
     path = os.path.abspath(values.workdir)
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(
+            f"{command}: --workdir must be a folder, got the file {values.workdir}."
+        )
     try:
         path.encode()
     except UnicodeEncodeError:  # checkpoints are written under no other names

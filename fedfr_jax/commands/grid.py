@@ -5,6 +5,7 @@ import copy
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,11 +15,13 @@ from fedfr_jax.build import plain
 from fedfr_jax.commands.flags import set_key
 from fedfr_jax.tasks.places import without_places
 
+MOST_LETTERS = 60  # of a run's values in the name of its folder
+
 
 class Run(NamedTuple):
     """One point of a grid."""
 
-    name: str  # its folder: a digest of the whole config
+    name: str  # its folder: its values, and a digest of the whole config
     changes: Mapping[str, Any]  # {key: value}
     config: ConfigDict
 
@@ -70,9 +73,20 @@ def runs_of(config: ConfigDict, words: Sequence[str]) -> list[Run]:
         for key, value in changes.items():
             set_key(own, key, value)
         places = {key: v for key, v in changes.items() if key.startswith("data.")}
-        name = digest({**without_places(plain(own)), **places})
-        found.setdefault(name, Run(name, changes, own))
+        mark = digest({**without_places(plain(own)), **places})
+        found.setdefault(mark, Run(folder_name(changes, mark), changes, own))
     return list(found.values())
+
+
+def folder_name(changes: Mapping[str, Any], mark: str) -> str:
+    """A run's folder: what is changed, so that people find it, and its digest.
+
+    >>> folder_name({"seed": 1, "methods.fedavg.learning_rate": 0.05}, "0a1b2c3d")
+    'seed=1,learning_rate=0.05-0a1b2c3d'
+    """
+    words = (f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())
+    text = re.sub(r"[^\w.=,+-]+", "", ",".join(words))
+    return f"{text[:MOST_LETTERS]}-{mark}"
 
 
 def digest(config: ConfigDict | Mapping) -> str:

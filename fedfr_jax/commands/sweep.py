@@ -4,7 +4,7 @@ import contextlib
 import json
 import pathlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedfr_jax.commands.flags import (
     add_switch,
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     from fedfr_jax.commands.grid import runs_of
     from fedfr_jax.runs import results
 
-    runs = runs_of(values.config, axes)
+    runs = [with_older_name(run, folder) for run in runs_of(values.config, axes)]
     check_same_base(folder, values.config)
     rows = results.read(folder)
     again = {name for name, row in rows.items() if "error" in row and values.retry}
@@ -65,7 +65,26 @@ def main(argv: list[str]) -> None:
             continue  # of another sweep in this folder
         if row := row_of(run, folder, values.data_changed):
             results.add(folder, row)
+    show_results(runs, results.read(folder))
     print(folder / "results.csv")
+
+
+def with_older_name(run, folder: pathlib.Path):
+    """The run under the digest alone, if a sweep of before has such a folder."""
+    older = run.name.rpartition("-")[2]
+    return run._replace(name=older) if (folder / older).is_dir() else run
+
+
+def show_results(runs: Sequence, rows: Mapping[str, dict]) -> None:
+    """Print a table of the runs, seeds as mean and deviation, and the best setting."""
+    from fedfr_jax.runs import report
+    from fedfr_jax.runs.experiment import show
+    from fedfr_jax.runs.results import over_seeds
+
+    trained = [(run.changes, rows[run.name]) for run in runs if run.name in rows]
+    if found := over_seeds(trained):
+        show(report.result_table({"methods": found}))
+        show(report.best_of(found))
 
 
 def check_same_base(folder: pathlib.Path, config) -> None:

@@ -40,6 +40,13 @@ def main(argv: list[str]) -> None:
         "again, with those that start from them; the others stay",
     )
     define_data_changed(parser)
+    parser.add_argument(
+        "--rows",
+        type=names,
+        metavar="A,B",
+        help="train these rows of methods alone, with the stages that they start from; "
+        "the result table has no others",
+    )
     define_processes(parser)
     values = parse(parser, argv)
     train(values, workdir(values, parser.prog))
@@ -51,9 +58,11 @@ def train(values: argparse.Namespace, folder) -> None:
     from fedfr_jax.build import build
     from fedfr_jax.runs.data_digest import agreement
     from fedfr_jax.runs.experiment import run_experiment
+    from fedfr_jax.runs.stage_settings import needed_for
     from fedfr_jax.runs.workdir import claim_for_all
 
     experiment = build(values.config)
+    chosen = needed_for(experiment.stages, values.rows or experiment.stages)
     text = kept_text(values.config)
     with claim_for_all(
         folder,
@@ -63,4 +72,4 @@ def train(values: argparse.Namespace, folder) -> None:
         restart=values.restart or (),
         agree=agreement(experiment.task, values.data_changed),
     ):
-        run_experiment(experiment, folder)
+        run_experiment(experiment._replace(stages=chosen), folder)

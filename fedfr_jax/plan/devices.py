@@ -9,9 +9,14 @@ A100 SXM 80 GB and V100 SXM2 32 GB: NVIDIA's data sheets of 2021 and 2020; TPU v
 and v6e: docs.cloud.google.com/tpu/docs/v5p and so on, one axis of the torus.
 """
 
+import time
 from typing import NamedTuple
 
+import numpy as np
+
 from fedfr_jax.devices import USABLE
+from fedfr_jax.limits import MEMORY
+from fedfr_jax.processes import num_cores
 from fedfr_jax.schema import check_choice
 
 GIB = 2**30
@@ -67,14 +72,47 @@ DEVICES = {
 }
 
 
+CPU = "cpu"
+MATRIX, COPIED = 1024, 1 << 27  # side of a product, bytes of a copy, that are timed
+
+
 def device_of(name: str) -> Device:
-    """A device by its name.
+    """A device by its name; "cpu" is this machine, all cores, measured in a second.
 
     Raises:
       ValueError: for one that no data sheet is kept of.
     """
-    check_choice("--device", name, sorted(DEVICES))
-    return DEVICES[name]
+    check_choice("--device", name, sorted([*DEVICES, CPU]))
+    return this_machine() if name == CPU else DEVICES[name]
+
+
+def this_machine() -> Device:
+    """The cores of this machine: the rates of a matrix product and of a copy."""
+    matrix = np.ones((MATRIX, MATRIX), np.float32)
+    data = np.ones(COPIED, np.uint8)
+    rate = 2 * MATRIX**3 / _fastest(lambda: matrix @ matrix)
+    bandwidth = 2 * COPIED / _fastest(data.copy)  # read and written
+    return Device(
+        name=f"CPU with {num_cores()} cores, measured now",
+        bfloat16=rate,
+        float32=rate,
+        highest=rate,
+        memory=MEMORY,
+        bandwidth=bandwidth,
+        link=bandwidth,
+        usable=0.9,
+        launch=1e-6,
+    )
+
+
+def _fastest(call, repeats: int = 3) -> float:
+    """Seconds of the fastest call."""
+    spent = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        call()
+        spent.append(time.perf_counter() - begin)
+    return min(spent)
 
 
 def seconds(kernels, device: Device, side_by_side: int = 1) -> float:

@@ -27,14 +27,26 @@ def of_stage(name: str, numbers: Mapping, device: Device, devices: int) -> str:
         f"{_short(numbers['forward_flops_per_image'])},"
         f" {_short(numbers['flops_per_image'])}",
         f"  {'images/s: all devices, each':46}{rate:,.0f}, {rate / devices:,.0f}",
-        f"  {f'MFU (of {device.bfloat16 / 1e12:,.0f} TFLOP/s)':46}"
+        f"  {f'MFU (of {device.bfloat16 / 1e12:,.3g} TFLOP/s)':46}"
         f"{numbers['utilisation']:.1%}",
-        f"  {'hours':46}{numbers['hours']:.3g}",
+        f"  {'time':46}{duration(3600 * numbers['hours'])}",
         f"  {'largest that fit, one at a time':46}{_fits(numbers['largest_that_fit'])}",
     ]
     noted = [*_notes(numbers), device.note] if device.note else _notes(numbers)
     lines += [f"  ({note})" for note in noted]
     return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that people would say it in.
+
+    >>> duration(0.144), duration(750), duration(20_000), duration(1e6)
+    ('0.14 s', '12 min', '5.6 hours', '12 days')
+    """
+    for unit, size in (("days", 86400), ("hours", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.0f} s"
 
 
 def _what(numbers):

@@ -54,6 +54,31 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def over_seeds(rows: Sequence[tuple[Mapping, Mapping]]) -> dict[str, dict]:
+    """A sweep as a summary for `result_table`: a method is a setting without its seed.
+
+    Args:
+      rows: (changes, row) of each run; rows with an error are left out.
+
+    Returns:
+      {setting: {evaluator: {metric: one value per seed}}} of the last stage's metrics.
+    """
+    found = {}
+    for changes, row in rows:
+        metrics = [key for key in row if key.count("/") == 2]
+        if not metrics or "error" in row:
+            continue
+        last = metrics[-1].partition("/")[0]
+        own = [f"{k.rpartition('.')[2]}={v}" for k, v in changes.items() if k != "seed"]
+        setting = found.setdefault(", ".join(own) or last, {})
+        for key in metrics:
+            stage, evaluator, metric = key.split("/")
+            if stage == last:
+                values = setting.setdefault(evaluator, {}).setdefault(metric, [])
+                values.append(row[key])
+    return found
+
+
 def metrics_of(summary: Mapping[str, Any]) -> dict[str, float | None]:
     """{"stage/evaluator/metric": number} of a run's summary."""
     return {

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from fedfr_jax.schema import check_choice
 from fedfr_jax.tasks.places import without_places
 from fedfr_jax.types import Central, Stage
 
@@ -52,6 +53,21 @@ def with_followers(stages: Mapping[str, Stage], names: Collection[str]) -> set[s
         if stage.start_from in found:
             found.add(name)
     return found
+
+
+def needed_for(stages: Mapping[str, Stage], names: Collection[str]) -> dict[str, Stage]:
+    """The stages `names` and those that they start from, in the order of `stages`.
+
+    Raises:
+      ValueError: for a name that is no stage.
+    """
+    needed = set()
+    for name in names:
+        check_choice("--rows", name, stages)
+        while name:
+            needed.add(name)
+            name = stages[name].start_from
+    return {name: stage for name, stage in stages.items() if name in needed}
 
 
 def first_difference(

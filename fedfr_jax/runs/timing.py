@@ -24,6 +24,7 @@ from fedfr_jax.federated.segments import begin, train
 from fedfr_jax.federated.shapes import round_arguments
 from fedfr_jax.federated.simulation import Simulation, assign
 from fedfr_jax.federated.store import Store
+from fedfr_jax.processes import num_cores
 from fedfr_jax.types import Cohort, PyTree
 
 STEPS, REPEATS = 4, 3
@@ -79,7 +80,7 @@ def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -
         mesh.devices.flat[0].device_kind,
         processor(),
         str(mesh.shape),
-        str(len(os.sched_getaffinity(0))),
+        str(num_cores()),
         str(jax.process_count()),
         jax.__version__,
         *map(str, others),

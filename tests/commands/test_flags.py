@@ -8,11 +8,13 @@ import pytest
 from ml_collections import ConfigDict
 
 import fedfr_jax
-from fedfr_jax import configs
+from fedfr_jax import configs, processes
 from fedfr_jax.__main__ import main
+from fedfr_jax.build import plain
 from fedfr_jax.commands import COMMANDS, config_files, describe, flags, launch
 from fedfr_jax.commands.config_files import find, load, restore, shipped
 from fedfr_jax.runs import workdir
+from fedfr_jax.schema import check_keys
 
 MINE = """from {place} import base
 
@@ -292,7 +294,7 @@ def test_a_family_is_listed_with_settings_and_a_line(family, capsys):
     assert main(["describe", family]) == 0
     text = capsys.readouterr().out
     for name in describe.FAMILIES[family]():
-        assert f"{name}(" in text
+        assert f"{name}(" in text or f'"{name}": {{' in text
 
 
 def test_keys_of_rows_of_every_task_are_described(capsys):
@@ -325,12 +327,22 @@ def test_sections_are_described_with_what_stands_beside_their_keys(capsys):
     "words, message",
     [
         (["nosuch"], "got 'nosuch'"),
+        (["algorithm"], "got 'algorithm' (did you mean algorithms?)"),
         (["models", "nosuch"], "member must be one of ["),
+        (["models", "resnt"], "got 'resnt' (did you mean resnet?)"),
     ],
 )
 def test_an_unknown_family_or_member_lists_the_known(words, message, capsys):
     assert main(["describe", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_member_is_found_without_its_family(capsys):
+    assert main(["describe", "folder"]) == 0
+    assert capsys.readouterr().out.startswith("folder(path")
+    assert main(["describe", "fedadam"]) == 0  # a server optimizer, and a method
+    found = capsys.readouterr().out
+    assert "fedadam(" in found and "\"fedadam\": {'server_optimizer'" in found
 
 
 def test_a_default_that_is_a_function_is_shown_by_its_name():
@@ -354,3 +366,36 @@ def test_a_sections_own_seed_leaves_the_runs_seed_alone():
     assert seeds("--config.partition.seed=5") == (0, 5)
     both = ["--config.partition.seed=5", "--config.seed=3"]
     assert seeds(*both) == seeds(*reversed(both)) == (3, 5)
+
+
+def test_methods_keep_the_order_of_the_config(tmp_path):
+    methods = {name: {"learning_rate": 0.1} for name in ("zeta", "alpha", "mid")}
+    config = ConfigDict({"task": "faces", "methods": methods})
+    assert list(plain(config)["methods"]) == ["zeta", "alpha", "mid"]
+    (tmp_path / "config.json").write_text(flags.kept_text(config))
+    again = restore(tmp_path / "config.json")
+    assert list(plain(again)["methods"]) == ["zeta", "alpha", "mid"]
+
+
+def test_near_names_are_offered(tmp_path, capsys):
+    with pytest.raises(ValueError, match=r"did you mean fedper/cifar10\?"):
+        find("fedper/cifar")
+    with pytest.raises(ValueError, match=r"did you mean demo\?"):
+        find("dmo")
+    with pytest.raises(ValueError, match=r"did you mean learning_rate\?"):
+        check_keys("config.methods.a", {"lr": 0.1}, ["learning_rate", "momentum"])
+    assert main(["trian"]) == 2
+    assert "(did you mean train?)" in capsys.readouterr().out
+    (tmp_path / "README.md").write_text("# Title\n")
+    words = ["train", "--config=demo", f"--workdir={tmp_path / 'README.md'}"]
+    assert main(words) == 2
+    assert "--workdir must be a folder, got the file" in capsys.readouterr().err
+
+
+def test_a_system_that_does_not_say_which_cores_are_ours_counts_all(monkeypatch):
+    monkeypatch.delattr(processes.os, "sched_getaffinity")  # as on macOS
+    monkeypatch.setattr(processes.os, "cpu_count", lambda: 6)
+    environment = {}
+    processes.use_every_core(environment, num_processes=2)
+    assert f"{processes.DEVICES_FLAG}=3" in environment["XLA_FLAGS"]
+    assert processes.num_cores() == 6

@@ -119,6 +119,18 @@ def test_a_sweep_and_a_run_take_no_folder_of_other_things(config, tmp_path, caps
     assert (tmp_path / "s" / "results.jsonl").exists() and config.exists()
 
 
+def test_a_sweep_ends_with_a_table_over_seeds(config, tmp_path, capsys):
+    rows = sweep(config, tmp_path / "s", "seed=[0, 1]", f"{RATE}=[0.001, 0.2]")
+    said = capsys.readouterr().out
+    assert rows[0]["run"].startswith("seed=0,learning_rate=0.001-")
+    values = [row["fedavg/generic/accuracy"] for row in rows]
+    worse, better = np.mean(values[::2]), np.mean(values[1::2])
+    assert better > worse
+    line = next(line for line in said.splitlines() if line.startswith("best "))
+    cell = f"{better:.3f}±{np.std(values[1::2]):.3f}"
+    assert "learning_rate=0.2" in line and cell in line and cell in said
+
+
 def test_a_number_that_is_not_finite_is_null_in_the_table(tmp_path):
     """As a mean over classes is, where nothing can be judged."""
     row = {"run": "a", "fedavg/generic/mIoU": float("nan"), "seed": 1}

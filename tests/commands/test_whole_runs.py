@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -144,10 +145,32 @@ def test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named(
     assert not trained() and len(built) == 3
 
 
+def test_rows_alone_are_trained_with_what_they_start_from(
+    whole, tmp_path, monkeypatch, capsys
+):
+    flags, _, _ = whole(1)
+    built = []
+    monkeypatch.setattr(experiment, "run_experiment", lambda *x: built.append(x[0]))
+    here("train", *flags, f"--workdir={tmp_path / 'a'}", "--rows=fedfr")
+    here("train", *flags, f"--workdir={tmp_path / 'b'}", "--rows=pretrained")
+    assert [list(x.stages) for x in built] == [["pretrained", "fedfr"], ["pretrained"]]
+    assert main(["train", *flags, f"--workdir={tmp_path / 'c'}", "--rows=fedf"]) == 2
+    assert "--rows must be one of" in (said := capsys.readouterr().err)
+    assert "(did you mean fedfr?)" in said and not (tmp_path / "c").exists()
+
+
 def test_a_plan_takes_the_config_of_a_work_folder(whole):
     _, folder, _ = whole(1)
     said = here("plan", f"--workdir={folder}", "--rows=fedavg", "--devices=8")
     assert "\nfedavg" in said
+
+
+def test_a_plan_of_this_machine_is_in_seconds(whole):
+    _, folder, _ = whole(1)
+    flags = ["--rows=fedavg", "--devices=8", "--device=cpu"]
+    said = here("plan", f"--workdir={folder}", *flags)
+    assert "cores, measured now" in said
+    assert re.search(r"\n  time +[0-9.e-]+ s\n", said)
 
 
 def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(

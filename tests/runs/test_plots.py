@@ -168,3 +168,32 @@ def test_little_change_looks_flat():
         low, high = figures.limits(values, is_rate=True)
         assert -0.1 < low < min(values) and max(values) < high < 1.1
     assert figures.limits([0.0], is_rate=False)[1] > 0
+
+
+def test_a_metric_that_was_evaluated_once_has_no_curve(tmp_path):
+    rows = {"fedfr": [client_row(0, None), client_row(1, None, **{"g/tar": 0.6})]}
+    finals = {"pretrained": {"g/tar": 0.5}, "fedfr": {"g/tar": 0.6}}
+    paths = report.plot_rounds(tmp_path / "x", rows, evaluators=["g"], finals=finals)
+    assert paths == []
+
+
+def test_panels_that_repeat_each_other_are_one(tmp_path, drawn):
+    found = [
+        {"g/min": 0.1 * r, "g/worst_decile": 0.1 * r, "g/mean": 0.5} for r in (0, 1)
+    ]
+    rows = {"fedavg": [client_row(r, None, **of) for r, of in enumerate(found)]}
+    report.plot_rounds(tmp_path / "x", rows, evaluators=["g"])
+    assert titles(drawn["x"]) == ["G: min", "G: mean"]
+
+
+def test_only_boxes_that_are_drawn_are_explained(tmp_path, drawn):
+    report.plot_clients(tmp_path / "few", {"a": {"accuracy": [0.1, 0.2, 0.3]}})
+    assert "box" not in drawn["few"].get_supxlabel()
+    report.plot_clients(tmp_path / "many", {"a": {"accuracy": np.arange(9) / 9}})
+    assert "box: median" in drawn["many"].get_supxlabel().replace("\n", " ")
+
+
+def test_metrics_of_reidentification_are_words():
+    assert figures.title_of("generic", "map") == "Generic: mean average precision"
+    words = figures.title_of("local", "minp")
+    assert words == "Clients' own models: mean inverse negative penalty"

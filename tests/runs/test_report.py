@@ -1,5 +1,6 @@
 """Which plots a run has, and that they are files."""
 
+import os
 import subprocess
 import sys
 from typing import Any, NamedTuple
@@ -94,6 +95,23 @@ def test_without_matplotlib_draw_says_one_line(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_notebooks_backend_hinders_no_plot(tmp_path):
+    code = """
+import sys
+from fedfr_jax.runs import report
+paths = report.plot_clients(sys.argv[1], {"a": {"accuracy": [0.1, 0.2]}})
+print(len(paths), __import__("os").environ["MPLBACKEND"])
+"""
+    backend = "module://matplotlib_inline.backend_inline"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "clients")],
+        env={**os.environ, "MPLBACKEND": backend},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"2 {backend}\n", done.stderr
+
+
 def test_another_process_than_the_first_draws_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(drawing.meshes, "is_first", lambda: False)
     evaluations = {"a": {"generic": Evaluation(curves={"roc": Roc(FAR, FAR)})}}
@@ -159,6 +177,11 @@ def test_a_scaling_study_has_a_band_around_each_law_and_an_arrow_for_each_pair(
         edges = band.get_paths()[0].vertices
         low, high = (pick(edges[edges[:, 0] == x[0], 1]) for pick in (np.min, np.max))
         assert low <= y[0] <= high and low < high
+
+    assert panel.get_title() == "Scaling law: error over parameters of the backbone"
+    close = [{**row, "backbone": 1e6 + i} for i, row in enumerate(rows[:9])]
+    near = scaling.points(close, "error", is_score=False, series="series")
+    assert plot_laws(tmp_path / "near", scaling.study(near, draws=2)) == []
 
     plot_scores(tmp_path / "scores", points, arrows=("scratch", "distilled"))
     (panel,) = drawn["scores"].axes

@@ -24,6 +24,7 @@ from fedfr_jax.data.align import (
 )
 from fedfr_jax.data.preprocessing import KERNELS
 from fedfr_jax.data.sources.sizes import check_pixels
+from fedfr_jax.processes import num_cores
 from fedfr_jax.types import Preprocessing
 
 # Pillow opens other formats by starting programs (Ghostscript for EPS) or by asking
@@ -246,7 +247,8 @@ def reader(
             for place in part:
                 images[place] = load(int(rows[place]))
 
-        parts = np.array_split(np.arange(len(rows)), min(4 * _cores(), len(rows) or 1))
+        number = min(4 * num_cores(), len(rows) or 1)
+        parts = np.array_split(np.arange(len(rows)), number)
         for _ in _pool().map(fill, parts):  # the loop raises what a thread raised
             pass
         return images
@@ -271,12 +273,6 @@ def check_rows(indices: np.ndarray, num_images: int) -> np.ndarray:
     return rows
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_cores(), thread_name_prefix="decode")
+    return ThreadPoolExecutor(num_cores(), thread_name_prefix="decode")

@@ -6,9 +6,10 @@ from fedfr_jax.runs.report.drawing import draw
 from fedfr_jax.runs.report.grids import plot_grid
 from fedfr_jax.runs.report.partition import plot_partition
 from fedfr_jax.runs.report.rounds import plot_rounds
-from fedfr_jax.runs.report.tables import result_table
+from fedfr_jax.runs.report.tables import best_of, result_table
 
 __all__ = [
+    "best_of",
     "draw",
     "plot_clients",
     "plot_curve",

@@ -9,6 +9,7 @@ import numpy as np
 from fedfr_jax.runs.report import figures
 
 MOST_METRICS = 4
+FEWEST_OF_A_BOX = 5  # clients from which quartiles are drawn
 
 
 def plot_clients(
@@ -43,10 +44,11 @@ def plot_clients(
         columns = {s: _finite(values[s].get(metric, ())) for s in values}
         _draw_metric(axes, metric, columns, styles)
         figures.set_title(axes, figures.title_of(evaluator, metric), width - 0.6)
-    note = (
-        "A point per client; dashed: mean; box: median and quartiles; whiskers: 5th "
-        "and 95th percentile."
-    )
+    note = "A point per client; dashed: mean"
+    columns = [of.get(metric, ()) for of in values.values() for metric in shown]
+    if max(len(_finite(column)) for column in columns) >= FEWEST_OF_A_BOX:
+        note += "; box: median and quartiles; whiskers: 5th and 95th percentile"
+    note += "."
     if len(metrics) > len(shown):
         note += f" The first {len(shown)} of {len(metrics)} metrics."
     figures.set_caption(figure, note)
@@ -74,7 +76,7 @@ def _draw_metric(axes, metric: str, columns: Mapping[str, np.ndarray], styles) -
 
 def _draw_clients(axes, i: int, numbers: np.ndarray, colour: str) -> None:
     """One stage's column: a box when there is a distribution, points, the mean."""
-    if numbers.size >= 5:
+    if numbers.size >= FEWEST_OF_A_BOX:
         _draw_box(axes, i, numbers, colour)
     # Spread by the golden ratio: even, and the same every time.
     offset = (np.arange(numbers.size) * 0.618034 % 1.0 - 0.5) * 0.36

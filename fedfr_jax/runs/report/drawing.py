@@ -46,7 +46,7 @@ def draw(
     if not meshes.is_first():
         return []
     try:
-        import matplotlib.figure  # noqa: F401 (asked for before anything is written)
+        figures.load_figure_class()  # asked for before anything is written
     except ImportError:
         say(NO_PLOTS)
         return []

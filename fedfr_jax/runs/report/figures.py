@@ -32,6 +32,9 @@ _WORDS = {
     "std": "standard deviation",
     "cmc": "cumulative matching characteristic",
     "mAP": "mean average precision",
+    "map": "mean average precision",
+    "minp": "mean inverse negative penalty",
+    "local": "clients' own models",
     "mIoU": "mean intersection over union",
 }
 _LEGEND_LETTER, _TITLE_LETTER, _CAPTION_LETTER = 0.085, 0.072, 0.075  # inches
@@ -99,15 +102,31 @@ def are_rates(values: Iterable[float]) -> bool:
     return all(0 <= value <= 1 for value in values)
 
 
-def figure(width: float, height: float, names: Sequence[str] = ()):
-    """A figure whose plots take `width` inches, with room for a legend of `names`."""
+def load_figure_class() -> type:
+    """matplotlib's Figure, whatever backend the environment names for windows.
+
+    A notebook hands MPLBACKEND to the commands that it starts, and matplotlib refuses
+    to be imported with a backend that is not installed.
+
+    Raises:
+      ImportError: without matplotlib.
+    """
+    backend = os.environ.pop("MPLBACKEND", None)
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         hint = "pip install 'fedfr_jax[plots]'"
         raise ImportError(f"Plots need matplotlib: {hint}.") from error
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    return Figure
+
+
+def figure(width: float, height: float, names: Sequence[str] = ()):
+    """A figure whose plots take `width` inches, with room for a legend of `names`."""
     legend = 0.7 + _LEGEND_LETTER * max(map(len, names)) if names else 0.0
-    return Figure(figsize=(width + legend, height), layout="constrained")
+    return load_figure_class()(figsize=(width + legend, height), layout="constrained")
 
 
 def panels(number: int, width: float, height: float, names: Sequence[str] = ()):

@@ -91,7 +91,7 @@ def _loss_panels(rows: Mapping[str, Rows], evaluators) -> list[_Panel]:
 
 
 def _metric_panels(rows: Mapping[str, Rows], evaluators, finals) -> list[_Panel]:
-    """A panel per evaluated metric that any row has a number for."""
+    """A panel per metric that was evaluated at least twice, without repetitions."""
     names = {n: None for of in rows.values() for row in of for n in row}
     federated = [stage for stage in rows if _is_federated(rows[stage])]
     panels = []
@@ -106,6 +106,10 @@ def _metric_panels(rows: Mapping[str, Rows], evaluators, finals) -> list[_Panel]
         if unit == "round":
             lines = {stage: p for stage, p in lines.items() if stage in federated}
         levels = {stage: end for stage, end in ends.items() if stage not in lines}
+        if all(len(points) < 2 for points in lines.values()):
+            continue  # one evaluation is a line of the result table, no curve
+        if any((lines, levels) == (panel.lines, panel.levels) for panel in panels):
+            continue  # of ten clients the worst is the worst decile
         title = figures.title_of(evaluator, metric)
         panels.append(_Panel(title, name, unit, lines, levels))
     return panels

@@ -26,6 +26,7 @@ CLOSE, FAR = (
     (1, 1.2, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8),
     (1, 2, 5),
 )  # ticks of a power of ten
+LEAST_SPAN = 1.1  # largest over least size: points closer together show no law
 WIDTH, HEIGHT = 5.6, 4.4  # inches of a panel
 
 
@@ -80,9 +81,11 @@ def plot_laws(path: str | os.PathLike, study: Study) -> list[pathlib.Path]:
     The largest runs are hollow, and a bar is what the others say of them.
 
     Returns:
-      The paths of the files; none where no such law could be fitted.
+      The paths of the files; none where no such law could be fitted, or to sizes that
+      are nearly the same.
     """
     found = [x for x in study.findings if len(x.axes) == 1 and x.best]
+    found = [x for x in found if x.inputs.max() >= LEAST_SPAN * x.inputs.min()]
     if not found:
         return []
     panels = list(dict.fromkeys(x.axes[0] for x in found))
@@ -94,6 +97,8 @@ def plot_laws(path: str | os.PathLike, study: Study) -> list[pathlib.Path]:
         panel.set(xscale="log", yscale="log", xlabel=TITLES[name])
         panel.set_ylim(min(seen) / ROOM, max(seen) * ROOM)  # a band may be endless
         panel.set_ylabel(_error_of(study.points))
+        title = f"Scaling law: {_error_of(study.points)} over {TITLES[name]}"
+        figures.set_title(panel, title, WIDTH)
         _plain_ticks(panel)
         panel.legend(fontsize=8, loc="lower left")
     words = f"Band: {LEVEL:.0%} interval of the law."

@@ -44,6 +44,16 @@ def result_table(summary: Mapping[str, Any]) -> Any:
     return table
 
 
+def best_of(methods: Mapping[str, Any]) -> str:
+    """Which method leads the first metric that is good or bad, in a line."""
+    for row in _rows({"methods": methods}):
+        if any(row.is_best):
+            name = list(methods)[row.is_best.index(True)]
+            cell = row.cells[row.is_best.index(True)]
+            return f"best {row.section} {row.metric}: {name} ({cell})"
+    return "no setting leads a metric by more than rounding"
+
+
 def _fill_with_methods(table, summary):
     """A row per method, a column per metric."""
     rows = _rows(summary)

@@ -169,7 +169,7 @@ def mean_of(found: list[Mapping[str, float]]) -> dict[str, float]:
 
 
 def spread(scores: list[Mapping[str, float]]) -> Evaluation:
-    """Mean, least and largest over clients of each metric, and all of them."""
+    """Mean of each metric over clients, all of them, and the ends where they differ."""
     keys = next((list(one) for one in scores if one), [])
     per_client = {
         key: np.array([one.get(key, np.nan) for one in scores]) for key in keys
@@ -177,6 +177,7 @@ def spread(scores: list[Mapping[str, float]]) -> Evaluation:
     metrics = {}
     for key, values in per_client.items():
         metrics[key] = float(np.nanmean(values))
-        metrics[f"{key}_min"] = float(np.nanmin(values))
-        metrics[f"{key}_max"] = float(np.nanmax(values))
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        if low < high:  # clients with one network and one test have one number
+            metrics |= {f"{key}_min": low, f"{key}_max": high}
     return Evaluation(metrics, per_client)
