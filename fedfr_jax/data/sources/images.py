@@ -258,7 +258,7 @@ def reader(
 
 def in_threads(work: Callable[[list[int]], list], rows: Sequence[int]) -> list:
     """`work` of parts of `rows` on a thread per core: its results in their order."""
-    parts = np.array_split(np.asarray(rows, np.int64), 4 * _cores())
+    parts = np.array_split(np.asarray(rows, np.int64), 4 * num_cores())
     found = _pool().map(lambda part: work(part.tolist()), parts)
     return [one for part in found for one in part]
 
