@@ -1,4 +1,4 @@
-"""What is played: a case is a data set, a network, classes per client, and rounds."""
+"""Cases: a data set, a network, classes per client, rounds, images per client."""
 
 from typing import NamedTuple
 
@@ -13,6 +13,11 @@ DATA = {
     "cifar100": {
         "name": "cifar100",
         "data_dir": base.data_dir("cifar100_6k"),
+        "image_size": 16,
+    },
+    "mnist": {
+        "name": "mnist",
+        "data_dir": base.data_dir("mnist_pfl20"),
         "image_size": 16,
     },
 }
@@ -34,6 +39,8 @@ LAYERS = ("fedavg", "fedper_1", FEDPER, "fedper_3", "fedper_4")
 PAIR = ("fedavg", FEDPER)
 OTHERS = ("finetune", "local", "central")
 LONG = (*PAIR, "finetune", "local")  # of the cases of more rounds
+ALONE = (*PAIR, "local")  # of the cases of many and of few images
+SUBSET = "class_subset"  # of class_subset.py
 ROUNDS, CLIENTS = 10, 10  # of a case that says nothing else
 # Clients that no round has seen are judged as they come, and after this.
 FINETUNE = {"learning_rate": 0.05, "epochs": 2}
@@ -60,6 +67,8 @@ CASES = {
     "cifar100 linear k=40 r=40": (FEDPER,),
     "cifar10 resnet k=4 unseen=5": PAIR,
     "cifar100 resnet k=40 unseen=5": PAIR,
+    "mnist resnet k=4 n=5000": ALONE,
+    "mnist resnet k=4 n=600": ALONE,
 }
 
 
@@ -71,13 +80,14 @@ class Parts(NamedTuple):
     k: int  # classes per client
     r: int = ROUNDS
     unseen: int = 0  # further clients, which no round sees
+    n: int = 0  # training images per client; 0: all that the set has
 
 
 def parts_of(case: str) -> Parts:
     """The parts of a case's name.
 
     >>> parts_of("cifar10 resnet k=4 r=40")
-    Parts(data='cifar10', network='resnet', k=4, r=40, unseen=0)
+    Parts(data='cifar10', network='resnet', k=4, r=40, unseen=0, n=0)
     """
     data, network, *numbers = case.split()
     named = dict(number.split("=") for number in numbers)
@@ -102,6 +112,12 @@ def config_of(config, case: str, seed: int):
         config.seed = config.partition.seed = seed
         config.partition.classes_per_client = parts.k
         config.data, config.model = DATA[parts.data], NETWORKS[parts.network]
+        if parts.data == "mnist":
+            config.federation.flip = 0.0  # digits
+        if parts.n:  # ten clients and ten classes: as many of a class as of a client
+            whole = config.data.to_dict()
+            config.data = {"name": SUBSET, "per_class": parts.n, "of": whole}
+            config.data.seed = seed
         if parts.r != ROUNDS:
             config.federation.rounds = parts.r
         if parts.unseen:

@@ -19,27 +19,31 @@ def draw(results: Results, folder: pathlib.Path) -> None:
     for case in results:
         parts = parts_of(case)
         if {"fedavg", FEDPER} <= set(rows_of(results, case)) and not parts.unseen:
-            group = parts.data, parts.network, parts.r
+            group = parts.data, parts.network, parts.r, parts.n
             groups.setdefault(group, []).append(case)
     if not groups:
         return
-    _each_group(folder / "classes.png", results, groups, _curves_by_classes)
+    by_classes = {g: c for g, c in groups.items() if not parts_of(c[0]).n}
+    _each_group(folder / "classes.png", results, by_classes, _curves_by_classes)
     _each_group(folder / "spread.png", results, groups, _spread)
     layered = {g: c for g, c in groups.items() if LAYERS[-1] in CASES[c[0]]}
     _each_group(folder / "layers.png", results, layered, _layers)
-    compared = {g: c for g, c in groups.items() if g in layered or c[0] in LINEAR}
+    further = lambda case: "local" in CASES[case] or case in LINEAR
+    compared = {g: c for g, c in groups.items() if g in layered or further(c[0])}
     _each_group(folder / "others.png", results, compared, _others)
 
 
 def _each_group(path, results, groups, panel):
-    """A panel for each (data, network, rounds)."""
+    """A panel for each (data, network, rounds, images per client)."""
     if not groups:
         return
     figure, grid = figures.panels(len(groups), 4.4, 3.4)
     for axes, (group, cases) in zip(grid, groups.items(), strict=True):
-        data, network, rounds = group
+        data, network, rounds, images = group
         panel(axes, results, cases)
-        axes.set_title(f"{data}, {network}, {rounds} rounds", fontsize=10)
+        title = f"{data}, {network}, {rounds} rounds"
+        title += f", {images:,} images a client" if images else ""
+        axes.set_title(title, fontsize=10)
         ylabel = "accuracy of a client" if panel is _spread else "mean over clients"
         axes.set_ylabel(ylabel)
         axes.grid(alpha=0.3)

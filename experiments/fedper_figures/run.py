@@ -16,11 +16,20 @@ ROOM = HERE.parent
 sys.path[:0] = map(str, (ROOM.parent, ROOM, HERE, ROOM / "fedfr_tables"))
 
 import cases  # noqa: E402
+import class_subset  # noqa: E402
 import figure_plots  # noqa: E402
 import findings  # noqa: E402
 import studies  # noqa: E402
 
 from fedfr_jax.processes import use_every_core  # noqa: E402
+
+
+def know_subset() -> None:
+    """Make the subset a source that the configs of cases can name."""
+    from fedfr_jax.data.sources import SOURCES, register_source
+
+    if cases.SUBSET not in SOURCES:
+        register_source(cases.SUBSET, class_subset.class_subset)
 
 
 def kept(experiment, found, folder: pathlib.Path) -> dict:
@@ -49,4 +58,5 @@ STUDY = studies.Study(
 
 if __name__ == "__main__":
     use_every_core()
+    know_subset()
     studies.main(STUDY, __doc__, sys.argv[1:])

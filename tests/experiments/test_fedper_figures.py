@@ -12,13 +12,14 @@ FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedper_figures"
 sys.path[:0] = map(str, (FOLDER, FOLDER.parent, FOLDER.parent / "fedfr_tables"))
 
 import cases  # noqa: E402
+import class_subset  # noqa: E402
 import figure_plots  # noqa: E402
 import findings  # noqa: E402
 import studies  # noqa: E402
 
 from fedfr_jax.commands.config_files import find, load  # noqa: E402
 from fedfr_jax.runs import experiment as stages  # noqa: E402
-from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
+from fedfr_jax.types import Evaluation, Experiment, Source, Stage  # noqa: E402
 
 
 def load_script():
@@ -215,7 +216,10 @@ def test_a_case_is_the_config_with_its_own_data_network_and_classes(case):
     config = load(find("fedper/figures"))
     made = cases.config_of(config, case, seed=2)
     parts = cases.parts_of(case)
-    assert made.data.name == parts.data and made.seed == made.partition.seed == 2
+    whole = made.data.of if parts.n else made.data
+    assert whole.name == parts.data and made.seed == made.partition.seed == 2
+    assert made.data.get("per_class", 0) == parts.n
+    assert made.federation.get("flip") == (0.0 if parts.data == "mnist" else None)
     assert made.partition.classes_per_client == parts.k
     assert made.partition.num_clients - made.partition.get("unseen_clients", 0) == 10
     assert made.partition.get("unseen_clients", 0) == parts.unseen
@@ -224,6 +228,21 @@ def test_a_case_is_the_config_with_its_own_data_network_and_classes(case):
     assert made.model.to_dict() == cases.NETWORKS[parts.network]
     assert set(made.methods) == set(cases.CASES[case])
     assert config.seed == 0 and len(config.methods) == 8  # as it was
+
+
+def test_a_subset_has_as_many_training_images_of_each_class_and_all_tests(monkeypatch):
+    labels = np.repeat([0, 1, 2], [9, 5, 7]).astype(np.int32)
+    is_test = np.arange(21) % 4 == 0  # 6, 4 and 5 train
+    read = lambda rows: np.asarray(rows, np.uint8)[:, None, None, None]
+    source = Source(read, labels, ("a", "b", "c"), (1, 1, 1), is_test=is_test)
+    monkeypatch.setitem(class_subset.SOURCES, "made", lambda: source)
+    found = class_subset.class_subset(4, of={"name": "made"}, seed=3)
+    assert np.bincount(found.labels[~found.is_test]).tolist() == [4, 4, 4]
+    rows = found.read(np.arange(len(found.labels)))[:, 0, 0, 0]
+    np.testing.assert_array_equal(labels[rows], found.labels)
+    assert rows[found.is_test].tolist() == np.flatnonzero(is_test).tolist()
+    with pytest.raises(ValueError, match="at most the 4 training images of class b"):
+        class_subset.class_subset(5, of={"name": "made"})
 
 
 def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
