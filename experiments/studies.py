@@ -28,6 +28,8 @@ class Study(NamedTuple):
     kept: Callable  # (experiment, {evaluator: Evaluation}, row's folder) -> dict
     text: Callable  # results -> Markdown
     draw: Callable  # (results, folder) -> None, for the plots
+    # (case's config, case, its folder) -> config, after what it needs is made
+    prepare: Callable = lambda config, case, folder: config
 
 
 def main(study: Study, doc: str, argv: list[str]) -> None:
@@ -65,6 +67,7 @@ def run_case(study: Study, config, case: str, seed: int, folder: pathlib.Path) -
     place = folder / case.replace(" ", "_") / f"seed{seed}"
     settings = json.loads(config.to_json_best_effort())["methods"]
     with claim(place, config.to_json_best_effort(indent=1)):
+        config = study.prepare(config, case, place)
         path = place / "rows.json"
         rows = json.loads(path.read_text()) if path.exists() else {}
         missing = [name for name in settings if name not in rows]

@@ -47,20 +47,38 @@ def market_part(
     return keep_rows(source, np.flatnonzero(chosen & is_seen))
 
 
-def parts_of(path: str, image_size: tuple[int, int], seed: int) -> dict:
-    """Section `data` of a config: the six parts, each named by cameras and people."""
-    parts, first = {}, 0
-    for pair, numbers in PEOPLE.items():
+def part_of(path, image_size, seed, cameras, trained, tested) -> dict:
+    """Section of a part, as of `market_part`."""
+    return {
+        "name": "market_part",
+        "path": path,
+        "image_size": image_size,
+        "seed": seed,
+        "cameras": cameras,
+        "trained": trained,
+        "tested": tested,
+    }
+
+
+def parts_of(
+    path: str,
+    image_size: tuple[int, int],
+    seed: int,
+    people: dict[str, tuple[int, int]] = PEOPLE,
+    first: int = 0,
+) -> dict:
+    """Section `data` of a config: the six parts, each named by cameras and people.
+
+    Args:
+      people: numbers of identities to train on, as PEOPLE.
+      first: training identities before those of the first part.
+    """
+    parts = {}
+    for pair, numbers in people.items():
         for place, number in enumerate(numbers):
             half = TESTED // 2
-            parts[f"{pair}_{number}"] = {
-                "name": "market_part",
-                "path": path,
-                "image_size": image_size,
-                "seed": seed,
-                "cameras": PAIRS[pair],
-                "trained": (first, first + number),
-                "tested": (place * half, (place + 1) * half),
-            }
+            tested = (place * half, (place + 1) * half)
+            given = PAIRS[pair], (first, first + number), tested
+            parts[f"{pair}_{number}"] = part_of(path, image_size, seed, *given)
             first += number
     return {"name": "join", "parts": parts}

@@ -1,10 +1,12 @@
-"""What is played: a case is a scenario and the rows that are played in it."""
+"""Cases: a scenario and its rows."""
 
-from market_parts import parts_of
+import backbone
+from market_parts import part_of, parts_of
 
 ROWS = ("fedpav", "standalone", "fedprox", "kd", "cdw", "kd_cdw", "clustering")
 MERGED, STRONG = "merged", "merged_strong"
 CAMERA, IDENTITY, PARTS = "by_camera", "by_identity", "by_dataset"
+PRETRAINED = "pretrained"
 OWN_STATISTICS, CENTRE = "own_statistics", "strong_centre"
 # case: its rows, in the order of the tables
 CASES = {
@@ -13,6 +15,7 @@ CASES = {
     PARTS: (*ROWS, MERGED, "fedpav_first", "kd_first"),
     OWN_STATISTICS: ("fedpav_local", "kd_local"),
     CENTRE: (STRONG,),
+    PRETRAINED: ("fedpav", "kd", "cdw", "kd_cdw"),
 }
 # Rows of another case that a case is compared with: all clients together hold the same
 # images by camera and by identity, and the centre sees those of by_camera.
@@ -22,6 +25,10 @@ ALSO = {
     PARTS: (OWN_STATISTICS, CASES[OWN_STATISTICS]),
 }
 IN_PARTS = (PARTS, OWN_STATISTICS)
+# Of the case PRETRAINED: rounds, identities that are public, and those to train on.
+ROUNDS, PUBLIC = 30, (120, 150)
+FEWER = {"c26": (80, 20), "c35": (56, 12), "c14": (24, 9)}
+BELOW = {"layer_rates": {"^(stem|stage)": 0.1}}  # the released rate below the neck
 LONGER = 2  # so many times the rounds in parts, which have a third of the images
 
 
@@ -41,13 +48,32 @@ def config_of(config, case: str, seed: int):
                 "public": config.partition.public,
             }
             config.federation.rounds *= LONGER
+        if case == PRETRAINED:
+            path, size = config.data.path, tuple(config.data.image_size)
+            everywhere = (1, 2, 3, 4, 5, 6)
+            public = part_of(path, size, seed, everywhere, PUBLIC, (0, 0))
+            config.data = parts_of(path, size, seed, FEWER, PUBLIC[1])
+            most = {"most": config.partition.public.most, "seed": seed}
+            config.partition = {
+                "name": "by_dataset",
+                "public": {"source": public, **most},
+            }
+            config.federation.rounds = ROUNDS
+            config.evaluation.local.update(BELOW)
         if case == OWN_STATISTICS:  # there is no network for everybody to be judged
             config.evaluation.personalised_in_rounds = True
         if case == CENTRE:
             config.model.update({"neck": "bnneck", "last_stride": 1})
         rows = {name: config.methods[name].to_dict() for name in CASES[case]}
         for row in rows.values():
+            if case == PRETRAINED:  # as released, the statistics too
+                row.update({**BELOW, "batch_stats": "first"})
             if row.get("kind") == "central":
                 row["epochs"] = config.federation.rounds
         config.methods = rows
     return config
+
+
+def prepared(config, case: str, folder):
+    """A case's config, with a trained backbone where it starts from one."""
+    return backbone.with_backbone(config, folder) if case == PRETRAINED else config

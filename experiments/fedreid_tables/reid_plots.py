@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
-from reid_cases import CAMERA, IDENTITY, PARTS
+from reid_cases import CAMERA, IDENTITY, PARTS, PRETRAINED
 from reid_measures import Results, last, runs_of, swing, values_of
 
 from fedfr_jax.runs.report import figures
@@ -28,8 +28,9 @@ BARS = {  # label: (row, whose networks)
 def draw(results: Results, folder: pathlib.Path) -> None:
     """Every plot that there are rows for."""
     played = [case for case in SCENARIOS if runs_of(results, case, "fedpav")]
+    pretrained = [PRETRAINED] if runs_of(results, PRETRAINED, "fedpav") else []
     if played:
-        _curves(results, played, folder / "rounds.png")
+        _curves(results, [*played, *pretrained], folder / "rounds.png")
         _clients(results, played, folder / "clients.png")
     if runs_of(results, PARTS, "fedpav_first"):
         _statistics(results, folder / "statistics.png")

@@ -68,7 +68,13 @@ def curve_of(folder: pathlib.Path) -> list[float]:
 
 
 STUDY = studies.Study(
-    HERE, cases.CASES, cases.config_of, kept, reid_findings.text, plots.draw
+    HERE,
+    cases.CASES,
+    cases.config_of,
+    kept,
+    reid_findings.text,
+    plots.draw,
+    cases.prepared,
 )
 
 if __name__ == "__main__":

@@ -5,12 +5,15 @@ import json
 import pathlib
 import sys
 
+import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedreid_tables"
 sys.path[:0] = map(str, (FOLDER, FOLDER.parent, FOLDER.parent / "fedfr_tables"))
 
+import backbone  # noqa: E402
 import market_parts  # noqa: E402
 import reid_cases as cases  # noqa: E402
 import reid_claims as claims  # noqa: E402
@@ -21,6 +24,8 @@ import studies  # noqa: E402
 
 from fedfr_jax.commands.config_files import find, load  # noqa: E402
 from fedfr_jax.data.sources import SOURCES  # noqa: E402
+from fedfr_jax.models import MODELS  # noqa: E402
+from fedfr_jax.models.convert import with_resnet  # noqa: E402
 from fedfr_jax.runs import experiment as stages  # noqa: E402
 from fedfr_jax.types import (  # noqa: E402
     GALLERY,
@@ -237,3 +242,36 @@ def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
     kept = json.loads((tmp_path / "out" / "results.json").read_text())
     assert kept[case]["seeds"]["0"] == rows
     assert "| fedpav_local | 50.0 |" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_pretrained_cases_identities_are_apart_from_the_backbones():
+    config = load(find("fedreid/tables"))
+    made = cases.config_of(config, cases.PRETRAINED, seed=2)
+    assert made.federation.rounds == 30
+    below = {"^(stem|stage)": 0.1}
+    for row in (*made.methods.values(), made.evaluation.local):
+        assert row.layer_rates.to_dict() == below
+    assert {row.batch_stats for row in made.methods.values()} == {"first"}
+    central = backbone.backbone_config(made)
+    intervals = [part.trained for part in made.data.parts.values()]
+    intervals += [central.data.trained, made.partition.public.source.trained]
+    taken = [number for first, end in intervals for number in range(first, end)]
+    assert sorted(taken) == list(range(501 - market_parts.TESTED))
+    assert central.methods.to_dict().keys() == {backbone.ROW}
+    assert made.methods.to_dict().keys() == {"fedpav", "kd", "cdw", "kd_cdw"}
+
+
+def test_a_backbones_tensors_are_those_that_model_weights_takes():
+    model = ConfigDict({"depth": 18, "blocks": (1, 1), "widths": (4, 8)})
+    network = lambda key: MODELS["reid"]((8, 4, 3), num_classes=3, **model).init(key)
+    trained, fresh = (network(jax.random.key(seed)) for seed in (1, 2))
+    tensors = backbone.tensors_of(trained, (8, 4, 3), model)
+    found = with_resnet(fresh, tensors)
+    for name in ("stem", "stage1", "stage2"):
+        same = jax.tree.map(
+            np.array_equal, found["params"][name], trained["params"][name]
+        )
+        assert all(jax.tree.leaves(same)), name
+    assert np.array_equal(
+        found["params"]["classifier"]["kernel"], fresh["params"]["classifier"]["kernel"]
+    )
