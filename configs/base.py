@@ -170,7 +170,8 @@ def fedper_paper(dataset, classes_per_client, model):
     """FedPer's experiments on CIFAR at the paper's size: 10 clients, 100 rounds.
 
     Half of the images are mirrored, of which the paper says nothing. The central row
-    has central training's own schedule and weight decay.
+    has central training's own schedule and weight decay. A linear base has the one row
+    of the paper's section 4.4.
 
     Args:
       dataset: of TensorFlow Datasets, cifar10 or cifar100.
@@ -193,7 +194,10 @@ def fedper_paper(dataset, classes_per_client, model):
         "batch_size": 128,
         "evaluate_every": 1,
     }
-    config.methods = fedper_rows({"learning_rate": 0.01}, epochs=400, batch_size=128)
+    rows = fedper_rows({"learning_rate": 0.01}, epochs=400, batch_size=128)
+    if model["name"] == "linear_base":
+        rows = {"fedper_2": rows["fedper_2"]}
+    config.methods = rows
     return config
 
 

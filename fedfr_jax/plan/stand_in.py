@@ -55,6 +55,7 @@ SIZES = {  # by the name of a source, of a TensorFlow data set or of a folder
     "faces_emore": Size(5_822_653, 85_742, FACE),
     "glint360k": Size(17_091_657, 360_232, FACE),
     "ms1m-retinaface-t1": Size(5_179_510, 93_431, FACE),
+    "webface42m": Size(42_474_557, 2_059_906, FACE),
     "3dpes": Size(1_011, 192, PERSON, cameras=8),
     "cuhk01": Size(3_884, 971, PERSON, cameras=2),
     "cuhk02": Size(7_264, 1_816, PERSON, cameras=10),

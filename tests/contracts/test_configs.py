@@ -6,6 +6,7 @@ import pathlib
 import re
 import runpy
 
+import jax
 import pytest
 
 from fedfr_jax.build import SECTIONS, plain
@@ -17,6 +18,7 @@ from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.models import MODELS
+from fedfr_jax.stacks import named
 from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
 from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.tasks.faces.recognition import Judge
@@ -29,6 +31,7 @@ from fedfr_jax.tasks.rows import AROUND, MARGIN, OWN
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.stages import Evaluating
 
+KEY = jax.random.key(0)
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.py") if p.stem != "base")
 
@@ -86,6 +89,34 @@ def test_fedpers_own_sizes_are_those_of_its_section_4_1(name, batch, clients, mo
     else:
         few = {"cifar10": 4, "cifar100": 40}[config["data"]["dataset"]]
         assert partition["classes_per_client"] == few
+
+
+@pytest.mark.parametrize("network", ["mobilenet", "resnet34"])
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_a_linear_base_gives_the_last_block_what_it_has_in_the_network(data, network):
+    """Blocks 13 of MobileNet-v1 and 16 of ResNet-34 keep their input's shape."""
+    whole, linear = (
+        plain(load(find(f"fedper/{data}_{network}"), word)) for word in (None, "linear")
+    )
+    assert set(linear["methods"]) == {"fedper_2"} < set(whole["methods"])
+    assert linear["methods"]["fedper_2"] == whole["methods"]["fedper_2"]
+    settings = linear["model"]
+    halvings = {"mobilenet": 4, "resnet34": 3}[network]  # of 32 pixels
+    assert settings["side"] == 32 // 2**halvings
+    last = {"mobilenet": ("block13",), "resnet34": ("stage4", "block3")}[network]
+    in_network, alone = (shapes_of(of) for of in (whole["model"], settings))
+    for name in last:
+        in_network = in_network[name]
+    assert in_network == alone["block1"]
+
+
+def shapes_of(model):
+    """{block: shapes} of a network's parameters, on images of 32 pixels."""
+    factory = MODELS[model["name"]]
+    settings = {key: value for key, value in model.items() if key != "name"}
+    made = factory((32, 32, 3), num_classes=10, **settings)
+    params = jax.eval_shape(lambda key: named(made.init(key)["params"]), KEY)
+    return jax.tree.map(lambda leaf: leaf.shape, params)
 
 
 def check_config(module, *given):

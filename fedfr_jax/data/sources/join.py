@@ -13,7 +13,7 @@ def join_sources(parts: Mapping[str, Source]) -> Source:
     """One source of several; names are <part>/<name>.
 
     People in more than one part count as different ones: join sets that share nobody.
-    Landmarks, pairs and masks are dropped; test parts, cameras and roles stay when
+    Pairs and masks are dropped; landmarks, test parts, cameras and roles stay when
     every source has them. Cameras keep their numbers: the camera 1 of two parts is two
     cameras. Preprocessing stays where it is the same for all.
 
@@ -52,6 +52,7 @@ def join_sources(parts: Mapping[str, Source]) -> Source:
         labels=np.concatenate(labels).astype(np.int32),
         names=tuple(names),
         image_shape=shape,
+        landmarks=joined([s.landmarks for s in sources]),
         is_test=joined([s.is_test for s in sources]),
         cameras=joined([s.cameras for s in sources]),
         roles=joined([s.roles for s in sources]),
