@@ -67,8 +67,8 @@ CASES = {
     "cifar100 linear k=40 r=40": (FEDPER,),
     "cifar10 resnet k=4 unseen=5": PAIR,
     "cifar100 resnet k=40 unseen=5": PAIR,
-    "mnist resnet k=4 n=5000": ALONE,
     "mnist resnet k=4 n=600": ALONE,
+    "mnist resnet k=4 n=5000": ALONE,
 }
 
 

@@ -25,7 +25,7 @@ def draw(results: Results, folder: pathlib.Path) -> None:
         return
     by_classes = {g: c for g, c in groups.items() if not parts_of(c[0]).n}
     _each_group(folder / "classes.png", results, by_classes, _curves_by_classes)
-    _each_group(folder / "spread.png", results, groups, _spread)
+    _each_group(folder / "spread.png", results, by_classes, _spread)
     layered = {g: c for g, c in groups.items() if LAYERS[-1] in CASES[c[0]]}
     _each_group(folder / "layers.png", results, layered, _layers)
     further = lambda case: "local" in CASES[case] or case in LINEAR
@@ -42,7 +42,7 @@ def _each_group(path, results, groups, panel):
         data, network, rounds, images = group
         panel(axes, results, cases)
         title = f"{data}, {network}, {rounds} rounds"
-        title += f", {images:,} images a client" if images else ""
+        title += f", {images:,} images per client" if images else ""
         axes.set_title(title, fontsize=10)
         ylabel = "accuracy of a client" if panel is _spread else "mean over clients"
         axes.set_ylabel(ylabel)
