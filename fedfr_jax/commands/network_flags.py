@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 
 from fedfr_jax.commands.flags import Parser, count, define_data_changed
 from fedfr_jax.text import printable
@@ -54,12 +55,14 @@ def network_of(values: argparse.Namespace, command: str):
     """The network that the flags name.
 
     Raises:
-      ValueError: when they name none.
+      ValueError: when they name none, or a picture or list that does not exist, before
+        the network is loaded.
     """
     if not values.network:
         raise ValueError(
             f"{command}: --network must name a work folder or a file, got none."
         )
+    check_files(values)
     from fedfr_jax.deploy.network import load
 
     return load(
@@ -68,6 +71,16 @@ def network_of(values: argparse.Namespace, command: str):
         client=values.client,
         data_changed=values.data_changed,
     )
+
+
+def check_files(values: argparse.Namespace) -> None:
+    """Raise ValueError for a picture or a list of landmarks that does not exist."""
+    known = vars(values)
+    named = {f"--{flag}": known.get(flag) for flag in ("landmarks", "detector")}
+    paths = [("pictures", path) for path in known.get("pictures", ())]
+    for what, path in [*paths, *named.items()]:
+        if path is not None and not os.path.exists(path):
+            raise ValueError(f"{what} must exist, got {path}, which does not.")
 
 
 def pictures_of(values: argparse.Namespace, network):

@@ -157,6 +157,21 @@ def test_foreign_weights_are_converted_or_name_what_does_not_fit(
     assert "layer2.0.conv1.weight (8, 4, 3, 3) instead of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["verify", "a.jpg", "b.jpg"], "pictures must exist, got a.jpg"),
+        (["embed", "a.jpg", "--to=x.npz"], "pictures must exist, got a.jpg"),
+        (["embed", __file__, "--landmarks=l.csv", "--to=x.npz"], "--landmarks must"),
+    ],
+)
+def test_a_picture_that_is_not_there_is_said_before_a_network_is_loaded(
+    words, message, capsys
+):
+    assert main([*words, "--network=nowhere"]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
     gallery = tmp_path / "gallery.npz"
     other = Gallery(np.array(["a"]), np.full((1, 9), 1 / 3, np.float32), "0" * 16, "")
@@ -173,7 +188,7 @@ def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
         (["verify", picture, picture], "--network must name a work folder or a file"),
         (["identify", of, to, picture], "got one of 0000000000000000: enroll again"),
         (["identify", of, f"--gallery={network}", picture], "network.safetensors"),
-        (["embed", of, "--to=x.npz", str(tmp_path / "none")], "must be files, or one"),
+        (["embed", of, "--to=x.npz", str(tmp_path / "none")], "pictures must exist"),
         (["export", of, "--client=1", "--to=x.onnx"], "must come with a work folder"),
         (["export", of, "--to=x.tflite"], "file must end in one of"),
         (["convert", f"--from={text}", "--to=x.npz"], "weights must be a file of"),
