@@ -73,7 +73,8 @@ def flickr_aes(
         owners=workers[rows],
         passed_over=loose.passed_over,
         preprocessing=STRETCHED,
-        stored=loose.stored,
+        # A row is a rating: what is held out is a share of each rater's, not of images.
+        stored=loose.stored._replace(is_named=False),
     )
 
 
