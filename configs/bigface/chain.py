@@ -9,9 +9,10 @@ Rendered faces of 32 pixels, masks on 0.35 of them: 300 people with labels, 300 
 labels nobody has, 150 to evaluate. `:scratch` is the student without a teacher. The
 export is folded: no batch normalisation is left.
 
-2 CPU cores with much other work: teacher 270 core s, 690 s; student 631 s. MFR score
-at FPR 0.01 (lower is better): teacher 0.484, student 0.457 (2026-11-26, seed 0, jax
-0.10.2). `:semi` and `:scratch` are not measured.
+2 CPU cores: 270, 223 and 268 core seconds, each 12 minutes with much other work. MFR
+score at FPR 0.01, lower is better: teacher 0.484, student 0.457, semi 0.409, which sees
+twice the images (2026-11-26, one seed, jax 0.10.2). The ONNX file is off by 4e-7. The
+row `:scratch` is not measured.
 """
 
 from fedfr_jax.configs import base
