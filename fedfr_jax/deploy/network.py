@@ -220,6 +220,7 @@ def _opened(workdir, method, client, changed) -> Opened:
             settings = with_tuples(kept)
             model = with_name(settings.get("task", "faces"), settings["model"])
             settings = read_only({**settings, "model": as_run(model)})
+        _check_place(workdir, settings.get("data"))
         experiment = build(settings)
         check_stages(workdir, experiment.stages, kept)
         method = method or list(experiment.stages)[-1]
@@ -228,6 +229,21 @@ def _opened(workdir, method, client, changed) -> Opened:
             found, client, experiment.task.population.num_clients
         )
     return Opened(experiment, model, method, variables, apply)
+
+
+def _check_place(workdir, data):
+    """Raise ValueError where the data of a run are not, with what to do."""
+    path = data.get("path") if isinstance(data, Mapping) else None
+    if (
+        isinstance(path, str)
+        and "://" not in path
+        and not os.path.exists(os.path.expanduser(path))
+    ):
+        raise ValueError(
+            f"{workdir} must have its data at {path}, got nothing there. If they "
+            f"moved: `fedfr train --workdir={workdir} --config.data.path=NEW` keeps "
+            "the new place, and trains nothing that is finished."
+        )
 
 
 def as_run(model: Mapping) -> dict:

@@ -111,7 +111,7 @@ def read(path: pathlib.Path) -> Digest:
     except (*DAMAGED, TypeError, IndexError) as error:
         raise ValueError(
             f"{path} must be as it was written, got {type(error).__name__}: {error}. "
-            "Put a copy back, or delete it: then its stage's data are not compared."
+            f"Put a copy back, or delete it and go on by --data-changed={ACCEPT}."
         ) from error
 
 
@@ -217,15 +217,35 @@ def check(
       is_kept: whether what is accepted is what the stages are trained on from now on.
 
     Raises:
-      ValueError: naming the first stage whose data have changed, and what has.
+      ValueError: naming the first stage whose data have changed, and what has; or one
+        without a digest, see `_check_unrecorded`.
     """
     trained = [folder for folder in folders if is_trained(folder)]
     now = of_task(task) if trained else None
     for folder in trained if now else ():
-        if not (folder / FILE).exists():
-            print(f"{folder / FILE} is missing: the data cannot be compared.")
-        elif compare(folder / FILE, now, changed) and is_kept:
-            write(now, folder / FILE)
+        path = folder / FILE
+        has_changed = compare(path, now, changed) if path.exists() else True
+        if not path.exists():
+            _check_unrecorded(task, path, changed)
+        if has_changed and is_kept:
+            write(now, path)
+
+
+def _check_unrecorded(task, path, changed):
+    """Raise ValueError for a stage without a digest, where names decide on test images.
+
+    It is of a version that drew them otherwise.
+    """
+    source = task.used.source if task.used else None
+    is_drawn = source is not None and source.roles is None  # else its files say it
+    if is_drawn and stored_of(source).is_named and changed != ACCEPT:
+        raise ValueError(
+            f"{path} must say what the stage was trained on, got no such file, as in "
+            "runs of an earlier version, which drew other test images: those of now "
+            "may have been trained on. Train in another --workdir, or take the data "
+            f"as they are by --data-changed={ACCEPT}."
+        )
+    print(f"{path} is missing: the data cannot be compared.", flush=True)
 
 
 def agreement(

@@ -122,6 +122,34 @@ def test_data_that_moved_are_found_from_any_folder(case, monkeypatch, capsys):
     assert main(["evaluate", f"--workdir={case}/run"]) == 0
 
 
+def test_a_run_of_before_digests_is_used_only_where_that_is_meant(case, capsys):
+    """Its test images were drawn otherwise: those of now may have been trained on."""
+    kept = case / "run" / "fedavg" / "data.npz"
+    kept.unlink()
+    for command in "evaluate", "train":
+        assert run(case, command)
+        said = capsys.readouterr().err
+        assert f"{kept} must say what" in said and "--data-changed=accept" in said
+    assert run(case, "evaluate", "--data-changed=accept") == 0 and not kept.exists()
+    assert run(case, "train", "--data-changed=accept") == 0
+    assert run(case, "evaluate") == 0
+
+
+def test_a_network_whose_data_moved_says_what_to_do(case, capsys):
+    words = f"--network={case}/run", f"--to={case}/x.npz", str(case / "set")
+    assert run(case, "train") == 0  # with the case's own place
+    (case / "set").rename(case / "moved")
+    assert main(["embed", *words[:2], str(case / "moved")])
+    said = capsys.readouterr().err
+    assert f"must have its data at {case}/set, got nothing there" in said
+    assert f"`fedfr train --workdir={case}/run --config.data.path=NEW`" in said
+    assert (
+        main(["train", f"--workdir={case}/run", f"--config.data.path={case}/moved"])
+        == 0
+    )
+    assert main(["embed", *words[:2], str(case / "moved")]) == 0
+
+
 def test_a_sweep_takes_nothing_from_runs_on_other_data(case, capsys):
     words = f"--config={case}/tiny.py", f"--config.data.path={case}/set"
     sweep = ["sweep", *words, f"--workdir={case}/sweep"]
