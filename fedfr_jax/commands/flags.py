@@ -65,6 +65,7 @@ def define_data_changed(parser: Parser) -> None:
     """Add --data-changed."""
     parser.add_argument(
         "--data-changed",
+        "--data_changed",  # as other flags of two words are written
         choices=["accept"],
         help="go on although images were added, are gone or changed since a stage was "
         "trained: it is used with the data as they are",

@@ -135,11 +135,17 @@ def load(
         and takes thresholds from the data as they are.
 
     Raises:
-      ValueError: for a folder without a finished run, an unknown method or client, data
-        that have changed, weights that are of no known network, or a notebook's run.
+      ValueError: for a path that is not there, a folder without a finished run, an
+        unknown method or client, data that have changed, weights that are of no known
+        network, or a notebook's run.
     """
     check_choice("data_changed", data_changed, (None, ACCEPT))
     path = os.path.expanduser(path)
+    if not os.path.exists(path):
+        raise ValueError(
+            f"network must be a work folder or a file of weights, got {path}, which "
+            "does not exist."
+        )
     if is_saved(path):
         raise ValueError(
             f"{path} must be a work folder or a file of weights, got a run that "

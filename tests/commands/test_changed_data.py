@@ -102,7 +102,7 @@ def test_changed_data_are_accepted_where_that_is_meant(case, capsys):
     assert "its data have changed: 1 added (b/99.bmp)" in capsys.readouterr().out
     assert (case / "run" / "fedavg" / "data.npz").read_bytes() == kept
     assert run(case, "evaluate")
-    assert run(case, "train", "--data-changed=accept") == 0
+    assert run(case, "train", "--data_changed=accept") == 0
     assert run(case, "evaluate") == 0
 
 

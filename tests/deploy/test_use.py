@@ -163,9 +163,10 @@ def test_foreign_weights_are_converted_or_name_what_does_not_fit(
         (["verify", "a.jpg", "b.jpg"], "pictures must exist, got a.jpg"),
         (["embed", "a.jpg", "--to=x.npz"], "pictures must exist, got a.jpg"),
         (["embed", __file__, "--landmarks=l.csv", "--to=x.npz"], "--landmarks must"),
+        (["embed", __file__, "--to=x.npz"], "network must be a work folder or a"),
     ],
 )
-def test_a_picture_that_is_not_there_is_said_before_a_network_is_loaded(
+def test_a_file_that_is_not_there_is_said_before_a_network_is_loaded(
     words, message, capsys
 ):
     assert main([*words, "--network=nowhere"]) == 2
