@@ -12,6 +12,7 @@ import numpy as np
 from fedfr_jax.evaluation.verification import Roc, threshold_at
 from fedfr_jax.json_files import parse_json
 from fedfr_jax.schema import naming
+from fedfr_jax.types import Experiment, Networks, PyTree
 
 CURVE = "calibration"  # in galleries and files of weights
 MOST = 1.01  # of a cosine, with its rounding
@@ -23,6 +24,16 @@ def text_of(roc: Callable[[], Roc | None] | None) -> str:
     if found is None:
         return ""
     return json.dumps({k: np.asarray(v).tolist() for k, v in found._asdict().items()})
+
+
+def run_curve(experiment: Experiment, variables: PyTree, apply: Callable) -> Roc | None:
+    """The curve of the run's evaluation of people that training never saw; None where
+    the task does not judge pairs of images."""
+    judge = experiment.task.evaluators.get("generic")
+    curves = (
+        judge.evaluate(Networks(variables, apply, None, apply)).curves if judge else {}
+    )
+    return curves.get("roc")
 
 
 def curve_of(text: str) -> Roc | None:

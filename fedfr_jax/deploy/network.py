@@ -17,9 +17,9 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.build import build
 from fedfr_jax.deploy.backbone import backbone_of
-from fedfr_jax.deploy.calibration import CURVE, curve_of
+from fedfr_jax.deploy.calibration import CURVE, curve_of, run_curve
 from fedfr_jax.deploy.inputs import from_pixels, metadata, recorded_in, summed
-from fedfr_jax.deploy.read_only import read_only
+from fedfr_jax.deploy.read_only import check_place, read_only
 from fedfr_jax.evaluation.verification import Roc
 from fedfr_jax.federated.packing import unpack
 from fedfr_jax.models import MODELS
@@ -226,7 +226,7 @@ def _opened(workdir, method, client, changed) -> Opened:
             settings = with_tuples(kept)
             model = with_name(settings.get("task", "faces"), settings["model"])
             settings = read_only({**settings, "model": as_run(model)})
-        _check_place(workdir, settings.get("data"))
+        check_place(workdir, settings.get("data"))
         experiment = build(settings)
         check_stages(workdir, experiment.stages, kept)
         method = method or list(experiment.stages)[-1]
@@ -235,21 +235,6 @@ def _opened(workdir, method, client, changed) -> Opened:
             found, client, experiment.task.population.num_clients
         )
     return Opened(experiment, model, method, variables, apply)
-
-
-def _check_place(workdir, data):
-    """Raise ValueError where the data of a run are not, with what to do."""
-    path = data.get("path") if isinstance(data, Mapping) else None
-    if (
-        isinstance(path, str)
-        and "://" not in path
-        and not os.path.exists(os.path.expanduser(path))
-    ):
-        raise ValueError(
-            f"{workdir} must have its data at {path}, got nothing there. If they "
-            f"moved: `fedfr train --workdir={workdir} --config.data.path=NEW` keeps "
-            "the new place, and trains nothing that is finished."
-        )
 
 
 def as_run(model: Mapping) -> dict:
@@ -279,7 +264,7 @@ def _plain(opened: Opened, about) -> Network:
     task = opened.experiment.task
     shape, recorded = tuple(task.dataset.image_shape), task.preprocessing
     variables = meshes.fetch(unpack(opened.variables))
-    roc = functools.partial(_roc, opened.experiment, variables, opened.apply)
+    roc = functools.partial(run_curve, opened.experiment, variables, opened.apply)
     for model in _as_config(opened, variables, shape):
         built = choose("model", MODELS, as_run(model), shape)
         own = backbone_of(variables, jax.eval_shape(built.init, jax.random.key(0)))
@@ -305,13 +290,3 @@ def _as_config(opened, variables, shape) -> list[Mapping[str, Any]]:
     with_classes = {**model, "num_classes": outputs}
     needs_classes = known["num_classes"].default is inspect.Parameter.empty
     return [with_classes] if needs_classes else [model, with_classes]
-
-
-def _roc(experiment, variables, apply) -> Roc | None:
-    """The curve of the run's evaluation of people that training never saw; None where
-    the task does not judge pairs of images."""
-    judge = experiment.task.evaluators.get("generic")
-    curves = (
-        judge.evaluate(Networks(variables, apply, None, apply)).curves if judge else {}
-    )
-    return curves.get("roc")

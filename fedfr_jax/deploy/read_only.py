@@ -4,6 +4,8 @@ The config of a run folder may come from a stranger. What training alone needs (
 and their caches) is left out, other caches are only read.
 """
 
+import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +38,21 @@ def read_only(settings: Mapping) -> dict:
     if isinstance(rows := settings.get("methods"), Mapping):
         keep["methods"] = {k: _untaught(row, settings) for k, row in rows.items()}
     return {**settings, **keep}
+
+
+def check_place(workdir: pathlib.Path, data: Any) -> None:
+    """Raise ValueError where the data of a run, config.data, are not; what to do."""
+    path = data.get("path") if isinstance(data, Mapping) else None
+    if (
+        isinstance(path, str)
+        and "://" not in path
+        and not os.path.exists(os.path.expanduser(path))
+    ):
+        raise ValueError(
+            f"{workdir} must have its data at {path}, got nothing there. If they "
+            f"moved: `fedfr train --workdir={workdir} --config.data.path=NEW` keeps "
+            "the new place, and trains nothing that is finished."
+        )
 
 
 def _sources(value: Any) -> Any:
