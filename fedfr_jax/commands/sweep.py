@@ -31,8 +31,9 @@ runs. Several sweeps may share a folder. A stage that an earlier run has trained
 the same settings, such as pretraining, is copied. A run that fails is a row with its
 error, and the others go on; --retry trains failed ones again. With --together, runs
 that differ only in seed and in numbers of their methods, such as learning rates, train
-side by side in one compiled round, where their clients are the same; central stages
-train one by one."""
+side by side in one compiled round, where their clients are the same, with the results
+of single runs up to rounding; central stages, and runs that no other shares its clients
+with, train one by one."""
 
 
 def main(argv: list[str]) -> None:
@@ -161,7 +162,7 @@ def train_together(
     their checkpoints, and the one at fault fails there.
     """
     from fedfr_jax.commands.grid import groups_of
-    from fedfr_jax.runs.together import Member, train_members
+    from fedfr_jax.runs.together import Member, sharing, train_members
 
     for group in groups_of(runs):
         with contextlib.ExitStack() as stack:
@@ -171,14 +172,16 @@ def train_together(
                 with contextlib.suppress(Exception):  # its row will say why
                     experiment = claimed(run, place, stack, changed)
                     members.append(Member(experiment, place, numbers, changed))
-            if len(members) < 2:
-                continue
-            names = ", ".join(member.folder.name for member in members)
-            print(f"together: {names}", flush=True)
-            try:
-                train_members(members)
-            except Exception as error:
-                print(f"one by one: {type(error).__name__}: {error}", flush=True)
+            for shared in sharing(members):
+                names = ", ".join(member.folder.name for member in shared)
+                if len(shared) < 2:
+                    print(f"alone, with clients of its own: {names}", flush=True)
+                    continue
+                print(f"together: {names}", flush=True)
+                try:
+                    train_members(shared)
+                except Exception as error:
+                    print(f"one by one: {type(error).__name__}: {error}", flush=True)
 
 
 def claimed(

@@ -4,8 +4,9 @@ A member of a sweep is a seed and a pytree of numbers. The round is vmapped over
 (server, rows, cohort, key, hyper); the algorithm is made inside it, of the member's own
 traced numbers, so that learning rate, proximal weight or server rate can all be swept,
 whatever its factory does arithmetic on and not `if`. Each member draws its own cohort
-and keeps its own store: member s plays what `sims[s]` alone would. Of a stream, each
-segment of the round holds every member's rows, those of equal cohorts once.
+and keeps its own store: member s plays what `sims[s]` alone would, up to rounding. Of a
+stream, each segment of the round holds every member's rows, those of equal cohorts
+once.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,7 @@
 """Runs that differ in seed and in numbers of their rows, side by side in one program.
 
-Each leaves in its own folder what it would have left alone, so that the ordinary
+Each leaves in its own folder what it would have left alone, up to the rounding of a
+program that is compiled for several (the sixth digit of a loss), so that the ordinary
 `run_experiment` reads the end of its stages, judges it and writes the summary, or goes
 on from the last checkpoint where the runs had to part.
 """
@@ -39,14 +40,13 @@ class Member(NamedTuple):
 
 
 def train_members(members: Sequence[Member]) -> None:
-    """Train all stages of S runs, those with clients in one program.
+    """Train all stages of S runs that are `sharing`, those with clients in one program.
 
     Raises:
-      ValueError: when the runs cannot share a program: other clients or examples, a
-        task that cannot build its rows of traced numbers, checkpoints of several
-        rounds.
+      ValueError: when the runs cannot share a program: a task that cannot build its
+        rows of traced numbers, checkpoints of several rounds.
     """
-    check_alike([member.experiment for member in members])
+    check_program(members[0].experiment)
     started = time.perf_counter()
     ends = [{} for _ in members]
     for name, stage in members[0].experiment.stages.items():
@@ -65,23 +65,44 @@ def train_members(members: Sequence[Member]) -> None:
         _add_seconds(member.folder / "seconds.json", share)
 
 
-def check_alike(experiments: Sequence[Experiment]) -> None:
-    """Raise ValueError unless the experiments have the same clients and examples."""
-    first = experiments[0]
+def sharing(members: Sequence[Member]) -> list[list[Member]]:
+    """The members in groups that have the same clients and examples, in their order.
+
+    A split that follows the seed is another one for every seed.
+    """
+    groups = []
+    for member in members:
+        same = [group for group in groups if _equal(_split(group[0]), _split(member))]
+        if same:
+            same[0].append(member)
+        else:
+            groups.append([member])
+    return groups
+
+
+def _split(member: Member) -> PyTree:
+    """Clients and examples, of which a stream's cannot be compared."""
+    task = member.experiment.task
+    return (task.population, task.dataset) if isinstance(task.dataset, Dataset) else ()
+
+
+def _equal(a: PyTree, b: PyTree) -> bool:
+    """Whether two trees have the same structure and the same numbers."""
+    x, of_x = jax.tree.flatten(a)
+    y, of_y = jax.tree.flatten(b)
+    return of_x == of_y and all(map(np.array_equal, x, y))
+
+
+def check_program(first: Experiment) -> None:
+    """Raise ValueError unless runs of this kind can be in one program."""
     if first.remake is None:
         raise ValueError("the task must build rows of traced numbers, got none such.")
     if any(
         stage.start_from not in (None, *_centrals(first)) for stage in _stages(first)
     ):
         raise ValueError("stages must start from central ones, got others.")
-    facts = [(e.task.population, e.task.dataset) for e in experiments]
-    for _, dataset in facts:
-        if not isinstance(dataset, Dataset):
-            raise ValueError("examples must lie on the device, got a stream.")
-    for other in facts[1:]:
-        pairs = zip(jax.tree.leaves(facts[0]), jax.tree.leaves(other), strict=True)
-        if not all(np.array_equal(a, b) for a, b in pairs):
-            raise ValueError("runs must have the same clients, got others by the seed.")
+    if not isinstance(first.task.dataset, Dataset):
+        raise ValueError("examples must lie on the device, got a stream.")
 
 
 def _stages(experiment):

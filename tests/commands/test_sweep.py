@@ -67,7 +67,9 @@ def rounds(folder, row):
     return [{**json.loads(line), "seconds": 0} for line in lines]
 
 
-def test_runs_side_by_side_are_those_of_runs_alone(config, tmp_path, capsys):
+def test_runs_side_by_side_are_those_of_runs_alone_up_to_rounding(
+    config, tmp_path, capsys
+):
     axes = [f"seed,{RATE}=[(0, 0.05), (0, 0.2), (1, 0.2)]"]
     alone = sweep(config, tmp_path / "alone", *axes)
     together = sweep(config, tmp_path / "together", *axes, "--together")
@@ -203,12 +205,22 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing(config, tmp_path, monkeypatc
     assert len(played) == 4 and len(rows) == 3
 
 
-def test_seeds_that_deal_other_clients_train_one_by_one(config, tmp_path, capsys):
+def test_runs_with_the_same_clients_train_together_where_seeds_deal_others(
+    config, tmp_path, capsys
+):
+    """As in the shipped MNIST config, whose split follows the seed."""
     text = config.read_text().replace('"seed": 0', '"seed": config.get_ref("seed")')
     config.write_text(text)
-    rows = sweep(config, tmp_path / "s", "seed=[0, 1]", "--together")
-    assert "must have the same clients" in capsys.readouterr().out
-    assert all("error" not in row for row in rows)
+    axis = f"seed,{RATE}=[(0, 0.05), (1, 0.05), (2, 0.05), (0, 0.2), (1, 0.2)]"
+    rows = sweep(config, tmp_path / "s", axis, "--together")
+    names, said = [row["run"] for row in rows], capsys.readouterr().out
+    assert f"together: {names[0]}, {names[3]}\n" in said
+    assert f"together: {names[1]}, {names[4]}\n" in said
+    assert f"alone, with clients of its own: {names[2]}\n" in said
+    assert "one by one" not in said and all("error" not in row for row in rows)
+    alone = sweep(config, tmp_path / "alone", axis)
+    for row, one in zip(rows, alone, strict=True):
+        assert numbers(row) == pytest.approx(numbers(one), rel=1e-4)
 
 
 @pytest.mark.parametrize("together", [[], ["--together"]])
