@@ -46,6 +46,14 @@ def test_lars_takes_each_block_of_a_stack_alone_and_leaves_vectors():
     np.testing.assert_allclose(bias, stacked["block[2:5]"]["bias"] - step, rtol=1e-5)
 
 
+def test_adams_decay_is_decoupled_and_the_coupled_ones_part_of_the_gradient():
+    start, grad = jnp.full(3, 2.0), jnp.ones(3)
+    steps = {"adam": 0.1 * (1 + 0.5 * 2), "adam_coupled": 0.1}  # sign(1 + 0.5 * 2)
+    for name, step in steps.items():
+        (moved,) = trajectory(OPTIMIZERS[name](0.1, 0.5), start, [grad])
+        np.testing.assert_allclose(moved, 2 - step, rtol=1e-5)
+
+
 def first_step(**settings):
     """What a gradient of four ones takes off each number."""
     given = {"epochs": 1, "warmup": 0.0, "weight_decay": 0.0, **settings}

@@ -171,6 +171,30 @@ def test_re_ranking_is_the_released_codes(golden, k1, k2):
     assert_allclose(-np.asarray(scores(np.array([7, 3]))), wanted[[7, 3]], atol=2e-6)
 
 
+def expanded_sets(near, k1):
+    """R* of each image by sets, as the released code has it: half is around(k1 / 2)."""
+
+    def reciprocal(i, k):
+        return {int(j) for j in near[i, : k + 1] if i in near[j, : k + 1]}
+
+    found, half = [], int(np.around(k1 / 2))
+    for i in range(len(near)):
+        own = reciprocal(i, k1)
+        theirs = [reciprocal(c, half) for c in own]
+        added = [x for x in theirs if len(x & own) > 2 / 3 * len(x)]
+        found.append(own.union(*added))
+    return found
+
+
+@pytest.mark.parametrize("k1", [3, 5, 7, 11])
+def test_re_ranking_rounds_half_of_k1_as_the_released_code(k1):
+    images = np.random.default_rng(k1).normal(size=(60, 3)).astype(np.float32)
+    near = nearest(jnp.asarray(images), k1).near
+    row, column = expanded(near, k1)
+    found = [set(column[row == i].tolist()) for i in range(60)]
+    assert found == expanded_sets(near, k1)
+
+
 def test_re_ranking_in_small_blocks_or_by_distance_alone_is_the_same(monkeypatch):
     rng = np.random.default_rng(2)
     queries, gallery = rng.normal(size=(2, 15, 4)).astype(np.float32)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedfr_jax.federated.algorithms.afl import afl
 from fedfr_jax.federated.algorithms.clusters import clustered, several
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedaws import fedaws
@@ -29,6 +30,34 @@ def after_a_round(algorithm):
     server = start(sim, norm_variables())
     server, outcome = play(sim, server, open_store(sim, server, None), 0)
     return jax.device_get(server), outcome.metrics
+
+
+def test_afl_counts_domains_over_its_window_of_rounds():
+    """A client's weight is sum_i l_i n_ki / N_i, N_i the mean of three rounds."""
+    base = afl(LOCAL, num_classes=3, domain_rate=0.5, window=3)
+    algorithm = base._replace(report=lambda server, result: {"beta": result.weights})
+    table, population = problem()
+    sizes = {"cohort_size": 2, "local_epochs": 1, "seed": 0}
+    mesh = make_mesh(1)
+    sim = simulation(algorithm, feed(), table, population, mesh=mesh, **sizes)
+    server = start(sim, norm_variables())
+    store = open_store(sim, server, None)
+    window, shares = [np.ones(3)] * 3, np.full(3, 1 / 3)
+    for round in (0, 1, 2, 3, 4):
+        server, outcome = play(sim, server, store, round)
+        own = [
+            np.bincount(table.labels[low:high], minlength=3)
+            for low, high in zip(
+                population.offsets[outcome.ids],
+                population.offsets[outcome.ids + 1],
+                strict=True,
+            )
+        ]
+        alpha = shares / np.maximum(np.mean(window, axis=0), 1)
+        np.testing.assert_allclose(outcome.metrics["beta"], own @ alpha, rtol=1e-5)
+        window = [*window[1:], np.sum(own, axis=0)]
+        np.testing.assert_allclose(server.counts, window, rtol=1e-5)
+        shares = np.asarray(server.share)
 
 
 def test_the_servers_rate_of_mime_is_for_params_alone():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.benchmarks.skew import busiest, least, zipf_steps
-from fedfr_jax.federated.sampling import sample
+from fedfr_jax.federated.sampling import first_of, sample
 from fedfr_jax.federated.schedule import schedule
 
 
@@ -23,6 +23,15 @@ def test_nobody_is_drawn_twice_within_an_epoch_of_the_population():
 def test_sampling_depends_on_seed_and_round_only():
     np.testing.assert_array_equal(sample(1, 5, 10**6, 256), sample(1, 5, 10**6, 256))
     assert not np.array_equal(sample(1, 5, 10**6, 256), sample(2, 5, 10**6, 256))
+
+
+def test_the_first_client_of_a_cohort_is_drawn_anew_in_every_round():
+    ids = np.array([31, 4, 8, 27])
+    first = [first_of(ids, 0, round) for round in range(200)]
+    counts = [first.count(client) for client in ids]
+    assert min(counts) > 30  # each as likely as the others
+    assert first == [first_of(ids[::-1], 0, round) for round in range(200)]
+    assert first != [first_of(ids, 1, round) for round in range(200)]
 
 
 @pytest.mark.parametrize("population", [10**6, 10**9])

@@ -35,6 +35,12 @@ def test_a_round_has_as_many_stragglers_as_said_and_they_train_less(ratio):
         assert np.abs(late - ratio).max() < 0.12  # everybody alike
 
 
+def test_each_straggler_of_a_round_draws_its_own_number_of_epochs():
+    epochs = [epochs_of(Stragglers(0.8), EPOCHS, IDS, 0, r) for r in range(50)]
+    different = [len(set(e[e < EPOCHS].tolist())) for e in epochs]  # of 8 numbers
+    assert min(different) > 3
+
+
 def test_stragglers_are_a_function_of_seed_round_and_client():
     of = lambda seed, round, ids=IDS: epochs_of(
         Stragglers(0.5), EPOCHS, ids, seed, round

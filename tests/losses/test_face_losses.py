@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from fedfr_jax.losses import LOSSES, margin_of
-from fedfr_jax.losses.contract import logits, moved, see
+from fedfr_jax.losses.contract import Seen, logits, moved, see
 from fedfr_jax.losses.margin import cosine
 
 # The module, whose name in the package is its factory's.
@@ -128,6 +128,25 @@ def test_running_numbers_move_before_they_are_used(golden, key):
             *((KEPT[name], x) for name, x in state.items()),
         ):
             assert_close(value, want[f"{at}/{part}"])
+
+
+def test_unifaces_threshold_starts_at_the_log_of_ten_times_the_classes():
+    bias = LOSSES["uniface"]().params(93_431)["bias"]
+    assert_allclose(bias, np.log(934_310), rtol=1e-6)
+
+
+def test_adafaces_deviation_stays_where_a_batch_has_one_valid_example():
+    margin = LOSSES["adaface"](rate=0.5)
+    norm = jnp.array([30.0, 7.0, 50.0])
+    for is_valid, deviation in (
+        ([True, False, False], 100.0),  # as it was
+        ([True, False, True], 0.5 * 100 + 0.5 * np.sqrt(200)),
+    ):
+        seen = Seen(jnp.zeros(3), norm, jnp.array(is_valid))
+        state = jax.tree.map(jnp.float32, {**margin.state})
+        found = margin.move(state, seen)
+        assert_allclose(found["deviation"], deviation, rtol=1e-6)
+        assert_allclose(found["mean"], 0.5 * 20 + 0.5 * norm[np.array(is_valid)].mean())
 
 
 @pytest.mark.parametrize("place", [0, 2])

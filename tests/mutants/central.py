@@ -42,6 +42,21 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/central/optimizers.py",
+        "central/test_optimizers.py",
+        [
+            (
+                "optax.adamw(rate, weight_decay=decay)",
+                "optax.chain(optax.add_decayed_weights(decay), optax.adam(rate))",
+            )
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/central/micro_batches.py",
+        "central/test_micro_batches.py",
+        [("own = jax.random.fold_in(key, number)", "own = key")],
+    ),
+    Mutants(
         "fedfr_jax/central/micro_batches.py",
         SHARDING,
         [("x / count, sums", "x, sums")],

@@ -218,6 +218,57 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/federated/algorithms/afl.py",
+        "federated/test_algorithm_parts.py",
+        [
+            ("server.counts.mean(0)", "server.counts[-1]"),
+            ("server.counts[1:], counts[None]", "server.counts[:-1], counts[None]"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/sampling.py",
+        "federated/test_schedule.py",
+        [("default_rng((seed, round, 2))", "default_rng((seed, 2))")],
+    ),
+    Mutants(
+        "fedfr_jax/federated/stragglers.py",
+        "federated/test_stragglers.py",
+        [
+            (
+                "_random(seed, round, 1).random(len(ids))",
+                "np.full(len(ids), _random(seed, round, 1).random())",
+            ),
+            ("_random(seed, round, 0)", "_random(seed, 0, 0)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/rates.py",
+        "test_notebook.py",
+        [
+            ("    _check_no_schedule(state)\n", ""),
+            ("and not _takes_two(rate)", "and False"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/notebook/checks.py",
+        "test_notebook.py",
+        [
+            ('    check_kinds("", options, known)\n', ""),
+            ("x.dtype == jnp.uint8", "False"),
+            ("if not sim.feed.steps_per_epoch(largest)", "if False"),
+            (">= logits.shape[1]", "> logits.shape[1]"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/notebook/clients.py",
+        "test_notebook.py",
+        [
+            ("if not is_fine.all()", "if False"),
+            ("least < 0 or most >= limit", "most >= limit"),
+            ("least < 0 or most >= limit", "least < 0 or most > limit"),
+        ],
+    ),
+    Mutants(
         "fedfr_jax/federated/algorithms/domains.py",
         MORE_ROUNDS,
         [

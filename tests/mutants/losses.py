@@ -30,6 +30,16 @@ MUTANTS = [
         [("jax.lax.stop_gradient(step)", "step")],
     ),
     Mutants(
+        "fedfr_jax/losses/uniface.py",
+        "losses/test_face_losses.py",
+        [("math.log(10 * num_classes)", "math.log(num_classes)")],
+    ),
+    Mutants(
+        "fedfr_jax/losses/adaface.py",
+        "losses/test_face_losses.py",
+        [("seen.is_valid.sum() > 1", "seen.is_valid.sum() > 0")],
+    ),
+    Mutants(
         "fedfr_jax/losses/adaface.py",
         "losses/test_face_losses.py",
         [

@@ -39,6 +39,7 @@ MUTANTS = [
             ("* 3 > is_theirs.sum(axis=-1) * 2", "* 3 >= is_theirs.sum(axis=-1) * 2"),
             ("found.near[:, :k2]", "found.near[:, : k2 + 1]"),
             ("round(k1 / 2) + 1", "round(k1 / 2)"),
+            ("round(k1 / 2) + 1", "k1 // 2 + 1"),
             ("1 - overlap / (2 - overlap)", "1 - overlap"),
         ],
     ),
