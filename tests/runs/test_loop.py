@@ -5,6 +5,8 @@ import functools
 import json
 import re
 import shutil
+import subprocess
+import sys
 import time
 import types
 
@@ -103,7 +105,7 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, name):
     resumed = train(sim, server, broken)
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
     assert lines(broken) == lines(tmp_path / "whole")
-    assert [row["round"] for row in lines(broken)] == list(range(ROUNDS))
+    assert [row["round"] for row in lines(broken)] == list(range(1, ROUNDS + 1))
     log = lambda folder: (folder / "clients.jsonl").read_text()
     assert log(broken) == log(tmp_path / "whole")
 
@@ -322,6 +324,26 @@ def test_a_checkpoint_of_another_model_names_the_leaf(tmp_path):
     np.testing.assert_array_equal(state["w"], np.zeros(3))
 
 
+REFUSED = """
+import sys, jax.numpy as jnp
+from fedfr_jax.runs.checkpoint import Checkpointer
+
+wide = lambda size: {f"w{i}": jnp.zeros((4, size)) for i in range(20)}
+Checkpointer(sys.argv[1]).save(1, wide(4))
+try:
+    Checkpointer(sys.argv[1]).restore(wide(5))
+except ValueError as error:
+    print(error, file=sys.stderr)
+"""
+
+
+def test_a_refused_resume_says_one_line_on_the_error_stream(tmp_path):
+    command = [sys.executable, "-c", REFUSED, str(tmp_path / "checkpoints")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (line,) = done.stderr.splitlines()
+    assert "must fit the configured run, got 1: w0: ((4, 4)" in line
+
+
 def test_a_full_disk_keeps_the_last_whole_checkpoint(tmp_path, monkeypatch):
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"w": jnp.zeros(3)})
@@ -368,7 +390,7 @@ def test_a_loss_that_is_not_finite_stops_with_round_client_and_checkpoint(tmp_pa
     with pytest.raises(FloatingPointError, match=message) as error:
         train(sim, server, tmp_path)
     assert f"start again with --restart={tmp_path.name}," in str(error.value)
-    assert [row["round"] for row in lines(tmp_path)] == [0, 1, 2]
+    assert [row["round"] for row in lines(tmp_path)] == [1, 2, 3]
 
 
 def test_a_personal_row_that_is_not_finite_is_not_kept(tmp_path):
@@ -393,7 +415,7 @@ def test_a_personal_row_that_is_not_finite_is_not_kept(tmp_path):
     with pytest.raises(FloatingPointError, match=message):
         train(sim, server, tmp_path, checkpoint_every=1)
     _, store, _, next_round = loop.resume(sim, server, tmp_path)
-    assert next_round == 3 and [row["round"] for row in lines(tmp_path)] == [0, 1, 2]
+    assert next_round == 3 and [row["round"] for row in lines(tmp_path)] == [1, 2, 3]
     for x in jax.tree.leaves(store.gather(np.arange(5))[0]):
         assert np.isfinite(x).all()
 
