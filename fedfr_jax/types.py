@@ -334,7 +334,8 @@ class Local(NamedTuple):
     # rate [] -> transformation, as `optax.sgd` is one, called with the rate of every
     # step; or a transformation that has its own rate (then `learning_rate` is None).
     optimizer: Callable | optax.GradientTransformation = optax.sgd
-    learning_rate: Callable | float | None = None  # (round, epoch) -> [], or a number
+    # A number, or (round, epoch) -> [], which count from 0.
+    learning_rate: Callable | float | None = None
 
     def __repr__(self) -> str:
         """Its functions by their names."""

@@ -150,7 +150,7 @@ def curves_of(folder: pathlib.Path, metric: str) -> dict:
     features = {name: f"representation/{name}" for name in camvid_tables.FEATURES}
     return {
         "curve": [row[metric] for row in judged],
-        "rounds": [row["round"] + 1 for row in judged],
+        "rounds": [row["round"] for row in judged],
         "attention_entropy": lines[-1].get("attention_entropy"),
         "loss": lines[-1]["loss"],
         **{

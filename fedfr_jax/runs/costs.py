@@ -27,7 +27,7 @@ def with_costs(
       rounds: of the whole stage.
     """
     told = dict(found)
-    if lost := set(range(rounds)) - {row["round"] for row in rows}:
+    if lost := set(range(1, rounds + 1)) - {row["round"] for row in rows}:
         _say_lost(lost)
     else:
         for name, of in found.items():
@@ -56,7 +56,7 @@ def rounds_to(
     """
 
     def first(metric, target):
-        values = ((row["round"] + 1, row.get(f"{name}/{metric}")) for row in rows)
+        values = ((row["round"], row.get(f"{name}/{metric}")) for row in rows)
         reached = (i for i, x in values if x is not None and x >= target)
         return next(reached, None)
 

@@ -1,5 +1,8 @@
 """Where a run's numbers go: a sink takes (round, {name: number}) and is closed once.
 
+A sink is given rounds from 0, as the loop has them; in all that it writes they count
+from 1.
+
 A sink never decides what is measured. The files survive a kill at any moment: a line
 of metrics.jsonl is whole or dropped, summary.json is the old one or the new one, and a
 resumed run leaves the same lines as an uninterrupted one. Of several processes the
@@ -25,7 +28,7 @@ from fedfr_jax.runs.console import ConsoleSink
 
 
 class Sink(Protocol):
-    """Takes the numbers of one round; rounds count from 0."""
+    """Takes the numbers of one round, which the loop counts from 0."""
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None: ...
 
@@ -44,8 +47,8 @@ class JsonlSink:
 
         Args:
           path: the file; its folder is created.
-          resume_step: the first round to come: lines of this and later rounds are
-            dropped, so 0 starts afresh; None keeps all.
+          resume_step: rounds that are done: lines of later ones are dropped, so 0
+            starts afresh; None keeps all.
 
         Raises:
           ValueError: a line before the last one is not such an object.
@@ -55,13 +58,13 @@ class JsonlSink:
         kept = [
             row
             for row in (read_jsonl(path) if path.exists() else [])
-            if resume_step is None or row["round"] < resume_step
+            if resume_step is None or row["round"] <= resume_step
         ]
         write_text(path, "".join(_line(row) for row in kept))
         self._file = path.open("a", encoding="utf-8")
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
-        self._file.write(_line(_finite({"round": int(step), **scalars})))
+        self._file.write(_line(_finite({"round": int(step) + 1, **scalars})))
         # Flushed, a line outlives the process; only a power cut can still take it.
         self._file.flush()
 
@@ -83,13 +86,14 @@ class TensorBoardSink:
         resume_step: int | None = None,
         suffix: str = "",
     ):
-        """Open the folder; TensorBoard hides the rounds from resume_step on.
+        """Open the folder; TensorBoard hides the rounds after resume_step.
 
         Files that are begun in one second must differ in their suffix.
         """
         self._writer = None
         if (open_writer := _summary_writer()) is not None:
-            own = {"purge_step": resume_step, "filename_suffix": suffix}
+            first = None if resume_step is None else resume_step + 1
+            own = {"purge_step": first, "filename_suffix": suffix}
             self._writer = open_writer(str(folder), **own)
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -98,7 +102,7 @@ class TensorBoardSink:
         for name, value in scalars.items():
             if math.isfinite(value):
                 self._writer.add_scalar(
-                    tag(name), float(value), int(step), display_name=name
+                    tag(name), float(value), int(step) + 1, display_name=name
                 )
         self._writer.flush()
 
@@ -144,10 +148,14 @@ def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
 def read_jsonl(path: str | os.PathLike) -> list[dict]:
     """Rows of a JsonlSink's file; a torn last line is left out.
 
+    Files of earlier versions count rounds from 0: they are read as from 1.
+
     Raises:
       ValueError: another line is not an object with a "round", with file and line.
     """
-    return read_json_lines(path, "round", int, torn=True)
+    rows = read_json_lines(path, "round", int, torn=True)
+    is_old = any(row["round"] == 0 for row in rows)
+    return [{**row, "round": row["round"] + 1} for row in rows] if is_old else rows
 
 
 def _line(row: Mapping[str, Any]) -> str:

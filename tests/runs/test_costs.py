@@ -16,7 +16,7 @@ from tests.federated.toys import fedavg_toy, feed, problem
 def test_the_first_evaluation_at_the_target_is_told():
     evaluator = Evaluator(evaluate=None, targets={"accuracy": 0.6})
     found, numbers = Evaluation({"accuracy": 0.7}), (0.5, 0.6, 0.7)
-    rows = [{"round": 2 * i, "own/accuracy": x} for i, x in enumerate(numbers)]
+    rows = [{"round": 2 * i + 1, "own/accuracy": x} for i, x in enumerate(numbers)]
     assert rounds_to("own", evaluator, rows, found) == {"rounds_to_0.6": 3}
     assert rounds_to("own", evaluator, rows[:1], found) == {"rounds_to_0.6": None}
     assert rounds_to("own", evaluator, rows, Evaluation()) == {}
@@ -26,13 +26,13 @@ def test_rounds_to_a_target_are_left_out_where_rounds_are_lost(monkeypatch, caps
     monkeypatch.setattr(costs, "communication", lambda begun, rounds: {})
     evaluators = {"own": Evaluator(evaluate=None, targets={"accuracy": 0.6})}
     found = {"own": Evaluation({"accuracy": 0.7})}
-    rows = [{"round": i, "own/accuracy": 0.5 + i / 10} for i in range(3)]
+    rows = [{"round": i + 1, "own/accuracy": 0.5 + i / 10} for i in range(3)]
     told = costs.with_costs(found, evaluators, rows, None, rounds=3)
     assert told["own"].metrics == {"accuracy": 0.7, "rounds_to_0.6": 2}
     assert capsys.readouterr().out == ""
     told = costs.with_costs(found, evaluators, rows[2:], None, rounds=3)
     assert told == found
-    assert "metrics.jsonl has lost 2 rounds (0, 1...)" in capsys.readouterr().out
+    assert "metrics.jsonl has lost 2 rounds (1, 2...)" in capsys.readouterr().out
 
 
 def test_clients_that_are_dropped_send_nothing():

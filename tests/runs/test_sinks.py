@@ -33,15 +33,15 @@ def test_a_line_is_the_round_and_its_numbers(tmp_path):
     run(path, range(2))
     rows = [strict_json(line) for line in path.read_text().splitlines()]
     assert rows == [
-        {"round": 0, "loss": 1 / 3, "steps": 7},
-        {"round": 1, "loss": 1 / 4, "steps": 7},
+        {"round": 1, "loss": 1 / 3, "steps": 7},
+        {"round": 2, "loss": 1 / 4, "steps": 7},
     ]
 
 
 def test_a_line_is_on_disk_before_the_sink_is_closed(tmp_path):
     sink = sinks.JsonlSink(tmp_path / "metrics.jsonl")
     sink(0, {"loss": 1.0})
-    assert sinks.read_jsonl(tmp_path / "metrics.jsonl") == [{"round": 0, "loss": 1.0}]
+    assert sinks.read_jsonl(tmp_path / "metrics.jsonl") == [{"round": 1, "loss": 1.0}]
     sink.close()
 
 
@@ -67,16 +67,26 @@ def test_reopening_keeps_every_whole_line_and_drops_a_torn_one(tmp_path):
     path = tmp_path / "metrics.jsonl"
     run(path, range(3))
     with path.open("a") as file:
-        file.write('{"round": 3, "lo')
+        file.write('{"round": 4, "lo')
     run(path, [3])
-    assert [row["round"] for row in sinks.read_jsonl(path)] == [0, 1, 2, 3]
+    assert [row["round"] for row in sinks.read_jsonl(path)] == [1, 2, 3, 4]
 
 
 def test_resume_at_zero_starts_afresh(tmp_path):
     path = tmp_path / "metrics.jsonl"
     run(path, range(3))
     run(path, range(1), resume_step=0)
-    assert [row["round"] for row in sinks.read_jsonl(path)] == [0]
+    assert [row["round"] for row in sinks.read_jsonl(path)] == [1]
+
+
+def test_a_file_that_counts_rounds_from_0_is_read_and_resumed_as_from_1(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"round": r, "loss": 1 / (r + 3), "steps": 7}) for r in (0, 1)]
+    path.write_text("\n".join(lines) + "\n")
+    assert [row["round"] for row in sinks.read_jsonl(path)] == [1, 2]
+    run(path, [1, 2], resume_step=1)
+    run(tmp_path / "new.jsonl", range(3))
+    assert path.read_bytes() == (tmp_path / "new.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("line", ["not json", "[1]", '{"loss": 1}', '{"round": "a"}'])
@@ -95,7 +105,7 @@ def test_numbers_that_are_not_finite_become_null_and_are_named(tmp_path):
     sink.close()
     row = strict_json(path.read_text())
     notes = {"a": "nan", "b": "-inf"}
-    assert row == {"round": 4, "a": None, "b": None, "c": 0.5, "not_finite": notes}
+    assert row == {"round": 5, "a": None, "b": None, "c": 0.5, "not_finite": notes}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +124,7 @@ def test_array_scalars_are_written_as_numbers(tmp_path, value):
     sink(np.int32(0), {"x": value, "n": np.int64(3)})
     sink.close()
     (row,) = sinks.read_jsonl(tmp_path / "metrics.jsonl")
-    assert row == {"round": 0, "x": 0.5, "n": 3} and isinstance(row["n"], int)
+    assert row == {"round": 1, "x": 0.5, "n": 3} and isinstance(row["n"], int)
 
 
 def test_a_number_per_client_is_written_as_one_array(tmp_path, monkeypatch):
