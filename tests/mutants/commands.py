@@ -146,7 +146,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/runs/costs.py",
         "runs/test_costs.py",
-        [("if lost := set(range(rounds)) -", "if lost := set() -")],
+        [("if lost := set(range(1, rounds + 1)) -", "if lost := set() -")],
     ),
     Mutants(
         "fedfr_jax/runs/workdir.py",
