@@ -19,10 +19,7 @@ MUTANTS = [
         "fedfr_jax/runs/data_digest.py",
         "commands/test_changed_data.py",
         [
-            (
-                "compare(folder / FILE, now, changed) and is_kept",
-                "compare(folder / FILE, now, changed)",
-            ),
+            ("if has_changed and is_kept:", "if has_changed:"),
             (
                 "fresh = [folder for folder in folders if not",
                 "fresh = [folder for folder in folders if",

@@ -145,7 +145,7 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/margins.py",
         FEDMARGIN,
         [
-            ("(p.count > 0) & (q.count > 0)", "(q.count > 0)"),
+            ("(p.count > 0) & (q.count > 0) & is_other", "(q.count > 0) & is_other"),
             ("margin / jnp.maximum(other + own, TINY)", "margin"),
             ("jnp.where(is_there, jnp.linalg", "jnp.where(True, jnp.linalg"),
         ],
