@@ -20,6 +20,8 @@ MUTANTS = [
         "commands/test_changed_data.py",
         [
             ("if has_changed and is_kept:", "if has_changed:"),
+            ("if path.exists() else True", "if path.exists() else False"),
+            ("is_named and changed != ACCEPT", "is_named and False"),
             (
                 "fresh = [folder for folder in folders if not",
                 "fresh = [folder for folder in folders if",
