@@ -62,14 +62,14 @@ def check_choice(what: str, value: Any, known: Collection) -> None:
 def hint(name: Any, known: Collection[str]) -> str:
     """The words "(did you mean ...?)" where a known name is like `name`, or none.
 
-    >>> hint("lr", ["learning_rate", "rounds"]), hint("xyz", ["rounds"])
-    (' (did you mean learning_rate?)', '')
+    >>> hint("lr", ["layer_rates", "learning_rate"]), hint("xyz", ["rounds"])
+    (' (did you mean layer_rates or learning_rate?)', '')
     """
     known = [one for one in known if isinstance(one, str)]
-    initials = {"".join(word[:1] for word in one.split("_")): one for one in known}
+    initials = lambda one: "".join(word[:1] for word in one.split("_"))
     near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
-    near = [initials[name]] if name in initials else near
-    return f" (did you mean {near[0]}?)" if near else ""
+    near = [one for one in known if "_" in one and initials(one) == name] or near
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
 def check_keys(what: str, given: Mapping, known: Collection[str]) -> None:

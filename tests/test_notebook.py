@@ -117,6 +117,9 @@ def test_examples_labels_and_owners_of_different_length_are_refused():
         ff.FederatedDataset.from_client_ids(x, y[1:], owner)
     with pytest.raises(ValueError, match="one entry per example, got 0, 0 and 0"):
         ff.FederatedDataset.from_client_ids(x[:0], y[:0], owner[:0])
+    for other in (owner[:, None], np.where(owner == 1, np.nan, owner)):
+        with pytest.raises(ValueError, match="owner must be one number or name per"):
+            ff.FederatedDataset.from_client_ids(x, y, other)
 
 
 def test_a_split_gives_the_training_and_the_test_part_of_the_same_clients():
@@ -256,7 +259,7 @@ def test_the_loss_falls():
 @pytest.mark.parametrize(
     "wrong, rule",
     [
-        ({"cohort_size": 5}, "cohort must lie in .*got 5"),
+        ({"cohort_size": 5}, "cohort_size must lie in .*got 5"),
         ({"local_epochs": -1}, "local_epochs must not be negative"),
         ({"lanes": 0}, "lanes must be at least 1, got 0"),
         ({"cohort_size": 0.1}, "cohort_size must be a whole number, got 0.1"),

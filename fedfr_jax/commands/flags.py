@@ -205,9 +205,10 @@ def set_key(config: ConfigDict, path: str, value: Any) -> None:
     place, section = "config", config
     for name in sections or [key]:
         if name not in section or (sections and not _is_section(section[name])):
-            known = [k for k in section if _is_section(section[k])] or list(section)
+            known = [k for k in section if _is_section(section[k])] if sections else []
+            what, known = ("sections", known) if known else ("keys", list(section))
             raise ValueError(
-                f"{place} must have sections {known}, got {name!r}{hint(name, known)}."
+                f"{place} must have {what} {known}, got {name!r}{hint(name, known)}."
             )
         place, section = f"{place}.{name}", section[name] if sections else section
     _check_names(f"config.{path}", value)

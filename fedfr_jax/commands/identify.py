@@ -1,5 +1,7 @@
 """Find the people of a gallery in pictures."""
 
+import os
+
 from fedfr_jax.commands.flags import count, new_parser, parse_flags
 from fedfr_jax.commands.network_flags import (
     define_network,
@@ -30,6 +32,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--search", choices=ways, default="numpy", help="both exact")
     values = parse_flags(parser, argv)
     path = named(values.gallery, "gallery", parser.prog)
+    if not os.path.exists(path):
+        raise ValueError(f"--gallery must exist, got {path}: fedfr enroll makes it.")
     network = network_of(values, parser.prog)
     from fedfr_jax.deploy.gallery import (
         check_network,

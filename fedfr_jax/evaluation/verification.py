@@ -235,7 +235,7 @@ def threshold_at(roc: Roc, far: float) -> float:
     if far < roc.far[0]:
         raise ValueError(
             f"FAR must be at least 1 / {roc.num_negatives}, the pairs of two people "
-            f"that the evaluation has, got {far}."
+            f"that the evaluation has, got {far}. Choose a larger one (--far)."
         )
     return float(roc.thresholds[np.searchsorted(roc.far, far, side="right") - 1])
 

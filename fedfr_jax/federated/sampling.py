@@ -16,7 +16,8 @@ def sample(seed: int, round: int, population: int, cohort: int) -> np.ndarray:
     """
     if not 0 < cohort <= population:
         raise ValueError(
-            f"cohort must lie in [1, {population}] (the population), got {cohort}."
+            f"cohort_size must lie in [1, {population}], the number of clients, got "
+            f"{cohort}."
         )
     if cohort == population:
         return np.arange(population)

@@ -34,6 +34,11 @@ class FederatedDataset(NamedTuple):
             that a network can be trained on.
         """
         x, y, owner = examples(x), class_labels("y", y), np.asarray(owner)
+        if owner.ndim != 1 or (owner.dtype.kind == "f" and np.isnan(owner).any()):
+            raise ValueError(
+                "owner must be one number or name per example, shape [T], without nan, "
+                f"got {owner.dtype} of shape {owner.shape}."
+            )
         if not len(x) == len(y) == len(owner) > 0:
             raise ValueError(
                 "x, y and owner must have one entry per example, got "

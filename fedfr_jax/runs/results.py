@@ -55,27 +55,27 @@ def _finite(value: Any) -> Any:
 
 
 def over_seeds(rows: Sequence[tuple[Mapping, Mapping]]) -> dict[str, dict]:
-    """A sweep as a summary for `result_table`: a method is a setting without its seed.
+    """A sweep as a summary for `result_table`: a method is a setting without its seed,
+    or a stage of it where a run has several.
 
     Args:
       rows: (changes, row) of each run; rows with an error are left out.
 
     Returns:
-      {setting: {evaluator: {metric: one value per seed}}} of the last stage's metrics.
+      {"stage, setting": {evaluator: {metric: one value per seed}}}.
     """
     found = {}
     for changes, row in rows:
         metrics = [key for key in row if key.count("/") == 2]
         if not metrics or "error" in row:
             continue
-        last = metrics[-1].partition("/")[0]
         own = [f"{k.rpartition('.')[2]}={v}" for k, v in changes.items() if k != "seed"]
-        setting = found.setdefault(", ".join(own) or last, {})
+        is_one = len({key.partition("/")[0] for key in metrics}) == 1
         for key in metrics:
             stage, evaluator, metric = key.split("/")
-            if stage == last:
-                values = setting.setdefault(evaluator, {}).setdefault(metric, [])
-                values.append(row[key])
+            name = ", ".join(own if is_one and own else [stage, *own])
+            setting = found.setdefault(name, {})
+            setting.setdefault(evaluator, {}).setdefault(metric, []).append(row[key])
     return found
 
 

@@ -384,6 +384,10 @@ def test_near_names_are_offered(tmp_path, capsys):
         find("dmo")
     with pytest.raises(ValueError, match=r"did you mean learning_rate\?"):
         check_keys("config.methods.a", {"lr": 0.1}, ["learning_rate", "momentum"])
+    with pytest.raises(ValueError, match="mean layer_rates or learning_rate"):
+        check_keys("config.methods.a", {"lr": 0.1}, ["layer_rates", "learning_rate"])
+    with pytest.raises(ValueError, match=r"config must have keys .*mean seed\?"):
+        flags.set_key(ConfigDict({"seed": 0, "data": {}}), "sede", 1)
     assert main(["trian"]) == 2
     assert "(did you mean train?)" in capsys.readouterr().out
     (tmp_path / "README.md").write_text("# Title\n")

@@ -184,7 +184,8 @@ def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
     for words, says in [
         (["verify", of, picture, str(text)], "text.png must be a whole 8-bit image"),
         (["verify", of, picture], "pictures must be two files"),
-        (["verify", of, "--far=1e-9", picture, picture], "FAR must be at least 1 / "),
+        (["verify", of, "--far=1e-9", picture, picture], "larger one (--far)"),
+        (["identify", of, "--gallery=no.npz", picture], "--gallery must exist, got no"),
         (["verify", of, "--threshold=nan", picture, picture], "--threshold must be a"),
         (["verify", picture, picture], "--network must name a work folder or a file"),
         (["identify", of, to, picture], "got one of 0000000000000000: enroll again"),

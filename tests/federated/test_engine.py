@@ -217,7 +217,7 @@ def test_a_pattern_that_matches_no_leaf_is_an_error():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"cohort_size": 6}, "cohort must lie in .*got 6"),
+        ({"cohort_size": 6}, "cohort_size must lie in .*got 6"),
         ({"lanes": 0}, "lanes must be at least 1, got 0"),
         ({"local_epochs": -1}, "local_epochs must not be negative"),
         ({"local_epochs": 2.5}, "local_epochs must be a whole number, .*got 2.5"),

@@ -14,3 +14,26 @@ def test_sweeps_that_write_at_the_same_time_lose_no_row(tmp_path):
     results.add(tmp_path, {"run": "run7", "seed": 1})
     assert results.read(tmp_path)["run7"] == {"run": "run7", "seed": 1}
     assert len(results.read(tmp_path)) == 40
+
+
+def test_a_sweeps_table_has_every_stage_of_every_setting_over_its_seeds():
+    rows = [
+        (
+            {"seed": seed, "methods.a.learning_rate": rate},
+            {"seed": seed, "a/generic/accuracy": rate + seed, "b/generic/accuracy": 9},
+        )
+        for seed in (0, 1)
+        for rate in (0.25, 0.5)
+    ]
+    of = lambda values: {"generic": {"accuracy": values}}
+    assert results.over_seeds(rows) == {
+        "a, learning_rate=0.25": of([0.25, 1.25]),
+        "b, learning_rate=0.25": of([9, 9]),
+        "a, learning_rate=0.5": of([0.5, 1.5]),
+        "b, learning_rate=0.5": of([9, 9]),
+    }
+    alone = [(changes, {"a/generic/accuracy": 1}) for changes, _ in rows]
+    assert [*results.over_seeds(alone)] == ["learning_rate=0.25", "learning_rate=0.5"]
+    assert results.over_seeds([({"seed": 0}, {"a/generic/accuracy": 1})]) == {
+        "a": of([1])
+    }
