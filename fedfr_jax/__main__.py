@@ -1,6 +1,7 @@
 """The launcher: fedfr <command> --config=... --workdir=..., or python -m fedfr_jax."""
 
 import errno
+import inspect
 import logging
 import os
 import sys
@@ -118,8 +119,13 @@ def print_no_error_twice() -> list:
 
 
 def print_of_an_object(failed) -> None:
-    """Tell of an error that nobody catches, unless it is of a library's callback."""
-    if failed.object is not None:
+    """Print an error that nobody catches, unless it is of a library's callback.
+
+    Orbax's reads are coroutines; those that are dropped when one of them fails each
+    raise as they are collected, by the hundred, after the error that counts.
+    """
+    is_dropped = failed.object is None or inspect.iscoroutine(failed.object)
+    if not is_dropped:
         sys.__unraisablehook__(failed)
 
 

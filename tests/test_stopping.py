@@ -308,9 +308,22 @@ class Failing:
     def __del__(self):
         raise RuntimeError("of an object")
 
+@types.coroutine
+def wait():
+    yield
+
+async def read():
+    try:
+        await wait()
+    finally:
+        raise RuntimeError("of a read")
+
 def main(words):
     if words[0] == "nobody":
         Failing()
+        dropped = read()
+        dropped.send(None)
+        del dropped
         sys.excepthook(RuntimeError, RuntimeError("of a library"), None)
         callback = types.SimpleNamespace(object=None, exc_value=RuntimeError("closed"))
         return sys.unraisablehook(callback)
