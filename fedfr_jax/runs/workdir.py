@@ -211,4 +211,9 @@ def check_config(workdir: pathlib.Path, config: Mapping, but_for: str = "") -> N
     both = without_places(kept_config(workdir)), without_places(config)
     found = first_difference(*both, but_for)
     if found:
-        raise stage_folders.another_run(workdir, *found)
+        key, before, now = found
+        raise ValueError(
+            f"{workdir} must be of the config of this command, got {key} {before} "
+            f"there and {now} here: take another --workdir, or the config that it "
+            "keeps by leaving --config out."
+        )

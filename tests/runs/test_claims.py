@@ -13,7 +13,7 @@ def test_a_folder_belongs_to_one_config_and_one_process(tmp_path):
             claim(tmp_path, text).close()
     for change, message in [
         (("20", "64"), "got model.depth 20 there and 64 here"),
-        (("0.1", "0.2"), "evaluation.fars"),
+        (("0.1", "0.2"), "evaluation.fars.* here: take another --workdir, or the"),
     ]:
         with pytest.raises(ValueError, match=message):
             claim(tmp_path, text.replace(*change)).close()
