@@ -110,8 +110,9 @@ def read(path: pathlib.Path) -> Digest:
         return digest
     except (*DAMAGED, TypeError, IndexError) as error:
         raise ValueError(
-            f"{path} must be as it was written, got {type(error).__name__}: {error}. "
-            f"Put a copy back, or delete it and go on by --data-changed={ACCEPT}."
+            f"{path} must be as it was written, got a damaged file "
+            f"({type(error).__name__}). Put a copy back, or delete it and go on by "
+            f"--data-changed={ACCEPT}."
         ) from error
 
 
