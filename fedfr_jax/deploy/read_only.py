@@ -4,7 +4,6 @@ The config of a run folder may come from a stranger. What training alone needs (
 and their caches) is left out, other caches are only read.
 """
 
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -42,16 +41,16 @@ def read_only(settings: Mapping) -> dict:
 
 def check_place(workdir: pathlib.Path, data: Any) -> None:
     """Raise ValueError where the data of a run, config.data, are not; what to do."""
-    path = data.get("path") if isinstance(data, Mapping) else None
-    if (
-        isinstance(path, str)
-        and "://" not in path
-        and not os.path.exists(os.path.expanduser(path))
-    ):
+    data = data if isinstance(data, Mapping) else {}
+    key = "path" if "path" in data else "data_dir"
+    place = data.get(key)
+    is_local = isinstance(place, str) and "://" not in place
+    if is_local and not pathlib.Path(place).expanduser().exists():
         raise ValueError(
-            f"{workdir} must have its data at {path}, got nothing there. If they "
-            f"moved: `fedfr train --workdir={workdir} --config.data.path=NEW` keeps "
-            "the new place, and trains nothing that is finished."
+            f"{workdir} must have its data where its config.json says, got nothing at "
+            f"{place}. If they moved: `fedfr train --workdir={workdir} "
+            f"--config.data.{key}=NEW` keeps the new place, and trains nothing that is "
+            "finished."
         )
 
 

@@ -141,7 +141,7 @@ def test_a_network_whose_data_moved_says_what_to_do(case, capsys):
     (case / "set").rename(case / "moved")
     assert main(["embed", *words[:2], str(case / "moved")])
     said = capsys.readouterr().err
-    assert f"must have its data at {case}/set, got nothing there" in said
+    assert f"where its config.json says, got nothing at {case}/set." in said
     assert f"`fedfr train --workdir={case}/run --config.data.path=NEW`" in said
     assert (
         main(["train", f"--workdir={case}/run", f"--config.data.path={case}/moved"])
