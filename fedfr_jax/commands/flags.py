@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import pathlib
+import re
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -150,8 +151,11 @@ def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
     """Parse `argv`, which has flags and nothing else."""
     values, rest = parser.parse_known_args([with_home(word) for word in argv])
     if rest:
-        known = sorted(vars(values))
-        near = hint(rest[0].lstrip("-").partition("=")[0], known)
+        known = sorted({*re.findall("--[a-z_-]+", parser.format_usage())})
+        flag = rest[0].partition("=")[0]
+        near = hint(flag, known)
+        if flag not in known and flag.removeprefix("--") in vars(values):
+            near = f" (give {flag.removeprefix('--')} without a flag)"
         raise ValueError(
             f"{parser.prog}: flags must be of {known}, got {rest[0]!r}{near}."
         )

@@ -21,13 +21,6 @@ def read_only(settings: Mapping) -> dict:
     Raises:
       ValueError: for a TensorFlow data set that would have to be prepared first.
     """
-    data = settings.get("data")
-    is_tfds = isinstance(data, Mapping) and data.get("name") in ("tfds", "femnist10")
-    if is_tfds and not is_there(data):
-        raise ValueError(
-            f"config.data must be prepared before a run is opened, but {dict(data)} is "
-            "not there. Run `fedfr prepare` with its config."
-        )
     keep = {name: _sources(settings[name]) for name in SOURCES if name in settings}
     if isinstance(settings.get("evaluation"), Mapping):
         judged = {k: v for k, v in settings["evaluation"].items() if k != REFERENCE}
@@ -58,6 +51,11 @@ def _sources(value: Any) -> Any:
     """Settings of sources, at any depth, with caches that are only read."""
     if not isinstance(value, Mapping):
         return value
+    if value.get("name") in ("tfds", "femnist10") and not is_there(value):
+        raise ValueError(
+            "config.data must be prepared before a run is opened, but "
+            f"{dict(value)} is not there. Run `fedfr prepare` with its config."
+        )
     found = {key: _sources(of) for key, of in value.items()}
     if isinstance(found.get("cache"), str):
         found["cache"] = ReadOnly(found["cache"])

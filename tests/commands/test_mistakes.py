@@ -58,8 +58,8 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
             "'model', 'partition', 'pretrain'], got 'modle'",
         ),
         (
-            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--rows=fedfr"],
-            "flags must be of",
+            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--row=fedfr"],
+            "got '--row=fedfr' (did you mean --rows?)",
         ),
         (["plan", "--config=CONFIG", "--device=h300"], "--device must be one of"),
         (
@@ -148,7 +148,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ("pretrain.augment=({'x':1},)", "config.augment[0].name must be one of"),
         (
             "pretrain.augment=({'name':'normalize','std':(1.,2.)},)",
-            "config.pretrain.augment: ",
+            "config.pretrain.augment must normalise images as config.federation",
         ),
         (
             "federation.augment=({'name':'erase','fill':-1},)",

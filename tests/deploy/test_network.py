@@ -99,6 +99,10 @@ def test_an_opened_run_writes_nothing_that_its_config_names(run, tmp_path, monke
     assert isinstance(found["methods"].pop("kept")["distill"]["cache"], Blank)
     build(with_tuples(found))
     assert not [*tmp_path.iterdir()]
+    absent = {"name": "tfds", "dataset": "mnist", "data_dir": other}
+    for data in (absent, {"name": "join", "parts": {"a": absent}}):
+        with pytest.raises(ValueError, match="must be prepared before a run is opened"):
+            read_only({**config, "data": data})
     opened = []
     of = lambda settings: opened.append(settings) or read_only(settings)
     monkeypatch.setattr(deployed, "read_only", of)

@@ -187,6 +187,8 @@ def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
         (["verify", of, "--far=1e-9", picture, picture], "larger one (--far)"),
         (["identify", of, "--gallery=no.npz", picture], "--gallery must exist, got no"),
         (["verify", of, "--threshold=nan", picture, picture], "--threshold must be a"),
+        (["verify", of, f"--pictures={picture}"], "(give pictures without a flag)"),
+        (["verify", of, f"--treshold={picture}"], "(did you mean --threshold?)"),
         (["verify", picture, picture], "--network must name a work folder or a file"),
         (["identify", of, to, picture], "got one of 0000000000000000: enroll again"),
         (["identify", of, f"--gallery={network}", picture], "network.safetensors"),
