@@ -129,6 +129,12 @@ def test_losses_that_cannot_be_compared_have_panels_of_their_own(tmp_path, drawn
     assert all(x.get_marker() != "None" for axes in panels for x in axes.lines)
 
 
+def test_an_axis_of_rounds_begins_at_the_first(tmp_path, drawn):
+    rows = {"fedavg": [client_row(r, 3.0 / r) for r in (1, 2, 3)]}
+    report.plot_rounds(tmp_path / "rounds", rows)
+    np.testing.assert_allclose(drawn["rounds"].axes[0].get_xlim(), (0.92, 3.08))
+
+
 def test_central_stages_are_levels_beside_rounds_and_lines_alone(tmp_path, drawn):
     central = [{"round": r, "g/tar": 0.1 * r, "other/x": 1.0} for r in range(3)]
     clients = [

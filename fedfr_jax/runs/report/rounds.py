@@ -155,7 +155,7 @@ def _with_markers(styles: figures.Styles) -> dict[str, dict[str, Any]]:
 
 def _draw(axes, panel: _Panel, styles: figures.Styles) -> None:
     """Lines, levels, and axes on which a small change looks small."""
-    values, last = list(panel.levels.values()), 0
+    values, rounds = list(panel.levels.values()), set()
     for i, (stage, points) in enumerate(panel.lines.items()):
         x, y = zip(*points, strict=True)
         line = axes.plot(x, y, **styles[stage])[0]
@@ -164,15 +164,16 @@ def _draw(axes, panel: _Panel, styles: figures.Styles) -> None:
         every = -(-len(points) // _MOST_MARKERS)
         line.set_markevery((i * every // len(panel.lines), every))
         values += y
-        last = max(last, *x)
+        rounds.update(x)
     for stage, level in panel.levels.items():
         axes.axhline(level, **{**styles[stage], "marker": None, "linewidth": 1})
     is_rate = panel.name != "loss" and figures.are_rates(values)
-    edge = 0.04 * last or 0.5
+    first, last = min(rounds, default=1), max(rounds, default=1)
+    edge = 0.04 * (last - first) or 0.5
     axes.set(
         xlabel=panel.unit,
         ylabel=panel.name,
-        xlim=(-edge, last + edge),
+        xlim=(first - edge, last + edge),
         ylim=figures.limits(values, is_rate=is_rate),
     )
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
