@@ -83,6 +83,7 @@ def unread(settings: Mapping, say=print) -> dict:
         source.
     """
     partition = dict(settings["partition"])
+    partition.pop("max_examples", None)  # what stands in may have more images
     if public := partition.get("public"):
         partition["public"] = {**public}
         if "source" in public:
