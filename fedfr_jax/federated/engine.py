@@ -204,7 +204,9 @@ def next_server(algorithm, server, total, output, order, shared):
     server, metrics = algorithm.server_update(server, result), result.metrics
     if algorithm.report:
         metrics = {**metrics, **algorithm.report(server, result)}
-    return server, {**metrics, IS_FINITE: in_order(output.is_finite)}
+    # As a number, it is summed with the others in one all-reduce.
+    is_finite = in_order(output.is_finite.astype(jnp.float32))
+    return server, {**metrics, IS_FINITE: is_finite}
 
 
 def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round, key):

@@ -180,8 +180,10 @@ def _first(names):
 def of_task(task: Task) -> Digest | None:
     """The digest of a task's images; where it does not name them, of rows and labels.
 
-    None without any, or without labels.
+    None without any, or without labels, or for what is no `Task`.
     """
+    if not isinstance(task, Task):
+        return None
     if task.used is not None:
         return digest_of(task.used)
     targets = {} if task.dataset is None else task.dataset.targets
