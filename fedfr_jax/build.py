@@ -78,7 +78,7 @@ def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
     Raises:
       ValueError: for an unknown section or task.
     """
-    with naming("config"):  # whose keys a ConfigDict sorts
+    with naming("config"):
         settings = {"task": "faces", "seed": 0, **plain(config)}
     for name in settings:
         if name not in SECTIONS:
