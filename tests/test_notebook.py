@@ -440,7 +440,7 @@ def test_load_says_how_a_saved_run_is_opened(name, tmp_path):
     ff.save(new_run(), tmp_path / "run")
     with pytest.raises(ValueError, match=r"must be .*got .*: ff.resume\(run, path\)"):
         ff.load(tmp_path / name)
-    with pytest.raises(ValueError, match="weights must be a file of"):
+    with pytest.raises(ValueError, match="network must be a work folder or"):
         ff.load(tmp_path / "other")
     (tmp_path / "run").mkdir()  # a work folder beside the file is itself
     with pytest.raises(ValueError, match=r"run(\.npz)? must"):

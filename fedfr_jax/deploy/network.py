@@ -141,16 +141,16 @@ def load(
     """
     check_choice("data_changed", data_changed, (None, ACCEPT))
     path = os.path.expanduser(path)
-    if not os.path.exists(path):
-        raise ValueError(
-            f"network must be a work folder or a file of weights, got {path}, which "
-            "does not exist."
-        )
     if is_saved(path):
         raise ValueError(
             f"{path} must be a work folder or a file of weights, got a run that "
             "ff.save wrote: ff.resume(run, path) continues it, for one that ff.init "
             "made alike, and run.variables are its network."
+        )
+    if not os.path.exists(path):
+        raise ValueError(
+            f"network must be a work folder or a file of weights, got {path}, which "
+            "does not exist."
         )
     if pathlib.Path(path).is_dir():
         return _of_run(pathlib.Path(path), method, client, data_changed)
