@@ -44,6 +44,8 @@ class Model(NamedTuple):
     features: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = None
     # (variables, level) -> (apply, variables), see `models.folding.fold`
     fold: Callable[[PyTree, str], tuple[Callable, PyTree]] | None = None
+    # {"name": of MODELS, settings of its factory} that build it, where they are known
+    config: Mapping[str, Any] | None = None
 
     @property
     def flops(self) -> int:
@@ -450,6 +452,7 @@ class Federated(NamedTuple):
     implementations: Mapping[str, "Federated"] = MappingProxyType({})
     # Of the judged network, as of a `Model`.
     count_flops: Callable[[], int] | None = None
+    model_config: Mapping[str, Any] | None = None
 
 
 class ClassTable(NamedTuple):
@@ -480,6 +483,7 @@ class Central(NamedTuple):
     mark: Callable[[Batch], Batch] | None = None
     # Of the judged network, as of a `Model`.
     count_flops: Callable[[], int] | None = None
+    model_config: Mapping[str, Any] | None = None
 
 
 class Stage(NamedTuple):
@@ -542,6 +546,7 @@ class Task(NamedTuple):
     # Of images before `evaluators` see them; None of a task that does not say
     preprocessing: Preprocessing | None = None
     is_of_features: bool = False  # they compare `Model.features`, not its output
+    classes: Sequence[str] = ()  # of a classifier's or segmenter's output
     # Kept with every stage and compared when it is used again; None compares nothing
     used: Used | None = None
 

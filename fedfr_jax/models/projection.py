@@ -59,7 +59,9 @@ def with_projection(model: Model, *, projection: int) -> Model:
         return logits, stats
 
     blocks = (*model.blocks[:-1], NAME, top)
-    return model._replace(init=init, apply=apply, features=features, blocks=blocks)
+    return model._replace(
+        init=init, apply=apply, features=features, blocks=blocks, fold=None
+    )
 
 
 def linear(key: jax.Array, size: tuple[int, int]) -> dict[str, jax.Array]:

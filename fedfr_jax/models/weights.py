@@ -1,12 +1,8 @@
 """Files of named arrays: .safetensors, .npz and, where it is installed, PyTorch's.
 
-safetensors (https://github.com/huggingface/safetensors): eight bytes with the length of
-a JSON header {name: {dtype, shape, data_offsets}}, the header, then the numbers, all
-little-endian. Reading any of them runs nothing that the file holds.
+Reading any of them runs nothing that the file holds.
 """
 
-import json
-import math
 import os
 import pathlib
 import pickle
@@ -15,25 +11,13 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from fedfr_jax.drafts import replacing
-from fedfr_jax.json_files import parse_json
 from fedfr_jax.limits import MEMORY, check_archive, check_bytes, check_file
 from fedfr_jax.schema import naming
 
-DTYPES = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(jnp.bfloat16),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
-ABOUT = "__metadata__"  # in a header of safetensors
 PREFIXES = ("module.", "_orig_mod.")  # of PyTorch's wrappers around a network
 WITHOUT_TORCH = (
     'pip install torch, or where it is installed: python -c "import numpy, torch; '
@@ -113,15 +97,8 @@ def _suffix(path) -> str | None:
 
 
 def _read_safetensors(path) -> tuple[dict, dict[str, str]]:
-    data = pathlib.Path(path).read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or size > len(data) - 8:
-        raise ValueError(f"{path} must be a whole .safetensors, got {len(data)} bytes.")
-    header = parse_json(data[8 : 8 + size], f"{path}: header")
-    about, body = header.pop(ABOUT, {}), memoryview(data)[8 + size :]
-    if not all(isinstance(value, str) for value in about.values()):
-        raise ValueError(f"{path}: {ABOUT} must be texts, got {str(about)[:60]}.")
-    return {name: _array(name, of, body) for name, of in header.items()}, about
+    with safetensors.safe_open(path, "numpy") as file:
+        return {k: file.get_tensor(k) for k in file.keys()}, file.metadata() or {}
 
 
 def _read_npz(path) -> tuple[dict, dict[str, str]]:
@@ -175,32 +152,10 @@ def _with_arrays(value: Any, torch, most: int) -> Any:
     return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
 
 
-def _array(name: str, of: Mapping, body: memoryview) -> np.ndarray:
-    dtype, shape, (start, stop) = DTYPES[of["dtype"]], of["shape"], of["data_offsets"]
-    wanted = math.prod(shape) * dtype.itemsize
-    if not 0 <= start <= stop <= len(body) or stop - start != wanted:
-        raise ValueError(
-            f"{name} must be {wanted} of {len(body)} bytes, got {start} to {stop}."
-        )
-    return np.frombuffer(body[start:stop], dtype).reshape(shape)
-
-
 def _write_safetensors(path, arrays, about):
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    header, start = {ABOUT: dict(about)}, 0
-    for name, array in arrays.items():
-        if array.dtype not in names:
-            raise ValueError(f"{name} must be of {list(names)}, got {array.dtype}.")
-        offsets = [start, start + array.nbytes]
-        kind = {"dtype": names[array.dtype], "shape": list(array.shape)}
-        header[name] = {**kind, "data_offsets": offsets}
-        start += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the numbers are aligned
-    with replacing(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in arrays.values():
-            file.write(np.ascontiguousarray(array).tobytes())
+    whole = {name: np.asarray(x, order="C") for name, x in arrays.items()}
+    with naming(path), replacing(path) as file:
+        file.write(safetensors.numpy.save(whole, dict(about)))
 
 
 def _part(tree: Mapping, key: str) -> Mapping:

@@ -37,7 +37,7 @@ def network_of(
     """
     check_dtype(settings.get("dtype"))
     check_layers("model", settings)
-    model = choose("model", MODELS, settings, image_shape)
+    model = choose("model", MODELS, settings, image_shape)._replace(config=settings)
     if (size := model.embedding_dim) < 1:
         raise ValueError(f"config.model must give at least a number, got {size}.")
     run = model.features or model.apply

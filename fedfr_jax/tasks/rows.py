@@ -172,6 +172,7 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         network_apply=of.apply,
         local_epochs=own.get("local_epochs"),
         count_flops=of.model.count_flops,
+        model_config=of.model.config,
     )
 
 
@@ -199,6 +200,7 @@ def central_row(section: str, options: Mapping, of: Given) -> Central:
         network=lambda variables: variables,
         network_apply=of.apply,
         count_flops=of.model.count_flops,
+        model_config=of.model.config,
     )
 
 

@@ -231,7 +231,7 @@ def test_damaged_and_unknown_files_are_refused_by_name(tmp_path):
     path = tmp_path / "weights.safetensors"
     write_weights(path, {"a": np.ones(9, np.float32)})
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ValueError, match=r"weights.safetensors: a must be 36 of 32"):
+    with pytest.raises(ValueError, match="must be usable, got .*not fully"):
         read_weights(path)
     with zipfile.ZipFile(tmp_path / "bytes.npz", "w") as file:
         file.writestr("a.npy", b"no array")

@@ -70,6 +70,7 @@ def classification(settings: Mapping) -> Experiment:
             evaluators=judge(clients, others, mesh, feed, lanes=lanes, seed=seed),
             **reported(facts, format_class_report(facts), source.passed_over),
             preprocessing=how,
+            classes=source.names,
             used=used_of(source, parts, unseen),
         ),
         stages={
@@ -133,4 +134,5 @@ def classifier(settings: Mapping, source: Source) -> Model:
         )
     if added:
         model = call("model", with_projection, added, model)
+        model = model._replace(config={**model.config, **added})
     return gathered(model)

@@ -69,6 +69,7 @@ def public_training(
         table=table,
         mark=counting(told),
         count_flops=model.count_flops,
+        model_config=model.config,
     )
 
 

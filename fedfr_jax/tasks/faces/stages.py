@@ -293,4 +293,5 @@ def trainer_of(
         local_epochs=method.local_epochs,
         implementations=implementations,
         count_flops=model.count_flops,
+        model_config=model.config,
     )

@@ -90,6 +90,7 @@ def segmentation(settings: Mapping) -> Experiment:
                 source.passed_over,
             ),
             preprocessing=how,
+            classes=source.masks.names,
             used=used_of(source, parts),
         ),
         stages={k: rows.stage_of(trainer, train) for k, trainer in trainers.items()},
