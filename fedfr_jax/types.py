@@ -413,7 +413,9 @@ class Algorithm(NamedTuple):
     # server -> variables: the one network that it would hand to everybody.
     network: Callable[[PyTree], PyTree] = lambda server: server
     # Whether clients deploy that network, and none that is in part or whole their own.
-    is_one_network: bool = True
+    has_global_model: bool = True
+    # Of NEEDS: what a task must offer beside the factory's arguments.
+    needs: tuple[str, ...] = ()
     # Also traced for its shapes before the first round.
     prepare: Callable[[PyTree, RoundContext], Extra] | None = None
     # (server after the round, result) -> {name: [K]}, metrics of the cohort as a whole

@@ -150,7 +150,8 @@ def _sections() -> Mapping[str, Callable]:
     from fedfr_jax.central.settings import Training
     from fedfr_jax.federated.settings import Federation
     from fedfr_jax.tasks.classification import evaluators
-    from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
+    from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
+    from fedfr_jax.tasks.contrast import contrasted
     from fedfr_jax.tasks.faces.methods import federated_faces
     from fedfr_jax.tasks.faces.recognition import Judge
     from fedfr_jax.tasks.options import local_of
@@ -159,7 +160,6 @@ def _sections() -> Mapping[str, Callable]:
     from fedfr_jax.tasks.reid.methods import Batches
     from fedfr_jax.tasks.reid.public import Public
     from fedfr_jax.tasks.row_keys import Own
-    from fedfr_jax.tasks.rows import AROUND
     from fedfr_jax.tasks.segmentation import stages
     from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 
@@ -171,11 +171,11 @@ def _sections() -> Mapping[str, Callable]:
         "methods.local": local_of,
         "methods.faces": federated_faces,
         "methods.classification": cross_entropy,
-        **{f"methods.classification.{k}": loss for k, loss in LOSSES_OF.items()},
+        "methods.classification.fedaws": class_pull,
         "methods.segmentation": pixel_cross_entropy,
         "methods.reid": reid_loss,
         "methods.reid.batches": Batches,
-        **{f"methods.{name}": term for name, term in AROUND.items()},
+        "methods.moon": contrasted,
         "evaluation.faces": Judge,
         "evaluation.classification": evaluators.Evaluating,
         "evaluation.segmentation": stages.Evaluating,

@@ -160,7 +160,7 @@ def evaluate(
     networks = Networks(run.variables, apply, of_client, apply)
     own = judge.personalised(networks)
     generic = {}
-    if run.sim.algorithm.is_one_network:
+    if run.sim.algorithm.has_global_model:
         generic = judge.generic(networks).metrics
     return {
         **generic,

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import jax
@@ -16,6 +16,7 @@ from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import round_decay, sgd, step_decay
 from fedfr_jax.federated.optimizers import by_block, layer_wise
 from fedfr_jax.schema import check_choice, check_keys, check_kinds, check_ranges, choose
+from fedfr_jax.tasks.needs import NEEDS, check_needs, needs_of
 from fedfr_jax.types import Algorithm, Local
 
 SOME = (0, math.inf)
@@ -29,14 +30,6 @@ BOUNDS = {  # of the numbers that `local_of` is told; momentum's are of `sgd`
 }
 # Keys of algorithms that take a name of a family, or {"name": ..., settings}.
 NESTED = {"combine": COMBINES, "server_optimizer": SERVER_OPTIMIZERS}
-# What a task tells an algorithm's factory, and a config cannot.
-TOLD = {
-    "classes": "a leaf with a vector of every class",
-    "init_local": "class embeddings of clients beside public classes, those of faces",
-    "num_classes": "classes that all clients share",
-    "shared": "public images, those of config.partition.public in the task reid",
-    "spreadout": "a leaf with a vector of every class",
-}
 # Optimizers of optax's that move every number by its own gradients, whatever its leaf.
 ELEMENTWISE = (
     *("adabelief", "adadelta", "adagrad", "adam", "adamax", "adamaxw", "adamw"),
@@ -63,24 +56,31 @@ def algorithm_of(section: str, row: Mapping, default: str) -> tuple[str, dict]:
 
 
 def algorithm_maker(
-    section: str, name: str, options: Mapping, others: Collection[str], facts: Mapping
-) -> tuple[Callable[[Local], Algorithm], dict]:
-    """An algorithm but for its `Local`, and those of `options` that are not its own.
+    section: str,
+    name: str,
+    options: Mapping,
+    facts: Mapping,
+    task: str = "",
+) -> tuple[Callable[[Local], Algorithm], set[str]]:
+    """An algorithm but for its `Local`, and the keys that are its own.
 
     Args:
       name: of a known algorithm, see `algorithm_of`.
-      others: keys of the task's own; one that the algorithm has too goes to both.
-      facts: numbers of the data, {"num_clients": N, ...}, for factories that ask.
+      options: of the row, of which it takes its own.
+      facts: what the task offers, {"num_clients": N, ...}, to factories that ask.
+      task: its name.
 
     Raises:
-      ValueError: for a key that neither the algorithm nor the task has.
+      ValueError: for a key that is missing or of another kind, or a need that the task
+        does not offer.
     """
     asked = {k: p for k, p in keywords(ALGORITHMS[name]).items() if k not in facts}
-    check_keys(f"config.{section}", options, {*asked, *others})
     own = {k: v for k, v in options.items() if k in asked}
     for key, parameter in asked.items():
         if parameter.default is inspect.Parameter.empty and key not in own:
-            raise _missing(section, name, key)
+            if key in NEEDS:
+                check_needs(section, name, [key], facts, task)
+            raise ValueError(f"config.{section} needs the key {key}.")
     for key, family in NESTED.items():
         given = own.get(key)
         has_words = key in asked and asked[key].annotation is str  # of its own
@@ -89,22 +89,9 @@ def algorithm_maker(
             own[key] = choose(f"{section}.{key}", family, given)
     check_kinds(f"config.{section}.", own, asked)
     own |= {k: v for k, v in facts.items() if k in keywords(ALGORITHMS[name])}
-    rest = {k: v for k, v in options.items() if k in others}
-    return functools.partial(ALGORITHMS[name], **own), rest
-
-
-def unfit(section: str, name: str, needed: str) -> ValueError:
-    """The error for an algorithm that needs what a task does not have."""
-    return ValueError(
-        f"config.{section}.algorithm must fit the task, got {name!r}, which needs "
-        f"{needed}."
-    )
-
-
-def _missing(section: str, name: str, key: str) -> ValueError:
-    if key in TOLD:
-        return unfit(section, name, TOLD[key])
-    return ValueError(f"config.{section} must have the key {key}, got none.")
+    make = functools.partial(ALGORITHMS[name], **own)
+    check_needs(section, name, needs_of(make), facts, task)
+    return make, {*asked}
 
 
 def local_of(

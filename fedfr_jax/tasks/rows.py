@@ -6,6 +6,7 @@ central: one network on the training images of all clients together, as their bo
 
 import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from fedfr_jax.schema import call, check_choice, check_keys, naming
 from fedfr_jax.stream import Stream
 from fedfr_jax.tasks.contrast import contrasted
 from fedfr_jax.tasks.data import feed_of, other_implementations
+from fedfr_jax.tasks.needs import needs_of
 from fedfr_jax.tasks.options import (
     algorithm_maker,
     algorithm_of,
@@ -33,8 +35,8 @@ MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_thresh
 MARGIN += ("class_parallel", "class_chunk", "class_dtype", "class_rate", "batch_norm")
 MARGIN += ("init", "distill", "gate_weight")
 
-# Around a row's loss, of algorithms for which a task has none of its own.
-AROUND = {"moon": contrasted}
+# Around a method's loss, by the need of its algorithm.
+TERMS = MappingProxyType({"contrastive_loss": contrasted})
 
 
 class Given(NamedTuple):
@@ -50,6 +52,13 @@ class Given(NamedTuple):
     mesh: Mesh
     losses: Mapping[str, Callable]
     facts: Mapping
+    task: str
+    terms: Mapping[str, Callable] = TERMS  # (loss_of, model, **keys of a row) -> loss
+
+    @property
+    def offers(self) -> Mapping:
+        """What the task offers to algorithms, by the names of their needs."""
+        return {**self.facts, **self.losses, **self.terms}
 
 
 def given(
@@ -62,14 +71,16 @@ def given(
     seed: int,
     losses: Mapping[str, Callable] | None = None,
     facts: Mapping | None = None,
+    task: str = "",
 ) -> Given:
     """What rows are made of, with a first network of the seed.
 
     Args:
       loss_of: (model, **keys of a row) -> loss of `Local`; those are keyword-only.
       num_rows: training images of all clients together.
-      losses: the same, of algorithms whose clients have another loss.
-      facts: of the data, beside num_clients and model, for algorithms that ask.
+      losses: {need: the same, for algorithms whose clients need another loss}.
+      facts: further offers of the task, by the name of the need.
+      task: its name.
     """
     key = jax.random.key(seed)
     return Given(
@@ -82,7 +93,15 @@ def given(
         num_rows=num_rows,
         mesh=mesh,
         losses=losses or {},
-        facts={"num_clients": num_clients, "model": model, **(facts or {})},
+        facts={
+            "num_clients": num_clients,
+            "model": model,
+            "server_classifier": True,
+            "equal_features": True,
+            **({"features": True} if model.features else {}),
+            **(facts or {}),
+        },
+        task=task,
     )
 
 
@@ -148,16 +167,19 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
     """
     algorithm, options = algorithm_of(section, options, "fedavg")
     with naming(f"config.{section}"):
-        loss_of = of.losses.get(algorithm, of.loss_of)
-        around = None if algorithm in of.losses else AROUND.get(algorithm)
-        of_loss = {*keywords(loss_of), *(keywords(around) if around else ())}
-        others = {*keywords(local_of), *of_loss, *OWN}
-        make, rest = algorithm_maker(section, algorithm, options, others, of.facts)
+        make, asked = algorithm_maker(section, algorithm, options, of.offers, of.task)
+        needs = needs_of(make)
+        needed = [of.losses[need] for need in needs if need in of.losses]
+        loss_of = needed[0] if needed else of.loss_of
+        terms = [of.terms[need] for need in needs if need in of.terms]
+        of_loss = [keywords(function) for function in (loss_of, *terms)]
+        others = {*keywords(local_of), *OWN}.union(*of_loss)
+        check_keys(f"config.{section}", options, {*asked, *others})
+        rest = {key: value for key, value in options.items() if key in others}
         own = own_of(section, rest)
         loss_for = _loss_for(section, loss_of, rest)
-        if around:
-            around = functools.partial(around, loss_for)
-            loss_for = _loss_for(section, around, rest)
+        for term in terms:
+            loss_for = _loss_for(section, functools.partial(term, loss_for), rest)
         loss = loss_for(of.model)
         local = call(section, local_of, rest, loss)
         jax.eval_shape(lambda x: local.optimizer(0.1).init(x), of.shapes["params"])
@@ -168,7 +190,7 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         algorithm=made,
         start=lambda variables: of.first(),
         apply=of.apply,
-        network=made.network if made.is_one_network else None,
+        network=made.network if made.has_global_model else None,
         network_apply=of.apply,
         local_epochs=own.get("local_epochs"),
         count_flops=of.model.count_flops,

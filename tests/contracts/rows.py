@@ -4,10 +4,11 @@ import inspect
 from collections.abc import Collection
 
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.tasks.options import TOLD, keywords
+from fedfr_jax.tasks.needs import NEEDS
+from fedfr_jax.tasks.options import keywords
 from tests.contracts.test_algorithms import HEAD, MEMBERS
 
-FACTS = ("model", "num_classes", "num_clients")  # of the data and the network
+FACTS = {"model", "num_clients", *NEEDS}  # what a task offers, no key of a config
 
 
 def asked(name: str) -> set[str]:
@@ -23,7 +24,7 @@ def required(name: str, head: str) -> dict:
       head: the last layer in the task, where the tiny network of the contract has its.
     """
     told = MEMBERS[name].build.keywords
-    own = sorted(asked(name) - {*FACTS, *TOLD})
+    own = sorted(asked(name) - FACTS)
     return {key: head if told[key] == HEAD else told[key] for key in own}
 
 
@@ -31,9 +32,9 @@ def rows_of(head: str, *, given: Collection[str], rate: float = 0.1) -> dict:
     """{algorithm: its row} of those that a task can tell all that they ask for.
 
     Args:
-      given: of TOLD and of FACTS, what the task tells.
+      given: of FACTS, what the task offers.
     """
-    lacking = {*TOLD, *FACTS} - {*given}
+    lacking = FACTS - {*given}
     return {
         name: {"learning_rate": rate, "algorithm": name, **required(name, head)}
         for name in sorted(ALGORITHMS)

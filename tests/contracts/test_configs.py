@@ -19,7 +19,8 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.models import MODELS
 from fedfr_jax.stacks import named
-from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
+from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
+from fedfr_jax.tasks.contrast import contrasted
 from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.tasks.faces.recognition import Judge
 from fedfr_jax.tasks.options import keywords, local_of
@@ -27,7 +28,7 @@ from fedfr_jax.tasks.reid.data import SCENARIOS
 from fedfr_jax.tasks.reid.judged import Evaluating as Retrieving
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.reid.public import Public
-from fedfr_jax.tasks.rows import AROUND, MARGIN, OWN
+from fedfr_jax.tasks.rows import MARGIN, OWN
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.stages import Evaluating
 
@@ -164,8 +165,8 @@ def check_faces(config):
 
 def row_keys(options, *functions):
     """What a row may say: keys of its functions, and of the term around its loss."""
-    around = AROUND.get(options.get("algorithm"))
-    functions = [*functions, around] if around else functions
+    if options.get("algorithm") == "moon":
+        functions = [*functions, contrasted]
     return {"algorithm", *OWN}.union(*map(keywords, functions))
 
 
@@ -176,7 +177,8 @@ def check_classification(config):
             check(Training, {k: v for k, v in options.items() if k != "kind"}, name)
             continue
         algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
-        loss = LOSSES_OF.get(options.get("algorithm"), cross_entropy)
+        of_fedaws = options.get("algorithm") == "fedaws"
+        loss = class_pull if of_fedaws else cross_entropy
         assert set(options) <= row_keys(options, algorithm, local_of, loss), name
 
 

@@ -19,7 +19,7 @@ from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.combining import COMBINES
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
-from fedfr_jax.tasks.options import TOLD, algorithm_maker, keywords, local_of
+from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
 from fedfr_jax.types import Source
 from tests.contracts import test_algorithms as contracts
 from tests.contracts.rows import FACTS, required
@@ -134,14 +134,15 @@ def test_every_default_may_be_written_into_a_config():
     offenders = []
     for name, function in ALGORITHMS.items():
         told = contracts.MEMBERS[name].build.keywords
-        facts = {key: told[key] for key in told.keys() & {*FACTS, *TOLD}}
+        facts = {key: told[key] for key in told.keys() & FACTS}
         row = required(name, contracts.HEAD)
+        offers = {**dict.fromkeys(FACTS, True), **facts}
         for key, parameter in keywords(function).items():
             if not isinstance(parameter.default, str | bool | int | float):
                 continue
             given = {**row, key: parameter.default}
             try:
-                make, _ = algorithm_maker(f"methods.{name}", name, given, (), facts)
+                make, _ = algorithm_maker(f"methods.{name}", name, given, offers)
                 make(contracts.LOCAL)
             except ValueError as error:
                 offenders.append(f"{name}.{key}: {error}")

@@ -11,9 +11,9 @@ MUTANTS = [
         [('{**metrics, "contrastive": term}', "metrics")],
     ),
     Mutants(
-        "fedfr_jax/tasks/reid/methods.py",
+        "fedfr_jax/tasks/needs.py",
         "tasks/reid/test_stages.py::test_every_algorithm_is_a_row_or_refused_with_what_it_needs",
-        [("    if algorithm in UNFIT:\n", "    if False:\n")],
+        [("if name not in offers]", "if False]")],
     ),
     Mutants(
         "fedfr_jax/models/cnn.py",

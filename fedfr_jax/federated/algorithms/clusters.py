@@ -79,7 +79,7 @@ def clustered(client_update: Callable, groups: int, spread: float) -> Algorithm:
         server_update=server_update,
         personalize=of_group,
         network=network,
-        is_one_network=False,
+        has_global_model=False,
     )
 
 

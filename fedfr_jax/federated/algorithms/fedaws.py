@@ -62,7 +62,9 @@ def fedaws(
         moved = jax.tree.map(move, select(variables), variables)
         return server._replace(variables=moved)
 
-    return base._replace(init=init, server_update=server_update)
+    return base._replace(
+        init=init, server_update=server_update, needs=("class_pull_loss",)
+    )
 
 
 def _chosen(select, variables):

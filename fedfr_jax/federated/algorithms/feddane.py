@@ -43,4 +43,6 @@ def feddane(
         return fit(key, variables, client, anchor=anchor, correction=correction)
 
     algorithm = fedavg(train, weigh=weigh)
-    return algorithm._replace(prepare=prepare_gradient(local))
+    return algorithm._replace(
+        prepare=prepare_gradient(local), needs=("server_classifier",)
+    )

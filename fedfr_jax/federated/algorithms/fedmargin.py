@@ -73,12 +73,9 @@ def fedmargin(
       momentum: of the aggregate prototypes, in [0, 1); 0 takes the round's.
 
     Raises:
-      ValueError: for an unknown word, a number out of its range, or a model without
-        features.
+      ValueError: for an unknown word, or a number out of its range.
     """
     base, train, weight = fedavg(local), local_training(local), weight_of(weigh)
-    if model.features is None:
-        raise ValueError("model must have features, got one without.")
     check_ranges("", {"momentum": momentum}, {"momentum": BELOW_ONE})
     measured = measure_of(measure)
     logs_of = attention.logarithms(temperature, norm, combine)
@@ -132,6 +129,8 @@ def fedmargin(
         server_update=server_update,
         prepare=prepare,
         report=report,
+        # One client's prototypes compare with another's.
+        needs=("num_classes", "features"),
     )
 
 

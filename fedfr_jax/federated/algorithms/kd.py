@@ -116,4 +116,5 @@ def kd(
         aggregator=base.aggregator._replace(summarize=summarize, finish=finish),
         server_update=server_update,
         prepare=prepare,
+        needs=() if train_mode else ("equal_features",),
     )

@@ -34,4 +34,6 @@ def mime(
         return train(key, start, client, **fixed)
 
     algorithm = frozen_momentum(push, local, server_momentum, server_rate, weigh)
-    return algorithm._replace(prepare=prepare_gradient(local))
+    return algorithm._replace(
+        prepare=prepare_gradient(local), needs=("server_classifier",)
+    )

@@ -47,4 +47,5 @@ def moon(
     return base._replace(
         init_personal=lambda key, server: collections.merged(server.variables),
         client_update=client_update,
+        needs=("contrastive_loss",),
     )

@@ -97,7 +97,7 @@ def personal(
         server_update=server_update,
         personalize=personalize,
         network=network,
-        is_one_network=False,
+        has_global_model=False,
         prepare=prepare if algorithm.prepare else None,
         report=report if algorithm.report else None,
     )

@@ -33,7 +33,7 @@ def with_statistics(algorithm: Algorithm, how: str) -> Algorithm:
     kept = personal(algorithm, statistics)
     if how == "local":
         return kept
-    return of_first(kept)._replace(is_one_network=algorithm.is_one_network)
+    return of_first(kept)._replace(has_global_model=algorithm.has_global_model)
 
 
 def statistics(variables: PyTree) -> PyTree:

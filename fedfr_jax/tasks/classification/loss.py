@@ -81,7 +81,7 @@ def judged(
 
 
 def class_pull(model: Model, *, target: float = 0.9) -> Callable:
-    """Loss of the algorithm fedaws: features near the row of their own class.
+    """FedAwS's loss: features near the row of their own class.
 
     Args:
       model: its last block is a linear classifier, whose kernel [D, M] has the rows.
@@ -105,6 +105,3 @@ def class_pull(model: Model, *, target: float = 0.9) -> Callable:
         return value, (stats, {"accuracy": accuracy})
 
     return loss_fn
-
-
-LOSSES_OF = {"fedaws": class_pull}  # others: `cross_entropy`

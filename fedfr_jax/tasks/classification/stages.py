@@ -16,7 +16,7 @@ from fedfr_jax.schema import call
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.classification.data import clients_of, parts_of
 from fedfr_jax.tasks.classification.evaluators import judge_of
-from fedfr_jax.tasks.classification.loss import LOSSES_OF, cross_entropy
+from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
 from fedfr_jax.tasks.data import (
     feed_of,
     open_data,
@@ -105,8 +105,9 @@ def trainers_of(
             num_rows=len(parts.train),
             mesh=mesh,
             seed=settings["seed"],
-            losses=LOSSES_OF,
+            losses={"class_pull_loss": class_pull},
             facts=facts,
+            task="classification",
         )
 
     return rows.trainers_and_given(settings, settings["model"], given_of)

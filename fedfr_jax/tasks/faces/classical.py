@@ -7,7 +7,7 @@ what the algorithm deploys at a client the personalised one. Where a row keeps s
 the backbone with clients too, the generic one has those of a new client.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -37,18 +37,6 @@ from fedfr_jax.tasks.row_keys import Start, composed
 from fedfr_jax.types import Algorithm, Local, Model, PyTree
 
 OWN_CLASSES = "^params/(head$|margin/)"
-EMBEDDINGS = "class embeddings that the server has, which here stay with clients"
-IMAGES = "public images without labels: its task is reid"
-SHARED = "classes that all clients share"
-UNFIT = {  # algorithms that cannot train faces here, and what they would need
-    "afl": SHARED,
-    "fedaws": f"{EMBEDDINGS}: leave it out, for FedFace, and give spreadout",
-    "feddane": EMBEDDINGS,
-    "fedmargin": SHARED,
-    "finch": IMAGES,
-    "kd": IMAGES,
-    "mime": f"{EMBEDDINGS}: mimelite does not",
-}
 
 
 def classical_faces(
@@ -56,8 +44,8 @@ def classical_faces(
     make: Callable[[Local], Algorithm],
     *,
     algorithm: str,
+    terms: Sequence[Callable] = (),
     own: Mapping = MappingProxyType({}),
-    extra: Mapping = MappingProxyType({}),
     num_classes: int,
     learning_rate: float = 1e-3,
     decay_epochs: int | tuple[int, ...] = (8, 6, 4, 3),
@@ -78,9 +66,9 @@ def classical_faces(
     Args:
       make: local -> algorithm, over params {"backbone", "head": [M, D]}.
       algorithm: its name.
+      terms: (model -> loss, model) -> loss: around the row's loss.
       own: keys of `row_keys`, whose patterns are of paths such as
         params/backbone/stem/conv/kernel; blocks and batch norms are the backbone's.
-      extra: keywords of the algorithm's loss in LOSSES_OF.
       num_classes: M, the most identities of any client.
       learning_rate, decay_epochs, momentum, weight_decay, clip_norm, optimizer,
         layer_rates: steps of backbone and class embeddings, see `local_of`.
@@ -96,8 +84,8 @@ def classical_faces(
     loss_of = lambda model: own_classes_loss(model, rule)
     if distill:
         loss_of = partial(distilled, loss_of, told=distill)
-    if algorithm in LOSSES_OF:
-        loss_of = partial(LOSSES_OF[algorithm], loss_of, **extra)
+    for term in terms:
+        loss_of = partial(term, loss_of)
     local = local_of(
         loss_of(model),
         learning_rate=learning_rate,
@@ -171,7 +159,7 @@ def contrastive(
     return loss_fn
 
 
-LOSSES_OF = {"moon": contrastive}  # around the row's loss
+TERMS = {"contrastive_loss": contrastive}  # around the row's loss, by its need
 
 
 def classifier(model: Model) -> Model:

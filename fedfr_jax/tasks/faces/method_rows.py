@@ -1,19 +1,20 @@
 """The rows of config.methods of faces: FedFR's, classical ones, central ones."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from fedfr_jax.central.settings import Training
 from fedfr_jax.data.identities import Partition
 from fedfr_jax.federated.settings import check_epochs
-from fedfr_jax.schema import call, check_choice, check_kinds, naming
+from fedfr_jax.schema import call, check_choice, check_keys, check_kinds, naming
 from fedfr_jax.tasks.faces.classical import (
-    LOSSES_OF,
-    UNFIT,
+    TERMS,
     classical_faces,
     classifier,
 )
 from fedfr_jax.tasks.faces.distilled import open_distill
 from fedfr_jax.tasks.faces.methods import FaceMethod, federated_faces
+from fedfr_jax.tasks.needs import needs_of
 from fedfr_jax.tasks.options import algorithm_maker, algorithm_of, keywords
 from fedfr_jax.tasks.row_keys import OWN, own_of
 from fedfr_jax.types import Model
@@ -57,11 +58,6 @@ def build_method(
     epochs = options.pop("local_epochs", None)
     if epochs is not None:
         check_epochs(f"config.{section}.local_epochs", epochs)
-    if algorithm in UNFIT:
-        raise ValueError(
-            f"config.{section}.algorithm must not need {UNFIT[algorithm]}, got "
-            f"{algorithm!r}."
-        )
     with naming(f"config.{section}"):
         if algorithm == "fedfr":
             check_of_fedfr(options)
@@ -86,11 +82,15 @@ def _classical(section, algorithm, options, model, counts, told) -> FaceMethod:
     """A row of another algorithm than FedFR."""
     fixed = {"num_classes": counts["num_classes"], "distill": told}
     fixed["algorithm"] = algorithm
-    of_loss = keywords(LOSSES_OF[algorithm]) if algorithm in LOSSES_OF else {}
-    training = keywords(classical_faces).keys() - {*fixed, "own", "extra"}
-    facts = {**counts, "model": classifier(model)}
+    facts = {"num_clients": counts["num_clients"], "model": classifier(model)}
+    offers = {**facts, **TERMS}
+    make, asked = algorithm_maker(section, algorithm, options, offers, "faces")
+    terms = [TERMS[need] for need in needs_of(make) if need in TERMS]
+    of_loss = {k: p for term in terms for k, p in keywords(term).items()}
+    training = keywords(classical_faces).keys() - {*fixed, "own", "terms"}
     others = {*training, *of_loss, *OWN}
-    make, rest = algorithm_maker(section, algorithm, options, others, facts)
+    check_keys(f"config.{section}", options, {*asked, *others})
+    rest = {key: value for key, value in options.items() if key in others}
     own = own_of(section, rest)
     extra = {key: rest.pop(key) for key in of_loss if key in rest}
     check_kinds(f"config.{section}.", extra, of_loss)
@@ -99,7 +99,7 @@ def _classical(section, algorithm, options, model, counts, told) -> FaceMethod:
         optimizer = {"name": optimizer}
     if isinstance(optimizer, Mapping) and optimizer.get("name", "sgd") != "sgd":
         rest = {"momentum": 0.0, "weight_decay": 0.0, **rest}  # the defaults are SGD's
-    fixed |= {"own": own, "extra": extra}
+    fixed |= {"own": own, "terms": [partial(term, **extra) for term in terms]}
     return call(section, classical_faces, rest, model, make, **fixed)
 
 

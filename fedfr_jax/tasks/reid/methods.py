@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import AUTO, Federation
 from fedfr_jax.feed import Feed
@@ -23,15 +22,11 @@ from fedfr_jax.schema import call, naming
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import other_implementations
 from fedfr_jax.tasks.network import network_of, with_name
-from fedfr_jax.tasks.options import TOLD, algorithm_of, keywords, unfit
 from fedfr_jax.tasks.reid.batches import balanced, central_order
 from fedfr_jax.tasks.reid.colours import filled
 from fedfr_jax.tasks.reid.data import ReidSplit
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.types import Algorithm, Central, Federated, Model, PyTree
-
-# Algorithms that could be built and would compare one client's person with another's.
-UNFIT = {"fedmargin": TOLD["num_classes"]}
 
 
 class Batches(NamedTuple):
@@ -122,7 +117,12 @@ def given_of(settings: Mapping, parts: Parts, num_classes: int) -> rows.Given:
         mesh=parts.mesh,
         seed=parts.seed,
         facts=parts.facts,
+        task="reid",
     )
+    neck = of.shapes["params"].get("neck", {})
+    if neck and "fc" not in neck:  # a bnneck
+        others = {k: v for k, v in of.facts.items() if k != "equal_features"}
+        of = of._replace(facts=others)
     apply = jax.jit(lambda variables, x: model.features(variables, x, False)[1])
     if weights:
         given = pretrained(of.first(), weights)
@@ -167,10 +167,6 @@ def trainer_of(
                 order = central_order(parts.people, batch, identities)
             trainer = trainer._replace(order=order)
         return trainer
-    algorithm, _ = algorithm_of(f"methods.{name}", options, "fedavg")
-    if algorithm in UNFIT:
-        raise unfit(f"methods.{name}", algorithm, UNFIT[algorithm])
-    check_shared(section, algorithm, options, clients)
     classifier = f"params/{clients.model.blocks[-1]}/"
     where = options.setdefault("personal", classifier)
     trainer = rows.trainer_of(name, options, clients)
@@ -184,23 +180,3 @@ def trainer_of(
             algorithm = parts.balanced(trainer.algorithm, identities, epochs)
         trainer = trainer._replace(algorithm=algorithm)
     return trainer
-
-
-def check_shared(
-    section: str, algorithm: str, options: Mapping, of: rows.Given
-) -> None:
-    """Raise ValueError for an algorithm on shared images that lacks what it needs."""
-    if "shared" not in keywords(ALGORITHMS[algorithm]):
-        return
-    if "shared" not in of.facts:
-        raise ValueError(
-            f"config.partition.public must give images to the algorithm of {section}, "
-            "got none."
-        )
-    neck = of.shapes["params"].get("neck", {})
-    if algorithm == "kd" and neck and "fc" not in neck:
-        if not options.get("train_mode"):
-            raise ValueError(
-                f"{section}.train_mode must be True with a bnneck, whose features in "
-                "training are others than those in evaluation, got False."
-            )

@@ -146,6 +146,7 @@ def trainers_of(
             mesh=mesh,
             seed=settings["seed"],
             facts={"num_classes": parts.num_classes},  # of images, not of pixels
+            task="segmentation",
         )
 
     network = with_name("segmentation", settings["model"])

@@ -188,10 +188,10 @@ RATE = {"learning_rate": 0.05}
 
 TOLD = ("model", "num_clients", "shared")
 REFUSED = {  # and what they would need
-    "afl": "classes that all clients share",
-    "fedaws": "a leaf with a vector of every class",
-    "fedfr": "class embeddings of clients beside public classes, those of faces",
-    "fedmargin": "classes that all clients share",
+    "afl": "one set of classes for all clients",
+    "fedaws": "a parameter with a vector for every class",
+    "fedfr": "public identities next to those of clients",
+    "fedmargin": "one set of classes for all clients",
 }
 
 
@@ -203,7 +203,7 @@ def test_every_algorithm_is_a_row_or_refused_with_what_it_needs():
     built = build(config(methods=rows, federation=federation))
     assert built.stages.keys() == rows.keys()
     for name, needed in REFUSED.items():
-        rule = f"^config.methods.x.* fit the task, got '{name}'.*{needed}"
+        rule = f"^config.methods.x: algorithm {name} needs {needed}, which the task re"
         with pytest.raises(ValueError, match=rule):
             build(config(methods={"x": {**RATE, "algorithm": name}}))
 
@@ -223,7 +223,10 @@ def test_moon_trains_with_its_term(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "rule"),
     [
-        ({"methods": {"x": {**RATE, "algorithm": "kd"}}}, "public must give images"),
+        (
+            {"methods": {"x": {**RATE, "algorithm": "kd"}}},
+            "public data. Set config.partition.pub",
+        ),
         (
             {"methods": {"x": {**RATE, "algorithm": {}}}},
             "^config.methods.x.algorithm must be one of .*got {}",
