@@ -412,7 +412,6 @@ def test_a_class_that_is_not_seen_keeps_its_prototype():
         ({"combine": "sum"}, "combine must be one of"),
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
         ({"weigh": "size"}, "weigh must be one of"),
-        ({"model": LINEAR._replace(features=None)}, "model must have features"),
     ],
 )
 def test_what_is_out_of_range_is_refused(options, message):
