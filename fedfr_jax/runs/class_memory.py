@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from fedfr_jax import trees
 from fedfr_jax.central.class_rows import CLASS_TABLE
 from fedfr_jax.central.settings import optimizer_of
-from fedfr_jax.federated.memory import free_bytes, is_out_of_memory
+from fedfr_jax.devices import free_bytes, is_out_of_memory
 from fedfr_jax.types import Central
 
 

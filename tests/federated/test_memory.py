@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from fedfr_jax import devices, trees
 from fedfr_jax import mesh as meshes
-from fedfr_jax import trees
 from fedfr_jax.federated import memory
 from fedfr_jax.federated.algorithms.server_optimizers import fedadam
 from fedfr_jax.federated.compiling import Program
@@ -169,13 +169,13 @@ def test_the_devices_of_a_cpu_share_what_the_machine_has_available(
 ):
     told = tmp_path / "meminfo"
     told.write_text("MemTotal:  9999 kB\nMemFree:  1 kB\nMemAvailable:    4096 kB\n")
-    monkeypatch.setattr(memory, "MEMINFO", told)
-    free = [memory.free_bytes(meshes.make_mesh(count)) for count in (1, 4)]
+    monkeypatch.setattr(devices, "MEMINFO", told)
+    free = [devices.free_bytes(meshes.make_mesh(count)) for count in (1, 4)]
     assert free == [4 * 2**20, 2**20]
     told.write_text("MemTotal:  9999 kB\n")  # a kernel before 3.14
-    assert memory.free_bytes(meshes.make_mesh(1)) is None
+    assert devices.free_bytes(meshes.make_mesh(1)) is None
     told.unlink()
-    assert memory.free_bytes(meshes.make_mesh(1)) is None
+    assert devices.free_bytes(meshes.make_mesh(1)) is None
 
 
 @pytest.mark.parametrize(
@@ -190,14 +190,14 @@ def test_the_devices_of_a_cpu_share_what_the_machine_has_available(
 def test_processes_have_what_the_poorest_of_them_has(
     free, machines, is_shared, expected
 ):
-    found = memory.least_of(np.array([free, machines]).T, is_shared)
+    found = devices.least_of(np.array([free, machines]).T, is_shared)
     assert found == (expected and expected * 2**20)
 
 
 def test_an_accelerator_is_asked_for_its_own_memory_only():
     def free(stats):
         device = SimpleNamespace(memory_stats=lambda: stats, platform="gpu")
-        return memory.free_bytes(SimpleNamespace(local_devices=[device] * 2))
+        return devices.free_bytes(SimpleNamespace(local_devices=[device] * 2))
 
     assert free({"bytes_limit": 100, "bytes_in_use": 30}) == 70
     assert free(None) is None
