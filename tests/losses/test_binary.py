@@ -38,6 +38,9 @@ def mean_loss(params, labels, converter):
     return losses.mean(), converted
 
 
+VALUE_AND_GRAD = jax.jit(jax.value_and_grad(mean_loss, has_aux=True), static_argnums=2)
+
+
 def torch_bottleneck(want):
     """The four branches' separate torch layers as our stacked kernels."""
 
@@ -72,9 +75,7 @@ def test_linear_branch_matches_the_official_loss_and_gradients(
     with jax.enable_x64(dtype == "float64"):
         params = branch_params(want, prefix, converter, dtype)
         labels = jnp.asarray(want["labels"], jnp.int32)
-        (loss, converted), grads = jax.value_and_grad(mean_loss, has_aux=True)(
-            params, labels, "linear"
-        )
+        (loss, converted), grads = VALUE_AND_GRAD(params, labels, "linear")
     exact = relative or 1e-12
     assert_close(converted, want[f"{prefix}branch_features"], 0, exact)
     assert_close(loss, want[f"{prefix}loss_softplus"], 0, exact)
@@ -97,9 +98,7 @@ def test_bottleneck_branch_matches_the_official_loss_and_gradient(
     with jax.enable_x64(dtype == "float64"):
         params = branch_params(want, "ident_", torch_bottleneck(want), dtype)
         labels = jnp.asarray(want["labels"], jnp.int32)
-        (loss, converted), grads = jax.value_and_grad(mean_loss, has_aux=True)(
-            params, labels, "bottleneck"
-        )
+        (loss, converted), grads = VALUE_AND_GRAD(params, labels, "bottleneck")
     assert_close(converted, want["bottle_branch_features"], 0, relative or 1e-12)
     assert_close(loss, want["bottle_loss"], tolerance, relative)
     assert_close(grads["features"], want["bottle_grad_features"], tolerance, relative)
@@ -168,7 +167,7 @@ def masked_loss_and_gradients(features, weights, bias, labels, class_mask):
     def loss(features, weights, bias):
         return binary_branch(features, weights, bias, labels, class_mask).sum()
 
-    return jax.value_and_grad(loss, argnums=(0, 1, 2))(features, weights, bias)
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(features, weights, bias)
 
 
 @PROPERTY

@@ -52,7 +52,7 @@ def run(margin, features, weight, labels, learned, state, mask=None):
             losses += margin.penalty(seen.norm)
         return losses.mean(), (found, new)
 
-    every = jax.value_and_grad(of, argnums=(0, 1, 2), has_aux=True)
+    every = jax.jit(jax.value_and_grad(of, argnums=(0, 1, 2), has_aux=True))
     return every(features, weight, learned)
 
 

@@ -108,7 +108,7 @@ def test_logits_and_their_slope_match_insightface(golden, name):
     want, to_logits = golden("bigface_margin"), GOLDEN_MARGINS[name]
     labels = jnp.asarray(want["labels"], jnp.int32)
     cosines = jnp.asarray(want["cos"])
-    slope = jax.grad(lambda c: to_logits(c, labels).sum())
+    slope = jax.jit(jax.grad(lambda c: to_logits(c, labels).sum()))
     assert_close(to_logits(cosines, labels), want[f"{name}/logits"], 1e-6)
     shrunk = to_logits(0.9 * cosines, labels)
     assert_close(shrunk, want[f"{name}/logits_at_0.9cos"], 1e-6)
@@ -156,7 +156,9 @@ def test_exact_arcface_slope_is_the_ratio_of_sines(golden):
     with jax.enable_x64(True):
         angle = jnp.linspace(0.01, np.pi - 0.01, 50)
         labels = jnp.zeros(50, jnp.int32)
-        slope = jax.grad(lambda c: arcface(c, labels).sum())(jnp.cos(angle)[:, None])
+        slope = jax.jit(jax.grad(lambda c: arcface(c, labels).sum()))(
+            jnp.cos(angle)[:, None]
+        )
         expected = 64 * jnp.sin(angle + 0.5) / jnp.sin(angle)
     assert_allclose(slope[:, 0], expected, rtol=1e-10)
 
@@ -203,7 +205,7 @@ def test_padding_classes_changes_no_value_and_gets_no_gradient(name):
             logits = MARGINS[name](cosine(features, weights), labels, margin=0.4)
             return entropy(logits, labels, class_mask).sum()
 
-        return jax.value_and_grad(loss, argnums=(0, 1))(features, weights)
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(features, weights)
 
     @PROPERTY
     @given(st.integers(0, 2**16), st.integers(0, 7), st.booleans())
@@ -233,7 +235,7 @@ def test_permuting_the_classes_permutes_logits_and_gradient(name):
             logits = MARGINS[name](cosine(features, weights), labels, margin=0.4)
             return entropy(logits, labels).sum(), logits
 
-        return jax.grad(loss, has_aux=True)(weights)
+        return jax.jit(jax.grad(loss, has_aux=True))(weights)
 
     @PROPERTY
     @given(st.integers(0, 2**16), st.permutations(range(7)))
@@ -343,7 +345,7 @@ def test_repeated_others_are_the_same_as_appended_copies():
         return entropy(more, labels, class_mask)[jnp.array([0, 2])]
 
     assert_allclose(repeated(logits), appended(logits), rtol=1e-6)
-    slope = lambda f: jax.grad(lambda x: f(x).sum())(logits)
+    slope = lambda f: jax.jit(jax.grad(lambda x: f(x).sum()))(logits)
     assert_allclose(slope(repeated), slope(appended), rtol=1e-5, atol=1e-7)
 
 

@@ -1,5 +1,7 @@
 """Losses of re-identification against FastReID's and Bag of Tricks' released code."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,7 @@ def test_triplets_are_fastreids(golden, case, margin):
     settings = dict(zip(("mining", "metric"), case.split("_"), strict=True))
     settings["margin"] = margin
     loss = lambda x: mean_triplet(x, single(arrays["labels"]), **settings)
-    value, gradient = jax.value_and_grad(loss)(features)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(features)
     close(value, arrays[f"{name}/loss"])
     close(gradient, arrays[f"{name}/grad_features"], 1e-4)
 
@@ -49,7 +51,7 @@ def test_triplets_are_fastreids(golden, case, margin):
 def test_a_lone_row_is_its_own_positive_without_a_gradient(golden):
     arrays = golden("reid_losses")
     features, labels = (single(arrays[k]) for k in ("features", "labels_singleton"))
-    value, gradient = jax.value_and_grad(mean_triplet)(features, labels)
+    value, gradient = jax.jit(jax.value_and_grad(mean_triplet))(features, labels)
     name = "tri_hard_euclid_m03_singleton"
     close(value, arrays[f"{name}/loss"])
     close(gradient, arrays[f"{name}/grad_features"], 1e-4)
@@ -69,7 +71,7 @@ def test_padding_is_no_anchor_no_positive_and_no_negative():
         return masked_mean(values, counts)
 
     clean = jnp.asarray(np.where(is_valid[:, None], features, 0))
-    value, gradient = jax.value_and_grad(loss)(clean)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(clean)
     apart = np.linalg.norm(features[:10, None] - features[None, :10], axis=-1)
     same = labels[:10, None] == labels[None, :10]
     far = np.where(same, apart, -np.inf).max(1)
@@ -91,8 +93,9 @@ def test_smoothing_is_fastreids_over_others(golden):
 
     given = features, single(arrays["cls_weight"]), single(arrays["cls_bias"])
     for name, smoothing in (("ce_eps01", 0.1), ("ce_eps0", 0.0)):
-        run = jax.value_and_grad(loss, argnums=(0, 1, 2))
-        value, gradients = run(*given, smoothing)
+        of = partial(loss, smoothing=smoothing)
+        run = jax.jit(jax.value_and_grad(of, argnums=(0, 1, 2)))
+        value, gradients = run(*given)
         close(value, arrays[f"{name}/loss"])
         for leaf, gradient in zip(
             ("features", "weight", "bias"), gradients, strict=True
@@ -114,10 +117,10 @@ def test_masked_classes_are_as_if_they_were_not_there(spread):
     logits = jax.random.normal(jax.random.key(0), (5, 7))
     labels, mask = jnp.arange(5, dtype=jnp.int32) % 4, jnp.arange(7) < 4
     given = {"smoothing": 0.2, "spread": spread}
-    masked = lambda x: smoothed_cross_entropy(x, labels, mask, **given)
-    wanted = smoothed_cross_entropy(logits[:, :4], labels, **given)
+    masked = jax.jit(lambda x: smoothed_cross_entropy(x, labels, mask, **given))
+    wanted = jax.jit(partial(smoothed_cross_entropy, **given))(logits[:, :4], labels)
     np.testing.assert_allclose(masked(logits), wanted, rtol=1e-6)
-    gradient = jax.grad(lambda x: masked(x).sum())(logits)
+    gradient = jax.jit(jax.grad(lambda x: masked(x).sum()))(logits)
     assert np.all(np.asarray(gradient)[:, 4:] == 0) and np.isfinite(gradient).all()
     none = smoothed_cross_entropy(logits, labels, mask, smoothing=0.0)
     np.testing.assert_allclose(none, softmax_cross_entropy(logits, labels, mask), 1e-6)
@@ -138,12 +141,12 @@ def test_both_losses_behind_a_bnneck_are_bag_of_tricks(golden):
     leaves = ("x", "gamma", "classifier")
     given = [single(arrays[f"bn_{name}"]) for name in leaves]
     for name, spread in cases:
-        identity, hard, soft = parts(*given, spread)
+        identity, hard, soft = jax.jit(partial(parts, spread=spread))(*given)
         close(identity, arrays[name])
         close(hard, arrays["bn_triplet_loss"])
         close(soft, arrays["bn_triplet_soft_fastreid"])
     total = lambda *given: sum(parts(*given, "all")[:2])
-    gradients = jax.grad(total, argnums=(0, 1, 2))(*given)
+    gradients = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*given)
     for name, gradient in zip(leaves, gradients, strict=True):
         close(gradient, arrays[f"bn_grad_{name}"])
 

@@ -265,7 +265,7 @@ def test_a_network_learns():
 
     @jax.jit
     def step(params):
-        value, gradients = jax.value_and_grad(loss)(params)
+        value, gradients = jax.jit(jax.value_and_grad(loss))(params)
         return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
 
     params, values = variables["params"], []

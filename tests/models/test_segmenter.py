@@ -37,15 +37,15 @@ def test_the_encoder_is_the_trunk_of_the_network_for_classification(encoder):
     segmenter = model_of(encoder=encoder)
     given = {"num_classes": 5, "stem": "imagenet", **encoder}
     classifier = MODELS[given.pop("name")](SHAPE, **given)
-    given = segmenter.init(jax.random.key(0))
-    own = classifier.init(jax.random.key(1))
+    given = jax.jit(segmenter.init)(jax.random.key(0))
+    own = jax.jit(classifier.init)(jax.random.key(1))
     below = {
         kind: {key: given[kind].get(key, leaf) for key, leaf in own[kind].items()}
         for kind in own
     }
     x = jax.random.normal(jax.random.key(2), (2, *SHAPE))
-    _, maps, _ = segmenter.features(given, x)
-    _, pooled, _ = classifier.features(below, x)
+    _, maps, _ = jax.jit(segmenter.features)(given, x)
+    _, pooled, _ = jax.jit(classifier.features)(below, x)
     np.testing.assert_allclose(maps.mean((1, 2)), pooled, rtol=1e-5, atol=1e-6)
 
 
