@@ -1,5 +1,7 @@
 """MobileNet against the published counts, and what FedPer makes of it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from fedfr_jax.models.depthwise import depthwise
 SHAPE = (32, 32, 3)
 
 
+@functools.cache
 def _shapes(name, shape=SHAPE, **settings):
     """(model, shapes of its variables)."""
     model = MODELS[name](shape, **settings)

@@ -27,10 +27,12 @@ class Stack(nn.Module):
 
 def _variables(module):
     """What the module starts from, every leaf with other numbers."""
-    variables = module.init(jax.random.key(1), X, train=False)
+    variables = jax.jit(lambda: module.init(jax.random.key(1), X, train=False))()
     leaves, structure = jax.tree.flatten(variables)
     noise = np.random.default_rng(0)
-    shaken = [x + noise.uniform(0.1, 0.5, x.shape).astype(x.dtype) for x in leaves]
+    shaken = [
+        np.asarray(x) + noise.uniform(0.1, 0.5, x.shape).astype(x.dtype) for x in leaves
+    ]
     return structure.unflatten(shaken)
 
 
@@ -60,13 +62,13 @@ def test_a_stack_is_its_blocks_one_after_the_other(length, scan):
     def want(params, x):
         return _loop({**variables, "params": params}, x, True, length)
 
-    both = []
-    for function in (run, want):
+    def ends(function):
         y, pull, stats = jax.vjp(function, variables["params"], X, has_aux=True)
-        both.append((y, stats, pull(DY)))
+        return y, stats, pull(DY)
+
+    both = (jax.jit(ends, static_argnums=0)(function) for function in (run, want))
     chex.assert_trees_all_close(*both, rtol=1e-4, atol=1e-4)
     frozen = {**variables, "inverse": inverses(variables["batch_stats"])}
-    y = module.apply(frozen, X, train=False)
-    chex.assert_trees_all_close(
-        y, _loop(variables, X, False, length)[0], rtol=1e-4, atol=1e-4
-    )
+    y = jax.jit(lambda x: module.apply(frozen, x, train=False))(X)
+    loop = jax.jit(lambda x: _loop(variables, x, False, length)[0])(X)
+    chex.assert_trees_all_close(y, loop, rtol=1e-4, atol=1e-4)

@@ -18,6 +18,7 @@ from fedfr_jax.plan.federated import client_program, round_shapes
 from fedfr_jax.plan.stages import examples_of, start_of
 from fedfr_jax.runs.begin import begin
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
+from tests.federated import toys
 
 PEOPLE, CAMERAS, SHAPE = 10, 2, (8, 8, 3)
 TRUNK = {"blocks": (1, 1), "widths": (4, 8), "remat": True}
@@ -95,7 +96,7 @@ def test_a_client_computes_in_half_precision_and_blocks_again(task):
     assert re.search(r"= (remat2|checkpoint)\[", text)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", toys.others_are_slow({("classification",)}, TASKS))
 def test_half_precision_trains_float32_parameters(task, tmp_path):
     before, after, metrics = first_round(task, 1e-3, tmp_path)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(after))
