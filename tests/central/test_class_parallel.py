@@ -56,7 +56,7 @@ def gradients(num_devices, num_classes, of, ids=None, mesh=None):
         def loss(x, table):
             return class_losses(x, table, labels, held(table), of)[0].mean()
 
-        value, grads = jax.value_and_grad(loss, (0, 1))(x, table)
+        value, grads = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, table)
         grads = jax.tree.map(lambda g: g / num_devices, grads)
         return jax.lax.pmean(value, meshes.CLIENTS), grads
 

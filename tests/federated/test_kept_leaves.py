@@ -83,7 +83,10 @@ def examples(count):
 
 def trained_alone(network, client):
     """A client's epoch, batch by batch; the last one is filled up with its first."""
-    data, gradient = examples(OFFSETS[-1]), jax.grad(cross_entropy, has_aux=True)
+    data, gradient = (
+        examples(OFFSETS[-1]),
+        jax.jit(jax.grad(cross_entropy, has_aux=True)),
+    )
     for first in range(0, SIZES[client], BATCH):
         place = first + np.arange(BATCH)
         rows = OFFSETS[client] + place % SIZES[client]

@@ -66,7 +66,7 @@ def test_a_packed_network_has_the_features_the_statistics_and_the_gradients(
             features, stats = on_packed(model).apply(given, images(4), train)
             return jnp.sin(features).sum(), (features, stats)
 
-        return jax.value_and_grad(loss, has_aux=True)(variables["params"])
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
 
     packed = run(pack_networks(named))
     assert isinstance(packed[0][1][1], Packed)

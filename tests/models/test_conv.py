@@ -96,7 +96,7 @@ def test_forward_mode_agrees_with_reverse_mode(implementation):
     )
     tangent = jnp.ones_like(kernel)
     _, slope = jax.jvp(fn, (kernel,), (tangent,))
-    np.testing.assert_allclose(slope, jnp.sum(jax.grad(fn)(kernel)), rtol=1e-4)
+    np.testing.assert_allclose(slope, jnp.sum(jax.jit(jax.grad(fn))(kernel)), rtol=1e-4)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -303,8 +303,8 @@ def test_an_ir_network_computes_what_its_scale_and_missing_norm_say(has_middle):
                 block["bn2"]["mean"] *= 0
                 block["bn2"]["var"] = np.full_like(block["bn2"]["var"], 1 - 1e-5)
     bias = variables["params"]["bn_out"]["bias"]
-    wanted = scale * (np.asarray(net.apply(variables, x)[0]) - bias) + bias
-    found = net.apply(variables_of(weights, model, shape), x)[0]
+    wanted = scale * (np.asarray(jax.jit(net.apply)(variables, x)[0]) - bias) + bias
+    found = jax.jit(net.apply)(variables_of(weights, model, shape), x)[0]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 

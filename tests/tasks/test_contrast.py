@@ -70,21 +70,21 @@ def test_the_term_and_its_gradient_stand_beside_the_loss():
         by_hand(params),
         (IMAGES @ OWN["params"]).sum(axis=(1, 2, 3))[:2] ** 2,
     )
-    (total, (stats, metrics)), grad = jax.value_and_grad(value_of, has_aux=True)(
-        OWN["params"]
-    )
+    (total, (stats, metrics)), grad = jax.jit(
+        jax.value_and_grad(value_of, has_aux=True)
+    )(OWN["params"])
     assert_allclose(total, squared.mean() + 0.5 * term, rtol=1e-5)
     assert_allclose(metrics["contrastive"], term, rtol=1e-5)
     assert_allclose(metrics["value"], squared.mean(), rtol=1e-5)
     assert stats["trained"] == 1
-    plain = jax.grad(lambda x: squares(MODEL)({"params": x}, BATCH, None)[0])(
+    plain = jax.jit(jax.grad(lambda x: squares(MODEL)({"params": x}, BATCH, None)[0]))(
         OWN["params"]
     )
     step = np.zeros_like(params)
     step[1, 2] = 1e-6
     slope = (by_hand(params + step) - by_hand(params - step)) / 2e-6
     assert_allclose((grad - plain)[1, 2], 0.5 * slope, rtol=1e-3)
-    alone = jax.grad(lambda x: value_of(x, weight=0.0)[0])(OWN["params"])
+    alone = jax.jit(jax.grad(lambda x: value_of(x, weight=0.0)[0]))(OWN["params"])
     assert_allclose(alone, plain, rtol=1e-6)
 
 

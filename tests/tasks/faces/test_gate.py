@@ -70,7 +70,9 @@ def test_after_some_steps_the_gate_tells_masked_faces_from_others():
     def step(variables, state, batch):
         take = lambda params: loss({**variables, "params": params}, batch, None)
         params = variables["params"]
-        (_, (stats, metrics)), grads = jax.value_and_grad(take, has_aux=True)(params)
+        (_, (stats, metrics)), grads = jax.jit(jax.value_and_grad(take, has_aux=True))(
+            params
+        )
         updates, state = optimizer.update(grads, state, params)
         params = optax.apply_updates(params, updates)
         return {"params": params, "batch_stats": stats}, state, metrics["gate"]
@@ -108,7 +110,7 @@ def test_without_a_weight_or_labels_the_gate_has_the_mixtures_gradient_alone(
     def gradient(weight, batch):
         loss = loss_with(weight)
         take = lambda params: loss({**variables, "params": params}, batch, None)[0]
-        return jax.grad(take)(variables["params"])["backbone"]["gate"]
+        return jax.jit(jax.grad(take))(variables["params"])["backbone"]["gate"]
 
     mixture = gradient(0.0, batch_of(0, is_labelled=False))
     found = gradient(weight, batch)

@@ -132,7 +132,7 @@ def test_without_public_classes_both_cosface_branches_are_one():
 def test_cosface_on_all_trains_phi_unless_it_is_detached(is_detached):
     params, batch = problem()
     options = {"branch": "cosface_all", "detach_branch": is_detached}
-    slopes = jax.grad(lambda p: branch_term(p, batch, **options))(params)
+    slopes = jax.jit(jax.grad(lambda p: branch_term(p, batch, **options)))(params)
     for name in ("backbone", "phi"):
         assert np.abs(slopes[name]).max() > 1e-4 or is_detached
         assert not slopes[name].any() or not is_detached
