@@ -289,6 +289,18 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
         d.open_distill("pretrain", {"cache": "x", "sees": "masks"}, student)
 
 
+MIRRORED = {"flip": 0.5}  # two views, which compile in no time
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory):
+    """A file with embeddings of both views of MIRRORED."""
+    path = tmp_path_factory.mktemp("mirrored") / "teacher.npy"
+    both = kept.views_of(Training(batch_size=8, **MIRRORED), "same")
+    kept.write_cache(path, faces(), told().teacher, both, make_mesh(1))
+    return path
+
+
 def semi_supervised(cache, grid=(1, 1), more=None, **settings):
     """Pretraining on 8 images of two people and 4 of the part `nobody`; `more` are its
     other keys."""
@@ -298,30 +310,46 @@ def semi_supervised(cache, grid=(1, 1), more=None, **settings):
     who = {"public": (4, 2, 3), "unseen": (5, 6)}
     partition = partition_of(source.labels, is_test, [[0], [1]], **who)
     told = {"cache": str(cache), "unlabelled_from": "nobody", **settings}
-    pretrain = {"epochs": 2, "batch_size": 4, "distill": told, **VIEWS}
+    pretrain = {"epochs": 2, "batch_size": 4, "distill": told, **MIRRORED}
     pretrain |= {"class_parallel": grid != (1, 1), **(more or {})}
     given = {"pretrain": pretrain, "methods": {}}
     return experiment_of(given, linear(), source, partition, grid)
 
 
-def test_a_part_of_the_source_without_labels_has_no_classes(cache, tmp_path):
+def pretrained(built, folder):
+    """Variables after the central stage, on the host."""
+    trainer = built.stages["pretrained"].trainer
+    with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
+        found = train_central(trainer, built.mesh, folder, seed=0)
+    return jax.tree.map(np.asarray, found)
+
+
+def test_a_part_of_the_source_without_labels_has_no_classes(mirrored, tmp_path):
     trained, labels = [], [-1] * 4 + [0] * 4 + [1] * 4
     for grid in ((1, 1), (2, 1)):
-        built = semi_supervised(cache, grid)
+        built = semi_supervised(mirrored, grid)
         trainer = built.stages["pretrained"].trainer
         assert_array_equal(trainer.dataset.labels[trainer.first_row :], labels)
-        folder = tmp_path / str(grid[0])
-        with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
-            found = train_central(trainer, built.mesh, folder, seed=0)
-        trained.append(np.asarray(found["params"]["phi"]))
+        trained.append(pretrained(built, tmp_path / str(grid[0]))["params"]["phi"])
     assert trainer.table.names == ("known/2", "known/3")
     assert [x.shape for x in trained] == [(2, DIM)] * 2
     assert np.isfinite(trained).all()
     with pytest.raises(ValueError, match="unlabelled_from must be a part of"):
-        semi_supervised(cache, unlabelled_from="others")
+        semi_supervised(mirrored, unlabelled_from="others")
     check_unlabelled([{"unlabelled_from": "nobody"}])
     with pytest.raises(ValueError, match="must come with central rows alone"):
         check_unlabelled([{"unlabelled_from": "nobody"}, None])
+
+
+def magface(cache, folder, grid=(1, 1), **keys):
+    """Variables after a training of which a third of the labels are not used."""
+    more = {"margin_loss": "magface", **keys}
+    return pretrained(semi_supervised(cache, grid, more, unlabelled=0.3), folder)
+
+
+@pytest.fixture(scope="module")
+def whole(mirrored, tmp_path_factory):
+    return magface(mirrored, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.parametrize(
@@ -338,17 +366,9 @@ def test_a_part_of_the_source_without_labels_has_no_classes(cache, tmp_path):
     ],
 )
 def test_images_without_labels_weigh_the_same_on_any_number_of_devices(
-    cache, tmp_path, devices, keys
+    mirrored, whole, tmp_path, devices, keys
 ):
-    def trained(folder, grid, more):
-        built = semi_supervised(cache, grid, more, unlabelled=0.3)
-        trainer = built.stages["pretrained"].trainer
-        with jax.numpy_dtype_promotion("standard"):
-            found = train_central(trainer, built.mesh, tmp_path / folder, seed=0)
-        return jax.tree.map(np.asarray, found)
-
-    whole = trained("whole", (1, 1), {"margin_loss": "magface"})
-    parts = trained("parts", (devices, 1), {"margin_loss": "magface", **keys})
+    parts = magface(mirrored, tmp_path, (devices, 1), **keys)
     for ours, theirs in zip(*map(jax.tree.leaves, (whole, parts)), strict=True):
         assert_allclose(theirs, ours, rtol=1e-4, atol=1e-6 * np.abs(ours).max())
 
@@ -377,7 +397,7 @@ def test_classes_cut_over_devices_leave_out_who_has_no_label():
 
 @pytest.mark.parametrize("algorithm", ["fedfr", "fedavg"])
 def test_clients_learn_from_the_servers_teacher_without_labels(
-    algorithm, tmp_path, cache
+    algorithm, tmp_path, mirrored
 ):
     source = faces()
     is_test = np.arange(28) % 4 == 3
@@ -385,13 +405,13 @@ def test_clients_learn_from_the_servers_teacher_without_labels(
     partition = partition_of(source.labels, is_test, [[0], [1, 2]], **who)
     row = base.FEDAVG if algorithm == "fedfr" else {"algorithm": algorithm}
     row = {**row, "learning_rate": 0.5, "weight_decay": 0.0, "momentum": 0.0}
-    row["distill"] = {"cache": str(cache), "weight": 1.0, "unlabelled": 1.0}
+    row["distill"] = {"cache": str(mirrored), "weight": 1.0, "unlabelled": 1.0}
     settings = {
         "methods": {"taught": row},
-        "federation": {"batch_size": 4, "local_epochs": 8, **VIEWS},
+        "federation": {"batch_size": 4, "local_epochs": 8, **MIRRORED},
     }
     built = experiment_of(settings, linear(), source, partition)
-    assert built.task.dataset.targets[d.KNOWN].shape == (17, 6, DIM)
+    assert built.task.dataset.targets[d.KNOWN].shape == (17, 2, DIM)
     trainer = built.stages["taught"].trainer
     backbone = linear().init(jax.random.key(0))
     phi = jnp.ones((2, DIM))
