@@ -69,13 +69,9 @@ def config(path, **sections):
 
 
 def run(experiment: Experiment, folder) -> dict:
-    """{method: {evaluator: {metric: value}}}, the same when it is judged again."""
+    """{method: {evaluator: {metric: value}}}."""
     with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
-        found = run_experiment(experiment, folder)["methods"]
-    again = evaluate_experiment(experiment, folder)["methods"]
-    assert again == found
-    assert json.loads((folder / "evaluation.json").read_text()) == {"methods": found}
-    return found
+        return run_experiment(experiment, folder)["methods"]
 
 
 def test_features_are_judged_beside_those_of_another_run(path, tmp_path):
@@ -121,6 +117,12 @@ def finished(path, tmp_path_factory):
     experiment = build(given)
     folder = tmp_path_factory.mktemp("finished")
     return experiment, folder, run(experiment, folder)
+
+
+def test_a_run_is_judged_again_to_the_same_numbers(finished):
+    experiment, folder, found = finished
+    assert evaluate_experiment(experiment, folder)["methods"] == found
+    assert json.loads((folder / "evaluation.json").read_text()) == {"methods": found}
 
 
 def test_every_row_is_judged_where_it_has_a_network(finished):
