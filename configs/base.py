@@ -222,8 +222,11 @@ def fedmargin_rows(head_epochs, *, central=None, **common):
             "head_epochs": head_epochs,
         },
         "fesem": {"algorithm": "fesem", "groups": 3},
-        "fedatt": {"algorithm": "fedatt"},
-        "fedatt_spectral": {"algorithm": "fedatt", "norm": "spectral"},
+        "fedatt": {"aggregation": "attention", "weigh": "equally"},
+        "fedatt_spectral": {
+            "aggregation": {"name": "attention", "distance_norm": "spectral"},
+            "weigh": "equally",
+        },
         "feddane": {"algorithm": "feddane", "strength": 1.0},
         "fedprox": {"algorithm": "fedprox", "strength": 0.1},
         "fedmargin": {"algorithm": "fedmargin"},

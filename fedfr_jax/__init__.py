@@ -32,8 +32,8 @@ def __getattr__(name: str):
             return "0+unknown"
     if name not in _PLACES:
         raise AttributeError(f"fedfr_jax has no {name!r}, only {sorted(_PLACES)}.")
-    if name == "partition":
-        return importlib.import_module("fedfr_jax.data.partition")
+    if name in ("aggregation", "partition"):  # modules
+        return importlib.import_module(f"{_PLACES[name]}.{name}")
     return getattr(importlib.import_module(_PLACES[name]), name)
 
 

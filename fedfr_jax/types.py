@@ -358,12 +358,16 @@ def _shown(value) -> str:
 class ClientOutput(NamedTuple):
     """What one client sends back."""
 
-    update: PyTree  # summed over clients after `summarize`
-    weight: jax.Array  # []
+    # The client's change of what the server shares, aggregated over the cohort; running
+    # statistics lie below a key "batch_stats". () where nothing is.
+    update: PyTree
+    # [] of a weighted mean; else what `Algorithm.aggregator` counts the client by
+    weight: PyTree
     personal: PyTree  # stays with the client
     metrics: PyTree  # {name: []}
     upload: PyTree = ()  # kept per client, [K, ...] on the server
     local: PyTree = ()  # variables["local"] after training, which `personal` keeps
+    sums: PyTree = ()  # further numbers, summed over clients as they are
 
 
 class Scaled(NamedTuple):
@@ -377,14 +381,45 @@ class Scaled(NamedTuple):
     tree: PyTree
 
 
-class Aggregator(NamedTuple):
-    """A streamed reduction: finish(sum over clients of summarize(update, weight)).
+class PerClient(NamedTuple):
+    """In a summary: arrays that are kept, [K, ...] in the total, and not summed."""
 
-    A summary is a tree of arrays, of which some may be below a `Scaled`.
+    tree: PyTree
+
+
+class Summary(NamedTuple):
+    """What a client adds to a round's sums; of the sums: the total over the cohort.
+
+    A tree of arrays, of which some may be below a `Scaled` or a `PerClient`.
     """
 
-    summarize: Callable[[PyTree, jax.Array], PyTree]
-    finish: Callable[[PyTree], PyTree]
+    update: PyTree  # as the links so far have left it
+    weight: PyTree
+    extra: PyTree = ()  # sums of the link's own
+
+
+LINK, MEAN, LAST = "link", "mean", "last"
+
+
+class Aggregator(NamedTuple):
+    """How clients' updates become one: a link of a chain, or a whole chain.
+
+    `summarize` is called for one client, inside its lane; `finish` once, with the sums
+    over the cohort. In a chain an update goes through all links to the sums, and the
+    aggregate comes back through them in the reverse order, see
+    `federated.aggregation.contract`. State lies in the server's tree.
+    """
+
+    init: Callable[[PyTree], PyTree]  # zeros like a client's update -> state
+    # (key, state, update, weight) -> (Summary, metrics {name: []}); the metric
+    # "dropped" is 1 for a client whose numbers are left out
+    summarize: Callable[..., tuple[Summary, PyTree]]
+    # (key, state, total Summary) -> (aggregate, state, metrics {name: []})
+    finish: Callable[..., tuple[PyTree, PyTree, PyTree]]
+    # link: changes updates or what became of them; mean: the weighted mean; last:
+    # stands in its place, nothing comes after it
+    role: str = LINK
+    min_clients: int = 1  # of a cohort
 
 
 class RoundResult(NamedTuple):
@@ -393,12 +428,14 @@ class RoundResult(NamedTuple):
     aggregate: PyTree
     upload: PyTree  # [K, ...] in the cohort's order
     metrics: PyTree  # {name: [K]} in the cohort's order
-    weights: jax.Array  # [K]
+    weights: PyTree  # [K]
     round: jax.Array  # [] int32
     tables: PyTree = ()  # what `prepare` made for this round
     # Own leaves of the client who `is_first`, where the server takes them: one that
     # trains its network adds them as "local", and hands them back there as they became.
     own: PyTree = ()
+    sums: PyTree = ()  # of `ClientOutput.sums`
+    link_state: PyTree = ()  # of the aggregator, after the round
 
 
 class Algorithm(NamedTuple):
@@ -407,7 +444,7 @@ class Algorithm(NamedTuple):
     init: Callable[[PyTree], PyTree]  # variables -> server
     init_personal: Callable[..., PyTree]  # (key, server) -> personal
     client_update: Callable[..., ClientOutput]  # (key, server, personal, client)
-    aggregator: Aggregator
+    aggregator: Aggregator | None  # None: clients send no update
     server_update: Callable[[PyTree, RoundResult], PyTree]  # -> server
     personalize: Callable[[PyTree, PyTree], PyTree]  # (server, personal) -> variables
     # server -> variables: the one network that it would hand to everybody.
@@ -424,6 +461,10 @@ class Algorithm(NamedTuple):
     check_epochs: Callable[[int], None] = lambda least: None
     # (clients of a round) raises ValueError when they are too few.
     check_cohort: Callable[[int], None] = lambda number: None
+    # server -> a tree like a client's update; None: like the network that is shared
+    update_like: Callable[[PyTree], PyTree] | None = None
+    # server -> the state of `aggregator`, see `federated.aggregation`
+    link_state: Callable[[PyTree], PyTree] = lambda server: ()
 
     def __repr__(self) -> str:
         """The file that wrote a client's update."""

@@ -16,6 +16,7 @@ from fedfr_jax.build import build
 from fedfr_jax.commands.config_files import load
 from fedfr_jax.data.augment import AUGMENTS
 from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.losses import LOSSES
 from fedfr_jax.models import MODELS
@@ -26,7 +27,7 @@ from tests.contracts import test_defaults_by_value as by_value
 from tests.contracts.rows import required, rows_of
 
 TEXT = (pathlib.Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
-FAMILIES = (ALGORITHMS, AUGMENTS, LOSSES, MODELS, SOURCES, TASKS)
+FAMILIES = (AGGREGATORS, ALGORITHMS, AUGMENTS, LOSSES, MODELS, SOURCES, TASKS)
 
 
 @pytest.fixture
@@ -75,7 +76,16 @@ def test_a_users_own_members_train_by_a_config_without_touching_the_library(
         found = run_stages(build(config), folder)["bounded"]
     numbers = [list(of.metrics.values()) for of in found.values()]
     assert numbers and all(np.isfinite(values).all() for values in numbers)
-    own = {"bounded", "noise", "additive", "focal", "linear", "digits", "counting"}
+    own = {
+        "bounded",
+        "signs",
+        "noise",
+        "additive",
+        "focal",
+        "linear",
+        "digits",
+        "counting",
+    }
     assert own <= {name for family in FAMILIES for name in family}
 
 

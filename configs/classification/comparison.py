@@ -75,7 +75,7 @@ def one_network():
         # q of Li et al. 2020 (arXiv:1905.10497): 0.1 to 15.
         "qfedavg": {"algorithm": "qfedavg", "q": 1.0, **RATE},
         "afl": {"algorithm": "afl", "domain_rate": 0.1, **RATE},
-        "fedatt": {"algorithm": "fedatt", **RATE},
+        "fedatt": {"aggregation": "attention", "weigh": "equally", **RATE},
         # Its clients pull features to their own class alone; made for one class each.
         "fedaws": {"algorithm": "fedaws", **RATE},
         # Diverges at a larger inner rate.
@@ -87,19 +87,19 @@ def robust():
     """Aggregates that some faulty clients of a cohort of ten cannot move."""
 
     def row(name, **settings):
-        combine = {"name": name, **settings}
-        return {"algorithm": "robust", "combine": combine, **RATE}
+        link = {"name": name, **settings}
+        return {"aggregation": link, "weigh": "equally", **RATE}
 
     return {
         "median": row("median"),
-        "trimmed_mean": row("trimmed_mean", fraction=0.2),
-        "krum": row("krum", faulty=2),
-        "multi_krum": row("krum", faulty=2, chosen=6),
-        "bulyan": row("bulyan", faulty=1),
+        "trimmed_mean": row("trimmed_mean", trim_fraction=0.2),
+        "krum": row("krum", num_malicious_clients=2),
+        "multi_krum": row("krum", num_malicious_clients=2, num_clients_to_keep=6),
+        "bulyan": row("bulyan", num_malicious_clients=1),
         "geometric_median": row("geometric_median"),
-        "weiszfeld": {"algorithm": "weiszfeld", **RATE},
-        "norm_clipping": {"algorithm": "norm_clipping", "bound": 1.0, **RATE},
-        "centred_clipping": {"algorithm": "centred_clipping", "bound": 1.0, **RATE},
+        "weiszfeld": row("rfa"),
+        "norm_clipping": row("clip_by_global_norm", max_norm=1.0),
+        "centred_clipping": row("centered_clip", max_norm=1.0),
     }
 
 

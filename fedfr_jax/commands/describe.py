@@ -13,9 +13,10 @@ defaults) and one line; with a member's name print its whole documentation, with
 family all names. The library itself passes image_shape, labels, cosine, local, loss,
 model, task, mesh, seen and num_classes. "sections" are the config's own: what may stand
 in federation, pretrain, evaluation and a row of methods. "scenarios" are the partitions
-of reid, "encoders" of the segmenter; "combines" go with the algorithm robust, and
-"server_optimizers" with every algorithm that has such a key. "variants" are methods of
-the literature that are settings of another: a row of methods for each.
+of reid, "encoders" of the segmenter; "aggregation" has the links of the key of that
+name in a row of methods, "server_optimizers" go with every algorithm that has such a
+key. "variants" are methods of the literature that are settings of another: a row of
+methods for each.
 
 families: {}"""
 WIDTH = 88
@@ -201,10 +202,10 @@ def _encoders() -> Mapping[str, Callable]:
     return ENCODERS
 
 
-def _combines() -> Mapping[str, Callable]:
-    from fedfr_jax.federated.algorithms.combining import COMBINES
+def _aggregators() -> Mapping[str, Callable]:
+    from fedfr_jax.federated.aggregation import AGGREGATORS
 
-    return COMBINES
+    return AGGREGATORS
 
 
 def _servers() -> Mapping[str, Callable]:
@@ -239,6 +240,10 @@ VARIANTS = {
         )
         for name in ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
     },
+    "fedatt": (
+        {"aggregation": "attention", "weigh": "equally"},
+        "Per tensor, clients that moved farther count more (arXiv:1812.07108).",
+    ),
     "local": (
         {"personal": "."},
         "Clients share nothing: everything is personal.",
@@ -252,7 +257,7 @@ FAMILIES = {
     "partitions": _partitions,
     "scenarios": _scenarios,
     "algorithms": _algorithms,
-    "combines": _combines,
+    "aggregation": _aggregators,
     "server_optimizers": _servers,
     "losses": _losses,
     "tasks": _tasks,

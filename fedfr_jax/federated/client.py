@@ -181,6 +181,11 @@ def first_personal_key(key: jax.Array) -> jax.Array:
     return jax.random.fold_in(key, 0)
 
 
+def server_key(key: jax.Array, round: jax.Array) -> jax.Array:
+    """What the server draws with after a round, from the run's; no client has it."""
+    return jax.random.fold_in(jax.random.fold_in(key, jnp.uint32(2**32 - 2)), round)
+
+
 def client_view(
     feed: Feed, max_local: int, key, slot, extra, held: Held, round, *, shard=(0, 1)
 ) -> Client:

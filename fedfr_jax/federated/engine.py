@@ -30,18 +30,20 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import model_axis, sums
+from fedfr_jax.federated.aggregation.mean import weighted_mean
 from fedfr_jax.federated.canonical import over_devices, over_shards
 from fedfr_jax.federated.client import (
     client_key,
     client_view,
     first_personal_key,
+    server_key,
     unpack,
 )
 from fedfr_jax.federated.compiling import Program, compiler_options
 from fedfr_jax.federated.tables import Resident
 from fedfr_jax.federated.waves import over_waves, shapes_of
 from fedfr_jax.feed import Feed
-from fedfr_jax.types import Extra, PyTree, RoundResult
+from fedfr_jax.types import ClientOutput, Extra, PyTree, RoundResult
 
 REDUCTIONS = ("sum", "canonical")
 IS_FINITE = "update_is_finite"  # among a round's metrics until `put_away` has seen it
@@ -55,6 +57,7 @@ class LaneOutput(NamedTuple):
     metrics: PyTree
     weight: jax.Array
     is_finite: jax.Array  # [] bool, of what the client sends
+    kept: list  # of `sums.without_kept`
 
 
 class Round(NamedTuple):
@@ -191,22 +194,33 @@ def _first(x):
 
 def next_server(algorithm, server, total, output, order, shared):
     """Aggregate sums, put outputs [A, w, L, ...] into the cohort's order, move on."""
-    extra, round, *_ = shared
+    extra, round, key, _ = shared
     in_order = lambda x: x.reshape(-1, *x.shape[3:])[order]
+    # As a number, it is summed with the others in one all-reduce.
+    output = output._replace(is_finite=output.is_finite.astype(jnp.float32))
+    cohort = jax.tree.map(in_order, output._replace(personal=()))
+    aggregator = algorithm.aggregator or weighted_mean()
+    aggregate, link_state, found = aggregator.finish(
+        server_key(key, round),
+        algorithm.link_state(server),
+        sums.with_kept(total[0], cohort.kept),
+    )
     result = RoundResult(
-        aggregate=algorithm.aggregator.finish(total),
-        upload=jax.tree.map(in_order, output.upload),
-        metrics=jax.tree.map(in_order, output.metrics),
-        weights=in_order(output.weight),
+        aggregate=aggregate,
+        upload=cohort.upload,
+        metrics=cohort.metrics,
+        weights=cohort.weight,
         round=round,
         tables=extra.tables,
+        sums=total[1],
+        link_state=link_state,
     )
     server, metrics = algorithm.server_update(server, result), result.metrics
     if algorithm.report:
         metrics = {**metrics, **algorithm.report(server, result)}
-    # As a number, it is summed with the others in one all-reduce.
-    is_finite = in_order(output.is_finite.astype(jnp.float32))
-    return server, {**metrics, IS_FINITE: is_finite}
+    each = {name: jnp.broadcast_to(x, order.shape) for name, x in found.items()}
+    metrics = {**metrics, **each}
+    return server, {**metrics, IS_FINITE: cohort.is_finite}
 
 
 def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round, key):
@@ -218,14 +232,40 @@ def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round
     client = client_view(feed, max_local, round_key, slot, extra, held, round)
     update_key = jax.random.fold_in(round_key, 0)
     output = algorithm.client_update(update_key, server, personal, client)
-    is_real = slot.client >= 0
-    summary = algorithm.aggregator.summarize(output.update, output.weight)
-    sent = output.update, output.upload, output.weight
-    kept = LaneOutput(
-        *(output.personal, output.upload, output.metrics, output.weight),
-        is_finite=trees.is_finite(sent),
+    aggregator = algorithm.aggregator or weighted_mean()
+    summary, found = aggregator.summarize(
+        jax.random.fold_in(round_key, 3),
+        algorithm.link_state(server),
+        output.update,
+        output.weight,
     )
-    return trees.where(is_real, summary, sums.zeros(summary)), kept
+    if "dropped" in found:
+        output = without_dropped(output, found["dropped"] > 0)
+    sent = output.update, output.upload, output.weight, output.sums
+    total, kept = sums.without_kept(summary)
+    total = total, output.sums
+    lane = LaneOutput(
+        personal=output.personal,
+        upload=output.upload,
+        metrics={**output.metrics, **found},
+        weight=output.weight,
+        is_finite=trees.is_finite(sent),
+        kept=kept,
+    )
+    return trees.where(slot.client >= 0, total, sums.zeros(total)), lane
+
+
+def without_dropped(output: ClientOutput, is_dropped: jax.Array) -> ClientOutput:
+    """What a client sends with zeros where a link has dropped it, [] bool.
+
+    Its metrics are 0 where they are not finite.
+    """
+    sent = output.update, output.weight, output.sums
+    update, weight, more = trees.where(is_dropped, sums.zeros(sent), sent)
+    metrics = jax.tree.map(
+        lambda x: jnp.where(~is_dropped | jnp.isfinite(x), x, 0), output.metrics
+    )
+    return output._replace(update=update, weight=weight, sums=more, metrics=metrics)
 
 
 def no_extra(cohort_size: int) -> Extra:

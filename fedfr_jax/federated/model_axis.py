@@ -119,6 +119,7 @@ def _held(mesh, algorithm):
         output = algorithm.client_update(key, hold(server), hold(personal), client)
         return output._replace(
             update=hold(output.update),
+            sums=hold(output.sums),
             personal=hold(output.personal),
             local=hold(output.local),
         )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.types import PyTree, Scaled
+from fedfr_jax.types import PerClient, PyTree, Scaled
 
 
 def zeros(shapes: PyTree, *leading: int) -> PyTree:
@@ -54,6 +54,30 @@ def over_clients(mesh: Mesh, tree: PyTree) -> PyTree:
         lambda x: meshes.max_over_clients(mesh, x),
         lambda x: meshes.sum_over_clients(mesh, x),
     )
+
+
+def without_kept(summary: PyTree) -> tuple[PyTree, list]:
+    """(`summary` with nothing below its `PerClient`, what lay there)."""
+    kept = []
+
+    def one(x):
+        if not _is_kept(x):
+            return x
+        kept.append(x.tree)
+        return PerClient(())
+
+    return jax.tree.map(one, summary, is_leaf=_is_kept), kept
+
+
+def with_kept(total: PyTree, kept: list) -> PyTree:
+    """The inverse of `without_kept`, for sums and trees of [K, ...]."""
+    trees = iter(kept)
+    one = lambda x: PerClient(next(trees)) if _is_kept(x) else x
+    return jax.tree.map(one, total, is_leaf=_is_kept)
+
+
+def _is_kept(x) -> bool:
+    return isinstance(x, PerClient)
 
 
 def is_scaled(x) -> bool:

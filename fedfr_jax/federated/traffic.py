@@ -2,7 +2,7 @@
 
 Both are found by tracing an algorithm's `client_update` on shapes. A leaf of the
 server's state, or of a `Broadcast`, is sent down when the client computes with it; a
-client sends up what it adds to sums (`update`) and what is kept of it (`upload`), an
+client sends up what is summed (`update`, `sums`) and what is kept of it (`upload`), an
 array that is in several places once.
 Single numbers that go along, such as weights, are not counted, nor is what clients send
 for a `prepare`: FedDANE's gradients, which are one model more. Nor are examples that a
@@ -68,8 +68,12 @@ def _sent(sim, server, row, dataset, extra):
         *(sim.feed, int(sim.largest[0]), jax.random.key(0), slot, extra),
         *(all_rows(dataset), jnp.int32(0)),
     )
-    output = sim.algorithm.client_update(jax.random.key(0), server, row, view)
-    return output.update, output.upload
+    algorithm, key = sim.algorithm, jax.random.key(0)
+    output = algorithm.client_update(key, server, row, view)
+    if algorithm.aggregator:  # a link may read its state, which goes down
+        state = algorithm.link_state(server)
+        algorithm.aggregator.summarize(key, state, output.update, output.weight)
+    return output.update, output.upload, output.sums
 
 
 def _extra(sim: Simulation, server: PyTree) -> Extra | None:

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.combining import COMBINES
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import round_decay, sgd, step_decay
 from fedfr_jax.federated.optimizers import by_block, layer_wise
 from fedfr_jax.schema import check_choice, check_keys, check_kinds, check_ranges, choose
 from fedfr_jax.tasks.needs import NEEDS, check_needs, needs_of
+from fedfr_jax.tasks.renamed import check_renamed
 from fedfr_jax.types import Algorithm, Local
 
 SOME = (0, math.inf)
@@ -29,7 +29,7 @@ BOUNDS = {  # of the numbers that `local_of` is told; momentum's are of `sgd`
     "clip_norm": (0, math.inf),
 }
 # Keys of algorithms that take a name of a family, or {"name": ..., settings}.
-NESTED = {"combine": COMBINES, "server_optimizer": SERVER_OPTIMIZERS}
+NESTED = {"server_optimizer": SERVER_OPTIMIZERS}
 # Optimizers of optax's that move every number by its own gradients, whatever its leaf.
 ELEMENTWISE = (
     *("adabelief", "adadelta", "adagrad", "adam", "adamax", "adamaxw", "adamw"),
@@ -51,6 +51,7 @@ def algorithm_of(section: str, row: Mapping, default: str) -> tuple[str, dict]:
     """
     options = dict(row)
     name = options.pop("algorithm", default)
+    check_renamed(section, name)
     check_choice(f"config.{section}.algorithm", name, sorted(ALGORITHMS))
     return name, options
 
@@ -83,8 +84,7 @@ def algorithm_maker(
             raise ValueError(f"config.{section} needs the key {key}.")
     for key, family in NESTED.items():
         given = own.get(key)
-        has_words = key in asked and asked[key].annotation is str  # of its own
-        if isinstance(given, Mapping | str) and not has_words:
+        if isinstance(given, Mapping | str):
             given = {"name": given} if isinstance(given, str) else given
             own[key] = choose(f"{section}.{key}", family, given)
     check_kinds(f"config.{section}.", own, asked)

@@ -1,11 +1,12 @@
 """What a federated row may say beside any algorithm, in every task."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 
+from fedfr_jax.federated.aggregation import build_links, with_aggregation
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.phases import head_first
 from fedfr_jax.federated.algorithms.statistics import (
@@ -33,6 +34,9 @@ class Own(NamedTuple):
     # with fedavg.
     finetune_epochs: int = 0
     batch_stats: str = "average"  # local or first, see `with_statistics`
+    # Links between the clients' updates and their mean, first to last: names, or
+    # {"name": ..., settings}, see `fedfr describe aggregation`.
+    aggregation: str | Mapping | Sequence = ()
     # Of a round, instead of the federation's.
     local_epochs: int | tuple[int, ...] | None = None
 
@@ -48,7 +52,8 @@ def own_of(section: str, options: dict) -> dict:
     """
     own = {key: options.pop(key) for key in OWN if key in options}
     check_kinds(f"config.{section}.", own, inspect.signature(Own).parameters)
-    return own
+    links = build_links(f"{section}.aggregation", own.get("aggregation", ()))
+    return {**own, "aggregation": links}
 
 
 class Start(NamedTuple):
@@ -85,6 +90,7 @@ def composed(
     made = with_statistics(make(local), how)
     if how != "average":
         check_statistics(of.shapes)  # some of which may be personal
+    made = with_aggregation(made, *own.get("aggregation", ()))
     return personal(made, where, draw=of.draw if own.get("draw") else None)
 
 

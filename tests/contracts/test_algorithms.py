@@ -13,6 +13,7 @@ import fedfr_jax as ff
 from fedfr_jax.federated import client as client_module
 from fedfr_jax.federated import sampling
 from fedfr_jax.federated import simulation as simulations
+from fedfr_jax.federated.aggregation import AGGREGATORS, with_aggregation
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.personal import blocks, personal
 from fedfr_jax.federated.algorithms.shared_images import Shared
@@ -131,9 +132,7 @@ MEMBERS = {
     "afl": Member(tiny("afl", num_classes=CLASSES)),
     "apfl": Member(tiny("apfl")),
     "cdw": Member(tiny("cdw", model=MODEL)),
-    "centred_clipping": Member(tiny("centred_clipping", bound=0.1)),
     "ditto": Member(tiny("ditto")),
-    "fedatt": Member(tiny("fedatt")),
     "fedavg": Member(tiny("fedavg", server_optimizer=optax.sgd(1))),
     "fedaws": Member(tiny("fedaws", spreadout=spreadout_sum, classes=HEAD)),
     "feddyn": Member(tiny("feddyn", num_clients=len(SIZES))),
@@ -157,19 +156,47 @@ MEMBERS = {
     "mime": Member(tiny("mime")),
     "mimelite": Member(tiny("mimelite")),
     "moon": Member(tiny("moon", LOCAL._replace(loss=contrasted))),
-    "norm_clipping": Member(tiny("norm_clipping", bound=0.1)),
     "perfedavg": Member(tiny("perfedavg", inner_rate=0.1, order="hf")),
     "ifca": Member(tiny("ifca", spread=0.5)),
     "pfedme": Member(tiny("pfedme", personal_rate=0.05)),
     "qfedavg": Member(tiny("qfedavg", q=1.0)),
-    "robust": Member(tiny("robust")),
     "scaffold": Member(tiny("scaffold", num_clients=len(SIZES))),
-    "weiszfeld": Member(tiny("weiszfeld")),
 }
 # Gradients or prototypes of these are a sum over devices before a round.
 BEFORE_A_ROUND = {"feddane", "fedmargin", "mime"}
+LINKS = {  # settings of each link at test size
+    "attention": {},
+    "bulyan": None,  # of seven clients or more
+    "centered_clip": {"max_norm": 0.1},
+    "clip_by_global_norm": {"max_norm": 0.1},
+    "drop_non_finite": {},
+    "gaussian_noise": {"std": 0.01},
+    "geometric_median": {},
+    "krum": {"num_malicious_clients": 0},
+    "median": {},
+    "rfa": {},
+    "stochastic_quantize": {"bits": 4},
+    "trimmed_mean": {"trim_fraction": 0.4},
+    "weighted_mean": {},
+}
+for name, settings in LINKS.items():
+    if settings is not None:
+        made = functools.partial(AGGREGATORS[name], **settings)
+        MEMBERS[f"linked {name}"] = Member(
+            lambda made=made: with_aggregation(_built("fedavg", LOCAL), made())
+        )
+# Links that change nothing, as the bound is never met and the steps are small.
+IDLE = (
+    functools.partial(AGGREGATORS["clip_by_global_norm"], max_norm=1e9),
+    functools.partial(AGGREGATORS["stochastic_quantize"], bits=23),
+)
+for name in sorted(ALGORITHMS.keys() - {"finch"}):  # whose updates are no sum
+    inner = MEMBERS[name]
+    MEMBERS[f"idle {name}"] = inner._replace(
+        build=lambda b=inner.build: with_aggregation(b(), *(make() for make in IDLE))
+    )
 KEPT = "params/bias"
-for name in sorted(MEMBERS.keys() - {"fedfr"}):  # under contract with a personal leaf
+for name in sorted(ALGORITHMS.keys() - {"fedfr"}):  # with a personal leaf
     build = MEMBERS[name].build
     MEMBERS[f"personal {name}"] = Member(lambda b=build: personal(b(), KEPT))
 for how in ("local", "first"):
@@ -181,7 +208,9 @@ PLAIN = [name for name in MEMBERS if " " not in name]  # entries of ALGORITHMS
 KEEPING = [name for name in MEMBERS if name.startswith("personal ")]
 # What a personal leaf adds is the same code around each: few of them train here.
 PERSONAL = {f"personal {name}" for name in ("fedavg", "fedrep", "kd", "scaffold")}
-TRAINED = MEMBERS.keys() - KEEPING | PERSONAL
+IDLING = [name for name in MEMBERS if name.startswith("idle ")]
+LINKED = [name for name in MEMBERS if name.startswith("linked ")]
+TRAINED = MEMBERS.keys() - {*KEEPING, *IDLING} | PERSONAL
 
 
 def test_personal_of_fedfr_which_keeps_leaves_itself_is_refused():
@@ -261,6 +290,7 @@ def assert_same_bits(actual, expected):
 
 def test_every_algorithm_is_under_contract():
     assert {name for name in MEMBERS if " " not in name} == ALGORITHMS.keys()
+    assert LINKS.keys() == AGGREGATORS.keys()
     assert {name: getattr(ff, name) for name in ALGORITHMS} == ALGORITHMS  # all public
 
 
@@ -282,12 +312,27 @@ def test_devices_lanes_and_idle_slots_change_nothing(name, where):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("run_level")
-@pytest.mark.parametrize("name", sorted(set(PLAIN) - BEFORE_A_ROUND))
+@pytest.mark.parametrize("name", sorted({*PLAIN, *LINKED} - BEFORE_A_ROUND))
 def test_canonical_sums_have_the_same_bits_on_any_number_of_devices(name):
     canonical = functools.partial(simulated, name, reduction="canonical", shards=4)
     one, *others = (rounds(name, canonical(n, 1), (0, 1)) for n in (1, 2, 4))
     for other in others:
         assert_same_bits(other, one)
+
+
+QUICK = ("fedavg", "scaffold", "ifca", "fedmargin", "fedfr", "mimelite", "afl")
+
+
+@pytest.mark.parametrize(
+    "name", toys.others_are_slow({(f"idle {name}",) for name in QUICK}, IDLING)
+)
+def test_links_that_change_nothing_change_nothing(name):
+    server, rows, metrics = rounds(name, simulated(name, *ALONE), (0, 1))
+    plain, *expected, wanted = reference(name.removeprefix("idle "))
+    assert_close((server, rows), (plain, *expected))
+    for found, want in zip(metrics, wanted, strict=True):
+        assert not found.pop("clip_fraction").any() and not found.pop("dropped").any()
+        assert_close(found, want)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -303,7 +348,11 @@ def test_the_order_in_which_clients_arrive_changes_nothing(name, monkeypatch):
     assert_close(actual, reference(name))
 
 
-@pytest.mark.parametrize("name", [*PLAIN, "personal fedavg", "first statistics"])
+STATEFUL = ["linked centered_clip", "linked rfa", "linked gaussian_noise"]
+RESUMED = [*PLAIN, *STATEFUL, "personal fedavg", "first statistics"]
+
+
+@pytest.mark.parametrize("name", RESUMED)
 def test_a_run_killed_in_round_2_resumes_to_the_same_bits(name, tmp_path):
     sim = simulated(name, *ALONE)
     whole = rounds(name, sim, (0, 1, 2, 3))
@@ -372,7 +421,7 @@ def test_what_is_sent_has_no_byte_of_a_personal_leaf(name):
             *(client_module.all_rows(table), jnp.int32(0)),
         )
         output = algorithm.client_update(jax.random.key(2), server, row, client)
-        return output.update, output.upload
+        return output.update, output.upload, output.sums
 
     shapes = jax.eval_shape(sent, server, row, sim.table)
     names = [jax.tree_util.keystr(p) for p, _ in leaves_of(shapes)]
@@ -435,9 +484,12 @@ def test_statistics_are_averaged_kept_or_of_the_first_client():
 
 # How algorithms average running statistics, where weights are no business of theirs.
 AVERAGED = {
-    "examples": "ditto fedavg fedaws feddane fedfr fednova fedprox fedrep mime moon",
-    "equally": "afl apfl centred_clipping fedatt feddyn norm_clipping qfedavg scaffold",
-    "median": "robust",
+    "examples": [
+        *("ditto", "fedavg", "fedaws", "feddane", "fedfr", "fednova", "fedprox"),
+        *("fedrep", "mime", "moon", "linked attention", "linked centered_clip"),
+    ],
+    "equally": ["afl", "apfl", "feddyn", "qfedavg", "scaffold"],
+    "median": ["linked median"],
 }
 
 
@@ -453,7 +505,7 @@ def test_running_statistics_of_clients_are_averaged_whatever_the_algorithm():
     }
     offenders = []
     for how, names in AVERAGED.items():
-        for name in names.split():
+        for name in names:
             server, _, _ = rounds(name, simulated(name, *ALONE), (0,))
             network = MEMBERS[name].build().network(server)
             found = network["batch_stats"]["mean"]

@@ -16,8 +16,8 @@ from fedfr_jax.build import build
 from fedfr_jax.commands.config_files import find, load
 from fedfr_jax.configs import base
 from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.combining import COMBINES
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
 from fedfr_jax.types import Source
@@ -32,9 +32,7 @@ EXPECTED = {
     "afl": {"domain_rate": 0.1, "window": 1, "domain_of": None},
     "apfl": {"alpha": 0.5, **SERVER, **EQUALLY},
     "cdw": {"train_mode": False},
-    "centred_clipping": {"bound": 1.0, **EQUALLY},
     "ditto": {"strength": 1.0, **SERVER, **EXAMPLES},
-    "fedatt": {"epsilon": 1.2, "norm": "l2"},
     "fedavg": {**SERVER, **EXAMPLES},
     "fedaws": {"margin": 0.9, "strength": 10.0, "rate": 0.1, **EXAMPLES},
     "feddane": EXAMPLES,
@@ -76,13 +74,10 @@ EXPECTED = {
     "mime": MIME,
     "mimelite": MIME,
     "moon": {**SERVER, **EXAMPLES},
-    "norm_clipping": {"bound": 1.0, **SERVER, **EQUALLY},
     "perfedavg": {"order": "fo", "difference": 1e-3, **SERVER, **EQUALLY},
     "pfedme": {"strength": 15.0, "inner_steps": 5, **SERVER, **EXAMPLES},
     "qfedavg": {},
-    "robust": {"combine": None},
     "scaffold": {"server_rate": 1.0},
-    "weiszfeld": {"smoothing": 1e-6, **EQUALLY},
 }
 MOMENTS = {"first": 0.9, "tau": 1e-3, "initial": 0.0}
 SERVERS = {
@@ -91,12 +86,17 @@ SERVERS = {
     "fedavgm": {"learning_rate": 1.0, "momentum": 0.9, "nesterov": False},
     "fedyogi": {"second": 0.99, **MOMENTS},
 }
-COMBINED = {
-    "bulyan": {"faulty": 1},
-    "geometric_median": {"iterations": 10, "smoothing": 1e-6, **EQUALLY},
-    "krum": {"faulty": 1, "chosen": 1},
+LINKS = {
+    "attention": {"epsilon": 1.2, "distance_norm": "l2"},
+    "bulyan": {"num_malicious_clients": 1},
+    "centered_clip": {"max_norm": 1.0},
+    "clip_by_global_norm": {"max_norm": 1.0},
+    "geometric_median": {"iterations": 10, "smoothing": 1e-6},
+    "krum": {"num_malicious_clients": 1, "num_clients_to_keep": 1},
     "median": {},
-    "trimmed_mean": {"fraction": 0.1},
+    "rfa": {"smoothing": 1e-6},
+    "stochastic_quantize": {"bits": 8},
+    "trimmed_mean": {"trim_fraction": 0.1},
 }
 LOCAL = {
     "decay_epochs": 0,
@@ -125,7 +125,7 @@ def defaults(function):
 
 def test_every_default_has_the_value_of_its_paper_or_of_the_released_code():
     wrong = differences(ALGORITHMS, EXPECTED)
-    wrong += differences(SERVER_OPTIMIZERS, SERVERS) + differences(COMBINES, COMBINED)
+    wrong += differences(SERVER_OPTIMIZERS, SERVERS) + differences(AGGREGATORS, LINKS)
     wrong += differences({"local_of": local_of}, {"local_of": LOCAL})
     assert not wrong, "\n".join(wrong)
 
@@ -164,6 +164,9 @@ def test_fedpers_rows_keep_as_many_blocks_as_their_names_say():
     }
 
 
+SPECTRAL = {"name": "attention", "distance_norm": "spectral"}
+
+
 def test_fedmargins_rows_are_those_of_its_table_1():
     rate = {"learning_rate": 0.03}
     named = lambda name, **more: {**rate, "algorithm": name, **more}
@@ -174,8 +177,8 @@ def test_fedmargins_rows_are_those_of_its_table_1():
         "fedper": {**rate, "personal": {"blocks": 1}},
         "fedrep": named("fedrep", head="/classifier/", head_epochs=10),
         "fesem": named("fesem", groups=3),
-        "fedatt": named("fedatt"),
-        "fedatt_spectral": named("fedatt", norm="spectral"),
+        "fedatt": {**rate, "aggregation": "attention", "weigh": "equally"},
+        "fedatt_spectral": {**rate, "aggregation": SPECTRAL, "weigh": "equally"},
         "feddane": named("feddane", strength=1.0),
         "fedprox": named("fedprox", strength=0.1),
         "fedmargin": named("fedmargin"),
@@ -212,11 +215,7 @@ ALONE = {  # rows of `comparison` by what they have beside the rate
     "feddyn": {"strength": 0.01},
     "qfedavg": {"q": 1.0},
     "afl": {"domain_rate": 0.1},
-    "fedatt": {},
     "fedaws": {},
-    "norm_clipping": {"bound": 1.0},
-    "centred_clipping": {"bound": 1.0},
-    "weiszfeld": {},
     "fedrep": {"head": "params/classifier/", "head_epochs": 1},
     "ditto": {"strength": 1.0},
     "apfl": {},
@@ -224,13 +223,18 @@ ALONE = {  # rows of `comparison` by what they have beside the rate
     "hypcluster": {"groups": 2},
     "fesem": {"groups": 2},
 }
-ROBUST = {
+FEW = {"num_malicious_clients": 2}
+LINKED = {
+    "fedatt": "attention",
     "median": {"name": "median"},
-    "trimmed_mean": {"name": "trimmed_mean", "fraction": 0.2},
-    "krum": {"name": "krum", "faulty": 2},
-    "multi_krum": {"name": "krum", "faulty": 2, "chosen": 6},
-    "bulyan": {"name": "bulyan", "faulty": 1},
+    "trimmed_mean": {"name": "trimmed_mean", "trim_fraction": 0.2},
+    "krum": {"name": "krum", **FEW},
+    "multi_krum": {"name": "krum", **FEW, "num_clients_to_keep": 6},
+    "bulyan": {"name": "bulyan", "num_malicious_clients": 1},
     "geometric_median": {"name": "geometric_median"},
+    "weiszfeld": {"name": "rfa"},
+    "norm_clipping": {"name": "clip_by_global_norm", "max_norm": 1.0},
+    "centred_clipping": {"name": "centered_clip", "max_norm": 1.0},
 }
 REDDI = {  # table 8 of arXiv:2003.00295: rates of the server and the clients, tau
     "fedavgm": (1.0, 0.032, {}),
@@ -261,7 +265,6 @@ OTHERS = {
 
 
 def test_the_rows_of_the_comparison_have_these_settings():
-    combined = {"algorithm": "robust", **RATE}
     servers = {
         name: {
             "server_optimizer": {"name": name, "learning_rate": server, **more},
@@ -271,7 +274,7 @@ def test_the_rows_of_the_comparison_have_these_settings():
     }
     expected = {
         **{name: {"algorithm": name, **row, **RATE} for name, row in ALONE.items()},
-        **{name: {**combined, "combine": row} for name, row in ROBUST.items()},
+        **{x: {"aggregation": y, **EQUALLY, **RATE} for x, y in LINKED.items()},
         **servers,
         **OTHERS,
         "central": {

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.combining import COMBINES
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.tasks.options import local_of
@@ -17,13 +17,13 @@ RATE = {"learning_rate": 0.1}
 NEEDED = {name: {} if name == "fedavgm" else RATE for name in SERVER_OPTIMIZERS}
 # {name: how to make it from settings}; every number of each is at least 0.
 MAKERS = {name: MEMBERS[name].build for name in ALGORITHMS}
-MAKERS |= COMBINES
+MAKERS |= AGGREGATORS
 MAKERS |= {
     name: lambda make=make, needed=NEEDED[name], **more: make(**{**needed, **more})
     for name, make in SERVER_OPTIMIZERS.items()
 }
 MAKERS |= {"local_of": lambda **more: local_of(None, **{**RATE, **more}), "sgd": sgd}
-SIGNATURES = ALGORITHMS | COMBINES | SERVER_OPTIMIZERS
+SIGNATURES = ALGORITHMS | AGGREGATORS | SERVER_OPTIMIZERS
 SIGNATURES |= {"local_of": local_of, "sgd": sgd}
 TOO_LARGE = {
     "apfl": {"alpha": 2.0},
@@ -39,12 +39,14 @@ TOO_LARGE = {
     "mime": {"server_momentum": 1.0},
     "mimelite": {"server_momentum": 1.0},
     "sgd": {"momentum": 1.0},
-    "trimmed_mean": {"fraction": 0.5},
+    "stochastic_quantize": {"bits": 24},
+    "trimmed_mean": {"trim_fraction": 0.5},
 }
 NOT_ZERO = {
     "afl": ("num_classes", "window"),
-    "bulyan": ("faulty",),
-    "centred_clipping": ("bound",),
+    "bulyan": ("num_malicious_clients",),
+    "centered_clip": ("max_norm",),
+    "clip_by_global_norm": ("max_norm",),
     "fedadagrad": ("tau",),
     "fedadam": ("tau",),
     "feddyn": ("num_clients", "strength", "mean_examples"),
@@ -57,13 +59,13 @@ NOT_ZERO = {
     "hypcluster": ("groups",),
     "ifca": ("groups",),
     "kd": ("every",),
-    "krum": ("chosen",),
+    "krum": ("num_clients_to_keep",),
     "local_of": ("decay_rounds",),
-    "norm_clipping": ("bound",),
     "perfedavg": ("difference", "inner_rate"),
     "pfedme": ("personal_rate", "inner_steps"),
+    "rfa": ("smoothing",),
     "scaffold": ("num_clients",),
-    "weiszfeld": ("smoothing",),
+    "stochastic_quantize": ("bits",),
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.augment.pixels import certain
-from fedfr_jax.federated.algorithms.aggregators import weighted_mean
+from fedfr_jax.federated.aggregation import weighted_mean
 from fedfr_jax.federated.algorithms.fedfr import Personal
 from fedfr_jax.federated.simulation import play
 from fedfr_jax.feed import Feed
@@ -244,12 +244,13 @@ def test_the_weighted_mean_is_the_official_average(golden):
     clients = [{n: arrays[f"client{c}/{n}"] for n in names} for c in range(3)]
     for c, client in enumerate(clients):
         client["phi"] = arrays[f"fc{c}"]
+    clients = [jax.tree.map(jnp.asarray, client) for client in clients]
     summaries = [
-        aggregator.summarize(jax.tree.map(jnp.asarray, client), jnp.float32(w))
+        aggregator.summarize(None, (), client, jnp.float32(w))[0]
         for client, w in zip(clients, arrays["weights"], strict=True)
     ]
     total = jax.tree.map(lambda *x: sum(x), *summaries)
-    mean = aggregator.finish(total)
+    mean, _, _ = aggregator.finish(None, (), total)
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     for name in names:
         close(mean[name], arrays[f"avg/{name}"])

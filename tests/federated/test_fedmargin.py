@@ -9,7 +9,12 @@ import optax
 import pytest
 
 from fedfr_jax.federated import sums
-from fedfr_jax.federated.algorithms import attention, margins, prototypes
+from fedfr_jax.federated.aggregation.attention import (
+    cohort_attention,
+    counted_by,
+    logarithms,
+)
+from fedfr_jax.federated.algorithms import margins, prototypes
 from fedfr_jax.federated.algorithms.fedmargin import Server, fedmargin
 from fedfr_jax.federated.algorithms.prototypes import Prototypes
 from fedfr_jax.federated.local import sgd
@@ -209,9 +214,9 @@ def test_attention_to_margins_of_thousands_is_finite_and_exact(golden):
 
 
 def test_a_negative_margin_has_no_share_of_a_relu_sum():
-    logs_of = attention.logarithms(1.0, "relu_sum", "mean")
+    logs_of = logarithms(1.0, "relu_sum", "mean")
     logs = logs_of(jnp.array([-1.0, 1.0, 3.0]), jnp.array([2.0, -3.0, 0.0]))
-    share = attention.of_cohort(jnp.ones(3), logs)
+    share = cohort_attention(counted_by(jnp.ones(3), logs))
     np.testing.assert_allclose(share, [0.5, 0.125, 0.375], atol=1e-6)
 
 

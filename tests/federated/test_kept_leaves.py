@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedfr_jax.federated.aggregation import median, rfa, with_aggregation
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import personal
@@ -142,7 +143,7 @@ WIDTH, COHORTS = 2**14, (4, 16)
 MEMORY = {
     "fedmargin": {},
     "kd": {"shared": Shared(np.ones((8, 5), np.float32), Feed(4)), "every": 1},
-    "weiszfeld": {},
+    "fedavg": {"links": [rfa()]},
 }
 
 
@@ -155,15 +156,16 @@ def test_a_round_of_four_times_the_clients_takes_no_model_more(name):
 
 
 def test_a_round_that_keeps_changes_takes_a_model_more_for_each_client():
-    first, more, network = memories_of("robust")
+    first, more, network = memories_of("fedavg", links=[median()])
     assert more - first >= (COHORTS[1] - COHORTS[0]) * network
 
 
-def memories_of(name, **settings):
+def memories_of(name, links=(), **settings):
     """Bytes of a round of each of COHORTS, and of a network."""
     model = model_of(WIDTH)
     facts = {"model": model} if "model" in keywords(ALGORITHMS[name]) else {}
     algorithm = ALGORITHMS[name](Local(loss_fn, sgd(), 0.1), **settings, **facts)
+    algorithm = with_aggregation(algorithm, *links)
     network = sum(x.nbytes for x in jax.tree.leaves(variables(WIDTH)))
     return *(memory_of(algorithm, cohort, model) for cohort in COHORTS), network
 

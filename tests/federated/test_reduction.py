@@ -79,10 +79,10 @@ def test_canonical_bits_do_not_depend_on_the_order_of_arrival():
 
 
 @as_a_run
-def test_fedatt_weighs_uploads_alike_in_any_order_of_arrival():
-    """Its server sums over the cohort's networks, not over clients' sums."""
-    sim = contracts.simulated("fedatt", 2, 1, reduction="canonical", shards=4)
-    server = start(sim, contracts.MEMBERS["fedatt"].variables)
+@pytest.mark.parametrize("name", ["linked attention", "linked krum"])
+def test_a_cohorts_updates_are_combined_alike_in_any_order_of_arrival(name):
+    sim = contracts.simulated(name, 2, 1, reduction="canonical", shards=4)
+    server = start(sim, contracts.MEMBERS[name].variables)
     ids, ends = np.arange(contracts.COHORT), []
     for order in (ids, ids[::-1]):
         end, outcome = play_cohort(

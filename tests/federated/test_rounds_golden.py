@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.algorithms.aggregators import equally
+from fedfr_jax.federated.aggregation import trimmed_mean, with_aggregation
+from fedfr_jax.federated.aggregation.mean import equally
 from fedfr_jax.federated.algorithms.apfl import apfl
-from fedfr_jax.federated.algorithms.combining import trimmed_mean
 from fedfr_jax.federated.algorithms.ditto import ditto
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.feddane import feddane
@@ -19,7 +19,6 @@ from fedfr_jax.federated.algorithms.ifca import fesem, ifca, nearest
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.pfedme import pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
-from fedfr_jax.federated.algorithms.robust import robust
 from fedfr_jax.federated.algorithms.scaffold import scaffold
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.types import Local
@@ -203,7 +202,7 @@ LIMITS = {
         "fairavg",
     ),
     "a trimmed mean that trims nothing": (
-        lambda: robust(LOCAL, combine=trimmed_mean(fraction=0.3)),
+        lambda: with_aggregation(fedavg(LOCAL), trimmed_mean(trim_fraction=0.3)),
         "fairavg",
     ),
 }

@@ -3,11 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
+from fedfr_jax.federated.aggregation import attention, with_aggregation
 from fedfr_jax.federated.algorithms import server_optimizers as servers
-from fedfr_jax.federated.algorithms.combining import median, trimmed_mean
-from fedfr_jax.federated.algorithms.fedatt import fedatt
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fednova import momentum_norm, proximal_norm
 from tests.federated.toys import close, replay
@@ -67,7 +65,8 @@ def attention_rounds(arrays, norm):
     names = {"weight": "server_fc.weight", "bias": "server_fc.bias"}
     params = {k: arrays[v].astype(float) for k, v in names.items()}
     variables = {"params": params, "batch_stats": {}}
-    algorithm = fedatt(train, epsilon=float(arrays["epsilon"]), norm=norm)
+    link = attention(epsilon=float(arrays["epsilon"]), distance_norm=norm)
+    algorithm = with_aggregation(fedavg(train), link)
     end = replay(algorithm, (images, [np.zeros(1)] * 3), variables, where=(2, 2))
     return end.servers[0].variables["params"]
 
@@ -89,14 +88,6 @@ def test_attention_by_the_euclidean_norm_is_the_formula(golden):
     power = np.exp(np.sqrt((change**2).sum((1, 2))))
     attention = power / power.sum()
     close(params["weight"], old + 1.2 * np.tensordot(attention, change, 1))
-
-
-def test_a_trimmed_mean_drops_both_ends():
-    x = jnp.array([[9.0, -9.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [-9.0, 9.0]])
-    close(trimmed_mean(fraction=0.2)(x, jnp.ones(5)), [2.0, 2.0])
-    close(median()(x, jnp.ones(5)), [2.0, 2.0])
-    with pytest.raises(ValueError, match=r"\[0, 0.5\), got 0.5"):
-        trimmed_mean(fraction=0.5)
 
 
 def test_norms_of_fednova_are_sums_of_the_accumulation_vector():

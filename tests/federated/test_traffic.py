@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedfr_jax.federated.aggregation import centered_clip, median, with_aggregation
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.algorithms.server_optimizers import fedadam
@@ -34,9 +35,10 @@ def loss_fn(variables, batch, key):
     return loss, ({"mean": stats["mean"] + new["mean"]}, metrics)
 
 
-def traffic_of(name, where=None, streamed=False, **settings):
+def traffic_of(name, where=None, streamed=False, links=(), **settings):
     local = LOCAL._replace(loss=loss_fn)
-    algorithm = personal(ALGORITHMS[name](local, **settings), where)
+    algorithm = with_aggregation(ALGORITHMS[name](local, **settings), *links)
+    algorithm = personal(algorithm, where)
     data = table()
     if streamed:
         images = data.images
@@ -64,7 +66,11 @@ CASES = {
     "local training": ({"name": "fedavg", "where": "."}, (0, 0)),
     "ditto": ({}, (MODEL, MODEL)),
     "ifca": ({"groups": 3}, (MODEL, 3 * MODEL)),
-    "robust": ({}, (MODEL, MODEL)),
+    "a median": ({"name": "fedavg", "links": [median()]}, (MODEL, MODEL)),
+    "a center": (
+        {"name": "fedavg", "links": [centered_clip()]},
+        (MODEL, MODEL + PARAMS),
+    ),
     "fedmargin": ({"model": NETWORK}, (MODEL + PROTOTYPES, MODEL + PROTOTYPES)),
     "mimelite": ({}, (MODEL + PARAMS, MODEL + PARAMS)),
     "mime": ({}, (MODEL + PARAMS, MODEL + 2 * PARAMS)),

@@ -110,9 +110,9 @@ MUTANTS = [
         [("(num_trained(federation.straggling, cohort_size))", "(cohort_size)")],
     ),
     Mutants(
-        "fedfr_jax/federated/algorithms/robust.py",
+        "fedfr_jax/federated/aggregation/contract.py",
         "tasks/classification/test_rows.py",
-        [("jax.eval_shape(combined, ", "(")],
+        [("number < whole.min_clients", "False")],
     ),
     Mutants(
         "fedfr_jax/tasks/row_keys.py",

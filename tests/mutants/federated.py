@@ -4,6 +4,7 @@ from tests.mutants import Mutants
 
 ROUNDS = "federated/test_rounds_golden.py"
 MORE_ROUNDS = "federated/test_more_rounds_golden.py"
+AGGREGATION = "federated/test_aggregation.py"
 
 MUTANTS = [
     Mutants(
@@ -49,13 +50,80 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/algorithms/aggregators.py",
+        "fedfr_jax/federated/aggregation/mean.py",
         f"{ROUNDS} tasks/faces/test_configured.py",
         [
-            ("weight.astype(wide(x).dtype), update", "1, update"),
+            ("wide(x) * weight.astype(wide(x).dtype), update", "wide(x), update"),
             ("return client.num_local.astype(jnp.float32)", "return jnp.float32(1)"),
-            ("return trees.divided(weighted, weight)", "return weighted"),
+            ("trees.divided(total.update, total.weight), state", "total.update, state"),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/aggregation/mean.py",
+        AGGREGATION,
+        [
+            ("trees.where(is_finite, sent, sums.zeros(sent))", "sent"),
+            ("jnp.where(is_finite, 0.0, 1.0)", "jnp.where(is_finite, 0.0, 0.0)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/aggregation/contract.py",
+        AGGREGATION,
+        [
+            ("in reversed([*enumerate(links)])", "in [*enumerate(links)]"),
+            ('"batch_stats" not in name for', '"stats" not in name for'),
+            ("        if link.role == LAST:\n", "        if False:\n"),
+            ("if has_mean and own.role != MEAN:", "if False:"),
+            ("result.link_state)", "server.links)"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/aggregation/robust.py",
+        AGGREGATION,
+        [
+            ("mean_between(x, cut, count - cut)", "mean_between(x, cut, count)"),
+            ("masked(is_kept, updates, jnp.inf)\n", "updates\n"),
+            ("jnp.where(is_kept, weights, 0)", "jnp.abs(weights)"),
+            ("distances.dtype) / distances", "distances.dtype) * distances"),
+            ("max(2 * num_malicious_clients + 3,", "max(num_malicious_clients + 3,"),
+            ("count - num_malicious_clients - 2, 1)", "count, 1)"),
+            (
+                "push_apart(squared_distances(updates), ~is_kept)\n        nearest",
+                "squared_distances(updates)\n        nearest",
+            ),
+            ("jnp.argsort(krum_scores(", "jnp.argsort(-krum_scores("),
+            ("number - taken - num_malicious_clients - 2", "number - 2"),
+            ("count - 4 * f, 1)", "count - 2 * f, 1)"),
+            ("jnp.asarray(optax.tree.norm(apart)), smoothing)", "jnp.ones(()), 1.0)"),
+            ("return total.update, moved, {}", "return total.update, center, {}"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/aggregation/clip.py",
+        AGGREGATION,
+        [
+            (
+                "chain(drop_non_finite(), Aggregator(no_state,",
+                "chain(Aggregator(no_state,",
+            ),
+            ("jnp.minimum(1, max_norm", "jnp.minimum(2, max_norm"),
+            ("[v + x.astype(v.dtype) for v, x", "[x.astype(v.dtype) for v, x"),
+            ("[x - v for x, v in", "[x * v for x, v in"),
+            ("jnp.where(norm > max_norm,", "jnp.where(norm < max_norm,"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/aggregation/quantize.py",
+        AGGREGATION,
+        [
+            ("jnp.floor(place + chance)", "jnp.floor(place)"),
+            ("(2**bits - 1)", "2**bits"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/aggregation/noise.py",
+        AGGREGATION,
+        [("x + std * jax", "x + std**2 * jax")],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/fedavg.py",
@@ -71,7 +139,7 @@ MUTANTS = [
         [
             ("subtract(server.control, control)", "subtract(control, server.control)"),
             ("gradient - mean_control, 0)", "gradient, 0)"),
-            ("(1 / num_clients)", "1"),
+            ("len(result.weights) / num_clients", "1"),
         ],
     ),
     Mutants(
@@ -128,46 +196,6 @@ MUTANTS = [
         [("if head_epochs >= least:", "if head_epochs > least:")],
     ),
     Mutants(
-        "fedfr_jax/federated/algorithms/combining.py",
-        MORE_ROUNDS,
-        [
-            ("mean_between(x, cut, number - cut)", "mean_between(x, cut, number)"),
-            ("masked(is_kept, changes, jnp.inf)", "changes"),
-            ("jnp.where(is_kept, counts, 0)", "counts"),
-            ("distances.dtype) / distances", "distances.dtype) * distances"),
-            ("examples if weigh == ", "examples if weigh != "),
-        ],
-    ),
-    Mutants(
-        "fedfr_jax/federated/algorithms/selection.py",
-        MORE_ROUNDS,
-        [
-            ("max(2 * faulty + 3, chosen)", "max(faulty + 3, chosen)"),
-            ("number - faulty - 2, 1)", "number - faulty, 1)"),
-            (
-                "apart(squared_distances(changes), ~is_kept)\n        scores",
-                "squared_distances(changes)\n        scores",
-            ),
-            ("jnp.argsort(scores)[:chosen]", "jnp.argsort(-scores)[:chosen]"),
-            ("number - taken - faulty - 2", "number - faulty - 2"),
-            ("number - 4 * faulty, 1)", "number - 2 * faulty, 1)"),
-        ],
-    ),
-    Mutants(
-        "fedfr_jax/federated/algorithms/clipping.py",
-        MORE_ROUNDS,
-        [
-            ("base = dropping(base)", "pass"),
-            ("jnp.minimum(1, bound", "jnp.minimum(2, bound"),
-            ("moved=jnp.add", "moved=lambda v, x: x"),
-        ],
-    ),
-    Mutants(
-        "fedfr_jax/federated/algorithms/centres.py",
-        MORE_ROUNDS,
-        [("subtract, change, server.center)", "multiply, change, server.center)")],
-    ),
-    Mutants(
         "fedfr_jax/federated/algorithms/penalties.py",
         "contracts/test_ranges.py",
         [('{"strength": (0, jnp.inf)}', '{"strength": (-9, jnp.inf)}')],
@@ -176,15 +204,6 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/server_optimizers.py",
         "contracts/test_ranges.py",
         [('"tau": POSITIVE', '"tau": (0, jnp.inf)')],
-    ),
-    Mutants(
-        "fedfr_jax/federated/algorithms/weiszfeld.py",
-        MORE_ROUNDS,
-        [
-            ("dropping(fedavg(local, weigh=weigh))", "fedavg(local, weigh=weigh)"),
-            ("jnp.maximum(distance, smoothing)", "jnp.maximum(distance, 1.0)"),
-            ("        return mean\n", "        return center + mean\n"),
-        ],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/feddyn.py",

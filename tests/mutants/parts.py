@@ -16,13 +16,14 @@ PIXELS = "tasks/segmentation/test_stages.py::" + (
 DEFAULTS = "contracts/test_defaults_of_data.py"
 ALGORITHMS = "fedfr_jax/federated/algorithms/"
 FROM_FIRST = "personalize(server, row._replace(leaves=server.first))"
-EACH = "{name: of(x) for name, x in changes.items()}"
-TAKEN = "{name: of(x) if name == 'params' else jax.tree.map(lambda x: x[0], x)"
+EACH = "*(combine(part, weights) if part else [] for part in parts)"
+TAKEN = "combine(parts[0], weights), [x[0] for x in parts[1]]"
+AGGREGATION = "fedfr_jax/federated/aggregation/"
 MUTANTS = [
     Mutants(
-        f"{ALGORITHMS}fedatt.py",
+        f"{AGGREGATION}attention.py",
         AVERAGED,
-        [('trees.divided(total["batch_stats"], count)', 'total["batch_stats"]')],
+        [("trees.divided(statistics, total.weight)", "statistics")],
     ),
     Mutants(
         f"{ALGORITHMS}qfedavg.py",
@@ -40,9 +41,9 @@ MUTANTS = [
         [("Server({**mean,", "Server({**server.variables,")],
     ),
     Mutants(
-        f"{ALGORITHMS}robust.py",
+        f"{AGGREGATION}robust.py",
         AVERAGED,
-        [(EACH, EACH.replace("{name: of(x)", TAKEN))],
+        [(EACH, TAKEN)],
     ),
     Mutants(
         "fedfr_jax/tasks/row_keys.py",

@@ -132,7 +132,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/algorithms/attention.py",
+        "fedfr_jax/federated/aggregation/attention.py",
         FEDMARGIN,
         [
             ("return margin / temperature", "return margin * temperature"),

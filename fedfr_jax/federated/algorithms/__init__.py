@@ -5,9 +5,7 @@ from collections.abc import Callable
 from fedfr_jax.federated.algorithms.afl import afl
 from fedfr_jax.federated.algorithms.apfl import apfl
 from fedfr_jax.federated.algorithms.cdw import cdw
-from fedfr_jax.federated.algorithms.clipping import centred_clipping, norm_clipping
 from fedfr_jax.federated.algorithms.ditto import ditto
-from fedfr_jax.federated.algorithms.fedatt import fedatt
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedaws import fedaws
 from fedfr_jax.federated.algorithms.feddane import feddane
@@ -26,18 +24,14 @@ from fedfr_jax.federated.algorithms.moon import moon
 from fedfr_jax.federated.algorithms.perfedavg import perfedavg
 from fedfr_jax.federated.algorithms.pfedme import pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
-from fedfr_jax.federated.algorithms.robust import robust
 from fedfr_jax.federated.algorithms.scaffold import scaffold
-from fedfr_jax.federated.algorithms.weiszfeld import weiszfeld
 from fedfr_jax.schema import register
 
 ALGORITHMS = {
     "afl": afl,
     "apfl": apfl,
     "cdw": cdw,
-    "centred_clipping": centred_clipping,
     "ditto": ditto,
-    "fedatt": fedatt,
     "fedavg": fedavg,
     "fedaws": fedaws,
     "feddane": feddane,
@@ -55,13 +49,10 @@ ALGORITHMS = {
     "mime": mime,
     "mimelite": mimelite,
     "moon": moon,
-    "norm_clipping": norm_clipping,
     "perfedavg": perfedavg,
     "pfedme": pfedme,
     "qfedavg": qfedavg,
-    "robust": robust,
     "scaffold": scaffold,
-    "weiszfeld": weiszfeld,
 }
 
 

@@ -29,8 +29,9 @@ def adaptation(
 
     def client_update(key, server, personal, client):
         head = personal.params["head"]
-        taught = frozen(server.backbone, client) if frozen else None
-        backbone, stats = server.backbone["params"], server.backbone["batch_stats"]
+        shared = algorithm.network(server)
+        taught = frozen(shared, client) if frozen else None
+        backbone, stats = shared["params"], shared["batch_stats"]
         none = jnp.zeros((0, head.shape[1]), head.dtype)
         params = {"backbone": backbone, "phi": none, "head": head}
         end, metrics = train(
@@ -47,6 +48,7 @@ def adaptation(
 
     return algorithm._replace(
         client_update=client_update,
+        aggregator=None,
         server_update=lambda server, result: server,
         prepare=None,
     )

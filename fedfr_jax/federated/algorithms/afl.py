@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.algorithms.domains import by_domain, weighted
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import local_training
@@ -73,15 +72,13 @@ def afl(
         weights = alpha * number / jnp.maximum(beta, 1e-30)  # 0: no domain has a share
         end, metrics = train(key, server.variables, client, weights=weights)
         change = collections.change(end, server.variables)
-        sent = jax.tree.map(lambda d: d * beta.astype(d.dtype), change["params"])
-        update = sent, beta, change["batch_stats"], jnp.float32(1), loss, counts
-        own = collections.own(end)
-        return ClientOutput(update, beta, personal, metrics, local=own)
+        sums = change["batch_stats"], jnp.float32(1), loss, counts
+        update, own = {"params": change["params"]}, collections.own(end)
+        return ClientOutput(update, beta, personal, metrics, local=own, sums=sums)
 
     def server_update(server, result):
-        params, beta, stats, clients, loss, counts = result.aggregate
-        mean = {"params": trees.divided(params, beta)}
-        mean["batch_stats"] = trees.divided(stats, clients)
+        stats, clients, loss, counts = result.sums
+        mean = {**result.aggregate, "batch_stats": trees.divided(stats, clients)}
         mean_loss = loss / jnp.maximum(counts, 1)
         share = jax.nn.softmax(jnp.log(server.share) + domain_rate * mean_loss)
         counts = jnp.concatenate([server.counts[1:], counts[None]])
@@ -94,6 +91,5 @@ def afl(
     return fedavg(local)._replace(
         init=init,
         client_update=client_update,
-        aggregator=plain_sum(),
         server_update=server_update,
     )

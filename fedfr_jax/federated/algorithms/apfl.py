@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import weight_of
+from fedfr_jax.federated.aggregation.mean import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import begin, local_step, over_steps
 from fedfr_jax.schema import check_ranges

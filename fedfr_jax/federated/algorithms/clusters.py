@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedfr_jax import trees
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import wide
+from fedfr_jax.federated.aggregation.mean import cluster_mean
 from fedfr_jax.schema import check_ranges
-from fedfr_jax.types import Aggregator, Algorithm, ClientOutput, PyTree
+from fedfr_jax.types import Algorithm, ClientOutput, PyTree
 
 
 def num_groups(models: PyTree) -> int:
@@ -56,17 +57,6 @@ def clustered(client_update: Callable, groups: int, spread: float) -> Algorithm:
         key, (), 0, num_groups(models), jnp.int32
     )
 
-    def server_update(models, result):
-        change, total = result.aggregate
-
-        def move(x, d):
-            # By the reciprocal, as `trees.divided`.
-            sums = total.reshape(-1, *[1] * (x.ndim - 1)).astype(d.dtype)
-            mean = d * (1 / jnp.where(sums > 0, sums, 1))
-            return x + mean.astype(x.dtype)
-
-        return jax.tree.map(move, models, change)
-
     def network(models):
         mean = jax.tree.map(lambda x: x.mean(0), collections.shared(models))
         return {**models, **mean}
@@ -75,28 +65,21 @@ def clustered(client_update: Callable, groups: int, spread: float) -> Algorithm:
         init=lambda variables: several(variables, groups, spread),
         init_personal=draw,
         client_update=client_update,
-        aggregator=sums_by_group(groups),
-        server_update=server_update,
+        aggregator=cluster_mean(),
+        server_update=lambda models, result: trees.added(models, result.aggregate),
         personalize=of_group,
         network=network,
         has_global_model=False,
+        update_like=only_one,
     )
 
 
-def sums_by_group(groups: int) -> Aggregator:
-    """Sums [J, ...] of weighted changes and of weights, of (change, group []) each."""
-
-    def summarize(update, weight):
-        change, group = update
-
-        def place(x):
-            x = wide(x)
-            zeros = jnp.zeros((groups, *x.shape), x.dtype)
-            return zeros.at[group].set(x * weight.astype(x.dtype))
-
-        return jax.tree.map(place, change), place(jnp.ones_like(weight))
-
-    return Aggregator(summarize, finish=lambda total: total)
+def only_one(models: PyTree) -> PyTree:
+    """Raise ValueError for links with a state, which is of one server model."""
+    raise ValueError(
+        "aggregation must have no link that keeps a center, such as centered_clip or "
+        f"rfa, with several server models, got {num_groups(models)} of them."
+    )
 
 
 def report(
@@ -106,4 +89,5 @@ def report(
     metrics = {**metrics, "group": group.astype(jnp.float32)}
     own = collections.own(end)
     change = collections.change(end, of_group(models, group))
-    return ClientOutput((change, group), weight, group, metrics, local=own)
+    weights = jnp.zeros(num_groups(models), weight.dtype).at[group].set(weight)
+    return ClientOutput(change, weights, group, metrics, local=own)

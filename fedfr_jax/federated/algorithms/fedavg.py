@@ -15,7 +15,7 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import weight_of, weighted_mean
+from fedfr_jax.federated.aggregation.mean import weight_of, weighted_mean
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
 

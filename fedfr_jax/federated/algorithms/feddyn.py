@@ -16,7 +16,7 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import equally
+from fedfr_jax.federated.aggregation.mean import equally
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
 from fedfr_jax.federated.local import local_training

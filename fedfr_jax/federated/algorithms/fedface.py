@@ -83,4 +83,5 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
         server_update=server_update,
         personalize=lambda server, row: algorithm.personalize(inner(server), row),
         network=lambda server: algorithm.network(inner(server)),
+        update_like=inner,
     )

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated.algorithms.aggregators import weighted_mean
+from fedfr_jax.federated.aggregation.mean import weighted_mean
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
@@ -133,4 +133,5 @@ def fedfr(
         personalize=personalize,
         network=lambda server: server.backbone,
         prepare=prepare,
+        update_like=lambda server: server,
     )

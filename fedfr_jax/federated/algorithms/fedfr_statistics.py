@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.fedfr import Server
-from fedfr_jax.federated.algorithms.statistics import STATISTICS, beside_sum
+from fedfr_jax.federated.algorithms.statistics import STATISTICS
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Algorithm, PyTree
 
@@ -47,18 +47,15 @@ def _first(algorithm):
         change = output.update.backbone[STATS]
         none = jax.tree.map(jnp.zeros_like, change)
         sent = trees.where(client.is_first, change, none)
-        return output._replace(update=(_without_change(output.update), sent))
+        update = _without_change(output.update)
+        return output._replace(update=update, sums=(output.sums, sent))
 
     def server_update(server, result):
-        inner, first = result.aggregate
-        server = algorithm.server_update(server, result._replace(aggregate=inner))
+        inner, first = result.sums
+        server = algorithm.server_update(server, result._replace(sums=inner))
         return _with_stats(server, trees.added(server.backbone[STATS], first))
 
-    return algorithm._replace(
-        client_update=client_update,
-        aggregator=beside_sum(algorithm.aggregator),
-        server_update=server_update,
-    )
+    return algorithm._replace(client_update=client_update, server_update=server_update)
 
 
 def _with_stats(server: Server, stats: PyTree) -> Server:

@@ -29,8 +29,14 @@ import jax.numpy as jnp
 
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms import attention, prototypes
-from fedfr_jax.federated.algorithms.aggregators import plain_sum, weight_of
+from fedfr_jax.federated.aggregation.attention import (
+    cohort_attention,
+    counted_by,
+    logarithms,
+    softmax_mean,
+)
+from fedfr_jax.federated.aggregation.mean import weight_of
+from fedfr_jax.federated.algorithms import prototypes
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.margins import aggregate_mean_margin, measure_of
 from fedfr_jax.federated.algorithms.prototypes import Prototypes
@@ -78,7 +84,7 @@ def fedmargin(
     base, train, weight = fedavg(local), local_training(local), weight_of(weigh)
     check_ranges("", {"momentum": momentum}, {"momentum": BELOW_ONE})
     measured = measure_of(measure)
-    logs_of = attention.logarithms(temperature, norm, combine)
+    logs_of = logarithms(temperature, norm, combine)
     values = prototypes.class_values(model.features, model.embedding_dim, normalize)
     # Compiled once for each feed and mesh.
     mean_values = functools.cache(functools.partial(build_mean, values))
@@ -104,28 +110,29 @@ def fedmargin(
         apm = measured(after, _like(after, client.tables.value))
         counts = weight(client).astype(lpm.dtype)
         change, own = collections.change(end, server.variables), collections.own(end)
-        attended = attention.summary(change, counts, logs_of(lpm, apm))
-        update = attended, (after.mean * after.count[:, None], after.count)
-        metrics = {**metrics, "lpm": lpm, "apm": apm}
-        return ClientOutput(update, counts, personal, metrics, local=own)
+        return ClientOutput(
+            update=change,
+            weight=counted_by(counts, logs_of(lpm, apm)),
+            personal=personal,
+            metrics={**metrics, "lpm": lpm, "apm": apm},
+            local=own,
+            sums=(after.mean * after.count[:, None], after.count),
+        )
 
     def server_update(server, result):
-        attended, (sums, number) = result.aggregate
-        change = attention.mean_change(attended)
-        variables = trees.added(server.variables, change)
-        seen = _like(server.prototypes, prototypes.of_class(sums, number))
+        variables = trees.added(server.variables, result.aggregate)
+        seen = _like(server.prototypes, prototypes.of_class(*result.sums))
         moved = prototypes.moved(server.prototypes, seen, momentum)
         return Server(variables, moved)
 
     def report(server, result):
-        logs = logs_of(result.metrics["lpm"], result.metrics["apm"])
-        share = attention.of_cohort(result.weights, logs)
+        share = cohort_attention(result.weights)
         return {"attention": share, **_facts(share, server.prototypes)}
 
     return base._replace(
         init=init,
         client_update=client_update,
-        aggregator=plain_sum(),
+        aggregator=softmax_mean(),
         server_update=server_update,
         prepare=prepare,
         report=report,

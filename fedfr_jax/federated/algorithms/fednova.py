@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import weight_of, weighted_mean
+from fedfr_jax.federated.aggregation.mean import weight_of, weighted_mean
 from fedfr_jax.federated.algorithms.fedprox import proximal_training
 from fedfr_jax.federated.local import local_training, rate_at
 from fedfr_jax.federated.rates import check_rate
@@ -83,15 +83,16 @@ def fednova(
         size, share = norm_of(client)
         size = jnp.maximum(size, 1)  # a_k >= 1 wherever there is a step
         change["params"] = trees.divided(change["params"], size)
-        own, update = collections.own(end), (change, share)
-        return ClientOutput(update, weight(client), personal, metrics, local=own)
+        count, own = weight(client), collections.own(end)
+        sums = count * share.astype(count.dtype), count
+        return ClientOutput(change, count, personal, metrics, local=own, sums=sums)
 
     def server_update(server, result):
-        change, effective_steps = result.aggregate
-        change["params"] = jax.tree.map(
-            lambda d: effective_steps.astype(d.dtype) * d, change["params"]
+        effective_steps = trees.divided(*result.sums)
+        params = jax.tree.map(
+            lambda d: effective_steps.astype(d.dtype) * d, result.aggregate["params"]
         )
-        return trees.added(server, change)
+        return trees.added(server, {**result.aggregate, "params": params})
 
     return Algorithm(
         init=lambda variables: variables,

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import plain_sum
 from fedfr_jax.federated.algorithms.cdw import training_weight
 from fedfr_jax.federated.algorithms.clusters import of_group
 from fedfr_jax.federated.algorithms.shared_images import (
@@ -137,7 +136,7 @@ def finch(
         init=init,
         init_personal=lambda key, models: jnp.int32(-1),  # not known yet
         client_update=client_update,
-        aggregator=plain_sum(),
+        aggregator=None,
         server_update=server_update,
         personalize=personalize,
         network=network,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import equally, weight_of
+from fedfr_jax.federated.aggregation.mean import equally, weight_of
 from fedfr_jax.federated.algorithms.clusters import (
     clustered,
     num_groups,

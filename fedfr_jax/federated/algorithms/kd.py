@@ -88,22 +88,19 @@ def kd(
         end, metrics = train(key, start, client)
         weight_key, teach_key = (jax.random.fold_in(key, i) for i in (1, 2))
         share = weight(weight_key, start, end, client)
-        update = collections.change(end, start), taught(teach_key, end, client)
-        own = collections.own(end)
-        return ClientOutput(update, share, personal, metrics, local=own)
-
-    def summarize(update, share):
-        change, features = update
-        mean = base.aggregator.summarize(change, share)
-        return mean, (features, jnp.ones((), features.dtype))
-
-    def finish(total):
-        change, (features, number) = total
-        return base.aggregator.finish(change), features / number
+        features = taught(teach_key, end, client)
+        return ClientOutput(
+            update=collections.change(end, start),
+            weight=share,
+            personal=personal,
+            metrics=metrics,
+            local=collections.own(end),
+            sums=(features, jnp.ones((), features.dtype)),
+        )
 
     def server_update(server, result):
-        change, target = result.aggregate
-        server = base.server_update(server, result._replace(aggregate=change))
+        features, number = result.sums
+        target, server = features / number, base.server_update(server, result)
         start = server.variables
         if result.own:
             start = collections.with_own(start, result.own)
@@ -113,7 +110,6 @@ def kd(
 
     return base._replace(
         client_update=client_update,
-        aggregator=base.aggregator._replace(summarize=summarize, finish=finish),
         server_update=server_update,
         prepare=prepare,
         needs=() if train_mode else ("equal_features",),

@@ -16,7 +16,7 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import weight_of
+from fedfr_jax.federated.aggregation.mean import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.gradients import shared_gradient
 from fedfr_jax.federated.algorithms.penalties import corrected
@@ -85,4 +85,8 @@ def frozen_momentum(push, local, momentum, server_rate, weigh) -> Algorithm:
         init=lambda x: Server(x, optax.tree.zeros_like(x["params"])),
         client_update=client_update,
         server_update=server_update,
+        update_like=lambda server: (
+            collections.shared(server.variables),
+            server.momentum,
+        ),
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import optax
 
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import weight_of
+from fedfr_jax.federated.aggregation.mean import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.types import Algorithm, ClientOutput, Local

@@ -13,6 +13,7 @@ import jax
 
 from fedfr_jax import stacks, trees
 from fedfr_jax.federated import collections
+from fedfr_jax.federated.aggregation.contract import update_like
 from fedfr_jax.schema import is_of
 from fedfr_jax.types import Algorithm, PyTree
 
@@ -85,6 +86,9 @@ def personal(
     def network(server):
         return collections.merged(algorithm.network(given(server, server.first)))
 
+    def like(server):
+        return update_like(algorithm, server.inner)
+
     def prepare(server, context):
         # For clients' leaves, which are not here, those of a new client stand in.
         return algorithm.prepare(given(server, server.first), context)
@@ -98,6 +102,8 @@ def personal(
         personalize=personalize,
         network=network,
         has_global_model=False,
+        update_like=like,
+        link_state=lambda server: algorithm.link_state(server.inner),
         prepare=prepare if algorithm.prepare else None,
         report=report if algorithm.report else None,
     )

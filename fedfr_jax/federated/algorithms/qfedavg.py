@@ -9,13 +9,12 @@ to F_k, as in the authors' code; running statistics are averaged with equal weig
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import plain_sum
+from fedfr_jax.federated.aggregation.mean import weighted_mean
 from fedfr_jax.federated.local import local_training, rate_at
 from fedfr_jax.federated.means import over_examples
 from fedfr_jax.federated.rates import check_rate
@@ -49,30 +48,26 @@ def qfedavg(local: Local, *, q: float) -> Algorithm:
         end, metrics = train(key, server, client)
         change = collections.change(end, server)
         smoothness = 1 / rate_at(local, client, jnp.int32(0))
-        push_of = lambda d: -smoothness.astype(d.dtype) * d
-        gradient = jax.tree.map(push_of, change["params"])
         weight = loss**q
-        push = jax.tree.map(lambda g: weight.astype(g.dtype) * g, gradient)
+        gradient = optax.tree.scale(smoothness, change["params"])
         length = jnp.asarray(optax.tree.norm(gradient, squared=True)).astype(loss.dtype)
         bound = q * loss ** (q - 1) * length + smoothness * weight
-        update = (push, bound, change["batch_stats"], jnp.float32(1))
+        sums = smoothness * weight, bound, change["batch_stats"], jnp.float32(1)
         metrics, own = {**metrics, "start_loss": loss}, collections.own(end)
-        return ClientOutput(update, weight, personal, metrics, local=own)
+        update = {"params": change["params"]}
+        return ClientOutput(update, weight, personal, metrics, local=own, sums=sums)
 
     def server_update(server, result):
-        push, bound, stats, count = result.aggregate
-        push, stats = trees.divided(push, bound), trees.divided(stats, count)
-        down = lambda x, g: x - g.astype(x.dtype)
-        return {
-            "params": jax.tree.map(down, server["params"], push),
-            "batch_stats": trees.added(server["batch_stats"], stats),
-        }
+        weights, bound, stats, count = result.sums
+        params = optax.tree.scale(weights / bound, result.aggregate["params"])
+        mean = {"params": params, "batch_stats": trees.divided(stats, count)}
+        return trees.added(server, mean)
 
     return Algorithm(
         init=lambda variables: variables,
         init_personal=lambda key, server: (),
         client_update=client_update,
-        aggregator=plain_sum(),
+        aggregator=weighted_mean(),
         server_update=server_update,
         personalize=lambda server, personal: server,
     )

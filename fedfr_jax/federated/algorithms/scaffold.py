@@ -14,7 +14,7 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.aggregators import plain_sum
+from fedfr_jax.federated.aggregation.mean import equally, weighted_mean
 from fedfr_jax.federated.algorithms.penalties import corrected
 from fedfr_jax.federated.local import local_training, total_rate
 from fedfr_jax.federated.rates import check_rate
@@ -35,8 +35,7 @@ def scaffold(local: Local, *, num_clients: int, server_rate: float = 1.0) -> Alg
     Args:
       local: plain SGD, which the method is defined for: momentum would make the control
         more than the mean gradient.
-      num_clients: N >= 1, by which the cohort's gains are divided for the server's
-        control.
+      num_clients: N >= 1; the server's control moves by K / N of the mean gain.
       server_rate: eta_g >= 0, on params.
 
     Raises:
@@ -67,26 +66,28 @@ def scaffold(local: Local, *, num_clients: int, server_rate: float = 1.0) -> Alg
             return jnp.where(travel > 0, gradient - mean_control, 0)
 
         gain = jax.tree.map(gain_of, change["params"], server.control)
-        update = (change, gain, jnp.float32(1))
         own = jax.tree.map(jnp.add, control, gain)
-        leaves = collections.own(end)
-        return ClientOutput(update, jnp.float32(1), own, metrics, local=leaves)
+        update, leaves = (change, gain), collections.own(end)
+        return ClientOutput(update, equally(client), own, metrics, local=leaves)
 
     def server_update(server, result):
-        change, gain, count = result.aggregate
-        mean = trees.divided(change, count)
-        mean["params"] = optax.tree.scale(server_rate, mean["params"])
-        variables = trees.added(server.variables, mean)
-        # By the reciprocal, as `trees.divided`.
-        move = lambda c, g: c + (g * (1 / num_clients)).astype(c.dtype)
+        change, gain = result.aggregate
+        params = optax.tree.scale(server_rate, change["params"])
+        variables = trees.added(server.variables, {**change, "params": params})
+        share = len(result.weights) / num_clients
+        move = lambda c, g: c + share * g.astype(c.dtype)
         return Server(variables, jax.tree.map(move, server.control, gain))
 
     return Algorithm(
         init=init,
         init_personal=init_personal,
         client_update=client_update,
-        aggregator=plain_sum(),
+        aggregator=weighted_mean(),
         server_update=server_update,
         personalize=lambda server, control: server.variables,
         network=lambda server: server.variables,
+        update_like=lambda server: (
+            collections.shared(server.variables),
+            server.control,
+        ),
     )

@@ -12,7 +12,7 @@ from fedfr_jax import trees
 from fedfr_jax.federated import collections
 from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.schema import check_choice
-from fedfr_jax.types import Aggregator, Algorithm, PyTree
+from fedfr_jax.types import Algorithm, PyTree
 
 STATISTICS = ("average", "local", "first")
 
@@ -73,40 +73,25 @@ def of_first(algorithm: Algorithm) -> Algorithm:
         leaves = output.personal.leaves
         zeros = jax.tree.map(jnp.zeros_like, leaves)
         sent = trees.where(client.is_first, leaves, zeros)
-        return output._replace(update=(output.update, sent))
+        return output._replace(sums=(output.sums, sent))
 
     def server_update(server, result):
-        inner, first = result.aggregate
-        result = result._replace(aggregate=inner, own=first)
+        inner, first = result.sums
+        result = result._replace(sums=inner, own=first)
         server = algorithm.server_update(server, result)
         renewed = collections.own_in_networks(server.inner)
         sent = collections.in_networks(server.inner, collections.shared)
         return server._replace(inner=sent, first=renewed or first)
 
     def report(server, result):
-        return algorithm.report(server, result._replace(aggregate=result.aggregate[0]))
+        return algorithm.report(server, result._replace(sums=result.sums[0]))
 
     def personalize(server, row):
         return algorithm.personalize(server, row._replace(leaves=server.first))
 
     return algorithm._replace(
         client_update=client_update,
-        aggregator=beside_sum(algorithm.aggregator),
         server_update=server_update,
         personalize=personalize,
         report=report if algorithm.report else None,
     )
-
-
-def beside_sum(aggregator: Aggregator) -> Aggregator:
-    """Takes pairs: `aggregator` for the first of a pair, a plain sum for the second."""
-
-    def summarize(pair, weight):
-        update, summed = pair
-        return aggregator.summarize(update, weight), summed
-
-    def finish(pair):
-        total, summed = pair
-        return aggregator.finish(total), summed
-
-    return aggregator._replace(summarize=summarize, finish=finish)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.algorithms.aggregators import weighted_mean
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.federated.simulation import Simulation, open_store, play_cohort, start
 from fedfr_jax.types import Algorithm, ClientOutput, Cohort, Local, Networks
@@ -32,7 +31,7 @@ def finetuning(local: Local, moves: str = "") -> Algorithm:
         init=lambda variables: variables,
         init_personal=lambda key, server: server,
         client_update=client_update,
-        aggregator=weighted_mean(),
+        aggregator=None,
         server_update=lambda server, result: server,
         personalize=lambda server, row: row,
     )

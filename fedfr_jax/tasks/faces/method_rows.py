@@ -5,6 +5,7 @@ from functools import partial
 
 from fedfr_jax.central.settings import Training
 from fedfr_jax.data.identities import Partition
+from fedfr_jax.federated.aggregation import build_links
 from fedfr_jax.federated.settings import check_epochs
 from fedfr_jax.schema import call, check_choice, check_keys, check_kinds, naming
 from fedfr_jax.tasks.faces.classical import (
@@ -61,9 +62,11 @@ def build_method(
     with naming(f"config.{section}"):
         if algorithm == "fedfr":
             check_of_fedfr(options)
-            method = call(
-                section, federated_faces, options, model, distill=told, **counts
+            links = build_links(
+                f"{section}.aggregation", options.pop("aggregation", ())
             )
+            fixed = {"distill": told, "links": links}
+            method = call(section, federated_faces, options, model, **fixed, **counts)
             return method._replace(local_epochs=epochs)
         method = _classical(section, algorithm, options, model, counts, told)
         return method._replace(local_epochs=epochs)

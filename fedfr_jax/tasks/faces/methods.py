@@ -8,13 +8,14 @@ Yu et al. to any method without a branch.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
 
+from fedfr_jax.federated.aggregation import with_aggregation
 from fedfr_jax.federated.algorithms.fedface import fedface
 from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.algorithms.fedfr_statistics import fedfr_statistics
@@ -43,7 +44,7 @@ from fedfr_jax.tasks.faces.margin_state import (
 )
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.tasks.options import local_of
-from fedfr_jax.types import Algorithm, LastRound, Model, PyTree
+from fedfr_jax.types import Aggregator, Algorithm, LastRound, Model, PyTree
 
 
 class FaceMethod(NamedTuple):
@@ -98,6 +99,7 @@ def federated_faces(
     num_clients: int = 0,
     adapt: Mapping | None = None,
     distill: Distill | None = None,
+    links: Sequence[Aggregator] = (),
 ) -> FaceMethod:
     """FedFR with every term an option.
 
@@ -130,6 +132,7 @@ def federated_faces(
       num_clients: of the population, for `spreadout` and `reweight`.
       adapt: `epochs` of a last round, and the keywords of `adapted`; None for none.
       distill: the server's teacher of clients' networks, see `distilled`, or None.
+      links: of the aggregation, see `with_aggregation`.
 
     Raises:
       ValueError: for an unknown option, one out of range, or options that exclude each
@@ -175,7 +178,9 @@ def federated_faces(
             capacity=max_hard_negatives,
             level=hard_negatives,
         )
-    random_previous = lambda key: pack_networks(with_start(model.init(key), rule))
+    # Links see the network's own leaves.
+    pack = (lambda tree: tree) if links else pack_networks
+    random_previous = lambda key: pack(with_start(model.init(key), rule))
     algorithm = fedfr(
         local,
         init_local=init_local(
@@ -198,7 +203,7 @@ def federated_faces(
     apart = spread_apart(spreadout, spreadout_options)
     if apart:
         algorithm = fedface(algorithm, apart, num_clients=num_clients)
-    algorithm = packed(algorithm)
+    algorithm = with_aggregation(algorithm, *links) if links else packed(algorithm)
 
     def start(backbone: PyTree, phi: jax.Array) -> PyTree:
         phi = phi if public else None

@@ -194,7 +194,6 @@ def test_fedaws_pulls_features_to_the_column_of_their_class():
 # --- Settings
 
 RATE = {"learning_rate": 0.1}
-ROBUST, GEOMETRIC = {"algorithm": "robust"}, {"name": "geometric_median"}
 FEDREP = {"algorithm": "fedrep", "head": "params/classifier"}
 WRONG = [
     ({"personal": {"blocks": 1, "batch_norms": True}}, "personal must have one key"),
@@ -236,15 +235,18 @@ WRONG = [
     ({"algorithm": "afl", "window": 0}, "window must be at least 1, got 0"),
     ({"algorithm": "perfedavg"}, "must have the key inner_rate"),
     ({"algorithm": "perfedavg", "inner_rate": 0.1, "order": "so"}, "order must be one"),
-    ({"algorithm": "norm_clipping", "bound": 0.0}, "bound must be positive, got 0"),
-    ({"algorithm": "robust", "combine": "mean"}, "combine.name must be one of"),
+    ({"aggregation": {"name": "rfa", "smoothing": 0.0}}, "smoothing must be positive"),
+    ({"aggregation": ("median", "mean")}, "aggregation.name must be one of"),
     (
-        {"algorithm": "robust", "combine": {"name": "krum", "faulty": -1}},
-        "faulty must be at least 0, got -1",
+        {"aggregation": {"name": "krum", "num_malicious_clients": -1}},
+        "num_malicious_clients must be at least 0, got -1",
     ),
-    ({"algorithm": "robust", "combine": {"name": "bulyan", "faulty": 0}}, "at least 1"),
-    ({**ROBUST, "combine": {**GEOMETRIC, "weigh": "size"}}, "weigh must be one of"),
-    ({**ROBUST, "combine": {"name": "median", "weigh": "examples"}}, "got 'weigh'"),
+    ({"aggregation": {"name": "median", "weigh": "examples"}}, "got 'weigh'"),
+    ({"aggregation": 3}, "aggregation must be .*got 3"),
+    ({"aggregation": ("median", "rfa")}, "must end with link 1"),
+    ({"algorithm": "ifca", "aggregation": "median"}, "must leave the last place"),
+    ({"algorithm": "ifca", "aggregation": "rfa"}, "no link that keeps a center"),
+    ({"algorithm": "robust"}, 'which is now a link .*"aggregation": "median"'),
 ]
 
 
@@ -255,29 +257,32 @@ def test_a_wrong_setting_is_refused_by_its_row(quarters, row, rule):
     assert str(raised.value).startswith("config.methods.row")
 
 
-KRUM, BULYAN = {"name": "krum", "faulty": 1}, {"name": "bulyan"}
+KRUM, BULYAN = {"name": "krum", "num_malicious_clients": 1}, {"name": "bulyan"}
 DROPPED = {"stragglers": 0.5, "drop_stragglers": True, "local_epochs": 2}
 
 
 @pytest.mark.parametrize(
-    "combine, federation, least",
+    "link, federation, least",
     [
-        ({**KRUM, "faulty": 5}, {}, 13),
-        ({**KRUM, "chosen": 6}, {}, 6),
+        ({**KRUM, "num_malicious_clients": 5}, {}, 13),
+        ({**KRUM, "num_clients_to_keep": 6}, {}, 6),
         (BULYAN, {}, 7),
         (KRUM, DROPPED, 5),
     ],
 )
 def test_a_cohort_too_small_for_a_row_is_refused_before_any_row_trains(
-    quarters, combine, federation, least
+    quarters, link, federation, least
 ):
-    row = {**RATE, **ROBUST, "combine": combine}
+    row = {**RATE, "aggregation": link}
     given = config(quarters, methods={"fedavg": RATE, "row": row})
     given["federation"] |= federation
     rule = rf"^config.methods.row: .*cohort_size must be at least {least} .* got \d\."
     with pytest.raises(ValueError, match=rule):
         build(given)
-    given["methods"]["row"] = {**row, "combine": {**KRUM, "faulty": 0}}
+    given["methods"]["row"] = {
+        **row,
+        "aggregation": {**KRUM, "num_malicious_clients": 0},
+    }
     given["federation"] |= {"stragglers": 0.0}
     build(given)
 

@@ -22,12 +22,10 @@ COMMON = {"learning_rate": 0.05, "decay_epochs": 1}
 HEAD = "params/(head|backbone/kernel)"
 OPTIONS = {  # beside what a row must have: what it is more interesting with
     "fedavg": {"server_optimizer": {"name": "fedadam", "learning_rate": 0.01}},
-    "fedprox": {"weigh": "equally"},
+    "fedprox": {"weigh": "equally", "aggregation": ("centered_clip", "attention")},
     "pfedme": {"strength": 1.0},
     "perfedavg": {"inner_rate": 0.005},
-    "robust": {"combine": {"name": "trimmed_mean", "fraction": 0.2}},
     "scaffold": {"momentum": 0.0},
-    "fedatt": {"norm": "spectral"},
     "ifca": {"groups": 3},
 }
 REFUSED = {  # and what they need

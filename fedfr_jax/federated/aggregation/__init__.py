@@ -1,0 +1,69 @@
+"""Aggregation: the chain of links that turns clients' updates into one.
+
+`with_aggregation(fedavg(local), clip_by_global_norm(max_norm=1.0), median())`; in a
+config the key `aggregation` of a method. The contract is `types.Aggregator`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from fedfr_jax.federated.aggregation.attention import attention
+from fedfr_jax.federated.aggregation.clip import centered_clip, clip_by_global_norm
+from fedfr_jax.federated.aggregation.contract import chain, with_aggregation
+from fedfr_jax.federated.aggregation.mean import drop_non_finite, weighted_mean
+from fedfr_jax.federated.aggregation.noise import gaussian_noise
+from fedfr_jax.federated.aggregation.quantize import stochastic_quantize
+from fedfr_jax.federated.aggregation.robust import (
+    bulyan,
+    geometric_median,
+    krum,
+    median,
+    of_all_updates,
+    rfa,
+    trimmed_mean,
+)
+from fedfr_jax.schema import choose, register
+from fedfr_jax.types import Aggregator
+
+__all__ = ["chain", "of_all_updates", "with_aggregation"]
+
+AGGREGATORS = {
+    "attention": attention,
+    "bulyan": bulyan,
+    "centered_clip": centered_clip,
+    "clip_by_global_norm": clip_by_global_norm,
+    "drop_non_finite": drop_non_finite,
+    "gaussian_noise": gaussian_noise,
+    "geometric_median": geometric_median,
+    "krum": krum,
+    "median": median,
+    "rfa": rfa,
+    "stochastic_quantize": stochastic_quantize,
+    "trimmed_mean": trimmed_mean,
+    "weighted_mean": weighted_mean,
+}
+
+
+def build_links(
+    section: str, given: str | Mapping | Sequence = ()
+) -> tuple[Aggregator, ...]:
+    """Links of a config.
+
+    Args:
+      section: of the key, such as "methods.fedavg.aggregation".
+      given: a name of AGGREGATORS, {"name": ..., settings}, or a list of those.
+
+    Raises:
+      ValueError: for an unknown name or setting, or a number out of its range.
+    """
+    each = (given,) if isinstance(given, str | Mapping) else given
+    named = [{"name": one} if isinstance(one, str) else one for one in each]
+    return tuple(choose(section, AGGREGATORS, one) for one in named)
+
+
+def register_aggregator(name: str, factory: Callable) -> None:
+    """Add `factory(*, ...settings) -> Aggregator` to AGGREGATORS.
+
+    Raises:
+      ValueError: when the name belongs to another factory.
+    """
+    register(AGGREGATORS, "aggregator", name, factory)

@@ -1,0 +1,141 @@
+"""Means weighted by a softmax over the cohort, streamed: no client's model is held.
+
+Each attention is a softmax over clients of numbers that a client knows itself. What it
+sends is a `Scaled` summary; the weights come out of the sums alone.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax import trees
+from fedfr_jax.federated.aggregation.contract import no_state, split
+from fedfr_jax.federated.aggregation.mean import weighted
+from fedfr_jax.schema import check_choice, check_ranges
+from fedfr_jax.types import LAST, Aggregator, Scaled, Summary
+
+TINY = 1e-12  # of a client without margin, before it is normalized
+COMBINATIONS = ("mean", "product", "lpm", "apm")  # of two attentions, or one of them
+
+
+def l2_norm(x: jax.Array) -> jax.Array:
+    """Euclidean norm of all entries."""
+    return jnp.linalg.norm(x.reshape(-1))
+
+
+def spectral_norm(x: jax.Array) -> jax.Array:
+    """Largest singular value of a matrix, Euclidean norm of anything else."""
+    return jnp.linalg.norm(x, ord=2) if x.ndim == 2 else l2_norm(x)
+
+
+NORMS = {"l2": l2_norm, "spectral": spectral_norm}
+
+
+def attention(*, epsilon: float = 1.2, distance_norm: str = "l2") -> Aggregator:
+    """FedAtt: per tensor, clients that moved farther from the server count more.
+
+    Ji et al. 2019, arXiv:1812.07108, algorithm 1: a = softmax_k(||w - w_k||) for every
+    tensor, w+ = w - epsilon sum_k a_k (w - w_k). The softmax is streamed, one model of
+    memory. Deviations: no noise is added (`gaussian_noise` does); running statistics
+    are averaged by the algorithm's weights and without epsilon, which could make a
+    variance negative.
+
+    Args:
+      epsilon: step of the server, >= 0.
+      distance_norm: l2, or spectral on matrices, as in the authors' code.
+
+    Raises:
+      ValueError: for an unknown norm, or a negative step.
+    """
+    check_ranges("", {"epsilon": epsilon}, {"epsilon": (0, jnp.inf)})
+    check_choice("distance_norm", distance_norm, NORMS)
+
+    def attend(change):
+        length = NORMS[distance_norm](change)
+        return Scaled(length, (change, jnp.ones_like(length)))
+
+    def summarize(key, state, update, weight):
+        del key, state
+        change, statistics, join = split(update)
+        attended = [attend(x) for x in change]
+        return Summary(join(attended, weighted(statistics, weight)), weight), {}
+
+    def finish(key, state, total):
+        del key
+        change, statistics, join = split(total.update)
+        moved = [epsilon * trees.divided(*scaled.tree) for scaled in change]
+        mean = trees.divided(statistics, total.weight)
+        return join(moved, mean), state, {}
+
+    return Aggregator(no_state, summarize, finish, role=LAST)
+
+
+def softmax_mean() -> Aggregator:
+    """sum_k a_k x_k, a_k as `cohort_attention` has it, of weights as `counted_by`."""
+
+    def summarize(key, state, update, weight):
+        del key, state
+        each = [Scaled(one.log, weighted(update, one.tree[0])) for one in weight]
+        return Summary(each, weight), {}
+
+    def finish(key, state, total):
+        del key
+        parts = []
+        for change, one in zip(total.update, total.weight, strict=True):
+            counts, ones = one.tree
+            parts.append(trees.divided((change.tree, counts), ones))
+        change, counts = jax.tree.map(lambda *x: sum(x), *parts)
+        return trees.divided(change, counts), state, {}
+
+    return Aggregator(no_state, summarize, finish, role=LAST)
+
+
+def counted_by(count: jax.Array, logs: Sequence) -> list[Scaled]:
+    """The weight of a client for `softmax_mean`.
+
+    Args:
+      count: [] by which its attention is multiplied.
+      logs: [] each, one per attention, which is the softmax of it over clients.
+    """
+    return [Scaled(x, (count, jnp.ones_like(count))) for x in logs]
+
+
+def cohort_attention(weights: Sequence[Scaled]) -> jax.Array:
+    """The attention a [K] itself, of weights of [K] each; its sum is 1."""
+    attention = sum(jax.nn.softmax(x.log) for x in weights)
+    attention = attention * weights[0].tree[0].astype(attention.dtype)
+    return trees.divided(attention, attention.sum())
+
+
+def softmax(margin: jax.Array, temperature: float) -> jax.Array:
+    """Of margin / temperature over clients."""
+    return margin / temperature
+
+
+def relu_sum(margin: jax.Array, temperature: float) -> jax.Array:
+    """max(margin, 0) over its sum; clients are equal where no margin is positive."""
+    del temperature
+    return jnp.log(jnp.maximum(margin, 0) + TINY)
+
+
+ATTENTIONS = {"softmax": softmax, "relu_sum": relu_sum}
+
+
+def logarithms(temperature: float, norm: str, combine: str) -> Callable:
+    """(LPM, APM) of one shape -> list of logs, for the attentions that they make.
+
+    Raises:
+      ValueError: for an unknown word, or a temperature that is not positive.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}.")
+    check_choice("norm", norm, ATTENTIONS)
+    check_choice("combine", combine, COMBINATIONS)
+
+    def logs_of(lpm, apm):
+        chosen = {"lpm": [lpm], "apm": [apm]}.get(combine, [lpm, apm])
+        logs = [ATTENTIONS[norm](x, temperature) for x in chosen]
+        return [sum(logs)] if combine == "product" else logs
+
+    return logs_of

@@ -1,0 +1,33 @@
+"""Noise of the server on what clients' updates add up to."""
+
+import jax
+
+from fedfr_jax.federated.aggregation.contract import hand_on, no_state, split
+from fedfr_jax.schema import check_ranges
+from fedfr_jax.types import Aggregator
+
+
+def gaussian_noise(*, std: float) -> Aggregator:
+    """Normal noise on every number of the aggregate, not on running statistics.
+
+    Before weighted_mean in a chain it is on the mean, behind it on the sum of weighted
+    updates. It is drawn once from (seed, round), the same on any devices.
+
+    Args:
+      std: standard deviation, >= 0.
+
+    Raises:
+      ValueError: when it is negative.
+    """
+    check_ranges("", {"std": std}, {"std": (0, float("inf"))})
+
+    def finish(key, state, total):
+        change, statistics, join = split(total.update)
+        keys = jax.random.split(key, max(len(change), 1))
+        noisy = [
+            x + std * jax.random.normal(k, x.shape, x.dtype)
+            for k, x in zip(keys, change, strict=False)
+        ]
+        return join(noisy, statistics), state, {}
+
+    return Aggregator(no_state, hand_on, finish)

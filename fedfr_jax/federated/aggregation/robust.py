@@ -1,0 +1,293 @@
+"""Rules that some malicious clients of a cohort cannot move far.
+
+All but `rfa` need the updates of all K clients at once: they stand last in a chain, and
+a round keeps K models. Their clients count equally, but for the geometric median, which
+weighs them by the algorithm's weights. A client whose update has nan or infinity in any
+leaf is left out, and K counts the others. Running statistics are combined by the same
+rule, on their own.
+
+Median and trimmed mean: Yin et al. 2018, arXiv:1803.01498. Krum and multi-Krum:
+Blanchard et al. 2017, arXiv:1703.02757, section 4. Bulyan: El Mhamdi et al. 2018,
+arXiv:1802.07927, section 4. Geometric median (RFA): Pillutla et al. 2019,
+arXiv:1912.13445, algorithm 2. Distances are over all leaves together.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedfr_jax.federated.aggregation.clip import zero_center
+from fedfr_jax.federated.aggregation.contract import chain, no_state, split
+from fedfr_jax.federated.aggregation.mean import drop_non_finite, scale_weight, wide
+from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.types import LAST, Aggregator, PerClient, PyTree, Summary
+
+SOME = (1, jnp.inf)
+
+
+def of_all_updates(combine: Callable, *, min_clients: int = 1) -> Aggregator:
+    """`combine` in the place of the mean.
+
+    Args:
+      combine: (updates, a tree of [K, ...], weights [K]) -> tree of [...]; a client
+        that is left out has weight 0 and an update of nan.
+      min_clients: the least K that it works with.
+    """
+
+    def summarize(key, state, update, weight):
+        del key, state
+        return Summary(PerClient(update), weight, PerClient(weight)), {}
+
+    def finish(key, state, total):
+        del key
+        weights = total.extra.tree
+        updates = masked(weights > 0, total.update.tree, jnp.nan)
+        *parts, join = split(updates)
+        aggregate = join(*(combine(part, weights) if part else [] for part in parts))
+        return aggregate, state, {}
+
+    last = Aggregator(no_state, summarize, finish, LAST, min_clients)
+    return chain(drop_non_finite(), last)
+
+
+def median() -> Aggregator:
+    """The median over clients of every coordinate."""
+
+    def combine(updates, weights):
+        del weights
+        is_kept = finite_clients(updates)
+        return jax.tree.map(lambda x: median_of(x, is_kept), updates)
+
+    return of_all_updates(combine)
+
+
+def trimmed_mean(*, trim_fraction: float = 0.1) -> Aggregator:
+    """Mean without the largest and smallest floor(fraction K) of every coordinate.
+
+    Raises:
+      ValueError: when `trim_fraction` is outside [0, 0.5).
+    """
+    if not 0 <= trim_fraction < 0.5:
+        raise ValueError(f"trim_fraction must lie in [0, 0.5), got {trim_fraction}.")
+
+    def combine(updates, weights):
+        del weights
+        is_kept = finite_clients(updates)
+        count = is_kept.sum()
+        cuts = [int(trim_fraction * k) for k in range(len(is_kept) + 1)]
+        cut = jnp.array(cuts)[count]
+        ordered = jax.tree.map(
+            lambda x: jnp.sort(x, axis=0), masked(is_kept, updates, jnp.inf)
+        )
+        return jax.tree.map(lambda x: mean_between(x, cut, count - cut), ordered)
+
+    return of_all_updates(combine)
+
+
+def krum(*, num_malicious_clients: int = 1, num_clients_to_keep: int = 1) -> Aggregator:
+    """Mean of the clients with the least sums of distances to their neighbors.
+
+    Args:
+      num_malicious_clients: f; a sum is of the K - f - 2 smallest squared distances.
+        K >= 2 f + 3.
+      num_clients_to_keep: 1 is Krum, more is multi-Krum; at most K.
+
+    Raises:
+      ValueError: when a number is out of its range.
+    """
+    bounds = {"num_malicious_clients": (0, jnp.inf), "num_clients_to_keep": SOME}
+    check_ranges("", locals(), bounds)
+
+    def combine(updates, weights):
+        del weights
+        is_kept = finite_clients(updates)
+        count, updates = is_kept.sum(), masked(is_kept, updates)
+        distances = push_apart(squared_distances(updates), ~is_kept)
+        nearest = jnp.maximum(count - num_malicious_clients - 2, 1)
+        best = jnp.argsort(krum_scores(distances, nearest))[:num_clients_to_keep]
+        last = jnp.minimum(count, num_clients_to_keep)
+        return jax.tree.map(lambda x: mean_between(x[best], 0, last), updates)
+
+    least = max(2 * num_malicious_clients + 3, num_clients_to_keep)
+    return of_all_updates(combine, min_clients=least)
+
+
+def bulyan(*, num_malicious_clients: int = 1) -> Aggregator:
+    """Per coordinate, the mean of the values nearest to the median of those chosen.
+
+    K - 2 f clients are chosen by Krum, one after the other, each among those that are
+    left; the mean is of K - 4 f values.
+
+    Args:
+      num_malicious_clients: f >= 1; K >= 4 f + 3.
+
+    Raises:
+      ValueError: when f is out of its range.
+    """
+    check_ranges("", locals(), {"num_malicious_clients": SOME})
+    f = num_malicious_clients
+
+    def combine(updates, weights):
+        most = len(weights) - 2 * f
+        is_kept = finite_clients(updates)
+        count, updates = is_kept.sum(), masked(is_kept, updates)
+        distances = push_apart(squared_distances(updates), ~is_kept)
+        picked = choose_one_by_one(distances, most, f, count)
+        is_picked = jnp.arange(most) < jnp.maximum(count - 2 * f, 1)
+        number = jnp.maximum(count - 4 * f, 1)
+        near = lambda x: near_median(x[picked], is_picked, number)
+        return jax.tree.map(near, updates)
+
+    return of_all_updates(combine, min_clients=4 * f + 3)
+
+
+def geometric_median(*, iterations: int = 10, smoothing: float = 1e-6) -> Aggregator:
+    """The point of least mean distance to all, by Weiszfeld's iterations from the mean.
+
+    Both means are weighted by the algorithm's weights, as the paper's and its code's;
+    where those are numbers of examples, a malicious client may overstate its own.
+
+    Args:
+      iterations: each goes over all updates. The released code takes at most 4, with a
+        smoothing of 1e-5, and stops when they gain little.
+      smoothing: least distance by which an update is weighed, > 0.
+
+    Raises:
+      ValueError: when a number is out of its range.
+    """
+    check_ranges("", locals(), {"iterations": SOME, "smoothing": POSITIVE})
+
+    def combine(updates, weights):
+        is_kept = finite_clients(updates)
+        counts = jnp.where(is_kept, weights, 0).astype(jnp.result_type(float))
+        updates = masked(is_kept, updates)
+
+        def mean(weights):
+            share = weights / weights.sum()
+            average = lambda x: jnp.tensordot(share.astype(x.dtype), x, axes=1)
+            return jax.tree.map(average, updates)
+
+        def step(_, center):
+            distances = jnp.maximum(distances_to(center, updates), smoothing)
+            return mean(counts.astype(distances.dtype) / distances)
+
+        return jax.lax.fori_loop(0, iterations, step, mean(counts))
+
+    return of_all_updates(combine)
+
+
+def rfa(*, smoothing: float = 1e-6) -> Aggregator:
+    """The geometric median, streamed: one of Weiszfeld's iterations in a round.
+
+    With v the last round's aggregate and a_k a client's weight, v <- sum_k b_k u_k /
+    sum_k b_k, b_k = a_k / max(s, ||u_k - v||). Deviation: the authors make up to four
+    iterations in a round, over updates that are kept (`geometric_median`); here each
+    round makes one, and the first is from 0, the received model. Running statistics
+    are averaged by the same weights.
+
+    Args:
+      smoothing: s > 0, least distance by which an update is weighed.
+
+    Raises:
+      ValueError: when `smoothing` is not positive.
+    """
+    check_ranges("", {"smoothing": smoothing}, {"smoothing": POSITIVE})
+
+    def summarize(key, center, update, weight):
+        del key
+        change, _, _ = split(update)
+        apart = [wide(x - v) for x, v in zip(change, center, strict=True)]
+        distance = jnp.maximum(jnp.asarray(optax.tree.norm(apart)), smoothing)
+        return Summary(update, scale_weight(weight, 1 / distance)), {}
+
+    def finish(key, center, total):
+        del key
+        change, _, _ = split(total.update)
+        moved = [x.astype(v.dtype) for v, x in zip(center, change, strict=True)]
+        return total.update, moved, {}
+
+    return chain(drop_non_finite(), Aggregator(zero_center, summarize, finish))
+
+
+def krum_scores(distances: jax.Array, count) -> jax.Array:
+    """Sums of the `count` smallest distances [K, K] to others, [K]."""
+    number = len(distances)
+    others = jnp.where(jnp.eye(number, dtype=bool), jnp.inf, distances)
+    is_near = jnp.arange(number) < count
+    return jnp.where(is_near, jnp.sort(others, axis=1), 0).sum(axis=1)
+
+
+def choose_one_by_one(
+    distances: jax.Array, count: int, num_malicious_clients: int, number=None
+) -> jax.Array:
+    """Indices [count] of Krum's choices, each among the clients not chosen yet.
+
+    Args:
+      number: how many of the clients of `distances` [K, K] there are; None is all.
+    """
+    number, chosen = len(distances) if number is None else number, []
+    for taken in range(count):
+        nearest = jnp.maximum(number - taken - num_malicious_clients - 2, 1)
+        best = jnp.argmin(krum_scores(distances, nearest))
+        chosen.append(best)
+        distances = push_apart(distances, jnp.arange(len(distances)) == best)
+    return jnp.stack(chosen)
+
+
+def push_apart(distances: jax.Array, is_out: jax.Array) -> jax.Array:
+    """`distances` [K, K] that are infinite from and to some clients [K]."""
+    return jnp.where(is_out[:, None] | is_out[None], jnp.inf, distances)
+
+
+def median_of(x: jax.Array, is_kept: jax.Array) -> jax.Array:
+    """Per coordinate of x [K, ...], the median of the values that are kept [K]."""
+    ordered, number = jnp.sort(masked(is_kept, x, jnp.inf), axis=0), is_kept.sum()
+    return ordered[(number - 1) // 2] * 0.5 + ordered[number // 2] * 0.5
+
+
+def near_median(x: jax.Array, is_kept: jax.Array, count: jax.Array) -> jax.Array:
+    """Per coordinate of x [K, ...], the mean of `count` kept values near the median."""
+    away = masked(is_kept, jnp.abs(x - median_of(x, is_kept)[None]), jnp.inf)
+    nearest = jnp.take_along_axis(x, jnp.argsort(away, axis=0), axis=0)
+    return mean_between(nearest, 0, count)
+
+
+def finite_clients(updates: PyTree) -> jax.Array:
+    """Which clients' updates have no nan and no infinity in any leaf, [K] bool."""
+    leaves = jax.tree.leaves(updates)
+    fine = [jnp.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in leaves]
+    return jnp.stack(fine).all(axis=0)
+
+
+def masked(is_kept: jax.Array, updates: PyTree, value: float = 0) -> PyTree:
+    """`updates` of [K, ...] with `value` in those of clients that are not kept."""
+
+    def one(x):
+        return jnp.where(is_kept.reshape(-1, *[1] * (x.ndim - 1)), x, value)
+
+    return jax.tree.map(one, updates)
+
+
+def mean_between(x: jax.Array, first, last) -> jax.Array:
+    """Mean of x [K, ...] over the indices [first, last), [] int, of its first axis."""
+    index = jnp.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
+    is_in = (index >= first) & (index < last)
+    total = jnp.where(is_in, x, 0).sum(axis=0)
+    return total / jnp.asarray(last - first, total.dtype)
+
+
+def distances_to(center: PyTree, updates: PyTree) -> jax.Array:
+    """Euclidean distance of every update to a tree like one of them, [K]."""
+
+    def squares(x, c):
+        return jnp.sum(jnp.square(x - c[None]), axis=tuple(range(1, x.ndim)))
+
+    return jnp.sqrt(sum(jax.tree.leaves(jax.tree.map(squares, updates, center))))
+
+
+def squared_distances(updates: PyTree) -> jax.Array:
+    """Squared distances between all updates, [K, K], over all leaves together."""
+    one = lambda x: distances_to(x, updates) ** 2
+    return jax.lax.map(one, updates)
