@@ -51,11 +51,12 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/federated/aggregation/mean.py",
-        f"{ROUNDS} tasks/faces/test_configured.py",
+        f"{ROUNDS} {MORE_ROUNDS} tasks/faces/test_configured.py",
         [
             ("wide(x) * weight.astype(wide(x).dtype), update", "wide(x), update"),
             ("return client.num_local.astype(jnp.float32)", "return jnp.float32(1)"),
             ("trees.divided(total.update, total.weight), state", "total.update, state"),
+            ("1 / jnp.where(weights > 0, weights, 1)", "1.0"),
         ],
     ),
     Mutants(
@@ -356,7 +357,7 @@ MUTANTS = [
         "fedfr_jax/federated/engine.py",
         "federated/test_engine.py",
         [
-            ("trees.where(is_real, summary, sums.zeros(summary))", "summary"),
+            ("trees.where(slot.client >= 0, total, sums.zeros(total))", "total"),
             (
                 "lax.cond(slot.is_new, fresh, lambda: row)",
                 "lax.cond(~slot.is_new, fresh, lambda: row)",
@@ -411,8 +412,7 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/clusters.py",
         f"{ROUNDS} {MORE_ROUNDS}",
         [
-            ("1 / jnp.where(sums > 0, sums, 1)", "1.0"),
-            ("zeros.at[group].set(", "zeros.at[0].set("),
+            (".at[group].set(weight)", ".at[0].set(weight)"),
         ],
     ),
     Mutants(

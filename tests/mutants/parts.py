@@ -96,11 +96,6 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/options.py",
-        "contracts/test_defaults_by_value.py",
-        [("and not has_words", "")],
-    ),
-    Mutants(
         f"{ALGORITHMS}qfedavg.py",
         VECTORS,
         [("not first > 0", "False")],

@@ -110,14 +110,10 @@ def fedmargin(
         apm = measured(after, _like(after, client.tables.value))
         counts = weight(client).astype(lpm.dtype)
         change, own = collections.change(end, server.variables), collections.own(end)
-        return ClientOutput(
-            update=change,
-            weight=counted_by(counts, logs_of(lpm, apm)),
-            personal=personal,
-            metrics={**metrics, "lpm": lpm, "apm": apm},
-            local=own,
-            sums=(after.mean * after.count[:, None], after.count),
-        )
+        weight_by = counted_by(counts, logs_of(lpm, apm))
+        metrics = {**metrics, "lpm": lpm, "apm": apm}
+        sums = after.mean * after.count[:, None], after.count
+        return ClientOutput(change, weight_by, personal, metrics, local=own, sums=sums)
 
     def server_update(server, result):
         variables = trees.added(server.variables, result.aggregate)

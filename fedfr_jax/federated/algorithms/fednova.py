@@ -84,7 +84,7 @@ def fednova(
         size = jnp.maximum(size, 1)  # a_k >= 1 wherever there is a step
         change["params"] = trees.divided(change["params"], size)
         count, own = weight(client), collections.own(end)
-        sums = count * share.astype(count.dtype), count
+        sums = share * count.astype(share.dtype), count
         return ClientOutput(change, count, personal, metrics, local=own, sums=sums)
 
     def server_update(server, result):

@@ -86,9 +86,6 @@ def personal(
     def network(server):
         return collections.merged(algorithm.network(given(server, server.first)))
 
-    def like(server):
-        return update_like(algorithm, server.inner)
-
     def prepare(server, context):
         # For clients' leaves, which are not here, those of a new client stand in.
         return algorithm.prepare(given(server, server.first), context)
@@ -102,7 +99,7 @@ def personal(
         personalize=personalize,
         network=network,
         has_global_model=False,
-        update_like=like,
+        update_like=lambda server: update_like(algorithm, server.inner),
         link_state=lambda server: algorithm.link_state(server.inner),
         prepare=prepare if algorithm.prepare else None,
         report=report if algorithm.report else None,
