@@ -158,20 +158,24 @@ def unflat_rows(w):
     return {"W": w[:, :15].reshape(-1, 5, 3), "b": w[:, 15:]}
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", RULES)
+def compiled_rule(rule):
+    """Updates [K, ...], weights [K] -> what a rule makes of them."""
+    return jax.jit(lambda updates, weights: aggregate(rule, updates, weights)[0])
+
+
+@pytest.mark.parametrize("name", sorted(RULES.keys() - {"median_first8"}))
 def test_a_rule_of_updates_with_one_that_is_not_finite_is_that_of_the_others(
-    arrays, name, number
+    arrays, name
 ):
-    rule, _, _ = RULES[name]
     updates = np.concatenate([arrays["rob_u"], arrays["rob_u11_extra"]])
     bad = np.insert(updates, 4, 0, axis=0)
-    bad[4, 17] = number  # a single coordinate
-    counts = np.arange(1.0, 12)
+    counts, rule = np.arange(1.0, 12), compiled_rule(RULES[name][0])
     with jax.enable_x64(True):
-        others, _ = aggregate(rule, unflat_rows(updates), counts)
-        found, _ = aggregate(rule, unflat_rows(bad), np.insert(counts, 4, 5))
-        jax.tree.map(close, found, others)
+        others = rule(unflat_rows(updates), counts)
+        for number in (np.nan, np.inf, -np.inf):
+            bad[4, 17] = number  # a single coordinate
+            found = rule(unflat_rows(bad), np.insert(counts, 4, 5))
+            jax.tree.map(close, found, others)
 
 
 DROPPING = {
@@ -206,18 +210,18 @@ def test_krum_is_the_papers_of_k_minus_f_minus_2_neighbors(golden, of, f):
     arrays = golden("robust_byzfl")
     rows = arrays[f"{of}_multikrum_paper_f{f}_rows_own"]
     with jax.enable_x64(True):
-        one, _ = aggregate(krum_of(f), arrays[of])
-        mean, _ = aggregate(krum_of(f, len(rows)), arrays[of])
+        one = compiled_rule(krum_of(f))(arrays[of], np.ones(11))
+        mean = compiled_rule(krum_of(f, len(rows)))(arrays[of], np.ones(11))
     close(one, arrays[of][arrays[f"{of}_krum_paper_f{f}_index_own"]])
     close(mean, arrays[f"{of}_multikrum_paper_f{f}_own"])
 
 
 def test_krum_scores_and_bulyans_choices_are_the_official_ones(arrays):
     with jax.enable_x64(True):
-        u = jnp.asarray(arrays["rob_u"])
-        distances = squared_distances({"W": u[:, :15], "b": u[:, 15:]})
-        close(krum_scores(distances, 9 - 2 - 2), arrays["rob_krum_scores"])
-        chosen = choose_one_by_one(distances, 7, 1)
+        distances = jax.jit(squared_distances)(unflat_rows(arrays["rob_u"]))
+        scores = jax.jit(partial(krum_scores, count=9 - 2 - 2))(distances)
+        close(scores, arrays["rob_krum_scores"])
+        chosen = jax.jit(lambda x: choose_one_by_one(x, 7, 1))(distances)
     np.testing.assert_array_equal(chosen, arrays["rob_bulyan_f1_selected"])
 
 
