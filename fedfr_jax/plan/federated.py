@@ -162,7 +162,7 @@ def parts_of(
         "sums over clients": bytes_on_device(summary) / shards,
         "personal rows of the cohort": rows,
         "what the server prepares": made,
-        "uploads of the cohort": cohort * bytes_on_device(kept.upload),
+        "uploads of the cohort": cohort * bytes_on_device((kept.upload, kept.kept)),
     }
 
 

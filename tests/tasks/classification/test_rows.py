@@ -233,7 +233,7 @@ WRONG = [
     ({"algorithm": "feddyn", "strength": 0.0}, "strength must be positive, got 0"),
     ({"algorithm": "mime", "server_momentum": 2.0}, "server_momentum must lie in"),
     ({"algorithm": "afl", "window": 0}, "window must be at least 1, got 0"),
-    ({"algorithm": "perfedavg"}, "must have the key inner_rate"),
+    ({"algorithm": "perfedavg"}, "needs the key inner_rate"),
     ({"algorithm": "perfedavg", "inner_rate": 0.1, "order": "so"}, "order must be one"),
     ({"aggregation": {"name": "rfa", "smoothing": 0.0}}, "smoothing must be positive"),
     ({"aggregation": ("median", "mean")}, "aggregation.name must be one of"),

@@ -21,8 +21,11 @@ SIDE, DIM, PUBLIC = 4, 8, 4
 COMMON = {"learning_rate": 0.05, "decay_epochs": 1}
 HEAD = "params/(head|backbone/kernel)"
 OPTIONS = {  # beside what a row must have: what it is more interesting with
-    "fedavg": {"server_optimizer": {"name": "fedadam", "learning_rate": 0.01}},
-    "fedprox": {"weigh": "equally", "aggregation": ("centered_clip", "attention")},
+    "fedavg": {
+        "server_optimizer": {"name": "fedadam", "learning_rate": 0.01},
+        "aggregation": ("centered_clip", "attention"),
+    },
+    "fedprox": {"weigh": "equally"},
     "pfedme": {"strength": 1.0},
     "perfedavg": {"inner_rate": 0.005},
     "scaffold": {"momentum": 0.0},
