@@ -79,11 +79,13 @@ def chain(*links: Aggregator) -> Aggregator:
             metrics = {**found, **metrics}
         return aggregate, tuple(after), metrics
 
+    # A mean with links around it is no plain one that another may take the place of.
+    role = (LAST if len(links) > 1 else roles[0]) if roles else LINK
     return Aggregator(
         no_state if all(link.init is no_state for link in links) else init,
         summarize,
         finish,
-        role=roles[0] if roles else LINK,
+        role=role,
         min_clients=max((link.min_clients for link in links), default=1),
     )
 
@@ -105,6 +107,11 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
     if own is None:
         raise ValueError(
             f"aggregation must go with updates that are summed, got {algorithm}."
+        )
+    if own.init is not no_state:
+        raise ValueError(
+            f"aggregation must be one chain, got {algorithm} with one that has a state."
+            " Give with_aggregation all links at once."
         )
     has_mean = any(link.role != LINK for link in links)
     if has_mean and own.role != MEAN:
