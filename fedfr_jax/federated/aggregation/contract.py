@@ -110,8 +110,8 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
         )
     if own.init is not no_state:
         raise ValueError(
-            f"aggregation must be one chain, got {algorithm} with one that has a state."
-            " Give with_aggregation all links at once."
+            "aggregation must be one chain, got another around one that has a state. "
+            "Give with_aggregation all links at once."
         )
     has_mean = any(link.role != LINK for link in links)
     if has_mean and own.role != MEAN:
