@@ -10,7 +10,6 @@ from fedfr_jax.data.sources import SOURCES as SOURCES
 from fedfr_jax.data.sources import open_source as open_source
 from fedfr_jax.data.sources import register_source as register_source
 from fedfr_jax.deploy.network import Network as Network
-from fedfr_jax.deploy.network import load as load
 from fedfr_jax.federated import aggregation as aggregation
 from fedfr_jax.federated.aggregation import AGGREGATORS as AGGREGATORS
 from fedfr_jax.federated.aggregation import register_aggregator as register_aggregator
@@ -62,6 +61,7 @@ from fedfr_jax.notebook import resume as resume
 from fedfr_jax.notebook import run_round as run_round
 from fedfr_jax.notebook import save as save
 from fedfr_jax.notebook.clients import FederatedDataset as FederatedDataset
+from fedfr_jax.notebook.loading import load as load
 from fedfr_jax.tasks import TASKS as TASKS
 from fedfr_jax.tasks import register_task as register_task
 from fedfr_jax.types import Algorithm as Algorithm

@@ -1,7 +1,6 @@
 """From a config to an experiment; the config's task knows the sections."""
 
 import math
-import pathlib
 import re
 import types
 from collections.abc import Collection, Mapping
@@ -12,7 +11,6 @@ import ml_collections
 import numpy as np
 
 from fedfr_jax.federated.stragglers import check_stragglers, num_trained
-from fedfr_jax.runs import data_digest
 from fedfr_jax.schema import check_choice, check_ranges, check_seed, naming
 from fedfr_jax.stream import example_of
 from fedfr_jax.tasks import TASKS
@@ -108,17 +106,9 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
       ValueError: for anything wrong in the config or the data, before any compile.
     """
     settings = sections(config)
-    for options in (settings["pretrain"], *settings["methods"].values()):
-        _open_run(options, "init")
-        told = options.get("distill")
-        if isinstance(told, Mapping) and isinstance(told.get("teacher"), Mapping):
-            _open_run(told["teacher"], "weights")
-    told = settings["evaluation"].get("representation")
-    if isinstance(told, Mapping) and is_folder(path := told.get("reference")):
-        from fedfr_jax.deploy.network import of_server  # which builds that run
-
-        told["reference"] = of_server(path)
     experiment = TASKS[settings["task"]](settings)
+    task = experiment.task._replace(name=settings["task"])
+    experiment = experiment._replace(task=task)
     for name, stage in experiment.stages.items():
         with naming(f"config.methods.{name}"):
             _check_rounds(stage.trainer, experiment)
@@ -174,19 +164,3 @@ def _check_augments(experiment: Experiment, rows: Collection[str]) -> None:
             with naming(f"config.{section}.augment"):
                 key = jax.random.key(0)
                 jax.eval_shape(feed.augment.apply, key, one.inputs, one.targets)
-
-
-def is_folder(path: Any) -> bool:
-    """Whether a value of a config is a folder's path; an empty text names none."""
-    return isinstance(path, str) and path != "" and pathlib.Path(path).is_dir()
-
-
-def _open_run(options: dict, key: str) -> None:
-    """Put the network of another run in the place of its work folder.
-
-    That run's data may have changed: nothing is evaluated on them.
-    """
-    from fedfr_jax.deploy.network import load  # which builds that run
-
-    if is_folder(path := options.get(key)):
-        options[key] = load(path, data_changed=data_digest.ACCEPT).weights

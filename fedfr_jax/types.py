@@ -590,6 +590,7 @@ class Task(NamedTuple):
     preprocessing: Preprocessing | None = None
     is_of_features: bool = False  # they compare `Model.features`, not its output
     classes: Sequence[str] = ()  # of a classifier's or segmenter's output
+    name: str = ""  # of config.task
     # Kept with every stage and compared when it is used again; None compares nothing
     used: Used | None = None
 

@@ -14,17 +14,19 @@ PACKAGE = ROOT / "fedfr_jax"
 FLOORS = (
     ("types", "trees", "stacks", "schema", "mesh", "processes", "configs")
     + ("objective", "permutation", "feed", "stream", "devices", "stopping", "drafts")
-    + ("limits", "json_files", "text"),
+    + ("limits", "json_files", "digest_json", "text"),
     ("federated", "central", "models", "losses", "data", "evaluation", "scaling"),
     ("tasks",),
-    ("runs", "plan", "notebook"),
-    ("build", "deploy", "commands", "__main__", "__init__"),
+    ("runs", "plan", "deploy"),
+    ("build",),
+    ("notebook",),
+    ("commands", "__main__", "__init__"),
 )
-SIDEWAYS = {("trees", "types"), ("mesh", "types"), ("commands", "build")}
+SIDEWAYS = {("trees", "types"), ("mesh", "types"), ("digest_json", "json_files")}
 SIDEWAYS |= {("feed", "types"), ("stream", "types"), ("stream", "mesh")}
 SIDEWAYS |= {("stacks", "types"), ("trees", "stacks")}
 SIDEWAYS |= {("json_files", "limits"), ("mesh", "devices"), ("stream", "devices")}
-SIDEWAYS |= {("deploy", "build"), ("build", "deploy"), ("commands", "deploy")}
+SIDEWAYS |= {("digest_json", "drafts")}
 SIDEWAYS |= {("__main__", "commands"), ("__main__", "__init__")}
 LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|faiss|sklearn"
 # A client's step, a central one, and the server's on rows of classes.
@@ -47,7 +49,8 @@ ONLY_IN = {
         *("plan/", "commands/plan"),
     ),
     r"^ *(import|from) fedfr_jax\.federated(\.| import .*)packing\b": (
-        *("tasks/faces/", "federated/frozen.py", "deploy/network.py"),
+        *("tasks/faces/", "federated/frozen.py", "runs/stage_model.py"),
+        "notebook/loading.py",
     ),
     # Public names are loaded when asked for; a key of a tree path has two names in JAX;
     # an optimizer goes by its name in optax.

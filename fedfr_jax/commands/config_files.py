@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 from ml_collections import ConfigDict
 
+from fedfr_jax import digest_json
 from fedfr_jax.configs import FOLDER
-from fedfr_jax.runs import digest_json
 from fedfr_jax.schema import hint, naming, with_tuples
 
 MOST = 30  # names that an error lists

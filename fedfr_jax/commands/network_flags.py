@@ -13,7 +13,7 @@ def define_network(parser: Parser) -> None:
     parser.add_argument(
         "--network",
         metavar="PATH",
-        help="work folder of a run, or a file of weights (fedfr export, fedfr convert)",
+        help="folder of a run or of its stage, or a file of weights (fedfr export)",
     )
     parser.add_argument("--method", metavar="ROW", help="of the run; default the last")
     parser.add_argument(
@@ -63,7 +63,7 @@ def network_of(values: argparse.Namespace, command: str):
             f"{command}: --network must name a work folder or a file, got none."
         )
     check_files(values)
-    from fedfr_jax.deploy.network import load
+    from fedfr_jax.notebook.loading import load
 
     return load(
         values.network,

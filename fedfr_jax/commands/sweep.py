@@ -94,8 +94,9 @@ def check_same_base(folder: pathlib.Path, config) -> None:
     Raises:
       ValueError: naming the first key that differs; for a folder of other things.
     """
+    from fedfr_jax import digest_json
     from fedfr_jax.commands.flags import KEPT
-    from fedfr_jax.runs import digest_json, results
+    from fedfr_jax.runs import results
     from fedfr_jax.runs.locks import lock_to_write
     from fedfr_jax.runs.stage_settings import first_difference
     from fedfr_jax.runs.workdir import check_contents

@@ -12,7 +12,6 @@ import numpy as np
 from fedfr_jax.evaluation.verification import Roc, threshold_at
 from fedfr_jax.json_files import parse_json
 from fedfr_jax.schema import naming
-from fedfr_jax.types import Experiment, Networks, PyTree
 
 CURVE = "calibration"  # in galleries and files of weights
 MOST = 1.01  # of a cosine, with its rounding
@@ -21,19 +20,7 @@ MOST = 1.01  # of a cosine, with its rounding
 def text_of(roc: Callable[[], Roc | None] | None) -> str:
     """The curve as JSON."""
     found = roc() if roc else None
-    if found is None:
-        return ""
-    return json.dumps({k: np.asarray(v).tolist() for k, v in found._asdict().items()})
-
-
-def run_curve(experiment: Experiment, variables: PyTree, apply: Callable) -> Roc | None:
-    """The curve of the run's evaluation of people that training never saw; None where
-    the task does not judge pairs of images."""
-    judge = experiment.task.evaluators.get("generic")
-    curves = (
-        judge.evaluate(Networks(variables, apply, None, apply)).curves if judge else {}
-    )
-    return curves.get("roc")
+    return "" if found is None else json.dumps(found.as_lists())
 
 
 def curve_of(text: str) -> Roc | None:

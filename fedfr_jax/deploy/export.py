@@ -26,11 +26,10 @@ from fedfr_jax.deploy.graph import graph_of
 from fedfr_jax.deploy.inputs import from_unit, metadata, summed
 from fedfr_jax.deploy.network import Network, as_run
 from fedfr_jax.deploy.onnx_file import write_onnx
-from fedfr_jax.models import MODELS
+from fedfr_jax.models import build_model
 from fedfr_jax.models.convert import to_torch
 from fedfr_jax.models.folding import FULL, fold
 from fedfr_jax.models.weights import write_weights
-from fedfr_jax.schema import choose
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CLOSE = 1e-4  # of the largest number of an embedding
@@ -61,8 +60,8 @@ def exported(network: Network) -> Callable:
 def folded(network: Network) -> Callable:
     """images [B, H, W, C] as in training -> [B, D], without batch normalisations where
     `models.folding` can take them away."""
-    if network.model is not None:
-        model = choose("model", MODELS, as_run(network.model), network.image_shape)
+    if network.model is not None and not network.is_of_features:
+        model = build_model(as_run(network.model), network.image_shape)
         if model.fold:
             apply, variables = fold(model, network.variables, level=FULL)
             return lambda images: apply(variables, images)

@@ -224,6 +224,10 @@ class Roc(NamedTuple):
     num_positives: np.int64  # pairs of one identity
     thresholds: np.ndarray  # [P] cosines from which a pair is accepted, descending
 
+    def as_lists(self) -> dict[str, list | float]:
+        """The fields as values of JSON."""
+        return {name: np.asarray(x).tolist() for name, x in self._asdict().items()}
+
 
 def threshold_at(roc: Roc, far: float) -> float:
     """The loosest cosine of a curve whose FAR does not exceed `far`.

@@ -8,7 +8,8 @@ those of few layers, without blocks to compute again: cnn, mlp, linear_base, lea
 logistic.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fedfr_jax.models.cnn import cnn, mlp
 from fedfr_jax.models.iresnet import iresnet
@@ -17,12 +18,13 @@ from fedfr_jax.models.linear_base import linear_base
 from fedfr_jax.models.logistic import logistic
 from fedfr_jax.models.mobilefacenet import mobilefacenet
 from fedfr_jax.models.mobilenet import mobilenet
+from fedfr_jax.models.projection import with_projection
 from fedfr_jax.models.reid import reid
 from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.segmenter import segmenter
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.models.vit import vit
-from fedfr_jax.schema import register
+from fedfr_jax.schema import call, choose, register
 from fedfr_jax.types import Model
 
 MODELS = {
@@ -41,6 +43,19 @@ MODELS = {
     "leaf_femnist": leaf_femnist,
     "logistic": logistic,
 }
+
+
+def build_model(settings: Mapping[str, Any], image_shape: Sequence[int]) -> Model:
+    """The network of a config's section `model`.
+
+    Args:
+      settings: {"name": of MODELS, settings of its factory}, and perhaps `projection`.
+    """
+    settings = dict(settings)
+    added = {key: settings.pop(key) for key in ("projection",) if key in settings}
+    model = choose("model", MODELS, settings, image_shape)
+    model = call("model", with_projection, added, model) if added else model
+    return model._replace(config={**settings, **added})
 
 
 def register_model(name: str, factory: Callable[..., Model]) -> None:

@@ -16,12 +16,12 @@ import numpy as np
 
 from fedfr_jax import trees
 from fedfr_jax.json_files import parse_json
-from fedfr_jax.models import MODELS
+from fedfr_jax.models import build_model
 from fedfr_jax.models.convert import from_torch
 from fedfr_jax.models.norm import EPSILON
 from fedfr_jax.models.sizes import check_layers
 from fedfr_jax.models.weights import Weights
-from fedfr_jax.schema import check_ranges, choose, is_of, with_tuples
+from fedfr_jax.schema import MOST, check_ranges, is_of, with_tuples
 from fedfr_jax.stacks import laid_out, named
 from fedfr_jax.types import PyTree
 
@@ -59,7 +59,8 @@ def variables_of(weights: Weights, model: Mapping, image_shape: Sequence[int]):
     _check_model(weights, model, image_shape)
     arrays = {k: _float32(v) for k, v in weights.arrays.items()}
     if any(name.startswith("params/") for name in arrays):
-        return _own(arrays, model, image_shape)
+        built = build_model(model, image_shape)
+        return fitted(arrays, jax.eval_shape(built.init, jax.random.key(0)))
     arrays = from_ir(arrays) if IR in arrays else arrays
     settings = {k: v for k, v in model.items() if k != "name"}
     return from_torch(model["name"], arrays, image_shape, **settings)
@@ -104,9 +105,10 @@ def _check_model(weights: Weights, model: Mapping, image_shape: Sequence[int]) -
                     f"model.{name} must be of the file's {count} arrays, got {blocks} "
                     "blocks."
                 )
-    if len(image_shape) != 3 or not is_of(tuple[int, ...], image_shape):
+    if len(image_shape) not in (1, 3) or not is_of(tuple[int, ...], image_shape):
         raise ValueError(f"image_shape must be H, W, C, got {image_shape}.")
-    check_ranges("", {"image_shape": tuple(image_shape)}, {"image_shape": SIDES})
+    sides = SIDES if len(image_shape) == 3 else (1, MOST)
+    check_ranges("", {"image_shape": tuple(image_shape)}, {"image_shape": sides})
 
 
 def from_ir(arrays: Arrays) -> dict[str, np.ndarray]:
@@ -168,9 +170,12 @@ def _with_unit_scale(arrays):
     }
 
 
-def _own(arrays, model, image_shape) -> PyTree:
-    built = choose("model", MODELS, model, image_shape)
-    template = jax.eval_shape(built.init, jax.random.key(0))
+def fitted(arrays: Arrays, template: PyTree) -> PyTree:
+    """Arrays by our names as variables like `template`, of arrays or shapes.
+
+    Raises:
+      ValueError: naming the first leaf that is missing, unknown or of another shape.
+    """
     shapes = jax.eval_shape(named, template)
     wanted = {
         trees.path_name(path): leaf.shape

@@ -51,7 +51,9 @@ def read_weights(path: str | os.PathLike, key: str = "") -> Weights:
     """
     suffix = _suffix(path)
     if suffix is None:
-        raise ValueError(f"weights must be a file of {(*READERS,)}, got {path!r}.")
+        raise ValueError(
+            f"weights must be a file of {(*READERS,)}, or a run's folder, got {path!r}."
+        )
     pathlib.Path(path).stat()  # there is such a file
     check_file(path, MEMORY)
     with naming(path):

@@ -5,7 +5,8 @@ import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
 
-from fedfr_jax.runs import data_digest, digest_json
+from fedfr_jax import digest_json
+from fedfr_jax.runs import data_digest
 from fedfr_jax.runs.begin import end_of
 from fedfr_jax.runs.ended import check_end
 from fedfr_jax.runs.stage_folders import is_trained

@@ -15,6 +15,7 @@ from fedfr_jax.runs import class_memory, class_tables, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.first_calls import FirstCall
 from fedfr_jax.runs.sinks import open_sinks
+from fedfr_jax.runs.stage_model import forget_model
 from fedfr_jax.stream import placed
 from fedfr_jax.types import Central, PyTree
 
@@ -75,6 +76,7 @@ def _trained(trainer: Central, own_mesh: Mesh, folder: pathlib.Path, seed: int):
     epochs = epochs_of(trainer, own_mesh, seed)
     checkpointer, first, state = _restored(trainer, epochs, folder, seed)
     if first < settings.epochs:
+        forget_model(folder)
         data = placed(trainer.dataset, own_mesh)
         every = settings.checkpoint_every
         with open_sinks(folder, folder.name, settings.epochs, first) as sinks:

@@ -3,8 +3,9 @@
 The list is what `sha256sum` writes, so `sha256sum -c SHA256SUMS` checks it as well.
 """
 
-import hashlib
 import pathlib
+
+from fedfr_jax.digest_json import digest_of_file
 
 SUMS = "SHA256SUMS"
 LATER = (SUMS, "commit_success.txt")  # written after the list; nobody reads the latter
@@ -30,7 +31,7 @@ def difference(folder: pathlib.Path) -> str | None:
     for line in lines or [b""]:
         digest, _, name = line.decode(errors="replace").partition("  ")
         try:
-            is_whole = _digest_of(folder / name) == digest
+            is_whole = digest_of_file(folder / name) == digest
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
             is_whole = False  # the last: a name with a byte that no name has
         if not is_whole:
@@ -42,11 +43,6 @@ def _listing(folder):
     """A line per file, hidden ones left out: a file system may add its own."""
     paths = [p for p in folder.rglob("*") if p.name not in LATER and p.name[0] != "."]
     return "".join(
-        f"{_digest_of(path)}  {path.relative_to(folder).as_posix()}\n"
+        f"{digest_of_file(path)}  {path.relative_to(folder).as_posix()}\n"
         for path in sorted(p for p in paths if not p.is_dir())
     ).encode()
-
-
-def _digest_of(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,10 +1,11 @@
-"""Finished runs: read and evaluated, without writing to their stages."""
+"""Finished runs: read and evaluated."""
 
 import contextlib
 import pathlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fedfr_jax.models.saved_model import RECORD
 from fedfr_jax.runs import data_digest, report
 from fedfr_jax.runs.begin import Begun, begin, end_of
 from fedfr_jax.runs.central_stage import read_central
@@ -12,6 +13,7 @@ from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.costs import with_costs
 from fedfr_jax.runs.experiment import evaluate, networks_of, numbers, rows_of, show
 from fedfr_jax.runs.sinks import write_summary
+from fedfr_jax.runs.stage_model import add_calibration, write_model
 from fedfr_jax.runs.workdir import named_config
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Central, Experiment, Networks, PyTree
@@ -56,8 +58,8 @@ def evaluate_experiment(
 
     Raises:
       ValueError: when a stage has not been trained to its end, its last checkpoint
-        cannot be read, or its data have changed; nothing is trained, and no file of a
-        stage written.
+        cannot be read, or its data have changed; nothing is trained, and of a stage's
+        files only those of its model are written, where they are missing.
     """
     workdir = pathlib.Path(workdir)
     rounds, evaluators = experiment.federation.rounds, experiment.task.evaluators
@@ -67,17 +69,29 @@ def evaluate_experiment(
     data_digest.check(experiment.task, folders, changed=changed)
     found = {}
     for name, end in _ends(experiment, workdir):
+        trainer, folder = experiment.stages[name].trainer, workdir / name
+        with _if_writable(folder / RECORD):  # which runs of earlier versions lack
+            write_model(folder, experiment.task, trainer, end.networks.variables)
         found[name] = evaluate(evaluators, end.networks)
+        with _if_writable(folder / RECORD):
+            add_calibration(folder, found[name])
         if end.begun:
             rows = rows_of(workdir / name)
             found[name] = with_costs(found[name], evaluators, rows, end.begun, rounds)
     result = {"methods": numbers(found), **named_config(workdir)}
-    try:
+    with _if_writable(workdir / "evaluation.json"):
         write_summary(workdir / "evaluation.json", result)
-    except OSError as error:  # the folder of a run may be read only
-        show(f"evaluation.json could not be written: {error}.")
     show(report.result_table(result))
     return result
+
+
+@contextlib.contextmanager
+def _if_writable(path: pathlib.Path) -> Iterator[None]:
+    """Say so where a file of a run cannot be written: its folder may be read only."""
+    try:
+        yield
+    except OSError as error:
+        show(f"{path} could not be written: {error}.")
 
 
 def check_end(folder: pathlib.Path, end: int) -> None:

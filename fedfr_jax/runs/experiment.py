@@ -29,6 +29,7 @@ from fedfr_jax.runs.sinks import (
     show_at_end,
     write_summary,
 )
+from fedfr_jax.runs.stage_model import add_calibration, forget_model, write_model
 from fedfr_jax.runs.workdir import Clock, named_config
 from fedfr_jax.text import printable
 from fedfr_jax.types import (
@@ -122,10 +123,23 @@ def run_central(
     variables = train_central(trainer, mesh, folder, seed=seed)
     apply, network = trainer.network_apply, trainer.network(variables)
     networks = Networks(network, apply, None, apply)
-    found = evaluate(experiment.task.evaluators, networks)
+    found = saved_and_evaluated(experiment, trainer, networks, folder)
     if is_new:
         show_at_end(folder, end - 1, named(found))
     return variables, found
+
+
+def saved_and_evaluated(
+    experiment: Experiment,
+    trainer: Federated | Central,
+    networks: Networks,
+    folder: pathlib.Path,
+) -> dict[str, Evaluation]:
+    """Leave a stage's model in its folder, and say what every evaluator finds."""
+    write_model(folder, experiment.task, trainer, networks.variables)
+    found = evaluate(experiment.task.evaluators, networks)
+    add_calibration(folder, found)
+    return found
 
 
 def evaluate(
@@ -150,6 +164,8 @@ def run_federated(
     if last:
         parts.append((last_simulation(sim, last), max(first, rounds), rounds + 1))
     end = end_of(trainer, rounds)
+    if first < end:
+        forget_model(folder)
     with (
         open_client_log(folder, first) as clients,
         open_sinks(folder, folder.name, end, first) as sinks,
@@ -159,7 +175,7 @@ def run_federated(
         for part, first_round, num_rounds in parts:
             server = loop.train(part, server, to, first_round, num_rounds)
         store.keep_newest()  # the last checkpoint is whole
-        found = evaluate(evaluators, view(server))
+        found = saved_and_evaluated(experiment, trainer, view(server), folder)
     begun.checkpointer.close()
     if first < end:  # what is judged in rounds is there already
         late = {x: of for x, of in found.items() if not evaluators[x].in_rounds}

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from fedfr_jax.runs import digest_json
+from fedfr_jax import digest_json
 from fedfr_jax.runs.aside import set_aside
 from fedfr_jax.runs.longer import length_before, why_anew
 from fedfr_jax.runs.stage_settings import first_difference, settings_of

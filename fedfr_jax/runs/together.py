@@ -25,6 +25,7 @@ from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.console import ConsoleSink
 from fedfr_jax.runs.experiment import in_rounds, open_client_log
 from fedfr_jax.runs.sinks import JsonlSink, TensorBoardSink, write_summary
+from fedfr_jax.runs.stage_model import forget_model
 from fedfr_jax.runs.workdir import seconds_in
 from fedfr_jax.stream import placed
 from fedfr_jax.types import Central, Dataset, Experiment, PyTree
@@ -159,6 +160,8 @@ def train_stage(
         (at,) = rounds
         if at >= federation.rounds:
             return
+        for member in members:
+            forget_model(member.folder / name)
         servers = jax.tree.map(lambda *x: jnp.stack(x), *[one.server for one in begun])
         keepers = [
             stack.enter_context(_keeper(member, name, sim, one, one is begun[0]))

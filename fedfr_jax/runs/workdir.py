@@ -12,9 +12,10 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
+from fedfr_jax import digest_json
 from fedfr_jax import mesh as meshes
 from fedfr_jax.json_files import read_json
-from fedfr_jax.runs import digest_json, locks, stage_folders
+from fedfr_jax.runs import locks, stage_folders
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.runs.stage_settings import first_difference, with_followers
 from fedfr_jax.tasks.places import without_places

@@ -16,7 +16,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax import trees
 from fedfr_jax.evaluation.entropy import feature_entropy, softmax_entropy
 from fedfr_jax.evaluation.representation import mmd_squared
 from fedfr_jax.federated.algorithms.margins import aggregate_mean_margin
@@ -28,8 +27,9 @@ from fedfr_jax.federated.algorithms.prototypes import (
 )
 from fedfr_jax.federated.outputs import build_embed
 from fedfr_jax.feed import Feed
-from fedfr_jax.schema import check_keys, check_whole
-from fedfr_jax.stacks import named
+from fedfr_jax.models.foreign import fitted
+from fedfr_jax.models.saved_model import load_weights
+from fedfr_jax.schema import check_keys, check_whole, naming
 from fedfr_jax.stream import Stream, placed
 from fedfr_jax.types import Dataset, Evaluation, Evaluator, Model, Networks, PyTree
 
@@ -61,14 +61,8 @@ def told(settings: Mapping | None, model: Model, first: PyTree) -> dict | None:
     reference = settings["reference"]
     if reference is None:
         return settings
-    if not isinstance(reference, Mapping):
-        raise ValueError(
-            f"{SECTION}.reference must be the work folder of a run, got {reference!r}."
-        )
-    shapes = (jax.eval_shape(named, x) for x in (reference, first))
-    if differs := trees.difference(*shapes):
-        raise ValueError(f"{SECTION}.reference must fit the model, got {differs}.")
-    return settings
+    with naming(f"{SECTION}.reference"):
+        return {**settings, "reference": fitted(load_weights(reference).arrays, first)}
 
 
 def representation(

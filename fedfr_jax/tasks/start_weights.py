@@ -14,7 +14,8 @@ import numpy as np
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.models.foreign import network_of, variables_of
-from fedfr_jax.models.weights import Weights, read_weights
+from fedfr_jax.models.saved_model import load_weights, named_arrays
+from fedfr_jax.models.weights import Weights
 from fedfr_jax.schema import check_keys, naming
 from fedfr_jax.stacks import laid_out, named
 from fedfr_jax.types import PyTree
@@ -39,15 +40,14 @@ def initialized(variables: PyTree, settings: Mapping) -> PyTree:
     if init is None:
         return variables
     with naming(f"{SECTION}.init"):
-        weights = init if isinstance(init, Weights) else read_weights(init)
-        return with_modules(variables, own_names(weights))
+        return with_modules(variables, own_names(load_weights(init)))
 
 
 def own_names(weights: Weights) -> dict[str, np.ndarray]:
     """Arrays by names such as params/stem/conv/kernel, of PyTorch's names too."""
     if any(name.startswith("params/") for name in weights.arrays):
         return weights.arrays
-    return _leaves(named(variables_of(weights, *network_of(weights))))
+    return named_arrays(variables_of(weights, *network_of(weights)))
 
 
 def with_modules(variables: PyTree, arrays: Mapping[str, np.ndarray]) -> PyTree:

@@ -9,17 +9,21 @@ import numpy as np
 import pytest
 
 import fedfr_jax as ff
+from fedfr_jax import digest_json
 from fedfr_jax.__main__ import main
 from fedfr_jax.build import build
 from fedfr_jax.data.sources.index_cache import ReadOnly
-from fedfr_jax.deploy import network as deployed
-from fedfr_jax.deploy.backbone import backbone_of
 from fedfr_jax.deploy.export import export, torch_arrays
-from fedfr_jax.deploy.read_only import read_only
+from fedfr_jax.federated.packing import unpack
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
+from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import read_weights, write_weights
-from fedfr_jax.runs import digest_json
+from fedfr_jax.notebook import loading
+from fedfr_jax.notebook.backbone import backbone_of
+from fedfr_jax.notebook.loading import read_only
+from fedfr_jax.runs import experiment as experiment_runs
+from fedfr_jax.runs import loop
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.ended import networks
 from fedfr_jax.runs.workdir import kept_config
@@ -47,19 +51,118 @@ def test_an_opened_network_is_the_one_that_is_judged(run, method, client):
     np.testing.assert_allclose(got, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
+def test_a_loaded_model_is_the_runs_own_to_the_bit(run):
+    """Weights, embeddings where convolutions are computed alike, and thresholds."""
+    config = with_tuples(kept_config(run))
+    config["model"] = {**config["model"], "implementation": "xla"}
+    experiment = build(config)
+    found, network = networks(experiment, "fedfr", run), ff.load(run)
+    variables = jax.device_get(unpack(found.variables))
+    wanted = named_arrays(variables)
+    jax.tree.map(np.testing.assert_array_equal, network.weights.arrays, wanted)
+    x = (images() / 127.5 - 1).astype(np.float32)
+    wanted = jax.jit(found.apply)(variables, x)
+    np.testing.assert_array_equal(network.apply(network.variables, x), wanted)
+    judge = build(with_tuples(kept_config(run))).task.evaluators["generic"]
+    curve = judge.evaluate(networks(experiment, "fedfr", run)).curves["roc"]
+    jax.tree.map(np.testing.assert_array_equal, network.roc(), curve)
+
+
+def test_two_files_in_an_empty_folder_are_the_model(run, tmp_path):
+    for name in ("weights.safetensors", "model.json"):
+        shutil.copy(run / "fedfr" / name, tmp_path)
+    moved, network = ff.load(tmp_path), ff.load(run)
+    assert moved.fingerprint == network.fingerprint
+    assert moved.roc().thresholds.tolist() == network.roc().thresholds.tolist()
+    words = ["export", f"--network={tmp_path}", f"--to={tmp_path}/a.safetensors"]
+    assert main(words) == 0
+    again = ff.load(tmp_path / "a.safetensors")
+    np.testing.assert_array_equal(again.embed(images()), network.embed(images()))
+    record = digest_json.read(tmp_path / "model.json")
+    assert (record["task"], record["method"]) == ("faces", "fedfr")
+
+
+def test_a_run_of_an_earlier_version_gets_its_files_by_evaluate(run, faces, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    for path in folder.glob("*/model.json"):
+        path.unlink()
+    for of in (lambda: ff.load(folder), lambda: start_from(folder, faces)):
+        with pytest.raises(ValueError, match="fedfr must hold model.json.*fedfr eval"):
+            of()
+    assert main(["evaluate", f"--workdir={folder}"]) == 0
+    for stage in ("pretrained", "fedfr"):
+        assert ff.load(folder, method=stage).fingerprint == fingerprint(run, stage)
+    assert ff.load(folder).roc() is not None
+
+
+def fingerprint(run, stage):
+    return ff.load(run, method=stage).fingerprint
+
+
+def start_from(folder, faces):
+    config = settings(faces, methods={})
+    config["pretrain"] = {**config["pretrain"], "init": str(folder)}
+    return build(with_tuples(config))
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "model.json"])
+def test_a_flipped_byte_in_a_models_files_ends_in_one_line(run, faces, tmp_path, name):
+    folder = shutil.copytree(run / "fedfr", tmp_path / "fedfr")
+    damaged = bytearray((folder / name).read_bytes())
+    damaged[-9] ^= 1
+    (folder / name).write_bytes(damaged)
+    for of in (lambda: ff.load(folder), lambda: start_from(folder, faces)):
+        with pytest.raises(
+            ValueError, match=f"{name} must be .*as it was written"
+        ) as e:
+            of()
+        assert "\n" not in str(e.value)
+
+
+def test_a_stage_that_trains_on_takes_its_model_away(run, faces, tmp_path, monkeypatch):
+    folder = shutil.copytree(run, tmp_path / "run")
+    config = settings(faces)
+    config["federation"] = {**config["federation"], "rounds": 2}
+    seen = []
+    train = loop.train
+
+    def watched(*args):
+        seen.append((folder / "fedfr" / "model.json").exists())
+        return train(*args)
+
+    monkeypatch.setattr(loop, "train", watched)
+    before = ff.load(folder).fingerprint
+    play(config, folder)
+    assert seen == [False] and ff.load(folder).fingerprint != before
+
+
+def test_a_failing_evaluation_costs_no_model(run, faces, tmp_path, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("no evaluation")
+
+    monkeypatch.setattr(experiment_runs, "evaluate", fail)
+    with pytest.raises(RuntimeError, match="no evaluation"):
+        play(settings(faces), tmp_path)
+    network = ff.load(tmp_path, method="pretrained")
+    assert network.fingerprint == fingerprint(run, "pretrained")
+    assert network.roc() is None
+
+
 def test_a_classifier_is_opened_with_the_classes_that_its_task_gave_it(faces, tmp_path):
     config = {
         "task": "classification",
         "seed": 0,
         "data": {"name": "arrays", "path": str(faces)},
         "partition": {"name": "iid", "num_clients": 2},
-        "model": {"name": "mlp", "hidden": 4},
+        "model": {"name": "mlp", "hidden": 4, "projection": 3},
         "federation": {"rounds": 1, "local_epochs": 1, "batch_size": 8},
         "methods": {"fedavg": {"learning_rate": 0.1}},
     }
     play(config, tmp_path)
     network = ff.load(tmp_path)
     assert network.model["num_classes"] == 13
+    assert json.loads(network.weights.about["model"])["projection"] == 3
+    assert len(digest_json.read(tmp_path / "fedavg" / "model.json")["classes"]) == 13
     assert network.embed(images()).shape == (5, 13)
 
 
@@ -96,8 +199,8 @@ def test_an_opened_run_writes_nothing_that_its_config_names(run, tmp_path, monke
             read_only({**config, "data": data})
     opened = []
     of = lambda settings: opened.append(settings) or read_only(settings)
-    monkeypatch.setattr(deployed, "read_only", of)
-    ff.load(run, method="pretrained")
+    monkeypatch.setattr(loading, "read_only", of)
+    ff.load(run, client=1)
     assert opened
 
 
@@ -192,7 +295,7 @@ def test_other_people_go_on_from_a_runs_checkpoints_by_their_names(faces, tmp_pa
 def test_a_run_teaches_another_from_its_work_folder(run, faces, tmp_path):
     told = {"teacher": {"weights": str(run)}}
     network = ff.load(run)
-    teacher = distill(network_like(MODEL), teacher={"weights": network.weights}).teacher
+    teacher = distill(network_like(MODEL), **told).teacher
     x = (images() / 127.5 - 1).astype(np.float32)
     found, _ = teacher.model.apply(teacher.variables, x, False)
     np.testing.assert_allclose(found, network.embed(images()), atol=1e-5)
@@ -205,7 +308,7 @@ def test_a_run_teaches_another_from_its_work_folder(run, faces, tmp_path):
     with pytest.raises(ValueError, match=says):
         build(with_tuples(config))
     with pytest.raises(ValueError, match="teacher's images must be the student's"):
-        distill(network_like(MODEL, size=16), teacher={"weights": network.weights})
+        distill(network_like(MODEL, size=16), **told)
 
 
 def network_like(model, size=12):
@@ -255,6 +358,7 @@ def test_a_network_of_MODELS_is_found_in_what_clients_deploy():
 
 def test_a_run_on_other_data_is_opened_only_where_that_is_meant(run, faces, tmp_path):
     """One more person takes the place of an unseen one: thresholds would be wrong."""
+    accept = {"client": 1, "data_changed": "accept"}
     shutil.copytree(run, tmp_path / "run")
     with np.load(faces) as stored:
         arrays = dict(stored)
@@ -265,10 +369,10 @@ def test_a_run_on_other_data_is_opened_only_where_that_is_meant(run, faces, tmp_
     config["data"]["path"] = str(tmp_path / "more.npz")
     digest_json.write(tmp_path / "run" / "config.json", config)
     with pytest.raises(ValueError, match="with another use .*unseen"):
-        ff.load(tmp_path / "run")
-    network = ff.load(tmp_path / "run", data_changed="accept")
-    assert network.roc() is not None
-    words = ["--to", str(tmp_path / "a.npz")]
+        ff.load(tmp_path / "run", client=1)
+    assert ff.load(tmp_path / "run", **accept).roc() is not None
+    assert ff.load(tmp_path / "run").roc() is not None  # as it was judged in training
+    words = ["--client=1", "--to", str(tmp_path / "a.onnx")]
     assert main(["export", f"--network={tmp_path}/run", *words]) == 2
     accept = "--data-changed=accept"
     assert main(["export", f"--network={tmp_path}/run", *words, accept]) == 0
@@ -281,6 +385,6 @@ def test_a_run_whose_data_moved_is_opened_after_it_was_told(run, faces, tmp_path
     config["data"]["path"] = str(moved)
     digest_json.write(tmp_path / "run" / "config.json", config)
     x = images()
-    np.testing.assert_array_equal(
-        ff.load(tmp_path / "run").embed(x), ff.load(run).embed(x)
-    )
+    for client in (None, 1):
+        there = ff.load(tmp_path / "run", client=client).embed(x)
+        np.testing.assert_array_equal(there, ff.load(run, client=client).embed(x))

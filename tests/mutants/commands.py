@@ -184,7 +184,7 @@ MUTANTS = [
         [("fcntl.LOCK_SH", "fcntl.LOCK_EX"), ("fcntl.LOCK_SH", "fcntl.LOCK_UN")],
     ),
     Mutants(
-        "fedfr_jax/runs/digest_json.py",
+        "fedfr_jax/digest_json.py",
         "runs/test_claims.py",
         [("kept in (None, digest_of(value))", "True"), ("sort_keys=True", "indent=1")],
     ),

@@ -8,9 +8,10 @@ import shutil
 import jax
 import pytest
 
+from fedfr_jax import digest_json
 from fedfr_jax.central.settings import Training
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.runs import digest_json, workdir
+from fedfr_jax.runs import workdir
 from fedfr_jax.runs.stage_folders import check_stages
 from fedfr_jax.runs.stage_settings import settings_of
 from fedfr_jax.types import Central, Federated, LastRound, Stage

@@ -1,13 +1,14 @@
 """Modules of initial weights that are taken, begin anew, or do not fit."""
 
+import tempfile
+
 import jax
 import numpy as np
 import pytest
 
-from fedfr_jax import trees
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.weights import Weights
-from fedfr_jax.stacks import named
+from fedfr_jax.models.saved_model import named_arrays
+from fedfr_jax.models.weights import write_weights
 from fedfr_jax.tasks.start_weights import check_pretrain, initialized
 
 SHAPE = (16, 16, 3)
@@ -19,13 +20,11 @@ def network(seed, name="resnet", classes=5, **settings):
     return model.init(jax.random.key(seed))
 
 
-def weights(variables):
-    leaves = jax.tree_util.tree_leaves_with_path(named(variables))
-    return Weights({trees.path_name(path): np.asarray(x) for path, x in leaves}, {})
-
-
 def started(variables, init):
-    return initialized(variables, {"pretrain": {"init": weights(init)}})
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/init.safetensors"
+        write_weights(path, named_arrays(init))
+        return initialized(variables, {"pretrain": {"init": path}})
 
 
 def same(a, b):

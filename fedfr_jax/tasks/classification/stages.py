@@ -10,8 +10,7 @@ from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.federated.model_axis import gathered
 from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
 from fedfr_jax.losses.spreadout import spreadout_sum
-from fedfr_jax.models import MODELS
-from fedfr_jax.models.projection import with_projection
+from fedfr_jax.models import MODELS, build_model
 from fedfr_jax.schema import call
 from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.classification.data import clients_of, parts_of
@@ -133,7 +132,4 @@ def classifier(settings: Mapping, source: Source) -> Model:
             f"config.model.{key} must be the {num_classes} classes of the data, got "
             f"{model.embedding_dim}."
         )
-    if added:
-        model = call("model", with_projection, added, model)
-        model = model._replace(config={**model.config, **added})
-    return gathered(model)
+    return gathered(build_model({**settings, **added}, source.image_shape))

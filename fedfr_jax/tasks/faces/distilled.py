@@ -24,8 +24,9 @@ from fedfr_jax.losses.distillation import angular_distillation
 from fedfr_jax.losses.masks import COUNTED, masked_mean
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.foreign import network_of, variables_of
+from fedfr_jax.models.saved_model import load_weights
 from fedfr_jax.models.sizes import check_layers
-from fedfr_jax.models.weights import Weights, read_weights
+from fedfr_jax.models.weights import Weights
 from fedfr_jax.objective import with_aux
 from fedfr_jax.schema import (
     call,
@@ -78,7 +79,7 @@ def distill(
     Args:
       model: the student.
       weight: lambda, of the distance to the teacher's embeddings.
-      teacher: {"weights": a file, see `read_weights`, or the work folder of a run,
+      teacher: {"weights": a file or the work folder of a run, see `load_weights`,
         "model": section of its network, which a work folder or a file that tells it
         needs not}; it runs beside the student in every step, and is a constant of the
         compiled step: of a teacher with GB of weights keep a `cache` instead, which is
@@ -123,10 +124,8 @@ def open_teacher(settings: Mapping, student: Model) -> Teacher:
     if isinstance(given, Blank):
         model = choose("distill.teacher.model", MODELS, settings["model"], shape)
         return Teacher(_like(student, model), _blank(model))
-    is_open = isinstance(given, Weights)  # of a run
-    weights = given if is_open else read_weights(given)
-    where = weights.about.get("from", "teacher") if is_open else given
-    with naming(where):
+    weights = load_weights(given)
+    with naming(given):
         section = settings.get("model") or network_for(weights, shape)
         model = choose("distill.teacher.model", MODELS, section, shape)
         return Teacher(_like(student, model), variables_of(weights, section, shape))

@@ -10,7 +10,7 @@ from fedfr_jax.central.settings import Training
 from fedfr_jax.federated.frozen import frozen
 from fedfr_jax.federated.packing import unpack
 from fedfr_jax.models.foreign import variables_of
-from fedfr_jax.models.weights import Weights, read_weights
+from fedfr_jax.models.saved_model import load_weights
 from fedfr_jax.schema import naming
 from fedfr_jax.stacks import named
 from fedfr_jax.types import Local, Model, PyTree
@@ -33,7 +33,7 @@ def given_backbone(
     """The variables that `Training.init` names, None where it names none.
 
     Args:
-      init: `Weights`, or the path of a file of them.
+      init: path of a file of weights or of a run, see `load_weights`.
       model: the config's section.
 
     Raises:
@@ -41,8 +41,7 @@ def given_backbone(
     """
     if init is None:
         return None
-    weights = init if isinstance(init, Weights) else read_weights(init)
-    return variables_of(weights, model, image_shape)
+    return variables_of(load_weights(init), model, image_shape)
 
 
 def with_frozen(local: Local, model: Model, pattern: str) -> Local:

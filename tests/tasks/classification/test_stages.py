@@ -97,7 +97,7 @@ def test_features_are_judged_beside_those_of_another_run(path, tmp_path):
     assert others.evaluate(trained._replace(variables=start)).metrics["mmd"] > 1e-3
     other = {"name": "mlp", "hidden": 9}
     evaluation = {"representation": given}
-    with pytest.raises(ValueError, match="reference must fit the model, got params/"):
+    with pytest.raises(ValueError, match="reference: weights must fit the network"):
         build(config(path, model=other, evaluation=evaluation))
 
 
@@ -557,7 +557,7 @@ SECTIONS = [
     ),
     (
         {"evaluation": {"representation": {"reference": "nowhere"}}},
-        "evaluation.representation.reference must be the work folder of a run, got",
+        "evaluation.representation.reference: weights must be a file of .*run's folder",
     ),
     (
         {"evaluation": {"finetune": {}}},

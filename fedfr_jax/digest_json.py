@@ -1,7 +1,8 @@
-"""JSON objects that carry their own digest, so that a flipped bit is found."""
+"""Digests of files, and JSON objects that carry their own: a flipped bit is found."""
 
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,12 @@ from fedfr_jax import drafts
 from fedfr_jax.json_files import read_json
 
 DIGEST = "sha256"
+
+
+def digest_of_file(path: str | os.PathLike) -> str:
+    """SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of(value: Mapping[str, Any]) -> str:

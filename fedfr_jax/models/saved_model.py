@@ -1,0 +1,102 @@
+"""A trained model as a folder of two files, weights.safetensors and model.json.
+
+A stage of a run ends with them, and whoever starts from a trained model, compares with
+one or deploys one reads them and nothing else of the run. model.json says what the
+weights are of ("model", the config's section; "image_shape"; "preprocessing";
+"calibration" and the like) and has checksums of both files.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedfr_jax import digest_json, trees
+from fedfr_jax.models.weights import Weights, read_weights, write_weights
+from fedfr_jax.schema import check_choice
+from fedfr_jax.stacks import named
+from fedfr_jax.types import PyTree
+
+WEIGHTS, RECORD = "weights.safetensors", "model.json"
+WEIGHTS_DIGEST = "weights_sha256"
+CONFIG, PRETRAINED = "config.json", "pretrained"  # of a run's folder
+
+
+def named_arrays(variables: PyTree) -> dict[str, np.ndarray]:
+    """The leaves of variables by names such as params/stem/conv/kernel."""
+    leaves = jax.tree_util.tree_leaves_with_path(named(variables))
+    return {trees.path_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def save_model(
+    folder: pathlib.Path, variables: PyTree | None, record: Mapping[str, Any]
+) -> None:
+    """Write both files, each whole; a record that is there belongs to its weights.
+
+    Args:
+      variables: None where clients alone have models; then there is a record alone.
+      record: values of JSON; what is None is left out.
+    """
+    record = {key: value for key, value in record.items() if value is not None}
+    if variables is not None:
+        write_weights(folder / WEIGHTS, named_arrays(variables), _texts(record))
+        record[WEIGHTS_DIGEST] = digest_json.digest_of_file(folder / WEIGHTS)
+    digest_json.write(folder / RECORD, record)
+
+
+def load_weights(path: str | os.PathLike, method: str | None = None) -> Weights:
+    """The weights of a file, of a stage's folder or of a stage of a run's folder.
+
+    Args:
+      method: name of the stage in a run's folder; None takes the last one.
+
+    Raises:
+      ValueError: for a folder without a trained model, an unknown method, or a damaged
+        file; else as `read_weights`.
+    """
+    if not (isinstance(path, str | os.PathLike) and os.path.isdir(path)):
+        return read_weights(path)
+    folder = _stage_folder(pathlib.Path(path), method)
+    if not (folder / RECORD).is_file():
+        raise ValueError(
+            f"{folder} must hold {RECORD}, which a stage writes at its end, got none: "
+            f"`fedfr train` trains it to its end, and `fedfr evaluate --workdir="
+            f"{folder.parent}` writes the file for a run of an earlier version."
+        )
+    record = digest_json.read(folder / RECORD)
+    if WEIGHTS_DIGEST not in record:
+        raise ValueError(
+            "client must be given where the server has no network of its own, got "
+            f"none for {folder}."
+        )
+    file = folder / WEIGHTS
+    if not file.is_file() or digest_json.digest_of_file(file) != record[WEIGHTS_DIGEST]:
+        raise ValueError(
+            f"{file} must be as it was written beside {RECORD}, but it is changed or "
+            f"gone: put a copy back, or delete {RECORD} and run `fedfr evaluate "
+            f"--workdir={folder.parent}`, which writes both anew."
+        )
+    return Weights(read_weights(file).arrays, _texts(record))
+
+
+def _texts(record: Mapping[str, Any]) -> dict[str, str]:
+    """Values of JSON as texts, as the metadata of a .safetensors are."""
+    return {k: x if isinstance(x, str) else json.dumps(x) for k, x in record.items()}
+
+
+def _stage_folder(folder: pathlib.Path, method: str | None) -> pathlib.Path:
+    """The folder itself where it is a stage's, else that of a stage of the run."""
+    if method is None and (folder / RECORD).is_file():
+        return folder
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} must hold a trained run, got no {CONFIG}.")
+    stages = [*digest_json.read(folder / CONFIG).get("methods", ())]
+    if (folder / PRETRAINED).is_dir() or not stages:
+        stages = [PRETRAINED, *stages]
+    if method is not None:
+        check_choice("method", method, stages)
+    return folder / (method or stages[-1])

@@ -1,0 +1,89 @@
+"""What a stage leaves at its end for those who use its model: two files.
+
+See `models.saved_model`. They are written before the stage is judged, so that a failing
+evaluation costs no model, and the curve of thresholds is added after it. A stage that
+trains on takes model.json away first: it would speak of other weights.
+"""
+
+import pathlib
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+
+from fedfr_jax import digest_json
+from fedfr_jax import mesh as meshes
+from fedfr_jax.federated.packing import unpack
+from fedfr_jax.models.saved_model import RECORD, save_model
+from fedfr_jax.types import Central, Evaluation, Federated, PyTree, Task
+
+CALIBRATION = "calibration"
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def write_model(
+    folder: pathlib.Path,
+    task: Task,
+    trainer: Federated | Central,
+    variables: PyTree | None,
+) -> None:
+    """Write the model of the stage in `folder`, unless it is there.
+
+    Args:
+      variables: of the model for everybody; None where there is none.
+    """
+    variables = meshes.fetch(unpack(variables))  # by every process
+    if not meshes.is_first() or (folder / RECORD).exists():
+        return
+    model, how = trainer.model_config, task.preprocessing
+    if model is not None:
+        model = {k: v for k, v in model.items() if k != "implementation"}
+    record = {
+        "task": task.name,
+        "method": folder.name,
+        "model": model,
+        "image_shape": [int(size) for size in task.dataset.image_shape],
+        "output": "features" if task.is_of_features else None,
+        "classes": list(task.classes) or None,
+        "preprocessing": how and how._asdict(),
+        "version": _version(),
+        "commit": _commit(),
+    }
+    save_model(folder, variables, record)
+
+
+def add_calibration(folder: pathlib.Path, found: Mapping[str, Evaluation]) -> None:
+    """Note in model.json from which cosine on two images are of one class, where the
+    evaluation of people that training never saw tells it."""
+    roc = found["generic"].curves.get("roc") if "generic" in found else None
+    if roc is None or not meshes.is_first() or not (folder / RECORD).exists():
+        return
+    record = digest_json.read(folder / RECORD)
+    if CALIBRATION not in record:
+        record[CALIBRATION] = roc.as_lists()
+        digest_json.write(folder / RECORD, record)
+
+
+def forget_model(folder: pathlib.Path) -> None:
+    """Take the record of a stage away that is about to train."""
+    if meshes.is_first():
+        (folder / RECORD).unlink(missing_ok=True)
+
+
+def _version() -> str | None:
+    """Of this library, None of a folder that nobody installed."""
+    try:
+        return metadata.version("fedfr_jax")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Of the checkout that this library is in, None elsewhere."""
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        words = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    except OSError:  # no git
+        return None
+    return done.stdout.strip() or None
