@@ -121,6 +121,28 @@ def test_imports_point_down():
     check(offenders)
 
 
+def test_a_config_enters_no_room_of_runs_on_its_way_through_build():
+    """Trained models are files: neither training nor deployment is imported."""
+    rooms, todo = set(), {"build"}
+    while todo:
+        rooms.add(here := todo.pop())
+        for file, node in NODES:
+            if file.name.partition("/")[0].removesuffix(".py") == here:
+                todo |= set(imported(node)) - rooms
+    assert rooms.isdisjoint({"runs", "deploy", "plan", "notebook", "commands"})
+
+
+def imported(node):
+    """Rooms of the package that a line imports."""
+    if not isinstance(node, IMPORTS):
+        return
+    prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+    for alias in node.names:
+        package, there = f"{prefix}{alias.name}.__init__".split(".")[:2]
+        if package == "fedfr_jax":
+            yield there
+
+
 def test_libraries_axes_and_the_loop_over_rounds_stay_where_they_belong():
     offenders = []
     for pattern, places in ONLY_IN.items():

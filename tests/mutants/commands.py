@@ -26,7 +26,19 @@ MUTANTS = [
         [
             ('    _check_augments(experiment, settings["methods"])\n', ""),
             ("    _check_steps(trainer, experiment)\n", ""),
-            ('path != "" and ', ""),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/models/saved_model.py",
+        "deploy/test_network.py",
+        [("not file.is_file() or digest_json.digest_of_file(file) != ", "None is ")],
+    ),
+    Mutants(
+        "fedfr_jax/runs/experiment.py",
+        "deploy/test_network.py",
+        [
+            ("        forget_model(folder)\n", "        pass\n"),
+            ("    add_calibration(folder, found)\n", ""),
         ],
     ),
     Mutants(
