@@ -18,6 +18,8 @@ from fedfr_jax.evaluation.representation import mmd_squared
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.models.saved_model import named_arrays
+from fedfr_jax.models.weights import write_weights
 from fedfr_jax.runs.ended import evaluate_experiment, networks
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.tasks.data import open_data, split_classes
@@ -88,14 +90,18 @@ def test_pictures_of_every_row_are_drawn(finished):
     assert (folder / "rounds.png").exists()
 
 
-def test_features_of_pixels_are_judged_beside_those_of_another_network(config):
+def test_features_of_pixels_are_judged_beside_those_of_another_network(
+    config, tmp_path
+):
     """AMM, entropies and MMD of the pixels of the encoder's map that are not void."""
     given = config()
     source = open_data(given["data"])
     test = with_masks(source, split_classes(given["partition"], source)[0].test, None)
     model = segmenter_of({"name": "segmenter", **given["model"]}, source)
     mine, other = (model.init(jax.random.key(seed)) for seed in (0, 1))
-    told = {"most": 10**6, "reference": other}
+    path = str(tmp_path / "other.safetensors")
+    write_weights(path, named_arrays(other))
+    told = {"most": 10**6, "reference": path}
     evaluation = {"pictures": 0, "target_miou": 0.5, "representation": told}
     evaluators = build(config(evaluation=evaluation)).task.evaluators
     assert all(of.targets == {"mIoU": 0.5} for of in evaluators.values())
