@@ -135,11 +135,12 @@ def test_a_run_of_before_digests_is_used_only_where_that_is_meant(case, capsys):
     assert run(case, "evaluate") == 0
 
 
-def test_a_network_whose_data_moved_says_what_to_do(case, capsys):
-    words = f"--network={case}/run", f"--to={case}/x.npz", str(case / "set")
+def test_a_clients_network_whose_data_moved_says_what_to_do(case, capsys):
+    words = f"--network={case}/run", f"--to={case}/x.npz", "--client=0"
     assert run(case, "train") == 0  # with the case's own place
     (case / "set").rename(case / "moved")
-    assert main(["embed", *words[:2], str(case / "moved")])
+    assert main(["embed", *words[:2], str(case / "moved")]) == 0  # the server's own
+    assert main(["embed", *words, str(case / "moved")])
     said = capsys.readouterr().err
     assert f"where its config.json says, got nothing at {case}/set." in said
     assert f"`fedfr train --workdir={case}/run --config.data.path=NEW`" in said
@@ -147,7 +148,7 @@ def test_a_network_whose_data_moved_says_what_to_do(case, capsys):
         main(["train", f"--workdir={case}/run", f"--config.data.path={case}/moved"])
         == 0
     )
-    assert main(["embed", *words[:2], str(case / "moved")]) == 0
+    assert main(["embed", *words, str(case / "moved")]) == 0
 
 
 def test_a_sweep_takes_nothing_from_runs_on_other_data(case, capsys):
