@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 MCLR = {"name": "sgd", "weight_decay": 1e-3, "decays": "kernel$"}  # of models/logistic
 FEDAVG = {"public": False, "contrastive_weight": 0.0, "branch": None}
-FEDFR = {}  # the defaults; see federated_faces for what the paper has otherwise
+FEDFR = {}  # the defaults; see FaceTerms for what the paper has otherwise
 
 
 def get_config():
@@ -109,7 +109,7 @@ def table_rows(adapt, *, equal_epochs, images=None, central=None, **common):
       adapt: `epochs` and `learning_rate` of the adaptation after the last round.
       equal_epochs: local epochs of the rows *_equal.
       images: settings of the rows that train on images of others, over `common`.
-      common: settings of `federated_faces` that all federated rows share.
+      common: keys that all federated rows share.
       central: what the central row sets otherwise than `pretrain`.
     """
     no_images = {**common, "public": False}

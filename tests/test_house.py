@@ -58,7 +58,7 @@ ONLY_IN = {
     r"^ *(import importlib|from importlib import import)": ("__init__.py",),
     r"\b(__import__|eval|exec)\(|^ *from \.": (),  # and no relative import
 }
-MAX_MODULE, MAX_ALGORITHM = 300, 160  # all lines of a file
+MAX_MODULE, MAX_ALGORITHM = 400, 160  # all lines of a file
 MAX_ALGORITHM_CODE, MAX_FUNCTION_CODE = 100, 65  # see `File.code`
 MOST_SHARED = 0.4  # of the lines of the smaller of two algorithm files, see `ideas`
 IMPORTS = ast.Import | ast.ImportFrom
@@ -69,7 +69,6 @@ WRAPPERS = ("jax.jit", "jax.custom_vjp", "jax.custom_jvp")
 # What a test would list, and why it stays.
 EXCEPTIONS = {
     "types.py is too long": "the contracts are read side by side",
-    "tasks/faces/methods.py: federated_faces is too long": "an option per term",
     "COMMANDS of commands/__init__.py is closed": "the words of the launcher",
     "CLIENT_VERIFICATIONS of evaluation/__init__.py is closed": "one protocol, twice",
 }

@@ -15,7 +15,7 @@ from fedfr_jax.data.augment import normalize
 from fedfr_jax.feed import Feed
 from fedfr_jax.runs.central_stage import epochs_of
 from fedfr_jax.stream import placed
-from fedfr_jax.tasks.faces.classical import backbone_of
+from fedfr_jax.tasks.faces.loss import backbone_of
 from fedfr_jax.tasks.faces.public import first_variables
 from fedfr_jax.tasks.faces.public_training import (
     loss_of,

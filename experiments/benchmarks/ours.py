@@ -26,7 +26,7 @@ from fedfr_jax.models import MODELS, conv
 from fedfr_jax.models.initial import xavier_uniform
 from fedfr_jax.processes import use_every_core
 from fedfr_jax.runs.tuning import Setting, tune
-from fedfr_jax.tasks.faces.methods import federated_faces
+from fedfr_jax.tasks.faces.methods import face_method
 from fedfr_jax.types import Cohort, Dataset, Local
 
 
@@ -89,18 +89,16 @@ def classifier(work, model=None):
 def faces(work, model=None):
     """The same of FedFR: all three terms, public classes, no hard negatives."""
     model = model or network(work)
-    method = federated_faces(
-        model,
-        num_classes=work.num_classes,
-        learning_rate=work.rate,
-        decay_epochs=0,
-        threshold=None,
-    )
+    options = {"learning_rate": work.rate, "decay_epochs": 0, "threshold": None}
+    classes = {"num_classes": work.num_classes}
+    trainer = face_method("methods.fedfr", options, model, **classes).trainer
     shape = (workloads.NUM_PUBLIC, workloads.DIM)
     phi = 0.01 * jax.random.normal(jax.random.key(1), shape)
-    start = method.start(model.init(jax.random.key(0)), phi)
+    drawn = model.init(jax.random.key(0))
+    params = {"backbone": drawn["params"], "phi": phi}
+    start = trainer.start({**drawn, "params": params})
     feed = Feed(work.batch_size, mirror(), drop_last=True)
-    return method.algorithm, start, None, feed
+    return trainer.algorithm, start, None, feed
 
 
 def build(work, data, made=None, **options):

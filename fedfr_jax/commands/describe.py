@@ -153,7 +153,7 @@ def _sections() -> Mapping[str, Callable]:
     from fedfr_jax.tasks.classification import evaluators
     from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
     from fedfr_jax.tasks.contrast import contrasted
-    from fedfr_jax.tasks.faces.methods import federated_faces
+    from fedfr_jax.tasks.faces.methods import FaceTerms
     from fedfr_jax.tasks.faces.recognition import Judge
     from fedfr_jax.tasks.options import local_of
     from fedfr_jax.tasks.reid import judged
@@ -170,7 +170,7 @@ def _sections() -> Mapping[str, Callable]:
         "pretrain": Training,  # and rows of kind central
         "methods": Own,
         "methods.local": local_of,
-        "methods.faces": federated_faces,
+        "methods.faces": FaceTerms,
         "methods.classification": cross_entropy,
         "methods.classification.fedaws": class_pull,
         "methods.segmentation": pixel_cross_entropy,

@@ -37,8 +37,11 @@ class Packed:
     shapes: Any  # static: (structure of the collection, shapes of its leaves)
 
 
-def packed(algorithm: Algorithm) -> Algorithm:
+def packed(algorithm: Algorithm, at: str = "") -> Algorithm:
     """`algorithm` on packed networks, for one that does not look into them.
+
+    Args:
+      at: the place among params of a network that alone is packed; "" is all of them.
 
     Its loss and `prepare` see them packed and apply a model of `on_packed`.
     """
@@ -47,7 +50,7 @@ def packed(algorithm: Algorithm) -> Algorithm:
         return unpack(algorithm.personalize(server, row))
 
     return algorithm._replace(
-        init=lambda variables: algorithm.init(pack_networks(variables)),
+        init=lambda variables: algorithm.init(pack_networks(variables, at)),
         personalize=personalize,
         network=lambda server: unpack(algorithm.network(server)),
     )
@@ -69,9 +72,15 @@ def on_packed(model: Model) -> Model:
     return gathered(model._replace(apply=wrapped(model.apply), features=features))
 
 
-def pack_networks(tree: PyTree) -> PyTree:
-    """`tree` with each network in it packed, a collection at a time."""
-    each = lambda variables: {name: pack(x) for name, x in variables.items()}
+def pack_networks(tree: PyTree, at: str = "") -> PyTree:
+    """`tree` with each network in it packed, a collection at a time; see `packed`."""
+
+    def each(variables):
+        if not at:
+            return {name: pack(x) for name, x in variables.items()}
+        params = {**variables["params"], at: pack(variables["params"][at])}
+        return {"params": params, "batch_stats": pack(variables["batch_stats"])}
+
     return collections.in_networks(tree, each)
 
 

@@ -15,12 +15,8 @@ def backbone_of(variables, template) -> PyTree | None:
         for p, x in jax.tree_util.tree_leaves_with_path(tree)
     }
     wanted = names(jax.eval_shape(named, template))
-    candidates = [variables]
-    if "backbone" in variables and "branch" not in variables:
-        candidates.append(variables["backbone"])
-    for found in candidates:
-        if isinstance(found, dict) and names(named(found)) == wanted:
-            return found
+    if names(named(variables)) == wanted:
+        return variables
     params = variables.get("params", {})
     if "backbone" in params and "branch" not in params:
         return backbone_of({**variables, "params": params["backbone"]}, template)

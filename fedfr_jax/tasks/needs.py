@@ -30,7 +30,7 @@ NEEDS = {
         (*PLAIN, "faces", "reid"),
         "Choose another config.model.name",
     ),
-    "init_local": Need("public identities next to those of clients", ("faces",)),
+    "identities": Need("public identities next to those of clients", ("faces",)),
     "num_classes": Need("one set of classes for all clients", PLAIN),
     "server_classifier": Need("a classifier on the server", (*PLAIN, "reid")),
     "shared": Need("public data", ("reid",), "Set config.partition.public"),

@@ -21,16 +21,16 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.stacks import named
 from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
 from fedfr_jax.tasks.contrast import contrasted
-from fedfr_jax.tasks.faces.methods import federated_faces
+from fedfr_jax.tasks.faces.methods import FaceTerms
 from fedfr_jax.tasks.faces.recognition import Judge
 from fedfr_jax.tasks.options import keywords, local_of
 from fedfr_jax.tasks.reid.data import SCENARIOS
 from fedfr_jax.tasks.reid.judged import Evaluating as Retrieving
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.reid.public import Public
-from fedfr_jax.tasks.rows import MARGIN, OWN
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.stages import Evaluating
+from fedfr_jax.tasks.trainers import MARGIN, OWN
 
 KEY = jax.random.key(0)
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -157,10 +157,12 @@ def check_faces(config):
     check(Training, config["pretrain"], "pretrain")
     check(Judge, config["evaluation"], "evaluation")
     for name, options in config["methods"].items():
-        kind = {"federated": federated_faces, "central": Training}
-        others = ("kind", "local_epochs")
-        settings = {k: v for k, v in options.items() if k not in others}
-        check(kind[options.get("kind", "federated")], settings, name)
+        if options.get("kind") == "central":
+            check(Training, {k: v for k, v in options.items() if k != "kind"}, name)
+            continue
+        algorithm = ALGORITHMS[options.get("algorithm", "fedfr")]
+        known = {"distill", *FaceTerms._fields, *row_keys(options, algorithm, local_of)}
+        assert set(options) <= known, name
 
 
 def row_keys(options, *functions):

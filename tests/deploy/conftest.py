@@ -34,7 +34,7 @@ def settings(path, **changes):
                 "public": False,
                 "contrastive_weight": 0.0,
                 "weigh": "local",
-                "freeze": "backbone/(stem|stage1)/",
+                "frozen": "backbone/(stem|stage1)/",
             },
         },
         **changes,

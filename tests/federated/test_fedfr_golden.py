@@ -9,13 +9,13 @@ import pytest
 
 from fedfr_jax.data.augment.pixels import certain
 from fedfr_jax.federated.aggregation import weighted_mean
-from fedfr_jax.federated.algorithms.fedfr import Personal
 from fedfr_jax.federated.simulation import play
 from fedfr_jax.feed import Feed
 from fedfr_jax.runs.begin import begin
 from fedfr_jax.runs.experiment import networks_of
 from fedfr_jax.tasks.faces.hard_negatives import hard_negatives
 from fedfr_jax.types import Model
+from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
 SETS = ("client0", "client1", "public")
@@ -40,7 +40,22 @@ def apply_backbone(variables, x, train, key=None):
     return x @ p["fc"].T + p["fc_bias"][None], variables["batch_stats"]
 
 
-MODEL = Model(init=None, apply=apply_backbone, image_shape=(8, 8, 3), embedding_dim=16)
+SIZES = {
+    "conv": (4, 3, 3, 3),
+    "conv_bias": (4,),
+    "slope": (4,),
+    "fc": (16, 64),
+    "fc_bias": (16,),
+}
+
+
+def shapes_of(key):
+    """Zeros in the place of the file's weights."""
+    del key
+    return {"params": {k: jnp.zeros(x) for k, x in SIZES.items()}, "batch_stats": {}}
+
+
+MODEL = Model(shapes_of, apply_backbone, image_shape=(8, 8, 3), embedding_dim=16)
 
 
 def backbone(arrays, prefix, dtype):
@@ -115,8 +130,10 @@ def start(experiment, trainer, arrays, dtype, folder):
     params = {"backbone": first["params"], "phi": phi}
     begun = begin(experiment, trainer, {"params": params, "batch_stats": {}}, folder)
     begun.checkpointer.close()
+    drawn = begun.sim.algorithm.init_personal(jax.random.key(0), begun.server)
     rows = [
-        Personal(
+        given.with_own(
+            drawn,
             local_params(arrays, f"init/client{c}", dtype),
             backbone(arrays, f"init/client{c}/last_model", dtype),
         )
@@ -151,9 +168,11 @@ def check_clients(outcome, store, arrays, prefix, close):
     for c, name in enumerate(prefixes):
         rows, _ = store.gather(np.array([c]))
         row = jax.tree.map(lambda x: x[0], rows)
-        jax.tree.map(close, row.previous, backbone(arrays, f"{name}/backbone", float))
+        jax.tree.map(
+            close, given.previous(row), backbone(arrays, f"{name}/backbone", float)
+        )
         expected = local_params(arrays, name, float, NUM_CLASSES[c])
-        jax.tree.map(lambda x, y: close(x[: len(y)], y), row.params, expected)
+        jax.tree.map(lambda x, y: close(x[: len(y)], y), given.own(row), expected)
 
 
 def check_deployed(networks, arrays, dtype, close):
@@ -190,17 +209,20 @@ def test_a_row_of_a_config_reproduces_the_official_server(
         sim, server, store = start(experiment, trainer, arrays, dtype, tmp_path)
         sim = recording(sim, prepared)
         for r in range(3):
-            sent = server.phi
+            sent = given.phi(server)
             server, outcome = play(sim, server, store, r)
             check_negatives(prepared[-1], arrays, f"round{r}")
             check_clients(outcome, store, arrays, f"round{r}", close)
             expected = backbone(arrays, f"round{r}/global_backbone", dtype)
-            jax.tree.map(close, jax.device_get(server.backbone), expected)
+            jax.tree.map(close, jax.device_get(given.backbone(server)), expected)
             if phi_update == "frozen":
-                close(server.phi, arrays[f"round{r}/phi_g_sent_next_round"])
+                close(given.phi(server), arrays[f"round{r}/phi_g_sent_next_round"])
             else:  # which the official code computes, and sends the first again
-                close(server.phi, arrays[f"round{r}/phi_g_averaged_but_unused"])
-                server = server._replace(phi=sent)
+                close(given.phi(server), arrays[f"round{r}/phi_g_averaged_but_unused"])
+                params = {**given.variables(server)["params"], "phi": sent}
+                variables = {**given.variables(server), "params": params}
+                inner = server.inner._replace(variables=variables)
+                server = server._replace(inner=inner)
         networks = networks_of(experiment, trainer, sim, server, store)
         check_deployed(networks, arrays, dtype, close)
 

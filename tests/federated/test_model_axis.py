@@ -21,9 +21,9 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.feed import Feed
 from fedfr_jax.models import iresnet
-from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Cohort, Dataset
 from tests.federated import toys
+from tests.tasks.faces import given
 
 SHAPE, BATCH, PUBLIC, CLASSES = (8, 8, 3), 4, 160, 128
 SIZES = np.array([8, 3, 5, 13])  # and as many public images as are similar
@@ -37,7 +37,7 @@ def build(num_model_shards, network=small, batch=BATCH, **options):
     """FedFR on a small IResNet, four clients on 2 x `num_model_shards` devices."""
     model = model_axis.gathered(network())
     options = {"learning_rate": 0.01, **options}
-    method = federated_faces(model, num_classes=CLASSES, **options)
+    method = given.method_of(model, num_classes=CLASSES, **options)
     random = np.random.default_rng(0)
     count = SIZES.sum() + PUBLIC
     images = random.integers(0, 256, (count, *model.image_shape), dtype=np.uint8)
@@ -119,7 +119,7 @@ def test_no_operation_of_a_round_waits_for_all_devices_in_a_loop():
 
 def test_the_server_stays_cut_over_the_model_axis():
     server = two_rounds(4)[0]
-    params = server.backbone["params"]
+    params = given.backbone(server)["params"]
     kernel = params.large["fc"]["kernel"]
     assert kernel.shape == (512 * 32,)
     assert kernel.addressable_shards[0].data.shape == (128 * 32,)

@@ -12,8 +12,8 @@ from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Dataset
+from tests.tasks.faces import given
 
 SHAPE = (8, 8, 3)
 NETWORKS = {
@@ -103,20 +103,21 @@ def test_fedfr_trains_a_packed_network_as_a_named_one_and_hands_out_names(monkey
     for fewest in (1, 1000):
         monkeypatch.setattr(packing, "FEWEST", fewest)
         options = {"num_classes": 4, "learning_rate": 0.1, "branch": None}
-        method = federated_faces(model, **options)
+        method = given.method_of(model, **options)
         algorithm = method.algorithm
         sim = simulation(algorithm, Feed(4), table, population, mesh=make_mesh(1))
         phi = jax.random.normal(jax.random.key(2), (4, 5))
         server = start(sim, method.start(backbone, phi))
-        assert isinstance(server.backbone["params"], Packed) == (fewest == 1)
+        assert isinstance(given.backbone(server)["params"], Packed) == (fewest == 1)
         store = open_store(sim, server)
         server, _ = play(sim, server, store, 0)
         row = jax.tree.map(lambda x: x[0], store.gather(np.arange(2))[0])
         own = algorithm.personalize(server, row)
-        ends.append((method.generic(server), own, server.phi))
-        drawn = federated_faces(model, **options, first_previous="random").algorithm
+        ends.append((method.generic(server), own, given.phi(server)))
+        drawn = given.method_of(model, **options, first_previous="random").algorithm
         new = jax.eval_shape(drawn.init_personal, jax.random.key(0), server)
         assert jax.tree.structure(new) == jax.tree.structure(row)
     assert_close(*ends, tolerance=1e-4)
     assert np.any(ends[0][0]["batch_stats"]["stem"]["bn"]["mean"] != 0)
-    assert jax.tree.structure(ends[0][1]["backbone"]) == jax.tree.structure(backbone)
+    deployed = ends[0][1]["params"]["backbone"]
+    assert jax.tree.structure(deployed) == jax.tree.structure(backbone["params"])

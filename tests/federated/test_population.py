@@ -116,7 +116,7 @@ def test_features_of_a_round_allocate_nothing_for_the_other_million():
     population = Population(
         np.arange(MANY + 1, dtype=np.int32), np.ones(MANY, np.int32)
     )
-    embed = lambda variables, x: x @ variables
+    embed = lambda variables, x: x @ variables["params"]
     algorithm = toys.fedavg_toy()[0]._replace(
         prepare=prepare_features(embed, threshold=0.0, level=level)
     )
@@ -128,9 +128,8 @@ def test_features_of_a_round_allocate_nothing_for_the_other_million():
         mesh=make_mesh(1),
         cohort_size=8,
     )
-    server = SimpleNamespace(
-        backbone=np.eye(16, dtype=np.float32), phi=images[:1] * 1.0
-    )
+    params = {"backbone": np.eye(16, dtype=np.float32), "phi": images[:1] * 1.0}
+    server = SimpleNamespace(variables={"params": params})
     ids = np.arange(8)[::-1] * 100_000
     extra = sim.algorithm.prepare(server, sim.context(Cohort(ids, 0)))  # compiles
     assert sum(x.nbytes for x in jax.tree.leaves(extra)) < 10_000

@@ -20,11 +20,11 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import iresnet
-from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Cohort, Dataset
 from tests.contracts import test_algorithms as contracts
 from tests.federated import toys
 from tests.federated.test_engine import assert_close, build, run
+from tests.tasks.faces import given
 
 as_a_run = pytest.mark.usefixtures("run_level")
 
@@ -97,7 +97,7 @@ def play_network(devices, num_rounds=2):
     """The end of FedFR on a small IResNet: convolutions, batch norms, equal blocks."""
     network = iresnet((16, 16, 3), widths=(8, 16), blocks=(3, 2), embedding_dim=16)
     model = model_axis.gathered(network)
-    method = federated_faces(model, num_classes=12, learning_rate=0.01)
+    method = given.method_of(model, num_classes=12, learning_rate=0.01)
     random, sizes = np.random.default_rng(0), np.array([8, 3, 5, 13, 6])
     count = sizes.sum() + 40
     images = random.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)

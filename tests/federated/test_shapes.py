@@ -15,6 +15,7 @@ from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from tests.contracts import test_algorithms as contracts
 from tests.federated import test_stream, toys
 from tests.federated.test_engine import MESHES
+from tests.tasks.faces import given
 
 
 def build(name, mesh="1x1", change=lambda algorithm: algorithm, **options):
@@ -56,7 +57,8 @@ def test_whatever_is_prepared_has_the_shapes_that_were_compiled():
     """Class-level hard negatives, and the gradients of FedDANE."""
     embed = lambda variables, x: toys.linear_model().apply(variables, x, False)[0]
     by_class = prepare_features(embed, threshold=0.6, level="class")
-    change = lambda algorithm: algorithm._replace(prepare=by_class)
+    prepare = lambda server, context: by_class(server.inner, context)
+    change = lambda algorithm: algorithm._replace(prepare=prepare)
     assert first_round(*build("fedfr", change=change))["jit(whole)"] == ["compile"]
     sim = contracts.simulated.__wrapped__("feddane", 1, 1)
     server = start(sim, contracts.MEMBERS["feddane"].variables)
@@ -72,7 +74,7 @@ def test_the_thread_computes_in_the_dtype_and_precision_of_the_caller():
         options = {"mesh": make_mesh(1), "cohort_size": 3}
         sim = simulation(algorithm, feed, *toys.problem(), **options)
         server = start(sim, double(variables))
-        assert server.phi.dtype == jnp.float64
+        assert given.phi(server).dtype == jnp.float64
         assert first_round(sim, server)["jit(whole)"] == ["compile"]
 
 

@@ -124,13 +124,17 @@ def fedfr_toy(rate=0.01, **options):
     embed = lambda variables, x: model.apply(variables, x, False)[0]
     algorithm = fedfr(
         Local(loss, optimizer, step_decay(rate, every=2)),
-        init_local=init_local(3, DIM, branch="bce"),
         frozen=previous_features(embed),
         prepare=prepare_features(embed, threshold=0.6),
         **options,
     )
+    own = init_local(3, DIM, branch="bce")
+    draw = lambda key: {"params": own(key), "batch_stats": {}}
+    algorithm = personal(algorithm, "params/(head|branch)", draw=draw)
+    backbone = model.init(jax.random.key(1))
     phi = jax.random.normal(jax.random.key(2), (PUBLIC_CLASSES, DIM))
-    return algorithm, {"backbone": model.init(jax.random.key(1)), "phi": phi}
+    params = {"backbone": backbone["params"], "phi": phi, **own(jax.random.key(3))}
+    return algorithm, {**backbone, "params": params}
 
 
 TOYS = {"fedavg": fedavg_toy, "fedfr": fedfr_toy}

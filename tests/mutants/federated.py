@@ -19,34 +19,27 @@ MUTANTS = [
         [
             ("client.num_local + client.num_extra", "client.num_local"),
             ("WEIGHTS[weigh](client).astype(jnp.float32)", "jnp.float32(1)"),
-            ('"backbone": personal.previous, **', '"backbone": server.backbone, **'),
-            ("Personal(own, local), metrics", "Personal(own, base), metrics"),
             (
-                "frozen(server.backbone, personal.previous,",
-                "frozen(server.backbone, base,",
-            ),
-            ('new if phi_update == "averaged"', "new if True"),
-            (
-                "trees.added(server, result.aggregate)",
-                "trees.added(server, jax.tree.map(lambda d: d / 2, result.aggregate))",
+                "return with_backbone(collections.merged(server.variables), previous)",
+                "return collections.merged(server.variables)",
             ),
             (
-                "return ClientOutput(update, weight, Personal(own",
-                "return ClientOutput(update, weight, Personal(personal.params",
+                "personal=backbone_of(collections.merged(end)),",
+                "personal=backbone_of(collections.merged(start)),",
             ),
+            ("frozen(shared, previous,", "frozen(shared, shared,"),
+            ('if phi_update == "frozen" and', "if False and"),
+            ("local=collections.own(end),", "local=collections.own(start),"),
         ],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/fedfr.py",
         "tasks/faces/test_methods.py",
         [
-            ("server.backbone if share else", "server.backbone if True else"),
+            ("whole if share else", "whole if True else"),
             ("            return server\n", "            pass\n"),
-            (
-                "            previous = first_previous(previous_key)\n",
-                "            pass\n",
-            ),
-            ("            own = begin(base, own, client)\n", "            pass\n"),
+            ("        if first_previous:\n", "        if False:\n"),
+            ("        if begin:\n", "        if False:\n"),
         ],
     ),
     Mutants(

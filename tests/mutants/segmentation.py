@@ -95,7 +95,7 @@ MUTANTS = [
         [("maps if stride > 1 else maps[:-1]", "maps[:-1] if stride > 1 else maps")],
     ),
     Mutants(
-        "fedfr_jax/tasks/rows.py",
+        "fedfr_jax/tasks/trainers.py",
         f"{MASKS}test_fedmargin.py",
         [
             ('        local_epochs=own.get("local_epochs"),\n', ""),

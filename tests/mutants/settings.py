@@ -139,16 +139,6 @@ MUTANTS = [
         [('check_kinds(f"config.{section}.", own,', 'str(("", own,')],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/method_rows.py",
-        WRONG,
-        [
-            (
-                "own = own_of(section, rest)",
-                "own = {key: rest.pop(key) for key in OWN if key in rest}",
-            )
-        ],
-    ),
-    Mutants(
         "fedfr_jax/tasks/reid/methods.py",
         REID,
         [('call(f"methods.{name}", Batches, own)', "Batches(**own)")],

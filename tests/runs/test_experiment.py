@@ -1,7 +1,6 @@
 """What the settings of a federation do to a run."""
 
 import json
-import types
 
 import jax
 import numpy as np
@@ -16,8 +15,7 @@ from fedfr_jax.runs import tuning
 from fedfr_jax.runs.begin import last_simulation
 from fedfr_jax.runs.experiment import run_federated
 from fedfr_jax.schema import call
-from fedfr_jax.tasks.faces.methods import backbone_features, federated_faces
-from fedfr_jax.tasks.faces.stages import trainer_of
+from fedfr_jax.tasks.faces.methods import backbone_features
 from fedfr_jax.types import (
     Evaluation,
     Evaluator,
@@ -27,6 +25,7 @@ from fedfr_jax.types import (
     Task,
 )
 from tests.federated import toys
+from tests.tasks.faces import given
 
 
 def test_lanes_are_a_number_or_auto():
@@ -69,7 +68,7 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model, asked, seen = toys.linear_model(), [], []
     plain, other = (
-        federated_faces(
+        given.method_of(
             model,
             num_classes=3,
             public=False,
@@ -79,9 +78,8 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
         )
         for _ in range(2)
     )
-    method = plain._replace(implementations={"im2col": other})
-    embed, mesh = backbone_features(model), make_mesh(2)
-    trainer = trainer_of(method, model, embed, types.SimpleNamespace(), mesh)
+    trainer = plain.trainer._replace(implementations={"im2col": other.trainer})
+    trainer = trainer._replace(network_apply=backbone_features(model))
 
     def fake(sim, server, store, cohort):
         name = "im2col" if sim.algorithm is other.algorithm else "auto"

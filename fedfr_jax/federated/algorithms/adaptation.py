@@ -7,9 +7,11 @@ more round of the engine, so that it resumes, schedules and logs like any other.
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
-from fedfr_jax.federated.algorithms.fedfr import Personal
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.fedfr import backbone_of
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.types import Algorithm, ClientOutput, Local
 
@@ -17,38 +19,34 @@ from fedfr_jax.types import Algorithm, ClientOutput, Local
 def adaptation(
     algorithm: Algorithm, local: Local, *, frozen: Callable | None = None
 ) -> Algorithm:
-    """The last round of `algorithm`, a `fedfr(...)` whose clients keep only a head.
+    """The last round of `algorithm`, a `fedfr(...)`, but for a server that stays.
+
+    What is around the algorithm keeps the leaf params/head with clients.
 
     Args:
       local: its loss takes the keywords `frozen` and `teacher_head`.
       frozen: (variables of the teacher, the global network, client) -> what the loss
         gets as `frozen`; None has no teacher.
     """
-
     train = local_training(local)
 
-    def client_update(key, server, personal, client):
-        head = personal.params["head"]
-        shared = algorithm.network(server)
-        taught = frozen(shared, client) if frozen else None
-        backbone, stats = shared["params"], shared["batch_stats"]
-        none = jnp.zeros((0, head.shape[1]), head.dtype)
-        params = {"backbone": backbone, "phi": none, "head": head}
+    def client_update(key, server, previous, client):
+        del previous
+        whole = collections.merged(server.variables)
+        shared = backbone_of(whole)
+        # Public classes have no part in it.
+        params = {k: x for k, x in whole["params"].items() if k != "phi"}
         end, metrics = train(
             key,
-            {"params": params, "batch_stats": stats},
+            {**whole, "params": params},
             client,
-            frozen=taught,
-            teacher_head=head,
+            frozen=frozen(shared, client) if frozen else None,
+            teacher_head=params["head"],
         )
-        params, stats = end["params"], end["batch_stats"]
-        adapted = {"params": params["backbone"], "batch_stats": stats}
-        row = Personal({"head": params["head"]}, adapted)
-        return ClientOutput((), jnp.float32(1), row, metrics)
+        end = {**end, "params": {**whole["params"], **end["params"]}}
+        own = collections.own(collections.cut(end, server.variables))
+        nothing = jax.tree.map(jnp.zeros_like, collections.shared(server.variables))
+        one = jnp.float32(1)
+        return ClientOutput(nothing, one, backbone_of(end), metrics, local=own)
 
-    return algorithm._replace(
-        client_update=client_update,
-        aggregator=None,
-        server_update=lambda server, result: server,
-        prepare=None,
-    )
+    return algorithm._replace(client_update=client_update, prepare=None)

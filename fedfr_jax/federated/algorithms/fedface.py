@@ -13,15 +13,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.federated.algorithms.fedfr import Server
+from fedfr_jax.federated.aggregation.contract import update_like
 from fedfr_jax.types import Algorithm, PyTree
 
 
 class SpreadServer(NamedTuple):
-    """FedFR's server, and every client's class embeddings."""
+    """The algorithm's server, and every client's class embeddings."""
 
-    backbone: PyTree
-    phi: jax.Array  # [M_g, D]
+    inner: PyTree
     heads: jax.Array  # [N, M, D]
     is_known: jax.Array  # [N] bool, the client has uploaded
 
@@ -38,7 +37,7 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
     """`algorithm` with class embeddings spread out by the server.
 
     Args:
-      algorithm: `fedfr(...)`.
+      algorithm: a `personal(...)` with the leaf params/head among its leaves.
       spread: (embeddings [K M, D], class_mask [K M]) -> embeddings [K M, D].
       num_clients: N.
 
@@ -47,41 +46,43 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
     """
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}.")
-    inner = lambda server: Server(server.backbone, server.phi)
 
     def init(variables):
         server = algorithm.init(variables)
         row = jax.eval_shape(algorithm.init_personal, jax.random.key(0), server)
-        head = row.params["head"]
+        head = row.leaves["params"]["head"]
         heads = jnp.zeros((num_clients, *head.shape), head.dtype)
-        return SpreadServer(*server, heads, jnp.zeros(num_clients, bool))
+        return SpreadServer(server, heads, jnp.zeros(num_clients, bool))
 
     def client_update(key, server, personal, client):
-        own = personal.params["head"]
+        own = personal.leaves["params"]["head"]
         head = jnp.where(server.is_known[client.id], server.heads[client.id], own)
-        personal = personal._replace(params={**personal.params, "head": head})
-        output = algorithm.client_update(key, inner(server), personal, client)
-        head = output.personal.params["head"]
+        params = {**personal.leaves["params"], "head": head}
+        leaves = {**personal.leaves, "params": params}
+        personal = personal._replace(leaves=leaves)
+        output = algorithm.client_update(key, server.inner, personal, client)
+        head = output.personal.leaves["params"]["head"]
         return output._replace(upload=Upload(client.id, head, client.num_classes))
 
     def server_update(server, result):
-        new = algorithm.server_update(inner(server), result)
+        new = algorithm.server_update(server.inner, result)
         client, heads, num_classes = result.upload
         place = jnp.arange(heads.shape[1], dtype=jnp.int32)
         mask = place[None] < num_classes[:, None]
         moved = spread(heads.reshape(-1, heads.shape[2]), class_mask=mask.reshape(-1))
         return SpreadServer(
-            *new,
+            new,
             server.heads.at[client].set(moved.reshape(heads.shape)),
             server.is_known.at[client].set(True),
         )
 
     return algorithm._replace(
         init=init,
-        init_personal=lambda key, server: algorithm.init_personal(key, inner(server)),
+        init_personal=lambda key, server: algorithm.init_personal(key, server.inner),
         client_update=client_update,
         server_update=server_update,
-        personalize=lambda server, row: algorithm.personalize(inner(server), row),
-        network=lambda server: algorithm.network(inner(server)),
-        update_like=inner,
+        personalize=lambda server, row: algorithm.personalize(server.inner, row),
+        network=lambda server: algorithm.network(server.inner),
+        update_like=lambda server: update_like(algorithm, server.inner),
+        link_state=lambda server: algorithm.link_state(server.inner),
     )

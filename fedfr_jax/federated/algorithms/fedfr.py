@@ -2,9 +2,10 @@
 
 Liu et al. 2022, "FedFR: Joint optimization federated framework for generic and
 personalized face recognition", arXiv:2112.12496. Clients share the backbone and the
-public class embeddings Phi_g; class embeddings of their own identities, the branch of
-decoupled feature customization and the previous local backbone never leave them.
-FedAvg on faces is this algorithm with a loss of local classes only and no preparation.
+public class embeddings Phi_g; `personal` keeps the class embeddings of their own
+identities and the branch of decoupled feature customization. A client's state is the
+backbone that it trained last, as in MOON. FedAvg on faces is this algorithm with a loss
+of local classes only and no preparation.
 
 Deviations, all options: the official code throws the averaged Phi_g away
 (`phi_update="frozen"`), and starts the contrastive term from a random previous network
@@ -14,16 +15,15 @@ hard negatives too, as the official code does.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from fedfr_jax import trees
-from fedfr_jax.federated.aggregation.mean import weighted_mean
+from fedfr_jax import stacks
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import local_training
 from fedfr_jax.schema import check_choice
-from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
+from fedfr_jax.types import Algorithm, Client, ClientOutput, Local, PyTree
 
 PHI_UPDATES = ("averaged", "frozen")
 WEIGHTS = {
@@ -32,24 +32,9 @@ WEIGHTS = {
 }
 
 
-class Server(NamedTuple):
-    """What goes down to every client."""
-
-    backbone: PyTree  # {"params": ..., "batch_stats": ...}
-    phi: jax.Array | None  # [M_g, D] public class embeddings, None without any
-
-
-class Personal(NamedTuple):
-    """What stays with a client."""
-
-    params: PyTree  # {"head": [M, D], "branch": ...}
-    previous: PyTree  # backbone variables after the client's last local training
-
-
 def fedfr(
     local: Local,
     *,
-    init_local: Callable,
     frozen: Callable | None = None,
     prepare: Callable | None = None,
     phi_update: str = "averaged",
@@ -58,11 +43,10 @@ def fedfr(
     begin: Callable | None = None,
     share: bool = True,
 ) -> Algorithm:
-    """Average backbone and Phi_g; keep head, branch and previous backbone.
+    """Average backbone and Phi_g, params "backbone" and "phi"; keep the last backbone.
 
     Args:
       local: its loss takes the keyword `frozen`.
-      init_local: key -> a new client's `Personal.params`.
       frozen: (global backbone variables, the client's previous ones, client) -> what
         the loss gets as `frozen`, made once before the client trains; None gives it
         None.
@@ -72,8 +56,8 @@ def fedfr(
         one; None takes the global backbone.
       weigh: aggregation weight, a client's `local` (paper) or `local+extra` (official
         code) number of examples.
-      begin: (backbone variables, `Personal.params`, client) -> the parameters that
-        the client's round starts from; None starts from its own.
+      begin: (backbone variables, params, client) -> the params that the client's round
+        starts from; None starts from what there is.
       share: False trains every client alone, from its previous backbone; the server
         stays as it was.
 
@@ -82,56 +66,65 @@ def fedfr(
     """
     check_choice("phi_update", phi_update, PHI_UPDATES)
     check_choice("weigh", weigh, WEIGHTS)
-    train = local_training(local)
-
-    def init(variables):
-        return Server(variables["backbone"], variables["phi"])
+    base, train = fedavg(local), local_training(local)
 
     def init_personal(key, server):
-        local_key, previous_key = jax.random.split(key)
-        previous = server.backbone
+        shared = backbone_of(collections.merged(server.variables))
         if first_previous:
-            previous = first_previous(previous_key)
-        return Personal(init_local(local_key), previous)
+            return stacks.laid_out(first_previous(key), shared)
+        return shared
 
-    def client_update(key, server, personal, client):
-        base = server.backbone if share else personal.previous
-        own = personal.params
+    def start_of(variables: PyTree, previous: PyTree, client: Client) -> PyTree:
+        whole = collections.merged(variables)
+        whole = whole if share else with_backbone(whole, previous)
         if begin:
-            own = begin(base, own, client)
+            params = begin(backbone_of(whole), whole["params"], client)
+            whole = {**whole, "params": params}
+        return collections.cut(whole, variables)
+
+    def client_update(key, server, previous, client):
         known = None
         if frozen:
-            known = frozen(server.backbone, personal.previous, client)
-        shared = {"backbone": base["params"], "phi": server.phi}
-        start = {"params": {**shared, **own}, "batch_stats": base["batch_stats"]}
+            shared = backbone_of(collections.merged(server.variables))
+            known = frozen(shared, previous, client)
+        start = start_of(server.variables, previous, client)
         end, metrics = train(key, start, client, frozen=known)
-        own = {name: end["params"][name] for name in own}
-        local = {
-            "params": end["params"]["backbone"],
-            "batch_stats": end["batch_stats"],
-        }
-        update = jax.tree.map(jnp.subtract, Server(local, end["params"]["phi"]), server)
-        weight = WEIGHTS[weigh](client).astype(jnp.float32)
-        return ClientOutput(update, weight, Personal(own, local), metrics)
+        return ClientOutput(
+            update=collections.change(end, server.variables),
+            weight=WEIGHTS[weigh](client).astype(jnp.float32),
+            personal=backbone_of(collections.merged(end)),
+            metrics=metrics,
+            local=collections.own(end),
+        )
 
     def server_update(server, result):
         if not share:
             return server
-        new = trees.added(server, result.aggregate)
-        return new if phi_update == "averaged" else new._replace(phi=server.phi)
+        new = base.server_update(server, result).variables
+        if phi_update == "frozen" and "phi" in new["params"]:
+            params = {**new["params"], "phi": server.variables["params"]["phi"]}
+            new = {**new, "params": params}
+        return server._replace(variables=new)
 
-    def personalize(server, personal):
-        del server
-        return {"backbone": personal.previous, **personal.params}
+    def personalize(server, previous):
+        return with_backbone(collections.merged(server.variables), previous)
 
-    return Algorithm(
-        init=init,
+    return base._replace(
         init_personal=init_personal,
         client_update=client_update,
-        aggregator=weighted_mean(),
         server_update=server_update,
         personalize=personalize,
-        network=lambda server: server.backbone,
         prepare=prepare,
-        update_like=lambda server: server,
+        needs=("identities",),
     )
+
+
+def backbone_of(variables: PyTree) -> PyTree:
+    """The backbone's variables among a network's."""
+    return {**variables, "params": variables["params"]["backbone"]}
+
+
+def with_backbone(variables: PyTree, backbone: PyTree) -> PyTree:
+    """A network's variables with another backbone."""
+    params = {**variables["params"], "backbone": backbone["params"]}
+    return {"params": params, "batch_stats": backbone["batch_stats"]}

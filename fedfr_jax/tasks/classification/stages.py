@@ -12,7 +12,6 @@ from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
 from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.models import MODELS, build_model
 from fedfr_jax.schema import call
-from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.classification.data import clients_of, parts_of
 from fedfr_jax.tasks.classification.evaluators import judge_of
 from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
@@ -25,8 +24,14 @@ from fedfr_jax.tasks.data import (
     used_of,
 )
 from fedfr_jax.tasks.network import network_of
-from fedfr_jax.tasks.rows import Given
 from fedfr_jax.tasks.start_weights import check_pretrain
+from fedfr_jax.tasks.trainers import (
+    MethodContext,
+    method_context,
+    remake_of,
+    stage_of,
+    trainers_and_context,
+)
 from fedfr_jax.types import Central, Experiment, Federated, Model, Source, Task
 
 
@@ -73,23 +78,22 @@ def classification(settings: Mapping) -> Experiment:
             used=used_of(source, parts, unseen),
         ),
         stages={
-            name: rows.stage_of(trainer, clients.train)
-            for name, trainer in trainers.items()
+            name: stage_of(trainer, clients.train) for name, trainer in trainers.items()
         },
         mesh=mesh,
         feed=feed,
         federation=federation,
         seed=seed,
-        remake=rows.remake_of(settings["methods"], of),
+        remake=remake_of(settings["methods"], of),
     )
 
 
 def trainers_of(
     settings: Mapping, source: Source, parts: ClientSplit, mesh: Mesh
-) -> tuple[dict[str, Federated | Central], Given]:
+) -> tuple[dict[str, Federated | Central], MethodContext]:
     """({row: trainer} of config.methods, what they are made of)."""
 
-    def given_of(network):
+    def context_of(network):
         model = classifier(network, source)
         top = model.blocks[-1] if model.blocks else "classifier"
         facts = {
@@ -97,7 +101,7 @@ def trainers_of(
             "classes": f"^params/{top}/kernel$",
             "spreadout": spreadout_sum,
         }
-        return rows.given(
+        return method_context(
             model,
             cross_entropy,
             num_clients=len(parts.train_offsets) - 1,
@@ -109,7 +113,7 @@ def trainers_of(
             task="classification",
         )
 
-    return rows.trainers_and_given(settings, settings["model"], given_of)
+    return trainers_and_context(settings, settings["model"], context_of)
 
 
 def classifier(settings: Mapping, source: Source) -> Model:

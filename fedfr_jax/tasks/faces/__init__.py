@@ -1,1 +1,1 @@
-"""Face recognition: FedFR's rows, and classical algorithms beside them."""
+"""Face recognition: FedFR, and any other algorithm."""

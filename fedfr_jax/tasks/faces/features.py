@@ -148,14 +148,17 @@ def class_mean_start(embed: Callable) -> Callable:
     """
 
     def begin(backbone: PyTree, params: PyTree, client: Client) -> PyTree:
+        own = {name: params[name] for name in ("head", "branch") if name in params}
+
         def fresh():
-            head = params["head"]
+            head = own["head"]
             means = own_class_means(embed, backbone, client, len(head))
-            new = {**params, "head": means.astype(head.dtype)}
-            if "branch" in params:
-                new["branch"] = {**params["branch"], "weights": new["head"]}
+            new = {**own, "head": means.astype(head.dtype)}
+            if "branch" in own:
+                new["branch"] = {**own["branch"], "weights": new["head"]}
             return new
 
-        return jax.lax.cond(jnp.any(params["head"] != 0), lambda: params, fresh)
+        known = jax.lax.cond(jnp.any(own["head"] != 0), lambda: own, fresh)
+        return {**params, **known}
 
     return begin

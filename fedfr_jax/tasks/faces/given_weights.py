@@ -1,19 +1,13 @@
-"""Fine-tuning: weights of elsewhere to start from, and leaves that stay."""
+"""Initial weights of central training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
-from fedfr_jax import trees
 from fedfr_jax.central.settings import Training
-from fedfr_jax.federated.frozen import frozen
-from fedfr_jax.federated.packing import unpack
 from fedfr_jax.models.foreign import variables_of
 from fedfr_jax.models.saved_model import load_weights
 from fedfr_jax.schema import naming
-from fedfr_jax.stacks import named
-from fedfr_jax.types import Local, Model, PyTree
+from fedfr_jax.types import PyTree
 
 
 def weights_of(
@@ -42,21 +36,3 @@ def given_backbone(
     if init is None:
         return None
     return variables_of(load_weights(init), model, image_shape)
-
-
-def with_frozen(local: Local, model: Model, pattern: str) -> Local:
-    """`local` that does not move the leaves of the backbone that `pattern` finds.
-
-    Args:
-      pattern: regular expression over paths such as params/backbone/stem/conv/kernel;
-        empty for none. Running statistics move all the same.
-
-    Raises:
-      ValueError: when it finds none.
-    """
-    if not pattern:
-        return local
-    leaves = lambda key: named(unpack(model.init(key)["params"]))
-    shapes = jax.eval_shape(leaves, jax.random.key(0))
-    trees.matching(pattern)({"params": {"backbone": shapes}})
-    return frozen(local, pattern)

@@ -21,6 +21,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.federated import collections
+from fedfr_jax.federated.algorithms.fedfr import backbone_of
 from fedfr_jax.federated.client import cohort_rows
 from fedfr_jax.federated.outputs import build_embed, build_over_cohort
 from fedfr_jax.schema import check_choice
@@ -74,7 +76,8 @@ def prepare_features(
         )
         wanted = np.concatenate([rows, public]).astype(np.int32)
         whole = meshes.replicated(mesh)
-        values = embed_rows(server.backbone, dataset, wanted)
+        variables = collections.merged(server.variables)
+        values = embed_rows(backbone_of(variables), dataset, wanted)
         values = meshes.put(values[: len(wanted)], whole)
         features = Features(values, *meshes.put(spans, whole)) if is_counted else ()
         if threshold is None:
@@ -83,7 +86,8 @@ def prepare_features(
         if level == "class":
             labels = dataset.labels[wanted]
             client = client_of_row(counts, len(rows))
-            compared = class_features(compared, client, server.phi, labels)
+            phi = variables["params"]["phi"]
+            compared = class_features(compared, client, phi, labels)
         chosen, number = select(compared, starts, counts, len(rows))
         return Extra(features, chosen + int(offsets[-1]), number)
 

@@ -28,7 +28,11 @@ from fedfr_jax.tasks.faces.branch import (
     branch_loss_of,
     branch_values_of,
 )
-from fedfr_jax.tasks.faces.margin_state import numbers_of, with_numbers
+from fedfr_jax.tasks.faces.margin_state import (
+    numbers_of,
+    with_numbers,
+    without_numbers,
+)
 from fedfr_jax.types import Model, PyTree
 
 HINGE = "class_hinge"  # beside the names of LOSSES
@@ -72,17 +76,57 @@ def init_local(
     return init
 
 
-def personal_features(model: Model, *, converter: str = "linear") -> Callable:
+def client_features(model: Model, *, converter: str = "linear") -> Callable:
     """(variables of `Algorithm.personalize`, images) -> [B, D] the client would use."""
 
     def embed(variables: PyTree, images: jax.Array) -> jax.Array:
-        features, _ = model.apply(variables["backbone"], images, False)
-        if "branch" in variables:
-            params = variables["branch"]["converter"]
+        features, _ = on_variables(model).apply(variables, images)
+        if "branch" in variables["params"]:
+            params = variables["params"]["branch"]["converter"]
             features = CONVERTERS[converter].apply(params, features)
         return features
 
     return embed
+
+
+def on_variables(model: Model) -> Model:
+    """The backbone `model` on what an algorithm trains, params {"backbone", ...}."""
+
+    def apply(variables, x, train=False, **key):
+        backbone = {**variables, "params": variables["params"]["backbone"]}
+        return model.apply(backbone, x, train, **key)
+
+    def features(variables, x, train=False, **key):
+        embedding, stats = apply(variables, x, train, **key)
+        return embedding, embedding, stats
+
+    return model._replace(apply=apply, features=features)
+
+
+def of_backbone(model: Model) -> Model:
+    """The inverse of `on_variables`."""
+
+    def apply(backbone, x, train=False, **key):
+        variables = {**backbone, "params": {"backbone": backbone["params"]}}
+        return model.apply(variables, x, train, **key)
+
+    return model._replace(apply=apply)
+
+
+def classifier(model: Model) -> Model:
+    """The network with a logit for every class of the client: cosines [B, M]."""
+
+    def apply(variables, x, train=False, key=None):
+        features, stats = on_variables(model).apply(variables, x, train, key=key)
+        return cosine(features, variables["params"]["head"]), stats
+
+    return model._replace(apply=apply)
+
+
+def backbone_of(variables: PyTree) -> PyTree:
+    """The backbone's variables among those that are trained."""
+    own = without_numbers(variables)
+    return {**own, "params": variables["params"]["backbone"]}
 
 
 def face_loss(
@@ -146,7 +190,7 @@ def face_loss(
         params, stats = variables["params"], variables["batch_stats"]
         backbone = {"params": params["backbone"], "batch_stats": stats}
         features, stats = model.apply(backbone, batch.images, True, key=key)
-        head, phi = params["head"], params["phi"]  # None without such classes
+        head, phi = params["head"], params.get("phi")  # None without such classes
         weights = jnp.concatenate([x for x in (head, phi) if x is not None])
         num_own = 0 if head is None else len(head)  # padded to the largest client's
         mask = valid_classes(num_own, batch.num_classes, len(weights) - num_own)

@@ -1,246 +1,335 @@
-"""The rows of FedFR's tables as settings of few pieces.
+"""Methods of face recognition: any algorithm on a client's own classes, FedFR's terms.
 
-A method is a set of switches of `federated_faces`: FedAvg has none, `public` adds the
-global data, `contrastive_weight` the contrastive term, `branch` the decoupled feature
-customization; all of them are FedFR. MOON is FedAvg with the contrastive term, FedFace
-FedAvg with `spreadout`, local training `share=False`; `adapt` appends the adaptation of
-Yu et al. to any method without a branch.
+Clients train a backbone on a margin softmax over their own classes; class embeddings
+and the branch stay with them (`personal`). The server's backbone is the generic
+network, what the algorithm deploys at a client the personalised one. FedFR's terms are
+for an algorithm that asks for frozen features, as FedFR does: `public` adds the global
+data, `contrastive_weight` the contrastive term, `branch` the decoupled feature
+customization; all of them are FedFR. FedFace is FedAvg with `spreadout`, local training
+`share=False`; `adapt` appends the adaptation of Yu et al. to a method without a branch.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from fedfr_jax.federated.aggregation import with_aggregation
+from fedfr_jax.central.settings import Training
+from fedfr_jax.data.identities import Partition
+from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedface import fedface
-from fedfr_jax.federated.algorithms.fedfr import fedfr
-from fedfr_jax.federated.algorithms.fedfr_statistics import fedfr_statistics
-from fedfr_jax.federated.packing import on_packed, pack_networks, packed
+from fedfr_jax.federated.packing import on_packed, pack_networks, packed, unpack
+from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.spreadout import spread
-from fedfr_jax.schema import check_choice, check_keys
+from fedfr_jax.schema import call, check_choice, check_keys, naming
 from fedfr_jax.tasks.faces.adaptation import adapted
-from fedfr_jax.tasks.faces.distilled import Distill, distilled
-from fedfr_jax.tasks.faces.features import (
-    class_mean_start,
-    frozen_features,
-)
-from fedfr_jax.tasks.faces.given_weights import with_frozen
+from fedfr_jax.tasks.faces.distilled import Distill, distilled, open_distill
+from fedfr_jax.tasks.faces.features import class_mean_start, frozen_features
 from fedfr_jax.tasks.faces.hard_negatives import prepare_features
 from fedfr_jax.tasks.faces.loss import (
+    backbone_of,
+    classifier,
+    client_features,
     face_loss,
     init_local,
-    personal_features,
+    of_backbone,
+    on_variables,
     rule_of,
 )
 from fedfr_jax.tasks.faces.margin_state import (
     beside,
     learned,
     with_start,
-    without_numbers,
 )
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
-from fedfr_jax.tasks.options import local_of
-from fedfr_jax.types import Aggregator, Algorithm, LastRound, Model, PyTree
+from fedfr_jax.tasks.options import algorithm_of, keywords
+from fedfr_jax.tasks.trainers import MethodContext, federated_trainer
+from fedfr_jax.types import Federated, LastRound, Model, PyTree
+
+OWN_CLASSES = "^params/(head$|branch/|margin/)"
+BACKBONE = "backbone"  # where it lies among an algorithm's params, packed or not
+# Keys that look at the leaves of a backbone, which then is not packed.
+NAMED_LEAVES = {"aggregation", "draw", "finetune_epochs", "layer_rates", "optimizer"}
+NAMED_LEAVES |= {"personal"}
+SGD = {"momentum": 0.9, "weight_decay": 5e-4}
+DEFAULTS = {
+    "learning_rate": 1e-3,
+    "decay_epochs": (8, 6, 4, 3),
+    "contrastive_weight": 5.0,  # of MOON
+}
+
+
+class FaceTerms(NamedTuple):
+    """Keys of a method of faces: its margin, then FedFR's terms.
+
+    The defaults are FedFR's paper's, or the released code's where it says nothing, but
+    for `first_previous`, which is ours (the code takes a random network).
+    """
+
+    margin_loss: str = "cosface"  # this and the next three: see `face_loss`
+    scale: float = 30.0
+    margin: float = 0.4
+    margin_options: Mapping | None = None
+    public: bool = True  # train on the public classes too, with hard negatives
+    threshold: float | None = 0.4  # cosine above which they are hard; None: none is
+    max_hard_negatives: int = 0  # of a client; 0 has no limit
+    hard_negatives: str = "image"  # by image, or by class with all its images
+    contrastive_weight: float = 5.0  # this and the next seven: see `face_loss`
+    temperature: float = 0.5
+    branch: str | None = "bce"
+    branch_weight: float = 10.0
+    branch_options: Mapping | None = None
+    converter: str = "linear"
+    detach_branch: bool = False
+    reweight: str | None = None
+    first_previous: str = "global"  # or random, the previous network of a new client
+    # Start all class embeddings from mean features of the pretrained network, not from
+    # N(0, 0.01^2) and the pretrained head.
+    init_fc: bool = False
+    # Cosine above which the server pushes the classes of a cohort's clients apart after
+    # a round; None does not. Its options are `steps`, `learning_rate`, `momentum` and
+    # `weight_decay` of `spread`.
+    spreadout: float | None = None
+    spreadout_options: Mapping | None = None
+    # `epochs` of a last round, and the keywords of `adapted`; None for none.
+    adapt: Mapping | None = None
+
+
+MARGIN = FaceTerms._fields[:4]
+PLAIN = FaceTerms(public=False, contrastive_weight=0.0, branch=None)
 
 
 class FaceMethod(NamedTuple):
-    """An algorithm, what it starts from, and what a client deploys."""
+    """A federated method, before there are images."""
 
-    algorithm: Algorithm
-    start: Callable  # (backbone variables, phi [M_g, D]) -> variables for `init`
-    embed: Callable  # (variables of `personalize`, images) -> [B, D]
-    last_round: LastRound | None = None
-    init_fc: bool = False  # hand `start` the public classes' mean features as phi
-    generic: Callable = lambda server: server.backbone  # -> the judged network
-    local_epochs: int | tuple[int, ...] | None = None  # None: the federation's
+    trainer: Federated
+    init_fc: bool = False  # start it from the public classes' mean features
     distill: Distill | None = None  # its teacher
-    # The same on networks with other implementations of convolutions.
-    implementations: Mapping[str, "FaceMethod"] = MappingProxyType({})
 
 
-def federated_faces(
+def methods_of(settings: Mapping, model: Model, partition: Partition) -> dict:
+    """{name: method} of config.methods."""
+    return {
+        name: build_method(name, options, settings["pretrain"], model, partition)
+        for name, options in settings["methods"].items()
+    }
+
+
+def build_method(
+    name: str,
+    options: Mapping,
+    pretraining: Mapping,
+    model: Model,
+    partition: Partition,
+) -> FaceMethod | Training:
+    """A method: `kind` federated (the default), or central on all images.
+
+    A central one takes the keys of `pretrain` that it does not set itself.
+    """
+    section, options = f"methods.{name}", dict(options)
+    kind = options.pop("kind", "federated")
+    check_choice(f"config.{section}.kind", kind, ("federated", "central"))
+    if kind == "federated":
+        counts = {
+            "num_classes": int(partition.num_classes.max()),
+            "num_clients": len(partition.num_classes),
+            "num_public": len(partition.global_identities),
+        }
+        return face_method(section, options, model, **counts)
+    inherited = dict(pretraining)
+    if "margin_loss" in options:
+        inherited.pop("margin_options", None)  # of another loss
+    return call(section, Training, {**inherited, **options})
+
+
+def face_method(
+    section: str,
+    options: Mapping,
     model: Model,
     *,
     num_classes: int,
-    learning_rate: float = 1e-3,
-    decay_epochs: int | tuple[int, ...] = (8, 6, 4, 3),
-    momentum: float = 0.9,
-    weight_decay: float = 5e-4,
-    clip_norm: float = 0.0,
-    freeze: str = "",
-    batch_stats: str = "average",
-    scale: float = 30.0,
-    margin: float = 0.4,
-    margin_loss: str = "cosface",
-    margin_options: Mapping | None = None,
-    public: bool = True,
-    threshold: float | None = 0.4,
-    max_hard_negatives: int = 0,
-    contrastive_weight: float = 5.0,
-    temperature: float = 0.5,
-    branch: str | None = "bce",
-    branch_weight: float = 10.0,
-    branch_options: Mapping | None = None,
-    converter: str = "linear",
-    detach_branch: bool = False,
-    reweight: str | None = None,
-    phi_update: str = "averaged",
-    first_previous: str = "global",
-    weigh: str = "local+extra",
-    hard_negatives: str = "image",
-    init_fc: bool = False,
-    share: bool = True,
-    spreadout: float | None = None,
-    spreadout_options: Mapping | None = None,
     num_clients: int = 0,
-    adapt: Mapping | None = None,
-    distill: Distill | None = None,
-    links: Sequence[Aggregator] = (),
+    num_public: int = 1,
 ) -> FaceMethod:
-    """FedFR with every term an option.
-
-    The defaults are the paper's, or the released code's where it says nothing, but for
-    two: `weigh` is the released code's (the paper weighs clients by their local images
-    alone), and `first_previous` is ours (the code takes a random network).
+    """A federated method of faces, FedFR unless `algorithm` says another.
 
     Args:
+      options: keys of `FaceTerms`, `distill`, and those of every task.
       num_classes: M, the most identities of any client.
-      learning_rate, decay_epochs, momentum, weight_decay, clip_norm: local SGD, see
-        `local_of`; the rate drops by ten every `decay_epochs` epochs of a round and
-        starts afresh in the next.
-      freeze: see `with_frozen`.
-      batch_stats: average, local or first, see `fedfr_statistics`.
-      public: train on the public classes too, with hard negatives above the cosine
-        `threshold` (None: on none) and at most `max_hard_negatives` per client (0: no
-        limit).
-      margin_loss, scale, margin, margin_options, contrastive_weight, branch, ...: see
-        `face_loss`.
-      phi_update, weigh: see `fedfr`.
-      first_previous: global or random, the previous network of a new client.
-      hard_negatives: by image, or by class with all its images.
-      init_fc: start all class embeddings from mean features of the pretrained network,
-        not from N(0, 0.01^2) and the pretrained head.
-      share: False trains every client alone; its judged network is its own.
-      spreadout: cosine above which the server pushes the classes of all clients of the
-        cohort apart after a round; None does not.
-      spreadout_options: `steps`, `learning_rate`, `momentum` and `weight_decay` of
-        `spread`.
-      num_clients: of the population, for `spreadout` and `reweight`.
-      adapt: `epochs` of a last round, and the keywords of `adapted`; None for none.
-      distill: the server's teacher of clients' networks, see `distilled`, or None.
-      links: of the aggregation, see `with_aggregation`.
+      num_clients: of the population.
+      num_public: public classes.
 
     Raises:
       ValueError: for an unknown option, one out of range, or options that exclude each
         other.
     """
-    check_numbers("", locals())  # every argument that has a range
-    _check_exclusions(share, first_previous, branch, adapt, spreadout)
-    _check_statistics(batch_stats, share, first_previous, adapt)
-    rule = rule_of(margin_loss, scale, margin, margin_options)
-    model = on_packed(beside(model) if rule and rule.state else model)
+    options = {"algorithm": "fedfr", **options}
+    algorithm, _ = algorithm_of(section, options, "fedfr")
+    told = open_distill(section, options.pop("distill", None), model)
+    takes_terms = "frozen" in keywords(ALGORITHMS[algorithm])
+    is_packed = takes_terms and not options.keys() & NAMED_LEAVES
+    known = FaceTerms._fields if takes_terms else MARGIN
+    unset = {} if takes_terms else PLAIN._asdict()
+    given = {key: options.pop(key) for key in known if key in options}
+    with naming(f"config.{section}"):
+        terms = call(section, FaceTerms, {**unset, **given})
+        check_numbers("", terms._asdict())
+        _check_exclusions(terms, options)
+        rule = rule_of(
+            terms.margin_loss, terms.scale, terms.margin, terms.margin_options
+        )
+        model = on_packed(beside(model) if rule and rule.state else model)
+        of = _context(terms, rule, model, told, num_classes, num_clients, num_public)
+        of = of._replace(keys=known, defaults=_defaults(options))
+        if takes_terms:
+            offers = _offers(terms, rule, model, is_packed)
+            of = of._replace(facts={**of.facts, **offers})
+        trainer = federated_trainer(section, options, of)
+        algorithm, last = trainer.algorithm, None
+        if terms.adapt is not None:
+            last = last_round(terms.adapt, section, options, of, model)
+        if apart := spread_apart(terms.spreadout, terms.spreadout_options):
+            algorithm = fedface(algorithm, apart, num_clients=num_clients)
+    if is_packed:
+        algorithm = packed(algorithm, at=BACKBONE)
+        last = last and last._replace(algorithm=packed(last.algorithm, at=BACKBONE))
+    trainer = trainer._replace(
+        algorithm=algorithm,
+        network=lambda server: of.network(algorithm.network(server)),
+        last_round=last,
+    )
+    return FaceMethod(trainer, terms.init_fc and terms.public, told)
+
+
+def _defaults(options: Mapping) -> Mapping:
+    """What a method has that does not say it; momentum and decay are those of SGD."""
+    optimizer = options.get("optimizer", "sgd")
+    name = optimizer.get("name") if isinstance(optimizer, Mapping) else optimizer
+    return {**DEFAULTS, **(SGD if name in ("sgd", None) else {})}
+
+
+def _context(
+    terms: FaceTerms,
+    rule: Margin | None,
+    model: Model,
+    told: Distill | None,
+    num_classes: int,
+    num_clients: int,
+    num_public: int,
+) -> MethodContext:
+    """What faces offer to any algorithm, over params "backbone", "head" and others."""
+    draw_own = init_local(
+        num_classes,
+        model.embedding_dim,
+        branch=terms.branch,
+        converter=terms.converter,
+        std=0.0 if terms.init_fc else 0.01,
+        others=learned(rule, num_classes),
+    )
+    loss_of = _loss_of(terms, told, num_clients)
+
+    def start(variables: PyTree) -> PyTree:
+        own = jax.eval_shape(draw_own, jax.random.key(0))
+        own = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), own)
+        own |= learned(rule, num_classes)
+        params = {"backbone": variables["params"]["backbone"], **own}
+        if terms.public:
+            params["phi"] = variables["params"]["phi"]
+        return {**with_start(variables, rule), "params": params}
+
+    def draw(key: jax.Array) -> PyTree:
+        backbone = model.init(key)
+        phi = jnp.zeros((num_public, model.embedding_dim))
+        return start(
+            {**backbone, "params": {"backbone": backbone["params"], "phi": phi}}
+        )
+
+    return MethodContext(
+        model=on_variables(model),
+        apply=client_features(model, converter=terms.converter),
+        initial=lambda: draw(jax.random.key(0)),
+        shapes=jax.eval_shape(draw, jax.random.key(0)),
+        loss_of=lambda known: loss_of(of_backbone(known)),
+        num_rows=0,
+        mesh=None,
+        facts={"num_clients": num_clients, "model": classifier(model)},
+        task="faces",
+        prefix="backbone/",
+        kept=OWN_CLASSES,
+        draw=draw,
+        draw_kept=lambda key: {"params": draw_own(key), "batch_stats": {}},
+        start=start,
+        network=lambda variables: backbone_of(unpack(variables)),
+    )
+
+
+def _loss_of(terms: FaceTerms, told: Distill | None, num_clients: int) -> Callable:
+    """model -> the loss of a client, with a teacher where there is one."""
     loss_of = partial(
         face_loss,
-        margin_loss=margin_loss,
-        scale=scale,
-        margin=margin,
-        margin_options=margin_options,
-        contrastive_weight=contrastive_weight,
-        temperature=temperature,
-        branch=branch,
-        branch_weight=branch_weight,
-        branch_options=branch_options,
-        converter=converter,
-        detach_branch=detach_branch,
-        reweight=reweight,
+        margin_loss=terms.margin_loss,
+        scale=terms.scale,
+        margin=terms.margin,
+        margin_options=terms.margin_options,
+        contrastive_weight=terms.contrastive_weight,
+        temperature=terms.temperature,
+        branch=terms.branch,
+        branch_weight=terms.branch_weight,
+        branch_options=terms.branch_options,
+        converter=terms.converter,
+        detach_branch=terms.detach_branch,
+        reweight=terms.reweight,
         num_clients=num_clients,
     )
-    local = local_of(
-        distilled(loss_of, model, distill) if distill else loss_of(model),
-        learning_rate=learning_rate,
-        decay_epochs=decay_epochs,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        clip_norm=clip_norm,
-    )
-    local = with_frozen(local, model, freeze)
-    threshold = threshold if public else None
+    return partial(distilled, loss_of, told=told) if told else loss_of
+
+
+def _offers(
+    terms: FaceTerms, rule: Margin | None, model: Model, is_packed: bool
+) -> dict:
+    """What FedFR asks for."""
     embed = backbone_features(model)
+    threshold = terms.threshold if terms.public else None
     prepare = None
-    if contrastive_weight or threshold is not None:
+    if terms.contrastive_weight or threshold is not None:
         prepare = prepare_features(
             embed,
             threshold=threshold,
-            capacity=max_hard_negatives,
-            level=hard_negatives,
+            capacity=terms.max_hard_negatives,
+            level=terms.hard_negatives,
         )
-    # Links see the network's own leaves.
-    pack = (lambda tree: tree) if links else pack_networks
-    random_previous = lambda key: pack(with_start(model.init(key), rule))
-    algorithm = fedfr(
-        local,
-        init_local=init_local(
-            num_classes,
-            model.embedding_dim,
-            branch=branch,
-            converter=converter,
-            std=0.0 if init_fc else 0.01,
-            others=learned(rule, num_classes),
-        ),
-        frozen=previous_features(embed) if contrastive_weight else None,
-        prepare=prepare,
-        phi_update=phi_update,
-        first_previous=random_previous if first_previous == "random" else None,
-        weigh=weigh,
-        begin=class_mean_start(embed) if init_fc else None,
-        share=share,
-    )
-    algorithm = fedfr_statistics(algorithm, batch_stats)
-    apart = spread_apart(spreadout, spreadout_options)
-    if apart:
-        algorithm = fedface(algorithm, apart, num_clients=num_clients)
-    algorithm = with_aggregation(algorithm, *links) if links else packed(algorithm)
 
-    def start(backbone: PyTree, phi: jax.Array) -> PyTree:
-        phi = phi if public else None
-        return {"backbone": with_start(backbone, rule), "phi": phi}
+    def drawn(key: jax.Array) -> PyTree:
+        network = with_start(model.init(key), rule)
+        return pack_networks(network) if is_packed else network
 
-    return FaceMethod(
-        algorithm,
-        start,
-        personal_features(model, converter=converter),
-        last_round=None if adapt is None else last_round(algorithm, model, adapt),
-        init_fc=init_fc and public,
-        generic=lambda server: without_numbers(algorithm.network(server)),
-        distill=distill,
-    )
+    return {
+        "identities": True,
+        "frozen": previous_features(embed) if terms.contrastive_weight else None,
+        "prepare": prepare,
+        "first_previous": drawn if terms.first_previous == "random" else None,
+        "begin": class_mean_start(embed) if terms.init_fc else None,
+    }
 
 
-def _check_exclusions(share, first_previous, branch, adapt, spreadout):
+def _check_exclusions(terms: FaceTerms, options: Mapping) -> None:
     """Raise ValueError for options that exclude each other."""
-    check_choice("first_previous", first_previous, ("global", "random"))
-    if not share and first_previous == "random":
+    share, how = options.get("share", True), options.get("batch_stats", "average")
+    is_random = terms.first_previous == "random"
+    check_choice("first_previous", terms.first_previous, ("global", "random"))
+    if not share and is_random:
         raise ValueError("first_previous must be global with share=False, got random.")
-    for name, value in (("adapt", adapt), ("spreadout", spreadout)):
+    for name, value in (("adapt", terms.adapt), ("spreadout", terms.spreadout)):
         if not share and value is not None:
             raise ValueError(f"share must be True with {name}, got False.")
-    if adapt is not None and branch is not None:
-        raise ValueError(f"branch must be None with adapt, got {branch!r}.")
-
-
-def _check_statistics(batch_stats, share, first_previous, adapt):
-    """What clients' own statistics, or those of the first one, exclude."""
-    if batch_stats == "average":
-        return
-    if not share:
-        raise ValueError(
-            f"share must be True with batch_stats {batch_stats}, got False."
-        )
-    if batch_stats == "local" and (adapt is not None or first_previous != "global"):
+    if terms.adapt is not None and terms.branch is not None:
+        raise ValueError(f"branch must be None with adapt, got {terms.branch!r}.")
+    if how != "average" and not share:
+        raise ValueError(f"share must be True with batch_stats {how}, got False.")
+    if how == "local" and (terms.adapt is not None or is_random):
         raise ValueError(
             "batch_stats must be average or first with adapt, or a first_previous that "
             "is random, got 'local'."
@@ -264,8 +353,10 @@ def spread_apart(margin: float | None, options: Mapping | None) -> Callable | No
     return lambda heads, **mask: spread(heads, margin=margin, **options, **mask)[0]
 
 
-def last_round(algorithm: Algorithm, model: Model, settings: Mapping) -> LastRound:
-    """`epochs` (5 unless given) of `adapted(algorithm, model, **settings)`.
+def last_round(
+    settings: Mapping, section: str, options: Mapping, of: MethodContext, model: Model
+) -> LastRound:
+    """`epochs` (5 unless given) of `adapted`, after which the server is as before.
 
     Raises:
       ValueError: for a setting that `adapted` does not have, or one out of range.
@@ -275,7 +366,10 @@ def last_round(algorithm: Algorithm, model: Model, settings: Mapping) -> LastRou
     settings = {"epochs": 5, **settings}
     check_numbers("adapt.", settings)
     epochs = settings.pop("epochs")
-    return LastRound(adapted(algorithm, model, **settings), epochs)
+    around = lambda algorithm: adapted(algorithm, model, **settings)
+    algorithm = federated_trainer(section, options, of, around).algorithm
+    still = algorithm._replace(server_update=lambda server, result: server)
+    return LastRound(still, epochs)
 
 
 def previous_features(embed: Callable) -> Callable:

@@ -14,11 +14,10 @@ from fedfr_jax.losses.contract import Margin, softmax
 from fedfr_jax.models.norm import Pool, pooled
 from fedfr_jax.tasks.data import feed_of
 from fedfr_jax.tasks.faces.class_softmax import class_parallel_loss
-from fedfr_jax.tasks.faces.classical import backbone_of
 from fedfr_jax.tasks.faces.distilled import Distill, counting, distilled, open_distill
 from fedfr_jax.tasks.faces.face_images import Recognition
 from fedfr_jax.tasks.faces.gate import gated, has_gate
-from fedfr_jax.tasks.faces.loss import face_loss, rule_of
+from fedfr_jax.tasks.faces.loss import backbone_of, face_loss, rule_of
 from fedfr_jax.tasks.faces.margin_state import beside
 from fedfr_jax.tasks.faces.public import first_variables, without_labels
 from fedfr_jax.types import Central, ClassTable, Model, PyTree

@@ -27,18 +27,15 @@ from fedfr_jax.tasks.data import (
     split,
     streams,
 )
-from fedfr_jax.tasks.faces.classical import backbone_of
 from fedfr_jax.tasks.faces.distilled import Distill
 from fedfr_jax.tasks.faces.face_images import Recognition, recognition
 from fedfr_jax.tasks.faces.given_weights import weights_of
-from fedfr_jax.tasks.faces.method_rows import (
-    build_method,
-    methods_of,
-    with_implementations,
-)
+from fedfr_jax.tasks.faces.loss import backbone_of
 from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
     backbone_features,
+    build_method,
+    methods_of,
 )
 from fedfr_jax.tasks.faces.public import everyone, public_means
 from fedfr_jax.tasks.faces.public_training import margin_rule, public_training
@@ -82,7 +79,7 @@ class Plan(NamedTuple):
 
 
 def faces(settings: Mapping) -> Experiment:
-    """Faces: pretraining on public people, then FedFR's rows and classical ones.
+    """Faces: pretraining on public people, then its methods.
 
     Images are read, nothing is trained. What a config may say: `fedfr describe
     sections`.
@@ -137,8 +134,10 @@ def plan(settings: Mapping) -> Plan:
             for name in names
         }
         methods = {
-            name: with_implementations(name, methods[name], implementations)
-            for name in methods
+            name: with_others(
+                method, {k: of[name] for k, of in implementations.items()}
+            )
+            for name, method in methods.items()
         }
     num_public = len(partition.global_examples)
     check_federation(federation, len(partition.num_classes))
@@ -170,6 +169,14 @@ def plan(settings: Mapping) -> Plan:
         federation=federation,
         methods=methods,
     )
+
+
+def with_others(method: FaceMethod | Training, others: Mapping) -> FaceMethod:
+    """A federated method with itself on {implementation of convolutions: method}."""
+    if isinstance(method, Training):
+        return method
+    trainers = {name: other.trainer for name, other in others.items()}
+    return method._replace(trainer=method.trainer._replace(implementations=trainers))
 
 
 def check_unlabelled(told: Sequence) -> None:
@@ -271,27 +278,12 @@ def told_of(parts: Plan) -> dict:
 def trainer_of(
     method: FaceMethod, model: Model, embed: Callable, task: Recognition, mesh: Mesh
 ) -> Federated:
-    """A method that starts from what pretraining left."""
+    """A method's trainer, which starts from what pretraining left."""
 
     def start(variables: PyTree) -> PyTree:
-        backbone, phi = backbone_of(variables), variables["params"]["phi"]
-        if method.init_fc:
-            phi = public_means(model, task, mesh, backbone)
-        return method.start(backbone, phi)
+        phi = public_means(model, task, mesh, backbone_of(variables))
+        params = {**variables["params"], "phi": phi}
+        return method.trainer.start({**variables, "params": params})
 
-    implementations = {
-        name: trainer_of(other, model, embed, task, mesh)
-        for name, other in method.implementations.items()
-    }
-    return Federated(
-        algorithm=method.algorithm,
-        start=start,
-        apply=method.embed,
-        network=method.generic,
-        network_apply=embed,
-        last_round=method.last_round,
-        local_epochs=method.local_epochs,
-        implementations=implementations,
-        count_flops=model.count_flops,
-        model_config=model.config,
-    )
+    trainer = method.trainer._replace(network_apply=embed)
+    return trainer._replace(start=start) if method.init_fc else trainer

@@ -1,6 +1,6 @@
 """Rows of re-identification: federated by any algorithm, or central.
 
-Keys beside those of `tasks.rows` and of `reid_loss`:
+Keys beside those of `tasks.trainers` and of `reid_loss`:
   personal: the classifier unless it is said; "." for clients that train alone.
   identities: P of batches that hold P identities with as many images each.
 """
@@ -19,13 +19,19 @@ from fedfr_jax.feed import Feed
 from fedfr_jax.models.convert import with_resnet
 from fedfr_jax.models.weights import read_weights
 from fedfr_jax.schema import call, naming
-from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import other_implementations
 from fedfr_jax.tasks.network import network_of, with_name
 from fedfr_jax.tasks.reid.batches import balanced, central_order
 from fedfr_jax.tasks.reid.colours import filled
 from fedfr_jax.tasks.reid.data import ReidSplit
 from fedfr_jax.tasks.reid.loss import reid_loss
+from fedfr_jax.tasks.trainers import (
+    MethodContext,
+    build_trainer,
+    method_context,
+    with_implementations,
+    with_initial_weights,
+)
 from fedfr_jax.types import Algorithm, Central, Federated, Model, PyTree
 
 
@@ -86,7 +92,10 @@ def trainers_of(settings: Mapping, parts: Parts) -> dict[str, Federated | Centra
     network = with_name("reid", settings["model"])
 
     def made(network):
-        of = lambda classes: rows.started(given_of(network, parts, classes), settings)
+        def of(classes):
+            context = context_of(network, parts, classes)
+            return with_initial_weights(context, settings)
+
         clients = of(int(parts.split.num_classes.max()))
         everybody = of(int(parts.people.max()) + 1)
         return {
@@ -100,16 +109,16 @@ def trainers_of(settings: Mapping, parts: Parts) -> dict[str, Federated | Centra
         implementations = {
             name: made({**network, "implementation": name}) for name in names
         }
-        trainers = rows.with_implementations(trainers, implementations)
+        trainers = with_implementations(trainers, implementations)
     return trainers
 
 
-def given_of(settings: Mapping, parts: Parts, num_classes: int) -> rows.Given:
+def context_of(settings: Mapping, parts: Parts, num_classes: int) -> MethodContext:
     """What rows with so many identities are made of; judges are given features."""
     settings = dict(settings)
     weights = settings.pop("weights", "")
     model = model_of(settings, parts.image_shape, num_classes)
-    of = rows.given(
+    of = method_context(
         model,
         reid_loss,
         num_clients=parts.split.num_clients,
@@ -125,8 +134,8 @@ def given_of(settings: Mapping, parts: Parts, num_classes: int) -> rows.Given:
         of = of._replace(facts=others)
     apply = jax.jit(lambda variables, x: model.features(variables, x, False)[1])
     if weights:
-        given = pretrained(of.first(), weights)
-        of = of._replace(first=lambda: given)
+        given = pretrained(of.initial(), weights)
+        of = of._replace(initial=lambda: given)
     return of._replace(apply=apply)
 
 
@@ -146,7 +155,7 @@ def pretrained(variables: PyTree, path: str) -> PyTree:
 
 
 def trainer_of(
-    name: str, options: Mapping, clients: rows.Given, everybody: rows.Given, parts
+    name: str, options: Mapping, clients: MethodContext, everybody: MethodContext, parts
 ) -> Federated | Central:
     """The trainer of a row; its key `kind` says which.
 
@@ -160,7 +169,7 @@ def trainer_of(
     if options.get("kind") == "central":
         if "augment" in options:
             options["augment"] = filled(options["augment"], parts.statistics)
-        trainer = rows.trainer_of(name, options, everybody)
+        trainer = build_trainer(name, options, everybody)
         if identities:
             with naming(section):
                 batch = trainer.feed.batch_size
@@ -169,7 +178,7 @@ def trainer_of(
         return trainer
     classifier = f"params/{clients.model.blocks[-1]}/"
     where = options.setdefault("personal", classifier)
-    trainer = rows.trainer_of(name, options, clients)
+    trainer = build_trainer(name, options, clients)
     if where == classifier and options.get("batch_stats") != "local":
         # People are found without it, so the server's network is one for everybody.
         trainer = trainer._replace(network=trainer.algorithm.network)

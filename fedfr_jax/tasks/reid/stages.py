@@ -14,7 +14,6 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
 from fedfr_jax.schema import call
 from fedfr_jax.stream import Stream, stream
-from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import (
     feed_of,
     open_data,
@@ -37,6 +36,7 @@ from fedfr_jax.tasks.reid.pictures import pictures
 from fedfr_jax.tasks.reid.public import public_of, shared_of
 from fedfr_jax.tasks.reid.report import format_report, report
 from fedfr_jax.tasks.start_weights import check_pretrain
+from fedfr_jax.tasks.trainers import stage_of
 from fedfr_jax.types import (
     Central,
     Dataset,
@@ -89,7 +89,7 @@ def reid(settings: Mapping) -> Experiment:
             is_of_features=True,
             used=used_of(split, source, shared),
         ),
-        stages={k: stage_of(of, train, parts) for k, of in trainers.items()},
+        stages={k: stage_with_classes(of, train, parts) for k, of in trainers.items()},
         mesh=mesh,
         feed=parts.feed,
         federation=federation,
@@ -156,11 +156,11 @@ def population_of(split: ReidSplit) -> Population:
     return Population(split.offsets.astype(np.int64), split.num_classes)
 
 
-def stage_of(trainer, train: Dataset | Stream, parts: Parts) -> Stage:
+def stage_with_classes(trainer, train: Dataset | Stream, parts: Parts) -> Stage:
     """The stage of a trainer; a central one is given everybody's people as classes."""
     if isinstance(trainer, Central):
         train = train.with_labels(parts.people)
-    return rows.stage_of(trainer, train)
+    return stage_of(trainer, train)
 
 
 def local_of_clients(

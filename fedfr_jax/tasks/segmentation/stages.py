@@ -13,7 +13,6 @@ from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
 from fedfr_jax.feed import Feed
 from fedfr_jax.schema import AT_ONCE, call, check_ranges
 from fedfr_jax.stream import Stream
-from fedfr_jax.tasks import rows
 from fedfr_jax.tasks.data import (
     feed_of,
     open_data,
@@ -27,12 +26,18 @@ from fedfr_jax.tasks.data import (
 )
 from fedfr_jax.tasks.network import network_of, with_name
 from fedfr_jax.tasks.representation import representation, told
-from fedfr_jax.tasks.rows import Given
 from fedfr_jax.tasks.segmentation.judge import Judge, Judged
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.pictures import palette, pictures
 from fedfr_jax.tasks.start_weights import check_pretrain
 from fedfr_jax.tasks.targets import with_target
+from fedfr_jax.tasks.trainers import (
+    MethodContext,
+    method_context,
+    remake_of,
+    stage_of,
+    trainers_and_context,
+)
 from fedfr_jax.types import (
     Central,
     Dataset,
@@ -93,12 +98,12 @@ def segmentation(settings: Mapping) -> Experiment:
             classes=source.masks.names,
             used=used_of(source, parts),
         ),
-        stages={k: rows.stage_of(trainer, train) for k, trainer in trainers.items()},
+        stages={k: stage_of(trainer, train) for k, trainer in trainers.items()},
         mesh=mesh,
         feed=feed_of(federation, drop_last=federation.drop_last),
         federation=federation,
         seed=settings["seed"],
-        remake=rows.remake_of(settings["methods"], of),
+        remake=remake_of(settings["methods"], of),
     )
 
 
@@ -134,11 +139,11 @@ def with_masks(
 
 def trainers_of(
     settings: Mapping, source: Source, parts: ClientSplit, mesh: Mesh
-) -> tuple[dict[str, Federated | Central], Given]:
+) -> tuple[dict[str, Federated | Central], MethodContext]:
     """({row: trainer} of config.methods, what they are made of)."""
 
-    def given_of(network):
-        return rows.given(
+    def context_of(network):
+        return method_context(
             segmenter_of(network, source),
             pixel_cross_entropy,
             num_clients=len(parts.train_offsets) - 1,
@@ -150,7 +155,7 @@ def trainers_of(
         )
 
     network = with_name("segmentation", settings["model"])
-    return rows.trainers_and_given(settings, network, given_of)
+    return trainers_and_context(settings, network, context_of)
 
 
 def segmenter_of(settings: Mapping, source: Source) -> Model:
@@ -174,7 +179,7 @@ def segmenter_of(settings: Mapping, source: Source) -> Model:
 def evaluators_of(
     evaluating: Evaluating,
     judged: Judged,
-    of: Given,
+    of: MethodContext,
     source: Source,
     feed: Feed,
     mesh: Mesh,

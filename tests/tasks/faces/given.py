@@ -1,6 +1,7 @@
 """An experiment on given images, put together as that of a config."""
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -9,8 +10,8 @@ from fedfr_jax.data.identities import Cut, Partition, assemble, group
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces import stages
-from fedfr_jax.tasks.faces.method_rows import methods_of
-from fedfr_jax.types import Experiment, Model, Source
+from fedfr_jax.tasks.faces.methods import face_method, methods_of
+from fedfr_jax.types import Experiment, Model, PyTree, Source
 
 
 def source_of(images: np.ndarray, labels: np.ndarray) -> Source:
@@ -68,3 +69,67 @@ def experiment_of(
         methods=methods_of(settings, model, partition),
     )
     return stages.assemble(plan, stages.images_of(plan))
+
+
+# --- A method alone, and what its states hold
+
+
+def method_of(
+    model: Model, *, num_classes: int, num_clients: int = 0, **options
+) -> SimpleNamespace:
+    """The parts of a method of faces: algorithm, start(backbone, phi), ..."""
+    counts = {"num_classes": num_classes, "num_clients": num_clients}
+    method = face_method("methods.row", options, model, **counts)
+    trainer = method.trainer
+
+    def start(backbone, phi):
+        params = {"backbone": backbone["params"], "phi": phi}
+        return trainer.start({**backbone, "params": params})
+
+    return SimpleNamespace(
+        algorithm=trainer.algorithm,
+        start=start,
+        embed=trainer.apply,
+        generic=trainer.network,
+        last_round=trainer.last_round,
+        init_fc=method.init_fc,
+        trainer=trainer,
+    )
+
+
+def variables(server: PyTree) -> PyTree:
+    """What a server of FedFR averages."""
+    while not hasattr(server, "variables"):
+        server = server.inner
+    return server.variables
+
+
+def backbone(server: PyTree) -> PyTree:
+    """The backbone's variables in a server of FedFR."""
+    shared = variables(server)
+    stats = shared["batch_stats"]
+    return {"params": shared["params"]["backbone"], "batch_stats": stats}
+
+
+def phi(server: PyTree):
+    """The public class embeddings, None without any."""
+    return variables(server)["params"].get("phi")
+
+
+def previous(rows: PyTree) -> PyTree:
+    """The backbones that clients trained last."""
+    while hasattr(rows, "leaves"):
+        rows = rows.inner
+    return rows
+
+
+def own(rows: PyTree) -> PyTree:
+    """Class embeddings and branches of clients."""
+    params = rows.leaves["params"]
+    return {name: params[name] for name in ("head", "branch") if name in params}
+
+
+def with_own(row: PyTree, params: PyTree, before: PyTree) -> PyTree:
+    """A client's row with other params of its own and another backbone of before."""
+    leaves = {**row.leaves, "params": {**row.leaves["params"], **params}}
+    return row._replace(inner=before, leaves=leaves)

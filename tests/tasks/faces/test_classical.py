@@ -12,10 +12,11 @@ from fedfr_jax.federated.sampling import first_of
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.method_rows import build_method
+from fedfr_jax.tasks.faces.methods import build_method
 from fedfr_jax.types import Model
 from tests.contracts.rows import required
 from tests.federated import toys
+from tests.tasks.faces import given
 
 SIDE, DIM, PUBLIC = 4, 8, 4
 COMMON = {"learning_rate": 0.05, "decay_epochs": 1}
@@ -75,6 +76,7 @@ def small_model():
 MODEL = small_model()
 BACKBONE = MODEL.init(jax.random.key(5))
 PHI = np.zeros((PUBLIC, DIM), np.float32)
+START = {**BACKBONE, "params": {"backbone": BACKBONE["params"], "phi": PHI}}
 
 
 RUNS = {}  # results by their arguments, shared by the tests
@@ -91,7 +93,7 @@ def run(task, options, *, rounds=1, lanes=1):
 def _run(task, options, rounds, lanes):
     method = build_method("row", {**COMMON, **options}, {}, MODEL, task.partition)
     sim = simulation(
-        method.algorithm,
+        method.trainer.algorithm,
         Feed(8, normalize(), shuffle=False),  # shuffling would double compile time
         task.table,
         task.population,
@@ -99,7 +101,7 @@ def _run(task, options, rounds, lanes):
         local_epochs=2,
         lanes=lanes,
     )
-    server = start(sim, method.start(BACKBONE, PHI))
+    server = start(sim, method.trainer.start(START))
     store = open_store(sim, server)
     for r in range(rounds):
         server, outcome = play(sim, server, store, r)
@@ -122,7 +124,7 @@ some = pytest.mark.parametrize(
 def test_an_algorithm_trains_faces_and_deploys_networks(task, name):
     method, server, rows, outcome = run(task, row_of(name))
     assert (outcome.metrics["steps"] > 0).all()
-    generic = method.generic(server)
+    generic = method.trainer.network(server)
     same_shape = lambda x, y: x.shape == y.shape
     assert all(jax.tree.leaves(jax.tree.map(same_shape, generic, BACKBONE)))
     moved = lambda x, y: float(np.abs(np.asarray(x) - y).max()) > 1e-6
@@ -130,8 +132,8 @@ def test_an_algorithm_trains_faces_and_deploys_networks(task, name):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((server, rows)))
     images = jnp.float32(task.table.images[:2]) / 127.5 - 1
     row = jax.tree.map(lambda x: x[0], rows)
-    deployed = method.algorithm.personalize(server, row)
-    assert method.embed(deployed, images).shape == (2, DIM)
+    deployed = method.trainer.algorithm.personalize(server, row)
+    assert method.trainer.apply(deployed, images).shape == (2, DIM)
 
 
 @some
@@ -151,9 +153,9 @@ def test_fedavg_is_the_fedavg_row_of_fedfr(task, lanes):
     _, server, rows, outcome = run(task, {"algorithm": "fedavg"}, rounds=2, lanes=lanes)
     _, expected, known, wanted = run(task, PLAIN, rounds=2, lanes=lanes)
     shared = server.inner.variables
-    assert_close(shared["params"]["backbone"], expected.backbone["params"])
-    assert_close(shared["batch_stats"], expected.backbone["batch_stats"])
-    assert_close(rows.leaves["params"]["head"], known.params["head"])
+    assert_close(shared["params"]["backbone"], given.backbone(expected)["params"])
+    assert_close(shared["batch_stats"], given.backbone(expected)["batch_stats"])
+    assert_close(rows.leaves["params"]["head"], given.own(known)["head"])
     assert_close(outcome.metrics["loss"], wanted.metrics["loss"])
 
 
@@ -168,7 +170,7 @@ def test_groups_of_one_are_fedavg_of_equal_clients(task):
     method, models, _, _ = run(task, one)
     _, plain, _, _ = run(task, {"algorithm": "fedavg", "weigh": "equally"})
     backbone = plain.inner.variables["params"]["backbone"]
-    assert_close(method.generic(models)["params"], backbone)
+    assert_close(method.trainer.network(models)["params"], backbone)
 
 
 def test_moon_without_weight_is_fedavg(task):
@@ -182,18 +184,19 @@ def test_moon_without_weight_is_fedavg(task):
 
 def test_statistics_of_fedfr_are_averaged_kept_or_of_the_first(task):
     still = {**PLAIN, "learning_rate": 0.0}
-    stats = lambda rows: unpack(rows.previous["batch_stats"])["mean"]
+    stats = lambda rows: unpack(given.previous(rows)["batch_stats"])["mean"]
+    generic = lambda run: run[0].trainer.network(run[1])
     _, _, alone, _ = run(task, {**still, "share": False}, rounds=2)
-    _, server, kept, _ = run(task, {**still, "batch_stats": "local"}, rounds=2)
-    assert_close(stats(kept), stats(alone))  # as if there were nobody else
-    assert_close(server.backbone["batch_stats"], BACKBONE["batch_stats"])
-    _, averaged, mine, _ = run(task, PLAIN)
-    _, first, rows, _ = run(task, {**PLAIN, "batch_stats": "first"})
-    assert_close(first.backbone["params"], averaged.backbone["params"])
+    own = run(task, {**still, "batch_stats": "local"}, rounds=2)
+    assert_close(stats(own[2]), stats(alone))  # as if there were nobody else
+    assert_close(generic(own)["batch_stats"], BACKBONE["batch_stats"])
+    averaged = run(task, PLAIN)
+    first = run(task, {**PLAIN, "batch_stats": "first"})
+    assert_close(generic(first)["params"], generic(averaged)["params"])
     chosen = first_of(np.arange(3), 0, 0)
-    assert_close(unpack(first.backbone["batch_stats"])["mean"], stats(rows)[chosen])
-    mean = unpack(averaged.backbone["batch_stats"])["mean"]
-    assert not np.allclose(mean, stats(mine)[0])
+    assert_close(generic(first)["batch_stats"]["mean"], stats(first[2])[chosen])
+    mean = generic(averaged)["batch_stats"]["mean"]
+    assert not np.allclose(mean, stats(averaged[2])[0])
 
 
 def in_blocks():
@@ -236,8 +239,11 @@ def test_blocks_of_the_backbone_stay_with_clients_beside_their_classes(
 ):
     model, row = in_blocks(), {"algorithm": "fedavg", "personal": where}
     method = build_method("row", row, {}, model, task.partition)
-    server = method.algorithm.init(method.start(model.init(jax.random.key(0)), PHI))
-    own = method.algorithm.init_personal(jax.random.key(1), server)
+    drawn = model.init(jax.random.key(0))
+    start = {**drawn, "params": {"backbone": drawn["params"], "phi": PHI}}
+    algorithm = method.trainer.algorithm
+    server = algorithm.init(method.trainer.start(start))
+    own = algorithm.init_personal(jax.random.key(1), server)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(own)]
     found = {jax.tree_util.keystr(p, simple=True, separator="/") for p in paths}
     short = {name.rpartition("leaves/")[2].removeprefix("params/") for name in found}
@@ -282,7 +288,6 @@ def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
         ({"batch_stats": "mine"}, "batch_stats must be one of .*, got 'mine'"),
         ({"batch_stats": "first", "share": False}, "share must be True with batch"),
         ({"batch_stats": "local", "branch": None, "adapt": {}}, "be average or first"),
-        ({"personal": "backbone/last"}, "row: personal must go with another algorithm"),
         ({"algorithm": "fedsgd"}, "algorithm must be one of .*'fedfr'"),
         ({"algorithm": "fedprox"}, "needs the key strength"),
         ({"algorithm": "fedavg", "branch": "bce"}, "keys of .*'weigh'.*got 'branch'"),

@@ -1,7 +1,5 @@
 """What a config says of batches and weights is what clients and server do."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +14,7 @@ from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.costs import communication
 from fedfr_jax.tasks.faces import methods
 from fedfr_jax.types import Model
+from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
 LEFT, RIGHT = 255, 0  # of images one pixel high and two wide
@@ -87,11 +86,13 @@ def test_fedavg_weighs_clients_by_their_images(tmp_path):
     federation = {"batch_size": 16, "local_epochs": 1}
     server, store = played(built([], federation=federation), tmp_path)
     rows, _ = store.gather(np.arange(2))
-    assert rows.params["head"].shape == (2, 2, 3)  # of the client with most classes
-    small, large = rows.previous["params"]["kernel"]
+    assert given.own(rows)["head"].shape == (2, 2, 3)  # of the client with most classes
+    small, large = given.previous(rows)["params"]["kernel"]
     expected = (16 * small + 48 * large) / 64
     assert np.abs(small - large).max() > 1e-3
-    np.testing.assert_allclose(server.backbone["params"]["kernel"], expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        given.backbone(server)["params"]["kernel"], expected, rtol=1e-6
+    )
 
 
 def test_a_round_sends_the_backbone_and_with_public_images_their_classes(tmp_path):
@@ -111,8 +112,7 @@ def test_a_round_sends_the_backbone_and_with_public_images_their_classes(tmp_pat
 
 def test_the_rate_drops_where_the_released_code_drops_it():
     """Round 0: eight epochs, then two at a tenth; 6 + 2, 4 + 2, 3 + 1, 3 + 1, ..."""
-    periods = inspect.signature(methods.federated_faces).parameters["decay_epochs"]
-    rate = step_decay(1.0, every=periods.default)
+    rate = step_decay(1.0, every=methods.DEFAULTS["decay_epochs"])
     epochs = Federation().local_epochs
     found = [
         [float(rate(jnp.int32(r), jnp.int32(e))) for e in range(epochs[min(r, 3)])]
@@ -139,14 +139,6 @@ LOSS = {
     "reweight": "mended",
     "num_clients": 5,
 }
-LOCAL = {
-    "learning_rate": 0.2,
-    "decay_epochs": 3,
-    "momentum": 0.5,
-    "weight_decay": 0.1,
-    "clip_norm": 2.0,
-}
-SERVER = {"phi_update": "frozen", "weigh": "local"}
 NEGATIVES = {
     "threshold": ("threshold", 0.1),
     "max_hard_negatives": ("capacity", 7),
@@ -155,23 +147,19 @@ NEGATIVES = {
 
 
 def test_every_option_of_a_row_reaches_the_part_that_takes_it(monkeypatch):
-    given, part_of = {}, {}
-    for name in ("face_loss", "local_of", "fedfr", "prepare_features", "init_local"):
+    seen, part_of = {}, {}
+    for name in ("face_loss", "prepare_features", "init_local"):
         part_of[name] = getattr(methods, name)
 
         def recorded(*arguments, name=name, **options):
-            given[name] = options
+            seen[name] = options
             return part_of[name](*arguments, **options)
 
         monkeypatch.setattr(methods, name, recorded)
     negatives = {key: value for key, (_, value) in NEGATIVES.items()}
-    options = {**LOSS, **LOCAL, **SERVER, **negatives}
-    methods.federated_faces(
-        watched([])._replace(embedding_dim=4), num_classes=3, **options
-    )
-    assert given["face_loss"] == LOSS
-    assert given["local_of"] == LOCAL
-    assert given["fedfr"].items() >= SERVER.items()
-    assert given["prepare_features"] == dict(NEGATIVES.values())
+    model = watched([])._replace(embedding_dim=4)
+    given.method_of(model, num_classes=3, **LOSS, **negatives)
+    assert seen["face_loss"] == LOSS
+    assert seen["prepare_features"] == dict(NEGATIVES.values())
     drawn = {"branch": "cosface", "converter": "bottleneck", "std": 0.01, "others": {}}
-    assert given["init_local"] == drawn
+    assert seen["init_local"] == drawn

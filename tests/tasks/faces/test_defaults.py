@@ -16,7 +16,8 @@ from fedfr_jax.losses.spreadout import spread, spreadout_sum
 from fedfr_jax.tasks.faces import recognition
 from fedfr_jax.tasks.faces.adaptation import adapted
 from fedfr_jax.tasks.faces.loss import face_loss
-from fedfr_jax.tasks.faces.methods import federated_faces
+from fedfr_jax.tasks.faces.methods import DEFAULTS, FaceTerms
+from fedfr_jax.tasks.faces.methods import SGD as STEPS
 from fedfr_jax.tasks.faces.recognition import Judge
 
 SGD = {"momentum": 0.9, "weight_decay": 5e-4}
@@ -24,16 +25,10 @@ COSFACE = {"margin_loss": "cosface", "scale": 30.0, "margin": 0.4}
 OPTIONS = {"margin_options": None}
 BRANCH = {"branch_weight": 10.0, "converter": "linear", "detach_branch": False}
 EXPECTED = {
-    federated_faces: {
-        **SGD,
+    FaceTerms: {
         **COSFACE,
         **OPTIONS,
         **BRANCH,
-        "learning_rate": 1e-3,
-        "decay_epochs": (8, 6, 4, 3),  # 0.75 of the epochs of each round
-        "clip_norm": 0.0,
-        "freeze": "",
-        "batch_stats": "average",
         "public": True,
         "threshold": 0.4,
         "max_hard_negatives": 0,
@@ -42,17 +37,12 @@ EXPECTED = {
         "branch": "bce",
         "branch_options": None,
         "reweight": None,
-        "phi_update": "averaged",
         "first_previous": "global",
-        "weigh": "local+extra",
         "hard_negatives": "image",
         "init_fc": False,
-        "share": True,
         "spreadout": None,
         "spreadout_options": None,
-        "num_clients": 0,
         "adapt": None,
-        "distill": None,
     },
     face_loss: {
         **COSFACE,
@@ -198,6 +188,12 @@ def test_every_default_has_the_value_of_the_paper_or_of_the_released_code():
         if (known := defaults(function)) != expected
     ]
     assert not wrong, "\n".join(wrong)
+    assert STEPS == SGD
+    assert DEFAULTS == {
+        "learning_rate": 1e-3,
+        "decay_epochs": (8, 6, 4, 3),  # 0.75 of the epochs of each round
+        "contrastive_weight": 5.0,
+    }
     assert recognition.MAX_PAIRS == 6000  # of LFW's protocol
 
 

@@ -13,8 +13,9 @@ from fedfr_jax.runs.begin import begin
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.margin_state import NUMBERS, beside, with_start
-from fedfr_jax.tasks.faces.method_rows import build_method
+from fedfr_jax.tasks.faces.methods import build_method
 from fedfr_jax.types import Batch, Model
+from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
 RATE = {"learning_rate": 1e-3, "weight_decay": 0.0}
@@ -96,9 +97,9 @@ def test_numbers_are_averaged_over_clients_and_left_out_of_what_is_judged(tmp_pa
 
     trainer, server, rows = played(experiment, variables, tmp_path / "b", "fedavg")
     # One with as many steps as 8 images have, one as 24; each ends with a batch's mean.
-    small, large = rows.previous["batch_stats"][NUMBERS]["t"]
+    small, large = given.previous(rows)["batch_stats"][NUMBERS]["t"]
     assert 0 < abs(small) <= 1 and 0 < abs(large) <= 1 and small != large
-    found = server.backbone["batch_stats"][NUMBERS]
+    found = given.backbone(server)["batch_stats"][NUMBERS]
     np.testing.assert_allclose(found["t"], (8 * small + 24 * large) / 32, rtol=1e-5)
     judged = trainer.network(server)
     assert judged["batch_stats"].keys() == {"seen"}

@@ -21,10 +21,10 @@ from fedfr_jax.tasks.faces.hard_negatives import (
     class_of_row,
     client_of_row,
 )
-from fedfr_jax.tasks.faces.method_rows import build_method
-from fedfr_jax.tasks.faces.methods import backbone_features, federated_faces
+from fedfr_jax.tasks.faces.methods import backbone_features, build_method
 from fedfr_jax.tasks.faces.public import everyone, public_means
 from fedfr_jax.types import Batch, Cohort, Model
+from tests.tasks.faces import given
 
 SIDE, DIM, SIZES = 4, 8, (2, 3, 2)
 PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
@@ -81,7 +81,7 @@ MIRRORED = compose(mirror(), SCALED)
 
 
 def method_of(options):
-    return federated_faces(
+    return given.method_of(
         MODEL, num_classes=3, num_clients=3, learning_rate=0.05, **options
     )
 
@@ -134,7 +134,7 @@ def test_a_row_trains_through_the_engine(task, name):
         assert all(np.isfinite(x).all() for x in outcome.metrics.values())
         assert (outcome.metrics["steps"] > 0).all()
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((server, rows)))
-    assert differs(rows.previous, jax.tree.map(lambda x: x[None], BACKBONE))
+    assert differs(given.previous(rows), jax.tree.map(lambda x: x[None], BACKBONE))
     variables = sim.algorithm.personalize(server, jax.tree.map(lambda x: x[0], rows))
     images = decode(task.table.images[:2])
     assert method_of(ROWS[name]).embed(variables, images).shape == (2, DIM)
@@ -142,7 +142,7 @@ def test_a_row_trains_through_the_engine(task, name):
 
 def test_fedavg_is_the_row_without_public_data(task):
     _, server, _, outcomes = run(task, PLAIN)
-    assert server.phi is None
+    assert given.phi(server) is None
     assert not any(o.num_extra.any() for o in outcomes)
     assert set(outcomes[0].metrics) == {"loss", "classification", "steps"}
 
@@ -153,7 +153,7 @@ def test_a_contrastive_weight_of_zero_is_no_contrastive_term(task):
     assert "contrastive" in outcomes[0].metrics
     assert_same(tiny, plain)
     _, real, _, _ = run(task, {**ADDED, "contrastive_weight": 5.0})
-    assert differs(real.backbone, plain.backbone)
+    assert differs(given.backbone(real), given.backbone(plain))
 
 
 def test_a_threshold_of_one_or_none_selects_nothing(task):
@@ -167,7 +167,7 @@ def test_a_threshold_of_one_or_none_selects_nothing(task):
 
 def test_moon_has_the_term_and_no_public_data(task):
     _, server, _, outcomes = run(task, ROWS["moon"])
-    assert server.phi is None
+    assert given.phi(server) is None
     assert not outcomes[0].num_extra.any()
     assert (outcomes[0].metrics["contrastive"] > 0).all()
 
@@ -177,8 +177,9 @@ def test_the_branch_leaves_the_aggregate_alone_when_detached(task):
     for branch in ("bce", "cosface", "cosface_all"):
         detached = {**ADDED, "branch": branch, "detach_branch": True}
         _, server, rows, _ = run(task, detached)
-        assert_same(server, without)
-        kernel = rows.params["branch"]["converter"]["kernel"]
+        assert_same(given.backbone(server), given.backbone(without))
+        assert_same(given.phi(server), given.phi(without))
+        kernel = given.own(rows)["branch"]["converter"]["kernel"]
         assert differs(kernel, np.eye(DIM, dtype=np.float32)[None])
 
 
@@ -187,7 +188,7 @@ def test_reweighting_trains_otherwise_and_officially_not_at_all(task):
     for kind in (None, "mended", "official"):
         options = {**PLAIN, "weight_decay": 0.0, "reweight": kind}
         _, server, _, _ = run(task, options, rounds=1)
-        ends[kind] = server.backbone["params"]["kernel"]
+        ends[kind] = given.backbone(server)["params"]["kernel"]
     np.testing.assert_array_equal(ends["official"], BACKBONE["params"]["kernel"])
     assert differs(ends["mended"], BACKBONE["params"]["kernel"])
     assert differs(ends["mended"], ends[None])
@@ -202,7 +203,7 @@ def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(
         return MODEL.apply(variables, x, train)
 
     counted = MODEL._replace(apply=apply)
-    method = federated_faces(counted, num_classes=3, threshold=0.0)
+    method = given.method_of(counted, num_classes=3, threshold=0.0)
     feed, tables = Feed(8, MIRRORED), (task.table, task.population)
     sim = simulation(method.algorithm, feed, *tables, mesh=make_mesh(1), local_epochs=5)
     server = start(sim, method.start(BACKBONE, jnp.ones((4, DIM))))
@@ -219,8 +220,8 @@ def test_phi_is_averaged_or_frozen(task):
     phi = jax.random.normal(jax.random.key(6), (4, DIM))
     _, averaged, _, _ = run(task, ADDED)
     _, frozen, _, _ = run(task, {**ADDED, "phi_update": "frozen"}, rounds=1)
-    np.testing.assert_array_equal(frozen.phi, phi)
-    assert differs(averaged.phi, phi)
+    np.testing.assert_array_equal(given.phi(frozen), phi)
+    assert differs(given.phi(averaged), phi)
 
 
 def test_weights_count_hard_negatives_or_not(task):
@@ -245,7 +246,7 @@ def test_a_client_trained_alone_never_meets_the_others(task):
     alone = ROWS["local only"]
     _, server, rows, _ = run(task, alone, rounds=2)
     np.testing.assert_array_equal(
-        server.backbone["params"]["kernel"], BACKBONE["params"]["kernel"]
+        given.backbone(server)["params"]["kernel"], BACKBONE["params"]["kernel"]
     )
     # Two rounds of FedAvg with nobody else around are the same training.
     _, _, shared, _ = run(task, PLAIN, rounds=1)
@@ -253,9 +254,9 @@ def test_a_client_trained_alone_never_meets_the_others(task):
     assert_same(first, shared)
     # The next round begins where the client's own network ended.
     _, _, kept, _ = run(task, alone, rounds=2, local_epochs=(2, 0))
-    assert_same(kept.previous, first.previous)
+    assert_same(given.previous(kept), given.previous(first))
     _, _, second, _ = run(task, PLAIN, rounds=2)
-    assert differs(rows.previous, second.previous)
+    assert differs(given.previous(rows), given.previous(second))
 
 
 def test_class_level_takes_whole_classes_by_phi(task):
@@ -294,7 +295,7 @@ def test_rows_stand_for_their_class_and_padding_for_nothing():
 
 def test_init_fc_starts_from_the_pretrained_class_means(task):
     frozen = {"learning_rate": 0.0, "weight_decay": 0.0}
-    method = federated_faces(MODEL, num_classes=3, **{**ROWS["init_fc"], **frozen})
+    method = given.method_of(MODEL, num_classes=3, **{**ROWS["init_fc"], **frozen})
     assert method.init_fc
     mesh = make_mesh(2)
     phi = public_means(MODEL, task, mesh, BACKBONE, 8)
@@ -311,9 +312,11 @@ def test_init_fc_starts_from_the_pretrained_class_means(task):
     for c, size in enumerate(SIZES):
         own = slice(offsets[c], offsets[c + 1])
         means = [features[own][labels[own] == k].mean(axis=0) for k in range(size)]
-        np.testing.assert_allclose(rows.params["head"][c, :size], means, atol=1e-6)
-        assert not rows.params["head"][c, size:].any()
-    np.testing.assert_array_equal(rows.params["branch"]["weights"], rows.params["head"])
+        np.testing.assert_allclose(given.own(rows)["head"][c, :size], means, atol=1e-6)
+        assert not given.own(rows)["head"][c, size:].any()
+    np.testing.assert_array_equal(
+        given.own(rows)["branch"]["weights"], given.own(rows)["head"]
+    )
     pixels = jnp.float32(task.table.images) / 127.5 - 1
     features = np.asarray(MODEL.apply(BACKBONE, pixels, False)[0])[offsets[-1] :]
     public = labels[offsets[-1] :]
@@ -324,14 +327,16 @@ def test_init_fc_starts_from_the_pretrained_class_means(task):
 def test_a_head_that_was_trained_is_not_started_again(task):
     _, _, once, _ = run(task, ROWS["init_fc"], rounds=1)
     _, _, twice, _ = run(task, ROWS["init_fc"], rounds=2, local_epochs=(2, 0))
-    assert_same(once.params["head"], twice.params["head"])
+    assert_same(given.own(once)["head"], given.own(twice)["head"])
 
 
 def test_fedface_hands_back_embeddings_that_lie_further_apart(task):
     _, server, rows, _ = run(task, ROWS["fedface"], rounds=1)
     assert server.is_known.all()
     own = np.concatenate([server.heads[c, :n] for c, n in enumerate(SIZES)])
-    before = np.concatenate([rows.params["head"][c, :n] for c, n in enumerate(SIZES)])
+    before = np.concatenate(
+        [given.own(rows)["head"][c, :n] for c, n in enumerate(SIZES)]
+    )
 
     def penalty(x):
         x = x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -339,12 +344,12 @@ def test_fedface_hands_back_embeddings_that_lie_further_apart(task):
         return np.square(np.maximum(cosine, 0)).mean()
 
     assert penalty(own) < penalty(before)
-    np.testing.assert_array_equal(server.heads[0, 2:], rows.params["head"][0, 2:])
+    np.testing.assert_array_equal(server.heads[0, 2:], given.own(rows)["head"][0, 2:])
     # The next round starts there: without a step the client uploads it unchanged.
     _, _, after, _ = run(task, ROWS["fedface"], rounds=2, local_epochs=(2, 0))
-    assert_same(after.params["head"], server.heads)
+    assert_same(given.own(after)["head"], server.heads)
     _, plain, _, _ = run(task, PLAIN, rounds=1)
-    assert_same(server.backbone, plain.backbone)
+    assert_same(given.backbone(server), given.backbone(plain))
 
 
 @pytest.mark.parametrize("kind", ["finetune", "distill"])
@@ -352,14 +357,14 @@ def test_adaptation_moves_the_clients_and_not_the_server(task, kind):
     _, before, rows, _ = run(task, ADDED)
     _, after, adapted, outcomes = run(task, ROWS[kind])
     assert_same(before, after)
-    assert differs(adapted.previous, rows.previous)
+    assert differs(given.previous(adapted), given.previous(rows))
     assert not outcomes[-1].num_extra.any()
     # From the global network: a rate of zero leaves every client with exactly that.
     still = {"kind": kind, "learning_rate": 0.0, "epochs": 1}
     _, server, same, _ = run(task, {**ADDED, "adapt": still})
     for c in range(3):
-        row = jax.tree.map(lambda x, c=c: x[c], same.previous)
-        assert_same(row, server.backbone)
+        row = jax.tree.map(lambda x, c=c: x[c], given.previous(same))
+        assert_same(row, given.backbone(server))
 
 
 def test_a_perfect_student_has_nothing_to_distil(task):
@@ -452,7 +457,7 @@ def test_backbone_features_ignore_the_branch(task):
             {**PLAIN, "branch_options": {"t": 3}},
             "branch_options must have keys of .., ",
         ),
-        ({"branch_options": 3}, "branch_options must be a mapping, got 3"),
+        ({"branch_options": 3}, "branch_options must be a mapping or none, got 3"),
         ({"branch": "uniface", "branch_options": {"t": 3}}, "'negative_weight', 's"),
         ({"margin_loss": "adaface", "branch": "cosface"}, "without numbers of its own"),
         ({"margin_loss": "adaface", "margin_options": {"h": 0.0}}, "h must be positi"),
@@ -482,7 +487,7 @@ def test_backbone_features_ignore_the_branch(task):
 )
 def test_options_that_exclude_each_other_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        federated_faces(MODEL, num_classes=3, **options)
+        given.method_of(MODEL, num_classes=3, **options)
 
 
 @pytest.mark.parametrize(
@@ -543,7 +548,7 @@ def test_the_options_of_the_spread_out_reach_the_server(task):
     options = {"steps": 3, "learning_rate": 0.5, "momentum": 0.0, "weight_decay": 0.1}
     _, server, rows, _ = run(task, {**row, "spreadout_options": options}, rounds=1)
     mask = np.arange(3)[None] < np.array(SIZES)[:, None]
-    heads = rows.params["head"].reshape(-1, DIM)
+    heads = given.own(rows)["head"].reshape(-1, DIM)
     expected, _ = spread(heads, margin=0.0, class_mask=mask.reshape(-1), **options)
     np.testing.assert_allclose(server.heads.reshape(-1, DIM), expected, atol=1e-6)
     _, other, _, _ = run(task, row, rounds=1)
@@ -551,5 +556,5 @@ def test_the_options_of_the_spread_out_reach_the_server(task):
 
 
 def test_an_adaptation_without_settings_is_five_epochs_of_fine_tuning():
-    method = federated_faces(MODEL, num_classes=3, branch=None, adapt={})
+    method = given.method_of(MODEL, num_classes=3, branch=None, adapt={})
     assert method.last_round.epochs == 5

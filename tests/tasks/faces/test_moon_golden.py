@@ -7,8 +7,8 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.simulation import open_store, play, simulation, start
 from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.methods import federated_faces
 from fedfr_jax.types import Dataset, Model
+from tests.tasks.faces import given
 
 GLOBAL, PREVIOUS = np.float32([1, 0]), np.float32([0, 1])  # networks' only parameter
 
@@ -36,7 +36,7 @@ def test_a_client_of_the_row_moon_has_the_official_loss(golden):
     count, _, dim, _ = own.shape
     other = np.random.default_rng(0).normal(size=(3, *own.shape[1:]))
     images = np.concatenate([other, own]).astype(np.float32)
-    method = federated_faces(
+    method = given.method_of(
         network(dim),
         num_classes=2,
         num_clients=2,

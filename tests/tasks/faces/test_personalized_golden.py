@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedfr_jax.evaluation.scores import UNSUPPORTED
-from fedfr_jax.federated.algorithms.fedfr import Personal
 from fedfr_jax.runs.begin import begin
 from fedfr_jax.runs.experiment import networks_of
 from fedfr_jax.types import Model
+from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
 DIM, CLIENTS = 24, [range(20), range(20, 40), range(40, 60)]
@@ -58,8 +58,8 @@ def rows_of(algorithm, server):
             "kernel": np.linalg.inv(kernel).astype(np.float32),
             "bias": np.zeros(DIM, np.float32),
         }
-        branch = {**row.params["branch"], "converter": converter}
-        yield Personal({**row.params, "branch": branch}, network(kernel))
+        branch = {**given.own(row)["branch"], "converter": converter}
+        yield given.with_own(row, {"branch": branch}, network(kernel))
 
 
 def judged(released, folder, how):

@@ -1,11 +1,11 @@
-"""Rows of a config for tasks without pretraining, all from the same first network.
+"""Methods of a config as trainers, for every task.
 
-A row is federated, by any algorithm and perhaps with leaves that stay with clients, or
-central: one network on the training images of all clients together, as their bound.
+A method is federated, by any algorithm and perhaps with leaves that stay with clients,
+or central: one network on the training images of all clients together, as their bound.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_patterns, check_training
+from fedfr_jax.federated.algorithms.personal import personal
 from fedfr_jax.federated.settings import AUTO, Federation
 from fedfr_jax.schema import call, check_choice, check_keys, naming
 from fedfr_jax.stream import Stream
@@ -28,7 +29,7 @@ from fedfr_jax.tasks.options import (
 )
 from fedfr_jax.tasks.row_keys import OWN, Start, composed, own_of
 from fedfr_jax.tasks.start_weights import initialized
-from fedfr_jax.types import Central, Dataset, Federated, Model, PyTree, Stage
+from fedfr_jax.types import Algorithm, Central, Dataset, Federated, Model, PyTree, Stage
 
 # Of faces only.
 MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
@@ -38,22 +39,34 @@ MARGIN += ("init", "distill", "gate_weight")
 # Around a method's loss, by the need of its algorithm.
 TERMS = MappingProxyType({"contrastive_loss": contrasted})
 
+Trainer = Federated | Central
 
-class Given(NamedTuple):
-    """What every row is made of; `given` tells of its fields."""
 
-    model: Model
-    apply: Callable  # (variables, images) -> output, compiled
-    first: Callable[[], PyTree]  # variables that every row starts from, drawn anew
+class MethodContext(NamedTuple):
+    """What a task offers to its methods."""
+
+    model: Model  # over the variables that an algorithm trains
+    apply: Callable  # (variables that a client deploys, images) -> output, compiled
+    initial: Callable[[], PyTree]  # variables that every method starts from, drawn anew
     shapes: PyTree  # of them
-    loss_of: Callable
-    num_clients: int
-    num_rows: int
-    mesh: Mesh
-    losses: Mapping[str, Callable]
-    facts: Mapping
-    task: str
-    terms: Mapping[str, Callable] = TERMS  # (loss_of, model, **keys of a row) -> loss
+    loss_of: Callable  # (model, **keys of a method) -> loss of `Local`
+    num_rows: int  # training images of all clients together
+    mesh: Mesh | None
+    facts: Mapping  # values for algorithms that ask, by the names of their needs
+    task: str = ""  # its name
+    # {need: the same as `loss_of`}, of algorithms whose clients need another loss
+    losses: Mapping[str, Callable] = MappingProxyType({})
+    terms: Mapping[str, Callable] = TERMS
+    defaults: Mapping = MappingProxyType({})  # of keys of a federated method
+    keys: Collection[str] = ()  # of a method that the task itself reads
+    prefix: str = ""  # where the network's params lie, such as "backbone/"
+    kept: str = ""  # pattern of leaves that stay with clients whatever a method says
+    draw: Callable | None = None  # key -> variables; None is the model's own
+    draw_kept: Callable | None = None  # key -> those that are `kept`
+    start: Callable | None = None  # (variables of the stage before) -> variables
+    # (variables of the server) -> those of the evaluated network, where there is one
+    # though clients keep leaves
+    network: Callable | None = None
 
     @property
     def offers(self) -> Mapping:
@@ -61,7 +74,7 @@ class Given(NamedTuple):
         return {**self.facts, **self.losses, **self.terms}
 
 
-def given(
+def method_context(
     model: Model,
     loss_of: Callable,
     *,
@@ -69,30 +82,24 @@ def given(
     num_rows: int,
     mesh: Mesh,
     seed: int,
-    losses: Mapping[str, Callable] | None = None,
     facts: Mapping | None = None,
-    task: str = "",
-) -> Given:
-    """What rows are made of, with a first network of the seed.
+    **others,
+) -> MethodContext:
+    """The context of a task whose methods start from a network of the seed.
 
     Args:
-      loss_of: (model, **keys of a row) -> loss of `Local`; those are keyword-only.
-      num_rows: training images of all clients together.
-      losses: {need: the same, for algorithms whose clients need another loss}.
-      facts: further offers of the task, by the name of the need.
-      task: its name.
+      facts: further offers of the task, by the names of the needs.
+      others: fields of `MethodContext`.
     """
     key = jax.random.key(seed)
-    return Given(
+    return MethodContext(
         model=model,
         apply=jax.jit(lambda variables, x: model.apply(variables, x, False)[0]),
-        first=lambda: model.init(key),
+        initial=lambda: model.init(key),
         shapes=jax.eval_shape(model.init, key),
         loss_of=loss_of,
-        num_clients=num_clients,
         num_rows=num_rows,
         mesh=mesh,
-        losses=losses or {},
         facts={
             "num_clients": num_clients,
             "model": model,
@@ -101,69 +108,80 @@ def given(
             **({"features": True} if model.features else {}),
             **(facts or {}),
         },
-        task=task,
+        **others,
     )
 
 
-def started(of: Given, settings: Mapping) -> Given:
-    """`of` whose first network begins with the weights of config.pretrain.init."""
+def with_initial_weights(of: MethodContext, settings: Mapping) -> MethodContext:
+    """`of` whose initial network begins with the weights of config.pretrain.init."""
     if not settings.get("pretrain"):
         return of
-    first = initialized(of.first(), settings)
-    return of._replace(first=lambda: first)
+    initial = initialized(of.initial(), settings)
+    return of._replace(initial=lambda: initial)
 
 
-def trainers_and_given(
-    settings: Mapping, network: Mapping, given_of: Callable
-) -> tuple[dict[str, Federated | Central], Given]:
+def trainers_and_context(
+    settings: Mapping, network: Mapping, context_of: Callable
+) -> tuple[dict[str, Trainer], MethodContext]:
     """({row: trainer} of a config, what they are made of).
 
     Where lanes are to be measured, trainers have themselves on others too.
 
     Args:
       network: the section `model`.
-      given_of: such a section -> Given.
+      context_of: such a section -> MethodContext.
     """
-    methods, of = settings["methods"], started(given_of(network), settings)
-    trainers = trainers_of(methods, of)
+    methods, of = (
+        settings["methods"],
+        with_initial_weights(context_of(network), settings),
+    )
+    trainers = build_trainers(methods, of)
     if Federation(**settings["federation"]).lanes == AUTO:
         others = other_implementations(network)
         networks = {name: {**network, "implementation": name} for name in others}
         implementations = {
-            k: trainers_of(methods, started(given_of(x), settings))
+            k: build_trainers(methods, with_initial_weights(context_of(x), settings))
             for k, x in networks.items()
         }
         trainers = with_implementations(trainers, implementations)
     return trainers, of
 
 
-def trainers_of(methods: Mapping, of: Given) -> dict[str, Federated | Central]:
+def build_trainers(methods: Mapping, of: MethodContext) -> dict[str, Trainer]:
     """{row: trainer} of config.methods; a central one has no data set yet.
 
     Raises:
       ValueError: naming the row, for anything wrong in it.
     """
-    return {name: trainer_of(name, options, of) for name, options in methods.items()}
+    return {name: build_trainer(name, options, of) for name, options in methods.items()}
 
 
-def remake_of(methods: Mapping, of: Given) -> Callable:
+def remake_of(methods: Mapping, of: MethodContext) -> Callable:
     """`Experiment.remake` of these rows."""
-    return lambda row, numbers: trainer_of(row, {**methods[row], **numbers}, of)
+    return lambda row, numbers: build_trainer(row, {**methods[row], **numbers}, of)
 
 
-def trainer_of(name: str, options: Mapping, of: Given) -> Federated | Central:
+def build_trainer(name: str, options: Mapping, of: MethodContext) -> Trainer:
     """The trainer of a row; its key `kind` says which."""
     own = {key: value for key, value in options.items() if key != "kind"}
     kind = options.get("kind", "federated")
-    kinds = {"federated": federated_row, "central": central_row}
+    kinds = {"federated": federated_trainer, "central": central_trainer}
     check_choice(f"config.methods.{name}.kind", kind, kinds)
     return kinds[kind](f"methods.{name}", own, of)
 
 
-def federated_row(section: str, options: Mapping, of: Given) -> Federated:
+def federated_trainer(
+    section: str,
+    options: Mapping,
+    of: MethodContext,
+    around: Callable[[Algorithm], Algorithm] = lambda algorithm: algorithm,
+) -> Federated:
     """An `algorithm`, a client's training, and what is personal.
 
     Keys: those of the algorithm's factory, of `local_of`, of the loss and `OWN`.
+
+    Args:
+      around: is applied to the algorithm before what is personal.
     """
     algorithm, options = algorithm_of(section, options, "fedavg")
     with naming(f"config.{section}"):
@@ -172,10 +190,10 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         needed = [of.losses[need] for need in needs if need in of.losses]
         loss_of = needed[0] if needed else of.loss_of
         terms = [of.terms[need] for need in needs if need in of.terms]
-        of_loss = [keywords(function) for function in (loss_of, *terms)]
-        others = {*keywords(local_of), *OWN}.union(*of_loss)
-        check_keys(f"config.{section}", options, {*asked, *others})
-        rest = {key: value for key, value in options.items() if key in others}
+        known = {*keywords(local_of), *OWN}
+        known = known.union(*(keywords(function) for function in (loss_of, *terms)))
+        check_keys(f"config.{section}", options, {*asked, *known, *of.keys})
+        rest = {k: v for k, v in {**of.defaults, **options}.items() if k in known}
         own = own_of(section, rest)
         loss_for = _loss_for(section, loss_of, rest)
         for term in terms:
@@ -183,22 +201,26 @@ def federated_row(section: str, options: Mapping, of: Given) -> Federated:
         loss = loss_for(of.model)
         local = call(section, local_of, rest, loss)
         jax.eval_shape(lambda x: local.optimizer(0.1).init(x), of.shapes["params"])
-        start = Start(of.model, of.shapes, of.model.init)
-        made = composed(algorithm, make, local, own, start)
+        draw = of.draw or of.model.init
+        start = Start(of.model, of.shapes, draw, at=of.prefix, kept=of.kept)
+        made = composed(algorithm, lambda x: around(make(x)), local, own, start)
+        made = personal(made, of.kept, draw=of.draw_kept)
         jax.eval_shape(made.init, of.shapes)  # a pattern must match: before any compile
+    network = made.network if made.has_global_model else None
+    if of.network:
+        network = lambda server: of.network(made.network(server))
     return Federated(
         algorithm=made,
-        start=lambda variables: of.first(),
+        start=of.start or (lambda variables: of.initial()),
         apply=of.apply,
-        network=made.network if made.has_global_model else None,
+        network=network,
         network_apply=of.apply,
         local_epochs=own.get("local_epochs"),
         count_flops=of.model.count_flops,
-        model_config=of.model.config,
     )
 
 
-def central_row(section: str, options: Mapping, of: Given) -> Central:
+def central_trainer(section: str, options: Mapping, of: MethodContext) -> Central:
     """Keys of `Training` without those of a margin, and of the loss."""
     options = dict(options)
     known = {*keywords(of.loss_of), *Training._fields} - {*MARGIN}
@@ -218,7 +240,7 @@ def central_row(section: str, options: Mapping, of: Given) -> Central:
         feed=feed,
         loss=loss,
         # A copy: what central training starts from is used up.
-        init=lambda key: jax.tree.map(jnp.copy, of.first()),
+        init=lambda key: jax.tree.map(jnp.copy, of.initial()),
         network=lambda variables: variables,
         network_apply=of.apply,
         count_flops=of.model.count_flops,
@@ -232,7 +254,7 @@ def _loss_for(section: str, loss_of: Callable, options: dict) -> Callable:
     return functools.partial(call, section, loss_of, own)
 
 
-def stage_of(trainer: Federated | Central, train: Dataset | Stream) -> Stage:
+def stage_of(trainer: Trainer, train: Dataset | Stream) -> Stage:
     """The stage of a trainer; a central one is given everybody's images."""
     if isinstance(trainer, Central):
         trainer = trainer._replace(dataset=train)
@@ -240,8 +262,8 @@ def stage_of(trainer: Federated | Central, train: Dataset | Stream) -> Stage:
 
 
 def with_implementations(
-    trainers: Mapping[str, Federated | Central], implementations: Mapping[str, Mapping]
-) -> dict[str, Federated | Central]:
+    trainers: Mapping[str, Trainer], implementations: Mapping[str, Mapping]
+) -> dict[str, Trainer]:
     """Federated trainers beside themselves on networks that compute otherwise.
 
     Args:
