@@ -14,7 +14,7 @@ RENAMED = {  # algorithm: keys of the method that do the same
 
 def check_renamed(section: str, algorithm: str) -> None:
     """Raise ValueError for an algorithm that has become a link of an aggregation."""
-    if algorithm in RENAMED:
+    if isinstance(algorithm, str) and algorithm in RENAMED:
         raise ValueError(
             f"config.{section}.algorithm must not be {algorithm!r}, which is now a "
             f"link of any algorithm: got no {RENAMED[algorithm]}."
