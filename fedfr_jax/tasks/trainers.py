@@ -217,6 +217,7 @@ def federated_trainer(
         network_apply=of.apply,
         local_epochs=own.get("local_epochs"),
         count_flops=of.model.count_flops,
+        model_config=of.model.config,
     )
 
 
