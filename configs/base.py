@@ -35,9 +35,9 @@ def get_config():
     #     "gallery", "probes", "align", "faceness", "flip", "keep_norm", "fars",
     #     "fpirs", "ranks"}, see tasks/faces/template_set.py: generic ijb_tar@far=...,
     #     ijb_tpir@fpir=... and ijb_rank@... of IJB-C style templates.
-    #   negatives = "other_clients": of personalised 1:1; "all" counts pairs of two
+    #   negatives = "other_clients": of personalized 1:1; "all" counts pairs of two
     #     identities of the client too, as the released code.
-    #   personalised = "binned": the released evaluation's 2001 bins in personalised
+    #   personalized = "binned": the released evaluation's 2001 bins in personalized
     #     1:1; "exact" order statistics otherwise.
     # Every generic evaluation embeds those files (federation.evaluate_every).
     config.evaluation = ConfigDict()
@@ -45,9 +45,9 @@ def get_config():
     #   distill = {"teacher": {"weights": "big.npz", "model": {...}}, "weight": 9.0}
     #     or {"weights": "runs/big"}, the work folder of the teacher's run;
     #     or with "cache": "big.npy", embeddings that are kept (and made when missing);
-    #     "sees": "clean" for a teacher that sees no mask; "unlabelled": 0.5 for a share
+    #     "sees": "clean" for a teacher that sees no mask; "unlabeled": 0.5 for a share
     #     of images whose labels are not used, 1.0 for clients without labels;
-    #     "unlabelled_from": "name" of a joined part without labels, in `pretrain`.
+    #     "unlabeled_from": "name" of a joined part without labels, in `pretrain`.
     # Masks on faces are an augment: federation.augment or pretrain.augment = [{"name":
     #   "face_mask", "probability": 0.35, "surface": 0.5, "fixed", "keep_clean"}].
     config.methods = ConfigDict({"fedavg": FEDAVG, "fedfr": FEDFR})

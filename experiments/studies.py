@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from orderings import provenance, write_between, write_results
 
-from fedfr_jax.commands.flags import define, names, new_parser, parse, workdir
+from fedfr_jax.cli.flags import define, names, new_parser, parse, workdir
 
 
 class Study(NamedTuple):
@@ -60,7 +60,7 @@ def remember_programs(folder: pathlib.Path) -> None:
 
 def run_case(study: Study, config, case: str, seed: int, folder: pathlib.Path) -> dict:
     """{row: what `run_one` returns} of one case and seed, each kept once done."""
-    from fedfr_jax.build import build
+    from fedfr_jax.config.build import build
     from fedfr_jax.runs.workdir import claim
 
     config = study.config_of(config, case, seed)

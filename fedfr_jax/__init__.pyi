@@ -1,15 +1,23 @@
 # The public names: what type checkers see, and what __init__.py loads when asked.
 
+from fedfr_jax.api import FederatedDataset as FederatedDataset
+from fedfr_jax.api import RunState as RunState
+from fedfr_jax.api import evaluate as evaluate
+from fedfr_jax.api import init as init
+from fedfr_jax.api import resume as resume
+from fedfr_jax.api import run_round as run_round
+from fedfr_jax.api import save as save
 from fedfr_jax.data import partition as partition
 from fedfr_jax.data.augment import AUGMENTS as AUGMENTS
 from fedfr_jax.data.augment import build_augment as build_augment
 from fedfr_jax.data.augment import register_augment as register_augment
+from fedfr_jax.data.batching import Batching as Batching
 from fedfr_jax.data.partition import PARTITIONS as PARTITIONS
 from fedfr_jax.data.partition import register_partition as register_partition
 from fedfr_jax.data.sources import SOURCES as SOURCES
 from fedfr_jax.data.sources import open_source as open_source
 from fedfr_jax.data.sources import register_source as register_source
-from fedfr_jax.deploy.network import Network as Network
+from fedfr_jax.deploy.trained_model import TrainedModel as TrainedModel
 from fedfr_jax.federated import aggregation as aggregation
 from fedfr_jax.federated.aggregation import AGGREGATORS as AGGREGATORS
 from fedfr_jax.federated.aggregation import register_aggregator as register_aggregator
@@ -18,6 +26,9 @@ from fedfr_jax.federated.algorithms import ALGORITHMS as ALGORITHMS
 from fedfr_jax.federated.algorithms import register_algorithm as register_algorithm
 from fedfr_jax.federated.algorithms.afl import afl as afl
 from fedfr_jax.federated.algorithms.apfl import apfl as apfl
+from fedfr_jax.federated.algorithms.batch_stats import (
+    with_batch_stats as with_batch_stats,
+)
 from fedfr_jax.federated.algorithms.cdw import cdw as cdw
 from fedfr_jax.federated.algorithms.ditto import ditto as ditto
 from fedfr_jax.federated.algorithms.fedavg import fedavg as fedavg
@@ -35,37 +46,30 @@ from fedfr_jax.federated.algorithms.ifca import hypcluster as hypcluster
 from fedfr_jax.federated.algorithms.ifca import ifca as ifca
 from fedfr_jax.federated.algorithms.kd import kd as kd
 from fedfr_jax.federated.algorithms.mime import mime as mime
-from fedfr_jax.federated.algorithms.mimelite import mimelite as mimelite
+from fedfr_jax.federated.algorithms.mime import mimelite as mimelite
 from fedfr_jax.federated.algorithms.moon import moon as moon
 from fedfr_jax.federated.algorithms.perfedavg import perfedavg as perfedavg
-from fedfr_jax.federated.algorithms.personal import blocks as blocks
-from fedfr_jax.federated.algorithms.personal import personal as personal
+from fedfr_jax.federated.algorithms.personal import top_blocks as top_blocks
+from fedfr_jax.federated.algorithms.personal import (
+    with_personal_layers as with_personal_layers,
+)
 from fedfr_jax.federated.algorithms.pfedme import pfedme as pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg as qfedavg
 from fedfr_jax.federated.algorithms.scaffold import scaffold as scaffold
-from fedfr_jax.federated.algorithms.statistics import with_statistics as with_statistics
-from fedfr_jax.federated.local import local_training as local_training
+from fedfr_jax.federated.local import build_local_training as build_local_training
 from fedfr_jax.federated.local import sgd as sgd
 from fedfr_jax.federated.local import step_decay as step_decay
-from fedfr_jax.feed import Feed as Feed
+from fedfr_jax.loading import load as load
 from fedfr_jax.losses import LOSSES as LOSSES
 from fedfr_jax.losses import masked_mean as masked_mean
 from fedfr_jax.losses import register_loss as register_loss
 from fedfr_jax.mesh import make_mesh as make_mesh
 from fedfr_jax.models import MODELS as MODELS
 from fedfr_jax.models import register_model as register_model
-from fedfr_jax.notebook import Run as Run
-from fedfr_jax.notebook import evaluate as evaluate
-from fedfr_jax.notebook import init as init
-from fedfr_jax.notebook import resume as resume
-from fedfr_jax.notebook import run_round as run_round
-from fedfr_jax.notebook import save as save
-from fedfr_jax.notebook.clients import FederatedDataset as FederatedDataset
-from fedfr_jax.notebook.loading import load as load
 from fedfr_jax.tasks import TASKS as TASKS
 from fedfr_jax.tasks import register_task as register_task
 from fedfr_jax.types import Algorithm as Algorithm
-from fedfr_jax.types import Local as Local
+from fedfr_jax.types import LocalTraining as LocalTraining
 from fedfr_jax.types import Model as Model
 
 __version__: str

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from fedfr_jax import drafts
+from fedfr_jax import files
 from fedfr_jax.json_files import read_json
 
 DIGEST = "sha256"
@@ -28,7 +28,7 @@ def digest_of(value: Mapping[str, Any]) -> str:
 def write(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     """Write an object with its digest, whole or not at all."""
     signed = {DIGEST: digest_of(value), **value}
-    drafts.write_text(path, json.dumps(signed, indent=1) + "\n")
+    files.write_text(path, json.dumps(signed, indent=1) + "\n")
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import os
 import pathlib
 from typing import Any
 
-from fedfr_jax.limits import check_list
+from fedfr_jax.files import check_list
 
 KINDS = {dict: "object", list: "list"}
 

@@ -1,4 +1,12 @@
-"""The device mesh: clients along one axis, the shards of one model along the other.
+"""Devices and the mesh: what there is, how arrays lie on it, how much memory is free.
+
+The devices that programs are made for: those of this machine, or described ones.
+
+XLA compiles for devices that are not there. Inside `use_described` a mesh is made of
+such devices, what would be put onto them is a shape with its place (`mesh.put`), and
+what the library chooses by the kind of device it chooses for them.
+
+The device mesh: clients along one axis, the shards of one model along the other.
 
 In a run of several processes every process runs the same program on the same numbers,
 and an array on the mesh has parts that a process cannot see. So host values come onto
@@ -6,8 +14,13 @@ the mesh and back by the functions here alone; in a single process they are JAX'
 """
 
 import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Iterator
+import pathlib
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +29,122 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedfr_jax import devices as kinds
 from fedfr_jax.types import PyTree
+
+MIB = 2**20
+MEMINFO = pathlib.Path("/proc/meminfo")  # of Linux
+BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")  # which machine this is
+
+# Share of a device's memory that programs are taken to have: what JAX reserves of a GPU
+# unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (docs.jax.dev, GPU memory
+# allocation); of a TPU our own choice.
+USABLE = {"gpu": 0.75, "tpu": 0.97}
+
+
+class DescribedDevices(NamedTuple):
+    """Devices to compile for."""
+
+    devices: tuple[jax.Device, ...]
+    memory: int  # bytes of each that programs can have
+    has_host_memory: bool  # whether they can put arrays into the host's
+
+
+_DESCRIBED = contextvars.ContextVar("devices to compile for", default=None)
+
+
+@contextlib.contextmanager
+def use_described(
+    devices: Sequence[jax.Device], *, memory: int, has_host_memory: bool = True
+) -> Iterator[None]:
+    """Make programs for `devices` within the block, and run none of them.
+
+    Args:
+      memory: bytes of each device that programs can have.
+      has_host_memory: whether they can put arrays into pinned memory of the host.
+    """
+    given = DescribedDevices(tuple(devices), memory, has_host_memory)
+    token = _DESCRIBED.set(given)
+    try:
+        yield
+    finally:
+        _DESCRIBED.reset(token)
+
+
+def available_devices() -> DescribedDevices | None:
+    """The described devices, None outside of `use_described`."""
+    return _DESCRIBED.get()
+
+
+def list_devices() -> Sequence[jax.Device]:
+    """All devices that a mesh may be made of."""
+    given = available_devices()
+    return given.devices if given else jax.devices()
+
+
+def platform() -> str:
+    """Platform of the devices that are traced for, such as cpu, gpu or tpu: those of
+    the mesh inside a `jax.shard_map`, else those that a mesh is made of."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return list_devices()[0].platform if device is None else device.platform
+
+
+def memory() -> int | None:
+    """Bytes of a device, None where it does not say."""
+    if given := available_devices():
+        return given.memory
+    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+
+
+def has_host_memory(kind: str) -> bool:
+    """Whether the devices can put arrays into a `kind` of memory of the host."""
+    if given := available_devices():
+        return given.has_host_memory
+    kinds = [memory.kind for memory in jax.devices()[0].addressable_memories()]
+    return kind in kinds
+
+
+def free_bytes(mesh: Mesh) -> int | None:
+    """Memory of a device that nothing holds; None where nobody says.
+
+    A CPU's devices each have their share of what the machine has available. Of several
+    processes, which must all ask, the least of what they have.
+    """
+    own = mesh.local_devices
+    stats = own[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return local_min(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+    if own[0].platform != "cpu" or not MEMINFO.exists():
+        return local_min(None)
+    found = re.search(r"^MemAvailable: +(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
+    return local_min(found and int(found[1]) * 1024 // len(own), is_shared=True)
+
+
+def local_min(free: int | None, is_shared: bool = False) -> int | None:
+    """The least of every process' `free` bytes; None when one does not know.
+
+    Args:
+      is_shared: whether the processes on one machine share them.
+    """
+    if jax.process_count() == 1:
+        return free
+    machine = zlib.crc32(BOOT.read_bytes()) if BOOT.exists() else jax.process_index()
+    own = np.array([-1 if free is None else free // MIB, machine % 2**31], np.int32)
+    return min_across_processes(multihost_utils.process_allgather(own), is_shared)
+
+
+def min_across_processes(told: np.ndarray, is_shared: bool) -> int | None:
+    """`local_min` of what the processes tell each other: [P, 2] MiB, -1 if unknown, and
+    the machine."""
+    free, machines = told.astype(np.int64).T
+    if is_shared:
+        free = free // (machines[:, None] == machines[None]).sum(axis=1)
+    return None if free.min() < 0 else int(free.min()) * MIB
+
+
+def is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
+    """Whether the backend has failed for want of memory."""
+    return "RESOURCE_EXHAUSTED" in str(error)
+
 
 CLIENTS = "clients"
 MODEL = "model"
@@ -34,7 +161,7 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
       ValueError: when more devices are asked for than exist, when a process would
         have none of them, or when one model's devices are of several processes.
     """
-    devices = kinds.devices()
+    devices = list_devices()
     wanted = num_client_shards or max(len(devices) // num_model_shards, 1)
     if wanted * num_model_shards > len(devices):
         raise ValueError(
@@ -61,7 +188,7 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
     )
 
 
-def grid(mesh: Mesh) -> tuple[int, int]:
+def device_grid(mesh: Mesh) -> tuple[int, int]:
     """Devices along `clients`, and along `model`."""
     return mesh.shape[CLIENTS], mesh.shape[MODEL]
 
@@ -72,13 +199,13 @@ def first_devices(mesh: Mesh, count: int) -> Mesh:
     return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
 
 
-def flat(mesh: Mesh) -> Mesh:
+def flatten_mesh(mesh: Mesh) -> Mesh:
     """All devices of the mesh along `clients`: the whole mesh for one network."""
     grid = mesh.devices.reshape(-1, 1)
     return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
 
 
-def longest_cut(
+def longest_sharded_axis(
     shape: tuple[int, ...], axis: str, num_devices: int, smallest: int
 ) -> P:
     """`axis` on the longest axis that divides evenly, on the last of equals.
@@ -137,14 +264,14 @@ def max_over_clients(mesh: Mesh, x: jax.Array) -> jax.Array:
     return jax.lax.pmax(x, CLIENTS) if mesh.shape[CLIENTS] > 1 else x
 
 
-def put(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
+def put_global(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
     """Copy `tree`, which is the same in every process, onto the mesh.
 
     A process copies the parts of its own devices only; what is on the mesh already
     moves from device to device. `sharding` is one for all, or a tree of one per leaf.
     Onto devices that are described only goes a shape with its place, but in a trace.
     """
-    if kinds.found() and not isinstance(jnp.zeros(()), jax.core.Tracer):
+    if available_devices() and not isinstance(jnp.zeros(()), jax.core.Tracer):
         return shapes_at(tree, _for_each(tree, sharding))
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
@@ -152,15 +279,15 @@ def put(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
 
 
 def put_numbers(tree: PyTree, sharding: NamedSharding) -> PyTree:
-    """`put` of a round's small host arrays.
+    """`put_global` of a round's small host arrays.
 
     On one device as arguments of a compiled function that gives them back: on a CPU a
     fifth of the time that `jax.device_put` takes. With more devices that is slower.
     """
     leaves, structure = jax.tree.flatten(tree)
     is_host = all(isinstance(x, np.ndarray | np.generic) for x in leaves)
-    if not is_host or sharding.mesh.size > 1 or kinds.found():
-        return put(tree, sharding)
+    if not is_host or sharding.mesh.size > 1 or available_devices():
+        return put_global(tree, sharding)
     return jax.tree.unflatten(structure, _identity(sharding)(*leaves))
 
 
@@ -203,17 +330,17 @@ def fetch(tree: PyTree) -> PyTree:
     def whole(x):
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
             return x
-        return x if x.is_fully_replicated else jax.device_put(x, _whole_of(x))
+        return x if x.is_fully_replicated else jax.device_put(x, _replicate(x))
 
     return jax.device_get(jax.tree.map(whole, tree))
 
 
-def _whole_of(x: jax.Array) -> NamedSharding:
+def _replicate(x: jax.Array) -> NamedSharding:
     return replicated(x.sharding.mesh)
 
 
 @functools.cache
-def own_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
+def local_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
     """Which shards over the `clients` devices this process has, ascending [V'].
 
     There are V of them, a multiple of the devices; 0 is one per device.
@@ -225,7 +352,9 @@ def own_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
     return own
 
 
-def put_own(tree: PyTree, shardings: NamedSharding | PyTree, num_shards: int) -> PyTree:
+def put_local(
+    tree: PyTree, shardings: NamedSharding | PyTree, num_shards: int
+) -> PyTree:
     """Arrays [V, ...] over the `clients` devices from each process' own [V', ...].
 
     `shardings`, one for all or one per leaf, cut the leading axis over `clients`.
@@ -236,7 +365,7 @@ def put_own(tree: PyTree, shardings: NamedSharding | PyTree, num_shards: int) ->
         return jax.device_put(tree, shardings)
 
     def one(x, sharding):
-        own = own_shards(sharding.mesh, num_shards).tolist()
+        own = local_shards(sharding.mesh, num_shards).tolist()
         place = {v: i for i, v in enumerate(own)}
 
         def part(index):
@@ -249,7 +378,7 @@ def put_own(tree: PyTree, shardings: NamedSharding | PyTree, num_shards: int) ->
     return jax.tree.map(one, tree, _for_each(tree, shardings))
 
 
-def fetch_own(tree: PyTree) -> PyTree:
+def fetch_local(tree: PyTree) -> PyTree:
     """This process' own [V', ...] of arrays [V, ...] that `clients` devices hold."""
     if not jax.tree.leaves(tree):
         return tree
@@ -271,7 +400,7 @@ def fetch_own(tree: PyTree) -> PyTree:
     return jax.tree.map(one, tree)
 
 
-def is_first() -> bool:
+def is_first_process() -> bool:
     """Whether this process is the one that prints and writes a run's files."""
     return jax.process_index() == 0
 
@@ -283,10 +412,10 @@ def barrier(name: str) -> None:
 
 
 @contextlib.contextmanager
-def first_before_others(name: str) -> Iterator[None]:
+def first_process_first(name: str) -> Iterator[None]:
     """The first process runs the block, then all others do."""
-    if not is_first():
+    if not is_first_process():
         barrier(name)
     yield
-    if is_first():
+    if is_first_process():
         barrier(name)

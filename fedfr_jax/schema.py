@@ -37,7 +37,7 @@ def call(section: str, function: Callable, settings: Mapping, *args, **fixed):
     for name in known:
         if parameters[name].default is inspect.Parameter.empty and name not in settings:
             raise ValueError(f"config.{section} must have the key {name}, got none.")
-    if is_of(int, settings.get("seed")):
+    if has_kind(int, settings.get("seed")):
         check_seed(f"config.{section}.seed", settings["seed"])
     with naming(f"config.{section}", settings):
         return function(*args, **fixed, **settings)
@@ -94,8 +94,8 @@ def check_kinds(
     """
     for name, value in values.items():
         kind = parameters[name].annotation
-        if not is_of(kind, value):
-            raise ValueError(f"{prefix}{name} must be {words(kind)}, got {value!r}.")
+        if not has_kind(kind, value):
+            raise ValueError(f"{prefix}{name} must be {in_words(kind)}, got {value!r}.")
 
 
 NOUNS = {
@@ -108,18 +108,18 @@ NOUNS = {
 }
 
 
-def is_of(kind: Any, value: Any) -> bool:
+def has_kind(kind: Any, value: Any) -> bool:
     """Whether a value of a config is of the kind that an annotation names.
 
     Lists stand for tuples and arrays, whole numbers for numbers; an annotation that is
     no kind of value (none at all, text, a type variable) is met by everything.
 
-    >>> is_of(int | tuple[int, ...], (1, 2)), is_of(int, 2.5), is_of(float, True)
-    (True, False, False)
+    >>> has_kind(int | tuple[int, ...], (1, 2)), has_kind(int, 2.5)
+    (True, False)
     """
     origin, inside = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return any(is_of(part, value) for part in inside)
+        return any(has_kind(part, value) for part in inside)
     kind = origin or kind
     if kind in (None, Any, inspect.Parameter.empty) or not isinstance(kind, type):
         return value is None if kind is None else True
@@ -129,7 +129,7 @@ def is_of(kind: Any, value: Any) -> bool:
         return callable(value)
     is_list = isinstance(value, Sequence) and not isinstance(value, TEXTS)
     if kind in (tuple, list, Sequence):
-        return is_list and _are_of(inside, value)
+        return is_list and _all_have_kind(inside, value)
     return isinstance(value, kind) or (is_list and hasattr(kind, "__array__"))
 
 
@@ -153,24 +153,24 @@ def is_traced(value: Any) -> bool:
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
-def _are_of(kinds: tuple, values: Sequence) -> bool:
+def _all_have_kind(kinds: tuple, values: Sequence) -> bool:
     """Whether entries are of the kinds between the brackets of tuple[...]."""
     if not kinds:
         return True
     if len(kinds) == 1 or kinds[1] is Ellipsis:
-        return all(is_of(kinds[0], value) for value in values)
-    return len(values) == len(kinds) and all(map(is_of, kinds, values))
+        return all(has_kind(kinds[0], value) for value in values)
+    return len(values) == len(kinds) and all(map(has_kind, kinds, values))
 
 
-def words(kind: Any) -> str:
+def in_words(kind: Any) -> str:
     """An annotation in plain words.
 
-    >>> words(int | tuple[int, int] | None)
+    >>> in_words(int | tuple[int, int] | None)
     'a whole number or a list of 2 whole numbers or none'
     """
     origin, inside = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return " or ".join(map(words, inside))
+        return " or ".join(map(in_words, inside))
     if origin in (tuple, list, Sequence) and inside:
         is_fixed = len(inside) > 1 and inside[1] is not Ellipsis
         number = f"{len(inside)} " if is_fixed else ""
@@ -227,7 +227,7 @@ def check_ranges(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> Non
 
 def check_whole(name: str, value: Any, low: int) -> None:
     """Raise ValueError unless `value` is a whole number of at least `low`."""
-    if not is_of(int, value) or value < low:
+    if not has_kind(int, value) or value < low:
         raise ValueError(
             f"{name} must be a whole number of at least {low}, got {value!r}."
         )
@@ -236,7 +236,7 @@ def check_whole(name: str, value: Any, low: int) -> None:
 
 def check_seed(what: str, value: Any) -> None:
     """Raise ValueError for a seed that some generator of NumPy's does not take."""
-    if not is_of(int, value) or not 0 <= value < 2**32:
+    if not has_kind(int, value) or not 0 <= value < 2**32:
         raise ValueError(f"{what} must be a whole number in [0, 2**32), got {value!r}.")
 
 

@@ -3,10 +3,10 @@
 import unicodedata
 
 
-def composed(text: str) -> str:
+def normalize_unicode(text: str) -> str:
     """The text in one spelling (NFC): some systems keep é as two characters.
 
-    >>> composed("e" + chr(0x301)) == chr(0xE9)
+    >>> normalize_unicode("e" + chr(0x301)) == chr(0xE9)
     True
     """
     return unicodedata.normalize("NFC", text)

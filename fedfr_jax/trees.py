@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedfr_jax import stacks
-from fedfr_jax.stacks import names_of
+from fedfr_jax import scanned_blocks
+from fedfr_jax.scanned_blocks import block_paths
 from fedfr_jax.types import PyTree
 
 NEAR = 12  # names that an error lists
@@ -26,7 +26,7 @@ def count(tree: PyTree) -> int:
     return sum(x.size for x in jax.tree.leaves(tree))
 
 
-def added(tree: PyTree, change: PyTree) -> PyTree:
+def add(tree: PyTree, change: PyTree) -> PyTree:
     """`tree` + `change`, each leaf in its own dtype."""
     return jax.tree.map(lambda x, d: x + d.astype(x.dtype), tree, change)
 
@@ -50,7 +50,7 @@ def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
         ) from error
 
     def is_found(path, _):
-        found = {find(name) is not None for name in names_of(path_name(path))}
+        found = {find(name) is not None for name in block_paths(path_name(path))}
         if len(found) > 1:
             raise ValueError(
                 f"path pattern must match all blocks of {path_name(path)} or none, got "
@@ -62,7 +62,7 @@ def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
         found = jax.tree_util.tree_map_with_path(is_found, tree)
         if sum(jax.tree.leaves(found)) < least:
             paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-            names = [name for path in paths for name in names_of(path_name(path))]
+            names = [name for path in paths for name in block_paths(path_name(path))]
             near = difflib.get_close_matches(pattern, names, NEAR, cutoff=0)
             raise ValueError(
                 f"path pattern must match a leaf such as {', '.join(near)}, got "
@@ -99,7 +99,7 @@ def scaling(factors: Mapping[str, float]) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, scaled)
 
 
-def still(
+def stop_gradients(
     optimizer: optax.GradientTransformation, pattern: str, *, least: int = 1
 ) -> optax.GradientTransformation:
     """`optimizer` that leaves the params where they are that `pattern` finds.
@@ -111,7 +111,7 @@ def still(
       ValueError: when fewer than `least` leaves match.
     """
     find = matching(pattern, least=least)
-    found = lambda tree: find({"params": stacks.named(tree)})["params"]
+    found = lambda tree: find({"params": scanned_blocks.by_block_name(tree)})["params"]
 
     def init(params):
         found(params)
@@ -119,10 +119,10 @@ def still(
 
     def update(grads, state, params=None):
         steps, state = optimizer.update(grads, state, params)
-        named = stacks.named(steps)
+        named = scanned_blocks.by_block_name(steps)
         hold = lambda is_found, x: jnp.zeros_like(x) if is_found else x
         steps = jax.tree.map(hold, found(steps), named)
-        return stacks.laid_out(steps, grads), state
+        return scanned_blocks.unstack_like(steps, grads), state
 
     return optax.GradientTransformation(init, update)
 
@@ -142,7 +142,7 @@ def keep(mask: PyTree, x: PyTree, y: PyTree) -> PyTree:
     return jax.tree.map(lambda m, a, b: a if m else b, mask, x, y)
 
 
-def divided(tree: PyTree, number: jax.Array) -> PyTree:
+def divide(tree: PyTree, number: jax.Array) -> PyTree:
     """Floating leaves of `tree` divided by one number []: times its reciprocal.
 
     XLA turns some divisions into that, depending on what else divides by the number;

@@ -1,8 +1,12 @@
 """The contracts between the rooms: what a model, a source and an algorithm are.
 
+The contracts between the rooms: what a model, a source and an algorithm are.
+
 Shape letters, the same everywhere: N clients in the population, K clients in a
 round's cohort, L lanes trained side by side on a device, S local steps, B batch,
 T examples in a data set, H W C image, D embedding, M classes.
+
+What a loss may return, as one form, and the losses of single examples.
 """
 
 import math
@@ -16,8 +20,8 @@ import numpy as np
 import optax
 
 PyTree = Any
-PIECES = 2**25
-VOID = 255  # in a mask: of no class, neither trained on nor judged
+CHUNK_BYTES = 2**25
+IGNORE_INDEX = 255  # in a mask: of no class, neither trained on nor judged
 TRAIN, QUERY, GALLERY = 0, 1, 2  # what an image of a re-identification set is for
 
 
@@ -41,9 +45,11 @@ class Model(NamedTuple):
     count_flops: Callable[[], int] | None = None
     # As `apply`, but -> (output, features [B, D] or [B, h, w, D], batch_stats): also
     # what the encoder gives to a classifier, or to the decoder of a segmenter.
-    features: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = None
-    # (variables, level) -> (apply, variables), see `models.folding.fold`
-    fold: Callable[[PyTree, str], tuple[Callable, PyTree]] | None = None
+    apply_with_features: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = (
+        None
+    )
+    # (variables, level) -> (apply, variables), see `models.folding.fold_batch_norm`
+    fold_batch_norm: Callable[[PyTree, str], tuple[Callable, PyTree]] | None = None
     # {"name": of MODELS, settings of its factory} that build it, where they are known
     config: Mapping[str, Any] | None = None
 
@@ -58,8 +64,8 @@ class Masks(NamedTuple):
 
     # [n] int -> uint8 [n, H, W], each in [0, M) or VOID
     read: Callable[[np.ndarray], np.ndarray]
-    names: tuple[str, ...]  # M names of the pixels' classes, M at most VOID
-    colours: tuple[tuple[int, int, int], ...] | None = None  # M, for pictures
+    class_names: tuple[str, ...]  # M names of the pixels' classes, M at most VOID
+    class_colors: tuple[tuple[int, int, int], ...] | None = None  # M, for pictures
 
 
 class Preprocessing(NamedTuple):
@@ -69,7 +75,7 @@ class Preprocessing(NamedTuple):
     is recorded: weights from elsewhere, and data that never were picture files.
     """
 
-    # "stretch" to the network's (H, W); or "crop": the largest part around the centre
+    # "stretch" to the network's (H, W); or "crop": the largest part around the center
     # with its shape
     resize: str = "crop"
     kernel: str = "bilinear"  # or "bicubic", both with antialiasing
@@ -81,7 +87,7 @@ class Preprocessing(NamedTuple):
     mirrored: bool = False  # embeddings are sums with those of mirror images
 
 
-class Stored(NamedTuple):
+class StoredImages(NamedTuple):
     """A source's images as they are stored, to find out whether they have changed."""
 
     names: Sequence[str]  # T, paths below the source's, or numbers of rows
@@ -92,7 +98,7 @@ class Stored(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A labelled set of images, decoded on demand and all of one size, or of vectors.
+    """A labeled set of images, decoded on demand and all of one size, or of vectors.
 
     Vectors [D] are read as float32 [n, D]; their `image_shape` is (D,).
     """
@@ -105,7 +111,7 @@ class Source(NamedTuple):
     cameras: np.ndarray | None = None  # [T] int32 camera (or drawer, or session)
     pairs: "Pairs | None" = None  # the set's own verification protocol
     is_test: np.ndarray | None = None  # [T] bool, the set's own test part
-    owners: np.ndarray | None = None  # [T] int or str, whom each image comes from
+    client_ids: np.ndarray | None = None  # [T] int or str, whom each image comes from
     masks: Masks | None = None  # for segmentation; `labels` are still of whole images
     # [T] uint8 TRAIN, QUERY or GALLERY, of a re-identification set; the identity named
     # "-1" is nobody, see `data.sources.reid`
@@ -113,10 +119,12 @@ class Source(NamedTuple):
     passed_over: str = ""  # files that are not read: how many, and the first of a kind
     # How `read` makes its images of picture files; None where there are none
     preprocessing: Preprocessing | None = None
-    stored: Stored | None = None  # None where nothing but labels tells images apart
+    stored: StoredImages | None = (
+        None  # None where nothing but labels tells images apart
+    )
 
 
-class Part(NamedTuple):
+class UsedRows(NamedTuple):
     """Images of a source that have one use, such as training."""
 
     rows: np.ndarray  # [n] int, of the source
@@ -124,11 +132,11 @@ class Part(NamedTuple):
     number: np.ndarray | None = None  # [n] int of the class (or camera) of each
 
 
-class Used(NamedTuple):
+class DataUsage(NamedTuple):
     """The images that an experiment uses, and what for."""
 
     source: Source
-    parts: Mapping[str, Part]  # by their use, such as "train"; no image is in two
+    parts: Mapping[str, UsedRows]  # by their use, such as "train"; no image is in two
 
 
 class Dataset(NamedTuple):
@@ -143,7 +151,7 @@ class Dataset(NamedTuple):
     targets: PyTree
 
     @classmethod
-    def labelled(cls, images, labels) -> "Dataset":
+    def from_arrays(cls, images, labels) -> "Dataset":
         """The data set of images [T, H, W, C] and their labels [T] int32."""
         return cls({"image": images}, {"label": labels})
 
@@ -168,7 +176,7 @@ class Dataset(NamedTuple):
         return self.targets["label"]
 
     @property
-    def row_bytes(self) -> int:
+    def example_bytes(self) -> int:
         """Bytes of an example on a device."""
         leaves = jax.tree.leaves(self)
         return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in leaves)
@@ -176,13 +184,13 @@ class Dataset(NamedTuple):
     @property
     def memory(self) -> int:
         """Bytes that two pieces may take on a device, see `pieces`."""
-        return PIECES
+        return CHUNK_BYTES
 
     def take(self, rows: np.ndarray) -> "Dataset":
         """Examples of `rows` [n], in the memory of the host."""
         return jax.tree.map(lambda x: np.asarray(x[rows]), self)
 
-    def pieces(
+    def chunks(
         self, rows_of: Callable[[int], jax.Array], count: int
     ) -> Iterator[tuple[jax.Array, "Dataset"]]:
         """(rows, their examples), each on its row's device, which must have them all.
@@ -222,21 +230,21 @@ class Augment(NamedTuple):
 
     # (key [], inputs, targets) -> (inputs, targets); key may be None when views is 1
     apply: Callable[[jax.Array | None, PyTree, PyTree], tuple[PyTree, PyTree]]
-    views: int = 0  # outcomes when they are counted (mirror: 2, none: 1), else 0
+    num_views: int = 0  # outcomes when they are counted (mirror: 2, none: 1), else 0
     # (i [] int32, inputs) -> inputs, the i-th of them; only when views > 0. View 0 is
     # the plain one, as networks are judged on.
-    view: Callable[[jax.Array, PyTree], PyTree] | None = None
+    apply_view: Callable[[jax.Array, PyTree], PyTree] | None = None
     # key -> [] int32, the view that `apply` gives with the same key; for views > 1
-    draw: Callable[[jax.Array], jax.Array] | None = None
-    # inputs -> inputs, what happens without chance, such as normalisation; for
+    sample_view: Callable[[jax.Array], jax.Array] | None = None
+    # inputs -> inputs, what happens without chance, such as normalization; for
     # views = 0, where None leaves the example as it is stored
-    plain: Callable[[PyTree], PyTree] | None = None
+    deterministic: Callable[[PyTree], PyTree] | None = None
 
-    def without_chance(self, inputs: PyTree) -> PyTree:
+    def apply_deterministic(self, inputs: PyTree) -> PyTree:
         """The plain view of an example's inputs."""
-        if self.view:
-            return self.view(jnp.int32(0), inputs)
-        return self.plain(inputs) if self.plain else inputs
+        if self.apply_view:
+            return self.apply_view(jnp.int32(0), inputs)
+        return self.deterministic(inputs) if self.deterministic else inputs
 
 
 class Pairs(NamedTuple):
@@ -249,14 +257,16 @@ class Pairs(NamedTuple):
 class Batch(NamedTuple):
     """The examples of one local step, gathered and augmented on the device."""
 
-    inputs: PyTree  # of [B, ...]: {"image": [B, H, W, C], in [-1, 1] once normalised}
+    inputs: PyTree  # of [B, ...]: {"image": [B, H, W, C], in [-1, 1] once normalized}
     targets: PyTree  # of [B, ...]: {"label": [B] int32}
     num_classes: jax.Array  # [] int32 the client's own classes
     is_valid: jax.Array  # [B] bool, False for padding
-    is_extra: jax.Array  # [B] bool, True for examples added by the server
-    example: jax.Array  # [B] int32 row of the data set
+    is_added: jax.Array  # [B] bool, True for examples added by the server
+    row: jax.Array  # [B] int32 row of the data set
     position: jax.Array  # [B] int32 place in the client's list of examples
-    view: jax.Array  # [B] int32 which of the augment's views, 0 if they do not count
+    view_index: (
+        jax.Array
+    )  # [B] int32 which of the augment's views, 0 if they do not count
 
     @property
     def images(self) -> jax.Array:
@@ -273,23 +283,25 @@ class Client(NamedTuple):
     """One client's work in one round, built by the engine inside its lane."""
 
     id: jax.Array  # [] int32
-    place: jax.Array  # [] int32 in the cohort
-    is_first: jax.Array  # [] bool: one client of each cohort, drawn anew every round
+    cohort_index: jax.Array  # [] int32 in the cohort
+    is_random_client: (
+        jax.Array
+    )  # [] bool: one client of each cohort, drawn anew every round
     round: jax.Array  # [] int32
-    num_local: jax.Array  # [] int32 own examples
-    num_extra: jax.Array  # [] int32 examples added by the server
+    num_examples: jax.Array  # [] int32 own examples
+    num_added: jax.Array  # [] int32 examples added by the server
     num_classes: jax.Array  # [] int32 own classes
     num_steps: jax.Array  # [] int32 local steps S
-    epoch: Callable[[jax.Array], jax.Array]  # step -> epoch, [] int32
+    step_to_epoch: Callable[[jax.Array], jax.Array]  # step -> epoch, [] int32
     # step [] int32 -> shuffled, augmented batch
     batch: Callable[[jax.Array], Batch]
     # (step [], positions [B] int32 in the client's list) -> their batch, augmented
-    chosen: Callable[[jax.Array, jax.Array], Batch]
+    batch_at: Callable[[jax.Array, jax.Array], Batch]
     # (start [] int32, view [] int32) -> positions [start, start + B) in that view
-    span: Callable[..., Batch]
-    num_positions: int  # static bound on the examples of any client, whole batches
+    batch_from: Callable[..., Batch]
+    max_positions: int  # static bound on the examples of any client, whole batches
     num_views: int  # static: of an example, 0 when they cannot be counted
-    tables: PyTree  # what `prepare` made for this round
+    shared: PyTree  # what `prepare` made for this round
 
 
 class Cohort(NamedTuple):
@@ -305,25 +317,25 @@ class RoundContext(NamedTuple):
     dataset: Any  # a `Dataset` on every device of the mesh, or a `Stream`
     population: Any  # `federated.client.Population`: whose rows are whose
     cohort: Cohort
-    feed: Any  # `feed.Feed`: how clients see their examples
+    batching: Any  # `feed.Batching`: how clients see their examples
     mesh: jax.sharding.Mesh
 
 
-class Extra(NamedTuple):
+class Prepared(NamedTuple):
     """What the server computes for a cohort before it trains."""
 
-    tables: PyTree  # replicated, handed to every client
-    examples: jax.Array  # [K, X] int32 rows added to each client, X may be 0
-    num_examples: jax.Array  # [K] int32 how many of them count
+    shared: PyTree  # replicated, handed to every client
+    added_rows: jax.Array  # [K, X] int32 rows added to each client, X may be 0
+    num_added: jax.Array  # [K] int32 how many of them count
 
 
 class Broadcast(NamedTuple):
-    """`Extra.tables` that a server would send, not what a simulation looks up."""
+    """`Prepared.shared` that a server would send, not what a simulation looks up."""
 
     value: PyTree
 
 
-class Local(NamedTuple):
+class LocalTraining(NamedTuple):
     """A client's training, free of any algorithm.
 
     `loss(variables, batch, key, **round_args)` gives a scalar, (scalar, metrics) or
@@ -365,12 +377,12 @@ class ClientOutput(NamedTuple):
     weight: PyTree
     personal: PyTree  # stays with the client
     metrics: PyTree  # {name: []}
-    upload: PyTree = ()  # kept per client, [K, ...] on the server
-    local: PyTree = ()  # variables["local"] after training, which `personal` keeps
+    per_client: PyTree = ()  # kept per client, [K, ...] on the server
+    personal_variables: PyTree = ()  # after training, what stays
     sums: PyTree = ()  # further numbers, summed over clients as they are
 
 
-class Scaled(NamedTuple):
+class LogScaled(NamedTuple):
     """e^log times a tree of arrays: in a summary, one that is summed without overflow.
 
     For weights such as e^margin, see `federated.sums`. What is divided by another array
@@ -390,7 +402,7 @@ class PerClient(NamedTuple):
 class Summary(NamedTuple):
     """What a client adds to a round's sums; of the sums: the total over the cohort.
 
-    A tree of arrays, of which some may be below a `Scaled` or a `PerClient`.
+    A tree of arrays, of which some may be below a `LogScaled` or a `PerClient`.
     """
 
     update: PyTree  # as the links so far have left it
@@ -426,14 +438,14 @@ class RoundResult(NamedTuple):
     """What the server sees of a round."""
 
     aggregate: PyTree
-    upload: PyTree  # [K, ...] in the cohort's order
+    per_client: PyTree  # [K, ...] in the cohort's order
     metrics: PyTree  # {name: [K]} in the cohort's order
     weights: PyTree  # [K]
     round: jax.Array  # [] int32
-    tables: PyTree = ()  # what `prepare` made for this round
+    shared: PyTree = ()  # what `prepare` made for this round
     # Own leaves of the client who `is_first`, where the server takes them: one that
     # trains its network adds them as "local", and hands them back there as they became.
-    own: PyTree = ()
+    personal_variables: PyTree = ()
     sums: PyTree = ()  # of `ClientOutput.sums`
     link_state: PyTree = ()  # of the aggregator, after the round
 
@@ -448,15 +460,15 @@ class Algorithm(NamedTuple):
     server_update: Callable[[PyTree, RoundResult], PyTree]  # -> server
     personalize: Callable[[PyTree, PyTree], PyTree]  # (server, personal) -> variables
     # server -> variables: the one network that it would hand to everybody.
-    network: Callable[[PyTree], PyTree] = lambda server: server
+    global_model: Callable[[PyTree], PyTree] = lambda server: server
     # Whether clients deploy that network, and none that is in part or whole their own.
     has_global_model: bool = True
     # Of NEEDS: what a task must offer beside the factory's arguments.
     needs: tuple[str, ...] = ()
     # Also traced for its shapes before the first round.
-    prepare: Callable[[PyTree, RoundContext], Extra] | None = None
+    prepare: Callable[[PyTree, RoundContext], Prepared] | None = None
     # (server after the round, result) -> {name: [K]}, metrics of the cohort as a whole
-    report: Callable[[PyTree, RoundResult], PyTree] | None = None
+    cohort_metrics: Callable[[PyTree, RoundResult], PyTree] | None = None
     # (epochs of the shortest round) raises ValueError when they are too few.
     check_epochs: Callable[[int], None] = lambda least: None
     # (clients of a round) raises ValueError when they are too few.
@@ -471,59 +483,59 @@ class Algorithm(NamedTuple):
         return f"Algorithm({self.client_update.__module__.rpartition('.')[2]})"
 
 
-class LastRound(NamedTuple):
+class FinalAdaptation(NamedTuple):
     """A round of all clients after the last one, nothing aggregated."""
 
     algorithm: Algorithm
     epochs: int
 
 
-class Federated(NamedTuple):
+class FederatedTrainer(NamedTuple):
     """A trainer: an algorithm, what it starts from, and how its networks are used."""
 
     algorithm: Algorithm
     # variables of the stage before, or None -> variables for `Algorithm.init`
-    start: Callable[[PyTree], PyTree]
+    init_variables: Callable[[PyTree], PyTree]
     apply: Callable  # (variables of `personalize`, images [B, ...]) -> output [B, D]
     # server -> variables of the judged network; None where there is none
-    network: Callable[[PyTree], PyTree] | None
-    network_apply: Callable  # (variables of `network`, images) -> output [B, D]
-    last_round: LastRound | None = None
+    global_model: Callable[[PyTree], PyTree] | None
+    apply_global: Callable  # (variables of `network`, images) -> output [B, D]
+    final_adaptation: FinalAdaptation | None = None
     # Passes over a client's examples, instead of the federation's.
     local_epochs: int | tuple[int, ...] | None = None
     # The same on networks whose convolutions are computed otherwise.
-    implementations: Mapping[str, "Federated"] = MappingProxyType({})
+    by_conv_implementation: Mapping[str, "FederatedTrainer"] = MappingProxyType({})
     # Of the judged network, as of a `Model`.
     count_flops: Callable[[], int] | None = None
     model_config: Mapping[str, Any] | None = None
 
 
-class ClassTable(NamedTuple):
+class ShardedClasses(NamedTuple):
     """A parameter with a row for each class, cut over all devices of the mesh."""
 
     path: str  # among "params"
     names: tuple[str, ...]  # of the classes, one each; further rows are padding
 
 
-class Central(NamedTuple):
+class CentralTrainer(NamedTuple):
     """A trainer: one network on rows of a data set, without clients."""
 
     settings: Any  # `central.settings.Training`
     dataset: Any  # as of a `Task`; rows first_row:first_row + num_rows are trained on
     first_row: int
     num_rows: int
-    feed: Any  # how batches are made
-    loss: Callable  # as of `Local`
+    batching: Any  # how batches are made
+    loss: Callable  # as of `LocalTraining`
     init: Callable[[jax.Array], PyTree]  # key -> variables
-    network: Callable[[PyTree], PyTree]  # variables -> those of the judged network
-    network_apply: Callable  # (variables of `network`, images) -> output [B, D]
+    global_model: Callable[[PyTree], PyTree]  # variables -> those of the judged network
+    apply_global: Callable  # (variables of `network`, images) -> output [B, D]
     # (number that names an epoch, its steps S) -> [S, B] int32 places among the rows,
     # on the host; None for a permutation of them
-    order: Callable[[int, int], np.ndarray] | None = None
-    table: ClassTable | None = None  # with class_parallel
+    batch_order: Callable[[int, int], np.ndarray] | None = None
+    sharded_classes: ShardedClasses | None = None  # with class_parallel
     # What a step's whole batch is told before devices and micro-batches take their
     # parts of it; None: nothing
-    mark: Callable[[Batch], Batch] | None = None
+    annotate_batch: Callable[[Batch], Batch] | None = None
     # Of the judged network, as of a `Model`.
     count_flops: Callable[[], int] | None = None
     model_config: Mapping[str, Any] | None = None
@@ -532,31 +544,31 @@ class Central(NamedTuple):
 class Stage(NamedTuple):
     """A part of an experiment; pretraining is one."""
 
-    trainer: Federated | Central
-    start_from: str | None = None  # the stage whose variables it starts from
+    trainer: FederatedTrainer | CentralTrainer
+    init_from_stage: str | None = None  # the stage whose variables it starts from
 
 
-class Networks(NamedTuple):
+class TrainedModels(NamedTuple):
     """What a stage has trained, as evaluators see it."""
 
     variables: PyTree | None  # of the one network, None where there is none
     apply: Callable  # (variables, images [B, ...]) -> output [B, D]
     # client -> variables of its own network; None: everybody has the one network
-    of_client: Callable[[int], PyTree] | None
+    client_variables: Callable[[int], PyTree] | None
     client_apply: Callable  # (variables of `of_client`, images) -> output [B, D]
     # number -> variables that a client would start with who never took part; None
     # where `of_client` is
-    of_new: Callable[[int], PyTree] | None = None
+    new_client_variables: Callable[[int], PyTree] | None = None
 
 
-class Grid(NamedTuple):
+class ImageGrid(NamedTuple):
     """Pictures of n examples, a row for each, to be drawn with titles and a legend."""
 
     # Columns by their titles: uint8 [n, H, W, 3], then numbers [n, H, W], which are
-    # drawn as colours.
-    pictures: Mapping[str, np.ndarray]
+    # drawn as colors.
+    images: Mapping[str, np.ndarray]
     maps: Mapping[str, np.ndarray] = MappingProxyType({})
-    legend: Mapping[str, tuple[int, int, int]] = MappingProxyType({})  # name: colour
+    legend: Mapping[str, tuple[int, int, int]] = MappingProxyType({})  # name: color
 
 
 class Evaluation(NamedTuple):
@@ -565,15 +577,17 @@ class Evaluation(NamedTuple):
     metrics: Mapping[str, float] = MappingProxyType({})
     per_client: Mapping[str, np.ndarray] = MappingProxyType({})  # {name: [N]}
     curves: Mapping[str, Any] = MappingProxyType({})  # {"roc": (far, tar, ...)}
-    pictures: Mapping[str, np.ndarray] = MappingProxyType({})  # uint8 [H, W, 3]
-    grids: Mapping[str, Grid] = MappingProxyType({})
+    images: Mapping[str, np.ndarray] = MappingProxyType({})  # uint8 [H, W, 3]
+    image_grids: Mapping[str, ImageGrid] = MappingProxyType({})
 
 
 class Evaluator(NamedTuple):
     """One way in which a task judges what a stage has trained."""
 
-    evaluate: Callable[[Networks], Evaluation]
-    in_rounds: bool = True  # whether also between rounds, when an evaluation is due
+    evaluate: Callable[[TrainedModels], Evaluation]
+    during_training: bool = (
+        True  # whether also between rounds, when an evaluation is due
+    )
     # {metric: value}: the first round that reaches it is told
     targets: Mapping[str, float] = MappingProxyType({})
 
@@ -584,15 +598,17 @@ class Task(NamedTuple):
     dataset: Any  # clients' rows first, grouped; then shared ones
     population: Any  # what the clients own
     evaluators: Mapping[str, Evaluator]
-    facts: Mapping[str, Any]  # of the split, as JSON
-    text: str  # the same in words
+    data_report: Mapping[str, Any]  # of the split, as JSON
+    data_report_text: str  # the same in words
     # Of images before `evaluators` see them; None of a task that does not say
     preprocessing: Preprocessing | None = None
-    is_of_features: bool = False  # they compare `Model.features`, not its output
+    is_of_features: bool = (
+        False  # they compare `Model.apply_with_features`, not its output
+    )
     classes: Sequence[str] = ()  # of a classifier's or segmenter's output
     name: str = ""  # of config.task
     # Kept with every stage and compared when it is used again; None compares nothing
-    used: Used | None = None
+    used: DataUsage | None = None
 
 
 class Experiment(NamedTuple):
@@ -601,9 +617,39 @@ class Experiment(NamedTuple):
     task: Task
     stages: Mapping[str, Stage]
     mesh: Any
-    feed: Any  # of the federated stages
+    batching: Any  # of the federated stages
     federation: Any  # `federated.settings.Federation`
     seed: int
     # (row, {key: number}) -> its trainer with other numbers, which may be traced, so
     # that a sweep is one program; None where a task does not have it
-    remake: Callable[[str, Mapping[str, Any]], Federated] | None = None
+    with_hyperparameters: (
+        Callable[[str, Mapping[str, Any]], FederatedTrainer] | None
+    ) = None
+
+
+def as_aux_loss(loss: Callable) -> Callable:
+    """A loss of `LocalTraining` as one that always gives (scalar, (batch_stats,
+    metrics)).
+    """
+
+    def full(variables, batch, key, **round_args):
+        value = loss(variables, batch, key, **round_args)
+        value, aux = value if isinstance(value, tuple) else (value, {})
+        if not isinstance(aux, tuple):
+            aux = variables["batch_stats"], aux
+        return value, aux
+
+    return full
+
+
+def example_losses(loss_fn: Callable, variables, batch, key) -> jax.Array:
+    """Loss of every example of a batch, [B]; padding has one too, without meaning.
+
+    A network that does not look at `is_valid` runs once, forward and backward.
+
+    Args:
+      loss_fn: as `as_aux_loss` gives it, a mean over the batch's valid examples.
+    """
+    only = jnp.eye(len(batch.is_valid), dtype=bool)
+    loss = lambda mask: loss_fn(variables, batch._replace(is_valid=mask), key)[0]
+    return jax.vmap(loss)(only)

@@ -23,9 +23,13 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-from fedfr_jax.federated import compiling, engine, outputs  # noqa: E402
-from fedfr_jax.processes import use_every_core  # noqa: E402
-from fedfr_jax.runs import first_calls  # noqa: E402
+from fedfr_jax.distributed import use_every_core  # noqa: E402
+from fedfr_jax.federated import (  # noqa: E402
+    engine,
+    inference,  # noqa: E402
+    lowering,
+)
+from fedfr_jax.runs import compile_time  # noqa: E402
 
 use_every_core()  # the devices are given: only their patience on a busy machine
 gc.set_threshold(100_000, 50, 50)  # compiled programs are many objects that stay
@@ -40,7 +44,7 @@ def seconds_of_tests(tmp_path_factory):
     """What tests compile is not remembered for the user's runs."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
-        patch.setattr(first_calls, "path", lambda: folder / "first_calls.json")
+        patch.setattr(compile_time, "path", lambda: folder / "first_calls.json")
         yield
 
 
@@ -49,9 +53,9 @@ def run_level(monkeypatch):
     """Rounds are compiled as those of a run, where bits are compared."""
     jax.devices()  # made while the flags say how many
     monkeypatch.setenv("XLA_FLAGS", "")
-    asked = compiling.compiler_options
+    asked = lowering.compiler_options
     as_a_run = lambda *given: {**asked(*given), **AS_A_RUN}
-    for module in (engine, outputs):
+    for module in (engine, inference):
         monkeypatch.setattr(module, "compiler_options", as_a_run)
 
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from fedfr_jax.build import build, sections
 from fedfr_jax.central.settings import Training
-from fedfr_jax.runs.begin import simulation_of
-from fedfr_jax.runs.tuning import Setting
-from fedfr_jax.stream import placed
+from fedfr_jax.config.build import build, sections
+from fedfr_jax.data.stream import place_examples
+from fedfr_jax.runs.autotune import TuningChoice
+from fedfr_jax.runs.stage_setup import build_stage_simulation
 from fedfr_jax.tasks.faces.stages import plan
 
 
@@ -47,7 +47,7 @@ def test_lanes_to_be_measured_bring_the_other_implementations_to_be_measured(pat
     methods = plan(config(path, "auto")).methods
     assert isinstance(methods.pop("central"), Training)
     for method in methods.values():
-        assert set(method.implementations) == {"im2col"}  # what is left on a CPU
+        assert set(method.by_conv_implementation) == {"im2col"}  # what is left on a CPU
     backbone = plan(config(path, 1)).model.init(jax.random.key(0))
     variables = {**backbone, "params": {"backbone": backbone["params"]}}
     images = np.zeros((8, 12, 12, 3), np.float32)
@@ -87,8 +87,8 @@ def test_a_row_may_have_local_epochs_of_its_own(path):
     epochs = {}
     for name in ("fedfr", "ditto", "fedavg"):
         trainer = experiment.stages[name].trainer
-        table = placed(experiment.task.dataset, experiment.mesh)
-        sim = simulation_of(experiment, trainer, table, Setting(lanes=1))
+        table = place_examples(experiment.task.dataset, experiment.mesh)
+        sim = build_stage_simulation(experiment, trainer, table, TuningChoice(lanes=1))
         epochs[name] = [sim.local_epochs(r) for r in range(4)]
     assert epochs == {
         "fedfr": [5, 2, 2, 2],

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import fedfr_jax as ff
-from fedfr_jax.__main__ import main
-from fedfr_jax.build import build
-from fedfr_jax.commands.config_files import load
+from fedfr_jax.cli.main import main
+from fedfr_jax.config.build import build
+from fedfr_jax.config.files import load
 from fedfr_jax.data.augment import AUGMENTS
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.aggregation import AGGREGATORS
@@ -58,7 +58,7 @@ def test_an_algorithm_of_the_library_costs_the_lines_that_the_table_names(
     bounded = importlib.import_module("my_algorithm").bounded
     monkeypatch.setitem(ALGORITHMS, "bounded", bounded)
     monkeypatch.setitem(ff._PLACES, "bounded", "my_algorithm")
-    name, line = re.search(r'`"(\w+)": (Member\(.*\)),`', TEXT).groups()
+    name, line = re.search(r'`"(\w+)": (SweepMember\(.*\)),`', TEXT).groups()
     monkeypatch.setitem(contract.MEMBERS, name, eval(line, vars(contract)))
     contract.test_every_algorithm_is_under_contract()
     by_value.test_every_default_has_the_value_of_its_paper_or_of_the_released_code()

@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from fedfr_jax.drafts import replacing, write_text
+from fedfr_jax.files import replace_file, write_text
 
 
 def test_readers_see_the_old_file_until_the_new_one_is_whole(tmp_path):
     path = tmp_path / "new folder" / "numbers.txt"
     write_text(path, "old")
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(b"new")
         file.flush()
         assert path.read_text() == "old"
@@ -21,7 +21,7 @@ def test_readers_see_the_old_file_until_the_new_one_is_whole(tmp_path):
 def test_a_block_that_raises_leaves_the_old_file_alone(tmp_path):
     path = tmp_path / "numbers.txt"
     write_text(path, "old")
-    with pytest.raises(KeyboardInterrupt), replacing(path) as file:
+    with pytest.raises(KeyboardInterrupt), replace_file(path) as file:
         file.write(b"half")
         raise KeyboardInterrupt
     assert path.read_text() == "old"
@@ -30,7 +30,10 @@ def test_a_block_that_raises_leaves_the_old_file_alone(tmp_path):
 
 def test_two_writers_of_one_path_do_not_meet(tmp_path):
     path = tmp_path / "numbers.txt"
-    with replacing(path, by="first") as first, replacing(path, by="second") as second:
+    with (
+        replace_file(path, by="first") as first,
+        replace_file(path, by="second") as second,
+    ):
         first.write(b"1" * 10)
         second.write(b"2")
     assert path.read_text() == "1" * 10  # closed last

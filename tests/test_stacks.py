@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax import stacks
+from fedfr_jax import scanned_blocks
 from fedfr_jax.trees import matching
 
 TREE = {
@@ -28,7 +28,7 @@ def same(a, b):
 
 
 def test_every_block_of_a_stack_has_a_name():
-    stage = stacks.named(TREE)["stage1"]
+    stage = scanned_blocks.by_block_name(TREE)["stage1"]
     assert sorted(stage) == [f"block{i}" for i in range(1, 6)]
     for i in range(4):
         same(stage[f"block{i + 2}"]["w"], [3.0 * i, 3 * i + 1, 3 * i + 2])
@@ -38,27 +38,33 @@ def test_every_block_of_a_stack_has_a_name():
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_stacks_are_cut_where_a_pattern_changes_its_mind(pattern):
-    tree, mask = stacks.refined(TREE, matching(pattern))
+    tree, mask = scanned_blocks.split_stacks(TREE, matching(pattern))
     assert sorted(tree["stage1"]) == sorted(PATTERNS[pattern])
-    want = matching(pattern)(stacks.named(TREE))["stage1"]
+    want = matching(pattern)(scanned_blocks.by_block_name(TREE))["stage1"]
     for key, says in mask["stage1"].items():
-        assert all(want[f"block{i}"] == says for i in range(*stacks.span_of(key)))
-    same(stacks.named(tree), stacks.named(TREE))
-    for other in (tree, stacks.named(TREE)):
-        same(stacks.laid_out(other, TREE), TREE)
-        same(stacks.laid_out(other, tree), tree)
+        assert all(
+            want[f"block{i}"] == says for i in range(*scanned_blocks.stack_span(key))
+        )
+    same(scanned_blocks.by_block_name(tree), scanned_blocks.by_block_name(TREE))
+    for other in (tree, scanned_blocks.by_block_name(TREE)):
+        same(scanned_blocks.unstack_like(other, TREE), TREE)
+        same(scanned_blocks.unstack_like(other, tree), tree)
 
 
 def test_shapes_and_tracers_are_laid_out_as_arrays_are():
-    cut, _ = stacks.refined(TREE, matching("block3"))
-    back = lambda tree: stacks.laid_out(stacks.named(tree), cut)
+    cut, _ = scanned_blocks.split_stacks(TREE, matching("block3"))
+    back = lambda tree: scanned_blocks.unstack_like(
+        scanned_blocks.by_block_name(tree), cut
+    )
     same(jax.jit(back)(TREE), cut)
     shapes = jax.eval_shape(back, jax.tree.map(jnp.asarray, TREE))
     assert shapes["stage1"]["block[4:6]"]["w"].shape == (2, 3)
 
 
 def test_a_pattern_sees_names_of_blocks_and_refuses_half_a_stack():
-    assert matching("stage1/block2/")(stacks.named(TREE))["stage1"]["block2"]["w"]
+    assert matching("stage1/block2/")(scanned_blocks.by_block_name(TREE))["stage1"][
+        "block2"
+    ]["w"]
     with pytest.raises(
         ValueError, match=r"all blocks of stage1/block\[2:6\]/b or none"
     ):
@@ -70,4 +76,4 @@ def test_a_pattern_sees_names_of_blocks_and_refuses_half_a_stack():
 def test_a_stack_without_one_of_its_blocks_is_refused():
     stage = {"block2": np.zeros(3), "block4": np.zeros(3)}
     with pytest.raises(ValueError, match=r"must have all of block\[2:5\], got"):
-        stacks.laid_out(stage, {"block[2:5]": None})
+        scanned_blocks.unstack_like(stage, {"block[2:5]": None})

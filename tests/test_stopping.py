@@ -13,11 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedfr_jax import processes
-from fedfr_jax.__main__ import main
-from fedfr_jax.commands import flags, launch, train
-from fedfr_jax.processes import TERMINAL
-from fedfr_jax.stopping import SIGNALS, going_on, run_of, stopped
+from fedfr_jax import distributed
+from fedfr_jax.cli import flags, launch, train
+from fedfr_jax.cli.main import main
+from fedfr_jax.cli.signals import SIGNALS, describe_interrupt, describe_resume, find_run
+from fedfr_jax.distributed import TERMINAL
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUSY = "print('begun', flush=True); threading.Event().wait()"
@@ -45,8 +45,8 @@ def test_a_signal_leaves_one_line_that_says_how_to_go_on(name, tmp_path):
         (tmp_path / place).mkdir(parents=True)
     words = ["train", "--config=demo", "--overwrite", f"--workdir={tmp_path}"]
     process = start(
-        "from fedfr_jax.stopping import end_on_signals",
-        f"end_on_signals({words})",
+        "from fedfr_jax.cli.signals import exit_on_signals",
+        f"exit_on_signals({words})",
     )
     assert process.stdout.readline() == "begun\n"
     for _ in range(2):  # the first ends it, a second says nothing more
@@ -72,7 +72,9 @@ print("compiled", flush=True)
 
 
 def test_a_signal_ends_a_command_in_the_middle_of_a_compile():
-    hears = "from fedfr_jax.stopping import end_on_signals; end_on_signals(['train'])"
+    hears = (
+        "from fedfr_jax.cli.signals import exit_on_signals; exit_on_signals(['train'])"
+    )
     process = start(hears, COMPILING)
     assert process.stdout.readline() == "compiling\n"
     time.sleep(1)
@@ -84,7 +86,9 @@ def test_a_signal_ends_a_command_in_the_middle_of_a_compile():
 
 
 def test_a_signal_ends_a_command_whose_lines_nobody_reads():
-    process = start("from fedfr_jax.stopping import end_on_signals; end_on_signals([])")
+    process = start(
+        "from fedfr_jax.cli.signals import exit_on_signals; exit_on_signals([])"
+    )
     assert process.stdout.readline() == "begun\n"
     process.stdout.close()  # as when the terminal, or tee beside it, is gone
     process.send_signal(signal.SIGHUP)
@@ -96,7 +100,7 @@ def test_a_checkpoint_that_is_being_removed_is_not_the_newest(tmp_path):
     (place / "1").mkdir(parents=True)
     (place / "2").symlink_to("gone")
     words = ["train", f"--workdir={tmp_path}"]
-    assert stopped(2, words).endswith("goes on from checkpoint 1 of fedfr.")
+    assert describe_interrupt(2, words).endswith("goes on from checkpoint 1 of fedfr.")
 
 
 @pytest.mark.parametrize(
@@ -108,8 +112,11 @@ def test_a_checkpoint_that_is_being_removed_is_not_the_newest(tmp_path):
     ],
 )
 def test_nobody_is_told_to_begin_again_to_go_on(words):
-    assert going_on(words.split()) == ["train", "--config=a"]
-    assert stopped(2, ["prepare"]) == "Stopped by SIGINT: start the same command again."
+    assert describe_resume(words.split()) == ["train", "--config=a"]
+    assert (
+        describe_interrupt(2, ["prepare"])
+        == "Stopped by SIGINT: start the same command again."
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,15 +136,15 @@ def test_a_signal_reads_the_flags_of_train_as_train_does(words, monkeypatch):
     monkeypatch.setattr(train, "train", lambda values, folder: seen.append(values))
     words = ["train", "--config=demo", *words.split()]
     assert main(words) == 0
-    (values,), found = seen, run_of(words)
+    (values,), found = seen, find_run(words)
     assert found.workdir == values.workdir
     assert bool(found.overwrite) == bool(values.overwrite)
     assert flags.names(found.restart) == (values.restart or [])
 
 
 def test_a_process_of_a_launcher_ends_with_it():
-    line = "from fedfr_jax import processes; processes.end_with_parent()"
-    environment = {**os.environ, processes.WATCHED: "1"}
+    line = "from fedfr_jax import distributed; distributed.exit_with_parent()"
+    environment = {**os.environ, distributed.WATCHED: "1"}
     process = start(line, stdin=subprocess.PIPE, env=environment)
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)  # a terminal's, which the launcher answers
@@ -150,7 +157,7 @@ def test_a_launcher_that_is_stopped_stops_its_processes(tmp_path):
     words = ["-c", f"import os; os.chdir({str(tmp_path)!r}); {text}; time.sleep(60)"]
     process = start(
         "import sys",
-        "from fedfr_jax.commands import launch",
+        "from fedfr_jax.cli import launch",
         f"given = [[sys.executable, *{words!r}], range(2)]",
         "launch.launch(*given, total=2, coordinator='a:1', typed=['launch'])",
     )
@@ -299,7 +306,8 @@ def test_the_processes_of_a_killed_launcher_end(tmp_path):
 
 FAILING = """
 import sys, threading, types
-from fedfr_jax import __main__, commands
+from fedfr_jax.cli import main as launcher
+from fedfr_jax.cli import train
 
 def fails():
     raise OSError(int(sys.argv[-1]), "No space left on device", "rows.bin")
@@ -333,9 +341,9 @@ def main(words):
     if words[:-1]:
         fails()
 
-commands.train.main = main
+train.main = main
 sys.argv = ["fedfr", "train", *sys.argv[1:]]
-__main__.run()
+launcher.run()
 """
 
 
@@ -366,7 +374,8 @@ def test_a_full_disk_is_told_once_and_a_threads_error_is_not_lost(number):
 ON_A_FULL_DISK = """
 import pathlib, sys
 import jax.numpy as jnp
-from fedfr_jax import __main__, commands
+from fedfr_jax.cli import main as launcher
+from fedfr_jax.cli import train
 from fedfr_jax.runs.checkpoint import Checkpointer
 
 def main(words):
@@ -374,9 +383,9 @@ def main(words):
     for step in range(1, 100):
         checkpointer.save(step, {"w": jnp.ones(10_000) * step, "b": jnp.ones(9)})
 
-commands.train.main = main
+train.main = main
 sys.argv = ["fedfr", "train", *sys.argv[1:]]
-__main__.run()
+launcher.run()
 """
 # A shell in which a disk of the test's own is mounted, without being root.
 OWN_DISK = ["unshare", "--map-root-user", "--mount", "sh", "-c"]

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
+from fedfr_jax.data.stream import is_on_local_devices, place_examples, prefetch, stream
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.stream import ahead, on_own_devices, placed, stream
 from fedfr_jax.types import Dataset
 
 
@@ -18,7 +18,7 @@ def test_the_next_piece_is_loaded_while_the_one_before_is_used():
         events.append(("load", i, threading.get_ident()))
         return i
 
-    for i in ahead(load, 3, waits):
+    for i in prefetch(load, 3, waits):
         time.sleep(0.05)
         events.append(("use", i, threading.get_ident()))
     assert len(waits) == 3 and min(waits) >= 0
@@ -33,8 +33,8 @@ def test_the_next_piece_is_loaded_while_the_one_before_is_used():
 def test_taken_rows_are_the_same_of_a_stream_and_of_what_lies_on_devices():
     images = np.arange(24).reshape(6, 4)
     labels, rows = np.arange(6, dtype=np.int32), np.array([4, 0, 4])
-    of_host = Dataset.labelled(images, labels)
-    of_devices = placed(of_host, make_mesh(2))
+    of_host = Dataset.from_arrays(images, labels)
+    of_devices = place_examples(of_host, make_mesh(2))
     for table in (of_host, of_devices, stream(lambda i: images[i], labels)):
         found = table.take(rows)
         np.testing.assert_array_equal(found.images, images[rows])
@@ -50,7 +50,7 @@ def test_every_device_has_its_own_part():
         asked.append(a)
         return {"x": np.full((3, 2), a)}
 
-    array = on_own_devices(mesh, make)["x"]
+    array = is_on_local_devices(mesh, make)["x"]
     np.testing.assert_array_equal(array, np.repeat([0, 1], 3)[:, None] * [1, 1])
     assert asked == [0, 1]
     assert array.addressable_shards[0].data.shape == (3, 2)
@@ -62,9 +62,9 @@ def test_bad_settings_are_refused(wrong):
         stream(lambda rows: np.zeros((len(rows), 2, 2, 1)), np.zeros(1), **wrong)
 
 
-def test_examples_can_be_labelled_anew_and_say_what_they_are():
+def test_examples_can_be_labeled_anew_and_say_what_they_are():
     images = np.arange(12, dtype=np.uint8).reshape(3, 2, 2, 1)
-    held = Dataset.labelled(images, np.int32([0, 1, 2]))
+    held = Dataset.from_arrays(images, np.int32([0, 1, 2]))
     streamed = stream(lambda rows: images[rows], held.labels)
     for table in (held, streamed):
         other = table.with_labels(np.int32([5, 5, 6]))

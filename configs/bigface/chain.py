@@ -7,7 +7,7 @@ fedfr export --network=runs/chain/semi --to=runs/chain/student.onnx
 
 Rendered faces of 32 pixels, masks on 0.35 of them: 300 people with labels, 300 whose
 labels nobody has, 150 to evaluate. `:scratch` is the student without a teacher. The
-export is folded: no batch normalisation is left.
+export is folded: no batch normalization is left.
 
 2 CPU cores: 270, 223 and 268 core seconds, each 12 minutes with much other work. MFR
 score at FPR 0.01, lower is better: teacher 0.484, student 0.457, semi 0.409, which sees
@@ -24,7 +24,7 @@ DATA = {
     "semi": (8, True, True),
     "scratch": (8, False, False),
 }
-PEOPLE = {"labelled": 304, "unlabelled": 300, "unseen": 150}  # four are of clients
+PEOPLE = {"labeled": 304, "unlabeled": 300, "unseen": 150}  # four are of clients
 
 
 def get_config(network="student"):
@@ -41,14 +41,14 @@ def get_config(network="student"):
     config.partition = {
         "num_clients": 2,
         "ids_per_client": 2,
-        "client_ids_from": "labelled",
+        "client_ids_from": "labeled",
         "num_global_ids": 600 if is_semi else 300,
         "num_unseen_ids": PEOPLE["unseen"],
         "unseen_ids_from": "unseen",
         "seed": config.get_ref("seed"),
     }
     if not is_semi:
-        config.partition.global_ids_from = "labelled"
+        config.partition.global_ids_from = "labeled"
     config.model = {
         "name": "iresnet",
         "blocks": (1, 1, 1, 1),
@@ -66,7 +66,7 @@ def get_config(network="student"):
         teacher = {"weights": "runs/chain/teacher"}
         config.pretrain.distill = {"teacher": teacher, "weight": 9.0}
     if is_semi:
-        config.pretrain.distill.unlabelled_from = "unlabelled"
+        config.pretrain.distill.unlabeled_from = "unlabeled"
     config.evaluation = {"fars": (1e-3, 1e-2), "masked": 1e-2}
     config.methods = {}
     return config.lock()

@@ -99,11 +99,11 @@ def robust():
         "geometric_median": row("geometric_median"),
         "weiszfeld": row("rfa"),
         "norm_clipping": row("clip_by_global_norm", max_norm=1.0),
-        "centred_clipping": row("centered_clip", max_norm=1.0),
+        "centered_clipping": row("centered_clip", max_norm=1.0),
     }
 
 
-def personalised(top):
+def personalized(top):
     """Methods after which every client has a network of its own, or of its group.
 
     Args:
@@ -157,7 +157,7 @@ def get_config(data="fashion_mnist"):
     config.federation = {**federation, "cohort_size": 10, "evaluate_every": 1}
     config.evaluation = {"target_accuracy": target, "finetune": RATE}
     top = "classifier" if network is CNN else "fc"
-    config.methods = {**one_network(), **robust(), **personalised(top)}
+    config.methods = {**one_network(), **robust(), **personalized(top)}
     config.methods.central = {  # one network on everybody's images, as many epochs
         "kind": "central",
         "epochs": federation["rounds"] * federation["local_epochs"],

@@ -3,7 +3,7 @@
 fedfr train --config=configs/fedfr/demo.py --workdir=runs/demo
 
 2 CPU cores: 186 core seconds, 8 minutes beside other work. One run of seed 0, mean over
-clients of the personalised TAR@FAR=1e-3: pretrained 0.341, FedAvg 0.329, FedFR 0.382
+clients of the personalized TAR@FAR=1e-3: pretrained 0.341, FedAvg 0.329, FedFR 0.382
 (2026-11-24, commit 3983511, jax 0.10.2; experiments/benchmarks/results/demo.json). What
 holds over seeds is in experiments/fedfr_tables/README.md.
 

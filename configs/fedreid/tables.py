@@ -27,7 +27,7 @@ def get_config():
 
 
 def rows(after, rounds, crop):
-    """FedReID's rows, two of them with other statistics, and a strong centre.
+    """FedReID's rows, two of them with other statistics, and a strong center.
 
     Args:
       after: the local training that makes a local model, which is that of every round.

@@ -225,9 +225,8 @@ def parse_arguments():
 
 def compiled(path, name, program, device) -> list[str]:
     """Compile, keep what is found, and say what is wrong with it."""
-    from fedfr_jax.commands.compiling import compile_for
-    from fedfr_jax.commands.environments import run_in
-    from fedfr_jax.runs.accelerators.topologies import kind_of
+    from fedfr_jax.cli.aot_compile import compile_for, run_in
+    from fedfr_jax.plan.topologies import device_kind
 
     words = [*program.words, f"--rows={program.row}"]
     try:
@@ -235,7 +234,7 @@ def compiled(path, name, program, device) -> list[str]:
         found = compile_for(device, words)[program.row]
     except (OSError, ValueError) as error:  # the others are compiled all the same
         return [f"{name} on {device}: {error}"]
-    kind, asks = kind_of(device), ["-c", "import jax; print(jax.__version__)"]
+    kind, asks = device_kind(device), ["-c", "import jax; print(jax.__version__)"]
     compiler = f"jax {run_in(kind.extra, asks, kind.environment).stdout.strip()}"
     row = {"about": program.about, "on": device, "programs": found}
     row["planned_gib"] = planned

@@ -38,7 +38,7 @@ def parse_arguments():
 
 def ours(args) -> float:
     """Seconds of a step in the fastest of some epochs."""
-    from fedfr_jax.processes import use_every_core
+    from fedfr_jax.distributed import use_every_core
 
     if args.ours == DEVICES[1]:
         use_every_core()

@@ -41,7 +41,7 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.models.conv import IMPLEMENTATIONS, convolve
 from fedfr_jax.plan.central import central_needs
 from fedfr_jax.plan.devices import DEVICES
-from fedfr_jax.types import Central
+from fedfr_jax.types import CentralTrainer
 
 PARTS = ("convolutions", "steps")
 PEAK = 989e12  # of an H200 in bfloat16, dense
@@ -285,14 +285,14 @@ def figures(args, case: Case, model, batch: int, running: Running) -> dict:
     }
 
 
-def planned(trainer: Central, mesh: Mesh, images_per_second: float) -> dict:
+def planned(trainer: CentralTrainer, mesh: Mesh, images_per_second: float) -> dict:
     """What the plan says of memory and rate; on an unknown device, of an H200."""
     shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
     needs = central_needs(trainer, mesh, jax.tree.map(shape, trainer.dataset))
     kind = jax.devices()[0].device_kind.lower()
     device = DEVICES[next((name for name in DEVICES if name in kind), "h200")]
     rate = needs.images / needs.seconds(device)
-    stored = trainer.dataset.num_examples * trainer.dataset.row_bytes
+    stored = trainer.dataset.num_examples * trainer.dataset.example_bytes
     return {
         "planned_for": device.name,
         "planned_bytes": needs.memory + stored,

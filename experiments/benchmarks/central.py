@@ -37,11 +37,11 @@ def parse_arguments():
 
 def work(config: pathlib.Path, epochs: int) -> None:
     """Train; after each epoch print a line and wait for one."""
-    from fedfr_jax.processes import use_every_core
+    from fedfr_jax.distributed import use_every_core
 
     use_every_core()
-    from fedfr_jax.build import build
-    from fedfr_jax.commands.config_files import load
+    from fedfr_jax.config.build import build
+    from fedfr_jax.config.files import load
     from fedfr_jax.runs import central_stage
 
     clocks = {"seconds": time.perf_counter, "cpu_seconds": time.process_time}

@@ -9,20 +9,20 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fedfr_jax.central.class_rows import CLASS_TABLE
-from fedfr_jax.central.settings import Training, mesh_of
+from fedfr_jax.central.class_parallel import CLASS_TABLE
+from fedfr_jax.central.settings import Training, build_mesh
 from fedfr_jax.data.augment import normalize
-from fedfr_jax.feed import Feed
-from fedfr_jax.runs.central_stage import epochs_of
-from fedfr_jax.stream import placed
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import place_examples
+from fedfr_jax.runs.central_stage import build_epochs_of_stage
 from fedfr_jax.tasks.faces.loss import backbone_of
-from fedfr_jax.tasks.faces.public import first_variables
-from fedfr_jax.tasks.faces.public_training import (
-    loss_of,
+from fedfr_jax.tasks.faces.public_classes import (
+    build_public_loss,
+    first_variables,
     margin_rule,
     padded_rows,
 )
-from fedfr_jax.types import Central, ClassTable, Dataset, Model
+from fedfr_jax.types import CentralTrainer, Dataset, Model, ShardedClasses
 
 
 class Times(NamedTuple):
@@ -35,7 +35,7 @@ class Times(NamedTuple):
 
 def trainer_of(
     model: Model, num_classes: int, settings: Training, num_steps: int, mesh: Mesh
-) -> Central:
+) -> CentralTrainer:
     """A stage whose epochs have `num_steps` steps."""
     random, count = np.random.default_rng(0), num_steps * settings.batch_size
     images = random.integers(0, 256, (count, *model.image_shape), np.uint8)
@@ -43,19 +43,19 @@ def trainer_of(
     rows, table = num_classes, None
     if settings.class_parallel:
         rows = padded_rows(settings, num_classes, mesh)
-        table = ClassTable(CLASS_TABLE, range(num_classes))
+        table = ShardedClasses(CLASS_TABLE, range(num_classes))
     rule = margin_rule(settings)
-    return Central(
+    return CentralTrainer(
         settings=settings,
-        dataset=Dataset.labelled(images, labels),
+        dataset=Dataset.from_arrays(images, labels),
         first_row=0,
         num_rows=count,
-        feed=Feed(settings.batch_size, normalize()),
-        loss=loss_of(model, rule, settings, mesh),
+        batching=Batching(settings.batch_size, normalize()),
+        loss=build_public_loss(model, rule, settings, mesh),
         init=functools.partial(first_variables, model, rows, margin=rule),
-        network=backbone_of,
-        network_apply=lambda variables, x: model.apply(variables, x, False)[0],
-        table=table,
+        global_model=backbone_of,
+        apply_global=lambda variables, x: model.apply(variables, x, False)[0],
+        sharded_classes=table,
         count_flops=model.count_flops,
     )
 
@@ -63,10 +63,10 @@ def trainer_of(
 class Running:
     """A trainer's state, an epoch at a time."""
 
-    def __init__(self, trainer: Central, mesh: Mesh):
-        own = mesh_of(trainer.settings, mesh)
-        self._epochs = epochs_of(trainer, own, 0)
-        self._table = placed(trainer.dataset, own)
+    def __init__(self, trainer: CentralTrainer, mesh: Mesh):
+        own = build_mesh(trainer.settings, mesh)
+        self._epochs = build_epochs_of_stage(trainer, own, 0)
+        self._table = place_examples(trainer.dataset, own)
         first = functools.partial(trainer.init, jax.random.key(0))
         self._state = self._epochs.init(first)
         self._epoch = 0

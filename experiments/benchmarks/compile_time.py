@@ -24,14 +24,14 @@ import jax
 import numpy as np
 import results_file
 
-from fedfr_jax import devices
-from fedfr_jax.build import sections
-from fedfr_jax.federated.compiling import compiler_options
-from fedfr_jax.plan.federated import cohort_of, round_shapes
-from fedfr_jax.plan.stages import examples_of, start_of
-from fedfr_jax.plan.stand_in import unread
-from fedfr_jax.processes import use_every_core
-from fedfr_jax.runs.accelerators.programs import programs_of
+from fedfr_jax import mesh
+from fedfr_jax.config.build import sections
+from fedfr_jax.distributed import use_every_core
+from fedfr_jax.federated.lowering import compiler_options
+from fedfr_jax.plan.aot import stage_programs
+from fedfr_jax.plan.dummy_inputs import without_files
+from fedfr_jax.plan.federated import plan_cohort, round_shapes
+from fedfr_jax.plan.stages import count_examples, init_stage
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import Cohort, RoundContext
 
@@ -102,8 +102,8 @@ def time_round(
     experiment = rounds(network, method, scan)
     user, lost = os.times().user, stolen()
     begin = time.perf_counter()
-    with devices.described(jax.devices(), memory=MEMORY):
-        program = programs_of(experiment, method)["round"]
+    with mesh.use_described(jax.devices(), memory=MEMORY):
+        program = stage_programs(experiment, method)["round"]
     with ThreadPoolExecutor(1) as thread:
         later = thread.submit(program.compile)
         if in_turn:
@@ -129,10 +129,10 @@ def rounds(network: str, method: str, scan: bool):
         "federation": {"batch_size": BATCH, "local_epochs": 1},
         "methods": {method: METHODS[method]},
     }
-    unseen = unread(sections(settings), say=str)
+    unseen = without_files(sections(settings), say=str)
     federation = {**unseen["federation"], "table": "device"}
     settings = {**unseen, "model": model, "federation": federation}
-    with devices.described(jax.devices(), memory=MEMORY):
+    with mesh.use_described(jax.devices(), memory=MEMORY):
         return TASKS["faces"](settings)  # convolutions as a run has them
 
 
@@ -144,13 +144,13 @@ def stolen() -> float:
 
 def prepared(experiment, method: str) -> jax.stages.Lowered:
     """What FedFR computes before its clients train."""
-    trainer, stored = experiment.stages[method].trainer, examples_of(experiment)
-    start = start_of(experiment, method)
-    shapes = round_shapes(experiment, trainer, experiment.feed, start, stored)
-    cohort = Cohort(np.arange(cohort_of(experiment)), 0)
+    trainer, stored = experiment.stages[method].trainer, count_examples(experiment)
+    start = init_stage(experiment, method)
+    shapes = round_shapes(experiment, trainer, experiment.batching, start, stored)
+    cohort = Cohort(np.arange(plan_cohort(experiment)), 0)
     population = experiment.task.population
     context = RoundContext(
-        shapes.table, population, cohort, experiment.feed, experiment.mesh
+        shapes.table, population, cohort, experiment.batching, experiment.mesh
     )
     prepare = lambda server, dataset: trainer.algorithm.prepare(
         server, context._replace(dataset=dataset)

@@ -55,21 +55,25 @@ def runs_of(name, args):
     import jax
     import numpy as np
 
+    from fedfr_jax.data.batching import Batching
     from fedfr_jax.federated.algorithms import ALGORITHMS
     from fedfr_jax.federated.client import Population
-    from fedfr_jax.federated.simulation import open_store, simulation, start
-    from fedfr_jax.feed import Feed
+    from fedfr_jax.federated.simulation import (
+        build_simulation,
+        open_store,
+        start_simulation,
+    )
     from fedfr_jax.mesh import make_mesh
     from fedfr_jax.models import MODELS as FACTORIES
     from fedfr_jax.tasks.classification.loss import cross_entropy
     from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
-    from fedfr_jax.types import Dataset, Local
+    from fedfr_jax.types import Dataset, LocalTraining
 
     work = WORK[name]
     random, count = np.random.default_rng(0), work.count * args.clients
     images = random.normal(size=(count, *work.shape)).astype(np.float32)
     draw = lambda *shape: random.integers(CLASSES, size=(count, *shape))
-    dataset = Dataset.labelled(images, draw().astype(np.int32))
+    dataset = Dataset.from_arrays(images, draw().astype(np.int32))
     loss_of = cross_entropy
     if name == "segmenter":
         mask = draw(*work.shape[:2]).astype(np.uint8)
@@ -77,18 +81,18 @@ def runs_of(name, args):
         loss_of = pixel_cross_entropy
     offsets = np.arange(0, count + 1, work.count)
     model = FACTORIES[name](work.shape, **work.settings)
-    local = Local(loss_of(model), learning_rate=0.01)
+    local = LocalTraining(loss_of(model), learning_rate=0.01)
     runs = {}
     for method, options in (("fedavg", {}), ("fedmargin", {"model": model})):
-        sim = simulation(
+        sim = build_simulation(
             ALGORITHMS[method](local, **options),
-            Feed(20),
+            Batching(20),
             dataset,
             Population(offsets, np.full(args.clients, CLASSES)),
             mesh=make_mesh(1),
             local_epochs=args.epochs,
         )
-        server = start(sim, model.init(jax.random.key(0)))
+        server = start_simulation(sim, model.init(jax.random.key(0)))
         runs[method] = sim, server, open_store(sim, server)
     return runs
 
@@ -97,13 +101,13 @@ def seconds_of(runs, rounds):
     """{algorithm: CPU seconds of each round}, but for the first two, which compile."""
     import jax
 
-    from fedfr_jax.federated.simulation import play
+    from fedfr_jax.federated.simulation import simulate_round
 
     spent = {method: [] for method in runs}
     for round in range(rounds + 2):
         for method, (sim, server, store) in runs.items():
             begin = time.process_time()
-            server, _ = play(sim, server, store, round)
+            server, _ = simulate_round(sim, server, store, round)
             jax.block_until_ready(server)
             spent[method].append(time.process_time() - begin)
             runs[method] = sim, server, store

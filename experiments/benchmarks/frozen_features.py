@@ -20,11 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 import results_file
 
-from fedfr_jax.federated.local import Iterate, local_step, sgd
+from fedfr_jax.federated.local import TrainState, local_step, sgd
 from fedfr_jax.models import MODELS
-from fedfr_jax.tasks.faces.features import Features, FrozenNetworks, KnownFeatures
+from fedfr_jax.tasks.faces.frozen_features import (
+    CachedFeatures,
+    ComputedFeatures,
+    Features,
+)
 from fedfr_jax.tasks.faces.loss import face_loss, init_local
-from fedfr_jax.types import Batch, Local
+from fedfr_jax.types import Batch, LocalTraining
 
 
 def parse_arguments():
@@ -60,11 +64,11 @@ def make_batch(args) -> Batch:
         inputs={"image": jnp.asarray(random.uniform(-1, 1, size).astype(np.float32))},
         targets={"label": jnp.asarray(rows % 10)},
         num_classes=jnp.int32(10),
-        is_extra=jnp.zeros(args.batch, bool),
+        is_added=jnp.zeros(args.batch, bool),
         is_valid=jnp.ones(args.batch, bool),
         position=jnp.asarray(rows),
-        example=jnp.asarray(rows),
-        view=jnp.arange(args.batch, dtype=jnp.int32) % 2,
+        row=jnp.asarray(rows),
+        view_index=jnp.arange(args.batch, dtype=jnp.int32) % 2,
     )
 
 
@@ -74,7 +78,7 @@ def losses(model):
     embed = lambda variables, images: model.apply(variables, images, False)[0]
 
     def three(variables, batch, key, *, frozen):
-        return loss(variables, batch, key, frozen=FrozenNetworks(embed, *frozen))
+        return loss(variables, batch, key, frozen=ComputedFeatures(embed, *frozen))
 
     return {"looked_up": loss, "three_networks": three}
 
@@ -93,8 +97,8 @@ def main():
     phi = 0.01 * jax.random.normal(jax.random.key(4), (args.public, args.dim))
     params = {"backbone": backbone["params"], "phi": phi, **own}
     variables = {"params": params, "batch_stats": backbone["batch_stats"]}
-    iterate = Iterate(variables, optimizer(1e-3).init(params))
-    client = SimpleNamespace(round=jnp.int32(0), epoch=lambda step: step)
+    iterate = TrainState(variables, optimizer(1e-3).init(params))
+    client = SimpleNamespace(round=jnp.int32(0), step_to_epoch=lambda step: step)
 
     @jax.jit
     def embed(variables, images):
@@ -103,18 +107,18 @@ def main():
     # Features of every image in both views; the batch's own where it stands.
     table = np.zeros((2, args.images, 2, args.dim), np.float32)
     for i, frozen in enumerate((global_, previous)):
-        place = (i, np.asarray(batch.example), np.asarray(batch.view))
+        place = (i, np.asarray(batch.row), np.asarray(batch.view_index))
         table[place] = embed(frozen, batch.images)
     zero = jnp.zeros(1, jnp.int32)  # a single span
     given = {
-        "looked_up": KnownFeatures(
+        "looked_up": CachedFeatures(
             Features(jnp.asarray(table[0]), zero, zero), table[1]
         ),
         "three_networks": (global_, previous),
     }
     steps, ends = {}, {}
     for name, loss in losses(model).items():
-        take = local_step(Local(loss, optimizer, 1e-3))
+        take = local_step(LocalTraining(loss, optimizer, 1e-3))
 
         @jax.jit
         def step(iterate, batch, frozen, take=take):

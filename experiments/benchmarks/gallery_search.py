@@ -16,13 +16,13 @@ import time
 import numpy as np
 import results_file
 
-from fedfr_jax.deploy.gallery import Gallery, faiss_search, search, unit
+from fedfr_jax.deploy.gallery import Gallery, faiss_search, search, unit_length
 
 
 def crowd(count: int, dim: int) -> Gallery:
     """So many people."""
     features = np.random.default_rng(0).standard_normal((count, dim), np.float32)
-    return Gallery(np.arange(count), unit(features), "", "")
+    return Gallery(np.arange(count), unit_length(features), "", "")
 
 
 def measure(gallery: Gallery, probes: np.ndarray, most: int, repeats: int) -> dict:

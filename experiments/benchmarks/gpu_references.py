@@ -10,7 +10,7 @@ import ours
 
 from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.data.augment import normalize
-from fedfr_jax.feed import Feed
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.types import Dataset
@@ -23,7 +23,7 @@ def data_parallel(work, settings: dict, data, rounds: int) -> dict:
     loss, variables, _ = ours.classification(work, model)
     of_central = lambda v, batch, key, **_: loss(v, batch, key)
     num_rows = work.population * work.examples
-    table = Dataset.labelled(
+    table = Dataset.from_arrays(
         data.images.reshape(num_rows, *work.image_shape), data.labels.ravel()
     )
     table, batch = jax.device_put(table), work.cohort * work.batch_size
@@ -31,7 +31,7 @@ def data_parallel(work, settings: dict, data, rounds: int) -> dict:
         epochs = build_epochs(
             of_central,
             optax.sgd(work.rate),
-            Feed(batch, normalize()),
+            Batching(batch, normalize()),
             make_mesh(1),
             first_row=0,
             num_rows=num_rows,

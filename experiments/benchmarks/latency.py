@@ -26,10 +26,10 @@ from PIL import Image
 
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.deploy.export import export
-from fedfr_jax.deploy.network import network_from
-from fedfr_jax.deploy.pictures import read_pictures
+from fedfr_jax.deploy.face_images import read_images
+from fedfr_jax.deploy.trained_model import network_from
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.convert import to_torch
+from fedfr_jax.models.external_checkpoints import to_torch
 from fedfr_jax.models.weights import Weights
 
 SHAPE = (112, 112, 3)
@@ -73,7 +73,7 @@ def aligning(folder: pathlib.Path, repeats: int) -> float:
     row = ",".join(map(str, points.reshape(-1)))
     csv, path = folder / "landmarks.csv", folder / "face.jpg"
     csv.write_text(f"name,{columns}\n{path},{row}\n")
-    return milliseconds(lambda: read_pictures([path], SHAPE, landmarks=csv), repeats)
+    return milliseconds(lambda: read_images([path], SHAPE, landmarks=csv), repeats)
 
 
 def embedding(path: pathlib.Path, repeats: int) -> float:

@@ -32,8 +32,8 @@ from lease_works import EMBEDDING, SMOKE_EMBEDDING, WORKS, size_of, work_of
 
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated import simulation as simulations
-from fedfr_jax.federated.sampling import sample
-from fedfr_jax.federated.segments import begin
+from fedfr_jax.federated.schedule import sample_cohort
+from fedfr_jax.federated.simulation import load_round
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.types import Cohort
@@ -145,12 +145,12 @@ def compiled_round(sim, server):
     store = simulations.open_store(sim, server)
 
     def arguments(server, round):
-        ids = sample(0, round, len(sim.population.num_classes), sim.cohort_size)
+        ids = sample_cohort(0, round, len(sim.population.num_classes), sim.cohort_size)
         work = simulations.assign(sim, server, store, Cohort(ids, round))
-        begun = begin(sim, [work], round, key=sim.key, hyper=sim.hyper)
+        begun = load_round(sim, [work], round, key=sim.key, hyper=sim.hyper)
         return begun.in_one_call(server)
 
-    call = sim.programs.whole.lower(*arguments(server, 0)).compile()
+    call = sim.programs.run_whole.lower(*arguments(server, 0)).compile()
 
     def play(server, round):
         server, rows, metrics = call(*arguments(server, round))

@@ -20,7 +20,7 @@ import phases
 import workloads
 
 from fedfr_jax.federated import simulation
-from fedfr_jax.federated.compiling import Program
+from fedfr_jax.federated.lowering import Program
 from fedfr_jax.models import MODELS
 from fedfr_jax.types import Batch
 
@@ -50,10 +50,10 @@ def step_seconds(work, data, steps: int) -> float:
             targets={"label": labels[place]},
             num_classes=jnp.int32(work.num_classes),
             is_valid=~nothing,
-            is_extra=nothing,
-            example=place,
+            is_added=nothing,
+            row=place,
             position=place,
-            view=jnp.zeros_like(place),
+            view_index=jnp.zeros_like(place),
         )
 
     @jax.jit
@@ -79,7 +79,7 @@ def client_seconds(clients: int = 1000) -> dict:
     """Per client of a round of the scalar model: on the host, and in the call."""
     sim, server, store = overhead.empty(clients, 1)
     state = {"server": server, "round": 0}
-    inside, run = [], sim.programs.whole
+    inside, run = [], sim.programs.run_whole
 
     def timed(*arguments):
         jax.block_until_ready(arguments)
@@ -89,11 +89,13 @@ def client_seconds(clients: int = 1000) -> dict:
         return result
 
     timed.lower = run.lower  # guarded like a round's own
-    programs = sim.programs._replace(whole=Program(timed))
+    programs = sim.programs._replace(run_whole=Program(timed))
     timed_sim = sim._replace(programs=programs)
 
     def play():
-        server, _ = simulation.play(timed_sim, state["server"], store, state["round"])
+        server, _ = simulation.simulate_round(
+            timed_sim, state["server"], store, state["round"]
+        )
         state.update(server=server, round=state["round"] + 1)
         return server
 
@@ -115,7 +117,9 @@ def workload(name: str, rounds: int = 3) -> dict:
     store = simulation.open_store(sim, server)
 
     def play():
-        server, _ = simulation.play(sim, state["server"], store, state["round"])
+        server, _ = simulation.simulate_round(
+            sim, state["server"], store, state["round"]
+        )
         state.update(server=server, round=state["round"] + 1)
         return server
 

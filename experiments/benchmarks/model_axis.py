@@ -5,7 +5,7 @@
 
 Compiles a round on `clients` x 1 and on `clients` x `shards` virtual CPU devices from
 shapes alone and prints the compiler's bytes of one device as JSON. Nothing is trained.
-LLVM does not optimise here: it comes after memory is laid out, and takes longest.
+LLVM does not optimize here: it comes after memory is laid out, and takes longest.
 """
 
 import argparse
@@ -55,11 +55,11 @@ def bytes_of_a_device(arguments, name: str, shards: int) -> dict[str, int]:
     """Arguments, results and temporaries of a round, beside the network's own bytes."""
     import jax
 
-    from fedfr_jax import devices, trees
-    from fedfr_jax.build import sections
+    from fedfr_jax import mesh, trees
+    from fedfr_jax.config.build import sections
     from fedfr_jax.mesh import make_mesh
-    from fedfr_jax.plan.stand_in import unread
-    from fedfr_jax.runs.accelerators.programs import programs_of
+    from fedfr_jax.plan.aot import stage_programs
+    from fedfr_jax.plan.dummy_inputs import without_files
     from fedfr_jax.tasks import TASKS
 
     model = {"name": "iresnet", "depth": arguments.depth}
@@ -75,12 +75,12 @@ def bytes_of_a_device(arguments, name: str, shards: int) -> dict[str, int]:
         },
         "methods": {name: METHODS[name]},
     }
-    unseen = unread(sections(settings), say=str)
+    unseen = without_files(sections(settings), say=str)
     federation = {**unseen["federation"], "table": "device"}
-    with devices.described(jax.devices(), memory=10**12):
+    with mesh.use_described(jax.devices(), memory=10**12):
         built = TASKS["faces"]({**unseen, "model": model, "federation": federation})
         experiment = built._replace(mesh=make_mesh(arguments.clients, shards))
-        lowered = programs_of(experiment, name)["round"]
+        lowered = stage_programs(experiment, name)["round"]
     found = lowered.compile().memory_analysis()
     server, rows, slots, _, table, _ = lowered.in_avals[0]
     table = trees.num_bytes(table)

@@ -15,19 +15,19 @@ import phases
 import workloads
 
 from fedfr_jax.data.augment import mirror
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.distributed import use_every_core
 from fedfr_jax.federated import simulation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.feed import Feed
-from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS, conv
-from fedfr_jax.models.initial import xavier_uniform
-from fedfr_jax.processes import use_every_core
-from fedfr_jax.runs.tuning import Setting, tune
+from fedfr_jax.models.linen import xavier_uniform
+from fedfr_jax.runs.autotune import TuningChoice, tune
 from fedfr_jax.tasks.faces.methods import face_method
-from fedfr_jax.types import Cohort, Dataset, Local
+from fedfr_jax.types import Cohort, Dataset, LocalTraining
 
 
 def network(work, **settings):
@@ -53,7 +53,7 @@ def maker(work):
 
 
 def classification(work, model=None):
-    """(loss of `Local`, variables, logits) of a backbone with a linear head."""
+    """(loss of `LocalTraining`, variables, logits) of a backbone with a linear head."""
     model = model or network(work)
     backbone = model.init(jax.random.key(0))
     shape = (model.embedding_dim, work.num_classes)
@@ -82,8 +82,8 @@ def classification(work, model=None):
 def classifier(work, model=None):
     """(algorithm, variables, logits, Feed) of FedAvg on images with a linear head."""
     loss, variables, logits = classification(work, model)
-    algorithm = fedavg(Local(loss, sgd(), work.rate))
-    return algorithm, variables, logits, Feed(work.batch_size, shuffle=False)
+    algorithm = fedavg(LocalTraining(loss, sgd(), work.rate))
+    return algorithm, variables, logits, Batching(work.batch_size, shuffle=False)
 
 
 def faces(work, model=None):
@@ -96,8 +96,8 @@ def faces(work, model=None):
     phi = 0.01 * jax.random.normal(jax.random.key(1), shape)
     drawn = model.init(jax.random.key(0))
     params = {"backbone": drawn["params"], "phi": phi}
-    start = trainer.start({**drawn, "params": params})
-    feed = Feed(work.batch_size, mirror(), drop_last=True)
+    start = trainer.init_variables({**drawn, "params": params})
+    feed = Batching(work.batch_size, mirror(), drop_last=True)
     return trainer.algorithm, start, None, feed
 
 
@@ -110,10 +110,10 @@ def build(work, data, made=None, **options):
     """
     algorithm, variables, logits, feed = made or maker(work)(work)
     num_rows = work.population * work.examples
-    sim = simulation.simulation(
+    sim = simulation.build_simulation(
         algorithm,
         feed,
-        Dataset.labelled(
+        Dataset.from_arrays(
             data.images.reshape(num_rows, *work.image_shape), data.labels.reshape(-1)
         ),
         Population(
@@ -124,10 +124,10 @@ def build(work, data, made=None, **options):
         local_epochs=work.epochs,
         **{"mesh": make_mesh(), **options},
     )
-    return sim, simulation.start(sim, variables), logits
+    return sim, simulation.start_simulation(sim, variables), logits
 
 
-def tuned(work, data, setting: Setting):
+def tuned(work, data, setting: TuningChoice):
     """`build` with a setting of `tune`."""
     network_of = (
         {} if work.model == "mlp" else {"implementation": setting.implementation}
@@ -137,11 +137,11 @@ def tuned(work, data, setting: Setting):
     return build(work, data, made, mesh=mesh, lanes=setting.lanes)
 
 
-def choose(workload: str) -> Setting:
+def choose(workload: str) -> TuningChoice:
     """What lanes="auto" takes, measured by another process or remembered."""
     command = [sys.executable, __file__, f"--workload={workload}", "--choose"]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return Setting(*json.loads(out.splitlines()[-1]))
+    return TuningChoice(*json.loads(out.splitlines()[-1]))
 
 
 def main():
@@ -155,7 +155,10 @@ def main():
         make = lambda setting: tuned(work, data, setting)[0]
         sim, server, _ = build(work, data)
         store = simulation.open_store(sim, server)
-        names = (conv.AUTO, *(() if work.model == "mlp" else conv.others()))
+        names = (
+            conv.AUTO,
+            *(() if work.model == "mlp" else conv.other_implementations()),
+        )
         setting, _ = tune(make, server, store, implementations=names, say=say)
         print(json.dumps(setting))
         return
@@ -165,9 +168,9 @@ def main():
     for round in range(1 + args.rounds):
         cohort = Cohort(workloads.cohort(work, round), round)
         with clock:
-            server, outcome = simulation.play_cohort(sim, server, store, cohort)
+            server, outcome = simulation.run_cohort(sim, server, store, cohort)
             jax.block_until_ready(server)
-    plan, test, facts = outcome.plan, None, {"loss": outcome.metrics["loss"].mean()}
+    plan, test, facts = outcome.schedule, None, {"loss": outcome.metrics["loss"].mean()}
     if logits:
         apply = jax.jit(lambda v, x: logits(v, x, False)[0].argmax(1))
         test = lambda: apply(server.variables, data.test_images)

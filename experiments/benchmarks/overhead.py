@@ -41,10 +41,14 @@ def empty(cohort_size, num_devices, **options):
     import jax.numpy as jnp
     import numpy as np
 
+    from fedfr_jax.data.batching import Batching
     from fedfr_jax.federated.algorithms.fedavg import fedavg
     from fedfr_jax.federated.client import Population
-    from fedfr_jax.federated.simulation import open_store, simulation, start
-    from fedfr_jax.feed import Feed
+    from fedfr_jax.federated.simulation import (
+        build_simulation,
+        open_store,
+        start_simulation,
+    )
     from fedfr_jax.mesh import make_mesh
     from fedfr_jax.types import Dataset
 
@@ -53,10 +57,10 @@ def empty(cohort_size, num_devices, **options):
         return variables, {"steps": client.num_steps.astype(jnp.float32)}
 
     num_clients = 2 * cohort_size
-    sim = simulation(
+    sim = build_simulation(
         fedavg(train),
-        Feed(1),
-        Dataset.labelled(
+        Batching(1),
+        Dataset.from_arrays(
             np.zeros((num_clients, 1), np.float32), np.zeros(num_clients, np.int32)
         ),
         Population(np.arange(num_clients + 1), np.ones(num_clients, np.int32)),
@@ -64,7 +68,7 @@ def empty(cohort_size, num_devices, **options):
         cohort_size=cohort_size,
         **options,
     )
-    server = start(sim, {"params": {"x": jnp.zeros(())}, "batch_stats": {}})
+    server = start_simulation(sim, {"params": {"x": jnp.zeros(())}, "batch_stats": {}})
     return sim, server, open_store(sim, server)
 
 
@@ -89,13 +93,13 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
     """Milliseconds of rounds of `clients`, by part."""
     import jax
 
-    from fedfr_jax.federated.compiling import Program
-    from fedfr_jax.federated.simulation import play
+    from fedfr_jax.federated.lowering import Program
+    from fedfr_jax.federated.simulation import simulate_round
 
     sim, server, store = empty(
         clients, args.devices, lanes=args.lanes, reduction=args.reduction
     )
-    apart, inside, run = [], [], sim.programs.whole
+    apart, inside, run = [], [], sim.programs.run_whole
 
     def timed(*arguments):
         jax.block_until_ready(arguments)
@@ -105,11 +109,13 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
         return result
 
     timed.lower = run.lower  # guarded like a round's own
-    programs = sim.programs._replace(whole=Program(timed))
+    programs = sim.programs._replace(run_whole=Program(timed))
     spent, sims = [], (sim, sim._replace(programs=programs))
     for round in range(-4, 2 * args.rounds):
         begin = time.perf_counter()
-        server, _ = play(sims[round % 2], server, store, round // 2 % args.rounds)
+        server, _ = simulate_round(
+            sims[round % 2], server, store, round // 2 % args.rounds
+        )
         (spent, apart)[round % 2].append(1e3 * (time.perf_counter() - begin))
     spent, apart, inside = spent[2:], apart[2:], inside[2:]
     host = [total - device for total, device in zip(apart, inside, strict=True)]
@@ -127,9 +133,9 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
 
 def sampling(population: int, cohort: int) -> tuple[float, float]:
     """Fastest of many draws in microseconds, and the peak of one in KiB."""
-    from fedfr_jax.federated.sampling import sample
+    from fedfr_jax.federated.schedule import sample_cohort
 
-    draw = lambda: sample(0, 1, population, cohort)
+    draw = lambda: sample_cohort(0, 1, population, cohort)
     tracemalloc.start()
     draw()
     peak = tracemalloc.get_traced_memory()[1]

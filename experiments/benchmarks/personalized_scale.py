@@ -1,4 +1,4 @@
-"""Time and peak memory of the personalised protocol at the paper's size.
+"""Time and peak memory of the personalized protocol at the paper's size.
 
     python experiments/benchmarks/personalized_scale.py
     python experiments/benchmarks/personalized_scale.py --queries 8000 --measure 1
@@ -26,18 +26,18 @@ def parse_arguments():
     parser.add_argument("--ids", type=int, default=100, help="identities per client")
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--gallery_images", type=int, default=65, help="per identity")
-    parser.add_argument("--noise", type=float, default=4.0, help="against unit centres")
+    parser.add_argument("--noise", type=float, default=4.0, help="against unit centers")
     parser.add_argument("--measure", type=int, default=0, help="clients; 0 takes all")
     results_file.add_flag(parser)
     return parser.parse_args()
 
 
-def features_of(client: int, labels: np.ndarray, centres: np.ndarray, noise: float):
-    """Unit features [n, D] float32 around the labels' centres."""
+def features_of(client: int, labels: np.ndarray, centers: np.ndarray, noise: float):
+    """Unit features [n, D] float32 around the labels' centers."""
     random = np.random.default_rng([client, len(labels)])
-    x = random.standard_normal((len(labels), centres.shape[1]), np.float32)
-    x *= noise / np.sqrt(centres.shape[1])
-    x += centres[labels]
+    x = random.standard_normal((len(labels), centers.shape[1]), np.float32)
+    x *= noise / np.sqrt(centers.shape[1])
+    x += centers[labels]
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     return x
 
@@ -52,13 +52,13 @@ def main():
     labels = np.arange(args.queries, dtype=np.int32) % num_ids
     gallery_labels = np.repeat(np.arange(args.ids), args.gallery_images)
     random = np.random.default_rng(0)
-    centres = random.standard_normal((num_ids, args.dim), np.float32)
-    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    centers = random.standard_normal((num_ids, args.dim), np.float32)
+    centers /= np.linalg.norm(centers, axis=1, keepdims=True)
     begin = time.perf_counter()
     for client in range(args.measure or args.clients):
         own = np.arange(args.ids) + client * args.ids
-        features = features_of(client, labels, centres, args.noise)
-        gallery = features_of(client, own[gallery_labels], centres, args.noise)
+        features = features_of(client, labels, centers, args.noise)
+        gallery = features_of(client, own[gallery_labels], centers, args.noise)
         start = time.perf_counter()
         tar = client_verification(features, labels, np.isin(labels, own))
         middle = time.perf_counter()

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.federated import sampling, simulation
-from fedfr_jax.federated.compiling import Program
-from fedfr_jax.plan.federated import Shapes, client_program, known
-from fedfr_jax.plan.program import taken
+from fedfr_jax.federated import schedule, simulation
+from fedfr_jax.federated.lowering import Program
+from fedfr_jax.plan.federated import RoundShapes, client_program, with_known_shapes
+from fedfr_jax.plan.program_cost import program_cost
 from fedfr_jax.types import Cohort
 
 
@@ -32,7 +32,7 @@ def seconds(sim, server, work, test) -> dict:
     the clients' previous ones with the latter.
     """
     store = simulation.open_store(sim, server)
-    inside, whole = [], sim.programs.whole
+    inside, whole = [], sim.programs.run_whole
 
     def timed(*arguments):
         begin = time.perf_counter()
@@ -42,15 +42,17 @@ def seconds(sim, server, work, test) -> dict:
 
     def play(sim):
         inside.clear()
-        total = median_seconds(lambda: simulation.play(sim, server, store, 0)[0])
+        total = median_seconds(
+            lambda: simulation.simulate_round(sim, server, store, 0)[0]
+        )
         return total, float(np.median(inside[1:]))
 
     timed.lower = whole.lower  # guarded like a round's own
-    sim = sim._replace(programs=sim.programs._replace(whole=Program(timed)))
+    sim = sim._replace(programs=sim.programs._replace(run_whole=Program(timed)))
     total, run = play(sim)
     _, idle = play(sim._replace(local_epochs=lambda round: 0))
     size = (sim.seed, 1, work.population, work.cohort)
-    sample = median_seconds(lambda: sampling.sample(*size))
+    sample = median_seconds(lambda: schedule.sample_cohort(*size))
     return {
         "sample": sample,
         "schedule, transfer, store": total - run - sample,
@@ -70,10 +72,15 @@ def step_flops(sim, server, algorithm) -> float:
     work = simulation.assign(sim, server, simulation.open_store(sim, server), cohort)
     row = jax.tree.map(lambda x: x[0, 0, 0], work.rows)
     shape = lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype)
-    given = jax.tree.map(shape, (server, row, work.extra, sim.table, sim.key))
-    largest = int(sim.population.falling[0])
-    program, _ = client_program(algorithm, sim.feed, largest, Shapes(*given, None))
-    none, one = (taken(program, known=known(largest, 0, n)).flops for n in (0, 1))
+    given = jax.tree.map(shape, (server, row, work.added, sim.device_data, sim.key))
+    largest = int(sim.population.sizes_descending[0])
+    program, _ = client_program(
+        algorithm, sim.batching, largest, RoundShapes(*given, None)
+    )
+    none, one = (
+        program_cost(program, known=with_known_shapes(largest, 0, n)).flops
+        for n in (0, 1)
+    )
     return one - none
 
 

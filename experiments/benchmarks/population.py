@@ -55,15 +55,15 @@ def build(num_clients: int, cohort: int, is_virtual: bool):
     import jax.numpy as jnp
     import numpy as np
 
+    from fedfr_jax.api import FederatedDataset
+    from fedfr_jax.data.batching import Batching
     from fedfr_jax.federated.algorithms.fedavg import fedavg
-    from fedfr_jax.federated.algorithms.personal import personal
+    from fedfr_jax.federated.algorithms.personal import with_personal_layers
     from fedfr_jax.federated.client import Population
     from fedfr_jax.federated.local import sgd
-    from fedfr_jax.federated.simulation import simulation, start
-    from fedfr_jax.feed import Feed
+    from fedfr_jax.federated.simulation import build_simulation, start_simulation
     from fedfr_jax.mesh import make_mesh
-    from fedfr_jax.notebook.clients import FederatedDataset
-    from fedfr_jax.types import Augment, Dataset, Local
+    from fedfr_jax.types import Augment, Dataset, LocalTraining
 
     def loss(variables, batch, key):
         del key
@@ -82,32 +82,32 @@ def build(num_clients: int, cohort: int, is_virtual: bool):
         data = FederatedDataset.from_reader(
             images, labels, num_clients=num_clients, num_classes=1
         )
-        table, population = data.table, data.population
+        table, population = data.dataset, data.population
     else:  # what a split gives
-        table = Dataset.labelled(images(labels), labels.copy())
+        table = Dataset.from_arrays(images(labels), labels.copy())
         offsets = np.arange(num_clients + 1)
         population = Population(offsets, np.broadcast_to(np.int32(1), num_clients))
-    sim = simulation(
-        personal(fedavg(Local(loss, sgd(), 0.1)), "head"),
-        Feed(1, Augment(apply, views=1)),
+    sim = build_simulation(
+        with_personal_layers(fedavg(LocalTraining(loss, sgd(), 0.1)), "head"),
+        Batching(1, Augment(apply, num_views=1)),
         table,
         population,
         mesh=make_mesh(1),
         cohort_size=cohort,
     )
     params = {"body": jnp.ones((4, 64)), "head": jnp.zeros((10, 64))}
-    return sim, start(sim, {"params": params, "batch_stats": {}})
+    return sim, start_simulation(sim, {"params": params, "batch_stats": {}})
 
 
 def alone(num_clients: int, cohort: int, is_virtual: bool) -> dict:
     """Memory and openings of one population, in this process."""
-    from fedfr_jax.federated.simulation import open_store, play
+    from fedfr_jax.federated.simulation import open_store, simulate_round
 
     sim, server = build(num_clients, cohort, is_virtual)
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(sim, server, folder)
         for round in range(ROUNDS_ALONE):
-            server, _ = play(sim, server, store, round)
+            server, _ = simulate_round(sim, server, store, round)
         store.flush(ROUNDS_ALONE)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         del store
@@ -181,11 +181,11 @@ def in_turns(args) -> dict[int, dict]:
 
 def play_round(run, round: int):
     """(run after the round, (ms until it was back, ms until its rows were written))."""
-    from fedfr_jax.federated.simulation import play
+    from fedfr_jax.federated.simulation import simulate_round
 
     sim, server, store = run
     begin = time.perf_counter()
-    server, _ = play(sim, server, store, round)
+    server, _ = simulate_round(sim, server, store, round)
     back = time.perf_counter()
     store.settle()
     written = time.perf_counter()

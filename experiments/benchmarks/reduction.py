@@ -42,13 +42,17 @@ def mlp(num_clients, num_devices, **options):
     import jax.numpy as jnp
     import numpy as np
 
+    from fedfr_jax.data.batching import Batching
     from fedfr_jax.federated.algorithms.fedavg import fedavg
     from fedfr_jax.federated.client import Population
     from fedfr_jax.federated.local import sgd
-    from fedfr_jax.federated.simulation import open_store, simulation, start
-    from fedfr_jax.feed import Feed
+    from fedfr_jax.federated.simulation import (
+        build_simulation,
+        open_store,
+        start_simulation,
+    )
     from fedfr_jax.mesh import make_mesh
-    from fedfr_jax.types import Dataset, Local
+    from fedfr_jax.types import Dataset, LocalTraining
 
     random = np.random.default_rng(0)
     images = random.normal(size=(20 * num_clients, 784)).astype(np.float32)
@@ -57,15 +61,15 @@ def mlp(num_clients, num_devices, **options):
         "first": jnp.asarray(random.normal(0, 0.05, (784, 64)), jnp.float32),
         "second": jnp.asarray(random.normal(0, 0.1, (64, 10)), jnp.float32),
     }
-    sim = simulation(
-        fedavg(Local(loss, sgd(), 0.1)),
-        Feed(10),
-        Dataset.labelled(images, labels),
+    sim = build_simulation(
+        fedavg(LocalTraining(loss, sgd(), 0.1)),
+        Batching(10),
+        Dataset.from_arrays(images, labels),
         Population(np.arange(0, len(images) + 1, 20), np.full(num_clients, 10)),
         mesh=make_mesh(num_devices),
         **options,
     )
-    server = start(sim, {"params": params, "batch_stats": {}})
+    server = start_simulation(sim, {"params": params, "batch_stats": {}})
     return sim, server, open_store(sim, server)
 
 
@@ -78,7 +82,7 @@ def main():
     )
     import jax
 
-    from fedfr_jax.federated.simulation import play
+    from fedfr_jax.federated.simulation import simulate_round
 
     names = ("sum", "canonical")
     runs = {
@@ -89,7 +93,7 @@ def main():
     for round in range(args.rounds + 2):
         for name, (sim, server, store) in runs.items():
             begin = time.perf_counter()
-            server, _ = play(sim, server, store, round)
+            server, _ = simulate_round(sim, server, store, round)
             jax.block_until_ready(server)
             spent[name].append(1e3 * (time.perf_counter() - begin))
             runs[name] = sim, server, store

@@ -38,16 +38,21 @@ def ours(args) -> float:
     import jax
     import numpy as np
 
+    from fedfr_jax.data.batching import Batching
     from fedfr_jax.federated.algorithms import ALGORITHMS
-    from fedfr_jax.federated.algorithms.personal import personal
+    from fedfr_jax.federated.algorithms.personal import with_personal_layers
     from fedfr_jax.federated.client import Population
     from fedfr_jax.federated.local import sgd
-    from fedfr_jax.federated.simulation import open_store, play, simulation, start
-    from fedfr_jax.feed import Feed
+    from fedfr_jax.federated.simulation import (
+        build_simulation,
+        open_store,
+        simulate_round,
+        start_simulation,
+    )
     from fedfr_jax.mesh import make_mesh
     from fedfr_jax.models import MODELS
     from fedfr_jax.tasks.reid.loss import reid_loss
-    from fedfr_jax.types import Dataset, Local
+    from fedfr_jax.types import Dataset, LocalTraining
 
     random, clients = np.random.default_rng(0), WORK["clients"]
     each = args.steps * WORK["batch"]
@@ -58,20 +63,20 @@ def ours(args) -> float:
         **{"num_classes": WORK["classes"], "bottleneck": WORK["bottleneck"]},
         **{"depth": 18, "blocks": (1, 1, 1, 1), "widths": WIDTHS, "dropout": 0.0},
     )
-    local = Local(reid_loss(model), sgd(momentum=0.9, nesterov=True), 0.05)
-    sim = simulation(
-        personal(ALGORITHMS["fedavg"](local), "params/classifier/"),
-        *(Feed(WORK["batch"]), Dataset.labelled(images, labels)),
+    local = LocalTraining(reid_loss(model), sgd(momentum=0.9, nesterov=True), 0.05)
+    sim = build_simulation(
+        with_personal_layers(ALGORITHMS["fedavg"](local), "params/classifier/"),
+        *(Batching(WORK["batch"]), Dataset.from_arrays(images, labels)),
         Population(
             np.arange(0, len(images) + 1, each), np.full(clients, WORK["classes"])
         ),
         **{"mesh": make_mesh(1), "lanes": args.ours},
     )
-    server = start(sim, model.init(jax.random.key(0)))
+    server = start_simulation(sim, model.init(jax.random.key(0)))
     store, spent = open_store(sim, server), []
     for round in range(args.rounds + 1):
         begin = time.perf_counter()
-        server, _ = play(sim, server, store, round)
+        server, _ = simulate_round(sim, server, store, round)
         jax.block_until_ready(server)
         spent.append(time.perf_counter() - begin)
     return min(spent[1:]) / (clients * args.steps)

@@ -17,11 +17,15 @@ import jax
 import numpy as np
 import results_file
 
-from fedfr_jax.evaluation.blocks import unit
-from fedfr_jax.evaluation.matches import People
-from fedfr_jax.evaluation.rerank import reranked
-from fedfr_jax.evaluation.retrieval import cosines, find, summary
-from fedfr_jax.evaluation.single_shot import first_hits
+from fedfr_jax.evaluation.rerank import k_reciprocal_rerank
+from fedfr_jax.evaluation.retrieval import (
+    IdentityLabels,
+    cosines,
+    first_hits,
+    rank_gallery,
+    summary,
+)
+from fedfr_jax.evaluation.score_tiles import unit_length
 
 
 def parse_arguments():
@@ -30,7 +34,7 @@ def parse_arguments():
     parser.add_argument("--gallery", type=int, default=19732)
     parser.add_argument("--people", type=int, default=750)
     parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--noise", type=float, default=3.0, help="against the centres")
+    parser.add_argument("--noise", type=float, default=3.0, help="against the centers")
     results_file.add_flag(parser)
     return parser.parse_args()
 
@@ -38,38 +42,40 @@ def parse_arguments():
 def made_up(args):
     """(features, people) of queries and gallery."""
     random = np.random.default_rng(0)
-    centres = random.standard_normal((args.people, args.dim), np.float32)
+    centers = random.standard_normal((args.people, args.dim), np.float32)
     who = np.arange(args.queries) % args.people
     of_gallery = random.integers(args.people, size=args.gallery)
     of_gallery[: args.gallery // 6] = args.people + np.arange(args.gallery // 6)
-    centres = np.concatenate([centres, np.zeros_like(centres[:1])])
+    centers = np.concatenate([centers, np.zeros_like(centers[:1])])
     sets = []
     for labels in (who, of_gallery):
         noise = random.standard_normal((len(labels), args.dim), np.float32)
-        features = centres[np.minimum(labels, args.people)] + args.noise * noise
+        features = centers[np.minimum(labels, args.people)] + args.noise * noise
         features /= np.linalg.norm(features, axis=1, keepdims=True)
-        sets.append((features, People(labels, random.integers(1, 7, len(labels)))))
+        sets.append(
+            (features, IdentityLabels(labels, random.integers(1, 7, len(labels))))
+        )
     return sets
 
 
 def ours(queries, gallery):
     """CMC, mAP and mINP."""
     scores = cosines(queries[0], gallery[0])
-    return summary(find(scores, queries[1], gallery[1]))
+    return summary(rank_gallery(scores, queries[1], gallery[1]))
 
 
 def ours_single_shot(queries, gallery):
     """The same with CMC over ten drawn galleries."""
     scores, key = cosines(queries[0], gallery[0]), jax.random.key(0)
     hits = first_hits(scores, queries[1], gallery[1], key)
-    found = find(scores, queries[1], gallery[1])
+    found = rank_gallery(scores, queries[1], gallery[1])
     return summary(found._replace(first_hit=hits))
 
 
 def ours_reranked(queries, gallery):
     """The same by re-ranked distances."""
-    scores = reranked(unit(queries[0]), unit(gallery[0]))
-    return summary(find(scores, queries[1], gallery[1]))
+    scores = k_reciprocal_rerank(unit_length(queries[0]), unit_length(gallery[0]))
+    return summary(rank_gallery(scores, queries[1], gallery[1]))
 
 
 def numpy_sorted(queries, gallery):

@@ -11,7 +11,7 @@ import argparse
 
 import numpy as np
 
-from fedfr_jax.federated.schedule import Plan, schedule
+from fedfr_jax.federated.schedule import Schedule, build_schedule
 
 LANES, DEVICES, SEEDS = (1, 2, 4, 8, 16), (1, 8), 5
 MOST_STEPS = 2000
@@ -24,7 +24,7 @@ def zipf_steps(seed: int, *, cohort: int = 128, population: int = 1000) -> np.nd
     return rng.choice(steps, cohort, replace=False)
 
 
-def busiest(plan: Plan, num_devices: int) -> float:
+def busiest(plan: Schedule, num_devices: int) -> float:
     """Steps of the busiest device's waves: what the round waits for."""
     lanes = plan.slots.shape[2]
     return plan.imbalance * plan.executed_steps / (num_devices * lanes)
@@ -57,7 +57,7 @@ def main():
             found = []
             for seed in range(SEEDS):
                 steps = zipf_steps(seed, **vars(args))
-                plan = schedule(steps, num_devices=num_devices, lanes=lanes)
+                plan = build_schedule(steps, num_devices=num_devices, lanes=lanes)
                 waste = plan.executed_steps / plan.useful_steps
                 late = busiest(plan, num_devices) / least(steps, num_devices, lanes)
                 found.append((waste, plan.imbalance, late))

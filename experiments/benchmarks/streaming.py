@@ -74,7 +74,7 @@ def write_set(images, labels, folder, args):
 
 
 def png(image):
-    """A grey image as the bytes of a PNG file; noise cannot be compressed."""
+    """A gray image as the bytes of a PNG file; noise cannot be compressed."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -131,14 +131,18 @@ def build(table, args):
     import jax.numpy as jnp
 
     from fedfr_jax.data.augment import compose, mirror, normalize
+    from fedfr_jax.data.batching import Batching
     from fedfr_jax.federated.algorithms.fedavg import fedavg
     from fedfr_jax.federated.client import Population
     from fedfr_jax.federated.local import sgd
-    from fedfr_jax.federated.simulation import open_store, simulation, start
-    from fedfr_jax.feed import Feed
+    from fedfr_jax.federated.simulation import (
+        build_simulation,
+        open_store,
+        start_simulation,
+    )
     from fedfr_jax.mesh import make_mesh
-    from fedfr_jax.models.cnn import cnn
-    from fedfr_jax.types import Local
+    from fedfr_jax.models.small_networks import cnn
+    from fedfr_jax.types import LocalTraining
 
     model = cnn(SHAPE)
 
@@ -151,9 +155,9 @@ def build(table, args):
         picked = jnp.take_along_axis(scores, batch.labels[:, None], 1)[:, 0]
         return -jnp.where(batch.is_valid, picked, 0).mean(), ({}, {})
 
-    sim = simulation(
-        fedavg(Local(loss, sgd(), 0.05)),
-        Feed(args.batch, compose(mirror(), normalize())),
+    sim = build_simulation(
+        fedavg(LocalTraining(loss, sgd(), 0.05)),
+        Batching(args.batch, compose(mirror(), normalize())),
         table,
         Population(
             np.arange(args.clients + 1) * args.examples,
@@ -167,13 +171,13 @@ def build(table, args):
     backbone = model.init(jax.random.key(0))["params"]
     head = jnp.zeros((model.embedding_dim, CLASSES))
     params = {"backbone": backbone, "head": head}
-    server = start(sim, {"params": params, "batch_stats": {}})
+    server = start_simulation(sim, {"params": params, "batch_stats": {}})
     return sim, server, open_store(sim, server)
 
 
 def prepare(folder, args):
     """(set on the disk, {name: what `build` returns}, seconds of the writing)."""
-    from fedfr_jax.stream import stream
+    from fedfr_jax.data.stream import stream
     from fedfr_jax.types import Dataset
 
     images, labels = random_images(args)
@@ -184,7 +188,7 @@ def prepare(folder, args):
     if not np.array_equal(disk.source.labels, labels):
         raise RuntimeError(f"{folder} must give the labels that were written.")
     tables = {
-        "resident": Dataset.labelled(images, labels % CLASSES),
+        "resident": Dataset.from_arrays(images, labels % CLASSES),
         "streamed": stream(disk.read, labels % CLASSES, memory=memory),
     }
     return disk, {name: build(table, args) for name, table in tables.items()}, writing
@@ -194,17 +198,17 @@ def play_round(run, round):
     """(run after the round, what the round took: time, waits for input, MiB read)."""
     import jax
 
-    from fedfr_jax.federated.simulation import play
+    from fedfr_jax.federated.simulation import simulate_round
 
     sim, server, store = run
     before, begin = mib_from_storage(), time.perf_counter()
-    server, outcome = play(sim, server, store, round)
+    server, outcome = simulate_round(sim, server, store, round)
     jax.block_until_ready(server)
     seconds = time.perf_counter() - begin
     found = {
         "seconds": seconds,
-        "waited": outcome.waited,
-        "stall": outcome.waited / seconds,
+        "waited": outcome.input_wait_seconds,
+        "stall": outcome.input_wait_seconds / seconds,
         "read_mib": mib_from_storage() - before,
     }
     return (sim, server, store), found
@@ -257,7 +261,7 @@ def round_to(value):
 
 def main():
     """Print the JSON line."""
-    from fedfr_jax.processes import DEVICES_FLAG, use_every_core
+    from fedfr_jax.distributed import DEVICES_FLAG, use_every_core
 
     args = parse_arguments()
     if args.devices:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedfr_jax.commands.config_files import load
-from fedfr_jax.commands.flags import set_key
+from fedfr_jax.cli.flags import set_key
+from fedfr_jax.config.files import load
 
 CONFIG = pathlib.Path(__file__).resolve().parents[2] / "configs/bigface/scaling.py"
 WIDTHS = (4, 6, 8, 12, 20, 32)  # of the first stage: 28 k to 1.3 M parameters

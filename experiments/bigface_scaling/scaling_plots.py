@@ -23,7 +23,7 @@ from fedfr_jax.runs.report import figures
 from fedfr_jax.runs.report.scaling import plot_laws, plot_scores
 from fedfr_jax.scaling import Study
 
-COLOUR = "#0072B2"
+COLOR = "#0072B2"
 
 
 def draw(results: Results, laws: Mapping[str, Study], folder: pathlib.Path) -> None:
@@ -56,11 +56,11 @@ def ratios(results: Results, path: pathlib.Path) -> None:
     """Masked over standard error, a point per ratio and seed, joined at their means."""
     figure, (axes,) = figures.panels(1, 4.8, 3.8)
     means = trade(results)
-    axes.plot(means[:, 1], means[:, 0], color=COLOUR, lw=1, alpha=0.6)
+    axes.plot(means[:, 1], means[:, 0], color=COLOR, lw=1, alpha=0.6)
     for ratio, (masked, standard) in zip(RATIOS, means, strict=True):
         name = f"ratio {ratio:g}"
         seeds = (values_of(results, "masks", name, m) for m in (STANDARD, MASKED))
-        axes.plot(*seeds, "o", color=COLOUR)
+        axes.plot(*seeds, "o", color=COLOR)
         style = {"xytext": (6, 4), "textcoords": "offset points", "fontsize": 9}
         axes.annotate(f"{ratio:g}", (standard, masked), **style)
     axes.set_xlabel("standard FNMR at FPR 0.01")

@@ -12,8 +12,14 @@ from orderings import made
 from scaling_cells import DISTILLED, PARTS, RATIOS, SCRATCH
 
 from fedfr_jax.scaling import Points, Study, points, study
-from fedfr_jax.scaling.intervals import DRAWS
-from fedfr_jax.scaling.tell import budget_table, held_table, law_table, short, table
+from fedfr_jax.scaling.intervals import NUM_RESAMPLES
+from fedfr_jax.scaling.report import (
+    budget_table,
+    hold_out_table,
+    law_table,
+    short,
+    table,
+)
 
 TAR = "tar@far=1e-02"
 MASKED, STANDARD = "mfr_masked_fnmr@fpr=1e-02", "mfr_standard_fnmr@fpr=1e-02"
@@ -87,7 +93,7 @@ def over_seeds(rows: list[dict], metric: str) -> list[dict]:
     return [{**same[0], metric: mean(same)} for same in found.values()]
 
 
-def studies(results: Results, draws: int = DRAWS) -> dict[str, Study]:
+def studies(results: Results, draws: int = NUM_RESAMPLES) -> dict[str, Study]:
     """The laws in size, by title."""
     rows, found = rows_of(results, *SIZES), {}
     for title, (metric, is_score) in LAWS.items():
@@ -102,9 +108,9 @@ def law_text(laws: Mapping[str, Study]) -> Iterator[str]:
     for title, of in laws.items():
         yield f"### Laws of the {title}"
         yield law_table(of.findings)
-        if any(found.held for found in of.findings):
+        if any(found.hold_out for found in of.findings):
             yield "The largest run, predicted by the others:"
-            yield held_table(of)
+            yield hold_out_table(of)
         for budgets in of.budgets:
             if budgets.finding.axes[0] == "backbone":
                 yield "Budgets, by the joint law in parameters of the backbone:"

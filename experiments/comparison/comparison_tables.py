@@ -56,18 +56,18 @@ def table(runs: Runs) -> str:
     seeds = {row: [x[row] for x in runs.values() if row in x] for row in all_rows(runs)}
     is_over = {row: any("diverged" in x for x in found) for row, found in seeds.items()}
     own = {
-        row: values_of(runs, row, "personalised", "accuracy")
+        row: values_of(runs, row, "personalized", "accuracy")
         for row in seeds
         if not is_over[row]
     }
     for row in sorted(own, key=lambda row: (-np.mean(own[row]), row)):
         one = values_of(runs, row, "generic", "accuracy")
-        judged = "generic" if one else "personalised"
+        judged = "generic" if one else "personalized"
         cells = [
             f"{len(seeds[row])}",
             percent(one),
             percent(own[row]),
-            percent(values_of(runs, row, "personalised", "accuracy_worst_decile")),
+            percent(values_of(runs, row, "personalized", "accuracy_worst_decile")),
             percent(values_of(runs, row, "finetuned", "accuracy")),
             mean(values_of(runs, row, judged, target), len(seeds[row])),
             *(

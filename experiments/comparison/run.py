@@ -21,12 +21,12 @@ import comparison_tables  # noqa: E402
 import studies  # noqa: E402
 from orderings import provenance  # noqa: E402
 
-from fedfr_jax.commands.flags import define, names, new_parser, parse, workdir  # noqa: E402
-from fedfr_jax.processes import use_every_core  # noqa: E402
+from fedfr_jax.cli.flags import define, names, new_parser, parse, workdir  # noqa: E402
+from fedfr_jax.distributed import use_every_core  # noqa: E402
 
 CONFIG = "classification/comparison"
 SETS = ("fashion_mnist", "mnist", "cifar10", "cifar100", "cifar100_resnet", "emnist")
-JUDGED = ("generic", "personalised", "finetuned", "communication")
+JUDGED = ("generic", "personalized", "finetuned", "communication")
 
 
 def one_row(config, name: str, seed: int):

@@ -14,21 +14,21 @@ import tempfile
 import run
 import studies
 
-from fedfr_jax.build import build
-from fedfr_jax.commands.flags import define, new_parser, parse
-from fedfr_jax.runs.begin import begin
-from fedfr_jax.runs.costs import communication
-from fedfr_jax.types import Federated
+from fedfr_jax.cli.flags import define, new_parser, parse
+from fedfr_jax.config.build import build
+from fedfr_jax.runs.experiment import communication
+from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.types import FederatedTrainer
 
 
 def sent(config, name: str) -> dict[str, float]:
     """Megabytes up and down of a row, and in all; nothing for a central one."""
     experiment = build(run.one_row(config, name, seed=0))
     trainer = experiment.stages[name].trainer
-    if not isinstance(trainer, Federated):
+    if not isinstance(trainer, FederatedTrainer):
         return {}
     with tempfile.TemporaryDirectory() as folder:
-        begun = begin(experiment, trainer, None, pathlib.Path(folder))
+        begun = start_stage(experiment, trainer, None, pathlib.Path(folder))
         begun.checkpointer.close()
         return communication(begun, config.federation.rounds)
 

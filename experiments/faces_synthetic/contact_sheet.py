@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 from PIL import Image
 
-from fedfr_jax.data.faces_synthetic import faces_synthetic
+from fedfr_jax.data.synthetic_faces import synthetic_faces
 
 
 def sheet(images: np.ndarray, num_rows: int) -> np.ndarray:
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--difficulty", type=float, default=1.0)
     args = vars(parser.parse_args())
     out = args.pop("out")
-    source = faces_synthetic(**args)
+    source = synthetic_faces(**args)
     images = source.read(np.arange(len(source.labels)))
     Image.fromarray(sheet(images, args["num_identities"])).save(out)
     print(f"{len(images)} faces of {args['num_identities']} people: {out}")

@@ -3,7 +3,7 @@
     python experiments/faces_synthetic/probe.py --image_size=32 --difficulty=1
 
 Prints images per second; closed-set accuracy of a ridge classifier on pixels;
-verification on unseen people by the cosine of centred pixels, and of the embedding of
+verification on unseen people by the cosine of centered pixels, and of the embedding of
 a four-layer network trained with CosFace (arXiv:1801.09414, eq. 4) on other people.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax import random
 
-from fedfr_jax.data.faces_synthetic import faces_synthetic
+from fedfr_jax.data.synthetic_faces import synthetic_faces
 
 WIDTHS = (3, 32, 64, 96, 128)
 
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--num_steps", type=int, default=800)
     args = parser.parse_args()
     people, each = args.num_identities, args.images_per_identity
-    source = faces_synthetic(
+    source = synthetic_faces(
         num_identities=people,
         images_per_identity=each,
         image_size=args.image_size,

@@ -30,7 +30,7 @@ from run import (
     use_every_core,
 )
 
-from fedfr_jax.commands.flags import names, parse
+from fedfr_jax.cli.flags import names, parse
 
 
 def main(argv: list[str]) -> None:
@@ -71,12 +71,12 @@ def at_values(config, rows: list[str], setting: str, values: list[str]):
 
 
 def means(runs: dict) -> str:
-    """Markdown: the mean of the personalised rates, which decides, and its gain."""
-    start = mean_rate(runs, "pretrained", "personalised")
-    lines = ["| row | mean of the personalised rates | above the start | p |"]
+    """Markdown: the mean of the personalized rates, which decides, and its gain."""
+    start = mean_rate(runs, "pretrained", "personalized")
+    lines = ["| row | mean of the personalized rates | above the start | p |"]
     lines.append("|---" * 4 + "|")
     for row in in_order(rows_of_all(runs)):
-        rate = mean_rate(runs, row, "personalised")
+        rate = mean_rate(runs, row, "personalized")
         gain = f"{100 * (rate - start).mean():+.1f}"
         chance = f"{p_value(rate - start):.4f}" if len(rate) > 1 else "-"
         lines.append(f"| {row} | {spread(rate)} | {gain} | {chance} |")

@@ -1,6 +1,6 @@
 """What the tables say: a line per row, and which of the paper's orderings hold.
 
-Pure functions of {seed: {row: {"generic", "personalised", "cost", ...}}}, as run.py
+Pure functions of {seed: {row: {"generic", "personalized", "cost", ...}}}, as run.py
 keeps it.
 """
 
@@ -38,48 +38,48 @@ ROWS = (
 )
 # (what the paper finds, evaluator, the better row, the worse row)
 CLAIMS = (
-    ("FedAvg helps personalised", "personalised", "fedavg", "pretrained"),
+    ("FedAvg helps personalized", "personalized", "fedavg", "pretrained"),
     ("FedAvg hurts generic", "generic", "pretrained", "fedavg"),
     ("hard negatives help generic", "generic", "hard_negatives", "fedavg"),
-    ("hard negatives help personalised", "personalised", "hard_negatives", "fedavg"),
+    ("hard negatives help personalized", "personalized", "hard_negatives", "fedavg"),
     ("contrastive helps generic", "generic", "contrastive", "hard_negatives"),
-    ("contrastive costs personalised", "personalised", "hard_negatives", "contrastive"),
-    ("the branch helps personalised", "personalised", "fedfr", "contrastive"),
-    ("the branch restores personalised", "personalised", "fedfr", "hard_negatives"),
+    ("contrastive costs personalized", "personalized", "hard_negatives", "contrastive"),
+    ("the branch helps personalized", "personalized", "fedfr", "contrastive"),
+    ("the branch restores personalized", "personalized", "fedfr", "hard_negatives"),
     ("FedFR beats its start, generic", "generic", "fedfr", "pretrained"),
-    ("FedFR beats FedFace", "personalised", "fedfr", "fedface"),
-    ("FedFR beats MOON", "personalised", "fedfr", "moon"),
-    ("BCE beats a CosFace branch", "personalised", "fedfr", "cosface_branch"),
-    ("a CosFace branch beats KD", "personalised", "cosface_branch", "distill"),
-    ("KD beats fine-tuning", "personalised", "distill", "finetune"),
-    ("central 10k is the upper bound", "personalised", "central", "fedfr"),
+    ("FedFR beats FedFace", "personalized", "fedfr", "fedface"),
+    ("FedFR beats MOON", "personalized", "fedfr", "moon"),
+    ("BCE beats a CosFace branch", "personalized", "fedfr", "cosface_branch"),
+    ("a CosFace branch beats KD", "personalized", "cosface_branch", "distill"),
+    ("KD beats fine-tuning", "personalized", "distill", "finetune"),
+    ("central 10k is the upper bound", "personalized", "central", "fedfr"),
     # What the paper does not ask: equal steps, no images, and each term by itself.
-    ("federation helps without images", "personalised", "fedavg", "local"),
-    ("FedFR beats its branch alone", "personalised", "fedfr", "branch_only"),
-    ("FedFR beats FedAvg of equal steps", "personalised", "fedfr", "fedavg_equal"),
-    ("FedFR beats local of equal steps", "personalised", "fedfr", "local_equal"),
-    ("FedFR beats local hard negatives", "personalised", "fedfr", "local_negatives"),
+    ("federation helps without images", "personalized", "fedavg", "local"),
+    ("FedFR beats its branch alone", "personalized", "fedfr", "branch_only"),
+    ("FedFR beats FedAvg of equal steps", "personalized", "fedfr", "fedavg_equal"),
+    ("FedFR beats local of equal steps", "personalized", "fedfr", "local_equal"),
+    ("FedFR beats local hard negatives", "personalized", "fedfr", "local_negatives"),
     (
         "federation helps hard negatives",
-        "personalised",
+        "personalized",
         "hard_negatives",
         "local_negatives",
     ),
-    ("images help at equal steps", "personalised", "hard_negatives", "fedavg_equal"),
+    ("images help at equal steps", "personalized", "hard_negatives", "fedavg_equal"),
     (
         "images help at equal steps, generic",
         "generic",
         "hard_negatives",
         "fedavg_equal",
     ),
-    ("the branch helps without images", "personalised", "branch_only", "fedavg"),
+    ("the branch helps without images", "personalized", "branch_only", "fedavg"),
     (
         "the branch helps with images",
-        "personalised",
+        "personalized",
         "no_contrastive",
         "hard_negatives",
     ),
-    ("contrastive helps beside the branch", "personalised", "fedfr", "no_contrastive"),
+    ("contrastive helps beside the branch", "personalized", "fedfr", "no_contrastive"),
     ("contrastive helps FedFR's generic", "generic", "fedfr", "no_contrastive"),
 )
 SIGNIFICANT = 0.05
@@ -92,7 +92,7 @@ def columns(runs: dict) -> list[tuple[str, str]]:
     rows = [row for seed in runs.values() for row in seed.values()]
     name_and_rate = lambda metric: (metric.split("=")[0], float(metric.split("=")[1]))
     order = lambda metric: (0, *name_and_rate(metric)) if "=" in metric else (1, metric)
-    evaluators = ("generic", "personalised")
+    evaluators = ("generic", "personalized")
     common = {p: set.intersection(*(set(row[p]) for row in rows)) for p in evaluators}
     return [(p, m) for p in evaluators for m in sorted(common[p], key=order)]
 

@@ -35,14 +35,8 @@ from orderings import (  # noqa: E402
 )
 from studies import remember_programs  # noqa: E402
 
-from fedfr_jax.commands.flags import (  # noqa: E402
-    define,
-    names,
-    new_parser,
-    parse,
-    workdir,
-)
-from fedfr_jax.processes import use_every_core  # noqa: E402
+from fedfr_jax.cli.flags import define, names, new_parser, parse, workdir  # noqa: E402
+from fedfr_jax.distributed import use_every_core  # noqa: E402
 
 # Rows that go on from another row's last round, which is trained once.
 ADAPTED = {"finetune": "contrastive", "distill": "contrastive"}
@@ -120,7 +114,7 @@ def run_seed(config, seed: int, folder: pathlib.Path, names: list[str]) -> dict:
 
     The folder may hold rows of other tables; all but their own settings is the same.
     """
-    from fedfr_jax.build import build
+    from fedfr_jax.config.build import build
     from fedfr_jax.runs.workdir import claim
 
     config = seeded(config, seed)
@@ -160,13 +154,13 @@ def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
             held = claim(folder / name, json.dumps({"settings": settings}))
             stack.enter_context(held)
         found = run_stages(experiment._replace(stages=stages), folder)[name]
-    generic, personalised = found["generic"], found["personalised"]
+    generic, personalized = found["generic"], found["personalized"]
     return {
         "made": provenance(),
         "settings": settings,
         "generic": generic.metrics,
-        "personalised": personalised.metrics,
-        "of_client": {k: v.tolist() for k, v in personalised.per_client.items()},
+        "personalized": personalized.metrics,
+        "of_client": {k: v.tolist() for k, v in personalized.per_client.items()},
         "roc": [np.asarray(x).tolist() for x in generic.curves["roc"]],
         "cost": {
             "seconds": round(time.perf_counter() - begun, 1),
@@ -177,7 +171,7 @@ def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
 
 
 def draw(rows: dict, folder: pathlib.Path) -> None:
-    """The plots of a seed: generic ROC and DET, personalised rates of every client."""
+    """The plots of a seed: generic ROC and DET, personalized rates of every client."""
     from fedfr_jax.runs import report
 
     rows = {name: rows[name] for name in in_order(rows)}
@@ -185,7 +179,7 @@ def draw(rows: dict, folder: pathlib.Path) -> None:
     report.plot_roc(folder / "roc.png", curves)
     report.plot_det(folder / "det.png", curves)
     of_client = {name: row["of_client"] for name, row in rows.items()}
-    report.plot_clients(folder / "personalised.png", of_client)
+    report.plot_clients(folder / "personalized.png", of_client)
 
 
 def go_on_from(folder: pathlib.Path, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Generic and personalised metrics of the pretrained network over its epochs.
+"""Generic and personalized metrics of the pretrained network over its epochs.
 
     python experiments/fedfr_tables/saturation.py --workdir=runs/saturation_omniglot \
         --config=configs/fedfr/table_omniglot.py [--epochs=2,4,8,16] [--seeds=0]
@@ -21,7 +21,7 @@ from run import (
     use_every_core,
 )
 
-from fedfr_jax.commands.flags import names, parse
+from fedfr_jax.cli.flags import names, parse
 
 
 def main(argv: list[str]) -> None:

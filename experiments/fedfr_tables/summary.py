@@ -1,6 +1,6 @@
 """The first table of README.md, out of results.json: python summary.py
 
-Of every set two generic rates, 1:1 and 1:N, and four personalised ones. FedFR is bold
+Of every set two generic rates, 1:1 and 1:N, and four personalized ones. FedFR is bold
 where it leads every row but the central one, shown here or not, by more than either's
 deviation over seeds; whatever row has a higher mean than FedFR is named. Above it
 FedFR's lead over what a reader would compare it with, and where that is significant.
@@ -33,7 +33,7 @@ SETS = {
 SHOWN = ("pretrained", "local", "fedavg", "hard_negatives", "fedfr")
 RIVALS = ("local", "fedavg", "local_equal", "fedavg_equal", "local_negatives")
 VERIFICATION = ("generic", "tar@far=1e-03")
-MOST = 4  # personalised rates of a set, the strict ones first
+MOST = 4  # personalized rates of a set, the strict ones first
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def summary(results: dict) -> str:
     ]
     for name, title in SETS.items():
         runs = results[name]["seeds"]
-        rates = [x for x in columns(runs) if x[0] == "personalised"][:MOST]
+        rates = [x for x in columns(runs) if x[0] == "personalized"][:MOST]
         searches = [x for x in columns(runs) if x[0] == "generic" and "tpir" in x[1]]
         shown = [VERIFICATION, *searches[-1:], *rates]
         for number, rate in enumerate(shown):
@@ -60,7 +60,7 @@ def summary(results: dict) -> str:
     stamps = "; ".join(f"{title}: {made(runs)}" for title, runs in every.items())
     led = "; ".join(f"{title}: {leads(runs)}" for title, runs in every.items())
     told = (
-        "FedFR's lead in the mean of the personalised rates, in points, * where a "
+        "FedFR's lead in the mean of the personalized rates, in points, * where a "
         f"paired t-test over seeds has p < {SIGNIFICANT}: {led}. Played: {stamps}."
     )
     return f"{told}\n\n" + "\n".join(lines)
@@ -68,10 +68,10 @@ def summary(results: dict) -> str:
 
 def leads(runs: dict) -> str:
     """FedFR's lead over each of RIVALS that was played."""
-    own, told = mean_rate(runs, "fedfr", "personalised"), []
+    own, told = mean_rate(runs, "fedfr", "personalized"), []
     for row in RIVALS:
         if row in rows_of_all(runs):
-            gain = own - mean_rate(runs, row, "personalised")
+            gain = own - mean_rate(runs, row, "personalized")
             star = "*" if p_value(gain) < SIGNIFICANT else ""
             told.append(f"{row} {100 * gain.mean():+.1f}{star}")
     return ", ".join(told)

@@ -32,7 +32,7 @@ from run import (
     use_every_core,
 )
 
-from fedfr_jax.commands.flags import names, parse
+from fedfr_jax.cli.flags import names, parse
 
 
 def main(argv: list[str]) -> None:
@@ -100,13 +100,13 @@ def count(config, seed: int, folder: pathlib.Path, grid: list[str]) -> np.ndarra
     """Mean number of public images that each threshold gives a client, [T]."""
     import jax
 
-    from fedfr_jax.build import build
+    from fedfr_jax.config.build import build
     from fedfr_jax.data.augment import normalize
-    from fedfr_jax.federated.outputs import build_embed
-    from fedfr_jax.feed import Feed
+    from fedfr_jax.data.batching import Batching
+    from fedfr_jax.federated.inference import build_embed
     from fedfr_jax.runs.central_stage import train_central
     from fedfr_jax.runs.workdir import claim
-    from fedfr_jax.tasks.faces.hard_negatives import max_similarity
+    from fedfr_jax.tasks.faces.frozen_features import max_similarity
 
     config = seeded(config, seed)
     text = config.to_json_best_effort(indent=1)
@@ -115,9 +115,11 @@ def count(config, seed: int, folder: pathlib.Path, grid: list[str]) -> np.ndarra
         trainer = experiment.stages["pretrained"].trainer
         place = folder / "pretrained"
         end = train_central(trainer, experiment.mesh, place, seed=seed)
-        backbone = trainer.network(end)
+        backbone = trainer.global_model(end)
     table, offsets = experiment.task.dataset, experiment.task.population.offsets
-    embed = build_embed(trainer.network_apply, Feed(64, normalize()), experiment.mesh)
+    embed = build_embed(
+        trainer.apply_global, Batching(64, normalize()), experiment.mesh
+    )
     rows = np.arange(table.num_examples, dtype=np.int32)
     features = embed(backbone, table, rows)[: len(rows), 0]
     own, public = features[: offsets[-1]], features[offsets[-1] :]
@@ -151,12 +153,12 @@ def plot(path: pathlib.Path, counted: dict[str, float], runs: dict) -> None:
     seconds = [core_seconds(runs, name) for name in names]
     cost.plot(trained, seconds, "o-", color="#D55E00")
     cost.set(ylim=(0, None), title="core seconds of the row")
-    colours = {"generic": "#009E73", "personalised": "#CC79A7"}
-    for evaluator, colour in colours.items():
+    colors = {"generic": "#009E73", "personalized": "#CC79A7"}
+    for evaluator, color in colors.items():
         rates = [mean_rate(runs, name, evaluator).mean() for name in names]
-        rate.plot(trained, rates, "o-", color=colour, label=f"{evaluator}, FedFR")
+        rate.plot(trained, rates, "o-", color=color, label=f"{evaluator}, FedFR")
         start = mean_rate(runs, "pretrained", evaluator).mean()
-        rate.axhline(start, color=colour, linestyle=":", label=f"{evaluator}, start")
+        rate.axhline(start, color=color, linestyle=":", label=f"{evaluator}, start")
     rate.set(title="mean of the rates")
     figure.legend(loc="outside right center")
     for axes in figure.axes:

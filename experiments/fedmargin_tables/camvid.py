@@ -25,7 +25,7 @@ import run as runs  # noqa: E402
 from studies import remember_programs  # noqa: E402
 from tables import SEVERAL  # noqa: E402
 
-from fedfr_jax.processes import use_every_core  # noqa: E402
+from fedfr_jax.distributed import use_every_core  # noqa: E402
 
 CONFIG = runs.Set("fedmargin/table_camvid.py")
 CENTRAL = "central"
@@ -120,15 +120,15 @@ def one_run(config: dict, method: str, folder: pathlib.Path, reference=None) -> 
     except FloatingPointError as error:
         return Done({**facts, "diverged": str(error)})
     found = end["found"]
-    for name in ("generic", "personalised"):
+    for name in ("generic", "personalized"):
         facts[name] = found[name].metrics.get("mIoU")
     if method in SEVERAL:
         facts["generic"] = None
     if method != CENTRAL:
-        judged = "personalised" if facts["generic"] is None else "generic"
+        judged = "personalized" if facts["generic"] is None else "generic"
         facts |= curves_of(folder / method, f"{judged}/mIoU")
     facts |= stamp_of(folder / f"{method}.made.json", end)
-    return Done(facts, found["images"].grids.get("test images"), end["network"])
+    return Done(facts, found["images"].image_grids.get("test images"), end["network"])
 
 
 def trained(experiment, method: str, folder: pathlib.Path) -> dict:
@@ -171,11 +171,11 @@ def stamp_of(path: pathlib.Path, found: dict) -> dict:
 def with_features(experiment, config: dict, reference):
     """The experiment, whose network's features of test images are judged."""
     from fedfr_jax.data.augment import normalize
-    from fedfr_jax.feed import Feed
-    from fedfr_jax.tasks.representation import representation
+    from fedfr_jax.data.batching import Batching
+    from fedfr_jax.tasks.evaluators import representation
 
     _, model, table = looked_at(config)
-    given = model, table, experiment.mesh, Feed(8, normalize())
+    given = model, table, experiment.mesh, Batching(8, normalize())
     judged = representation(*given, reference=reference)
     return runs.with_evaluator(experiment, "representation", judged)
 
@@ -185,20 +185,21 @@ def with_images(experiment, config: dict):
     import numpy as np
 
     from fedfr_jax.data.augment import normalize
-    from fedfr_jax.feed import Feed
-    from fedfr_jax.tasks.segmentation.judge import Judged
-    from fedfr_jax.tasks.segmentation.pictures import pictures
+    from fedfr_jax.data.batching import Batching
+    from fedfr_jax.tasks.segmentation.evaluator import EvaluationSet, prediction_images
     from fedfr_jax.types import Evaluation, Evaluator
 
     source, model, table = looked_at(config, NUM_IMAGES)
-    judged = Judged(table, np.array([0, NUM_IMAGES]), source.masks.names)
-    colours = np.array(source.masks.colours, np.uint8)
-    draw = pictures(model, judged, Feed(1, normalize()), colours, NUM_IMAGES)
+    judged = EvaluationSet(table, np.array([0, NUM_IMAGES]), source.masks.names)
+    colors = np.array(source.masks.class_colors, np.uint8)
+    draw = prediction_images(
+        model, judged, Batching(1, normalize()), colors, NUM_IMAGES
+    )
 
     def evaluate(networks):
         return Evaluation() if networks.variables is None else draw.evaluate(networks)
 
-    drawn = Evaluator(evaluate, in_rounds=False)
+    drawn = Evaluator(evaluate, during_training=False)
     return runs.with_evaluator(experiment, "images", drawn)
 
 
@@ -207,13 +208,17 @@ def looked_at(config: dict, count: int = 0) -> tuple:
     import numpy as np
 
     from fedfr_jax.tasks.data import open_data
-    from fedfr_jax.tasks.segmentation.stages import segmenter_of, with_masks
+    from fedfr_jax.tasks.segmentation.stages import build_segmenter, with_masks
 
     source = open_data(config["data"])
     rows = np.flatnonzero(source.is_test)
     if count:
         rows = rows[np.linspace(0, len(rows) - 1, count + 2).astype(int)[1:-1]]
-    return source, segmenter_of(config["model"], source), with_masks(source, rows, None)
+    return (
+        source,
+        build_segmenter(config["model"], source),
+        with_masks(source, rows, None),
+    )
 
 
 def grids_of(done: list[Done]) -> dict:

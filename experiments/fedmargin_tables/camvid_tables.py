@@ -91,13 +91,13 @@ def draw_curves(runs: list[dict], path: pathlib.Path) -> None:
     figure, axes = pyplot.subplots(
         len(panels), len(alphas), figsize=size, sharey="row", squeeze=False
     )
-    colours = dict(zip(methods, pyplot.get_cmap("tab20").colors, strict=False))
+    colors = dict(zip(methods, pyplot.get_cmap("tab20").colors, strict=False))
     central = mean(r["generic"] for r in runs if r["method"] == CENTRAL)
     for row, (key, words) in zip(axes, panels.items(), strict=True):
         row[0].set_ylabel(words)
         for axis, alpha in zip(row, alphas, strict=True):
             here = [r for r in runs if r.get("alpha") == alpha and key in r]
-            draw_panel(axis, here, key, colours)
+            draw_panel(axis, here, key, colors)
             if key == "curve":
                 axis.axhline(central, color="black", linewidth=0.8, label=CENTRAL)
                 axis.set_title(f"alpha = {alpha:g}")
@@ -110,23 +110,23 @@ def draw_curves(runs: list[dict], path: pathlib.Path) -> None:
     pyplot.close(figure)
 
 
-def draw_panel(axis, runs: list[dict], key: str, colours: dict) -> None:
+def draw_panel(axis, runs: list[dict], key: str, colors: dict) -> None:
     """A curve of every row, mean over its runs."""
     for method in tables.methods_of(runs):
         own = [r for r in runs if r["method"] == method]
         is_one = own[0]["generic"] is not None
         label = method if is_one else f"{method}, own images"
         curve = [mean(x) for x in zip(*(r[key] for r in own), strict=True)]
-        style = {"linestyle": "-" if is_one else "--", "color": colours[method]}
+        style = {"linestyle": "-" if is_one else "--", "color": colors[method]}
         axis.plot(own[0]["rounds"], curve, marker=".", label=label, **style)
 
 
 def draw_images(grids: dict, target: pathlib.Path) -> None:
-    """Figure 8: {alpha: {row: grid}}, a picture per alpha, all in the same colours."""
-    from fedfr_jax.runs.report.grids import limits_of, plot_grid
+    """Figure 8: {alpha: {row: grid}}, a picture per alpha, all in the same colors."""
+    from fedfr_jax.runs.report.grids import color_limits, plot_grid
 
     both = {alpha: beside(of) for alpha, of in grids.items()}
-    limits = limits_of(both.values())
+    limits = color_limits(both.values())
     for kind in {name.partition(": ")[2] for name in limits}:
         same = [ends for name, ends in limits.items() if name.endswith(f": {kind}")]
         ends = min(low for low, _ in same), max(high for _, high in same)
@@ -140,13 +140,13 @@ def draw_images(grids: dict, target: pathlib.Path) -> None:
 def beside(grids: dict):
     """One grid of several rows' of the same images: {row: grid}."""
     first = next(iter(grids.values()))
-    given = {name: first.pictures[name] for name in ("input", "truth")}
+    given = {name: first.images[name] for name in ("input", "truth")}
     predicted = {
-        f"{row}: prediction": g.pictures["prediction"] for row, g in grids.items()
+        f"{row}: prediction": g.images["prediction"] for row, g in grids.items()
     }
     maps = {
         f"{row}: {name}": grid.maps[name]
         for name in first.maps
         for row, grid in grids.items()
     }
-    return first._replace(pictures={**given, **predicted}, maps=maps)
+    return first._replace(images={**given, **predicted}, maps=maps)

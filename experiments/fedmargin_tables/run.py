@@ -26,7 +26,7 @@ import tables  # noqa: E402
 from orderings import provenance  # noqa: E402
 from studies import remember_programs  # noqa: E402
 
-from fedfr_jax.processes import use_every_core  # noqa: E402
+from fedfr_jax.distributed import use_every_core  # noqa: E402
 
 CENTRAL = "central"  # FedAvg of one client that owns everybody's images
 
@@ -36,7 +36,7 @@ class Set(NamedTuple):
 
     config: str  # below configs/
     accuracy: str = "generic/accuracy"  # of a method with one network for everybody
-    own_accuracy: str = "personalised/accuracy"  # of a method with several
+    own_accuracy: str = "personalized/accuracy"  # of a method with several
 
 
 SETS = {
@@ -100,7 +100,7 @@ def run_set(name: str, args) -> list[dict]:
 
 def config_of(of: Set, rounds: int) -> dict:
     """The set's config as plain settings."""
-    from fedfr_jax.build import plain
+    from fedfr_jax.config.build import plain
 
     path = HERE.parent.parent / "configs" / of.config
     config = plain(runpy.run_path(str(path))["get_config"]())
@@ -189,18 +189,18 @@ def played(name, config, method, folder, reference) -> dict:
 
 def built(config: dict):
     """The experiment of a config."""
-    from fedfr_jax.build import build
+    from fedfr_jax.config.build import build
 
     return build(config)
 
 
 def with_features(experiment, config: dict, reference):
     """The experiment, whose network's features are compared with the reference's."""
-    from fedfr_jax.tasks.data import open_data, split, table_of
-    from fedfr_jax.tasks.representation import representation
+    from fedfr_jax.tasks.data import build_dataset, open_data, split
+    from fedfr_jax.tasks.evaluators import representation
 
     source = open_data(config["data"])
-    test = table_of(source, split(config["partition"], source).test, None)
+    test = build_dataset(source, split(config["partition"], source).test, None)
     model, feed = seen(config, source)
     evaluator = representation(
         model, test, experiment.mesh, feed, reference=reference, most=500
@@ -214,12 +214,12 @@ def with_loss(experiment, config: dict):
     The loss of local steps has terms of its own in FedProx and FedDANE.
     """
     from fedfr_jax.tasks.data import open_data
-    from fedfr_jax.tasks.representation import looker
+    from fedfr_jax.tasks.evaluators import build_feature_fn
     from fedfr_jax.types import Evaluation, Evaluator
 
     model, feed = seen(config, open_data(config["data"]))
     table, mesh = experiment.task.dataset, experiment.mesh
-    look = looker(model, table, mesh, feed, most=2000)
+    look = build_feature_fn(model, table, mesh, feed, most=2000)
 
     def evaluate(networks):
         if networks.variables is None:
@@ -241,11 +241,11 @@ def mean_cross_entropy(logits, labels) -> float:
 def seen(config: dict, source) -> tuple:
     """The config's network, and how it sees test images."""
     from fedfr_jax.data.augment import normalize
-    from fedfr_jax.feed import Feed
+    from fedfr_jax.data.batching import Batching
     from fedfr_jax.tasks.classification.stages import classifier
 
     is_images = len(source.image_shape) == 3
-    feed = Feed(64, normalize() if is_images else None)
+    feed = Batching(64, normalize() if is_images else None)
     return classifier(config["model"], source), feed
 
 

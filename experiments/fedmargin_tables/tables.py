@@ -287,8 +287,8 @@ def draw(name: str, runs: list[dict], path: pathlib.Path) -> None:
     size = (4 * len(panels) + 2, 3.6)
     figure, axes = pyplot.subplots(1, len(panels), figsize=size, squeeze=False)
     axes = axes[0]
-    colours = pyplot.get_cmap("tab20").colors
-    for colour, method in zip(colours, methods_of(plain), strict=False):
+    colors = pyplot.get_cmap("tab20").colors
+    for color, method in zip(colors, methods_of(plain), strict=False):
         for axis, (key, label) in zip(axes, panels.items(), strict=True):
             axis.set(xlabel="round", ylabel=label)
             curves = [r[key] for r in plain if r["method"] == method and key in r]
@@ -297,7 +297,7 @@ def draw(name: str, runs: list[dict], path: pathlib.Path) -> None:
                 values = [mean(x) for x in zip(*curves, strict=True)]
                 rounds = range(1, len(values) + 1)
                 label = f"{method}, own images" if is_own else method
-                style = {"linestyle": "--" if is_own else "-", "color": colour}
+                style = {"linestyle": "--" if is_own else "-", "color": color}
                 axis.plot(rounds, values, label=label, **style)
     lines, names = axes[0].get_legend_handles_labels()
     figure.legend(lines, names, fontsize=7, loc="center right")

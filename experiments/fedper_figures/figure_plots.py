@@ -9,7 +9,7 @@ from findings import LINEAR, Results, of_clients, rows_of
 from fedfr_jax.runs.report import figures
 
 # Of k, or of K_P, rising.
-COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#000000")
+COLORS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#000000")
 SHOWN = {"fedavg": "FedAvg", FEDPER: "FedPer"}
 
 
@@ -70,21 +70,21 @@ def _curve(axes, results, case, row, **style):
 
 def _curves_by_classes(axes, results, cases):
     """FedPer and FedAvg by k, as the paper's figure 2."""
-    for case, colour in zip(cases, COLOURS, strict=False):
+    for case, color in zip(cases, COLORS, strict=False):
         for row, dash in (("fedavg", "--"), (FEDPER, "-")):
             label = f"{SHOWN[row]}, k = {parts_of(case).k}"
-            style = {"color": colour, "linestyle": dash, "label": label}
+            style = {"color": color, "linestyle": dash, "label": label}
             _curve(axes, results, case, row, **style)
 
 
 def _spread(axes, results, cases):
     """Every client of every seed after the last round, of the paper's figure 3."""
     ticks = []
-    for case, colour in zip(cases, COLOURS, strict=False):
+    for case, color in zip(cases, COLORS, strict=False):
         for row in SHOWN:
             values, place = of_clients(results, case, row).ravel(), len(ticks)
             offset = (np.arange(values.size) * 0.618034 % 1.0 - 0.5) * 0.4
-            axes.plot(place + offset, values, "o", color=colour, ms=3, alpha=0.5)
+            axes.plot(place + offset, values, "o", color=color, ms=3, alpha=0.5)
             low, middle, high = np.percentile(values, [25, 50, 75])
             axes.vlines(place, low, high, color="black", lw=5, alpha=0.3)
             axes.plot(place, middle, "_", color="black", ms=16)
@@ -96,9 +96,9 @@ def _layers(axes, results, cases):
     """A curve per K_P, as the paper's figure 4; 0 is FedAvg."""
     case = cases[0]
     known = rows_of(results, case)
-    for number, (row, colour) in enumerate(zip(LAYERS, COLOURS, strict=True)):
+    for number, (row, color) in enumerate(zip(LAYERS, COLORS, strict=True)):
         if row in known:
-            _curve(axes, results, case, row, color=colour, label=f"K_P = {number}")
+            _curve(axes, results, case, row, color=color, label=f"K_P = {number}")
     axes.set_xlabel(f"round (k = {parts_of(case).k})")
 
 
@@ -106,10 +106,10 @@ def _others(axes, results, cases):
     """Fine-tuning, a linear base, training alone and centrally, beside the two."""
     case = cases[0]
     known = [row for row in rows_of(results, case) if row not in LAYERS or row in SHOWN]
-    colours = [style["color"] for style in figures.styles([*known, "linear"]).values()]
-    for row, colour in zip(known, colours, strict=False):
-        _curve(axes, results, case, row, color=colour, label=SHOWN.get(row, row))
+    colors = [style["color"] for style in figures.styles([*known, "linear"]).values()]
+    for row, color in zip(known, colors, strict=False):
+        _curve(axes, results, case, row, color=color, label=SHOWN.get(row, row))
     linear = LINEAR.get(case)
     if linear and rows_of(results, linear):
-        style = {"color": colours[-1], "linestyle": ":", "label": "linear base"}
+        style = {"color": colors[-1], "linestyle": ":", "label": "linear base"}
         _curve(axes, results, linear, FEDPER, **style)

@@ -1,6 +1,6 @@
 """What the figures say: tables, and which of the paper's findings hold.
 
-Pure functions of {case: {seed: {row: {"personalised", "of_client", ...}}}}, as run.py
+Pure functions of {case: {seed: {row: {"personalized", "of_client", ...}}}}, as run.py
 keeps it.
 """
 

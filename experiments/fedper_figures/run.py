@@ -21,7 +21,7 @@ import figure_plots  # noqa: E402
 import findings  # noqa: E402
 import studies  # noqa: E402
 
-from fedfr_jax.processes import use_every_core  # noqa: E402
+from fedfr_jax.distributed import use_every_core  # noqa: E402
 
 
 def know_subset() -> None:
@@ -39,14 +39,14 @@ def kept(experiment, found, folder: pathlib.Path) -> dict:
     """
     from fedfr_jax.runs.sinks import read_jsonl
 
-    curve = "personalised/accuracy"
+    curve = "personalized/accuracy"
     further = ("finetuned", "unseen", "unseen_finetuned")
     told = {name: found[name].per_client for name in further if name in found}
     lines = read_jsonl(folder / "metrics.jsonl")
     return {
         "generic": dict(found["generic"].metrics),
-        "personalised": dict(found["personalised"].metrics),
-        "of_client": found["personalised"].per_client["accuracy"].tolist(),
+        "personalized": dict(found["personalized"].metrics),
+        "of_client": found["personalized"].per_client["accuracy"].tolist(),
         "of_round": [line[curve] for line in lines if curve in line],
         **{name: values["accuracy"].tolist() for name, values in told.items()},
     }

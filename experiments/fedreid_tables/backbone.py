@@ -36,16 +36,16 @@ def first_part(config):
 
 def with_backbone(config, folder: pathlib.Path):
     """`config` whose model starts from a backbone, trained in `folder` if missing."""
-    from fedfr_jax.build import build
+    from fedfr_jax.config.build import build
     from fedfr_jax.models.weights import write_weights
-    from fedfr_jax.runs.ended import networks
     from fedfr_jax.runs.experiment import run_stages
+    from fedfr_jax.runs.restore import load_models
 
     path = folder / "backbone.npz"
     if not path.exists():
         experiment = build(backbone_config(config))
         run_stages(experiment, folder / "backbone")
-        found = networks(experiment, ROW, folder / "backbone").variables
+        found = load_models(experiment, ROW, folder / "backbone").variables
         shape = experiment.task.dataset.image_shape
         write_weights(path, tensors_of(found, shape, config.model))
     with config.unlocked():
@@ -61,7 +61,7 @@ def tensors_of(variables, image_shape, model) -> dict[str, np.ndarray]:
       image_shape: (H, W, C).
       model: section of the network, with blocks and widths.
     """
-    from fedfr_jax.models.convert import to_torch
+    from fedfr_jax.models.external_checkpoints import to_torch
 
     is_trunk = lambda name: name.startswith(("stem", "stage"))
     trunk = {

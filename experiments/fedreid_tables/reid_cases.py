@@ -7,21 +7,21 @@ ROWS = ("fedpav", "standalone", "fedprox", "kd", "cdw", "kd_cdw", "clustering")
 MERGED, STRONG = "merged", "merged_strong"
 CAMERA, IDENTITY, PARTS = "by_camera", "by_identity", "by_dataset"
 PRETRAINED = "pretrained"
-OWN_STATISTICS, CENTRE = "own_statistics", "strong_centre"
+OWN_STATISTICS, CENTER = "own_statistics", "strong_center"
 # case: its rows, in the order of the tables
 CASES = {
     CAMERA: (*ROWS, MERGED),
     IDENTITY: ROWS,
     PARTS: (*ROWS, MERGED, "fedpav_first", "kd_first"),
     OWN_STATISTICS: ("fedpav_local", "kd_local"),
-    CENTRE: (STRONG,),
+    CENTER: (STRONG,),
     PRETRAINED: ("fedpav", "kd", "cdw", "kd_cdw"),
 }
 # Rows of another case that a case is compared with: all clients together hold the same
-# images by camera and by identity, and the centre sees those of by_camera.
+# images by camera and by identity, and the center sees those of by_camera.
 ALSO = {
     IDENTITY: (CAMERA, (MERGED,)),
-    CENTRE: (CAMERA, (MERGED,)),
+    CENTER: (CAMERA, (MERGED,)),
     PARTS: (OWN_STATISTICS, CASES[OWN_STATISTICS]),
 }
 IN_PARTS = (PARTS, OWN_STATISTICS)
@@ -61,8 +61,8 @@ def config_of(config, case: str, seed: int):
             config.federation.rounds = ROUNDS
             config.evaluation.local.update(BELOW)
         if case == OWN_STATISTICS:  # there is no network for everybody to be judged
-            config.evaluation.personalised_in_rounds = True
-        if case == CENTRE:
+            config.evaluation.personalized_in_rounds = True
+        if case == CENTER:
             config.model.update({"neck": "bnneck", "last_stride": 1})
         rows = {name: config.methods[name].to_dict() for name in CASES[case]}
         for row in rows.values():

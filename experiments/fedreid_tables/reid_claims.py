@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from orderings import p_value, verdict
-from reid_cases import CAMERA, CENTRE, IDENTITY, PARTS
+from reid_cases import CAMERA, CENTER, IDENTITY, PARTS
 from reid_measures import Results, large, last, local, peak, small, swing, values_of
 
 SCENARIOS = (CAMERA, IDENTITY, PARTS)
@@ -61,7 +61,7 @@ CLAIMS = (
         (peak, "fedpav"),
     ),
     Claim(
-        "the centre is above FedPav",
+        "the center is above FedPav",
         "Market 88.9 against 61.1 by camera, 85.7 by identity; 91.7 against 83.4",
         SCENARIOS,
         (last, "merged"),
@@ -152,9 +152,9 @@ CLAIMS = (
         (swing, "fedpav_local"),
     ),
     Claim(
-        "a strong centre is above the plain one",
+        "a strong center is above the plain one",
         "fast-reid 94.4 against 88.9",
-        (CENTRE,),
+        (CENTER,),
         (last, "merged_strong"),
         (last, "merged"),
     ),

@@ -39,7 +39,7 @@ def rows_of(results: Results, case: str) -> list[str]:
 
 def last(row: dict, metric: str = "rank1") -> float:
     """After the last round: the one network, or the mean over clients' own."""
-    found = row["generic"] or row["personalised"]
+    found = row["generic"] or row["personalized"]
     return found.get(metric, np.nan)
 
 

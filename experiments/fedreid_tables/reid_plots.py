@@ -10,16 +10,16 @@ from reid_measures import Results, last, runs_of, swing, values_of
 from fedfr_jax.runs.report import figures
 
 SCENARIOS = (CAMERA, IDENTITY, PARTS)
-COLOURS = {"without": "#0072B2", "kd": "#D55E00", "cdw": "#009E73", "both": "#CC79A7"}
-SHOWN = {  # row: (label, colour)
-    "fedpav": ("FedPav", COLOURS["without"]),
-    "kd": ("KD", COLOURS["kd"]),
-    "cdw": ("CDW", COLOURS["cdw"]),
-    "kd_cdw": ("KD + CDW", COLOURS["both"]),
+COLORS = {"without": "#0072B2", "kd": "#D55E00", "cdw": "#009E73", "both": "#CC79A7"}
+SHOWN = {  # row: (label, color)
+    "fedpav": ("FedPav", COLORS["without"]),
+    "kd": ("KD", COLORS["kd"]),
+    "cdw": ("CDW", COLORS["cdw"]),
+    "kd_cdw": ("KD + CDW", COLORS["both"]),
 }
 STATISTICS = {"first": "first client's", "average": "average", "local": "own"}
 BARS = {  # label: (row, whose networks)
-    "global": ("fedpav", "personalised"),
+    "global": ("fedpav", "personalized"),
     "local": ("fedpav", "local"),
     "standalone": ("standalone", "local"),
 }
@@ -63,12 +63,12 @@ def _curves(results, played, path):
     """The one network after every round, with and without KD and CDW."""
     figure, grid = figures.panels(len(played), 4.6, 3.6)
     for axes, case in zip(grid, played, strict=True):
-        for row, (label, colour) in SHOWN.items():
-            _curve(axes, results, case, row, color=colour, label=label)
-        centre = values_of(results, case, "merged", last)
-        if len(centre):
+        for row, (label, color) in SHOWN.items():
+            _curve(axes, results, case, row, color=color, label=label)
+        center = values_of(results, case, "merged", last)
+        if len(center):
             style = {"color": "black", "linestyle": "--", "lw": 1, "label": "merged"}
-            axes.axhline(centre.mean(), **style)
+            axes.axhline(center.mean(), **style)
         axes.set_title(case.replace("_", " "), fontsize=10)
         axes.set_ylabel("rank-1 of the global model")
     _finish(figure, path)
@@ -88,8 +88,8 @@ def _clients(results, played, path):
             values = np.array([run["of_client"][whose] for run in runs])[:, order]
             error = values.std(axis=0, ddof=1) if len(values) > 1 else None
             at = np.arange(len(order)) + 0.27 * (place - 1)
-            colour = [*COLOURS.values()][place]
-            style = {"color": colour, "label": label, "ecolor": "0.3", "capsize": 2}
+            color = [*COLORS.values()][place]
+            style = {"color": color, "label": label, "ecolor": "0.3", "capsize": 2}
             axes.bar(at, values.mean(axis=0), 0.25, yerr=error, **style)
         axes.set_xticks(range(len(names)), names, fontsize=7)
         axes.set_title(case.replace("_", " "), fontsize=10)
@@ -102,11 +102,11 @@ def _clients(results, played, path):
 def _statistics(results, path):
     """FedPav and KD with three kinds of running statistics, and how far they swing."""
     figure, grid = figures.panels(3, 4.6, 3.6)
-    colours = dict(zip(STATISTICS, COLOURS.values(), strict=False))
+    colors = dict(zip(STATISTICS, COLORS.values(), strict=False))
     names = lambda row: {how: f"{row}_{how}" for how in STATISTICS} | {"average": row}
     for axes, row in zip(grid[:2], ("fedpav", "kd"), strict=True):
         for how, name in names(row).items():
-            style = {"color": colours[how], "label": STATISTICS[how]}
+            style = {"color": colors[how], "label": STATISTICS[how]}
             _curve(axes, results, PARTS, name, **style)
         axes.set_title(f"{SHOWN[row][0]}, by statistics", fontsize=10)
         axes.set_ylabel("rank-1")
@@ -119,7 +119,7 @@ def _statistics(results, path):
             if len(values):
                 x = at + 0.27 * (place - 1)
                 label = STATISTICS[how] if not at else None
-                grid[2].bar(x, values.mean(), 0.25, color=colours[how], label=label)
+                grid[2].bar(x, values.mean(), 0.25, color=colors[how], label=label)
                 grid[2].plot([x] * len(values), values, "k.", ms=4)
     grid[2].set_xticks([0, 1], ["FedPav", "KD"])
     grid[2].set_title("swing in the second half of the rounds", fontsize=10)

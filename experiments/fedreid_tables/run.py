@@ -21,9 +21,9 @@ import reid_findings  # noqa: E402
 import reid_plots as plots  # noqa: E402
 import studies  # noqa: E402
 
-from fedfr_jax.processes import use_every_core  # noqa: E402
+from fedfr_jax.distributed import use_every_core  # noqa: E402
 
-PROTOCOLS = ("generic", "personalised", "local")
+PROTOCOLS = ("generic", "personalized", "local")
 
 
 def know_parts() -> None:
@@ -50,7 +50,7 @@ def kept(experiment, found, folder: pathlib.Path) -> dict:
 
 def clients_of(experiment) -> dict:
     """Names and images of the clients, in the order of `of_client`."""
-    facts = experiment.task.facts
+    facts = experiment.task.data_report
     images = [int(number) for number in facts["images"]]
     return {"names": list(facts["client_names"]), "images": images}
 
@@ -61,7 +61,7 @@ def curve_of(folder: pathlib.Path) -> list[float]:
 
     path = folder / "metrics.jsonl"
     lines = read_jsonl(path) if path.exists() else []
-    for key in ("generic/rank1", "personalised/rank1"):
+    for key in ("generic/rank1", "personalized/rank1"):
         if curve := [line[key] for line in lines if key in line]:
             return curve
     return []

@@ -16,25 +16,25 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.feed import Feed
-from fedfr_jax.permutation import permute_host
-from fedfr_jax.stream import Stream
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.permutation import permute_on_host
+from fedfr_jax.data.stream import Stream
 from fedfr_jax.types import Batch, Dataset
 
 CENTRAL = 2**31 + 1  # folded into the seed; clients fold their ids, below 2^31
-CUT = Batch(*[P(meshes.CLIENTS)] * len(Batch._fields))._replace(num_classes=P())
+TO_SHARD = Batch(*[P(meshes.CLIENTS)] * len(Batch._fields))._replace(num_classes=P())
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Stored examples of the steps first, ..., last - 1, cut over the devices."""
 
     rows: jax.Array  # [A * k * part] int32 of the data set: devices, steps, places
     examples: Dataset  # of [A * k * part, ...]
-    first: np.int32
-    last: np.int32  # at most first + k
+    is_first: np.int32
+    is_last: np.int32  # at most first + k
 
 
-class Order(NamedTuple):
+class EpochOrder(NamedTuple):
     """Which rows are trained on, and in which batches."""
 
     first_row: int
@@ -42,7 +42,7 @@ class Order(NamedTuple):
     batch_size: int  # over all devices
     num_devices: int
     seed: int
-    lists: Callable | None = None  # as `Central.order`
+    lists: Callable | None = None  # as `CentralTrainer.order`
 
     @property
     def num_steps(self) -> int:
@@ -79,15 +79,15 @@ class Order(NamedTuple):
         most = self.num_rows if listed is None else listed.size
         position = np.minimum(steps * self.batch_size + places, most - 1)
         if listed is None:
-            row = permute_host(word, position.ravel(), self.num_rows)
+            row = permute_on_host(word, position.ravel(), self.num_rows)
         else:
             row = listed.ravel()[position.ravel()]
         return (row + self.first_row).astype(np.int32).reshape(position.shape)
 
 
-def pieces(
-    table: Dataset | Stream, order: Order, epoch: int, mesh: Mesh
-) -> Iterator[Piece]:
+def epoch_chunks(
+    table: Dataset | Stream, order: EpochOrder, epoch: int, mesh: Mesh
+) -> Iterator[Chunk]:
     """An epoch's pieces, all of one shape; two of them fit the table's `memory`."""
     count, size = _count_and_steps(table, order)
     word = order.word(epoch)
@@ -95,14 +95,14 @@ def pieces(
 
     def rows_of(i):
         rows = order.rows(word, i * size, size, listed).ravel()
-        return meshes.put(rows, meshes.over_clients(mesh))
+        return meshes.put_global(rows, meshes.over_clients(mesh))
 
-    for i, (rows, examples) in enumerate(table.pieces(rows_of, count)):
+    for i, (rows, examples) in enumerate(table.chunks(rows_of, count)):
         first, last = i * size, min((i + 1) * size, order.num_steps)
-        yield Piece(rows, examples, np.int32(first), np.int32(last))
+        yield Chunk(rows, examples, np.int32(first), np.int32(last))
 
 
-def piece_shapes(table: Dataset | Stream, order: Order, mesh: Mesh) -> Piece:
+def chunk_shapes(table: Dataset | Stream, order: EpochOrder, mesh: Mesh) -> Chunk:
     """A piece of `pieces` as shapes with their places."""
     _, size = _count_and_steps(table, order)
     length, cut = order.batch_size * size, meshes.over_clients(mesh)
@@ -113,18 +113,18 @@ def piece_shapes(table: Dataset | Stream, order: Order, mesh: Mesh) -> Piece:
     else:
         one = lambda x: of(length, *x.shape[1:], dtype=x.dtype)
         examples = jax.tree.map(one, table)
-    return Piece(of(length, dtype=np.int32), examples, np.int32(0), np.int32(size))
+    return Chunk(of(length, dtype=np.int32), examples, np.int32(0), np.int32(size))
 
 
 def _count_and_steps(table, order):
     """(pieces of an epoch, steps of each); two of them fit the table's `memory`."""
-    fits = max(table.memory // (2 * table.row_bytes * order.part), 1)
+    fits = max(table.memory // (2 * table.example_bytes * order.part), 1)
     count = -(-order.num_steps // fits)
     return count, -(-order.num_steps // count)
 
 
 def build_batch(
-    feed: Feed, order: Order, mesh: Mesh, mark: Callable | None = None
+    feed: Batching, order: EpochOrder, mesh: Mesh, mark: Callable | None = None
 ) -> Callable:
     """batch(piece, key, step) -> `Batch` of [B], cut over the devices, augmented.
 
@@ -132,29 +132,29 @@ def build_batch(
     their labels are classes of all.
 
     Args:
-      mark: see `Central.mark`.
+      mark: see `CentralTrainer.mark`.
     """
 
-    def of_part(piece: Piece, key, step):
-        start = (step - piece.first) * order.part
+    def of_part(piece: Chunk, key, step):
+        start = (step - piece.is_first) * order.part
         cut = lambda x: jax.lax.dynamic_slice_in_dim(x, start, order.part)
         row, stored = jax.tree.map(cut, (piece.rows, piece.examples))
         place = jnp.arange(order.part, dtype=jnp.int32)
         number = jax.lax.axis_index(meshes.CLIENTS) * order.part + place
-        inputs, targets, view = feed.augmented(key, step, number, *stored)
+        inputs, targets, view = feed.augment_batch(key, step, number, *stored)
         always = jnp.ones(order.part, bool)
         return Batch(
             inputs=inputs,
             targets=targets,
             num_classes=jnp.int32(0),
             is_valid=always,
-            is_extra=always,
-            example=row,
+            is_added=always,
+            row=row,
             position=row - order.first_row,
-            view=view,
+            view_index=view,
         )
 
     cut = P(meshes.CLIENTS)
-    specs = Piece(cut, cut, P(), P()), P(), P()
-    batch = meshes.over_client_devices(mesh, of_part, specs, CUT)
+    specs = Chunk(cut, cut, P(), P()), P(), P()
+    batch = meshes.over_client_devices(mesh, of_part, specs, TO_SHARD)
     return batch if mark is None else lambda *given: mark(batch(*given))

@@ -1,4 +1,6 @@
-"""Margin softmax with its classes cut over all devices, and never all there at once.
+"""Class-parallel margin softmax: sharded classes, PartialFC sampling, sparse updates.
+
+Margin softmax with its classes cut over all devices, and never all there at once.
 
 The loss of an example is log(1 + exp(L - t)): t is the logit of its own class, L the
 logarithm of the sum of exp over all other classes. Each device sums over the classes
@@ -12,28 +14,47 @@ from above by 69.08; here nothing is bounded.
 
 All functions run on one device of a shard_map over the mesh, and are differentiated
 there: the gradient of a row is whole, that of a feature has come back to its device.
+
+Some classes of a step: every label's own and a keyed choice of others (PartialFC).
+
+An et al. 2022, arXiv:2203.15565, section 3. Each device draws among its own classes,
+so all have the same number of rows; the rows that are not drawn stay as they are, with
+what the optimizer keeps for them. Deviation: labels come on top of the chosen number
+of classes, not out of it, because a compiled step has as many rows every time.
+
+A step on some rows of the table of classes, and of what the optimizer keeps of them.
+
+Between `gather_rows` and `scatter_rows` the table is as small as the draw, so there is
+no gradient of the size of the table, and a row that is not drawn keeps its bits.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.central.sharding import LeafSharding, StepSharding, state_layout
+from fedfr_jax.data.permutation import permute
+from fedfr_jax.types import Batch, PyTree
 
-LOWEST = -1e38  # a logit whose exp is 0
+LOWEST_LOGIT = -1e38  # a logit whose exp is 0
 
 
-class Held(NamedTuple):
+class SampledClasses(NamedTuple):
     """Which classes a device has rows of in a step."""
 
     ids: jax.Array  # [R] int32 class of each row, -1 for a row that does not count
     row: jax.Array  # [c] int32 row of each class that is the device's own, -1: none
 
 
-class Softmax(NamedTuple):
+class ClassSoftmax(NamedTuple):
     """What a margin loss tells the softmax.
 
     `margin(cosine, norm)`, of [B] cosines with the own class and [B] lengths of the
@@ -54,21 +75,25 @@ def rows_per_device(num_classes: int, num_devices: int, chunk: int = 0) -> int:
     return -(-rows // chunk) * chunk
 
 
-def all_rows(num_classes: int, num_rows: int) -> Held:
+def all_rows(num_classes: int, num_rows: int) -> SampledClasses:
     """A device holds the rows of all `num_rows` classes that are its own."""
     own = jnp.arange(num_rows, dtype=jnp.int32)
     ids = jax.lax.axis_index(meshes.CLIENTS) * num_rows + own
     is_class = ids < num_classes
-    return Held(jnp.where(is_class, ids, -1), jnp.where(is_class, own, -1))
+    return SampledClasses(jnp.where(is_class, ids, -1), jnp.where(is_class, own, -1))
 
 
-def of_all(x: jax.Array) -> jax.Array:
+def gather_losses(x: jax.Array) -> jax.Array:
     """[B, ...] of the whole batch, of a device's own examples [b, ...]."""
     return jax.lax.all_gather(x, meshes.CLIENTS, tiled=True)
 
 
 def class_losses(
-    features: jax.Array, rows: jax.Array, labels: jax.Array, held: Held, of: Softmax
+    features: jax.Array,
+    rows: jax.Array,
+    labels: jax.Array,
+    held: SampledClasses,
+    of: ClassSoftmax,
 ) -> tuple[jax.Array, Any]:
     """Cross entropy of a device's own examples against the classes of all devices.
 
@@ -82,12 +107,15 @@ def class_losses(
       (losses [b], not bounded, what `of.margin` gives beside the logits).
     """
     chex.assert_rank([features, rows, labels], [2, 2, 1])
-    everybody, labels = of_all(features.astype(jnp.float32)), of_all(labels)
+    everybody, labels = (
+        gather_losses(features.astype(jnp.float32)),
+        gather_losses(labels),
+    )
     unit = of.unit(everybody)
     # Not the root of a square, which overflows for the features of a new network.
     norm = jnp.sum(everybody * jax.lax.stop_gradient(unit), axis=1)
-    rows, own = _with_taken(rows, _row_of(labels, held))
-    cosine = _own_cosine(unit, of.unit(own), labels, held)
+    rows, own = _with_sampled(rows, _local_row(labels, held))
+    cosine = _target_cosine(unit, of.unit(own), labels, held)
     target, others, aux = of.margin(cosine, norm)
     rest = _log_sum_of_others(unit, rows, labels, held.ids, others, of)
     first = jax.lax.axis_index(meshes.CLIENTS) * len(features)
@@ -103,13 +131,13 @@ def _place(labels, held):
     )
 
 
-def _row_of(labels, held):
+def _local_row(labels, held):
     """Row of each label, 0 for one that another device holds."""
     place, is_own = _place(labels, held)
     return jnp.where(is_own, jnp.maximum(held.row[place], 0), 0)
 
 
-def _own_cosine(unit, own, labels, held):
+def _target_cosine(unit, own, labels, held):
     """Cosine of every example with its own class, [B], the same on all devices."""
     place, is_own = _place(labels, held)
     is_held = is_own & (held.row[place] >= 0)
@@ -118,19 +146,19 @@ def _own_cosine(unit, own, labels, held):
 
 
 @jax.custom_vjp
-def _with_taken(rows, index):
+def _with_sampled(rows, index):
     """(rows, rows[index]); the gradient of the latter is added to that of the former
     in place, where two uses of `rows` would make two arrays of its size."""
     return rows, rows[index]
 
 
-def _with_taken_backward(index, cotangents):
+def _with_sampled_backward(index, cotangents):
     whole, taken = cotangents
     return whole.at[index].add(taken), None
 
 
-_with_taken.defvjp(
-    lambda rows, index: (_with_taken(rows, index), index), _with_taken_backward
+_with_sampled.defvjp(
+    lambda rows, index: (_with_sampled(rows, index), index), _with_sampled_backward
 )
 
 
@@ -142,12 +170,12 @@ def _log_sum_of_others(unit, rows, labels, ids, others, of):
         rows, ids = chunk
         logits = others(_cosines(unit, of.unit(rows), of.dtype))
         counts = (ids >= 0)[None] & (ids[None] != labels[:, None])
-        logits = jnp.where(counts, logits, LOWEST)
+        logits = jnp.where(counts, logits, LOWEST_LOGIT)
         top = jnp.maximum(most, jax.lax.stop_gradient(logits.max(1)))
         total = total * jnp.exp(most - top) + jnp.exp(logits - top[:, None]).sum(1)
         return (top, total), None
 
-    start = jnp.full(len(unit), LOWEST), jnp.zeros(len(unit))
+    start = jnp.full(len(unit), LOWEST_LOGIT), jnp.zeros(len(unit))
     chunk = of.chunk or len(rows)
     if chunk >= len(rows):
         (most, total), _ = one(start, (rows, ids))
@@ -174,3 +202,131 @@ def _chunks(x, size, fill):
     if missing:
         x = jnp.concatenate([x, jnp.full((missing, *x.shape[1:]), fill, x.dtype)])
     return x.reshape(-1, size, *x.shape[1:])
+
+
+def num_sampled(num_rows: int, rate: float) -> int:
+    """Classes that each device draws of its `num_rows`, at a rate in (0, 1]."""
+    return min(math.ceil(rate * num_rows), num_rows)
+
+
+def sample_classes(
+    key: jax.Array, labels: jax.Array, num_classes: int, num_rows: int, count: int
+) -> SampledClasses:
+    """`count` of a device's classes and those of its labels, `count` + B rows.
+
+    Args:
+      key: the same on all devices.
+      labels: [B] int32 of the whole batch.
+      num_rows: classes that are the device's own, some of padding.
+    """
+    device = jax.lax.axis_index(meshes.CLIENTS)
+    start = device * num_rows
+    num_real = jnp.clip(num_classes - start, 0, num_rows)
+    word = jax.random.bits(jax.random.fold_in(key, device), dtype=jnp.uint32)
+    number = jnp.arange(count, dtype=jnp.int32)
+    others = permute(word, number, jnp.maximum(num_real, 1))
+    place = jnp.concatenate([others, labels - start])
+    is_own = (place >= 0) & (place < num_real)
+    # Of a class that is there more than once the last row counts.
+    rows = jnp.arange(len(place), dtype=jnp.int32)
+    row = jnp.full(num_rows, -1, jnp.int32)
+    row = row.at[jnp.where(is_own, place, num_rows)].max(rows, mode="drop")
+    is_last = is_own & (row[jnp.clip(place, 0, num_rows - 1)] == rows)
+    return SampledClasses(jnp.where(is_last, start + place, -1), row)
+
+
+def gather_classes(table: jax.Array, held: SampledClasses) -> jax.Array:
+    """Rows [R, ...] of a device's table [c, ...]; any row where none counts."""
+    return table[jnp.minimum(_sampled_place(held), len(table) - 1)]
+
+
+def scatter_classes(
+    table: jax.Array, rows: jax.Array, held: SampledClasses
+) -> jax.Array:
+    """The table with the rows that count in their places."""
+    return table.at[_sampled_place(held)].set(rows, mode="drop")
+
+
+def _sampled_place(held):
+    """Place of each row in the device's table, behind its end where none counts."""
+    start = jax.lax.axis_index(meshes.CLIENTS) * len(held.row)
+    return jnp.where(held.ids >= 0, held.ids - start, len(held.row))
+
+
+CLASS_TABLE = "phi"  # the parameter of classes, where a task has one
+SAMPLED = 2**31 + 2  # folded into a step's key; devices fold their numbers
+CUT = P(meshes.CLIENTS)
+
+
+def table_of(layout: LeafSharding, params: PyTree) -> jax.Array | None:
+    """The leaf with the rule CLASSES, whole or a device's part; None without one."""
+    leaves = zip(jax.tree.leaves(params), jax.tree.leaves(layout.is_table), strict=True)
+    return next((x for x, is_table in leaves if is_table), None)
+
+
+def sampled_rows(
+    mesh: Mesh,
+    spread: StepSharding,
+    layout: LeafSharding,
+    params: PyTree,
+    batch: Batch,
+    key,
+) -> SampledClasses | None:
+    """The classes of a step, cut over the devices; None: all classes take part."""
+    table = table_of(layout, params)
+    if table is None or spread.class_rate == 1:
+        return None
+    num_rows = len(table) // mesh.shape[meshes.CLIENTS]
+    count = num_sampled(num_rows, spread.class_rate)
+
+    def of_part(labels, key):
+        labels = jax.lax.all_gather(labels, meshes.CLIENTS, tiled=True)
+        key = jax.random.fold_in(key, SAMPLED)
+        return sample_classes(key, labels, spread.num_classes, num_rows, count)
+
+    draw = meshes.over_client_devices(mesh, of_part, (CUT, P()), CUT)
+    return draw(batch.labels, key)
+
+
+def gather_rows(
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation,
+    layout: LeafSharding,
+    whole: tuple[PyTree, PyTree],
+    held: SampledClasses | None,
+) -> tuple[PyTree, PyTree]:
+    """(parameters, optimizer's state) with the rows `held` in the place of tables."""
+    if held is None:
+        return whole
+    take = meshes.over_client_devices(mesh, gather_classes, (CUT, CUT), CUT)
+    return jax.tree.map(
+        lambda x, is_table: take(x, held) if is_table else x,
+        whole,
+        _tables(optimizer, layout, whole),
+    )
+
+
+def scatter_rows(
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation,
+    layout: LeafSharding,
+    whole: tuple[PyTree, PyTree],
+    moved: tuple[PyTree, PyTree],
+    held: SampledClasses | None,
+) -> tuple[PyTree, PyTree]:
+    """What has `moved`, its rows in their places in the tables of before."""
+    if held is None:
+        return moved
+    put = meshes.over_client_devices(mesh, scatter_classes, (CUT, CUT, CUT), CUT)
+    return jax.tree.map(
+        lambda x, new, is_table: put(x, new, held) if is_table else new,
+        whole,
+        moved,
+        _tables(optimizer, layout, whole),
+    )
+
+
+def _tables(optimizer, layout, whole):
+    """Which leaves of (parameters, optimizer's state) are tables."""
+    is_table = layout.is_table
+    return is_table, state_layout(optimizer, whole[1], is_table, False)

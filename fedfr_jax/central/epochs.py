@@ -10,10 +10,20 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.central.batches import Order, build_batch, piece_shapes, pieces
-from fedfr_jax.central.sharding import Spread, layout_of, of_state, shardings
+from fedfr_jax.central.batches import (
+    EpochOrder,
+    build_batch,
+    chunk_shapes,
+    epoch_chunks,
+)
+from fedfr_jax.central.sharding import (
+    StepSharding,
+    leaf_sharding,
+    shardings,
+    state_layout,
+)
 from fedfr_jax.central.step import State, build_step
-from fedfr_jax.feed import Feed
+from fedfr_jax.data.batching import Batching
 
 
 class Epochs(NamedTuple):
@@ -35,7 +45,7 @@ class Epochs(NamedTuple):
 def build_epochs(
     loss_fn: Callable,
     optimizer: optax.GradientTransformation,
-    feed: Feed,
+    feed: Batching,
     mesh: Mesh,
     *,
     first_row: int,
@@ -43,24 +53,24 @@ def build_epochs(
     seed: int,
     lists: Callable | None = None,
     mark: Callable | None = None,
-    spread: Spread | None = None,
+    spread: StepSharding | None = None,
     class_rates: Sequence[float] = (1.0,),
 ) -> Epochs:
     """Compile-once epochs over table rows first_row:first_row + num_rows.
 
     Args:
-      loss_fn: as of `Local`; `optimizer` includes its learning rate.
-      lists: the order of an epoch, see `Central.order`.
-      mark: see `Central.mark`.
+      loss_fn: as of `LocalTraining`; `optimizer` includes its learning rate.
+      lists: the order of an epoch, see `CentralTrainer.order`.
+      mark: see `CentralTrainer.mark`.
       feed: batch_size is the total over devices and a multiple of their number, times
         micro-batches; always shuffles, and drops the last, partial batch.
-      class_rates: `Spread.class_rate` of every epoch, the last one of those that
+      class_rates: `StepSharding.class_rate` of every epoch, the last one of those that
         follow; each rate is compiled.
 
     Raises:
       ValueError: when the batch does not divide, or exceeds the rows.
     """
-    spread = spread or Spread()
+    spread = spread or StepSharding()
     num_devices = mesh.shape[meshes.CLIENTS]
     parts = num_devices * spread.micro_batches
     if feed.batch_size % parts or not 0 < feed.batch_size <= num_rows:
@@ -68,13 +78,13 @@ def build_epochs(
             f"pretrain.batch_size must be a multiple of {parts} devices and at "
             f"most the {num_rows} images, got {feed.batch_size}."
         )
-    order = Order(first_row, num_rows, feed.batch_size, num_devices, seed, lists)
+    order = EpochOrder(first_row, num_rows, feed.batch_size, num_devices, seed, lists)
     batch = build_batch(feed, order, mesh, mark)
 
     def trainer_at(rate):
         own = spread._replace(class_rate=rate)
         step = build_step(loss_fn, optimizer, mesh, own)
-        return _piece_trainer(step, batch, order)
+        return _chunk_trainer(step, batch, order)
 
     trainers = {rate: trainer_at(rate) for rate in set(class_rates)}
 
@@ -89,11 +99,11 @@ def build_epochs(
 
     def lower(variables, table):
         state = state_shapes(variables, optimizer, mesh, spread)
-        return program(state, 0).lower(state, piece_shapes(table, order, mesh), 0)
+        return program(state, 0).lower(state, chunk_shapes(table, order, mesh), 0)
 
     def run(state, table, epoch):
         train, found = program(state, epoch), []
-        for piece in pieces(table, order, epoch, mesh):
+        for piece in epoch_chunks(table, order, epoch, mesh):
             state, sums = train(state, piece, epoch)
             found.append(jax.device_get(sums))  # waits: two pieces exist, not more
         return state, {
@@ -110,14 +120,14 @@ def _start(variables, optimizer, mesh, spread):
     if not spread.rules:
         variables = variables() if callable(variables) else variables
         state = State(variables, optimizer.init(variables["params"]))
-        return meshes.put(state, whole)
+        return meshes.put_global(state, whole)
     places = jax.tree.map(
         lambda x: x.sharding, state_shapes(variables, optimizer, mesh, spread)
     )
     if callable(variables):
         variables = jax.jit(variables, out_shardings=places.variables)()
     else:
-        variables = meshes.put(variables, places.variables)
+        variables = meshes.put_global(variables, places.variables)
     start = jax.jit(optimizer.init, out_shardings=places.opt_state)
     return State(variables, start(variables["params"]))
 
@@ -125,7 +135,7 @@ def _start(variables, optimizer, mesh, spread):
 def state_shapes(variables, optimizer, mesh, spread) -> State:
     """Shapes of the first state, each with its place."""
     shapes = jax.eval_shape(variables) if callable(variables) else variables
-    layout = layout_of(spread.rules, shapes["params"], mesh)
+    layout = leaf_sharding(spread.rules, shapes["params"], mesh)
     opt_state = jax.eval_shape(optimizer.init, shapes["params"])
     state = State(
         {"params": shapes["params"], "batch_stats": shapes["batch_stats"]}, opt_state
@@ -133,12 +143,12 @@ def state_shapes(variables, optimizer, mesh, spread) -> State:
     stats = jax.tree.map(lambda _: P(), shapes["batch_stats"])
     specs = State(
         {"params": layout.params, "batch_stats": stats},
-        of_state(optimizer, opt_state, layout.moments, P()),
+        state_layout(optimizer, opt_state, layout.moments, P()),
     )
     return meshes.shapes_at(state, shardings(mesh, specs))
 
 
-def _piece_trainer(step: Callable, batch: Callable, order: Order) -> Callable:
+def _chunk_trainer(step: Callable, batch: Callable, order: EpochOrder) -> Callable:
     """train(state, piece, epoch) -> (state, sums of the metrics over its steps).
 
     One call for many steps: a call costs a tiny network more than a step.
@@ -158,8 +168,8 @@ def _piece_trainer(step: Callable, batch: Callable, order: Order) -> Callable:
             state, metrics = one(i, state)
             return state, jax.tree.map(jnp.add, sums, metrics)
 
-        _, metrics = jax.eval_shape(one, piece.first, state)
+        _, metrics = jax.eval_shape(one, piece.is_first, state)
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
-        return jax.lax.fori_loop(piece.first, piece.last, body, (state, sums))
+        return jax.lax.fori_loop(piece.is_first, piece.is_last, body, (state, sums))
 
     return train

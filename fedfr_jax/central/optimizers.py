@@ -10,8 +10,8 @@ the table, whose rows may lie on several devices, among rows of padding or of no
 import jax
 import optax
 
-from fedfr_jax.central.class_rows import CLASS_TABLE
-from fedfr_jax.stacks import span_of
+from fedfr_jax.central.class_parallel import CLASS_TABLE
+from fedfr_jax.scanned_blocks import stack_span
 from fedfr_jax.trees import path_name
 
 MOMENTUM = 0.9
@@ -67,7 +67,7 @@ def _layerwise(decay):
 
 def _is_stack(key) -> bool:
     """Whether a key of a path stands for several blocks, see `stacks`."""
-    start, stop = span_of(path_name((key,))) or (0, 1)
+    start, stop = stack_span(path_name((key,))) or (0, 1)
     return stop > start + 1
 
 

@@ -10,8 +10,13 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.central.optimizers import OPTIMIZERS
-from fedfr_jax.central.sharding import CLASSES, Spread, check_pairs, layout_of
-from fedfr_jax.central.statistics import group_size
+from fedfr_jax.central.sharding import (
+    CLASSES,
+    StepSharding,
+    check_pairs,
+    group_size,
+    leaf_sharding,
+)
 from fedfr_jax.schema import POSITIVE, check_choice, check_ranges, naming
 
 
@@ -57,13 +62,15 @@ class Training(NamedTuple):
     # Share of the classes in each step, for all epochs or one by one (the last stays).
     class_rate: float | tuple[float, ...] = 1.0
     # What the network starts from: a file of weights, or the work folder of a run. Rows
-    # of classes come from checkpoints alone, see runs/class_tables.py.
+    # of classes come from checkpoints alone, see runs/central_stage.py.
     init: Any = None
     # Regular expression over paths of leaves such as params/backbone/stem/conv/kernel:
     # those stay. Running statistics move all the same.
     freeze: str = ""
-    distill: Mapping | None = None  # of faces, see tasks/faces/distilled.py
-    gate_weight: float = 1.0  # of the head moe with masks, see tasks/faces/gate.py
+    distill: Mapping | None = None  # of faces, see tasks/faces/distillation.py
+    gate_weight: float = (
+        1.0  # of the head moe with masks, see tasks/faces/public_classes.py
+    )
 
     @property
     def class_rates(self) -> tuple[float, ...]:
@@ -72,35 +79,39 @@ class Training(NamedTuple):
         return tuple(rate) if isinstance(rate, Sequence) else (rate,)
 
 
-def optimizer_of(settings: Training, num_rows: int) -> optax.GradientTransformation:
+def build_optimizer(settings: Training, num_rows: int) -> optax.GradientTransformation:
     """The optimizer of a training on `num_rows` examples, with its schedule."""
-    rate = rate_of(settings, num_rows)
+    rate = scaled_learning_rate(settings, num_rows)
     optimizer = OPTIMIZERS[settings.optimizer](rate, settings.weight_decay)
     if settings.layer_rates:
         optimizer = optax.chain(optimizer, trees.scaling(settings.layer_rates))
     if settings.clip_norm:
         clip = optax.clip_by_global_norm(settings.clip_norm)
         optimizer = optax.chain(clip, optimizer)
-    return trees.still(optimizer, settings.freeze) if settings.freeze else optimizer
+    return (
+        trees.stop_gradients(optimizer, settings.freeze)
+        if settings.freeze
+        else optimizer
+    )
 
 
-def rate_of(settings: Training, num_rows: int) -> optax.Schedule:
+def scaled_learning_rate(settings: Training, num_rows: int) -> optax.Schedule:
     """The learning rate of every step of a training on `num_rows` examples."""
     learning_rate = settings.learning_rate
     if settings.base_batch:  # Goyal et al. 2017, arXiv:1706.02677, section 2.1
         learning_rate *= settings.batch_size / settings.base_batch
     steps, is_whole = num_rows // settings.batch_size, settings.rate_per == "epoch"
-    rate = rate_schedule(
+    rate = build_schedule(
         learning_rate=learning_rate,
         warmup=settings.warmup,
         warmup_from=settings.warmup_from,
         milestones=settings.milestones,
         total=max(settings.epochs * (1 if is_whole else steps), 1),
     )
-    return by_epoch(rate, max(steps, 1)) if is_whole else rate
+    return epoch_schedule(rate, max(steps, 1)) if is_whole else rate
 
 
-def rate_schedule(
+def build_schedule(
     *,
     learning_rate: float,
     warmup: float,
@@ -130,31 +141,33 @@ def rate_schedule(
     return optax.join_schedules([before, after], [warm])
 
 
-def by_epoch(schedule: optax.Schedule, steps: int) -> optax.Schedule:
+def epoch_schedule(schedule: optax.Schedule, steps: int) -> optax.Schedule:
     """A schedule of epochs, numbered from 1, as one of steps, so many an epoch."""
     return lambda step: schedule(step // steps + 1)
 
 
-def mesh_of(settings: Training, mesh: Mesh) -> Mesh:
+def build_mesh(settings: Training, mesh: Mesh) -> Mesh:
     """The mesh that a training runs on: all devices along `clients` where its network
     or its classes are cut."""
     is_cut = settings.class_parallel or settings.sharding
-    return meshes.flat(mesh) if is_cut else mesh
+    return meshes.flatten_mesh(mesh) if is_cut else mesh
 
 
 def num_devices(settings: Training, mesh: Mesh) -> int:
     """Devices that have a part of each batch."""
-    return mesh_of(settings, mesh).shape[meshes.CLIENTS]
+    return build_mesh(settings, mesh).shape[meshes.CLIENTS]
 
 
-def spread_of(settings: Training, num_classes: int, table: str | None) -> Spread:
+def build_step_sharding(
+    settings: Training, num_classes: int, table: str | None
+) -> StepSharding:
     """How the steps are spread over the mesh.
 
     Args:
       table: pattern of the table of classes, with class_parallel.
     """
     own = ((table, CLASSES),) if settings.class_parallel else ()
-    return Spread(
+    return StepSharding(
         rules=(*own, *map(tuple, settings.sharding)),
         micro_batches=settings.micro_batches,
         reduce_dtype=settings.reduce_dtype,
@@ -198,7 +211,7 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
     with naming(f"config.{section}"):
         check_pairs(settings.sharding)
         group_size(settings.batch_norm, count)
-        optimizer_of(settings, num_rows)
+        build_optimizer(settings, num_rows)
 
 
 def check_patterns(
@@ -208,9 +221,9 @@ def check_patterns(
 
     Args:
       params_of: () -> parameters, arrays or shape structs; not called without patterns.
-      table: as of `spread_of`.
+      table: as of `build_step_sharding`.
     """
-    rules = spread_of(settings, 0, table).rules
+    rules = build_step_sharding(settings, 0, table).rules
     if not (rules or settings.layer_rates or settings.freeze):
         return
     params = params_of()
@@ -218,10 +231,10 @@ def check_patterns(
         with naming(f"config.{section}.layer_rates"):
             trees.matching(pattern)(params)
     with naming(f"config.{section}.sharding"):
-        layout_of(rules, params, mesh_of(settings, mesh))
+        leaf_sharding(rules, params, build_mesh(settings, mesh))
     if settings.freeze:
         with naming(f"config.{section}.freeze"):
-            trees.still(optax.identity(), settings.freeze).init(params)
+            trees.stop_gradients(optax.identity(), settings.freeze).init(params)
 
 
 def check_factors(what: str, factors: Mapping[str, float]) -> None:

@@ -1,4 +1,11 @@
-"""Which device keeps which part of parameters, gradients and the optimizer's state.
+"""Sharding of parameters, gradients and optimizer state; shared batch statistics.
+
+Which devices take the statistics of batch normalization together.
+
+Each device its own unless asked otherwise: Ioffe and Szegedy 2015, arXiv:1502.03167, on
+a part of the batch (Goyal et al. 2017, arXiv:1706.02677, section 2.3).
+
+Which device keeps which part of parameters, gradients and the optimizer's state.
 
 Ordered pairs (pattern of paths, rule) say it; the first pattern that is found in a
 leaf's path decides, and a leaf without one is whole. ZeRO: Rajbhandari et al. 2020,
@@ -17,8 +24,32 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.stacks import Part, are_stacked
+from fedfr_jax.scanned_blocks import StackedPath, are_stacked
 from fedfr_jax.types import PyTree
+
+
+def group_size(batch_norm: str | int, num_devices: int) -> int:
+    """Devices that share statistics: 1 for "local", all for "sync".
+
+    Raises:
+      ValueError: when it is neither these nor a number that divides the devices.
+    """
+    sizes = {"local": 1, "sync": num_devices}
+    size = sizes.get(batch_norm, batch_norm)
+    if not isinstance(size, int) or size < 1 or num_devices % size:
+        raise ValueError(
+            f"batch_norm must be local, sync or a divisor of the {num_devices} devices,"
+            f" got {batch_norm!r}."
+        )
+    return size
+
+
+def group_mean(size: int, num_devices: int) -> Callable:
+    """Means over groups of `size` devices next to each other, inside a shard_map."""
+    numbers = range(0, num_devices, size)
+    groups = [list(range(i, i + size)) for i in numbers] if size < num_devices else None
+    return lambda x: jax.lax.psum(x, meshes.CLIENTS, axis_index_groups=groups) / size
+
 
 # A rule and what it cuts, beside what the rules before it cut.
 RULES = {
@@ -31,7 +62,7 @@ CLASSES = "classes"  # rows of a table of classes: cut everywhere, gathered nowh
 SMALLEST = 2**12  # elements; cutting a smaller leaf costs more than it frees
 
 
-class Spread(NamedTuple):
+class StepSharding(NamedTuple):
     """How a step is spread over the mesh."""
 
     rules: tuple[tuple[str, str], ...] = ()  # pairs, see above
@@ -41,7 +72,7 @@ class Spread(NamedTuple):
     class_rate: float = 1.0  # share of the classes whose rows take part
 
 
-class Layout(NamedTuple):
+class LeafSharding(NamedTuple):
     """How the leaves of parameters lie on the mesh."""
 
     rule: PyTree  # of str
@@ -90,7 +121,9 @@ def check_pairs(pairs: Sequence) -> None:
             )
 
 
-def layout_of(rules: Sequence[tuple[str, str]], params: PyTree, mesh: Mesh) -> Layout:
+def leaf_sharding(
+    rules: Sequence[tuple[str, str]], params: PyTree, mesh: Mesh
+) -> LeafSharding:
     """The rules' layout of parameters (arrays or shape structs).
 
     Raises:
@@ -103,22 +136,22 @@ def layout_of(rules: Sequence[tuple[str, str]], params: PyTree, mesh: Mesh) -> L
         return next((r for r, f in zip(names, is_found, strict=True) if f), "whole")
 
     rule = jax.tree.map(rule_of, params, *found)
-    cut = lambda *leaf: _cut(mesh, *leaf)
-    return Layout(rule, jax.tree.map(cut, rule, params, are_stacked(params)))
+    cut = lambda *leaf: _shard_spec(mesh, *leaf)
+    return LeafSharding(rule, jax.tree.map(cut, rule, params, are_stacked(params)))
 
 
-def _cut(mesh, rule, x, is_stacked):
+def _shard_spec(mesh, rule, x, is_stacked):
     num_devices = mesh.shape[meshes.CLIENTS]
     if rule == CLASSES:
         return P(meshes.CLIENTS)
     if rule == "whole":
         return P()
     shape = x.shape[1:] if is_stacked else x.shape  # every block is cut alike
-    found = meshes.longest_cut(shape, meshes.CLIENTS, num_devices, SMALLEST)
+    found = meshes.longest_sharded_axis(shape, meshes.CLIENTS, num_devices, SMALLEST)
     return P(None, *found) if is_stacked and found else found
 
 
-def of_state(
+def state_layout(
     optimizer: optax.GradientTransformation,
     opt_state: PyTree,
     like: PyTree,
@@ -139,7 +172,7 @@ def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
-def laid(mesh: Mesh, tree: PyTree, specs: PyTree) -> PyTree:
+def place(mesh: Mesh, tree: PyTree, specs: PyTree) -> PyTree:
     """`tree` with every leaf where its spec says, inside jit."""
     return jax.tree.map(
         lambda x, spec: with_sharding_constraint(x, NamedSharding(mesh, spec)),
@@ -148,25 +181,27 @@ def laid(mesh: Mesh, tree: PyTree, specs: PyTree) -> PyTree:
     )
 
 
-def whole(params: PyTree, layout: Layout, dtype: str | None) -> PyTree:
+def unshard(params: PyTree, layout: LeafSharding, dtype: str | None) -> PyTree:
     """Cut leaves of the rule zero3 gathered, on one device of a shard_map.
 
-    Those of a stack are a `Part`: its network gathers a block where it runs it. The
-    gradient of a gathered leaf comes back summed over the devices and cut.
+    Those of a stack are a `StackedPath`: its network gathers a block where it runs it.
+    The gradient of a gathered leaf comes back summed over the devices and cut.
     """
 
     def one(x, rule, cut, is_stacked):
         if rule != "zero3" or _axis(cut) is None:
             return x
         if is_stacked:
-            return Part(x, _gather(_axis(cut) - 1, dtype))
+            return StackedPath(x, _gather(_axis(cut) - 1, dtype))
         return _gather(_axis(cut), dtype)(x)
 
     return jax.tree.map(one, params, layout.rule, layout.cut, are_stacked(params))
 
 
-def summed(mesh: Mesh, grads: PyTree, layout: Layout, dtype: str | None) -> PyTree:
-    """Gradients of one device's part as sums over the devices, as `Layout.grads`."""
+def reduce_gradients(
+    mesh: Mesh, grads: PyTree, layout: LeafSharding, dtype: str | None
+) -> PyTree:
+    """Gradients of a device's part, summed over the devices: `LeafSharding.grads`."""
     leaves, structure = jax.tree.flatten(grads)
     kinds = [x if dtype is None else x.astype(dtype) for x in leaves]
     rules, cuts = map(structure.flatten_up_to, (layout.rule, layout.cut))

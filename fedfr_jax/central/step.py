@@ -1,4 +1,11 @@
-"""One step of training on the whole mesh: an ordinary jitted step over the mesh.
+"""One step of central training over the mesh, in micro-batches.
+
+Gradients of a batch, a part of it at a time: less memory, the same mean.
+
+Batch statistics are those of a part (ghost batch normalization, Hoffer et al. 2017,
+arXiv:1705.08741) and move with every one of them.
+
+One step of training on the whole mesh: an ordinary jitted step over the mesh.
 
 The batch is cut over the devices, and what `sharding` says of the state. Each device
 computes the loss, gradients and batch statistics of its own part, and their means move
@@ -9,19 +16,62 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central import sharding
-from fedfr_jax.central.batches import CUT
-from fedfr_jax.central.class_parallel import all_rows
-from fedfr_jax.central.class_rows import drawn_rows, rows_back, rows_of, table_of
-from fedfr_jax.central.micro_batches import accumulated
-from fedfr_jax.central.sharding import Layout, Spread, layout_of
-from fedfr_jax.objective import with_aux
-from fedfr_jax.types import PyTree
+from fedfr_jax.central.batches import TO_SHARD
+from fedfr_jax.central.class_parallel import (
+    all_rows,
+    gather_rows,
+    sampled_rows,
+    scatter_rows,
+    table_of,
+)
+from fedfr_jax.central.sharding import LeafSharding, StepSharding, leaf_sharding
+from fedfr_jax.types import Batch, PyTree, as_aux_loss
+
+
+def accumulate_gradients(
+    gradient: Callable, variables: PyTree, batch: Batch, key: jax.Array, count: int
+) -> tuple[PyTree, PyTree, PyTree]:
+    """(gradients, statistics, metrics with the loss), means over `count` parts.
+
+    Args:
+      gradient: (params, stats, batch, key) -> ((loss, (stats, metrics)), gradients).
+      batch: of a device; `count` divides its size.
+    """
+    params, stats = variables["params"], variables["batch_stats"]
+    if count == 1:
+        (loss, (stats, metrics)), grads = gradient(params, stats, batch, key)
+        return grads, stats, {"loss": loss, **metrics}
+
+    def one(carry, part):
+        sums, stats = carry
+        number, batch = part
+        own = jax.random.fold_in(key, number)
+        (loss, (stats, metrics)), grads = gradient(params, stats, batch, own)
+        return (jax.tree.map(jnp.add, sums, grads), stats), {"loss": loss, **metrics}
+
+    start = jax.tree.map(jnp.zeros_like, params), stats
+    parts = jnp.arange(count, dtype=jnp.int32), _micro_batches(batch, count)
+    (sums, stats), metrics = jax.lax.scan(one, start, parts)
+    grads = jax.tree.map(lambda x: x / count, sums)
+    return grads, stats, jax.tree.map(lambda x: x.mean(0), metrics)
+
+
+def _micro_batches(batch, count):
+    """`batch` as [count, B / count, ...]; what is no example's comes with all."""
+
+    def split(tree, spec):
+        if not any(spec):
+            return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
+        return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), tree)
+
+    return Batch(*map(split, batch, TO_SHARD))
 
 
 class State(NamedTuple):
@@ -35,55 +85,56 @@ def build_step(
     loss_fn: Callable,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
-    spread: Spread,
+    spread: StepSharding,
 ) -> Callable:
     """step(state, batch, key) -> (state, metrics with the `loss` before the step).
 
     Args:
-      loss_fn: as of `Local`; draws with a key of its own on each device. With a table
+      loss_fn: as of `LocalTraining`; draws with a key of its own on each device. With a
+      table
         of classes it is given `held` and the rows of one device.
       optimizer: with its learning rate.
     """
 
     def step(state: State, batch, key):
-        layout = layout_of(spread.rules, state.variables["params"], mesh)
+        layout = leaf_sharding(spread.rules, state.variables["params"], mesh)
         tables = state.variables["params"], state.opt_state
-        held = drawn_rows(mesh, spread, layout, tables[0], batch, key)
-        params, opt_state = rows_of(mesh, optimizer, layout, tables, held)
+        held = sampled_rows(mesh, spread, layout, tables[0], batch, key)
+        params, opt_state = gather_rows(mesh, optimizer, layout, tables, held)
         gradients = mean_gradients(loss_fn, mesh, layout, spread)
         given = {**state.variables, "params": params}
         grads, stats, metrics = gradients(given, batch, key, held)
-        moved = _moved(optimizer, mesh, layout, grads, opt_state, params)
-        params, opt_state = rows_back(mesh, optimizer, layout, tables, moved, held)
+        moved = _apply_gradients(optimizer, mesh, layout, grads, opt_state, params)
+        params, opt_state = scatter_rows(mesh, optimizer, layout, tables, moved, held)
         return State({"params": params, "batch_stats": stats}, opt_state), metrics
 
     return step
 
 
-def _moved(optimizer, mesh, layout, grads, opt_state, params):
+def _apply_gradients(optimizer, mesh, layout, grads, opt_state, params):
     """(parameters, optimizer's state) after a step, each device moving its own part."""
     if layout.is_whole:
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
-    cut = lambda tree: sharding.laid(mesh, tree, layout.moments)
+    cut = lambda tree: sharding.place(mesh, tree, layout.moments)
     grads, params = cut(grads), cut(params)
     updates, opt_state = optimizer.update(grads, opt_state, params)
-    specs = sharding.of_state(optimizer, opt_state, layout.moments, P())
-    params = sharding.laid(mesh, optax.apply_updates(params, updates), layout.params)
-    return params, sharding.laid(mesh, opt_state, specs)
+    specs = sharding.state_layout(optimizer, opt_state, layout.moments, P())
+    params = sharding.place(mesh, optax.apply_updates(params, updates), layout.params)
+    return params, sharding.place(mesh, opt_state, specs)
 
 
 def mean_gradients(
-    loss_fn: Callable, mesh: Mesh, layout: Layout, spread: Spread
+    loss_fn: Callable, mesh: Mesh, layout: LeafSharding, spread: StepSharding
 ) -> Callable:
     """(variables, batch, key, held) -> (gradients, statistics, metrics), means over
     devices, of all their micro-batches.
 
     Args:
-      loss_fn: as of `Local`.
+      loss_fn: as of `LocalTraining`.
       layout: of the parameters, whose gradients lie as it says.
     """
-    loss_fn, num_devices = with_aux(loss_fn), mesh.shape[meshes.CLIENTS]
+    loss_fn, num_devices = as_aux_loss(loss_fn), mesh.shape[meshes.CLIENTS]
     dtype = spread.reduce_dtype
 
     def of_part(variables, batch, key, held):
@@ -94,21 +145,21 @@ def mean_gradients(
             more["held"] = held or all_rows(spread.num_classes, len(table))
 
         def loss_of(params, stats, batch, key):
-            params = sharding.whole(params, layout, dtype)
+            params = sharding.unshard(params, layout, dtype)
             given = {**variables, "params": params, "batch_stats": stats}
             return loss_fn(given, batch, key, **more)
 
-        grads, stats, metrics = accumulated(
+        grads, stats, metrics = accumulate_gradients(
             jax.value_and_grad(loss_of, has_aux=True),
             variables,
             batch,
             key,
             spread.micro_batches,
         )
-        grads = sharding.summed(mesh, grads, layout, dtype)
+        grads = sharding.reduce_gradients(mesh, grads, layout, dtype)
         sums = grads, *meshes.sum_over_clients(mesh, (stats, metrics))
         return jax.tree.map(lambda x: x / num_devices, sums)
 
     stored = {"params": layout.params, "batch_stats": P()}
-    specs = (stored, CUT, P(), P(meshes.CLIENTS)), (layout.grads, P(), P())
+    specs = (stored, TO_SHARD, P(), P(meshes.CLIENTS)), (layout.grads, P(), P())
     return meshes.over_client_devices(mesh, of_part, *specs)

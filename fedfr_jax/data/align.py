@@ -2,11 +2,11 @@
 
 The least-squares similarity of Umeyama ("Least-squares estimation of transformation
 parameters between two point patterns", PAMI 1991), which in the plane is one complex
-quotient: with centred points p, q as complex numbers, scale * rotation is
+quotient: with centered points p, q as complex numbers, scale * rotation is
 sum(conj(p) q) / sum(|p|^2). Reflections are excluded by construction. The template is
 ArcFace's (Deng et al., https://arxiv.org/abs/1801.07698).
 
-Coordinates are x, y with integers at pixel centres, as OpenCV counts them.
+Coordinates are x, y with integers at pixel centers, as OpenCV counts them.
 """
 
 import jax
@@ -99,7 +99,7 @@ def rescale_points(
 ) -> np.ndarray:
     """Where points [..., 2] of an image of size `old` lie when it is resized to `new`.
 
-    Sizes are (H, W). Pixel areas scale, not pixel centres: x' = (x + 1/2) s - 1/2.
+    Sizes are (H, W). Pixel areas scale, not pixel centers: x' = (x + 1/2) s - 1/2.
     """
     scale = np.array([new[1] / old[1], new[0] / old[0]], points.dtype)
     return (points + 0.5) * scale - 0.5

@@ -14,16 +14,16 @@ from fedfr_jax.json_files import parse_json
 from fedfr_jax.schema import naming
 
 CURVE = "calibration"  # in galleries and files of weights
-MOST = 1.01  # of a cosine, with its rounding
+MAX_PAIRS = 1.01  # of a cosine, with its rounding
 
 
-def text_of(roc: Callable[[], Roc | None] | None) -> str:
+def curve_text(roc: Callable[[], Roc | None] | None) -> str:
     """The curve as JSON."""
     found = roc() if roc else None
     return "" if found is None else json.dumps(found.as_lists())
 
 
-def curve_of(text: str) -> Roc | None:
+def measure_curve(text: str) -> Roc | None:
     """The curve out of JSON.
 
     Raises:
@@ -43,7 +43,7 @@ def _check(curve: Roc) -> None:
     is_finite = all(np.isfinite(x).all() for x in curve)
     if len(points) != 1 or not is_finite or not curve.far.size:
         raise ValueError(f"{CURVE} must have finite rates and cosines, got {points}.")
-    if np.abs(curve.thresholds).max() > MOST or (np.diff(curve.far) < 0).any():
+    if np.abs(curve.thresholds).max() > MAX_PAIRS or (np.diff(curve.far) < 0).any():
         raise ValueError(
             f"{CURVE} must have cosines in [-1, 1] at ascending rates, got up to "
             f"{np.abs(curve.thresholds).max():g}."
@@ -56,7 +56,7 @@ def threshold(text: str, far: float) -> float:
     Raises:
       ValueError: without a curve, or for a rate that its pairs cannot tell.
     """
-    curve = curve_of(text)
+    curve = measure_curve(text)
     if curve is None:
         raise ValueError(
             "--threshold must be given, got none: the network comes without the curve "

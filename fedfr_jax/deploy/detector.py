@@ -9,14 +9,14 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from fedfr_jax.data.sources.files import Files
-from fedfr_jax.data.sources.images import decode
-from fedfr_jax.drafts import write_text
+from fedfr_jax.data.sources.decoding import decode
+from fedfr_jax.data.sources.image_files import Files
+from fedfr_jax.files import write_text
 from fedfr_jax.text import printable
 
 Detector = Callable[[Image.Image], np.ndarray]  # -> [F, 5, 2] x, y, the surest first
 COLUMNS = ["name", *(f"{axis}{point}" for point in range(1, 6) for axis in "xy")]
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 def yunet(path: str | os.PathLike) -> Detector:
@@ -51,7 +51,7 @@ def yunet(path: str | os.PathLike) -> Detector:
     return detect
 
 
-def surest_faces(files: Files, detect: Detector, name: str) -> np.ndarray:
+def most_certain_faces(files: Files, detect: Detector, name: str) -> np.ndarray:
     """Landmarks [n, 5, 2] of the surest face on each of n pictures.
 
     Args:
@@ -91,9 +91,9 @@ def write_landmarks(files: Files, detect: Detector, path: str | os.PathLike) -> 
     write_text(path, text.getvalue())
     lines = [f"{path}: landmarks of {len(files.names) - len(none)} images"]
     if none:
-        lines.append(f"no face, left out of training: {_counted(none)}")
+        lines.append(f"no face, left out of training: {_count_text(none)}")
     if several:
-        lines.append(f"several faces, the surest is taken: {_counted(several)}")
+        lines.append(f"several faces, the surest is taken: {_count_text(several)}")
     return "\n".join(lines)
 
 
@@ -101,6 +101,6 @@ def _faces(files: Files, name: str, detect: Detector) -> np.ndarray:
     return detect(decode(files.read(name), files.origin(name), 3))
 
 
-def _counted(names: list[str]) -> str:
-    more = ", ..." if len(names) > MOST_NAMED else ""
-    return f"{len(names)} ({', '.join(map(printable, names[:MOST_NAMED]))}{more})"
+def _count_text(names: list[str]) -> str:
+    more = ", ..." if len(names) > MAX_NAMED else ""
+    return f"{len(names)} ({', '.join(map(printable, names[:MAX_NAMED]))}{more})"

@@ -1,4 +1,6 @@
-"""A network as a file that runs or opens without this library.
+"""Export to other formats, and import of external checkpoints.
+
+A network as a file that runs or opens without this library.
 
 .onnx         images [N, C, H, W] -> embedding [N, D], any N
 .stablehlo    images [N, H, W, C] -> embedding [N, D], any N, by jax.export
@@ -9,33 +11,34 @@
 Images are RGB in [-1, 1], pixel / 127.5 - 1, whatever the network was trained on: other
 statistics and sums with mirror images are part of the graph. In an ONNX file the
 metadata `preprocessing` says what comes before: resizing and alignment. Embeddings come
-as they are, not of unit length. What runs is folded: batch normalisations are gone into
+as they are, not of unit length. What runs is folded: batch normalizations are gone into
 the weights.
+
+Weights of elsewhere as a file with our names.
 """
 
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 
-from fedfr_jax.deploy.calibration import CURVE, text_of
-from fedfr_jax.deploy.graph import graph_of
-from fedfr_jax.deploy.inputs import from_unit, metadata, summed
-from fedfr_jax.deploy.network import Network, as_run
-from fedfr_jax.deploy.onnx_file import write_onnx
+from fedfr_jax.deploy.calibration import CURVE, curve_text
+from fedfr_jax.deploy.inputs import from_unit, metadata, sum_views
+from fedfr_jax.deploy.onnx_graph import graph_of, write_onnx
+from fedfr_jax.deploy.trained_model import TrainedModel, as_run, network_from
 from fedfr_jax.models import build_model
-from fedfr_jax.models.convert import to_torch
-from fedfr_jax.models.folding import FULL, fold
-from fedfr_jax.models.weights import write_weights
+from fedfr_jax.models.bn_folding import FULL, fold
+from fedfr_jax.models.external_checkpoints import to_torch
+from fedfr_jax.models.weights import read_weights, write_weights
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-CLOSE = 1e-4  # of the largest number of an embedding
+TOLERANCE = 1e-4  # of the largest number of an embedding
 
 
-def export(network: Network, path: str | os.PathLike) -> str:
+def export(network: TrainedModel, path: str | os.PathLike) -> str:
     """Write a network to a file, by its suffix; returns a line on what was checked.
 
     Raises:
@@ -49,36 +52,36 @@ def export(network: Network, path: str | os.PathLike) -> str:
     return WRITERS[path.suffix](network, path)
 
 
-def exported(network: Network) -> Callable:
-    """images [B, H, W, C] in [-1, 1], or vectors -> [B, D] as of `Network.embed`."""
-    how, embed = network.preprocessing, folded(network)
+def export_model(network: TrainedModel) -> Callable:
+    """Images [B, H, W, C] in [-1, 1], or vectors -> [B, D], as `TrainedModel.embed`."""
+    how, embed = network.preprocessing, fold_model(network)
     if len(network.image_shape) != 3:
         return embed
-    return lambda images: summed(embed, how)(from_unit(images, how))
+    return lambda images: sum_views(embed, how)(from_unit(images, how))
 
 
-def folded(network: Network) -> Callable:
-    """images [B, H, W, C] as in training -> [B, D], without batch normalisations where
+def fold_model(network: TrainedModel) -> Callable:
+    """images [B, H, W, C] as in training -> [B, D], without batch normalizations where
     `models.folding` can take them away."""
     if network.model is not None and not network.is_of_features:
         model = build_model(as_run(network.model), network.image_shape)
-        if model.fold:
+        if model.fold_batch_norm:
             apply, variables = fold(model, network.variables, level=FULL)
             return lambda images: apply(variables, images)
     return lambda images: network.apply(network.variables, images)
 
 
 def _to_onnx(network, path) -> str:
-    graph, output = graph_of(exported(network), network.image_shape)
+    graph, output = graph_of(export_model(network), network.image_shape)
     before = network.recorded
     if before:
         before = before._replace(mean=127.5, std=127.5, mirrored=False)
     about = {**network.about, **metadata(before)}
     write_onnx(graph, output, network.image_shape, about, path)
-    return checked(network, path)
+    return check_export(network, path)
 
 
-def checked(network: Network, path: pathlib.Path) -> str:
+def check_export(network: TrainedModel, path: pathlib.Path) -> str:
     """How close an ONNX file comes to the network, on one image and on three.
 
     Raises:
@@ -96,22 +99,26 @@ def checked(network: Network, path: pathlib.Path) -> str:
         given = (images.transpose(0, 3, 1, 2) / 127.5 - 1).astype(np.float32)
         (found,) = session.run(None, {"images": given})
         worst = max(worst, np.abs(found - wanted).max() / np.abs(wanted).max())
-    if not worst < CLOSE:
-        raise ValueError(f"{path} must be within {CLOSE} of the network, got {worst}.")
+    if not worst < TOLERANCE:
+        raise ValueError(
+            f"{path} must be within {TOLERANCE} of the network, got {worst}."
+        )
     return f"checked by onnxruntime: off by {worst:.1e} of the largest number"
 
 
 def _to_stablehlo(network, path) -> str:
     (size,) = jax.export.symbolic_shape("b")
     images = jax.ShapeDtypeStruct((size, *network.image_shape), np.float32)
-    made = jax.export.export(jax.jit(exported(network)), platforms=PLATFORMS)(images)
+    made = jax.export.export(jax.jit(export_model(network)), platforms=PLATFORMS)(
+        images
+    )
     path.write_bytes(bytes(made.serialize()))
     return f"for {', '.join(PLATFORMS)}"
 
 
 def _to_weights(network, path) -> str:
     arrays, about = network.weights
-    write_weights(path, arrays, {**about, CURVE: text_of(network.roc)})
+    write_weights(path, arrays, {**about, CURVE: curve_text(network.roc)})
     return f"{len(arrays)} arrays"
 
 
@@ -121,7 +128,7 @@ def _to_pytorch(network, path) -> str:
     return f"{len(arrays)} tensors"
 
 
-def torch_arrays(network: Network) -> dict[str, np.ndarray]:
+def torch_arrays(network: TrainedModel) -> dict[str, np.ndarray]:
     """The network's arrays by PyTorch's names, see `models.convert`."""
     settings = json.loads(network.weights.about["model"])
     name, shape = settings.pop("name"), network.image_shape
@@ -136,3 +143,29 @@ WRITERS = {
     ".pt": _to_pytorch,
     ".pth": _to_pytorch,
 }
+
+
+def convert(
+    source: str | os.PathLike,
+    target: str | os.PathLike,
+    *,
+    model: Mapping | None = None,
+    image_shape: Sequence[int] | None = None,
+    key: str = "",
+) -> str:
+    """Write `source` as `target`, of any suffix of `export`; returns a line about it.
+
+    Args:
+      model: {"name": of MODELS, settings}; None finds it from names and shapes.
+      image_shape: (H, W, C), likewise.
+      key: which weights of a file that has several, see `read_weights`.
+
+    Raises:
+      ValueError: for weights of an unknown network, or that do not fit: says which
+        leaf.
+    """
+    network = network_from(read_weights(source, key), source, model, image_shape)
+    says = export(network, target)
+    section = {k: v for k, v in network.model.items() if k != "num_classes"}
+    shape = network.image_shape
+    return f"{target}: {says}, images {shape}, config.model = {section}"

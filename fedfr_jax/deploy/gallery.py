@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.deploy.calibration import curve_of, text_of
-from fedfr_jax.deploy.network import Network
-from fedfr_jax.drafts import locked, replacing
-from fedfr_jax.limits import check_archive
+from fedfr_jax.deploy.calibration import curve_text, measure_curve
+from fedfr_jax.deploy.trained_model import TrainedModel
+from fedfr_jax.files import check_archive, file_lock, replace_file
 from fedfr_jax.schema import naming
 
-BLOCK = 1 << 24  # cosines at once
+CHUNK_SIZE = 1 << 24  # cosines at once
 UNIT = 1e-3  # how far from 1 the length of a vector may be
 FIELDS = {"names", "features", "fingerprint", "calibration"}
 
@@ -30,8 +29,11 @@ class Gallery(NamedTuple):
     calibration: str  # see `calibration`
 
 
-def enrolled(
-    network: Network, names: Sequence[str], features: np.ndarray, before: Gallery | None
+def enroll_features(
+    network: TrainedModel,
+    names: Sequence[str],
+    features: np.ndarray,
+    before: Gallery | None,
 ) -> Gallery:
     """A gallery with these people, each the mean of its pictures' unit embeddings.
 
@@ -46,16 +48,16 @@ def enrolled(
         check_network(before, network)
     known, place = np.unique(np.asarray(names, str), return_inverse=True)
     sums = np.zeros((len(known), features.shape[1]), np.float32)
-    np.add.at(sums, place, unit(features))
-    means = unit(sums)
+    np.add.at(sums, place, unit_length(features))
+    means = unit_length(sums)
     if before:
         stays = ~np.isin(before.names, known)
         known = np.concatenate([before.names[stays], known])
         means = np.concatenate([before.features[stays], means])
-    return Gallery(known, means, network.fingerprint, text_of(network.roc))
+    return Gallery(known, means, network.fingerprint, curve_text(network.roc))
 
 
-def unit(x: np.ndarray) -> np.ndarray:
+def unit_length(x: np.ndarray) -> np.ndarray:
     """Rows [n, D] at length 1.
 
     Raises:
@@ -80,8 +82,8 @@ def search(
       features: [n, D] embeddings of any length.
       most: k, at most the G people.
     """
-    probes, most = unit(features), min(most, len(gallery.names))
-    rows = max(BLOCK // len(gallery.names), 1)
+    probes, most = unit_length(features), min(most, len(gallery.names))
+    rows = max(CHUNK_SIZE // len(gallery.names), 1)
     places, cosines = [], []
     for start in range(0, len(probes), rows):
         scores = probes[start : start + rows] @ gallery.features.T
@@ -111,7 +113,7 @@ def faiss_search() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
 
     def find(gallery: Gallery, features: np.ndarray, most: int):
         cosines, places = faiss.knn(
-            unit(features),
+            unit_length(features),
             gallery.features,
             min(most, len(gallery.names)),
             metric=faiss.METRIC_INNER_PRODUCT,
@@ -121,17 +123,18 @@ def faiss_search() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     return find
 
 
-def check_network(gallery: Gallery, network: Network) -> None:
+def check_network(gallery: Gallery, network: TrainedModel) -> None:
     """Raise ValueError when a gallery is of another network."""
     if gallery.fingerprint != network.fingerprint:
         raise ValueError(
             f"gallery must be of the network {network.fingerprint} "
-            f"({dict(network.about)}), got one of {gallery.fingerprint}: enroll again."
+            f"({dict(network.metadata)}), got one of {gallery.fingerprint}: enroll "
+            f"again."
         )
 
 
-def enroll(
-    network: Network,
+def enroll_images(
+    network: TrainedModel,
     names: Sequence[str],
     features: np.ndarray,
     path: str | os.PathLike,
@@ -140,16 +143,16 @@ def enroll(
 
     Two processes may enroll into one file: each adds to what the other has written.
     """
-    with locked(path):
+    with file_lock(path):
         before = read_gallery(path) if os.path.exists(path) else None
-        gallery = enrolled(network, names, features, before)
+        gallery = enroll_features(network, names, features, before)
         write_gallery(gallery, path)
     return gallery
 
 
 def write_gallery(gallery: Gallery, path: str | os.PathLike) -> None:
     """Write a .npz, replacing the one before when it is whole."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         np.savez(file, **gallery._asdict())
 
 
@@ -170,7 +173,7 @@ def read_gallery(path: str | os.PathLike) -> Gallery:
                 f"{features.shape}."
             )
         text = [str(file[name].item()) for name in ("fingerprint", "calibration")]
-        curve_of(text[1])
+        measure_curve(text[1])
         lengths = np.linalg.norm(features.astype(np.float32), axis=1)
         if not (is_one := np.abs(lengths - 1) <= UNIT).all():  # NaN is not either
             raise ValueError(

@@ -18,7 +18,9 @@ def metadata(how: Preprocessing | None) -> dict[str, str]:
     return {} if how is None else {KEY: json.dumps(how._asdict())}
 
 
-def recorded_in(about: Mapping[str, str], num_channels: int) -> Preprocessing | None:
+def preprocessing_from_metadata(
+    about: Mapping[str, str], num_channels: int
+) -> Preprocessing | None:
     """The record of a file's metadata, None without one.
 
     Raises:
@@ -32,7 +34,7 @@ def recorded_in(about: Mapping[str, str], num_channels: int) -> Preprocessing | 
 @functools.partial(jax.jit, static_argnames="how")
 def from_pixels(images: jax.Array, how: Preprocessing) -> jax.Array:
     """Images [B, H, W, C] uint8 (or vectors [B, D]), scaled as in training."""
-    scaled = normalization(how).without_chance
+    scaled = normalization(how).apply_deterministic
     return jax.vmap(lambda x: scaled({"image": x})["image"])(images)
 
 
@@ -45,7 +47,7 @@ def from_unit(images: jax.Array, how: Preprocessing) -> jax.Array:
     return images * per_channel(127.5 / std) + per_channel((127.5 - mean) / std)
 
 
-def summed(embed: Callable, how: Preprocessing) -> Callable:
+def sum_views(embed: Callable, how: Preprocessing) -> Callable:
     """`embed` of images [B, H, W, C], plus that of mirror images if `how` says so."""
     if not how.mirrored:
         return embed

@@ -1,9 +1,13 @@
 """Recognition metrics: arrays in, {name: value in [0, 1]} out, nothing of a run."""
 
-from fedfr_jax.evaluation.enrolment import generic_identification
-from fedfr_jax.evaluation.identification import open_set_tpir, pair_tpir, rank_k
+from fedfr_jax.evaluation.identification import (
+    generic_identification,
+    open_set_tpir,
+    pair_tpir,
+    rank_k,
+)
 from fedfr_jax.evaluation.personalized import (
-    OverClients,
+    ClientSummary,
     client_identification,
     client_verification,
     client_verification_binned,
@@ -25,7 +29,7 @@ from fedfr_jax.evaluation.verification import (
     ten_fold,
 )
 
-# The personalised 1:1 of one client: exact order statistics, or the released bins.
+# The personalized 1:1 of one client: exact order statistics, or the released bins.
 CLIENT_VERIFICATIONS = {
     "binned": client_verification_binned,
     "exact": client_verification,
@@ -33,7 +37,7 @@ CLIENT_VERIFICATIONS = {
 
 __all__ = [
     "CLIENT_VERIFICATIONS",
-    "OverClients",
+    "ClientSummary",
     "aggregate_templates",
     "client_identification",
     "client_verification",

@@ -1,9 +1,13 @@
-"""Finding a probe in a gallery: rank-k, and open-set TPIR at a wanted FPIR.
+"""Identification: rank-k and open-set rates of probes against a gallery.
+
+Finding a probe in a gallery: rank-k, and open-set TPIR at a wanted FPIR.
 
 Two readings of FPIR live here, because the field prints both (InsightFace's two IJB-C
 scripts, github.com/deepinsight/insightface, recognition/_evaluation_/ijb):
 `pair_tpir` counts score pairs over the number of probes and asks for no rank;
 `open_set_tpir` counts unmated probes and asks for rank 1.
+
+People enrolled in a gallery by means of their features, and sought in it.
 """
 
 import functools
@@ -14,18 +18,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.evaluation.blocks import (
-    BLOCK,
-    IGNORED,
-    POSITIVE,
-    check_features,
-    gallery_blocks,
-    unit,
-)
-from fedfr_jax.evaluation.scores import (
+from fedfr_jax.evaluation.error_rates import (
     check_rates,
     exact_points,
+    flag_unsupported,
     metric_name,
+)
+from fedfr_jax.evaluation.score_tiles import (
+    IGNORED,
+    POSITIVE,
+    TILE_SIZE,
+    check_features,
+    gallery_tiles,
+    unit_length,
 )
 
 _BLOCK_SIZE = 1 << 23  # scores held at once
@@ -46,7 +51,7 @@ def pair_tpir(
     mate against all, and mated probes against the other subjects. No rank condition.
 
     Args:
-      probes: [P, D], normalised here.
+      probes: [P, D], normalized here.
       probe_labels: [P] int.
       gallery: [G, D], taken as it is; G >= 1 entries of any norm.
       gallery_labels: [G] int.
@@ -59,7 +64,7 @@ def pair_tpir(
       ValueError: when no score is mated, or fewer than k scores are non-mated.
     """
     check_rates("FPIR", fpirs)
-    blocks = gallery_blocks(probes, probe_labels, gallery, gallery_labels)
+    blocks = gallery_tiles(probes, probe_labels, gallery, gallery_labels)
     counts = [num_accepted(len(probe_labels), rate) for rate in fpirs]
     points = exact_points(blocks, lambda num_negatives: [k - 1 for k in counts])
     names = [metric_name("tpir@fpir", rate) for rate in fpirs]
@@ -94,7 +99,7 @@ def summarize_probes(probes, probe_labels, gallery, gallery_labels) -> np.ndarra
     """
     num_probes, size = len(probe_labels), len(gallery_labels)
     rows = max(1, min(num_probes, _BLOCK_SIZE // max(size, 1)))
-    blocks = gallery_blocks(
+    blocks = gallery_tiles(
         probes, probe_labels, gallery, gallery_labels, block=(rows, size)
     )
     best = None
@@ -107,7 +112,7 @@ def summarize_probes(probes, probe_labels, gallery, gallery_labels) -> np.ndarra
 
 
 @jax.jit
-def _meet(probes, best, part, count):
+def _impostor_scores(probes, best, part, count):
     """best [3, R] after distractors part[:count] [C, D] too."""
     scores = jnp.dot(probes, part.T, precision=jax.lax.Precision.HIGHEST)
     is_one = jnp.arange(part.shape[0], dtype=jnp.int32)[None] < count
@@ -119,12 +124,16 @@ def _meet(probes, best, part, count):
 
 
 def with_distractors(
-    best: np.ndarray, probes, distractors: Iterable, *, block: tuple[int, int] = BLOCK
+    best: np.ndarray,
+    probes,
+    distractors: Iterable,
+    *,
+    block: tuple[int, int] = TILE_SIZE,
 ) -> np.ndarray:
     """`summarize_probes`' [3, P] when the gallery also holds people whom nobody seeks.
 
     Args:
-      probes: [P, D], normalised here.
+      probes: [P, D], normalized here.
       distractors: parts [n, D] of any lengths, one after the other in memory, taken as
         they are; a million need not be one array.
       block: largest (probes, distractors) that are compared at once.
@@ -133,7 +142,7 @@ def with_distractors(
       ValueError: for features that are not finite or of another length.
     """
     rows, columns = block
-    probes = unit(jnp.asarray(probes))
+    probes = unit_length(jnp.asarray(probes))
     starts = range(0, len(probes), rows)
     cut = [jnp.asarray(best[:, start : start + rows]) for start in starts]
     for part in distractors:
@@ -147,7 +156,7 @@ def with_distractors(
             count = jnp.int32(len(here))
             here = jnp.asarray(np.pad(here, ((0, columns - len(here)), (0, 0))))
             cut = [
-                _meet(probes[start : start + rows], one, here, count)
+                _impostor_scores(probes[start : start + rows], one, here, count)
                 for start, one in zip(starts, cut, strict=True)
             ]
     return np.concatenate([np.asarray(one) for one in cut], axis=1)
@@ -165,7 +174,7 @@ def rank_k(
     """Share of mated probes whose mate is among the k best of the gallery.
 
     Args:
-      probes: [P, D], normalised here; probes without a mate are left out.
+      probes: [P, D], normalized here; probes without a mate are left out.
       probe_labels: [P] int.
       gallery: [G, D], taken as it is.
       gallery_labels: [G] int.
@@ -182,7 +191,7 @@ def rank_k(
         raise ValueError(f"ranks must be at least 1, got {min(ranks)}.")
     best = summarize_probes(probes, probe_labels, gallery, gallery_labels)
     best = with_distractors(best, probes, distractors)
-    num_ahead = best[2, _has_mate(best)]
+    num_ahead = best[2, _is_mated(best)]
     return {f"rank@{k}": float(np.mean(num_ahead < k)) for k in ranks}
 
 
@@ -209,7 +218,7 @@ def open_set_points(
 ) -> tuple[dict[str, float], np.ndarray]:
     """TPIR by name and thresholds [T] from `summarize_probes`' [3, P]."""
     check_rates("FPIR", [rate for rate in fpirs if rate != 1])
-    has_mate = _has_mate(best)
+    has_mate = _is_mated(best)
     unmated = np.sort(best[1, ~has_mate])[::-1]
     if not len(unmated):
         raise ValueError("open-set probes must include one without a mate, got 0.")
@@ -221,8 +230,85 @@ def open_set_points(
     return dict(zip(names, tpir, strict=True)), thresholds
 
 
-def _has_mate(best: np.ndarray) -> np.ndarray:
+def _is_mated(best: np.ndarray) -> np.ndarray:
     has_mate = np.isfinite(best[0])
     if not has_mate.any():
         raise ValueError("probes must include one with a mate in the gallery, got 0.")
     return has_mate
+
+
+def class_means(features, labels, classes) -> jax.Array:
+    """Means [C, D] of the classes' normalized features; their norm stays below 1.
+
+    Args:
+      features: [G, D] gallery images, normalized here.
+      labels: [G] int.
+      classes: [C] int, distinct.
+
+    Raises:
+      ValueError: when a class has no image.
+    """
+    check_features("gallery features", features, labels)
+    classes, labels = np.asarray(classes), np.asarray(labels)
+    if len(np.unique(classes)) != len(classes):
+        raise ValueError(f"gallery classes must be distinct, got {classes.tolist()}.")
+    place = np.full(len(labels), len(classes))
+    order = np.argsort(classes)
+    found = np.searchsorted(classes, labels, sorter=order).clip(0, len(classes) - 1)
+    is_wanted = classes[order[found]] == labels
+    place[is_wanted] = order[found[is_wanted]]
+    counts = np.bincount(place, minlength=len(classes) + 1)[:-1]
+    if not counts.all():
+        missing = classes[counts == 0].tolist()
+        raise ValueError(
+            f"every gallery class must have an image, got none of {missing}."
+        )
+    x = unit_length(jnp.asarray(features))
+    total = jax.ops.segment_sum(x, jnp.asarray(place), len(classes) + 1)[:-1]
+    return total / jnp.asarray(counts, total.dtype)[:, None]
+
+
+def generic_identification(
+    features, labels, *, fpirs: Sequence[float]
+) -> dict[str, float]:
+    """TPIR of people that training never saw, enrolled by half of their own images.
+
+    The first half of a person's images, rounded up, makes a gallery template: their
+    mean of unit features at unit length. The other images are the probes, each of which
+    has a mate, and thresholds are those of `pair_tpir`, as in the released 1:N of IJB-C
+    (whose probes are templates too).
+
+    Args:
+      features: [Q, D], normalized here.
+      labels: [Q] int; of two people at least, one of whom has two images.
+      fpirs: rates in (0, 1), false positives per probe.
+
+    Returns:
+      {"tpir@fpir=1e-02": ...}, in [0, 1]; the name of an FPIR below 1 / probes, which
+      so few do not support, ends in "~".
+
+    Raises:
+      ValueError: without a probe or without a second person, or for bad features.
+    """
+    features = np.asarray(features)
+    people, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.argsort(place, kind="stable")
+    number = np.empty(len(place), int)  # of an image among its person's
+    number[order] = np.arange(len(place)) - np.repeat(counts.cumsum() - counts, counts)
+    is_probe = number >= (counts[place] + 1) // 2
+    if len(people) < 2 or not is_probe.any():
+        raise ValueError(
+            "labels must be of two people, one of them with two images, "
+            f"got {len(people)} with at most {counts.max(initial=0)}."
+        )
+    gallery = unit_length(
+        class_means(features[~is_probe], place[~is_probe], np.arange(len(people)))
+    )
+    found = pair_tpir(
+        features[is_probe],
+        place[is_probe],
+        gallery,
+        np.arange(len(people)),
+        fpirs=fpirs,
+    )
+    return flag_unsupported(found, "tpir@fpir", fpirs, int(is_probe.sum()))

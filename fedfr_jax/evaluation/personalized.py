@@ -1,4 +1,4 @@
-"""Personalised face recognition: every client's own network on every client's images.
+"""Personalized face recognition: every client's own network on every client's images.
 
 FedFR (Liu et al., AAAI 2022, arXiv:2112.12496), protocol of the released evaluation.
 Client c embeds the test images of all clients with its own network. 1:1 compares its
@@ -18,20 +18,15 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedfr_jax.evaluation.blocks import ALL, pair_blocks
-from fedfr_jax.evaluation.enrolment import class_means
-from fedfr_jax.evaluation.identification import pair_tpir
-from fedfr_jax.evaluation.scores import (
-    binned_tar,
-    cosine_histogram,
-    exact_tar,
-)
+from fedfr_jax.evaluation.error_rates import binned_tar, cosine_histogram, exact_tar
+from fedfr_jax.evaluation.identification import class_means, pair_tpir
+from fedfr_jax.evaluation.score_tiles import ALL, pair_tiles
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 FPIRS = (1e-6, 1e-5, 1e-4, 1e-3)
 
 
-class OverClients(NamedTuple):
+class ClientSummary(NamedTuple):
     """A metric's mean and its distribution over N clients."""
 
     mean: dict[str, float]
@@ -49,7 +44,7 @@ def client_verification(
     TAR at no false accept.
 
     Args:
-      features: [Q, D] all test images through this client's network, normalised here.
+      features: [Q, D] all test images through this client's network, normalized here.
       labels: [Q] int identities, unique over clients.
       is_own: [Q] bool, the client's test images.
       fars: rates in (0, 1).
@@ -62,7 +57,7 @@ def client_verification(
       ValueError: without positive or negative pairs, for wrong shapes or for features
         that are not finite.
     """
-    blocks = pair_blocks(features, labels, is_own, negatives=negatives)
+    blocks = pair_tiles(features, labels, is_own, negatives=negatives)
     return exact_tar(blocks, fars)
 
 
@@ -73,7 +68,7 @@ def client_verification_binned(
 
     Arguments, returns and errors are those of `client_verification`.
     """
-    blocks = pair_blocks(features, labels, is_own, negatives=negatives)
+    blocks = pair_tiles(features, labels, is_own, negatives=negatives)
     return binned_tar(cosine_histogram(blocks), fars)
 
 
@@ -88,8 +83,8 @@ def client_identification(
 ) -> dict[str, float]:
     """TPIR of all test images searched in the gallery of one client's identities.
 
-    A gallery entry is the mean of an identity's normalised training features, not
-    normalised again. The threshold is the ceil(Q * FPIR)-th largest of all non-mated
+    A gallery entry is the mean of an identity's normalized training features, not
+    normalized again. The threshold is the ceil(Q * FPIR)-th largest of all non-mated
     scores; TPIR is the share of mated scores above it, without a rank condition.
 
     Args:
@@ -119,8 +114,8 @@ def verification_1to1(
     *,
     fars: Sequence[float] = FARS,
     verify: Callable[..., dict[str, float]] = client_verification,
-) -> OverClients:
-    """Personalised 1:1 over N clients; one client's features in memory at a time.
+) -> ClientSummary:
+    """Personalized 1:1 over N clients; one client's features in memory at a time.
 
     Args:
       features_of: client -> [Q, D] all test images through that client's network.
@@ -146,8 +141,8 @@ def identification_1toN(  # noqa: N802 (the protocol's name)
     own_classes: Sequence[Sequence[int]],
     *,
     fpirs: Sequence[float] = FPIRS,
-) -> OverClients:
-    """Personalised 1:N over N clients; one client's features in memory at a time.
+) -> ClientSummary:
+    """Personalized 1:N over N clients; one client's features in memory at a time.
 
     Args:
       features_of: client -> [Q, D] all test images through that client's network.
@@ -172,7 +167,7 @@ def identification_1toN(  # noqa: N802 (the protocol's name)
     )
 
 
-def mean_over_clients(results: Sequence[dict[str, float]]) -> OverClients:
+def mean_over_clients(results: Sequence[dict[str, float]]) -> ClientSummary:
     """Unweighted mean of each metric over clients, and its [N] values.
 
     Raises:
@@ -189,4 +184,4 @@ def mean_over_clients(results: Sequence[dict[str, float]]) -> OverClients:
             )
     per_client = {name: np.asarray([r[name] for r in results]) for name in names}
     mean = {name: float(values.mean()) for name, values in per_client.items()}
-    return OverClients(mean, per_client)
+    return ClientSummary(mean, per_client)

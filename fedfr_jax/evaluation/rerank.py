@@ -1,4 +1,4 @@
-"""Re-ranking by k-reciprocal neighbours: who is near the same images is more alike.
+"""Re-ranking by k-reciprocal neighbors: who is near the same images is more alike.
 
 Zhong et al., "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR
 2017, arXiv:1701.08398, as re_ranking_ranklist of its code computes it
@@ -6,7 +6,7 @@ Zhong et al., "Re-ranking Person Re-identification with k-reciprocal Encoding", 
 by its largest, and the second expansion averages over the k2 nearest images, the image
 itself among them.
 
-Deviation: neighbours and encodings are kept sparse and distances are computed in
+Deviation: neighbors and encodings are kept sparse and distances are computed in
 blocks, so that memory grows with the images and not with their square.
 """
 
@@ -17,17 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.evaluation.blocks import check_features, widen
 from fedfr_jax.evaluation.retrieval import Scores
+from fedfr_jax.evaluation.score_tiles import check_features, to_float64
 
-BLOCK = 1 << 22  # numbers held at once
+CHUNK_SIZE = 1 << 22  # numbers held at once
 
 
-class Neighbours(NamedTuple):
+class Neighbors(NamedTuple):
     """The nearest of n images, each image itself first."""
 
-    near: np.ndarray  # [n, k + 1] int32, ascending distance
-    largest: np.ndarray  # [n] squared distance of the farthest image
+    indices: np.ndarray  # [n, k + 1] int32, ascending distance
+    max_distances: np.ndarray  # [n] squared distance of the farthest image
 
 
 class Encoding(NamedTuple):
@@ -38,7 +38,7 @@ class Encoding(NamedTuple):
     values: np.ndarray  # [nnz] float
 
 
-def reranked(
+def k_reciprocal_rerank(
     queries, gallery, *, k1: int = 20, k2: int = 6, weight: float = 0.3
 ) -> Scores:
     """Scores -(weight * D + (1 - weight) * Jaccard distance) of every pair.
@@ -46,7 +46,7 @@ def reranked(
     Args:
       queries, gallery: features [Q, D] and [G, D], taken as they are: of unit length
         for cosines.
-      k1: neighbours whose reciprocity is asked for; fewer than Q + G.
+      k1: neighbors whose reciprocity is asked for; fewer than Q + G.
       k2: images over which encodings are averaged, with the image itself; 1 takes its
         own alone.
       weight: of the distance D itself, in [0, 1].
@@ -58,14 +58,14 @@ def reranked(
     check_reranking(num_images, k1=k1, k2=k2, weight=weight)
     images = jnp.concatenate([jnp.asarray(queries), jnp.asarray(gallery)])
     check_features("queries and gallery", images, np.zeros(num_images))
-    images = widen(images)
+    images = to_float64(images)
     found = nearest(images, k1)
-    encoding = averaged(encoded(images, found, k1), found.near[:, :k2])
-    by_column = _of_gallery(encoding, num_queries)
+    encoding = average_neighbors(encode(images, found, k1), found.indices[:, :k2])
+    by_column = _gallery_part(encoding, num_queries)
 
     def scores(rows):
         x, y = images[jnp.asarray(rows)], images[num_queries:]
-        distance = np.asarray(_distances(x, y)) / found.largest[rows][:, None]
+        distance = np.asarray(_distances(x, y)) / found.max_distances[rows][:, None]
         overlap = np.stack(
             [_overlap(encoding, by_column, row, len(gallery)) for row in rows]
         )
@@ -78,7 +78,9 @@ def reranked(
 def check_reranking(
     num_images: int, *, k1: int = 20, k2: int = 6, weight: float = 0.3
 ) -> None:
-    """Raise ValueError for settings of `reranked` that n images do not allow."""
+    """Raise ValueError for settings of `k_reciprocal_rerank` that n images do not
+    allow.
+    """
     if not 1 <= k2 <= k1 + 1 <= num_images or not 0 <= weight <= 1:
         raise ValueError(
             f"re-ranking must have 1 <= k2 <= k1 + 1 <= {num_images} (the images) and "
@@ -94,16 +96,16 @@ def _distances(x, y):
     return jnp.maximum(norms - 2 * product, 0)
 
 
-def nearest(images: jax.Array, k: int) -> Neighbours:
+def nearest(images: jax.Array, k: int) -> Neighbors:
     """The k nearest of images [n, D], behind the image itself."""
-    size = min(max(1, BLOCK // len(images)), len(images))
+    size = min(max(1, CHUNK_SIZE // len(images)), len(images))
     near = np.empty((len(images), k + 1), np.int32)
     largest = np.empty(len(images), images.dtype)
     for start in range(0, len(images), size):
         start = min(start, len(images) - size)
         found = _nearest(images, jnp.int32(start), size=size, k=k)
         near[start : start + size], largest[start : start + size] = found
-    return Neighbours(near, np.where(largest > 0, largest, 1))
+    return Neighbors(near, np.where(largest > 0, largest, 1))
 
 
 @functools.partial(jax.jit, static_argnames=("size", "k"))
@@ -116,22 +118,22 @@ def _nearest(images, start, *, size, k):
     return near, jnp.max(distance, axis=1)
 
 
-def encoded(images: jax.Array, found: Neighbours, k1: int) -> Encoding:
-    """exp(-D) over each image's expanded reciprocal neighbours, of sum 1."""
-    row, column = expanded(found.near, k1)
+def encode(images: jax.Array, found: Neighbors, k1: int) -> Encoding:
+    """exp(-D) over each image's expanded reciprocal neighbors, of sum 1."""
+    row, column = expand(found.indices, k1)
     distance = np.empty(len(row), images.dtype)
-    size = max(1, BLOCK // images.shape[1])
+    size = max(1, CHUNK_SIZE // images.shape[1])
     for start in range(0, len(row), size):
         part = slice(start, start + size)
         x, y = images[jnp.asarray(row[part])], images[jnp.asarray(column[part])]
         distance[part] = jnp.sum((x - y) ** 2, axis=1)
-    values = np.exp(-distance / found.largest[row])
+    values = np.exp(-distance / found.max_distances[row])
     starts = np.searchsorted(row, np.arange(len(images) + 1))
     return Encoding(starts, column, values / np.add.reduceat(values, starts[:-1])[row])
 
 
-def expanded(near: np.ndarray, k1: int) -> tuple[np.ndarray, np.ndarray]:
-    """(image, neighbour), [nnz] int64 each and sorted, of every expanded set R*.
+def expand(near: np.ndarray, k1: int) -> tuple[np.ndarray, np.ndarray]:
+    """(image, neighbor), [nnz] int64 each and sorted, of every expanded set R*.
 
     R*(i) is R(i, k1) with each R(c, k1 / 2), c in R(i, k1), of which more than two
     thirds are in R(i, k1); R(i, k) are those of the k nearest of i that have i among
@@ -142,7 +144,7 @@ def expanded(near: np.ndarray, k1: int) -> tuple[np.ndarray, np.ndarray]:
     half = near[:, : round(k1 / 2) + 1]
     is_half = _reciprocal(half)
     pairs = [np.nonzero(whole)[0] * num_images + near[whole]]
-    size = max(1, BLOCK // (near.shape[1] ** 2 * half.shape[1]))
+    size = max(1, CHUNK_SIZE // (near.shape[1] ** 2 * half.shape[1]))
     for start in range(0, num_images, size):
         own, is_own = near[start : start + size], whole[start : start + size]
         theirs, is_theirs = half[own], is_half[own]  # [b, k1 + 1, h + 1]
@@ -162,7 +164,7 @@ def _reciprocal(near: np.ndarray) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def averaged(encoding: Encoding, near: np.ndarray) -> Encoding:
+def average_neighbors(encoding: Encoding, near: np.ndarray) -> Encoding:
     """The mean of the encodings of near [n, k2] for each image."""
     num_images, k2 = near.shape
     if k2 == 1:
@@ -186,7 +188,7 @@ def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
 
 
-def _of_gallery(encoding: Encoding, num_queries: int) -> Encoding:
+def _gallery_part(encoding: Encoding, num_queries: int) -> Encoding:
     """The gallery's part [G, n] transposed: for each image those whose rows have it."""
     num_images = len(encoding.starts) - 1
     row = np.repeat(np.arange(num_images), np.diff(encoding.starts))

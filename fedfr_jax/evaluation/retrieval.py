@@ -1,4 +1,12 @@
-"""Finding a person again: CMC, mAP and mINP of queries against a gallery.
+"""Retrieval: CMC, mAP and mINP of queries against a gallery.
+
+Who is on a gallery's images: the matches of each query, and what is junk for it.
+
+Protocol of Zheng et al., "Scalable Person Re-identification: A Benchmark", ICCV 2015:
+what the query's own camera saw of the query's person is junk, which is taken out of the
+ranking, as is whatever has the identity JUNK; other images of the person are matches.
+
+Finding a person again: CMC, mAP and mINP of queries against a gallery.
 
 What counts as a match and what is taken out of the ranking: `matches.py`.
 mINP: Ye et al., arXiv:2001.04193, equation 5.
@@ -6,17 +14,122 @@ mINP: Ye et al., arXiv:2001.04193, equation 5.
 No ranking is ever sorted. The rank of a match is the number of entries ahead of it, and
 those are counted on the device, a block of queries at a time. Of entries with equal
 scores the one of the lower gallery row is ahead.
+
+Single gallery shot: one image of each person in the gallery, drawn several times.
+
+Li et al., "DeepReID: Deep Filter Pairing Neural Network for Person Re-Identification"
+(CUHK03), CVPR 2014. Every query and repetition has a gallery of its own: of its own
+person one of the matches, of everybody else any image, each with equal chance.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.evaluation.blocks import check_features, unit
-from fedfr_jax.evaluation.matches import JUNK, People, matches_of
+from fedfr_jax.evaluation.score_tiles import check_features, unit_length
+
+JUNK = -1  # identity of boxes that show nobody
+CHUNK_SIZE = 1 << 20  # scores held at once
+
+
+class IdentityLabels(NamedTuple):
+    """Who is on n images, and which camera saw them."""
+
+    identities: np.ndarray  # [n] int, perhaps JUNK
+    cameras: np.ndarray  # [n] int
+
+
+def single_digit(cameras: np.ndarray) -> np.ndarray:
+    """The first digit of camera numbers [n], all that FedReID's loader reads of them.
+
+    >>> single_digit(np.array([1, 6, 15, 20])).tolist()
+    [1, 6, 1, 2]
+    """
+    return np.array([int(str(camera)[0]) for camera in cameras.tolist()])
+
+
+class Matches(NamedTuple):
+    """A block of B queries with the gallery rows that show the same person.
+
+    A query's matches come first, then its junk, then padding up to P.
+    """
+
+    rows: np.ndarray  # [B] queries; all have a match
+    indices: np.ndarray  # [B, P] int32 gallery rows
+    num_good: np.ndarray  # [B] int32 matches
+    num_same: np.ndarray  # [B] int32 matches and junk
+
+    @property
+    def is_good(self) -> np.ndarray:
+        """[B, P] bool, the matches."""
+        return np.arange(self.indices.shape[1]) < self.num_good[:, None]
+
+
+def count_matches(
+    queries: IdentityLabels, gallery: IdentityLabels
+) -> tuple[np.ndarray, np.ndarray]:
+    """(matches, matches and junk of the same person) of each query, [Q] int each.
+
+    Raises:
+      ValueError: for identities and cameras of different lengths, or an empty set.
+    """
+    for name, people in (("queries", queries), ("gallery", gallery)):
+        shapes = np.shape(people.identities), np.shape(people.cameras)
+        if shapes[0] != shapes[1] or len(shapes[0]) != 1 or not shapes[0][0]:
+            raise ValueError(
+                f"{name} must have as many identities as cameras, at least 1, got "
+                f"{shapes[0]} and {shapes[1]}."
+            )
+    cameras = np.concatenate([queries.cameras, gallery.cameras])
+    number = np.unique(cameras, return_inverse=True)[1]
+    people = np.concatenate([queries.identities, gallery.identities])
+    seen = people.astype(np.int64) * (number.max() + 1) + number
+    num_queries, is_kept = len(queries.identities), gallery.identities != JUNK
+    num_same = _occurrences(people[:num_queries], people[num_queries:][is_kept])
+    num_junk = _occurrences(seen[:num_queries], seen[num_queries:][is_kept])
+    return num_same - num_junk, num_same
+
+
+def _occurrences(wanted, values):
+    """How often each of wanted [Q] is among values [G], [Q]."""
+    values = np.sort(values)
+    low = np.searchsorted(values, wanted, side="left")
+    return np.searchsorted(values, wanted, side="right") - low
+
+
+def find_matches(queries: IdentityLabels, gallery: IdentityLabels) -> Iterator[Matches]:
+    """All queries with a match; a query may come in two blocks.
+
+    Queries whose person is on about as many images are together, so that P is small.
+
+    Raises:
+      ValueError: as `count_matches`, or when no query has a match.
+    """
+    num_good, num_same = count_matches(queries, gallery)
+    order = np.argsort(gallery.identities, kind="stable")
+    low = np.searchsorted(gallery.identities[order], queries.identities)
+    by_count = np.argsort(num_same, kind="stable")
+    by_count = by_count[num_good[by_count] > 0]
+    if not len(by_count):
+        raise ValueError(
+            "queries must include one whose person another camera saw in the gallery, "
+            f"got none of {len(num_good)}."
+        )
+    size = min(max(1, CHUNK_SIZE // len(order)), len(by_count))
+    for start in range(0, len(by_count), size):
+        rows = by_count[min(start, len(by_count) - size) :][:size]
+        column = np.arange(1 << int(num_same[rows].max() - 1).bit_length())
+        is_same = column < num_same[rows][:, None]
+        places = order[np.where(is_same, low[rows][:, None] + column, 0)]
+        is_junk = gallery.cameras[places] == queries.cameras[rows][:, None]
+        kind = np.where(is_same, is_junk, 2)  # matches, junk, padding
+        places = np.take_along_axis(places, np.argsort(kind, 1, kind="stable"), 1)
+        counts = num_good[rows].astype(np.int32), num_same[rows].astype(np.int32)
+        yield Matches(rows, places.astype(np.int32), *counts)
+
 
 RANKS = (1, 5, 10)
 DIVISORS = ("valid", "all")  # of sums over queries
@@ -25,7 +138,7 @@ DIVISORS = ("valid", "all")  # of sums over queries
 Scores = Callable[[np.ndarray], jax.Array]
 
 
-class Found(NamedTuple):
+class RetrievalResult(NamedTuple):
     """What each of Q queries found; nan and -1 where the gallery has no match."""
 
     average_precision: np.ndarray  # [Q] float64 in (0, 1]
@@ -35,14 +148,17 @@ class Found(NamedTuple):
 
 
 def cosines(queries, gallery) -> Scores:
-    """Scores by the cosine of features [Q, D] and [G, D], normalised here.
+    """Scores by the cosine of features [Q, D] and [G, D], normalized here.
 
     Raises:
       ValueError: for wrong shapes or features that are not finite.
     """
     for name, features in (("queries", queries), ("gallery", gallery)):
         check_features(name, features, np.zeros(len(features)))
-    queries, gallery = unit(jnp.asarray(queries)), unit(jnp.asarray(gallery))
+    queries, gallery = (
+        unit_length(jnp.asarray(queries)),
+        unit_length(jnp.asarray(gallery)),
+    )
     return lambda rows: _cosines(queries, gallery, jnp.asarray(rows, jnp.int32))
 
 
@@ -51,13 +167,13 @@ def _cosines(queries, gallery, rows):
     return jnp.dot(queries[rows], gallery.T, precision=jax.lax.Precision.HIGHEST)
 
 
-def find(
+def rank_gallery(
     scores: Scores,
-    queries: People,
-    gallery: People,
+    queries: IdentityLabels,
+    gallery: IdentityLabels,
     *,
     average_precision: str = "standard",
-) -> Found:
+) -> RetrievalResult:
     """Ranks of all matches, as the numbers that a protocol takes of them.
 
     Args:
@@ -70,11 +186,11 @@ def find(
     num_queries, is_kept = len(queries.identities), gallery.identities != JUNK
     precision, penalty = np.full((2, num_queries), np.nan)
     first = np.full(num_queries, -1)
-    for block in matches_of(queries, gallery):
-        ahead = _ahead(
+    for block in find_matches(queries, gallery):
+        ahead = _count_ahead(
             scores(block.rows),
             is_kept,
-            block.places,
+            block.indices,
             block.num_good,
             block.num_same,
         )
@@ -84,7 +200,7 @@ def find(
         last = np.take_along_axis(hits, number[:, None] - 1, axis=1)[:, 0]
         penalty[block.rows] = number / (last + 1)
         first[block.rows] = hits[:, 0]
-    return Found(precision, penalty, first)
+    return RetrievalResult(precision, penalty, first)
 
 
 def mean_precision(hits: np.ndarray, num_good: np.ndarray) -> np.ndarray:
@@ -119,7 +235,7 @@ AVERAGE_PRECISIONS = {"standard": mean_precision, "official": trapezoid_precisio
 
 
 def summary(
-    found: Found, *, ranks: Sequence[int] = RANKS, divide_by: str = "valid"
+    found: RetrievalResult, *, ranks: Sequence[int] = RANKS, divide_by: str = "valid"
 ) -> dict[str, float]:
     """CMC at `ranks`, mAP and mINP, each in [0, 1].
 
@@ -142,7 +258,9 @@ def summary(
     }
 
 
-def best(score: np.ndarray, query: People, gallery: People, count: int) -> np.ndarray:
+def best_rank(
+    score: np.ndarray, query: IdentityLabels, gallery: IdentityLabels, count: int
+) -> np.ndarray:
     """The first gallery rows, at most `count`, of one query's ranking without junk.
 
     Args:
@@ -156,14 +274,14 @@ def best(score: np.ndarray, query: People, gallery: People, count: int) -> np.nd
     return order[~is_junk[order]][:count]
 
 
-def is_ahead(score, place, other_score, other_place):
+def is_ranked_before(score, place, other_score, other_place):
     """Whether an entry is ranked before another: by its score, then by its place."""
     is_equal = (score == other_score) & (place < other_place)
     return (score > other_score) | is_equal
 
 
 @jax.jit
-def _ahead(scores, is_kept, places, num_good, num_same):
+def _count_ahead(scores, is_kept, places, num_good, num_same):
     """Entries [B, P] of the ranking without junk that are ahead of each place."""
     scores = jnp.where(is_kept[None, :], scores, -jnp.inf)
     of_place = jnp.take_along_axis(scores, places, axis=1)
@@ -171,12 +289,87 @@ def _ahead(scores, is_kept, places, num_good, num_same):
 
     def count(one):
         score, place = (x[:, None] for x in one)
-        ahead = is_ahead(scores, row, score, place)
+        ahead = is_ranked_before(scores, row, score, place)
         return jnp.sum(ahead, axis=1, dtype=jnp.int32)
 
     ahead = jax.lax.map(count, (of_place.T, places.T)).T
     column = jnp.arange(places.shape[1], dtype=jnp.int32)[None, :]
     is_junk = (column >= num_good[:, None]) & (column < num_same[:, None])
     former, latter = (x[:, None, :] for x in (of_place, places))
-    beats = is_ahead(former, latter, of_place[:, :, None], places[:, :, None])
+    beats = is_ranked_before(former, latter, of_place[:, :, None], places[:, :, None])
     return ahead - jnp.sum(beats & is_junk[:, None, :], axis=-1, dtype=jnp.int32)
+
+
+def first_hits(
+    scores: Scores,
+    queries: IdentityLabels,
+    gallery: IdentityLabels,
+    key: jax.Array,
+    *,
+    draws: int = 10,
+) -> np.ndarray:
+    """People ahead of the query's own in each drawn gallery, for `Found.first_hit`.
+
+    A draw depends on the key, the query's row and the repetition, on nothing else.
+
+    Returns:
+      [Q, R] int64; -1 where a query has no match.
+
+    Raises:
+      ValueError: for lengths that differ, or when no query has a match.
+    """
+    order = np.argsort(gallery.identities, kind="stable")
+    order = order[gallery.identities[order] != JUNK].astype(np.int32)
+    known, starts = np.unique(gallery.identities[order], return_index=True)
+    sizes = np.diff([*starts, len(order)])
+    groups = tuple(x.astype(np.int32) for x in (order, starts, sizes))
+    found = np.full((len(queries.identities), draws), -1)
+    for block in find_matches(queries, gallery):
+        found[block.rows] = _num_ahead(
+            scores(block.rows),
+            groups,
+            np.searchsorted(known, queries.identities[block.rows]).astype(np.int32),
+            block.indices,
+            block.num_good,
+            _keys(key, block.rows.astype(np.int32), draws),
+        ).T
+    return found
+
+
+def _keys(key, rows, draws):
+    """A key for every repetition and query, [R, B]."""
+    of_draw = lambda key: jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+    return jax.vmap(of_draw)(jax.random.split(key, draws))
+
+
+@jax.jit
+def _num_ahead(scores, groups, own, places, num_good, keys):
+    """People [R, B] whose drawn image is ahead of the drawn match.
+
+    Args:
+      groups: (gallery rows by person, each person's first among them [I], how many).
+      own: [B] each query's own person in [0, I).
+    """
+    order, starts, sizes = groups
+
+    def one(keys):
+        chance = jax.vmap(lambda key: jax.random.uniform(key, starts.shape))(keys)
+        drawn = order[starts[None, :] + _draw_gallery(chance, sizes[None, :])]  # [B, I]
+        of_own = jnp.take_along_axis(chance, own[:, None], axis=1)
+        match = jnp.take_along_axis(
+            places, _draw_gallery(of_own, num_good[:, None]), axis=1
+        )
+        score, match_score = (
+            jnp.take_along_axis(scores, place, axis=1) for place in (drawn, match)
+        )
+        is_other = jnp.arange(len(starts), dtype=jnp.int32)[None, :] != own[:, None]
+        ahead = is_other & is_ranked_before(score, drawn, match_score, match)
+        return jnp.sum(ahead, axis=1, dtype=jnp.int32)
+
+    return jax.lax.map(one, keys)
+
+
+def _draw_gallery(chance, number):
+    """One of [0, number) by a chance in [0, 1)."""
+    place = (chance * number.astype(chance.dtype)).astype(jnp.int32)
+    return jnp.minimum(place, number - 1)

@@ -1,8 +1,17 @@
-"""How well the pixels of test images are told: overlap of classes, by counts.
+"""Segmentation: overlap of classes, and entropies of outputs and features.
+
+How well the pixels of test images are told: overlap of classes, by counts.
 
 Intersection over union, Everingham et al., "The Pascal Visual Object Classes (VOC)
 Challenge", IJCV 2010, section 4.3: of all pixels of the test images together, not the
 mean over images. A class that neither truth nor prediction has is left out of the mean.
+
+Where a segmentation network is unsure, and how many patterns its encoder sees.
+
+Michieli, Toldo, Ozay, "FedMargin" (preprint arXiv:2105.08982), whose text names the two
+maps: Shannon entropy over the classes of a pixel, and over the channels of a pixel of
+the features, normalized to sum 1. Negative features are clipped to 0 first, which is
+ours. Natural logarithms: in [0, ln M] and [0, ln D].
 """
 
 from typing import NamedTuple
@@ -13,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
-class Overlap(NamedTuple):
+class SegmentationScores(NamedTuple):
     """What a confusion matrix says; nan where there is nothing to divide by."""
 
     iou: np.ndarray  # [M] in [0, 1], nan of classes that nobody saw
@@ -21,7 +30,9 @@ class Overlap(NamedTuple):
     pixel_accuracy: float
 
 
-def confusion(truth: jax.Array, predicted: jax.Array, num_classes: int) -> jax.Array:
+def confusion_matrix(
+    truth: jax.Array, predicted: jax.Array, num_classes: int
+) -> jax.Array:
     """Pixels by class, [M, M] int32: rows are the truth, columns the prediction.
 
     Args:
@@ -36,7 +47,7 @@ def confusion(truth: jax.Array, predicted: jax.Array, num_classes: int) -> jax.A
     return counts[:-1].reshape(num_classes, num_classes)
 
 
-def overlap(counts: np.ndarray) -> Overlap:
+def segmentation_scores(counts: np.ndarray) -> SegmentationScores:
     """The measures of a confusion matrix [M, M].
 
     Raises:
@@ -54,5 +65,29 @@ def overlap(counts: np.ndarray) -> Overlap:
     iou = np.full(len(counts), np.nan)
     iou[is_seen] = right[is_seen] / union[is_seen]
     if not is_seen.any():
-        return Overlap(iou, float("nan"), float("nan"))
-    return Overlap(iou, float(iou[is_seen].mean()), float(right.sum() / counts.sum()))
+        return SegmentationScores(iou, float("nan"), float("nan"))
+    return SegmentationScores(
+        iou, float(iou[is_seen].mean()), float(right.sum() / counts.sum())
+    )
+
+
+MIN_PROBABILITY = 1e-12  # added to a sum of channels
+
+
+def softmax_entropy(logits: jax.Array) -> jax.Array:
+    """Entropy [...] of the softmax of logits [..., M]."""
+    log_p = jax.nn.log_softmax(logits, axis=-1)
+    return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+
+
+def feature_entropy(features: jax.Array) -> jax.Array:
+    """Entropy [...] over the channels of features [..., D]; 0 where all are 0."""
+    values = jnp.maximum(features, 0)
+    share = values / (values.sum(axis=-1, keepdims=True) + MIN_PROBABILITY)
+    logs = jnp.log(jnp.where(share > 0, share, 1))
+    return -jnp.sum(share * logs, axis=-1)
+
+
+def resize_map(values: jax.Array, size: tuple[int, int]) -> jax.Array:
+    """Maps [B, h, w] at the size (H, W), bilinearly between the centers of pixels."""
+    return jax.image.resize(values, (len(values), *size), "bilinear")

@@ -1,7 +1,7 @@
 """IJB-style templates: sets of images of one subject, compared as one vector each.
 
 The IJB-C protocol (Maze et al., 2018) as InsightFace runs it: images of one medium (a
-video, a photograph) are averaged, media are summed, the sum is normalised. The released
+video, a photograph) are averaged, media are summed, the sum is normalized. The released
 FedFR evaluation is the same without flip and with the detector's score as weight.
 
 1:1 reads the TAR at the ROC point whose FAR is nearest to the wanted one, which may
@@ -19,16 +19,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.evaluation.blocks import check_features, unit, widen
-from fedfr_jax.evaluation.scores import check_rates, metric_name
-from fedfr_jax.limits import check_list, read_list
+from fedfr_jax.evaluation.error_rates import check_rates, metric_name
+from fedfr_jax.evaluation.score_tiles import check_features, to_float64, unit_length
+from fedfr_jax.files import check_list, read_list
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 _PAIRS_AT_ONCE = 8192
 
 
 class Templates(NamedTuple):
-    """Normalised templates, in ascending order of their ids."""
+    """Normalized templates, in ascending order of their ids."""
 
     features: jax.Array  # [U, D], unit rows
     ids: np.ndarray  # [U] int64
@@ -67,21 +67,21 @@ def weigh_images(
     """Image features [T, D] as they enter the templates.
 
     Args:
-      features: [T, D], not normalised.
+      features: [T, D], not normalized.
       flipped: [T, D] features of the mirrored images, added when given.
       detector_scores: [T] weights ("faceness"), multiplied when given.
-      keep_norm: False normalises each image before it is weighed.
+      keep_norm: False normalizes each image before it is weighed.
     """
     x = jnp.asarray(features)
     x = x if flipped is None else x + jnp.asarray(flipped).astype(x.dtype)
-    x = x if keep_norm else unit(x)
+    x = x if keep_norm else unit_length(x)
     if detector_scores is None:
         return x
     return x * jnp.asarray(detector_scores).astype(x.dtype)[:, None]
 
 
 def aggregate_templates(features, template_ids, media_ids) -> Templates:
-    """Normalised sum over media of the mean over a medium's images, per template.
+    """Normalized sum over media of the mean over a medium's images, per template.
 
     Args:
       features: [T, D] from `weigh_images`.
@@ -101,11 +101,11 @@ def aggregate_templates(features, template_ids, media_ids) -> Templates:
     media, medium, counts = np.unique(
         pairs, axis=0, return_inverse=True, return_counts=True
     )
-    x = widen(jnp.asarray(features))
+    x = to_float64(jnp.asarray(features))
     total = jax.ops.segment_sum(x, jnp.asarray(medium.ravel()), len(media))
     means = total / jnp.asarray(counts, x.dtype)[:, None]
     sums = jax.ops.segment_sum(means, jnp.asarray(media[:, 0]), len(ids))
-    return Templates(unit(sums), ids)
+    return Templates(unit_length(sums), ids)
 
 
 @jax.jit
@@ -135,7 +135,7 @@ def roc_points(
     Args:
       is_same: [P] bool.
       scores: [P], larger is more alike.
-      drop_intermediate: leave out points on a straight line between their neighbours.
+      drop_intermediate: leave out points on a straight line between their neighbors.
 
     Raises:
       ValueError: without pairs of both kinds, or for scores that are not finite.

@@ -1,12 +1,21 @@
-"""Is this pair one person? Pair lists in ten folds, and all pairs of a labelled set.
+"""Verification: listed pairs in folds, all pairs of a labeled set, the masked
+challenge.
+
+Is this pair one person? Pair lists in ten folds, and all pairs of a labeled set.
 
 The ten-fold protocol of LFW (Huang et al., 2007) as InsightFace and FedFR run it:
-contiguous folds, thresholds 0, 0.01 .. 3.99 on the squared distance of normalised
+contiguous folds, thresholds 0, 0.01 .. 3.99 on the squared distance of normalized
 embeddings, accept distance < threshold.
 
 Deviation: TAR@FAR takes the largest threshold whose FAR on the other folds does not
 exceed the wanted one. The original interpolates FAR -> threshold over duplicate FARs,
 which current SciPy refuses.
+
+The score of the masked face recognition challenge, on any identities.
+
+ICCV 2021 MFR workshop: 0.25 FNMR of masked faces + 0.75 FNMR of standard ones, each at
+a false positive rate, so lower is better. A masked pair is an image with a mask and
+another one without; a standard pair has none.
 """
 
 from collections.abc import Sequence
@@ -16,14 +25,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.evaluation.blocks import check_features, pair_blocks, unit
-from fedfr_jax.evaluation.scores import (
+from fedfr_jax.evaluation.error_rates import (
     check_rates,
     cosine_histogram,
     exact_points,
     far_ranks,
-    marked_name,
+    flagged_name,
     metric_name,
+)
+from fedfr_jax.evaluation.score_tiles import (
+    check_features,
+    gallery_tiles,
+    pair_tiles,
+    unit_length,
 )
 
 THRESHOLDS = np.arange(0, 4, 0.01)  # squared distances of unit vectors lie in [0, 4]
@@ -41,20 +55,20 @@ class PairCounts(NamedTuple):
 
 
 def flip_sum(embeddings, flipped) -> jax.Array:
-    """Normalised sum [Q, D] of the embeddings of images and of their mirror images."""
-    return unit(jnp.asarray(embeddings) + jnp.asarray(flipped))
+    """Normalized sum [Q, D] of the embeddings of images and of their mirror images."""
+    return unit_length(jnp.asarray(embeddings) + jnp.asarray(flipped))
 
 
 @jax.jit
 def _squared_distances(embeddings):
-    x = unit(embeddings)
+    x = unit_length(embeddings)
     return jnp.sum((x[0::2] - x[1::2]) ** 2, axis=1)
 
 
 def pair_distances(embeddings) -> np.ndarray:
     """Squared distances [P] in [0, 4] of rows 2i and 2i + 1 of embeddings [2P, D].
 
-    Rows are normalised here.
+    Rows are normalized here.
 
     Raises:
       ValueError: for an odd number of rows, wrong rank, or values that are not finite.
@@ -119,7 +133,7 @@ def ten_fold(embeddings, is_same, *, folds: int = 10) -> dict[str, float]:
     """Cross-validated accuracy of a pair list.
 
     Args:
-      embeddings: [2P, D], rows 2i and 2i + 1 are pair i; normalised here.
+      embeddings: [2P, D], rows 2i and 2i + 1 are pair i; normalized here.
       is_same: [P] bool.
       folds: at least 2.
 
@@ -198,7 +212,7 @@ def generic_verification(
     """Exact TAR over all unordered pairs of identities that training never saw.
 
     Args:
-      features: [Q, D], normalised here; memory does not grow with Q * Q.
+      features: [Q, D], normalized here; memory does not grow with Q * Q.
       labels: [Q] int.
       fars: rates in (0, 1); a FAR below 1 / negatives gives the TAR at no false accept.
 
@@ -209,9 +223,9 @@ def generic_verification(
     Raises:
       ValueError: without positive or negative pairs, or for bad features.
     """
-    blocks = pair_blocks(features, labels, np.ones(len(labels), bool))
+    blocks = pair_tiles(features, labels, np.ones(len(labels), bool))
     points = exact_points(blocks, far_ranks(fars))
-    names = [marked_name("tar@far", far, points.num_negatives) for far in fars]
+    names = [flagged_name("tar@far", far, points.num_negatives) for far in fars]
     return dict(zip(names, points.tar.tolist(), strict=True))
 
 
@@ -253,7 +267,7 @@ def roc_curve(features, labels, *, points: int = 200) -> Roc:
     Raises:
       ValueError: without positive or negative pairs, or for bad features.
     """
-    blocks = pair_blocks(features, labels, np.ones(len(labels), bool))
+    blocks = pair_tiles(features, labels, np.ones(len(labels), bool))
     histogram = cosine_histogram(blocks, bins_per_unit=_ROC_BINS)
     totals = histogram.sum(axis=1)
     if not totals.all():
@@ -268,3 +282,42 @@ def roc_curve(features, labels, *, points: int = 200) -> Roc:
     bins = np.searchsorted(negatives, allowed, side="right") - 1
     thresholds = (histogram.shape[1] - bins) / _ROC_BINS - 1
     return Roc(far, positives[bins] / totals[1], totals[0], totals[1], thresholds)
+
+
+MASKED, STANDARD = 0.25, 0.75  # weights
+
+
+def masked_scores(
+    plain: jax.Array, masked: jax.Array, labels, *, fprs: Sequence[float]
+) -> dict[str, float]:
+    """Exact FNMR and their weighted sum at each rate; an image never meets itself.
+
+    Args:
+      plain: [Q, D] of images without a mask, normalized here.
+      masked: [Q, D] of the same images with one.
+      labels: [Q] int.
+      fprs: rates in (0, 1); names of those that so few pairs do not support end in "~".
+
+    Returns:
+      {"masked_fnmr@fpr=1e-05", "standard_fnmr@fpr=1e-05", "score@fpr=1e-05", ...}, in
+      [0, 1].
+
+    Raises:
+      ValueError: without positive or negative pairs, or for bad features.
+    """
+    check_rates("FPR", fprs)
+    everybody = np.ones(len(labels), bool)
+    standard = pair_tiles(plain, labels, everybody)
+    crossed = gallery_tiles(
+        masked, labels, unit_length(plain), labels, is_same_set=True
+    )
+    points = [exact_points(blocks, far_ranks(fprs)) for blocks in (crossed, standard)]
+    fewest = min(p.num_negatives for p in points)
+    found = {}
+    for i, fpr in enumerate(fprs):
+        of_masked, of_standard = (float(1 - p.tar[i]) for p in points)
+        score = MASKED * of_masked + STANDARD * of_standard
+        values = {"masked_fnmr": of_masked, "standard_fnmr": of_standard}
+        for name, value in {**values, "score": score}.items():
+            found[flagged_name(f"{name}@fpr", fpr, fewest)] = value
+    return found

@@ -1,1 +1,1 @@
-"""Vectorised federated training: who trains, on what device, and how it is summed."""
+"""Vectorized federated training: who trains, on what device, and how it is summed."""

@@ -14,32 +14,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedfr_jax.feed import Feed
-from fedfr_jax.permutation import permute
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.permutation import permute
 from fedfr_jax.types import Batch, Client, Dataset
 
-BLOCK = 2**16  # clients that are looked at together
+CHUNK_SIZE = 2**16  # clients that are looked at together
 
 
-class Held(NamedTuple):
+class DeviceExamples(NamedTuple):
     """Examples that a lane can reach, and where those of a batch lie among them."""
 
     dataset: Dataset  # of [R, ...]
     # (rows [B] of the data set, positions [B] in the client's list) -> [B] int32 places
-    places: Callable[[jax.Array, jax.Array], jax.Array]
+    indices: Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def all_rows(dataset: Dataset) -> Held:
+def all_rows(dataset: Dataset) -> DeviceExamples:
     """A whole data set: each example lies at its own row."""
 
     def places(example, position):
         del position
         return example
 
-    return Held(dataset, places)
+    return DeviceExamples(dataset, places)
 
 
-def lists(dataset: Dataset, start: jax.Array) -> Held:
+def listed_rows(dataset: Dataset, start: jax.Array) -> DeviceExamples:
     """The rows of some clients only, each client's whole list in one piece.
 
     Args:
@@ -50,7 +50,7 @@ def lists(dataset: Dataset, start: jax.Array) -> Held:
         del example
         return start + position
 
-    return Held(dataset, places)
+    return DeviceExamples(dataset, places)
 
 
 class EqualRows:
@@ -84,7 +84,9 @@ class Population(NamedTuple):
     # [N + 1] int: client i owns rows offsets[i]:offsets[i + 1]
     offsets: np.ndarray | EqualRows
     num_classes: np.ndarray  # [N] int32
-    falling: np.ndarray = np.zeros(0, np.int64)  # [.] what is known of `largest`
+    sizes_descending: np.ndarray = np.zeros(
+        0, np.int64
+    )  # [.] what is known of `largest`
 
     @property
     def num_clients(self) -> int:
@@ -97,15 +99,15 @@ class Population(NamedTuple):
 
     def largest(self, count: int) -> np.ndarray:
         """Examples of the `count` largest clients, falling; no copy of everybody's."""
-        if count <= len(self.falling):
-            return self.falling[:count]
-        most, block = np.zeros(0, np.int64), max(count, BLOCK)
-        for sizes in self.size_blocks(block):
+        if count <= len(self.sizes_descending):
+            return self.sizes_descending[:count]
+        most, block = np.zeros(0, np.int64), max(count, CHUNK_SIZE)
+        for sizes in self.size_chunks(block):
             sizes = sizes[sizes > most[-1]] if len(most) == count else sizes
             most = np.sort(np.concatenate([most, sizes]))[::-1][:count]
         return most
 
-    def size_blocks(self, block: int = BLOCK) -> Iterator[np.ndarray]:
+    def size_chunks(self, block: int = CHUNK_SIZE) -> Iterator[np.ndarray]:
         """Examples of all clients, [block] after [block]."""
         for start in range(0, len(self.offsets) - 1, block):
             yield np.diff(self.offsets[start : start + block + 1])
@@ -125,26 +127,26 @@ def cohort_rows(population: Population, ids: np.ndarray):
     return np.pad(rows, (0, most - len(rows))), starts, counts
 
 
-class Slots(NamedTuple):
+class SlotInputs(NamedTuple):
     """One number per lane and wave, [A, W, L] outside, scalars inside a lane."""
 
     client: jax.Array  # [] int32 id, -1 where idle
-    place: jax.Array  # [] int32 place in the cohort, 0 where idle
+    cohort_index: jax.Array  # [] int32 place in the cohort, 0 where idle
     is_new: jax.Array  # [] bool: no personal row yet
     offset: jax.Array  # [] int32 first row of the data set
-    num_local: jax.Array  # [] int32
-    num_extra: jax.Array  # [] int32
+    num_examples: jax.Array  # [] int32
+    num_added: jax.Array  # [] int32
     num_classes: jax.Array  # [] int32
     num_steps: jax.Array  # [] int32
     start: jax.Array | int = 0  # [] int32 first row of the segment's own table
-    shard: jax.Array | int = 0  # [] int32 whose sum it is part of, on its device
-    is_first: jax.Array | bool = False  # [] bool: of the cohort, by chance
+    partial_sum: jax.Array | int = 0  # [] int32 whose sum it is part of, on its device
+    is_random_client: jax.Array | bool = False  # [] bool: of the cohort, by chance
 
 
-IDLE = np.array([-1, *[0] * (len(Slots._fields) - 1)], np.int32)  # a packed slot
+IDLE = np.array([-1, *[0] * (len(SlotInputs._fields) - 1)], np.int32)  # a packed slot
 
 
-def pack(clients: Slots, places: np.ndarray) -> np.ndarray:
+def pack(clients: SlotInputs, places: np.ndarray) -> np.ndarray:
     """Numbers of a cohort's clients, [K] or one for all, in their slots.
 
     Args:
@@ -153,7 +155,7 @@ def pack(clients: Slots, places: np.ndarray) -> np.ndarray:
     Returns:
       [..., 11] int32, one array for one copy to a device.
     """
-    numbers = np.empty((len(clients.client) + 1, len(Slots._fields)), np.int32)
+    numbers = np.empty((len(clients.client) + 1, len(SlotInputs._fields)), np.int32)
     for i, values in enumerate(clients):
         numbers[:-1, i] = values
     numbers[-1] = IDLE
@@ -162,13 +164,15 @@ def pack(clients: Slots, places: np.ndarray) -> np.ndarray:
 
 def column(packed: np.ndarray, name: str) -> np.ndarray:
     """One field of packed slots, a view."""
-    return packed[..., Slots._fields.index(name)]
+    return packed[..., SlotInputs._fields.index(name)]
 
 
-def unpack(packed: np.ndarray | jax.Array) -> Slots:
+def unpack(packed: np.ndarray | jax.Array) -> SlotInputs:
     """What `pack` gives [..., 11] as fields, on the host or inside jit."""
-    slots = Slots(*(packed[..., i] for i in range(len(Slots._fields))))
-    return slots._replace(is_new=slots.is_new > 0, is_first=slots.is_first > 0)
+    slots = SlotInputs(*(packed[..., i] for i in range(len(SlotInputs._fields))))
+    return slots._replace(
+        is_new=slots.is_new > 0, is_random_client=slots.is_random_client > 0
+    )
 
 
 def client_key(key: jax.Array, client: jax.Array | int) -> jax.Array:
@@ -187,7 +191,15 @@ def server_key(key: jax.Array, round: jax.Array) -> jax.Array:
 
 
 def client_view(
-    feed: Feed, max_local: int, key, slot, extra, held: Held, round, *, shard=(0, 1)
+    feed: Batching,
+    max_local: int,
+    key,
+    slot,
+    extra,
+    held: DeviceExamples,
+    round,
+    *,
+    shard=(0, 1),
 ) -> Client:
     """The `Client` that an algorithm sees: numbers, and functions that make batches.
 
@@ -199,9 +211,9 @@ def client_view(
       shard: (i, n): batches are the i-th of n equal parts, for a client that is
         trained data parallel.
     """
-    count = slot.num_local + slot.num_extra
+    count = slot.num_examples + slot.num_added
     part = feed.batch_size // shard[1]
-    bound = max_local + extra.examples.shape[1]
+    bound = max_local + extra.added_rows.shape[1]
     per_epoch = jnp.maximum(feed.steps_per_epoch(count), 1)
     shuffle_key, augment_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
 
@@ -212,22 +224,22 @@ def client_view(
         # Padding repeats the client's own examples, in batch statistics too; it never
         # reads another client's rows or the last one.
         position = lax.rem(position, jnp.maximum(count, 1))
-        is_extra = position >= slot.num_local
+        is_extra = position >= slot.num_examples
         row = slot.offset + position
-        if capacity := extra.examples.shape[1]:
-            number = jnp.clip(position - slot.num_local, 0, capacity - 1)
-            row = jnp.where(is_extra, extra.examples[slot.place, number], row)
-        place = held.places(row, position)
+        if capacity := extra.added_rows.shape[1]:
+            number = jnp.clip(position - slot.num_examples, 0, capacity - 1)
+            row = jnp.where(is_extra, extra.added_rows[slot.cohort_index, number], row)
+        place = held.indices(row, position)
         inputs, targets = jax.tree.map(lambda x: x[place], tuple(held.dataset))
         return Batch(
             inputs=inputs,
             targets=targets,
             num_classes=slot.num_classes,
             is_valid=is_valid,
-            is_extra=is_extra & is_valid,
-            example=row,
+            is_added=is_extra & is_valid,
+            row=row,
             position=position,
-            view=jnp.zeros_like(position),
+            view_index=jnp.zeros_like(position),
         )
 
     def numbers():  # places [B] of a step's examples in the whole batch
@@ -244,33 +256,33 @@ def client_view(
         return augmented(step, stored_at(positions[numbers()]))
 
     def augmented(step, stored):
-        inputs, targets, view = feed.augmented(
+        inputs, targets, view = feed.augment_batch(
             augment_key, step, numbers(), stored.inputs, stored.targets
         )
-        return stored._replace(inputs=inputs, targets=targets, view=view)
+        return stored._replace(inputs=inputs, targets=targets, view_index=view)
 
     def span(start, view):
         position = start + jnp.arange(feed.batch_size, dtype=jnp.int32)
         stored = stored_at(position)
-        seen = feed.seen(view, stored.inputs)
-        return stored._replace(inputs=seen, view=jnp.full_like(position, view))
+        seen = feed.with_deterministic(view, stored.inputs)
+        return stored._replace(inputs=seen, view_index=jnp.full_like(position, view))
 
     return Client(
         id=slot.client,
-        place=slot.place,
-        is_first=slot.is_first,
+        cohort_index=slot.cohort_index,
+        is_random_client=slot.is_random_client,
         round=round,
-        num_local=slot.num_local,
-        num_extra=slot.num_extra,
+        num_examples=slot.num_examples,
+        num_added=slot.num_added,
         num_classes=slot.num_classes,
         num_steps=slot.num_steps,
-        epoch=lambda step: lax.div(step, per_epoch),
+        step_to_epoch=lambda step: lax.div(step, per_epoch),
         batch=batch,
-        chosen=chosen,
-        span=span,
-        num_positions=feed.batch_size * -(-bound // feed.batch_size),
+        batch_at=chosen,
+        batch_from=span,
+        max_positions=feed.batch_size * -(-bound // feed.batch_size),
         num_views=feed.num_views,
-        tables=extra.tables,
+        shared=extra.shared,
     )
 
 

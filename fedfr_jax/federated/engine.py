@@ -1,4 +1,18 @@
-"""One federated round, compiled.
+"""One federated round as pure functions: devices, waves, lanes, steps and the sums.
+
+Clients trained wave by wave on one device: a scan over waves, lanes side by side.
+
+Sums over clients that have the same bits on any number of devices.
+
+A fixed number of shards, whatever the devices, is summed each in the order of its
+clients, and the shards' sums are added by a fixed pairwise tree: one model of memory
+per shard.
+
+Between devices the shards' sums travel twice, however many leaves they have: every
+device is sent all shards' sums of a part of the numbers, adds them up, and sends the
+part's sum to all: a reduce-scatter and an all-gather, the order of additions fixed.
+
+One federated round, compiled.
 
     shard_map over client devices > scan over waves > vmap over lanes > steps
 
@@ -18,6 +32,7 @@ shard per device and one psum; `reduction="canonical"` is in `canonical.py`. Mea
 multiply by a reciprocal, see `trees.divided`.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,31 +44,213 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.federated import model_axis, sums
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated import model_parallel, sums
 from fedfr_jax.federated.aggregation.mean import weighted_mean
-from fedfr_jax.federated.canonical import over_devices, over_shards
 from fedfr_jax.federated.client import (
+    SlotInputs,
     client_key,
     client_view,
     first_personal_key,
     server_key,
     unpack,
 )
-from fedfr_jax.federated.compiling import Program, compiler_options
-from fedfr_jax.federated.tables import Resident
-from fedfr_jax.federated.waves import over_waves, shapes_of
-from fedfr_jax.feed import Feed
-from fedfr_jax.types import ClientOutput, Extra, PyTree, RoundResult
+from fedfr_jax.federated.lowering import Program, compiler_options
+from fedfr_jax.federated.streaming import DeviceData
+from fedfr_jax.types import ClientOutput, Prepared, PyTree, RoundResult
+
+# Places are never negative; where that is not said, JAX prepares for it at each use.
+IN_BOUNDS = {"allow_negative_indices": False}
+
+
+def over_waves(one, inputs, total):
+    """Scan waves of [1, W, L, ...]: -> (sum over clients, outputs [1, W, L, ...]).
+
+    The sum goes on from `total`.
+    """
+    one = jax.jit(one, inline=True)  # traced once, for shapes and for the loop
+    rows, *others = inputs
+
+    def wave(carry, inputs):
+        total, rows = carry
+        summary, output, rows = train_wave(one, rows, *inputs)
+        return (sums.add_sums(total, sums.over_lanes(summary)), rows), output
+
+    numbers = jnp.arange(jax.tree.leaves(others)[0].shape[1], dtype=jnp.int32)
+    waves = numbers, *jax.tree.map(lambda x: x[0], others)
+    (total, rows), outputs = jax.lax.scan(wave, (total, rows), waves)
+    outputs = jax.tree.map(lambda x: x[None], outputs)
+    return total, outputs._replace(personal=rows)
+
+
+def train_wave(one, rows, i, *inputs):
+    """Train wave i of personal rows [1, W, L, ...] and the wave's inputs [L, ...].
+
+    A new row takes the old one's place, so that there is no second copy of them.
+
+    Returns:
+      (summaries [L, ...], outputs [L, ...] but for the rows, rows).
+    """
+    # By both leading axes: XLA:CPU copies all rows where one of them is dropped.
+    zero = jnp.zeros_like(i)
+    at = lambda x: (zero, i, *[zero] * (x.ndim - 2))
+    get = lambda x: jax.lax.dynamic_slice(x, at(x), (1, 1, *x.shape[2:]), **IN_BOUNDS)
+    put = lambda x, new: jax.lax.dynamic_update_slice(x, new, at(x), **IN_BOUNDS)
+    row = jax.tree.map(lambda x: get(x)[0, 0], rows)
+    summary, output = _over_lanes(one, (row, *inputs))
+    rows = jax.tree.map(lambda x, new: put(x, new[None, None]), rows, output.personal)
+    return summary, output._replace(personal=()), rows
+
+
+def lane_shapes(one, inputs):
+    """What a lane gives, as shapes, for inputs [V', W, L, ...]."""
+    return jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0, 0], inputs))
+
+
+def zeros_like_shapes(shapes, *leading):
+    """Zeros of `shapes` behind the `leading` axes."""
+    return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape), x.dtype), shapes)
+
+
+def _over_lanes(one, inputs):
+    """vmap over the lanes; a single lane is called plainly, which is faster."""
+    lanes = jax.tree.leaves(inputs)[0].shape[0]
+    if lanes > 1:
+        return jax.vmap(one)(*inputs)
+    output = one(*jax.tree.map(lambda x: x[0], inputs))
+    return jax.tree.map(lambda x: x[None], output)
+
+
+def sum_over_clients(one, inputs, slots: SlotInputs, totals):
+    """Waves of [1, W, L, ...], each shard summed on its own: -> (sums [V', ...], ...).
+
+    One loop whose number of turns only the run knows (it ends with the last wave that
+    has a client), because a compiler that sees the number unrolls or fuses by it, and
+    then devices with few shards round otherwise than those with many. The barrier keeps
+    a client's arithmetic apart from the sum for the same reason. The sums go on from
+    `totals` [V', ...].
+    """
+    one = jax.jit(one, inline=True)
+    rows, *others = inputs
+    _, count, lanes = slots.client.shape
+    is_busy = (slots.client[0] >= 0).any(1)
+    turns = jnp.where(is_busy, jnp.arange(1, count + 1), 0).max()
+    owner = slots.partial_sum[0].max(1)  # 0 where a lane is idle
+    get = lambda x, i: jax.lax.dynamic_index_in_dim(
+        x[0], i, keepdims=False, **IN_BOUNDS
+    )
+    put = lambda x, new, i: jax.lax.dynamic_update_index_in_dim(
+        x, new, i, 0, **IN_BOUNDS
+    )
+
+    def wave(i, carry):
+        totals, rows, outputs = carry
+        own = jax.tree.map(lambda x: get(x, i), others)
+        played = train_wave(one, rows, i, *own)
+        summary, output, rows = jax.lax.optimization_barrier(played)
+        totals = _add_at(totals, owner[i], sums.over_lanes(summary))
+        outputs = jax.tree.map(lambda whole, x: put(whole, x, i), outputs, output)
+        return totals, rows, outputs
+
+    _, output = lane_shapes(one, inputs)
+    start = totals, rows, zeros_like_shapes(output._replace(personal=()), count, lanes)
+    totals, rows, outputs = jax.lax.fori_loop(0, turns, wave, start)
+    outputs = jax.tree.map(lambda x: x[None], outputs)
+    return totals, outputs._replace(personal=rows)
+
+
+def _add_at(whole, i, x):
+    """Sums `x` [...] added to place i of `whole` [n, ...].
+
+    XLA:CPU does so in place only where reading and writing share the values of their
+    places, zeros included: in canonical rounds it does not merge values that are equal.
+    """
+    zero = jnp.zeros_like(i)
+    at = lambda y: (i, *[zero] * (y.ndim - 1))
+    size = lambda y: (1, *y.shape[1:])
+    get = lambda y: jax.lax.dynamic_slice(y, at(y), size(y), **IN_BOUNDS)
+    put = lambda y, new: jax.lax.dynamic_update_slice(y, new, at(y), **IN_BOUNDS)
+    own, more = jax.tree.map(get, whole), jax.tree.map(lambda y: y[None], x)
+    return jax.tree.map(put, whole, sums.add_sums(own, more))
+
+
+def sum_over_devices(mesh: Mesh, total, shards: int):
+    """The sum of `total`, [V', ...] cut over the `clients` devices, of its first
+    `shards`: whole on every device."""
+    if mesh.shape[meshes.CLIENTS] == 1 or mesh.shape[meshes.MODEL] > 1:
+        return pairwise(jax.tree.map(lambda x: x[:shards], total), shards)
+    of_device = lambda total: _add_partial_sums(
+        total, shards, mesh.shape[meshes.CLIENTS]
+    )
+    add = meshes.over_client_devices(mesh, of_device, P(meshes.CLIENTS), P())
+    return add(total)
+
+
+def _add_partial_sums(total, shards: int, count: int):
+    """The sum on one of `count` devices, which has [V' / count, ...] of the shards.
+
+    Single numbers (logs of `LogScaled` trees, counts) go to all devices; of other
+    leaves each device adds up a part, of all leaves side by side. The parts' sums go
+    back leaf by leaf, which TPUs and GPUs do in one go: a CPU rounds what is read out
+    of the middle of an array otherwise than what has one of its own.
+    """
+    leaves, structure = jax.tree.flatten(total)
+    shapes = [x.shape[1:] for x in leaves]
+    whole = lambda x: jax.lax.all_gather(x, meshes.CLIENTS, tiled=True)
+    spread = lambda x: jax.lax.all_to_all(x, meshes.CLIENTS, 1, 0, tiled=True)[:, 0]
+    numbers = [i for i, shape in enumerate(shapes) if not shape]
+    others = [i for i, shape in enumerate(shapes) if shape]
+    told = _packed(whole, [leaves[i] for i in numbers])
+    sent = _packed(spread, [_to_chunks(leaves[i], count) for i in others])
+    found = dict(zip(numbers + others, told + sent, strict=True))
+    own = structure.unflatten(found[i][:shards] for i in range(len(leaves)))
+    found = jax.tree.leaves(pairwise(own, shards))
+    for i in others:
+        found[i] = whole(found[i])[: math.prod(shapes[i])].reshape(shapes[i])
+    return structure.unflatten(found)
+
+
+def _to_chunks(x, count):
+    """[n, ...] as [n, count, m], filled up with zeros."""
+    flat = x.reshape(len(x), -1)
+    missing = -flat.shape[1] % count
+    return jnp.pad(flat, ((0, 0), (0, missing))).reshape(len(x), count, -1)
+
+
+def _packed(send, arrays):
+    """`send` of arrays that differ in their last axis, those of a dtype in one go."""
+    found = {}
+    for dtype in dict.fromkeys(x.dtype for x in arrays):
+        ids = [i for i, x in enumerate(arrays) if x.dtype == dtype]
+        own = [arrays[i][:, None] if arrays[i].ndim == 1 else arrays[i] for i in ids]
+        sent = send(jnp.concatenate(own, axis=-1))
+        ends = np.cumsum([x.shape[-1] for x in own])[:-1].tolist()
+        for i, x in zip(ids, jnp.split(sent, ends, axis=-1), strict=True):
+            found[i] = x[..., 0] if arrays[i].ndim == 1 else x
+    return [found[i] for i in range(len(arrays))]
+
+
+def pairwise(tree, count: int):
+    """Sums over the leading axis [count, ...] by halves, in a way of `count` alone."""
+    while count > 1:
+        half = count // 2
+        part = lambda low, high, x=tree: jax.tree.map(lambda y: y[low:high], x)
+        added = sums.add_sums(part(0, half), part(half, 2 * half))
+        join = lambda *x: jnp.concatenate(x)
+        tree = jax.tree.map(join, added, part(2 * half, count))
+        count -= half
+    return jax.tree.map(lambda y: y[0], tree)
+
 
 REDUCTIONS = ("sum", "canonical")
-IS_FINITE = "update_is_finite"  # among a round's metrics until `put_away` has seen it
+IS_FINITE = "update_is_finite"  # of a round's metrics, until personal state is stored
 
 
 class LaneOutput(NamedTuple):
     """What a lane hands back per client."""
 
     personal: PyTree
-    upload: PyTree
+    per_client: PyTree
     metrics: PyTree
     weight: jax.Array
     is_finite: jax.Array  # [] bool, of what the client sends
@@ -64,15 +261,15 @@ class Round(NamedTuple):
     """The functions of a round, plain or compiled.
 
     server: as the algorithm has it; rows: personal trees [A, w, L, ...] of a segment's
-    w waves on A devices; slots: their packed `Slots` [A, w, L, 11]; table: a `Dataset`
-    that lies as its kind says, see `tables`; shared: (extra, round [], key of the seed,
-    hyper); order: [K] int32, each cohort member's place in the outputs, put together
-    along their waves and flattened.
+    w waves on A devices; slots: their packed `SlotInputs` [A, w, L, 11]; table: a
+    `Dataset` that lies as its kind says, see `tables`; shared: (extra, round [], key of
+    the seed, hyper); order: [K] int32, each cohort member's place in the outputs, put
+    together along their waves and flattened.
     """
 
     # whole(server, rows, slots, order, table, shared) -> (server, rows, metrics):
     # a round of one segment; metrics are {name: [K]}
-    whole: Callable
+    run_whole: Callable
     # start(server, rows, slots, table, shared) -> total, zeros
     start: Callable
     # run(total, server, rows, slots, table, shared) -> (total, LaneOutput [A, w, L])
@@ -83,25 +280,25 @@ class Round(NamedTuple):
 
 def build_round(
     make: Callable,
-    feed: Feed,
+    feed: Batching,
     mesh: Mesh,
     *,
     shards: int | None = None,
     **options,
 ) -> Round:
-    """`round_functions` of the same arguments, `compiled`."""
-    return compiled(
+    """`round_functions` of the same arguments, `compile_round`."""
+    return compile_round(
         round_functions(make, feed, mesh, shards=shards, **options), mesh, shards
     )
 
 
-def compiled(functions: Round, mesh: Mesh, shards: int | None) -> Round:
+def compile_round(functions: Round, mesh: Mesh, shards: int | None) -> Round:
     """The functions, to be compiled once each; a `total` handed over is used up."""
     placed = meshes.over_clients(mesh)  # said, or the first segment compiles on its own
     options = {"compiler_options": compiler_options(mesh, shards)}
     run = jax.jit(functions.run, donate_argnums=0, out_shardings=placed, **options)
     return Round(
-        whole=Program(jax.jit(functions.whole, donate_argnums=1, **options)),
+        run_whole=Program(jax.jit(functions.run_whole, donate_argnums=1, **options)),
         start=jax.jit(functions.start, out_shardings=placed),
         run=Program(run),
         finish=jax.jit(functions.finish, **options),
@@ -110,14 +307,14 @@ def compiled(functions: Round, mesh: Mesh, shards: int | None) -> Round:
 
 def round_functions(
     make: Callable,
-    feed: Feed,
+    feed: Batching,
     mesh: Mesh,
     *,
     max_local: int,
-    kind: type = Resident,
+    kind: type = DeviceData,
     shards: int | None = None,
 ) -> Round:
-    """A round, to be `compiled`; no client owns more than `max_local`.
+    """A round, to be `compile_round`; no client owns more than `max_local`.
 
     Args:
       make: hyper -> Algorithm, called on traced values, so that whatever a round is
@@ -125,7 +322,7 @@ def round_functions(
       kind: of the table, see `tables`.
       shards: V of the canonical reduction; None sums over devices as they come.
     """
-    make = model_axis.held(mesh, make, feed.batch_size)
+    make = model_parallel.shard_leaves(mesh, make, feed.batch_size)
     num_devices = mesh.shape[meshes.CLIENTS]
     num_sums = -(-(shards or num_devices) // num_devices) * num_devices
     cut, whole_spec = P(meshes.CLIENTS), P()
@@ -134,13 +331,13 @@ def round_functions(
         extra, round, key, hyper = shared
         return lambda row, slot: train_slot(
             *(make(hyper), feed, max_local, server, row, slot, extra),
-            *(kind.held(table, slot.start), round, key),
+            *(kind.device_examples(table, slot.start), round, key),
         )
 
     def device(total, server, rows, slots, table, shared):
         one, slots = lane(server, table, shared), unpack(slots)
         if shards is not None:
-            return over_shards(one, (rows, slots), slots, total)
+            return sum_over_clients(one, (rows, slots), slots, total)
         total, output = over_waves(one, (rows, slots), jax.tree.map(_first, total))
         return jax.tree.map(lambda x: x[None], total), output
 
@@ -158,24 +355,24 @@ def round_functions(
     )
 
     def start(server, rows, slots, table, shared):
-        summary, _ = shapes_of(lane(server, table, shared), (rows, unpack(slots)))
-        return sums.zeros(summary, num_sums)
+        summary, _ = lane_shapes(lane(server, table, shared), (rows, unpack(slots)))
+        return sums.zero_sums(summary, num_sums)
 
     def finish(server, total, outputs, order, shared):
         *_, hyper = shared
         if shards is None:
             total = add_up(total)
         else:
-            total = over_devices(mesh, total, shards)
+            total = sum_over_devices(mesh, total, shards)
         output = outputs[0]
         if len(outputs) > 1:
             output = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)
         return next_server(make(hyper), server, total, output, order, shared)
 
-    return in_one_call(start, run, finish)
+    return build_one_call(start, run, finish)
 
 
-def in_one_call(start: Callable, run: Callable, finish: Callable) -> Round:
+def build_one_call(start: Callable, run: Callable, finish: Callable) -> Round:
     """The `Round` of these functions."""
 
     def whole(server, rows, slots, order, table, shared):
@@ -207,17 +404,17 @@ def next_server(algorithm, server, total, output, order, shared):
     )
     result = RoundResult(
         aggregate=aggregate,
-        upload=cohort.upload,
+        per_client=cohort.per_client,
         metrics=cohort.metrics,
         weights=cohort.weight,
         round=round,
-        tables=extra.tables,
+        shared=extra.shared,
         sums=total[1],
         link_state=link_state,
     )
     server, metrics = algorithm.server_update(server, result), result.metrics
-    if algorithm.report:
-        metrics = {**metrics, **algorithm.report(server, result)}
+    if algorithm.cohort_metrics:
+        metrics = {**metrics, **algorithm.cohort_metrics(server, result)}
     each = {name: jnp.broadcast_to(x, order.shape) for name, x in found.items()}
     metrics = {**metrics, **each}
     return server, {**metrics, IS_FINITE: cohort.is_finite}
@@ -241,18 +438,18 @@ def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round
     )
     if "dropped" in found:
         output = without_dropped(output, found["dropped"] > 0)
-    sent = output.update, output.upload, output.weight, output.sums
+    sent = output.update, output.per_client, output.weight, output.sums
     total, kept = sums.without_kept(summary)
     total = total, output.sums
     lane = LaneOutput(
         personal=output.personal,
-        upload=output.upload,
+        per_client=output.per_client,
         metrics={**output.metrics, **found},
         weight=output.weight,
         is_finite=trees.is_finite(sent),
         kept=kept,
     )
-    return trees.where(slot.client >= 0, total, sums.zeros(total)), lane
+    return trees.where(slot.client >= 0, total, sums.zero_sums(total)), lane
 
 
 def without_dropped(output: ClientOutput, is_dropped: jax.Array) -> ClientOutput:
@@ -261,17 +458,17 @@ def without_dropped(output: ClientOutput, is_dropped: jax.Array) -> ClientOutput
     Its metrics are 0 where they are not finite.
     """
     sent = output.update, output.weight, output.sums
-    update, weight, more = trees.where(is_dropped, sums.zeros(sent), sent)
+    update, weight, more = trees.where(is_dropped, sums.zero_sums(sent), sent)
     metrics = jax.tree.map(
         lambda x: jnp.where(~is_dropped | jnp.isfinite(x), x, 0), output.metrics
     )
     return output._replace(update=update, weight=weight, sums=more, metrics=metrics)
 
 
-def no_extra(cohort_size: int) -> Extra:
-    """The `Extra` of an algorithm that prepares nothing."""
-    return Extra(
-        tables=(),
-        examples=np.zeros((cohort_size, 0), np.int32),
-        num_examples=np.zeros(cohort_size, np.int32),
+def empty_prepared(cohort_size: int) -> Prepared:
+    """The `Prepared` of an algorithm that prepares nothing."""
+    return Prepared(
+        shared=(),
+        added_rows=np.zeros((cohort_size, 0), np.int32),
+        num_added=np.zeros(cohort_size, np.int32),
     )

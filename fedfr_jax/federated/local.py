@@ -1,27 +1,96 @@
-"""Local training of one client: a loop over its own number of steps.
+"""Local training of a client: steps, optimizers by layer, frozen parameters.
+
+Optimizers of a client's training that treat leaves or blocks each in its own way.
+
+They wrap `make` of `LocalTraining.optimizer`: rate -> optax transformation.
+
+Leaves that training does not move, such as the head of FedBABU.
+
+Local training of one client: a loop over its own number of steps.
 
 The loop is a `while_loop` on the client's step count; vmapped over lanes it runs as
 long as the longest lane, and finished lanes keep parameters, momentum and running
 statistics untouched because their carry is selected, not multiplied.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax import stacks, trees
-from fedfr_jax.federated import collections
-from fedfr_jax.federated.model_axis import whole
+from fedfr_jax import scanned_blocks, trees
+from fedfr_jax.federated import variable_split
+from fedfr_jax.federated.model_parallel import unshard
+from fedfr_jax.federated.parameter_packing import PackedVariables, pack, unpack
 from fedfr_jax.federated.rates import check_local, check_state
-from fedfr_jax.objective import with_aux
 from fedfr_jax.schema import BELOW_ONE, check_ranges
-from fedfr_jax.types import Client, Local, PyTree
+from fedfr_jax.types import Client, LocalTraining, PyTree, as_aux_loss
 
 
-class Progress(NamedTuple):
+def by_block(make: Callable) -> Callable:
+    """`make` of `LocalTraining.optimizer`, whose steps see stacked blocks one by one.
+
+    For optimizers that take a norm, or another number, of each leaf, as LARS does.
+    """
+
+    def at(rate):
+        inner = make(rate)
+
+        def update(grads, state, params=None):
+            own = (
+                scanned_blocks.by_block_name(grads),
+                state,
+                scanned_blocks.by_block_name(params),
+            )
+            steps, state = inner.update(*own)
+            return scanned_blocks.unstack_like(steps, grads), state
+
+        init = lambda params: inner.init(scanned_blocks.by_block_name(params))
+        return optax.GradientTransformation(init, update)
+
+    return at
+
+
+def layer_wise(make: Callable, factors: Mapping[str, float]) -> Callable:
+    """`make` of `LocalTraining.optimizer`, whose steps are scaled as by
+    `trees.scaling`.
+    """
+    return lambda rate: optax.chain(make(rate), trees.scaling(factors))
+
+
+def freeze_leaves(local: LocalTraining, pattern: str) -> LocalTraining:
+    """`local` whose steps leave the params that `pattern` finds where they are.
+
+    Args:
+      local: its optimizer is a function of the rate.
+      pattern: regular expression over leaf paths such as `params/head`, which need not
+        be among those that a phase of training moves.
+    """
+    hold = trees.stop_gradients(optax.identity(), pattern, least=0).update
+
+    def at(rate):
+        inner = local.optimizer(rate)
+
+        def update(grads, state, params=None):
+            steps, state = inner.update(grads, state, params)
+            held, _ = hold(unpack(steps), optax.EmptyState())
+            return _packed_like(held, steps), state
+
+        return optax.GradientTransformation(inner.init, update)
+
+    return local._replace(optimizer=at)
+
+
+def _packed_like(tree, like):
+    """`tree` with those collections packed that are so in `like`."""
+    is_packed = lambda x: isinstance(x, PackedVariables)
+    each = lambda own, part: pack(part) if is_packed(own) else part
+    return jax.tree.map(each, like, tree, is_leaf=is_packed)
+
+
+class LoopState(NamedTuple):
     """Carry of the local loop."""
 
     step: jax.Array  # [] int32
@@ -29,7 +98,7 @@ class Progress(NamedTuple):
     sums: PyTree  # {metric: []} summed over the steps so far
 
 
-class Iterate(NamedTuple):
+class TrainState(NamedTuple):
     """What a local step moves: variables without a "local" collection of their own."""
 
     variables: PyTree
@@ -43,7 +112,8 @@ def sgd(
     nesterov: bool = False,
     decays: str = "",
 ) -> Callable:
-    """PyTorch's SGD as `Local.optimizer`: coupled decay, then momentum, then rate.
+    """PyTorch's SGD as `LocalTraining.optimizer`: coupled decay, then momentum, then
+    rate.
 
     Args:
       momentum: in [0, 1).
@@ -95,7 +165,9 @@ def round_decay(
     return falling if rounds else learning_rate
 
 
-def rate_at(local: Local, client: Client, step: jax.Array) -> jax.Array:
+def learning_rate_at(
+    local: LocalTraining, client: Client, step: jax.Array
+) -> jax.Array:
     """Learning rate [] of a client's step.
 
     Raises:
@@ -107,11 +179,11 @@ def rate_at(local: Local, client: Client, step: jax.Array) -> jax.Array:
             "learning_rate must be a number or a function of (round, epoch), got None."
         )
     if callable(rate):
-        rate = rate(client.round, client.epoch(step))
+        rate = rate(client.round, client.step_to_epoch(step))
     return jnp.asarray(rate, jnp.result_type(float))
 
 
-def optimizer_at(local: Local, params: PyTree, rate: Callable):
+def optimizer_at(local: LocalTraining, params: PyTree, rate: Callable):
     """The transformation for one step; `rate: () -> []` is asked where needed."""
     if not callable(local.optimizer):
         return local.optimizer
@@ -120,16 +192,18 @@ def optimizer_at(local: Local, params: PyTree, rate: Callable):
     return local.optimizer(rate().astype(dtype))
 
 
-def begin(local: Local, variables: PyTree, client: Client) -> Iterate:
+def init_state(local: LocalTraining, variables: PyTree, client: Client) -> TrainState:
     """`variables`, without a collection "local", and a fresh optimizer state."""
     params, first = variables["params"], jnp.int32(0)
-    optimizer = optimizer_at(local, params, lambda: rate_at(local, client, first))
+    optimizer = optimizer_at(
+        local, params, lambda: learning_rate_at(local, client, first)
+    )
     state = optimizer.init(params)
     check_state(local, state)
-    return Iterate(variables, state)
+    return TrainState(variables, state)
 
 
-def local_step(local: Local, moves: str = "") -> Callable:
+def local_step(local: LocalTraining, moves: str = "") -> Callable:
     """One step: take(key, iterate, client, batch, step, **round_args).
 
     Args:
@@ -140,44 +214,44 @@ def local_step(local: Local, moves: str = "") -> Callable:
       take -> (iterate, metrics), the metrics with the `loss` before the step.
     """
     check_local(local)
-    loss_fn = with_aux(local.loss)
+    loss_fn = as_aux_loss(local.loss)
 
-    def take(key, iterate: Iterate, client, batch, step, **round_args):
+    def take(key, iterate: TrainState, client, batch, step, **round_args):
         variables = iterate.variables
-        params, still = moving(moves, variables["params"])
+        params, still = trainable(moves, variables["params"])
 
         def joined(params):
-            every = collections.join(params, still)
-            return stacks.laid_out(every, variables["params"])
+            every = variable_split.join(params, still)
+            return scanned_blocks.unstack_like(every, variables["params"])
 
         def loss_of(params):
             every = {**variables, "params": joined(params)}
-            return loss_fn(whole(every), batch, key, **round_args)
+            return loss_fn(unshard(every), batch, key, **round_args)
 
         (loss, aux), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
         stats, metrics = aux
-        rate = lambda: rate_at(local, client, step)
+        rate = lambda: learning_rate_at(local, client, step)
         optimizer = optimizer_at(local, params, rate)
         updates, opt_state = optimizer.update(grads, iterate.opt_state, params)
         params = optax.apply_updates(params, updates)
         moved = {"params": joined(params), "batch_stats": stats}
-        return Iterate(moved, opt_state), {"loss": loss, **metrics}
+        return TrainState(moved, opt_state), {"loss": loss, **metrics}
 
     return take
 
 
-def moving(moves: str, params: PyTree) -> tuple[PyTree, PyTree]:
+def trainable(moves: str, params: PyTree) -> tuple[PyTree, PyTree]:
     """Leaves of `params` that `moves` finds, and the others; None for what is not.
 
     Stacks of blocks of which it finds some are cut.
     """
     if not moves:
         return params, jax.tree.map(lambda _: None, params)
-    tree, mask = stacks.refined({"params": params}, trees.matching(moves))
-    return collections.split(mask["params"], tree["params"])
+    tree, mask = scanned_blocks.split_stacks({"params": params}, trees.matching(moves))
+    return variable_split.split(mask["params"], tree["params"])
 
 
-def local_training(local: Local | Callable, moves: str = "") -> Callable:
+def build_local_training(local: LocalTraining | Callable, moves: str = "") -> Callable:
     """Train one client for `client.num_steps` steps, with a fresh optimizer state.
 
     Args:
@@ -200,16 +274,16 @@ def local_training(local: Local | Callable, moves: str = "") -> Callable:
             step_key, batch = jax.random.fold_in(key, step), client.batch(step)
             return take(step_key, iterate, client, batch, step, **round_args)
 
-        start = collections.merged(variables)
-        moved, _ = moving(moves, start["params"])
-        opt_state = begin(local, {**start, "params": moved}, client).opt_state
-        end, metrics = over_steps(body, Iterate(start, opt_state), client)
-        return collections.cut(end.variables, variables), metrics
+        start = variable_split.merge_personal_variables(variables)
+        moved, _ = trainable(moves, start["params"])
+        opt_state = init_state(local, {**start, "params": moved}, client).opt_state
+        end, metrics = run_steps(body, TrainState(start, opt_state), client)
+        return variable_split.split_paths(end.variables, variables), metrics
 
     return train
 
 
-def over_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, PyTree]:
+def run_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, PyTree]:
     """Fold `body: (step [], carry) -> (carry, metrics)` over the client's own steps.
 
     Returns:
@@ -219,22 +293,22 @@ def over_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, P
 
     body = jax.jit(body, inline=True)  # traced once, for shapes and for the loop
 
-    def advance(progress: Progress) -> Progress:
+    def advance(progress: LoopState) -> LoopState:
         carry, metrics = body(progress.step, progress.carry)
         sums = jax.tree.map(jnp.add, progress.sums, metrics)
-        return Progress(progress.step + 1, carry, sums)
+        return LoopState(progress.step + 1, carry, sums)
 
     _, metrics = jax.eval_shape(body, jnp.int32(0), carry)
     sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
     ongoing = lambda progress: progress.step < client.num_steps
-    end = jax.lax.while_loop(ongoing, advance, Progress(jnp.int32(0), carry, sums))
-    means = trees.divided(end.sums, jnp.maximum(end.step, 1))
+    end = jax.lax.while_loop(ongoing, advance, LoopState(jnp.int32(0), carry, sums))
+    means = trees.divide(end.sums, jnp.maximum(end.step, 1))
     return end.carry, {**means, "steps": end.step.astype(jnp.float32)}
 
 
-def total_rate(local: Local, client: Client) -> jax.Array:
+def total_rate(local: LocalTraining, client: Client) -> jax.Array:
     """Sum of the learning rates of the client's steps, []."""
-    rate = lambda step: rate_at(local, client, step)
+    rate = lambda step: learning_rate_at(local, client, step)
     zero = jnp.zeros((), jax.eval_shape(rate, jnp.int32(0)).dtype)
-    total, _ = over_steps(lambda step, sum: (sum + rate(step), {}), zero, client)
+    total, _ = run_steps(lambda step, sum: (sum + rate(step), {}), zero, client)
     return total

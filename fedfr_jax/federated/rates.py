@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import optax
 
-from fedfr_jax.types import Local, PyTree
+from fedfr_jax.types import LocalTraining, PyTree
 
 SCHEDULE = (
     "Give Local(loss, optax.sgd, lambda round, epoch: schedule(round)), where round "
@@ -14,7 +14,7 @@ SCHEDULE = (
 )
 
 
-def check_local(local: Local) -> None:
+def check_local(local: LocalTraining) -> None:
     """Raise ValueError unless optimizer and learning rate go together."""
     rate, has_own = local.learning_rate, not callable(local.optimizer)
     if has_own and rate is not None:
@@ -44,7 +44,7 @@ def _takes_two(function: Callable) -> bool:
     return True
 
 
-def check_rate(local: Local) -> None:
+def check_rate(local: LocalTraining) -> None:
     """Raise ValueError unless `local` has a rate, for algorithms that reckon with it.
 
     A function is a training that knows its own.
@@ -56,7 +56,7 @@ def check_rate(local: Local) -> None:
         )
 
 
-def check_state(local: Local, state: PyTree) -> None:
+def check_state(local: LocalTraining, state: PyTree) -> None:
     """Raise ValueError when an optimizer's fresh `state` has a rate of its own ways.
 
     An optax schedule counts steps in the state, which is a new one in every round; and

@@ -1,4 +1,8 @@
-"""Which shard trains which client when: waves of equals, longest processing time first.
+"""Client scheduling: sampled cohorts, waves of similar length, longest first.
+
+Who trains in a round: a keyed permutation of the population, cut into cohorts.
+
+Which shard trains which client when: waves of equals, longest processing time first.
 
 A wave of L lanes runs as many steps as its longest client, so clients are cut into
 waves by falling number of steps, which is the least that waves can take together. Whole
@@ -12,8 +16,41 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedfr_jax.data.permutation import permute_on_host
 
-class Plan(NamedTuple):
+
+def sample_cohort(seed: int, round: int, population: int, cohort: int) -> np.ndarray:
+    """Ids of a round's cohort, ascending, [K] int64, in O(K) time and memory.
+
+    Within an epoch of floor(N / K) rounds nobody is drawn twice; each epoch has its
+    own permutation, a function of (seed, epoch).
+
+    Raises:
+      ValueError: when the cohort is empty or larger than the population.
+    """
+    if not 0 < cohort <= population:
+        raise ValueError(
+            f"cohort_size must lie in [1, {population}], the number of clients, got "
+            f"{cohort}."
+        )
+    if cohort == population:
+        return np.arange(population)
+    epoch, turn = divmod(round, population // cohort)
+    key = np.random.SeedSequence((seed, epoch)).generate_state(1)[0]
+    index = turn * cohort + np.arange(cohort)
+    return np.sort(permute_on_host(int(key), index, population))
+
+
+def random_client(ids: np.ndarray, seed: int, round: int) -> int:
+    """The client of a cohort `ids` [K], in any order, that comes first by chance.
+
+    A function of (seed, round, cohort), each client as likely as the others.
+    """
+    draw = np.random.default_rng((seed, round, 2)).integers(len(ids))
+    return int(np.sort(ids)[draw])
+
+
+class Schedule(NamedTuple):
     """Places of a cohort on V shards x W waves x L lanes."""
 
     slots: np.ndarray  # [V, W, L] int32 place in the cohort, -1 where idle
@@ -22,14 +59,14 @@ class Plan(NamedTuple):
     imbalance: float  # busiest device's wave steps over the mean device's, >= 1
 
 
-def schedule(
+def build_schedule(
     num_steps: np.ndarray,
     *,
     num_devices: int,
     lanes: int,
     shards: int | None = None,
     ids: np.ndarray | None = None,
-) -> Plan:
+) -> Schedule:
     """Deal clients with `num_steps` [K] to shards and waves.
 
     Every shard has ceil(K / V) places, rounded up to whole waves, so that shapes
@@ -48,11 +85,11 @@ def schedule(
     cut.reshape(-1)[:count] = order
     whole = -(-shards // num_devices) * num_devices
     slots = np.full((whole, num_waves, lanes), -1, np.int32)
-    slots[_deal(num_steps[cut[:, 0]], shards, num_waves)] = cut
+    slots[_assign(num_steps[cut[:, 0]], shards, num_waves)] = cut
     steps = np.where(slots >= 0, np.take(num_steps, slots, mode="clip"), 0)
     longest = steps.max(axis=2).reshape(num_devices, -1).sum(axis=1)  # [A]
     executed = int(longest.sum())
-    return Plan(
+    return Schedule(
         slots=slots,
         executed_steps=executed * lanes,
         useful_steps=int(num_steps.sum()),
@@ -60,7 +97,7 @@ def schedule(
     )
 
 
-def _deal(length: np.ndarray, shards: int, places: int) -> tuple:
+def _assign(length: np.ndarray, shards: int, places: int) -> tuple:
     """Shard and place [n] of waves of falling `length`, least loaded shard first."""
     if shards == 1:
         return 0, slice(len(length))

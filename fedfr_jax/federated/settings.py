@@ -8,10 +8,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.federated.engine import REDUCTIONS
-from fedfr_jax.federated.stragglers import Stragglers, check_stragglers
+from fedfr_jax.federated.systems.stragglers import Stragglers, check_stragglers
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.schema import AT_ONCE, check_choice, check_ranges, is_of, naming
-from fedfr_jax.types import Federated
+from fedfr_jax.schema import AT_ONCE, check_choice, check_ranges, has_kind, naming
+from fedfr_jax.types import FederatedTrainer
 
 TABLES = ("auto", "device", "stream")
 AUTO = "auto"
@@ -40,7 +40,7 @@ class Federation(NamedTuple):
     table_gib: float = 1.0  # GiB that streamed examples may take on a device
 
     @property
-    def first_lanes(self) -> int:
+    def initial_clients_per_device(self) -> int:
         """Lanes to build a simulation with, before they are measured."""
         return 1 if self.lanes == AUTO else self.lanes
 
@@ -49,12 +49,12 @@ class Federation(NamedTuple):
         """What `simulation` is told of stragglers."""
         return Stragglers(self.stragglers, self.drop_stragglers)
 
-    def epochs_of(self, trainer: Federated) -> int | tuple[int, ...]:
+    def epochs_of(self, trainer: FederatedTrainer) -> int | tuple[int, ...]:
         """A row's own local epochs, or those that all share."""
         own = trainer.local_epochs
         return self.local_epochs if own is None else own
 
-    def options_of(self, trainer: Federated) -> dict:
+    def options_of(self, trainer: FederatedTrainer) -> dict:
         """What `simulation` and `sweep` are told of a row's rounds."""
         return {
             "cohort_size": self.cohort_size,
@@ -65,7 +65,7 @@ class Federation(NamedTuple):
         }
 
 
-def mesh_of(federation: Federation) -> Mesh:
+def build_mesh(federation: Federation) -> Mesh:
     """All devices, `model_shards` of them for each network.
 
     Raises:
@@ -96,7 +96,7 @@ def check_federation(settings: Federation, num_clients: int) -> None:
             f"config.federation.lanes must be a number or auto, got {settings.lanes!r}."
         )
     check_epochs("config.federation.local_epochs", settings.local_epochs)
-    numbers = {**settings._asdict(), "lanes": settings.first_lanes}
+    numbers = {**settings._asdict(), "lanes": settings.initial_clients_per_device}
     check_ranges("config.federation.", numbers, bounds)
     with naming("config.federation"):
         least = int(np.min(settings.local_epochs))
@@ -106,6 +106,6 @@ def check_federation(settings: Federation, num_clients: int) -> None:
 
 def check_epochs(what: str, epochs: int | tuple[int, ...]) -> None:
     """Raise ValueError for epochs that are no whole numbers, or train nothing."""
-    if not is_of(int | tuple[int, ...], epochs) or epochs == ():
+    if not has_kind(int | tuple[int, ...], epochs) or epochs == ():
         raise ValueError(f"{what} must be a number, or one per round, got {epochs!r}.")
     check_ranges("", {what: epochs}, {what: (1, math.inf)})

@@ -1,7 +1,12 @@
-"""A round as the host sees it: sample, prepare, schedule, train, put rows away."""
+"""A round as the host runs it: sample, prepare, schedule, train, store.
+
+A round's segments: brought to the devices and trained one after the other.
+
+A round as the host sees it: sample, prepare, schedule, train, put rows away.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -9,9 +14,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated import model_axis, sampling
-from fedfr_jax.federated.client import Population, Slots, column, pack
-from fedfr_jax.federated.engine import IS_FINITE, REDUCTIONS, build_round, no_extra
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import Stream
+from fedfr_jax.federated import model_parallel
+from fedfr_jax.federated.client import Population, SlotInputs, column, pack
+from fedfr_jax.federated.engine import (
+    IS_FINITE,
+    REDUCTIONS,
+    Round,
+    build_round,
+    empty_prepared,
+)
 from fedfr_jax.federated.finite import (
     check_dropped,
     check_metrics,
@@ -19,42 +32,178 @@ from fedfr_jax.federated.finite import (
     check_state,
     check_updates,
 )
-from fedfr_jax.federated.layout import Work
-from fedfr_jax.federated.memory import check_memory
-from fedfr_jax.federated.schedule import Plan, schedule
-from fedfr_jax.federated.segments import begin, train, whole_rows
-from fedfr_jax.federated.shapes import compiled_beside
+from fedfr_jax.federated.model_parallel import row_placement
+from fedfr_jax.federated.programs import (
+    check_memory,
+    check_memory_on_call,
+    compiled_beside,
+)
+from fedfr_jax.federated.schedule import (
+    Schedule,
+    build_schedule,
+    random_client,
+    sample_cohort,
+)
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.stragglers import (
+from fedfr_jax.federated.streaming import (
+    Layout,
+    RoundInputs,
+    StreamShape,
+    build_layout,
+    place_data,
+)
+from fedfr_jax.federated.systems.stragglers import (
     Stragglers,
-    active,
+    active_clients,
     check_stragglers,
-    epochs_of,
+    client_epochs,
     num_trained,
 )
-from fedfr_jax.federated.tables import table_on
-from fedfr_jax.feed import Feed
 from fedfr_jax.schema import check_choice, check_ranges
-from fedfr_jax.stream import Stream
 from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree
 
-CANONICAL_SHARDS = 8
+
+class LoadedRound(NamedTuple):
+    """What the functions of a `Round` are handed."""
+
+    segments: Iterator[tuple]  # of (rows, slots, table), loaded as they are asked for
+    size: StreamShape
+    order: jax.Array
+    shared: tuple
+    layouts: list[Layout]
+
+    def in_one_call(self, server: PyTree) -> tuple:
+        """The arguments of `Round.run_whole`, of a round of one segment."""
+        ((rows, slots, table),) = self.segments
+        return server, rows, slots, self.order, table, self.shared
 
 
-class Outcome(NamedTuple):
+def single(trees: Sequence[PyTree], axis: int) -> PyTree:
+    """The one tree of `trees`: what a round of one run is handed."""
+    del axis
+    (tree,) = trees
+    return tree
+
+
+def stack_segments(trees: Sequence[PyTree], axis: int) -> PyTree:
+    """Trees of host arrays side by side along a new axis: a sweep's members."""
+    return jax.tree.map(lambda *x: np.stack(x, axis), *trees)
+
+
+def load_round(
+    sim: Simulation,
+    works: Sequence[RoundInputs],
+    round: int,
+    *,
+    key: jax.Array,
+    hyper: PyTree,
+    tables: Sequence[int] = (0,),
+    join: Callable = single,
+) -> LoadedRound:
+    """Bring rounds of one `Simulation`'s shapes to its devices.
+
+    Args:
+      works: their `RoundInputs`, as many as `join` takes.
+      key, hyper: of them all, on the mesh.
+      tables: which of a segment's tables each of them reads, from 0.
+    """
+    size = sim.data.size_of(works, sim.largest, max(tables) + 1)
+    layouts = [
+        build_layout(work, sim.mesh, size, k * size.rows)
+        for work, k in zip(works, tables, strict=True)
+    ]
+    # The slots say how many examples count.
+    extras = [work.added._replace(num_added=()) for work in works]
+    shared = join([x.order for x in layouts], 0), join(extras, 0), np.int32(round)
+    order, extra, number = meshes.put_numbers(shared, meshes.replicated(sim.mesh))
+    read = [list(tables).index(k) for k in sorted(set(tables))]
+    segments = sim.data.segments(
+        size,
+        segment_loader(layouts, size, sim.mesh, join),
+        [(layouts[s], works[s].added.added_rows) for s in read],
+    )
+    return LoadedRound(segments, size, order, (extra, number, key, hyper), layouts)
+
+
+def segment_loader(
+    layouts: list[Layout], size: StreamShape, mesh: Mesh, join: Callable
+) -> Callable:
+    """Function i -> (rows, slots) of segment i on the devices."""
+    count, cut = mesh.shape[meshes.CLIENTS], meshes.over_clients(mesh)
+
+    def load(i):
+        of = lambda x: x[:, i * size.waves : (i + 1) * size.waves]
+        rows = join([jax.tree.map(of, layout.rows) for layout in layouts], 1)
+        slots = join([of(layout.slots) for layout in layouts], 1)
+        places = row_placement(mesh, rows, is_stacked=join is stack_segments)
+        rows = meshes.put_local(rows, places, count)
+        return rows, meshes.put_numbers(slots, cut)
+
+    return load
+
+
+def train_segments(
+    sim: Simulation, programs: Round, server: PyTree, begun: LoadedRound
+) -> tuple:
+    """Train what has begun, segment by segment.
+
+    Returns:
+      (server, personal rows [A', ...] of each segment and metrics {name: [K]} in host
+      memory).
+
+    Raises:
+      MemoryError: when it does not fit a device, see `check_memory_on_call`.
+    """
+    if begun.size.segments == 1:
+        with check_memory_on_call(sim, programs.run_whole) as whole:
+            server, rows, metrics = whole(*begun.in_one_call(server))
+            return server, [meshes.fetch_local(rows)], meshes.fetch(metrics)
+    total, outputs, found = None, [], []
+    with check_memory_on_call(sim, programs.run) as run:
+        for rows, slots, table in begun.segments:
+            segment = rows, slots, table, begun.shared
+            if total is None:
+                total = programs.start(server, *segment)
+            total, output = run(total, server, *segment)
+            found[-1:] = meshes.fetch_local(found[-1:])  # of the one before, meanwhile
+            found.append(output.personal)
+            outputs.append(output._replace(personal=()))
+            jax.block_until_ready(output.weight)  # two tables exist, not more
+            del rows, slots, table, segment
+        found[-1:] = meshes.fetch_local(found[-1:])
+        server, metrics = programs.finish(
+            server, total, outputs, begun.order, begun.shared
+        )
+        return server, found, meshes.fetch(metrics)
+
+
+def whole_rows(rows: list, layout: Layout, waves: int) -> PyTree:
+    """A round's personal rows [V', W, L, ...] from its segments' [A', w, L, ...]."""
+
+    def in_one(*x):
+        x = np.concatenate(x, axis=1)[:, : layout.num_waves] if len(x) > 1 else x[0]
+        return x.reshape(-1, waves, *x.shape[2:])
+
+    return jax.tree.map(in_one, *rows)
+
+
+DEFAULT_PARTIAL_SUMS = 8
+
+
+class RoundLog(NamedTuple):
     """What one round leaves for the log."""
 
     ids: np.ndarray  # [K] int64, in the order of all other arrays
     metrics: dict[str, np.ndarray]  # {name: [K]}
-    num_extra: np.ndarray  # [K] int32 examples added by the server
-    plan: Plan
-    waited: float = 0.0  # seconds that streamed examples were waited for
+    num_added: np.ndarray  # [K] int32 examples added by the server
+    schedule: Schedule
+    input_wait_seconds: float = 0.0  # seconds that streamed examples were waited for
 
 
-def simulation(
+def build_simulation(
     algorithm: Algorithm,
-    feed: Feed,
+    feed: Batching,
     table: Dataset | Stream,
     population: Population,
     *,
@@ -64,7 +213,7 @@ def simulation(
     lanes: int = 1,
     seed: int = 0,
     reduction: str = "sum",
-    shards: int = CANONICAL_SHARDS,
+    shards: int = DEFAULT_PARTIAL_SUMS,
     stragglers: Stragglers = Stragglers(),  # noqa: B008 (a constant)
 ) -> Simulation:
     """Check the pieces and put them together.
@@ -98,18 +247,18 @@ def simulation(
         raise ValueError(f"shards must be at least 1, got {shards}.")
     fixed = shards if reduction == "canonical" else None
     cohort_size = cohort_size or num_clients
-    sampling.sample(seed, 0, num_clients, cohort_size)
+    sample_cohort(seed, 0, num_clients, cohort_size)
     algorithm.check_cohort(num_trained(stragglers, cohort_size))
-    population = population._replace(falling=population.largest(cohort_size))
+    population = population._replace(sizes_descending=population.largest(cohort_size))
     if not callable(local_epochs):
         given, local_epochs = local_epochs, _by_round(local_epochs)
         check_stragglers(stragglers, int(np.min(given)), cohort_size)
-    source = table_on(mesh, table)
+    source = place_data(mesh, table)
     return Simulation(
         algorithm=algorithm,
-        feed=feed,
+        batching=feed,
         mesh=mesh,
-        source=source,
+        data=source,
         population=population,
         local_epochs=local_epochs,
         cohort_size=cohort_size,
@@ -120,11 +269,11 @@ def simulation(
             lambda hyper: algorithm,
             feed,
             mesh,
-            max_local=int(population.falling[0]),
+            max_local=int(population.sizes_descending[0]),
             kind=type(source),
             shards=fixed,
         ),
-        key=meshes.put(jax.random.key(seed), meshes.replicated(mesh)),
+        key=meshes.put_global(jax.random.key(seed), meshes.replicated(mesh)),
         stragglers=stragglers,
         hyper=(),
     )
@@ -133,7 +282,7 @@ def simulation(
 def check_rows_of_clients(population: Population, num_rows: int) -> None:
     """Raise ValueError unless each client owns some of the table's rows."""
     first = 0
-    for sizes in population.size_blocks():
+    for sizes in population.size_chunks():
         if (sizes <= 0).any():
             empty = (first + np.flatnonzero(sizes <= 0)[:5]).tolist()
             raise ValueError(f"every client must own an image, got none for {empty}.")
@@ -160,9 +309,9 @@ def _by_round(local_epochs: int | tuple[int, ...]) -> Callable:
     return lambda round: epochs[min(round, len(epochs) - 1)]
 
 
-def start(sim: Simulation, variables: PyTree) -> PyTree:
+def start_simulation(sim: Simulation, variables: PyTree) -> PyTree:
     """The server before round 0, on every client device, cut over `model`."""
-    return model_axis.onto(sim.mesh, sim.algorithm.init(variables))
+    return model_parallel.put_on_mesh(sim.mesh, sim.algorithm.init(variables))
 
 
 def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
@@ -171,95 +320,98 @@ def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
     template = jax.eval_shape(sim.algorithm.init_personal, key, server)
     num_clients = sim.population.num_clients
     sharer = jax.process_index() if jax.process_count() > 1 else None
-    with meshes.first_before_others("store"):
+    with meshes.first_process_first("store"):
         return Store(template, num_clients, folder, sharer=sharer, **resume)
 
 
-def play(
+def simulate_round(
     sim: Simulation, server: PyTree, store: Store, round: int
-) -> tuple[PyTree, Outcome]:
+) -> tuple[PyTree, RoundLog]:
     """Train one round: -> (server after it, what happened); rows go to the store.
 
     Raises:
-      FloatingPointError: see `put_away`.
+      FloatingPointError: see `store_personal_state`.
     """
-    return play_cohort(sim, server, store, cohort_of(sim, round))
+    return run_cohort(sim, server, store, cohort_of_round(sim, round))
 
 
-def cohort_of(sim: Simulation, round: int) -> Cohort:
+def cohort_of_round(sim: Simulation, round: int) -> Cohort:
     """Who trains in a round: a sample, without stragglers that are dropped."""
     num_clients = sim.population.num_clients
-    ids = sampling.sample(sim.seed, round, num_clients, sim.cohort_size)
+    ids = sample_cohort(sim.seed, round, num_clients, sim.cohort_size)
     if sim.stragglers.are_dropped:
-        ids = ids[active(sim.stragglers, ids, sim.seed, round)]
+        ids = ids[active_clients(sim.stragglers, ids, sim.seed, round)]
     return Cohort(ids, round)
 
 
-def play_cohort(
+def run_cohort(
     sim: Simulation, server: PyTree, store: Store, cohort: Cohort
-) -> tuple[PyTree, Outcome]:
-    """`play` of clients that the caller has chosen, each once and in any order.
+) -> tuple[PyTree, RoundLog]:
+    """`simulate_round` of clients that the caller has chosen, each once and in any
+    order.
 
     Canonical sums take them in the order of their ids, and so is the outcome.
     """
-    sim.source.waited()  # before this round
+    sim.data.input_wait()  # before this round
     if sim.shards is not None:
         cohort = cohort._replace(ids=np.sort(cohort.ids))
     with compiled_beside(sim, server, store, cohort):
         work = assign(sim, server, store, cohort)
-    server, fetched = train_work(sim, server, work, cohort.round)
-    metrics = put_away(store, work, cohort, fetched, server)
-    facts = metrics, work.extra.num_examples, work.plan, sim.source.waited()
-    return server, Outcome(cohort.ids, *facts)
+    server, fetched = train_cohort(sim, server, work, cohort.round)
+    metrics = store_personal_state(store, work, cohort, fetched, server)
+    facts = metrics, work.added.num_added, work.plan, sim.data.input_wait()
+    return server, RoundLog(cohort.ids, *facts)
 
 
-def train_work(
-    sim: Simulation, server: PyTree, work: Work, round: int
+def train_cohort(
+    sim: Simulation, server: PyTree, work: RoundInputs, round: int
 ) -> tuple[PyTree, tuple]:
     """-> (server, (rows [V', W, L, ...], metrics {name: [K]}) in host memory)."""
     check_memory(sim, server, work.rows)
-    begun = begin(sim, [work], round, key=sim.key, hyper=sim.hyper)
-    server, rows, metrics = train(sim, sim.programs, server, begun)
+    begun = load_round(sim, [work], round, key=sim.key, hyper=sim.hyper)
+    server, rows, metrics = train_segments(sim, sim.programs, server, begun)
     rows = whole_rows(rows, begun.layouts[0], work.clients.shape[1])
     return server, (rows, metrics)
 
 
-def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Work:
+def assign(
+    sim: Simulation, server: PyTree, store: Store, cohort: Cohort
+) -> RoundInputs:
     """Prepare and schedule a cohort, and fetch its rows."""
     ids = cohort.ids
-    extra = no_extra(len(ids))
+    extra = empty_prepared(len(ids))
     if sim.algorithm.prepare:
         extra = sim.algorithm.prepare(server, sim.context(cohort))
-        extra = extra._replace(num_examples=meshes.fetch(extra.num_examples))
+        extra = extra._replace(num_added=meshes.fetch(extra.num_added))
     offset, num_local = sim.population.offsets[ids], sim.population.sizes(ids)
-    sizes = num_local + extra.num_examples
+    sizes = num_local + extra.num_added
     epochs = np.asarray(sim.local_epochs(cohort.round))
     epochs = epochs[ids] if epochs.ndim else epochs
-    epochs = epochs_of(sim.stragglers, epochs, ids, sim.seed, cohort.round)
-    steps = sim.feed.steps_per_epoch(sizes) * epochs
+    epochs = client_epochs(sim.stragglers, epochs, ids, sim.seed, cohort.round)
+    steps = sim.batching.steps_per_epoch(sizes) * epochs
     most = {"local steps": steps.max(initial=0)}
     check_ranges("", most, {"local steps": (0, math.inf)})
-    plan = schedule(
+    plan = build_schedule(
         steps,
         num_devices=sim.mesh.shape[meshes.CLIENTS],
         lanes=sim.lanes,
         shards=sim.shards,
         ids=ids,
     )
-    each = Slots(
+    each = SlotInputs(
         client=ids,
-        place=np.arange(len(ids)),
+        cohort_index=np.arange(len(ids)),
         is_new=1,
         offset=offset,
-        num_local=num_local,
-        num_extra=extra.num_examples,
+        num_examples=num_local,
+        num_added=extra.num_added,
         num_classes=sim.population.num_classes[ids],
         num_steps=steps,
-        is_first=ids == sampling.first_of(ids, sim.seed, cohort.round),
+        is_random_client=ids == random_client(ids, sim.seed, cohort.round),
     )
     slots = pack(each, plan.slots)
     clients = column(slots, "client")
-    own = meshes.own_shards(sim.mesh, len(clients))
+    own = meshes.local_shards(sim.mesh, len(clients))
     if jax.process_count() > 1:  # who held a client before may be another process
         store.settle()
         meshes.barrier("rows are on disk")
@@ -269,11 +421,11 @@ def assign(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> Wor
     rows = jax.tree.map(lambda x: x.reshape(shape + x.shape[1:]), rows)
     order = np.empty(len(ids) + 1, np.int32)  # the last one takes those of idle slots
     order[plan.slots.reshape(-1)] = np.arange(plan.slots.size)
-    return Work(rows, slots, order[:-1], extra, clients, own, plan)
+    return RoundInputs(rows, slots, order[:-1], extra, clients, own, plan)
 
 
-def put_away(
-    store: Store, work: Work, cohort: Cohort, fetched: tuple, server: PyTree
+def store_personal_state(
+    store: Store, work: RoundInputs, cohort: Cohort, fetched: tuple, server: PyTree
 ) -> dict:
     """Hand a round's rows [V', W, L, ...] to the store; returns its metrics.
 
@@ -289,9 +441,9 @@ def put_away(
     check_state(server, f"round {round + 1}")
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
     others = ()
-    if len(work.own) < len(work.clients):
-        others = np.delete(work.clients, work.own, axis=0).reshape(-1)
-    own = work.clients[work.own].reshape(-1)
+    if len(work.personal) < len(work.clients):
+        others = np.delete(work.clients, work.personal, axis=0).reshape(-1)
+    own = work.clients[work.personal].reshape(-1)
     check_rows(rows, own, round)
     store.scatter(own, rows, round, others=others)
     return metrics

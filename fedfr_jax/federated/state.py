@@ -7,12 +7,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import Round
-from fedfr_jax.federated.stragglers import Stragglers
-from fedfr_jax.federated.tables import Resident, Streamed
-from fedfr_jax.feed import Feed
-from fedfr_jax.stream import Stream
+from fedfr_jax.federated.streaming import DeviceData, StreamedData
+from fedfr_jax.federated.systems.stragglers import Stragglers
 from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree, RoundContext
 
 
@@ -20,9 +20,9 @@ class Simulation(NamedTuple):
     """Everything of a federated run that does not change from round to round."""
 
     algorithm: Algorithm
-    feed: Feed
+    batching: Batching
     mesh: Mesh
-    source: Resident | Streamed  # the table on the mesh
+    data: DeviceData | StreamedData  # the table on the mesh
     population: Population
     local_epochs: Callable  # round -> E, or one per client [N]
     cohort_size: int  # K
@@ -35,9 +35,9 @@ class Simulation(NamedTuple):
     hyper: PyTree  # what `programs` hand to the algorithm's factory, on the mesh
 
     @property
-    def table(self) -> Dataset | Stream:
+    def device_data(self) -> Dataset | Stream:
         """All examples; a `Dataset` is on every device."""
-        return self.source.dataset
+        return self.data.dataset
 
     @property
     def largest(self) -> np.ndarray:
@@ -47,9 +47,9 @@ class Simulation(NamedTuple):
     def context(self, cohort: Cohort) -> RoundContext:
         """What the server may look at before it trains this cohort."""
         return RoundContext(
-            dataset=self.table,
+            dataset=self.device_data,
             population=self.population,
             cohort=cohort,
-            feed=self.feed,
+            batching=self.batching,
             mesh=self.mesh,
         )

@@ -1,4 +1,25 @@
-"""The personal rows of all N clients, on disk, three versions each while they train.
+"""Client-state store: personal state of all clients on disk, three versions while they
+train.
+
+A number that tells whether a store's stamps are those that a checkpoint saw.
+
+It is a sum over clients of their newest stamps, so a round changes it by its cohort
+alone. What later rounds write does not change the seal of a round: the newest stamp
+before a checkpoint stays for as long as that checkpoint may be resumed.
+
+The files of a store: of which clients and rows they are, and whether they are there.
+
+`layout.txt` names population and leaves, `rows.bin` and `stamps.bin` have one size from
+their first moment on.
+
+Rows in a sparse file, each followed by a checksum of its bytes and of its key.
+
+A key says whose row it is and of which round, so that a row of another place or time is
+as wrong as one with a flipped bit.
+
+Personal rows on their way to the store.
+
+The personal rows of all N clients, on disk, three versions each while they train.
 
 A row is one client's flattened personal tree. Each client has three places in a sparse
 file and a stamp for each (1 + the round that wrote it, 0 for nothing); a write never
@@ -21,11 +42,18 @@ rows share a lock, since no two write at the same place; whoever opens the store
 takes it alone, so that nothing of an earlier run is written after it was forgotten.
 """
 
+import contextlib
+import ctypes
+import fcntl
+import itertools
 import mmap
+import os
 import pathlib
 import shutil
 import tempfile
 import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -33,24 +61,293 @@ import jax
 import numpy as np
 
 from fedfr_jax import trees
-from fedfr_jax.federated import seals
-from fedfr_jax.federated.row_file import SUM_BYTES, RowFile
-from fedfr_jax.federated.rows import pack, unpack
-from fedfr_jax.federated.store_files import (
-    check_layout,
-    check_sizes,
-    lost,
-    open_stamps,
-    written_blocks,
-)
+from fedfr_jax.files import write_text
 from fedfr_jax.types import PyTree
+
+BLOCK = 2**12  # clients whose stamps are searched together
+
+
+def checksum_keys(ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
+    """A number [n] uint64 for every client and stamp; 0 where there is no stamp."""
+    mixed = ids.astype(np.uint64) << np.uint64(32) | stamps.astype(np.uint64)
+    for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):  # as in SplitMix64
+        mixed = (mixed ^ mixed >> np.uint64(31)) * np.uint64(factor)
+    return np.where(stamps > 0, mixed, np.uint64(0))
+
+
+def drop_after(
+    stamps: np.ndarray, round: int, starts: Iterable[int] | None = None
+) -> np.uint64:
+    """Take back later stamps of [N, versions]; returns the seal of those before.
+
+    Args:
+      starts: of the blocks of clients that may have stamps; None is all blocks.
+    """
+    seal = np.zeros(1, np.uint64)  # arrays wrap around without a warning
+    for start in range(0, len(stamps), BLOCK) if starts is None else starts:
+        part = stamps[start : start + BLOCK]
+        late = part > round
+        if late.any():
+            part[late] = 0
+        if part.any():
+            ids = np.arange(start, start + len(part))
+            seal += checksum_keys(ids, part.max(axis=1)).sum()
+    return seal[0]
+
+
+def update_checksums(
+    seal: np.uint64, ids: np.ndarray, before: np.ndarray, after: np.ndarray
+):
+    """The seal when newest stamps `before` [n] of `ids` have become `after` [n]."""
+    change = checksum_keys(ids, after) - checksum_keys(ids, before)
+    return np.append(change, seal).sum()
+
+
+def read_seals(path: pathlib.Path) -> dict[int, np.uint64]:
+    """{round: seal}; empty when the file is missing or holds something else."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+        return {
+            int(round): np.uint64(int(seal)) for round, seal in map(str.split, lines)
+        }
+    except (FileNotFoundError, ValueError, OverflowError):
+        return {}
+
+
+def write_seals(path: pathlib.Path, seals: dict[int, np.uint64]) -> None:
+    """Put the file in place whole, on disk."""
+    lines = (f"{round} {seal}\n" for round, seal in seals.items())
+    write_text(path, "".join(lines))
+
+
+FORMAT = "rows with checksums"  # the first line of layout.txt
+
+
+def check_layout(path: pathlib.Path, template: PyTree, population: int) -> None:
+    """Write down whose rows are kept, or raise ValueError when others are."""
+    lines = [FORMAT, f"population {population}"] + [
+        f"{trees.path_name(p)} {tuple(x.shape)} {np.dtype(x.dtype)}"
+        for p, x in jax.tree_util.tree_leaves_with_path(template)
+    ]
+    if not path.exists():
+        write_text(path, "\n".join(lines), by=str(os.getpid()))
+    kept = path.read_text(errors="replace").splitlines()
+    for old, new in itertools.zip_longest(kept, lines, fillvalue="nothing"):
+        if old != new:
+            raise ValueError(
+                f"store {path.parent} must hold '{new}', got '{old}': it belongs to "
+                "another model, population or version."
+            )
+
+
+def check_sizes(folder: pathlib.Path, **sizes: int) -> None:
+    """Raise ValueError unless `folder` has a `name.bin` of that many bytes for each."""
+    for name, size in sizes.items():
+        path = folder / f"{name}.bin"
+        found = path.stat().st_size if path.exists() else 0
+        if found != size:
+            raise count_lost(folder, f"{path.name} of {found} bytes, not {size}")
+
+
+def count_lost(folder: pathlib.Path, got: str) -> ValueError:
+    """The error for rows that cannot be had again, and what to do."""
+    return ValueError(
+        f"{folder} must hold the personal rows as they were written, got {got}: rows "
+        f"are lost. The same command with --restart={folder.parent.name} trains what "
+        "they belong to anew, and keeps the stages before it."
+    )
+
+
+def open_stamps(
+    path: pathlib.Path,
+    population: int,
+    versions: int,
+    is_kept: bool,
+    is_read_only: bool,
+) -> np.memmap:
+    """[N, versions] int32 stamps, allocated whole so that a full disk fails here.
+
+    Changes go to the file if they are to be kept, else to this process' memory; a file
+    that is read only must be there.
+    """
+    size = population * versions * 4
+    if not is_read_only:
+        with open(path, "a+b") as file:
+            if os.path.getsize(path) != size:
+                file.truncate(size)
+                os.posix_fallocate(file.fileno(), 0, size)
+    mode = "r+" if is_kept else "c"
+    return np.memmap(path, np.int32, mode, shape=(population, versions))
+
+
+def written_blocks(path: pathlib.Path, row_bytes: int, block: int) -> Iterator[int]:
+    """First rows of the blocks of `block` rows in which a sparse file has data.
+
+    A file system that knows no holes has data everywhere.
+    """
+    size, start, step = os.path.getsize(path), 0, block * row_bytes
+    with open(path, "rb") as file:
+        while start < size:
+            try:
+                start = os.lseek(file.fileno(), start, os.SEEK_DATA)
+            except OSError:  # nothing from here on
+                return
+            place = start // step
+            yield place * block
+            start = (place + 1) * step
+
+
+SUM_BYTES = 4
+KEEP_SIZE, PUNCH_HOLE = 1, 2  # of Linux's fallocate
+
+
+class StateFile:
+    """`num_places` places for a row of `row_bytes` (its checksum included) each."""
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        num_places: int,
+        row_bytes: int,
+        is_read_only: bool = False,
+    ):
+        self.path, self.row_bytes = path, row_bytes
+        self._is_read_only = is_read_only
+        flags = os.O_RDONLY if is_read_only else os.O_RDWR | os.O_CREAT
+        self._file = os.open(path, flags)
+        weakref.finalize(self, os.close, self._file)
+        if is_read_only:
+            return
+        if os.fstat(self._file).st_size != num_places * row_bytes:
+            os.ftruncate(self._file, num_places * row_bytes)
+
+    def read(
+        self, block: np.ndarray, rows: np.ndarray, places: np.ndarray, keys: np.ndarray
+    ) -> np.ndarray:
+        """Fill `rows` [n] of `block` [K, row bytes] uint8 from `places` [n].
+
+        Returns:
+          [n] bool, whether each is there as it was written with its key of `keys` [n].
+        """
+        take = lambda part, start: os.preadv(self._file, [part], start)
+        is_whole = [
+            _in_full(take, block[row], place * self.row_bytes)
+            for row, place in zip(rows.tolist(), places.tolist(), strict=True)
+        ]
+        sums = _sums((block[row] for row in rows.tolist()), keys)
+        is_whole = np.array(is_whole, bool)
+        return is_whole & (block[rows, -SUM_BYTES:] == sums).all(axis=1)
+
+    def write(self, block: np.ndarray, places: np.ndarray, keys: np.ndarray) -> None:
+        """Write `block` [n, row bytes], whose last bytes become the checksums.
+
+        Raises:
+          OSError: when a row cannot be written whole.
+        """
+        block[:, -SUM_BYTES:] = _sums(block, keys)
+        put = lambda part, start: os.pwrite(self._file, part, start)
+        for row, place in zip(block, places.tolist(), strict=True):
+            if not _in_full(put, row, place * self.row_bytes):
+                raise OSError(f"{self.path}: row {place} was written in part.")
+
+    def drop(self, places: np.ndarray) -> None:
+        """Give the disk the blocks back that `places` [n], ascending, fill alone.
+
+        Where the file system or the C library cannot, the file stays as it is.
+        """
+        try:
+            fallocate = ctypes.CDLL(None).fallocate
+        except AttributeError:
+            return
+        firsts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+        for run in np.split(places, firsts)[1:]:  # neighbors at once
+            start, size = int(run[0]) * self.row_bytes, len(run) * self.row_bytes
+            where = ctypes.c_int64(start), ctypes.c_int64(size)
+            fallocate(self._file, KEEP_SIZE | PUNCH_HOLE, *where)
+
+    def sync(self) -> None:
+        """Put everything that was written on disk."""
+        os.fsync(self._file)
+
+    def share(self) -> None:
+        """Wait until nobody has the file alone, and keep it so until `free`."""
+        self._lock(fcntl.LOCK_SH)
+
+    def free(self) -> None:
+        """End `share`."""
+        self._lock(fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def exclusive(self):
+        """While nobody else reads or writes; waits for those who do."""
+        self._lock(fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            self.free()
+
+    def _lock(self, kind) -> None:
+        """Nothing for a file that is only read, which nobody writes to any more."""
+        if not self._is_read_only:
+            fcntl.flock(self._file, kind)
+
+
+def _sums(rows, keys):
+    """[n, 4] uint8: CRC-32 of each row but for its own checksum, begun with its key."""
+    starts = (keys & np.uint64(0xFFFFFFFF)).tolist()
+    sums = [
+        zlib.crc32(row[:-SUM_BYTES], start)
+        for row, start in zip(rows, starts, strict=True)
+    ]
+    return np.array(sums, "<u4").view(np.uint8).reshape(-1, SUM_BYTES)
+
+
+def _in_full(move: Callable, row: np.ndarray, start: int) -> bool:
+    """Whether `move(part, start)` took the whole row; one call ends at 2 GiB."""
+    done = 0
+    while done < len(row) and (count := move(row[done:], start + done)):
+        done += count
+    return done == len(row)
+
+
+def pack(rows: PyTree, count: int, row_bytes: int) -> np.ndarray:
+    """The bytes [count, row_bytes] of `rows` [count, ...], room for a checksum last.
+
+    Raises:
+      ValueError: when they are longer or shorter.
+    """
+    parts = [
+        np.ascontiguousarray(np.asarray(leaf)).reshape(count, -1).view(np.uint8)
+        for leaf in jax.tree.leaves(rows)
+    ]
+    parts = parts or [np.zeros((count, 1), np.uint8)]
+    wanted = row_bytes - SUM_BYTES
+    if (size := sum(part.shape[1] for part in parts)) != wanted:
+        raise ValueError(
+            f"client_update must give a row of {wanted} bytes, as init_personal "
+            f"does, got {size}."
+        )
+    parts.append(np.zeros((count, SUM_BYTES), np.uint8))
+    return np.concatenate(parts, axis=1)
+
+
+def unpack(block: np.ndarray, leaves: Sequence) -> list[np.ndarray]:
+    """The arrays [K, ...] in rows [K, row bytes] uint8 that are like `leaves`."""
+    found, start = [], 0
+    for leaf in leaves:
+        size = trees.num_bytes(leaf)
+        part = block[:, start : start + size].view(leaf.dtype)
+        found.append(part.reshape(len(block), *leaf.shape))
+        start += size
+    return found
+
 
 PROTECTED = 2  # checkpoints whose rows stay whole
 VERSIONS = PROTECTED + 1
-SEALS = "seals.txt"
+CHECKSUMS = "seals.txt"
 
 
-class Pending(NamedTuple):
+class PendingWrite(NamedTuple):
     """Rows that are on their way to the disk."""
 
     ids: np.ndarray  # [K] int64, ascending
@@ -107,21 +404,19 @@ class Store:
         self._folder.mkdir(parents=True, exist_ok=True)
         check_layout(self._folder / "layout.txt", template, population)
         path = self._folder / "rows.bin"
-        self._rows = RowFile(path, num_places, self._row_bytes, is_read_only)
+        self._rows = StateFile(path, num_places, self._row_bytes, is_read_only)
         self._is_shared = sharer is not None
         self._is_kept = not (sharer or is_read_only)
-        with self._rows.alone():  # an earlier store may still be writing
+        with self._rows.exclusive():  # an earlier store may still be writing
             path = self._folder / "stamps.bin"
             modes = self._is_kept, is_read_only
             self._file = open_stamps(path, population, VERSIONS, *modes)
             self._stamps = np.asarray(self._file)  # indexed faster than a memmap
-            self._seal = seals.forget_after(
-                self._stamps, resume_round, self._written_blocks()
-            )
-            kept = seals.read_seals(self._folder / SEALS)
+            self._seal = drop_after(self._stamps, resume_round, self._written_blocks())
+            kept = read_seals(self._folder / CHECKSUMS)
             if is_resumed and kept.get(resume_round) != self._seal:
-                got = f"stamps of another state than round {resume_round}'s in {SEALS}"
-                raise lost(self._folder, got)
+                got = f"stamps of another round than {resume_round} in {CHECKSUMS}"
+                raise count_lost(self._folder, got)
         # From here on a cohort's own pages come into memory, and not those around.
         self._file.base.madvise(mmap.MADV_RANDOM)
         self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
@@ -187,7 +482,7 @@ class Store:
             return self._mark(np.concatenate([ids, others]), round)
         self._rows.share()  # other processes may write theirs
         written = self._writer.submit(self._write, ids, block, round, others)
-        self._pending = Pending(ids, block, written)
+        self._pending = PendingWrite(ids, block, written)
 
     def settle(self) -> None:
         """Wait until all rows are on disk; raises the writer's OSError."""
@@ -200,10 +495,10 @@ class Store:
         self._file.flush()
         self._protected = (*self._protected, round)[-PROTECTED:]
         if self._is_kept:
-            path = self._folder / SEALS
-            earlier = sorted(r for r in seals.read_seals(path).items() if r[0] < round)
+            path = self._folder / CHECKSUMS
+            earlier = sorted(r for r in read_seals(path).items() if r[0] < round)
             kept = dict([*earlier[-PROTECTED:], (round, self._seal)])
-            seals.write_seals(path, kept)
+            write_seals(path, kept)
 
     def keep_newest(self) -> None:
         """Free all versions but the newest: a stage has ended, with a `flush`.
@@ -215,9 +510,9 @@ class Store:
         if not self._leaves:
             return
         if self._is_kept:
-            seals.write_seals(self._folder / SEALS, {self._protected[-1]: self._seal})
+            write_seals(self._folder / CHECKSUMS, {self._protected[-1]: self._seal})
         for start in self._written_blocks():
-            part = self._stamps[start : start + seals.BLOCK]
+            part = self._stamps[start : start + BLOCK]
             is_old = (part > 0) & (part < part.max(axis=1, keepdims=True))
             if self._is_kept:  # one process is enough, as all have written theirs
                 self._rows.drop(start * VERSIONS + np.flatnonzero(is_old))
@@ -228,7 +523,7 @@ class Store:
         self._wait()
         found = [np.zeros(0, np.int64)]
         for start in self._written_blocks():
-            part = self._stamps[start : start + seals.BLOCK]
+            part = self._stamps[start : start + BLOCK]
             found.append(start + np.flatnonzero(part.any(axis=1)))
         return np.concatenate(found)
 
@@ -239,10 +534,10 @@ class Store:
     def _written_blocks(self):
         """First clients of the blocks in which anybody may have a stamp."""
         if not self._is_kept:  # this process' own stamps are in no file
-            return range(0, self.population, seals.BLOCK)
+            return range(0, self.population, BLOCK)
         self._file.flush()  # until then a page may look like a hole
         path = self._folder / "stamps.bin"
-        return written_blocks(path, VERSIONS * 4, seals.BLOCK)
+        return written_blocks(path, VERSIONS * 4, BLOCK)
 
     def _is_new(self, ids) -> np.ndarray:
         """Whether nothing was ever written of `ids` [K]."""
@@ -253,9 +548,9 @@ class Store:
         """Stamp those of `ids` that have no stamp yet."""
         ids = ids[self._is_new(ids)]
         before, self._stamps[ids, 0] = self._stamps[ids, 0], round + 1
-        self._seal = seals.moved(self._seal, ids, before, self._stamps[ids, 0])
+        self._seal = update_checksums(self._seal, ids, before, self._stamps[ids, 0])
 
-    def _unwritten(self) -> Pending | None:
+    def _unwritten(self) -> PendingWrite | None:
         """Rows that are not on disk yet, if any; raises the writer's error."""
         if self._pending and self._pending.written.done():
             self._wait()
@@ -274,20 +569,22 @@ class Store:
             places = self._free_places(everyone, round)
             after = np.full(len(everyone), round + 1)
             self._stamps.put(places, 0)
-            keys = seals.keys_of(everyone, after)
+            keys = checksum_keys(everyone, after)
             self._rows.write(block, places[: len(ids)], keys[: len(ids)])
             self._stamps.put(places, round + 1)
-            self._seal = seals.moved(self._seal, everyone, before, after)
+            self._seal = update_checksums(self._seal, everyone, before, after)
         finally:
             self._rows.free()
 
     def _read(self, block, rows, ids, versions, stamps) -> None:
         """Fill `rows` of `block` with what clients `ids` have in their `versions`."""
-        keys = seals.keys_of(ids, stamps)
+        keys = checksum_keys(ids, stamps)
         is_whole = self._rows.read(block, rows, ids * VERSIONS + versions, keys)
         if not is_whole.all():
             client = ids[is_whole.argmin()]
-            raise lost(self._folder, f"another row of client {client} in rows.bin")
+            raise count_lost(
+                self._folder, f"another row of client {client} in rows.bin"
+            )
 
     def _free_places(self, ids, round) -> np.ndarray:
         """Where to write: the place of this round, else the oldest nobody needs [K]."""

@@ -1,4 +1,4 @@
-"""Sums over clients, of plain arrays and of `Scaled` trees.
+"""Sums over clients, of plain arrays and of `LogScaled` trees.
 
 A Scaled tree stands for e^log times its arrays. Two are added at the larger log, the
 smaller one scaled down, as in an online softmax (Milakov & Gimelshein 2018,
@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.types import PerClient, PyTree, Scaled
+from fedfr_jax.types import LogScaled, PerClient, PyTree
 
 
-def zeros(shapes: PyTree, *leading: int) -> PyTree:
+def zero_sums(shapes: PyTree, *leading: int) -> PyTree:
     """Sums of nothing like `shapes`, arrays or shape structs, behind `leading` axes."""
 
     def nothing(x):
@@ -29,15 +29,15 @@ def zeros(shapes: PyTree, *leading: int) -> PyTree:
     return jax.tree.map(nothing, shapes, is_leaf=is_scaled)
 
 
-def add(a: PyTree, b: PyTree) -> PyTree:
+def add_sums(a: PyTree, b: PyTree) -> PyTree:
     """The sum of two."""
 
     def one(x, y):
         if not is_scaled(x):
             return x + y
         top = jnp.maximum(x.log, y.log)
-        parts = lowered(x, top), lowered(y, top)
-        return Scaled(top, jax.tree.map(jnp.add, *parts))
+        parts = round_down(x, top), round_down(y, top)
+        return LogScaled(top, jax.tree.map(jnp.add, *parts))
 
     return jax.tree.map(one, a, b, is_leaf=is_scaled)
 
@@ -82,10 +82,10 @@ def _is_kept(x) -> bool:
 
 def is_scaled(x) -> bool:
     """Whether it is a Scaled tree and no array."""
-    return isinstance(x, Scaled)
+    return isinstance(x, LogScaled)
 
 
-def lowered(x: Scaled, top: jax.Array) -> PyTree:
+def round_down(x: LogScaled, top: jax.Array) -> PyTree:
     """The arrays of `x` at log `top`, at least its own; -inf is of nothing."""
     factor = jnp.exp(jnp.where(x.log == top, 0, x.log - top))
     wide = lambda y: factor.reshape(factor.shape + (1,) * (y.ndim - factor.ndim))
@@ -97,7 +97,7 @@ def _summed(tree: PyTree, largest: Callable, total: Callable) -> PyTree:
         if not is_scaled(x):
             return total(x)
         top = largest(x.log)
-        at_top = lowered(x, jnp.broadcast_to(top, x.log.shape))
-        return Scaled(top, jax.tree.map(total, at_top))
+        at_top = round_down(x, jnp.broadcast_to(top, x.log.shape))
+        return LogScaled(top, jax.tree.map(total, at_top))
 
     return jax.tree.map(one, tree, is_leaf=is_scaled)

@@ -16,22 +16,30 @@ import jax
 import numpy as np
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.engine import Round, compiled, in_one_call, round_functions
-from fedfr_jax.federated.model_axis import places
-from fedfr_jax.federated.segments import begin, stacked, train, whole_rows
+from fedfr_jax.federated.engine import (
+    Round,
+    build_one_call,
+    compile_round,
+    round_functions,
+)
+from fedfr_jax.federated.model_parallel import placement
 from fedfr_jax.federated.simulation import (
-    Outcome,
+    RoundLog,
     Simulation,
     assign,
-    cohort_of,
+    build_simulation,
+    cohort_of_round,
+    load_round,
     open_store,
-    put_away,
-    simulation,
+    stack_segments,
+    store_personal_state,
+    train_segments,
+    whole_rows,
 )
 from fedfr_jax.federated.store import Store
-from fedfr_jax.feed import Feed
-from fedfr_jax.stream import Stream, placed
 from fedfr_jax.types import Dataset, PyTree
 
 
@@ -39,7 +47,7 @@ class Sweep(NamedTuple):
     """S runs that share data, mesh, cohort size and shapes."""
 
     sims: tuple[Simulation, ...]  # member s alone
-    make: Callable  # hyper -> Algorithm
+    build_member: Callable  # hyper -> Algorithm
     programs: Round  # of all members
     key: jax.Array  # [S] keys of the seeds
     hyper: PyTree  # leaves [S]
@@ -47,7 +55,7 @@ class Sweep(NamedTuple):
 
 def sweep(
     make: Callable,
-    feed: Feed,
+    feed: Batching,
     table: Dataset | Stream,
     population: Population,
     *,
@@ -60,14 +68,14 @@ def sweep(
 
     Args:
       make: hyper -> Algorithm; called with a member's numbers, and with tracers.
-      table: as in `simulation`; members of equal cohorts share what is streamed.
+      table: as in `build_simulation`; members of equal cohorts share what is streamed.
       hypers: S pytrees of floats, alike in structure.
       seeds: S seeds.
-      options: as in `simulation`.
+      options: as in `build_simulation`.
 
     Raises:
       ValueError: when the numbers of members differ, in a run of several processes, or
-        as `simulation` does.
+        as `build_simulation` does.
     """
     if not 0 < len(hypers) == len(seeds):
         raise ValueError(
@@ -76,9 +84,9 @@ def sweep(
     if jax.process_count() > 1:
         raise ValueError(f"a sweep must run in one process, got {jax.process_count()}.")
     whole = meshes.replicated(mesh)
-    table = placed(table, mesh)
+    table = place_examples(table, mesh)
     sims = tuple(
-        simulation(make(h), feed, table, population, mesh=mesh, seed=s, **options)
+        build_simulation(make(h), feed, table, population, mesh=mesh, seed=s, **options)
         for h, s in zip(hypers, seeds, strict=True)
     )
     functions = round_functions(
@@ -86,28 +94,28 @@ def sweep(
         feed,
         mesh,
         max_local=int(population.largest(1)[0]),
-        kind=type(sims[0].source),
+        kind=type(sims[0].data),
         shards=sims[0].shards,
     )
     hyper = jax.tree.map(lambda *x: np.asarray(x, np.float32), *hypers)
     key = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
     return Sweep(
         sims=sims,
-        make=make,
-        programs=compiled(over_members(functions), mesh, sims[0].shards),
+        build_member=make,
+        programs=compile_round(vmap_members(functions), mesh, sims[0].shards),
         key=jax.device_put(key, whole),
         hyper=jax.device_put(hyper, whole),
     )
 
 
-def over_members(functions: Round) -> Round:
+def vmap_members(functions: Round) -> Round:
     """The functions of S rounds; in what the devices cut, S is the second axis.
 
     They share a table, in which the slots say where a member's rows lie.
     """
     shared = (0, None, 0, 0)  # (extra, round, key, hyper)
     segment = 1, 1, None, shared  # rows, slots, table
-    return in_one_call(
+    return build_one_call(
         start=jax.vmap(functions.start, (0, *segment), 1),
         run=jax.vmap(functions.run, (1, 0, *segment), 1),
         finish=jax.vmap(functions.finish, (0, 1, 1, 0, shared)),
@@ -118,13 +126,13 @@ def start_sweep(
     runs: Sweep, variables: PyTree, folders=None
 ) -> tuple[PyTree, list[Store]]:
     """Servers [S, ...] before round 0, all of one start, and the members' stores."""
-    init = lambda hyper: runs.make(hyper).init(variables)
+    init = lambda hyper: runs.build_member(hyper).init(variables)
     servers = jax.jit(jax.vmap(init, axis_size=len(runs.sims)))(runs.hyper)
     stores = [
         open_store(sim, member(servers, s), folders and folders[s])
         for s, sim in enumerate(runs.sims)
     ]
-    return jax.device_put(servers, places(runs.sims[0].mesh, servers, None)), stores
+    return jax.device_put(servers, placement(runs.sims[0].mesh, servers, None)), stores
 
 
 def member(servers: PyTree, s: int) -> PyTree:
@@ -132,49 +140,51 @@ def member(servers: PyTree, s: int) -> PyTree:
     return jax.tree.map(lambda x: x[s], servers)
 
 
-def play_sweep(
+def run_sweep_round(
     runs: Sweep, servers: PyTree, stores: Sequence[Store], round: int
-) -> tuple[PyTree, list[Outcome]]:
+) -> tuple[PyTree, list[RoundLog]]:
     """`play` of every member at once: -> (servers [S, ...], an outcome each).
 
     Raises:
       MemoryError: when lanes of all members do not fit, see `guarded`.
-      FloatingPointError: see `put_away`.
+      FloatingPointError: see `store_personal_state`.
     """
     sims, works, cohorts = runs.sims, [], []
-    sims[0].source.waited()  # before this round
+    sims[0].data.input_wait()  # before this round
     for s, sim in enumerate(sims):
-        cohorts.append(cohort_of(sim, round))
+        cohorts.append(cohort_of_round(sim, round))
         works.append(assign(sim, member(servers, s), stores[s], cohorts[s]))
-    begun = begin(
+    begun = load_round(
         sims[0],
         works,
         round,
         key=runs.key,
         hyper=runs.hyper,
-        tables=table_of_members(sims, works),
-        join=stacked,
+        tables=stack_member_data(sims, works),
+        join=stack_segments,
     )
-    servers, parts, metrics = train(sims[0], runs.programs, servers, begun)
-    outcomes, stood = [], sims[0].source.waited()
+    servers, parts, metrics = train_segments(sims[0], runs.programs, servers, begun)
+    outcomes, stood = [], sims[0].data.input_wait()
     for s, (work, cohort) in enumerate(zip(works, cohorts, strict=True)):
         own = [jax.tree.map(lambda x, s=s: x[:, s], part) for part in parts]
         rows = whole_rows(own, begun.layouts[s], work.clients.shape[1])
         fetched = rows, member(metrics, s)
-        found = put_away(stores[s], work, cohort, fetched, member(servers, s))
-        count = work.extra.num_examples
-        outcomes.append(Outcome(cohort.ids, found, count, work.plan, stood))
+        found = store_personal_state(
+            stores[s], work, cohort, fetched, member(servers, s)
+        )
+        count = work.added.num_added
+        outcomes.append(RoundLog(cohort.ids, found, count, work.plan, stood))
     return servers, outcomes
 
 
-def table_of_members(sims: Sequence[Simulation], works: Sequence) -> list[int]:
+def stack_member_data(sims: Sequence[Simulation], works: Sequence) -> list[int]:
     """Which of a segment's tables each member reads: [S], from 0.
 
     Members of one seed, or all if cohorts are everybody, train the same clients in the
     same places; unless the server adds examples, their rows are then the same.
     """
     sim = sims[0]
-    if works[0].extra.examples.shape[1]:
+    if works[0].added.added_rows.shape[1]:
         return list(range(len(sims)))
     is_all = sim.cohort_size == sim.population.num_clients
     is_all = is_all and not sim.stragglers.are_dropped

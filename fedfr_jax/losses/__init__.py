@@ -13,17 +13,20 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.losses.adaface import adaface
-from fedfr_jax.losses.arcface import arcface, arcface_straight_through
 from fedfr_jax.losses.binary import CONVERTERS
 from fedfr_jax.losses.contract import Margin
-from fedfr_jax.losses.cosface import cosface
-from fedfr_jax.losses.curricularface import curricularface
-from fedfr_jax.losses.elasticface import elasticface
-from fedfr_jax.losses.magface import magface
-from fedfr_jax.losses.masks import masked_mean
-from fedfr_jax.losses.sphereface2 import sphereface2
-from fedfr_jax.losses.uniface import uniface
+from fedfr_jax.losses.margin_losses import (
+    adaface,
+    arcface,
+    arcface_straight_through,
+    cosface,
+    curricularface,
+    elasticface,
+    magface,
+    sphereface2,
+    uniface,
+)
+from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.schema import check_choice, check_keys, check_kinds, register
 
 LOSSES = {
@@ -41,8 +44,8 @@ LOSSES = {
 __all__ = [
     "CONVERTERS",
     "LOSSES",
-    "loss_of_outputs",
-    "margin_of",
+    "build_output_loss",
+    "build_margin",
     "masked_mean",
     "register_loss",
 ]
@@ -62,7 +65,7 @@ def register_loss(name: str, loss: Callable) -> None:
     register(LOSSES, "loss", name, loss)
 
 
-def margin_of(
+def build_margin(
     name: str, *, scale: float, margin: float, options: Mapping | None = None
 ) -> Margin:
     """A member of LOSSES with its settings.
@@ -86,7 +89,7 @@ def margin_of(
     return LOSSES[name](scale=scale, margin=margin, **options)
 
 
-def loss_of_outputs(given: str | Mapping, num_classes: int) -> Callable:
+def build_output_loss(given: str | Mapping, num_classes: int) -> Callable:
     """A member of LOSSES of outputs: (outputs [N, M], targets [N]) -> [N].
 
     Args:

@@ -1,6 +1,6 @@
 """One binary classifier per local class on a converted feature: the FedFR branch.
 
-FedFR's decoupled feature customisation, https://arxiv.org/abs/2112.12496, which uses
+FedFR's decoupled feature customization, https://arxiv.org/abs/2112.12496, which uses
 the SphereFace2 loss of Wen et al. 2022, https://arxiv.org/abs/2108.01513.
 
 FedFR differs from SphereFace2: every class has its own bias, starting at 0, and the

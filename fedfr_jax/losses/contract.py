@@ -3,8 +3,8 @@
 A margin moves the cosine of an example's own class, perhaps by the length of its
 feature, by numbers that run along with training, or by chance; it may weigh the other
 classes anew. Nothing in it but `others` and `classify` sees an axis of classes, so a
-loss whose classes lie on several devices asks the same functions: `Seen.cosine` is then
-a sum over the devices, and everything else is local.
+loss whose classes lie on several devices asks the same functions: `MarginInputs.cosine`
+is then a sum over the devices, and everything else is local.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from fedfr_jax.losses.margin import (
 from fedfr_jax.types import PyTree
 
 
-class Seen(NamedTuple):
+class MarginInputs(NamedTuple):
     """What a margin may depend on, of every example."""
 
     cosine: jax.Array  # [B] with the class of the label, 0 for a label without one
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
 
 def softmax(logits, labels, class_mask=None, params=MappingProxyType({})):
-    """`softmax_cross_entropy`, as `Margin.classify`."""
+    """`softmax_cross_entropy`, as `Margin.loss`."""
     del params
     return softmax_cross_entropy(logits, labels, class_mask)
 
@@ -47,34 +47,38 @@ class Margin(NamedTuple):
     """
 
     scale: float  # of cosines to logits, positive
-    target: Callable[[Seen, PyTree], jax.Array]  # (seen, state) -> [B], for the cosine
+    target: Callable[
+        [MarginInputs, PyTree], jax.Array
+    ]  # (seen, state) -> [B], for the cosine
     # (cosine [B, M], seen, state) -> [B, M]: other classes, whatever the label's entry
-    others: Callable[[jax.Array, Seen, PyTree], jax.Array] | None = None
+    others: Callable[[jax.Array, MarginInputs, PyTree], jax.Array] | None = None
     state: Mapping[str, float] = MappingProxyType({})  # what it starts from
-    move: Callable[[PyTree, Seen], PyTree] | None = None  # of valid examples only
+    update_state: Callable[[PyTree, MarginInputs], PyTree] | None = (
+        None  # of valid examples only
+    )
     penalty: Callable[[jax.Array], jax.Array] | None = None  # norm [B] -> [B], added
     params: Callable[[int], PyTree] = lambda num_classes: {}  # M -> what is learned
     # (logits [B, M], labels [B], class_mask [M] or None, params) -> [B]
-    classify: Callable[..., jax.Array] = softmax
+    loss: Callable[..., jax.Array] = softmax
 
     @property
     def is_plain(self) -> bool:
         """Whether logits are all there is: no state, no parameters, a softmax."""
-        extras = (self.move, self.penalty)
-        return self.classify is softmax and extras == (None, None)
+        extras = (self.update_state, self.penalty)
+        return self.loss is softmax and extras == (None, None)
 
     def start(self) -> PyTree:
         """{name: [] float32}, the state of a new training."""
         return {name: jnp.float32(value) for name, value in self.state.items()}
 
 
-def see(
+def margin_inputs(
     features: jax.Array,
     cosine: jax.Array,
     labels: jax.Array,
     is_valid: jax.Array | None = None,
     key: jax.Array | None = None,
-) -> Seen:
+) -> MarginInputs:
     """What a margin may depend on, from features [B, D] and cosines [B, M].
 
     The derivative of the length is the feature's direction, 0 at a zero feature.
@@ -85,21 +89,25 @@ def see(
     # Not the root of a square, which overflows for the features of a new network.
     direction = jax.lax.stop_gradient(normalize(features))
     norm = jnp.sum(features * direction, axis=1)
-    return Seen(label_entry(cosine, labels), norm, is_valid, key)
+    return MarginInputs(label_entry(cosine, labels), norm, is_valid, key)
 
 
-def moved(margin: Margin, state: PyTree, seen: Seen) -> PyTree:
+def updated_state(margin: Margin, state: PyTree, seen: MarginInputs) -> PyTree:
     """The state after a batch, without gradient; itself when no example is valid."""
-    if margin.move is None:
+    if margin.update_state is None:
         return state
     fixed = jax.lax.stop_gradient(seen._replace(key=None))
-    new = margin.move(_as(state, seen.cosine.dtype), fixed)
+    new = margin.update_state(_as(state, seen.cosine.dtype), fixed)
     keep = lambda new, old: jnp.where(seen.is_valid.any(), new.astype(old.dtype), old)
     return jax.tree.map(keep, new, state)
 
 
 def logits(
-    margin: Margin, cosine: jax.Array, labels: jax.Array, seen: Seen, state: PyTree
+    margin: Margin,
+    cosine: jax.Array,
+    labels: jax.Array,
+    seen: MarginInputs,
+    state: PyTree,
 ) -> jax.Array:
     """Logits [B, M] of cosines [B, M]; a label outside [0, M) moves none of its row."""
     state = _as(state, cosine.dtype)

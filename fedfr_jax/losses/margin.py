@@ -112,7 +112,7 @@ def add_angle(cosine: jax.Array, margin: jax.Array | float) -> jax.Array:
 def interclass_filter(
     cosine: jax.Array, labels: jax.Array, *, threshold: float
 ) -> jax.Array:
-    """Neutralise other classes that look like the label noise of this example.
+    """Neutralize other classes that look like the label noise of this example.
 
     Args:
       cosine: [B, M].

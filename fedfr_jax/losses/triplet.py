@@ -17,8 +17,8 @@ from fedfr_jax.schema import check_choice
 
 METRICS = ("euclid", "cosine")
 MININGS = ("hard", "weighted")
-LEAST_SQUARE = 1e-12  # of a Euclidean distance: at 0 the root has no slope
-LEAST_SUM = 1e-6  # added to a sum of weights
+MIN_SQUARE = 1e-12  # of a Euclidean distance: at 0 the root has no slope
+MIN_SUM = 1e-6  # added to a sum of weights
 
 
 def distances(features: jax.Array, metric: str = "euclid") -> jax.Array:
@@ -37,7 +37,7 @@ def distances(features: jax.Array, metric: str = "euclid") -> jax.Array:
     apart = squares[:, None] + squares[None] - 2 * inner
     # Rounding leaves a row a distance from itself.
     apart = jnp.where(jnp.eye(len(features), dtype=bool), 0, apart)
-    return jnp.sqrt(jnp.maximum(apart, LEAST_SQUARE))
+    return jnp.sqrt(jnp.maximum(apart, MIN_SQUARE))
 
 
 def triplet(
@@ -93,4 +93,4 @@ def _weights(scores, mask):
     """Shares [B, B] of e^scores among the entries of a row's mask, else 0."""
     largest = jnp.where(mask, scores, 0).max(axis=1, keepdims=True)
     shares = jnp.where(mask, jnp.exp(jnp.where(mask, scores, 0) - largest), 0)
-    return shares / (shares.sum(axis=1, keepdims=True) + LEAST_SUM)
+    return shares / (shares.sum(axis=1, keepdims=True) + MIN_SUM)

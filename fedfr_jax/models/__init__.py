@@ -11,17 +11,21 @@ logistic.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedfr_jax.models.cnn import cnn, mlp
+from fedfr_jax.models.heads import with_projection
 from fedfr_jax.models.iresnet import iresnet
-from fedfr_jax.models.leaf import leaf_celeba, leaf_femnist
 from fedfr_jax.models.linear_base import linear_base
-from fedfr_jax.models.logistic import logistic
 from fedfr_jax.models.mobilefacenet import mobilefacenet
 from fedfr_jax.models.mobilenet import mobilenet
-from fedfr_jax.models.projection import with_projection
 from fedfr_jax.models.reid import reid
 from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.segmenter import segmenter
+from fedfr_jax.models.small_networks import (
+    cnn,
+    leaf_celeba,
+    leaf_femnist,
+    logistic,
+    mlp,
+)
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.models.vit import vit
 from fedfr_jax.schema import call, choose, register

@@ -20,7 +20,7 @@ PASSES = 3  # of training: forward, and backward for inputs and for parameters
 
 def count_flops(function: Callable, *arguments: PyTree) -> int:
     """Operations of `function(*arguments)`, arguments being arrays or shape structs."""
-    return _of_program(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return _program_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 def network_flops(
@@ -47,24 +47,26 @@ def forward_flops(network: int, rows: int = 0) -> int:
     return network + 2 * rows
 
 
-def _of_program(program: Jaxpr) -> int:
-    return sum(_of_equation(equation) for equation in program.eqns)
+def _program_flops(program: Jaxpr) -> int:
+    return sum(_equation_flops(equation) for equation in program.eqns)
 
 
-def flops_of(equation: JaxprEqn) -> int:
+def count_flops_of_jaxpr(equation: JaxprEqn) -> int:
     """Operations of one equation, 0 of what is neither convolution nor product."""
     name = equation.primitive.name
     if name == "conv_general_dilated":
-        return _of_convolution(equation)
-    return _of_product(equation) if name == "dot_general" else 0
+        return _convolution_flops(equation)
+    return _product_flops(equation) if name == "dot_general" else 0
 
 
-def _of_equation(equation: JaxprEqn) -> int:
+def _equation_flops(equation: JaxprEqn) -> int:
     name = equation.primitive.name
-    bodies = [_of_program(body) for body in jaxprs_in_params(equation.params)]
+    bodies = [_program_flops(body) for body in jaxprs_in_params(equation.params)]
     if name == "scan":
         return equation.params["length"] * sum(bodies)
-    return max(bodies) if name == "cond" else flops_of(equation) + sum(bodies)
+    return (
+        max(bodies) if name == "cond" else count_flops_of_jaxpr(equation) + sum(bodies)
+    )
 
 
 def scan_sizes(params: Mapping) -> tuple[int, int]:
@@ -75,7 +77,7 @@ def scan_sizes(params: Mapping) -> tuple[int, int]:
     return params["num_consts"], params["num_carry"]
 
 
-def _of_convolution(equation):
+def _convolution_flops(equation):
     """Every output is a sum over the kernel's pixels and input channels, of which those
     between the pixels of a dilated input (of a stride's backward pass) are not there.
     """
@@ -86,7 +88,7 @@ def _of_convolution(equation):
     return 2 * equation.outvars[0].aval.size * terms // dilation
 
 
-def _of_product(equation):
+def _product_flops(equation):
     left = equation.invars[0].aval
     (summed, _), _ = equation.params["dimension_numbers"]
     terms = math.prod(left.shape[axis] for axis in summed)

@@ -23,21 +23,21 @@ from typing import Any, NamedTuple
 import jax
 from flax import linen as nn
 
+from fedfr_jax.models.block_scan import run_stack
+from fedfr_jax.models.bn_folding import FULL, PREVIOUS, Affine, Border, fold_iresnet
 from fedfr_jax.models.conv import Conv
-from fedfr_jax.models.face_head import HEADS, check_head, embed
-from fedfr_jax.models.folding import FULL, PREVIOUS, Affine, Border, fold_iresnet
-from fedfr_jax.models.initial import normal
+from fedfr_jax.models.heads import HEADS, check_head, embed
 from fedfr_jax.models.linen import (
     block_names,
     check_remat,
-    computed_again,
     from_linen,
-    kept,
-    rematerialised,
+    normal,
+    recomputed,
+    saved_names,
     stage_blocks,
+    with_remat,
 )
 from fedfr_jax.models.norm import BatchNorm, PReLU
-from fedfr_jax.models.stack import run_stack
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Model
 
@@ -61,7 +61,7 @@ DEPTHS = {
 SHORTCUTS = ("conv", "pool")
 
 
-class Settings(NamedTuple):
+class LayerSettings(NamedTuple):
     """What all the layers share; `iresnet` documents it."""
 
     implementation: str = "auto"
@@ -136,7 +136,7 @@ def iresnet(
     units = ["stem", *block_names(stages), *HEADS[head]]
     model = from_linen(module, image_shape, embedding_dim, blocks=units, stages=stages)
     fold = functools.partial(fold_iresnet, module, model.image_shape, stages)
-    return model._replace(fold=fold)
+    return model._replace(fold_batch_norm=fold)
 
 
 class IResNet(nn.Module):
@@ -159,7 +159,9 @@ class IResNet(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, D]."""
         param_dtype = x.dtype
-        settings = Settings(self.implementation, self.dtype, self.shortcut, self.fold)
+        settings = LayerSettings(
+            self.implementation, self.dtype, self.shortcut, self.fold
+        )
         x = Stem(self.widths[0], settings, name="stem")(x, train)
         for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True)):
             stage = Stage(
@@ -180,7 +182,7 @@ class Stem(nn.Module):
     """Convolution of stride 1, BN, PReLU."""
 
     width: int
-    settings: Settings
+    settings: LayerSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -197,13 +199,13 @@ class Stage(nn.Module):
     scan: bool
     remat: bool | str
     stride_on: str
-    settings: Settings
+    settings: LayerSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
         strides = (2, 1) if self.stride_on == "first" else (1, 2)
-        block = rematerialised(Block, self.remat) if self.remat else Block
+        block = with_remat(Block, self.remat) if self.remat else Block
         x = block(self.width, self.settings, strides, name="first")(x, train)
         if self.num_blocks == 1:
             return x
@@ -213,7 +215,7 @@ class Stage(nn.Module):
             train,
             length=self.num_blocks - 1,
             scan=self.scan,
-            again=computed_again(self.remat),
+            again=recomputed(self.remat),
         )
 
 
@@ -221,7 +223,7 @@ class Block(nn.Module):
     """shortcut(x) + BN(conv(PReLU(BN(conv(BN(x))))))."""
 
     width: int
-    settings: Settings
+    settings: LayerSettings
     strides: tuple[int, int] = (1, 1)  # of the two convolutions
 
     @nn.compact
@@ -230,11 +232,11 @@ class Block(nn.Module):
         width, settings = self.width, self.settings
         y = Affine(name="bn1")(x) if settings.fold == PREVIOUS else x
         y = _norm(settings, "bn1")(y, train)
-        y = kept(_conv(width, settings, stride=self.strides[0], name="conv1")(y))
+        y = saved_names(_conv(width, settings, stride=self.strides[0], name="conv1")(y))
         if settings.fold == FULL:
             y = Border(name="border")(y)
         y = PReLU(name="prelu")(_norm(settings, "bn2")(y, train))
-        y = kept(_conv(width, settings, stride=self.strides[1], name="conv2")(y))
+        y = saved_names(_conv(width, settings, stride=self.strides[1], name="conv2")(y))
         y = _norm(settings, "bn3")(y, train)
         stride = max(self.strides)
         is_pooled = settings.shortcut == "pool" and x.shape[-1] == width
@@ -249,7 +251,7 @@ class Shortcut(nn.Module):
     """1x1 convolution, BN."""
 
     width: int
-    settings: Settings
+    settings: LayerSettings
     stride: int
 
     @nn.compact
@@ -260,7 +262,7 @@ class Shortcut(nn.Module):
 
 
 def _norm(settings, name):
-    """Batch normalisation, or nothing in a folded network."""
+    """Batch normalization, or nothing in a folded network."""
     if settings.fold is None:
         return BatchNorm(name=name)
     return lambda x, train: x

@@ -1,7 +1,7 @@
 """One linear layer in the place of all blocks but the last: do base layers matter?
 
 FedPer's ablation (Arivazhagan et al. 2019, arXiv:1912.00818, section 4.4): the base is
-one linear layer, the personalisation part keeps a block and the classifier (K_P = 2).
+one linear layer, the personalization part keeps a block and the classifier (K_P = 2).
 The paper does not give the layer's shape: here it maps the flattened image to the
 block's input.
 
@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models import mobilenet, residual
-from fedfr_jax.models.initial import uniform
-from fedfr_jax.models.linen import from_linen, sow_features
+from fedfr_jax.models import mobilenet, resnet
+from fedfr_jax.models.linen import from_linen, sow_features, uniform
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Model
 
@@ -47,7 +46,7 @@ def linear_base(
       width: channels D of the block.
       side: s, pixels of the block's input on each side.
       norm: "batch" or "group", whose groups must divide the width.
-      groups: of group normalisation.
+      groups: of group normalization.
       implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the base and the block, such as "bfloat16"; None for that of the
         parameters.
@@ -55,7 +54,7 @@ def linear_base(
     Raises:
       ValueError: for an unknown top or norm, or numbers below 1.
     """
-    for key, value, known in (("top", top, TOPS), ("norm", norm, residual.NORMS)):
+    for key, value, known in (("top", top, TOPS), ("norm", norm, resnet.NORMS)):
         check_choice(key, value, known)
     for key, value in (("width", width), ("side", side)):
         if value < 1:
@@ -91,10 +90,10 @@ class LinearBase(nn.Module):
     def _block(self):
         shared = (self.norm, self.groups, self.implementation, self.dtype)
         if self.top == "mobilenet":
-            settings = mobilenet.Settings(*shared)
+            settings = mobilenet.LayerSettings(*shared)
             return mobilenet.Block(self.width, 1, settings, name="block1")
-        settings = residual.Settings(*shared)
-        return residual.Block(residual.basic(self.width, 1), settings, name="block1")
+        settings = resnet.LayerSettings(*shared)
+        return resnet.Block(resnet.basic(self.width, 1), settings, name="block1")
 
 
 def _dense(features, x, name, dtype=None):

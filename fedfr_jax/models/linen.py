@@ -1,6 +1,14 @@
-"""What the networks share: the way from a linen module to a Model."""
+"""From a linen module to a `Model`; initial values of parameters.
+
+First values of parameters, drawn as a vector and then given their shape.
+
+XLA:CPU compiles a random draw of several axes ten times slower than a flat one.
+
+What the networks share: the way from a linen module to a Model.
+"""
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -10,13 +18,61 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from fedfr_jax.devices import has_host_memory
+from fedfr_jax.mesh import has_host_memory
+from fedfr_jax.models.block_scan import named_stages, stacked_stages
 from fedfr_jax.models.flops import count_flops
 from fedfr_jax.models.norm import INVERSE, inverses, moved
-from fedfr_jax.models.stack import named_stages, stacked_stages
+from fedfr_jax.scanned_blocks import unstack_like
 from fedfr_jax.schema import check_choice
-from fedfr_jax.stacks import laid_out
 from fedfr_jax.types import Model
+
+
+def normal(deviation: float) -> Callable[..., jax.Array]:
+    """Initializer of N(0, deviation^2)."""
+
+    def init(key, shape, dtype=float):
+        draw = jax.random.normal(key, (math.prod(shape),), dtype)
+        return deviation * draw.reshape(shape)
+
+    return init
+
+
+def uniform(bound: float) -> Callable[..., jax.Array]:
+    """Initializer of U(-bound, bound)."""
+
+    def init(key, shape, dtype=float):
+        draw = jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound)
+        return draw.reshape(shape)
+
+    return init
+
+
+def he_normal() -> Callable[..., jax.Array]:
+    """Initializer of N(0, 2 / fan_out), for [..., I, O]: gradients keep their size.
+
+    He et al., arXiv:1502.01852, equation 14; torchvision's choice for ResNets.
+    """
+
+    def init(key, shape, dtype=float):
+        fan_out = math.prod(shape[:-2]) * shape[-1]
+        return normal(math.sqrt(2 / fan_out))(key, shape, dtype)
+
+    return init
+
+
+def xavier_uniform() -> Callable[..., jax.Array]:
+    """Initializer of U(-b, b), b^2 = 6 / (fan_in + fan_out), for [..., I, O].
+
+    Glorot and Bengio, "Understanding the difficulty of training deep feedforward
+    neural networks", AISTATS 2010, equation 16.
+    """
+
+    def init(key, shape, dtype=float):
+        fans = math.prod(shape[:-2]) * (shape[-2] + shape[-1])
+        return uniform(math.sqrt(6 / fans))(key, shape, dtype)
+
+    return init
+
 
 SOWN = "intermediates"  # where linen keeps what a module sows
 
@@ -36,7 +92,7 @@ def from_linen(
 
     The computation runs in the dtype of the parameters unless the module says
     otherwise. Variables always hold "params" and "batch_stats" (empty without
-    batch normalisation); in training the statistics that the module leaves are a
+    batch normalization); in training the statistics that the module leaves are a
     batch's, and the running ones move towards them here. Blocks may be stacked in any
     way, see `stacks`; the statistics come back as they are given.
 
@@ -80,7 +136,7 @@ def from_linen(
             if stats:
                 variables[INVERSE] = stacked_stages(inverses(stats), stages)
             output, sown = module.apply(variables, x, train=False, mutable=[SOWN])
-            return output, _sown(sown, output), given
+            return output, _intermediate_features(sown, output), given
         output, updated = module.apply(
             {"params": variables["params"]},
             x,
@@ -89,9 +145,13 @@ def from_linen(
             rngs={} if key is None else {"dropout": key},
         )
         if not stats:
-            return output, _sown(updated, output), {}
+            return output, _intermediate_features(updated, output), {}
         stats = moved(stats, named_stages(updated["batch_stats"], stages))
-        return output, _sown(updated, output), laid_out(stats, given)
+        return (
+            output,
+            _intermediate_features(updated, output),
+            unstack_like(stats, given),
+        )
 
     def apply(variables, x, train=False, key=None):
         output, _, stats = features(variables, x, train, key)
@@ -116,13 +176,13 @@ def sow_features(module: nn.Module, x: jax.Array) -> jax.Array:
     return x
 
 
-def _sown(collections, output):
+def _intermediate_features(collections, output):
     """The one array that was sown, or the output."""
     (found,) = jax.tree.leaves(collections.get(SOWN, {})) or [output]
     return found
 
 
-def rematerialised(block: type[nn.Module], remat: bool | str = True) -> type[nn.Module]:
+def with_remat(block: type[nn.Module], remat: bool | str = True) -> type[nn.Module]:
     """A class of blocks (x, train) -> x that keep little but x for their gradients.
 
     The backward pass computes a block again (Chen et al., "Training Deep Nets with
@@ -136,13 +196,13 @@ def rematerialised(block: type[nn.Module], remat: bool | str = True) -> type[nn.
     return nn.remat(block, static_argnums=(2,), policy=policy)  # train, after self, x
 
 
-def computed_again(remat: bool | str) -> Callable | None:
+def recomputed(remat: bool | str) -> Callable | None:
     """The same for a function of a stack's blocks; None keeps all, as False says."""
     policy = REMAT[remat]() if isinstance(remat, str) else None
     return functools.partial(jax.checkpoint, policy=policy) if remat else None
 
 
-def kept(x: jax.Array) -> jax.Array:
+def saved_names(x: jax.Array) -> jax.Array:
     """Give an activation that is dear to compute the name that REMAT keeps it by."""
     return checkpoint_name(x, KEPT)
 

@@ -23,13 +23,17 @@ from typing import Any, NamedTuple
 import jax
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Conv
-from fedfr_jax.models.depthwise import Depthwise
-from fedfr_jax.models.face_head import Pixels
-from fedfr_jax.models.initial import he_normal, normal
-from fedfr_jax.models.linen import block_names, from_linen, rematerialised
+from fedfr_jax.models.block_scan import run_stack
+from fedfr_jax.models.conv import Conv, Depthwise
+from fedfr_jax.models.heads import Pixels
+from fedfr_jax.models.linen import (
+    block_names,
+    from_linen,
+    he_normal,
+    normal,
+    with_remat,
+)
 from fedfr_jax.models.norm import BatchNorm, PReLU
-from fedfr_jax.models.stack import run_stack
 from fedfr_jax.types import Model
 
 STEM, TOP = 64, 512
@@ -37,7 +41,7 @@ STEM, TOP = 64, 512
 STAGES = ((64, 128, 128), (128, 256, 256), (128, 512, 256))
 
 
-class Settings(NamedTuple):
+class LayerSettings(NamedTuple):
     """What all the layers share; `mobilefacenet` documents it."""
 
     implementation: str
@@ -108,7 +112,7 @@ class MobileFaceNet(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, D]."""
         param_dtype = x.dtype
-        settings = Settings(self.implementation, self.dtype)
+        settings = LayerSettings(self.implementation, self.dtype)
         x = Unit(STEM * self.scale, settings, size=3, stride=2, name="stem")(x, train)
         x = ByChannel(settings, name="stem2")(x, train)
         for i, (num, sizes) in enumerate(zip(self.blocks, STAGES, strict=True)):
@@ -138,12 +142,12 @@ class Stage(nn.Module):
     num_blocks: int  # without the first
     scan: bool
     remat: bool
-    settings: Settings
+    settings: LayerSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
-        block = rematerialised(Block) if self.remat else Block
+        block = with_remat(Block) if self.remat else Block
         first, others = self.inside
         x = block(self.width, first, self.settings, stride=2, name="first")(x, train)
         if not self.num_blocks:
@@ -157,7 +161,7 @@ class Block(nn.Module):
 
     width: int
     inside: int
-    settings: Settings
+    settings: LayerSettings
     stride: int = 1
 
     @nn.compact
@@ -174,7 +178,7 @@ class Unit(nn.Module):
     """Convolution, BN and, unless it is linear, PReLU."""
 
     width: int
-    settings: Settings
+    settings: LayerSettings
     size: int = 1
     stride: int = 1
     is_linear: bool = False
@@ -199,7 +203,7 @@ class Unit(nn.Module):
 class ByChannel(nn.Module):
     """Depthwise 3x3 convolution, BN, PReLU."""
 
-    settings: Settings
+    settings: LayerSettings
     stride: int = 1
 
     @nn.compact

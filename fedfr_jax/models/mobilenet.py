@@ -2,13 +2,13 @@
 
 Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision
 Applications", arXiv:1704.04861, table 1. A block is a 3x3 depthwise and a 1x1
-convolution, each with normalisation and ReLU. Convolutions start as He normal of the
+convolution, each with normalization and ReLU. Convolutions start as He normal of the
 fan-out. Deviations: the "cifar" stem has stride 1, as images of 32 pixels need; fewer
 than 13 blocks leave out some of the five that keep 512 channels. FedPer
 (arXiv:1912.00818) tells of 11 blocks and not which: that they are 13 without two of
 those five is ours.
 
-Parameters, C = channels of the block; every bn (gn with group normalisation) is {scale,
+Parameters, C = channels of the block; every bn (gn with group normalization) is {scale,
 bias} [C], a bn with batch_stats {mean, var} [C] at the same path:
   stem/conv/kernel [3, 3, C', C], stem/bn
   block<j>/depthwise/kernel [3, 3, 1, C'], bn1, pointwise/kernel [1, 1, C', C], bn2
@@ -23,16 +23,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.depthwise import Depthwise
-from fedfr_jax.models.initial import uniform
-from fedfr_jax.models.linen import from_linen, rematerialised, sow_features
-from fedfr_jax.models.residual import (
+from fedfr_jax.models.conv import Depthwise
+from fedfr_jax.models.linen import from_linen, sow_features, uniform, with_remat
+from fedfr_jax.models.resnet import (
     NORMS,
     STEMS,
     Convolution,
-    Settings,
-    conv_of,
-    norm_of,
+    LayerSettings,
+    build_conv,
+    build_norm,
 )
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Model
@@ -42,7 +41,7 @@ STEM = 32  # channels of the stem
 BEFORE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2))
 MIDDLE, MOST_MIDDLE = (512, 1), 5
 AFTER = ((1024, 2), (1024, 1))
-FEWEST = len(BEFORE) + len(AFTER)
+MIN_BLOCKS = len(BEFORE) + len(AFTER)
 Layer = tuple[int, int]  # channels and stride
 
 
@@ -70,50 +69,50 @@ def mobilenet(
       width: times the channels of every layer, rounded; the paper's alpha.
       stem: "cifar", stride 1, or "imagenet", stride 2.
       norm: "batch" or "group", whose groups must divide all channels.
-      groups: of group normalisation.
+      groups: of group normalization.
       implementation: how convolutions are computed, see `conv.convolve` and
         `depthwise`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
-        parameters. Normalisation and the linear layer compute in at least float32.
+        parameters. Normalization and the linear layer compute in at least float32.
       remat: training keeps the input of every block only, and computes it again.
 
     Raises:
       ValueError: for an unknown stem or norm, or numbers out of range.
     """
     check_choice("norm", norm, NORMS)
-    layers = layers_of(num_blocks, width, stem)
+    layers = parse_layers(num_blocks, width, stem)
     module = MobileNet(layers, num_classes, norm, groups, implementation, dtype, remat)
-    names = [*names_of(layers), "fc"]
+    names = [*block_names_of(layers), "fc"]
     return from_linen(module, image_shape, num_classes, blocks=names)
 
 
-def layers_of(num_blocks: int, width: float, stem: str) -> tuple[Layer, ...]:
+def parse_layers(num_blocks: int, width: float, stem: str) -> tuple[Layer, ...]:
     """The stem and the blocks.
 
     Raises:
       ValueError: as `mobilenet`.
     """
-    most = FEWEST + MOST_MIDDLE
-    if not FEWEST <= num_blocks <= most:
+    most = MIN_BLOCKS + MOST_MIDDLE
+    if not MIN_BLOCKS <= num_blocks <= most:
         raise ValueError(
-            f"num_blocks must lie in [{FEWEST}, {most}], got {num_blocks}."
+            f"num_blocks must lie in [{MIN_BLOCKS}, {most}], got {num_blocks}."
         )
     if not 0 < width * STEM < 2**20 or round(width * STEM) < 1:
         raise ValueError(f"width must leave the stem a channel, got {width}.")
     check_choice("stem", stem, STEMS)
-    middle = (MIDDLE,) * (num_blocks - FEWEST)
+    middle = (MIDDLE,) * (num_blocks - MIN_BLOCKS)
     layers = [(STEM, 1 if stem == "cifar" else 2), *BEFORE, *middle, *AFTER]
     return tuple((round(width * channels), stride) for channels, stride in layers)
 
 
-def names_of(layers: tuple[Layer, ...]) -> list[str]:
+def block_names_of(layers: tuple[Layer, ...]) -> list[str]:
     """Path prefixes of their parameters."""
     return ["stem", *(f"block{j}" for j in range(1, len(layers)))]
 
 
 def block_maps(
     layers: tuple[Layer, ...],
-    settings: Settings,
+    settings: LayerSettings,
     x: jax.Array,
     train: bool,
     remat: bool = False,
@@ -122,9 +121,9 @@ def block_maps(
 
     For the call of a module, which then has the blocks' parameters.
     """
-    block = rematerialised(Block) if remat else Block
+    block = with_remat(Block) if remat else Block
     maps = []
-    for name, (channels, stride) in zip(names_of(layers), layers, strict=True):
+    for name, (channels, stride) in zip(block_names_of(layers), layers, strict=True):
         layer = block if maps else Stem
         x = layer(channels, stride, settings, name=name)(x, train)
         # A map of the size of the one before takes its place.
@@ -147,7 +146,9 @@ class MobileNet(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, M]."""
         param_dtype = x.dtype
-        settings = Settings(self.norm, self.groups, self.implementation, self.dtype)
+        settings = LayerSettings(
+            self.norm, self.groups, self.implementation, self.dtype
+        )
         x = block_maps(self.layers, settings, x, train, self.remat)[-1]
         x = sow_features(self, jnp.mean(x.astype(param_dtype), (1, 2)))
         init = uniform(1 / math.sqrt(x.shape[-1]))
@@ -156,26 +157,26 @@ class MobileNet(nn.Module):
 
 
 class Stem(nn.Module):
-    """3x3 convolution, normalisation, ReLU."""
+    """3x3 convolution, normalization, ReLU."""
 
     channels: int
     stride: int
-    settings: Settings
+    settings: LayerSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, H / stride, W / stride, C], rounded up."""
         convolution = Convolution(self.channels, stride=self.stride)
-        x = conv_of(convolution, self.settings, "conv")(x)
-        return nn.relu(norm_of(self.settings)(x, train))
+        x = build_conv(convolution, self.settings, "conv")(x)
+        return nn.relu(build_norm(self.settings)(x, train))
 
 
 class Block(nn.Module):
-    """Depthwise 3x3, then 1x1 convolution, each with normalisation and ReLU."""
+    """Depthwise 3x3, then 1x1 convolution, each with normalization and ReLU."""
 
     channels: int
     stride: int
-    settings: Settings
+    settings: LayerSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -184,6 +185,6 @@ class Block(nn.Module):
         by_channel = Depthwise(
             self.stride, settings.dtype, settings.implementation, name="depthwise"
         )
-        x = nn.relu(norm_of(settings, 1)(by_channel(x), train))
-        x = conv_of(Convolution(self.channels, 1), settings, "pointwise")(x)
-        return nn.relu(norm_of(settings, 2)(x, train))
+        x = nn.relu(build_norm(settings, 1)(by_channel(x), train))
+        x = build_conv(Convolution(self.channels, 1), settings, "pointwise")(x)
+        return nn.relu(build_norm(settings, 2)(x, train))

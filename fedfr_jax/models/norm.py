@@ -1,10 +1,10 @@
-"""Batch and group normalisation and PReLU with PyTorch's numbers.
+"""Batch and group normalization and PReLU with PyTorch's numbers.
 
-Batch normalisation: Ioffe and Szegedy, arXiv:1502.03167, algorithm 1. Deviation, on
-purpose and as in PyTorch: the batch is normalised with the biased variance, the running
+Batch normalization: Ioffe and Szegedy, arXiv:1502.03167, algorithm 1. Deviation, on
+purpose and as in PyTorch: the batch is normalized with the biased variance, the running
 average takes the unbiased one. Its derivative is the closed form (ibid., section 3),
 with two sums over the batch where automatic differentiation takes three and keeps
-another copy of the activations. Group normalisation: Wu and He, arXiv:1803.08494,
+another copy of the activations. Group normalization: Wu and He, arXiv:1803.08494,
 section 3.1. PReLU: He et al., arXiv:1502.01852, equation 1.
 """
 
@@ -38,19 +38,19 @@ def sum_dtype(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
-class Pool(NamedTuple):
-    """Devices that normalise by the statistics of all their parts of a batch."""
+class StatsGroup(NamedTuple):
+    """Devices that normalize by the statistics of all their parts of a batch."""
 
     size: int = 1  # of them
     mean: Callable = lambda x: x  # x [C] of a device -> its mean over them
 
 
-ALONE = Pool()
-# The pool of the network that is traced just now, see `pooled`.
-_POOL = contextvars.ContextVar("pool", default=ALONE)
+NO_GROUP = StatsGroup()
+# The pool of the network that is traced just now, see `stats_over_group`.
+_POOL = contextvars.ContextVar("pool", default=NO_GROUP)
 
 
-def pooled(model: Model, pool: Pool) -> Model:
+def stats_over_group(model: Model, pool: StatsGroup) -> Model:
     """The model, whose statistics in training are those of a pool of devices.
 
     Its gradients are then right when the sum of all devices' losses is differentiated.
@@ -66,15 +66,19 @@ def pooled(model: Model, pool: Pool) -> Model:
 
         return call
 
-    features = model.features and wrapped(model.features)
-    return model._replace(apply=wrapped(model.apply), features=features)
+    features = model.apply_with_features and wrapped(model.apply_with_features)
+    return model._replace(apply=wrapped(model.apply), apply_with_features=features)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def normalize(
-    z: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, pool: Pool = ALONE
+    z: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    epsilon: float,
+    pool: StatsGroup = NO_GROUP,
 ):
-    """Normalise z [..., C] by its own statistics over all axes but the last.
+    """Normalize z [..., C] by its own statistics over all axes but the last.
 
     Derivatives in reverse mode only; the statistics count as constants where they are
     used beside y.
@@ -93,10 +97,10 @@ def normalize(
 def _normalize(z, scale, bias, epsilon, pool):
     axes = tuple(range(z.ndim - 1))
     mean = pool.mean(jnp.mean(z, axes))
-    centred = z - per_channel(mean, z)
-    var = pool.mean(jnp.mean(jnp.square(centred), axes))
+    centered = z - per_channel(mean, z)
+    var = pool.mean(jnp.mean(jnp.square(centered), axes))
     inverse = lax.rsqrt(var + epsilon)
-    y = centred * per_channel(inverse * scale, z) + per_channel(bias, z)
+    y = centered * per_channel(inverse * scale, z) + per_channel(bias, z)
     return (y, mean, var), (z, scale, mean, inverse)
 
 
@@ -117,7 +121,7 @@ normalize.defvjp(_normalize, _normalize_backward)
 
 
 class BatchNorm(nn.Module):
-    """Normalise over all axes but the last; a batch's statistics are float32 at least.
+    """Normalize over all axes but the last; a batch's statistics are float32 at least.
 
     Params scale [C] and bias [C], unless they are frozen; batch_stats mean, var [C].
     Training leaves the batch's own mean and unbiased variance in batch_stats, for
@@ -173,7 +177,7 @@ class BatchNorm(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Normalise each image over its pixels and the channels of a group, all in float32.
+    """Normalize each image over its pixels and the channels of a group, all in float32.
 
     Params scale [C] and bias [C]. It does in training what it does in evaluation, so
     there are no statistics to average over clients.
@@ -196,9 +200,9 @@ class GroupNorm(nn.Module):
             )
         z = x.astype(sum_dtype(x.dtype))
         z = z.reshape(len(x), -1, self.groups, channels // self.groups)
-        centred = z - jnp.mean(z, (1, 3), keepdims=True)
-        var = jnp.mean(jnp.square(centred), (1, 3), keepdims=True)
-        y = (centred * lax.rsqrt(var + EPSILON)).reshape(x.shape)
+        centered = z - jnp.mean(z, (1, 3), keepdims=True)
+        var = jnp.mean(jnp.square(centered), (1, 3), keepdims=True)
+        y = (centered * lax.rsqrt(var + EPSILON)).reshape(x.shape)
         scale = self.param("scale", nn.initializers.ones, (channels,)).astype(y.dtype)
         bias = self.param("bias", nn.initializers.zeros, (channels,)).astype(y.dtype)
         y = y * per_channel(scale, y) + per_channel(bias, y)

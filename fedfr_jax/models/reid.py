@@ -2,8 +2,8 @@
 
 Zhuang et al. 2020, "Performance Optimization for Federated Person Re-identification via
 Benchmark Analysis", arXiv:2008.11560, whose released code has between average pooling
-and classifier a linear layer, batch normalisation and dropout ("linear" below). Luo et
-al. 2019, "Bag of Tricks", arXiv:1903.07071, section 3.5, has batch normalisation alone,
+and classifier a linear layer, batch normalization and dropout ("linear" below). Luo et
+al. 2019, "Bag of Tricks", arXiv:1903.07071, section 3.5, has batch normalization alone,
 whose bias stays 0, and a classifier without bias ("bnneck").
 
 Parameters: those of `residual`, and
@@ -19,10 +19,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.initial import he_normal, normal
-from fedfr_jax.models.linen import from_linen, sow_features
+from fedfr_jax.models.linen import from_linen, he_normal, normal, sow_features
 from fedfr_jax.models.norm import BatchNorm
-from fedfr_jax.models.residual import Settings, Trunk, stage_maps, trunk_of
+from fedfr_jax.models.resnet import LayerSettings, Trunk, build_trunk, stage_maps
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Model
 
@@ -50,7 +49,7 @@ def reid(
     """Logits of identities; `Model.features` are what a person is found by.
 
     In training of a "bnneck" they are what a metric loss compares, which is the pooled
-    feature before its normalisation.
+    feature before its normalization.
 
     Args:
       image_shape: (H, W, C), of people usually twice as high as wide.
@@ -71,7 +70,7 @@ def reid(
         raise ValueError(f"dropout must be in [0, 1), got {dropout}.")
     if bottleneck < 1:
         raise ValueError(f"bottleneck must be at least 1, got {bottleneck}.")
-    trunk = trunk_of(depth, blocks, widths, stem, remat)
+    trunk = build_trunk(depth, blocks, widths, stem, remat)
     trunk = trunk._replace(last_stride=last_stride)
     dim = bottleneck if neck == "linear" else 0
     module = ReID(trunk, num_classes, dim, dropout, implementation, dtype)
@@ -93,7 +92,7 @@ class ReID(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, M]."""
         param_dtype = x.dtype
-        settings = Settings("batch", 1, self.implementation, self.dtype)
+        settings = LayerSettings("batch", 1, self.implementation, self.dtype)
         x = stage_maps(self.trunk, settings, x, train)[-1]
         pooled = jnp.mean(x.astype(param_dtype), (1, 2))
         neck = Neck(self.bottleneck, self.dropout, name="neck")

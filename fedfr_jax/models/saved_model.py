@@ -17,8 +17,8 @@ import numpy as np
 
 from fedfr_jax import digest_json, trees
 from fedfr_jax.models.weights import Weights, read_weights, write_weights
+from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.schema import check_choice
-from fedfr_jax.stacks import named
 from fedfr_jax.types import PyTree
 
 WEIGHTS, RECORD = "weights.safetensors", "model.json"
@@ -28,7 +28,7 @@ CONFIG, PRETRAINED = "config.json", "pretrained"  # of a run's folder
 
 def named_arrays(variables: PyTree) -> dict[str, np.ndarray]:
     """The leaves of variables by names such as params/stem/conv/kernel."""
-    leaves = jax.tree_util.tree_leaves_with_path(named(variables))
+    leaves = jax.tree_util.tree_leaves_with_path(by_block_name(variables))
     return {trees.path_name(path): np.asarray(leaf) for path, leaf in leaves}
 
 

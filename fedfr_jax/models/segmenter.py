@@ -8,7 +8,7 @@ enlarged bilinearly to the size of the image.
 
 Parameters: those of the encoder under their own names (see `residual`, `mobilenet`);
 for the i-th map of the encoder but the last,
-  up<i>/conv/kernel [3, 3, C' + C, width], up<i>/bn (gn with group normalisation)
+  up<i>/conv/kernel [3, 3, C' + C, width], up<i>/bn (gn with group normalization)
   classifier/kernel [1, 1, width, M], bias [M]
 """
 
@@ -22,15 +22,15 @@ from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv
 from fedfr_jax.models.linen import from_linen, sow_features
-from fedfr_jax.models.mobilenet import block_maps, layers_of, names_of
-from fedfr_jax.models.residual import (
+from fedfr_jax.models.mobilenet import block_maps, block_names_of, parse_layers
+from fedfr_jax.models.resnet import (
     NORMS,
     Convolution,
-    Settings,
-    conv_of,
-    norm_of,
+    LayerSettings,
+    build_conv,
+    build_norm,
+    build_trunk,
     stage_maps,
-    trunk_of,
 )
 from fedfr_jax.schema import check_choice, check_ranges, choose
 from fedfr_jax.types import Model
@@ -41,7 +41,7 @@ class Encoder(NamedTuple):
 
     # (settings, x [B, H, W, C], train) -> maps of [B, h, w, C'], first to last, within
     # the call of a module
-    maps: Callable[[Settings, jax.Array, bool], list[jax.Array]]
+    maps: Callable[[LayerSettings, jax.Array, bool], list[jax.Array]]
     num_maps: int
     blocks: tuple[str, ...]  # as of a `Model`
 
@@ -55,7 +55,7 @@ def resnet_encoder(
     remat: bool = False,
 ) -> Encoder:
     """The stages of a ResNet; `resnet.resnet` tells of its settings."""
-    trunk = trunk_of(depth, blocks, widths, stem, remat)
+    trunk = build_trunk(depth, blocks, widths, stem, remat)
 
     def maps(settings, x, train):
         return stage_maps(trunk, settings, x, train)
@@ -71,13 +71,13 @@ def mobilenet_encoder(
     remat: bool = False,
 ) -> Encoder:
     """The last map of every size in a MobileNet; `mobilenet` tells of its settings."""
-    layers = layers_of(num_blocks, width, stem)
+    layers = parse_layers(num_blocks, width, stem)
 
     def maps(settings, x, train):
         return block_maps(layers, settings, x, train, remat)
 
     num_maps = 1 + sum(stride > 1 for _, stride in layers[1:])
-    return Encoder(maps, num_maps, tuple(names_of(layers)))
+    return Encoder(maps, num_maps, tuple(block_names_of(layers)))
 
 
 ENCODERS = {"resnet": resnet_encoder, "mobilenet": mobilenet_encoder}
@@ -102,10 +102,10 @@ def segmenter(
       encoder: {"name": a key of ENCODERS, and that encoder's settings}.
       width: channels of the decoder.
       norm: "batch" or "group", whose groups must divide all widths.
-      groups: of group normalisation.
+      groups: of group normalization.
       implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
-        parameters. Normalisation and logits compute in at least float32.
+        parameters. Normalization and logits compute in at least float32.
 
     Raises:
       ValueError: for an unknown encoder, setting of one, or norm.
@@ -140,7 +140,9 @@ class Segmenter(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, H, W, M]."""
         size, param_dtype = x.shape[1:3], x.dtype
-        settings = Settings(self.norm, self.groups, self.implementation, self.dtype)
+        settings = LayerSettings(
+            self.norm, self.groups, self.implementation, self.dtype
+        )
         *others, y = self.encoder.maps(settings, x, train)
         sow_features(self, y.astype(param_dtype))
         for i in reversed(range(len(others))):
@@ -153,24 +155,24 @@ class Segmenter(nn.Module):
             implementation=self.implementation,
             name="classifier",
         )
-        return enlarged(last(y.astype(param_dtype)), size)
+        return upsample(last(y.astype(param_dtype)), size)
 
 
 class Up(nn.Module):
-    """Enlarge, put beside a map of the encoder; convolution, normalisation, ReLU."""
+    """Enlarge, put beside a map of the encoder; convolution, normalization, ReLU."""
 
     width: int
-    settings: Settings
+    settings: LayerSettings
 
     @nn.compact
     def __call__(self, y: jax.Array, skip: jax.Array, train: bool) -> jax.Array:
         """[B, h, w, C'] and a map [B, h', w', C] -> [B, h', w', width]."""
-        y = enlarged(y, skip.shape[1:3])
+        y = upsample(y, skip.shape[1:3])
         y = jnp.concatenate([y.astype(skip.dtype), skip], axis=-1)
-        y = conv_of(Convolution(self.width), self.settings, "conv")(y)
-        return nn.relu(norm_of(self.settings)(y, train))
+        y = build_conv(Convolution(self.width), self.settings, "conv")(y)
+        return nn.relu(build_norm(self.settings)(y, train))
 
 
-def enlarged(x: jax.Array, size: tuple[int, int]) -> jax.Array:
+def upsample(x: jax.Array, size: tuple[int, int]) -> jax.Array:
     """Maps [B, h, w, C] at the size (H, W), bilinearly, pixels being squares."""
     return jax.image.resize(x, (len(x), *size, x.shape[-1]), "bilinear")

@@ -1,4 +1,4 @@
-"""SphereFace: plain residual convolutions without batch normalisation.
+"""SphereFace: plain residual convolutions without batch normalization.
 
 Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition",
 arXiv:1704.08063, table 2; in the form FedFR trains (64 layers, identity shortcuts).
@@ -19,16 +19,17 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+from fedfr_jax.models.block_scan import run_stack
 from fedfr_jax.models.conv import Conv
-from fedfr_jax.models.initial import normal, xavier_uniform
 from fedfr_jax.models.linen import (
     block_names,
     from_linen,
-    rematerialised,
+    normal,
     stage_blocks,
+    with_remat,
+    xavier_uniform,
 )
 from fedfr_jax.models.norm import PReLU
-from fedfr_jax.models.stack import run_stack
 from fedfr_jax.types import Model
 
 DEPTHS = {20: (1, 2, 4, 1), 64: (3, 7, 16, 3)}
@@ -117,7 +118,7 @@ class Stage(nn.Module):
         """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
         first, block = First, Block
         if self.remat:
-            first, block = rematerialised(First), rematerialised(Block)
+            first, block = with_remat(First), with_remat(Block)
         x = first(self.width, self.settings, name="first")(x, train)
         if not self.num_blocks:
             return x

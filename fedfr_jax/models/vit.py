@@ -24,11 +24,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from fedfr_jax.models.block_scan import run_stack
 from fedfr_jax.models.conv import Conv
-from fedfr_jax.models.initial import normal, uniform
-from fedfr_jax.models.linen import block_names, from_linen, rematerialised
+from fedfr_jax.models.linen import block_names, from_linen, normal, uniform, with_remat
 from fedfr_jax.models.norm import EPSILON, BatchNorm, per_channel, sum_dtype
-from fedfr_jax.models.stack import run_stack
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Model
 
@@ -195,7 +194,7 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, P, E] -> [B, P, E]."""
-        block = rematerialised(Block) if self.remat else Block
+        block = with_remat(Block) if self.remat else Block
         x = block(self.heads, self.dtype, name="first")(x, train)
         if self.depth == 1:
             return x
@@ -261,17 +260,17 @@ class Vector(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Normalise each token over its numbers, in float32 at least."""
+    """Normalize each token over its numbers, in float32 at least."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., E] -> [..., E] of the same dtype."""
         z, shape = x.astype(sum_dtype(x.dtype)), (x.shape[-1],)
-        centred = z - jnp.mean(z, -1, keepdims=True)
-        var = jnp.mean(jnp.square(centred), -1, keepdims=True)
+        centered = z - jnp.mean(z, -1, keepdims=True)
+        var = jnp.mean(jnp.square(centered), -1, keepdims=True)
         scale = self.param("scale", nn.initializers.ones, shape).astype(z.dtype)
         bias = self.param("bias", nn.initializers.zeros, shape).astype(z.dtype)
-        y = centred * jax.lax.rsqrt(var + EPSILON) * per_channel(scale, z)
+        y = centered * jax.lax.rsqrt(var + EPSILON) * per_channel(scale, z)
         return (y + per_channel(bias, z)).astype(x.dtype)
 
 

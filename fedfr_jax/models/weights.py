@@ -14,8 +14,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from fedfr_jax.drafts import replacing
-from fedfr_jax.limits import MEMORY, check_archive, check_bytes, check_file
+from fedfr_jax.files import MEMORY, check_archive, check_bytes, check_file, replace_file
 from fedfr_jax.schema import naming
 
 PREFIXES = ("module.", "_orig_mod.")  # of PyTorch's wrappers around a network
@@ -83,12 +82,12 @@ def write_weights(
     if suffix == ".safetensors":
         _write_safetensors(path, arrays, about or {})
     elif suffix == ".npz":
-        with replacing(path) as file:
+        with replace_file(path) as file:
             np.savez(file, **arrays)
     else:
         torch = _torch(path)
         tensors = {k: torch.from_numpy(np.array(x)) for k, x in arrays.items()}
-        with replacing(path) as file:
+        with replace_file(path) as file:
             torch.save(tensors, file)
 
 
@@ -156,7 +155,7 @@ def _with_arrays(value: Any, torch, most: int) -> Any:
 
 def _write_safetensors(path, arrays, about):
     whole = {name: np.asarray(x, order="C") for name, x in arrays.items()}
-    with naming(path), replacing(path) as file:
+    with naming(path), replace_file(path) as file:
         file.write(safetensors.numpy.save(whole, dict(about)))
 
 
@@ -183,14 +182,14 @@ def _state_dict(saved: Mapping, path) -> dict[str, np.ndarray]:
             "name one with `fedfr convert --key=NAME`."
         )
     found = saved if _has_any(saved) else next(iter(inside.values()))
-    return {_bare(k): v for k, v in found.items() if isinstance(v, np.ndarray)}
+    return {_strip_prefix(k): v for k, v in found.items() if isinstance(v, np.ndarray)}
 
 
 def _has_any(tree: Mapping) -> bool:
     return any(isinstance(x, np.ndarray) for x in tree.values())
 
 
-def _bare(name: str) -> str:
+def _strip_prefix(name: str) -> str:
     while name.startswith(PREFIXES):
         name = name.partition(".")[2]
     return name

@@ -96,7 +96,7 @@ def _parts(x, size, padding):
     count = -(-size // LARGEST)
     part = -(-size // count)
     x = jnp.pad(x, ((0, 0), (padding, padding + count * part - size), (0, 0), (0, 0)))
-    x = slide(x, 1, part + 2, part, to=0).swapaxes(0, 2)
+    x = sliding_windows(x, 1, part + 2, part, to=0).swapaxes(0, 2)
     return x.reshape(-1, *x.shape[2:])
 
 
@@ -209,7 +209,9 @@ def _apply(matrix, x):
     return jnp.matmul(matrices, x, precision=lax.Precision.HIGHEST)
 
 
-def slide(x: jax.Array, axis: int, size: int, stride: int, *, to: int) -> jax.Array:
+def sliding_windows(
+    x: jax.Array, axis: int, size: int, stride: int, *, to: int
+) -> jax.Array:
     """The windows of `size` at every `stride`-th place along an axis.
 
     Returns:

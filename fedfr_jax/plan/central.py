@@ -9,22 +9,26 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.central.batches import Order, Piece, build_batch
-from fedfr_jax.central.class_parallel import rows_per_device
-from fedfr_jax.central.class_rows import CLASS_TABLE
+from fedfr_jax.central.batches import Chunk, EpochOrder, build_batch
+from fedfr_jax.central.class_parallel import CLASS_TABLE, rows_per_device
 from fedfr_jax.central.epochs import state_shapes
-from fedfr_jax.central.settings import mesh_of, optimizer_of, spread_of
-from fedfr_jax.central.sharding import Layout, layout_of, of_state, shardings
+from fedfr_jax.central.settings import build_mesh, build_optimizer, build_step_sharding
+from fedfr_jax.central.sharding import (
+    LeafSharding,
+    leaf_sharding,
+    shardings,
+    state_layout,
+)
 from fedfr_jax.central.step import State, build_step
 from fedfr_jax.models.flops import forward_flops, network_flops
-from fedfr_jax.plan.needs import (
-    Needs,
-    Work,
+from fedfr_jax.plan.program_cost import program_cost
+from fedfr_jax.plan.requirements import (
+    DeviceWork,
+    Requirements,
     bytes_on_device,
     on_device,
 )
-from fedfr_jax.plan.program import taken
-from fedfr_jax.types import Central, Dataset, PyTree
+from fedfr_jax.types import CentralTrainer, Dataset, PyTree
 
 
 class Step(NamedTuple):
@@ -33,7 +37,7 @@ class Step(NamedTuple):
     run: Callable  # (number, State, Piece) -> (State, metrics)
     arguments: tuple
     mesh: Mesh
-    layout: Layout
+    layout: LeafSharding
 
     @property
     def state(self) -> State:
@@ -42,13 +46,13 @@ class Step(NamedTuple):
 
 
 def central_needs(
-    trainer: Central,
+    trainer: CentralTrainer,
     mesh: Mesh,
     examples: Dataset,
     *,
     batch_size: int = 0,
     num_classes: int = 0,
-) -> Needs:
+) -> Requirements:
     """What a central stage takes of each device.
 
     Args:
@@ -60,39 +64,39 @@ def central_needs(
         trainer, mesh, examples, batch_size=batch_size, num_classes=num_classes
     )
     leaves = jax.tree.leaves(step.arguments)
-    devices = meshes.grid(step.mesh)[0]
-    found = taken(
+    devices = meshes.device_grid(step.mesh)[0]
+    found = program_cost(
         jax.make_jaxpr(step.run)(*step.arguments),
         sizes={i: on_device(x) for i, x in enumerate(leaves)},
         num_devices=devices,
     )
-    parts, grads = parts_of(trainer, step)
+    parts, grads = memory_parts(trainer, step)
     parts["activations and other temporaries"] = max(found.peak - grads, 0.0)
     batch = step.arguments[2].rows.shape[0]
     steps = trainer.settings.epochs * (trainer.num_rows // batch)
     variables = step.state.variables
-    judged = jax.eval_shape(trainer.network, variables)
+    judged = jax.eval_shape(trainer.global_model, variables)
     network = network_flops(
-        trainer.count_flops, trainer.network_apply, judged, examples.image_shape
+        trainer.count_flops, trainer.apply_global, judged, examples.image_shape
     )
     rows = trees.count(variables["params"]) - trees.count(judged["params"])
-    if trainer.table:  # of those that are drawn
+    if trainer.sharded_classes:  # of those that are drawn
         rows = round(rows * max(trainer.settings.class_rates))
-    return Needs(
+    return Requirements(
         devices=devices,
         parts=parts,
-        largest=found.largest,
-        work=[Work(found.kernels, steps)],
+        largest_arrays=found.largest,
+        work=[DeviceWork(found.kernels, steps)],
         images=steps * batch,
         forward=forward_flops(network, rows),
         parameters=trees.count(variables["params"]),
         batch_size=batch,
-        classes=num_classes or num_classes_of(trainer, variables["params"]),
+        classes=num_classes or count_classes(trainer, variables["params"]),
     )
 
 
 def central_step(
-    trainer: Central,
+    trainer: CentralTrainer,
     mesh: Mesh,
     examples: Dataset,
     *,
@@ -102,23 +106,23 @@ def central_step(
     """The step of a central stage; arguments as `central_needs`."""
     batch_size = batch_size or trainer.settings.batch_size
     settings = trainer.settings._replace(batch_size=batch_size)
-    own = mesh_of(settings, mesh)
+    own = build_mesh(settings, mesh)
     variables = jax.eval_shape(trainer.init, jax.random.key(0))
     variables, number = with_classes(trainer, variables, own, num_classes)
-    pattern = f"^{trainer.table.path}$" if trainer.table else None
-    spread = spread_of(settings, number, pattern)
+    pattern = f"^{trainer.sharded_classes.path}$" if trainer.sharded_classes else None
+    spread = build_step_sharding(settings, number, pattern)
     spread = spread._replace(class_rate=max(settings.class_rates))
-    optimizer = optimizer_of(settings, trainer.num_rows)
-    layout = layout_of(spread.rules, variables["params"], own)
-    order = Order(
+    optimizer = build_optimizer(settings, trainer.num_rows)
+    layout = leaf_sharding(spread.rules, variables["params"], own)
+    order = EpochOrder(
         first_row=trainer.first_row,
         num_rows=trainer.num_rows,
         batch_size=batch_size,
-        num_devices=meshes.grid(own)[0],
+        num_devices=meshes.device_grid(own)[0],
         seed=0,
     )
-    feed = trainer.feed._replace(batch_size=batch_size)
-    batch = build_batch(feed, order, own, trainer.mark)
+    feed = trainer.batching._replace(batch_size=batch_size)
+    batch = build_batch(feed, order, own, trainer.annotate_batch)
     move = build_step(trainer.loss, optimizer, own, spread)
 
     def run(number, state, piece):
@@ -126,20 +130,20 @@ def central_step(
         return move(state, batch(piece, key, number), key)
 
     state = state_shapes(variables, optimizer, own, spread)
-    return Step(run, (*first_piece(own, examples, batch_size, state),), own, layout)
+    return Step(run, (*first_chunk(own, examples, batch_size, state),), own, layout)
 
 
 def with_classes(
-    trainer: Central, variables: PyTree, mesh: Mesh, number: int
+    trainer: CentralTrainer, variables: PyTree, mesh: Mesh, number: int
 ) -> tuple[PyTree, int]:
     """(variables with rows for so many classes on this mesh, that number); 0 keeps."""
-    params, table = variables["params"], trainer.table
-    number = number or num_classes_of(trainer, params)
+    params, table = variables["params"], trainer.sharded_classes
+    number = number or count_classes(trainer, params)
     if CLASS_TABLE not in params:
         return variables, number
     count = number
     if table:
-        devices = meshes.grid(mesh)[0]
+        devices = meshes.device_grid(mesh)[0]
         each = rows_per_device(number, devices, trainer.settings.class_chunk)
         count = devices * each
     rows = params[CLASS_TABLE]
@@ -147,14 +151,14 @@ def with_classes(
     return {**variables, "params": {**params, CLASS_TABLE: rows}}, number
 
 
-def num_classes_of(trainer: Central, params: PyTree) -> int:
+def count_classes(trainer: CentralTrainer, params: PyTree) -> int:
     """Classes that have a row; 0 where the network itself ends in classes."""
-    if trainer.table:
-        return len(trainer.table.names)
+    if trainer.sharded_classes:
+        return len(trainer.sharded_classes.names)
     return params[CLASS_TABLE].shape[0] if CLASS_TABLE in params else 0
 
 
-def first_piece(mesh: Mesh, examples: Dataset, batch_size: int, state: State) -> tuple:
+def first_chunk(mesh: Mesh, examples: Dataset, batch_size: int, state: State) -> tuple:
     """(number of the step, state, examples of a step) as shapes."""
     cut, whole = meshes.over_clients(mesh), meshes.replicated(mesh)
     shape = lambda x: jax.ShapeDtypeStruct(
@@ -162,22 +166,22 @@ def first_piece(mesh: Mesh, examples: Dataset, batch_size: int, state: State) ->
     )
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
     rows = jax.ShapeDtypeStruct((batch_size,), jnp.int32, sharding=cut)
-    return number, state, Piece(rows, jax.tree.map(shape, examples), number, number)
+    return number, state, Chunk(rows, jax.tree.map(shape, examples), number, number)
 
 
-def parts_of(trainer: Central, step: Step) -> tuple[dict[str, float], float]:
+def memory_parts(trainer: CentralTrainer, step: Step) -> tuple[dict[str, float], float]:
     """(bytes of the state on a device by what they are for, those of all gradients)."""
     variables, opt_state = step.state
     params = variables["params"]
     is_table = {
         k: jax.tree.map(lambda _, k=k: k == CLASS_TABLE, v) for k, v in params.items()
     }
-    optimizer = optimizer_of(trainer.settings, trainer.num_rows)
+    optimizer = build_optimizer(trainer.settings, trainer.num_rows)
     grads = meshes.shapes_at(params, shardings(step.mesh, step.layout.grads))
     kept = _split(params, is_table)
-    moments = _split(opt_state, of_state(optimizer, opt_state, is_table, False))
+    moments = _split(opt_state, state_layout(optimizer, opt_state, is_table, False))
     moved = _split(grads, is_table)
-    if trainer.table:  # of the rows that are drawn
+    if trainer.sharded_classes:  # of the rows that are drawn
         moved = moved[0], moved[1] * max(trainer.settings.class_rates)
     parts = {
         "parameters": kept[0],

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.devices import USABLE
-from fedfr_jax.limits import MEMORY
-from fedfr_jax.processes import num_cores
+from fedfr_jax.distributed import num_cores
+from fedfr_jax.files import MEMORY
+from fedfr_jax.mesh import USABLE
 from fedfr_jax.schema import check_choice
 
 GIB = 2**30
@@ -76,7 +76,7 @@ CPU = "cpu"
 MATRIX, COPIED = 1024, 1 << 27  # side of a product, bytes of a copy, that are timed
 
 
-def device_of(name: str) -> Device:
+def get_device(name: str) -> Device:
     """A device by its name; "cpu" is this machine, all cores, measured in a second.
 
     Raises:
@@ -119,7 +119,7 @@ def seconds(kernels, device: Device, side_by_side: int = 1) -> float:
     """Of kernels one after the other: each by its operations, bytes or launch.
 
     Args:
-      kernels: as of `steps.Taken`.
+      kernels: as of `steps.ProgramCost`.
       side_by_side: how many of each are in one, as lanes are.
     """
 

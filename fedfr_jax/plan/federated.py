@@ -15,48 +15,52 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated import model_axis
-from fedfr_jax.federated.client import Slots, all_rows
-from fedfr_jax.federated.engine import no_extra, train_slot
-from fedfr_jax.federated.shapes import on_mesh, placed
-from fedfr_jax.feed import Feed
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated import model_parallel
+from fedfr_jax.federated.client import SlotInputs, all_rows
+from fedfr_jax.federated.engine import empty_prepared, train_slot
+from fedfr_jax.federated.programs import on_mesh, placed
 from fedfr_jax.models.flops import forward_flops, network_flops
-from fedfr_jax.plan.needs import Needs, Work, bytes_on_device, count_params
-from fedfr_jax.plan.program import taken
-from fedfr_jax.plan.steps import Kernel, Taken
+from fedfr_jax.plan.program_cost import Kernel, ProgramCost, program_cost
+from fedfr_jax.plan.requirements import (
+    DeviceWork,
+    Requirements,
+    bytes_on_device,
+    count_params,
+)
 from fedfr_jax.types import (
     Algorithm,
     Cohort,
     Dataset,
     Experiment,
-    Extra,
-    Federated,
+    FederatedTrainer,
+    Prepared,
     PyTree,
     RoundContext,
 )
 
 
-class Shapes(NamedTuple):
+class RoundShapes(NamedTuple):
     """What a round is handed, with shapes for arrays, on the mesh."""
 
     server: PyTree
     row: PyTree  # of one client
-    extra: Extra
+    extra: Prepared
     table: Dataset
     key: jax.ShapeDtypeStruct
-    prepared: Taken | None  # what the server's preparation takes of a device
+    prepared: ProgramCost | None  # what the server's preparation takes of a device
 
 
 def federated_needs(
     experiment: Experiment,
-    trainer: Federated,
+    trainer: FederatedTrainer,
     start: PyTree,
     examples: Dataset,
     *,
     batch_size: int = 0,
     lanes: int = 0,
     hard_negatives: int | None = None,
-) -> Needs:
+) -> Requirements:
     """What the rounds of a federated stage take of each device.
 
     Args:
@@ -67,22 +71,22 @@ def federated_needs(
       hard_negatives: examples that the server adds to a client, at most as many as it
         can; None takes that bound, or the own examples of the largest client if fewer.
     """
-    federation, feed = experiment.federation, experiment.feed
+    federation, feed = experiment.federation, experiment.batching
     feed = feed._replace(batch_size=batch_size or feed.batch_size)
-    lanes = lanes or federation.first_lanes
+    lanes = lanes or federation.initial_clients_per_device
     shapes = round_shapes(experiment, trainer, feed, start, examples)
     population = experiment.task.population
     sizes = population.sizes(np.arange(population.num_clients))
     program, output = client_program(trainer.algorithm, feed, int(sizes.max()), shapes)
-    most = shapes.extra.examples.shape[1]
+    most = shapes.extra.added_rows.shape[1]
     wanted = int(sizes.max()) if hard_negatives is None else hard_negatives
     added = min(wanted, most)
-    work, images, client = rounds_of(
+    work, images, client = count_rounds(
         experiment, trainer, program, feed, sizes, added, lanes
     )
     if shapes.prepared:
-        work.append(Work(shapes.prepared.kernels, float(federation.rounds)))
-    parts = parts_of(experiment, shapes, *output)
+        work.append(DeviceWork(shapes.prepared.kernels, float(federation.rounds)))
+    parts = memory_parts(experiment, shapes, *output)
     parts["training, all lanes"] = lanes * client.peak
     judged = jax.eval_shape(
         trainer.algorithm.personalize, _plain(shapes.server), _plain(shapes.row)
@@ -90,39 +94,44 @@ def federated_needs(
     network = network_flops(
         trainer.count_flops, trainer.apply, judged, examples.image_shape
     )
-    return Needs(
+    return Requirements(
         devices=experiment.mesh.size,
         parts={name: size for name, size in parts.items() if size},
-        largest=client.largest,
+        largest_arrays=client.largest,
         work=work,
         images=images,
         forward=forward_flops(network),
         parameters=count_params(judged),
         batch_size=feed.batch_size,
-        clients=math.ceil(cohort_of(experiment) / meshes.grid(experiment.mesh)[0]),
+        clients=math.ceil(
+            plan_cohort(experiment) / meshes.device_grid(experiment.mesh)[0]
+        ),
         added=added,
         lanes=lanes,
-        notes=notes_of(client, added, most),
+        notes=plan_notes(client, added, most),
     )
 
 
-def rounds_of(
+def count_rounds(
     experiment: Experiment,
-    trainer: Federated,
+    trainer: FederatedTrainer,
     program: ClosedJaxpr,
-    feed: Feed,
+    feed: Batching,
     sizes: np.ndarray,
     added: int,
     lanes: int,
-) -> tuple[list[Work], float, Taken]:
+) -> tuple[list[DeviceWork], float, ProgramCost]:
     """(what all rounds do, images that they train, a client of the last of them).
 
     Args:
       program: of `client_program`.
       sizes: [N] own examples of the clients; `added` are the server's.
     """
-    federation, (devices, shards) = experiment.federation, meshes.grid(experiment.mesh)
-    cohort = cohort_of(experiment)
+    federation, (devices, shards) = (
+        experiment.federation,
+        meshes.device_grid(experiment.mesh),
+    )
+    cohort = plan_cohort(experiment)
     waves = math.ceil(cohort / devices / lanes)
     busy = cohort / (waves * devices * lanes)
     epochs = np.ravel(federation.epochs_of(trainer))
@@ -131,42 +140,46 @@ def rounds_of(
     work, images, client = [], 0.0, None
     for passes, times in zip(epochs[: len(played)].tolist(), played, strict=True):
         steps = per_epoch * passes
-        client = taken(program, known=known(sizes.mean(), added, steps))
+        client = program_cost(
+            program, known=with_known_shapes(sizes.mean(), added, steps)
+        )
         work.append(
-            Work(cut(client.kernels, shards), float(times * waves), lanes, busy)
+            DeviceWork(
+                without_data(client.kernels, shards), float(times * waves), lanes, busy
+            )
         )
         images += float(times) * cohort * steps * feed.batch_size
     return work, images, client
 
 
-def cut(kernels: Sequence[Kernel], shards: int) -> list[Kernel]:
+def without_data(kernels: Sequence[Kernel], shards: int) -> list[Kernel]:
     """A client's kernels on one of the devices that share its batches."""
     share = lambda k: k._replace(flops=k.flops / shards, moved=k.moved / shards)
     return [share(kernel) for kernel in kernels]
 
 
-def parts_of(
-    experiment: Experiment, shapes: Shapes, summary: PyTree, kept: PyTree
+def memory_parts(
+    experiment: Experiment, shapes: RoundShapes, summary: PyTree, kept: PyTree
 ) -> dict[str, float]:
     """Bytes on a device beside the lanes, by what they are for.
 
     Args:
       summary, kept: what a client hands back, as shapes.
     """
-    devices, shards = meshes.grid(experiment.mesh)
-    cohort = cohort_of(experiment)
+    devices, shards = meshes.device_grid(experiment.mesh)
+    cohort = plan_cohort(experiment)
     rows = math.ceil(cohort / devices) * bytes_on_device(shapes.row) / shards
-    made = bytes_on_device((shapes.extra.tables, shapes.extra.examples))
+    made = bytes_on_device((shapes.extra.shared, shapes.extra.added_rows))
     return {
         "server, before and after the round": 2 * bytes_on_device(shapes.server),
         "sums over clients": bytes_on_device(summary) / shards,
         "personal rows of the cohort": rows,
         "what the server prepares": made,
-        "uploads of the cohort": cohort * bytes_on_device((kept.upload, kept.kept)),
+        "uploads of the cohort": cohort * bytes_on_device((kept.per_client, kept.kept)),
     }
 
 
-def notes_of(client: Taken, added: int, most: int) -> tuple[str, ...]:
+def plan_notes(client: ProgramCost, added: int, most: int) -> tuple[str, ...]:
     """What a reader must know of the numbers."""
     notes = []
     if not client.is_whole:
@@ -176,7 +189,7 @@ def notes_of(client: Taken, added: int, most: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def cohort_of(experiment: Experiment) -> int:
+def plan_cohort(experiment: Experiment) -> int:
     """K."""
     num_clients = experiment.task.population.num_clients
     return experiment.federation.cohort_size or num_clients
@@ -189,30 +202,30 @@ def _plain(tree):
 
 def round_shapes(
     experiment: Experiment,
-    trainer: Federated,
-    feed: Feed,
+    trainer: FederatedTrainer,
+    feed: Batching,
     start: PyTree,
     examples: Dataset,
-) -> Shapes:
+) -> RoundShapes:
     """Shapes of round 0's arguments."""
     mesh, algorithm = experiment.mesh, trainer.algorithm
     key = jax.random.key(0)
-    server = jax.eval_shape(lambda x: algorithm.init(trainer.start(x)), start)
+    server = jax.eval_shape(lambda x: algorithm.init(trainer.init_variables(x)), start)
     row = jax.eval_shape(algorithm.init_personal, key, server)
     table = on_mesh(mesh, examples)
-    server = placed(server, model_axis.places(mesh, server))
-    cohort = cohort_of(experiment)
-    extra, prepared = no_extra(cohort), None
+    server = placed(server, model_parallel.placement(mesh, server))
+    cohort = plan_cohort(experiment)
+    extra, prepared = empty_prepared(cohort), None
     if algorithm.prepare:
         context = RoundContext(
             dataset=table,
             population=experiment.task.population,
             cohort=Cohort(np.arange(cohort), 0),
-            feed=feed,
+            batching=feed,
             mesh=mesh,
         )
         extra, prepared = preparation(algorithm.prepare, server, context)
-    return Shapes(
+    return RoundShapes(
         server=server,
         row=row,
         extra=on_mesh(mesh, extra),
@@ -224,7 +237,7 @@ def round_shapes(
 
 def preparation(
     prepare: Callable, server: PyTree, context: RoundContext
-) -> tuple[Extra, Taken]:
+) -> tuple[Prepared, ProgramCost]:
     """(what a server hands to its clients, as shapes, and what making it takes)."""
 
     def of_arrays(server, dataset):
@@ -233,16 +246,18 @@ def preparation(
     program, extra = jax.make_jaxpr(of_arrays, return_shape=True)(
         _plain(server), _plain(context.dataset)
     )
-    return extra, taken(program, num_devices=meshes.grid(context.mesh)[0])
+    return extra, program_cost(program, num_devices=meshes.device_grid(context.mesh)[0])
 
 
-def client_program(algorithm: Algorithm, feed: Feed, max_local: int, shapes: Shapes):
+def client_program(
+    algorithm: Algorithm, feed: Batching, max_local: int, shapes: RoundShapes
+):
     """(a client's round as a program, (summary, LaneOutput) as shapes).
 
-    The first arguments of the program are the fields of the client's `Slots`.
+    The first arguments of the program are the fields of the client's `SlotInputs`.
     """
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    slot = Slots(*len(Slots._fields) * [number])
+    slot = SlotInputs(*len(SlotInputs._fields) * [number])
     slot = slot._replace(is_new=jax.ShapeDtypeStruct((), jnp.bool_))
 
     def train(slot, server, row, extra, table, round_number, key):
@@ -258,13 +273,17 @@ def client_program(algorithm: Algorithm, feed: Feed, max_local: int, shapes: Sha
     )
 
 
-def known(own: float, added: int, steps: float) -> dict[int, int]:
+def with_known_shapes(own: float, added: int, steps: float) -> dict[int, int]:
     """{number of a program's argument: its value}, of a client that has a row."""
-    numbers = {"client": 0, "place": 0, "is_new": False, "offset": 0, "start": 0}
-    numbers |= {"num_local": round(own), "num_extra": added, "num_steps": round(steps)}
+    numbers = {"client": 0, "cohort_index": 0, "is_new": False, "offset": 0, "start": 0}
+    numbers |= {
+        "num_examples": round(own),
+        "num_added": added,
+        "num_steps": round(steps),
+    }
     types = {"is_new": np.bool_}
     return {
         i: types.get(name, np.int32)(numbers[name])
-        for i, name in enumerate(Slots._fields)
+        for i, name in enumerate(SlotInputs._fields)
         if name in numbers
     }

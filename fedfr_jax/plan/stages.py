@@ -1,4 +1,9 @@
-"""The plan of an experiment's stages on a device: needs, time, and what would fit."""
+"""The plan of a stage: needs, time, and what would fit.
+
+The largest number of something whose memory fits.
+
+The plan of an experiment's stages on a device: needs, time, and what would fit.
+"""
 
 import functools
 import math
@@ -7,23 +12,83 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedfr_jax.data.stream import Stream
 from fedfr_jax.plan.central import central_needs
 from fedfr_jax.plan.devices import GIB, Device
 from fedfr_jax.plan.federated import federated_needs
-from fedfr_jax.plan.fitting import largest
-from fedfr_jax.plan.needs import Needs
-from fedfr_jax.stream import Stream
-from fedfr_jax.types import Central, Dataset, Experiment, Federated, PyTree
+from fedfr_jax.plan.requirements import Requirements
+from fedfr_jax.types import (
+    CentralTrainer,
+    Dataset,
+    Experiment,
+    FederatedTrainer,
+    PyTree,
+)
+
+TRIES, NEAR = 8, 0.02
+
+
+def max_that_fits(
+    memory_of: Callable[[int], float], now: int, unit: int, room: float
+) -> int:
+    """About the largest multiple of `unit` whose memory fits; 0 where none does.
+
+    Args:
+      memory_of: number -> bytes, rising and about convex, as the largest of several
+        needs is; each call traces a program.
+      unit: of the answer; where memory rises in stairs, the length of one.
+      now: a number from which, and from whose double, the growth is taken.
+      room: bytes.
+    """
+    low, least = now, memory_of(now)
+    if least > room:
+        low, least = unit, memory_of(unit)
+        if low >= now or least > room:
+            return 0
+    end = -(-low // unit) * unit
+    if end > low and (most := memory_of(end)) <= room:
+        low, least = end, most
+    twice = memory_of(2 * low)
+    each = (twice - least) / low
+    if each <= 0:
+        return low
+    # The growth at its start is too small, so this is too many, or just fits.
+    high = _down(low + (room - least) / each, unit)
+    most = memory_of(high) if high > low else least
+    is_above = False  # where a chord ended: a hair's breadth above the room, on stairs
+    for _ in range(TRIES):
+        if most <= room:
+            return max(high, low)
+        # A chord lies above the curve: where it fits, the curve does.
+        share = (room - least) / (most - least)
+        middle = max(_down(low + share * (high - low), unit), low)
+        if is_above or middle - low < NEAR * low:
+            near = (1 - NEAR) * high if is_above else low
+            middle = _down(max((low + high) / 2, near), unit)
+        if middle <= low or high - low < NEAR * low:
+            break
+        found = memory_of(middle)
+        is_above = found > room
+        if is_above:
+            high, most = middle, found
+        else:
+            low, least = middle, found
+    return low
+
+
+def _down(number: float, unit: int) -> int:
+    return int(number // unit) * unit
+
 
 AUTO, STREAM = "auto", "stream"  # of config.federation.table
 LEAST_IMAGES = 2  # of a batch, for its statistics
 TABLES = 3  # sizes of one that is not streamed: it is copied, and as much must be free
 
 
-class Planned(NamedTuple):
+class StagePlan(NamedTuple):
     """A stage on a device."""
 
-    needs: Needs
+    needs: Requirements
     examples: float  # bytes of the stored examples on a device
     is_streamed: bool
     fits: Mapping[str, int]  # {"batch_size": the largest that fits, ...}
@@ -40,7 +105,7 @@ class Planned(NamedTuple):
         return self.memory <= self.device.capacity
 
 
-def examples_of(experiment: Experiment) -> Dataset:
+def count_examples(experiment: Experiment) -> Dataset:
     """Shapes of the stored examples, [T, ...]."""
     table = experiment.task.dataset
     count = table.num_examples
@@ -57,7 +122,7 @@ def plan_stage(
     *,
     table: str = AUTO,
     hard_negatives: int | None = None,
-) -> Planned:
+) -> StagePlan:
     """What a stage needs and how long it takes.
 
     Args:
@@ -68,8 +133,8 @@ def plan_stage(
     """
     needs_of = needs_function(experiment, name, hard_negatives)
     needs = needs_of()
-    stored = examples_of(experiment)
-    whole = stored.num_examples * stored.row_bytes
+    stored = count_examples(experiment)
+    whole = stored.num_examples * stored.example_bytes
     is_streamed = table == STREAM or (
         table == AUTO and TABLES * whole > device.capacity
     )
@@ -77,19 +142,19 @@ def plan_stage(
     room = device.capacity - size
     max_local = int(experiment.task.population.largest(1)[0]) + needs.added
     trainer = experiment.stages[name].trainer
-    fits = fitting(trainer, needs, needs_of, room, max_local)
-    return Planned(needs, size, is_streamed, fits, device)
+    fits = fitting_values(trainer, needs, needs_of, room, max_local)
+    return StagePlan(needs, size, is_streamed, fits, device)
 
 
 def needs_function(
     experiment: Experiment, name: str, hard_negatives: int | None = None
-) -> Callable[..., Needs]:
-    """(**changed numbers) -> `Needs` of a stage."""
-    stage, stored = experiment.stages[name], examples_of(experiment)
-    if isinstance(stage.trainer, Central):
+) -> Callable[..., Requirements]:
+    """(**changed numbers) -> `Requirements` of a stage."""
+    stage, stored = experiment.stages[name], count_examples(experiment)
+    if isinstance(stage.trainer, CentralTrainer):
         found = functools.partial(central_needs, stage.trainer, experiment.mesh, stored)
     else:
-        start = start_of(experiment, name)
+        start = init_stage(experiment, name)
         found = functools.partial(
             federated_needs, experiment, stage.trainer, start, stored
         )
@@ -97,17 +162,17 @@ def needs_function(
     return found
 
 
-def start_of(experiment: Experiment, name: str) -> PyTree | None:
+def init_stage(experiment: Experiment, name: str) -> PyTree | None:
     """Shapes of the variables that a stage starts from, None for its own."""
-    before = experiment.stages[name].start_from
+    before = experiment.stages[name].init_from_stage
     if before is None:
         return None
     return jax.eval_shape(experiment.stages[before].trainer.init, jax.random.key(0))
 
 
-def fitting(
-    trainer: Central | Federated,
-    needs: Needs,
+def fitting_values(
+    trainer: CentralTrainer | FederatedTrainer,
+    needs: Requirements,
     needs_of: Callable,
     room: float,
     max_local: int,
@@ -118,8 +183,8 @@ def fitting(
       max_local: most examples that a client can have.
     """
     by_batch = lambda n: needs_of(batch_size=n).memory
-    most = functools.partial(largest, by_batch, needs.batch_size, room=room)
-    if not isinstance(trainer, Central):
+    most = functools.partial(max_that_fits, by_batch, needs.batch_size, room=room)
+    if not isinstance(trainer, CentralTrainer):
         lane = needs.parts["training, all lanes"] / needs.lanes
         free = room - needs.memory + needs.lanes * lane
         return {
@@ -132,11 +197,11 @@ def fitting(
         by_classes = lambda n: needs_of(num_classes=n).memory
         each = max(needs.classes // needs.devices, 1)  # rows come in whole chunks
         unit = needs.devices * min(trainer.settings.class_chunk or 1, each)
-        fits["classes"] = largest(by_classes, needs.classes, unit, room)
+        fits["classes"] = max_that_fits(by_classes, needs.classes, unit, room)
     return fits
 
 
-def as_numbers(planned: Planned) -> dict[str, Any]:
+def as_numbers(planned: StagePlan) -> dict[str, Any]:
     """A stage's plan as JSON."""
     needs, device = planned.needs, planned.device
     seconds = needs.seconds(device)
@@ -152,12 +217,12 @@ def as_numbers(planned: Planned) -> dict[str, Any]:
         "fits": planned.has_room,
         "is_streamed": planned.is_streamed,
         "largest_that_fit": dict(planned.fits),
-        "largest_arrays": [list(x) for x in needs.largest],
+        "largest_arrays": [list(x) for x in needs.largest_arrays],
         "forward_flops_per_image": needs.forward,
         "flops_per_image": needs.flops,
         "images": needs.images,
         "images_per_second": needs.images / max(seconds, 1e-9),
-        "utilisation": needs.utilisation(device),
+        "utilization": needs.utilization(device),
         "hours": seconds / 3600,
         "notes": list(needs.notes),
     }

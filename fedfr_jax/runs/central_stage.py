@@ -1,56 +1,138 @@
-"""A central stage: epochs of one network, with sinks, checks and checkpoints."""
+"""A central stage and its class vectors in checkpoints.
+
+Checkpoints whose rows of classes are found by the names of the identities.
+
+So a training goes on on another number of devices, where the table has other padding,
+and with other people: a class keeps its row and what the optimizer has gathered for
+it, wherever it was; a class that the checkpoint lacks starts as a new one.
+
+To go on with other people than a finished run, copy its `pretrained/checkpoints` into a
+new, empty work folder and start there a config with the new people, `class_parallel`
+and more `epochs` than were trained: it goes on at the epoch after the last one.
+
+A central stage: epochs of one network, with sinks, checks and checkpoints.
+"""
 
 import functools
+import json
 import pathlib
 import time
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
+from fedfr_jax.central import class_capacity
 from fedfr_jax.central.epochs import Epochs, build_epochs
-from fedfr_jax.central.settings import mesh_of, optimizer_of, spread_of
-from fedfr_jax.runs import class_memory, class_tables, loop
+from fedfr_jax.central.settings import build_mesh, build_optimizer, build_step_sharding
+from fedfr_jax.data.stream import place_examples
+from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.first_calls import FirstCall
+from fedfr_jax.runs.compile_time import CompileTimer
 from fedfr_jax.runs.sinks import open_sinks
 from fedfr_jax.runs.stage_model import forget_model
-from fedfr_jax.stream import placed
-from fedfr_jax.types import Central, PyTree
+from fedfr_jax.types import CentralTrainer, PyTree, ShardedClasses
+
+NAMES = "class_names"
+
+
+def check_labels(trainer: CentralTrainer) -> None:
+    """Raise ValueError for a label that is neither a class of the table nor -1."""
+    rows = slice(trainer.first_row, trainer.first_row + trainer.num_rows)
+    labels = np.asarray(trainer.dataset.labels[rows])
+    wrong = np.flatnonzero(
+        (labels < -1) | (labels >= len(trainer.sharded_classes.names))
+    )
+    if len(wrong):
+        row, most = trainer.first_row + wrong[0], len(trainer.sharded_classes.names) - 1
+        raise ValueError(
+            f"the label of example {row} must lie in [-1, {most}], got "
+            f"{labels[wrong[0]]}."
+        )
+
+
+def add_names(state: PyTree, table: ShardedClasses) -> PyTree:
+    """What a checkpoint holds: the state, and the classes of the table's first rows."""
+    text = json.dumps(table.names).encode()
+    return {"state": state, NAMES: np.frombuffer(text, np.uint8)}
+
+
+def restore(
+    checkpointer: Checkpointer, state: PyTree, table: ShardedClasses
+) -> tuple[int, PyTree] | None:
+    """Newest checkpoint as (step, a state that lies as `state` does), None without one.
+
+    Args:
+      state: of a new training, from which new classes take their rows.
+    """
+    is_row = lambda name: _has_labels(name, table)
+    free = lambda name: name == NAMES or is_row(name)
+    found = checkpointer.restore(add_names(state, table), free)
+    if found is None:
+        return None
+    step, saved = found
+    names = json.loads(np.asarray(saved[NAMES]).tobytes())
+    place = {name: i for i, name in enumerate(names)}
+    old = np.array([place.get(name, -1) for name in table.names])
+
+    def one(path, new, saved):
+        return (
+            _permute_classes(new, saved, old)
+            if is_row(trees.path_name(path))
+            else saved
+        )
+
+    return step, jax.tree_util.tree_map_with_path(one, state, saved["state"])
+
+
+def _permute_classes(new, saved, old):
+    """`new` [R, ...] with the rows old [M] of `saved`, its own where old is -1."""
+    rows = np.array(meshes.fetch(new))
+    known = np.flatnonzero(old >= 0)
+    rows[known] = np.asarray(saved)[old[known]]
+    return meshes.put_global(rows, new.sharding)
+
+
+def _has_labels(name, table):
+    """Whether a path ends in the table's: its parameter, or the optimizer's of it."""
+    return f"/{name}".endswith(f"/{table.path}")
+
 
 FIRST_WEIGHTS = 2**31  # folded into the seed; clients fold their ids, below 2^31
 
 
 def train_central(
-    trainer: Central, mesh: Mesh, folder: pathlib.Path, *, seed: int
+    trainer: CentralTrainer, mesh: Mesh, folder: pathlib.Path, *, seed: int
 ) -> PyTree:
     """Train, or go on, under `folder`; returns the variables at the end.
 
     They are whole on the devices of `mesh`, but for a table of classes, which comes
     without its padding into the memory of the host.
     """
-    own_mesh = mesh_of(trainer.settings, mesh)
-    if trainer.table:
-        class_tables.check_labels(trainer)
-    with class_memory.explained(trainer, own_mesh):
-        state = _trained(trainer, own_mesh, folder, seed)
-    return _whole(state.variables, trainer, mesh)
+    own_mesh = build_mesh(trainer.settings, mesh)
+    if trainer.sharded_classes:
+        check_labels(trainer)
+    with class_capacity.explain_memory(trainer, own_mesh):
+        state = _train_epochs(trainer, own_mesh, folder, seed)
+    return _unshard(state.variables, trainer, mesh)
 
 
 def read_central(
-    trainer: Central, mesh: Mesh, folder: pathlib.Path, *, seed: int
+    trainer: CentralTrainer, mesh: Mesh, folder: pathlib.Path, *, seed: int
 ) -> PyTree:
     """What `train_central` returned at the stage's end; `folder` stays as it is."""
-    own_mesh = mesh_of(trainer.settings, mesh)
-    with class_memory.explained(trainer, own_mesh):
-        epochs = epochs_of(trainer, own_mesh, seed)
-        found = _restored(trainer, epochs, folder, seed, is_read_only=True)
+    own_mesh = build_mesh(trainer.settings, mesh)
+    with class_capacity.explain_memory(trainer, own_mesh):
+        epochs = build_epochs_of_stage(trainer, own_mesh, seed)
+        found = _restore(trainer, epochs, folder, seed, is_read_only=True)
     found.checkpointer.close()
-    return _whole(found.state.variables, trainer, mesh)
+    return _unshard(found.state.variables, trainer, mesh)
 
 
-class _Restored(NamedTuple):
+class _RestoredState(NamedTuple):
     """A central stage at its newest checkpoint, or before its first epoch."""
 
     checkpointer: Checkpointer
@@ -58,76 +140,78 @@ class _Restored(NamedTuple):
     state: PyTree
 
 
-def _restored(trainer, epochs, folder, seed, *, is_read_only=False) -> _Restored:
+def _restore(trainer, epochs, folder, seed, *, is_read_only=False) -> _RestoredState:
     """The state in the newest checkpoint under `folder`, or a new one."""
     key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
     state = epochs.init(functools.partial(trainer.init, key))
     checkpointer = Checkpointer(folder / "checkpoints", is_read_only=is_read_only)
-    if trainer.table:
-        found = class_tables.restore(checkpointer, state, trainer.table)
+    if trainer.sharded_classes:
+        found = restore(checkpointer, state, trainer.sharded_classes)
     else:
         found = checkpointer.restore(state)
-    return _Restored(checkpointer, *(found or (0, state)))
+    return _RestoredState(checkpointer, *(found or (0, state)))
 
 
-def _trained(trainer: Central, own_mesh: Mesh, folder: pathlib.Path, seed: int):
+def _train_epochs(
+    trainer: CentralTrainer, own_mesh: Mesh, folder: pathlib.Path, seed: int
+):
     """The state after the last epoch."""
-    settings, table = trainer.settings, trainer.table
-    epochs = epochs_of(trainer, own_mesh, seed)
-    checkpointer, first, state = _restored(trainer, epochs, folder, seed)
+    settings, table = trainer.settings, trainer.sharded_classes
+    epochs = build_epochs_of_stage(trainer, own_mesh, seed)
+    checkpointer, first, state = _restore(trainer, epochs, folder, seed)
     if first < settings.epochs:
         forget_model(folder)
-        data = placed(trainer.dataset, own_mesh)
+        data = place_examples(trainer.dataset, own_mesh)
         every = settings.checkpoint_every
         with open_sinks(folder, folder.name, settings.epochs, first) as sinks:
             facts = folder.name, state, settings.batch_size
-            first_call = FirstCall(sinks, own_mesh, *facts)
+            first_call = CompileTimer(sinks, own_mesh, *facts)
             for epoch in range(first, settings.epochs):
                 started = time.perf_counter()
                 if epoch == first:
                     first_call.begin()
                 state, scalars = epochs.run(state, data, epoch)
-                first_call.took(time.perf_counter() - started)
+                first_call.record(time.perf_counter() - started)
                 loop.check_epoch(scalars, state, epoch, checkpointer)
                 for sink in sinks:
                     sink(epoch, scalars)
                 if loop.is_due(every, epoch, settings.epochs - 1):
-                    saved = class_tables.with_names(state, table) if table else state
+                    saved = add_names(state, table) if table else state
                     checkpointer.save(epoch + 1, saved)
     if checkpointer.latest() is None:  # no epoch: the weights that were given
-        checkpointer.save(0, class_tables.with_names(state, table) if table else state)
+        checkpointer.save(0, add_names(state, table) if table else state)
     checkpointer.close()
     return state
 
 
-def epochs_of(trainer: Central, mesh: Mesh, seed: int) -> Epochs:
+def build_epochs_of_stage(trainer: CentralTrainer, mesh: Mesh, seed: int) -> Epochs:
     """The trainer's epochs on the mesh of its settings."""
-    settings, table = trainer.settings, trainer.table
+    settings, table = trainer.settings, trainer.sharded_classes
     pattern, names = (f"^{table.path}$", table.names) if table else (None, ())
     return build_epochs(
         trainer.loss,
-        optimizer_of(settings, trainer.num_rows),
-        trainer.feed,
+        build_optimizer(settings, trainer.num_rows),
+        trainer.batching,
         mesh,
         first_row=trainer.first_row,
         num_rows=trainer.num_rows,
         seed=seed,
-        lists=trainer.order,
-        mark=trainer.mark,
-        spread=spread_of(settings, len(names), pattern),
+        lists=trainer.batch_order,
+        mark=trainer.annotate_batch,
+        spread=build_step_sharding(settings, len(names), pattern),
         class_rates=settings.class_rates,
     )
 
 
-def _whole(variables, trainer, mesh):
+def _unshard(variables, trainer, mesh):
     """`variables` as other stages and evaluators take them."""
-    table = trainer.table
+    table = trainer.sharded_classes
     if table:
         params = variables["params"]
         rows = meshes.fetch(params[table.path])[: len(table.names)]
         params = {**params, table.path: None}
         variables = {**variables, "params": params}
-    variables = meshes.put(variables, meshes.replicated(mesh))
+    variables = meshes.put_global(variables, meshes.replicated(mesh))
     if table:
         variables["params"][table.path] = rows
     return variables

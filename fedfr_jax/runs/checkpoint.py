@@ -1,4 +1,11 @@
-"""Checkpoints of a run's state with Orbax: whole or not at all, newest first."""
+"""Checkpoints of a run's state with Orbax, with checksums.
+
+SHA-256 of a folder's files, kept beside them: are they still as they were written?
+
+The list is what `sha256sum` writes, so `sha256sum -c SHA256SUMS` checks it as well.
+
+Checkpoints of a run's state with Orbax: whole or not at all, newest first.
+"""
 
 import logging
 import pathlib
@@ -12,9 +19,51 @@ from jax.experimental import multihost_utils
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.runs import digests, stage_folders
+from fedfr_jax.digest_json import digest_of_file
+from fedfr_jax.runs import stage_folders
 from fedfr_jax.runs.aside import set_aside
 from fedfr_jax.types import PyTree
+
+SUMS = "SHA256SUMS"
+LATER = (SUMS, "commit_success.txt")  # written after the list; nobody reads the latter
+
+
+def write_digests(folder: pathlib.Path) -> None:
+    """Put the list of all files below `folder` into it."""
+    (folder / SUMS).write_bytes(_listing(folder))
+
+
+def difference(folder: pathlib.Path) -> str | None:
+    """The first listed file that is not as it was written; None when all are.
+
+    Files that the list does not name, such as a file manager's, are nobody's damage.
+
+    Raises:
+      OSError: when a file is there and cannot be read.
+    """
+    try:
+        lines = (folder / SUMS).read_bytes().splitlines()
+    except FileNotFoundError:
+        return f"no {SUMS} in it"
+    for line in lines or [b""]:
+        digest, _, name = line.decode(errors="replace").partition("  ")
+        try:
+            is_whole = digest_of_file(folder / name) == digest
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+            is_whole = False  # the last: a name with a byte that no name has
+        if not is_whole:
+            return f"{name or SUMS} is not as it was written"
+    return None
+
+
+def _listing(folder):
+    """A line per file, hidden ones left out: a file system may add its own."""
+    paths = [p for p in folder.rglob("*") if p.name not in LATER and p.name[0] != "."]
+    return "".join(
+        f"{digest_of_file(path)}  {path.relative_to(folder).as_posix()}\n"
+        for path in sorted(p for p in paths if not p.is_dir())
+    ).encode()
+
 
 FULL = "No space left on device"
 KEEP = 2  # the newest, and one to fall back on when a disk damages it
@@ -37,7 +86,7 @@ class _Digesting(ocp.StandardCheckpointHandler):
         folder = pathlib.Path(directory)
         if self._settings:
             (folder / stage_folders.NAMED).write_text(self._settings + "\n")
-        digests.write_digests(folder)
+        write_digests(folder)
 
 
 @ocp.args.register_with_handler(_Digesting, for_save=True)
@@ -89,7 +138,7 @@ class Checkpointer:
           OSError: when it cannot be written (a full disk); names what is left.
         """
         try:
-            args = _Save(_named(state))
+            args = _Save(_step_of_folder(state))
             self._manager.save(step, args=args, force=True)
             self._manager.wait_until_finished()
         except Exception as error:
@@ -119,7 +168,9 @@ class Checkpointer:
           OSError, MemoryError: when one could not be read for a reason that may pass;
             all stay where they are.
         """
-        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named(template))
+        shapes = jax.tree.map(
+            ocp.utils.to_shape_dtype_struct, _step_of_folder(template)
+        )
         steps = self.steps()[::-1]
         reasons = []
         for step in steps:
@@ -128,7 +179,7 @@ class Checkpointer:
                 reasons.append(f"{step}: {fault or 'what another process cannot read'}")
                 continue
             self._set_aside([s for s in steps if s > step])
-            if reasons and meshes.is_first():
+            if reasons and meshes.is_first_process():
                 got = "; ".join(reasons)
                 says = "%s: resuming from checkpoint %d; set aside as damaged: %s"
                 logging.warning(says, self.folder, step, got)
@@ -145,7 +196,7 @@ class Checkpointer:
         """What is wrong with checkpoint `step`, None when all of it can be read."""
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         try:
-            if fault := digests.difference(self._place(step)):
+            if fault := difference(self._place(step)):
                 return fault
             saved = self._manager.item_metadata(step).tree
             shapes = jax.tree.map(
@@ -165,8 +216,8 @@ class Checkpointer:
         """Rename checkpoints, in the first process, so that no run takes them."""
         if not steps:
             return
-        with meshes.first_before_others("damaged checkpoints"):
-            for step in steps if meshes.is_first() else ():
+        with meshes.first_process_first("damaged checkpoints"):
+            for step in steps if meshes.is_first_process() else ():
                 set_aside(self.folder / str(step), ".damaged")
         self._manager.reload()
 
@@ -181,7 +232,7 @@ class Checkpointer:
         """
         place = self._place(step)
         try:
-            if meshes.is_first() and (fault := digests.difference(place)):
+            if meshes.is_first_process() and (fault := difference(place)):
                 return None, fault
             shapes = self._as_saved(step, shapes, free)
             # Before Orbax begins to read: it leaves what it has begun, and each read
@@ -191,7 +242,7 @@ class Checkpointer:
             args = _Restore(shapes)
             return self._handler.restore(place, args=args), None
         except Exception as error:
-            if passing := _passing(error):
+            if passing := _transient_error(error):
                 kind = MemoryError if isinstance(passing, MemoryError) else OSError
                 raise kind(
                     f"checkpoint {step} in {self.folder} could not be read and is kept "
@@ -228,7 +279,7 @@ class Checkpointer:
             return None
 
 
-def _passing(error: BaseException | None) -> BaseException | None:
+def _transient_error(error: BaseException | None) -> BaseException | None:
     """Of an error and its causes the one that is a server's, a limit's or memory's."""
     while error:
         is_missing = isinstance(error, FileNotFoundError)
@@ -250,7 +301,7 @@ def _is_anywhere(fact: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.array(fact)).any())
 
 
-def _named(tree: PyTree) -> dict:
+def _step_of_folder(tree: PyTree) -> dict:
     """Leaves by path name, without the empty ones, which Orbax refuses."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {trees.path_name(path): x for path, x in leaves if x.size}

@@ -15,14 +15,14 @@ import numpy as np
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.sources.npz import DAMAGED
-from fedfr_jax.data.sources.stored import stored_of
-from fedfr_jax.drafts import replacing
+from fedfr_jax.data.sources.stored import of_rows
+from fedfr_jax.files import replace_file
 from fedfr_jax.runs.stage_folders import is_trained
-from fedfr_jax.types import Part, Source, Task, Used
+from fedfr_jax.types import DataUsage, Source, Task, UsedRows
 
 FILE = "data.npz"
 ACCEPT = "accept"  # of --data-changed
-MOST_NAMES = 3  # images of each change that a message names
+MAX_NAMES = 3  # images of each change that a message names
 END = "\0"  # no name of a file has it
 
 
@@ -38,7 +38,7 @@ class Digest(NamedTuple):
     numbers: np.ndarray  # [n] int32 class or camera, -1: none
 
 
-def digest_of(used: Used) -> Digest:
+def digest_of(used: DataUsage) -> Digest:
     """The digest of the images that have a use."""
     source, parts = used
     place = np.full((3, len(source.labels)), -1, np.int32)
@@ -47,11 +47,11 @@ def digest_of(used: Used) -> Digest:
             if values is not None:
                 place[row, part.rows] = values
     rows = np.flatnonzero(place[0] >= 0)
-    stored = stored_of(source)
+    stored = of_rows(source)
     use, client, number = place[:, rows]
     sizes, checksums = stored.facts(rows)
     return Digest(
-        names=_each_once([stored.names[row] for row in rows]),
+        names=_each_once([stored.class_names[row] for row in rows]),
         identities=np.array(source.names, str)[source.labels[rows]],
         sizes=sizes,
         checksums=checksums,
@@ -61,9 +61,11 @@ def digest_of(used: Used) -> Digest:
     )
 
 
-def of_source(source: Source) -> Digest:
+def digest_source(source: Source) -> Digest:
     """The digest of all images, whatever they are used for."""
-    return digest_of(Used(source, {"image": Part(np.arange(len(source.labels)))}))
+    return digest_of(
+        DataUsage(source, {"image": UsedRows(np.arange(len(source.labels)))})
+    )
 
 
 def _each_once(names: list[str]) -> list[str]:
@@ -88,7 +90,7 @@ def write(digest: Digest, path: pathlib.Path) -> None:
             arrays[f"{key}_words"] = _bytes_of(words.tolist())
             values = values.astype(np.int32)
         arrays[key] = values
-    with replacing(path) as file:
+    with replace_file(path) as file:
         np.savez_compressed(file, **arrays)
 
 
@@ -102,9 +104,9 @@ def read(path: pathlib.Path) -> Digest:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = {key: arrays[key] for key in arrays.files}
         for key in ("identities", "uses"):
-            words = np.array(_words_of(found.pop(f"{key}_words")), str)
+            words = np.array(_describe(found.pop(f"{key}_words")), str)
             found[key] = words[found[key]]
-        digest = Digest(names=_words_of(found.pop("names")), **found)
+        digest = Digest(names=_describe(found.pop("names")), **found)
         if len(lengths := {len(values) for values in digest}) > 1:
             raise ValueError(f"columns must have one length, got {lengths}")
         return digest
@@ -120,7 +122,7 @@ def _bytes_of(words):
     return np.frombuffer("".join(f"{word}{END}" for word in words).encode(), np.uint8)
 
 
-def _words_of(text):
+def _describe(text):
     return text.tobytes().decode().split(END)[:-1]
 
 
@@ -147,7 +149,7 @@ def difference(kept: Digest, now: Digest) -> str:
 def _changes(kept, now, old, new) -> Iterator:
     """(change, [m] bool, (digest, row) -> words) of the images `old` that are `new`."""
     yield (
-        "relabelled",
+        "relabeled",
         kept.identities[old] != now.identities[new],
         lambda of, row: of.identities[row],
     )
@@ -173,11 +175,11 @@ def _use(of, row):
 
 
 def _first(names):
-    more = ", ..." if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    more = ", ..." if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
-def of_task(task: Task) -> Digest | None:
+def digest_task(task: Task) -> Digest | None:
     """The digest of a task's images; where it does not name them, of rows and labels.
 
     None without any, or without labels, or for what is no `Task`.
@@ -193,13 +195,15 @@ def of_task(task: Task) -> Digest | None:
     rows = Source(None, labels, tuple(map(str, names)), ())
     offsets = np.asarray(task.population.offsets)
     client = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    return digest_of(Used(rows, {"train": Part(np.arange(len(client)), client)}))
+    return digest_of(
+        DataUsage(rows, {"train": UsedRows(np.arange(len(client)), client)})
+    )
 
 
 def keep(task: Task, folders: Collection[pathlib.Path]) -> None:
     """Write the digest of stages that have no checkpoint yet; by the first process."""
     fresh = [folder for folder in folders if not is_trained(folder)]
-    now = of_task(task) if fresh and meshes.is_first() else None
+    now = digest_task(task) if fresh and meshes.is_first_process() else None
     for folder in fresh if now else ():
         write(now, folder / FILE)
 
@@ -224,7 +228,7 @@ def check(
         without a digest, see `_check_unrecorded`.
     """
     trained = [folder for folder in folders if is_trained(folder)]
-    now = of_task(task) if trained else None
+    now = digest_task(task) if trained else None
     for folder in trained if now else ():
         path = folder / FILE
         has_changed = compare(path, now, changed) if path.exists() else True
@@ -241,7 +245,7 @@ def _check_unrecorded(task, path, changed):
     """
     source = task.used.source if task.used else None
     is_drawn = source is not None and source.roles is None  # else its files say it
-    if is_drawn and stored_of(source).is_named and changed != ACCEPT:
+    if is_drawn and of_rows(source).is_named and changed != ACCEPT:
         raise ValueError(
             f"{path} must say what the stage was trained on, got no such file, as in "
             "runs of an earlier version, which drew other test images: those of now "

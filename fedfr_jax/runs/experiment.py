@@ -1,4 +1,8 @@
-"""The stages of an experiment, one after the other, judged by the same evaluators.
+"""An experiment: its stages in order, evaluated, with costs.
+
+What a federated stage has cost: rounds to a target, and bytes sent.
+
+The stages of an experiment, one after the other, judged by the same evaluators.
 
 The work folder holds a folder per stage (checkpoints, personal rows, metrics.jsonl) and
 beside them summary.json, partition.json and the plots. Started again with the same
@@ -7,7 +11,8 @@ command it goes on where it stopped; a finished stage is read, not repeated.
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,12 +21,12 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import client_key, first_personal_key
-from fedfr_jax.federated.model_axis import onto
+from fedfr_jax.federated.communication import count_communication
+from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.systems.stragglers import num_trained
 from fedfr_jax.runs import data_digest, loop, report
-from fedfr_jax.runs.begin import begin, end_of, last_simulation
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.costs import with_costs
 from fedfr_jax.runs.sinks import (
     JsonlSink,
     open_sinks,
@@ -30,24 +35,100 @@ from fedfr_jax.runs.sinks import (
     write_summary,
 )
 from fedfr_jax.runs.stage_model import add_calibration, forget_model, write_model
-from fedfr_jax.runs.workdir import Clock, named_config
+from fedfr_jax.runs.stage_setup import (
+    StageState,
+    final_simulation,
+    read_end,
+    start_stage,
+)
+from fedfr_jax.runs.workdir import ElapsedTime, named_config
 from fedfr_jax.text import printable
 from fedfr_jax.types import (
-    Central,
+    CentralTrainer,
     Evaluation,
     Evaluator,
     Experiment,
-    Federated,
-    Networks,
+    FederatedTrainer,
     PyTree,
+    TrainedModels,
 )
+
+MEGABYTE = 1e6
+
+
+def with_costs(
+    found: Mapping[str, Evaluation],
+    evaluators: Mapping[str, Evaluator],
+    rows: Sequence[Mapping[str, Any]],
+    begun: StageState,
+    rounds: int,
+) -> dict[str, Evaluation]:
+    """The evaluations, with rounds to their targets, and a section "communication".
+
+    Args:
+      rows: of the stage's metrics.jsonl; where it has lost some, no round to a target
+        is told, and a line says so.
+      rounds: of the whole stage.
+    """
+    told = dict(found)
+    if lost := set(range(1, rounds + 1)) - {row["round"] for row in rows}:
+        _note_lost(lost)
+    else:
+        for name, of in found.items():
+            reached = rounds_to_target(name, evaluators[name], rows, of)
+            told[name] = of._replace(metrics={**of.metrics, **reached})
+    sent = communication(begun, rounds)
+    return {**told, "communication": Evaluation(sent)} if sent else told
+
+
+def _note_lost(rounds: set[int]) -> None:
+    if meshes.is_first_process():
+        first = ", ".join(map(str, sorted(rounds)[:3]))
+        print(
+            f"metrics.jsonl has lost {len(rounds)} rounds ({first}...): the rounds "
+            "to a target are left out.",
+            flush=True,
+        )
+
+
+def rounds_to_target(
+    name: str, evaluator: Evaluator, rows: Sequence[Mapping], found: Evaluation
+) -> dict[str, int | None]:
+    """{"rounds_to_TARGET": round, from 1, of the first evaluation that reached it}.
+
+    None where none did; nothing where the evaluator has found nothing.
+    """
+
+    def first(metric, target):
+        values = ((row["round"], row.get(f"{name}/{metric}")) for row in rows)
+        reached = (i for i, x in values if x is not None and x >= target)
+        return next(reached, None)
+
+    return {
+        f"rounds_to_{target:g}": first(metric, target)
+        for metric, target in evaluator.targets.items()
+        if metric in found.metrics
+    }
+
+
+def communication(begun: StageState, rounds: int) -> dict[str, float]:
+    """Megabytes per client and round up and down, and of all clients and rounds."""
+    sim = begun.sim
+    each = count_communication(sim, begun.server, begun.store.template)
+    if each is None:
+        return {}
+    senders = num_trained(sim.stragglers, sim.cohort_size)  # the dropped only receive
+    total = (each.up * senders + each.down * sim.cohort_size) * rounds
+    sizes = {"up_mb": each.up, "down_mb": each.down, "total_mb": total}
+    return {name: size / MEGABYTE for name, size in sizes.items()}
+
 
 Evaluations = Mapping[str, Evaluation]  # by evaluator
 
 
 def show(what) -> None:
     """Print text as it is, and a table as wide as it has to be; the first process."""
-    if not meshes.is_first():
+    if not meshes.is_first_process():
         return
     if isinstance(what, str):
         print(printable(what, keep="\n"), flush=True)
@@ -62,16 +143,16 @@ def run_experiment(experiment: Experiment, workdir) -> dict:
     """Run or resume every stage; returns the summary that summary.json holds."""
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    clock = Clock(workdir / "seconds.json")
-    write_summary(workdir / "partition.json", experiment.task.facts)
-    show(experiment.task.text)
+    clock = ElapsedTime(workdir / "seconds.json")
+    write_summary(workdir / "partition.json", experiment.task.data_report)
+    show(experiment.task.data_report_text)
     found = run_stages(experiment, workdir, clock)
-    summary = {"methods": numbers(found), "seconds": clock.note()}
+    summary = {"methods": finite_numbers(found), "seconds": clock.note()}
     summary |= named_config(workdir)
     write_summary(workdir / "summary.json", summary)
     show(report.result_table(summary))  # before the plots, which may lack a package
-    rows = {name: rows_of(workdir / name) for name in found}
-    facts = experiment.task.facts
+    rows = {name: methods_of_run(workdir / name) for name in found}
+    facts = experiment.task.data_report
     paths = report.draw(found, rows, workdir, facts=facts, say=show)
     pictures = [path for path in paths if path.suffix == ".png"]
     for path in [workdir / "summary.json", *pictures]:
@@ -79,13 +160,13 @@ def run_experiment(experiment: Experiment, workdir) -> dict:
     return summary
 
 
-def rows_of(folder: pathlib.Path) -> list[dict]:
+def methods_of_run(folder: pathlib.Path) -> list[dict]:
     """The lines of a stage's metrics.jsonl."""
     path = folder / "metrics.jsonl"
     return read_jsonl(path) if path.exists() else []
 
 
-def numbers(found: Mapping[str, Evaluations]) -> dict:
+def finite_numbers(found: Mapping[str, Evaluations]) -> dict:
     """{stage: {evaluator: {metric: value}}}."""
     return {
         stage: {name: dict(of.metrics) for name, of in evaluations.items()}
@@ -94,17 +175,19 @@ def numbers(found: Mapping[str, Evaluations]) -> dict:
 
 
 def run_stages(
-    experiment: Experiment, workdir: pathlib.Path, clock: Clock | None = None
+    experiment: Experiment, workdir: pathlib.Path, clock: ElapsedTime | None = None
 ) -> dict[str, Evaluations]:
     """Train every stage, or read its end, and evaluate it."""
     ends, found = {}, {}
     folders = [workdir / name for name in experiment.stages]
     data_digest.check(experiment.task, folders)
     data_digest.keep(experiment.task, folders)
-    wanted = {stage.start_from for stage in experiment.stages.values()}
+    wanted = {stage.init_from_stage for stage in experiment.stages.values()}
     for name, stage in experiment.stages.items():
-        run = run_central if isinstance(stage.trainer, Central) else run_federated
-        before = ends.get(stage.start_from)
+        run = (
+            run_central if isinstance(stage.trainer, CentralTrainer) else run_federated
+        )
+        before = ends.get(stage.init_from_stage)
         end, found[name] = run(experiment, stage.trainer, before, workdir / name)
         if name in wanted:
             ends[name] = end
@@ -114,25 +197,28 @@ def run_stages(
 
 
 def run_central(
-    experiment: Experiment, trainer: Central, before: PyTree, folder: pathlib.Path
+    experiment: Experiment,
+    trainer: CentralTrainer,
+    before: PyTree,
+    folder: pathlib.Path,
 ) -> tuple[PyTree, Evaluations]:
     """One network for every client: (its variables, evaluations)."""
     del before
     mesh, seed, end = experiment.mesh, experiment.seed, trainer.settings.epochs
-    is_new = len(rows_of(folder)) < end
+    is_new = len(methods_of_run(folder)) < end
     variables = train_central(trainer, mesh, folder, seed=seed)
-    apply, network = trainer.network_apply, trainer.network(variables)
-    networks = Networks(network, apply, None, apply)
+    apply, network = trainer.apply_global, trainer.global_model(variables)
+    networks = TrainedModels(network, apply, None, apply)
     found = saved_and_evaluated(experiment, trainer, networks, folder)
     if is_new:
-        show_at_end(folder, end - 1, named(found))
+        show_at_end(folder, end - 1, with_prefix(found))
     return variables, found
 
 
 def saved_and_evaluated(
     experiment: Experiment,
-    trainer: Federated | Central,
-    networks: Networks,
+    trainer: FederatedTrainer | CentralTrainer,
+    networks: TrainedModels,
     folder: pathlib.Path,
 ) -> dict[str, Evaluation]:
     """Leave a stage's model in its folder, and say what every evaluator finds."""
@@ -143,61 +229,66 @@ def saved_and_evaluated(
 
 
 def evaluate(
-    evaluators: Mapping[str, Evaluator], networks: Networks
+    evaluators: Mapping[str, Evaluator], networks: TrainedModels
 ) -> dict[str, Evaluation]:
     """What every evaluator finds."""
     return {name: of.evaluate(networks) for name, of in evaluators.items()}
 
 
 def run_federated(
-    experiment: Experiment, trainer: Federated, before: PyTree, folder: pathlib.Path
+    experiment: Experiment,
+    trainer: FederatedTrainer,
+    before: PyTree,
+    folder: pathlib.Path,
 ) -> tuple[PyTree, Evaluations]:
     """Train one method from `before`, or read its end: (its network, evaluations)."""
     federation, evaluators = experiment.federation, experiment.task.evaluators
-    begun = begin(experiment, trainer, before, folder)
+    begun = start_stage(experiment, trainer, before, folder)
     sim, first, last = begun.sim, begun.first, begun.last_round
     server, store = begun.server, begun.store
-    view = lambda server: networks_of(experiment, trainer, sim, server, store)
+    view = lambda server: trained_models(experiment, trainer, sim, server, store)
     rounds = federation.rounds
-    period = loop.Period(federation.evaluate_every, federation.checkpoint_every)
+    period = loop.Intervals(federation.evaluate_every, federation.checkpoint_every)
     parts = [(sim, first, rounds)]
     if last:
-        parts.append((last_simulation(sim, last), max(first, rounds), rounds + 1))
-    end = end_of(trainer, rounds)
+        parts.append((final_simulation(sim, last), max(first, rounds), rounds + 1))
+    end = read_end(trainer, rounds)
     if first < end:
         forget_model(folder)
     with (
         open_client_log(folder, first) as clients,
         open_sinks(folder, folder.name, end, first) as sinks,
     ):
-        judge = in_rounds(experiment, trainer, sim)
-        to = loop.Keeper(store, begun.checkpointer, judge, sinks, clients, period)
+        judge = evaluators_during_training(experiment, trainer, sim)
+        to = loop.RunOutputs(store, begun.checkpointer, judge, sinks, clients, period)
         for part, first_round, num_rounds in parts:
             server = loop.train(part, server, to, first_round, num_rounds)
         store.keep_newest()  # the last checkpoint is whole
         found = saved_and_evaluated(experiment, trainer, view(server), folder)
     begun.checkpointer.close()
     if first < end:  # what is judged in rounds is there already
-        late = {x: of for x, of in found.items() if not evaluators[x].in_rounds}
-        show_at_end(folder, end - 1, named(late))
-    found = with_costs(found, evaluators, rows_of(folder), begun, rounds)
-    network = trainer.network(server) if trainer.network else None
+        late = {x: of for x, of in found.items() if not evaluators[x].during_training}
+        show_at_end(folder, end - 1, with_prefix(late))
+    found = with_costs(found, evaluators, methods_of_run(folder), begun, rounds)
+    network = trainer.global_model(server) if trainer.global_model else None
     return network, found
 
 
-def in_rounds(experiment: Experiment, trainer: Federated, sim) -> Callable:
+def evaluators_during_training(
+    experiment: Experiment, trainer: FederatedTrainer, sim
+) -> Callable:
     """(server, store) -> {"evaluator/metric": value} of what is judged in rounds."""
     evaluators = experiment.task.evaluators.items()
-    between = {name: of for name, of in evaluators if of.in_rounds}
+    between = {name: of for name, of in evaluators if of.during_training}
 
     def judge(server, store):
-        networks = networks_of(experiment, trainer, sim, server, store)
-        return named(evaluate(between, networks))
+        networks = trained_models(experiment, trainer, sim, server, store)
+        return with_prefix(evaluate(between, networks))
 
     return judge
 
 
-def named(found: Evaluations) -> dict[str, float]:
+def with_prefix(found: Evaluations) -> dict[str, float]:
     """{"evaluator/metric": value}."""
     return {
         f"{name}/{metric}": value
@@ -206,27 +297,29 @@ def named(found: Evaluations) -> dict[str, float]:
     }
 
 
-def networks_of(
-    experiment: Experiment, trainer: Federated, sim, server: PyTree, store: Store
-) -> Networks:
+def trained_models(
+    experiment: Experiment, trainer: FederatedTrainer, sim, server: PyTree, store: Store
+) -> TrainedModels:
     """The server's network and every client's own, on the whole mesh."""
     mesh = experiment.mesh
     variables, of_client, of_new = None, None, None
-    if trainer.network:
-        variables = onto(mesh, trainer.network(server))
+    if trainer.global_model:
+        variables = put_on_mesh(mesh, trainer.global_model(server))
     if jax.tree.leaves(store.template) or variables is None:
-        of_client, of_new = own_networks(mesh, trainer, server, sim.key, store)
-    return Networks(variables, trainer.network_apply, of_client, trainer.apply, of_new)
+        of_client, of_new = client_models(mesh, trainer, server, sim.key, store)
+    return TrainedModels(
+        variables, trainer.apply_global, of_client, trainer.apply, of_new
+    )
 
 
-def own_networks(
-    mesh: Mesh, trainer: Federated, server: PyTree, key: jax.Array, store: Store
+def client_models(
+    mesh: Mesh, trainer: FederatedTrainer, server: PyTree, key: jax.Array, store: Store
 ) -> tuple[Callable[[int], PyTree], Callable[[int], PyTree]]:
     """Variables of networks, client -> its own, number -> that of one outside.
 
     The former is what a client's personal row says.
     """
-    server, key = onto(mesh, (server, key))
+    server, key = put_on_mesh(mesh, (server, key))
 
     def first_row(client):
         own = first_personal_key(client_key(key, client))
@@ -235,7 +328,7 @@ def own_networks(
     def of_client(client):
         rows, is_new = store.gather(np.array([client]))
         row = jax.tree.map(lambda x: x[0], rows)
-        row = meshes.put(row, meshes.replicated(mesh))
+        row = meshes.put_global(row, meshes.replicated(mesh))
         if is_new[0]:  # never drawn: what it would start from
             row = first_row(client)
         return trainer.algorithm.personalize(server, row)
@@ -250,7 +343,7 @@ def own_networks(
 @contextlib.contextmanager
 def open_client_log(folder: pathlib.Path, first: int):
     """clients.jsonl of one stage, None but in the first process."""
-    if not meshes.is_first():
+    if not meshes.is_first_process():
         yield None
         return
     with contextlib.closing(

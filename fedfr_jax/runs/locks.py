@@ -45,7 +45,7 @@ def lock_to_read(folder: pathlib.Path) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
     try:
         _lock(file, folder, fcntl.LOCK_SH, waits=False)
-    except NoLocks:
+    except LocksUnsupported:
         pass
     except BaseException:
         file.close()
@@ -53,17 +53,17 @@ def lock_to_read(folder: pathlib.Path) -> contextlib.AbstractContextManager:
     return file
 
 
-def mark_of(folder: pathlib.Path) -> str | None:
+def lock_mark(folder: pathlib.Path) -> str | None:
     """What the lock of a folder says; None without one."""
     path = folder / LOCK
     return path.read_text(errors="replace") if path.is_file() else None
 
 
-class InUse(ValueError):
+class RunInUse(ValueError):
     """Another process has the lock."""
 
 
-class NoLocks(ValueError):
+class LocksUnsupported(ValueError):
     """The file system cannot lock."""
 
 
@@ -71,11 +71,11 @@ def _lock(file, folder, kind, waits):
     try:
         fcntl.flock(file, kind | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
-        raise InUse(
+        raise RunInUse(
             f"{folder} must be used by one process, got two: wait for the other."
         ) from None
     except OSError as error:
-        raise NoLocks(
+        raise LocksUnsupported(
             f"{folder} must be on a file system that can lock files, got {error}: take "
             "another --workdir, or mount that one with locks."
         ) from error

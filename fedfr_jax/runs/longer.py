@@ -5,14 +5,14 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.central.settings import rate_of
+from fedfr_jax.central.settings import scaled_learning_rate
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.types import Central, Stage
+from fedfr_jax.types import CentralTrainer, Stage
 
 DEFAULTS = Federation._field_defaults
 
 
-def length_before(stage: Stage, before: Mapping, now: Mapping) -> int | None:
+def previous_length(stage: Stage, before: Mapping, now: Mapping) -> int | None:
     """Rounds or epochs that a stage was to train for, where it now is to train longer.
 
     None where its settings `before` and `now`, as of `settings_of`, differ in anything
@@ -27,19 +27,21 @@ def length_before(stage: Stage, before: Mapping, now: Mapping) -> int | None:
     return length if is_alike else None
 
 
-def why_anew(stage: Stage, length: int) -> str:
+def restart_reason(stage: Stage, length: int) -> str:
     """Why a stage of so many rounds or epochs cannot go on; "" where it can.
 
     One that goes on ends as one that was to train longer from its beginning.
     """
     trainer = stage.trainer
-    if not isinstance(trainer, Central):
-        is_last = trainer.last_round is not None
+    if not isinstance(trainer, CentralTrainer):
+        is_last = trainer.final_adaptation is not None
         return "its last round has adapted the clients" if is_last else ""
     settings = trainer.settings
     steps = jnp.arange(length * (trainer.num_rows // settings.batch_size))
     then, now = (
-        jax.vmap(rate_of(settings._replace(epochs=epochs), trainer.num_rows))(steps)
+        jax.vmap(
+            scaled_learning_rate(settings._replace(epochs=epochs), trainer.num_rows)
+        )(steps)
         for epochs in (length, settings.epochs)
     )
     return "" if (then == now).all() else "its learning rates depend on all epochs"
@@ -47,6 +49,6 @@ def why_anew(stage: Stage, length: int) -> str:
 
 def _place(stage, settings):
     """Section and key of how long a stage trains."""
-    if not isinstance(stage.trainer, Central):
+    if not isinstance(stage.trainer, CentralTrainer):
         return "federation", "rounds"
     return ("row" if "epochs" in (settings["row"] or {}) else "pretrain"), "epochs"

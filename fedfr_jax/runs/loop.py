@@ -13,15 +13,20 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfr_jax.federated.finite import check_number, check_state
-from fedfr_jax.federated.simulation import Outcome, Simulation, open_store, play
+from fedfr_jax.federated.simulation import (
+    RoundLog,
+    Simulation,
+    open_store,
+    simulate_round,
+)
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.sweep import Sweep, member, play_sweep
+from fedfr_jax.federated.sweep import Sweep, member, run_sweep_round
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.first_calls import FirstCall
+from fedfr_jax.runs.compile_time import CompileTimer
 from fedfr_jax.types import PyTree
 
 
-class Period(NamedTuple):
+class Intervals(NamedTuple):
     """How often things are due, in rounds; 0 is only after the last one."""
 
     evaluate_every: int = 0
@@ -33,7 +38,7 @@ def is_due(every: int, round: int, last: int) -> bool:
     return round == last or (every > 0 and (round + 1) % every == 0)
 
 
-class Keeper(NamedTuple):
+class RunOutputs(NamedTuple):
     """Where the rounds of a run go."""
 
     store: Store
@@ -42,21 +47,21 @@ class Keeper(NamedTuple):
     evaluate: Callable[[PyTree, Store], dict[str, float]]
     sinks: Sequence[Callable] = ()  # take (round, {name: number})
     client_log: Callable | None = None  # takes (round, {name: [K] list})
-    period: Period = Period()
+    period: Intervals = Intervals()
 
 
-class Resumed(NamedTuple):
+class RestoredRun(NamedTuple):
     """Where a run goes on."""
 
     server: PyTree
     store: Store
     checkpointer: Checkpointer
-    first: int  # the round to play next
+    next_round: int  # the round to play next
 
 
 def resume(
     sim: Simulation, server: PyTree, folder, *, is_read_only: bool = False
-) -> Resumed:
+) -> RestoredRun:
     """State at the newest whole checkpoint under `folder`, or the given start.
 
     Args:
@@ -76,11 +81,11 @@ def resume(
         protected=checkpointer.steps(),
         is_read_only=is_read_only,
     )
-    return Resumed(server, store, checkpointer, first)
+    return RestoredRun(server, store, checkpointer, first)
 
 
 def train(
-    sim: Simulation, server: PyTree, to: Keeper, first_round: int, num_rounds: int
+    sim: Simulation, server: PyTree, to: RunOutputs, first_round: int, num_rounds: int
 ) -> PyTree:
     """Play rounds first_round..num_rounds-1; returns the last server.
 
@@ -89,29 +94,35 @@ def train(
         round, client, metric or leaf, and the checkpoint to go back to.
     """
     store, checkpointer = to.store, to.checkpointer
-    facts = _stage(checkpointer), server, store.template, sim.feed.batch_size, sim.lanes
-    first_call = FirstCall(to.sinks, sim.mesh, *facts)
+    facts = (
+        _stage(checkpointer),
+        server,
+        store.template,
+        sim.batching.batch_size,
+        sim.lanes,
+    )
+    first_call = CompileTimer(to.sinks, sim.mesh, *facts)
     for round in range(first_round, num_rounds):
         started = time.perf_counter()
         if round == first_round:
             first_call.begin()
         with _names_round(round, checkpointer):
-            server, outcome = play(sim, server, store, round)
+            server, outcome = simulate_round(sim, server, store, round)
         seconds = time.perf_counter() - started
-        first_call.took(seconds)
+        first_call.record(seconds)
         more = {"seconds": seconds}
-        if sim.source.is_streamed:
-            more["seconds_waiting_for_input"] = outcome.waited
-        keep(to, round, num_rounds - 1, server, outcome, more)
+        if sim.data.is_streamed:
+            more["seconds_waiting_for_input"] = outcome.input_wait_seconds
+        save_round(to, round, num_rounds - 1, server, outcome, more)
     return server
 
 
-def keep(
-    to: Keeper,
+def save_round(
+    to: RunOutputs,
     round: int,
     last: int,
     server: PyTree,
-    outcome: Outcome,
+    outcome: RoundLog,
     more: Mapping[str, float],
 ) -> None:
     """Write down what a round has left: its numbers, `more`, a checkpoint when due."""
@@ -123,7 +134,7 @@ def keep(
     for sink in to.sinks:
         sink(round, scalars)
     if to.client_log:
-        to.client_log(round, by_client(outcome))
+        to.client_log(round, per_client_rows(outcome))
     if to.checkpointer and is_due(to.period.checkpoint_every, round, last):
         with _names_round(round, to.checkpointer):
             to.store.flush(round + 1)
@@ -131,18 +142,18 @@ def keep(
 
 
 def train_sweep(
-    runs: Sweep, servers: PyTree, to: Sequence[Keeper], first_round: int, num_rounds
+    runs: Sweep, servers: PyTree, to: Sequence[RunOutputs], first_round: int, num_rounds
 ) -> PyTree:
     """`train` of the S members of a sweep, [S, ...] servers; a member fails all."""
     stores = [one.store for one in to]
     for round in range(first_round, num_rounds):
         started = time.perf_counter()
         with _names_round(round, to[0].checkpointer):
-            servers, outcomes = play_sweep(runs, servers, stores, round)
+            servers, outcomes = run_sweep_round(runs, servers, stores, round)
         own = [member(servers, s) for s in range(len(to))]
         share = {"seconds": (time.perf_counter() - started) / len(to)}
         for one, server, outcome in zip(to, own, outcomes, strict=True):
-            keep(one, round, num_rounds - 1, server, outcome, share)
+            save_round(one, round, num_rounds - 1, server, outcome, share)
     return servers
 
 
@@ -150,7 +161,7 @@ def train_sweep(
 def _names_round(round, checkpointer):
     """Say which round a full disk or a bad row has stopped, and what is left."""
     try:
-        with _advises(checkpointer):
+        with _with_advice(checkpointer):
             yield
     except OSError as error:
         last = checkpointer.latest() if checkpointer else None
@@ -161,16 +172,16 @@ def _names_round(round, checkpointer):
         ) from error
 
 
-def by_client(outcome: Outcome) -> dict[str, np.ndarray]:
+def per_client_rows(outcome: RoundLog) -> dict[str, np.ndarray]:
     """Each client's numbers of a round, [K] per name in the cohort's order."""
     return {
         "client": outcome.ids,
-        "added_examples": outcome.num_extra,
+        "added_examples": outcome.num_added,
         **outcome.metrics,
     }
 
 
-def summarize(outcome: Outcome) -> dict[str, float]:
+def summarize(outcome: RoundLog) -> dict[str, float]:
     """A round's numbers: means over clients that took a step and count."""
     has_step = outcome.metrics["steps"] > 0
     dropped = outcome.metrics.get("dropped", np.zeros(len(has_step)))
@@ -181,11 +192,11 @@ def summarize(outcome: Outcome) -> dict[str, float]:
     }
     if "dropped" in outcome.metrics:
         scalars["dropped"] = float(dropped.sum())  # clients
-    if outcome.num_extra.any():
-        scalars["added_examples"] = float(outcome.num_extra.mean())
-        scalars["added_examples_min"] = float(outcome.num_extra.min())
-        scalars["added_examples_max"] = float(outcome.num_extra.max())
-    plan = outcome.plan
+    if outcome.num_added.any():
+        scalars["added_examples"] = float(outcome.num_added.mean())
+        scalars["added_examples_min"] = float(outcome.num_added.min())
+        scalars["added_examples_max"] = float(outcome.num_added.max())
+    plan = outcome.schedule
     scalars["clients_without_step"] = float((~has_step).sum())
     scalars["padded_over_useful"] = plan.executed_steps / max(plan.useful_steps, 1)
     return scalars
@@ -194,14 +205,14 @@ def summarize(outcome: Outcome) -> dict[str, float]:
 def check_epoch(scalars, state: PyTree, epoch: int, checkpointer) -> None:
     """Raise FloatingPointError for a bad number of a central epoch or its end."""
     where = f"epoch {epoch + 1}"
-    with _advises(checkpointer):
+    with _with_advice(checkpointer):
         for name, value in scalars.items():
             check_number(name, value, where)
         check_state(state, where)
 
 
 @contextlib.contextmanager
-def _advises(checkpointer: Checkpointer | None):
+def _with_advice(checkpointer: Checkpointer | None):
     """Say to which checkpoint a bad number leaves to go back."""
     try:
         yield

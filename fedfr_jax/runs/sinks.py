@@ -1,4 +1,8 @@
-"""Where a run's numbers go: a sink takes (round, {name: number}) and is closed once.
+"""Sinks of a run's numbers: files, TensorBoard, the console.
+
+Live progress of a run: the sink that a person reads.
+
+Where a run's numbers go: a sink takes (round, {name: number}) and is closed once.
 
 A sink is given rounds from 0, as the loop has them; in all that it writes they count
 from 1.
@@ -16,15 +20,97 @@ import math
 import os
 import pathlib
 import re
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
-from fedfr_jax import drafts
+from fedfr_jax import files
 from fedfr_jax import mesh as meshes
 from fedfr_jax.json_files import read_json_lines
-from fedfr_jax.runs.console import ConsoleSink
+
+
+class ConsoleSink:
+    """Live progress: a bar on a terminal, plain lines anywhere else."""
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        name: str = "rounds",
+        metrics: tuple[str, ...] = (),
+        every_seconds: float = 1.0,
+        console: Any = None,
+    ):
+        """Start the clock and, on a terminal, the bar.
+
+        Args:
+          total: rounds of the whole run.
+          name: what is running.
+          metrics: names to show, in this order; () shows all.
+          every_seconds: least time between two plain lines; the last round is always
+            shown.
+          console: a rich Console; None takes standard output.
+        """
+        from rich.console import Console
+
+        self._console = console or Console()
+        self._total, self._name, self._metrics = total, name, metrics
+        self._every, self._last = every_seconds, -math.inf
+        self._start = time.monotonic()
+        self._bar = None
+        if self._console.is_terminal:
+            self._bar = _bar(self._console)
+            self._task = self._bar.add_task(name, total=total, numbers="")
+            self._bar.start()
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        names = self._metrics or tuple(scalars)
+        numbers = "  ".join(
+            f"{n} {float(scalars[n]):.4g}" for n in names if n in scalars
+        )
+        if scalars.get("steps") == 0:  # of federated rounds
+            numbers += "  no client took a step: none has a whole batch"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step + 1, numbers=numbers)
+            return
+        now = time.monotonic()
+        if now - self._last < self._every and step + 1 < self._total:
+            return
+        self._last = now
+        self._print(
+            f"{self._name} {step + 1}/{self._total}  {now - self._start:.0f} s"
+            f"  {numbers}".rstrip()
+        )
+
+    def note(self, text: str) -> None:
+        """Say what is going on: in the bar until the next numbers, or on a line."""
+        if self._bar is not None:
+            self._bar.update(self._task, numbers=text, refresh=True)
+        else:
+            self._print(f"{self._name}  {text}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _bar(console):
+    from rich import progress
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[numbers]}", markup=False),
+        console=console,
+    )
 
 
 class Sink(Protocol):
@@ -126,8 +212,8 @@ def _summary_writer():
 def tag(name: str) -> str:
     """The name in the letters that TensorBoard takes.
 
-    >>> tag("personalised/tar@far=1e-03")
-    'personalised/tar_at_far_1e-03'
+    >>> tag("personalized/tar@far=1e-03")
+    'personalized/tar_at_far_1e-03'
     """
     return re.sub(r"[^-/\w.]", "_", name.replace("@", "_at_")).strip("/")
 
@@ -165,18 +251,18 @@ def _line(row: Mapping[str, Any]) -> str:
 def _finite(tree: Mapping[str, Any]) -> dict:
     """The tree as JSON can hold it, with the paths of what it cannot hold."""
     notes = {}
-    plain = _plain(tree, "", notes)
+    plain = _to_json(tree, "", notes)
     return plain | {"not_finite": notes} if notes else plain
 
 
-def _plain(value: Any, path: str, notes: dict[str, str]) -> Any:
+def _to_json(value: Any, path: str, notes: dict[str, str]) -> Any:
     if isinstance(value, Mapping):
         return {
-            str(key): _plain(item, f"{path}.{key}" if path else str(key), notes)
+            str(key): _to_json(item, f"{path}.{key}" if path else str(key), notes)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{path}.{i}", notes) for i, item in enumerate(value)]
+        return [_to_json(item, f"{path}.{i}", notes) for i, item in enumerate(value)]
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, os.PathLike):
@@ -187,7 +273,7 @@ def _plain(value: Any, path: str, notes: dict[str, str]) -> Any:
             raise TypeError(f"{path} must be a number or text, got {type(value)}.")
         if array.dtype.kind in "biuf" and np.isfinite(array).all():
             return array.tolist()  # at once: there may be a number per client
-        return _plain(array.tolist(), path, notes)
+        return _to_json(array.tolist(), path, notes)
     if math.isfinite(value):
         return float(value)
     notes[path] = str(float(value))
@@ -196,8 +282,8 @@ def _plain(value: Any, path: str, notes: dict[str, str]) -> Any:
 
 def write_text(path: pathlib.Path, text: str) -> None:
     """Write a file whole, in the first process."""
-    if meshes.is_first():
-        drafts.write_text(path, text)
+    if meshes.is_first_process():
+        files.write_text(path, text)
 
 
 @contextlib.contextmanager
@@ -217,7 +303,7 @@ def open_sinks(
       first: the round to come.
       shown: numbers of the live progress; () shows all.
     """
-    if not meshes.is_first():
+    if not meshes.is_first_process():
         yield []
         return
     sinks = [
@@ -236,7 +322,7 @@ def show_at_end(folder: pathlib.Path, step: int, scalars: Mapping[str, float]) -
 
     The round's line of metrics.jsonl is written before, and summary.json has it.
     """
-    if not meshes.is_first() or not scalars:
+    if not meshes.is_first_process() or not scalars:
         return
     end = TensorBoardSink(folder / "tensorboard", suffix=".end")
     with contextlib.closing(end) as sink:

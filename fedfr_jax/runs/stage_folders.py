@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from fedfr_jax import digest_json
 from fedfr_jax.runs.aside import set_aside
-from fedfr_jax.runs.longer import length_before, why_anew
-from fedfr_jax.runs.stage_settings import first_difference, settings_of
+from fedfr_jax.runs.longer import previous_length, restart_reason
+from fedfr_jax.runs.stage_config import first_difference, stage_config
 from fedfr_jax.tasks.places import without_places
 from fedfr_jax.types import Stage
 
@@ -70,7 +70,7 @@ def arrange(
     Raises:
       ValueError: when nothing of what is trained would be kept: another run's folder.
     """
-    wanted = {name: settings_of(name, stages, new) for name in stages}
+    wanted = {name: stage_config(name, stages, new) for name in stages}
     kept = {name: _kept_settings(workdir, name, stages, old) for name in stages}
     changes = _changes(workdir, stages, kept, wanted, {*restart})
     lost, stay = changes.trained & changes.anew, changes.trained - changes.anew
@@ -83,14 +83,14 @@ def arrange(
         raise another_run(workdir, *difference, _reasons(changes))
     agree([*(workdir / name for name in sorted(stay)), *changes.back.values()])
     for name in changes.anew:
-        _put_away(workdir / name, kept[name])
+        _set_aside(workdir / name, kept[name])
         if name in changes.back:
             changes.back[name].rename(workdir / name)
     for name in stages:
         _adopt(workdir / name, wanted[name])
     if lost or changes.touched or changes.back:
         lost -= changes.back.keys()
-        text = _says(stages, stay, lost, changes.back, difference)
+        text = _change_text(stages, stay, lost, changes.back, difference)
         print(text + _reasons(changes), flush=True)
     if unknown := [name for name in stages if name in stay and kept[name] is None]:
         print(
@@ -133,10 +133,10 @@ def _reasons(changes) -> str:
 
 def _note_of_longer(stage, before, now) -> str:
     """What becomes of a stage that is to train longer; "" for any other change."""
-    length = length_before(stage, before, now)
+    length = previous_length(stage, before, now)
     if length is None:
         return ""
-    why = why_anew(stage, length)
+    why = restart_reason(stage, length)
     return f" cannot go on from {length}: {why}" if why else GOES_ON
 
 
@@ -158,7 +158,7 @@ def check_stages(
     Its record says so, or its newest checkpoint, which names their digest.
     """
     for name in stages:
-        folder, wanted = workdir / name, settings_of(name, stages, config)
+        folder, wanted = workdir / name, stage_config(name, stages, config)
         record = read_record(folder)
         kept = without_places(record.get("settings", wanted))
         if found := first_difference(kept, wanted):
@@ -180,7 +180,7 @@ def _kept_settings(workdir, name, stages, old):
     """What a stage was trained with, None where nothing says it."""
     settings = read_record(workdir / name).get("settings")
     if settings is None and old is not None:
-        return settings_of(name, stages, old)
+        return stage_config(name, stages, old)
     return settings and without_places(settings)
 
 
@@ -194,7 +194,7 @@ def _generation(folder, settings):
     return None
 
 
-def _put_away(folder, settings):
+def _set_aside(folder, settings):
     """Set a stage aside with its settings; one without a checkpoint is removed."""
     if is_trained(folder):
         if settings:
@@ -226,7 +226,7 @@ def _named(folder):
     return None
 
 
-def _says(stages, stay, anew, back, difference) -> str:
+def _change_text(stages, stay, anew, back, difference) -> str:
     """One line: why, which stages are kept, taken back and trained anew."""
     listed = lambda names: ", ".join(name for name in stages if name in names) or "none"
     why = "Asked to restart"

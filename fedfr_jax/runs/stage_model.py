@@ -12,9 +12,9 @@ from importlib import metadata
 
 from fedfr_jax import digest_json
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.packing import unpack
+from fedfr_jax.federated.parameter_packing import unpack
 from fedfr_jax.models.saved_model import RECORD, save_model
-from fedfr_jax.types import Central, Evaluation, Federated, PyTree, Task
+from fedfr_jax.types import CentralTrainer, Evaluation, FederatedTrainer, PyTree, Task
 
 CALIBRATION = "calibration"
 ROOT = pathlib.Path(__file__).parents[2]
@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def write_model(
     folder: pathlib.Path,
     task: Task,
-    trainer: Federated | Central,
+    trainer: FederatedTrainer | CentralTrainer,
     variables: PyTree | None,
 ) -> None:
     """Write the model of the stage in `folder`, unless it is there.
@@ -32,7 +32,7 @@ def write_model(
       variables: of the model for everybody; None where there is none.
     """
     variables = meshes.fetch(unpack(variables))  # by every process
-    if not meshes.is_first() or (folder / RECORD).exists():
+    if not meshes.is_first_process() or (folder / RECORD).exists():
         return
     model, how = trainer.model_config, task.preprocessing
     if model is not None:
@@ -55,7 +55,7 @@ def add_calibration(folder: pathlib.Path, found: Mapping[str, Evaluation]) -> No
     """Note in model.json from which cosine on two images are of one class, where the
     evaluation of people that training never saw tells it."""
     roc = found["generic"].curves.get("roc") if "generic" in found else None
-    if roc is None or not meshes.is_first() or not (folder / RECORD).exists():
+    if roc is None or not meshes.is_first_process() or not (folder / RECORD).exists():
         return
     record = digest_json.read(folder / RECORD)
     if CALIBRATION not in record:
@@ -65,7 +65,7 @@ def add_calibration(folder: pathlib.Path, found: Mapping[str, Evaluation]) -> No
 
 def forget_model(folder: pathlib.Path) -> None:
     """Take the record of a stage away that is about to train."""
-    if meshes.is_first():
+    if meshes.is_first_process():
         (folder / RECORD).unlink(missing_ok=True)
 
 

@@ -17,7 +17,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.json_files import read_json
 from fedfr_jax.runs import locks, stage_folders
 from fedfr_jax.runs.sinks import write_summary
-from fedfr_jax.runs.stage_settings import first_difference, with_followers
+from fedfr_jax.runs.stage_config import first_difference, with_followers
 from fedfr_jax.tasks.places import without_places
 from fedfr_jax.types import Stage
 
@@ -29,13 +29,13 @@ IGNORED = ("desktop.ini", "Thumbs.db")
 IGNORED_SUFFIXES = (".log", ".out", ".err")
 
 
-class Clock:
+class ElapsedTime:
     """Seconds of a run, those of its interrupted starts included."""
 
     def __init__(self, path: pathlib.Path):
         _check_file(path)
         self._path, self._started = path, time.perf_counter()
-        self._before = seconds_in(path)
+        self._before = read_seconds(path)
 
     def note(self) -> float:
         """Total seconds so far, also written down."""
@@ -50,7 +50,7 @@ def _check_file(path):
         raise ValueError(f"{path} must be a file, got a folder: move it away.")
 
 
-def seconds_in(path):
+def read_seconds(path):
     """Those that a file tells; a damaged one, which no result depends on, tells 0."""
     try:
         seconds = float(read_json(path)["seconds"])
@@ -65,7 +65,7 @@ def seconds_in(path):
 
 
 @contextlib.contextmanager
-def claim_for_all(
+def claim_on_all_processes(
     workdir: pathlib.Path,
     config: str,
     stages: Mapping[str, Stage] | None = None,
@@ -77,8 +77,8 @@ def claim_for_all(
 ) -> Iterator[None]:
     """`claim` by the first of several processes."""
     with contextlib.ExitStack() as stack:
-        with meshes.first_before_others("work folder"):
-            if meshes.is_first():
+        with meshes.first_process_first("work folder"):
+            if meshes.is_first_process():
                 lock = claim(
                     workdir,
                     config,
@@ -160,7 +160,7 @@ def check_contents(folder: pathlib.Path, mark: str, sign: str) -> None:
 
 
 def _is_marked(folder, mark, sign):
-    found = locks.mark_of(folder)
+    found = locks.lock_mark(folder)
     if found:
         return found == mark
     if found is not None and (folder / CONFIG).exists():  # of an earlier version

@@ -1,11 +1,20 @@
 """Scaling laws: fitted to a table of runs, with intervals, budgets and a hold-out."""
 
-from fedfr_jax.scaling.fit import Fit, best, fit
 from fedfr_jax.scaling.intervals import hold_out, interval, replicates
-from fedfr_jax.scaling.laws import JOINT, LAWS, POWER, SATURATING, Law, predict
+from fedfr_jax.scaling.laws import (
+    JOINT,
+    LAWS,
+    POWER,
+    SATURATING,
+    Fit,
+    Law,
+    best_fit,
+    fit,
+    predict,
+)
+from fedfr_jax.scaling.report import as_json, markdown
 from fedfr_jax.scaling.study import Study, study
 from fedfr_jax.scaling.table import Points, points, read_rows
-from fedfr_jax.scaling.tell import as_json, markdown
 
 __all__ = [
     "JOINT",
@@ -17,7 +26,7 @@ __all__ = [
     "Points",
     "Study",
     "as_json",
-    "best",
+    "best_fit",
     "fit",
     "hold_out",
     "interval",

@@ -10,11 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.scaling.fit import Fit, coefficients_of, fit, one_thread
-from fedfr_jax.scaling.laws import Coefficients, Law, predict
+from fedfr_jax.scaling.laws import (
+    Coefficients,
+    Fit,
+    Law,
+    fit,
+    get_coefficients,
+    one_thread,
+    predict,
+)
 
 LEVEL = 0.9  # of an interval: share of replicates inside
-DRAWS = 200
+NUM_RESAMPLES = 200
 
 
 class Replicates(NamedTuple):
@@ -27,7 +34,7 @@ class Replicates(NamedTuple):
 class HoldOut(NamedTuple):
     """What the others say of the largest runs."""
 
-    is_held: np.ndarray  # [n] bool
+    is_held_out: np.ndarray  # [n] bool
     fit: Fit  # to the other runs
     predicted: float  # error of the largest size
     low: float  # ends of the interval of the mean error of as many runs there
@@ -41,7 +48,7 @@ class HoldOut(NamedTuple):
 
 
 def replicates(
-    of: Fit, inputs: np.ndarray, *, seed: int = 0, draws: int = DRAWS
+    of: Fit, inputs: np.ndarray, *, seed: int = 0, draws: int = NUM_RESAMPLES
 ) -> Replicates:
     """Fit the law again to `draws` simulated sets of runs.
 
@@ -74,7 +81,7 @@ def _replicate(of, inputs, expected, variance, key):
     rng, free = np.random.default_rng(key), len(inputs) - of.law.num_coefficients
     sigma = np.sqrt(variance * free / rng.chisquare(free))
     simulated = np.exp(expected + sigma * rng.standard_normal(len(inputs)))
-    return coefficients_of(of.law, inputs, simulated, num_starts=1), sigma
+    return get_coefficients(of.law, inputs, simulated, num_starts=1), sigma
 
 
 def interval(values: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +96,12 @@ def band(of: Replicates, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def hold_out(
-    law: Law, inputs: np.ndarray, errors: np.ndarray, *, seed: int = 0, draws=DRAWS
+    law: Law,
+    inputs: np.ndarray,
+    errors: np.ndarray,
+    *,
+    seed: int = 0,
+    draws=NUM_RESAMPLES,
 ) -> HoldOut:
     """Fit without the largest runs, those of the largest product of inputs.
 
@@ -107,7 +119,7 @@ def hold_out(
     noise = np.exp(sigmas * rng.standard_normal(draws))
     low, high = interval(predict(of.coefficients, largest)[:, 0] * noise)
     return HoldOut(
-        is_held=is_held,
+        is_held_out=is_held,
         fit=others,
         predicted=float(predict(others.coefficients, largest)[0]),
         low=float(low),

@@ -1,16 +1,31 @@
-"""Laws of an error that falls as networks and data sets grow.
+"""Scaling laws of an error that falls with model and data size, and their fit.
+
+Laws of an error that falls as networks and data sets grow.
 
 Each is L = E + sum over j of A_j x_j^-alpha_j, where x is the number of parameters N,
 perhaps with the number of images D (Hoffmann et al., Training Compute-Optimal Large
 Language Models, 2022, equation 2). A pure power law has one term and no offset E
 (Kaplan et al., Scaling Laws for Neural Language Models, 2020, equation 1.1).
+
+A law fitted to runs: Huber loss on log residuals, variable projection, L-BFGS.
+
+For given exponents a law is linear in its other coefficients, so that a grid over the
+exponents alone with a non-negative least-squares solve at each finds where to start
+(variable projection; Czech et al., Problems with Chinchilla Approach 2, arXiv
+2603.22339). L-BFGS then minimizes sum Huber(log predicted - log measured) over all
+coefficients (Hoffmann et al., 2022, approach 3). The sum is in units of delta squared:
+unscaled it is so small that L-BFGS stops early (Besiroglu et al., Chinchilla Scaling: A
+Replication Attempt, arXiv 2404.10102).
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import minimize, nnls
+from threadpoolctl import threadpool_limits
 
 
 class Law(NamedTuple):
@@ -37,8 +52,8 @@ JOINT = Law("joint", 2, True)
 LAWS: Mapping[str, Law] = MappingProxyType(
     {law.name: law for law in (POWER, SATURATING, JOINT)}
 )
-LEAST_SIZES = 3  # different values of each input
-LEAST_FACTOR = 1e-300  # of a term that the runs do not show; its logarithm exists
+MIN_SIZES = 3  # different values of each input
+MIN_FACTOR = 1e-300  # of a term that the runs do not show; its logarithm exists
 
 
 class Coefficients(NamedTuple):
@@ -80,9 +95,9 @@ def check_points(law: Law, inputs: np.ndarray, errors: np.ndarray) -> None:
             f"got {found}."
         )
     fewest = min(len(np.unique(column)) for column in inputs.T)
-    if fewest < LEAST_SIZES:
+    if fewest < MIN_SIZES:
         raise ValueError(
-            f"a {law.name} law must have {LEAST_SIZES} different values of each size, "
+            f"a {law.name} law must have {MIN_SIZES} different values of each size, "
             f"got {fewest}."
         )
     if law.num_inputs > 1 and abs(np.corrcoef(np.log(inputs).T)[0, 1]) > 0.999:
@@ -90,3 +105,151 @@ def check_points(law: Law, inputs: np.ndarray, errors: np.ndarray) -> None:
             "a joint law must have parameters and data that vary apart, got one that "
             "is a power of the other."
         )
+
+
+DELTA = 1e-3  # where the Huber loss goes from squares to absolute values
+WIDER = (100.0, 10.0, 1.0)  # deltas to begin with, in DELTA: they lead to the corner
+EXPONENTS = (1e-3, 20.0)  # of laws with several terms
+NUM_STARTS = 3
+EXACT = 1e-9  # mean log residual that counts as none
+
+
+class Fit(NamedTuple):
+    """A fitted law."""
+
+    law: Law
+    coefficients: Coefficients
+    residuals: np.ndarray  # [n] log measured - log predicted
+    aic: float  # under Laplace's errors, see `criteria`
+    aicc: float  # infinite where the points are too few for it
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean squared log residual: about a relative error."""
+        return float(np.sqrt(np.mean(self.residuals**2)))
+
+
+def fit(
+    law: Law, inputs: np.ndarray, errors: np.ndarray, *, delta: float = DELTA
+) -> Fit:
+    """Fit a law to n runs.
+
+    Args:
+      inputs: [n, d] parameters, perhaps with images, as `law` has it.
+      errors: [n] positive, smaller is better.
+      delta: log residual from which on a run counts by its absolute residual.
+
+    Raises:
+      ValueError: as `check_points`.
+    """
+    inputs, errors = np.asarray(inputs, float), np.asarray(errors, float)
+    check_points(law, inputs, errors)
+    with one_thread():
+        found = get_coefficients(law, inputs, errors, delta=delta)
+    residuals = np.log(errors) - np.log(predict(found, inputs))
+    return Fit(law, found, residuals, *criteria(law, residuals))
+
+
+def one_thread() -> threadpool_limits:
+    """A context for many tiny matrices, where threads mostly wait for each other."""
+    return threadpool_limits(1, user_api="blas")
+
+
+def best_fit(fits: Sequence[Fit]) -> Fit:
+    """The fit of least AICc; where it has none, the one of fewest coefficients."""
+    return min(fits, key=lambda of: (of.aicc, of.law.num_coefficients))
+
+
+def criteria(law: Law, residuals: np.ndarray) -> tuple[float, float]:
+    """Akaike's criterion and its correction for few points.
+
+    The errors' likelihood is Laplace's, whose maximum the Huber loss finds but for its
+    rounded corner; their scale is one more coefficient.
+    """
+    n, k = len(residuals), law.num_coefficients + 1
+    scale = max(np.abs(residuals).mean(), EXACT)
+    aic = 2 * n * (np.log(2 * scale) + 1) + 2 * k
+    room = n - k - 1
+    return aic, aic + 2 * k * (k + 1) / room if room > 0 else np.inf
+
+
+def get_coefficients(
+    law: Law,
+    inputs: np.ndarray,
+    errors: np.ndarray,
+    *,
+    delta: float = DELTA,
+    num_starts: int = NUM_STARTS,
+) -> Coefficients:
+    """The coefficients of `fit`, of points that have been checked."""
+    logs = np.log(inputs)
+    center = logs.mean(0)
+    logs, target = logs - center, np.log(errors)
+    starts = _starts(law, logs, target)[:num_starts]
+    ends = [_polish(law, logs, target, start, delta) for start in starts]
+    theta = min(ends, key=lambda end: end.fun).x
+    exponents, heights, offset = _parts(law, theta)
+    offset = np.exp(offset) if law.has_offset else np.zeros(())
+    heights = heights + exponents * center
+    factors = np.maximum(np.exp(heights), MIN_FACTOR)
+    return Coefficients(exponents, factors, offset)
+
+
+def _parts(law, theta):
+    """Exponents [d], logs of the terms at the center [d], log of the offset []."""
+    d = law.num_inputs
+    return theta[:d], theta[d : 2 * d], theta[-1]
+
+
+def _polish(law, logs, target, theta, delta):
+    """L-BFGS from `theta`, the Huber loss ever narrower."""
+    d, count = law.num_inputs, law.num_coefficients
+    least = EXPONENTS[0] if law.has_offset else -EXPONENTS[1]
+    bounds = [(least, EXPONENTS[1])] * d + [(None, None)] * (count - d)
+    for wider in WIDER:
+        end = minimize(
+            _loss_and_gradient,
+            theta,
+            (law, logs, target, delta * wider),
+            method="L-BFGS-B",
+            jac=True,
+            bounds=bounds,
+            options={"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9},
+        )
+        theta = end.x
+    return end
+
+
+def _loss_and_gradient(theta, law, logs, target, delta):
+    exponents, heights, offset = _parts(law, theta)
+    terms = heights - exponents * logs  # [n, d]
+    if law.has_offset:
+        terms = np.concatenate([terms, np.full((len(terms), 1), offset)], 1)
+    predicted = np.logaddexp.reduce(terms, axis=1)
+    residual = predicted - target
+    inner = np.clip(residual, -delta, delta)
+    shares = np.exp(terms - predicted[:, None])  # of each term in the prediction
+    by_term = inner @ shares
+    by_exponent = -inner @ (shares[:, : law.num_inputs] * logs)
+    loss = inner @ (residual - inner / 2)  # Huber's
+    return loss / delta**2, np.concatenate([by_exponent, by_term]) / delta**2
+
+
+def _starts(law, logs, target) -> list[np.ndarray]:
+    """Where to begin: the best of a grid over exponents, the rest solved for."""
+    if not law.has_offset:
+        slope, height = np.polyfit(logs[:, 0], target, 1)
+        return [np.array([-slope, height])]
+    grid = np.geomspace(0.02, 8.0, 40 if law.num_inputs == 1 else 16)
+    tried = []
+    for exponents in itertools.product(grid, repeat=law.num_inputs):
+        columns = np.exp(-np.array(exponents) * logs - target[:, None])
+        design = np.concatenate([columns, np.exp(-target)[:, None]], 1)
+        solved, missed = nnls(design, np.ones(len(target)))  # relative residuals
+        tried.append((missed, exponents, solved))
+    tried.sort(key=lambda entry: entry[0])
+    floor = np.log(1e-6) + target.min()  # a term of nothing could not grow again
+    return [
+        np.concatenate([exponents, np.log(np.maximum(solved, np.exp(floor)))])
+        for _, exponents, solved in tried
+    ]

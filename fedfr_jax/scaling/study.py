@@ -1,24 +1,116 @@
-"""Every law that a table of runs allows, and why the others do not fit."""
+"""Scaling studies: the laws that a table of runs allows, and budgets.
+
+How to spend a budget of operations: networks of the same cost, and the best of them.
+
+Training takes C = c N^g D operations, c and g fitted to the runs' own: a convolution
+uses a parameter at every pixel, so that C is not 6 N D as for transformers. Under a
+joint law the best N at a given C is in closed form (Hoffmann et al., 2022, equation 4,
+for any g).
+
+Every law that a table of runs allows, and why the others do not fit.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.scaling.budget import Cost, Plan, best_plan, budgets, cost_of, equal_cost
-from fedfr_jax.scaling.fit import Fit, best, fit
 from fedfr_jax.scaling.intervals import (
-    DRAWS,
+    NUM_RESAMPLES,
     HoldOut,
     Replicates,
     hold_out,
     replicates,
 )
-from fedfr_jax.scaling.laws import JOINT, POWER, SATURATING, Law
+from fedfr_jax.scaling.laws import (
+    JOINT,
+    MIN_FACTOR,
+    POWER,
+    SATURATING,
+    Coefficients,
+    Fit,
+    Law,
+    best_fit,
+    fit,
+    predict,
+)
 from fedfr_jax.scaling.table import Points
 
+SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the best N, in a table of equal cost
+H200_DAY = 0.3 * 989e12 * 86_400  # operations in bfloat16 at 30 % of the peak
 
-class Finding(NamedTuple):
+
+class Cost(NamedTuple):
+    """Operations of a training: factor * N^exponent * D."""
+
+    factor: float
+    exponent: float
+
+
+class Plan(NamedTuple):
+    """A network and a data set within a budget."""
+
+    flops: float
+    parameters: float
+    images: float
+    error: float  # as the law predicts
+
+
+def fit_cost(parameters: np.ndarray, images: np.ndarray, flops: np.ndarray) -> Cost:
+    """The cost fitted to n runs by least squares of logs.
+
+    Raises:
+      ValueError: unless the runs have two sizes.
+    """
+    if len(np.unique(parameters)) < 2:
+        raise ValueError(f"parameters must have two values, got {parameters}.")
+    slope, height = np.polyfit(np.log(parameters), np.log(flops / images), 1)
+    return Cost(float(np.exp(height)), float(slope))
+
+
+def best_plan(law: Coefficients, cost: Cost, flops: float) -> Plan:
+    """The network and number of images of least error for `flops` operations.
+
+    Raises:
+      ValueError: where larger networks do not cost more, or the runs do not show that
+        parameters, or images, count.
+    """
+    if min(law.factors) <= MIN_FACTOR:
+        raise ValueError(
+            "a law of budgets must have a term of parameters and one of images, got "
+            f"factors {law.factors.tolist()}."
+        )
+    if cost.exponent <= 0:
+        raise ValueError(f"the cost's exponent must be positive, got {cost.exponent}.")
+    (alpha, beta), (a, b) = law.exponents, law.factors
+    images_of_one = flops / cost.factor  # D at N = 1
+    ratio = np.log(alpha * a) - np.log(beta * cost.exponent * b)
+    logged = (ratio + beta * np.log(images_of_one)) / (alpha + beta * cost.exponent)
+    return plan_for_size(law, cost, flops, float(np.exp(logged)))
+
+
+def plan_for_size(
+    law: Coefficients, cost: Cost, flops: float, parameters: float
+) -> Plan:
+    """The same for a network of the given size."""
+    images = flops / (cost.factor * parameters**cost.exponent)
+    error = predict(law, np.array([[parameters, images]]))[0]
+    return Plan(flops, parameters, images, float(error))
+
+
+def equal_cost_plans(law: Coefficients, cost: Cost, flops: float) -> list[Plan]:
+    """Smaller and larger networks than the best, each for `flops` operations."""
+    best = best_plan(law, cost, flops).parameters
+    return [plan_for_size(law, cost, flops, share * best) for share in SHARES]
+
+
+def budgets(flops: np.ndarray, more: Sequence[float] = ()) -> list[float]:
+    """The powers of ten around what runs took, ten times the largest, and others."""
+    low, high = np.floor(np.log10(flops.min())), np.ceil(np.log10(flops.max()))
+    return sorted({*10.0 ** np.arange(low + 1, high + 2), *more})
+
+
+class SeriesFit(NamedTuple):
     """What the runs of one series say of one definition of size."""
 
     series: str
@@ -29,13 +121,13 @@ class Finding(NamedTuple):
     refused: tuple[str, ...]  # why laws could not be fitted, or nothing held out
     best: Fit | None
     replicates: Replicates | None  # of the best
-    held: HoldOut | None  # by the best law
+    hold_out: HoldOut | None  # by the best law
 
 
 class Budgets(NamedTuple):
     """What a joint law says of budgets."""
 
-    finding: Finding
+    finding: SeriesFit
     cost: Cost
     largest: float  # operations of the largest run: beyond it is extrapolation
     best: list[Plan]  # one per budget
@@ -47,7 +139,7 @@ class Study(NamedTuple):
 
     points: Points
     data: str  # the column that counts as D
-    findings: tuple[Finding, ...]
+    findings: tuple[SeriesFit, ...]
     budgets: tuple[Budgets, ...]
     refused: tuple[str, ...]  # why there are no budgets
 
@@ -57,7 +149,7 @@ def study(
     *,
     data: str = "images",
     seed: int = 0,
-    draws: int = DRAWS,
+    draws: int = NUM_RESAMPLES,
     more_budgets: Sequence[float] = (),
 ) -> Study:
     """Fit every law to every series, by every definition of parameters.
@@ -72,7 +164,7 @@ def study(
     """
     findings, planned, refused = [], [], []
     for series in dict.fromkeys(points.series):
-        own = points.of(np.array([name == series for name in points.series]))
+        own = points.take(np.array([name == series for name in points.series]))
         for axes, laws in _axes(own, data):
             found = _finding(own, series, axes, laws, data, seed, draws)
             findings.append(found)
@@ -117,11 +209,11 @@ def _most_of_the_other(points: Points, axis: str, data: str) -> Points:
         others = list(points.sizes)[:1]
     for name in others:
         values = _column(points, name)
-        points = points.of(values == values.max())
+        points = points.take(values == values.max())
     return points
 
 
-def _finding(points, series, axes, laws, data, seed, draws) -> Finding:
+def _finding(points, series, axes, laws, data, seed, draws) -> SeriesFit:
     """Fit the laws to the inputs `axes`."""
     if len(axes) == 1:
         points = _most_of_the_other(points, axes[0], data)
@@ -132,7 +224,7 @@ def _finding(points, series, axes, laws, data, seed, draws) -> Finding:
             fits.append(fit(law, inputs, points.errors))
         except ValueError as error:
             refused.append(str(error))
-    chosen = best(fits) if fits else None
+    chosen = best_fit(fits) if fits else None
     around = chosen and replicates(chosen, inputs, seed=seed, draws=draws)
     held = None
     if chosen:
@@ -140,7 +232,7 @@ def _finding(points, series, axes, laws, data, seed, draws) -> Finding:
             held = hold_out(chosen.law, inputs, points.errors, seed=seed, draws=draws)
         except ValueError as error:
             refused.append(f"without the largest runs, {error}")
-    return Finding(
+    return SeriesFit(
         series=series,
         axes=axes,
         points=points,
@@ -149,18 +241,18 @@ def _finding(points, series, axes, laws, data, seed, draws) -> Finding:
         refused=tuple(refused),
         best=chosen,
         replicates=around,
-        held=held,
+        hold_out=held,
     )
 
 
-def _budgets(found: Finding, flops: np.ndarray, more: Sequence[float]) -> Budgets:
+def _budgets(found: SeriesFit, flops: np.ndarray, more: Sequence[float]) -> Budgets:
     """Tables of a joint law whose runs took `flops` [n]."""
-    cost = cost_of(*found.inputs.T, flops)
+    cost = fit_cost(*found.inputs.T, flops)
     law, spent = found.best.coefficients, budgets(flops, more)
     return Budgets(
         finding=found,
         cost=cost,
         largest=float(flops.max()),
         best=[best_plan(law, cost, flops) for flops in spent],
-        equal=[equal_cost(law, cost, flops) for flops in spent],
+        equal=[equal_cost_plans(law, cost, flops) for flops in spent],
     )

@@ -10,18 +10,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.data.augment import build_augment, normalize
-from fedfr_jax.data.identities import Names
-from fedfr_jax.data.partition import PARTITIONS, ClientSplit, leave_out
-from fedfr_jax.data.partition.client_split import hold_out_by_name
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.partition import PARTITIONS, ClientPartition, drop_clients
+from fedfr_jax.data.partition.client_partition import hold_out_by_name
+from fedfr_jax.data.partition.identity_assignment import IdentityNames
 from fedfr_jax.data.preprocessing import VECTORS
 from fedfr_jax.data.sources import SOURCES, names_from
+from fedfr_jax.data.stream import Stream, fits_devices, stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.feed import Feed
 from fedfr_jax.models import MODELS, conv
 from fedfr_jax.schema import call, check_choice, choose, naming, with_tuples
-from fedfr_jax.stream import Stream, fits_devices, stream
-from fedfr_jax.types import Augment, Dataset, Part, Preprocessing, Source, Used
+from fedfr_jax.types import Augment, Dataset, DataUsage, Preprocessing, Source, UsedRows
 
 
 def open_data(settings: Mapping) -> Source:
@@ -42,14 +42,14 @@ def open_data(settings: Mapping) -> Source:
     return source._replace(read=named(source.read), masks=masks)
 
 
-def reported(facts: Mapping, text: str, *passed_over: str) -> dict:
+def with_report(facts: Mapping, text: str, *passed_over: str) -> dict:
     """`facts` and `text` of a `Task`, with the files that its sources passed over."""
     if not any(passed_over):
-        return {"facts": facts, "text": text}
+        return {"data_report": facts, "data_report_text": text}
     found = "\n".join(filter(None, passed_over))
     return {
-        "facts": {**facts, "passed_over": found.split("\n")},
-        "text": f"{text}\n{found}",
+        "data_report": {**facts, "passed_over": found.split("\n")},
+        "data_report_text": f"{text}\n{found}",
     }
 
 
@@ -67,15 +67,15 @@ def split(settings: Mapping, source: Source):
             settings[key] = names_from(source.names, value, where)
     check_choice("config.partition.name", settings["name"], sorted(PARTITIONS))
     asked = inspect.signature(PARTITIONS[settings["name"]]).parameters
-    given = {"is_test": source.is_test, "owners": source.owners}
+    given = {"is_test": source.is_test, "owners": source.client_ids}
     if source.stored is not None and source.stored.is_named:
-        given["names"] = Names(source.stored.names, source.names)
+        given["names"] = IdentityNames(source.stored.names, source.names)
     for key, known in given.items():
         if key in asked and known is not None:
             settings.setdefault(key, known)
     parts = choose("partition", PARTITIONS, settings, source.labels)
     is_held_out = "test_fraction" in asked and settings.get("is_test") is None
-    if isinstance(parts, ClientSplit) and is_held_out and "names" in given:
+    if isinstance(parts, ClientPartition) and is_held_out and "names" in given:
         fraction = settings.get("test_fraction", asked["test_fraction"].default)
         drawn = fraction, settings.get("seed", 0)
         return hold_out_by_name(parts, source.labels, given["names"].images, *drawn)
@@ -84,7 +84,7 @@ def split(settings: Mapping, source: Source):
 
 def split_classes(
     settings: Mapping, source: Source, num_unseen: int = 0
-) -> tuple[ClientSplit, ClientSplit]:
+) -> tuple[ClientPartition, ClientPartition]:
     """The config's partition of examples by their classes, iid unless it names another.
 
     Returns:
@@ -96,11 +96,11 @@ def split_classes(
         training image (with its name), no test image or no client.
     """
     parts = split({"name": "iid", **settings}, source)
-    if not isinstance(parts, ClientSplit):
+    if not isinstance(parts, ClientPartition):
         name = settings["name"]
         raise ValueError(f"config.partition.name must split classes, got {name!r}.")
     with naming("config.partition"):
-        parts, unseen = leave_out(parts, num_unseen, seed=settings.get("seed", 0))
+        parts, unseen = drop_clients(parts, num_unseen, seed=settings.get("seed", 0))
     counts = np.bincount(source.labels[parts.train], minlength=len(source.names))
     if not counts.all():
         without = f" without the {num_unseen} unseen_clients" if num_unseen else ""
@@ -114,9 +114,9 @@ def split_classes(
     return parts, unseen
 
 
-def used_of(
-    source: Source, parts: ClientSplit, unseen: ClientSplit | None = None
-) -> Used:
+def data_usage(
+    source: Source, parts: ClientPartition, unseen: ClientPartition | None = None
+) -> DataUsage:
     """The images of a split's clients, and of those that are left out of it."""
     found, first = {}, 0
     for prefix, of in (("", parts), ("unseen ", unseen)):
@@ -127,18 +127,18 @@ def used_of(
             if use == "test":
                 rows, offsets = (of.test, of.test_offsets)
             client = first + np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-            found[prefix + use] = Part(rows, client, source.labels[rows])
+            found[prefix + use] = UsedRows(rows, client, source.labels[rows])
         first += len(of.train_offsets) - 1
-    return Used(source, found)
+    return DataUsage(source, found)
 
 
-def population_of(parts: ClientSplit, num_classes: int) -> Population:
+def build_population(parts: ClientPartition, num_classes: int) -> Population:
     """Where each client's training images are, all of so many classes."""
     offsets = parts.train_offsets.astype(np.int64)
     return Population(offsets, np.broadcast_to(np.int32(num_classes), len(offsets) - 1))
 
 
-def table_of(
+def build_dataset(
     source: Source, rows: np.ndarray, stream_bytes: int | None, **targets
 ) -> Dataset | Stream:
     """Images and labels of source rows [n], on the host or streamed from the source.
@@ -152,7 +152,9 @@ def table_of(
     return stream(lambda i: source.read(rows[i]), targets, memory=stream_bytes)
 
 
-def feed_of(settings, *, drop_last: bool = False, is_images: bool = True) -> Feed:
+def build_batching(
+    settings, *, drop_last: bool = False, is_images: bool = True
+) -> Batching:
     """How batches are made of uint8 images: augmented, mirrored and in [-1, 1].
 
     Vectors are taken as they are.
@@ -169,18 +171,18 @@ def feed_of(settings, *, drop_last: bool = False, is_images: bool = True) -> Fee
                 raise ValueError(
                     f"{key} must be off for data that are no images, got {value}."
                 )
-        return Feed(settings.batch_size, drop_last=drop_last)
-    augment = augment_of(settings.flip, json.dumps(settings.augment))
-    return Feed(settings.batch_size, augment, drop_last=drop_last)
+        return Batching(settings.batch_size, drop_last=drop_last)
+    augment = build_data_augment(settings.flip, json.dumps(settings.augment))
+    return Batching(settings.batch_size, augment, drop_last=drop_last)
 
 
 @functools.cache  # what is compiled knows an augmentation by its functions
-def augment_of(flip: float, listed: str) -> Augment:
+def build_data_augment(flip: float, listed: str) -> Augment:
     """What is `listed`, as JSON, behind a mirror of probability `flip`."""
     return build_augment(json.loads(listed), flip=flip)
 
 
-def preprocessing_of(
+def build_preprocessing(
     settings: Mapping, source: Source, *, pretrains: bool = False
 ) -> Preprocessing:
     """How every network of a config has its images, in training and in evaluation.
@@ -203,7 +205,7 @@ def preprocessing_of(
         if first and found != how:
             of = lambda x: f"mean {x.mean} and std {x.std}"
             raise ValueError(
-                f"config.{key} must normalise images as config.{first} does, by "
+                f"config.{key} must normalize images as config.{first} does, by "
                 f"{of(how)}, got {of(found)}: all networks of a config are evaluated "
                 "on the same images."
             )
@@ -235,7 +237,7 @@ def _normalization(augment: Sequence, key: str) -> dict[str, float | tuple]:
     return with_tuples({"mean": default.mean, "std": default.std, **own})
 
 
-def streams(
+def should_stream(
     federation: Federation, source: Source, parts: Sequence, mesh: Mesh
 ) -> int | None:
     """Bytes that streamed images may take on a device; None has them all on it.
@@ -254,11 +256,11 @@ def streams(
     return int(federation.table_gib * 2**30) if is_streamed else None
 
 
-def other_implementations(settings: Mapping) -> tuple[str, ...]:
+def by_conv_implementation(settings: Mapping) -> tuple[str, ...]:
     """Of convolutions, to be timed: none when the config's model has or names one."""
     known = inspect.signature(MODELS[settings["name"]]).parameters
     is_open = (
         "implementation" in known
         and settings.get("implementation", conv.AUTO) == conv.AUTO
     )
-    return conv.others() if is_open else ()
+    return conv.other_implementations() if is_open else ()

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from fedfr_jax.federated.algorithms.personal import blocks
-from fedfr_jax.federated.algorithms.statistics import batch_norms
+from fedfr_jax.federated.algorithms.batch_stats import batch_norms
+from fedfr_jax.federated.algorithms.personal import top_blocks
 from fedfr_jax.schema import check_keys
 from fedfr_jax.types import Model, PyTree
 
@@ -35,7 +35,7 @@ def leaves_of(
     ((which, value),) = given.items()
     if which == "batch_norms":
         return batch_norms_at(at) if value else ""
-    top = blocks(model.blocks, value, at=at)
+    top = top_blocks(model.blocks, value, at=at)
     if which == "blocks":
         return top
     if not 0 < value < len(model.blocks):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from fedfr_jax.types import Algorithm, Local
+from fedfr_jax.types import Algorithm, LocalTraining
 
 
 class Need(NamedTuple):
@@ -38,9 +38,9 @@ NEEDS = {
 }
 
 
-def needs_of(make: Callable[[Local], Algorithm]) -> tuple[str, ...]:
+def needs_of(make: Callable[[LocalTraining], Algorithm]) -> tuple[str, ...]:
     """`Algorithm.needs` of an algorithm before its loss is known."""
-    return make(Local(loss=None, learning_rate=1.0)).needs
+    return make(LocalTraining(loss=None, learning_rate=1.0)).needs
 
 
 def check_needs(

@@ -12,12 +12,11 @@ import optax
 
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
-from fedfr_jax.federated.local import round_decay, sgd, step_decay
-from fedfr_jax.federated.optimizers import by_block, layer_wise
+from fedfr_jax.federated.local import by_block, layer_wise, round_decay, sgd, step_decay
 from fedfr_jax.schema import check_choice, check_keys, check_kinds, check_ranges, choose
 from fedfr_jax.tasks.needs import NEEDS, check_needs, needs_of
 from fedfr_jax.tasks.renamed import check_renamed
-from fedfr_jax.types import Algorithm, Local
+from fedfr_jax.types import Algorithm, LocalTraining
 
 SOME = (0, math.inf)
 BOUNDS = {  # of the numbers that `local_of` is told; momentum's are of `sgd`
@@ -62,8 +61,8 @@ def algorithm_maker(
     options: Mapping,
     facts: Mapping,
     task: str = "",
-) -> tuple[Callable[[Local], Algorithm], set[str]]:
-    """An algorithm but for its `Local`, and the keys that are its own.
+) -> tuple[Callable[[LocalTraining], Algorithm], set[str]]:
+    """An algorithm but for its `LocalTraining`, and the keys that are its own.
 
     Args:
       name: of a known algorithm, see `algorithm_of`.
@@ -106,7 +105,7 @@ def local_of(
     weight_decay: float = 0.0,
     clip_norm: float = 0.0,
     layer_rates: Mapping = MappingProxyType({}),
-) -> Local:
+) -> LocalTraining:
     """A client's training from plain settings.
 
     The optimizer is made anew in every round, its momentum 0; a momentum that a client
@@ -157,7 +156,7 @@ def local_of(
 
     rate = step_decay(learning_rate, every=decay_epochs)
     rate = round_decay(rate, rounds=tuple(decay_rounds), factor=decay_factor)
-    return Local(loss, clipped if clip_norm else make, rate)
+    return LocalTraining(loss, clipped if clip_norm else make, rate)
 
 
 def _of_optax(name: str, settings: Mapping) -> Callable:

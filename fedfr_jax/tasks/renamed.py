@@ -2,7 +2,7 @@
 
 EQUAL = '"weigh": "equally"'
 RENAMED = {  # algorithm: keys of the method that do the same
-    "centred_clipping": '"aggregation": {"name": "centered_clip", "max_norm": 1.0}, '
+    "centered_clipping": '"aggregation": {"name": "centered_clip", "max_norm": 1.0}, '
     + EQUAL,
     "fedatt": f'"aggregation": "attention", {EQUAL}',
     "norm_clipping": '"aggregation": {"name": "clip_by_global_norm", "max_norm": 1.0}, '

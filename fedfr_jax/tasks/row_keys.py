@@ -7,19 +7,18 @@ from typing import NamedTuple
 import jax
 
 from fedfr_jax.federated.aggregation import build_links, with_aggregation
-from fedfr_jax.federated.algorithms.personal import personal
-from fedfr_jax.federated.algorithms.phases import head_first
-from fedfr_jax.federated.algorithms.statistics import (
-    check_statistics,
-    with_statistics,
+from fedfr_jax.federated.algorithms.batch_stats import (
+    check_batch_stats,
+    with_batch_stats,
 )
-from fedfr_jax.federated.frozen import frozen
-from fedfr_jax.federated.local import moving
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
+from fedfr_jax.federated.algorithms.phases import head_first
+from fedfr_jax.federated.local import freeze_leaves, trainable
 from fedfr_jax.federated.settings import check_epochs
 from fedfr_jax.schema import check_kinds, check_whole
 from fedfr_jax.tasks.leaves import frozen_pattern, leaves_of
 from fedfr_jax.trees import matching
-from fedfr_jax.types import Algorithm, Local, Model, PyTree
+from fedfr_jax.types import Algorithm, LocalTraining, Model, PyTree
 
 
 class Own(NamedTuple):
@@ -33,7 +32,7 @@ class Own(NamedTuple):
     # Of the personal leaves alone at the start of a round, beside the federation's;
     # with fedavg.
     finetune_epochs: int = 0
-    batch_stats: str = "average"  # local or first, see `with_statistics`
+    batch_stats: str = "average"  # local or first, see `with_batch_stats`
     # Links between the clients' updates and their mean, first to last: names, or
     # {"name": ..., settings}, see `fedfr describe aggregation`.
     aggregation: str | Mapping | Sequence = ()
@@ -68,8 +67,8 @@ class Start(NamedTuple):
 
 def composed(
     algorithm: str,
-    make: Callable[[Local], Algorithm],
-    local: Local,
+    make: Callable[[LocalTraining], Algorithm],
+    local: LocalTraining,
     own: Mapping,
     of: Start,
 ) -> Algorithm:
@@ -87,14 +86,14 @@ def composed(
     if epochs := own.get("finetune_epochs", 0):
         local = finetuning_first(local, where, epochs, algorithm, of)
     how = own.get("batch_stats", "average")
-    made = with_statistics(make(local), how)
+    made = with_batch_stats(make(local), how)
     if how != "average":
-        check_statistics(of.shapes)  # some of which may be personal
+        check_batch_stats(of.shapes)  # some of which may be personal
     made = with_aggregation(made, *own.get("aggregation", ()))
-    return personal(made, where, draw=of.draw if own.get("draw") else None)
+    return with_personal_layers(made, where, draw=of.draw if own.get("draw") else None)
 
 
-def with_frozen(local: Local, given: str | Mapping, of: Start) -> Local:
+def with_frozen(local: LocalTraining, given: str | Mapping, of: Start) -> LocalTraining:
     """`local` that does not move what the key `frozen` selects, if anything.
 
     Raises:
@@ -104,11 +103,11 @@ def with_frozen(local: Local, given: str | Mapping, of: Start) -> Local:
     if not pattern:
         return local
     matching(pattern)({"params": of.shapes["params"]})
-    return frozen(local, pattern)
+    return freeze_leaves(local, pattern)
 
 
 def finetuning_first(
-    local: Local, where: str | Callable, epochs: int, algorithm: str, of: Start
+    local: LocalTraining, where: str | Callable, epochs: int, algorithm: str, of: Start
 ) -> Callable:
     """Local training that begins with epochs of the personal leaves alone.
 
@@ -126,5 +125,5 @@ def finetuning_first(
     head = "|".join(f"(?:{part})" for part in (where, of.kept) if part)
     if not head:
         raise ValueError("finetune_epochs must go with personal leaves, got none.")
-    jax.eval_shape(lambda params: moving(head, params)[0], of.shapes["params"])
+    jax.eval_shape(lambda params: trainable(head, params)[0], of.shapes["params"])
     return head_first(local, head=head, epochs=epochs)

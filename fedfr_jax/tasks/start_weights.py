@@ -13,11 +13,11 @@ import numpy as np
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.models.foreign import network_of, variables_of
+from fedfr_jax.models.external_checkpoints import convert_variables, detect_model
 from fedfr_jax.models.saved_model import load_weights, named_arrays
 from fedfr_jax.models.weights import Weights
+from fedfr_jax.scanned_blocks import by_block_name, unstack_like
 from fedfr_jax.schema import check_keys, naming
-from fedfr_jax.stacks import laid_out, named
 from fedfr_jax.types import PyTree
 
 SECTION = "config.pretrain"
@@ -40,23 +40,23 @@ def initialized(variables: PyTree, settings: Mapping) -> PyTree:
     if init is None:
         return variables
     with naming(f"{SECTION}.init"):
-        return with_modules(variables, own_names(load_weights(init)))
+        return with_modules(variables, our_names(load_weights(init)))
 
 
-def own_names(weights: Weights) -> dict[str, np.ndarray]:
+def our_names(weights: Weights) -> dict[str, np.ndarray]:
     """Arrays by names such as params/stem/conv/kernel, of PyTorch's names too."""
     if any(name.startswith("params/") for name in weights.arrays):
         return weights.arrays
-    return named_arrays(variables_of(weights, *network_of(weights)))
+    return named_arrays(convert_variables(weights, *detect_model(weights)))
 
 
 def with_modules(variables: PyTree, arrays: Mapping[str, np.ndarray]) -> PyTree:
     """See `initialized`.
 
     Args:
-      arrays: by our names, see `own_names`.
+      arrays: by our names, see `our_names`.
     """
-    blocks = named(variables)
+    blocks = by_block_name(variables)
     wanted, fits = _leaves(blocks), {}
     for name, leaf in wanted.items():
         is_same = name in arrays and np.shape(arrays[name]) == leaf.shape
@@ -76,14 +76,14 @@ def with_modules(variables: PyTree, arrays: Mapping[str, np.ndarray]) -> PyTree:
             f"weights must have modules of the network, {sorted(fits)}, got "
             f"{sorted(given)[:9]}."
         )
-    if meshes.is_first():
+    if meshes.is_first_process():
         new = ", ".join(sorted(fits.keys() - {*taken})) or "none"
         print(f"Initial weights of {', '.join(taken)}; new are {new}.", flush=True)
     leaf = lambda name, x: jnp.asarray(arrays[name], x.dtype)
     one = lambda path, x: (
         leaf(name, x) if _module(name := trees.path_name(path)) in taken else x
     )
-    return laid_out(jax.tree_util.tree_map_with_path(one, blocks), variables)
+    return unstack_like(jax.tree_util.tree_map_with_path(one, blocks), variables)
 
 
 def _leaves(tree: PyTree) -> dict[str, jax.Array]:

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_patterns, check_training
-from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.data.stream import Stream
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.settings import AUTO, Federation
 from fedfr_jax.schema import call, check_choice, check_keys, naming
-from fedfr_jax.stream import Stream
-from fedfr_jax.tasks.contrast import contrasted
-from fedfr_jax.tasks.data import feed_of, other_implementations
+from fedfr_jax.tasks.contrastive import with_contrastive_loss
+from fedfr_jax.tasks.data import build_batching, by_conv_implementation
 from fedfr_jax.tasks.needs import needs_of
 from fedfr_jax.tasks.options import (
     algorithm_maker,
@@ -29,7 +29,15 @@ from fedfr_jax.tasks.options import (
 )
 from fedfr_jax.tasks.row_keys import OWN, Start, composed, own_of
 from fedfr_jax.tasks.start_weights import initialized
-from fedfr_jax.types import Algorithm, Central, Dataset, Federated, Model, PyTree, Stage
+from fedfr_jax.types import (
+    Algorithm,
+    CentralTrainer,
+    Dataset,
+    FederatedTrainer,
+    Model,
+    PyTree,
+    Stage,
+)
 
 # Of faces only.
 MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
@@ -37,9 +45,9 @@ MARGIN += ("class_parallel", "class_chunk", "class_dtype", "class_rate", "batch_
 MARGIN += ("init", "distill", "gate_weight")
 
 # Around a method's loss, by the need of its algorithm.
-TERMS = MappingProxyType({"contrastive_loss": contrasted})
+TERMS = MappingProxyType({"contrastive_loss": with_contrastive_loss})
 
-Trainer = Federated | Central
+Trainer = FederatedTrainer | CentralTrainer
 
 
 class MethodContext(NamedTuple):
@@ -49,7 +57,7 @@ class MethodContext(NamedTuple):
     apply: Callable  # (variables that a client deploys, images) -> output, compiled
     initial: Callable[[], PyTree]  # variables that every method starts from, drawn anew
     shapes: PyTree  # of them
-    loss_of: Callable  # (model, **keys of a method) -> loss of `Local`
+    loss_of: Callable  # (model, **keys of a method) -> loss of `LocalTraining`
     num_rows: int  # training images of all clients together
     mesh: Mesh | None
     facts: Mapping  # values for algorithms that ask, by the names of their needs
@@ -105,7 +113,7 @@ def method_context(
             "model": model,
             "server_classifier": True,
             "equal_features": True,
-            **({"features": True} if model.features else {}),
+            **({"features": True} if model.apply_with_features else {}),
             **(facts or {}),
         },
         **others,
@@ -137,7 +145,7 @@ def trainers_and_context(
     )
     trainers = build_trainers(methods, of)
     if Federation(**settings["federation"]).lanes == AUTO:
-        others = other_implementations(network)
+        others = by_conv_implementation(network)
         networks = {name: {**network, "implementation": name} for name in others}
         implementations = {
             k: build_trainers(methods, with_initial_weights(context_of(x), settings))
@@ -175,7 +183,7 @@ def federated_trainer(
     options: Mapping,
     of: MethodContext,
     around: Callable[[Algorithm], Algorithm] = lambda algorithm: algorithm,
-) -> Federated:
+) -> FederatedTrainer:
     """An `algorithm`, a client's training, and what is personal.
 
     Keys: those of the algorithm's factory, of `local_of`, of the loss and `OWN`.
@@ -204,24 +212,26 @@ def federated_trainer(
         draw = of.draw or of.model.init
         start = Start(of.model, of.shapes, draw, at=of.prefix, kept=of.kept)
         made = composed(algorithm, lambda x: around(make(x)), local, own, start)
-        made = personal(made, of.kept, draw=of.draw_kept)
+        made = with_personal_layers(made, of.kept, draw=of.draw_kept)
         jax.eval_shape(made.init, of.shapes)  # a pattern must match: before any compile
-    network = made.network if made.has_global_model else None
+    network = made.global_model if made.has_global_model else None
     if of.network:
-        network = lambda server: of.network(made.network(server))
-    return Federated(
+        network = lambda server: of.network(made.global_model(server))
+    return FederatedTrainer(
         algorithm=made,
-        start=of.start or (lambda variables: of.initial()),
+        init_variables=of.start or (lambda variables: of.initial()),
         apply=of.apply,
-        network=network,
-        network_apply=of.apply,
+        global_model=network,
+        apply_global=of.apply,
         local_epochs=own.get("local_epochs"),
         count_flops=of.model.count_flops,
         model_config=of.model.config,
     )
 
 
-def central_trainer(section: str, options: Mapping, of: MethodContext) -> Central:
+def central_trainer(
+    section: str, options: Mapping, of: MethodContext
+) -> CentralTrainer:
     """Keys of `Training` without those of a margin, and of the loss."""
     options = dict(options)
     known = {*keywords(of.loss_of), *Training._fields} - {*MARGIN}
@@ -232,18 +242,18 @@ def central_trainer(section: str, options: Mapping, of: MethodContext) -> Centra
     check_training(training, section, of.num_rows, of.mesh)
     check_patterns(training, section, lambda: of.shapes["params"], of.mesh)
     with naming(f"config.{section}"):
-        feed = feed_of(training, is_images=len(of.model.image_shape) == 3)
-    return Central(
+        feed = build_batching(training, is_images=len(of.model.image_shape) == 3)
+    return CentralTrainer(
         settings=training,
         dataset=None,
         first_row=0,
         num_rows=of.num_rows,
-        feed=feed,
+        batching=feed,
         loss=loss,
         # A copy: what central training starts from is used up.
         init=lambda key: jax.tree.map(jnp.copy, of.initial()),
-        network=lambda variables: variables,
-        network_apply=of.apply,
+        global_model=lambda variables: variables,
+        apply_global=of.apply,
         count_flops=of.model.count_flops,
         model_config=of.model.config,
     )
@@ -257,7 +267,7 @@ def _loss_for(section: str, loss_of: Callable, options: dict) -> Callable:
 
 def stage_of(trainer: Trainer, train: Dataset | Stream) -> Stage:
     """The stage of a trainer; a central one is given everybody's images."""
-    if isinstance(trainer, Central):
+    if isinstance(trainer, CentralTrainer):
         trainer = trainer._replace(dataset=train)
     return Stage(trainer)
 
@@ -272,9 +282,9 @@ def with_implementations(
     """
     return {
         name: trainer
-        if isinstance(trainer, Central)
+        if isinstance(trainer, CentralTrainer)
         else trainer._replace(
-            implementations={k: of[name] for k, of in implementations.items()}
+            by_conv_implementation={k: of[name] for k, of in implementations.items()}
         )
         for name, trainer in trainers.items()
     }

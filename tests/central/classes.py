@@ -9,12 +9,12 @@ import numpy as np
 
 from fedfr_jax.central.class_parallel import rows_per_device
 from fedfr_jax.central.settings import Training
-from fedfr_jax.feed import Feed
-from fedfr_jax.losses.cosface import cosface
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.losses.margin_losses import cosface
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.tasks.faces.class_softmax import class_parallel_loss
-from fedfr_jax.types import Central, ClassTable, Dataset, Model
+from fedfr_jax.tasks.faces.public_classes import class_parallel_loss
+from fedfr_jax.types import CentralTrainer, Dataset, Model, ShardedClasses
 
 NUM_CLASSES, BATCH, DIM = 70, 48, 64
 NAMES = tuple(f"person {i}" for i in range(NUM_CLASSES))
@@ -37,7 +37,7 @@ def data():
     random = np.random.default_rng(2)
     images = random.normal(size=(96, 2, 2, 3)).astype(np.float32)
     labels = random.integers(NUM_CLASSES, size=96).astype(np.int32)
-    return Dataset.labelled(images, labels)
+    return Dataset.from_arrays(images, labels)
 
 
 def embed(variables, images, train=False, key=None):
@@ -54,17 +54,17 @@ LOSS = class_parallel_loss(MODEL, cosface(scale=8.0, margin=0.2), chunk=4)
 def trainer(num_devices, names=NAMES, **settings):
     """A central training of the table."""
     given = {"epochs": 2, "batch_size": BATCH, "class_parallel": True, **settings}
-    return Central(
+    return CentralTrainer(
         settings=Training(**given),
         dataset=data(),
         first_row=0,
         num_rows=96,
-        feed=Feed(BATCH),
+        batching=Batching(BATCH),
         loss=LOSS,
         init=lambda key: variables(num_devices, num_classes=len(names)),
-        network=lambda variables: variables,
-        network_apply=None,
-        table=ClassTable("phi", names),
+        global_model=lambda variables: variables,
+        apply_global=None,
+        sharded_classes=ShardedClasses("phi", names),
     )
 
 

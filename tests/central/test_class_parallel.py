@@ -11,22 +11,24 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.class_parallel import (
-    Held,
+    SampledClasses,
     all_rows,
     class_losses,
+    gather_classes,
+    num_sampled,
     rows_per_device,
+    sample_classes,
+    scatter_classes,
 )
-from fedfr_jax.central.class_sampling import drawn, num_drawn, put_back, taken
-from fedfr_jax.losses.arcface import arcface_straight_through
-from fedfr_jax.losses.cosface import cosface
+from fedfr_jax.losses.margin_losses import arcface_straight_through, cosface
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.class_softmax import softmax_of
+from fedfr_jax.tasks.faces.public_classes import build_class_softmax
 
 CUT, WHOLE = P(meshes.CLIENTS), P()
 RULES = {
-    "cosface_m04": softmax_of(cosface(scale=64.0), {}),
-    "arcface_m05": softmax_of(arcface_straight_through(scale=64.0), {}),
-    "cosface_m04_filter": softmax_of(cosface(scale=64.0), {}, None, 0.3),
+    "cosface_m04": build_class_softmax(cosface(scale=64.0), {}),
+    "arcface_m05": build_class_softmax(arcface_straight_through(scale=64.0), {}),
+    "cosface_m04_filter": build_class_softmax(cosface(scale=64.0), {}, None, 0.3),
 }
 COSFACE = RULES["cosface_m04"]
 
@@ -50,7 +52,7 @@ def gradients(num_devices, num_classes, of, ids=None, mesh=None):
         place = jnp.where(own >= 0, place, rows)
         number = jnp.arange(len(own), dtype=jnp.int32)
         row = jnp.full(rows, -1, jnp.int32).at[place].set(number, mode="drop")
-        return Held(own, row)
+        return SampledClasses(own, row)
 
     def of_part(x, table, labels):
         def loss(x, table):
@@ -118,7 +120,7 @@ def test_losses_and_gradients_are_the_released_codes(golden, parts, rule):
 
 def test_chunks_devices_and_the_order_of_classes_change_nothing():
     x, w, labels = problem()
-    labels[:3] = 0, 36, 35  # the first, the last before the padding, its neighbour
+    labels[:3] = 0, 36, 35  # the first, the last before the padding, its neighbor
     expected = found(1, x, w, labels)
     np.testing.assert_allclose(expected[0], dense_loss(x, w, labels), rtol=1e-5)
     for num_devices, chunk in [(8, 0), (8, 2), (2, 7)]:
@@ -168,7 +170,7 @@ def test_parallel_rows_at_scale_64_in_bfloat16_are_finite_and_unbounded():
 def test_a_shift_of_all_logits_changes_nothing():
     """So the derivatives by the logits of an example add up to 0."""
     x, w, labels = problem()
-    plain = softmax_of(cosface(scale=16.0), {})
+    plain = build_class_softmax(cosface(scale=16.0), {})
 
     def shifted(by):
         def margin(cosine, norm):
@@ -190,11 +192,11 @@ def test_a_shift_of_all_logits_changes_nothing():
 def drawn_on(num_devices, labels, num_classes, rate, seed=0):
     """(ids [devices, R], row [devices, c]) of a draw."""
     rows = rows_per_device(num_classes, num_devices)
-    count = num_drawn(rows, rate)
+    count = num_sampled(rows, rate)
 
     def of_part(labels):
         key = jax.random.key(seed)
-        held = drawn(key, labels, num_classes, rows, count)
+        held = sample_classes(key, labels, num_classes, rows, count)
         return jax.tree.map(lambda x: x[None], held)
 
     draw = meshes.over_client_devices(make_mesh(num_devices), of_part, (WHOLE,), CUT)
@@ -273,8 +275,8 @@ def test_rows_that_are_not_drawn_keep_their_bits():
     _, w, labels = problem(num_classes=40)
 
     def of_part(table, labels):
-        held = drawn(jax.random.key(3), labels, 40, len(table), 2)
-        return put_back(table, -taken(table, held), held), held.ids
+        held = sample_classes(jax.random.key(3), labels, 40, len(table), 2)
+        return scatter_classes(table, -gather_classes(table, held), held), held.ids
 
     move = meshes.over_client_devices(make_mesh(4), of_part, (CUT, WHOLE), (CUT, CUT))
     after, ids = jax.device_get(jax.jit(move)(w, labels))

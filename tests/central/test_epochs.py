@@ -6,12 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.central.batches import Order
+from fedfr_jax.central.batches import EpochOrder
 from fedfr_jax.central.epochs import build_epochs
-from fedfr_jax.central.settings import Training, rate_of, rate_schedule
+from fedfr_jax.central.settings import Training, build_schedule, scaled_learning_rate
+from fedfr_jax.data.permutation import permute_on_host
+from fedfr_jax.data.stream import stream
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.permutation import permute_host
-from fedfr_jax.stream import stream
 from fedfr_jax.types import Batch, Dataset
 from tests.federated import toys
 
@@ -22,7 +22,7 @@ OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 def problem():
     """The toys' examples, of three classes."""
     table, _ = toys.problem()
-    return Dataset.labelled(table.images, np.minimum(table.labels, 2))
+    return Dataset.from_arrays(table.images, np.minimum(table.labels, 2))
 
 
 def epochs_of(loss_fn, num_devices, batch_size=BATCH):
@@ -45,10 +45,10 @@ def train(num_devices, loss_fn, epochs=2, memory=0):
 
 def parts_of(epoch, step, num_devices):
     """Each device's part of a batch, made of the permutation and the feed alone."""
-    order = Order(FIRST_ROW, NUM_ROWS, BATCH, num_devices, seed=0)
-    shuffled = permute_host(order.word(epoch), np.arange(NUM_ROWS), NUM_ROWS)
+    order = EpochOrder(FIRST_ROW, NUM_ROWS, BATCH, num_devices, seed=0)
+    shuffled = permute_on_host(order.word(epoch), np.arange(NUM_ROWS), NUM_ROWS)
     rows = FIRST_ROW + shuffled[step * BATCH : (step + 1) * BATCH]
-    inputs, targets, view = toys.feed().augmented(
+    inputs, targets, view = toys.feed().augment_batch(
         jax.random.fold_in(order.key(epoch), 2),
         jnp.int32(step),
         jnp.arange(BATCH, dtype=jnp.int32),
@@ -84,7 +84,7 @@ def test_epochs_are_those_of_a_plain_loop(num_devices=4):
 
 
 def test_an_epoch_takes_rows_once_in_another_order():
-    order = Order(FIRST_ROW, NUM_ROWS, BATCH, 2, seed=0)
+    order = EpochOrder(FIRST_ROW, NUM_ROWS, BATCH, 2, seed=0)
     taken = [order.rows(order.word(epoch), 0, 3).ravel() for epoch in range(2)]
     for rows in taken:
         assert len(set(rows)) == 24 and set(rows) < {*range(4, 34)}
@@ -102,7 +102,7 @@ def test_batch_statistics_are_each_devices_own():
     # The mean of parts is the mean of the whole, so the running means agree ...
     mean = lambda s: s.variables["batch_stats"]["mean"]
     np.testing.assert_allclose(mean(four), mean(one), rtol=1e-4, atol=1e-6)
-    # ... but each device centred its own part: this is not SyncBN.
+    # ... but each device centered its own part: this is not SyncBN.
     kernel = lambda s: s.variables["params"]["head"]["kernel"]
     assert np.abs(kernel(four) - kernel(one)).max() > 1e-4
 
@@ -127,12 +127,12 @@ def test_streamed_images_train_alike(num_devices, steps):
 
 
 def test_rates_warm_up_and_drop_at_milestones():
-    rate = rate_schedule(
+    rate = build_schedule(
         learning_rate=1.0, warmup=0.1, milestones=(0.5, 0.8), total=100
     )
     got = [float(rate(i)) for i in (0, 5, 10, 49, 51, 79, 81)]
     np.testing.assert_allclose(got, [0, 0.5, 1, 1, 0.1, 0.1, 0.01], rtol=1e-6)
-    cosine = rate_schedule(learning_rate=1.0, warmup=0.0, milestones=(), total=100)
+    cosine = build_schedule(learning_rate=1.0, warmup=0.0, milestones=(), total=100)
     np.testing.assert_allclose(float(cosine(50)), 0.5, rtol=1e-6)
 
 
@@ -146,7 +146,7 @@ def test_rates_are_those_of_two_strong_re_identification_codes(golden):
         **{"rate_per": "epoch", "warmup": 10 / 120, "warmup_from": 0.01},
         milestones=(40 / 120, 70 / 120),
     )
-    rate = rate_of(bot, steps)
+    rate = scaled_learning_rate(bot, steps)
     for step in (0, 100, steps - 1):
         np.testing.assert_allclose(
             at(rate, step), arrays["lr_bot_epoch1_120"], rtol=1e-5
@@ -157,7 +157,9 @@ def test_rates_are_those_of_two_strong_re_identification_codes(golden):
     )
     for step, name in ((0, "first"), (steps - 1, "last")):
         wanted = arrays[f"lr_fastreid_market_epoch_{name}"]
-        np.testing.assert_allclose(at(rate_of(fast, steps), step), wanted, rtol=1e-5)
+        np.testing.assert_allclose(
+            at(scaled_learning_rate(fast, steps), step), wanted, rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize("batch_size", [6, 40])

@@ -8,14 +8,13 @@ import pytest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.class_parallel import rows_per_device
 from fedfr_jax.central.epochs import build_epochs
-from fedfr_jax.central.sharding import Spread
-from fedfr_jax.central.statistics import group_mean, group_size
-from fedfr_jax.feed import Feed
-from fedfr_jax.losses.cosface import cosface
+from fedfr_jax.central.sharding import StepSharding, group_mean, group_size
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.losses.margin_losses import cosface
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models.iresnet import iresnet
-from fedfr_jax.models.norm import Pool, pooled
-from fedfr_jax.tasks.faces.class_softmax import class_parallel_loss
+from fedfr_jax.models.norm import StatsGroup, stats_over_group
+from fedfr_jax.tasks.faces.public_classes import class_parallel_loss
 from fedfr_jax.types import Dataset
 
 NUM_CLASSES, BATCH, DIM, CHUNK = 100_000, 16, 32, 4096
@@ -28,7 +27,7 @@ def after_a_step(num_devices):
     model = iresnet((16, 16, 3), depth=50, widths=WIDTHS, embedding_dim=DIM, remat=True)
     backbone = model.init(jax.random.key(0))
     size = group_size("sync", num_devices)
-    model = pooled(model, Pool(size, group_mean(size, num_devices)))
+    model = stats_over_group(model, StatsGroup(size, group_mean(size, num_devices)))
     loss = class_parallel_loss(model, cosface(), chunk=CHUNK)
     rows = num_devices * rows_per_device(NUM_CLASSES, num_devices, CHUNK)
     table = 0.01 * jax.random.normal(jax.random.key(1), (rows, DIM))
@@ -38,16 +37,16 @@ def after_a_step(num_devices):
     epochs = build_epochs(
         loss,
         optax.sgd(0.01),
-        Feed(BATCH),
+        Batching(BATCH),
         make_mesh(num_devices),
         first_row=0,
         num_rows=BATCH,
         seed=0,
-        spread=Spread(RULES, num_classes=NUM_CLASSES),
+        spread=StepSharding(RULES, num_classes=NUM_CLASSES),
     )
     params = {"backbone": backbone["params"], "phi": table}
     state = epochs.init({**backbone, "params": params})
-    state, metrics = epochs.run(state, Dataset.labelled(images, labels), 0)
+    state, metrics = epochs.run(state, Dataset.from_arrays(images, labels), 0)
     phi = state.variables["params"]["phi"]
     shapes = {shard.data.shape for shard in phi.addressable_shards}
     found = meshes.fetch(state.variables)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.central.micro_batches import accumulated
+from fedfr_jax.central.step import accumulate_gradients
 from fedfr_jax.types import Batch
 
 
@@ -20,16 +20,16 @@ def test_each_part_of_a_batch_draws_noise_of_its_own():
         targets={"label": number},
         num_classes=jnp.int32(2),
         is_valid=number >= 0,
-        is_extra=number < 0,
-        example=number,
+        is_added=number < 0,
+        row=number,
         position=number,
-        view=0 * number,
+        view_index=0 * number,
     )
     variables, key = (
         {"params": {"w": jnp.ones(2)}, "batch_stats": {}},
         jax.random.key(3),
     )
-    _, _, metrics = accumulated(gradient, variables, batch, key, 4)
+    _, _, metrics = accumulate_gradients(gradient, variables, batch, key, 4)
     draws = [jax.random.normal(jax.random.fold_in(key, i)) for i in range(4)]
     np.testing.assert_allclose(metrics["noise"], np.mean(draws), rtol=1e-6)
     np.testing.assert_allclose(metrics["square"], np.mean(np.square(draws)), rtol=1e-6)

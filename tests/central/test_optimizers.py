@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from fedfr_jax.central.optimizers import OPTIMIZERS
-from fedfr_jax.central.settings import Training, check_training, optimizer_of
+from fedfr_jax.central.settings import Training, build_optimizer, check_training
 from fedfr_jax.mesh import make_mesh
 
 
@@ -59,7 +59,7 @@ def first_step(**settings):
     """What a gradient of four ones takes off each number."""
     given = {"epochs": 1, "warmup": 0.0, "weight_decay": 0.0, **settings}
     with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
-        optimizer = optimizer_of(Training(learning_rate=0.01, **given), 10**4)
+        optimizer = build_optimizer(Training(learning_rate=0.01, **given), 10**4)
         (moved,) = trajectory(optimizer, jnp.ones((2, 2)), [jnp.ones((2, 2))])
     return 1 - float(moved[0, 0])
 
@@ -80,7 +80,7 @@ def test_a_layer_has_a_rate_of_its_own(name):
     def end(rate, **settings):
         given = {"optimizer": name, "learning_rate": rate, "warmup": 0.0, **settings}
         with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
-            optimizer = optimizer_of(Training(epochs=1, **given), 1000)
+            optimizer = build_optimizer(Training(epochs=1, **given), 1000)
             return list(trajectory(optimizer, start, grads))[-1]
 
     found = end(0.1, layer_rates={"^stem": 0.25})

@@ -12,9 +12,9 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.central.class_parallel import rows_per_device
 from fedfr_jax.central.epochs import build_epochs
 from fedfr_jax.central.optimizers import OPTIMIZERS
-from fedfr_jax.central.sharding import Spread
+from fedfr_jax.central.sharding import StepSharding
 from fedfr_jax.central.step import build_step
-from fedfr_jax.feed import Feed
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.losses.margin import cosine, is_label, softmax_cross_entropy
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import iresnet
@@ -44,7 +44,7 @@ def epochs_of(num_devices, loss, spread, optimizer=OPTIMIZER, **options):
     return build_epochs(
         loss,
         optimizer,
-        Feed(BATCH),
+        Batching(BATCH),
         make_mesh(num_devices),
         first_row=0,
         num_rows=96,
@@ -82,7 +82,7 @@ def expected():
 @pytest.mark.parametrize("rule", ["zero1", "zero2", "zero3"])
 def test_eight_devices_train_as_one_however_the_state_is_cut(rule, expected):
     rules = (*TABLE, ("bias", "whole"), ("backbone", rule))
-    spread = Spread(rules, num_classes=NUM_CLASSES, micro_batches=2)
+    spread = StepSharding(rules, num_classes=NUM_CLASSES, micro_batches=2)
     state, metrics = train(8, LOSS, spread)
     close((without_padding(state), metrics["loss"]), expected)
     parts = lambda x: len({str(s.index) for s in x.addressable_shards})
@@ -98,7 +98,7 @@ def test_lars_has_the_norms_of_whole_leaves_however_they_are_cut():
     lars = OPTIMIZERS["lars"](3.0, 0.01)
     alone, _ = train(1, dense_loss, optimizer=lars)
     rules = (*TABLE, ("backbone", "zero3"))
-    spread = Spread(rules, num_classes=NUM_CLASSES, micro_batches=2)
+    spread = StepSharding(rules, num_classes=NUM_CLASSES, micro_batches=2)
     cut, _ = train(8, LOSS, spread, optimizer=lars)
     close(without_padding(cut), without_padding(alone))
     start, end = classes.variables()["params"], alone.variables["params"]
@@ -109,7 +109,7 @@ def test_lars_has_the_norms_of_whole_leaves_however_they_are_cut():
 @pytest.mark.parametrize("rate", [1.0, 0.1])
 def test_lars_moves_each_class_by_its_own_norm_whatever_rows_lie_beside_it(rate):
     lars, mesh = OPTIMIZERS["lars"](3.0, 0.0), make_mesh(8)
-    spread = Spread(TABLE, num_classes=NUM_CLASSES, class_rate=rate)
+    spread = StepSharding(TABLE, num_classes=NUM_CLASSES, class_rate=rate)
     state = epochs_of(8, LOSS, spread, optimizer=lars).init(classes.variables(8))
     first = jax.device_get(state.variables["params"]["phi"])
     step = jax.jit(build_step(LOSS, lars, mesh, spread))
@@ -124,7 +124,9 @@ def test_lars_moves_each_class_by_its_own_norm_whatever_rows_lie_beside_it(rate)
 
 def compiled(num_devices, rule, **options):
     """The step of a network of 4 MiB, whose class table is small."""
-    spread = Spread((*TABLE, ("backbone", rule)), num_classes=NUM_CLASSES, **options)
+    spread = StepSharding(
+        (*TABLE, ("backbone", rule)), num_classes=NUM_CLASSES, **options
+    )
     mesh = make_mesh(num_devices)
     variables = classes.variables(num_devices, width=2**14)
     state = epochs_of(num_devices, LOSS, spread).init(variables)
@@ -134,7 +136,7 @@ def compiled(num_devices, rule, **options):
 
 
 def batch_of(data, mesh):
-    cut = lambda x: meshes.put(x[:BATCH], meshes.over_clients(mesh))
+    cut = lambda x: meshes.put_global(x[:BATCH], meshes.over_clients(mesh))
     numbers = np.arange(BATCH, dtype=np.int32)
     always = np.ones(BATCH, bool)
     inputs, targets = jax.tree.map(cut, (data.inputs, data.targets))
@@ -167,13 +169,13 @@ def test_gradients_are_scattered_and_summed_in_bfloat16_when_asked():
 
 
 def test_a_rule_that_matches_nothing_names_near_ones():
-    spread = Spread((("backbone/fist", "zero3"),))
+    spread = StepSharding((("backbone/fist", "zero3"),))
     with pytest.raises(ValueError, match="must match a leaf such as backbone/first"):
         epochs_of(8, dense_loss, spread).init(classes.variables(8))
 
 
 def test_rows_that_are_not_drawn_keep_their_bits_and_their_momentum():
-    spread = Spread(TABLE, num_classes=NUM_CLASSES, class_rate=0.1)
+    spread = StepSharding(TABLE, num_classes=NUM_CLASSES, class_rate=0.1)
     mesh = make_mesh(8)
     data = classes.data()
     data = data.with_labels(data.labels % 5)
@@ -198,7 +200,7 @@ def test_the_rate_of_drawn_classes_is_a_schedule_and_each_is_compiled_once():
         traced.append(len(held.ids))
         return LOSS(variables, batch, key, held=held)
 
-    spread = Spread(TABLE, num_classes=NUM_CLASSES)
+    spread = StepSharding(TABLE, num_classes=NUM_CLASSES)
     state, _ = train(8, loss, spread, epochs=4, class_rates=(0.2, 1.0))
     per_device = rows_per_device(NUM_CLASSES, 8)
     assert traced == [2 + BATCH, per_device] and per_device == 9
@@ -214,12 +216,14 @@ def of_blocks(rule, remat):
         output, stats = model.apply(variables, batch.images, True)
         return jnp.mean(output[:, 0] * batch.labels), (stats, {})
 
-    spread, mesh = Spread((("kernel", rule),)), make_mesh(8)
+    spread, mesh = StepSharding((("kernel", rule),)), make_mesh(8)
     options = {"first_row": 0, "num_rows": 16, "seed": 0, "spread": spread}
-    epochs = build_epochs(loss, optax.sgd(0.1), Feed(16), mesh, **options)
+    epochs = build_epochs(loss, optax.sgd(0.1), Batching(16), mesh, **options)
     state = epochs.init(model.init(jax.random.key(0)))
     images = np.random.default_rng(0).normal(size=(16, 4, 4, 3)).astype(np.float32)
-    batch = batch_of(Dataset.labelled(images, np.arange(16.0, dtype="float32")), mesh)
+    batch = batch_of(
+        Dataset.from_arrays(images, np.arange(16.0, dtype="float32")), mesh
+    )
     return build_step(loss, optax.sgd(0.1), mesh, spread), (state, batch)
 
 

@@ -7,12 +7,11 @@ import optax
 import pytest
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.central.sharding import Spread
-from fedfr_jax.central.statistics import group_mean, group_size
+from fedfr_jax.central.sharding import StepSharding, group_mean, group_size
 from fedfr_jax.central.step import State, build_step
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models.iresnet import iresnet
-from fedfr_jax.models.norm import Pool, pooled
+from fedfr_jax.models.norm import StatsGroup, stats_over_group
 from fedfr_jax.types import Batch
 
 MODEL = iresnet((8, 8, 3), blocks=(1, 2), widths=(4, 8), embedding_dim=6)
@@ -23,7 +22,7 @@ def step_of(num_devices, batch_norm):
     size = group_size(batch_norm, num_devices)
     model = MODEL
     if size > 1:
-        model = pooled(MODEL, Pool(size, group_mean(size, num_devices)))
+        model = stats_over_group(MODEL, StatsGroup(size, group_mean(size, num_devices)))
 
     def loss(variables, batch, key):
         del key
@@ -41,10 +40,10 @@ def step_of(num_devices, batch_norm):
     batch = Batch(inputs, {"label": numbers}, np.int32(0), *rest)
     optimizer = optax.sgd(1.0)
     variables = MODEL.init(jax.random.key(0))
-    step = jax.jit(build_step(loss, optimizer, mesh, Spread()))
-    cut = lambda x: meshes.put(x, meshes.over_clients(mesh)) if x.ndim else x
+    step = jax.jit(build_step(loss, optimizer, mesh, StepSharding()))
+    cut = lambda x: meshes.put_global(x, meshes.over_clients(mesh)) if x.ndim else x
     state = State(variables, optimizer.init(variables["params"]))
-    state = meshes.put(state, meshes.replicated(mesh))
+    state = meshes.put_global(state, meshes.replicated(mesh))
     args = state, jax.tree.map(cut, batch), jax.random.key(1)
     lowered = step.lower(*args)
     after, _ = lowered.compile()(*args)

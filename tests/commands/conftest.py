@@ -37,8 +37,8 @@ def get_config():
 def config(tmp_path_factory):
     """A config of 19 identities x 8 noisy 12x12 images, in a configs/ folder."""
     rng = np.random.default_rng(0)
-    centres = rng.uniform(60, 190, size=(19, 1, 12, 12, 1))
-    images = centres + rng.normal(scale=30, size=(19, 8, 12, 12, 1))
+    centers = rng.uniform(60, 190, size=(19, 1, 12, 12, 1))
+    images = centers + rng.normal(scale=30, size=(19, 8, 12, 12, 1))
     labels = np.repeat(np.arange(19), 8)
     root = tmp_path_factory.mktemp("config")
     path = root / "faces.npz"

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import fedfr_jax as ff
-from fedfr_jax.__main__ import main
+from fedfr_jax.cli.main import main
 
 TOY = {
-    "data.parts.labelled.num_identities": 12,
-    "data.parts.unlabelled.num_identities": 4,
+    "data.parts.labeled.num_identities": 12,
+    "data.parts.unlabeled.num_identities": 4,
     "data.parts.unseen.num_identities": 6,
     "partition.num_unseen_ids": 6,
     "model.blocks": (1, 1),
@@ -48,10 +48,10 @@ def test_a_chain_ends_in_a_folded_student_that_gives_the_runs_embeddings(tmp_pat
     file = tmp_path / "student.stablehlo"
     fedfr("export", f"--network={tmp_path / 'semi'}", f"--to={file}")
     exported = jax.export.deserialize(bytearray(file.read_bytes()))
-    assert "rsqrt" not in exported.mlir_module()  # no batch normalisation is left
+    assert "rsqrt" not in exported.mlir_module()  # no batch normalization is left
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
     found = exported.call((images / 127.5 - 1).astype(np.float32))
-    network = ff.load(tmp_path / "semi")
+    network = ff.load_model(tmp_path / "semi")
     np.testing.assert_allclose(found, network.embed(images), rtol=1e-3, atol=1e-4)
     kernels = [
         x for k, x in network.weights.arrays.items() if k.endswith("stem/conv/kernel")

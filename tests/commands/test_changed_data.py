@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedfr_jax.__main__ import main
+from fedfr_jax.cli.main import main
 from fedfr_jax.runs import experiment as experiments
 
 CONFIG = '''"""Twelve noisy images of each of three classes on two clients."""

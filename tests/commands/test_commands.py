@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from fedfr_jax.__main__ import main
+from fedfr_jax.cli.main import main
 
 
 def test_the_launcher_starts_without_jax():
-    code = "import fedfr_jax.commands, sys; print('jax' in sys.modules)"
+    code = "import fedfr_jax.cli.main, sys; print('jax' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from fedfr_jax.commands import compiling, plan
-from fedfr_jax.commands.config_files import find, load
+from fedfr_jax.cli import aot_compile, plan
+from fedfr_jax.config.files import find, load
 from fedfr_jax.types import Dataset
 
 ROW = {"fedavg": {"round": {"fits": False, "says": "Used 120G of 95G"}}}
@@ -21,7 +21,7 @@ def process(monkeypatch):
         asked.append((extra, words, environment))
         return subprocess.CompletedProcess(words, **{"stderr": "", **answer})
 
-    monkeypatch.setattr(compiling, "run_in", run_in)
+    monkeypatch.setattr(aot_compile, "run_in", run_in)
     return asked, answer
 
 
@@ -39,12 +39,15 @@ def test_a_plan_asks_the_compiler_of_its_devices_about_its_config(process, capsy
 
 def test_a_wrong_config_is_told_from_a_compiler_that_fails(process):
     _, answer = process
-    answer |= {"returncode": compiling.MISTAKE, "stderr": "W noise\nseed must be 0."}
+    answer |= {
+        "returncode": aot_compile.BAD_CONFIG_EXIT,
+        "stderr": "W noise\nseed must be 0.",
+    }
     with pytest.raises(ValueError, match="must build, but: seed must be 0"):
-        compiling.compile_for("h200:1x1x8", ["--config=fedfr/demo"])
+        aot_compile.compile_for("h200:1x1x8", ["--config=fedfr/demo"])
     answer["returncode"] = 1
     with pytest.raises(ChildProcessError, match="seed must be 0"):
-        compiling.compile_for("h200:1x1x8", ["--config=fedfr/demo"])
+        aot_compile.compile_for("h200:1x1x8", ["--config=fedfr/demo"])
 
 
 def test_data_that_are_not_there_lie_where_the_config_says(monkeypatch):
@@ -52,6 +55,6 @@ def test_data_that_are_not_there_lie_where_the_config_says(monkeypatch):
     config = load(find("fedper/cifar10"))
     config.federation.unlock()
     config.federation.table = "device"
-    dataset = compiling.without_images(config).task.dataset
+    dataset = aot_compile.without_images(config).task.dataset
     assert isinstance(dataset, Dataset) and dataset.num_examples == 50_000
     assert not dataset.images[:100].any()

@@ -8,11 +8,12 @@ import pytest
 from ml_collections import ConfigDict
 
 import fedfr_jax
-from fedfr_jax import configs, processes
-from fedfr_jax.__main__ import main
-from fedfr_jax.build import plain
-from fedfr_jax.commands import COMMANDS, config_files, describe, flags, launch
-from fedfr_jax.commands.config_files import find, load, restore, shipped
+from fedfr_jax import configs, distributed
+from fedfr_jax.cli import describe, flags, launch
+from fedfr_jax.cli.main import COMMANDS, main
+from fedfr_jax.config import files
+from fedfr_jax.config.build import plain
+from fedfr_jax.config.files import find, load, restore, shipped
 from fedfr_jax.runs import workdir
 from fedfr_jax.schema import check_keys
 
@@ -74,7 +75,7 @@ def test_a_config_may_be_handed_a_word(tmp_path):
 def test_a_name_of_several_configs_lists_them(tmp_path, monkeypatch):
     for folder in ("one", "two"):
         config_in(tmp_path / folder, MINE, "same.py")
-    monkeypatch.setattr(config_files, "FOLDER", tmp_path)
+    monkeypatch.setattr(files, "FOLDER", tmp_path)
     with pytest.raises(ValueError, match=r"one of \['one/same', 'two/same'\]"):
         find("same")
     assert find("two/same") == tmp_path / "two" / "same.py"
@@ -88,7 +89,7 @@ def test_an_unknown_config_lists_names_and_not_every_file(tmp_path, monkeypatch)
     assert "'fedfr/demo'" in str(error.value) and "other" not in str(error.value)
     for i in range(40):
         config_in(tmp_path, MINE, f"many{i}.py")
-    monkeypatch.setattr(config_files, "FOLDER", tmp_path)
+    monkeypatch.setattr(files, "FOLDER", tmp_path)
     with pytest.raises(ValueError, match="and 11 more"):
         find("nosuch")
 
@@ -150,10 +151,10 @@ def test_a_mistake_in_a_config_is_a_line_with_its_place(text, message, tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_a_mistake_in_a_neighbour_is_placed_there(tmp_path):
-    other = config_in(tmp_path, "x = (", "broken_neighbour.py")
+def test_a_mistake_in_a_neighbor_is_placed_there(tmp_path):
+    other = config_in(tmp_path, "x = (", "broken_neighbor.py")
     with pytest.raises(ValueError, match="must run, got SyntaxError") as error:
-        load(config_in(tmp_path, "import broken_neighbour"))
+        load(config_in(tmp_path, "import broken_neighbor"))
     assert str(error.value).startswith(f"{other}, line 1, ")
 
 
@@ -352,7 +353,10 @@ def test_a_default_that_is_a_function_is_shown_by_its_name():
         More.
         """
 
-    assert describe.call_of("it", factory) == "it(local, rate, weigh=len, name='a b')"
+    assert (
+        describe.signature_text("it", factory)
+        == "it(local, rate, weigh=len, name='a b')"
+    )
     assert describe.summary(factory) == "One line."
 
 
@@ -397,9 +401,9 @@ def test_near_names_are_offered(tmp_path, capsys):
 
 
 def test_a_system_that_does_not_say_which_cores_are_ours_counts_all(monkeypatch):
-    monkeypatch.delattr(processes.os, "sched_getaffinity")  # as on macOS
-    monkeypatch.setattr(processes.os, "cpu_count", lambda: 6)
+    monkeypatch.delattr(distributed.os, "sched_getaffinity")  # as on macOS
+    monkeypatch.setattr(distributed.os, "cpu_count", lambda: 6)
     environment = {}
-    processes.use_every_core(environment, num_processes=2)
-    assert f"{processes.DEVICES_FLAG}=3" in environment["XLA_FLAGS"]
-    assert processes.num_cores() == 6
+    distributed.use_every_core(environment, num_processes=2)
+    assert f"{distributed.DEVICES_FLAG}=3" in environment["XLA_FLAGS"]
+    assert distributed.num_cores() == 6

@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from fedfr_jax.__main__ import main
-from fedfr_jax.commands import COMMANDS
+from fedfr_jax.cli import train
+from fedfr_jax.cli.main import main
 
 
 def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
@@ -13,7 +13,7 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
         raise error
 
     monkeypatch.delenv("FEDFR_DEBUG", raising=False)
-    monkeypatch.setattr(COMMANDS["train"], "main", fails)
+    monkeypatch.setattr(train, "main", fails)
     error = MemoryError("lanes must fit the device's memory, got 64.")
     assert main(["train"]) == 2
     says = capsys.readouterr().err.splitlines()
@@ -148,7 +148,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ("pretrain.augment=({'x':1},)", "config.augment[0].name must be one of"),
         (
             "pretrain.augment=({'name':'normalize','std':(1.,2.)},)",
-            "config.pretrain.augment must normalise images as config.federation",
+            "config.pretrain.augment must normalize images as config.federation",
         ),
         (
             "federation.augment=({'name':'erase','fill':-1},)",

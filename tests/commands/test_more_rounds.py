@@ -5,9 +5,9 @@ import json
 import jax
 import numpy as np
 
-from fedfr_jax.__main__ import main
-from fedfr_jax.build import build
-from fedfr_jax.runs.ended import networks
+from fedfr_jax.cli.main import main
+from fedfr_jax.config.build import build
+from fedfr_jax.runs.restore import load_models
 from fedfr_jax.runs.workdir import kept_config
 from fedfr_jax.schema import with_tuples
 
@@ -39,7 +39,7 @@ def train(*words):
 def trained(folder):
     """Leaves of the server's network, and lines of metrics.jsonl."""
     experiment = build(with_tuples(kept_config(folder)))
-    found = networks(experiment, "scaffold", folder).variables
+    found = load_models(experiment, "scaffold", folder).variables
     lines = (folder / "scaffold" / "metrics.jsonl").read_text().splitlines()
     return jax.tree.leaves(found), [{**json.loads(x), "seconds": 0} for x in lines]
 

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from fedfr_jax.__main__ import main
-from fedfr_jax.build import build
-from fedfr_jax.commands.grid import axis_of, groups_of, runs_of
+from fedfr_jax.cli.main import main
+from fedfr_jax.cli.sweep_grid import build_runs, group_runs, parse_axis
+from fedfr_jax.config.build import build
 from fedfr_jax.plan.stages import needs_function
 from fedfr_jax.runs import experiment as experiments
-from fedfr_jax.runs import results
 from fedfr_jax.runs.locks import lock_to_write
-from fedfr_jax.runs.sizes import sizes_of
+from fedfr_jax.runs.sweep import add, count_sizes, read, write
 
 CONFIG = '''"""Twenty noisy images of five classes on three clients."""
 
@@ -41,8 +40,8 @@ def config(tmp_path, monkeypatch):
     """A config file; no plots are drawn."""
     monkeypatch.setattr(experiments.report, "draw", lambda *_, **__: [])
     rng = np.random.default_rng(0)
-    centres = rng.uniform(60, 190, size=(5, 1, 4, 4, 1))
-    images = centres + rng.normal(scale=40, size=(5, 12, 4, 4, 1))
+    centers = rng.uniform(60, 190, size=(5, 1, 4, 4, 1))
+    images = centers + rng.normal(scale=40, size=(5, 12, 4, 4, 1))
     images = images.clip(0, 255).astype(np.uint8).reshape(-1, 4, 4, 1)
     np.savez(tmp_path / "set.npz", images=images, labels=np.repeat(np.arange(5), 12))
     text = CONFIG.replace("PATH", str(tmp_path / "set.npz")).replace("SEED", "0")
@@ -100,7 +99,7 @@ def test_a_run_that_another_sweep_trains_is_left_to_it(config, tmp_path, capsys)
     folder, axis = tmp_path / "s", f"{RATE}=[0.05, 0.2]"
     first, second = sweep(config, folder, axis)
     (folder / "results.jsonl").unlink()
-    results.add(folder, {"run": "another"})
+    add(folder, {"run": "another"})
     with lock_to_write(folder / first["run"], "of another process"):
         rows = sweep(config, folder, axis)
     assert [row["run"] for row in rows] == ["another", second["run"]]
@@ -136,8 +135,8 @@ def test_a_sweep_ends_with_a_table_over_seeds(config, tmp_path, capsys):
 def test_a_number_that_is_not_finite_is_null_in_the_table(tmp_path):
     """As a mean over classes is, where nothing can be judged."""
     row = {"run": "a", "fedavg/generic/mIoU": float("nan"), "seed": 1}
-    results.write(tmp_path, [row, {"run": "b", "loss": np.float64(-np.inf)}])
-    rows = results.read(tmp_path)
+    write(tmp_path, [row, {"run": "b", "loss": np.float64(-np.inf)}])
+    rows = read(tmp_path)
     assert rows["a"] == {**row, "fedavg/generic/mIoU": None}
     assert rows["b"] == {"run": "b", "loss": None}
 
@@ -255,7 +254,7 @@ def test_a_sweep_is_of_one_config(config, tmp_path, capsys):
 
 def test_axes_are_lists_and_make_every_combination():
     base = ConfigDict({"seed": 0, "model": {"a": 1, "b": 2}, "methods": {"x": {}}})
-    runs = runs_of(base, ["model.a,model.b=[(1, 2), (3, 4)]", "seed=[5, 6, 6]"])
+    runs = build_runs(base, ["model.a,model.b=[(1, 2), (3, 4)]", "seed=[5, 6, 6]"])
     assert [tuple(run.changes.values()) for run in runs] == [
         (1, 2, 5),
         (1, 2, 6),
@@ -263,12 +262,12 @@ def test_axes_are_lists_and_make_every_combination():
         (3, 4, 6),
     ]
     assert runs[3].config.model.b == 4 and base.model.b == 2
-    assert [len(group) for group in groups_of(runs)] == [2, 2]
+    assert [len(group) for group in group_runs(runs)] == [2, 2]
     for word in ("seed=3", "seed=[", "=[1]", "seed=[]", "a,b=[1]", "a,b=[(1, 2, 3)]"):
         with pytest.raises(ValueError, match="must be"):
-            axis_of(word)
+            parse_axis(word)
     with pytest.raises(ValueError, match="given once"):
-        runs_of(base, ["seed=[1]", "seed=[2]"])
+        build_runs(base, ["seed=[1]", "seed=[2]"])
 
 
 def face_config(folder):
@@ -305,7 +304,7 @@ def test_operations_are_those_of_the_network_however_it_is_computed(
     model = {**config["model"], "widths": (8, 16), "blocks": (1, 1)}
     experiment = build(config | {"model": {**model, "implementation": implementation}})
     network = 2 * (16 * 9 * 8 * (1 + 2 * 8) + 4 * 9 * 16 * (8 + 2 * 16) + 4 * 16 * 8)
-    assert sizes_of(experiment).flops == 3 * (network + 2 * 8 * (4 + 3))
+    assert count_sizes(experiment).flops == 3 * (network + 2 * 8 * (4 + 3))
     with jax.numpy_dtype_promotion("standard"):
         for row, classes in {"pretrained": 4, "fedfr": 0}.items():
             needs = needs_function(experiment, row)()
@@ -319,7 +318,7 @@ def test_operations_of_a_network_that_counts_none_are_traced(tmp_path):
         for name, stage in experiment.stages.items()
     }
     uncounted = experiment._replace(stages=stages)
-    assert sizes_of(uncounted) == sizes_of(experiment)
+    assert count_sizes(uncounted) == count_sizes(experiment)
     branch = {"pretrained": 0, "fedfr": 2 * 8 * 8}  # of a client's own network
     with jax.numpy_dtype_promotion("standard"):
         for row, more in branch.items():
@@ -333,7 +332,7 @@ def test_faces_have_parameters_by_three_definitions(tmp_path):
     def experiment_with(**pretrain):
         return build({**config, "pretrain": {**config["pretrain"], **pretrain}})
 
-    sizes = sizes_of(experiment_with())
+    sizes = count_sizes(experiment_with())
     conv = (9 * 1 * 2 + 2 + 2) + (9 * 2 * 4 + 4 + 4)  # kernels, biases, PReLUs
     assert sizes.backbone == conv + 2 * 2 * 4 * 8 + 8
     assert sizes.with_head == sizes.backbone + 8 * (4 + 2 + 3)
@@ -342,10 +341,10 @@ def test_faces_have_parameters_by_three_definitions(tmp_path):
     forward = 2 * (9 * 2 * 16 + 9 * 2 * 4 * 4 + 16 * 8)
     assert sizes.flops == 3 * (forward + 2 * 8 * 7)
     kept = {**config, "partition": {**config["partition"], "num_kept_ids": 2}}
-    assert sizes_of(build(kept)).identities == sizes.identities - 2
+    assert count_sizes(build(kept)).identities == sizes.identities - 2
     # On 8 devices the table has rows for 24: 3 classes a device in chunks.
     rates = {"class_rate": (0.25, 0.5), "epochs": 4}  # 0.25, then 0.5 three times
-    cut = sizes_of(experiment_with(class_parallel=True, class_chunk=3, **rates))
+    cut = count_sizes(experiment_with(class_parallel=True, class_chunk=3, **rates))
     assert cut[:2] == sizes[:2] and cut.identities == 9
     drawn = round(4 * (0.25 + 3 * 0.5) / 4)
     assert cut.active_head == sizes.backbone + 8 * (drawn + 3)

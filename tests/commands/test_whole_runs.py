@@ -16,7 +16,7 @@ import time
 import jax
 import pytest
 
-from fedfr_jax.__main__ import main
+from fedfr_jax.cli.main import main
 from fedfr_jax.runs import experiment
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -104,11 +104,11 @@ def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
     assert results(broken) == results(expected)
     methods, _ = results(broken)
     assert list(methods) == ["pretrained", "fedavg", "fedfr"]
-    for name in ("roc.png", "personalised.png", "rounds.png", "partition.json"):
+    for name in ("roc.png", "personalized.png", "rounds.png", "partition.json"):
         assert (broken / name).stat().st_size > 0
     for stage in methods:  # of both kinds, judged once at the end
         files = list((broken / stage / "tensorboard").iterdir())
-        shown = [x for x in files if b"personalised/tar_at_far" in x.read_bytes()]
+        shown = [x for x in files if b"personalized/tar_at_far" in x.read_bytes()]
         assert len(shown) == 1 and len(files) > 1
     if lanes == "auto":
         assert output.count("(measured ms per client") == 2
@@ -242,7 +242,7 @@ def test_the_demo_ranks_fedfr_first(tmp_path):
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
     summary = json.loads((tmp_path / "summary.json").read_text())
-    of = {name: m["personalised"] for name, m in summary["methods"].items()}
+    of = {name: m["personalized"] for name, m in summary["methods"].items()}
     for metric in of["fedfr"]:
         others = [of[name][metric] for name in ("pretrained", "fedavg")]
         assert of["fedfr"][metric] > max(others), metric

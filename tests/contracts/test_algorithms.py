@@ -10,22 +10,27 @@ import optax
 import pytest
 
 import fedfr_jax as ff
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import client as client_module
-from fedfr_jax.federated import sampling
 from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.aggregation import AGGREGATORS, with_aggregation
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.personal import blocks, personal
-from fedfr_jax.federated.algorithms.shared_images import Shared
-from fedfr_jax.federated.algorithms.statistics import with_statistics
+from fedfr_jax.federated.algorithms.batch_stats import with_batch_stats
+from fedfr_jax.federated.algorithms.personal import top_blocks, with_personal_layers
+from fedfr_jax.federated.algorithms.public_data import PublicImages
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.federated.simulation import Simulation, open_store, play, start
-from fedfr_jax.federated.tables import table_on
-from fedfr_jax.feed import Feed
+from fedfr_jax.federated.schedule import random_client, sample_cohort
+from fedfr_jax.federated.simulation import (
+    Simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
+from fedfr_jax.federated.streaming import place_data
 from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Dataset, Local, Model
+from fedfr_jax.types import Dataset, LocalTraining, Model
 from tests.federated import toys
 
 SIZES = (3, 9, 5, 12, 7)
@@ -86,7 +91,7 @@ MODEL = Model(
     apply=lambda *arguments, key=None: features_of(*arguments)[::2],
     image_shape=(6,),
     embedding_dim=CLASSES,
-    features=features_of,
+    apply_with_features=features_of,
 )
 
 
@@ -107,7 +112,7 @@ class Member(NamedTuple):
 
 
 RATE = lambda round, epoch: jnp.float32(0.1)
-LOCAL = Local(loss_fn, sgd(), RATE)
+LOCAL = LocalTraining(loss_fn, sgd(), RATE)
 FACES = {
     "params": {
         "backbone": {"body": variables_of(0)["params"]["body"]},
@@ -128,7 +133,7 @@ def _built(name, local, **settings):
 
 
 IMAGES = np.random.default_rng(5).normal(size=(6, 6)).astype(np.float32)
-SEEN = {"model": MODEL, "shared": Shared(IMAGES, Feed(batch_size=4))}
+SEEN = {"model": MODEL, "shared": PublicImages(IMAGES, Batching(batch_size=4))}
 MEMBERS = {
     "afl": Member(tiny("afl", num_classes=CLASSES)),
     "apfl": Member(tiny("apfl")),
@@ -138,7 +143,9 @@ MEMBERS = {
     "fedaws": Member(tiny("fedaws", spreadout=spreadout_sum, classes=HEAD)),
     "feddyn": Member(tiny("feddyn", num_clients=len(SIZES))),
     "feddane": Member(tiny("feddane", strength=0.1)),
-    "fedfr": Member(tiny("fedfr", Local(face_loss, sgd(momentum=0.9), RATE)), FACES),
+    "fedfr": Member(
+        tiny("fedfr", LocalTraining(face_loss, sgd(momentum=0.9), RATE)), FACES
+    ),
     "fedmargin": Member(tiny("fedmargin", model=MODEL)),
     "fednova": Member(tiny("fednova")),
     "fedprox": Member(tiny("fedprox", strength=0.1)),
@@ -193,12 +200,14 @@ KEPT = "params/bias"
 for name in sorted(ALGORITHMS):  # under contract with a personal leaf
     build, variables = MEMBERS[name]
     kept = HEAD if name == "fedfr" else KEPT
-    own = functools.partial(lambda b, kept: personal(b(), kept), build, kept)
+    own = functools.partial(
+        lambda b, kept: with_personal_layers(b(), kept), build, kept
+    )
     MEMBERS[f"personal {name}"] = Member(own, variables)
 for how in ("local", "first"):
     inner = MEMBERS["fedavg"].build
     MEMBERS[f"{how} statistics"] = Member(
-        lambda b=inner, how=how: with_statistics(b(), how)
+        lambda b=inner, how=how: with_batch_stats(b(), how)
     )
 PLAIN = [name for name in MEMBERS if " " not in name]  # entries of ALGORITHMS
 KEEPING = [name for name in MEMBERS if name.startswith("personal ")]
@@ -222,15 +231,15 @@ def table():
     images = rng.normal(size=(sum(SIZES) + 4, 6)).astype(np.float32)
     images[sum(SIZES) :] = np.nan
     labels = rng.integers(0, CLASSES, len(images)).astype(np.int32)
-    return Dataset.labelled(images, labels)
+    return Dataset.from_arrays(images, labels)
 
 
 @functools.cache
 def simulated(name, devices, lanes, **options) -> Simulation:
     """A simulation that compiles once for all tests."""
-    return simulations.simulation(
+    return simulations.build_simulation(
         MEMBERS[name].build(),
-        Feed(batch_size=4, shuffle=False),  # shuffling would double compile time
+        Batching(batch_size=4, shuffle=False),  # shuffling would double compile time
         table(),
         Population(np.cumsum([0, *SIZES]), np.full(len(SIZES), CLASSES, np.int32)),
         mesh=make_mesh(devices),
@@ -244,11 +253,13 @@ def simulated(name, devices, lanes, **options) -> Simulation:
 
 def rounds(name, sim, numbers, server=None, folder=None):
     """Play rounds: -> (server, rows, metrics of all rounds) on the host."""
-    server = start(sim, MEMBERS[name].variables) if server is None else server
+    server = (
+        start_simulation(sim, MEMBERS[name].variables) if server is None else server
+    )
     store = open_store(sim, server, folder, resume_round=numbers[0])
     metrics = []
     for r in numbers:
-        server, outcome = play(sim, server, store, r)
+        server, outcome = simulate_round(sim, server, store, r)
         metrics.append(outcome.metrics)
         if r == 1:
             store.flush(2)
@@ -327,7 +338,7 @@ def test_links_that_change_nothing_change_nothing(name):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_order_in_which_clients_arrive_changes_nothing(name, monkeypatch):
-    schedule = simulations.schedule
+    schedule = simulations.build_schedule
 
     def reverse(*args, **settings):
         plan = schedule(*args, **settings)
@@ -361,14 +372,14 @@ def device_tree(sim, tree):
 @pytest.mark.parametrize("name", PLAIN)
 def test_examples_of_other_clients_are_never_seen(name):
     sim = simulated(name, *APART)
-    ids = sampling.sample(SEED, 0, len(SIZES), COHORT)
+    ids = sample_cohort(SEED, 0, len(SIZES), COHORT)
     assert 0 not in ids  # idle slots point at client 0
     owner = np.repeat(np.arange(len(SIZES)), SIZES)
     images = table().images
     images[: len(owner)][~np.isin(owner, ids)] = np.nan
     poisoned = jax.device_put(images, simulations.meshes.replicated(sim.mesh))
-    held = sim.table._replace(inputs={"image": poisoned})
-    poisoned = sim._replace(source=table_on(sim.mesh, held))
+    held = sim.device_data._replace(inputs={"image": poisoned})
+    poisoned = sim._replace(data=place_data(sim.mesh, held))
     assert_same_bits(rounds(name, poisoned, (0,)), rounds(name, sim, (0,)))
 
 
@@ -396,24 +407,26 @@ def test_what_is_sent_has_no_byte_of_a_personal_leaf(name):
     assert not [path for path, _ in inner if "bias" in jax.tree_util.keystr(path)]
     sim = simulated(name, *ALONE)
     row = jax.eval_shape(algorithm.init_personal, jax.random.key(0), server)
-    slot = jax.tree.map(jnp.int32, client_module.Slots(0, 0, 1, 0, 3, 0, CLASSES, 2))
+    slot = jax.tree.map(
+        jnp.int32, client_module.SlotInputs(0, 0, 1, 0, 3, 0, CLASSES, 2)
+    )
     tables = ()
     if algorithm.prepare:
         tables = algorithm.prepare(
             start_of(sim, name),
             sim.context(simulations.Cohort(np.arange(COHORT), 0)),
-        ).tables
+        ).shared
 
     def sent(server, row, table):
-        extra = simulations.no_extra(COHORT)._replace(tables=tables)
+        extra = simulations.empty_prepared(COHORT)._replace(shared=tables)
         client = client_module.client_view(
-            *(sim.feed, 12, jax.random.key(1), slot, extra),
+            *(sim.batching, 12, jax.random.key(1), slot, extra),
             *(client_module.all_rows(table), jnp.int32(0)),
         )
         output = algorithm.client_update(jax.random.key(2), server, row, client)
-        return output.update, output.upload, output.sums
+        return output.update, output.per_client, output.sums
 
-    shapes = jax.eval_shape(sent, server, row, sim.table)
+    shapes = jax.eval_shape(sent, server, row, sim.device_data)
     names = [jax.tree_util.keystr(p) for p, _ in leaves_of(shapes)]
     assert any("body" in name for name in names)
     assert not [name for name in names if "bias" in name]
@@ -423,7 +436,7 @@ leaves_of = jax.tree_util.tree_leaves_with_path
 
 
 def start_of(sim, name):
-    return start(sim, MEMBERS[name].variables)
+    return start_simulation(sim, MEMBERS[name].variables)
 
 
 @pytest.mark.parametrize("name", trained(KEEPING))
@@ -436,12 +449,12 @@ def test_personal_leaves_are_trained_and_differ_between_clients(name):
 
 def test_personal_of_nothing_is_the_algorithm_itself():
     algorithm = MEMBERS["fedavg"].build()
-    for nothing in (None, "", blocks(("stem", "fc"), 0)):
-        assert personal(algorithm, nothing) is algorithm
+    for nothing in (None, "", top_blocks(("stem", "fc"), 0)):
+        assert with_personal_layers(algorithm, nothing) is algorithm
 
 
 def test_a_pattern_that_matches_no_leaf_names_near_ones():
-    algorithm = personal(MEMBERS["fedavg"].build(), "params/bais$")
+    algorithm = with_personal_layers(MEMBERS["fedavg"].build(), "params/bais$")
     with pytest.raises(ValueError, match="must match a leaf.*params/bias"):
         algorithm.init(variables_of(0))
 
@@ -455,7 +468,7 @@ def test_statistics_are_averaged_kept_or_of_the_first_client():
             ("first", "first statistics"),
         )
     }
-    ids = sampling.sample(SEED, 0, len(SIZES), COHORT)
+    ids = sample_cohort(SEED, 0, len(SIZES), COHORT)
     kept = ends["local"][1][0].leaves["batch_stats"]["mean"][ids]
     assert len(set(kept.tolist())) == COHORT
     np.testing.assert_allclose(
@@ -463,7 +476,7 @@ def test_statistics_are_averaged_kept_or_of_the_first_client():
         np.average(kept, weights=np.array(SIZES)[ids]),
         rtol=1e-5,
     )
-    chosen = kept[ids == sampling.first_of(ids, SEED, 0)].item()
+    chosen = kept[ids == random_client(ids, SEED, 0)].item()
     server, (rows, _), _ = ends["first"]
     np.testing.assert_allclose(server.first["batch_stats"]["mean"], chosen)
     personalize = MEMBERS["first statistics"].build().personalize
@@ -484,7 +497,7 @@ AVERAGED = {
 
 
 def test_running_statistics_of_clients_are_averaged_whatever_the_algorithm():
-    ids = sampling.sample(SEED, 0, len(SIZES), COHORT)
+    ids = sample_cohort(SEED, 0, len(SIZES), COHORT)
     own = "local statistics"
     _, (rows, _), _ = rounds(own, simulated(own, *ALONE), (0,))
     kept = rows.leaves["batch_stats"]["mean"][ids]

@@ -9,7 +9,7 @@ import os
 import pathlib
 import runpy
 
-from fedfr_jax.commands.config_files import load, shipped
+from fedfr_jax.config.files import load, shipped
 
 KEPT = pathlib.Path(__file__).with_name("configs.json")
 

@@ -9,27 +9,27 @@ import runpy
 import jax
 import pytest
 
-from fedfr_jax.build import SECTIONS, plain
 from fedfr_jax.central.settings import Training
-from fedfr_jax.commands.config_files import find, load
+from fedfr_jax.config.build import SECTIONS, plain
+from fedfr_jax.config.files import find, load
 from fedfr_jax.data.augment import build_augment
 from fedfr_jax.data.partition import PARTITIONS
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.models import MODELS
-from fedfr_jax.stacks import named
+from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
-from fedfr_jax.tasks.contrast import contrasted
+from fedfr_jax.tasks.contrastive import with_contrastive_loss
+from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
 from fedfr_jax.tasks.faces.methods import FaceTerms
-from fedfr_jax.tasks.faces.recognition import Judge
 from fedfr_jax.tasks.options import keywords, local_of
 from fedfr_jax.tasks.reid.data import SCENARIOS
-from fedfr_jax.tasks.reid.judged import Evaluating as Retrieving
+from fedfr_jax.tasks.reid.evaluator import EvaluationConfig as Retrieving
 from fedfr_jax.tasks.reid.loss import reid_loss
-from fedfr_jax.tasks.reid.public import Public
+from fedfr_jax.tasks.reid.public_data import PublicDataConfig
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
-from fedfr_jax.tasks.segmentation.stages import Evaluating
+from fedfr_jax.tasks.segmentation.stages import EvaluationConfig
 from fedfr_jax.tasks.trainers import MARGIN, OWN
 
 KEY = jax.random.key(0)
@@ -116,7 +116,7 @@ def shapes_of(model):
     factory = MODELS[model["name"]]
     settings = {key: value for key, value in model.items() if key != "name"}
     made = factory((32, 32, 3), num_classes=10, **settings)
-    params = jax.eval_shape(lambda key: named(made.init(key)["params"]), KEY)
+    params = jax.eval_shape(lambda key: by_block_name(made.init(key)["params"]), KEY)
     return jax.tree.map(lambda leaf: leaf.shape, params)
 
 
@@ -129,7 +129,7 @@ def check_config(module, *given):
     for section, family in named:
         settings = dict(config[section])
         if is_reid:  # sections of the task's own
-            check(Public, settings.pop("public", {}), "partition.public")
+            check(PublicDataConfig, settings.pop("public", {}), "partition.public")
             settings.pop("weights", None)
         name = settings.pop("name", "by_identity")
         check(family[name], settings, f"{section}.{name}")
@@ -155,7 +155,7 @@ def augments_of(settings):
 
 def check_faces(config):
     check(Training, config["pretrain"], "pretrain")
-    check(Judge, config["evaluation"], "evaluation")
+    check(FaceEvaluator, config["evaluation"], "evaluation")
     for name, options in config["methods"].items():
         if options.get("kind") == "central":
             check(Training, {k: v for k, v in options.items() if k != "kind"}, name)
@@ -168,7 +168,7 @@ def check_faces(config):
 def row_keys(options, *functions):
     """What a row may say: keys of its functions, and of the term around its loss."""
     if options.get("algorithm") == "moon":
-        functions = [*functions, contrasted]
+        functions = [*functions, with_contrastive_loss]
     return {"algorithm", *OWN}.union(*map(keywords, functions))
 
 
@@ -186,7 +186,7 @@ def check_classification(config):
 
 def check_segmentation(config):
     assert not config["pretrain"]
-    check(Evaluating, config["evaluation"], "evaluation")
+    check(EvaluationConfig, config["evaluation"], "evaluation")
     for name, options in config["methods"].items():
         if options.get("kind") == "central":
             assert set(options) <= {"kind", *Training._fields} - {*MARGIN}, name

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from fedfr_jax.configs.classification import comparison
 
-from fedfr_jax.build import build
-from fedfr_jax.commands.config_files import find, load
+from fedfr_jax.config.build import build
+from fedfr_jax.config.files import find, load
 from fedfr_jax.configs import base
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.aggregation import AGGREGATORS
@@ -234,7 +234,7 @@ LINKED = {
     "geometric_median": {"name": "geometric_median"},
     "weiszfeld": {"name": "rfa"},
     "norm_clipping": {"name": "clip_by_global_norm", "max_norm": 1.0},
-    "centred_clipping": {"name": "centered_clip", "max_norm": 1.0},
+    "centered_clipping": {"name": "centered_clip", "max_norm": 1.0},
 }
 REDDI = {  # table 8 of arXiv:2003.00295: rates of the server and the clients, tau
     "fedavgm": (1.0, 0.032, {}),

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedfr_jax.build import build, plain
-from fedfr_jax.commands.config_files import find, load
+from fedfr_jax.config.build import build, plain
+from fedfr_jax.config.files import find, load
 from fedfr_jax.data.sources.recordio import write_face_set
-from fedfr_jax.deploy.network import Network
-from fedfr_jax.deploy.pictures import read_pictures
+from fedfr_jax.deploy.face_images import read_images
+from fedfr_jax.deploy.trained_model import TrainedModel
 from fedfr_jax.schema import with_tuples
-from fedfr_jax.tasks.classification import accuracy
-from fedfr_jax.tasks.data import preprocessing_of
-from fedfr_jax.tasks.faces import recognition
-from fedfr_jax.tasks.reid import judge as reid_judge
-from fedfr_jax.tasks.segmentation import judge as segmentation_judge
-from fedfr_jax.types import Networks, Preprocessing, Source
+from fedfr_jax.tasks.classification import evaluators
+from fedfr_jax.tasks.data import build_preprocessing
+from fedfr_jax.tasks.faces import evaluator as evaluator_module
+from fedfr_jax.tasks.reid import evaluator as reid_judge
+from fedfr_jax.tasks.segmentation import evaluator as segmentation_judge
+from fedfr_jax.types import Preprocessing, Source, TrainedModels
 
 SIZE = (15, 22)  # H, W of the stored pictures, which no network has
 POINTS = np.array([[7, 4], [13, 4], [10, 7], [8, 10], [12, 10]], float)
@@ -178,7 +178,7 @@ CASES = [
     Case("fedper/flickr_aes", flickr_aes, {"resize": "stretch"}),
     Case("fedmargin/table_camvid", camvid, {"mirrored": False}),
     Case("fedreid/tables", market1501, {"kernel": "bicubic", "mirrored": True}),
-    Case("fedreid/strong_centre", market1501, {"mean": IMAGENET}),
+    Case("fedreid/strong_center", market1501, {"mean": IMAGENET}),
     Case("fedreid/paper", join, {"mean": IMAGENET, "mirrored": True}),
 ]
 
@@ -227,7 +227,7 @@ def seeing(seen: list, output: Callable) -> Callable:
         def run(variables, table, rows):
             inputs = {"image": jnp.asarray(np.asarray(table.images)[rows])}
             views = [
-                np.asarray(feed.seen(jnp.int32(i), inputs)["image"])
+                np.asarray(feed.with_deterministic(jnp.int32(i), inputs)["image"])
                 for i in range(max(feed.num_views, 1))
             ]
             seen.extend(image for view in views for image in view)
@@ -258,8 +258,8 @@ def counted(*_):
 
 
 BUILDERS = (
-    (recognition, "build_embed", embedded),
-    (accuracy, "build_embed", embedded),
+    (evaluator_module, "build_embed", embedded),
+    (evaluators, "build_embed", embedded),
     (reid_judge, "build_embed", embedded),
     (segmentation_judge, "build_sums", counted),
 )
@@ -276,7 +276,7 @@ def test_evaluation_and_commands_see_the_same_numbers(case, tmp_path, monkeypatc
         monkeypatch.setattr(module, name, seeing(evaluated, output))
     network = lambda variables, images: images.reshape(len(images), -1)[:, :16]
     evaluator = experiment.task.evaluators["generic"]
-    evaluator.evaluate(Networks(0, network, None, network))
+    evaluator.evaluate(TrainedModels(0, network, None, network))
 
     def apply(variables, images):
         embedded.extend(np.asarray(images))
@@ -284,9 +284,9 @@ def test_evaluation_and_commands_see_the_same_numbers(case, tmp_path, monkeypatc
 
     landmarks = tmp_path / "paths.csv"
     landmarks = landmarks if landmarks.exists() else None
-    images = read_pictures(paths, image_shape, how, landmarks=landmarks)
+    images = read_images(paths, image_shape, how, landmarks=landmarks)
     images = images.read(np.arange(len(paths)))
-    features = Network(apply, None, image_shape, recorded=how).embed(images)
+    features = TrainedModel(apply, None, image_shape, recorded=how).embed(images)
     assert len(evaluated) and image_shape[:2] != SIZE
     assert len(embedded) == (1 + how.mirrored) * len(paths)
     known = np.stack(embedded).reshape(len(embedded), -1)
@@ -302,10 +302,10 @@ def test_trainings_that_scale_pixels_differently_are_refused():
     settings = {"methods": {"a": {}, "b": {"kind": "central"}}, "federation": {}}
     source = Source(None, None, (), (8, 8, 3))
     imagenet = ({"name": "normalize", "mean": IMAGENET},)
-    with pytest.raises(ValueError, match="config.methods.b.augment must normalise"):
+    with pytest.raises(ValueError, match="config.methods.b.augment must normalize"):
         settings["federation"] = {"augment": imagenet}
-        preprocessing_of(settings, source)
+        build_preprocessing(settings, source)
     settings["methods"]["b"]["augment"] = ("mirror", *imagenet)
-    assert preprocessing_of(settings, source) == Preprocessing(mean=IMAGENET)
-    with pytest.raises(ValueError, match="config.pretrain.augment must normalise"):
-        preprocessing_of({**settings, "pretrain": {}}, source, pretrains=True)
+    assert build_preprocessing(settings, source) == Preprocessing(mean=IMAGENET)
+    with pytest.raises(ValueError, match="config.pretrain.augment must normalize"):
+        build_preprocessing({**settings, "pretrain": {}}, source, pretrains=True)

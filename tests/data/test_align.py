@@ -81,7 +81,7 @@ def test_warp_by_the_identity_and_by_whole_pixels_is_exact():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_warp_equals_scipy_within_one_grey_level(channels):
+def test_warp_equals_scipy_within_one_gray_level(channels):
     image = np.random.default_rng(1).integers(0, 256, (40, 30, channels), np.uint8)
     matrix = turned_by(0.3, 0.9, (4.2, -2.7))
     found = warp(image, matrix, (32, 36))
@@ -106,6 +106,6 @@ def test_a_warped_mark_lands_where_transform_says():
     matrix = turned_by(-0.5, 1.4, (10.0, 25.0))
     warped = warp(image, matrix, (80, 90))[..., 0].astype(np.float64)
     y, x = np.mgrid[:80, :90]
-    centre = np.array([(x * warped).sum(), (y * warped).sum()]) / warped.sum()
+    center = np.array([(x * warped).sum(), (y * warped).sum()]) / warped.sum()
     expected = transform(matrix, np.array([[31.0, 21.0]]))[0]
-    np.testing.assert_allclose(centre, expected, atol=0.05)
+    np.testing.assert_allclose(center, expected, atol=0.05)

@@ -68,20 +68,21 @@ def test_shapes_stay_and_dtypes_too_but_for_normalize(name, dtype):
         assert new.dtype == (np.float32 if is_float else old.dtype)
 
 
-@pytest.mark.parametrize("name", [n for n, augment in ALL.items() if augment.views])
+@pytest.mark.parametrize("name", [n for n, augment in ALL.items() if augment.num_views])
 def test_views_are_what_apply_gives(name):
     augment = ALL[name]
     image = picture()
-    outcomes = images_of(augment, image, 64 if augment.views > 1 else 1)
+    outcomes = images_of(augment, image, 64 if augment.num_views > 1 else 1)
     views = [
-        augment.view(i, {"image": jnp.asarray(image)}) for i in range(augment.views)
+        augment.apply_view(i, {"image": jnp.asarray(image)})
+        for i in range(augment.num_views)
     ]
     distinct = {np.asarray(view["image"]).tobytes() for view in views}
-    assert len(distinct) == augment.views
+    assert len(distinct) == augment.num_views
     assert {outcome.tobytes() for outcome in outcomes} == distinct
 
 
-@pytest.mark.parametrize("name", [n for n, a in ALL.items() if a.views == 1])
+@pytest.mark.parametrize("name", [n for n, a in ALL.items() if a.num_views == 1])
 def test_one_outcome_needs_no_keys(name):
     inputs, targets = examples(3)
     with_keys = batched(ALL[name], keys(3), inputs, targets)
@@ -150,11 +151,11 @@ def test_parts_that_are_absent_stay_absent():
 
 def test_views_of_several_count_in_mixed_radix():
     augment = compose(mirror(), identity(), upside_down(), normalize())
-    assert augment.views == 4
+    assert augment.num_views == 4
     image = jnp.asarray(picture())
-    expected = normalize().view(0, {"image": image})["image"]
+    expected = normalize().apply_view(0, {"image": image})["image"]
     for i in range(4):
-        view = jax.jit(augment.view)(i, {"image": image})["image"]
+        view = jax.jit(augment.apply_view)(i, {"image": image})["image"]
         np.testing.assert_array_equal(
             view, expected[:: 1 - 2 * (i // 2), :: 1 - 2 * (i % 2)]
         )
@@ -170,7 +171,7 @@ def upside_down():
     def apply(key, inputs, targets):
         return view(random.bernoulli(key).astype(jnp.int32), inputs), targets
 
-    return augments.Augment(apply, views=2, view=view)
+    return augments.Augment(apply, num_views=2, apply_view=view)
 
 
 def test_the_parts_of_a_composition_draw_on_their_own():
@@ -182,7 +183,7 @@ def test_the_parts_of_a_composition_draw_on_their_own():
 
 def test_what_cannot_be_counted_has_no_views():
     augment = compose(mirror(), affine(rotation=5))
-    assert augment.views == 0 and augment.view is None
+    assert augment.num_views == 0 and augment.apply_view is None
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3)])
@@ -195,7 +196,7 @@ def test_everything_at_once(shape):
     assert moved["image"].shape == old.shape and moved["image"].dtype == np.float32
     assert -1 <= moved["image"].min() < -0.5 and 0.5 < moved["image"].max() <= 1
     assert labels["mask"].dtype == np.uint8
-    assert augment.views == 0
+    assert augment.num_views == 0
 
 
 # From a configuration.
@@ -203,22 +204,22 @@ def test_everything_at_once(shape):
 
 def test_normalize_comes_last_unless_it_is_named():
     image = {"image": jnp.asarray(picture())}
-    assert build_augment([]).views == 1
-    assert build_augment([]).view(0, image)["image"].dtype == np.float32
+    assert build_augment([]).num_views == 1
+    assert build_augment([]).apply_view(0, image)["image"].dtype == np.float32
     halves = build_augment(("mirror", {"name": "normalize", "mean": 0, "std": 2}))
-    np.testing.assert_array_equal(halves.view(0, image)["image"], picture() / 2)
+    np.testing.assert_array_equal(halves.apply_view(0, image)["image"], picture() / 2)
 
 
 def test_settings_of_a_config():
     config = ml_collections.ConfigDict()
     config.augment = ("mirror", {"name": "affine", "scale": (0.9, 1.1)})
-    assert build_augment(config.augment).views == 0
+    assert build_augment(config.augment).num_views == 0
 
 
 def test_a_registered_augment_is_built_by_its_name(monkeypatch):
     monkeypatch.setattr(augments, "AUGMENTS", dict(AUGMENTS))
     register_augment("upside_down", upside_down)
-    assert build_augment(["mirror", "upside_down"]).views == 4
+    assert build_augment(["mirror", "upside_down"]).num_views == 4
     with pytest.raises(ValueError, match="name of its own, got 'mirror'"):
         register_augment("mirror", upside_down)
 

@@ -14,9 +14,9 @@ from fedfr_jax.data.augment import (
     batched,
     color,
     erase,
+    geometry,
     mirror,
     pad_and_crop,
-    warp,
 )
 from tests.data.pictures import (
     examples,
@@ -45,15 +45,15 @@ def test_mirror_is_drawn_with_its_probability():
     drawn = images_of(mirror(probability=0.2), image, 2000)
     share = (drawn[:, 0, 0, 0] != image[0, 0, 0]).mean()
     np.testing.assert_allclose(share, 0.2, atol=4 * math.sqrt(0.16 / 2000))
-    assert mirror(probability=0).views == mirror(probability=1).views == 1
+    assert mirror(probability=0).num_views == mirror(probability=1).num_views == 1
 
 
 def test_landmarks_without_sides_keep_their_order():
     inputs = {"image": jnp.zeros((4, 8, 1)), "landmarks": jnp.array([[1.0, 2.0]])}
-    moved = mirror(probability=1, swap=None).view(0, inputs)["landmarks"]
+    moved = mirror(probability=1, swap=None).apply_view(0, inputs)["landmarks"]
     np.testing.assert_array_equal(moved, [[6.0, 2.0]])
     with pytest.raises(ValueError, match="swap must name all 1 landmarks"):
-        mirror(probability=1).view(0, inputs)
+        mirror(probability=1).apply_view(0, inputs)
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect"])
@@ -70,7 +70,7 @@ def test_crops_are_all_slices_of_the_padded_image(mode):
 
 
 def scipy_warp(image, motion, order, outside):
-    """The image under a motion of points about its centre, [H, W, C] float64."""
+    """The image under a motion of points about its center, [H, W, C] float64."""
     forward = np.array([[motion.yy, motion.yx], [motion.xy, motion.xx]], np.float64)
     back = np.linalg.inv(forward)
     center = (np.array(image.shape[:2]) - 1) / 2
@@ -94,10 +94,10 @@ def scipy_warp(image, motion, order, outside):
 def test_warps_are_scipys(shape, seed):
     rng = np.random.default_rng(seed)
     drawn = rng.uniform(-1, 1, 5) * [1.0, 0.3, 0.3, 4, 4] + [0, 0, 1, 0, 0]
-    motion = warp.motion(*(jnp.float32(value) for value in drawn))
+    motion = geometry.build_affine(*(jnp.float32(value) for value in drawn))
     image = picture(shape, seed).astype(np.float32)
-    x, y = warp.origins(motion, *shape[:2])
-    interpolate = jax.jit(warp.interpolate, static_argnums=3)
+    x, y = geometry.origins(motion, *shape[:2])
+    interpolate = jax.jit(geometry.interpolate, static_argnums=3)
     ours = interpolate(jnp.asarray(image), x, y, 77.0)
     # 1e-5 of a pixel is up to 255e-5 of a value.
     np.testing.assert_allclose(ours, scipy_warp(image, motion, 1, 77.0), atol=2e-2)
@@ -105,24 +105,24 @@ def test_warps_are_scipys(shape, seed):
     np.testing.assert_allclose(in_bytes, np.asarray(ours), atol=0.51)
 
     mask = picture(shape[:2], seed) % 9
-    ours = np.asarray(warp.nearest(jnp.asarray(mask), x, y, 255))
+    ours = np.asarray(geometry.nearest(jnp.asarray(mask), x, y, 255))
     theirs = scipy_warp(mask[..., None], motion, 0, 255)[..., 0]
     assert (ours == theirs).mean() > 0.998  # ties within float32 of half a pixel
 
 
 def test_a_motion_shears_scales_and_turns():
-    turn = warp.motion(*map(jnp.float32, (np.pi / 2, 0, 2, 1, 0)))
-    # The pixel right of the centre goes below it; twice as far; one to the right.
-    points = warp.move_points(turn, jnp.array([[3.0, 2.0]]), 5, 5)
+    turn = geometry.build_affine(*map(jnp.float32, (np.pi / 2, 0, 2, 1, 0)))
+    # The pixel right of the center goes below it; twice as far; one to the right.
+    points = geometry.move_points(turn, jnp.array([[3.0, 2.0]]), 5, 5)
     np.testing.assert_allclose(points, [[3.0, 4.0]], atol=1e-5)
-    lean = warp.motion(*map(jnp.float32, (0, np.pi / 4, 1, 0, 0)))
-    points = warp.move_points(lean, jnp.array([[2.0, 3.0]]), 5, 5)
+    lean = geometry.build_affine(*map(jnp.float32, (0, np.pi / 4, 1, 0, 0)))
+    points = geometry.move_points(lean, jnp.array([[2.0, 3.0]]), 5, 5)
     np.testing.assert_allclose(points, [[3.0, 3.0]], atol=1e-5)
 
 
 def test_affine_draws_within_its_ranges():
     augment = affine(rotation=30, scale=(0.5, 2), shift=0.25)
-    corners = jnp.array([[4.5, 4.5], [5.5, 4.5]])  # the centre of 10 x 10, and beside
+    corners = jnp.array([[4.5, 4.5], [5.5, 4.5]])  # the center of 10 x 10, and beside
     inputs = {"image": jnp.zeros((10, 10, 1)), "landmarks": corners}
     run = jax.jit(jax.vmap(lambda key: augment.apply(key, inputs, {})[0]["landmarks"]))
     center, beside = np.moveaxis(np.asarray(run(keys(2000))), 1, 0)
@@ -153,5 +153,5 @@ def test_affine_draws_within_its_ranges():
 )
 def test_no_effect_is_the_identity(augment):
     image = {"image": jnp.asarray(picture())}
-    assert augment.views == 1
-    np.testing.assert_array_equal(augment.view(0, image)["image"], image["image"])
+    assert augment.num_views == 1
+    np.testing.assert_array_equal(augment.apply_view(0, image)["image"], image["image"])

@@ -1,4 +1,4 @@
-"""Values of pixels: colours, erased rectangles, another camera's statistics."""
+"""Values of pixels: colors, erased rectangles, another camera's statistics."""
 
 import colorsys
 import functools
@@ -18,9 +18,8 @@ from fedfr_jax.data.augment import (
     mirror,
     normalize,
 )
-from fedfr_jax.data.augment.camera_statistics import statistics_of
-from fedfr_jax.data.augment.erase import papers_rectangle
-from fedfr_jax.data.augment.pixels import turn_hue
+from fedfr_jax.data.augment.photometric import compute_statistics, rotate_hue
+from fedfr_jax.data.augment.random_erasing import paper_rectangle
 from tests.data.pictures import (
     images_of,
     picture,
@@ -38,7 +37,9 @@ def test_normalize_maps_bytes_to_minus_one_to_one():
 def test_mirror_and_normalize_are_an_image_and_its_mirror_image():
     augment = compose(mirror(), normalize())
     image = jnp.asarray(picture((8, 8, 3)))
-    plain, flipped = (augment.view(i, {"image": image})["image"] for i in range(2))
+    plain, flipped = (
+        augment.apply_view(i, {"image": image})["image"] for i in range(2)
+    )
     np.testing.assert_allclose(plain, jnp.float32(image) / 127.5 - 1, atol=1e-6)
     np.testing.assert_array_equal(flipped, plain[:, ::-1])
 
@@ -46,11 +47,13 @@ def test_mirror_and_normalize_are_an_image_and_its_mirror_image():
 def test_normalize_by_channel():
     image = picture((4, 4, 3))
     mean, std = (120.0, 110.0, 100.0), (60.0, 61.0, 62.0)
-    out = normalize(mean=mean, std=std).view(0, {"image": jnp.asarray(image)})["image"]
+    out = normalize(mean=mean, std=std).apply_view(0, {"image": jnp.asarray(image)})[
+        "image"
+    ]
     expected = (image - np.array(mean)) / np.array(std)
     np.testing.assert_allclose(out, expected, atol=1e-5)
     with pytest.raises(ValueError, match="number for each of the 1 channels"):
-        normalize(mean=mean).view(0, {"image": jnp.zeros((4, 4, 1))})
+        normalize(mean=mean).apply_view(0, {"image": jnp.zeros((4, 4, 1))})
 
 
 @pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
@@ -75,7 +78,7 @@ def test_color_draws_factors_of_torchvisions_ranges(name):
 @pytest.mark.parametrize("turn", [-0.5, -0.1, 0.0, 0.3])
 def test_turning_the_hue_is_colorsys(turn):
     image = np.concatenate([picture((6, 6, 3)), np.full((1, 6, 3), 8)]).astype(np.uint8)
-    ours = turn_hue(jnp.asarray(image, jnp.float32), jnp.float32(turn))
+    ours = rotate_hue(jnp.asarray(image, jnp.float32), jnp.float32(turn))
     pairs = zip(image.reshape(-1, 3), np.asarray(ours).reshape(-1, 3), strict=True)
     for pixel, turned in pairs:
         hue, saturation, value = colorsys.rgb_to_hsv(*pixel.astype(float))
@@ -145,7 +148,7 @@ def test_an_image_takes_on_another_cameras_mean_and_deviation():
     cameras = np.arange(12) % 3
     images = shades[cameras][:, None, None] + rng.integers(-30, 30, (12, 6, 4, 3))
     images = images.astype(np.uint8)
-    means, stds = statistics_of(lambda rows: images[rows], cameras)
+    means, stds = compute_statistics(lambda rows: images[rows], cameras)
     of = [images[cameras == k].reshape(-1, 3).astype(float) for k in range(3)]
     np.testing.assert_allclose(means, [x.mean(0) for x in of], rtol=1e-6)
     np.testing.assert_allclose(stds, [x.std(0) for x in of], rtol=1e-6)
@@ -174,7 +177,7 @@ def test_erased_rectangles_have_the_papers_law(golden, size):
     """Shares, areas and aspects within four deviations of their means' own."""
     arrays, number = golden("reid_more"), 1500
     name = f"re_{size[0]}x{size[1]}_expect"
-    erasing = lambda key: papers_rectangle(
+    erasing = lambda key: paper_rectangle(
         key, (*size, 3), 0.5, (0.02, 0.4), (0.3, 1 / 0.3)
     )
     inside = jax.jit(jax.vmap(erasing))(random.split(random.key(0), number))

@@ -20,10 +20,10 @@ def test_a_tree_of_parts_and_classes_is_a_source(tmp_path):
     assert source.is_test.tolist() == [False, False, True, True]
     assert source.labels.tolist() == [0, 1, 0, 1]
     assert source.read(np.arange(4))[:, 0, 0, 0].tolist() == [0, 10, 20, 30]
-    grey = open_source(
+    gray = open_source(
         "image_classes", path=tmp_path, test="val", image_size=3, channels=1
     )
-    assert grey.image_shape == (3, 3, 1)
+    assert gray.image_shape == (3, 3, 1)
     with pytest.raises(ValueError, match="val/cat/1.png in .* must be named as"):
         open_source("image_classes", path=tmp_path)
 

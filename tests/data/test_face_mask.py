@@ -15,7 +15,7 @@ SIZE = 48
 
 
 def faces(count, size=SIZE, channels=3, seed=0):
-    """Random grey-brown bytes."""
+    """Random gray-brown bytes."""
     shape = (count, size, size, channels)
     return np.random.default_rng(seed).integers(60, 180, shape, dtype=np.uint8)
 
@@ -79,7 +79,7 @@ def test_a_mask_goes_where_the_landmarks_go(kind):
     points = arcface_template((SIZE, SIZE))
     _, _, share = drawn(KINDS[kind], landmarks=points)
     _, _, moved = drawn(KINDS[kind], landmarks=points + np.array([4, -3]))
-    # Pixels at the border have neighbours on one side only.
+    # Pixels at the border have neighbors on one side only.
     assert_allclose(moved[:, 1:-4, 5:-1], share[:, 4:-1, 1:-5], atol=2e-3)
 
 
@@ -126,15 +126,19 @@ def test_a_third_is_masked_half_by_each_kind_and_targets_say_which():
     assert_array_equal(is_same, masked == 0)
     assert_array_equal(inputs["clean"], faces(2000, 16))
     fixed = face_mask(fixed=True)
-    kinds = np.asarray(jax.vmap(fixed.draw)(jax.random.split(jax.random.key(1), 4000)))
+    kinds = np.asarray(
+        jax.vmap(fixed.sample_view)(jax.random.split(jax.random.key(1), 4000))
+    )
     assert_allclose(np.bincount(kinds) / 4000, [0.65, 0.175, 0.175], atol=0.03)
 
 
 def test_fixed_masks_are_views_that_pixels_decide():
     augment = compose(mirror(), face_mask(fixed=True))
-    assert augment.views == 6
+    assert augment.num_views == 6
     image = jnp.asarray(faces(1)[0])
-    views = jax.jit(jax.vmap(lambda i: augment.view(i, {"image": image})["image"]))
+    views = jax.jit(
+        jax.vmap(lambda i: augment.apply_view(i, {"image": image})["image"])
+    )
     seen = np.asarray(views(jnp.arange(6, dtype=jnp.int32)))
     assert len({one.tobytes() for one in seen}) == 6
     assert_array_equal(seen[0], image)
@@ -150,13 +154,13 @@ def test_fixed_masks_are_views_that_pixels_decide():
         key = jax.random.key(seed)
         got = apply(key, image)
         # A byte may be rounded the other way in another program.
-        want = seen[int(augment.draw(key))]
+        want = seen[int(augment.sample_view(key))]
         assert_allclose(np.float32(got), np.float32(want), atol=1.01)
     assert len(traced) == 1  # one program serves every key
     assert int(fingerprint(image)) != int(fingerprint(image.at[0, 0, 0].add(1)))
 
 
-def test_masks_move_with_what_follows_and_grey_images_have_them_too():
+def test_masks_move_with_what_follows_and_gray_images_have_them_too():
     augment = build_augment(
         [{"name": "face_mask", "probability": 1, "keep_clean": True}]
         + [{"name": "mirror", "probability": 1}]

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from jax import random
 
-from fedfr_jax.data.faces_synthetic import (
+from fedfr_jax.data.synthetic_faces import (
     conditions,
-    faces_synthetic,
     identity,
     landmarks,
     render,
+    synthetic_faces,
 )
 
 SIZE = 28
@@ -18,7 +18,7 @@ SIZE = 28
 
 def source(people=50, each=8, **settings):
     settings = {"image_size": SIZE} | settings
-    return faces_synthetic(num_identities=people, images_per_identity=each, **settings)
+    return synthetic_faces(num_identities=people, images_per_identity=each, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +122,11 @@ def test_a_linear_probe_on_pixels_fails_but_beats_chance(photographs):
     assert 0.06 < max(accuracy) < 0.35
 
 
-def test_mean_colour_does_not_identify(photographs):
+def test_mean_color_does_not_identify(photographs):
     images, _ = photographs
-    colour = images.mean(axis=(2, 3))  # [50, 16, 3]
-    centre = colour[:, :8].mean(axis=1)
-    gap = ((colour[:, 8:, None] - centre[None, None]) ** 2).sum(axis=-1)
+    color = images.mean(axis=(2, 3))  # [50, 16, 3]
+    center = color[:, :8].mean(axis=1)
+    gap = ((color[:, 8:, None] - center[None, None]) ** 2).sum(axis=-1)
     accuracy = (gap.argmin(axis=-1) == np.arange(50)[:, None]).mean()
     assert accuracy < 0.15
 
@@ -145,12 +145,12 @@ def test_landmarks_lie_in_the_image_in_anatomical_order(photographs):
 
 def test_eyes_are_painted_where_the_landmarks_say(photographs):
     images, faces = photographs
-    grey = images.reshape(800, SIZE, SIZE, 3).mean(axis=-1)
+    gray = images.reshape(800, SIZE, SIZE, 3).mean(axis=-1)
     marks = faces.landmarks
 
     def at(points):
         x, y = np.clip(np.round(points).astype(int), 0, SIZE - 1).T
-        return grey[np.arange(800), y, x]
+        return gray[np.arange(800), y, x]
 
     for eye, corner in ((0, 3), (1, 4)):
         cheek = 0.55 * marks[:, eye] + 0.45 * marks[:, corner]
@@ -194,7 +194,7 @@ def test_images_are_float32_even_when_jax_is_in_double_precision():
 def test_a_wrong_argument_is_an_error_that_names_it(wrong):
     settings = {"num_identities": 2, "images_per_identity": 2} | wrong
     with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must be"):
-        faces_synthetic(**settings)
+        synthetic_faces(**settings)
 
 
 @pytest.mark.parametrize("index", [-1, 4])

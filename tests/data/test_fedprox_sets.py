@@ -5,17 +5,17 @@ import pathlib
 import numpy as np
 import pytest
 
-from fedfr_jax.build import plain
-from fedfr_jax.commands.config_files import find, load
+from fedfr_jax.config.build import plain
+from fedfr_jax.config.files import find, load
 from fedfr_jax.data.partition import lognormal_sizes, power_law
-from fedfr_jax.data.partition.power_law import in_turn, power_law_counts
-from fedfr_jax.data.sources.synthetic import draw_users, synthetic
+from fedfr_jax.data.partition.quantity_skew import alternate_classes, power_law_counts
+from fedfr_jax.data.sources.synthetic import draw_clients, synthetic
 from fedfr_jax.tasks.data import open_data, split
 
 
 def test_synthetic_vectors_are_those_of_the_released_code(golden):
     arrays = golden("fedprox_synthetic_1_1_seed0")
-    users = list(draw_users(1, 1, 30, np.random.RandomState(0)))
+    users = list(draw_clients(1, 1, 30, np.random.RandomState(0)))
     np.testing.assert_array_equal([len(y) for _, y in users], arrays["counts"])
     hist = [np.bincount(y, minlength=10) for _, y in users]
     np.testing.assert_array_equal(hist, arrays["label_hist"])
@@ -23,7 +23,7 @@ def test_synthetic_vectors_are_those_of_the_released_code(golden):
     np.testing.assert_allclose(means, arrays["mean_x"], rtol=1e-9, atol=1e-12)
     source = synthetic()
     for user in arrays["users"]:
-        rows = np.flatnonzero(source.owners == user)
+        rows = np.flatnonzero(source.client_ids == user)
         want = arrays[f"x_user{user}"]
         np.testing.assert_allclose(source.read(rows), want, rtol=1e-6, atol=1e-6)
         np.testing.assert_array_equal(source.labels[rows], arrays[f"y_user{user}"])
@@ -55,7 +55,7 @@ def test_a_share_that_a_class_has_not_left_is_not_dealt():
     rng = np.random.default_rng(0)
     for _ in range(50):
         shares, left = rng.integers(0, 9, 12), int(rng.integers(0, 50))
-        assert in_turn(shares, left).tolist() == [*one_by_one(shares, left)]
+        assert alternate_classes(shares, left).tolist() == [*one_by_one(shares, left)]
 
 
 def test_the_users_of_the_config_are_those_of_the_released_code(golden):

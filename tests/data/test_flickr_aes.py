@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedfr_jax.build import build, plain
-from fedfr_jax.commands.config_files import find, load
+from fedfr_jax.config.build import build, plain
+from fedfr_jax.config.files import find, load
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.sinks import read_jsonl
@@ -27,7 +27,7 @@ RATERS = {
 
 
 def write(folder, raters=RATERS, lines=(), header="worker, imagePair, score"):
-    """A ratings file, and 15 images of one grey value each, ten times their number."""
+    """A ratings file, and 15 images of one gray value each, ten times their number."""
     rows = [header]
     for worker, counts in raters.items():
         scores = np.repeat(np.arange(1, 6), counts)
@@ -41,17 +41,17 @@ def write(folder, raters=RATERS, lines=(), header="worker, imagePair, score"):
 
 def test_raters_with_enough_of_each_score_are_the_owners(tmp_path):
     source = SOURCES["flickr_aes"](write(tmp_path), image_size=8, **SMALL)
-    assert set(source.owners) == {"ann", "bea"}
+    assert set(source.client_ids) == {"ann", "bea"}
     assert source.names == ("1", "2", "3", "4", "5")
     assert source.image_shape == (8, 8, 3)
     for worker in ("ann", "bea"):
-        counts = np.bincount(source.labels[source.owners == worker], minlength=5)
+        counts = np.bincount(source.labels[source.client_ids == worker], minlength=5)
         assert tuple(counts) == RATERS[worker]
     # An image that both have rated is a row of each.
     images = source.read(np.arange(len(source.labels)))
     number = np.rint(images.mean(axis=(1, 2, 3)) / 10).astype(int)
-    assert number[source.owners == "ann"].tolist() == list(range(10))
-    assert number[source.owners == "bea"].tolist() == list(range(14))
+    assert number[source.client_ids == "ann"].tolist() == list(range(10))
+    assert number[source.client_ids == "bea"].tolist() == list(range(14))
 
 
 def test_raters_drawn_at_random_hold_out_a_fifth_of_their_own_ratings(tmp_path):
@@ -65,7 +65,7 @@ def test_raters_drawn_at_random_hold_out_a_fifth_of_their_own_ratings(tmp_path):
     for client in range(5):
         train = parts.train[slice(*parts.train_offsets[client : client + 2])]
         test = parts.test[slice(*parts.test_offsets[client : client + 2])]
-        owners = {*source.owners[train], *source.owners[test]}
+        owners = {*source.client_ids[train], *source.client_ids[test]}
         assert len(owners) == 1 and (len(train), len(test)) == (11, 3)
 
 
@@ -83,7 +83,7 @@ def test_the_config_plays_a_round_whose_network_has_an_output_per_score(tmp_path
     experiment = build({**config, **small})
     trainer = experiment.stages["fedper_2"].trainer
     images = np.zeros((2, 8, 8, 3), np.float32)
-    assert trainer.apply(trainer.start(None), images).shape == (2, 5)
+    assert trainer.apply(trainer.init_variables(None), images).shape == (2, 5)
     run_experiment(experiment, tmp_path / "run")
     (line,) = read_jsonl(tmp_path / "run" / "fedper_2" / "metrics.jsonl")
     assert 0 < line["loss"] < 3

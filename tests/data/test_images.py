@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 import fedfr_jax
+from fedfr_jax.data.sources.decoding import FORMATS, decode, prepare_image, size_of
 from fedfr_jax.data.sources.folder import folder
-from fedfr_jax.data.sources.images import FORMATS, decode, prepared, size_of
-from fedfr_jax.data.sources.mask_folder import image_masks
 from fedfr_jax.data.sources.packed import pack, packed
-from fedfr_jax.data.sources.reid_folders import market1501
+from fedfr_jax.data.sources.reid import market1501
+from fedfr_jax.data.sources.segmentation import image_masks
 from fedfr_jax.types import Preprocessing
 
 UPRIGHT = np.random.default_rng(0).integers(256, size=(6, 10, 3), dtype=np.uint8)
@@ -114,7 +114,7 @@ def test_pictures_are_opened_in_one_place_with_a_list_of_formats():
         if re.search(r"\bImage\.open\b|\bimread\b|\bcv2\.imdecode\b", line)
     ]
     assert found == [
-        ("images.py", "return Image.open(io.BytesIO(data), formats=FORMATS)")
+        ("decoding.py", "return Image.open(io.BytesIO(data), formats=FORMATS)")
     ]
     assert set(FORMATS) == {"BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"}
 
@@ -134,7 +134,7 @@ def test_damage_in_what_a_camera_noted_leaves_the_pixels():
 
 def test_a_picture_is_stretched_cut_or_inverted():
     image = Image.fromarray(UPRIGHT)
-    of = lambda size, **how: prepared(image, size, Preprocessing(**how))
+    of = lambda size, **how: prepare_image(image, size, Preprocessing(**how))
     cut = np.asarray(Image.fromarray(UPRIGHT[:, 2:8]))
     np.testing.assert_array_equal(of((6, 6)), cut)
     np.testing.assert_array_equal(of((6, 10), inverted=True), 255 - UPRIGHT)

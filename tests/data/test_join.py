@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.sources import SOURCES
-from fedfr_jax.data.sources.join import join_sources, names_from
+from fedfr_jax.data.sources.selection import concat_sources, names_from
 from fedfr_jax.tasks.data import split
 from fedfr_jax.types import Source
 
@@ -20,7 +20,7 @@ def numbered(first, labels, side=2):
 
 
 def test_rows_and_identities_follow_each_other():
-    joined = join_sources(
+    joined = concat_sources(
         {"x": numbered(0, [0, 1, 1]), "y": numbered(100, [2, 0, 1, 1])}
     )
     np.testing.assert_array_equal(joined.labels, [0, 1, 1, 4, 2, 3, 3])
@@ -33,23 +33,23 @@ def test_rows_and_identities_follow_each_other():
 def test_test_parts_join_when_every_part_has_one():
     x = numbered(0, [0, 1])._replace(is_test=np.array([False, True]))
     y = numbered(9, [0])._replace(is_test=np.array([True]))
-    joined = join_sources({"x": x, "y": y})
+    joined = concat_sources({"x": x, "y": y})
     np.testing.assert_array_equal(joined.is_test, [False, True, True])
-    assert join_sources({"x": x, "y": numbered(9, [0])}).is_test is None
+    assert concat_sources({"x": x, "y": numbered(9, [0])}).is_test is None
 
 
 def test_landmarks_join_when_every_part_has_them():
     first, second = np.arange(20.0).reshape(2, 5, 2), np.ones((1, 5, 2))
     x = numbered(0, [0, 1])._replace(landmarks=first)
     y = numbered(9, [0])._replace(landmarks=second)
-    joined = join_sources({"x": x, "y": y})
+    joined = concat_sources({"x": x, "y": y})
     np.testing.assert_array_equal(joined.landmarks, np.concatenate([first, second]))
-    assert join_sources({"x": x, "y": numbered(9, [0])}).landmarks is None
+    assert concat_sources({"x": x, "y": numbered(9, [0])}).landmarks is None
 
 
 def test_images_of_two_shapes_do_not_join():
     with pytest.raises(ValueError, match="images of one shape, got .*'y': .3, 3, 1"):
-        join_sources({"x": numbered(0, [0]), "y": numbered(0, [0], side=3)})
+        concat_sources({"x": numbered(0, [0]), "y": numbered(0, [0], side=3)})
 
 
 def test_a_part_names_its_identities():
@@ -81,5 +81,5 @@ def test_a_config_splits_by_part(tmp_path):
     )
     part_of = lambda ids: {source.names[i].split("/")[0] for i in ids}
     assert part_of(np.concatenate(partition.identities)) == {"new"}
-    assert part_of(partition.global_identities) == {"old"}
+    assert part_of(partition.public_identities) == {"old"}
     assert part_of(partition.unseen_identities) == {"old"}

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from fedfr_jax.data.sources import keep_rows, open_source, pack
-from fedfr_jax.data.sources.mask_folder import camvid, image_masks
 from fedfr_jax.data.sources.packed import packed
-from fedfr_jax.types import VOID
+from fedfr_jax.data.sources.segmentation import camvid, image_masks
+from fedfr_jax.types import IGNORE_INDEX
 
 CLASSES = ("sky", "cat", "dog")
 
@@ -41,7 +41,7 @@ def files(**changed):
         "images/test/d.png": picture(4),
         "masks/a.png": halves(0, 1),
         "masks/b.png": png(np.full((4, 6), 2)),
-        "masks/c.png": halves(VOID, 2),
+        "masks/c.png": halves(IGNORE_INDEX, 2),
         "masks/test/d.png": png([[1, 1, 1, 2, 0, 0]] * 4),
         "masks/of_nobody.png": halves(9, 9),
     }
@@ -63,19 +63,19 @@ def source_of(tmp_path, given=None, **settings):
 
 def test_an_image_goes_with_its_own_mask_whatever_the_order(tmp_path):
     source = source_of(tmp_path)
-    assert source.image_shape == (4, 6, 3) and source.masks.names == CLASSES
+    assert source.image_shape == (4, 6, 3) and source.masks.class_names == CLASSES
     assert source.is_test.tolist() == [False, False, False, True]
     rows = np.array([2, 0, 3])
     assert source.read(rows)[:, 0, 0, 0].tolist() == [3, 1, 4]
     masks = source.masks.read(rows)
     assert masks.dtype == np.uint8 and masks.shape == (3, 4, 6)
-    ends = [[VOID, 2], [0, 1], [1, 0]]
+    ends = [[IGNORE_INDEX, 2], [0, 1], [1, 0]]
     np.testing.assert_array_equal(masks[:, 0, [0, 5]], ends)
 
 
 def test_a_label_is_the_largest_class_that_training_images_know(tmp_path):
     # The training images' largest are sky (a tie with cat), dog and dog, so the test
-    # image is not labelled cat, of which it has most.
+    # image is not labeled cat, of which it has most.
     source = source_of(tmp_path)
     assert source.names == ("sky", "dog") and source.labels.tolist() == [0, 1, 1, 0]
     source = source_of(tmp_path, background=("sky",))
@@ -88,14 +88,16 @@ def test_masks_shrink_to_their_nearest_pixels_and_never_mix(tmp_path):
     source = source_of(tmp_path, image_size=(2, 2))
     assert source.read(np.arange(1)).shape == (1, 2, 2, 3)
     found = source.masks.read(np.array([0, 2]))
-    np.testing.assert_array_equal(found, [[[0, 1]] * 2, [[VOID, 2]] * 2])
+    np.testing.assert_array_equal(found, [[[0, 1]] * 2, [[IGNORE_INDEX, 2]] * 2])
 
 
 def test_classes_may_begin_at_any_number_and_void_be_any_other(tmp_path):
     given = files(masks_a=halves(1, 2), masks_b=halves(3, 0), masks_c=halves(3, 7))
     source = source_of(tmp_path, given, first=1, void=(0, 7))
     masks = source.masks.read(np.arange(3))[:, 0]
-    np.testing.assert_array_equal(masks[:, [0, 5]], [[0, 1], [2, VOID], [2, VOID]])
+    np.testing.assert_array_equal(
+        masks[:, [0, 5]], [[0, 1], [2, IGNORE_INDEX], [2, IGNORE_INDEX]]
+    )
 
 
 def test_parts_and_packed_copies_keep_their_masks(tmp_path):
@@ -103,10 +105,10 @@ def test_parts_and_packed_copies_keep_their_masks(tmp_path):
     part = keep_rows(source, np.array([3, 1]))
     whole = source.masks.read(np.arange(4))
     np.testing.assert_array_equal(part.masks.read(np.array([1, 0])), whole[[1, 3]])
-    coloured = source.masks._replace(colours=((1, 2, 3),) * 3)
-    pack(source._replace(masks=coloured), tmp_path / "packed")
+    colored = source.masks._replace(class_colors=((1, 2, 3),) * 3)
+    pack(source._replace(masks=colored), tmp_path / "packed")
     copy = packed(tmp_path / "packed")
-    assert copy.masks[1:] == coloured[1:]
+    assert copy.masks[1:] == colored[1:]
     np.testing.assert_array_equal(copy.masks.read(np.array([2, 0])), whole[[2, 0]])
 
 
@@ -129,7 +131,7 @@ def test_classes_may_have_numbers_of_their_own(tmp_path):
     path = zipped(tmp_path / "set.zip", binary(2))
     numbers = {"object": 255, "background": 0}
     source = image_masks(path, classes=numbers, void=())
-    assert source.masks.names == ("background", "object")
+    assert source.masks.class_names == ("background", "object")
     np.testing.assert_array_equal(source.masks.read([1]), [[[0, 0, 0, 1, 1, 1]] * 4])
     for wrong, settings, rule in (
         (numbers, {}, r"void must be numbers .*the classes' \[0, 255\], got 255"),
@@ -188,9 +190,13 @@ def test_camvid_is_read_as_its_split_says(tmp_path):
     source = camvid(tmp_path, labels="identity")
     assert source.names == ("s1", "s2") and source.labels.tolist() == [0, 0, 1]
     assert source.is_test.tolist() == [True, False, False]
-    assert source.masks.names[3] == "Road" and source.masks.colours[3] == (128, 64, 128)
+    assert source.masks.class_names[3] == "Road" and source.masks.class_colors[3] == (
+        128,
+        64,
+        128,
+    )
     masks = source.masks.read(np.arange(3))
-    assert set(np.unique(masks)) == {*range(11), VOID}
+    assert set(np.unique(masks)) == {*range(11), IGNORE_INDEX}
     assert len(camvid(tmp_path, train=["train", "val"]).labels) == 4
 
 
@@ -200,5 +206,5 @@ def test_the_real_camvid(data_dir):
     assert (len(source.labels), source.is_test.sum()) == (600, 233)
     masks = source.masks.read(np.flatnonzero(~source.is_test))
     share = np.bincount(masks.ravel(), minlength=256)[:11] / masks.size
-    assert share.argmax() == source.masks.names.index("Road")
+    assert share.argmax() == source.masks.class_names.index("Road")
     assert 0.9 < share.sum() < 1

@@ -198,9 +198,9 @@ def test_another_set_is_not_mixed_in(tmp_path, is_finished):
         (tmp_path / "index.json").unlink()
     with pytest.raises(ValueError, match="must be of this source and shard size"):
         pack(source(48), tmp_path, shard_bytes=SHARD)
-    relabelled = source()._replace(cameras=None)
+    relabeled = source()._replace(cameras=None)
     with pytest.raises(ValueError, match="source"):
-        pack(relabelled, tmp_path, shard_bytes=SHARD)
+        pack(relabeled, tmp_path, shard_bytes=SHARD)
 
 
 @pytest.mark.parametrize("name", ["images-00001.npy", "labels.npy", "names.json"])

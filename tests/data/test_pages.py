@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedfr_jax.data.sources import pack, packed, pages
+from fedfr_jax import files
+from fedfr_jax.data.sources import pack, packed
 from fedfr_jax.data.sources.recordio import recordio, write_face_set
 from fedfr_jax.types import Source
 
@@ -41,8 +42,8 @@ def in_memory(mapped):
 
 
 def test_what_lies_around_is_not_read(rows):
-    rows = pages.at_random(rows)
-    pages.expect_rows(rows, np.array([301, 7, 300, 302, 7]))
+    rows = files.advise_random_access(rows)
+    files.will_need_rows(rows, np.array([301, 7, 300, 302, 7]))
     np.testing.assert_array_equal(rows[[301, 7]].min(axis=1), [301 % 256, 7])
     np.testing.assert_array_equal(rows[[301, 7]].max(axis=1), [301 % 256, 7])
     # A row lies on two pages, as the file begins with a header.
@@ -52,7 +53,7 @@ def test_what_lies_around_is_not_read(rows):
 
 
 def test_the_last_row_ends_with_the_file(rows):
-    pages.expect_rows(rows, np.array([COUNT - 1]))
+    files.will_need_rows(rows, np.array([COUNT - 1]))
     assert rows[-1, -1] == (COUNT - 1) % 256
 
 
@@ -60,7 +61,7 @@ def test_the_last_row_ends_with_the_file(rows):
 def asked(monkeypatch):
     """[(begin, end)] of what sources ask for."""
     ranges = []
-    monkeypatch.setattr(pages, "expect", lambda file, *bytes: ranges.append(bytes))
+    monkeypatch.setattr(files, "will_need", lambda file, *bytes: ranges.append(bytes))
     return ranges
 
 

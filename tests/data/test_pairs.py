@@ -1,4 +1,4 @@
-"""Pair sets: three pickle flavours, pickles that run code, LFW's two views."""
+"""Pair sets: three pickle flavors, pickles that run code, LFW's two views."""
 
 import io
 import os
@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedfr_jax.data.sources.listed_pairs import listed_pairs, read_lfw_pairs
-from fedfr_jax.data.sources.pairs import bin_pairs, load_bin
+from fedfr_jax.data.sources.pairs import (
+    bin_pairs,
+    listed_pairs,
+    load_bin,
+    read_lfw_pairs,
+)
 
 
 def jpeg(value):
@@ -18,10 +22,10 @@ def jpeg(value):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("flavour", ["numpy", "bytes", "py2"])
-def test_all_flavours_of_bin_hold_the_same_images(golden, tmp_path, flavour):
+@pytest.mark.parametrize("flavor", ["numpy", "bytes", "py2"])
+def test_all_flavors_of_bin_hold_the_same_images(golden, tmp_path, flavor):
     arrays = golden("bigface_recordio")
-    (tmp_path / "a.bin").write_bytes(arrays[f"F_bin_{flavour}"].tobytes())
+    (tmp_path / "a.bin").write_bytes(arrays[f"F_bin_{flavor}"].tobytes())
     images, is_same = load_bin(tmp_path / "a.bin")
     assert b"".join(images) == arrays["F_payload_concat"].tobytes()
     assert [len(image) for image in images] == arrays["F_payload_len"].tolist()

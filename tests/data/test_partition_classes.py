@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from fedfr_jax.data.partition import (
     PARTITIONS,
     by_class,
-    by_owner,
     dirichlet,
     iid,
+    natural,
     register_partition,
     shards,
 )
-from fedfr_jax.data.partition.client_split import hold_out_by_name
-from fedfr_jax.data.partition.dealing import owned_classes
+from fedfr_jax.data.partition.client_partition import assign_classes, hold_out_by_name
 from tests.data.dealt import DEALT, assert_consistent, labels_of, tables, with_tests
 
 
@@ -82,7 +81,7 @@ def test_test_rows_by_name_are_those_of_fewer_images_too(name):
 def test_small_clients_and_classes_keep_rows_to_train_on():
     labels = np.array([0, 0, 0, 1, 1, 2])
     names = [f"image {row}" for row in range(6)]
-    split = by_owner(labels, owners=np.array([0, 0, 0, 1, 1, 2]))
+    split = natural(labels, owners=np.array([0, 0, 0, 1, 1, 2]))
     for seed in range(30):
         held = hold_out_by_name(split, labels, names, 0.5, seed)
         assert np.diff(held.train_offsets).min() >= 1
@@ -238,7 +237,7 @@ def test_held_out_rows_are_spread_over_a_clients_classes():
 def test_natural_clients_keep_their_own_rows(tmp_path):
     labels, is_test = with_tests([30] * 3, [10] * 3)
     owners = np.random.default_rng(1).choice([3, 7, 20], len(labels))
-    split = by_owner(labels, owners=owners, is_test=is_test)
+    split = natural(labels, owners=owners, is_test=is_test)
     assert_consistent(split, labels, is_test)
     for client, number in enumerate((3, 7, 20)):
         for rows, offsets, part in (
@@ -252,18 +251,18 @@ def test_natural_clients_keep_their_own_rows(tmp_path):
     np.savez(tmp_path / "o.npz", all=owners, a=owners[:50], b=owners[50:])
     words = np.array([f"user{owner:02}" for owner in owners])
     for same in (words, f"{tmp_path}/o.npz:all", f"{tmp_path}/o.npz:a+b"):
-        other = by_owner(labels, owners=same, is_test=is_test)
+        other = natural(labels, owners=same, is_test=is_test)
         np.testing.assert_array_equal(other.train, split.train)
 
 
 def test_some_natural_clients_are_drawn_with_the_seed():
     labels = labels_of([100] * 2)
     owners = np.arange(200) % 20
-    split = by_owner(labels, owners=owners, num_clients=6, seed=1)
+    split = natural(labels, owners=owners, num_clients=6, seed=1)
     assert len(split.train_offsets) == 7
     assert_consistent(split, labels, None)
     drawn = {
-        frozenset(owners[by_owner(labels, owners=owners, num_clients=6, seed=s).train])
+        frozenset(owners[natural(labels, owners=owners, num_clients=6, seed=s).train])
         for s in range(5)
     }
     assert all(len(owner) == 6 for owner in drawn) and len(drawn) > 1
@@ -331,13 +330,13 @@ def test_an_empty_class_or_client_is_named():
     with pytest.raises(ValueError, match=r"got none of class 1 \(2 such\)"):
         iid(labels, num_clients=2, is_test=is_test)
     for seed in range(5):  # four of six classes have an owner
-        owned = owned_classes(2, 6, 2, np.random.default_rng(seed))
+        owned = assign_classes(2, 6, 2, np.random.default_rng(seed))
         first = min(set(range(6)) - set(owned.ravel()))
         with pytest.raises(ValueError, match=rf"class {first} without .*\(2 such\)"):
             by_class(labels_of([5] * 6), num_clients=2, classes_per_client=2, seed=seed)
     labels, owners = np.array([0, 1, 0, 1]), np.array([5, 5, 6, 6])
     with pytest.raises(ValueError, match="none for client 1 .1 such of 2."):
-        by_owner(labels, owners=owners, is_test=owners == 6)
+        natural(labels, owners=owners, is_test=owners == 6)
 
 
 def test_a_registered_partition_has_a_name_and_none_is_replaced():

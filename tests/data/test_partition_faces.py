@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfr_jax.data.identities import Names, check_labels
 from fedfr_jax.data.partition import (
     by_identity,
     format_report,
@@ -13,6 +12,7 @@ from fedfr_jax.data.partition import (
     ms1m_order,
     report,
 )
+from fedfr_jax.data.partition.identity_assignment import IdentityNames, check_labels
 
 
 def labels_of(counts, seed=0):
@@ -37,9 +37,9 @@ def clients_of(partition):
 def assert_consistent(partition, labels):
     """Every statement of Partition's docstring, for a partition of `labels`."""
     p = partition
-    rows = np.concatenate([p.train, p.test, p.global_examples, p.unseen_examples])
+    rows = np.concatenate([p.train, p.test, p.public_examples, p.unseen_examples])
     assert len(np.unique(rows)) == len(rows)
-    owners = [*p.identities, p.global_identities, p.unseen_identities]
+    owners = [*p.identities, p.public_identities, p.unseen_identities]
     held = np.concatenate(owners)
     assert len(np.unique(held)) == len(held)
     assert p.train_offsets[-1] == len(p.train) and p.test_offsets[-1] == len(p.test)
@@ -53,7 +53,7 @@ def assert_consistent(partition, labels):
         np.testing.assert_array_equal(np.unique(own_test), np.arange(len(ids)))
     np.testing.assert_array_equal(labels[p.test], p.test_identities)
     np.testing.assert_array_equal(
-        labels[p.global_examples], p.global_identities[p.global_labels]
+        labels[p.public_examples], p.public_identities[p.public_labels]
     )
     np.testing.assert_array_equal(
         labels[p.unseen_examples], p.unseen_identities[p.unseen_labels]
@@ -109,7 +109,7 @@ def test_another_seed_gives_other_identities_and_other_test_images():
         for seed in (0, 1)
     )
     assert set(a.identities[0]) != set(b.identities[0])
-    assert set(a.global_identities) != set(b.global_identities)
+    assert set(a.public_identities) != set(b.public_identities)
     both = np.intersect1d(a.test_identities, b.test_identities)
     tested_a, tested_b = (set(p.test[np.isin(p.test_identities, both)]) for p in (a, b))
     assert tested_a != tested_b
@@ -128,7 +128,7 @@ def named(people):
     identities = sorted(people)
     images = [f"{who}/{number}" for who in identities for number in people[who]]
     labels = [identities.index(image.partition("/")[0]) for image in images]
-    return np.array(labels), Names(images, identities)
+    return np.array(labels), IdentityNames(images, identities)
 
 
 def places(people, **changes):
@@ -138,7 +138,7 @@ def places(people, **changes):
     given = {**sizes, "num_unseen_ids": 4, "names": names, **changes}
     split = by_identity(labels, **given)
     assert_consistent(split, labels)
-    found = {names.images[row]: "public" for row in split.global_examples}
+    found = {names.images[row]: "public" for row in split.public_examples}
     found |= {names.images[row]: "unseen" for row in split.unseen_examples}
     for client, (train, _, test, _) in enumerate(clients_of(split)):
         found |= {names.images[row]: ("train", client) for row in train}
@@ -165,7 +165,7 @@ def test_names_and_the_seed_draw_and_not_the_order_of_rows():
     assert places(people, seed=1) != one
     labels, names = named(people)
     order = np.random.default_rng(0).permutation(len(labels))
-    mixed = Names([names.images[row] for row in order], names.identities)
+    mixed = IdentityNames([names.images[row] for row in order], names.identities)
     sizes = {"num_clients": 3, "ids_per_client": 3, "num_global_ids": 5}
     split = by_identity(labels[order], **sizes, num_unseen_ids=4, names=mixed)
     assert {mixed.images[row] for row in split.train} == {
@@ -205,8 +205,8 @@ def test_validation_sees_no_test_image_and_nobody_of_the_unseen():
     own = part.train_identities
     assert np.isin(whole.client_identities, own).all()
     assert np.isin(whole.client_identities, part.test_identities).all()
-    public = [*part.global_identities, *part.unseen_identities]
-    assert public == whole.global_identities.tolist()
+    public = [*part.public_identities, *part.unseen_identities]
+    assert public == whole.public_identities.tolist()
     assert len(part.unseen_identities) == 3
     for change, match in (
         ({"num_unseen_ids": 10}, "num_unseen_ids must not exceed"),
@@ -222,7 +222,7 @@ def test_fewer_kept_people_are_among_the_others_and_the_unseen_stay():
     whole = by_identity(labels, **sizes, num_unseen_ids=5)
     part = by_identity(labels, **sizes, num_unseen_ids=5, num_kept_ids=7)
     assert_consistent(part, labels)
-    assert part.global_identities.tolist() == whole.global_identities[:7].tolist()
+    assert part.public_identities.tolist() == whole.public_identities[:7].tolist()
     for name in ("train", "test", "client_identities", "unseen_examples"):
         np.testing.assert_array_equal(getattr(part, name), getattr(whole, name))
 
@@ -242,7 +242,7 @@ def test_masks_choose_where_clients_and_global_identities_come_from():
     )
     assert_consistent(split, labels)
     assert set(np.concatenate(split.identities)) == set(range(12))
-    assert min(split.global_identities) >= 12 and min(split.unseen_identities) >= 12
+    assert min(split.public_identities) >= 12 and min(split.unseen_identities) >= 12
     np.testing.assert_array_equal(split.num_classes, [2, 4, 6])
 
 
@@ -259,7 +259,7 @@ def test_choosy_clients_are_served_before_a_global_set_that_can_use_anyone(seed)
         seed=seed,
     )
     assert_consistent(split, labels)
-    assert set(split.global_identities) == set(range(6, 12))
+    assert set(split.public_identities) == set(range(6, 12))
 
 
 def test_a_mask_may_name_identities_without_images_at_the_end():
@@ -366,7 +366,7 @@ def test_ms1m_takes_clients_from_the_first_half_and_global_ids_from_the_last():
     fits = [i for i in order[:200] if 100 < counts[i] < 110]
     np.testing.assert_array_equal(np.concatenate(split.identities), fits[:40])
     public = [i for i in order[200:] if 60 < counts[i] < 80]
-    np.testing.assert_array_equal(split.global_identities, public[:20])
+    np.testing.assert_array_equal(split.public_identities, public[:20])
     np.testing.assert_array_equal(split.unseen_identities, public[20:25])
     # The first 40 images of the file are tested, 61 to 69 are left to train.
     starts = np.concatenate([[0], np.cumsum(counts)])
@@ -375,7 +375,7 @@ def test_ms1m_takes_clients_from_the_first_half_and_global_ids_from_the_last():
     assert len(split.test) == 4 * 10 * 40
     trained = [np.bincount(own, minlength=10) for _, own, _, _ in clients_of(split)]
     assert 61 <= np.min(trained) and np.max(trained) <= 69
-    assert len(split.global_examples) == counts[public[:20]].sum()
+    assert len(split.public_examples) == counts[public[:20]].sum()
 
 
 def test_ms1m_at_the_papers_counts():
@@ -388,7 +388,7 @@ def test_ms1m_at_the_papers_counts():
     assert len(split.num_classes) == 40 and set(split.num_classes) == {100}
     assert len(split.test) == 160_000
     assert len(split.train) == 4000 * 65
-    assert len(split.global_examples) == 420_000
+    assert len(split.public_examples) == 420_000
     np.testing.assert_array_equal(split.identities[0], order[:100])
 
 

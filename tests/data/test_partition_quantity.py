@@ -5,8 +5,8 @@ import pytest
 
 from fedfr_jax.data.partition import (
     PARTITIONS,
-    leave_out,
-    quantity,
+    drop_clients,
+    quantity_skew,
     shards,
 )
 from tests.data.dealt import DEALT, assert_consistent, labels_of, tables, with_tests
@@ -15,7 +15,7 @@ from tests.data.dealt import DEALT, assert_consistent, labels_of, tables, with_t
 @pytest.mark.parametrize("skew", [0.0, 1.0, 2.0])
 def test_sizes_fall_as_a_power_of_the_rank_beyond_the_least(skew):
     labels = labels_of([20_000] * 5)
-    split = quantity(labels, num_clients=40, skew=skew, min_examples=50)
+    split = quantity_skew(labels, num_clients=40, skew=skew, min_examples=50)
     sizes = np.diff(split.train_offsets) + np.diff(split.test_offsets)
     assert sizes.sum() == len(labels)
     law = np.arange(1.0, 41) ** -skew
@@ -28,17 +28,17 @@ def test_sizes_fall_as_a_power_of_the_rank_beyond_the_least(skew):
 
 def test_lognormal_sizes_have_the_deviation_that_is_asked_for():
     labels = labels_of([10**6] * 2)
-    split = quantity(labels, num_clients=2000, law="lognormal", skew=0.7)
+    split = quantity_skew(labels, num_clients=2000, law="lognormal", skew=0.7)
     sizes = np.diff(split.train_offsets) + np.diff(split.test_offsets)
     assert np.log(sizes).std() == pytest.approx(0.7, rel=0.05)
-    other = quantity(labels, num_clients=2000, law="lognormal", skew=0.7, seed=1)
+    other = quantity_skew(labels, num_clients=2000, law="lognormal", skew=0.7, seed=1)
     assert not np.array_equal(other.train_offsets, split.train_offsets)
 
 
 def test_clients_that_are_left_out_take_their_rows_with_them():
     labels, is_test = with_tests([60] * 5, [20] * 5)
     split = shards(labels, num_clients=9, shards_per_client=2, is_test=is_test)
-    inside, outside = leave_out(split, 4, seed=3)
+    inside, outside = drop_clients(split, 4, seed=3)
     for part in (inside, outside):
         assert_consistent(part, labels, is_test)
 
@@ -57,12 +57,12 @@ def test_clients_that_are_left_out_take_their_rows_with_them():
     assert sorted(kept + left) == sorted(whole)
     for part in (kept, left):  # in their old order
         assert [client for client in whole if client in part] == part
-    same, nobody = leave_out(split, 0)
+    same, nobody = drop_clients(split, 0)
     np.testing.assert_array_equal(same.train, split.train)
     assert len(nobody.train) == len(nobody.test) == 0
     for wrong in (9, -1, 1.5, True):
         with pytest.raises(ValueError, match=r"unseen_clients must .*in \[0, 9\)"):
-            leave_out(split, wrong)
+            drop_clients(split, wrong)
 
 
 @pytest.mark.parametrize("has_tests", [False, True])

@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedfr_jax.data.sources.index_cache import ReadOnly
+from fedfr_jax.data.sources.npz import ReadOnly
 from fedfr_jax.data.sources.recordio import (
-    label_vectors,
-    recordio,
-    write_face_set,
-)
-from fedfr_jax.data.sources.records import (
     MAGIC_BYTES,
     Record,
+    label_vectors,
     read_headers,
     read_index,
     read_record,
+    recordio,
+    write_face_set,
     write_recordio,
 )
 

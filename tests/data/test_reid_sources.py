@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedfr_jax.data.sources import SOURCES, keep_rows, pack
-from fedfr_jax.data.sources.join import join_sources
+from fedfr_jax.data.sources.selection import concat_sources
 from fedfr_jax.types import GALLERY, QUERY, TRAIN
 
 MARKET = {
@@ -236,13 +236,13 @@ def test_roles_and_cameras_are_packed_and_joined(tmp_path):
     source = SOURCES["market1501"](written(tmp_path / "set", MARKET))
     pack(source, tmp_path / "packed", say=lambda line: None)
     assert told(SOURCES["packed"](tmp_path / "packed")) == told(source)
-    joined = join_sources({"x": source, "y": source})
+    joined = concat_sources({"x": source, "y": source})
     assert told(joined) == sorted(
         (role, f"{part}/{who}", camera)
         for part in "xy"
         for role, who, camera in told(source)
     )
-    assert join_sources({"x": source, "y": source._replace(roles=None)}).roles is None
+    assert concat_sources({"x": source, "y": source._replace(roles=None)}).roles is None
 
 
 def test_market1501_has_its_cameras_and_queries(data_dir):

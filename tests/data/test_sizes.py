@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedfr_jax import limits
-from fedfr_jax.data.partition.owners import by_owner
+from fedfr_jax import files
+from fedfr_jax.data.partition.natural import natural
 from fedfr_jax.data.sources import SOURCES
-from fedfr_jax.data.sources.records import Record, write_recordio
+from fedfr_jax.data.sources.recordio import Record, write_recordio
 from fedfr_jax.models.weights import read_weights
 from tests.faults.inputs import SETS
 
@@ -232,14 +232,14 @@ def test_owners_are_not_waited_for_at_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "a.npz")
     refused = pytest.raises(ValueError, match="a.npz must be a file, got prw-")
     with no_hang_and_little_memory(), refused:
-        by_owner(np.arange(4) % 2, owners=f"{tmp_path}/a.npz:client")
+        natural(np.arange(4) % 2, owners=f"{tmp_path}/a.npz:client")
 
 
 @pytest.mark.parametrize("key", ["labels", "cameras", "is_test"])
 def test_numbers_that_unpack_to_more_than_memory_are_refused(
     key, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(limits.check_bytes, "__defaults__", (1000,))
+    monkeypatch.setattr(files.check_bytes, "__defaults__", (1000,))
     images = {"images": np.zeros((2, 4, 4), np.uint8), "labels": np.arange(2)}
     arrays = images | {key: np.zeros(400, np.int64)}
     np.savez_compressed(tmp_path / "a.npz", **arrays)
@@ -249,7 +249,7 @@ def test_numbers_that_unpack_to_more_than_memory_are_refused(
 
 
 def test_weights_that_unpack_to_more_than_memory_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits.check_bytes, "__defaults__", (1000,))
+    monkeypatch.setattr(files.check_bytes, "__defaults__", (1000,))
     halves = {"a": np.zeros(100), "b": np.zeros(100)}  # 928 bytes each
     np.savez_compressed(tmp_path / "a.npz", **halves)
     with pytest.raises(ValueError, match="a.npz must take at most 0.00 GiB"):

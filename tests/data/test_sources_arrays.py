@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedfr_jax.data.sources.arrays import arrays, omniglot
+from fedfr_jax.data.sources.classification_sets import arrays, omniglot
 
 
 def save(path, **values):

@@ -10,10 +10,10 @@ from PIL import Image
 
 from fedfr_jax.data.align import ARCFACE_TEMPLATE, transform
 from fedfr_jax.data.sources import SOURCES, inspect, keep_rows, open_source
-from fedfr_jax.data.sources.files import open_files
 from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
-from fedfr_jax.data.sources.join import join_sources
-from fedfr_jax.data.sources.listed_pairs import listed_pairs
+from fedfr_jax.data.sources.image_files import open_files
+from fedfr_jax.data.sources.pairs import listed_pairs
+from fedfr_jax.data.sources.selection import concat_sources
 
 COLUMNS = "name,score," + ",".join(f"x{i},y{i}" for i in range(1, 6))
 LANDMARKS = ARCFACE_TEMPLATE * 0.5 + 10  # on a 100 x 80 image
@@ -64,7 +64,7 @@ def test_directory_and_zip_give_the_same_source(tmp_path, make):
     assert source.image_shape == (8, 6, 3)
 
 
-def test_images_are_resized_with_antialiasing_and_made_grey(tmp_path):
+def test_images_are_resized_with_antialiasing_and_made_gray(tmp_path):
     stripes = np.zeros((64, 64, 3), np.uint8)
     stripes[:, ::2] = 255
     fill(tmp_path, {"a/1.png": encode(stripes)})
@@ -411,8 +411,8 @@ def test_real_lfw_is_whole_and_aligned(data_dir):
     assert source.pairs.is_same.sum() == 1100 and len(source.pairs.is_same) == 2200
     same = source.labels[source.pairs.indices]
     np.testing.assert_array_equal(same[:, 0] == same[:, 1], source.pairs.is_same)
-    centre = source.landmarks.mean(0)
-    np.testing.assert_allclose(centre, ARCFACE_TEMPLATE / 2 - 0.25, atol=1)
+    center = source.landmarks.mean(0)
+    np.testing.assert_allclose(center, ARCFACE_TEMPLATE / 2 - 0.25, atol=1)
     middle = source.landmarks.mean(1) - (ARCFACE_TEMPLATE / 2 - 0.25).mean(0)
     np.testing.assert_allclose(middle, 0, atol=1e-3)
     images = source.read(np.arange(0, 9525, 100))
@@ -464,7 +464,7 @@ def test_images_that_a_list_does_not_name_are_counted(tmp_path):
     unused = "2 of the images (first b.png)"
     others = "1 .csv (first pairs.csv)"
     assert source.passed_over == f"passed over in {tmp_path}: {unused}, {others}"
-    both = join_sources({"x": source, "y": source._replace(passed_over="")})
+    both = concat_sources({"x": source, "y": source._replace(passed_over="")})
     assert both.passed_over == source.passed_over
 
 

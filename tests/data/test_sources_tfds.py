@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from fedfr_jax.data.align import ARCFACE_TEMPLATE
-from fedfr_jax.data.sources.tfds import femnist10, tfds
-from fedfr_jax.data.sources.tfds_index import LAYOUTS, POINTS
+from fedfr_jax.data.sources.tfds import LAYOUTS, POINTS, femnist10, tfds
 
 
 def png(image):
@@ -92,7 +91,7 @@ def test_pets_have_masks_of_their_image(stub, tmp_path):
     source = tfds("oxford_iiit_pet", image_size=(6, 4))
     assert calls[-1] == ("train", {"image": "skip", "segmentation_mask": "skip"})
     assert source.names == ("Abyssinian", "pug")
-    assert source.masks.names == ("pet", "background", "border")
+    assert source.masks.class_names == ("pet", "background", "border")
     found = source.masks.read(np.array([1, 0]))
     np.testing.assert_array_equal(found[1], masks[0] - 1)
     assert found.shape == (2, 6, 4) and set(np.unique(found)) <= {0, 1, 2}
@@ -207,7 +206,7 @@ def test_celeb_a_by_an_attribute_belongs_to_the_people(stub, tmp_path):
         )
         assert source.names == ("not Smiling", "Smiling")
         assert source.labels.tolist() == [1, 0, 0, 0, 1]  # 2 has one image only
-        assert source.owners.tolist() == [2, 1, 2, 1, 2]
+        assert source.client_ids.tolist() == [2, 1, 2, 1, 2]
         assert source.read(np.array([4])).shape == (1, 8, 8, 3)
     with pytest.raises(ValueError, match="one of .'Smiling', 'Young'., got 'Bald'"):
         tfds("celeb_a", attribute="Bald")

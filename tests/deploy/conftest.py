@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.build import build
+from fedfr_jax.config.build import build
 from fedfr_jax.runs.experiment import run_stages
-from fedfr_jax.runs.workdir import claim_for_all
+from fedfr_jax.runs.workdir import claim_on_all_processes
 from fedfr_jax.schema import with_tuples
 
 MODEL = {"name": "iresnet", "blocks": [1, 1], "widths": [4, 8], "embedding_dim": 8}
@@ -45,8 +45,8 @@ def settings(path, **changes):
 def faces(tmp_path_factory):
     """A .npz of 13 people x 6 noisy images of 12 x 12."""
     rng = np.random.default_rng(0)
-    centres = rng.uniform(60, 190, size=(13, 1, 12, 12, 3))
-    images = centres + rng.normal(scale=30, size=(13, 6, 12, 12, 3))
+    centers = rng.uniform(60, 190, size=(13, 1, 12, 12, 3))
+    images = centers + rng.normal(scale=30, size=(13, 6, 12, 12, 3))
     path = tmp_path_factory.mktemp("faces") / "faces.npz"
     images = images.clip(0, 255).astype(np.uint8).reshape(-1, 12, 12, 3)
     np.savez(path, images=images, labels=np.repeat(np.arange(13), 6))
@@ -57,7 +57,7 @@ def play(config, folder):
     """Train and judge what a config says in a folder."""
     text = json.dumps(config)
     experiment = build(with_tuples(config))
-    with claim_for_all(folder, text, experiment.stages):
+    with claim_on_all_processes(folder, text, experiment.stages):
         with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
             run_stages(experiment, folder)
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedfr_jax.commands import preparation
+from fedfr_jax.cli import prepare
 from fedfr_jax.configs import base
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.data.sources.folder import folder
-from fedfr_jax.deploy.detector import surest_faces
-from fedfr_jax.deploy.pictures import files_of, read_pictures
+from fedfr_jax.deploy.detector import most_certain_faces
+from fedfr_jax.deploy.face_images import files_of, read_images
 from fedfr_jax.types import Preprocessing
 
 POINTS = arcface_template((112, 112)) * 0.5 + np.array([20, 10], np.float32)
@@ -47,12 +47,12 @@ def photographs(tmp_path):
 def test_landmarks_of_raw_photographs_make_a_training_set(
     photographs, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(preparation, "yunet", stub)
+    monkeypatch.setattr(prepare, "yunet", stub)
     config = base.get_config()
     config.data = {"name": "folder", "path": str(photographs), "image_size": 112}
     config.partition = {"name": "iid", "num_clients": 1}
     csv = tmp_path / "faces.csv"
-    found = preparation.prepare(config, None, detector="yunet.onnx", landmarks=str(csv))
+    found = prepare.prepare(config, None, detector="yunet.onnx", landmarks=str(csv))
     says = capsys.readouterr().out
     assert f"{csv}: landmarks of 7 images" in says
     assert "no face, left out of training: 1 (p1/0.png)" in says
@@ -65,21 +65,21 @@ def test_landmarks_of_raw_photographs_make_a_training_set(
     how, shape = Preprocessing("stretch", alignment="arcface"), (112, 112, 3)
     paths = [photographs / "p0"]
     with pytest.raises(ValueError, match="faces.csv must have landmarks for every"):
-        read_pictures(paths, shape, how, landmarks=csv)
+        read_images(paths, shape, how, landmarks=csv)
     with pytest.raises(
         ValueError, match="faces.csv must have landmarks of every .*p1/0"
     ):
-        read_pictures([photographs], shape, how, landmarks=csv)
+        read_images([photographs], shape, how, landmarks=csv)
 
 
 def test_a_detector_and_its_csv_go_together(photographs, tmp_path):
     config = base.get_config()
     config.data = {"name": "folder", "path": str(photographs)}
     with pytest.raises(ValueError, match="--detector and --landmarks must be given"):
-        preparation.prepare(config, None, landmarks="faces.csv")
+        prepare.prepare(config, None, landmarks="faces.csv")
     config.data = {"name": "omniglot", "data_dir": str(tmp_path)}
     with pytest.raises(ValueError, match="--landmarks must go with config.data.name"):
-        preparation.prepare(config, None, detector="x", landmarks="faces.csv")
+        prepare.prepare(config, None, detector="x", landmarks="faces.csv")
 
 
 def test_a_picture_without_a_face_is_named(photographs):
@@ -87,7 +87,7 @@ def test_a_picture_without_a_face_is_named(photographs):
     with pytest.raises(
         ValueError, match="p1/0.png must show a face to YuNet, got none"
     ):
-        surest_faces(files, stub("yunet.onnx"), "YuNet")
+        most_certain_faces(files, stub("yunet.onnx"), "YuNet")
     shown = files._replace(names=["p0/0.png", "p2/1.png"])
-    points = surest_faces(shown, stub("yunet.onnx"), "YuNet")
+    points = most_certain_faces(shown, stub("yunet.onnx"), "YuNet")
     np.testing.assert_allclose(points, [POINTS, POINTS])

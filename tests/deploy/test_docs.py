@@ -12,7 +12,7 @@ import pytest
 import fedfr_jax as ff
 from fedfr_jax.central.settings import Training
 from fedfr_jax.deploy.export import export
-from fedfr_jax.deploy.gallery import Gallery, search, unit, write_gallery
+from fedfr_jax.deploy.gallery import Gallery, search, unit_length, write_gallery
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 TEXT = (ROOT / "docs/export.md").read_text()
@@ -23,7 +23,7 @@ LOADERS = {"stablehlo": CODE[0], "onnx": CODE[1]}
 @pytest.mark.parametrize("suffix", LOADERS)
 def test_a_loader_of_five_lines_gives_the_same_embedding(run, tmp_path, suffix):
     pytest.importorskip({"stablehlo": "flatbuffers", "onnx": "onnxruntime"}[suffix])
-    network = ff.load(run)
+    network = ff.load_model(run)
     export(network, tmp_path / f"face.{suffix}")
     code = LOADERS[suffix]
     assert "fedfr" not in code and len(code.split("\n\n")) == 2
@@ -43,7 +43,7 @@ def test_another_library_finds_in_a_gallery_whom_exact_search_finds(
 ):
     faiss = pytest.importorskip("faiss")
     random = np.random.default_rng(0)
-    rows = unit(random.normal(size=(500, 16)).astype(np.float32))
+    rows = unit_length(random.normal(size=(500, 16)).astype(np.float32))
     gallery = Gallery(np.arange(500).astype(str), rows, "", "")
     write_gallery(gallery, tmp_path / "people.npz")
     monkeypatch.chdir(tmp_path)

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from fedfr_jax.deploy.export import export
-from fedfr_jax.deploy.graph import graph_of
-from fedfr_jax.deploy.network import Network
-from fedfr_jax.deploy.onnx_file import write_onnx
+from fedfr_jax.deploy.onnx_graph import graph_of, write_onnx
+from fedfr_jax.deploy.trained_model import TrainedModel
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.folding import FULL, fold
+from fedfr_jax.models.bn_folding import FULL, fold
 from fedfr_jax.types import Preprocessing
 
 SHAPE = (12, 18, 3)
@@ -70,12 +69,12 @@ def test_every_kind_of_network_computes_the_same(tmp_path, name):
     evaluate = lambda x: model.apply(variables, x)[0]
     found, wanted, kinds = run(tmp_path, evaluate)
     assert_close(found, wanted)
-    if name == "resnet":  # every batch normalisation follows a convolution
+    if name == "resnet":  # every batch normalization follows a convolution
         assert {*kinds} == {"Conv", "Max", "Add", "ReduceSum", "Mul", "Gemm"}
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_a_folded_network_has_no_normalisation_left(tmp_path, head):
+def test_a_folded_network_has_no_normalization_left(tmp_path, head):
     model, variables = network("iresnet", head=head)
     apply, given = fold(model, variables, level=FULL)
     found, _, kinds = run(tmp_path, lambda x: apply(given, x))
@@ -112,7 +111,7 @@ def test_statistics_and_mirror_images_are_part_of_the_exported_graph(tmp_path, s
     apply = jax.jit(lambda variables, x: model.apply(variables, x)[0])
     statistics = {"mean": (123.7, 116.3, 103.5), "std": (58.4, 57.1, 57.4)}
     how = Preprocessing("stretch", kernel="bicubic", mirrored=True, **statistics)
-    opened = Network(apply, variables, SHAPE, recorded=how)
+    opened = TrainedModel(apply, variables, SHAPE, recorded=how)
     path, rng = tmp_path / f"network{suffix}", np.random.default_rng(0)
     images = rng.integers(256, size=(3, *SHAPE), dtype=np.uint8)
     mean, std = (np.float32(x) for x in statistics.values())

@@ -9,26 +9,24 @@ import numpy as np
 import pytest
 
 import fedfr_jax as ff
-from fedfr_jax import digest_json
-from fedfr_jax.__main__ import main
-from fedfr_jax.build import build
-from fedfr_jax.data.sources.index_cache import ReadOnly
+from fedfr_jax import digest_json, loading
+from fedfr_jax.cli.main import main
+from fedfr_jax.config.build import build
+from fedfr_jax.data.sources.npz import ReadOnly
 from fedfr_jax.deploy.export import export, torch_arrays
-from fedfr_jax.federated.packing import unpack
+from fedfr_jax.federated.parameter_packing import unpack
+from fedfr_jax.loading import backbone_of, read_only
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import read_weights, write_weights
-from fedfr_jax.notebook import loading
-from fedfr_jax.notebook.backbone import backbone_of
-from fedfr_jax.notebook.loading import read_only
 from fedfr_jax.runs import experiment as experiment_runs
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.ended import networks
+from fedfr_jax.runs.restore import load_models
 from fedfr_jax.runs.workdir import kept_config
 from fedfr_jax.schema import choose, with_tuples
-from fedfr_jax.tasks.faces.distilled import Blank, distill
+from fedfr_jax.tasks.faces.distillation import DummyTeacher, distill
 from tests.deploy.conftest import MODEL, play, settings
 
 
@@ -39,13 +37,13 @@ def images(number=5):
 
 @pytest.mark.parametrize("method, client", [("pretrained", None), (None, 1)])
 def test_an_opened_network_is_the_one_that_is_judged(run, method, client):
-    network = ff.load(run, method=method, client=client)
+    network = ff.load_model(run, method=method, client=client)
     experiment = build(with_tuples(kept_config(run)))
-    found = networks(experiment, method or "fedfr", run)
+    found = load_models(experiment, method or "fedfr", run)
     x = (images() / 127.5 - 1).astype(np.float32)
     variables, apply = found.variables, found.apply
     if client is not None:
-        variables, apply = found.of_client(client), found.client_apply
+        variables, apply = found.client_variables(client), found.client_apply
     wanted = np.asarray(apply(variables, x))
     got = network.embed(images(), batch_size=3)
     np.testing.assert_allclose(got, wanted, atol=1e-4 * np.abs(wanted).max())
@@ -56,7 +54,7 @@ def test_a_loaded_model_is_the_runs_own_to_the_bit(run):
     config = with_tuples(kept_config(run))
     config["model"] = {**config["model"], "implementation": "xla"}
     experiment = build(config)
-    found, network = networks(experiment, "fedfr", run), ff.load(run)
+    found, network = load_models(experiment, "fedfr", run), ff.load_model(run)
     variables = jax.device_get(unpack(found.variables))
     wanted = named_arrays(variables)
     jax.tree.map(np.testing.assert_array_equal, network.weights.arrays, wanted)
@@ -64,19 +62,19 @@ def test_a_loaded_model_is_the_runs_own_to_the_bit(run):
     wanted = jax.jit(found.apply)(variables, x)
     np.testing.assert_array_equal(network.apply(network.variables, x), wanted)
     judge = build(with_tuples(kept_config(run))).task.evaluators["generic"]
-    curve = judge.evaluate(networks(experiment, "fedfr", run)).curves["roc"]
+    curve = judge.evaluate(load_models(experiment, "fedfr", run)).curves["roc"]
     jax.tree.map(np.testing.assert_array_equal, network.roc(), curve)
 
 
 def test_two_files_in_an_empty_folder_are_the_model(run, tmp_path):
     for name in ("weights.safetensors", "model.json"):
         shutil.copy(run / "fedfr" / name, tmp_path)
-    moved, network = ff.load(tmp_path), ff.load(run)
+    moved, network = ff.load_model(tmp_path), ff.load_model(run)
     assert moved.fingerprint == network.fingerprint
     assert moved.roc().thresholds.tolist() == network.roc().thresholds.tolist()
     words = ["export", f"--network={tmp_path}", f"--to={tmp_path}/a.safetensors"]
     assert main(words) == 0
-    again = ff.load(tmp_path / "a.safetensors")
+    again = ff.load_model(tmp_path / "a.safetensors")
     np.testing.assert_array_equal(again.embed(images()), network.embed(images()))
     record = digest_json.read(tmp_path / "model.json")
     assert (record["task"], record["method"]) == ("faces", "fedfr")
@@ -86,17 +84,19 @@ def test_a_run_of_an_earlier_version_gets_its_files_by_evaluate(run, faces, tmp_
     folder = shutil.copytree(run, tmp_path / "run")
     for path in folder.glob("*/model.json"):
         path.unlink()
-    for of in (lambda: ff.load(folder), lambda: start_from(folder, faces)):
+    for of in (lambda: ff.load_model(folder), lambda: start_from(folder, faces)):
         with pytest.raises(ValueError, match="fedfr must hold model.json.*fedfr eval"):
             of()
     assert main(["evaluate", f"--workdir={folder}"]) == 0
     for stage in ("pretrained", "fedfr"):
-        assert ff.load(folder, method=stage).fingerprint == fingerprint(run, stage)
-    assert ff.load(folder).roc() is not None
+        assert ff.load_model(folder, method=stage).fingerprint == fingerprint(
+            run, stage
+        )
+    assert ff.load_model(folder).roc() is not None
 
 
 def fingerprint(run, stage):
-    return ff.load(run, method=stage).fingerprint
+    return ff.load_model(run, method=stage).fingerprint
 
 
 def start_from(folder, faces):
@@ -111,7 +111,7 @@ def test_a_flipped_byte_in_a_models_files_ends_in_one_line(run, faces, tmp_path,
     damaged = bytearray((folder / name).read_bytes())
     damaged[-9] ^= 1
     (folder / name).write_bytes(damaged)
-    for of in (lambda: ff.load(folder), lambda: start_from(folder, faces)):
+    for of in (lambda: ff.load_model(folder), lambda: start_from(folder, faces)):
         with pytest.raises(
             ValueError, match=f"{name} must be .*as it was written"
         ) as e:
@@ -131,9 +131,9 @@ def test_a_stage_that_trains_on_takes_its_model_away(run, faces, tmp_path, monke
         return train(*args)
 
     monkeypatch.setattr(loop, "train", watched)
-    before = ff.load(folder).fingerprint
+    before = ff.load_model(folder).fingerprint
     play(config, folder)
-    assert seen == [False] and ff.load(folder).fingerprint != before
+    assert seen == [False] and ff.load_model(folder).fingerprint != before
 
 
 def test_a_failing_evaluation_costs_no_model(run, faces, tmp_path, monkeypatch):
@@ -143,7 +143,7 @@ def test_a_failing_evaluation_costs_no_model(run, faces, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment_runs, "evaluate", fail)
     with pytest.raises(RuntimeError, match="no evaluation"):
         play(settings(faces), tmp_path)
-    network = ff.load(tmp_path, method="pretrained")
+    network = ff.load_model(tmp_path, method="pretrained")
     assert network.fingerprint == fingerprint(run, "pretrained")
     assert network.roc() is None
 
@@ -159,7 +159,7 @@ def test_a_classifier_is_opened_with_the_classes_that_its_task_gave_it(faces, tm
         "methods": {"fedavg": {"learning_rate": 0.1}},
     }
     play(config, tmp_path)
-    network = ff.load(tmp_path)
+    network = ff.load_model(tmp_path)
     assert network.model["num_classes"] == 13
     assert json.loads(network.weights.about["model"])["projection"] == 3
     assert len(digest_json.read(tmp_path / "fedavg" / "model.json")["classes"]) == 13
@@ -172,13 +172,13 @@ def test_what_does_not_exist_is_refused(run, tmp_path):
         ({"client": 2}, r"client must lie in \[0, 2\), got 2"),
     ]:
         with pytest.raises(ValueError, match=says):
-            ff.load(run, **options)
+            ff.load_model(run, **options)
     with pytest.raises(ValueError, match="must hold a trained run, got no config.json"):
-        ff.load(tmp_path)
+        ff.load_model(tmp_path)
     with pytest.raises(ValueError, match=r"images must be uint8 \[n, 12, 12, 3\]"):
-        ff.load(run, method="pretrained").embed(np.zeros((1, 12, 12), np.uint8))
+        ff.load_model(run, method="pretrained").embed(np.zeros((1, 12, 12), np.uint8))
     with pytest.raises(ValueError, match="branch|own layers"):
-        export(ff.load(run, client=0), tmp_path / "own.pt")
+        export(ff.load_model(run, client=0), tmp_path / "own.pt")
 
 
 def test_an_opened_run_writes_nothing_that_its_config_names(run, tmp_path, monkeypatch):
@@ -190,7 +190,7 @@ def test_an_opened_run_writes_nothing_that_its_config_names(run, tmp_path, monke
     config["methods"]["kept"] = {"distill": {"cache": str(tmp_path / "teacher.npy")}}
     found = read_only(config)
     assert isinstance(found["partition"].pop("cache"), ReadOnly)
-    assert isinstance(found["methods"].pop("kept")["distill"]["cache"], Blank)
+    assert isinstance(found["methods"].pop("kept")["distill"]["cache"], DummyTeacher)
     build(with_tuples(found))
     assert not [*tmp_path.iterdir()]
     absent = {"name": "tfds", "dataset": "mnist", "data_dir": other}
@@ -200,13 +200,13 @@ def test_an_opened_run_writes_nothing_that_its_config_names(run, tmp_path, monke
     opened = []
     of = lambda settings: opened.append(settings) or read_only(settings)
     monkeypatch.setattr(loading, "read_only", of)
-    ff.load(run, client=1)
+    ff.load_model(run, client=1)
     assert opened
 
 
 @pytest.mark.parametrize("names", ["ours", "PyTorch's"])
 def test_a_file_of_weights_is_the_network_again(run, tmp_path, names):
-    network = ff.load(run, method="pretrained")
+    network = ff.load_model(run, method="pretrained")
     path = tmp_path / "network.safetensors"
     if names == "ours":
         export(network, path)
@@ -215,24 +215,24 @@ def test_a_file_of_weights_is_the_network_again(run, tmp_path, names):
         assert (about["method"], about["from"]) == ("pretrained", str(run))
     else:
         write_weights(path, torch_arrays(network))
-    again = ff.load(path)
+    again = ff.load_model(path)
     # A gallery belongs to weights and preprocessing, of which others have no record.
     is_recorded = names == "ours"
     assert (again.fingerprint == network.fingerprint) == is_recorded
     assert again.recorded == (network.recorded if is_recorded else None)
     np.testing.assert_array_equal(again.embed(images()), network.embed(images()))
-    assert ff.load(run).fingerprint != network.fingerprint
+    assert ff.load_model(run).fingerprint != network.fingerprint
 
 
 def test_training_starts_from_given_weights_and_leaves_the_frozen(run, faces, tmp_path):
-    before = ff.load(run).weights.arrays
+    before = ff.load_model(run).weights.arrays
     init = tmp_path / "start.safetensors"  # below from a run's folder
     write_weights(init, before)
     config = settings(faces, methods={})
     pretrain = {"init": str(init), "freeze": "backbone/(stem|stage1)/"}
     config["pretrain"] = {**config["pretrain"], **pretrain}
     play(config, tmp_path / "tuned")
-    after = ff.load(tmp_path / "tuned").weights.arrays
+    after = ff.load_model(tmp_path / "tuned").weights.arrays
     for name, array in before.items():
         if name.startswith("params/"):
             is_same = np.array_equal(array, after[name])
@@ -240,8 +240,8 @@ def test_training_starts_from_given_weights_and_leaves_the_frozen(run, faces, tm
 
 
 def test_a_round_leaves_the_frozen(run):
-    before = ff.load(run, method="pretrained").weights.arrays
-    after = ff.load(run).weights.arrays
+    before = ff.load_model(run, method="pretrained").weights.arrays
+    after = ff.load_model(run).weights.arrays
     for name, array in before.items():
         if name.startswith("params/"):
             is_same = np.array_equal(array, after[name])
@@ -249,16 +249,16 @@ def test_a_round_leaves_the_frozen(run):
 
 
 def test_no_epoch_keeps_the_given_weights(run, faces, tmp_path):
-    before = ff.load(run).weights.arrays
+    before = ff.load_model(run).weights.arrays
     config = settings(faces, methods={})
     config["pretrain"] = {"init": str(run), "epochs": 0, "batch_size": 16}
     play(config, tmp_path)
-    after = ff.load(tmp_path).weights.arrays
+    after = ff.load_model(tmp_path).weights.arrays
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
 def test_weights_of_another_network_name_config_and_leaf(run, faces, tmp_path):
-    export(ff.load(run), tmp_path / "start.npz")
+    export(ff.load_model(run), tmp_path / "start.npz")
     config = settings(faces, model={**MODEL, "widths": [4, 6]})
     config["pretrain"] = {**config["pretrain"], "init": str(tmp_path / "start.npz")}
     says = r"config.pretrain.init: weights must fit .* must be \(6,\), got \(8,\)"
@@ -281,7 +281,9 @@ def test_other_people_go_on_from_a_runs_checkpoints_by_their_names(faces, tmp_pa
         trainer = build(with_tuples(config)).stages["pretrained"].trainer
         with jax.numpy_dtype_promotion("standard"):
             end = train_central(trainer, make_mesh(8), folder / "pretrained", seed=0)
-        return dict(zip(trainer.table.names, end["params"]["phi"], strict=True))
+        return dict(
+            zip(trainer.sharded_classes.names, end["params"]["phi"], strict=True)
+        )
 
     before = trained(tmp_path / "before", 4, epochs=1)
     kept = pathlib.Path("pretrained", "checkpoints")
@@ -294,7 +296,7 @@ def test_other_people_go_on_from_a_runs_checkpoints_by_their_names(faces, tmp_pa
 
 def test_a_run_teaches_another_from_its_work_folder(run, faces, tmp_path):
     told = {"teacher": {"weights": str(run)}}
-    network = ff.load(run)
+    network = ff.load_model(run)
     teacher = distill(network_like(MODEL), **told).teacher
     x = (images() / 127.5 - 1).astype(np.float32)
     found, _ = teacher.model.apply(teacher.variables, x, False)
@@ -317,7 +319,7 @@ def network_like(model, size=12):
 
 
 def test_exported_files_run_without_the_library(run, tmp_path):
-    network = ff.load(run, method="fedfr", client=0)  # with its own branch
+    network = ff.load_model(run, method="fedfr", client=0)  # with its own branch
     pytest.importorskip("flatbuffers")
     export(network, tmp_path / "own.stablehlo")
     opened = jax.export.deserialize((tmp_path / "own.stablehlo").read_bytes())
@@ -327,16 +329,16 @@ def test_exported_files_run_without_the_library(run, tmp_path):
     np.testing.assert_allclose(opened.call(x[:2]), wanted[:2], atol=1e-4)
     pytest.importorskip("onnxruntime")
     assert "off by" in export(network, tmp_path / "own.onnx")
-    assert "off by" in export(ff.load(run), tmp_path / "server.onnx")
+    assert "off by" in export(ff.load_model(run), tmp_path / "server.onnx")
 
 
 def test_what_was_trained_in_bfloat16_is_deployed_in_float32(run, tmp_path):
-    weights = ff.load(run, method="pretrained").weights
+    weights = ff.load_model(run, method="pretrained").weights
     half = json.dumps({**MODEL, "dtype": "bfloat16"})
     about = {**weights.about, "model": half}
     write_weights(tmp_path / "half.safetensors", weights.arrays, about)
-    network = ff.load(tmp_path / "half.safetensors")
-    wanted = ff.load(run, method="pretrained").embed(images())
+    network = ff.load_model(tmp_path / "half.safetensors")
+    wanted = ff.load_model(run, method="pretrained").embed(images())
     np.testing.assert_array_equal(network.embed(images()), wanted)
     export(network, tmp_path / "half.stablehlo")
     opened = jax.export.deserialize((tmp_path / "half.stablehlo").read_bytes())
@@ -370,9 +372,11 @@ def test_a_run_on_other_data_is_opened_only_where_that_is_meant(run, faces, tmp_
     config["data"]["path"] = str(tmp_path / "more.npz")
     digest_json.write(tmp_path / "run" / "config.json", config)
     with pytest.raises(ValueError, match="with another use .*unseen"):
-        ff.load(tmp_path / "run", client=1)
-    assert ff.load(tmp_path / "run", **accept).roc() is not None
-    assert ff.load(tmp_path / "run").roc() is not None  # as it was judged in training
+        ff.load_model(tmp_path / "run", client=1)
+    assert ff.load_model(tmp_path / "run", **accept).roc() is not None
+    assert (
+        ff.load_model(tmp_path / "run").roc() is not None
+    )  # as it was judged in training
     words = ["--client=1", "--to", str(tmp_path / "a.onnx")]
     assert main(["export", f"--network={tmp_path}/run", *words]) == 2
     accept = "--data-changed=accept"
@@ -387,5 +391,5 @@ def test_a_run_whose_data_moved_is_opened_after_it_was_told(run, faces, tmp_path
     digest_json.write(tmp_path / "run" / "config.json", config)
     x = images()
     for client in (None, 1):
-        there = ff.load(tmp_path / "run", client=client).embed(x)
-        np.testing.assert_array_equal(there, ff.load(run, client=client).embed(x))
+        there = ff.load_model(tmp_path / "run", client=client).embed(x)
+        np.testing.assert_array_equal(there, ff.load_model(run, client=client).embed(x))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fedfr_jax as ff
-from fedfr_jax.build import build
-from fedfr_jax.runs.ended import evaluate_experiment
+from fedfr_jax.config.build import build
 from fedfr_jax.runs.locks import lock_to_read
+from fedfr_jax.runs.restore import evaluate_experiment
 from fedfr_jax.runs.workdir import kept_config
 from fedfr_jax.schema import with_tuples
 
@@ -69,8 +69,8 @@ def test_a_folder_that_may_only_be_read_is_evaluated(archived, capsys):
 def test_a_folder_that_may_only_be_read_is_opened_twice_at_once(archived):
     with read_only(archived):
         with lock_to_read(archived):  # another reader
-            one = ff.load(archived, client=1)
+            one = ff.load_model(archived, client=1)
         images = np.zeros((1, 12, 12, 3), np.uint8)
         assert np.isfinite(one.embed(images)).all()
-        other = ff.load(archived, method="pretrained")
+        other = ff.load_model(archived, method="pretrained")
     assert other.fingerprint != one.fingerprint

@@ -7,14 +7,18 @@ import pytest
 from PIL import Image
 
 import fedfr_jax as ff
-from fedfr_jax.__main__ import main
-from fedfr_jax.build import build
+from fedfr_jax.cli.main import main
+from fedfr_jax.config.build import build
 from fedfr_jax.data.sources.folder import folder
-from fedfr_jax.deploy.pictures import read_pictures
-from fedfr_jax.evaluation.matches import People
-from fedfr_jax.evaluation.retrieval import cosines, find, summary
+from fedfr_jax.deploy.face_images import read_images
+from fedfr_jax.evaluation.retrieval import (
+    IdentityLabels,
+    cosines,
+    rank_gallery,
+    summary,
+)
 from fedfr_jax.models.weights import write_weights
-from fedfr_jax.runs.ended import networks
+from fedfr_jax.runs.restore import load_models
 from fedfr_jax.runs.workdir import kept_config
 from fedfr_jax.schema import with_tuples
 from fedfr_jax.types import Preprocessing
@@ -25,7 +29,7 @@ MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
 def picture(person, number, size):
-    """A person's colours, with noise of the picture's own."""
+    """A person's colors, with noise of the picture's own."""
     rng = np.random.default_rng(person)
     base = rng.integers(256, size=(5, 4, 3))
     noise = np.random.default_rng(99 * person + number).normal(0, 70, base.shape)
@@ -83,19 +87,21 @@ def retrieval(path, queries, gallery, network, recorded):
 
     def features(part):
         paths = [path / name for name, *_ in part]
-        return read_pictures(paths, network.image_shape, recorded).embedded(network)
+        return read_images(paths, network.image_shape, recorded).embedded(network)
 
-    people = lambda part: People(*np.array([row[1:] for row in part]).T)
+    people = lambda part: IdentityLabels(*np.array([row[1:] for row in part]).T)
     scores = cosines(features(queries), features(gallery))
-    return summary(find(scores, people(queries), people(gallery)), ranks=(1, 5, 10))
+    return summary(
+        rank_gallery(scores, people(queries), people(gallery)), ranks=(1, 5, 10)
+    )
 
 
 def test_a_person_is_found_by_embeddings_as_the_run_evaluates_it(reid):
     path, *parts = reid
     experiment = build(with_tuples(kept_config(path / "run")))
-    found = networks(experiment, "fedavg", path / "run")
+    found = load_models(experiment, "fedavg", path / "run")
     wanted = experiment.task.evaluators["generic"].evaluate(found).metrics
-    network = ff.load(path / "run")
+    network = ff.load_model(path / "run")
     how = Preprocessing("stretch", "bicubic", mean=MEAN, std=STD, mirrored=True)
     assert network.recorded == how
     got = retrieval(path, *parts, network, network.recorded)
@@ -119,15 +125,18 @@ def test_faces_of_another_shape_are_the_same_in_training_and_in_use(tmp_path):
     assert (
         main(["embed", f"--network={weights}", f"--to={features}", data["path"]]) == 0
     )
-    network, source = ff.load(tmp_path / "run"), folder(data["path"], image_size=12)
+    network, source = (
+        ff.load_model(tmp_path / "run"),
+        folder(data["path"], image_size=12),
+    )
     trained = network.embed(source.read(np.arange(78)))
     used = np.load(features)["features"]
     unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
     cosine = (unit(trained) * unit(used)).sum(axis=1)
     np.testing.assert_allclose(cosine, 1, atol=1e-5)
-    again = ff.load(weights)
+    again = ff.load_model(weights)
     assert again.recorded == network.recorded == Preprocessing("stretch")
-    cut = read_pictures([data["path"]], again.image_shape)  # as without a record
+    cut = read_images([data["path"]], again.image_shape)  # as without a record
     other = (unit(trained) * unit(again.embed(cut.read(np.arange(78))))).sum(axis=1)
     assert other.min() < 0.99
 
@@ -142,8 +151,8 @@ def test_faces_of_another_shape_are_the_same_in_training_and_in_use(tmp_path):
     ],
 )
 def test_a_wrong_record_is_refused_with_the_file(run, tmp_path, record, says):
-    arrays, about = ff.load(run, method="pretrained").weights
+    arrays, about = ff.load_model(run, method="pretrained").weights
     path = tmp_path / "x.safetensors"
     write_weights(path, arrays, {**about, "preprocessing": json.dumps(record)})
     with pytest.raises(ValueError, match=f"x.safetensors.*{says}"):
-        ff.load(path)
+        ff.load_model(path)

@@ -13,25 +13,25 @@ import pytest
 from PIL import Image
 
 import fedfr_jax as ff
-from fedfr_jax.__main__ import main
-from fedfr_jax.commands.enroll import people_of
+from fedfr_jax.cli.enroll import identities_of_files
+from fedfr_jax.cli.main import main
 from fedfr_jax.data.align import arcface_template
-from fedfr_jax.data.sources.images import prepared
+from fedfr_jax.data.sources.decoding import prepare_image
+from fedfr_jax.deploy import face_images
 from fedfr_jax.deploy import gallery as deployed
-from fedfr_jax.deploy import pictures
 from fedfr_jax.deploy.export import torch_arrays
+from fedfr_jax.deploy.face_images import read_images
 from fedfr_jax.deploy.gallery import (
     Gallery,
-    enroll,
-    enrolled,
+    enroll_features,
+    enroll_images,
     faiss_search,
     read_gallery,
     search,
-    unit,
+    unit_length,
     write_gallery,
 )
-from fedfr_jax.deploy.network import Network
-from fedfr_jax.deploy.pictures import read_pictures
+from fedfr_jax.deploy.trained_model import TrainedModel
 from fedfr_jax.models.weights import read_weights, write_weights
 from fedfr_jax.types import Preprocessing
 
@@ -72,10 +72,10 @@ def test_a_picture_is_its_own_person_and_a_gallery_names_him(
     network, people, tmp_path, capsys, monkeypatch
 ):
     most = []
-    embed = Network.embed
+    embed = TrainedModel.embed
     count = lambda self, images: most.append(len(images)) or embed(self, images)
-    monkeypatch.setattr(Network, "embed", count)
-    monkeypatch.setattr(pictures, "BLOCK", 4)
+    monkeypatch.setattr(TrainedModel, "embed", count)
+    monkeypatch.setattr(face_images, "CHUNK_SIZE", 4)
     same = [str(people / "p0" / "0.png")] * 2
     assert main(["verify", f"--network={network}", "--far=0.1", *same]) == 0
     says = capsys.readouterr().out
@@ -103,8 +103,8 @@ def test_a_picture_is_its_own_person_and_a_gallery_names_him(
     found = np.load(features)
     assert found["features"].shape == (6, 8) and found["names"][2] == "p1/0.png"
     assert max(most) == 4  # pictures in memory at once, of six
-    opened = ff.load(network)
-    alone = read_pictures([probe], opened.image_shape, opened.recorded).read([0])
+    opened = ff.load_model(network)
+    alone = read_images([probe], opened.image_shape, opened.recorded).read([0])
     alone = opened.embed(alone)
     np.testing.assert_allclose(found["features"][2], alone[0], rtol=1e-4, atol=1e-5)
 
@@ -138,15 +138,15 @@ def test_a_stray_picture_beside_peoples_folders_is_refused(people, tmp_path):
             archive.write(file, f"set/{file.relative_to(people)}")
         archive.write(file, "set/all.png")
     with pytest.raises(ValueError, match="got both set/all.png and set/p0/0.png"):
-        names = read_pictures([tmp_path / "a.zip"], (12, 12, 3)).names
-        people_of(names, is_in_folder=True)
+        names = read_images([tmp_path / "a.zip"], (12, 12, 3)).names
+        identities_of_files(names, is_in_folder=True)
 
 
 def test_foreign_weights_are_converted_or_name_what_does_not_fit(
     network, tmp_path, capsys
 ):
     torch, back = tmp_path / "network.npz", tmp_path / "back.safetensors"
-    write_weights(torch, torch_arrays(ff.load(network)))
+    write_weights(torch, torch_arrays(ff.load_model(network)))
     assert main(["convert", f"--from={torch}", f"--to={back}"]) == 0
     found, wanted = (read_weights(path).arrays for path in (back, network))
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
@@ -215,7 +215,7 @@ def crowd():
     """A gallery of 50 people, and 7 probes of any length."""
     rng = np.random.default_rng(0)
     known, probes = (rng.standard_normal((n, 4), np.float32) for n in (50, 7))
-    return Gallery(np.arange(50).astype(str), unit(known), "", ""), 3 * probes
+    return Gallery(np.arange(50).astype(str), unit_length(known), "", ""), 3 * probes
 
 
 def fake_network(fingerprint="0" * 16):
@@ -225,20 +225,20 @@ def fake_network(fingerprint="0" * 16):
 def test_a_name_that_is_enrolled_again_has_its_new_vector(tmp_path):
     path, network = tmp_path / "gallery.npz", fake_network()
     x, y = np.float32([[3, 0]]), np.float32([[0, 5]])
-    enroll(network, ["Ada", "Bo"], np.concatenate([x, x]), path)
-    enroll(network, ["Ada"], y, path)
+    enroll_images(network, ["Ada", "Bo"], np.concatenate([x, x]), path)
+    enroll_images(network, ["Ada"], y, path)
     found = read_gallery(path)
     vectors = dict(zip(found.names, found.features.tolist(), strict=True))
     assert vectors == {"Ada": [0, 1], "Bo": [1, 0]} and len(found.names) == 2
     with pytest.raises(ValueError, match="enroll again"):
-        enroll(fake_network("1" * 16), ["Cy"], x, path)
+        enroll_images(fake_network("1" * 16), ["Cy"], x, path)
 
 
 def test_who_enrolls_at_the_same_time_loses_nobody(tmp_path, monkeypatch):
     """The first waits with what it has read until the second is on its way."""
     path, begun = tmp_path / "gallery.npz", threading.Event()
     write_gallery(Gallery(np.array(["Ada"]), np.float32([[1, 0]]), "0" * 16, ""), path)
-    add = lambda name: enroll(fake_network(), [name], np.float32([[0, 1]]), path)
+    add = lambda name: enroll_images(fake_network(), [name], np.float32([[0, 1]]), path)
     second = threading.Thread(target=add, args=("Cy",))
 
     def slow(*given):
@@ -247,9 +247,9 @@ def test_who_enrolls_at_the_same_time_loses_nobody(tmp_path, monkeypatch):
             second.start()
             second.join(0.2)  # it does not end: it waits
             assert second.is_alive()
-        return enrolled(*given)
+        return enroll_features(*given)
 
-    monkeypatch.setattr(deployed, "enrolled", slow)
+    monkeypatch.setattr(deployed, "enroll_features", slow)
     add("Bo")
     second.join()
     assert sorted(read_gallery(path).names) == ["Ada", "Bo", "Cy"]
@@ -295,14 +295,14 @@ def test_a_gallery_that_no_network_made_is_refused(change, message, tmp_path):
 def test_an_embedding_without_a_direction_is_refused():
     for bad in (0, np.nan, np.inf):
         with pytest.raises(ValueError, match="embeddings must have a finite length"):
-            unit(np.float32([[1, 2], [bad, bad]]))
+            unit_length(np.float32([[1, 2], [bad, bad]]))
 
 
 def test_search_is_exact(monkeypatch):
-    monkeypatch.setattr(deployed, "BLOCK", 100)  # two probes at once
+    monkeypatch.setattr(deployed, "CHUNK_SIZE", 100)  # two probes at once
     gallery, probes = crowd()
     places, cosines = search(gallery, probes, 3)
-    wanted = unit(probes) @ gallery.features.T
+    wanted = unit_length(probes) @ gallery.features.T
     np.testing.assert_array_equal(places, np.argsort(-wanted, axis=1)[:, :3])
     np.testing.assert_allclose(cosines, np.sort(wanted)[:, :-4:-1], rtol=1e-6)
 
@@ -317,15 +317,15 @@ def test_faiss_finds_whom_blocks_find():
         np.testing.assert_allclose(cosines, wanted[1], atol=1e-6)
 
 
-def test_the_centre_keeps_the_shape_across_and_down():
+def test_the_center_keeps_the_shape_across_and_down():
     wide = np.zeros((20, 40, 3), np.uint8)
     wide[:, 10:30] = 200
     for image in (wide, wide.transpose(1, 0, 2)):
         picture = Image.fromarray(image)
-        centre = functools.partial(prepared, picture, how=Preprocessing())
-        assert (centre(size=(10, 10)) == 200).all()
+        center = functools.partial(prepare_image, picture, how=Preprocessing())
+        assert (center(size=(10, 10)) == 200).all()
         other = (5, 10) if image is wide else (10, 5)
-        assert (centre(size=other) == 200).mean() < 0.8
+        assert (center(size=other) == 200).mean() < 0.8
 
 
 def spot_face(path, points):
@@ -352,8 +352,8 @@ def test_faces_are_aligned_by_landmarks_or_a_detector(tmp_path, monkeypatch):
     csv = tmp_path / "landmarks.csv"
     csv.write_text(f"name,{','.join(columns)}\n{path},{row}\n")
     shape = (112, 112, 3)
-    found = read_pictures([path], shape, landmarks=csv)
-    assert template_seen(found.read([0])) > 200 and "aligned by" in found.how
+    found = read_images([path], shape, landmarks=csv)
+    assert template_seen(found.read([0])) > 200 and "aligned by" in found.alignment
 
     class Detector:  # two faces as OpenCV's YuNet gives them; the second is surer
         @staticmethod
@@ -372,7 +372,7 @@ def test_faces_are_aligned_by_landmarks_or_a_detector(tmp_path, monkeypatch):
     monkeypatch.setitem(
         sys.modules, "cv2", types.SimpleNamespace(FaceDetectorYN=Detector)
     )
-    found = read_pictures([path], shape, detector=csv)
+    found = read_images([path], shape, detector=csv)
     assert template_seen(found.read([0])) > 200
     with pytest.raises(ValueError, match="got both"):
-        read_pictures([path], shape, detector=csv, landmarks=csv)
+        read_images([path], shape, detector=csv, landmarks=csv)

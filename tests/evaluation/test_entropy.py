@@ -4,7 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.evaluation.entropy import enlarged_map, feature_entropy, softmax_entropy
+from fedfr_jax.evaluation.segmentation import (
+    feature_entropy,
+    resize_map,
+    softmax_entropy,
+)
 
 
 def test_the_maps_are_the_goldens(golden):
@@ -18,7 +22,7 @@ def test_the_maps_are_the_goldens(golden):
         entropy = feature_entropy(features)
         np.testing.assert_allclose(entropy, saved["feat_entropy_bhw"], rtol=1e-9)
         np.testing.assert_allclose(
-            enlarged_map(entropy, (16, 20)), saved["feat_entropy_up16x20"], rtol=1e-9
+            resize_map(entropy, (16, 20)), saved["feat_entropy_up16x20"], rtol=1e-9
         )
 
 

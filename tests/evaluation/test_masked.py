@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedfr_jax.evaluation.masked import masked_scores
+from fedfr_jax.evaluation.verification import masked_scores
 
 
 def fnmr(scores, is_same, fpr):

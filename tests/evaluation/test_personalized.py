@@ -1,4 +1,4 @@
-"""The personalised protocol against the released evaluation's numbers."""
+"""The personalized protocol against the released evaluation's numbers."""
 
 import itertools
 
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedfr_jax.evaluation import personalized
-from fedfr_jax.evaluation.blocks import pair_blocks
-from fedfr_jax.evaluation.scores import cosine_histogram
+from fedfr_jax.evaluation.error_rates import cosine_histogram
+from fedfr_jax.evaluation.score_tiles import pair_tiles
 
 CLASSES = np.arange(60).reshape(3, 20)
 
@@ -37,7 +37,7 @@ def test_exact_tar_is_the_released_one(released, client, is_double):
 def test_histogram_is_the_released_one_up_to_rounding(released, client):
     is_own = np.isin(released["labels"], CLASSES[client])
     histogram = cosine_histogram(
-        pair_blocks(released["features"], released["labels"], is_own)
+        pair_tiles(released["features"], released["labels"], is_own)
     )
     expected = released[f"hist_client{client}"].T[::-1]
     np.testing.assert_array_equal(histogram.sum(axis=1), expected.sum(axis=1))
@@ -58,7 +58,7 @@ def test_negatives_are_all_others_or_those_of_other_clients(negatives):
         same, both = labels[i] == labels[j], is_own[i] and is_own[j]
         if (is_own[i] or is_own[j]) and (same or negatives == "all" or not both):
             counts[same] += 1
-    blocks = pair_blocks(features, labels, is_own, block=(7, 8), negatives=negatives)
+    blocks = pair_tiles(features, labels, is_own, block=(7, 8), negatives=negatives)
     kinds = np.concatenate([np.ravel(block.kinds) for block in blocks()])
     assert counts == {kind: (kinds == kind).sum() for kind in (0, 1)}
     point = personalized.client_verification(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedfr_jax.evaluation.representation import median_distance, mmd_squared
+from fedfr_jax.evaluation.mmd import median_distance, mmd_squared
 
 
 def test_the_discrepancy_of_two_samples_is_the_golden_one(golden):

@@ -6,17 +6,24 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from fedfr_jax.evaluation import matches, rerank
-from fedfr_jax.evaluation.matches import JUNK, People, count_matches, single_digit
-from fedfr_jax.evaluation.rerank import expanded, nearest, reranked
-from fedfr_jax.evaluation.retrieval import cosines, find, summary
-from fedfr_jax.evaluation.single_shot import first_hits
+from fedfr_jax.evaluation import rerank, retrieval
+from fedfr_jax.evaluation.rerank import expand, k_reciprocal_rerank, nearest
+from fedfr_jax.evaluation.retrieval import (
+    JUNK,
+    IdentityLabels,
+    cosines,
+    count_matches,
+    first_hits,
+    rank_gallery,
+    single_digit,
+    summary,
+)
 
 
 def opened(arrays):
     """(scores, queries, gallery) of a stored set."""
     people = [
-        People(arrays[f"{part}_id"], arrays[f"{part}_cam"])
+        IdentityLabels(arrays[f"{part}_id"], arrays[f"{part}_cam"])
         for part in ("query", "gallery")
     ]
     return cosines(arrays["query_feat"], arrays["gallery_feat"]), *people
@@ -35,12 +42,12 @@ def close(found, wanted):
 @pytest.mark.parametrize("name", ["reid_eval_6cam", "reid_eval_nomatch"])
 def test_the_official_and_the_usual_rules_give_their_released_numbers(golden, name):
     arrays = golden(name)
-    official = find(*opened(arrays), average_precision="official")
+    official = rank_gallery(*opened(arrays), average_precision="official")
     assert_allclose(official.average_precision, arrays["official_ap"], atol=1e-7)
     assert_array_equal(official.first_hit, arrays["official_first_hit"])
     wanted = {**by_cmc(arrays["official_cmc"]), "map": arrays["official_mAP"]}
     close(summary(official, divide_by="all"), wanted)
-    usual = find(*opened(arrays))
+    usual = rank_gallery(*opened(arrays))
     assert_allclose(usual.average_precision, arrays["standard_ap"], atol=1e-7)
     wanted = {**by_cmc(arrays["standard_cmc"]), "map": arrays["standard_mAP"]}
     close(summary(usual), wanted)
@@ -54,20 +61,20 @@ def test_cameras_cut_to_their_first_digit_give_the_official_numbers(golden):
     scores, *people = opened(arrays)
     cut = [one._replace(cameras=single_digit(one.cameras)) for one in people]
     assert_array_equal(cut[0].cameras, arrays["collapsed_query_cam"])
-    found = find(scores, *cut, average_precision="official")
+    found = rank_gallery(scores, *cut, average_precision="official")
     wanted = {"map": arrays["collapsed_mAP"]}
     wanted |= dict(
         zip(("rank1", "rank5", "rank10"), arrays["collapsed_rank1_5_10"], strict=True)
     )
     close(summary(found, divide_by="all"), wanted)
-    whole = find(scores, *people)
+    whole = rank_gallery(scores, *people)
     assert_allclose(whole.average_precision, arrays["standard_ap"], atol=1e-7)
 
 
 def evaluation_set(golden, key="ev_dist"):
     arrays = golden("reid_more")
-    queries = People(arrays["ev_q_pid"], arrays["ev_q_cam"])
-    gallery = People(arrays["ev_g_pid"], arrays["ev_g_cam"])
+    queries = IdentityLabels(arrays["ev_q_pid"], arrays["ev_q_cam"])
+    gallery = IdentityLabels(arrays["ev_g_pid"], arrays["ev_g_cam"])
     distance = jnp.asarray(arrays[key], jnp.float32)
     return (lambda rows: -distance[rows]), queries, gallery, arrays
 
@@ -77,7 +84,7 @@ def evaluation_set(golden, key="ev_dist"):
 )
 def test_precision_penalty_and_ties_are_fast_reids(golden, key, prefix):
     *given, arrays = evaluation_set(golden, key)
-    found = find(*given)
+    found = rank_gallery(*given)
     assert_allclose(found.average_precision, arrays[f"{prefix}AP"], atol=1e-12)
     assert_allclose(found.inverse_penalty, arrays[f"{prefix}INP"], atol=1e-12)
     assert_array_equal(found.first_hit, arrays[f"{prefix}first_hit"])
@@ -120,16 +127,16 @@ def plain(scores, queries, gallery):
 
 
 def crowd(rng, num, ids=9):
-    return People(rng.integers(-1, ids, num), rng.integers(1, 4, num))
+    return IdentityLabels(rng.integers(-1, ids, num), rng.integers(1, 4, num))
 
 
 @pytest.mark.parametrize("block_size", [1, 700, 1 << 20])
 def test_every_block_size_gives_what_a_plain_ranking_gives(monkeypatch, block_size):
-    monkeypatch.setattr(matches, "BLOCK_SIZE", block_size)
+    monkeypatch.setattr(retrieval, "CHUNK_SIZE", block_size)
     rng = np.random.default_rng(0)
     queries, gallery = crowd(rng, 37, ids=11), crowd(rng, 100)
     scores = rng.integers(0, 12, (37, 100)).astype(np.float32)  # many ties
-    found = find(lambda rows: jnp.asarray(scores[rows]), queries, gallery)
+    found = rank_gallery(lambda rows: jnp.asarray(scores[rows]), queries, gallery)
     wanted = plain(scores, queries, gallery)
     is_person = queries.identities != JUNK
     assert np.isnan(found.average_precision[~is_person]).all()
@@ -141,11 +148,11 @@ def test_junk_and_strangers_at_the_end_change_nothing():
     rng = np.random.default_rng(1)
     queries, gallery = crowd(rng, 20), crowd(rng, 60)
     features = rng.normal(size=(80, 8)).astype(np.float32)
-    before = find(cosines(features[:20], features[20:]), queries, gallery)
-    nobody = People(np.full(5, JUNK), np.ones(5, int))
-    more = People(*map(np.concatenate, zip(gallery, nobody, strict=True)))
+    before = rank_gallery(cosines(features[:20], features[20:]), queries, gallery)
+    nobody = IdentityLabels(np.full(5, JUNK), np.ones(5, int))
+    more = IdentityLabels(*map(np.concatenate, zip(gallery, nobody, strict=True)))
     twice = np.concatenate([features[20:], features[:5]])  # junk that looks the same
-    after = find(cosines(features[:20], twice), queries, more)
+    after = rank_gallery(cosines(features[:20], twice), queries, more)
     for one, other in zip(before, after, strict=True):
         assert_array_equal(one, other)
 
@@ -153,7 +160,7 @@ def test_junk_and_strangers_at_the_end_change_nothing():
 def test_draws_do_not_depend_on_the_blocks(golden, monkeypatch):
     *given, _ = evaluation_set(golden)
     whole = first_hits(*given, jax.random.key(3))
-    monkeypatch.setattr(matches, "BLOCK_SIZE", 150)
+    monkeypatch.setattr(retrieval, "CHUNK_SIZE", 150)
     assert_array_equal(first_hits(*given, jax.random.key(3)), whole)
 
 
@@ -162,10 +169,10 @@ def test_re_ranking_is_the_released_codes(golden, k1, k2):
     arrays = golden("reid_more")
     queries, gallery = arrays["rr_query_feat"], arrays["rr_gallery_feat"]
     images = jnp.asarray(np.concatenate([queries, gallery]))
-    near = nearest(images, k1).near
-    row, _ = expanded(near, k1)
+    near = nearest(images, k1).indices
+    row, _ = expand(near, k1)
     assert_array_equal(np.bincount(row), arrays[f"rr_k{k1}_expanded_count"])
-    scores = reranked(queries, gallery, k1=k1, k2=k2)
+    scores = k_reciprocal_rerank(queries, gallery, k1=k1, k2=k2)
     wanted = arrays[f"rr_k{k1}_final_official"]
     assert_allclose(-np.asarray(scores(np.arange(20))), wanted, atol=2e-6)
     assert_allclose(-np.asarray(scores(np.array([7, 3]))), wanted[[7, 3]], atol=2e-6)
@@ -189,8 +196,8 @@ def expanded_sets(near, k1):
 @pytest.mark.parametrize("k1", [3, 5, 7, 11])
 def test_re_ranking_rounds_half_of_k1_as_the_released_code(k1):
     images = np.random.default_rng(k1).normal(size=(60, 3)).astype(np.float32)
-    near = nearest(jnp.asarray(images), k1).near
-    row, column = expanded(near, k1)
+    near = nearest(jnp.asarray(images), k1).indices
+    row, column = expand(near, k1)
     found = [set(column[row == i].tolist()) for i in range(60)]
     assert found == expanded_sets(near, k1)
 
@@ -199,22 +206,24 @@ def test_re_ranking_in_small_blocks_or_by_distance_alone_is_the_same(monkeypatch
     rng = np.random.default_rng(2)
     queries, gallery = rng.normal(size=(2, 15, 4)).astype(np.float32)
     rows = np.arange(15)
-    whole = reranked(queries, gallery, k1=5, k2=2)(rows)
-    monkeypatch.setattr(rerank, "BLOCK", 64)
-    assert_allclose(reranked(queries, gallery, k1=5, k2=2)(rows), whole, atol=1e-6)
-    alone = reranked(queries, gallery, k1=5, k2=2, weight=1.0)(rows)
+    whole = k_reciprocal_rerank(queries, gallery, k1=5, k2=2)(rows)
+    monkeypatch.setattr(rerank, "CHUNK_SIZE", 64)
+    assert_allclose(
+        k_reciprocal_rerank(queries, gallery, k1=5, k2=2)(rows), whole, atol=1e-6
+    )
+    alone = k_reciprocal_rerank(queries, gallery, k1=5, k2=2, weight=1.0)(rows)
     plain = -((queries[:, None] - gallery[None]) ** 2).sum(-1)
     assert_array_equal(np.argsort(alone, axis=1), np.argsort(plain, axis=1))
 
 
 def test_what_cannot_be_judged_is_refused():
-    one = People(np.array([1]), np.array([2]))
+    one = IdentityLabels(np.array([1]), np.array([2]))
     scores = lambda rows: jnp.zeros((len(rows), 1))
     with pytest.raises(ValueError, match="whose person another camera saw.*none of 1"):
-        find(scores, one, one)
+        rank_gallery(scores, one, one)
     with pytest.raises(ValueError, match="gallery must have as many identities as"):
-        find(scores, one, People(np.array([1]), np.array([1, 2])))
+        rank_gallery(scores, one, IdentityLabels(np.array([1]), np.array([1, 2])))
     with pytest.raises(ValueError, match="queries must be finite"):
         cosines(np.array([[np.nan]]), np.ones((1, 1)))
     with pytest.raises(ValueError, match="k1 . 1 <= 2 .the images.*got k1 = 20"):
-        reranked(np.ones((1, 2)), np.ones((1, 2)))
+        k_reciprocal_rerank(np.ones((1, 2)), np.ones((1, 2)))

@@ -5,19 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.evaluation.segmentation import confusion, overlap
-from fedfr_jax.types import VOID
+from fedfr_jax.evaluation.segmentation import confusion_matrix, segmentation_scores
+from fedfr_jax.types import IGNORE_INDEX
 
 
 def test_a_confusion_matrix_is_a_loop_over_the_pixels_that_count():
     rng = np.random.default_rng(0)
-    truth = rng.choice([0, 1, 2, 3, VOID, -1], size=(3, 7, 5)).astype(np.int16)
+    truth = rng.choice([0, 1, 2, 3, IGNORE_INDEX, -1], size=(3, 7, 5)).astype(np.int16)
     predicted = rng.integers(0, 4, truth.shape).astype(np.int32)
     expected = np.zeros((4, 4), int)
     for t, p in zip(truth.ravel(), predicted.ravel(), strict=True):
-        if t not in (VOID, -1):
+        if t not in (IGNORE_INDEX, -1):
             expected[t, p] += 1
-    count = jax.jit(confusion, static_argnums=2)
+    count = jax.jit(confusion_matrix, static_argnums=2)
     found = count(jnp.asarray(truth), jnp.asarray(predicted), 4)
     np.testing.assert_array_equal(found, expected)
     assert 0 < expected.sum() < truth.size
@@ -26,15 +26,15 @@ def test_a_confusion_matrix_is_a_loop_over_the_pixels_that_count():
 def test_overlap_by_hand():
     # Class 2 is nowhere; class 3 is predicted only.
     counts = [[3, 1, 0, 0], [0, 4, 0, 2], [0, 0, 0, 0], [0, 0, 0, 0]]
-    found = overlap(np.array(counts))
+    found = segmentation_scores(np.array(counts))
     np.testing.assert_allclose(found.iou, [3 / 4, 4 / 7, np.nan, 0])
     assert found.mean_iou == pytest.approx((3 / 4 + 4 / 7 + 0) / 3)
     assert found.pixel_accuracy == pytest.approx(7 / 10)
 
 
 def test_of_nothing_there_is_no_overlap_and_wrong_counts_are_refused():
-    found = overlap(np.zeros((3, 3), int))
+    found = segmentation_scores(np.zeros((3, 3), int))
     assert np.isnan(found.mean_iou) and np.isnan(found.pixel_accuracy)
     for wrong in (np.zeros((2, 3)), np.array([[1, -1], [0, 0]])):
         with pytest.raises(ValueError, match=r"counts must be \[M, M\]"):
-            overlap(wrong)
+            segmentation_scores(wrong)

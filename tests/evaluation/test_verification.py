@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfr_jax.evaluation import verification
-from fedfr_jax.evaluation.blocks import unit
+from fedfr_jax.evaluation.score_tiles import unit_length
 
 CASES = ("lfwlike", "hard", "uneven", "ties")
 
@@ -125,7 +125,7 @@ def test_generic_tar_is_that_of_the_whole_matrix():
     labels = np.repeat(np.arange(30), 6)
     features = random.standard_normal((30, 8))[labels]
     features = np.float32(features + 0.8 * random.standard_normal(features.shape))
-    x = np.asarray(unit(jnp.asarray(features)))
+    x = np.asarray(unit_length(jnp.asarray(features)))
     first, second = np.triu_indices(len(x), 1)
     cosines, is_same = (x @ x.T)[first, second], labels[first] == labels[second]
     negatives = np.sort(cosines[~is_same])[::-1]

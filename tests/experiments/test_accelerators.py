@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from fedfr_jax.commands import environments
-from fedfr_jax.commands.compiling import compile_for
-from fedfr_jax.runs.accelerators.topologies import kind_of
+from fedfr_jax.cli import aot_compile
+from fedfr_jax.cli.aot_compile import compile_for
+from fedfr_jax.plan.topologies import device_kind
 
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "benchmarks"
 
@@ -128,7 +128,7 @@ def test_the_plan_still_says_what_is_kept(name, accelerators):
 def need_environment(device):
     """Skip where there is no compiler; fail where the caller names a place for it."""
     try:
-        environments.python_of(kind_of(device).extra)
+        aot_compile.environment_python(device_kind(device).extra)
     except OSError as error:
         if os.environ.get("FEDFR_ACCELERATORS"):
             raise
@@ -139,7 +139,7 @@ def test_a_compiler_that_is_missed_where_it_was_named_is_no_skip(monkeypatch, tm
     def full(extra):
         raise OSError(f"no room for {extra}")
 
-    monkeypatch.setattr(environments, "python_of", full)
+    monkeypatch.setattr(aot_compile, "environment_python", full)
     monkeypatch.delenv("FEDFR_ACCELERATORS", raising=False)
     with pytest.raises(pytest.skip.Exception, match="no room for tpu"):
         need_environment("v5p:2x2x1")

@@ -86,7 +86,7 @@ def test_the_exponent_that_was_put_in_comes_out_with_its_interval():
     assert {found.series for found in by_backbone} == {"scratch", "omniglot", "lfw"}
     for found in by_backbone:
         assert found.best.coefficients.exponents[0] == pytest.approx(0.3, abs=0.02)
-        assert found.held and len(found.inputs) == 12
+        assert found.hold_out and len(found.inputs) == 12
 
 
 def test_sizes_and_amounts_of_data_give_a_joint_law_and_its_budgets():
@@ -100,7 +100,7 @@ def test_sizes_and_amounts_of_data_give_a_joint_law_and_its_budgets():
     laws = tables.studies(rows, draws=5)
     first = next(iter(laws.values()))
     (joint,) = (x for x in first.findings if x.axes == ("backbone", "images"))
-    assert len(joint.inputs) == 12 and joint.held
+    assert len(joint.inputs) == 12 and joint.hold_out
     found = joint.best.coefficients
     np.testing.assert_allclose(found.exponents, [0.4, 0.6], rtol=0.02)
     np.testing.assert_allclose(found.offset, 0.05, rtol=0.05)

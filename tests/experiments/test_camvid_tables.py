@@ -12,13 +12,13 @@ FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedmargin_tables"
 def masks_run(method, seed, alpha, generic, own):
     facts = {"method": method, "seed": seed, "alpha": alpha, "rounds": [3, 6]}
     curve = [0.1, own if generic is None else generic]
-    return {**facts, "generic": generic, "personalised": own, "curve": curve}
+    return {**facts, "generic": generic, "personalized": own, "curve": curve}
 
 
 NAMES = ["camvid_alpha0.1.png", "camvid_alpha1.png"]
 MASKS = [
-    {"method": "central", "seed": 0, "generic": 0.4, "personalised": 0.3},
-    {"method": "central", "seed": 1, "generic": 0.4, "personalised": 0.3},
+    {"method": "central", "seed": 0, "generic": 0.4, "personalized": 0.3},
+    {"method": "central", "seed": 1, "generic": 0.4, "personalized": 0.3},
     masks_run("fedavg", 0, 10.0, 0.3, 0.2),
     masks_run("fedavg", 1, 10.0, 0.5, 0.2),
     masks_run("fedavg", 0, 0.01, 0.25, 0.1),
@@ -158,18 +158,16 @@ def test_images_are_of_the_least_three_alphas_with_the_central_row_at_each(camvi
     }
 
 
-def test_images_of_two_rows_are_drawn_in_the_same_colours(
-    tables, tmp_path, monkeypatch
-):
+def test_images_of_two_rows_are_drawn_in_the_same_colors(tables, tmp_path, monkeypatch):
     import camvid_tables
 
     from fedfr_jax.runs.report import grids
-    from fedfr_jax.types import Grid
+    from fedfr_jax.types import ImageGrid
 
     def grid(top):
         image, values = np.zeros((1, 2, 2, 3), np.uint8), np.full((1, 2, 2), top)
         pictures = dict.fromkeys(("input", "truth", "prediction"), image)
-        return Grid(pictures, {"entropy": values}, {})
+        return ImageGrid(pictures, {"entropy": values}, {})
 
     seen = []
     monkeypatch.setattr(

@@ -36,7 +36,7 @@ def evaluations(accuracy, rounds):
     own = {"accuracy": accuracy + 0.1, "accuracy_worst_decile": accuracy / 2}
     return {
         "generic": Evaluation({"accuracy": accuracy, "rounds_to_0.9": rounds}),
-        "personalised": Evaluation({**own, "rounds_to_0.9": 1}),
+        "personalized": Evaluation({**own, "rounds_to_0.9": 1}),
         "finetuned": Evaluation({"accuracy": 0.9}),
         "communication": Evaluation(SENT),
     }
@@ -58,7 +58,7 @@ def played(monkeypatch):
         made = {name: Stage(None) for name in config.methods}
         return Experiment(None, made, None, None, None, config.partition.seed)
 
-    monkeypatch.setattr("fedfr_jax.build.build", build)
+    monkeypatch.setattr("fedfr_jax.config.build.build", build)
     monkeypatch.setattr(stages, "run_federated", play)
     return rows
 
@@ -132,8 +132,8 @@ def test_overrides_reach_the_rows_of_every_set(played, tmp_path, monkeypatch):
 
 def test_rows_without_one_network_tell_the_rounds_of_the_clients_own():
     own = {"accuracy": 0.9, "accuracy_worst_decile": 0.7, "rounds_to_0.75": 2}
-    row = {"made": "x", "personalised": own, "generic": {}, "communication": {}}
-    none = {**row, "personalised": {**own, "rounds_to_0.75": None}}
+    row = {"made": "x", "personalized": own, "generic": {}, "communication": {}}
+    none = {**row, "personalized": {**own, "rounds_to_0.75": None}}
     lines = comparison_tables.table({"0": {"local": row, "slow": none}}).splitlines()
     assert lines[2:] == [
         "| local | 1 | - | 90.0 | 70.0 | - | 2 | - | - | - |",

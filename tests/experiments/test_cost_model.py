@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.segments import begin
 from fedfr_jax.federated.simulation import (
     assign,
+    build_simulation,
+    load_round,
     open_store,
-    simulation,
-    start,
+    start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Cohort
@@ -137,12 +137,12 @@ def test_devices_send_a_model_once_and_a_number_per_metric_and_client(
     """The formula's all-reduce, in the compiled round, however large the cohort."""
     algorithm, variables = toys.TOYS[name]()
     where = {"mesh": make_mesh(4), "cohort_size": cohort_size, "local_epochs": 2}
-    sim = simulation(algorithm, toys.feed(), *toys.problem(), **where)
-    server = start(sim, variables)
+    sim = build_simulation(algorithm, toys.feed(), *toys.problem(), **where)
+    server = start_simulation(sim, variables)
     cohort = Cohort(np.arange(cohort_size), 0)
     work = assign(sim, server, open_store(sim, server), cohort)
-    begun = begin(sim, [work], 0, key=sim.key, hyper=sim.hyper)
-    arguments, whole = begun.in_one_call(server), sim.programs.whole
+    begun = load_round(sim, [work], 0, key=sim.key, hyper=sim.hyper)
+    arguments, whole = begun.in_one_call(server), sim.programs.run_whole
     (sent,) = SENDS.findall(whole.lower(*arguments).compile().as_text())
     shapes = re.findall(r"f32\[([\d,]*)\]", sent)
     metrics = jax.eval_shape(whole, *arguments)[2]

@@ -20,7 +20,7 @@ import run  # noqa: E402
 import summary  # noqa: E402
 import thresholds  # noqa: E402
 
-from fedfr_jax.commands.flags import parse  # noqa: E402
+from fedfr_jax.cli.flags import parse  # noqa: E402
 from fedfr_jax.runs import experiment as stages  # noqa: E402
 from fedfr_jax.runs.workdir import claim  # noqa: E402
 from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
@@ -28,21 +28,21 @@ from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
 CLIENT = {"round": 0, "client": [1, 0], "added_examples": [4, 8], "steps": [2, 4]}
 
 
-def row(generic=0.5, personalised=0.5, made="2026-01-01, commit abc", **cost):
+def row(generic=0.5, personalized=0.5, made="2026-01-01, commit abc", **cost):
     return {
         "made": made,
         "settings": None,
         "generic": {"tar@far=1e-02": generic, "accuracy": 0.9},
-        "personalised": {"tar@far=1e-02": personalised},
+        "personalized": {"tar@far=1e-02": personalized},
         "roc": [[0.1, 1.0], [0.5, 1.0]],
         "cost": {"seconds": 9.0, "core_seconds": 3.0, **cost},
     }
 
 
 def runs_of(**rates):
-    """{row: personalised rate of each seed} as three seeds' runs."""
+    """{row: personalized rate of each seed} as three seeds' runs."""
     return {
-        str(s): {name: row(personalised=x[s]) for name, x in rates.items()}
+        str(s): {name: row(personalized=x[s]) for name, x in rates.items()}
         for s in range(3)
     }
 
@@ -63,7 +63,7 @@ def test_an_ordering_holds_only_when_a_paired_test_says_so(gain, holds):
     )
     lines = orderings.claims(runs).splitlines()[2:]
     cells = [[cell.strip() for cell in line.split("|")] for line in lines]
-    assert cells[0][1] == "FedAvg helps personalised"
+    assert cells[0][1] == "FedAvg helps personalized"
     assert cells[0][3] == "fedavg - pretrained"
     assert cells[0][4] == ", ".join(f"{100 * g:+.1f}" for g in gain)
     assert cells[0][6] == holds
@@ -81,7 +81,7 @@ def test_the_branch_leaves_generic_as_it_is_within_a_point():
     runs = runs_of(fedfr=(0.9, 0.9, 0.9), contrastive=(0.5, 0.5, 0.5))
     for change, holds in ((0.005, "yes"), (-0.005, "yes"), (0.02, "no")):
         for rows in runs.values():
-            rows["fedfr"] = row(generic=0.5 + change, personalised=0.9)
+            rows["fedfr"] = row(generic=0.5 + change, personalized=0.9)
         assert orderings.claims(runs).splitlines()[-1].endswith(f"| {holds} |")
 
 
@@ -89,7 +89,7 @@ def test_the_deviation_over_seeds_is_that_of_a_sample():
     text = orderings.table(runs_of(fedavg=(0.1, 0.2, 0.3)))
     assert "| 20.0 ± 10.0 |" in text.splitlines()[-1]
     cost = {"hard_negatives": 7.0, "images": 19.0, "steps": 5.0}
-    one = {"0": {"fedavg": row(personalised=0.2, **cost)}}
+    one = {"0": {"fedavg": row(personalized=0.2, **cost)}}
     assert "| 20.0 | 7 | 19 | 5 | 3 |" in orderings.table(one).splitlines()[-1]
 
 
@@ -141,7 +141,7 @@ def rows_played(monkeypatch):
     def run_one(experiment, trainer, before, folder):
         del experiment, before
         if folder.name == "pretrained":
-            return None, judgement()
+            return None, judgment()
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "rounds.txt").open("a") as file:
             file.write(f"{folder.name}\n")
@@ -149,15 +149,17 @@ def rows_played(monkeypatch):
         played.append(folder.name)
         if trainer == "killed":
             raise KeyboardInterrupt
-        return None, judgement()
+        return None, judgment()
 
-    def judgement():
+    def judgment():
         roc = {"roc": np.ones((2, 3))}
         generic = Evaluation({"tar@far=1e-02": 0.5}, curves=roc)
         own = Evaluation({"tar@far=1e-02": 0.5})
-        return {"generic": generic, "personalised": own}
+        return {"generic": generic, "personalized": own}
 
-    monkeypatch.setattr("fedfr_jax.build.build", lambda config: built(*config.methods))
+    monkeypatch.setattr(
+        "fedfr_jax.config.build.build", lambda config: built(*config.methods)
+    )
     monkeypatch.setattr(stages, "run_federated", run_one)
     return played
 
@@ -202,7 +204,7 @@ def test_a_killed_adapted_row_keeps_its_copy(tmp_path, rows_played, monkeypatch)
     config = config_of(contrastive={}, distill={})
     killed = built("contrastive", "distill", distill="killed")
     with monkeypatch.context() as patch:
-        patch.setattr("fedfr_jax.build.build", lambda config: killed)
+        patch.setattr("fedfr_jax.config.build.build", lambda config: killed)
         with pytest.raises(KeyboardInterrupt):
             run.run_seed(config, 0, tmp_path, ["contrastive", "distill"])
     run.run_seed(config, 0, tmp_path, ["contrastive", "distill"])
@@ -245,7 +247,7 @@ def test_the_front_page_says_which_leads_are_significant():
     for row, values in rows.items():
         for seed, value in enumerate(values):
             metrics = {"tar@far=1e-02": value}
-            kept = {"generic": metrics, "personalised": metrics}
+            kept = {"generic": metrics, "personalized": metrics}
             runs.setdefault(str(seed), {})[row] = kept
     assert summary.leads(runs) == "local +10.0*, fedavg +0.0"
     assert summary.leads({"0": runs["0"]}) == "local +10.0, fedavg -10.0"
@@ -305,15 +307,15 @@ def test_the_readme_names_what_beats_fedfr_and_is_bold_beyond_a_deviation():
     of_row = {row: (0.5, 0.52, 0.51) for row in summary.SHOWN}
     of_row["fedfr"] = (0.6, 0.64, 0.62)
     runs = runs_of(**of_row, central=(0.7, 0.7, 0.7), moon=(0.5, 0.5, 0.5))
-    cells = summary.line(runs, "personalised", "tar@far=1e-02").split(" | ")
+    cells = summary.line(runs, "personalized", "tar@far=1e-02").split(" | ")
     assert cells[1] == "51.0 ± 1.0" and cells[5:] == ["**62.0 ± 2.0**", "central 70.0"]
-    assert "| personalised tar@far=1e-02 | central +8.0 |" in orderings.above(runs)
+    assert "| personalized tar@far=1e-02 | central +8.0 |" in orderings.above(runs)
     for seed, rate in zip("012", (0.6, 0.61, 0.62), strict=True):
-        runs[seed]["moon"] = row(personalised=rate)  # not shown, and within a deviation
-    cells = summary.line(runs, "personalised", "tar@far=1e-02").split(" | ")
+        runs[seed]["moon"] = row(personalized=rate)  # not shown, and within a deviation
+    cells = summary.line(runs, "personalized", "tar@far=1e-02").split(" | ")
     assert cells[5] == "62.0 ± 2.0"
     one = {"0": runs["0"]}
-    assert "**" not in summary.line(one, "personalised", "tar@far=1e-02")
+    assert "**" not in summary.line(one, "personalized", "tar@far=1e-02")
 
 
 RESULTS = json.loads((FOLDER / "results.json").read_text())

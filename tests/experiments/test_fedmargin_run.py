@@ -90,7 +90,7 @@ def test_the_loss_is_that_of_the_last_network_on_the_training_images(
     network, log = fedmargin_run.trained(experiment, "fedavg", place)
     table = experiment.task.dataset
     images = np.float32(table.inputs["image"]) / 127.5 - 1
-    apply = experiment.stages["fedavg"].trainer.network_apply
+    apply = experiment.stages["fedavg"].trainer.apply_global
     outputs, labels = np.asarray(apply(network, images)), table.targets["label"]
     assert len(labels) == TRAINING_IMAGES
     likelihood = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)

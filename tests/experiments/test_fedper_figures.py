@@ -17,7 +17,7 @@ import figure_plots  # noqa: E402
 import findings  # noqa: E402
 import studies  # noqa: E402
 
-from fedfr_jax.commands.config_files import find, load  # noqa: E402
+from fedfr_jax.config.files import find, load  # noqa: E402
 from fedfr_jax.runs import experiment as stages  # noqa: E402
 from fedfr_jax.types import Evaluation, Experiment, Source, Stage  # noqa: E402
 
@@ -39,7 +39,7 @@ def row(accuracy, width=0.0, clients=10):
     return {
         "made": "2026-01-01, commit abc",
         "settings": {},
-        "personalised": {"accuracy": accuracy},
+        "personalized": {"accuracy": accuracy},
         "of_client": of_client.tolist(),
         "of_round": [accuracy / 2, accuracy],
         "cost": {"seconds": 2.0, "core_seconds": 3.0},
@@ -254,17 +254,17 @@ def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         played.append(folder.name)
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"round": r, "personalised/accuracy": 0.5}) for r in (0, 1)]
+        lines = [json.dumps({"round": r, "personalized/accuracy": 0.5}) for r in (0, 1)]
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         own = Evaluation({"accuracy": 0.5}, {"accuracy": np.array([0.4, 0.6])})
         new = Evaluation({"accuracy": 0.1}, {"accuracy": np.array([0.1])})
-        return None, {"generic": Evaluation(), "personalised": own, "unseen": new}
+        return None, {"generic": Evaluation(), "personalized": own, "unseen": new}
 
     def build(config):
         made = {name: Stage(None) for name in config.methods}
         return Experiment(None, made, None, None, None, 0)
 
-    monkeypatch.setattr("fedfr_jax.build.build", build)
+    monkeypatch.setattr("fedfr_jax.config.build.build", build)
     monkeypatch.setattr(stages, "run_federated", play)
     config, case = load(find("fedper/figures")), "cifar10 resnet k=8"
     with pytest.raises(KeyboardInterrupt):

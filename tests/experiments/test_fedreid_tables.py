@@ -22,20 +22,12 @@ import reid_measures as measures  # noqa: E402
 import reid_plots as plots  # noqa: E402
 import studies  # noqa: E402
 
-from fedfr_jax.commands.config_files import find, load  # noqa: E402
+from fedfr_jax.config.files import find, load  # noqa: E402
 from fedfr_jax.data.sources import SOURCES  # noqa: E402
 from fedfr_jax.models import MODELS  # noqa: E402
-from fedfr_jax.models.convert import with_resnet  # noqa: E402
+from fedfr_jax.models.external_checkpoints import fill_resnet  # noqa: E402
 from fedfr_jax.runs import experiment as stages  # noqa: E402
-from fedfr_jax.types import (  # noqa: E402
-    GALLERY,
-    QUERY,
-    TRAIN,
-    Evaluation,
-    Experiment,
-    Stage,
-    Task,
-)
+from fedfr_jax.types import GALLERY, QUERY, TRAIN, Evaluation, Experiment, Stage, Task  # noqa: E402
 from tests.tasks.reid.given import source_of  # noqa: E402
 
 
@@ -62,9 +54,9 @@ def row(rank, *, swing=0.0, local=(), has_network=True, is_central=False):
         "settings": {},
         "clients": CLIENTS,
         "generic": one if has_network else {},
-        "personalised": one,
+        "personalized": one,
         "local": {} if is_central else mean,
-        "of_client": {"personalised": 4 * [rank]}
+        "of_client": {"personalized": 4 * [rank]}
         | ({} if is_central else {"local": local}),
         "of_round": [] if is_central else curve,
         "cost": {"seconds": 2.0, "core_seconds": 3.0},
@@ -127,7 +119,7 @@ def test_every_claim_is_told_and_holds_where_the_papers_numbers_do():
     assert calm["averaging statistics calms more than KD", cases.PARTS] == "yes"
     assert calm["federation pays small clients", cases.PARTS] == "yes"
     weak = verdicts(results_of(merged=row(0.1, is_central=True)))
-    assert weak["the centre is above FedPav", cases.IDENTITY] == "no"
+    assert weak["the center is above FedPav", cases.IDENTITY] == "no"
 
 
 def test_halves_are_by_images_and_a_peak_is_of_three_rounds():
@@ -148,11 +140,11 @@ def test_rows_of_another_case_are_those_of_the_same_seeds():
     del results[cases.CAMERA]["2"]
     assert not measures.runs_of(results, cases.IDENTITY, "merged")
     found = verdicts(results)
-    assert ("the centre is above FedPav", cases.IDENTITY) not in found
-    assert found["the centre is above FedPav", cases.PARTS] == "yes"
+    assert ("the center is above FedPav", cases.IDENTITY) not in found
+    assert found["the center is above FedPav", cases.PARTS] == "yes"
     text = findings.text(results)
     assert "| merged_strong | 80.0 ± 0.0 | 40.0 ± 0.0 |  |  |  |  |  |  | 3 |" in text
-    assert "### strong_centre" in text and text.count("| merged |") == 2
+    assert "### strong_center" in text and text.count("| merged |") == 2
 
 
 def test_every_plot_is_drawn_for_whole_and_for_begun_results(tmp_path):
@@ -178,9 +170,9 @@ def test_a_case_is_the_config_with_its_own_clients_rows_and_seed():
     assert parts.federation.rounds == 2 * config.federation.rounds
     assert [p.seed for p in parts.data.parts.values()] == 6 * [2]
     assert made[cases.IDENTITY].partition.num_clients == 6
-    assert made[cases.CENTRE].model.neck == "bnneck"
+    assert made[cases.CENTER].model.neck == "bnneck"
     own = made[cases.OWN_STATISTICS]
-    assert own.data == parts.data and own.evaluation.personalised_in_rounds
+    assert own.data == parts.data and own.evaluation.personalized_in_rounds
     assert config.seed == 0 and config.model.get("neck") is None  # as it was
 
 
@@ -216,10 +208,10 @@ def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         played.append(folder.name)
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"round": r, "personalised/rank1": 0.5}) for r in (0, 1)]
+        lines = [json.dumps({"round": r, "personalized/rank1": 0.5}) for r in (0, 1)]
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         own = Evaluation({"rank1": 0.5, "map": 0.1}, {"rank1": np.array([0.4, 0.6])})
-        found = {"generic": Evaluation(), "personalised": own, "local": own}
+        found = {"generic": Evaluation(), "personalized": own, "local": own}
         return None, found
 
     def build(config):
@@ -227,7 +219,7 @@ def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
         facts = {"client_names": ["a", "b"], "images": [3, 5]}
         return Experiment(Task(None, None, {}, facts, ""), made, None, None, None, 0)
 
-    monkeypatch.setattr("fedfr_jax.build.build", build)
+    monkeypatch.setattr("fedfr_jax.config.build.build", build)
     monkeypatch.setattr(stages, "run_federated", play)
     config, case = load(find("fedreid/tables")), cases.OWN_STATISTICS
     with pytest.raises(KeyboardInterrupt):
@@ -266,7 +258,7 @@ def test_a_backbones_tensors_are_those_that_model_weights_takes():
     network = lambda key: MODELS["reid"]((8, 4, 3), num_classes=3, **model).init(key)
     trained, fresh = (network(jax.random.key(seed)) for seed in (1, 2))
     tensors = backbone.tensors_of(trained, (8, 4, 3), model)
-    found = with_resnet(fresh, tensors)
+    found = fill_resnet(fresh, tensors)
     for name in ("stem", "stage1", "stage2"):
         same = jax.tree.map(
             np.array_equal, found["params"][name], trained["params"][name]

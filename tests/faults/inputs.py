@@ -23,7 +23,7 @@ import warnings
 
 import numpy as np
 
-from fedfr_jax.types import GALLERY, QUERY, TRAIN, VOID
+from fedfr_jax.types import GALLERY, IGNORE_INDEX, QUERY, TRAIN
 from tests.faults import small_sets, task_sets
 
 SETS = small_sets.SETS | task_sets.SETS
@@ -147,7 +147,7 @@ def flaws(source, images, masks) -> str | None:
         "images": images.shape == (count, *source.image_shape),
         "pixels": images.dtype == np.uint8,
         "masks": masks is None
-        or np.isin(masks, [*range(len(source.masks.names)), VOID]).all(),
+        or np.isin(masks, [*range(len(source.masks.names)), IGNORE_INDEX]).all(),
         "roles": source.roles is None or np.isin(source.roles, ROLES).all(),
         "labels": 0 < count < 99 and 0 <= labels.min() <= labels.max() < classes,
         "landmarks": source.landmarks is None

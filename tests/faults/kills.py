@@ -79,8 +79,8 @@ class Setup(NamedTuple):
 def write_experiment(folder: pathlib.Path) -> None:
     """Put data and config below `folder`."""
     rng = np.random.default_rng(0)
-    centres = rng.uniform(60, 190, size=(20, 1, 12, 12, 1))
-    images = centres + rng.normal(scale=30, size=(20, 8, 12, 12, 1))
+    centers = rng.uniform(60, 190, size=(20, 1, 12, 12, 1))
+    images = centers + rng.normal(scale=30, size=(20, 8, 12, 12, 1))
     images = images.clip(0, 255).astype(np.uint8).reshape(-1, 12, 12, 1)
     np.savez(folder / "faces.npz", images=images, labels=np.repeat(np.arange(20), 8))
     configs = folder / "configs"

@@ -10,12 +10,17 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from fedfr_jax.data.sources.arrays import arrays, omniglot
+from fedfr_jax.data.sources.classification_sets import arrays, omniglot
 from fedfr_jax.data.sources.folder import folder, lfw
 from fedfr_jax.data.sources.packed import pack, packed
 from fedfr_jax.data.sources.pairs import bin_pairs
-from fedfr_jax.data.sources.recordio import label_vectors, recordio, write_face_set
-from fedfr_jax.data.sources.records import Record, write_recordio
+from fedfr_jax.data.sources.recordio import (
+    Record,
+    label_vectors,
+    recordio,
+    write_face_set,
+    write_recordio,
+)
 from fedfr_jax.types import Pairs, Source
 
 LABELS = np.repeat(np.arange(3), 3)

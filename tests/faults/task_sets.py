@@ -12,15 +12,17 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-from fedfr_jax.data.sources.class_sets import cifar100, image_classes
+from fedfr_jax.data.sources.classification_sets import cifar100, image_classes
 from fedfr_jax.data.sources.flickr_aes import RATINGS, flickr_aes
-from fedfr_jax.data.sources.listed_pairs import listed_pairs
-from fedfr_jax.data.sources.mask_folder import CAMVID, camvid, image_masks
-from fedfr_jax.data.sources.reid_folders import cuhk03_np, market1501
-from fedfr_jax.data.sources.reid_lists import msmt17, reid_csv
+from fedfr_jax.data.sources.pairs import listed_pairs
+from fedfr_jax.data.sources.reid import cuhk03_np, market1501, msmt17, reid_csv
+from fedfr_jax.data.sources.segmentation import CAMVID, camvid, image_masks
 from fedfr_jax.models.weights import read_weights, write_weights
-from fedfr_jax.tasks.faces.search_set import LISTS, search_set
-from fedfr_jax.tasks.faces.template_set import template_set
+from fedfr_jax.tasks.faces.evaluation_sets import (
+    LISTS,
+    identification_set,
+    template_set,
+)
 from fedfr_jax.types import Source
 from tests.faults.small_sets import LABELS, Small, encoded, pictures
 
@@ -161,7 +163,7 @@ def _search(path):
 
 
 def _read_search(path):
-    found = search_set(SHAPE, path=path)
+    found = identification_set(SHAPE, path=path)
     return around(lambda rows: found.read(rows % found.num_images), found.num_images)
 
 

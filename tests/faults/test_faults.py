@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.sources import SOURCES
-from fedfr_jax.federated import row_file
+from fedfr_jax.federated import store as store_module
 from tests.faults import damage, inputs, kills
 from tests.faults.__main__ import main
 from tests.faults.inputs import SETS
@@ -81,7 +81,7 @@ def test_a_reader_that_trusts_its_file_is_found(tmp_path, monkeypatch):
 
 
 def test_rows_that_nothing_checks_are_found_by_damage(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_file, "zlib", SimpleNamespace(crc32=lambda *_: 0))
+    monkeypatch.setattr(store_module, "zlib", SimpleNamespace(crc32=lambda *_: 0))
     sim, server = test_loop.build("fedfr")
     expected = test_loop.train(sim, server, tmp_path / "whole", rounds=6)
     damage.stopped(sim, server, tmp_path / "stopped")

@@ -12,20 +12,20 @@ import sys
 
 import numpy as np
 
-from fedfr_jax import processes
+from fedfr_jax import distributed
 
 ROUNDS = 5
 
 
 def main(argv):
     given = dict(word.removeprefix("--").split("=", 1) for word in argv)
-    devices = f"{processes.DEVICES_FLAG}={given.get('devices', 2)}"
+    devices = f"{distributed.DEVICES_FLAG}={given.get('devices', 2)}"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {devices}"  # the last one counts
     os.environ.update(XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
-    processes.use_every_core()
+    distributed.use_every_core()
     if "coordinator" in given:
         number, count = int(given["process_id"]), int(given["num_processes"])
-        processes.join(given["coordinator"], count, number)
+        distributed.join(given["coordinator"], count, number)
     is_victim = given.get("process_id") == "1" and kill_now(given)
     kill = int(given["kill"]) if is_victim else 0
     for name in given["algorithms"].split(","):
@@ -59,16 +59,16 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
     import jax
 
     from fedfr_jax import mesh as meshes
-    from fedfr_jax.federated import model_axis
-    from fedfr_jax.federated.simulation import simulation, start
+    from fedfr_jax.data.stream import stream
+    from fedfr_jax.federated import model_parallel
+    from fedfr_jax.federated.simulation import build_simulation, start_simulation
     from fedfr_jax.runs import loop
+    from fedfr_jax.runs.autotune import TuningChoice
     from fedfr_jax.runs.sinks import open_sinks
-    from fedfr_jax.runs.tuning import Setting
-    from fedfr_jax.stream import stream
     from tests.federated import toys
 
     if model_shards > 1:
-        model_axis.SMALLEST = 16  # the toys' leaves are small
+        model_parallel.SMALLEST = 16  # the toys' leaves are small
     algorithm, variables = TOYS[name](toys)
     table, population = toys.problem()
     rows_read, clients = [], []
@@ -76,7 +76,7 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
         read = lambda rows, images=table.images: rows_read.append(rows) or images[rows]
         table = stream(read, table.labels, memory=2 * 12 * 68)  # a client at a time
         rows_read.clear()
-    make = lambda setting: simulation(
+    make = lambda setting: build_simulation(
         algorithm,
         toys.feed(),
         table,
@@ -87,8 +87,10 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
         local_epochs=2,
         seed=3,
     )
-    sim = make(Setting(lanes=1 if lanes == "auto" else int(lanes)))
-    server, store, checkpointer, first = loop.resume(sim, start(sim, variables), folder)
+    sim = make(TuningChoice(lanes=1 if lanes == "auto" else int(lanes)))
+    server, store, checkpointer, first = loop.resume(
+        sim, start_simulation(sim, variables), folder
+    )
     if lanes == "auto":
         sim = choose(make, server, store, folder)
 
@@ -100,7 +102,7 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
     store.gather = lambda ids: clients.append(ids[ids >= 0]) or gather(ids)
     with open_sinks(folder, name, ROUNDS, first) as sinks:
         nothing = lambda server, store: {}
-        to = loop.Keeper(store, checkpointer, nothing, [*sinks, killer])
+        to = loop.RunOutputs(store, checkpointer, nothing, [*sinks, killer])
         server = loop.train(sim, server, to, first, stop)
     cut = [x for x in jax.tree.leaves(server) if not x.sharding.is_fully_replicated]
     assert bool(cut) == (model_shards > 1)
@@ -111,7 +113,7 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
         path = folder / f"read-{jax.process_index()}.npz"
         np.savez(path, read=np.concatenate(rows_read), own=np.concatenate(own))
     rows, is_new = gather(np.arange(len(toys.SIZES)))
-    if meshes.is_first():
+    if meshes.is_first_process():
         leaves = jax.tree.leaves((server, rows))
         np.savez(folder / "result.npz", *leaves, is_new)
 
@@ -124,19 +126,19 @@ def choose(make, server, store, folder):
     """
     import jax
 
-    from fedfr_jax.runs import tuning
+    from fedfr_jax.runs import autotune
 
-    number, measured, facts = jax.process_index(), tuning.seconds, []
+    number, measured, facts = jax.process_index(), autotune.seconds, []
 
     def seconds(sim, *rest):
         asked.append(sim.lanes)
         return 0.0 * measured(sim, *rest) + (sim.lanes != max(2 - number, 1))
 
-    tuning.seconds, kept = seconds, folder / "lanes.json"
+    autotune.seconds, kept = seconds, folder / "lanes.json"
     for caches, own in [("ab", None), ("ca", None), ("ad", kept), ("ef", kept)]:
         os.environ["XDG_CACHE_HOME"] = str(folder / caches[number])
         asked, said = [], []
-        _, sim = tuning.tune(make, server, store, kept=own, say=said.append)
+        _, sim = autotune.tune(make, server, store, kept=own, say=said.append)
         facts.append([asked, sim.lanes, len(said)])
     (folder / f"chosen-{number}.json").write_text(json.dumps(facts))
     return sim

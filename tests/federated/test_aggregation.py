@@ -36,9 +36,9 @@ from fedfr_jax.federated.aggregation.robust import (
     squared_distances,
 )
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.engine import no_extra
-from fedfr_jax.federated.shapes import on_mesh, round_arguments
-from fedfr_jax.federated.simulation import simulation, start
+from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.federated.programs import on_mesh, round_arguments
+from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
 from tests.contracts import test_algorithms as contracts
 from tests.federated.toys import (
@@ -306,14 +306,16 @@ def test_a_rule_of_ones_own_sees_kernels_with_their_axes(arrays):
 
 def program(algorithm, variables):
     """What a round compiles to, without the names of source lines."""
-    mesh, extra = make_mesh(2), no_extra(5)
-    sim = simulation(algorithm, feed(), *problem(), mesh=mesh)
-    server = start(sim, variables)
+    mesh, extra = make_mesh(2), empty_prepared(5)
+    sim = build_simulation(algorithm, feed(), *problem(), mesh=mesh)
+    server = start_simulation(sim, variables)
     row = jax.eval_shape(algorithm.init_personal, sim.key, server)
     sizes = {"cohort_size": 5, "lanes": 1, "shards": None}
     given = {"server": server, "row": row, "extra": on_mesh(mesh, extra)}
-    arguments = round_arguments(mesh, **sizes, **given, table=sim.table, key=sim.key)
-    text = sim.programs.whole.lower(*arguments).compile().as_text()
+    arguments = round_arguments(
+        mesh, **sizes, **given, table=sim.device_data, key=sim.key
+    )
+    text = sim.programs.run_whole.lower(*arguments).compile().as_text()
     return re.sub(r"\.\d+|, metadata={[^}]*}|^(\d+ |[A-Z]\w+$).*", "", text, flags=re.M)
 
 

@@ -5,46 +5,52 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.federated.algorithms.afl import afl
-from fedfr_jax.federated.algorithms.clusters import clustered, several
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedaws import fedaws
-from fedfr_jax.federated.algorithms.mime import mime
-from fedfr_jax.federated.algorithms.mimelite import mimelite
-from fedfr_jax.federated.algorithms.perfedavg import in_groups
-from fedfr_jax.federated.algorithms.phases import in_turn
+from fedfr_jax.federated.algorithms.ifca import build_clustered, perturbed_copies
+from fedfr_jax.federated.algorithms.mime import mime, mimelite
+from fedfr_jax.federated.algorithms.perfedavg import split_batches
+from fedfr_jax.federated.algorithms.phases import alternate
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Client, Local, RoundResult
+from fedfr_jax.types import Client, LocalTraining, RoundResult
 from tests.federated.toys import feed, norm_loss, norm_variables, problem
 
-LOCAL = Local(norm_loss, sgd(), 0.1)
+LOCAL = LocalTraining(norm_loss, sgd(), 0.1)
 
 
 def after_a_round(algorithm):
     """(server, metrics) of three of five clients."""
     sizes = {"cohort_size": 3, "local_epochs": 1, "seed": 0}
-    sim = simulation(algorithm, feed(), *problem(), mesh=make_mesh(1), **sizes)
-    server = start(sim, norm_variables())
-    server, outcome = play(sim, server, open_store(sim, server, None), 0)
+    sim = build_simulation(algorithm, feed(), *problem(), mesh=make_mesh(1), **sizes)
+    server = start_simulation(sim, norm_variables())
+    server, outcome = simulate_round(sim, server, open_store(sim, server, None), 0)
     return jax.device_get(server), outcome.metrics
 
 
 def test_afl_counts_domains_over_its_window_of_rounds():
     """A client's weight is sum_i l_i n_ki / N_i, N_i the mean of three rounds."""
     base = afl(LOCAL, num_classes=3, domain_rate=0.5, window=3)
-    algorithm = base._replace(report=lambda server, result: {"beta": result.weights})
+    algorithm = base._replace(
+        cohort_metrics=lambda server, result: {"beta": result.weights}
+    )
     table, population = problem()
     sizes = {"cohort_size": 2, "local_epochs": 1, "seed": 0}
     mesh = make_mesh(1)
-    sim = simulation(algorithm, feed(), table, population, mesh=mesh, **sizes)
-    server = start(sim, norm_variables())
+    sim = build_simulation(algorithm, feed(), table, population, mesh=mesh, **sizes)
+    server = start_simulation(sim, norm_variables())
     store = open_store(sim, server, None)
     window, shares = [np.ones(3)] * 3, np.full(3, 1 / 3)
     for round in (0, 1, 2, 3, 4):
-        server, outcome = play(sim, server, store, round)
+        server, outcome = simulate_round(sim, server, store, round)
         own = [
             np.bincount(table.labels[low:high], minlength=3)
             for low, high in zip(
@@ -74,12 +80,12 @@ def test_the_servers_rate_of_mime_is_for_params_alone():
 
 
 def test_groups_of_batches_are_as_many_as_are_begun_and_keep_their_epochs():
-    steps = {"num_steps": jnp.int32(3), "epoch": lambda step: step // 2}
+    steps = {"num_steps": jnp.int32(3), "step_to_epoch": lambda step: step // 2}
     nothing = dict.fromkeys(Client._fields)
     client = Client(**{**nothing, **steps, "batch": lambda step: step})
-    grouped = in_groups(client, 2)
+    grouped = split_batches(client, 2)
     assert grouped.num_steps == 2
-    assert [grouped.epoch(k) for k in range(4)] == [0, 1, 2, 3]
+    assert [grouped.step_to_epoch(k) for k in range(4)] == [0, 1, 2, 3]
     assert grouped.batch(1) == [2, 3]
 
 
@@ -88,7 +94,7 @@ def test_metrics_of_phases_are_means_over_their_steps():
         means = {"loss": jnp.float32(loss), "steps": jnp.float32(steps)}
         return lambda key, variables, client: (variables, dict(means))
 
-    train = in_turn([phase(1, 1), phase(5, 3)], lambda client: (client, client))
+    train = alternate([phase(1, 1), phase(5, 3)], lambda client: (client, client))
     _, found = train(jax.random.key(0), {}, None)
     assert (found["loss"], found["steps"]) == (4, 4)
 
@@ -104,9 +110,9 @@ def test_qfedavg_bears_clients_without_any_loss():
 
 
 def test_the_one_network_of_several_is_their_mean():
-    algorithm = clustered(None, groups=2, spread=0.0)
+    algorithm = build_clustered(None, groups=2, spread=0.0)
     models = {"params": {"w": jnp.array([[1.0], [3.0]])}, "batch_stats": {}}
-    np.testing.assert_array_equal(algorithm.network(models)["params"]["w"], [2])
+    np.testing.assert_array_equal(algorithm.global_model(models)["params"]["w"], [2])
 
 
 def test_fedaws_weighs_clients_as_it_is_told():
@@ -127,7 +133,7 @@ def test_models_of_groups_start_apart_by_their_spread_and_alike_in_statistics():
         "params": {"kernel": jnp.float32(kernel), "bias": jnp.zeros(4)},
         "batch_stats": {"mean": jnp.arange(3.0)},
     }
-    models = several(variables, groups=3, spread=0.1)
+    models = perturbed_copies(variables, groups=3, spread=0.1)
     apart = np.asarray(models["params"]["kernel"]) - np.float32(kernel)
     np.testing.assert_allclose(apart.std(axis=(1, 2)), 0.1 * kernel.std(), rtol=0.05)
     between = np.corrcoef(apart.reshape(3, -1))

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import model_axis
+from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.sweep import start_sweep
 from tests.federated import test_sweep as sweeps
 from tests.federated.test_engine import assert_close
@@ -20,7 +20,7 @@ STREAM = {"streamed": {"waves": 1}}
 @pytest.fixture(autouse=True)
 def cut(monkeypatch):
     """The toys' leaves are small: cut them too."""
-    monkeypatch.setattr(model_axis, "SMALLEST", 16)
+    monkeypatch.setattr(model_parallel, "SMALLEST", 16)
 
 
 @functools.cache
@@ -88,4 +88,4 @@ def test_a_sweep_of_cut_networks_equals_separate_runs_of_whole_ones(name, option
     if name == "fedavg":
         # A stream whose memory holds it all has one segment.
         programs = runs.programs
-        assert programs.whole.num_compiled() + programs.run.num_compiled() == 1
+        assert programs.run_whole.num_compiled() + programs.run.num_compiled() == 1

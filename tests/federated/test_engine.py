@@ -8,10 +8,15 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.federated.client import Population, Slots, all_rows, client_view
-from fedfr_jax.federated.engine import no_extra
-from fedfr_jax.federated.sampling import sample
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.client import Population, SlotInputs, all_rows, client_view
+from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.federated.schedule import sample_cohort
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Cohort
 from tests.federated import toys
@@ -25,7 +30,7 @@ def build(name, mesh=(1, 1), lanes=1, cohort_size=3, **options):
     """(simulation, server), whose programs compile once for all tests."""
     algorithm, variables = toys.TOYS[name](**options)
     table, population = toys.problem()
-    sim = simulation(
+    sim = build_simulation(
         algorithm,
         toys.feed(),
         table,
@@ -36,14 +41,14 @@ def build(name, mesh=(1, 1), lanes=1, cohort_size=3, **options):
         lanes=lanes,
         seed=7,
     )
-    return sim, start(sim, variables)
+    return sim, start_simulation(sim, variables)
 
 
 def run(sim, server, rounds=ROUNDS):
     store = open_store(sim, server)
     outcomes = []
     for r in range(rounds):
-        server, outcome = play(sim, server, store, r)
+        server, outcome = simulate_round(sim, server, store, r)
         outcomes.append(outcome)
     return jax.device_get(server), store.gather(np.arange(5))[0], outcomes
 
@@ -55,27 +60,33 @@ def plain_loop(sim, server, rounds=ROUNDS):
     @jax.jit
     def update(server, row, slot, key, extra, round):
         client = client_view(
-            sim.feed, int(sizes.max()), key, slot, extra, all_rows(sim.table), round
+            sim.batching,
+            int(sizes.max()),
+            key,
+            slot,
+            extra,
+            all_rows(sim.device_data),
+            round,
         )
         update_key = jax.random.fold_in(key, 0)
         return sim.algorithm.client_update(update_key, server, row, client)
 
     for r in range(rounds):
-        ids = sample(sim.seed, r, 5, sim.cohort_size)
-        extra = no_extra(len(ids))
+        ids = sample_cohort(sim.seed, r, 5, sim.cohort_size)
+        extra = empty_prepared(len(ids))
         if sim.algorithm.prepare:
             extra = sim.algorithm.prepare(server, sim.context(Cohort(ids, r)))
         outputs = []
         for place, i in reversed(list(enumerate(ids))):
-            count = sizes[i] + int(extra.num_examples[place])
-            steps = sim.feed.steps_per_epoch(count) * sim.local_epochs(r)
-            slot = Slots(
+            count = sizes[i] + int(extra.num_added[place])
+            steps = sim.batching.steps_per_epoch(count) * sim.local_epochs(r)
+            slot = SlotInputs(
                 client=i,
-                place=place,
+                cohort_index=place,
                 is_new=False,
                 offset=sim.population.offsets[i],
-                num_local=sizes[i],
-                num_extra=extra.num_examples[place],
+                num_examples=sizes[i],
+                num_added=extra.num_added[place],
                 num_classes=sim.population.num_classes[i],
                 num_steps=steps,
             )
@@ -134,22 +145,22 @@ def test_engine_equals_a_plain_loop_over_clients(oracle, name, mesh, lanes):
 
 def test_hard_negatives_differ_between_clients_of_the_toy():
     _, _, outcomes = run(*build("fedfr"))
-    assert len(set(outcomes[0].num_extra.tolist())) > 1
+    assert len(set(outcomes[0].num_added.tolist())) > 1
 
 
 @pytest.mark.parametrize("name", toys.TOYS)
 def test_a_round_compiles_once_whatever_the_cohort_and_its_sizes(name):
     sim, server = build(name)
     store = open_store(sim, server)
-    server, _ = play(sim, server, store, 0)
+    server, _ = simulate_round(sim, server, store, 0)
     with toys.compilations() as found:
         outcomes = []
         for r in range(1, 5):
-            server, outcome = play(sim, server, store, r)
+            server, outcome = simulate_round(sim, server, store, r)
             outcomes.append(outcome)
     assert found == []
     assert len({tuple(outcome.ids) for outcome in outcomes}) > 1
-    counts = {tuple(outcome.num_extra) for outcome in outcomes}
+    counts = {tuple(outcome.num_added) for outcome in outcomes}
     assert len(counts) > 2 or name == "fedavg"
 
 
@@ -166,7 +177,7 @@ def test_a_padding_client_with_nan_changes_nothing():
         )
 
     table, population = toys.problem()
-    poisoned_sim = simulation(
+    poisoned_sim = build_simulation(
         sim.algorithm._replace(client_update=poisoned),
         toys.feed(),
         table,
@@ -228,7 +239,7 @@ def test_bad_sizes_are_refused_before_anything_compiles(change, message):
     algorithm, _ = toys.fedavg_toy()
     table, population = toys.problem()
     with pytest.raises(ValueError, match=message):
-        simulation(
+        build_simulation(
             algorithm, toys.feed(), table, population, mesh=make_mesh(1), **change
         )
 
@@ -237,7 +248,7 @@ def test_local_epochs_may_be_a_number_of_numpys():
     algorithm, _ = toys.fedavg_toy()
     table, population = toys.problem()
     for epochs in (np.int64(3), np.array([3, 2]), (3, 2)):
-        sim = simulation(
+        sim = build_simulation(
             algorithm,
             toys.feed(),
             table,
@@ -254,7 +265,7 @@ def test_a_client_without_an_image_is_refused():
     table, _ = toys.problem()
     empty = Population(np.array([0, 5, 5, 9]), np.ones(3, np.int32))
     with pytest.raises(ValueError, match="every client must own an image.*1"):
-        simulation(algorithm, toys.feed(), table, empty, mesh=make_mesh(1))
+        build_simulation(algorithm, toys.feed(), table, empty, mesh=make_mesh(1))
 
 
 def test_more_devices_than_exist_are_refused():
@@ -265,21 +276,21 @@ def test_more_devices_than_exist_are_refused():
 def test_batches_of_an_epoch_visit_every_example_once():
     table, population = toys.problem()
     feed = toys.feed(batch_size=5)
-    slot = Slots(3, 0, False, 17, 12, 0, 3, 6)
+    slot = SlotInputs(3, 0, False, 17, 12, 0, 3, 6)
     slot = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), slot)
     client = client_view(
         feed,
         12,
         jax.random.key(0),
         slot,
-        no_extra(1),
+        empty_prepared(1),
         all_rows(jax.tree.map(jnp.asarray, table)),
         jnp.int32(0),
     )
     seen = []
     for step in range(6):
         batch = client.batch(jnp.int32(step))
-        seen.append(np.asarray(batch.example)[np.asarray(batch.is_valid)])
+        seen.append(np.asarray(batch.row)[np.asarray(batch.is_valid)])
     first, second = np.concatenate(seen[:3]), np.concatenate(seen[3:])
     np.testing.assert_array_equal(np.sort(first), np.arange(17, 29))
     np.testing.assert_array_equal(np.sort(second), np.arange(17, 29))
@@ -289,7 +300,7 @@ def test_batches_of_an_epoch_visit_every_example_once():
 def test_more_steps_than_a_number_of_32_bits_counts_are_refused():
     algorithm, variables = toys.fedavg_toy()
     sizes = {"mesh": make_mesh(1), "local_epochs": 2**31 - 1}
-    sim = simulation(algorithm, toys.feed(), *toys.problem(), **sizes)
-    server = start(sim, variables)
+    sim = build_simulation(algorithm, toys.feed(), *toys.problem(), **sizes)
+    server = start_simulation(sim, variables)
     with pytest.raises(ValueError, match=r"local steps must be below 2\*\*31"):
-        play(sim, server, open_store(sim, server, None), 0)
+        simulate_round(sim, server, open_store(sim, server, None), 0)

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.data.augment.pixels import certain
+from fedfr_jax.data.augment.photometric import certain
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.aggregation import weighted_mean
-from fedfr_jax.federated.simulation import play
-from fedfr_jax.feed import Feed
-from fedfr_jax.runs.begin import begin
-from fedfr_jax.runs.experiment import networks_of
-from fedfr_jax.tasks.faces.hard_negatives import hard_negatives
+from fedfr_jax.federated.simulation import simulate_round
+from fedfr_jax.runs.experiment import trained_models
+from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.tasks.faces.frozen_features import hard_negatives
 from fedfr_jax.types import Model
 from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
@@ -119,7 +119,7 @@ def build(arrays, dtype, phi_update, num_devices, lanes):
     experiment = experiment_of(settings, MODEL, source, partition, (num_devices, 1))
     if dtype == "float64":  # a config's images are no more than float32
         exactly = certain(lambda image: image / 127.5 - 1)
-        experiment = experiment._replace(feed=Feed(NUM_SEEN, exactly))
+        experiment = experiment._replace(batching=Batching(NUM_SEEN, exactly))
     return experiment
 
 
@@ -128,7 +128,9 @@ def start(experiment, trainer, arrays, dtype, folder):
     first = backbone(arrays, "init/global_backbone", dtype)
     phi = arrays["init/phi_g"].astype(dtype)
     params = {"backbone": first["params"], "phi": phi}
-    begun = begin(experiment, trainer, {"params": params, "batch_stats": {}}, folder)
+    begun = start_stage(
+        experiment, trainer, {"params": params, "batch_stats": {}}, folder
+    )
     begun.checkpointer.close()
     drawn = begun.sim.algorithm.init_personal(jax.random.key(0), begun.server)
     rows = [
@@ -156,7 +158,7 @@ def recording(sim, kept):
 def check_negatives(extra, arrays, prefix):
     """The very images: the public ones follow the clients' 45 in the table."""
     for c in range(2):
-        chosen = np.asarray(extra.examples[c])[: extra.num_examples[c]] - 45
+        chosen = np.asarray(extra.added_rows[c])[: extra.num_added[c]] - 45
         np.testing.assert_array_equal(chosen, arrays[f"{prefix}/client{c}/hn_idx"])
 
 
@@ -186,7 +188,7 @@ def check_deployed(networks, arrays, dtype, close):
     for c in range(2):
         own = local_params(arrays, f"round2/client{c}", dtype)["branch"]["converter"]
         expected = features(f"client{c}/backbone") @ own["kernel"] + own["bias"][None]
-        close(networks.client_apply(networks.of_client(c), images), expected)
+        close(networks.client_apply(networks.client_variables(c), images), expected)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_a_row_of_a_config_reproduces_the_official_server(
         sim = recording(sim, prepared)
         for r in range(3):
             sent = given.phi(server)
-            server, outcome = play(sim, server, store, r)
+            server, outcome = simulate_round(sim, server, store, r)
             check_negatives(prepared[-1], arrays, f"round{r}")
             check_clients(outcome, store, arrays, f"round{r}", close)
             expected = backbone(arrays, f"round{r}/global_backbone", dtype)
@@ -223,7 +225,7 @@ def test_a_row_of_a_config_reproduces_the_official_server(
                 variables = {**given.variables(server), "params": params}
                 inner = server.inner._replace(variables=variables)
                 server = server._replace(inner=inner)
-        networks = networks_of(experiment, trainer, sim, server, store)
+        networks = trained_models(experiment, trainer, sim, server, store)
         check_deployed(networks, arrays, dtype, close)
 
 

@@ -14,11 +14,11 @@ from fedfr_jax.federated.aggregation.attention import (
     counted_by,
     logarithms,
 )
-from fedfr_jax.federated.algorithms import margins, prototypes
+from fedfr_jax.federated.algorithms import prototypes
 from fedfr_jax.federated.algorithms.fedmargin import Server, fedmargin
 from fedfr_jax.federated.algorithms.prototypes import Prototypes
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.types import Local, Model, Scaled
+from fedfr_jax.types import LocalTraining, LogScaled, Model
 from tests.federated.toys import (
     LOCAL,
     RATE,
@@ -69,7 +69,7 @@ LINEAR = Model(
     apply=lambda *arguments: linear_features(*arguments)[::2],
     image_shape=(5,),
     embedding_dim=3,
-    features=linear_features,
+    apply_with_features=linear_features,
 )
 
 
@@ -79,7 +79,7 @@ LINEAR = Model(
 @pytest.mark.parametrize("form", FORMS)
 def test_margins_are_the_golden_ones_where_they_are_defined(golden, form):
     arrays = golden("fedmargin_proposed")
-    of = partial(jax.vmap(partial(margins.margins, relative=FORMS[form])))
+    of = partial(jax.vmap(partial(prototypes.margins, relative=FORMS[form])))
     with jax.enable_x64(True):
         before, after = (
             Prototypes(arrays[f"proto_{name}"], arrays["counts"].astype(float))
@@ -93,7 +93,7 @@ def test_margins_are_the_golden_ones_where_they_are_defined(golden, form):
             np.testing.assert_array_equal(is_defined, ~np.isnan(want))
             close(np.where(is_defined, margin, np.nan), want)
         now = Prototypes(arrays["agg_now"], np.ones(5))
-        close(margins.aggregate_mean_margin(now), arrays["hypothesis_amm"])
+        close(prototypes.aggregate_mean_margin(now), arrays["hypothesis_amm"])
 
 
 def golden_round(arrays, *, scale=1.0, **options):
@@ -224,15 +224,16 @@ def test_scaled_sums_are_those_of_a_softmax_in_any_grouping():
     logs = np.array([-900.0, 2.0, 850.0, 849.0, -np.inf], np.float32)
     values = np.arange(1.0, 6.0, dtype=np.float32)
     one = [
-        Scaled(jnp.float32(a), jnp.float32(0 if a == -np.inf else x))
+        LogScaled(jnp.float32(a), jnp.float32(0 if a == -np.inf else x))
         for a, x in zip(logs, values, strict=True)
     ]
     want = values[2] + values[3] * np.exp(-1.0)
     lanes = sums.over_lanes(jax.tree.map(lambda *x: jnp.stack(x), *one))
-    pairs = sums.add(
-        sums.add(one[0], one[4]), sums.add(one[3], sums.add(one[1], one[2]))
+    pairs = sums.add_sums(
+        sums.add_sums(one[0], one[4]),
+        sums.add_sums(one[3], sums.add_sums(one[1], one[2])),
     )
-    for total in (lanes, pairs, sums.add(pairs, sums.zeros(pairs))):
+    for total in (lanes, pairs, sums.add_sums(pairs, sums.zero_sums(pairs))):
         close(total.log, 850.0)
         close(total.tree, want, rtol=1e-6)
 
@@ -321,7 +322,7 @@ def plain_rounds(arrays, rounds, *, measure, temperature, normalize, momentum):
 )
 def test_rounds_equal_a_plain_loop(golden, options):
     arrays = golden("fl_rounds")
-    local = Local(linear_loss, sgd(), RATE)
+    local = LocalTraining(linear_loss, sgd(), RATE)
     options = {"measure": "displacement", **options}
     with jax.enable_x64(True):
         end = play_golden(
@@ -348,10 +349,14 @@ def test_prototypes_are_of_the_running_statistics_and_not_of_a_batch():
         logits = found @ variables["params"]["head"]["kernel"]
         return logits, found, {"mean": mean}
 
-    model = Model(lambda key: norm_variables(), None, (16,), 3, features=features)
+    model = Model(
+        lambda key: norm_variables(), None, (16,), 3, apply_with_features=features
+    )
     rng = np.random.default_rng(0)
     x, y = rng.normal(1.0, 1.0, (12, 16)).astype("f4"), np.arange(12) % 3
-    algorithm = fedmargin(Local(norm_loss, sgd(), RATE), model=model, normalize=False)
+    algorithm = fedmargin(
+        LocalTraining(norm_loss, sgd(), RATE), model=model, normalize=False
+    )
     end = replay(algorithm, ([x], [y]), norm_variables(), tau=[2])
     server = end.servers[0]
     mean = server.variables["batch_stats"]["mean"]
@@ -368,7 +373,7 @@ def test_without_a_temperature_clients_count_equally(golden):
     """T to infinity is FairAvg."""
     arrays = golden("fl_rounds")
     features = lambda variables, x, train: (x, x, {})
-    model = Model(lambda key: {}, None, (5,), 3, features=features)
+    model = Model(lambda key: {}, None, (5,), 3, apply_with_features=features)
     with jax.enable_x64(True):
         algorithm = fedmargin(LOCAL, model=model, temperature=1e15)
         end = play_golden(arrays, algorithm)
@@ -386,7 +391,7 @@ def test_pixels_count_for_the_class_of_their_nearest_label():
     features[:2][labels[:2, ::3, ::2] == 255] = np.nan
     features[2] = np.nan  # padding
     is_valid = np.array([True, True, False])
-    got = prototypes.of_class(
+    got = prototypes.prototype_of_class(
         *prototypes.class_means(features, jnp.asarray(labels), is_valid, 5)
     )
     small = labels[:2, ::3, ::2]
@@ -400,7 +405,7 @@ def test_pixels_count_for_the_class_of_their_nearest_label():
 def test_a_class_that_is_not_seen_keeps_its_prototype():
     old = Prototypes(jnp.ones((3, 2)), jnp.array([1.0, 0.0, 1.0]))
     new = Prototypes(jnp.full((3, 2), 3.0), jnp.array([1.0, 1.0, 0.0]))
-    moved = prototypes.moved(old, new, 0.5)
+    moved = prototypes.update_prototypes(old, new, 0.5)
     close(moved.mean[:, 0], [2.0, 3.0, 1.0])
     assert (moved.count > 0).all()
 
@@ -426,7 +431,7 @@ def test_what_is_out_of_range_is_refused(options, message):
 
 def test_rounds_after_the_first_compile_nothing(golden):
     arrays = golden("fl_rounds")
-    local = Local(linear_loss, sgd(), RATE)
+    local = LocalTraining(linear_loss, sgd(), RATE)
     algorithm = fedmargin(local, model=LINEAR)
     examples = [[arrays[f"{name}{k}"].astype("f4") for k in range(3)] for name in "xy"]
     start_at = jax.tree.map(np.float32, first_variables())

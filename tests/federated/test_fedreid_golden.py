@@ -5,32 +5,31 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import collections
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import stream
+from fedfr_jax.federated import variable_split
+from fedfr_jax.federated.algorithms.batch_stats import with_batch_stats
 from fedfr_jax.federated.algorithms.cdw import cdw
-from fedfr_jax.federated.algorithms.distilling import feature_distance
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.finch import (
     clusters,
+    connected_components,
     finch,
-    first_neighbours,
-    linked,
+    first_neighbors,
 )
-from fedfr_jax.federated.algorithms.kd import kd
-from fedfr_jax.federated.algorithms.personal import personal
-from fedfr_jax.federated.algorithms.shared_images import Shared, features_on
-from fedfr_jax.federated.algorithms.statistics import with_statistics
+from fedfr_jax.federated.algorithms.kd import feature_distance, kd
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
+from fedfr_jax.federated.algorithms.public_data import PublicImages, features_of_images
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.sampling import first_of, sample
+from fedfr_jax.federated.schedule import random_client, sample_cohort
 from fedfr_jax.federated.simulation import (
+    build_simulation,
     open_store,
-    play,
-    play_cohort,
-    simulation,
-    start,
+    run_cohort,
+    simulate_round,
+    start_simulation,
 )
-from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.stream import stream
 from fedfr_jax.types import Cohort, Dataset, Model
 
 OWN = "params/classifier"
@@ -54,7 +53,7 @@ def linear(num_inputs, dim, num_classes):
 
     apply = lambda *given, key=None: features(*given)[::2]
     shape = (num_inputs,)
-    return Model(init, apply, shape, num_classes, features=features)
+    return Model(init, apply, shape, num_classes, apply_with_features=features)
 
 
 def through(layer, x):
@@ -72,7 +71,7 @@ def to_ends(ends):
     def train(key, variables, client):
         whole = jax.tree.map(lambda x: jnp.asarray(x)[client.id], ends)
         metrics = {"loss": jnp.float32(0), "steps": jnp.float32(1)}
-        return collections.cut(whole, variables), metrics
+        return variable_split.split_paths(whole, variables), metrics
 
     return train
 
@@ -81,11 +80,11 @@ def simulated(algorithm, images, num_classes, where=(1, 1), memory=None, **optio
     sizes = [len(x) for x in images]
     labels = np.zeros(sum(sizes), np.int32)
     images = np.concatenate(images).astype(np.float32)
-    table = Dataset.labelled(images, labels)
+    table = Dataset.from_arrays(images, labels)
     if memory:
         table = stream(lambda rows: images[rows], {"label": labels}, memory=memory)
-    return simulation(
-        *(algorithm, Feed(max(sizes), shuffle=False), table),
+    return build_simulation(
+        *(algorithm, Batching(max(sizes), shuffle=False), table),
         Population(np.cumsum([0, *sizes]), np.asarray(num_classes, np.int32)),
         **{"mesh": make_mesh(where[0]), "lanes": where[1], **options},
     )
@@ -124,17 +123,17 @@ def test_distances_weigh_clients_as_in_the_released_code(golden, where):
     pairs = zip(bodies, heads["new"], strict=True)
     ends = stacked([of({"body": b, "classifier": h}) for b, h in pairs])
     model = linear(12, 8, most)
-    algorithm = personal(cdw(to_ends(ends), model=model), OWN)
+    algorithm = with_personal_layers(cdw(to_ends(ends), model=model), OWN)
     images = [arrays[f"c{k}_x"] for k in range(4)]
     sim = simulated(algorithm, images, numbers, where)
     body = layer(arrays["backbone_global_W"], arrays["backbone_global_b"])
-    server = start(sim, of({"body": body, "classifier": heads["old"][0]}))
+    server = start_simulation(sim, of({"body": body, "classifier": heads["old"][0]}))
     store = open_store(sim, server)
     rows = store.gather(np.arange(4))[0]
     old = {"body": None, "classifier": stacked(heads["old"])}
     rows = rows._replace(leaves={**rows.leaves, "params": old})
     store.scatter(np.arange(4), rows, 0)
-    server, outcome = play(sim, server, store, 1)
+    server, outcome = simulate_round(sim, server, store, 1)
     found = outcome.metrics["distance"]
     np.testing.assert_allclose(found, arrays["d"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found / found.sum(), arrays["p"], atol=2e-6)
@@ -157,8 +156,8 @@ def test_clients_whose_logits_do_not_turn_count_by_examples():
     ends = stacked([scaled(2), scaled(4)])  # powers of two: exact
     images = [rng.normal(size=(n, 3)) for n in (2, 6)]
     sim = simulated(cdw(to_ends(ends), model=model), images, [2, 2])
-    server = start(sim, first)
-    server, _ = play(sim, server, open_store(sim, server), 0)
+    server = start_simulation(sim, first)
+    server, _ = simulate_round(sim, server, open_store(sim, server), 0)
     wanted = scaled((2 * 2 + 6 * 4) / 8)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5)
     jax.tree.map(close, server.variables, wanted)
@@ -168,8 +167,8 @@ def test_clients_whose_logits_do_not_turn_count_by_examples():
 def test_the_distillation_loss_is_the_released_one(golden, kind):
     arrays = golden("fedreid_kd")
     x = arrays["x"].astype(np.float32)
-    model, shared = linear(12, 8, 2), Shared(x, Feed(len(x)))
-    look = features_on(model, shared, normalize=kind == "reg")
+    model, shared = linear(12, 8, 2), PublicImages(x, Batching(len(x)))
+    look = features_of_images(model, shared, normalize=kind == "reg")
     zero = jnp.int32(0)
     given = x, zero, zero, jax.random.key(0)
 
@@ -179,7 +178,7 @@ def test_the_distillation_loss_is_the_released_one(golden, kind):
     teachers = [network(layer(arrays[f"t{k}_W"], arrays[f"t{k}_b"])) for k in range(4)]
     target = sum(look(teacher, *given) for teacher in teachers) / 4
     student = layer(arrays["student_W"], arrays["student_b"])
-    see = features_on(model, shared)
+    see = features_of_images(model, shared)
 
     def loss(body):
         return feature_distance(see(network(body), *given), target, np.ones(5, bool))
@@ -201,18 +200,18 @@ def test_a_distilling_server_takes_one_pass_of_sgd_every_other_round():
         }
     )
     ends, first = [network(), network()], network()
-    shared = Shared(draw(5, 4), Feed(2))  # a last batch of one
+    shared = PublicImages(draw(5, 4), Batching(2))  # a last batch of one
     settings = {"model": model, "shared": shared, "every": 2, "normalize": True}
     settings |= {"rate": 0.1, "momentum": 0.9, "weight_decay": 0.01}
-    algorithm = personal(kd(to_ends(stacked(ends)), **settings), OWN)
+    algorithm = with_personal_layers(kd(to_ends(stacked(ends)), **settings), OWN)
     sim = simulated(algorithm, [draw(2, 4), draw(2, 4)], [2, 2], (1, 2))
-    server = start(sim, first)
+    server = start_simulation(sim, first)
     store = open_store(sim, server)
     mean = jax.tree.map(lambda *x: sum(x) / 2, *[e["params"]["body"] for e in ends])
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    server, _ = play(sim, server, store, 0)
+    server, _ = simulate_round(sim, server, store, 0)
     jax.tree.map(close, server.inner.variables["params"]["body"], mean)
-    server, _ = play(sim, server, store, 1)
+    server, _ = simulate_round(sim, server, store, 1)
 
     def target_of(x):
         found = [through(e["params"]["body"], x) for e in ends]
@@ -239,17 +238,17 @@ def test_the_pass_renews_the_statistics_of_the_server(how):
     model = counting(linear(4, 3, 2))
     zeros = model.init(None)["params"]
     ends = [{"params": zeros, "batch_stats": {"seen": np.float32(k)}} for k in (1, 5)]
-    shared = Shared(np.zeros((5, 4), np.float32), Feed(2))  # three batches
+    shared = PublicImages(np.zeros((5, 4), np.float32), Batching(2))  # three batches
     algorithm = kd(to_ends(stacked(ends)), model=model, shared=shared, every=2)
-    algorithm = with_statistics(algorithm, how)
+    algorithm = with_batch_stats(algorithm, how)
     sim = simulated(algorithm, [np.zeros((2, 4))] * 2, [2, 2], (1, 2))
-    server = start(sim, model.init(None))
+    server = start_simulation(sim, model.init(None))
     store = open_store(sim, server)
-    first = [(1.0, 5.0)[first_of(np.arange(2), sim.seed, r)] for r in range(2)]
+    first = [(1.0, 5.0)[random_client(np.arange(2), sim.seed, r)] for r in range(2)]
     before, after = (3.0, 3.0) if how == "average" else first
     for round, wanted in enumerate((before, after / 8 + 7)):
-        server, _ = play(sim, server, store, round)
-        seen = algorithm.network(server)["batch_stats"]["seen"]
+        server, _ = simulate_round(sim, server, store, round)
+        seen = algorithm.global_model(server)["batch_stats"]["seen"]
         np.testing.assert_allclose(seen, wanted, rtol=1e-5)
 
 
@@ -267,17 +266,17 @@ def test_the_client_that_comes_first_is_drawn_in_every_round(devices, options):
     model = counting(linear(4, 3, 2))
     zeros = model.init(None)["params"]
     ends = [{"params": zeros, "batch_stats": {"seen": np.float32(k)}} for k in range(6)]
-    algorithm = with_statistics(fedavg(to_ends(stacked(ends))), "first")
+    algorithm = with_batch_stats(fedavg(to_ends(stacked(ends))), "first")
     sim = simulated(algorithm, [np.zeros((2, 4))] * 6, [2] * 6, (devices, 1), **options)
     sim = sim._replace(cohort_size=4)
-    server = start(sim, model.init(None))
+    server = start_simulation(sim, model.init(None))
     store, found = open_store(sim, server), []
-    cohorts = [sample(sim.seed, round, 6, 4) for round in range(8)]
+    cohorts = [sample_cohort(sim.seed, round, 6, 4) for round in range(8)]
     for round, ids in enumerate(cohorts):
         cohort = Cohort(ids[::-1] if round % 2 else ids, round)
-        server, _ = play_cohort(sim, server, store, cohort)
-        found.append(int(algorithm.network(server)["batch_stats"]["seen"]))
-    assert found == [first_of(x, sim.seed, r) for r, x in enumerate(cohorts)]
+        server, _ = run_cohort(sim, server, store, cohort)
+        found.append(int(algorithm.global_model(server)["batch_stats"]["seen"]))
+    assert found == [random_client(x, sim.seed, r) for r, x in enumerate(cohorts)]
     assert len(set(found)) >= 4
     places = [x.tolist().index(k) for x, k in zip(cohorts, found, strict=True)]
     assert len(set(places)) >= 3
@@ -288,19 +287,19 @@ def counting(model):
     init = lambda key: {**model.init(key), "batch_stats": {"seen": jnp.float32(0)}}
 
     def features(variables, x, train=False, key=None):
-        logits, seen, stats = model.features(variables, x, train, key)
+        logits, seen, stats = model.apply_with_features(variables, x, train, key)
         return logits, seen, {"seen": (stats["seen"] + 8) / 2} if train else stats
 
-    return model._replace(init=init, features=features)
+    return model._replace(init=init, apply_with_features=features)
 
 
 @pytest.mark.parametrize("name", ["f9", "f40"])
 def test_clusters_are_those_of_finch(golden, name):
     arrays = {k: v for k, v in golden("reid_more").items() if f"finch_{name}" in k}
     x = jnp.asarray(arrays[f"finch_{name}_x"], jnp.float32)
-    near = first_neighbours(x)
-    np.testing.assert_array_equal(near, arrays[f"finch_{name}_first_neighbour"])
-    adjacency = np.array(linked(near))
+    near = first_neighbors(x)
+    np.testing.assert_array_equal(near, arrays[f"finch_{name}_first_neighbor"])
+    adjacency = np.array(connected_components(near))
     np.fill_diagonal(adjacency, False)
     np.testing.assert_array_equal(adjacency, arrays[f"finch_{name}_adjacency"] > 0)
     np.testing.assert_array_equal(clusters(x), arrays[f"finch_{name}_labels"])
@@ -317,14 +316,14 @@ def test_clients_restart_from_the_mean_of_their_cluster():
     )
     kernels = [near[k % 2] + 0.01 * draw(4, 3) for k in range(5)]
     ends = stacked([network(kernel) for kernel in kernels])
-    shared = Shared(draw(6, 4), Feed(6))
+    shared = PublicImages(draw(6, 4), Batching(6))
     algorithm = finch(to_ends(ends), model=model, shared=shared, num_clients=5)
     images = [draw(n, 4) for n in (2, 3, 4, 5, 1)]
     sim = simulated(algorithm, images, [2] * 5)._replace(cohort_size=4)
-    server = start(sim, network(draw(4, 3)))
+    server = start_simulation(sim, network(draw(4, 3)))
     store = open_store(sim, server)
     ids = np.arange(4, dtype=np.int32)
-    server, outcome = play_cohort(sim, server, store, Cohort(ids, 0))
+    server, outcome = run_cohort(sim, server, store, Cohort(ids, 0))
     np.testing.assert_array_equal(outcome.metrics["cluster"], [0, 1, 0, 1])
     found = server["params"]["body"]["kernel"]
     even = (2 * kernels[0] + 4 * kernels[2]) / 6

@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.augment import compose, mirror, normalize
-from fedfr_jax.federated.client import Slots, all_rows, client_view
-from fedfr_jax.federated.engine import no_extra
-from fedfr_jax.federated.outputs import build_embed
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.feed import Feed
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import stream
+from fedfr_jax.federated.client import SlotInputs, all_rows, client_view
+from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.stream import stream
 from fedfr_jax.types import Augment, Dataset
 from tests.federated import toys
 
@@ -31,100 +36,100 @@ def dataset(count=COUNT):
 
 def view_of(feed, shard=(0, 1)):
     """A client that owns all rows of `dataset`."""
-    slot = jax.tree.map(jnp.int32, Slots(0, 0, 0, 0, COUNT, 0, 2, 4))
+    slot = jax.tree.map(jnp.int32, SlotInputs(0, 0, 0, 0, COUNT, 0, 2, 4))
     held = all_rows(jax.tree.map(jnp.asarray, dataset()))
-    key, extra = jax.random.key(0), no_extra(1)
+    key, extra = jax.random.key(0), empty_prepared(1)
     return client_view(feed, COUNT, key, slot, extra, held, jnp.int32(0), shard=shard)
 
 
 @pytest.mark.parametrize("augment", [mirror(), compose(normalize(), mirror())])
 def test_a_batch_knows_its_views(augment):
-    client = view_of(Feed(BATCH, augment))
+    client = view_of(Batching(BATCH, augment))
     stored, seen = dataset(), []
     for step in range(4):
         batch = client.batch(jnp.int32(step))
-        for i, (row, view) in enumerate(zip(batch.example, batch.view, strict=True)):
+        for i, (row, view) in enumerate(zip(batch.row, batch.view_index, strict=True)):
             own = {"image": jnp.asarray(stored.images[row])}
-            expected = augment.view(view, own)["image"]
+            expected = augment.apply_view(view, own)["image"]
             np.testing.assert_array_equal(batch.images[i], expected)
-        seen += batch.view.tolist()
+        seen += batch.view_index.tolist()
     assert set(seen) == {0, 1}
 
 
 def test_a_clients_examples_are_its_rows_and_then_those_of_its_place_in_the_cohort():
-    counts = {"num_local": 5, "num_extra": 2, "num_classes": 2, "num_steps": 2}
-    slot = Slots(0, place=1, is_new=0, offset=3, **counts)
+    counts = {"num_examples": 5, "num_added": 2, "num_classes": 2, "num_steps": 2}
+    slot = SlotInputs(0, cohort_index=1, is_new=0, offset=3, **counts)
     of_place = jnp.int32([[0, 1, 2], [9, 11, 0]])  # the last one only fills up
-    extra = no_extra(2)._replace(examples=of_place, num_examples=jnp.int32([3, 2]))
+    extra = empty_prepared(2)._replace(added_rows=of_place, num_added=jnp.int32([3, 2]))
     held = all_rows(jax.tree.map(jnp.asarray, dataset()))
-    feed, key = Feed(4, None, shuffle=False), jax.random.key(0)
+    feed, key = Batching(4, None, shuffle=False), jax.random.key(0)
     client = client_view(
         feed, 5, key, jax.tree.map(jnp.int32, slot), extra, held, jnp.int32(0)
     )
     both = [client.batch(jnp.int32(step)) for step in (0, 1)]
     told = lambda name: np.concatenate([getattr(batch, name) for batch in both])
-    assert told("example").tolist() == [3, 4, 5, 6, 7, 9, 11, 3]
+    assert told("row").tolist() == [3, 4, 5, 6, 7, 9, 11, 3]
     assert told("labels").tolist() == [3, 4, 5, 6, 7, 9, 11, 3]
-    assert told("is_extra").tolist() == [False] * 5 + [True, True, False]
+    assert told("is_added").tolist() == [False] * 5 + [True, True, False]
     assert told("is_valid").tolist() == [True] * 7 + [False]
 
 
 def test_targets_are_moved_with_their_image():
-    batch = view_of(Feed(BATCH, mirror())).batch(jnp.int32(0))
-    assert batch.view.any()
+    batch = view_of(Batching(BATCH, mirror())).batch(jnp.int32(0))
+    assert batch.view_index.any()
     np.testing.assert_array_equal(batch.targets["mask"], batch.images[..., 0])
-    np.testing.assert_array_equal(batch.labels, batch.example)
+    np.testing.assert_array_equal(batch.labels, batch.row)
 
 
 def test_views_that_are_not_counted_are_drawn_alike():
-    counted = view_of(Feed(BATCH, mirror())).batch(jnp.int32(1))
-    client = view_of(Feed(BATCH, UNCOUNTED))
+    counted = view_of(Batching(BATCH, mirror())).batch(jnp.int32(1))
+    client = view_of(Batching(BATCH, UNCOUNTED))
     batch = client.batch(jnp.int32(1))
     np.testing.assert_array_equal(batch.images, counted.images)
-    assert client.num_views == 0 and not batch.view.any()
+    assert client.num_views == 0 and not batch.view_index.any()
 
 
 def test_an_example_is_augmented_by_its_place_in_the_step_alone():
     """The parts of a batch over devices are those of the whole batch."""
-    feed, step = Feed(BATCH, mirror()), jnp.int32(2)
+    feed, step = Batching(BATCH, mirror()), jnp.int32(2)
     whole = view_of(feed).batch(step)
     parts = [view_of(feed, (i, 2)).batch(step) for i in range(2)]
     together = jax.tree.map(lambda *x: np.concatenate(x), *(p.inputs for p in parts))
     np.testing.assert_array_equal(together["image"], whole.images)
     again = view_of(feed).batch(jnp.int32(3))
-    assert not np.array_equal(again.view, whole.view)
+    assert not np.array_equal(again.view_index, whole.view_index)
 
 
 @pytest.mark.parametrize("augment", [None, normalize()])
 def test_nothing_is_drawn_where_there_is_no_choice(augment):
-    feed = Feed(BATCH, augment, shuffle=False)
-    of_batch = lambda key: feed.augmented(
+    feed = Batching(BATCH, augment, shuffle=False)
+    of_batch = lambda key: feed.augment_batch(
         key,
         jnp.int32(0),
         jnp.arange(3, dtype=jnp.int32),
         *jax.tree.map(lambda x: jnp.asarray(x[:3]), tuple(dataset())),
     )
     assert "random" not in str(jax.make_jaxpr(of_batch)(jax.random.key(0)))
-    drawn = Feed(BATCH, mirror())
+    drawn = Batching(BATCH, mirror())
     assert feed.num_views == 1 and drawn.num_views == 2
 
 
 def test_a_span_is_seen_in_the_view_that_is_asked_for():
     stored = dataset().images[:BATCH]
-    client = view_of(Feed(BATCH, mirror()))
+    client = view_of(Batching(BATCH, mirror()))
     for view, expected in enumerate((stored, stored[:, :, ::-1])):
-        batch = client.span(jnp.int32(0), jnp.int32(view))
+        batch = client.batch_from(jnp.int32(0), jnp.int32(view))
         np.testing.assert_array_equal(batch.images, expected)
-        assert (batch.view == view).all()
+        assert (batch.view_index == view).all()
 
 
-@pytest.mark.parametrize("augment", [UNCOUNTED, mirror()._replace(draw=None)])
+@pytest.mark.parametrize("augment", [UNCOUNTED, mirror()._replace(sample_view=None)])
 def test_without_counted_views_a_span_and_features_are_plain(augment):
     """Chance is left out; what always happens is not."""
-    feed = Feed(BATCH, compose(augment, normalize()))
+    feed = Batching(BATCH, compose(augment, normalize()))
     assert feed.num_views == 0
     expected = dataset().images / np.float32(127.5) - 1
-    span = view_of(feed).span(jnp.int32(0), jnp.int32(0))
+    span = view_of(feed).batch_from(jnp.int32(0), jnp.int32(0))
     np.testing.assert_allclose(span.images, expected[:BATCH], atol=1e-6)
     embed = lambda variables, images: images.reshape(len(images), -1)
     run = build_embed(embed, feed, make_mesh(1))
@@ -144,7 +149,7 @@ def test_inputs_and_targets_of_any_structure_are_streamed():
     whole = Dataset(inputs, targets)
     read = lambda rows: jax.tree.map(lambda x: x[rows], inputs)
     streamed = stream(read, targets, waves=1)
-    assert streamed.row_bytes == 4 * 16 + 4 + 4 + 2
+    assert streamed.example_bytes == 4 * 16 + 4 + 4 + 2
     assert streamed.num_examples == whole.num_examples == count
     assert streamed.image_shape == whole.image_shape == (4, 4, 1)
 
@@ -157,9 +162,13 @@ def test_inputs_and_targets_of_any_structure_are_streamed():
     def learned(table):
         algorithm = toys.fedavg_of(loss)
         population = toys.problem()[1]
-        sim = simulation(algorithm, toys.feed(), table, population, mesh=make_mesh(2))
-        server = start(sim, toys.norm_variables())
-        return jax.device_get(play(sim, server, open_store(sim, server), 0)[0])
+        sim = build_simulation(
+            algorithm, toys.feed(), table, population, mesh=make_mesh(2)
+        )
+        server = start_simulation(sim, toys.norm_variables())
+        return jax.device_get(
+            simulate_round(sim, server, open_store(sim, server), 0)[0]
+        )
 
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
     jax.tree.map(close, learned(streamed), learned(whole))

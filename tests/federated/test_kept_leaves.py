@@ -6,28 +6,28 @@ import numpy as np
 import optax
 import pytest
 
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.aggregation import median, rfa, with_aggregation
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.personal import personal
-from fedfr_jax.federated.algorithms.shared_images import Shared
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
+from fedfr_jax.federated.algorithms.public_data import PublicImages
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.compiling import lowered
-from fedfr_jax.federated.engine import no_extra
+from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.federated.shapes import extra_shapes, on_mesh, round_arguments
+from fedfr_jax.federated.lowering import lowered
+from fedfr_jax.federated.programs import extra_shapes, on_mesh, round_arguments
 from fedfr_jax.federated.simulation import (
-    cohort_of,
+    build_simulation,
+    cohort_of_round,
     open_store,
-    play,
-    simulation,
-    start,
+    simulate_round,
+    start_simulation,
 )
-from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.leaves import leaves_of
 from fedfr_jax.tasks.options import keywords
-from fedfr_jax.types import Dataset, Local, Model
+from fedfr_jax.types import Dataset, LocalTraining, Model
 
 SIZES, BATCH, RATE = np.array([5, 9, 3]), 4, 0.1
 OFFSETS = np.cumsum([0, *SIZES])
@@ -59,7 +59,7 @@ def features(variables, x, train=False, key=None):
 def model_of(width=3):
     apply = lambda *given, key=None: features(*given)[::2]
     init = lambda key: variables(width)
-    return Model(init, apply, (5,), 2, blocks=BLOCKS, features=features)
+    return Model(init, apply, (5,), 2, blocks=BLOCKS, apply_with_features=features)
 
 
 def cross_entropy(params, stats, x, labels, is_valid):
@@ -79,7 +79,7 @@ def loss_fn(variables, batch, key):
 def examples(count):
     rng = np.random.default_rng(1)
     images = rng.normal(size=(count, 5)).astype(np.float32)
-    return Dataset.labelled(images, rng.integers(0, 2, count).astype(np.int32))
+    return Dataset.from_arrays(images, rng.integers(0, 2, count).astype(np.int32))
 
 
 def trained_alone(network, client):
@@ -119,17 +119,19 @@ def plain_rounds(is_kept, shares, rounds):
     ids=("lg_fedavg", "fedbn"),
 )
 def test_kept_leaves_are_the_clients_own_and_the_others_their_mean(where, kept, weigh):
-    local = Local(loss_fn, sgd(), lambda round, epoch: np.float32(RATE))
-    algorithm = personal(fedavg(local, weigh=weigh), leaves_of(model_of(), where))
-    sim = simulation(
-        *(algorithm, Feed(BATCH, shuffle=False), examples(OFFSETS[-1])),
+    local = LocalTraining(loss_fn, sgd(), lambda round, epoch: np.float32(RATE))
+    algorithm = with_personal_layers(
+        fedavg(local, weigh=weigh), leaves_of(model_of(), where)
+    )
+    sim = build_simulation(
+        *(algorithm, Batching(BATCH, shuffle=False), examples(OFFSETS[-1])),
         Population(OFFSETS, np.full(3, 2, np.int32)),
         **{"mesh": make_mesh(1), "local_epochs": 1},
     )
-    server = start(sim, variables())
+    server = start_simulation(sim, variables())
     store = open_store(sim, server)
     for round in range(2):
-        server, _ = play(sim, server, store, round)
+        server, _ = simulate_round(sim, server, store, round)
     rows, _ = store.gather(np.arange(3))
     shares = SIZES if weigh == "examples" else np.ones(3)
     wanted = plain_rounds(lambda path: path[1].key in kept, shares, 2)
@@ -142,7 +144,10 @@ def test_kept_leaves_are_the_clients_own_and_the_others_their_mean(where, kept, 
 WIDTH, COHORTS = 2**14, (4, 16)
 MEMORY = {
     "fedmargin": {},
-    "kd": {"shared": Shared(np.ones((8, 5), np.float32), Feed(4)), "every": 1},
+    "kd": {
+        "shared": PublicImages(np.ones((8, 5), np.float32), Batching(4)),
+        "every": 1,
+    },
     "fedavg": {"links": [rfa()]},
 }
 
@@ -164,7 +169,9 @@ def memories_of(name, links=(), **settings):
     """Bytes of a round of each of COHORTS, and of a network."""
     model = model_of(WIDTH)
     facts = {"model": model} if "model" in keywords(ALGORITHMS[name]) else {}
-    algorithm = ALGORITHMS[name](Local(loss_fn, sgd(), 0.1), **settings, **facts)
+    algorithm = ALGORITHMS[name](
+        LocalTraining(loss_fn, sgd(), 0.1), **settings, **facts
+    )
     algorithm = with_aggregation(algorithm, *links)
     network = sum(x.nbytes for x in jax.tree.leaves(variables(WIDTH)))
     return *(memory_of(algorithm, cohort, model) for cohort in COHORTS), network
@@ -173,15 +180,15 @@ def memories_of(name, links=(), **settings):
 def memory_of(algorithm, cohort, model):
     """Bytes of the compiled round, but for its examples."""
     sizes = np.full(max(COHORTS), 3)
-    sim = simulation(
-        *(algorithm, Feed(BATCH, shuffle=False), examples(sizes.sum())),
+    sim = build_simulation(
+        *(algorithm, Batching(BATCH, shuffle=False), examples(sizes.sum())),
         Population(np.cumsum([0, *sizes]), np.full(len(sizes), 2, np.int32)),
         **{"mesh": make_mesh(1), "cohort_size": cohort},
     )
-    server = start(sim, model.init(None))
-    extra = on_mesh(sim.mesh, no_extra(cohort))
+    server = start_simulation(sim, model.init(None))
+    extra = on_mesh(sim.mesh, empty_prepared(cohort))
     if algorithm.prepare:
-        context = sim.context(cohort_of(sim, 0))
+        context = sim.context(cohort_of_round(sim, 0))
         extra = extra_shapes(algorithm.prepare, server, context)
     arguments = round_arguments(
         *(sim.mesh,),
@@ -191,8 +198,8 @@ def memory_of(algorithm, cohort, model):
         server=server,
         row=jax.eval_shape(algorithm.init_personal, jax.random.key(0), server),
         extra=extra,
-        table=sim.table,
+        table=sim.device_data,
         key=sim.key,
     )
-    memory = lowered(sim.programs.whole, *arguments).compile().memory_analysis()
+    memory = lowered(sim.programs.run_whole, *arguments).compile().memory_analysis()
     return memory.temp_size_in_bytes + memory.output_size_in_bytes

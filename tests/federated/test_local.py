@@ -9,17 +9,22 @@ import optax
 import pytest
 
 from fedfr_jax import trees
-from fedfr_jax.federated import sampling
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fednova import fednova
-from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.pfedme import pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.scaffold import scaffold
-from fedfr_jax.federated.local import local_training, sgd
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.local import build_local_training, sgd
+from fedfr_jax.federated.schedule import sample_cohort
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Local
+from fedfr_jax.types import LocalTraining
 from tests.federated import toys
 
 ROUNDS, STEPS = 2, 3
@@ -152,14 +157,14 @@ def some(*chosen):
 @some("two_parts")
 def test_an_optimizer_of_the_rate_equals_a_plain_loop(name):
     make = OPTIMIZERS[name]
-    end = train(fedavg(Local(toys.loss_fn, make, RATE)))
+    end = train(fedavg(LocalTraining(toys.loss_fn, make, RATE)))
     assert_rounds_equal(end, plain_loop_of_one(lambda round, epoch: make(RATE)))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_rate_of_round_and_epoch_is_that_of_every_step(name):
     make = OPTIMIZERS[name]
-    end = train(fedavg(Local(toys.loss_fn, make, rate_of)))
+    end = train(fedavg(LocalTraining(toys.loss_fn, make, rate_of)))
     at = lambda round, epoch: make(rate_of(round, epoch))
     assert_rounds_equal(end, plain_loop_of_one(at))
 
@@ -167,27 +172,27 @@ def test_a_rate_of_round_and_epoch_is_that_of_every_step(name):
 @some("adam", "clipped")
 def test_an_optimizer_with_its_own_rate_equals_a_plain_loop(name):
     optimizer = OPTIMIZERS[name](RATE)
-    end = train(fedavg(Local(toys.loss_fn, optimizer)))
+    end = train(fedavg(LocalTraining(toys.loss_fn, optimizer)))
     assert_rounds_equal(end, plain_loop_of_one(lambda round, epoch: optimizer))
 
 
 def test_a_schedule_of_optax_is_asked_for_a_round_as_the_function_says():
     schedule = optax.exponential_decay(RATE, 1, 0.5)
     rate = lambda round, epoch: schedule(round + epoch)
-    end = train(fedavg(Local(toys.loss_fn, optax.sgd, rate)))
+    end = train(fedavg(LocalTraining(toys.loss_fn, optax.sgd, rate)))
     at = lambda round, epoch: optax.sgd(schedule(jnp.int32(round + epoch)))
     assert_rounds_equal(end, plain_loop_of_one(at))
 
 
 def test_a_frozen_leaf_keeps_its_value():
-    end = train(fedavg(Local(toys.loss_fn, frozen_bias, RATE)))
+    end = train(fedavg(LocalTraining(toys.loss_fn, frozen_bias, RATE)))
     params, before = end.servers[-1].variables["params"], first_variables()["params"]
     np.testing.assert_array_equal(params["b"], before["b"])
     assert np.abs(params["W"] - before["W"]).max() > 1e-3
 
 
 def test_optax_sgd_descends():
-    end = train(fedavg(Local(toys.loss_fn, optax.sgd, RATE)), rounds=3)
+    end = train(fedavg(LocalTraining(toys.loss_fn, optax.sgd, RATE)), rounds=3)
     images, labels = examples()
     loss = lambda server: plain_loss(server.variables["params"], images[0], labels[0])
     losses = [float(loss(server)) for server in end.servers]
@@ -195,14 +200,16 @@ def test_optax_sgd_descends():
 
 
 def test_sgd_is_the_optimizer_of_a_local_without_one():
-    end = train(fedavg(Local(toys.loss_fn, learning_rate=RATE)))
+    end = train(fedavg(LocalTraining(toys.loss_fn, learning_rate=RATE)))
     assert_rounds_equal(end, plain_loop_of_one(lambda round, epoch: optax.sgd(RATE)))
 
 
 def test_leaves_that_do_not_move_count_in_no_norm():
     """`moves` hides the other leaves from the optimizer, which sees one gradient."""
-    local = Local(toys.loss_fn, clipped, RATE)
-    end = train(fedavg(local_training(local, moves="params/b$")), rounds=1, tau=(1,))
+    local = LocalTraining(toys.loss_fn, clipped, RATE)
+    end = train(
+        fedavg(build_local_training(local, moves="params/b$")), rounds=1, tau=(1,)
+    )
     before = first_variables()["params"]
     images, labels = examples()
     gradient = jax.jit(jax.grad(plain_loss))(before, images[0], labels[0])["b"]
@@ -234,7 +241,7 @@ def loss_with_statistics(variables, batch, key):
 
 def test_losses_of_all_three_forms_train_alike():
     forms = (scalar_loss, loss_with_metrics, loss_with_statistics)
-    ends = [train(fedavg(Local(form, optax.adam, RATE))) for form in forms]
+    ends = [train(fedavg(LocalTraining(form, optax.adam, RATE))) for form in forms]
     for end in ends[1:]:
         assert_same(end.servers, ends[0].servers)
         assert_same(end.metrics["double"], 2 * ends[0].metrics["loss"])
@@ -244,7 +251,7 @@ def test_losses_of_all_three_forms_train_alike():
 def test_statistics_stay_when_a_loss_returns_none():
     variables = {**first_variables(), "batch_stats": {"mean": np.full(5, 0.5)}}
     for form in (scalar_loss, loss_with_metrics):
-        algorithm = fedavg(Local(form, optax.sgd, RATE))
+        algorithm = fedavg(LocalTraining(form, optax.sgd, RATE))
         end = toys.replay(algorithm, examples(), variables, tau=(STEPS,))
         stats = end.servers[0].variables["batch_stats"]
         np.testing.assert_array_equal(stats["mean"], np.full(5, 0.5))
@@ -255,12 +262,12 @@ def test_statistics_stay_when_a_loss_returns_none():
 
 def test_a_rate_beside_an_optimizer_with_its_own_is_refused():
     with pytest.raises(ValueError, match="learning_rate must be None.*got 0.3"):
-        fedavg(Local(toys.loss_fn, optax.sgd(0.1), 0.3))
+        fedavg(LocalTraining(toys.loss_fn, optax.sgd(0.1), 0.3))
 
 
 def test_a_function_of_the_rate_without_one_is_refused():
     with pytest.raises(ValueError, match="learning_rate must be given.*optax.sgd"):
-        fedavg(Local(toys.loss_fn, optax.sgd))
+        fedavg(LocalTraining(toys.loss_fn, optax.sgd))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +281,7 @@ def test_a_function_of_the_rate_without_one_is_refused():
 )
 def test_algorithms_that_reckon_with_a_rate_are_not_made_without_one(make):
     with pytest.raises(ValueError, match="learning_rate must be given to an algorithm"):
-        make(Local(toys.loss_fn, optax.sgd(0.1)))
+        make(LocalTraining(toys.loss_fn, optax.sgd(0.1)))
 
 
 def test_an_optimizer_that_keeps_its_first_rate_is_refused_where_rates_change():
@@ -283,8 +290,8 @@ def test_an_optimizer_that_keeps_its_first_rate_is_refused_where_rates_change():
         optax.clip(1.0), optax.inject_hyperparams(optax.sgd)(rate)
     )
     with pytest.raises(ValueError, match="optimizer must take a rate that changes"):
-        train(fedavg(Local(toys.loss_fn, keeps, rate_of)))
-    end = train(fedavg(Local(toys.loss_fn, keeps, RATE)))  # which never changes
+        train(fedavg(LocalTraining(toys.loss_fn, keeps, rate_of)))
+    end = train(fedavg(LocalTraining(toys.loss_fn, keeps, RATE)))  # which never changes
     assert_rounds_equal(end, plain_loop_of_one(lambda round, epoch: make))
 
 
@@ -294,22 +301,22 @@ def test_an_optimizer_that_keeps_its_first_rate_is_refused_where_rates_change():
 def simulated(algorithm, **options):
     """Five clients whose batches are shuffled and mirrored."""
     settings = {"mesh": make_mesh(1), "local_epochs": 2, "seed": SEED, **options}
-    return simulation(algorithm, toys.feed(), *toys.problem(), **settings)
+    return build_simulation(algorithm, toys.feed(), *toys.problem(), **settings)
 
 
 def norm_local(rate=RATE, make=OPTIMIZERS["momentum"]):
-    return Local(toys.norm_loss, make, rate)
+    return LocalTraining(toys.norm_loss, make, rate)
 
 
 def test_a_rate_that_changes_every_round_compiles_once():
     local = norm_local(lambda round, epoch: RATE / (1 + round + epoch))
     sim = simulated(fedavg(local), cohort_size=3)
-    server = start(sim, toys.norm_variables())
+    server = start_simulation(sim, toys.norm_variables())
     store = open_store(sim, server)
-    server, _ = play(sim, server, store, 0)
+    server, _ = simulate_round(sim, server, store, 0)
     with toys.compilations() as found:
         for r in (1, 2):
-            server, _ = play(sim, server, store, r)
+            server, _ = simulate_round(sim, server, store, r)
     assert found == []
 
 
@@ -328,7 +335,9 @@ def plain_loops_of_all(make):
 )
 def test_clients_that_share_nothing_train_alone(name, where):
     make = OPTIMIZERS[name]
-    algorithm = personal(fedavg(Local(toys.loss_fn, make, rate_of)), EVERYTHING)
+    algorithm = with_personal_layers(
+        fedavg(LocalTraining(toys.loss_fn, make, rate_of)), EVERYTHING
+    )
     end = toys.replay(
         algorithm,
         examples(SIZES),
@@ -348,7 +357,9 @@ def test_clients_that_share_nothing_train_alone(name, where):
 def test_an_optimizer_sees_shared_and_personal_leaves_together(name, where):
     """One client shares with nobody else, so its network is that of a plain loop."""
     make = OPTIMIZERS[name]
-    algorithm = personal(fedavg(Local(toys.loss_fn, make, RATE)), where)
+    algorithm = with_personal_layers(
+        fedavg(LocalTraining(toys.loss_fn, make, RATE)), where
+    )
     end = train(algorithm)
     row = jax.tree.map(lambda x: x[0], end.rows)
     deployed = algorithm.personalize(end.servers[-1], row)
@@ -364,11 +375,11 @@ def rounds_of(algorithm, *, folder=None, numbers=(0, 1, 2), server=None, **optio
     Numbers that do not begin with 0 go on from `server` and the rows in `folder`.
     """
     sim = simulated(algorithm, cohort_size=3, **options)
-    server = start(sim, toys.norm_variables()) if server is None else server
+    server = start_simulation(sim, toys.norm_variables()) if server is None else server
     store = open_store(sim, server, folder, resume_round=numbers[0])
     metrics = []
     for r in numbers:
-        server, outcome = play(sim, server, store, r)
+        server, outcome = simulate_round(sim, server, store, r)
         metrics.append(outcome.metrics)
     store.flush(numbers[-1] + 1)
     return server, store.gather(np.arange(5)), metrics
@@ -376,8 +387,10 @@ def rounds_of(algorithm, *, folder=None, numbers=(0, 1, 2), server=None, **optio
 
 def test_nested_personal_leaves_are_those_of_both_patterns():
     algorithms = {
-        "nested": personal(personal(fedavg(norm_local()), "scale"), "mean"),
-        "once": personal(fedavg(norm_local()), "scale|mean"),
+        "nested": with_personal_layers(
+            with_personal_layers(fedavg(norm_local()), "scale"), "mean"
+        ),
+        "once": with_personal_layers(fedavg(norm_local()), "scale|mean"),
     }
     found = {}
     for name, algorithm in algorithms.items():
@@ -386,7 +399,7 @@ def test_nested_personal_leaves_are_those_of_both_patterns():
         row_of = lambda c, rows=rows: jax.tree.map(lambda x: x[c], rows)
         own = {c: algorithm.personalize(server, row_of(c)) for c in clients.tolist()}
         inner = server.inner.inner if name == "nested" else server.inner
-        found[name] = inner, algorithm.network(server), own, metrics
+        found[name] = inner, algorithm.global_model(server), own, metrics
     assert_same(found["nested"], found["once"])
     inner, network, own, _ = found["nested"]
     kept = inner.variables["params"]["scale"], inner.variables["batch_stats"]["mean"]
@@ -401,7 +414,7 @@ def draw(key):
     return {"params": {"scale": jax.random.normal(key, (16,))}}
 
 
-STILL = personal(fedavg(norm_local(rate=0.0)), "scale", draw=draw)
+STILL = with_personal_layers(fedavg(norm_local(rate=0.0)), "scale", draw=draw)
 
 
 def test_a_drawn_leaf_is_another_one_for_every_client():
@@ -413,14 +426,14 @@ def test_a_drawn_leaf_is_another_one_for_every_client():
 def test_clients_that_are_new_after_a_resume_draw_the_same_leaf(tmp_path):
     _, whole, _ = rounds_of(STILL)
     server, (_, is_new), _ = rounds_of(STILL, folder=tmp_path, numbers=(0, 1))
-    late = sampling.sample(SEED, 2, 5, 3)[is_new[sampling.sample(SEED, 2, 5, 3)]]
+    late = sample_cohort(SEED, 2, 5, 3)[is_new[sample_cohort(SEED, 2, 5, 3)]]
     assert len(late) == 1
     _, resumed, _ = rounds_of(STILL, folder=tmp_path, numbers=(2,), server=server)
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
 
 
 def test_without_a_draw_everybody_starts_from_the_first_variables():
-    algorithm = personal(fedavg(norm_local(rate=0.0)), "scale")
+    algorithm = with_personal_layers(fedavg(norm_local(rate=0.0)), "scale")
     _, (rows, is_new), _ = rounds_of(algorithm, numbers=(0,))
     np.testing.assert_array_equal(rows.leaves["params"]["scale"][~is_new], 1)
 
@@ -430,7 +443,7 @@ def test_without_a_draw_everybody_starts_from_the_first_variables():
     [({"kernel": jnp.ones(16)}, "none"), ({"scale": jnp.ones(4)}, r"\(4,\)")],
 )
 def test_a_draw_without_the_personal_leaf_is_refused(given, found):
-    algorithm = personal(
+    algorithm = with_personal_layers(
         fedavg(norm_local()), "scale", draw=lambda key: {"params": given}
     )
     rule = rf"draw must give params/scale of shape \(16,\), got {found}"

@@ -6,14 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import model_axis
+from fedfr_jax.data.stream import place_examples, stream
+from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.algorithms.feddane import feddane
+from fedfr_jax.federated.dataset_means import build_dataset_mean
 from fedfr_jax.federated.local import sgd, step_decay
-from fedfr_jax.federated.means import build_mean
-from fedfr_jax.federated.simulation import simulation, start
+from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.stream import placed, stream
-from fedfr_jax.types import Cohort, Local
+from fedfr_jax.types import Cohort, LocalTraining
 from tests.federated import toys
 from tests.federated.test_engine import assert_close
 from tests.federated.test_stream import Reader, run
@@ -42,8 +42,8 @@ def test_a_mean_over_a_cohort_counts_each_example_once(ids, devices, memory):
         own = jax.numpy.where(valid, batch.images, 0).sum(0) / count
         return scale * own, scale * batch.images.mean(0), batch.labels.mean()
 
-    mean = build_mean(value, toys.feed(), mesh)
-    found = mean(np.float32(2), placed(table, mesh), population, Cohort(ids, 0))
+    mean = build_dataset_mean(value, toys.feed(), mesh)
+    found = mean(np.float32(2), place_examples(table, mesh), population, Cohort(ids, 0))
     padded = np.resize(rows, -(-len(rows) // 4) * 4)
     weight = np.clip(len(rows) - np.arange(0, len(padded), 4), 0, 4)
     of_batches = images[padded].reshape(-1, 4, *toys.SHAPE).mean(1)
@@ -58,8 +58,8 @@ def build(mesh, *, memory=None, **options):
     if memory:
         table = stream(Reader(table.images), table.labels, memory=memory, waves=1)
     rate = step_decay(0.05, every=2)
-    sim = simulation(
-        feddane(Local(toys.norm_loss, sgd(momentum=0.9), rate), strength=0.1),
+    sim = build_simulation(
+        feddane(LocalTraining(toys.norm_loss, sgd(momentum=0.9), rate), strength=0.1),
         toys.feed(),
         table,
         population,
@@ -69,7 +69,7 @@ def build(mesh, *, memory=None, **options):
         seed=7,
         **options,
     )
-    return sim, start(sim, toys.norm_variables())
+    return sim, start_simulation(sim, toys.norm_variables())
 
 
 @functools.cache
@@ -88,6 +88,6 @@ def expected():
     ids=str,
 )
 def test_feddane_streams_and_is_cut(monkeypatch, mesh, options):
-    monkeypatch.setattr(model_axis, "SMALLEST", 16)
+    monkeypatch.setattr(model_parallel, "SMALLEST", 16)
     found = run(*build(mesh, **options))
     jax.tree.map(lambda x, y: assert_close(x, y), found, expected())

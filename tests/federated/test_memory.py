@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax import devices, trees
+from fedfr_jax import mesh as mesh_module
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated import memory
+from fedfr_jax import trees
+from fedfr_jax.federated import programs
 from fedfr_jax.federated.algorithms.server_optimizers import fedadam
-from fedfr_jax.federated.compiling import Program
-from fedfr_jax.federated.simulation import open_store, play
+from fedfr_jax.federated.lowering import Program
+from fedfr_jax.federated.simulation import open_store, simulate_round
 from tests.federated import test_engine, test_stream
 
 LANES = 2
@@ -40,16 +41,16 @@ def compiled(table, lanes):
 def fresh(table, lanes=LANES):
     """(sim, its counted program, server)."""
     sim, server = compiled(table, lanes)
-    run = Counted(sim.programs.whole)  # a stream that fits has one segment too
-    return sim._replace(programs=sim.programs._replace(whole=run)), run, server
+    run = Counted(sim.programs.run_whole)  # a stream that fits has one segment too
+    return sim._replace(programs=sim.programs._replace(run_whole=run)), run, server
 
 
 def play_one(sim, server):
-    return play(sim, server, open_store(sim, server), 0)
+    return simulate_round(sim, server, open_store(sim, server), 0)
 
 
 def give(monkeypatch, free):
-    monkeypatch.setattr(memory, "free_bytes", lambda mesh: free)
+    monkeypatch.setattr(programs, "free_bytes", lambda mesh: free)
 
 
 def needs_of(*what):
@@ -57,7 +58,7 @@ def needs_of(*what):
     sim, run, server = fresh(*what)
     play_one(sim, server)
     (needed,) = run.needs.values()
-    return sum(memory._fresh(needed))
+    return sum(programs._after_collection(needed))
 
 
 @pytest.mark.parametrize("table", ["resident", "stream"])
@@ -108,7 +109,7 @@ def test_running_out_of_memory_says_what_the_round_needs(monkeypatch, table):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     sim, _, server = fresh(table)
-    monkeypatch.setattr(meshes, "fetch_own", exhausted)
+    monkeypatch.setattr(meshes, "fetch_local", exhausted)
     with pytest.raises(MemoryError, match="got 2.* GiB to train, .* are free beside"):
         play_one(sim, server)
 
@@ -118,7 +119,7 @@ def test_a_device_without_room_for_the_arguments_says_which_settings(monkeypatch
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     sim, _, server = fresh("resident")
-    monkeypatch.setattr(meshes, "put_own", exhausted)
+    monkeypatch.setattr(meshes, "put_local", exhausted)
     with pytest.raises(MemoryError, match="lanes must fit the device's memory, got 2"):
         play_one(sim, server)
 
@@ -128,7 +129,7 @@ def test_a_round_that_was_asked_what_it_needs_compiles_once(caplog):
     store = open_store(sim, server)
     with jax.log_compiles():
         for round in range(2):
-            server, _ = play(sim, server, store, round)
+            server, _ = simulate_round(sim, server, store, round)
     line = "Finished XLA compilation of jit(whole)"
     assert sum(line in record.getMessage() for record in caplog.records) == 1
 
@@ -141,9 +142,9 @@ def test_a_server_that_holds_more_than_a_lane_trains_is_not_refused_for_it(monke
     rows = jax.tree.map(lambda x: x[None, None], personal_rows(sim, server, 2))
     give(monkeypatch, 1.5 * network)
     with pytest.raises(MemoryError, match="at most 1 lane fits"):
-        memory.check_memory(sim, server, rows)
+        programs.check_memory(sim, server, rows)
     give(monkeypatch, 2.5 * network)
-    memory.check_memory(sim, server, rows)
+    programs.check_memory(sim, server, rows)
 
 
 def personal_rows(sim, server, count):
@@ -159,9 +160,9 @@ def test_rows_of_this_process_lie_on_its_own_devices(monkeypatch):
     each = trees.num_bytes(rows) / 2
     give(monkeypatch, each - 1)
     with pytest.raises(MemoryError, match="the personal rows need"):
-        memory.check_memory(sim._replace(mesh=two_of_four), server, rows)
+        programs.check_memory(sim._replace(mesh=two_of_four), server, rows)
     give(monkeypatch, each + trees.num_bytes(server))
-    memory.check_memory(sim._replace(mesh=two_of_four), server, rows)
+    programs.check_memory(sim._replace(mesh=two_of_four), server, rows)
 
 
 def test_the_devices_of_a_cpu_share_what_the_machine_has_available(
@@ -169,13 +170,13 @@ def test_the_devices_of_a_cpu_share_what_the_machine_has_available(
 ):
     told = tmp_path / "meminfo"
     told.write_text("MemTotal:  9999 kB\nMemFree:  1 kB\nMemAvailable:    4096 kB\n")
-    monkeypatch.setattr(devices, "MEMINFO", told)
-    free = [devices.free_bytes(meshes.make_mesh(count)) for count in (1, 4)]
+    monkeypatch.setattr(mesh_module, "MEMINFO", told)
+    free = [mesh_module.free_bytes(meshes.make_mesh(count)) for count in (1, 4)]
     assert free == [4 * 2**20, 2**20]
     told.write_text("MemTotal:  9999 kB\n")  # a kernel before 3.14
-    assert devices.free_bytes(meshes.make_mesh(1)) is None
+    assert mesh_module.free_bytes(meshes.make_mesh(1)) is None
     told.unlink()
-    assert devices.free_bytes(meshes.make_mesh(1)) is None
+    assert mesh_module.free_bytes(meshes.make_mesh(1)) is None
 
 
 @pytest.mark.parametrize(
@@ -190,14 +191,14 @@ def test_the_devices_of_a_cpu_share_what_the_machine_has_available(
 def test_processes_have_what_the_poorest_of_them_has(
     free, machines, is_shared, expected
 ):
-    found = devices.least_of(np.array([free, machines]).T, is_shared)
+    found = mesh_module.min_across_processes(np.array([free, machines]).T, is_shared)
     assert found == (expected and expected * 2**20)
 
 
 def test_an_accelerator_is_asked_for_its_own_memory_only():
     def free(stats):
         device = SimpleNamespace(memory_stats=lambda: stats, platform="gpu")
-        return devices.free_bytes(SimpleNamespace(local_devices=[device] * 2))
+        return mesh_module.free_bytes(SimpleNamespace(local_devices=[device] * 2))
 
     assert free({"bytes_limit": 100, "bytes_in_use": 30}) == 70
     assert free(None) is None

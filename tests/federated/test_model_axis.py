@@ -9,17 +9,17 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated import model_axis, packing
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated import model_parallel, parameter_packing
 from fedfr_jax.federated.client import Population, column
-from fedfr_jax.federated.segments import begin
 from fedfr_jax.federated.simulation import (
     assign,
+    build_simulation,
+    load_round,
     open_store,
-    play,
-    simulation,
-    start,
+    simulate_round,
+    start_simulation,
 )
-from fedfr_jax.feed import Feed
 from fedfr_jax.models import iresnet
 from fedfr_jax.types import Cohort, Dataset
 from tests.federated import toys
@@ -35,24 +35,26 @@ def small():
 
 def build(num_model_shards, network=small, batch=BATCH, **options):
     """FedFR on a small IResNet, four clients on 2 x `num_model_shards` devices."""
-    model = model_axis.gathered(network())
+    model = model_parallel.gather(network())
     options = {"learning_rate": 0.01, **options}
     method = given.method_of(model, num_classes=CLASSES, **options)
     random = np.random.default_rng(0)
     count = SIZES.sum() + PUBLIC
     images = random.integers(0, 256, (count, *model.image_shape), dtype=np.uint8)
     labels = np.arange(count, dtype=np.int32) % CLASSES
-    sim = simulation(
+    sim = build_simulation(
         method.algorithm,
-        Feed(batch, toys.MIRRORED_BYTES),
-        Dataset.labelled(images, labels),
+        Batching(batch, toys.MIRRORED_BYTES),
+        Dataset.from_arrays(images, labels),
         Population(np.r_[0, np.cumsum(SIZES)], np.full(4, CLASSES, np.int32)),
         mesh=meshes.make_mesh(2, num_model_shards),
     )
     phi = jax.random.normal(jax.random.key(2), (PUBLIC, model.embedding_dim))
     backbone = jax.jit(model.init)(jax.random.key(1))
-    variables = method.start(jax.tree.map(lambda x: x.astype(float), backbone), phi)
-    return sim, start(sim, variables)
+    variables = method.init_variables(
+        jax.tree.map(lambda x: x.astype(float), backbone), phi
+    )
+    return sim, start_simulation(sim, variables)
 
 
 @functools.cache
@@ -62,9 +64,9 @@ def two_rounds(num_model_shards):
     In float64, because a hundred steps of an untrained network lead away from each
     other whatever is rounded otherwise.
     """
-    everything = mock.patch.object(packing, "FEWEST", 1)
-    vectors = mock.patch.object(packing, "LARGEST", 1024)
-    and_cut = mock.patch.object(model_axis, "SMALLEST", 64)
+    everything = mock.patch.object(parameter_packing, "MIN_LEAVES", 1)
+    vectors = mock.patch.object(parameter_packing, "MAX_LEAF_SIZE", 1024)
+    and_cut = mock.patch.object(model_parallel, "SMALLEST", 64)
     with jax.enable_x64(True), everything, vectors, and_cut:
         return _two_rounds(num_model_shards)
 
@@ -73,13 +75,13 @@ def _two_rounds(num_model_shards):
     sim, server = build(num_model_shards)
     store = open_store(sim, server)
     work = assign(sim, server, store, Cohort(np.arange(4), 0))
-    begun = begin(sim, [work], 0, key=sim.key, hyper=sim.hyper)
-    whole = sim.programs.whole
+    begun = load_round(sim, [work], 0, key=sim.key, hyper=sim.hyper)
+    whole = sim.programs.run_whole
     compiled = whole.lower(*begun.in_one_call(server)).compile()
     steps = column(work.slots, "num_steps")
     assert (steps[0] != steps[1]).all()  # in every wave, on the two client devices
     for round in range(2):
-        server, _ = play(sim, server, store, round)
+        server, _ = simulate_round(sim, server, store, round)
     assert whole.num_compiled() == 1
     return server, store.gather(np.arange(4))[0], compiled
 
@@ -99,7 +101,7 @@ def test_iresnet100_over_four_devices_takes_the_step_that_one_device_takes():
     def step(shards):
         sim, server = build(shards, network, batch=16, **plain)
         before = jax.device_get(server)
-        server, _ = play(sim, server, open_store(sim, server), 0)
+        server, _ = simulate_round(sim, server, open_store(sim, server), 0)
         return before, jax.device_get(server)
 
     with jax.enable_x64(True):
@@ -150,15 +152,15 @@ def test_a_device_holds_about_a_quarter_between_steps():
 def test_the_longest_axis_that_divides_is_cut(shape, spec):
     mesh = meshes.make_mesh(2, 4)
     leaf = jax.ShapeDtypeStruct(shape, np.float32)
-    assert model_axis.places(mesh, leaf).spec == P(*spec)
+    assert model_parallel.placement(mesh, leaf).spec == P(*spec)
     rows = jax.ShapeDtypeStruct((2, 3, 1, *shape), np.float32)
     row_spec = P("clients", None, None, *spec)
-    assert model_axis.places_of_rows(mesh, rows).spec == row_spec
+    assert model_parallel.row_placement(mesh, rows).spec == row_spec
     whole = meshes.make_mesh(8)
-    assert model_axis.places(whole, leaf).spec == P()
+    assert model_parallel.placement(whole, leaf).spec == P()
 
 
 def test_a_batch_that_the_axis_does_not_divide_is_refused():
     mesh = meshes.make_mesh(2, 4)
     with pytest.raises(ValueError, match="batch_size must be a multiple of the 4 .* 6"):
-        model_axis.held(mesh, None, 6)
+        model_parallel.shard_leaves(mesh, None, 6)

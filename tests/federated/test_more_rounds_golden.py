@@ -8,20 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.afl import afl
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedaws import fedaws
 from fedfr_jax.federated.algorithms.feddyn import feddyn
 from fedfr_jax.federated.algorithms.ifca import hypcluster
-from fedfr_jax.federated.algorithms.mime import mime
-from fedfr_jax.federated.algorithms.mimelite import mimelite
+from fedfr_jax.federated.algorithms.mime import mime, mimelite
 from fedfr_jax.federated.algorithms.perfedavg import perfedavg
-from fedfr_jax.federated.algorithms.personal import personal
-from fedfr_jax.federated.frozen import frozen
-from fedfr_jax.federated.local import local_training, sgd
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
+from fedfr_jax.federated.local import build_local_training, freeze_leaves, sgd
 from fedfr_jax.losses.spreadout import class_hinge, spread, spreadout_sum
-from fedfr_jax.types import Local
+from fedfr_jax.types import LocalTraining
 from tests.federated.toys import (
     LOCAL,
     close,
@@ -91,14 +89,16 @@ def check_perfedavg(arrays, order="fo", count=2):
     algorithm = perfedavg(local, inner_rate=inner, order=order)
     end = play_golden(arrays, every_other(algorithm, count), **TWO)
     check_servers(end, arrays[f"perfed_{order}_w"])
-    adapted = Local(loss_fn, sgd(), inner)  # what a client deploys: a step of its own
+    adapted = LocalTraining(
+        loss_fn, sgd(), inner
+    )  # what a client deploys: a step of its own
     own = adaptation_step(arrays, adapted, end.servers[1].variables)
     close(own, arrays[f"perfed_{order}_personal"])
 
 
 def adaptation_step(arrays, local, variables):
     """Every client's network after one full-batch step, [3, 18]."""
-    train = local_training(local)
+    train = build_local_training(local)
 
     def client_update(key, server, row, client):
         once = client._replace(num_steps=jnp.minimum(client.num_steps, 1))
@@ -109,7 +109,9 @@ def adaptation_step(arrays, local, variables):
     base = fedavg(local)
     algorithm = base._replace(
         client_update=client_update,
-        init_personal=lambda key, server: collections.merged(server.variables),
+        init_personal=lambda key, server: variable_split.merge_personal_variables(
+            server.variables
+        ),
     )
     end = play_golden(arrays, algorithm, variables=variables)
     return flat(end.rows)
@@ -153,7 +155,9 @@ def check_fedbabu(arrays):
     }
     start = {"params": weights, "batch_stats": {}}
     local = LOCAL._replace(loss=head_and_base)
-    algorithm = personal(fedavg(frozen(local, "params/head")), "params/head")
+    algorithm = with_personal_layers(
+        fedavg(freeze_leaves(local, "params/head")), "params/head"
+    )
     end = play_golden(arrays, algorithm, variables=start, **TWO)
     for i, server in enumerate(end.servers):
         base = server.inner.variables["params"]["base"]
@@ -164,7 +168,7 @@ def check_fedbabu(arrays):
     params = {"base": base, "head": weights["head"]}
     tuned = play_golden(
         {**arrays, "tau": [2, 2, 2]},
-        personal(fedavg(local), "."),
+        with_personal_layers(fedavg(local), "."),
         variables={**start, "params": params},
     ).rows.leaves["params"]
     for part, name in ((p, n) for p in ("base", "head") for n in "Wb"):

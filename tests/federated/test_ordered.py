@@ -7,16 +7,21 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.central.batches import Order
+from fedfr_jax.central.batches import EpochOrder
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.ordered import ordered
-from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.host_batches import with_host_batches
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.feed import Feed
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Batch, Dataset, Local
+from fedfr_jax.types import Batch, Dataset, LocalTraining
 from tests.federated import toys
 
 SIZES = np.array([5, 8, 3])
@@ -67,17 +72,17 @@ def plain_loop(rounds):
 @pytest.mark.parametrize("where", [(1, 1), (2, 2)])
 def test_clients_train_on_the_listed_batches(where):
     images, labels = examples()
-    local = Local(toys.loss_fn, sgd(), lambda round, epoch: np.float32(0.1))
-    algorithm = ordered(personal(fedavg(local), ""), order)
-    sim = simulation(
-        *(algorithm, Feed(BATCH), Dataset.labelled(images, labels)),
+    local = LocalTraining(toys.loss_fn, sgd(), lambda round, epoch: np.float32(0.1))
+    algorithm = with_host_batches(with_personal_layers(fedavg(local), ""), order)
+    sim = build_simulation(
+        *(algorithm, Batching(BATCH), Dataset.from_arrays(images, labels)),
         Population(OFFSETS, np.full(3, 3, np.int32)),
         **{"mesh": make_mesh(where[0]), "lanes": where[1], "local_epochs": 1},
     )
-    server = start(sim, variables())
+    server = start_simulation(sim, variables())
     store = open_store(sim, server)
     for r in range(2):
-        server, outcome = play(sim, server, store, r)
+        server, outcome = simulate_round(sim, server, store, r)
     np.testing.assert_array_equal(outcome.metrics["steps"], [2, 2, 1])
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     jax.tree.map(close, server.variables["params"], plain_loop(2))
@@ -85,7 +90,7 @@ def test_clients_train_on_the_listed_batches(where):
 
 def test_central_steps_take_the_listed_rows_on_every_device():
     lists = lambda word, steps: (word + np.arange(steps * 8).reshape(steps, 8)) % 30
-    one = Order(4, 30, 8, 1, seed=0, lists=lists)
+    one = EpochOrder(4, 30, 8, 1, seed=0, lists=lists)
     two = one._replace(num_devices=2)
     listed = lists(one.word(0), one.num_steps)
     rows = one.rows(one.word(0), 1, 2, listed)

@@ -5,11 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import packing
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated import parameter_packing
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.packing import Packed, on_packed, pack, pack_networks, unpack
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.feed import Feed
+from fedfr_jax.federated.parameter_packing import (
+    PackedVariables,
+    on_unpacked,
+    pack,
+    pack_networks,
+    unpack,
+)
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.types import Dataset
@@ -22,11 +33,11 @@ NETWORKS = {
 }
 
 
-@pytest.fixture(params=[packing.LARGEST, 40])
+@pytest.fixture(params=[parameter_packing.MAX_LEAF_SIZE, 40])
 def packs_everything(monkeypatch, request):
     """Every leaf in one vector, or only those of at most 40 numbers."""
-    monkeypatch.setattr(packing, "FEWEST", 1)
-    monkeypatch.setattr(packing, "LARGEST", request.param)
+    monkeypatch.setattr(parameter_packing, "MIN_LEAVES", 1)
+    monkeypatch.setattr(parameter_packing, "MAX_LEAF_SIZE", request.param)
 
 
 def network(name):
@@ -63,13 +74,13 @@ def test_a_packed_network_has_the_features_the_statistics_and_the_gradients(
     def run(variables):
         def loss(params):
             given = {**variables, "params": params}
-            features, stats = on_packed(model).apply(given, images(4), train)
+            features, stats = on_unpacked(model).apply(given, images(4), train)
             return jnp.sin(features).sum(), (features, stats)
 
         return jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
 
     packed = run(pack_networks(named))
-    assert isinstance(packed[0][1][1], Packed)
+    assert isinstance(packed[0][1][1], PackedVariables)
     assert_close(unpack(packed), run(named), 1e-4)
     moved = unpack(packed)[0][1][1]["stem"]["bn"]["mean"]
     assert bool(np.any(moved != 0)) == train
@@ -79,7 +90,7 @@ def test_a_packed_network_hands_on_the_key(packs_everything):
     model = MODELS["iresnet"](SHAPE, **NETWORKS["iresnet"], dropout=0.5)
     named, key = model.init(jax.random.key(0)), jax.random.key(1)
     run = jax.jit(
-        lambda v: on_packed(model).apply(v, images(4), train=True, key=key)[0]
+        lambda v: on_unpacked(model).apply(v, images(4), train=True, key=key)[0]
     )
     assert_close(run(pack_networks(named)), run(named))
 
@@ -97,20 +108,24 @@ def test_small_leaves_of_two_dtypes_stay_as_they_are(packs_everything):
 def test_fedfr_trains_a_packed_network_as_a_named_one_and_hands_out_names(monkeypatch):
     model, ends = network("iresnet"), []
     labels = jnp.arange(16, dtype=jnp.int32) % 4
-    table = Dataset.labelled(images(16), labels)
+    table = Dataset.from_arrays(images(16), labels)
     population = Population(np.array([0, 4, 8]), np.full(2, 4, np.int32))
     backbone = model.init(jax.random.key(0))
     for fewest in (1, 1000):
-        monkeypatch.setattr(packing, "FEWEST", fewest)
+        monkeypatch.setattr(parameter_packing, "MIN_LEAVES", fewest)
         options = {"num_classes": 4, "learning_rate": 0.1, "branch": None}
         method = given.method_of(model, **options)
         algorithm = method.algorithm
-        sim = simulation(algorithm, Feed(4), table, population, mesh=make_mesh(1))
+        sim = build_simulation(
+            algorithm, Batching(4), table, population, mesh=make_mesh(1)
+        )
         phi = jax.random.normal(jax.random.key(2), (4, 5))
-        server = start(sim, method.start(backbone, phi))
-        assert isinstance(given.backbone(server)["params"], Packed) == (fewest == 1)
+        server = start_simulation(sim, method.init_variables(backbone, phi))
+        assert isinstance(given.backbone(server)["params"], PackedVariables) == (
+            fewest == 1
+        )
         store = open_store(sim, server)
-        server, _ = play(sim, server, store, 0)
+        server, _ = simulate_round(sim, server, store, 0)
         row = jax.tree.map(lambda x: x[0], store.gather(np.arange(2))[0])
         own = algorithm.personalize(server, row)
         ends.append((method.generic(server), own, given.phi(server)))

@@ -9,10 +9,10 @@ import pytest
 
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedrep import fedrep
-from fedfr_jax.federated.algorithms.personal import Row, personal
+from fedfr_jax.federated.algorithms.personal import PersonalState, with_personal_layers
 from fedfr_jax.federated.algorithms.phases import head_first, phased_training
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.types import Local
+from fedfr_jax.types import LocalTraining
 from tests.federated.toys import LOCAL, RATE, close, loss_fn, replay
 
 
@@ -25,16 +25,18 @@ def tanh_loss(variables, batch, key):
     return loss_fn({**variables, "params": head}, batch, key)
 
 
-TANH = Local(tanh_loss, sgd(), RATE)
+TANH = LocalTraining(tanh_loss, sgd(), RATE)
 HEAD = "params/head"
 PERSONAL = {  # name: (algorithm, epochs)
-    "fedper": (lambda: personal(fedavg(TANH), HEAD), 4),
+    "fedper": (lambda: with_personal_layers(fedavg(TANH), HEAD), 4),
     "fedper_finetune": (
-        lambda: personal(fedavg(head_first(TANH, head=HEAD, epochs=1)), HEAD),
+        lambda: with_personal_layers(
+            fedavg(head_first(TANH, head=HEAD, epochs=1)), HEAD
+        ),
         4,
     ),
     "fedper_finetune as phases": (
-        lambda: personal(
+        lambda: with_personal_layers(
             fedavg(phased_training(TANH, phases=((HEAD, 0), ("", 1)))), HEAD
         ),
         5,
@@ -53,7 +55,7 @@ def test_private_heads_equal_the_golden_round(golden, name):
     shape = {"base": base, "head": jax.tree.map(lambda x: x[0], heads)}
     nothing = jax.tree.map(lambda x: None, base)
     own = {"params": {"base": nothing, "head": heads}, "batch_stats": {}}
-    rows = Row((), own)
+    rows = PersonalState((), own)
     examples = [[arrays[f"{n}{c}"] for c in range(3)] for n in "xy"]
     with jax.enable_x64(True):
         variables = {"params": shape, "batch_stats": {}}
@@ -84,7 +86,7 @@ def test_the_head_alone_takes_no_step_where_a_client_takes_none():
     def client_of(num_steps):
         return types.SimpleNamespace(
             num_steps=jnp.int32(num_steps),
-            epoch=lambda step: step // 3,
+            step_to_epoch=lambda step: step // 3,
             batch=lambda step: step,
             _replace=lambda **new: types.SimpleNamespace(
                 **{**vars(client_of(num_steps)), **new}

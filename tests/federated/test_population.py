@@ -10,13 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import client, seals, store
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import Stream, stream
+from fedfr_jax.federated import client, store
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.feed import Feed
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.stream import Stream, stream
-from fedfr_jax.tasks.faces.hard_negatives import cohort_rows, prepare_features
+from fedfr_jax.tasks.faces.frozen_features import cohort_rows, prepare_features
 from fedfr_jax.types import Cohort, Dataset
 from tests.federated import toys
 
@@ -28,10 +33,10 @@ def test_the_largest_clients_are_found_block_by_block(count, monkeypatch):
     sizes = np.array([4, 1, 9, 9, 2, 3, 8, 1, 7, 5])
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     population = Population(offsets, np.ones(10, np.int32))
-    monkeypatch.setattr(client, "BLOCK", 3)
+    monkeypatch.setattr(client, "CHUNK_SIZE", 3)
     largest = population.largest(count)
     np.testing.assert_array_equal(largest, np.sort(sizes)[::-1][:count])
-    known = population._replace(falling=population.largest(3))
+    known = population._replace(sizes_descending=population.largest(3))
     np.testing.assert_array_equal(known.largest(count), largest)
 
 
@@ -55,20 +60,20 @@ def test_clients_whose_rows_are_computed_take_no_memory(tmp_path):
     algorithm, variables = toys.fedavg_toy(personal="head")
     images = lambda rows: np.ones((len(rows), 16), np.uint8)
     tracemalloc.start()
-    sim = simulation(
+    sim = build_simulation(
         algorithm,
-        Feed(1, toys.always(lambda image: image.astype(np.float32))),
+        Batching(1, toys.always(lambda image: image.astype(np.float32))),
         stream(images, np.broadcast_to(np.int32(0), many)),
         Population(client.EqualRows(many), np.broadcast_to(np.int32(1), many)),
         mesh=make_mesh(1),
         cohort_size=8,
     )
-    server = start(sim, variables)
+    server = start_simulation(sim, variables)
     rows = open_store(sim, server, tmp_path)
     tracemalloc.stop()  # compiling takes long enough without it
-    server, _ = play(sim, server, rows, 0)
+    server, _ = simulate_round(sim, server, rows, 0)
     tracemalloc.start()
-    server, _ = play(sim, server, rows, 1)
+    server, _ = simulate_round(sim, server, rows, 1)
     rows.flush(2)
     touched = open_store(sim, server, tmp_path, resume_round=2).touched()
     _, peak = tracemalloc.get_traced_memory()
@@ -80,10 +85,10 @@ def test_clients_whose_rows_are_computed_take_no_memory(tmp_path):
 def everyone(num_clients):
     """A simulation in which each client owns one image of 16 numbers."""
     algorithm, variables = toys.fedavg_toy(personal="head")
-    sim = simulation(
+    sim = build_simulation(
         algorithm,
-        Feed(1, toys.always(lambda image: image.astype(np.float32))),
-        Dataset.labelled(
+        Batching(1, toys.always(lambda image: image.astype(np.float32))),
+        Dataset.from_arrays(
             np.ones((num_clients, 16), np.uint8), np.zeros(num_clients, np.int32)
         ),
         Population(
@@ -92,15 +97,15 @@ def everyone(num_clients):
         mesh=make_mesh(1),
         cohort_size=8,
     )
-    return sim, start(sim, variables)
+    return sim, start_simulation(sim, variables)
 
 
 def test_a_round_of_eight_clients_allocates_nothing_for_the_other_million():
     sim, server = everyone(MANY)
     rows = open_store(sim, server)
-    server, _ = play(sim, server, rows, 0)  # compiles
+    server, _ = simulate_round(sim, server, rows, 0)  # compiles
     tracemalloc.start()
-    server, outcome = play(sim, server, rows, 1)
+    server, outcome = simulate_round(sim, server, rows, 1)
     cohort_rows(sim.population, outcome.ids)
     rows.settle()
     _, peak = tracemalloc.get_traced_memory()
@@ -120,10 +125,10 @@ def test_features_of_a_round_allocate_nothing_for_the_other_million():
     algorithm = toys.fedavg_toy()[0]._replace(
         prepare=prepare_features(embed, threshold=0.0, level=level)
     )
-    sim = simulation(
+    sim = build_simulation(
         algorithm,
-        Feed(4, toys.always(lambda image: image.astype(np.float32))),
-        Dataset.labelled(images.astype(np.uint8), labels),
+        Batching(4, toys.always(lambda image: image.astype(np.float32))),
+        Dataset.from_arrays(images.astype(np.uint8), labels),
         population,
         mesh=make_mesh(1),
         cohort_size=8,
@@ -134,7 +139,7 @@ def test_features_of_a_round_allocate_nothing_for_the_other_million():
     extra = sim.algorithm.prepare(server, sim.context(Cohort(ids, 0)))  # compiles
     assert sum(x.nbytes for x in jax.tree.leaves(extra)) < 10_000
     rows = np.concatenate([ids, MANY + np.arange(public)])
-    found = extra.tables(jnp.asarray(rows), jnp.zeros(len(rows), jnp.int32))
+    found = extra.shared(jnp.asarray(rows), jnp.zeros(len(rows), jnp.int32))
     np.testing.assert_allclose(found, images[rows], rtol=1e-6)
     tracemalloc.start()
     sim.algorithm.prepare(server, sim.context(Cohort(ids + 1, 1)))
@@ -154,7 +159,7 @@ def test_a_store_asks_for_the_pages_of_its_cohort_only(tmp_path):
 def test_rows_after_the_resumed_round_are_forgotten_in_every_block(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(seals, "BLOCK", 3)
+    monkeypatch.setattr(store, "BLOCK", 3)
     template, ids = {"x": np.zeros(1, np.float32)}, np.arange(8)
     first = store.Store(template, 8, tmp_path)
     first.scatter(ids[::2], {"x": np.ones((4, 1), np.float32)}, 0)
@@ -172,4 +177,4 @@ def test_rows_that_an_int32_cannot_number_are_refused():
     algorithm, _ = toys.fedavg_toy()
     population = Population(np.array([0, 1]), np.ones(1, np.int32))
     with pytest.raises(ValueError, match="less than 2.31 rows, got 2147483648"):
-        simulation(algorithm, toys.feed(), table, population, mesh=make_mesh(1))
+        build_simulation(algorithm, toys.feed(), table, population, mesh=make_mesh(1))

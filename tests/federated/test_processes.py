@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+from fedfr_jax import distributed
 from fedfr_jax import mesh as meshes
-from fedfr_jax import processes
-from fedfr_jax.commands import launch
-from fedfr_jax.federated.sampling import sample
+from fedfr_jax.cli import launch
+from fedfr_jax.federated.schedule import sample_cohort
 from fedfr_jax.federated.store import Store
 from tests.federated import process_worker, toys
 
@@ -87,7 +87,7 @@ def check_reading(folder, *, num_rounds, count):
         assert len(part["read"]) > 0
         np.testing.assert_array_equal(np.sort(part["read"]), np.sort(part["own"]))
     offsets = np.concatenate([[0], np.cumsum(toys.SIZES)])
-    cohorts = [sample(3, r, 5, 4) for r in range(5 - num_rounds, 5)]
+    cohorts = [sample_cohort(3, r, 5, 4) for r in range(5 - num_rounds, 5)]
     wanted = [np.arange(*offsets[i : i + 2]) for ids in cohorts for i in ids]
     everything = np.concatenate([part["read"] for part in parts])
     np.testing.assert_array_equal(np.sort(everything), np.sort(np.concatenate(wanted)))
@@ -167,7 +167,7 @@ def test_a_failing_process_is_shown_and_named(capfd):
     ],
 )
 def test_a_process_that_failed_with_another_is_not_blamed(codes, blamed):
-    assert launch._blamed(codes) == blamed
+    assert launch._first_failure(codes) == blamed
 
 
 def fails(*flags, code=1, ids=range(1), total=1):
@@ -201,7 +201,7 @@ def test_nobody_is_told_to_empty_the_folder_to_go_on(tmp_path, flags, is_given):
 def test_one_of_several_hosts_stops_its_own_processes_only():
     says = fails(ids=range(2, 4), total=4)
     assert "the others on this host were stopped, those on other hosts stop by" in says
-    assert f"within about {processes.HEARTBEAT} seconds. Start the same" in says
+    assert f"within about {distributed.HEARTBEAT} seconds. Start the same" in says
     assert says.endswith("again on every host to go on from the beginning.")
     assert "the others were stopped. " in fails(ids=range(2), total=2)
     assert "host" not in fails(ids=range(2), total=2)
@@ -231,7 +231,7 @@ def test_one_machines_coordinator_listens_on_loopback(coordinator, bound, monkey
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **x: calls.append(x))
     is_async = jax.config.read("jax_cpu_enable_async_dispatch")
     try:
-        processes.join(coordinator, 2, 0)
+        distributed.join(coordinator, 2, 0)
     finally:
         jax.config.update("jax_cpu_enable_async_dispatch", is_async)
     assert calls[0]["coordinator_bind_address"] == bound
@@ -243,9 +243,9 @@ def test_one_machines_coordinator_listens_on_loopback(coordinator, bound, monkey
 
 def test_join_wants_all_places_or_none():
     with pytest.raises(ValueError, match="must be given together"):
-        processes.join("localhost:1", 2)
+        distributed.join("localhost:1", 2)
     with pytest.raises(ValueError, match=r"process_id must lie in \[0, 1\], got 2"):
-        processes.join("localhost:1", 2, 2)
+        distributed.join("localhost:1", 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -266,9 +266,9 @@ def test_a_cluster_that_jax_cannot_use_is_one_clear_error(fault, monkeypatch):
     is_async = jax.config.read("jax_cpu_enable_async_dispatch")
     try:
         with pytest.raises(ValueError, match=rf"clusters.md .*--coord.* got {name}: "):
-            processes.join()
+            distributed.join()
         with pytest.raises(ValueError, match=f"must meet at host0:1, got {name}: "):
-            processes.join("host0:1", 2, 0)
+            distributed.join("host0:1", 2, 0)
     finally:
         jax.config.update("jax_cpu_enable_async_dispatch", is_async)
 
@@ -304,12 +304,12 @@ def test_a_shared_store_needs_a_folder():
 
 def test_a_single_process_has_all_shards_and_no_barrier():
     mesh = meshes.make_mesh(4)
-    assert meshes.own_shards(mesh, 8).tolist() == list(range(8))
+    assert meshes.local_shards(mesh, 8).tolist() == list(range(8))
     meshes.barrier("nobody else")
     values = np.arange(8.0).reshape(8, 1)
-    there = meshes.put_own(values, meshes.over_clients(mesh), 8)
+    there = meshes.put_local(values, meshes.over_clients(mesh), 8)
     assert len(there.sharding.device_set) == 4
-    np.testing.assert_array_equal(meshes.fetch_own(there), values)
+    np.testing.assert_array_equal(meshes.fetch_local(there), values)
 
 
 def test_a_mesh_fits_the_devices():

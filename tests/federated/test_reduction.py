@@ -6,18 +6,17 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import model_axis
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.sampling import sample
-from fedfr_jax.federated.schedule import schedule
+from fedfr_jax.federated.schedule import build_schedule, sample_cohort
 from fedfr_jax.federated.simulation import (
+    build_simulation,
     open_store,
-    play,
-    play_cohort,
-    simulation,
-    start,
+    run_cohort,
+    simulate_round,
+    start_simulation,
 )
-from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import iresnet
 from fedfr_jax.types import Cohort, Dataset
@@ -41,7 +40,7 @@ def play_canonical(name, devices, lanes=1, flip=False, personal="", **options):
     given = {"personal": personal} if personal else {}
     algorithm, variables = toys.TOYS[name](**given)
     table, population = toys.problem()
-    sim = simulation(
+    sim = build_simulation(
         algorithm,
         toys.feed(),
         table,
@@ -53,12 +52,12 @@ def play_canonical(name, devices, lanes=1, flip=False, personal="", **options):
         reduction="canonical",
         **options,
     )
-    server = start(sim, variables)
+    server = start_simulation(sim, variables)
     store = open_store(sim, server)
     for r in range(2):
-        ids = sample(sim.seed, r, 5, 5)
+        ids = sample_cohort(sim.seed, r, 5, 5)
         cohort = Cohort(ids[::-1] if flip else ids, r)
-        server, _ = play_cohort(sim, server, store, cohort)
+        server, _ = run_cohort(sim, server, store, cohort)
     return jax.device_get(server), store.gather(np.arange(5))[0]
 
 
@@ -82,10 +81,10 @@ def test_canonical_bits_do_not_depend_on_the_order_of_arrival():
 @pytest.mark.parametrize("name", ["linked attention", "linked krum"])
 def test_a_cohorts_updates_are_combined_alike_in_any_order_of_arrival(name):
     sim = contracts.simulated(name, 2, 1, reduction="canonical", shards=4)
-    server = start(sim, contracts.MEMBERS[name].variables)
+    server = start_simulation(sim, contracts.MEMBERS[name].variables)
     ids, ends = np.arange(contracts.COHORT), []
     for order in (ids, ids[::-1]):
-        end, outcome = play_cohort(
+        end, outcome = run_cohort(
             sim, server, open_store(sim, server), Cohort(order, 0)
         )
         np.testing.assert_array_equal(outcome.ids, ids)
@@ -96,24 +95,26 @@ def test_a_cohorts_updates_are_combined_alike_in_any_order_of_arrival(name):
 def play_network(devices, num_rounds=2):
     """The end of FedFR on a small IResNet: convolutions, batch norms, equal blocks."""
     network = iresnet((16, 16, 3), widths=(8, 16), blocks=(3, 2), embedding_dim=16)
-    model = model_axis.gathered(network)
+    model = model_parallel.gather(network)
     method = given.method_of(model, num_classes=12, learning_rate=0.01)
     random, sizes = np.random.default_rng(0), np.array([8, 3, 5, 13, 6])
     count = sizes.sum() + 40
     images = random.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
-    sim = simulation(
+    sim = build_simulation(
         method.algorithm,
-        Feed(4, toys.MIRRORED_BYTES),
-        Dataset.labelled(images, np.arange(count, dtype=np.int32) % 12),
+        Batching(4, toys.MIRRORED_BYTES),
+        Dataset.from_arrays(images, np.arange(count, dtype=np.int32) % 12),
         Population(np.r_[0, np.cumsum(sizes)], np.full(5, 12, np.int32)),
         mesh=make_mesh(devices),
         reduction="canonical",
     )
     phi = jax.random.normal(jax.random.key(2), (40, 16))
-    server = start(sim, method.start(jax.jit(model.init)(jax.random.key(1)), phi))
+    server = start_simulation(
+        sim, method.init_variables(jax.jit(model.init)(jax.random.key(1)), phi)
+    )
     store = open_store(sim, server)
     for r in range(num_rounds):
-        server, _ = play(sim, server, store, r)
+        server, _ = simulate_round(sim, server, store, r)
     return jax.device_get(server), store.gather(np.arange(5))[0]
 
 
@@ -146,7 +147,9 @@ def test_canonical_and_plain_sums_agree(name):
 
 def test_shards_do_not_move_when_devices_do():
     steps = np.random.default_rng(0).integers(1, 50, 37)
-    plans = [schedule(steps, num_devices=n, lanes=2, shards=8) for n in (1, 2, 4, 8)]
+    plans = [
+        build_schedule(steps, num_devices=n, lanes=2, shards=8) for n in (1, 2, 4, 8)
+    ]
     for plan in plans[1:]:
         np.testing.assert_array_equal(plan.slots, plans[0].slots)
     assert all(plan.imbalance < 1.2 for plan in plans)
@@ -155,7 +158,7 @@ def test_shards_do_not_move_when_devices_do():
 def test_an_unknown_reduction_is_refused():
     with pytest.raises(ValueError, match="reduction must be one of .*got 'tree'"):
         table, population = toys.problem()
-        simulation(
+        build_simulation(
             toys.fedavg_toy()[0],
             toys.feed(),
             table,

@@ -15,13 +15,13 @@ from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.feddane import feddane
 from fedfr_jax.federated.algorithms.fednova import fednova
 from fedfr_jax.federated.algorithms.fedprox import fedprox
-from fedfr_jax.federated.algorithms.ifca import fesem, ifca, nearest
-from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.ifca import fesem, ifca, nearest_model
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.pfedme import pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.scaffold import scaffold
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.types import Local
+from fedfr_jax.types import LocalTraining
 from tests.federated.toys import (
     LOCAL,
     RATE,
@@ -62,7 +62,7 @@ def check_fairavg(arrays):
 
 
 def check_local_training(arrays):
-    algorithm = personal(fedavg(LOCAL), ".")
+    algorithm = with_personal_layers(fedavg(LOCAL), ".")
     end = play_golden(arrays, algorithm)
     close(flat(end.rows.leaves), arrays["local_sgd"])
     close(flat(end.servers[0].first), arrays["w0"])
@@ -88,7 +88,7 @@ def check_fednova(arrays):
 
 def check_fednova_momentum(arrays):
     rho = float(arrays["fednova_mom_rho"])
-    local = Local(loss_fn, sgd(momentum=rho), RATE)
+    local = LocalTraining(loss_fn, sgd(momentum=rho), RATE)
     end = play_golden(arrays, fednova(local, momentum=rho))
     close(flat(end.servers[0]), arrays["fednova_mom"])
 
@@ -132,7 +132,7 @@ def check_apfl(arrays):
 
 
 def check_pfedme(arrays, kind="paper", decay=0.0):
-    local = Local(loss_fn, sgd(weight_decay=decay), 0.005)
+    local = LocalTraining(loss_fn, sgd(weight_decay=decay), 0.005)
     algorithm = pfedme(local, personal_rate=0.05)
     end = play_golden(arrays, algorithm)
     close(flat(end.rows), arrays[f"pfedme_{kind}_theta"])
@@ -242,5 +242,5 @@ def test_fesem_joins_the_nearest_model(golden):
     arrays = golden("fl_rounds")
     with jax.enable_x64(True):
         models = jax.tree.map(jnp.asarray, unflat(arrays["cluster_centers"]))
-        groups = [nearest(models, unflat(w)) for w in arrays["local_sgd"]]
+        groups = [nearest_model(models, unflat(w)) for w in arrays["local_sgd"]]
         np.testing.assert_array_equal(groups, arrays["fesem_assign"])

@@ -8,37 +8,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.benchmarks.skew import busiest, least, zipf_steps
-from fedfr_jax.federated.sampling import first_of, sample
-from fedfr_jax.federated.schedule import schedule
+from fedfr_jax.federated.schedule import build_schedule, random_client, sample_cohort
 
 
 def test_nobody_is_drawn_twice_within_an_epoch_of_the_population():
-    drawn = np.concatenate([sample(3, r, 103, 10) for r in range(10)])
+    drawn = np.concatenate([sample_cohort(3, r, 103, 10) for r in range(10)])
     assert len(np.unique(drawn)) == 100
-    again = np.concatenate([sample(3, r, 103, 10) for r in range(10, 20)])
+    again = np.concatenate([sample_cohort(3, r, 103, 10) for r in range(10, 20)])
     assert len(np.unique(again)) == 100
     assert set(drawn) != set(again)
 
 
 def test_sampling_depends_on_seed_and_round_only():
-    np.testing.assert_array_equal(sample(1, 5, 10**6, 256), sample(1, 5, 10**6, 256))
-    assert not np.array_equal(sample(1, 5, 10**6, 256), sample(2, 5, 10**6, 256))
+    np.testing.assert_array_equal(
+        sample_cohort(1, 5, 10**6, 256), sample_cohort(1, 5, 10**6, 256)
+    )
+    assert not np.array_equal(
+        sample_cohort(1, 5, 10**6, 256), sample_cohort(2, 5, 10**6, 256)
+    )
 
 
 def test_the_first_client_of_a_cohort_is_drawn_anew_in_every_round():
     ids = np.array([31, 4, 8, 27])
-    first = [first_of(ids, 0, round) for round in range(200)]
+    first = [random_client(ids, 0, round) for round in range(200)]
     counts = [first.count(client) for client in ids]
     assert min(counts) > 30  # each as likely as the others
-    assert first == [first_of(ids[::-1], 0, round) for round in range(200)]
-    assert first != [first_of(ids, 1, round) for round in range(200)]
+    assert first == [random_client(ids[::-1], 0, round) for round in range(200)]
+    assert first != [random_client(ids, 1, round) for round in range(200)]
 
 
 @pytest.mark.parametrize("population", [10**6, 10**9])
 def test_sampling_takes_memory_of_the_cohort_only(population):
-    sample(0, 0, population, 256)
+    sample_cohort(0, 0, population, 256)
     tracemalloc.start()
-    ids = sample(0, 1, population, 256)
+    ids = sample_cohort(0, 1, population, 256)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(np.unique(ids)) == 256 and ids.max() < population
@@ -53,7 +56,7 @@ def test_sampling_takes_memory_of_the_cohort_only(population):
 )
 def test_every_client_has_exactly_one_slot(steps, num_devices, lanes):
     steps = np.array(steps)
-    plan = schedule(steps, num_devices=num_devices, lanes=lanes)
+    plan = build_schedule(steps, num_devices=num_devices, lanes=lanes)
     places = plan.slots[plan.slots >= 0]
     np.testing.assert_array_equal(np.sort(places), np.arange(len(steps)))
     waves = -(-len(steps) // (num_devices * lanes))
@@ -67,7 +70,7 @@ def test_every_client_has_exactly_one_slot(steps, num_devices, lanes):
 def test_skewed_clients_waste_little_and_load_devices_alike(num_devices, lanes, cohort):
     for seed in range(5):
         steps = zipf_steps(seed, cohort=cohort)
-        plan = schedule(steps, num_devices=num_devices, lanes=lanes)
+        plan = build_schedule(steps, num_devices=num_devices, lanes=lanes)
         assert plan.executed_steps <= 1.05 * plan.useful_steps
         assert plan.imbalance <= 1.10
 
@@ -77,7 +80,7 @@ def test_skewed_clients_waste_little_and_load_devices_alike(num_devices, lanes, 
 def test_a_skewed_round_takes_little_longer_than_any_must(num_devices, lanes):
     for seed in range(5):
         steps = zipf_steps(seed)
-        plan = schedule(steps, num_devices=num_devices, lanes=lanes)
+        plan = build_schedule(steps, num_devices=num_devices, lanes=lanes)
         late = busiest(plan, num_devices) / least(steps, num_devices, lanes)
         assert 0.999 < late < 1.06
 
@@ -90,7 +93,7 @@ def test_a_skewed_round_takes_little_longer_than_any_must(num_devices, lanes):
     st.randoms(use_true_random=False),
 )
 def test_no_other_waves_take_fewer_steps(steps, num_devices, lanes, random):
-    plan = schedule(np.array(steps), num_devices=num_devices, lanes=lanes)
+    plan = build_schedule(np.array(steps), num_devices=num_devices, lanes=lanes)
     others = np.zeros(plan.slots.size, int)
     others[: len(steps)] = steps
     random.shuffle(others)
@@ -99,5 +102,5 @@ def test_no_other_waves_take_fewer_steps(steps, num_devices, lanes, random):
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 def test_few_waves_of_fixed_shards_are_spread_over_the_devices(num_devices):
-    plan = schedule(np.full(8, 3), num_devices=num_devices, lanes=2, shards=8)
+    plan = build_schedule(np.full(8, 3), num_devices=num_devices, lanes=2, shards=8)
     assert busiest(plan, num_devices) == 4 * 3 / num_devices

@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.augment import compose
-from fedfr_jax.federated import memory, model_axis
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated import model_parallel, programs
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.hard_negatives import prepare_features
+from fedfr_jax.tasks.faces.frozen_features import prepare_features
 from tests.contracts import test_algorithms as contracts
 from tests.federated import test_stream, toys
 from tests.federated.test_engine import MESHES
@@ -21,11 +26,11 @@ from tests.tasks.faces import given
 def build(name, mesh="1x1", change=lambda algorithm: algorithm, **options):
     algorithm, variables = toys.TOYS[name]()
     mesh = make_mesh(*MESHES[mesh])
-    sim = simulation(
+    sim = build_simulation(
         *(change(algorithm), toys.feed(), *toys.problem()),
         **{"mesh": mesh, "cohort_size": 3, **options},
     )
-    return sim, start(sim, variables)
+    return sim, start_simulation(sim, variables)
 
 
 def thread():
@@ -35,13 +40,13 @@ def thread():
 def first_round(sim, server):
     """{compiled function: [thread of each compilation]}."""
     with toys.compilations(lambda name: (name, thread())) as found:
-        play(sim, server, open_store(sim, server), 0)
+        simulate_round(sim, server, open_store(sim, server), 0)
     names = {name for name, _ in found}
     return {name: [t for n, t in found if n == name] for name in names}
 
 
 def test_a_prepared_round_is_compiled_once_on_a_thread_of_its_own(monkeypatch):
-    monkeypatch.setattr(model_axis, "SMALLEST", 16)  # the toy's leaves are cut too
+    monkeypatch.setattr(model_parallel, "SMALLEST", 16)  # the toy's leaves are cut too
     threads = first_round(*build("fedfr", "4x2"))
     assert threads["jit(whole)"] == ["compile"]
     assert threads["jit(device)"] == ["MainThread"]
@@ -61,7 +66,7 @@ def test_whatever_is_prepared_has_the_shapes_that_were_compiled():
     change = lambda algorithm: algorithm._replace(prepare=prepare)
     assert first_round(*build("fedfr", change=change))["jit(whole)"] == ["compile"]
     sim = contracts.simulated.__wrapped__("feddane", 1, 1)
-    server = start(sim, contracts.MEMBERS["feddane"].variables)
+    server = start_simulation(sim, contracts.MEMBERS["feddane"].variables)
     assert first_round(sim, server)["jit(whole)"] == ["compile"]
 
 
@@ -72,8 +77,8 @@ def test_the_thread_computes_in_the_dtype_and_precision_of_the_caller():
         double_images = toys.always(lambda image: image.astype(jnp.float64))
         feed = toys.feed(augment=compose(double_images, toys.MIRROR))
         options = {"mesh": make_mesh(1), "cohort_size": 3}
-        sim = simulation(algorithm, feed, *toys.problem(), **options)
-        server = start(sim, double(variables))
+        sim = build_simulation(algorithm, feed, *toys.problem(), **options)
+        server = start_simulation(sim, double(variables))
         assert given.phi(server).dtype == jnp.float64
         assert first_round(sim, server)["jit(whole)"] == ["compile"]
 
@@ -88,7 +93,7 @@ def test_a_preparation_that_asks_for_values_is_called_as_it_is():
     def change(algorithm):
         def prepare(*arguments):
             extra = algorithm.prepare(*arguments)
-            assert np.asarray(extra.num_examples).shape == (3,)
+            assert np.asarray(extra.num_added).shape == (3,)
             return extra
 
         return algorithm._replace(prepare=prepare)
@@ -98,11 +103,11 @@ def test_a_preparation_that_asks_for_values_is_called_as_it_is():
 
 def test_a_round_that_cannot_fit_is_refused_before_anything_is_compiled(monkeypatch):
     sim, server = build("fedfr")
-    monkeypatch.setattr(memory, "free_bytes", lambda mesh: 1)
+    monkeypatch.setattr(programs, "free_bytes", lambda mesh: 1)
     with toys.compilations() as found:
         for _ in range(2):
             with pytest.raises(MemoryError, match="are free"):
-                play(sim, server, open_store(sim, server), 0)
+                simulate_round(sim, server, open_store(sim, server), 0)
     assert not {"jit(whole)", "jit(device)"} & {*found}
 
 
@@ -113,7 +118,7 @@ def test_a_round_that_cannot_be_traced_fails_before_the_server_prepares():
     broken = lambda algorithm: algorithm._replace(client_update=client_update)
     sim, server = build("fedfr", change=broken)
     with toys.compilations() as found, pytest.raises(ZeroDivisionError, match="own"):
-        play(sim, server, open_store(sim, server), 0)
+        simulate_round(sim, server, open_store(sim, server), 0)
     assert "jit(device)" not in found
 
 
@@ -125,7 +130,7 @@ def test_what_the_compiler_refuses_on_the_thread_is_asked_for_again(monkeypatch)
             refused.append(thread())
             raise MemoryError
 
-    place = "fedfr_jax.federated.shapes.lowered"
+    place = "fedfr_jax.federated.programs.lowered"
     monkeypatch.setattr(place, lambda *_: Program())
     assert first_round(*build("fedfr"))["jit(whole)"] == ["MainThread"]
     assert refused == ["compile"]

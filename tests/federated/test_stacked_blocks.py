@@ -8,16 +8,20 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax import stacks
+from fedfr_jax import scanned_blocks
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedrep import fedrep
-from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.scaffold import scaffold
-from fedfr_jax.federated.local import sgd
-from fedfr_jax.federated.optimizers import by_block
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.local import by_block, sgd
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import Local
+from fedfr_jax.types import LocalTraining
 from tests.federated import toys
 
 STAGE = {"block[2:6]": None}
@@ -35,7 +39,7 @@ def first_variables():
 def loss(variables, batch, key, **round_args):
     """Softmax cross-entropy of a chain of blocks tanh(scale x + bias)."""
     params = variables["params"]
-    blocks = stacks.laid_out(params["stage1"], STAGE)["block[2:6]"]
+    blocks = scanned_blocks.unstack_like(params["stage1"], STAGE)["block[2:6]"]
     x = batch.images.reshape(len(batch.images), -1)
     for i in range(4):
         x = jnp.tanh(blocks["scale"][i][None] * x + blocks["bias"][i][None])
@@ -44,13 +48,13 @@ def loss(variables, batch, key, **round_args):
     return -jnp.where(batch.is_valid, picked, 0).mean()
 
 
-LOCAL = Local(loss, sgd(momentum=0.9), 0.1)
-LARS = Local(loss, by_block(optax.lars), 0.1)
+LOCAL = LocalTraining(loss, sgd(momentum=0.9), 0.1)
+LARS = LocalTraining(loss, by_block(optax.lars), 0.1)
 
 
 def twice(where, then):
-    """One `personal` in another."""
-    return personal(personal(fedavg(LOCAL), where), then)
+    """One `with_personal_layers` in another."""
+    return with_personal_layers(with_personal_layers(fedavg(LOCAL), where), then)
 
 
 def drawn(key):
@@ -60,9 +64,11 @@ def drawn(key):
 
 
 MADE = {
-    "fedavg": lambda: personal(fedavg(LOCAL), "block3/"),
-    "drawn": lambda: personal(fedavg(LOCAL), "block[35]/scale", draw=drawn),
-    "scaffold": lambda: personal(scaffold(LOCAL, num_clients=5), "block[23]/"),
+    "fedavg": lambda: with_personal_layers(fedavg(LOCAL), "block3/"),
+    "drawn": lambda: with_personal_layers(fedavg(LOCAL), "block[35]/scale", draw=drawn),
+    "scaffold": lambda: with_personal_layers(
+        scaffold(LOCAL, num_clients=5), "block[23]/"
+    ),
     "twice": lambda: twice("block4/scale", "block[45]/bias|head"),
     "fedrep": lambda: fedrep(LOCAL, head="block5|head", head_epochs=1),
     "lars": lambda: fedavg(LARS),
@@ -72,16 +78,16 @@ MADE = {
 def two_rounds(algorithm, variables):
     """Networks of all clients, [N, ...], with named blocks."""
     table, population = toys.problem()
-    sim = simulation(
+    sim = build_simulation(
         algorithm, toys.feed(), table, population, mesh=make_mesh(1), local_epochs=2
     )
-    server = start(sim, variables)
+    server = start_simulation(sim, variables)
     store = open_store(sim, server)
     for round in range(2):
-        server, _ = play(sim, server, store, round)
+        server, _ = simulate_round(sim, server, store, round)
     rows = store.gather(np.arange(len(toys.SIZES)))[0]
     networks = jax.vmap(
-        lambda row: stacks.named(algorithm.personalize(server, row)),
+        lambda row: scanned_blocks.by_block_name(algorithm.personalize(server, row)),
         axis_size=len(toys.SIZES),
     )
     return networks(rows)
@@ -92,7 +98,8 @@ def end_of(name, is_stacked=True):
     """The networks after `two_rounds` of MADE[name]."""
     variables = first_variables()
     return two_rounds(
-        MADE[name](), variables if is_stacked else stacks.named(variables)
+        MADE[name](),
+        variables if is_stacked else scanned_blocks.by_block_name(variables),
     )
 
 
@@ -104,7 +111,7 @@ def test_stacked_blocks_are_trained_as_named_ones(name):
     ends = [end_of(name), end_of(name, is_stacked=False)]
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
     jax.tree.map(close, *ends)
-    again = stacks.named(first_variables())["params"]
+    again = scanned_blocks.by_block_name(first_variables())["params"]
     moved = jax.tree.map(lambda x, y: np.any(x != y[None]), ends[0]["params"], again)
     assert all(jax.tree.leaves(moved))
 
@@ -131,4 +138,6 @@ def test_only_personal_blocks_of_a_stack_stay_with_the_client():
     assert held(kept) == {"block3"}
     assert held(sent) == {"block2", "block[4:6]"}
     with pytest.raises(ValueError, match="leaf such as.*stage1/block5/scale"):
-        personal(fedavg(LOCAL), "stage1/block9/scale").init(first_variables())
+        with_personal_layers(fedavg(LOCAL), "stage1/block9/scale").init(
+            first_variables()
+        )

@@ -12,8 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.row_file import RowFile
-from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.store import StateFile, Store
 from tests.federated import store_writer
 
 KILLS = 12
@@ -345,7 +344,7 @@ def test_a_stage_that_ended_keeps_a_row_per_client_even_if_killed(
 ):
     template = {"x": np.zeros(2**14, np.float32)}
     row = lambda *values: {"x": np.tile(np.float32(values)[:, None], (1, 2**14))}
-    store, drop = Store(template, 4, tmp_path), RowFile.drop
+    store, drop = Store(template, 4, tmp_path), StateFile.drop
     for round in range(3):
         store.scatter(np.array([0, 2, 3]), row(*3 * [round]), round)
         store.flush(round + 1)
@@ -356,7 +355,7 @@ def test_a_stage_that_ended_keeps_a_row_per_client_even_if_killed(
         drop(file, places[:3])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RowFile, "drop", killed)
+    monkeypatch.setattr(StateFile, "drop", killed)
     with pytest.raises(KeyboardInterrupt):
         store.keep_newest()
     monkeypatch.undo()

@@ -6,14 +6,18 @@ import pytest
 
 from fedfr_jax.federated.settings import Federation, check_federation
 from fedfr_jax.federated.simulation import (
-    cohort_of,
+    build_simulation,
+    cohort_of_round,
     open_store,
-    play,
-    play_cohort,
-    simulation,
-    start,
+    run_cohort,
+    simulate_round,
+    start_simulation,
 )
-from fedfr_jax.federated.stragglers import Stragglers, active, epochs_of
+from fedfr_jax.federated.systems.stragglers import (
+    Stragglers,
+    active_clients,
+    client_epochs,
+)
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Cohort
 from tests.federated.toys import SIZES, fedavg_toy, feed, problem
@@ -24,7 +28,7 @@ EPOCHS = 20
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 0.8])
 def test_a_round_has_as_many_stragglers_as_said_and_they_train_less(ratio):
-    epochs = [epochs_of(Stragglers(ratio), EPOCHS, IDS, 0, r) for r in range(200)]
+    epochs = [client_epochs(Stragglers(ratio), EPOCHS, IDS, 0, r) for r in range(200)]
     fewer = [e[e < EPOCHS] for e in epochs]
     assert {len(x) for x in fewer} == {round(10 * ratio)}
     if ratio:
@@ -36,13 +40,13 @@ def test_a_round_has_as_many_stragglers_as_said_and_they_train_less(ratio):
 
 
 def test_each_straggler_of_a_round_draws_its_own_number_of_epochs():
-    epochs = [epochs_of(Stragglers(0.8), EPOCHS, IDS, 0, r) for r in range(50)]
+    epochs = [client_epochs(Stragglers(0.8), EPOCHS, IDS, 0, r) for r in range(50)]
     different = [len(set(e[e < EPOCHS].tolist())) for e in epochs]  # of 8 numbers
     assert min(different) > 3
 
 
 def test_stragglers_are_a_function_of_seed_round_and_client():
-    of = lambda seed, round, ids=IDS: epochs_of(
+    of = lambda seed, round, ids=IDS: client_epochs(
         Stragglers(0.5), EPOCHS, ids, seed, round
     )
     order = np.random.default_rng(0).permutation(len(IDS))
@@ -53,20 +57,20 @@ def test_stragglers_are_a_function_of_seed_round_and_client():
 
 def simulated(**options):
     algorithm, variables = fedavg_toy()
-    sim = simulation(algorithm, feed(), *problem(), mesh=make_mesh(2), **options)
-    server = start(sim, variables)
+    sim = build_simulation(algorithm, feed(), *problem(), mesh=make_mesh(2), **options)
+    server = start_simulation(sim, variables)
     return sim, server, open_store(sim, server)
 
 
 def end_of(sim, server, store, cohort=None):
-    chosen = cohort or cohort_of(sim, 0)
-    server, outcome = play_cohort(sim, server, store, chosen)
+    chosen = cohort or cohort_of_round(sim, 0)
+    server, outcome = run_cohort(sim, server, store, chosen)
     return jax.device_get(server), outcome
 
 
 def test_a_round_with_stragglers_is_one_of_fewer_epochs():
     late = Stragglers(0.4)
-    epochs = epochs_of(late, np.asarray(5), np.arange(len(SIZES)), 0, 0)
+    epochs = client_epochs(late, np.asarray(5), np.arange(len(SIZES)), 0, 0)
     assert (epochs < 5).sum() == 2
     got, outcome = end_of(*simulated(local_epochs=5, stragglers=late))
     want, _ = end_of(*simulated(local_epochs=lambda round: epochs))
@@ -77,9 +81,9 @@ def test_a_round_with_stragglers_is_one_of_fewer_epochs():
 def test_dropped_stragglers_are_not_in_the_round():
     late = Stragglers(0.4, are_dropped=True)
     sim, server, store = simulated(local_epochs=5, stragglers=late)
-    kept = np.flatnonzero(active(late, np.arange(len(SIZES)), 0, 0))
+    kept = np.flatnonzero(active_clients(late, np.arange(len(SIZES)), 0, 0))
     assert len(kept) == 3
-    got, outcome = play(sim, server, store, 0)
+    got, outcome = simulate_round(sim, server, store, 0)
     np.testing.assert_array_equal(outcome.ids, kept)
     sim, server, store = simulated(local_epochs=5)
     want, _ = end_of(sim, server, store, Cohort(kept, 0))
@@ -91,7 +95,7 @@ def test_an_algorithm_is_asked_about_the_clients_that_train_before_any_does():
     algorithm = algorithm._replace(check_cohort=asked.append)
     for late in (Stragglers(0.4), Stragglers(0.4, are_dropped=True)):
         given = {"mesh": make_mesh(2), "local_epochs": 5, "stragglers": late}
-        simulation(algorithm, feed(), *problem(), **given)
+        build_simulation(algorithm, feed(), *problem(), **given)
     assert asked == [5, 3]
 
 

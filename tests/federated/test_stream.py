@@ -11,14 +11,19 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from PIL import Image
 
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.sources.recordio import recordio, write_face_set
+from fedfr_jax.data.stream import stream
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.layout import fit, room_for
-from fedfr_jax.federated.outputs import build_embed
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.feed import Feed
+from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
+from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.stream import stream
 from fedfr_jax.types import Dataset
 from tests.federated import toys
 
@@ -42,7 +47,7 @@ def build(name, mesh=(1, 1), *, streamed=None, reader=None, lanes=1, **options):
     table, population = toys.problem()
     if streamed is not None:
         table = stream(reader or Reader(table.images), table.labels, **streamed)
-    sim = simulation(
+    sim = build_simulation(
         algorithm,
         toys.feed(),
         table,
@@ -53,15 +58,15 @@ def build(name, mesh=(1, 1), *, streamed=None, reader=None, lanes=1, **options):
         seed=7,
         **{"cohort_size": 4, **options},
     )
-    return sim, start(sim, variables)
+    return sim, start_simulation(sim, variables)
 
 
 def run(sim, server, rounds=ROUNDS):
     store, outcomes = open_store(sim, server), []
     for r in range(rounds):
-        server, outcome = play(sim, server, store, r)
+        server, outcome = simulate_round(sim, server, store, r)
         outcomes.append(outcome)
-    metrics = [(o.ids, o.metrics, o.num_extra) for o in outcomes]
+    metrics = [(o.ids, o.metrics, o.num_added) for o in outcomes]
     everyone = np.arange(len(sim.population.num_classes))
     return jax.device_get(server), store.gather(everyone), metrics
 
@@ -128,9 +133,9 @@ def test_waiting_for_what_the_server_prepares_counts():
     sim, server = build("fedfr", streamed={}, reader=reader)
     reader.seen.clear()  # the next reading is for the features
     store = open_store(sim, server)
-    server, first = play(sim, server, store, 0)
-    _, second = play(sim, server, store, 1)
-    assert 0 < second.waited < 0.3 <= first.waited
+    server, first = simulate_round(sim, server, store, 0)
+    _, second = simulate_round(sim, server, store, 1)
+    assert 0 < second.input_wait_seconds < 0.3 <= first.input_wait_seconds
 
 
 def test_rounds_compile_once_whatever_the_cohort_and_its_hard_negatives():
@@ -141,19 +146,19 @@ def test_rounds_compile_once_whatever_the_cohort_and_its_hard_negatives():
 
     def prepare(server, context):
         extra = honest(server, context)
-        number = np.minimum(extra.num_examples, most[context.cohort.round])
-        return extra._replace(num_examples=number)
+        number = np.minimum(extra.num_added, most[context.cohort.round])
+        return extra._replace(num_added=number)
 
     sim = sim._replace(algorithm=sim.algorithm._replace(prepare=prepare))
     store, outcomes, compiled = open_store(sim, server), [], []
     for r in range(len(most)):
         with toys.compilations() as found:
-            server, outcome = play(sim, server, store, r)
+            server, outcome = simulate_round(sim, server, store, r)
         outcomes.append(outcome)
         compiled.append(len(found) > 0)
     assert compiled == [r in (0, 6) for r in range(len(most))]
     assert len({tuple(outcome.ids) for outcome in outcomes}) > 2
-    assert len({tuple(outcome.num_extra) for outcome in outcomes}) > 6
+    assert len({tuple(outcome.num_added) for outcome in outcomes}) > 6
 
 
 def test_features_of_a_stream_are_read_in_blocks_of_its_memory():
@@ -175,7 +180,7 @@ def test_features_of_a_stream_are_read_in_blocks_of_its_memory():
 def test_segments_fit_the_memory_and_never_fall_below_a_wave():
     table = stream(Reader(np.zeros((2, 10, 10, 1), np.uint8)), np.zeros(2))
     most_rows = np.cumsum([50, 30, 10, 5, 5])
-    of = lambda memory, waves=0: fit(
+    of = lambda memory, waves=0: fit_waves(
         dataclasses.replace(table, waves=waves),
         most_rows,
         memory=memory,
@@ -190,12 +195,19 @@ def test_segments_fit_the_memory_and_never_fall_below_a_wave():
 
 
 def test_room_for_added_examples_is_their_limit_or_a_power_of_two_that_is_kept():
-    assert room_for(0, 0, 10, set()) == 0
-    assert room_for(10, 3, 10, set()) == 10
-    fresh = lambda most: room_for(100, most, 10, set())
+    assert capacity_for(0, 0, 10, set()) == 0
+    assert capacity_for(10, 3, 10, set()) == 10
+    fresh = lambda most: capacity_for(100, most, 10, set())
     assert [fresh(most) for most in (0, 1, 3, 51, 52, 99)] == [1, 1, 4, 64, 100, 100]
     known, counts = set(), (6, 2, 8, 40, 9, 1)
-    assert [room_for(100, most, 10, known) for most in counts] == [8, 8, 8, 64, 64, 8]
+    assert [capacity_for(100, most, 10, known) for most in counts] == [
+        8,
+        8,
+        8,
+        64,
+        64,
+        8,
+    ]
     assert known == {8, 64}
 
 
@@ -214,9 +226,9 @@ def learned(table):
     """The server after a round of two clients of three classes."""
     algorithm, variables = toys.fedavg_toy()
     clients = Population(np.array([0, 4, 9]), np.full(2, 3, np.int32))
-    feed = Feed(4, toys.MIRRORED_BYTES)
-    sim = simulation(algorithm, feed, table, clients, mesh=make_mesh(1))
-    return run(sim, start(sim, variables), rounds=1)[0]
+    feed = Batching(4, toys.MIRRORED_BYTES)
+    sim = build_simulation(algorithm, feed, table, clients, mesh=make_mesh(1))
+    return run(sim, start_simulation(sim, variables), rounds=1)[0]
 
 
 def nine_images():
@@ -226,7 +238,7 @@ def nine_images():
 def test_bytes_are_decoded_on_the_device():
     images, labels = nine_images(), np.arange(9, dtype=np.int32) % 3
     streamed = stream(Reader(images), labels, waves=1)
-    assert_same(learned(streamed), learned(Dataset.labelled(images, labels)))
+    assert_same(learned(streamed), learned(Dataset.from_arrays(images, labels)))
 
 
 def test_a_round_streams_from_recordio(tmp_path):
@@ -243,4 +255,4 @@ def test_a_round_streams_from_recordio(tmp_path):
     records = recordio(path, channels=1)
     labels = records.labels % 3  # of a client's own three
     streamed = stream(records.read, labels, waves=1)
-    assert_same(learned(streamed), learned(Dataset.labelled(images, labels)))
+    assert_same(learned(streamed), learned(Dataset.from_arrays(images, labels)))

@@ -6,28 +6,28 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import memory
+from fedfr_jax.data.stream import stream
+from fedfr_jax.federated import programs as programs_module
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.local import sgd, step_decay
-from fedfr_jax.federated.sampling import sample
+from fedfr_jax.federated.schedule import sample_cohort
 from fedfr_jax.federated.simulation import (
     assign,
+    build_simulation,
     open_store,
-    play,
-    simulation,
-    start,
+    simulate_round,
+    start_simulation,
 )
 from fedfr_jax.federated.sweep import (
     member,
-    play_sweep,
+    run_sweep_round,
+    stack_member_data,
     start_sweep,
     sweep,
-    table_of_members,
 )
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.stream import stream
-from fedfr_jax.types import Cohort, Extra, Local
+from fedfr_jax.types import Cohort, LocalTraining, Prepared
 from tests.federated import toys
 from tests.federated.test_engine import assert_close
 from tests.federated.test_stream import Reader
@@ -43,7 +43,9 @@ ROW_BYTES = 4 * 16 + 4
 
 def make_fedavg(hyper):
     rate = step_decay(hyper["rate"], every=2)
-    return personal(fedavg(Local(toys.norm_loss, sgd(momentum=0.9), rate)), "head")
+    return with_personal_layers(
+        fedavg(LocalTraining(toys.norm_loss, sgd(momentum=0.9), rate)), "head"
+    )
 
 
 def make_added(hyper):
@@ -53,7 +55,7 @@ def make_added(hyper):
         cohort = context.cohort
         examples = cohort.ids[:, None] * 5 + np.arange(3)[None]
         number = (cohort.ids + cohort.round) % 4
-        return Extra((), examples.astype(np.int32), number.astype(np.int32))
+        return Prepared((), examples.astype(np.int32), number.astype(np.int32))
 
     return make_fedavg(hyper)._replace(prepare=prepare)
 
@@ -89,7 +91,7 @@ def play_sweeps(runs, name, rounds=ROUNDS):
     """Each member's (server, rows, metrics) at the end."""
     servers, stores = start_sweep(runs, TOYS[name][1]())
     for r in range(rounds):
-        servers, outcomes = play_sweep(runs, servers, stores, r)
+        servers, outcomes = run_sweep_round(runs, servers, stores, r)
     servers = jax.device_get(servers)
     return [
         (member(servers, s), stores[s].gather(EVERYONE), outcomes[s].metrics)
@@ -102,7 +104,7 @@ def alone(name, cohort_size=3):
     """The same of runs that know of no other, on one device that has the table."""
     ends, (make, variables) = [], TOYS[name]
     for hyper, seed in zip(HYPERS, SEEDS, strict=True):
-        sim = simulation(
+        sim = build_simulation(
             make(hyper),
             toys.feed(),
             *toys.problem(),
@@ -111,10 +113,10 @@ def alone(name, cohort_size=3):
             local_epochs=(2, 1),
             seed=seed,
         )
-        server = start(sim, variables())
+        server = start_simulation(sim, variables())
         store = open_store(sim, server)
         for r in range(ROUNDS):
-            server, outcome = play(sim, server, store, r)
+            server, outcome = simulate_round(sim, server, store, r)
         rows = store.gather(EVERYONE)
         ends.append((jax.device_get(server), rows, outcome.metrics))
     return ends
@@ -146,7 +148,7 @@ def test_a_sweep_equals_separate_runs(name, mesh, options):
     if name != "fedfr":  # the room for hard negatives follows the round
         # A stream whose memory holds it all has one segment.
         programs = runs.programs
-        assert programs.whole.num_compiled() + programs.run.num_compiled() == 1
+        assert programs.run_whole.num_compiled() + programs.run.num_compiled() == 1
     for other in (1, 2):  # the rates count, and so do the seeds
         leaves = [jax.tree.leaves(members[s][0]) for s in (0, other)]
         apart = [np.abs(x - y).max() for x, y in zip(*leaves, strict=True)]
@@ -156,7 +158,7 @@ def test_a_sweep_equals_separate_runs(name, mesh, options):
 @pytest.mark.parametrize("options", [{}, STREAM], ids=["resident", "stream"])
 def test_members_that_do_not_fit_together_are_refused(options, monkeypatch):
     runs = build("fedavg", **options)
-    monkeypatch.setattr(memory, "free_bytes", lambda mesh: 1)
+    monkeypatch.setattr(programs_module, "free_bytes", lambda mesh: 1)
     with pytest.raises(MemoryError, match="got 1.* a round needs .* GiB to train"):
         play_sweeps(runs, "fedavg")
 
@@ -164,7 +166,7 @@ def test_members_that_do_not_fit_together_are_refused(options, monkeypatch):
 def assigned(runs):
     servers, stores = start_sweep(runs, toys.norm_variables())
     alone = zip(runs.sims, stores, strict=True)
-    cohort = lambda sim: Cohort(sample(sim.seed, 0, 5, sim.cohort_size), 0)
+    cohort = lambda sim: Cohort(sample_cohort(sim.seed, 0, 5, sim.cohort_size), 0)
     return [assign(sim, member(servers, 0), store, cohort(sim)) for sim, store in alone]
 
 
@@ -173,7 +175,7 @@ def test_members_of_equal_cohorts_read_their_rows_once():
     runs = build(**STREAM, reader=reader, seeds=[8, 7, 8])
     servers, stores = start_sweep(runs, toys.norm_variables())
     reader.seen.clear()
-    _, outcomes = play_sweep(runs, servers, stores, 0)
+    _, outcomes = run_sweep_round(runs, servers, stores, 0)
     ids = np.concatenate([outcome.ids for outcome in outcomes[:2]])
     own = [np.arange(offsets[i], offsets[i + 1]) for i in ids]
     seen = np.sort(np.concatenate(reader.seen))
@@ -190,13 +192,13 @@ def test_members_of_equal_cohorts_read_their_rows_once():
 )
 def test_members_share_a_table_unless_the_server_adds_to_it(name, options, expected):
     runs = build(name, **STREAM, seeds=[8, 7, 8], **options)
-    assert table_of_members(runs.sims, assigned(runs)) == expected
+    assert stack_member_data(runs.sims, assigned(runs)) == expected
 
 
 def test_the_tables_of_a_sweep_share_the_memory():
     runs = build(streamed={"memory": 2 * 24 * ROW_BYTES})
     sim, work = runs.sims[0], assigned(runs)[0]
-    size_of = sim.source.size_of
+    size_of = sim.data.size_of
     assert size_of([work], sim.largest) == (2, 2, 12 + 9)  # the two largest clients
     assert size_of([work, work], sim.largest, 2) == (3, 1, 12)
 

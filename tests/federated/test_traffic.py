@@ -3,16 +3,20 @@
 import numpy as np
 import pytest
 
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import stream
 from fedfr_jax.federated.aggregation import centered_clip, median, with_aggregation
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.server_optimizers import fedadam
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.simulation import open_store, simulation, start
-from fedfr_jax.federated.traffic import Traffic, traffic
-from fedfr_jax.feed import Feed
+from fedfr_jax.federated.communication import Communication, count_communication
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.stream import stream
 from tests.contracts.test_algorithms import LOCAL, SIZES, table, variables_of
 from tests.contracts.test_algorithms import MODEL as NETWORK
 
@@ -38,18 +42,18 @@ def loss_fn(variables, batch, key):
 def traffic_of(name, where=None, streamed=False, links=(), **settings):
     local = LOCAL._replace(loss=loss_fn)
     algorithm = with_aggregation(ALGORITHMS[name](local, **settings), *links)
-    algorithm = personal(algorithm, where)
+    algorithm = with_personal_layers(algorithm, where)
     data = table()
     if streamed:
         images = data.images
         data = stream(lambda rows: images[rows], data.labels, memory=2**20)
     classes = np.full(len(SIZES), 3, np.int32)
     population = Population(np.cumsum([0, *SIZES]), classes)
-    sim = simulation(
-        algorithm, Feed(4), data, population, mesh=make_mesh(2), cohort_size=3
+    sim = build_simulation(
+        algorithm, Batching(4), data, population, mesh=make_mesh(2), cohort_size=3
     )
-    server = start(sim, start_variables())
-    return traffic(sim, server, open_store(sim, server).template)
+    server = start_simulation(sim, start_variables())
+    return count_communication(sim, server, open_store(sim, server).template)
 
 
 CASES = {
@@ -80,7 +84,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_of_a_round_are_those_of_what_is_sent(name):
     settings, expected = CASES[name]
-    assert traffic_of(**{"name": name, **settings}) == Traffic(*expected)
+    assert traffic_of(**{"name": name, **settings}) == Communication(*expected)
 
 
 def test_a_stream_of_examples_changes_nothing_but_what_cannot_be_traced():

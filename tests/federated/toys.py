@@ -12,19 +12,24 @@ import optax
 import pytest
 
 from fedfr_jax.data.augment import compose, mirror, normalize
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedfr import fedfr
-from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd, step_decay
-from fedfr_jax.federated.model_axis import gathered
-from fedfr_jax.federated.simulation import open_store, play_cohort, simulation, start
-from fedfr_jax.feed import Feed
+from fedfr_jax.federated.model_parallel import gather
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    run_cohort,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.hard_negatives import prepare_features
+from fedfr_jax.tasks.faces.frozen_features import prepare_features
 from fedfr_jax.tasks.faces.loss import face_loss, init_local
 from fedfr_jax.tasks.faces.methods import previous_features
-from fedfr_jax.types import Augment, Cohort, Dataset, Local, Model
+from fedfr_jax.types import Augment, Cohort, Dataset, LocalTraining, Model
 
 SIZES = np.array([5, 9, 3, 12, 7])  # examples of each client
 CLASSES = np.array([2, 3, 2, 3, 1])  # classes of each client
@@ -48,7 +53,7 @@ def always(change):
         del i
         return {**inputs, "image": change(inputs["image"])}
 
-    return Augment(apply, views=1, view=view)
+    return Augment(apply, num_views=1, apply_view=view)
 
 
 def problem(seed=0):
@@ -59,13 +64,13 @@ def problem(seed=0):
     labels.append(rng.integers(PUBLIC_CLASSES, size=NUM_PUBLIC))
     offsets = np.concatenate([[0], np.cumsum(SIZES)])
     return (
-        Dataset.labelled(images, np.concatenate(labels).astype(np.int32)),
+        Dataset.from_arrays(images, np.concatenate(labels).astype(np.int32)),
         Population(offsets, CLASSES.astype(np.int32)),
     )
 
 
 def feed(**options):
-    return Feed(**{"batch_size": 4, "augment": MIRROR, **options})
+    return Batching(**{"batch_size": 4, "augment": MIRROR, **options})
 
 
 def norm_variables():
@@ -94,13 +99,15 @@ def norm_loss(variables, batch, key):
 def fedavg_of(loss, **options):
     """FedAvg of a loss like `norm_loss`."""
     optimizer = sgd(momentum=0.9, weight_decay=1e-3)
-    return fedavg(Local(loss, optimizer, step_decay(0.1, every=2)), **options)
+    return fedavg(LocalTraining(loss, optimizer, step_decay(0.1, every=2)), **options)
 
 
 def fedavg_toy(**options):
     """(algorithm, variables to start from)."""
     where = options.pop("personal", None)
-    return personal(fedavg_of(norm_loss, **options), where), norm_variables()
+    return with_personal_layers(
+        fedavg_of(norm_loss, **options), where
+    ), norm_variables()
 
 
 def linear_model():
@@ -113,7 +120,7 @@ def linear_model():
         kernel = jax.random.normal(key, (16, DIM))
         return {"params": {"kernel": kernel}, "batch_stats": {}}
 
-    return gathered(Model(init, apply, SHAPE, DIM))
+    return gather(Model(init, apply, SHAPE, DIM))
 
 
 def fedfr_toy(rate=0.01, **options):
@@ -123,14 +130,14 @@ def fedfr_toy(rate=0.01, **options):
     optimizer = sgd(momentum=0.9, weight_decay=5e-4)
     embed = lambda variables, x: model.apply(variables, x, False)[0]
     algorithm = fedfr(
-        Local(loss, optimizer, step_decay(rate, every=2)),
+        LocalTraining(loss, optimizer, step_decay(rate, every=2)),
         frozen=previous_features(embed),
         prepare=prepare_features(embed, threshold=0.6),
         **options,
     )
     own = init_local(3, DIM, branch="bce")
     draw = lambda key: {"params": own(key), "batch_stats": {}}
-    algorithm = personal(algorithm, "params/(head|branch)", draw=draw)
+    algorithm = with_personal_layers(algorithm, "params/(head|branch)", draw=draw)
     backbone = model.init(jax.random.key(1))
     phi = jax.random.normal(jax.random.key(2), (PUBLIC_CLASSES, DIM))
     params = {"backbone": backbone["params"], "phi": phi, **own(jax.random.key(3))}
@@ -175,10 +182,10 @@ def replay(
     population = Population(
         np.cumsum([0, *sizes]), np.full(len(sizes), 3, dtype=np.int32)
     )
-    sim = simulation(
+    sim = build_simulation(
         algorithm,
-        Feed(batch_size=max(sizes), shuffle=False),
-        Dataset.labelled(
+        Batching(batch_size=max(sizes), shuffle=False),
+        Dataset.from_arrays(
             np.concatenate(images), np.concatenate(labels).astype(np.int32)
         ),
         population,
@@ -186,7 +193,7 @@ def replay(
         local_epochs=lambda round: np.asarray(tau),
         lanes=where[1],
     )
-    server = start(sim, variables)
+    server = start_simulation(sim, variables)
     store = open_store(sim, server)
     ids = np.arange(len(sizes))
     first = 0
@@ -197,7 +204,7 @@ def replay(
     cohorts = cohorts or [ids] * rounds
     for r, cohort in enumerate(cohorts, first):
         cohort = Cohort(np.asarray(cohort, np.int32), r)
-        server, outcome = play_cohort(sim, server, store, cohort)
+        server, outcome = run_cohort(sim, server, store, cohort)
         servers.append(jax.device_get(server))
     return Replay(servers, store.gather(ids)[0], outcome.metrics)
 
@@ -217,7 +224,7 @@ def loss_fn(variables, batch, key):
 
 
 RATE = lambda round, epoch: jnp.full((), 0.1)
-LOCAL = Local(loss_fn, sgd(), RATE)
+LOCAL = LocalTraining(loss_fn, sgd(), RATE)
 
 
 def unflat(w):

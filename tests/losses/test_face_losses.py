@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from fedfr_jax.losses import LOSSES, margin_of
-from fedfr_jax.losses.contract import Seen, logits, moved, see
+from fedfr_jax.losses import LOSSES, build_margin
+from fedfr_jax.losses.contract import MarginInputs, logits, margin_inputs, updated_state
 from fedfr_jax.losses.margin import cosine
 
 # The module, whose name in the package is its factory's.
-ELASTICFACE = sys.modules["fedfr_jax.losses.elasticface"]
+ELASTICFACE = sys.modules["fedfr_jax.losses.margin_losses"]
 CASES = {  # golden key: (features, loss, settings, state before)
     "magface/easy/in0": (0, "magface", {}),
     "magface/easy/in1": (1, "magface", {}),
@@ -44,10 +44,10 @@ def run(margin, features, weight, labels, learned, state, mask=None):
     @jax.jit
     def of(features, weight, learned):
         cosines = cosine(features, weight)
-        seen = see(features, cosines, labels)
-        new = moved(margin, state, seen)
+        seen = margin_inputs(features, cosines, labels)
+        new = updated_state(margin, state, seen)
         found = logits(margin, cosines, labels, seen, new)
-        losses = margin.classify(found, labels, mask, learned)
+        losses = margin.loss(found, labels, mask, learned)
         if margin.penalty:
             losses += margin.penalty(seen.norm)
         return losses.mean(), (found, new)
@@ -142,9 +142,9 @@ def test_adafaces_deviation_stays_where_a_batch_has_one_valid_example():
         ([True, False, False], 100.0),  # as it was
         ([True, False, True], 0.5 * 100 + 0.5 * np.sqrt(200)),
     ):
-        seen = Seen(jnp.zeros(3), norm, jnp.array(is_valid))
+        seen = MarginInputs(jnp.zeros(3), norm, jnp.array(is_valid))
         state = jax.tree.map(jnp.float32, {**margin.state})
-        found = margin.move(state, seen)
+        found = margin.update_state(state, seen)
         assert_allclose(found["deviation"], deviation, rtol=1e-6)
         assert_allclose(found["mean"], 0.5 * 20 + 0.5 * norm[np.array(is_valid)].mean())
 
@@ -172,7 +172,9 @@ def test_drawn_margins_follow_the_key_and_their_normal_law():
     labels = jnp.zeros(4000, jnp.int32)
 
     def margins(seed):
-        seen = see(jnp.ones((4000, 2)), cosines, labels, key=jax.random.key(seed))
+        seen = margin_inputs(
+            jnp.ones((4000, 2)), cosines, labels, key=jax.random.key(seed)
+        )
         return 0.5 - np.asarray(margin.target(seen, {}))
 
     first = margins(0)
@@ -180,7 +182,7 @@ def test_drawn_margins_follow_the_key_and_their_normal_law():
     assert np.corrcoef(first, margins(1))[0, 1] < 0.06  # four deviations
     assert_allclose([first.mean(), first.std()], [0.35, 0.05], atol=0.003)
     with pytest.raises(ValueError, match="key must be given to a loss that draws"):
-        margin.target(see(jnp.ones((4000, 2)), cosines, labels), {})
+        margin.target(margin_inputs(jnp.ones((4000, 2)), cosines, labels), {})
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -194,8 +196,8 @@ def test_padded_rows_move_neither_numbers_nor_other_rows(name):
     @jax.jit
     def of(features, labels, is_valid):
         cosines = cosine(features, weight)
-        seen = see(features, cosines, labels, is_valid, jax.random.key(0))
-        state = moved(margin, margin.start(), seen)
+        seen = margin_inputs(features, cosines, labels, is_valid, jax.random.key(0))
+        state = updated_state(margin, margin.start(), seen)
         return state, logits(margin, cosines, labels, seen, state)
 
     state, scores = of(features, labels, is_valid)
@@ -219,9 +221,9 @@ def test_zero_features_and_cosines_of_one_have_finite_losses_and_slopes(name):
     @jax.value_and_grad
     def loss(arrays):
         cosines = cosine(*arrays)
-        seen = see(arrays[0], cosines, labels, key=key)
+        seen = margin_inputs(arrays[0], cosines, labels, key=key)
         found = logits(margin, cosines, labels, seen, margin.start())
-        losses = margin.classify(found, labels, None, margin.params(3))
+        losses = margin.loss(found, labels, None, margin.params(3))
         return losses.sum() + (margin.penalty(seen.norm).sum() if margin.penalty else 0)
 
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(loss((features, weight))))
@@ -244,4 +246,4 @@ def test_zero_features_and_cosines_of_one_have_finite_losses_and_slopes(name):
 )
 def test_impossible_margins_are_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
-        margin_of(name, scale=30.0, margin=0.4, options=options)
+        build_margin(name, scale=30.0, margin=0.4, options=options)

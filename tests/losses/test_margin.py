@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from fedfr_jax.losses import LOSSES, contract
-from fedfr_jax.losses.contract import see
+from fedfr_jax.losses.contract import margin_inputs
 from fedfr_jax.losses.margin import (
     cosine,
     interclass_filter,
@@ -28,7 +28,7 @@ def logits_of(name):
 
     def logits(cosines, labels, **settings):
         margin = LOSSES[name](**settings)
-        seen = see(cosines, cosines, labels)
+        seen = margin_inputs(cosines, cosines, labels)
         return contract.logits(margin, cosines, labels, seen, {})
 
     return logits

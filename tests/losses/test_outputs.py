@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.losses import LOSSES, loss_of_outputs, margin_of
+from fedfr_jax.losses import LOSSES, build_margin, build_output_loss
 from fedfr_jax.losses import register_loss as register
 
 CLASSES = 3
@@ -33,7 +33,7 @@ def test_a_loss_goes_by_its_name_and_takes_settings():
     targets = np.arange(8).reshape(2, 4) % CLASSES
     p = np.take_along_axis(jax.nn.softmax(outputs), targets[..., None], -1)[..., 0]
     for given, gamma in (("focal", 2.0), ({"name": "focal", "gamma": 0.5}, 0.5)):
-        found = loss_of_outputs(given, CLASSES)(outputs, targets)
+        found = build_output_loss(given, CLASSES)(outputs, targets)
         np.testing.assert_allclose(found, -((1 - p) ** gamma) * np.log(p), rtol=1e-5)
 
 
@@ -54,12 +54,12 @@ def test_a_loss_that_does_not_fit_is_refused(given, rule, monkeypatch):
     monkeypatch.setitem(LOSSES, "mean", mean)
     monkeypatch.setitem(LOSSES, "needs", lambda *, gamma: focal(gamma=gamma))
     with pytest.raises(ValueError, match=rule):
-        loss_of_outputs(given, CLASSES)
+        build_output_loss(given, CLASSES)
 
 
 def test_a_margin_must_be_one():
     with pytest.raises(ValueError, match="margin of cosines, got 'focal', of outp"):
-        margin_of("focal", scale=1.0, margin=0.0)
+        build_margin("focal", scale=1.0, margin=0.0)
 
 
 def test_a_name_is_given_once():

@@ -9,10 +9,10 @@ from numpy.testing import assert_allclose
 
 from fedfr_jax.losses.binary import binary_branch, linear_converter
 from fedfr_jax.losses.contract import logits as logits_of
-from fedfr_jax.losses.contract import see
+from fedfr_jax.losses.contract import margin_inputs
 from fedfr_jax.losses.contrastive import model_contrastive
-from fedfr_jax.losses.cosface import cosface
 from fedfr_jax.losses.margin import cosine, softmax_cross_entropy
+from fedfr_jax.losses.margin_losses import cosface
 
 NAMES = (
     "backbone.w.weight",
@@ -32,7 +32,7 @@ def backbone(params, inputs):
 def total_loss(params, inputs, labels, global_features, last_features):
     features = backbone(params, inputs)
     cosines = cosine(features, params["fc_module.fc"])
-    seen = see(features, cosines, labels)
+    seen = margin_inputs(features, cosines, labels)
     logits = logits_of(cosface(scale=30.0), cosines, labels, seen, {})
     converter = {
         "kernel": params["bce_module.converter.0.weight"].T,

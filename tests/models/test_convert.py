@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.convert import from_torch, to_torch
+from fedfr_jax.models.external_checkpoints import from_torch, to_torch
 
 SHAPE = (30, 44, 3)
 SETTINGS = {"widths": (4, 6, 8), "blocks": (1, 4, 2), "embedding_dim": 10}

@@ -1,13 +1,13 @@
-"""Networks without batch normalisations against the same networks with them."""
+"""Networks without batch normalizations against the same networks with them."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax import stacks, trees
+from fedfr_jax import scanned_blocks, trees
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.folding import LEVELS, fold, fold_block
+from fedfr_jax.models.bn_folding import LEVELS, fold, fold_block
 from tests.models.test_model_goldens import _block_tree
 
 SHAPE = (14, 11, 3)  # three stages: 7 by 6, 4 by 3, 2 by 2
@@ -61,7 +61,9 @@ def test_a_folded_network_is_the_network_in_evaluation(level, settings):
     apply, folded = fold(model, variables, level=level)
     got = jax.jit(apply)(folded, x)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
-    leaves = jax.tree_util.tree_leaves_with_path(stacks.named(folded["params"]))
+    leaves = jax.tree_util.tree_leaves_with_path(
+        scanned_blocks.by_block_name(folded["params"])
+    )
     names = [trees.path_name(path) for path, _ in leaves]
     norms = [name for name in names if "/bn" in f"/{name}"]
     assert all("/bn1/" in name for name in norms) and bool(norms) == (level != "full")

@@ -1,4 +1,4 @@
-"""What networks share: blocks, keys, rematerialisation."""
+"""What networks share: blocks, keys, rematerialization."""
 
 import functools
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.stacks import laid_out, named, refined
+from fedfr_jax.scanned_blocks import by_block_name, split_stacks, unstack_like
 from fedfr_jax.trees import matching, num_bytes, path_name
 
 SHAPE = (16, 16, 3)
@@ -66,7 +66,7 @@ def test_every_leaf_is_in_one_of_the_blocks_in_the_order_of_the_data(
     model = _model(name, **settings)
     assert model.blocks == tuple(blocks.split())
     held = set()
-    variables = jax.eval_shape(lambda: named(model.init(jax.random.key(0))))
+    variables = jax.eval_shape(lambda: by_block_name(model.init(jax.random.key(0))))
     for path, _ in jax.tree_util.tree_leaves_with_path(variables):
         leaf = path_name(path[1:])
         (block,) = [b for b in model.blocks if leaf.startswith(f"{b}/")]
@@ -120,7 +120,7 @@ def _training(name, remat, depth):
 # Of a scan (6) and of blocks one by one (3, a ResNet's always).
 @pytest.mark.parametrize("depth", [pytest.param(3, marks=pytest.mark.slow), 6])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_rematerialisation_keeps_less_and_changes_no_number(name, depth):
+def test_rematerialization_keeps_less_and_changes_no_number(name, depth):
     start, want, kept = _training(name, False, depth)
     same_start, got, less = _training(name, True, depth)
     chex.assert_trees_all_equal(same_start, start)
@@ -151,7 +151,7 @@ def test_convolutions_are_kept_on_the_device_or_on_the_host():
 def test_a_network_runs_the_same_however_its_blocks_are_stacked(name, blocks, scan):
     model = _model(name, blocks=(blocks,), scan=scan, implementation="xla")
     variables = jax.jit(model.init)(jax.random.key(0))
-    cut, _ = refined(variables, matching("stage1/block(1|3)/"))
+    cut, _ = split_stacks(variables, matching("stage1/block(1|3)/"))
     assert {"block2", "block3", "block[4:6]"} <= cut["params"]["stage1"].keys()
 
     @jax.jit
@@ -164,8 +164,8 @@ def test_a_network_runs_the_same_however_its_blocks_are_stacked(name, blocks, sc
         return output, plain, {"params": pull(jnp.sin(output))[0], "batch_stats": stats}
 
     want = train(variables)
-    for given in (cut, named(variables)):
+    for given in (cut, by_block_name(variables)):
         output, plain, trees = train(given)
         chex.assert_trees_all_equal_shapes(trees, given)
-        trees = laid_out(trees, variables)
+        trees = unstack_like(trees, variables)
         chex.assert_trees_all_close((output, plain, trees), want, rtol=1e-4, atol=1e-4)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedfr_jax import trees
-from fedfr_jax.federated.algorithms.personal import blocks
+from fedfr_jax.federated.algorithms.personal import top_blocks
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.depthwise import depthwise
+from fedfr_jax.models.conv import depthwise
 
 SHAPE = (32, 32, 3)
 
@@ -71,7 +71,7 @@ KEPT = {
 def test_personal_blocks_are_counted_as_fedper_counts_them(name, count):
     settings, kept = KEPT[name]
     model, variables = _shapes(name, num_classes=10, **settings)
-    pattern = blocks(model.blocks, count)
+    pattern = top_blocks(model.blocks, count)
     if count == 0:
         assert pattern == ""  # FedAvg
         return

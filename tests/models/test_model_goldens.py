@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.convert import from_torch, to_torch
+from fedfr_jax.models.block_scan import stacked_stages
+from fedfr_jax.models.external_checkpoints import from_torch, to_torch
 from fedfr_jax.models.iresnet import DEPTHS as IRESNET_DEPTHS
-from fedfr_jax.models.iresnet import Block, IResNet, Settings
+from fedfr_jax.models.iresnet import Block, IResNet, LayerSettings
 from fedfr_jax.models.iresnet import Stage as IResNetStage
 from fedfr_jax.models.norm import moved
 from fedfr_jax.models.sphereface import DEPTHS as SPHEREFACE_DEPTHS
 from fedfr_jax.models.sphereface import SphereFace
 from fedfr_jax.models.sphereface import Stage as SphereFaceStage
-from fedfr_jax.models.stack import stacked_stages
 
 SHAPE = (112, 112, 3)
 NETS = {
@@ -181,7 +181,7 @@ def _block_tree(arrays, prefix):
 def test_a_block_has_the_official_outputs_gradients_and_statistics(golden, case):
     arrays = golden("bigface_iblock")
     strides = (1, 1) if case == "identity" else (1, 2)
-    block = Block(arrays[f"{case}/eval_y"].shape[1], Settings(), strides)
+    block = Block(arrays[f"{case}/eval_y"].shape[1], LayerSettings(), strides)
     variables = _block_tree(arrays, f"{case}/w/")
     x, cotangent = _nhwc(arrays[f"{case}/x"]), _nhwc(arrays[f"{case}/cotangent"])
     y = jax.jit(block.apply, static_argnames="train")(variables, x, train=False)

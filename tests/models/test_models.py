@@ -164,7 +164,7 @@ def test_features_are_what_the_last_layer_is_given(name, top):
     model = classifier_of(name)
     variables, x = model.init(jax.random.key(0)), images_of(3)
     for train in (False, True):
-        run = jax.jit(model.features, static_argnums=2)
+        run = jax.jit(model.apply_with_features, static_argnums=2)
         logits, features, stats = run(variables, x, train)
         want, want_stats = outputs_of(model, variables, x, train)
         np.testing.assert_array_equal(logits, want)
@@ -173,7 +173,7 @@ def test_features_are_what_the_last_layer_is_given(name, top):
         want = features @ last["kernel"] + last["bias"][None]
         np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-6)
     embedder = model_of("cnn")
-    embedding, features, _ = embedder.features(variables_of("cnn"), x)
+    embedding, features, _ = embedder.apply_with_features(variables_of("cnn"), x)
     np.testing.assert_array_equal(features, embedding)
 
 

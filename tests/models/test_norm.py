@@ -1,4 +1,4 @@
-"""Batch normalisation by hand, and its edges."""
+"""Batch normalization by hand, and its edges."""
 
 import chex
 import jax

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.convert import from_torch, to_torch, with_resnet
+from fedfr_jax.models.external_checkpoints import fill_resnet, from_torch, to_torch
 from fedfr_jax.trees import path_name
 
 SHAPE = (24, 12, 3)
@@ -88,9 +88,9 @@ def test_torchvisions_weights_give_its_features(last_stride):
     model = model_of(neck="bnneck", last_stride=last_stride)
     first = model.init(jax.random.key(0))
     tensors = torch_trunk(first)
-    variables = with_resnet(first, tensors)
+    variables = fill_resnet(first, tensors)
     x = np.random.default_rng(1).normal(size=(3, *SHAPE)).astype(np.float32)
-    logits, found, _ = jax.jit(model.features)(variables, jnp.asarray(x))
+    logits, found, _ = jax.jit(model.apply_with_features)(variables, jnp.asarray(x))
     # Statistics of the neck are 0 and 1 as yet.
     wanted = torch_forward(tensors, x, last_stride) / np.sqrt(1 + EPSILON)
     np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
@@ -104,10 +104,10 @@ def test_tensors_that_do_not_fit_are_named():
     tensors = torch_trunk(first)
     missing = {k: v for k, v in tensors.items() if k != "layer2.1.conv2.weight"}
     with pytest.raises(ValueError, match="missing: layer2.1.conv2.weight"):
-        with_resnet(first, missing)
+        fill_resnet(first, missing)
     tensors["conv1.weight"] = tensors["conv1.weight"][:, :1]
     with pytest.raises(ValueError, match=r"conv1.weight \(2, 1, 7, 7\) instead"):
-        with_resnet(first, tensors)
+        fill_resnet(first, tensors)
 
 
 def test_a_whole_resnet_goes_to_torch_and_back():
@@ -123,7 +123,7 @@ def test_a_linear_neck_is_linear_norm_and_dropout_without_relu():
     model = model_of(dropout=0.5)
     variables, x = model.init(jax.random.key(0)), jnp.ones((64, *SHAPE))
     x = x * jnp.linspace(-1, 1, 64)[:, None, None, None]
-    features = jax.jit(model.features, static_argnums=2)
+    features = jax.jit(model.apply_with_features, static_argnums=2)
     _, found, _ = features(variables, x, False)
     assert found.shape == (64, 5) and (np.asarray(found) < 0).any()
     _, dropped, _ = features(variables, x, True, key=jax.random.key(1))
@@ -140,9 +140,11 @@ def test_a_bnneck_compares_before_its_norm_and_retrieves_after_it(golden):
     variables, x = model.init(jax.random.key(0)), jnp.ones((6, *SHAPE))
     x = x * jnp.linspace(-1, 1, 6)[:, None, None, None]
     assert set(variables["params"]["neck"]["bn"]) == {"scale"}
-    logits, compared, _ = jax.jit(model.features, static_argnums=2)(variables, x, True)
+    logits, compared, _ = jax.jit(model.apply_with_features, static_argnums=2)(
+        variables, x, True
+    )
     compared = np.asarray(compared)
-    assert (np.abs(compared.mean(0)) > 10 * EPSILON).any()  # not normalised
+    assert (np.abs(compared.mean(0)) > 10 * EPSILON).any()  # not normalized
     unit = (compared - compared.mean(0)) / np.sqrt(compared.var(0) + EPSILON)
     wanted = unit @ variables["params"]["classifier"]["kernel"]
     np.testing.assert_allclose(logits, wanted, rtol=1e-3, atol=1e-5)

@@ -8,8 +8,7 @@ import pytest
 from jax import lax
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.residual import Block, Stage, Stem, Trunk, _max_pool
-from fedfr_jax.models.resnet import ResNet
+from fedfr_jax.models.resnet import Block, ResNet, Stage, Stem, Trunk, _max_pool
 from fedfr_jax.trees import path_name
 
 SHAPE = (16, 14, 3)

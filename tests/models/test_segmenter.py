@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.segmenter import enlarged
+from fedfr_jax.models.segmenter import upsample
 
 SHAPE = (37, 50, 3)  # no multiple of the encoder's strides
 ENCODER = {"name": "resnet", "blocks": (1, 1, 1), "widths": (4, 6, 8)}
@@ -23,7 +23,7 @@ def test_features_are_the_last_map_and_logits_are_of_pixels(stem, last):
     variables = jax.eval_shape(model.init, jax.random.key(0))
     assert not variables["batch_stats"]
     images = jax.ShapeDtypeStruct((2, *SHAPE), jnp.float32)
-    logits, features, _ = jax.eval_shape(model.features, variables, images)
+    logits, features, _ = jax.eval_shape(model.apply_with_features, variables, images)
     assert logits.shape == (2, 37, 50, 5) and features.shape == (2, *last, 8)
     assert variables["params"]["up2"]["conv"]["kernel"].shape == (3, 3, 8 + 6, 4)
     assert variables["params"]["up1"]["conv"]["kernel"].shape == (3, 3, 4 + 4, 4)
@@ -44,8 +44,8 @@ def test_the_encoder_is_the_trunk_of_the_network_for_classification(encoder):
         for kind in own
     }
     x = jax.random.normal(jax.random.key(2), (2, *SHAPE))
-    _, maps, _ = jax.jit(segmenter.features)(given, x)
-    _, pooled, _ = jax.jit(classifier.features)(below, x)
+    _, maps, _ = jax.jit(segmenter.apply_with_features)(given, x)
+    _, pooled, _ = jax.jit(classifier.apply_with_features)(below, x)
     np.testing.assert_allclose(maps.mean((1, 2)), pooled, rtol=1e-5, atol=1e-6)
 
 
@@ -63,9 +63,9 @@ def test_the_decoder_sees_the_last_map_of_every_size_of_a_mobilenet():
         assert params[f"up{i}"]["conv"]["kernel"].shape == (3, 3, width, 4)
 
 
-def test_enlarging_is_bilinear_between_the_centres_of_pixels():
+def test_enlarging_is_bilinear_between_the_centers_of_pixels():
     x = jnp.asarray([[0.0, 4.0]])[:, None, :, None]  # one row of two pixels
-    found = enlarged(x, (3, 4))[0, :, :, 0]
+    found = upsample(x, (3, 4))[0, :, :, 0]
     np.testing.assert_allclose(found, [[0, 1, 3, 4]] * 3, atol=1e-6)
 
 

@@ -77,7 +77,7 @@ def test_impossible_small_and_attending_networks_are_refused(name, settings, mes
 def test_two_experts_are_mixed_by_the_gate_that_the_model_shows():
     model = model_of("iresnet", head="moe")
     variables, x = model.init(jax.random.key(3)), images_of(3)
-    run = jax.jit(model.features, static_argnums=2)
+    run = jax.jit(model.apply_with_features, static_argnums=2)
     _, gate, _ = run(variables, x, True)
     assert gate.shape == (3, 2)
 
@@ -127,7 +127,7 @@ def test_logistic_regression_takes_vectors_and_its_features_are_the_logits():
     model = MODELS["logistic"]((60,), num_classes=3)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 60)), jnp.float32)
     variables = jax.tree.map(lambda w: w + 1, model.init(jax.random.key(0)))
-    logits, features, _ = model.features(variables, x)
+    logits, features, _ = model.apply_with_features(variables, x)
     np.testing.assert_array_equal(features, logits)
     kernel = variables["params"]["classifier"]["kernel"]
     np.testing.assert_allclose(logits, x @ kernel + 1, rtol=1e-4, atol=1e-5)

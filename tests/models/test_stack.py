@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from fedfr_jax.models.iresnet import Block, Settings
+from fedfr_jax.models.block_scan import run_stack
+from fedfr_jax.models.iresnet import Block, LayerSettings
 from fedfr_jax.models.norm import inverses
-from fedfr_jax.models.stack import run_stack
 
 WIDTH = 8
 X, DY = jax.random.normal(jax.random.key(0), (2, 4, 6, 6, WIDTH))
@@ -21,7 +21,7 @@ class Stack(nn.Module):
 
     @nn.compact
     def __call__(self, x, train):
-        block = Block(WIDTH, Settings(), name="blocks")
+        block = Block(WIDTH, LayerSettings(), name="blocks")
         return run_stack(block, x, train, length=self.length, scan=self.scan)
 
 
@@ -38,7 +38,7 @@ def _variables(module):
 
 def _loop(variables, x, train, length):
     """The blocks one by one: -> (x, statistics with a leading axis)."""
-    block, stats = Block(WIDTH, Settings()), []
+    block, stats = Block(WIDTH, LayerSettings()), []
     for i in range(length):
         own = jax.tree.map(lambda a, i=i: a[i], variables)
         own = {name: tree["blocks"] for name, tree in own.items()}

@@ -13,10 +13,13 @@ import pytest
 
 from fedfr_jax import trees
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.convert import to_torch
-from fedfr_jax.models.foreign import network_of, variables_of
+from fedfr_jax.models.external_checkpoints import (
+    convert_variables,
+    detect_model,
+    to_torch,
+)
 from fedfr_jax.models.weights import Weights, read_weights, write_weights
-from fedfr_jax.stacks import named
+from fedfr_jax.scanned_blocks import by_block_name
 
 SHAPE = (32, 32, 3)
 NETWORKS = {
@@ -45,7 +48,7 @@ def drawn(name, **more):
 
 
 def own_names(variables):
-    leaves = jax.tree_util.tree_leaves_with_path(named(variables))
+    leaves = jax.tree_util.tree_leaves_with_path(by_block_name(variables))
     return {trees.path_name(path): x for path, x in leaves}
 
 
@@ -218,13 +221,13 @@ def test_numbers_that_are_not_finite_are_refused_by_name(dtype, value, tmp_path)
 def test_what_a_file_says_of_its_network_is_bounded_by_the_file(about, message):
     weights = Weights({"params/a": ONE}, {"image_shape": "[32, 32, 3]", **about})
     with pytest.raises(ValueError, match=message):
-        network_of(weights)
+        detect_model(weights)
 
 
 def test_names_of_thousands_of_blocks_make_no_network():
     arrays = {"fc.weight": np.ones((2, 2)), "layer1.4000.conv1.weight": ONE}
     with pytest.raises(ValueError, match="must be of the file's 2 arrays, got 4001"):
-        network_of(Weights(arrays, {}))
+        detect_model(Weights(arrays, {}))
 
 
 def test_damaged_and_unknown_files_are_refused_by_name(tmp_path):
@@ -249,11 +252,11 @@ def test_damaged_and_unknown_files_are_refused_by_name(tmp_path):
 def test_the_network_of_a_state_dict_is_found_from_names_and_shapes(name):
     variables, settings = drawn(name), NETWORKS[name]
     weights = Weights(to_torch(name, variables, SHAPE, **settings), {})
-    model, shape = network_of(weights)
+    model, shape = detect_model(weights)
     assert model == {"name": name, **settings}
     if name != "resnet":
         assert shape == SHAPE
-    back = variables_of(weights, model, shape)
+    back = convert_variables(weights, model, shape)
     jax.tree.map(np.testing.assert_array_equal, back, variables)
 
 
@@ -289,7 +292,7 @@ def test_an_ir_network_computes_what_its_scale_and_missing_norm_say(has_middle):
     scale = np.linspace(0.5, 2, 5, dtype=np.float32)
     renamed = as_ir(arrays | {"features.weight": scale}, has_middle)
     weights = Weights(renamed, {})
-    model, shape = network_of(weights)
+    model, shape = detect_model(weights)
     assert (model, shape) == ({"name": "iresnet", **settings}, SHAPE)
     net = MODELS["iresnet"](SHAPE, **settings)
     x = jax.random.uniform(jax.random.key(1), (2, *SHAPE), minval=-1)
@@ -304,7 +307,7 @@ def test_an_ir_network_computes_what_its_scale_and_missing_norm_say(has_middle):
                 block["bn2"]["var"] = np.full_like(block["bn2"]["var"], 1 - 1e-5)
     bias = variables["params"]["bn_out"]["bias"]
     wanted = scale * (np.asarray(jax.jit(net.apply)(variables, x)[0]) - bias) + bias
-    found = jax.jit(net.apply)(variables_of(weights, model, shape), x)[0]
+    found = jax.jit(net.apply)(convert_variables(weights, model, shape), x)[0]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -312,13 +315,13 @@ def test_weights_that_do_not_fit_name_the_leaf():
     settings = NETWORKS["iresnet"]
     arrays = own_names(drawn("iresnet"))
     model = {"name": "iresnet", **settings}
-    fitted = variables_of(Weights(arrays, {}), model, SHAPE)
+    fitted = convert_variables(Weights(arrays, {}), model, SHAPE)
     jax.tree.map(np.testing.assert_array_equal, fitted, drawn("iresnet"))
     wide = model | {"embedding_dim": 6}
     with pytest.raises(ValueError, match=r"bn_out/mean must be \(6,\), got \(5,\)"):
-        variables_of(Weights(arrays, {}), wide, SHAPE)
+        convert_variables(Weights(arrays, {}), wide, SHAPE)
     del arrays["params/stage2/block2/conv1/kernel"]
     with pytest.raises(ValueError, match=r"block2/conv1/kernel must be .* got none"):
-        variables_of(Weights(arrays, {}), model, SHAPE)
+        convert_variables(Weights(arrays, {}), model, SHAPE)
     with pytest.raises(ValueError, match="name the network"):
-        network_of(Weights({"a": np.ones(1)}, {}))
+        detect_model(Weights({"a": np.ones(1)}, {}))

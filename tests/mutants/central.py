@@ -19,13 +19,13 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/losses/masks.py",
+        "fedfr_jax/losses/masked_means.py",
         "tasks/faces/test_distilled.py::"
         "test_images_without_labels_weigh_the_same_on_any_number_of_devices",
         [("return is_valid.sum().astype(share.dtype) /", "return is_valid.size /")],
     ),
     Mutants(
-        "fedfr_jax/central/class_sampling.py",
+        "fedfr_jax/central/class_parallel.py",
         "central/test_class_parallel.py",
         [
             ("(place < num_real)", "(place < num_rows)"),
@@ -52,12 +52,12 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/central/micro_batches.py",
+        "fedfr_jax/central/step.py",
         "central/test_micro_batches.py",
         [("own = jax.random.fold_in(key, number)", "own = key")],
     ),
     Mutants(
-        "fedfr_jax/central/micro_batches.py",
+        "fedfr_jax/central/step.py",
         SHARDING,
         [("x / count, sums", "x, sums")],
     ),
@@ -72,20 +72,23 @@ MUTANTS = [
         [("range(axes + _is_table(path))", "range(axes)")],
     ),
     Mutants(
-        "fedfr_jax/runs/class_tables.py",
+        "fedfr_jax/runs/central_stage.py",
         "runs/test_class_tables.py",
-        [("(labels >= len(trainer.table.names))", "(labels < -1)")],
+        [("(labels >= len(trainer.sharded_classes.names))", "(labels < -1)")],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/public_training.py",
+        "fedfr_jax/tasks/faces/public_classes.py",
         KEYS,
         [
-            ("pooled(model, Pool(size, group_mean(size, count)))", "model"),
+            (
+                "stats_over_group(model, StatsGroup(size, group_mean(size, count)))",
+                "model",
+            ),
             ("dtype=settings.class_dtype", "dtype=None"),
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/public_training.py",
+        "fedfr_jax/tasks/faces/public_classes.py",
         PUBLIC,
         [
             (
@@ -100,10 +103,13 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/class_softmax.py",
+        "fedfr_jax/tasks/faces/public_classes.py",
         PUBLIC,
         [
-            ("draw_key(key, 1), interclass_threshold,", "draw_key(key, 1), None,"),
+            (
+                "sampling_key(key, 1), interclass_threshold,",
+                "sampling_key(key, 1), None,",
+            ),
             ("nobody = jnp.full(len(cosines), -1", "nobody = jnp.full(len(cosines), 0"),
             ("cosines = interclass_filter(cosines, nobody, **threshold)", "pass"),
         ],
@@ -122,7 +128,7 @@ MUTANTS = [
         [("=settings.class_rates", "=(1.0,)")],
     ),
     Mutants(
-        "fedfr_jax/runs/class_tables.py",
+        "fedfr_jax/runs/central_stage.py",
         "runs/test_class_tables.py",
         [("np.asarray(saved)[old[known]]", "np.asarray(saved)[known]")],
     ),

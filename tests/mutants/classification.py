@@ -2,12 +2,12 @@
 
 from tests.mutants import Mutants
 
-DRAWN = 'return personal(made, where, draw=of.draw if own.get("draw") else None)'
+DRAWN = 'draw=of.draw if own.get("draw") else None)'
 PASSES = "models/test_forward_passes.py"
 STAGES = "tasks/classification/test_stages.py"
 MUTANTS = [
     Mutants(
-        "fedfr_jax/models/depthwise.py",
+        "fedfr_jax/models/conv.py",
         "models/test_mobilenet.py",
         [
             ("j : j + width : stride", "j : j + width : 1"),
@@ -26,13 +26,13 @@ MUTANTS = [
         "fedfr_jax/models/mobilenet.py",
         PASSES,
         [
-            ("nn.relu(norm_of(self", "(norm_of(self"),
-            ("nn.relu(norm_of(settings, 1)(", "(norm_of(settings, 1)("),
-            ("nn.relu(norm_of(settings, 2)(", "(norm_of(settings, 2)("),
+            ("nn.relu(build_norm(self", "(build_norm(self"),
+            ("nn.relu(build_norm(settings, 1)(", "(build_norm(settings, 1)("),
+            ("nn.relu(build_norm(settings, 2)(", "(build_norm(settings, 2)("),
         ],
     ),
     Mutants(
-        "fedfr_jax/models/leaf.py",
+        "fedfr_jax/models/small_networks.py",
         PASSES,
         [
             ("nn.relu(_max_pool(x))", "_max_pool(x)"),
@@ -41,7 +41,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/models/cnn.py",
+        "fedfr_jax/models/small_networks.py",
         PASSES,
         [
             ("nn.relu(conv(x))", "conv(x)"),
@@ -58,7 +58,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/partition/quantity.py",
+        "fedfr_jax/data/partition/quantity_skew.py",
         "data/test_partition_quantity.py",
         [
             (
@@ -70,10 +70,10 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/partition/client_split.py",
+        "fedfr_jax/data/partition/client_partition.py",
         "data/test_partition_classes.py data/test_partition_quantity.py",
         [
-            ("_only(split, np.sort(order[:count]))", "_only(split, order[:count])"),
+            ("np.sort(order[:count])", "order[:count]"),
             ("offsets[clients] - ends[:-1]", "offsets[clients]"),
         ],
     ),
@@ -83,11 +83,11 @@ MUTANTS = [
         [
             ("(total <= max_ratings)", "(total <= 2 * max_ratings)"),
             ("fewest >= max(min_per_score, 1)", "fewest >= 1"),
-            ("owners=workers[rows]", "owners=workers[: len(rows)]"),
+            ("client_ids=workers[rows]", "client_ids=workers[: len(rows)]"),
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/classification/finetuning.py",
+        "fedfr_jax/tasks/finetuning.py",
         STAGES,
         [
             ("local_training(local, moves)", "local_training(local)"),
@@ -97,7 +97,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/tasks/classification/evaluators.py",
         STAGES,
-        [("variables=None, of_client=networks.of_new)", "variables=None)")],
+        [("client_variables=networks.new_client_variables", "")],
     ),
     Mutants(
         "fedfr_jax/tasks/classification/stages.py",
@@ -105,7 +105,7 @@ MUTANTS = [
         [("num_rows=len(parts.train),", "num_rows=len(parts.train) // 2,")],
     ),
     Mutants(
-        "fedfr_jax/build.py",
+        "fedfr_jax/config/build.py",
         "tasks/classification/test_rows.py",
         [("(num_trained(federation.straggling, cohort_size))", "(cohort_size)")],
     ),
@@ -117,6 +117,6 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/tasks/row_keys.py",
         STAGES,
-        [(DRAWN, "return personal(made, where)")],
+        [(DRAWN, "draw=None)")],
     ),
 ]

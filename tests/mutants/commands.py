@@ -21,7 +21,7 @@ MUTANTS = [
         "configs/base.py", VALUES, [('"widths": (32, 64, 128)', '"widths": (8, 8, 8)')]
     ),
     Mutants(
-        "fedfr_jax/build.py",
+        "fedfr_jax/config/build.py",
         WRONG,
         [
             ('    _check_augments(experiment, settings["methods"])\n', ""),
@@ -42,7 +42,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/network.py",
+        "fedfr_jax/tasks/model.py",
         WRONG,
         [
             ("        check_sizes(variables)\n", ""),
@@ -50,12 +50,12 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/runs/console.py",
+        "fedfr_jax/runs/sinks.py",
         "runs/test_sinks.py",
         [('scalars.get("steps") == 0', "False")],
     ),
     Mutants(
-        "fedfr_jax/tasks/network.py",
+        "fedfr_jax/tasks/model.py",
         "tasks/test_network.py",
         [
             (
@@ -65,16 +65,16 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/commands/plan.py",
+        "fedfr_jax/cli/plan.py",
         "commands/test_commands.py::test_the_launcher_starts_without_jax",
         [("import pathlib\n", "import pathlib\n\nimport jax  # noqa: F401\n")],
     ),
     Mutants(
-        "fedfr_jax/__main__.py",
+        "fedfr_jax/cli/main.py",
         STOPPING,
         [
-            ("    processes.end_with_parent()", "    pass"),
-            ("stopping.end_on_signals(sys.argv[1:])", "pass"),
+            ("    distributed.exit_with_parent()", "    pass"),
+            ("signals.exit_on_signals(sys.argv[1:])", "pass"),
             ("of_threads = print_no_error_twice()", "pass"),
             ("in of_threads if code == 0 else ():", "in ():"),
             ("sys.unraisablehook = print_of_an_object", "pass"),
@@ -84,7 +84,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/stopping.py",
+        "fedfr_jax/cli/signals.py",
         STOPPING,
         [
             ('name in ("workdir", "restart")', 'name in ("restart",)'),
@@ -95,7 +95,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/commands/launch.py",
+        "fedfr_jax/cli/launch.py",
         STOPPING,
         [
             ("signal.SIG_BLOCK, TERMINAL", "signal.SIG_BLOCK, ()"),
@@ -103,7 +103,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/commands/train.py",
+        "fedfr_jax/cli/train.py",
         "commands/test_whole_runs.py::"
         "test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named",
         [
@@ -113,12 +113,12 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/commands/flags.py",
+        "fedfr_jax/cli/flags.py",
         "commands/test_flags.py",
         [("del section[key]", "pass")],
     ),
     Mutants(
-        "fedfr_jax/commands/config_files.py",
+        "fedfr_jax/config/files.py",
         "commands/test_flags.py",
         [
             ("(error, SyntaxError) and error.filename:", "(error, SyntaxError):"),
@@ -141,13 +141,13 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/build.py",
+        "fedfr_jax/config/build.py",
         "tasks/reid/test_stages.py::"
         "test_what_cannot_be_is_refused_before_anything_is_compiled",
         [("check_stragglers(federation.straggling, least, cohort_size)", "pass")],
     ),
     Mutants(
-        "fedfr_jax/runs/stage_settings.py",
+        "fedfr_jax/runs/stage_config.py",
         "runs/test_workdir.py",
         [
             ('        "lanes",\n', '        "lanes",\n        "batch_size",\n'),
@@ -156,7 +156,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/runs/costs.py",
+        "fedfr_jax/runs/experiment.py",
         "runs/test_costs.py",
         [("if lost := set(range(1, rounds + 1)) -", "if lost := set() -")],
     ),
@@ -186,7 +186,7 @@ MUTANTS = [
         [
             ("or length >= wanted", "or length == wanted"),
             ("return length if is_alike else None", "return length"),
-            ("trainer.last_round is not None", "False"),
+            ("trainer.final_adaptation is not None", "False"),
             ("if (then == now).all()", "if True"),
         ],
     ),
@@ -201,7 +201,7 @@ MUTANTS = [
         [("kept in (None, digest_of(value))", "True"), ("sort_keys=True", "indent=1")],
     ),
     Mutants(
-        "fedfr_jax/data/sources/tfds_index.py",
+        "fedfr_jax/data/sources/tfds.py",
         "data/test_sources_tfds.py",
         [("[data_dir, *sorted(pathlib.Path(data_dir).iterdir())]", "[data_dir]")],
     ),

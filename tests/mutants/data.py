@@ -4,10 +4,13 @@ from tests.mutants import Mutants
 
 MUTANTS = [
     Mutants(
-        "fedfr_jax/data/partition/faces.py",
+        "fedfr_jax/data/partition/identities.py",
         "data/test_partition_faces.py",
         [
-            ("Cut(held, used - held, np", "Cut(0 * held, used - held, np"),
+            (
+                "IdentitySplit(held, used - held, np",
+                "IdentitySplit(0 * held, used - held, np",
+            ),
             ("(counts > interval[0])", "(counts >= interval[0])"),
             ("_among(shuffled[half:]", "_among(shuffled[:half]"),
             ("np.split(public, [num_global_ids])", "public, public"),
@@ -20,7 +23,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/identities.py",
+        "fedfr_jax/data/partition/identity_assignment.py",
         "data/test_partition_faces.py",
         [
             ("free[drawn[i]] = False", "pass"),
@@ -31,7 +34,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/partition/dealing.py",
+        "fedfr_jax/data/partition/client_partition.py",
         "data/test_partition_classes.py",
         [
             ("surplus[who[:num_left_over]] += 1", "pass"),
@@ -43,7 +46,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/partition/classes.py",
+        "fedfr_jax/data/partition/label_skew.py",
         "data/test_partition_classes.py",
         [
             ("np.cumsum(shares), points", "np.cumsum(np.sort(shares)), points"),
@@ -55,7 +58,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/join.py",
+        "fedfr_jax/data/sources/selection.py",
         "data/test_join.py",
         [
             ("rows[is_here] - starts[i]", "rows[is_here] - starts[i] + (i > 0)"),
@@ -75,7 +78,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/arrays.py",
+        "fedfr_jax/data/sources/classification_sets.py",
         "data/test_sources_arrays.py",
         [
             ("np.repeat([False, True], [len", "np.repeat([True, False], [len"),
@@ -95,7 +98,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/listed_pairs.py",
+        "fedfr_jax/data/sources/pairs.py",
         "data/test_pairs.py",
         [
             ("// num_each % 2 == 0", "// num_each % 2 == 1"),
@@ -113,27 +116,27 @@ MUTANTS = [
         [("    check_file(path)\n", "")],
     ),
     Mutants(
-        "fedfr_jax/limits.py",
+        "fedfr_jax/files.py",
         "data/test_sizes.py",
         [
             ("if not stat.S_ISREG(state.st_mode):", "if False:"),
-            ("check_file(path, MOST_LIST)", "check_file(path)"),
+            ("check_file(path, MAX_LIST_BYTES)", "check_file(path)"),
             ("    check_list(path)\n    with open", "    with open"),
             ("sum(_unpacked_sizes(path).values())", "0"),
         ],
     ),
     Mutants(
-        "fedfr_jax/data/partition/owners.py",
+        "fedfr_jax/data/partition/natural.py",
         "data/test_sizes.py",
         [('    check_members(path, keys.split("+"))\n', "")],
     ),
     Mutants(
-        "fedfr_jax/data/sources/images.py",
+        "fedfr_jax/data/sources/decoding.py",
         "data/test_sizes.py",
         [("        check_pixels(*image.size, origin)\n", "")],
     ),
     Mutants(
-        "fedfr_jax/data/sources/images.py",
+        "fedfr_jax/data/sources/decoding.py",
         "data/test_images.py",
         [
             ("6: Image.Transpose.ROTATE_270", "6: Image.Transpose.ROTATE_90"),
@@ -143,8 +146,8 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/images.py",
-        "deploy/test_use.py::test_the_centre_keeps_the_shape_across_and_down",
+        "fedfr_jax/data/sources/decoding.py",
+        "deploy/test_use.py::test_the_center_keeps_the_shape_across_and_down",
         [
             ("(image.width - inside[0]) // 2", "0"),
             ("(image.height - inside[1]) // 2", "0"),
@@ -159,7 +162,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/arrays.py",
+        "fedfr_jax/data/sources/classification_sets.py",
         "data/test_sizes.py",
         [
             ("*filter(None, (cameras, is_test))]", "*filter(None, (cameras,))]"),
@@ -167,24 +170,23 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/arrays.py",
+        "fedfr_jax/data/sources/classification_sets.py",
         "data/test_sources_arrays.py",
         [
-            ('    each_once(rows, "label", table)\n', ""),
+            ('    check_unique(rows, "label", table)\n', ""),
             (
-                '    each_once(((name, label) for label, name in rows), "character", '
-                "table)\n",
-                "",
+                '(((name, label) for label, name in rows), "character", table)',
+                "((), '', '')",
             ),
         ],
     ),
     Mutants(
         "fedfr_jax/data/sources/folder.py",
         "data/test_sources_folder.py",
-        [('points = each_once(rows, "image", path)', "points = dict(rows)")],
+        [('points = check_unique(rows, "image", path)', "points = dict(rows)")],
     ),
     Mutants(
-        "fedfr_jax/data/sources/reid_lists.py",
+        "fedfr_jax/data/sources/reid.py",
         "data/test_reid_sources.py",
         [("        if not person:\n", "        if False:\n")],
     ),
@@ -194,12 +196,12 @@ MUTANTS = [
         [("    check_list(path)\n    return parse", "    return parse")],
     ),
     Mutants(
-        "fedfr_jax/data/sources/index_cache.py",
+        "fedfr_jax/data/sources/npz.py",
         "data/test_sizes.py",
         [("    check_file(cache)\n", "")],
     ),
     Mutants(
-        "fedfr_jax/data/sources/records.py",
+        "fedfr_jax/data/sources/recordio.py",
         "data/test_sizes.py",
         [
             (" & (part + 8 + length <= len(data))", ""),
@@ -209,14 +211,14 @@ MUTANTS = [
         "fedfr_jax/data/sources/recordio.py",
         "data/test_sizes.py",
         [
-            ("    check_file(path, MOST_PROPERTY)\n", ""),
+            ("    check_file(path, MAX_PROPERTY_BYTES)\n", ""),
             ("    check_file(path)\n", ""),
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/files.py",
+        "fedfr_jax/data/sources/image_files.py",
         "data/test_sizes.py",
-        [("check_file(path / name, MOST_IMAGE)", "check_file(path / name)")],
+        [("check_file(path / name, MAX_IMAGE_BYTES)", "check_file(path / name)")],
     ),
     Mutants(
         "fedfr_jax/data/augment/geometry.py",
@@ -227,7 +229,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/augment/pixels.py",
+        "fedfr_jax/data/augment/photometric.py",
         "data/test_augment_pixels.py",
         [("image.shape[-1]) / spread", "image.shape[-1])")],
     ),
@@ -241,19 +243,19 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/files.py",
+        "fedfr_jax/data/sources/image_files.py",
         "data/test_sources_folder.py",
         [
             ("return not is_hidden and parts", "return parts"),
             ('SYSTEM_FOLDERS = ("@eaDir", ', "SYSTEM_FOLDERS = ("),
-            ("if composed(name) not in known:", "if False:"),
+            ("if normalize_unicode(name) not in known:", "if False:"),
             ("[] if used is None else", "[] if True else"),
             ("_place(entry.stat())", "device, entry.inode()"),
             ("if os.path.samefile(first, second):", "if False:"),
         ],
     ),
     Mutants(
-        "fedfr_jax/limits.py",
+        "fedfr_jax/files.py",
         "data/test_sources_folder.py",
         [
             ('encoding="utf-8-sig"', 'encoding="utf-8"'),
@@ -261,7 +263,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/masks.py",
+        "fedfr_jax/data/sources/segmentation.py",
         "data/test_masks.py",
         [("if not len(missing):", "if True:")],
     ),
@@ -285,7 +287,7 @@ MUTANTS = [
         [('    check_whole("min_images", min_images, 0)\n', "")],
     ),
     Mutants(
-        "fedfr_jax/data/sources/attributes.py",
+        "fedfr_jax/data/sources/tfds.py",
         "data/test_sources_tfds.py",
         [('    check_whole("min_images", min_images, 0)\n', "")],
     ),
@@ -306,17 +308,17 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/packed_index.py",
+        "fedfr_jax/data/sources/packed.py",
         "data/test_packed.py",
-        [("if not 0 < header < MOST_HEADER:", "if False:")],
+        [("if not 0 < header < MAX_HEADER_BYTES:", "if False:")],
     ),
     Mutants(
-        "fedfr_jax/data/sources/packed_arrays.py",
+        "fedfr_jax/data/sources/packed.py",
         "data/test_packed.py",
         [("source.cameras.astype", "source.labels.astype")],
     ),
     Mutants(
-        "fedfr_jax/data/sources/index_cache.py",
+        "fedfr_jax/data/sources/npz.py",
         "data/test_recordio.py",
         [
             ('np.array_equal(found.pop("stamp"), stamp)', 'len(found.pop("stamp"))'),
@@ -324,7 +326,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/record_index.py",
+        "fedfr_jax/data/sources/recordio.py",
         "data/test_recordio.py",
         [
             ("labels is None or (labels[probes] != found).any()", "labels is None"),
@@ -334,7 +336,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/records.py",
+        "fedfr_jax/data/sources/recordio.py",
         "data/test_recordio.py",
         [
             ("return MAGIC_BYTES.join(parts)", 'return b"".join(parts)'),

@@ -12,21 +12,21 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/evaluation/enrolment.py",
+        "fedfr_jax/evaluation/identification.py",
         "evaluation/test_personalized.py evaluation/test_identification.py "
         "tasks/faces/test_personalized_golden.py",
         [
-            ("x = unit(jnp.asarray(features))", "x = jnp.asarray(features)"),
+            ("x = unit_length(jnp.asarray(features))", "x = jnp.asarray(features)"),
             (
                 "return total / jnp.asarray(counts, total.dtype)[:, None]",
                 "return unit(total)",
             ),
             ("(counts[place] + 1) // 2", "counts[place] // 2"),
-            ("gallery = unit(", "gallery = jnp.asarray("),
+            ("gallery = unit_length(", "gallery = jnp.asarray("),
         ],
     ),
     Mutants(
-        "fedfr_jax/evaluation/blocks.py",
+        "fedfr_jax/evaluation/score_tiles.py",
         "evaluation/test_scores.py evaluation/test_personalized.py",
         [
             ("columns[None, :] > rows[:, None]", "columns[None, :] >= rows[:, None]"),
@@ -35,7 +35,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/evaluation/scores.py",
+        "fedfr_jax/evaluation/error_rates.py",
         "evaluation/test_scores.py evaluation/test_personalized.py",
         [
             ("math.floor(round(far * n, 6))", "math.ceil(round(far * n, 6))"),
@@ -83,7 +83,7 @@ MUTANTS = [
         "evaluation/test_templates.py",
         [
             ("total / jnp.asarray(counts, x.dtype)[:, None]", "total"),
-            ("return Templates(unit(sums), ids)", "return Templates(sums, ids)"),
+            ("return Templates(unit_length(sums), ids)", "return Templates(sums, ids)"),
             ("np.argsort(-scores, kind", "np.argsort(scores, kind"),
             (
                 "return x * jnp.asarray(detector_scores).astype(x.dtype)[:, None]",
@@ -99,10 +99,10 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/classification/accuracy.py",
+        "fedfr_jax/tasks/classification/evaluators.py",
         "tasks/classification/test_accuracy.py",
         [
-            ("networks.of_client(client),", "networks.variables,"),
+            ("networks.client_variables(client),", "networks.variables,"),
             ("right[low:high] for", "right for"),
             ("networks.client_apply,", "networks.apply,"),
             ("np.arange(low, high),", "np.arange(0, high - low),"),
@@ -115,7 +115,7 @@ MUTANTS = [
         [("value = masked_mean(values, batch.is_valid)", "value = values.mean()")],
     ),
     Mutants(
-        "fedfr_jax/evaluation/entropy.py",
+        "fedfr_jax/evaluation/segmentation.py",
         "evaluation/test_entropy.py",
         [("jnp.maximum(features, 0)", "jnp.abs(features)")],
     ),

@@ -70,21 +70,21 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/branch.py",
+        "fedfr_jax/tasks/faces/loss.py",
         f"tasks/faces/test_loss.py {METHODS}",
         [
-            ('batch.is_extra & (branch == "cosface")', "batch.is_extra & False"),
+            ('batch.is_added & (branch == "cosface")', "batch.is_added & False"),
             ("jax.lax.stop_gradient if detach", "jax.lax.stop_gradient if False"),
             ("loss(**{**first, **options})", "loss(**first)"),
         ],
     ),
     Mutants(
-        "fedfr_jax/losses/masks.py",
+        "fedfr_jax/losses/masked_means.py",
         ROUNDS,
         [("< num_classes\n", "<= num_classes\n")],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/margin_state.py",
+        "fedfr_jax/tasks/faces/loss.py",
         "tasks/faces/test_margin_state.py",
         [
             ("without_numbers(variables), x", "variables, x"),
@@ -92,7 +92,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/hard_negatives.py",
+        "fedfr_jax/tasks/faces/frozen_features.py",
         f"tasks/faces/test_hard_negatives.py {OFFICIAL} {ROUNDS}",
         [
             ("is_hard = similarity > threshold", "is_hard = similarity < threshold"),
@@ -104,15 +104,18 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/hard_negatives.py",
+        "fedfr_jax/tasks/faces/frozen_features.py",
         METHODS,
         [
             ("phi[public_labels]", "phi[0 * public_labels]"),
-            ("sums / jnp.maximum(counts, 1)[:, None]", "sums * (counts[:, None] > 1)"),
+            (
+                "return sums / jnp.maximum(counts, 1)[:, None]",
+                "return sums * (counts[:, None] > 1)",
+            ),
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/features.py",
+        "fedfr_jax/tasks/faces/frozen_features.py",
         f"tasks/faces/test_frozen_features.py {ROUNDS}",
         [
             ("self.by_position[batch.position, batch", "self.by_position[0, batch"),
@@ -121,31 +124,31 @@ MUTANTS = [
                 "position_features(embed, previous, client)",
                 "position_features(embed, shared, client)",
             ),
-            ("batch.is_valid & ~batch.is_extra", "batch.is_valid"),
+            ("batch.is_valid & ~batch.is_added", "batch.is_valid"),
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/face_images.py",
+        "fedfr_jax/tasks/faces/data.py",
         f"{JUDGED} {DEPLOYED}",
         [
             (
-                "p.train_labels, p.global_labels",
-                "p.train_labels, p.global_labels[::-1]",
+                "p.train_labels, p.public_labels",
+                "p.train_labels, p.public_labels[::-1]",
             ),
-            ("inputs_of(source, judged_landmarks)", "inputs_of(source, False)"),
+            ("build_inputs(source, judged_landmarks)", "build_inputs(source, False)"),
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/teacher_cache.py",
+        "fedfr_jax/tasks/faces/distillation.py",
         "tasks/faces/test_distilled.py",
         [
-            ("stream(inputs_of(source, True)", "stream(inputs_of(source, False)"),
-            ("if k not in HOW_OFTEN", "if False"),
+            ("stream(build_inputs(source, True)", "stream(build_inputs(source, False)"),
+            ("if k not in NUM_CHECKED", "if False"),
             ("if teacher is not None:", "if teacher is None:"),
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/recognition.py",
+        "fedfr_jax/tasks/faces/evaluator.py",
         f"{JUDGED} {DEPLOYED}",
         [
             ("rows = num_test + np.arange", "rows = np.arange"),
@@ -160,7 +163,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/drawn_pairs.py",
+        "fedfr_jax/tasks/faces/evaluator.py",
         JUDGED,
         [("labels[first] != labels[different]", "first != different")],
     ),
@@ -177,12 +180,17 @@ MUTANTS = [
         [("num_classes.max())", "num_classes.min())")],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/public_training.py",
+        "fedfr_jax/tasks/faces/public_classes.py",
         CONFIGURED,
-        [("feed=feed_of(settings),", "feed=feed_of(settings._replace(flip=0.0)),")],
+        [
+            (
+                "batching=build_batching(settings),",
+                "batching=build_batching(settings._replace(flip=0.0)),",
+            )
+        ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/adaptation.py",
+        "fedfr_jax/tasks/faces/final_adaptation.py",
         METHODS,
         [
             ("cosine(taught, teacher_head)", 'cosine(taught, params["head"])'),
@@ -193,7 +201,7 @@ MUTANTS = [
         "fedfr_jax/tasks/data.py",
         CONFIGURED,
         [
-            ("augment_of(settings.flip,", "augment_of(0.0,"),
+            ("build_data_augment(settings.flip,", "build_data_augment(0.0,"),
             ("json.loads(listed), flip=flip)", "json.loads(listed), flip=0.5)"),
         ],
     ),

@@ -17,19 +17,22 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/fedfr.py",
         "federated/test_fedfr_golden.py",
         [
-            ("client.num_local + client.num_extra", "client.num_local"),
+            ("client.num_examples + client.num_added", "client.num_examples"),
             ("WEIGHTS[weigh](client).astype(jnp.float32)", "jnp.float32(1)"),
             (
-                "return with_backbone(collections.merged(server.variables), previous)",
-                "return collections.merged(server.variables)",
+                "return with_backbone(\n",
+                "return (lambda variables, _: variables)(\n",
             ),
             (
-                "personal=backbone_of(collections.merged(end)),",
-                "personal=backbone_of(collections.merged(start)),",
+                "personal=backbone_of(variable_split.merge_personal_variables(end)),",
+                "personal=backbone_of(variable_split.merge_personal_variables(start)),",
             ),
             ("frozen(shared, previous,", "frozen(shared, shared,"),
             ('if phi_update == "frozen" and', "if False and"),
-            ("local=collections.own(end),", "local=collections.own(start),"),
+            (
+                "personal_variables=variable_split.personal_variables(end),",
+                "personal_variables=variable_split.personal_variables(start),",
+            ),
         ],
     ),
     Mutants(
@@ -47,8 +50,8 @@ MUTANTS = [
         f"{ROUNDS} {MORE_ROUNDS} tasks/faces/test_configured.py",
         [
             ("wide(x) * weight.astype(wide(x).dtype), update", "wide(x), update"),
-            ("return client.num_local.astype(jnp.float32)", "return jnp.float32(1)"),
-            ("trees.divided(total.update, total.weight), state", "total.update, state"),
+            ("return client.num_examples.astype(jnp.float32)", "return jnp.float32(1)"),
+            ("trees.divide(total.update, total.weight), state", "total.update, state"),
             ("1 / jnp.where(weights > 0, weights, 1)", "1.0"),
         ],
     ),
@@ -56,7 +59,7 @@ MUTANTS = [
         "fedfr_jax/federated/aggregation/mean.py",
         AGGREGATION,
         [
-            ("trees.where(is_finite, sent, sums.zeros(sent))", "sent"),
+            ("trees.where(is_finite, sent, sums.zero_sums(sent))", "sent"),
             ("jnp.where(is_finite, 0.0, 1.0)", "jnp.where(is_finite, 0.0, 0.0)"),
         ],
     ),
@@ -172,7 +175,7 @@ MUTANTS = [
         ROUNDS,
         [
             ("0.5 * strength", "strength"),
-            ("loss + _pushed(", "loss - _pushed("),
+            ("loss + _with_drift(", "loss - _with_drift("),
         ],
     ),
     Mutants(
@@ -205,16 +208,19 @@ MUTANTS = [
         [
             ("len(result.weights) / num_clients", "1.0"),
             ('start["params"], drift)\n', 'start["params"], 0)\n'),
-            ("mean_examples / client.num_local", "client.num_local / mean_examples"),
+            (
+                "mean_examples / client.num_examples",
+                "client.num_examples / mean_examples",
+            ),
         ],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/mime.py",
         MORE_ROUNDS,
-        [("corrected(less_of_anchor(local))", "corrected(local)")],
+        [("with_correction(minus_anchor(local))", "with_correction(local)")],
     ),
     Mutants(
-        "fedfr_jax/federated/algorithms/mimelite.py",
+        "fedfr_jax/federated/algorithms/mime.py",
         MORE_ROUNDS,
         [("g.astype(m.dtype) + momentum * m", "g.astype(m.dtype)")],
     ),
@@ -239,12 +245,12 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/sampling.py",
+        "fedfr_jax/federated/schedule.py",
         "federated/test_schedule.py",
         [("default_rng((seed, round, 2))", "default_rng((seed, 2))")],
     ),
     Mutants(
-        "fedfr_jax/federated/stragglers.py",
+        "fedfr_jax/federated/systems/stragglers.py",
         "federated/test_stragglers.py",
         [
             (
@@ -263,17 +269,17 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/notebook/checks.py",
+        "fedfr_jax/api.py",
         "test_notebook.py",
         [
             ('    check_kinds("", options, known)\n', ""),
             ("x.dtype == jnp.uint8", "False"),
-            ("if not sim.feed.steps_per_epoch(largest)", "if False"),
+            ("if not sim.batching.steps_per_epoch(largest)", "if False"),
             (">= logits.shape[1]", "> logits.shape[1]"),
         ],
     ),
     Mutants(
-        "fedfr_jax/notebook/clients.py",
+        "fedfr_jax/api.py",
         "test_notebook.py",
         [
             ("if not is_fine.all()", "if False"),
@@ -282,7 +288,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/algorithms/domains.py",
+        "fedfr_jax/federated/algorithms/afl.py",
         MORE_ROUNDS,
         [
             ("losses * weights[domain_of(batch)]", "losses"),
@@ -334,12 +340,15 @@ MUTANTS = [
         "federated/test_engine.py federated/test_feed.py",
         [
             (
-                "is_extra = position >= slot.num_local",
-                "is_extra = position > slot.num_local",
+                "is_extra = position >= slot.num_examples",
+                "is_extra = position > slot.num_examples",
             ),
             ("is_valid = position < count", "is_valid = position <= count"),
             ("row = slot.offset + position", "row = position"),
-            ("extra.examples[slot.place, number]", "extra.examples[0, number]"),
+            (
+                "extra.added_rows[slot.cohort_index, number]",
+                "extra.added_rows[0, number]",
+            ),
             (
                 "jax.random.fold_in(shuffle_key, lax.div(step, per_epoch))",
                 "shuffle_key",
@@ -350,7 +359,7 @@ MUTANTS = [
         "fedfr_jax/federated/engine.py",
         "federated/test_engine.py",
         [
-            ("trees.where(slot.client >= 0, total, sums.zeros(total))", "total"),
+            ("trees.where(slot.client >= 0, total, sums.zero_sums(total))", "total"),
             (
                 "lax.cond(slot.is_new, fresh, lambda: row)",
                 "lax.cond(~slot.is_new, fresh, lambda: row)",
@@ -358,7 +367,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/feed.py",
+        "fedfr_jax/data/batching.py",
         "federated/test_feed.py federated/test_engine.py",
         [
             (
@@ -402,14 +411,14 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/algorithms/clusters.py",
+        "fedfr_jax/federated/algorithms/ifca.py",
         f"{ROUNDS} {MORE_ROUNDS}",
         [
             (".at[group].set(weight)", ".at[0].set(weight)"),
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/traffic.py",
+        "fedfr_jax/federated/communication.py",
         "federated/test_traffic.py",
         [
             ("{id(x): x.aval for", "{object(): x.aval for"),
@@ -419,7 +428,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/frozen.py",
+        "fedfr_jax/federated/local.py",
         "tasks/classification/test_rows.py::test_frozen_params_stay_under_decay_and_momentum",
         [("return _packed_like(held, steps), state", "return steps, state")],
     ),

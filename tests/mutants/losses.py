@@ -25,22 +25,22 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/losses/arcface.py",
+        "fedfr_jax/losses/margin_losses.py",
         "losses/test_margin.py",
         [("jax.lax.stop_gradient(step)", "step")],
     ),
     Mutants(
-        "fedfr_jax/losses/uniface.py",
+        "fedfr_jax/losses/margin_losses.py",
         "losses/test_face_losses.py",
         [("math.log(10 * num_classes)", "math.log(num_classes)")],
     ),
     Mutants(
-        "fedfr_jax/losses/adaface.py",
+        "fedfr_jax/losses/margin_losses.py",
         "losses/test_face_losses.py",
         [("seen.is_valid.sum() > 1", "seen.is_valid.sum() > 0")],
     ),
     Mutants(
-        "fedfr_jax/losses/adaface.py",
+        "fedfr_jax/losses/margin_losses.py",
         "losses/test_face_losses.py",
         [
             ("jax.lax.stop_gradient(seen.norm)", "seen.norm"),
@@ -49,7 +49,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/losses/elasticface.py",
+        "fedfr_jax/losses/margin_losses.py",
         "losses/test_face_losses.py",
         [("-jax.lax.stop_gradient(cosine)", "jax.lax.stop_gradient(cosine)")],
     ),
@@ -95,7 +95,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/losses/masks.py",
+        "fedfr_jax/losses/masked_means.py",
         "tasks/faces/test_loss.py federated/test_engine.py",
         [("where(is_valid, values, 0)", "where(is_valid, values, values)")],
     ),

@@ -16,17 +16,17 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/distilled.py",
+        "fedfr_jax/tasks/faces/distillation.py",
         TAUGHT,
         [
             ("told.weight * value", "2 * told.weight * value"),
             ("is_used &= batch.labels >= 0", "is_used &= batch.labels >= -1"),
             ("masked_mean(distance, batch.is_valid)", "distance.mean()"),
-            ("jax.lax.rem(batch.view,", "0 * jax.lax.rem(batch.view,"),
+            ("jax.lax.rem(batch.view_index,", "0 * jax.lax.rem(batch.view_index,"),
         ],
     ),
     Mutants(
-        "fedfr_jax/evaluation/masked.py",
+        "fedfr_jax/evaluation/verification.py",
         "evaluation/test_masked.py",
         [
             ("MASKED, STANDARD = 0.25, 0.75", "MASKED, STANDARD = 0.75, 0.25"),
@@ -34,7 +34,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/pair_list.py",
+        "fedfr_jax/tasks/faces/evaluation_sets.py",
         "tasks/faces/judged/test_pair_lists.py",
         [("else slice(1, None)", "else slice(0, 1)")],
     ),

@@ -23,17 +23,17 @@ MUTANTS = [
     Mutants(
         f"{AGGREGATION}attention.py",
         AVERAGED,
-        [("trees.divided(statistics, total.weight)", "statistics")],
+        [("trees.divide(statistics, total.weight)", "statistics")],
     ),
     Mutants(
         f"{ALGORITHMS}qfedavg.py",
         AVERAGED,
-        [("trees.divided(stats, count)", "stats")],
+        [("trees.divide(stats, count)", "stats")],
     ),
     Mutants(
         f"{ALGORITHMS}afl.py",
         AVERAGED,
-        [("trees.divided(stats, clients)", "stats")],
+        [("trees.divide(stats, clients)", "stats")],
     ),
     Mutants(
         f"{ALGORITHMS}feddyn.py",
@@ -49,16 +49,16 @@ MUTANTS = [
         "fedfr_jax/tasks/row_keys.py",
         "tasks/classification/test_rows.py tasks/reid/test_stages.py",
         [
-            ("        check_statistics(of.shapes)", "        pass"),
+            ("        check_batch_stats(of.shapes)", "        pass"),
         ],
     ),
     Mutants(
-        f"{ALGORITHMS}statistics.py",
+        f"{ALGORITHMS}batch_stats.py",
         FIRST,
         [(FROM_FIRST, "personalize(server, row)")],
     ),
     Mutants(
-        f"{ALGORITHMS}mimelite.py",
+        f"{ALGORITHMS}mime.py",
         PARTS,
         [('optax.tree.scale(server_rate, change["params"])', 'change["params"]')],
     ),
@@ -67,11 +67,11 @@ MUTANTS = [
         PARTS,
         [
             ("-(-client.num_steps // size)", "client.num_steps // size"),
-            ("client.epoch(size * step)", "client.epoch(step)"),
+            ("client.step_to_epoch(size * step)", "client.step_to_epoch(step)"),
         ],
     ),
     Mutants(f"{ALGORITHMS}qfedavg.py", PARTS, [("client) + TINY", "client)")]),
-    Mutants(f"{ALGORITHMS}clusters.py", PARTS, [("x.mean(0)", "x[0]")]),
+    Mutants(f"{ALGORITHMS}ifca.py", PARTS, [("x.mean(0)", "x[0]")]),
     Mutants(
         f"{ALGORITHMS}fedaws.py",
         PARTS,
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutants(f"{ALGORITHMS}phases.py", PARTS, [("x * n.astype(x.dtype)", "x")]),
     Mutants(
-        "fedfr_jax/tasks/representation.py",
+        "fedfr_jax/tasks/evaluators.py",
         VECTORS,
         [
             ("wanted, unbiased=True)", "wanted)"),
@@ -88,7 +88,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/representation.py",
+        "fedfr_jax/tasks/evaluators.py",
         PIXELS,
         [
             ("& (labels < model.embedding_dim)", ""),
@@ -116,7 +116,7 @@ MUTANTS = [
         [("images_per_class: int = 4000", "images_per_class: int = 400")],
     ),
     Mutants(
-        "fedfr_jax/data/partition/power_law.py",
+        "fedfr_jax/data/partition/quantity_skew.py",
         DEFAULTS,
         [("least: int = 5", "least: int = 10")],
     ),

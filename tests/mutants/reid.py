@@ -4,7 +4,7 @@ from tests.mutants import Mutants
 
 MUTANTS = [
     Mutants(
-        "fedfr_jax/evaluation/matches.py",
+        "fedfr_jax/evaluation/retrieval.py",
         "evaluation/test_retrieval.py",
         [
             ("return num_same - num_junk, num_same", "return num_same, num_same"),
@@ -25,11 +25,14 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/evaluation/single_shot.py",
+        "fedfr_jax/evaluation/retrieval.py",
         "evaluation/test_retrieval.py",
         [
-            ("is_other & is_ahead(", "is_ahead("),
-            ("_choice(of_own, num_good[:, None])", "_choice(of_own * 0, own[:, None])"),
+            ("is_other & is_ranked_before(", "is_ranked_before("),
+            (
+                "_draw_gallery(of_own, num_good[:, None])",
+                "_draw_gallery(of_own * 0, own[:, None])",
+            ),
         ],
     ),
     Mutants(
@@ -37,7 +40,7 @@ MUTANTS = [
         "evaluation/test_retrieval.py",
         [
             ("* 3 > is_theirs.sum(axis=-1) * 2", "* 3 >= is_theirs.sum(axis=-1) * 2"),
-            ("found.near[:, :k2]", "found.near[:, : k2 + 1]"),
+            ("found.indices[:, :k2]", "found.indices[:, : k2 + 1]"),
             ("round(k1 / 2) + 1", "round(k1 / 2)"),
             ("round(k1 / 2) + 1", "k1 // 2 + 1"),
             ("1 - overlap / (2 - overlap)", "1 - overlap"),
@@ -77,10 +80,13 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/reid/judge.py",
+        "fedfr_jax/tasks/reid/evaluator.py",
         "tasks/reid/test_judge.py",
         [
-            ("networks.of_client(client)", "networks.of_client(0)"),
+            (
+                "variables = networks.client_variables(client)",
+                "variables = networks.client_variables(0)",
+            ),
             (".sum(axis=1)\n", "[:, 0]\n"),
             ("if name not in unseen]", "]"),
             ("first_hit=hits)", "first_hit=found.first_hit)"),

@@ -14,11 +14,11 @@ MUTANTS = [
             ("both = is_valid[:, None] & is_valid[None]", "both = is_valid[:, None]"),
             ("jnp.eye(len(features), dtype=bool), 0, apart", "False, 0, apart"),
             ("return 2 - 2 * cosine", "return 1 - cosine"),
-            ("shares.sum(axis=1, keepdims=True) + LEAST_SUM", "1.0"),
+            ("shares.sum(axis=1, keepdims=True) + MIN_SUM", "1.0"),
         ],
     ),
     Mutants(
-        "fedfr_jax/losses/identity.py",
+        "fedfr_jax/losses/label_smoothing.py",
         LOSSES,
         [
             ('is_class if spread == "all"', 'is_class if spread != "all"'),
@@ -37,7 +37,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/identity_batches.py",
+        "fedfr_jax/tasks/reid/identity_batches.py",
         "data/test_identity_batches.py",
         [
             ("// images * images]", "]"),
@@ -47,10 +47,10 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        f"{ALGORITHMS}/ordered.py",
+        f"{ALGORITHMS}/host_batches.py",
         "federated/test_ordered.py",
         [
-            ("own = positions[client.place]", "own = positions[0]"),
+            ("own = positions[client.cohort_index]", "own = positions[0]"),
             ("order(client, cohort.round)", "order(client, 0)"),
         ],
     ),
@@ -73,7 +73,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        f"{ALGORITHMS}/distilling.py",
+        f"{ALGORITHMS}/kd.py",
         GOLDEN,
         [
             ("jnp.where(is_valid, squares, 0).sum()", "squares.sum()"),
@@ -86,7 +86,7 @@ MUTANTS = [
         GOLDEN,
         [
             ("jnp.where(jnp.eye(len(x), dtype=bool), -jnp.inf, cosines)", "cosines"),
-            ("together(points, points.T)", "points | points.T"),
+            ("same_cluster(points, points.T)", "points | points.T"),
             ("((), share, client.id,", "((), share, known,"),
             ("result.weights[None], 0)", "1.0, 0)"),
         ],

@@ -29,7 +29,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/runs/stage_settings.py",
+        "fedfr_jax/runs/stage_config.py",
         "commands/test_changed_data.py",
         [("stages[name], without_places(config)", "stages[name], config")],
     ),
@@ -49,7 +49,7 @@ MUTANTS = [
         [("return network + 2 * rows", "return network + rows")],
     ),
     Mutants(
-        "fedfr_jax/plan/fitting.py",
+        "fedfr_jax/plan/stages.py",
         "plan/test_plan.py::"
         "test_stairs_longer_than_the_unit_do_not_hold_up_the_largest",
         [("is_above = found > room", "is_above = False")],
@@ -99,7 +99,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/runs/results.py",
+        "fedfr_jax/runs/sweep.py",
         "commands/test_sweep.py::test_a_number_that_is_not_finite_is_null_in_the_table",
         [("_finite(value) for key", "value for key")],
     ),
@@ -109,12 +109,12 @@ MUTANTS = [
         [
             ("KEEP = 2", "KEEP = 1"),
             ('set_aside(self.folder / str(step), ".damaged")', "pass"),
-            ("if passing := _passing(error):", "if passing := None:"),
+            ("if passing := _transient_error(error):", "if passing := None:"),
             ("leaves.get(trees.path_name(path), x), template", "x, template"),
         ],
     ),
     Mutants(
-        "fedfr_jax/runs/digests.py",
+        "fedfr_jax/runs/checkpoint.py",
         LOOP,
         [
             ("== digest\n", "!= 0\n"),
@@ -124,7 +124,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/drafts.py",
+        "fedfr_jax/files.py",
         "test_drafts.py",
         [
             ("            os.fsync(file.fileno())", "            pass"),
@@ -133,7 +133,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/seals.py",
+        "fedfr_jax/federated/store.py",
         "federated/test_store.py",
         [
             ("np.where(stamps > 0, mixed, np.uint64(0))", "mixed"),
@@ -155,7 +155,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/runs/costs.py",
+        "fedfr_jax/runs/experiment.py",
         "runs/test_costs.py",
         [
             ("x >= target", "x > target"),

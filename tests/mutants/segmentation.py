@@ -6,7 +6,7 @@ MASKS = "tasks/segmentation/"
 FEDMARGIN = "federated/test_fedmargin.py"
 MUTANTS = [
     Mutants(
-        "fedfr_jax/tasks/contrast.py",
+        "fedfr_jax/tasks/contrastive.py",
         "tasks/reid/test_stages.py::test_moon_trains_with_its_term",
         [('{**metrics, "contrastive": term}', "metrics")],
     ),
@@ -16,7 +16,7 @@ MUTANTS = [
         [("if name not in offers]", "if False]")],
     ),
     Mutants(
-        "fedfr_jax/models/cnn.py",
+        "fedfr_jax/models/small_networks.py",
         "models/test_models.py",
         [("nn.Dense(hidden, dtype=dtype,", "nn.Dense(hidden,")],
     ),
@@ -48,38 +48,49 @@ MUTANTS = [
         [
             ("(mask < num_classes) & batch.is_valid[:, None, None]", "mask >= 0"),
             ("one_hot @ jnp.array(weights, values.dtype)", "one_hot.sum(-1)"),
-            ("of_pixels(loss_of_outputs(loss, num_classes)) if loss else", "False or"),
+            (
+                "pixel_losses(build_output_loss(loss, num_classes)) if loss else",
+                "False or",
+            ),
             ("batch.images, True,", "batch.images, False,"),
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/segmentation/judge.py",
+        "fedfr_jax/tasks/segmentation/evaluator.py",
         f"{MASKS}test_judge.py",
         [
-            ("variables = networks.of_client(client)", "variables = client"),
-            ("np.sum(self._of_clients(networks), axis=0)", "self._of_all(networks)"),
+            ("variables = networks.client_variables(client)", "variables = client"),
             (
-                'jnp.where(is_valid[:, None, None], targets["mask"], jnp.uint8(VOID))',
-                'targets["mask"]',
+                "np.sum(self._evaluate_clients(networks), axis=0)",
+                "self._of_all(networks)",
+            ),
+            (
+                "is_valid[:, None, None], targets",
+                "True | is_valid[:, None, None], targets",
             ),
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/segmentation/pictures.py",
+        "fedfr_jax/tasks/segmentation/evaluator.py",
         f"{MASKS}test_pictures.py",
         [
-            ("networks.of_client(int(owner))", "networks.of_client(0)"),
+            ("networks.client_variables(int(owner))", "networks.client_variables(0)"),
             ('side="right") - 1', 'side="left")'),
             (
-                "painted(predicted, colours)",
-                'painted(examples.targets["mask"], colours)',
+                "colorize(predicted, colors)",
+                'colorize(examples.targets["mask"], colors)',
             ),
         ],
     ),
     Mutants(
-        "fedfr_jax/data/sources/tfds_index.py",
+        "fedfr_jax/data/sources/tfds.py",
         "data/test_sources_tfds.py",
-        [("if classes != (layout.masks.names", "if False and (layout.masks.names")],
+        [
+            (
+                "if classes != (layout.masks.class_names",
+                "if False and (layout.masks.class_names",
+            )
+        ],
     ),
     Mutants(
         "fedfr_jax/models/segmenter.py",
@@ -104,7 +115,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/tasks/row_keys.py",
         f"{MASKS}test_fedmargin.py",
-        [("return frozen(local, pattern)", "return local")],
+        [("return freeze_leaves(local, pattern)", "return local")],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/prototypes.py",
@@ -126,7 +137,7 @@ MUTANTS = [
         FEDMARGIN,
         [
             ("measured(after, before)", "measured(before, before)"),
-            ("_like(after, client.tables.value)", "before"),
+            ("_like(after, client.shared.value)", "before"),
             ("context.cohort.round == 0", "True"),
             ("after.mean * after.count[:, None]", "after.mean"),
         ],
@@ -142,7 +153,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/algorithms/margins.py",
+        "fedfr_jax/federated/algorithms/prototypes.py",
         FEDMARGIN,
         [
             ("(p.count > 0) & (q.count > 0) & is_other", "(q.count > 0) & is_other"),

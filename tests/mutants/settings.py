@@ -22,7 +22,7 @@ MUTANTS = [
             ("TEXTS = (str, bytes, bytearray)", "TEXTS = (bytes, bytearray)"),
             ("not 0 <= value < 2**32", "not value < 2**32"),
             ("not 0 <= value < 2**32", "not 0 <= value"),
-            ('is_of(int, settings.get("seed"))', '"seed" in settings'),
+            ('has_kind(int, settings.get("seed"))', '"seed" in settings'),
         ],
     ),
     Mutants(
@@ -34,7 +34,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/build.py",
+        "fedfr_jax/config/build.py",
         f"test_build.py {WRONG}",
         [
             ('    check_literals("config", settings)\n', ""),
@@ -47,7 +47,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/commands/flags.py",
+        "fedfr_jax/cli/flags.py",
         MISTAKES,
         [
             ("SyntaxError, MemoryError, RecursionError)", "SyntaxError)"),
@@ -70,9 +70,9 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/data/partition/power_law.py",
+        "fedfr_jax/data/partition/quantity_skew.py",
         WRONG,
-        [('{"num_clients": (1, MOST_CLIENTS)}', "{}")],
+        [('{"num_clients": (1, MAX_CLIENTS)}', "{}")],
     ),
     Mutants(
         "fedfr_jax/central/settings.py",
@@ -80,7 +80,7 @@ MUTANTS = [
         [("if not milestones and warm >= total:", "if False:")],
     ),
     Mutants(
-        "fedfr_jax/models/sizes.py",
+        "fedfr_jax/models/model_limits.py",
         NETWORK,
         [
             (
@@ -102,7 +102,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/network.py",
+        "fedfr_jax/tasks/model.py",
         NETWORK,
         [
             ('    check_layers("model", settings)\n', ""),
@@ -112,7 +112,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/faces/distilled.py",
+        "fedfr_jax/tasks/faces/distillation.py",
         "tasks/faces/test_distilled.py::test_a_teacher_that_does_not_fit_is_refused",
         [
             (
@@ -128,7 +128,7 @@ MUTANTS = [
         [(BELOW_ONE, TO_ONE)],
     ),
     Mutants(
-        "fedfr_jax/federated/algorithms/mimelite.py",
+        "fedfr_jax/federated/algorithms/mime.py",
         RANGES,
         [('"server_momentum": BELOW_ONE', '"server_momentum": (0, 1)')],
     ),
@@ -144,7 +144,7 @@ MUTANTS = [
         [('call(f"methods.{name}", Batches, own)', "Batches(**own)")],
     ),
     Mutants(
-        "fedfr_jax/tasks/reid/judged.py",
+        "fedfr_jax/tasks/reid/evaluator.py",
         f"tasks/reid/test_judge.py {REID}",
         [
             ("local: Mapping | None = None", 'local: "Mapping" = None'),

@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedfr_jax import devices
-from fedfr_jax.__main__ import main
-from fedfr_jax.build import sections
-from fedfr_jax.commands.planning import plan
+from fedfr_jax import mesh
+from fedfr_jax.cli.main import main
+from fedfr_jax.cli.plan import plan
+from fedfr_jax.config.build import sections
 from fedfr_jax.configs import base
+from fedfr_jax.plan.aot import stage_programs
 from fedfr_jax.plan.devices import DEVICES
-from fedfr_jax.plan.fitting import largest
-from fedfr_jax.plan.stages import needs_function, plan_stage
-from fedfr_jax.plan.stand_in import SIZES, unread
-from fedfr_jax.runs.accelerators.programs import programs_of
+from fedfr_jax.plan.dummy_inputs import SIZES, without_files
+from fedfr_jax.plan.stages import max_that_fits, needs_function, plan_stage
 from fedfr_jax.tasks import TASKS
-from fedfr_jax.types import Central
+from fedfr_jax.types import CentralTrainer
 from tests.compiler_flags import COMPILE_FAST
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -65,17 +64,17 @@ def faces(pretrain=None, **methods):
 
 
 def experiment_of(config):
-    settings = unread(sections(config), say=lambda text: None)
+    settings = without_files(sections(config), say=lambda text: None)
     return TASKS[settings["task"]](settings)
 
 
 def lowered(config, name):
     """A stage's program, its examples on the devices."""
-    blind = unread(sections(config), say=lambda text: None)
+    blind = without_files(sections(config), say=lambda text: None)
     table = {**blind["federation"], "table": "device"}
-    with devices.described(jax.devices(), memory=10**12):
+    with mesh.use_described(jax.devices(), memory=10**12):
         experiment = TASKS["faces"]({**blind, "federation": table})
-        (program,) = programs_of(experiment, name).values()
+        (program,) = stage_programs(experiment, name).values()
     return program
 
 
@@ -100,8 +99,8 @@ def test_memory_is_the_compilers_within_a_factor_of_two_and_a_half(name, config)
     told = found.temp_size_in_bytes + found.argument_size_in_bytes
     told += found.output_size_in_bytes - found.alias_size_in_bytes
     stored = experiment.task.dataset
-    if not isinstance(experiment.stages[name].trainer, Central):
-        told -= stored.num_examples * stored.row_bytes  # on every device
+    if not isinstance(experiment.stages[name].trainer, CentralTrainer):
+        told -= stored.num_examples * stored.example_bytes  # on every device
     assert told / 2.5 < needs.memory < 2.5 * told
 
 
@@ -162,7 +161,7 @@ def test_stairs_longer_than_the_unit_do_not_hold_up_the_largest():
         rows = 32_768 * -(-number // 32_768)
         return 1e6 + 16 * rows + 16 * max(rows - 200_000, 0)
 
-    found = largest(stairs, 4 * 32_768, 8, room=1.082e9)
+    found = max_that_fits(stairs, 4 * 32_768, 8, room=1.082e9)
     assert stairs(found) <= 1.082e9 < stairs(found * 51 // 50)
 
 
@@ -296,7 +295,7 @@ def test_every_config_is_planned_without_an_image(path, nothing_read):
     assert needs.images > 0 and needs.memory > 0 and needs.forward > 0
     assert needs.flops > needs.forward
     assert all(size >= 0 for size in needs.parts.values())
-    assert 0 < needs.utilisation(DEVICES["h200"]) < 0.5
+    assert 0 < needs.utilization(DEVICES["h200"]) < 0.5
 
 
 @pytest.mark.parametrize(

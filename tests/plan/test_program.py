@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedfr_jax.plan.devices import DEVICES, REACHED, STREAMED, seconds
-from fedfr_jax.plan.program import taken
+from fedfr_jax.plan.program_cost import program_cost
 
 F32 = jnp.float32
 
@@ -15,7 +15,7 @@ def shape(*sizes, dtype=F32):
 
 
 def of(function, *arguments, **known):
-    return taken(jax.make_jaxpr(function)(*arguments), **known)
+    return program_cost(jax.make_jaxpr(function)(*arguments), **known)
 
 
 def test_a_convolution_network_has_its_hand_count_forward_and_backward():

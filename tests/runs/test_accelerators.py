@@ -8,21 +8,25 @@ import types
 import jax
 import pytest
 
-from fedfr_jax import devices
-from fedfr_jax.build import build
-from fedfr_jax.central.settings import mesh_of
-from fedfr_jax.federated.segments import begin
-from fedfr_jax.federated.simulation import assign, cohort_of, open_store, start
+from fedfr_jax.central.settings import build_mesh
+from fedfr_jax.config.build import build
+from fedfr_jax.data.stream import place_examples
+from fedfr_jax.federated.simulation import (
+    assign,
+    cohort_of_round,
+    load_round,
+    open_store,
+    start_simulation,
+)
+from fedfr_jax.mesh import platform, use_described
 from fedfr_jax.models import conv, iresnet
-from fedfr_jax.runs.accelerators import hlo
-from fedfr_jax.runs.accelerators.compiled import compiled_stages
-from fedfr_jax.runs.accelerators.programs import programs_of
-from fedfr_jax.runs.accelerators.text import lines_of
-from fedfr_jax.runs.accelerators.topologies import kind_of
-from fedfr_jax.runs.begin import simulation_of
-from fedfr_jax.runs.central_stage import epochs_of
-from fedfr_jax.runs.tuning import Setting
-from fedfr_jax.stream import placed
+from fedfr_jax.plan import hlo
+from fedfr_jax.plan.aot import compile_stages, stage_programs
+from fedfr_jax.plan.report import format_programs
+from fedfr_jax.plan.topologies import device_kind
+from fedfr_jax.runs.autotune import TuningChoice
+from fedfr_jax.runs.central_stage import build_epochs_of_stage
+from fedfr_jax.runs.stage_setup import build_stage_simulation
 
 CLASSES = {
     "task": "classification",
@@ -55,33 +59,35 @@ FACES = {
 
 def here():
     """This machine's devices, as if they were not there."""
-    return devices.described(jax.devices(), memory=10**9)
+    return use_described(jax.devices(), memory=10**9)
 
 
 def test_the_program_from_shapes_is_the_program_of_the_run():
     with here():
-        found = programs_of(build(CLASSES), "fedavg")["round"]
+        found = stage_programs(build(CLASSES), "fedavg")["round"]
     real = build(CLASSES)
     trainer = real.stages["fedavg"].trainer
-    table = placed(real.task.dataset, real.mesh)
-    sim = simulation_of(real, trainer, table, Setting())
-    server = start(sim, trainer.start(None))
+    table = place_examples(real.task.dataset, real.mesh)
+    sim = build_stage_simulation(real, trainer, table, TuningChoice())
+    server = start_simulation(sim, trainer.init_variables(None))
     store = open_store(sim, server)
-    work = assign(sim, server, store, cohort_of(sim, 0))
-    begun = begin(sim, [work], 0, key=sim.key, hyper=sim.hyper)
-    wanted = sim.programs.whole.lower(*begun.in_one_call(server))
+    work = assign(sim, server, store, cohort_of_round(sim, 0))
+    begun = load_round(sim, [work], 0, key=sim.key, hyper=sim.hyper)
+    wanted = sim.programs.run_whole.lower(*begun.in_one_call(server))
     assert found.as_text() == wanted.as_text()
 
 
 def test_a_central_step_takes_the_memory_of_the_state_that_it_would_be_given():
     with here(), jax.numpy_dtype_promotion("standard"):  # for optax's schedules
-        step = programs_of(build(FACES), "pretrained")["step"]
+        step = stage_programs(build(FACES), "pretrained")["step"]
     real = build(FACES)
     trainer = real.stages["pretrained"].trainer
-    mesh = mesh_of(trainer.settings, real.mesh)
-    state = epochs_of(trainer, mesh, real.seed).init(trainer.init(jax.random.key(0)))
+    mesh = build_mesh(trainer.settings, real.mesh)
+    state = build_epochs_of_stage(trainer, mesh, real.seed).init(
+        trainer.init(jax.random.key(0))
+    )
     of_first = lambda x: x.addressable_shards[0].data.nbytes
-    images = trainer.dataset.row_bytes * FACES["partition"]["num_global_ids"] * 10
+    images = trainer.dataset.example_bytes * FACES["partition"]["num_global_ids"] * 10
     needed = sum(map(of_first, jax.tree.leaves(state)))
     rest = step.compile().memory_analysis().argument_size_in_bytes - needed
     # Beside the state: a device's share of an epoch's images, with numbers of rows.
@@ -90,24 +96,26 @@ def test_a_central_step_takes_the_memory_of_the_state_that_it_would_be_given():
 
 def test_a_device_too_small_is_said_to_be():
     on_device = {**CLASSES["federation"], "table": "device"}
-    with devices.described(jax.devices(), memory=1000):
+    with use_described(jax.devices(), memory=1000):
         experiment = build({**CLASSES, "federation": on_device})
-        found = compiled_stages(experiment, ["fedavg"])["fedavg"]["round"]
+        found = compile_stages(experiment, ["fedavg"])["fedavg"]["round"]
     assert not found["fits"] and found["gib"]["needed"] * 2**30 > 1000
     assert found["whole"]["collectives"] == {"all-reduce": 1}
-    assert "TOO LARGE\n  collectives: 1 all-reduce (" in lines_of("a", {"b": found})
+    assert "TOO LARGE\n  collectives: 1 all-reduce (" in format_programs(
+        "a", {"b": found}
+    )
     with here(), pytest.raises(ValueError, match="--rows must be of .*'fedprox'"):
-        compiled_stages(build(CLASSES), ["fedprox"])
+        compile_stages(build(CLASSES), ["fedprox"])
 
 
 def test_what_is_chosen_by_the_kind_of_device_is_chosen_for_the_described_ones():
-    assert conv.others() == ("im2col",)
+    assert conv.other_implementations() == ("im2col",)
     tpu = types.SimpleNamespace(platform="tpu")
-    with devices.described([tpu], memory=1, has_host_memory=False):
-        assert conv.others() == ("im2col", "winograd")
+    with use_described([tpu], memory=1, has_host_memory=False):
+        assert conv.other_implementations() == ("im2col", "winograd")
         with pytest.raises(ValueError, match="remat must not be offload"):
             iresnet((8, 8, 3), blocks=(1,), widths=(8,), remat="offload")
-    assert devices.platform() == "cpu"
+    assert platform() == "cpu"
 
 
 PROGRAM = """HloModule made_up
@@ -153,7 +161,7 @@ ENTRY %main (x: f32[4]) -> f32[4] {
 
 def test_a_step_counts_its_loops_as_often_as_they_turn():
     program = hlo.parse(PROGRAM)
-    step, whole = hlo.of_step(program, 8), hlo.of_program(program, 8)
+    step, whole = hlo.count_step(program, 8), hlo.count_program(program, 8)
     assert (step.convolutions, step.kernels) == (5, 6)
     assert step.collectives == {"all-gather": 5, "reduce-scatter": 1}
     assert step.megabytes == {"all-gather": 5 * 128 / 1e6, "reduce-scatter": 32 / 1e6}
@@ -164,4 +172,4 @@ def test_a_step_counts_its_loops_as_often_as_they_turn():
 @pytest.mark.parametrize("name", ["v5p", "h100:1x1x8", "v5p:4x0", "h200:"])
 def test_an_unknown_device_lists_the_known_ones(name):
     with pytest.raises(ValueError, match="--device must be one of v5e, v5p, v6e, h200"):
-        kind_of(name)
+        device_kind(name)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fedfr_jax.central.settings import Training
-from fedfr_jax.feed import Feed
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import stream
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.stream import stream
-from fedfr_jax.types import Central, Dataset
+from fedfr_jax.types import CentralTrainer, Dataset
 from tests.federated import toys
 
 
@@ -24,16 +24,16 @@ def trainer(num_reads):
             raise KeyboardInterrupt
         return table.images[rows]
 
-    return Central(
+    return CentralTrainer(
         settings=Training(epochs=4, batch_size=8),
         dataset=stream(read, np.minimum(table.labels, 2), memory=2 * 4 * 68),
         first_row=4,
         num_rows=30,
-        feed=toys.feed(batch_size=8),
+        batching=toys.feed(batch_size=8),
         loss=toys.norm_loss,
         init=lambda key: toys.norm_variables(),
-        network=lambda variables: variables,
-        network_apply=None,
+        global_model=lambda variables: variables,
+        apply_global=None,
     )
 
 
@@ -56,9 +56,9 @@ def spoiled(is_loss_bad):
         value += jnp.sqrt(jnp.where(is_bad, zero, 1 + zero))  # steep at 0
         return jnp.where(is_bad & is_loss_bad, jnp.nan, value), aux
 
-    dataset = Dataset.labelled(images, labels)
+    dataset = Dataset.from_arrays(images, labels)
     given = trainer(10**6)._replace(dataset=dataset, first_row=0, num_rows=17)
-    return given._replace(feed=Feed(8), loss=loss, order=order)
+    return given._replace(feed=Batching(8), loss=loss, order=order)
 
 
 @pytest.mark.parametrize(

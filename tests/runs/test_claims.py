@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedfr_jax.commands.config_files import restore
-from fedfr_jax.runs.workdir import claim, claim_for_all, kept_config
+from fedfr_jax.config.files import restore
+from fedfr_jax.runs.workdir import claim, claim_on_all_processes, kept_config
 
 
 def test_a_folder_belongs_to_one_config_and_one_process(tmp_path):
@@ -26,7 +26,7 @@ def test_overwrite_takes_nothing_from_a_live_run(tmp_path):
         rows.parent.mkdir()
         rows.write_text("of the live run")
         with pytest.raises(ValueError, match="must be used by one process"):
-            with claim_for_all(tmp_path, '{"seed": 1}', is_fresh=True):
+            with claim_on_all_processes(tmp_path, '{"seed": 1}', is_fresh=True):
                 pass
         assert rows.read_text() == "of the live run"
         assert kept_config(tmp_path) == {"seed": 0}
@@ -34,7 +34,7 @@ def test_overwrite_takes_nothing_from_a_live_run(tmp_path):
     elsewhere.mkdir()
     (elsewhere / "image").write_text("not of the run")
     (tmp_path / "data").symlink_to(elsewhere)
-    with claim_for_all(tmp_path, '{"seed": 1}', is_fresh=True):
+    with claim_on_all_processes(tmp_path, '{"seed": 1}', is_fresh=True):
         assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "config.json"]
         assert kept_config(tmp_path) == {"seed": 1}
         with pytest.raises(ValueError, match="must be used by one process"):

@@ -10,13 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.__main__ import run_command
+from fedfr_jax.central import class_capacity
+from fedfr_jax.cli.main import run_command
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs import class_memory
-from fedfr_jax.runs.central_stage import epochs_of
+from fedfr_jax.runs.central_stage import build_epochs_of_stage, restore
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.class_tables import restore
-from fedfr_jax.types import ClassTable
+from fedfr_jax.types import ShardedClasses
 from tests.central import classes
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -51,11 +50,11 @@ def test_classes_that_do_not_fit_are_refused_with_how_many_do(monkeypatch):
     each of 48 images 192; both are cut over two devices."""
 
     def begin(free, **settings):
-        monkeypatch.setattr(class_memory, "free_bytes", lambda mesh: free)
+        monkeypatch.setattr(class_capacity, "free_bytes", lambda mesh: free)
         trainer = classes.trainer(2, classes.NAMES, **settings)
         if not trainer.settings.class_parallel:
-            trainer = trainer._replace(table=None)
-        with class_memory.explained(trainer, make_mesh(2)):
+            trainer = trainer._replace(sharded_classes=None)
+        with class_capacity.explain_memory(trainer, make_mesh(2)):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     with pytest.raises(ValueError, match="at most 69, .* got 70: set a class_chunk"):
@@ -101,13 +100,13 @@ def test_classes_keep_their_rows_and_momentum_under_other_places(tmp_path):
         mesh = make_mesh(num_devices)
         trainer = classes.trainer(num_devices, names)
         with jax.numpy_dtype_promotion("standard"):
-            return epochs_of(trainer, mesh, 0).init(trainer.init(None))
+            return build_epochs_of_stage(trainer, mesh, 0).init(trainer.init(None))
 
     checkpointer = Checkpointer(tmp_path / "checkpoints")
-    old = ClassTable("phi", classes.NAMES)
+    old = ShardedClasses("phi", classes.NAMES)
     _, saved = restore(checkpointer, first_state(8, classes.NAMES), old)
     fresh = first_state(3, names)
-    _, found = restore(checkpointer, fresh, ClassTable("phi", names))
+    _, found = restore(checkpointer, fresh, ShardedClasses("phi", names))
     checkpointer.close()
     before, after, start = map(tables, (saved, found, fresh))
     assert np.abs(before[1]).max() > 0

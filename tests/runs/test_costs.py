@@ -4,11 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedfr_jax.federated.simulation import open_store, simulation, start
-from fedfr_jax.federated.stragglers import Stragglers
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    start_simulation,
+)
+from fedfr_jax.federated.systems.stragglers import Stragglers
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs import costs
-from fedfr_jax.runs.costs import communication, rounds_to
+from fedfr_jax.runs import experiment
+from fedfr_jax.runs.experiment import communication, rounds_to_target
 from fedfr_jax.types import Evaluation, Evaluator
 from tests.federated.toys import fedavg_toy, feed, problem
 
@@ -17,20 +21,22 @@ def test_the_first_evaluation_at_the_target_is_told():
     evaluator = Evaluator(evaluate=None, targets={"accuracy": 0.6})
     found, numbers = Evaluation({"accuracy": 0.7}), (0.5, 0.6, 0.7)
     rows = [{"round": 2 * i + 1, "own/accuracy": x} for i, x in enumerate(numbers)]
-    assert rounds_to("own", evaluator, rows, found) == {"rounds_to_0.6": 3}
-    assert rounds_to("own", evaluator, rows[:1], found) == {"rounds_to_0.6": None}
-    assert rounds_to("own", evaluator, rows, Evaluation()) == {}
+    assert rounds_to_target("own", evaluator, rows, found) == {"rounds_to_0.6": 3}
+    assert rounds_to_target("own", evaluator, rows[:1], found) == {
+        "rounds_to_0.6": None
+    }
+    assert rounds_to_target("own", evaluator, rows, Evaluation()) == {}
 
 
 def test_rounds_to_a_target_are_left_out_where_rounds_are_lost(monkeypatch, capsys):
-    monkeypatch.setattr(costs, "communication", lambda begun, rounds: {})
+    monkeypatch.setattr(experiment, "communication", lambda begun, rounds: {})
     evaluators = {"own": Evaluator(evaluate=None, targets={"accuracy": 0.6})}
     found = {"own": Evaluation({"accuracy": 0.7})}
     rows = [{"round": i + 1, "own/accuracy": 0.5 + i / 10} for i in range(3)]
-    told = costs.with_costs(found, evaluators, rows, None, rounds=3)
+    told = experiment.with_costs(found, evaluators, rows, None, rounds=3)
     assert told["own"].metrics == {"accuracy": 0.7, "rounds_to_0.6": 2}
     assert capsys.readouterr().out == ""
-    told = costs.with_costs(found, evaluators, rows[2:], None, rounds=3)
+    told = experiment.with_costs(found, evaluators, rows[2:], None, rounds=3)
     assert told == found
     assert "metrics.jsonl has lost 2 rounds (1, 2...)" in capsys.readouterr().out
 
@@ -41,8 +47,8 @@ def test_clients_that_are_dropped_send_nothing():
         sizes = {"cohort_size": 4, "local_epochs": 2, "seed": 0}
         late = Stragglers(0.5, are_dropped)
         options = {"mesh": make_mesh(1), "stragglers": late, **sizes}
-        sim = simulation(algorithm, feed(), *problem(), **options)
-        server = start(sim, variables)
+        sim = build_simulation(algorithm, feed(), *problem(), **options)
+        server = start_simulation(sim, variables)
         store = open_store(sim, server, None)
         begun = SimpleNamespace(sim=sim, server=server, store=store)
         found = communication(begun, rounds=3)

@@ -6,7 +6,7 @@ from PIL import Image
 
 from fedfr_jax.data.sources import open_source
 from fedfr_jax.runs import data_digest
-from fedfr_jax.types import Part, Used
+from fedfr_jax.types import DataUsage, UsedRows
 
 
 def picture(path, shade):
@@ -36,11 +36,13 @@ def used(path, first=("a", "b")):
     client = np.repeat([0, 1], 2)
     public = np.flatnonzero(source.labels == number.get("c", -1))
     parts = {
-        "train": Part(np.array(train), client[: len(train)], client[: len(train)] * 0),
-        "test": Part(np.array(test), np.repeat([0, 1], len(test) // 2)),
-        "public": Part(public),
+        "train": UsedRows(
+            np.array(train), client[: len(train)], client[: len(train)] * 0
+        ),
+        "test": UsedRows(np.array(test), np.repeat([0, 1], len(test) // 2)),
+        "public": UsedRows(public),
     }
-    return Used(source, parts)
+    return DataUsage(source, parts)
 
 
 def what(before, now):
@@ -98,28 +100,28 @@ def test_people_who_change_their_clients_have_another_use(folder):
     )
 
 
-def test_an_image_under_another_label_is_relabelled(tmp_path):
+def test_an_image_under_another_label_is_relabeled(tmp_path):
     images = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4)
     digests = []
     for labels in ([5, 5, 5, 8, 8, 8], [5, 5, 8, 8, 8, 8]):
         np.savez(tmp_path / "set.npz", images=images, labels=labels)
         source = open_source("arrays", path=tmp_path / "set.npz")
-        digests.append(data_digest.of_source(source))
+        digests.append(data_digest.digest_source(source))
     found = data_digest.difference(*digests)
-    assert found == "1 relabelled (image 2: 5, now 8)"
+    assert found == "1 relabeled (image 2: 5, now 8)"
 
 
 def test_images_without_a_use_do_not_count(folder):
-    before = used(folder)._replace(parts={"train": Part(np.arange(3))})
+    before = used(folder)._replace(parts={"train": UsedRows(np.arange(3))})
     picture(folder / "c" / "9.bmp", 99)
-    after = used(folder)._replace(parts={"train": Part(np.arange(3))})
+    after = used(folder)._replace(parts={"train": UsedRows(np.arange(3))})
     assert what(before, after) == ""
 
 
 def test_drawn_images_are_called_after_their_rows_and_are_not_drawn():
     source = open_source("faces_synthetic", num_identities=2, images_per_identity=2)
     source = source._replace(read=None)
-    digest = data_digest.of_source(source)
+    digest = data_digest.digest_source(source)
     assert digest.names == ["image 0", "image 1", "image 2", "image 3"]
     assert digest.identities.tolist() == ["id000000"] * 2 + ["id000001"] * 2
 
@@ -131,11 +133,11 @@ def test_parts_of_a_join_keep_their_names_and_contents(folder, tmp_path):
         "drawn": {"name": "arrays", "path": tmp_path / "set.npz"},
         "mine": {"name": "folder", "path": folder, "image_size": 4},
     }
-    first = data_digest.of_source(open_source("join", parts=parts))
+    first = data_digest.digest_source(open_source("join", parts=parts))
     assert first.names[3:5] == ["drawn/image 3", "mine/a/0.bmp"]
     picture(folder / "a" / "0.bmp", 200)
     found = data_digest.difference(
-        first, data_digest.of_source(open_source("join", parts=parts))
+        first, data_digest.digest_source(open_source("join", parts=parts))
     )
     assert found.startswith("1 with other contents (mine/a/0.bmp: ")
 

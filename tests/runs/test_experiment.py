@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated.settings import Federation, check_federation
-from fedfr_jax.federated.simulation import simulation
+from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.runs import autotune
 from fedfr_jax.runs import experiment as experiment_module
-from fedfr_jax.runs import tuning
-from fedfr_jax.runs.begin import last_simulation
 from fedfr_jax.runs.experiment import run_federated
+from fedfr_jax.runs.stage_setup import final_simulation
 from fedfr_jax.schema import call
 from fedfr_jax.tasks.faces.methods import backbone_features
 from fedfr_jax.types import (
     Evaluation,
     Evaluator,
     Experiment,
-    Federated,
-    LastRound,
+    FederatedTrainer,
+    FinalAdaptation,
     Task,
 )
 from tests.federated import toys
@@ -51,12 +51,12 @@ def experiment(federation, *, devices=1, judge=lambda networks: None):
             dataset=table,
             population=population,
             evaluators={"generic": Evaluator(generic)},
-            facts={},
-            text="",
+            data_report={},
+            data_report_text="",
         ),
         stages={},
         mesh=make_mesh(devices),
-        feed=toys.feed(batch_size=federation.batch_size),
+        batching=toys.feed(batch_size=federation.batch_size),
         federation=federation,
         seed=0,
     )
@@ -78,8 +78,8 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
         )
         for _ in range(2)
     )
-    trainer = plain.trainer._replace(implementations={"im2col": other.trainer})
-    trainer = trainer._replace(network_apply=backbone_features(model))
+    trainer = plain.trainer._replace(by_conv_implementation={"im2col": other.trainer})
+    trainer = trainer._replace(apply_global=backbone_features(model))
 
     def fake(sim, server, store, cohort):
         name = "im2col" if sim.algorithm is other.algorithm else "auto"
@@ -87,8 +87,8 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
         spent = (2.0 if name == "auto" else 1.0) / sim.lanes + 0.1 * sim.mesh.size
         return spent * len(cohort.ids)
 
-    monkeypatch.setattr(tuning, "seconds", fake)
-    last = experiment_module.last_simulation
+    monkeypatch.setattr(autotune, "seconds", fake)
+    last = experiment_module.final_simulation
     adapting = []
     monkeypatch.setattr(
         experiment_module,
@@ -128,7 +128,7 @@ def test_the_table_is_printed_before_plots_that_fail(tmp_path, monkeypatch, caps
         raise RuntimeError("no font")
 
     found = {"fedavg": {"generic": Evaluation({"accuracy": 0.8125})}}
-    scores = experiment_module.numbers(found)
+    scores = experiment_module.finite_numbers(found)
     monkeypatch.setattr(experiment_module, "run_stages", lambda *args: found)
     monkeypatch.setattr(experiment_module.report, "draw", fail)
     with pytest.raises(RuntimeError, match="no font"):
@@ -147,13 +147,13 @@ def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
     federation = call("federation", Federation, settings)
     check_federation(federation, 5)
     algorithm, variables = toys.fedavg_toy()
-    trainer = Federated(
+    trainer = FederatedTrainer(
         algorithm,
-        start=lambda before: variables,
+        init_variables=lambda before: variables,
         apply=None,
-        network=algorithm.network,
-        network_apply=None,
-        last_round=LastRound(algorithm, 1),
+        global_model=algorithm.global_model,
+        apply_global=None,
+        final_adaptation=FinalAdaptation(algorithm, 1),
     )
     ends = []
     for devices in (1, 2):
@@ -171,19 +171,21 @@ def test_rows_that_nobody_needs_are_freed_at_the_end_and_more_rounds_follow(
     tmp_path, monkeypatch
 ):
     algorithm, variables = toys.fedfr_toy()
-    trainer = Federated(
+    trainer = FederatedTrainer(
         algorithm,
-        start=lambda before: variables,
+        init_variables=lambda before: variables,
         apply=lambda variables, x: x,
-        network=None,
-        network_apply=None,
+        global_model=None,
+        apply_global=None,
     )
 
     def train(folder, rounds):
         seen = []
         of = Federation(**{**SETTINGS, "rounds": rounds})
         whole = experiment(of)
-        rows = lambda networks: seen.append([networks.of_client(k) for k in range(5)])
+        rows = lambda networks: seen.append(
+            [networks.client_variables(k) for k in range(5)]
+        )
         evaluators = {"own": Evaluator(lambda networks: rows(networks) or Evaluation())}
         whole = whole._replace(task=whole.task._replace(evaluators=evaluators))
         run_federated(whole, trainer, None, tmp_path / folder)
@@ -204,10 +206,10 @@ def test_rows_that_nobody_needs_are_freed_at_the_end_and_more_rounds_follow(
 def test_the_last_round_adds_up_as_the_rounds_do():
     algorithm, _ = toys.fedavg_toy()
     for canonical in ({}, {"reduction": "canonical", "shards": 3}):
-        sim = simulation(
+        sim = build_simulation(
             algorithm, toys.feed(), *toys.problem(), mesh=make_mesh(2), **canonical
         )
-        last = last_simulation(sim, LastRound(algorithm, 1))
+        last = final_simulation(sim, FinalAdaptation(algorithm, 1))
         assert last.shards == sim.shards == canonical.get("shards")
 
 

@@ -5,16 +5,16 @@ import fcntl
 
 import pytest
 
-from fedfr_jax.runs.locks import InUse, lock_to_read, lock_to_write
+from fedfr_jax.runs.locks import RunInUse, lock_to_read, lock_to_write
 
 
 def test_readers_share_a_folder_and_keep_writers_out(tmp_path):
     lock_to_write(tmp_path, "mark").close()
     with lock_to_read(tmp_path), lock_to_read(tmp_path):
-        with pytest.raises(InUse, match="must be used by one process, got two"):
+        with pytest.raises(RunInUse, match="must be used by one process, got two"):
             lock_to_write(tmp_path, "mark")
     with lock_to_write(tmp_path, "mark"):
-        with pytest.raises(InUse, match="must be used by one process, got two"):
+        with pytest.raises(RunInUse, match="must be used by one process, got two"):
             lock_to_read(tmp_path)
     assert (tmp_path / ".lock").read_text() == "mark"
 

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import sampling
+from fedfr_jax.federated import schedule
 from fedfr_jax.federated.finite import check_metrics, check_rows
-from fedfr_jax.federated.simulation import simulation, start
+from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs import first_calls, loop
+from fedfr_jax.runs import compile_time, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.ended import check_end
+from fedfr_jax.runs.restore import check_end
 from fedfr_jax.runs.sinks import JsonlSink
 from tests.federated import toys
 
@@ -37,7 +37,7 @@ def build(name, **changes):
     algorithm, variables = toys.TOYS[name]()
     algorithm = algorithm._replace(**changes)
     table, population = toys.problem()
-    sim = simulation(
+    sim = build_simulation(
         algorithm,
         toys.feed(),
         table,
@@ -47,7 +47,7 @@ def build(name, **changes):
         local_epochs=2,
         seed=3,
     )
-    return sim, start(sim, variables)
+    return sim, start_simulation(sim, variables)
 
 
 def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUNDS):
@@ -75,8 +75,10 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUND
 
     checkpointer.save = saving
     with contextlib.closing(sink), contextlib.closing(clients):
-        period = loop.Period(evaluate_every=1, checkpoint_every=checkpoint_every)
-        to = loop.Keeper(store, checkpointer, evaluate, [sink, killer], clients, period)
+        period = loop.Intervals(evaluate_every=1, checkpoint_every=checkpoint_every)
+        to = loop.RunOutputs(
+            store, checkpointer, evaluate, [sink, killer], clients, period
+        )
         server = loop.train(sim, server, to, first, rounds)
     return jax.device_get(server), store.gather(np.arange(5))
 
@@ -128,7 +130,7 @@ def test_a_damaged_newest_checkpoint_costs_no_row_of_the_one_before(tmp_path, st
     """Some clients have taken part twice and more since it."""
     sim, server = build("fedfr")
     few = {"checkpoint_every": 3, "rounds": 9}
-    drawn = np.concatenate([sampling.sample(3, r, 5, 3) for r in (6, 7, 8)])
+    drawn = np.concatenate([schedule.sample_cohort(3, r, 5, 3) for r in (6, 7, 8)])
     assert np.bincount(drawn).max() >= 2
     whole = train(sim, server, tmp_path / "whole", **few)
     for kill_at in [*stops, ("before checkpoint", 8)]:
@@ -146,7 +148,7 @@ def test_the_log_holds_the_examples_that_were_added_for_each_client(tmp_path):
     def prepare(server, context):
         extra = honest(server, context)
         ids = context.cohort.ids.tolist()
-        given.append((ids, np.asarray(extra.num_examples).tolist()))
+        given.append((ids, np.asarray(extra.num_added).tolist()))
         return extra
 
     watched = sim._replace(algorithm=sim.algorithm._replace(prepare=prepare))
@@ -160,16 +162,16 @@ def test_the_log_holds_the_examples_that_were_added_for_each_client(tmp_path):
 def test_who_watches_is_told_for_how_long_a_round_compiled_the_last_time(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(first_calls, "path", lambda: tmp_path / "first_calls.json")
+    monkeypatch.setattr(compile_time, "path", lambda: tmp_path / "first_calls.json")
     sim, server = build("fedavg")
     notes = []
     watcher = types.SimpleNamespace(note=notes.append)
     times = [("a", [12.9, 0.5, 0.4]), ("a", [0.1, 3.0]), ("a", []), ("b", [])]
     for stage, spent in times:
-        first = first_calls.FirstCall([watcher], sim.mesh, stage, server)
+        first = compile_time.CompileTimer([watcher], sim.mesh, stage, server)
         first.begin()
         for seconds in spent:
-            first.took(seconds)
+            first.record(seconds)
     about = ["", ", about 12 s", ", about 1 s", ""]
     assert notes == [f"compiling{words}" for words in about]
     (tmp_path / "first_calls.json").write_text("damaged")
@@ -397,7 +399,7 @@ def test_a_personal_row_that_is_not_finite_is_not_kept(tmp_path):
     """The server's own numbers and all metrics are fine; one element is not."""
     sim, _ = build("fedfr")
     honest = sim.algorithm.client_update
-    victim = sampling.sample(3, 3, 5, 3)[1]
+    victim = schedule.sample_cohort(3, 3, 5, 3)[1]
 
     def spoiling(key, server, personal, client):
         output = honest(key, server, personal, client)
@@ -433,7 +435,7 @@ def test_an_update_that_is_not_finite_under_a_finite_loss_names_its_client(
 ):
     sim, _ = build("fedavg")
     honest = sim.algorithm.client_update
-    victim = sampling.sample(3, 3, 5, 3)[1]
+    victim = schedule.sample_cohort(3, 3, 5, 3)[1]
 
     def spoiling(key, server, personal, client):
         output = honest(key, server, personal, client)

@@ -9,7 +9,7 @@ from tests.runs.plotted import FAR, Roc, assert_is_drawn, client_row, legend, ti
 
 
 def solid(figure, axis=0):
-    """Where the labelled lines of a plot are visible, [n] per line."""
+    """Where the labeled lines of a plot are visible, [n] per line."""
     lines = [x for x in figure.axes[0].lines if not x.get_label().startswith("_")]
     columns = [line.get_data() for line in lines]
     return [np.asarray(x)[np.isfinite(y)] for x, y in columns]
@@ -49,7 +49,7 @@ def test_curves_without_points_are_refused(tmp_path):
             plot(tmp_path / "x", {})
         with pytest.raises(ValueError, match=r"curves\['a'\] must have a far > 0"):
             plot(tmp_path / "x", {"a": ([0.0], [1.0])})
-    assert curves.ENOUGH == 10 and not list(tmp_path.iterdir())
+    assert curves.MIN_POINTS == 10 and not list(tmp_path.iterdir())
 
 
 def test_clients_take_any_metric_few_many_and_missing_clients(tmp_path, drawn):
@@ -200,6 +200,6 @@ def test_only_boxes_that_are_drawn_are_explained(tmp_path, drawn):
 
 
 def test_metrics_of_reidentification_are_words():
-    assert figures.title_of("generic", "map") == "Generic: mean average precision"
-    words = figures.title_of("local", "minp")
+    assert figures.panel_title("generic", "map") == "Generic: mean average precision"
+    words = figures.panel_title("local", "minp")
     assert words == "Clients' own models: mean inverse negative penalty"

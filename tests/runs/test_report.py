@@ -14,7 +14,7 @@ from fedfr_jax import scaling
 from fedfr_jax.runs import report
 from fedfr_jax.runs.report import drawing
 from fedfr_jax.runs.report.scaling import plot_laws, plot_scores
-from fedfr_jax.types import Grid
+from fedfr_jax.types import ImageGrid
 from tests.runs.plotted import FAR, Roc, assert_is_drawn, client_row, legend, titles
 
 
@@ -22,8 +22,8 @@ class Evaluation(NamedTuple):
     metrics: dict[str, float] = {}
     per_client: dict[str, Any] = {}
     curves: dict[str, Any] = {}
-    pictures: dict[str, Any] = {}
-    grids: dict[str, Any] = {}
+    images: dict[str, Any] = {}
+    image_grids: dict[str, Any] = {}
 
 
 class Cmc(NamedTuple):
@@ -45,7 +45,7 @@ def test_draw_draws_what_there_is(tmp_path, drawn):
             "accuracy": Evaluation(
                 metrics={"accuracy": 0.6},
                 per_client={"accuracy": rng.random(9)},
-                pictures={"masks/1": np.full((20, 30, 3), 90, np.uint8)},
+                images={"masks/1": np.full((20, 30, 3), 90, np.uint8)},
             ),
         }
         for stage in ("pretrained", "fedavg")
@@ -191,14 +191,14 @@ def test_a_scaling_study_has_a_band_around_each_law_and_an_arrow_for_each_pair(
         assert start == end and after < before
 
 
-def test_grids_show_pictures_legend_and_maps_in_the_colours_of_all_stages(tmp_path):
+def test_grids_show_pictures_legend_and_maps_in_the_colors_of_all_stages(tmp_path):
     red = np.full((2, 6, 8, 3), (250, 10, 20), np.uint8)
     values = np.zeros((2, 6, 8))
     values[1] = 1
-    one = Grid({"input": red}, {"entropy": values}, {"a": (1, 2, 3)})
+    one = ImageGrid({"input": red}, {"entropy": values}, {"a": (1, 2, 3)})
     other = one._replace(maps={"entropy": 2 * values})
     evaluations = {
-        name: {"all": Evaluation(grids={"two images": grid})}
+        name: {"all": Evaluation(image_grids={"two images": grid})}
         for name, grid in (("one", one), ("other", other))
     }
     paths = report.draw(evaluations, {}, tmp_path)
@@ -208,10 +208,8 @@ def test_grids_show_pictures_legend_and_maps_in_the_colours_of_all_stages(tmp_pa
     shares = []
     for path in paths[::2]:
         assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
-        colours = np.asarray(Image.open(path))[..., :3].reshape(-1, 3)
-        is_near = lambda colour, x=colours: (
-            (abs(x - np.int32(colour)) < 4).all(1).mean()
-        )
+        colors = np.asarray(Image.open(path))[..., :3].reshape(-1, 3)
+        is_near = lambda color, x=colors: (abs(x - np.int32(color)) < 4).all(1).mean()
         assert is_near((250, 10, 20)) > 0.1 and is_near((1, 2, 3)) > 1e-4
         assert is_near((68, 1, 84)) > 0.1  # 0 in viridis
         shares.append([is_near((33, 145, 140)), is_near((253, 231, 37))])  # 1 and 2

@@ -9,15 +9,15 @@ SUMMARY = {
     "methods": {
         "pretrained": {
             "generic": {"accuracy": 0.9, "eer": 0.1},
-            "personalised": {"tar@far=1e-3": [0.4, 0.6]},
+            "personalized": {"tar@far=1e-3": [0.4, 0.6]},
         },
         "fedavg": {
             "generic": {"accuracy": 0.8, "eer": 0.2},
-            "personalised": {"tar@far=1e-3": [0.6, 0.6]},
+            "personalized": {"tar@far=1e-3": [0.6, 0.6]},
         },
         "fedfr": {
             "generic": {"accuracy": None, "eer": 0.15},
-            "personalised": {"tar@far=1e-3": [0.7, 0.9], "tpir": 0.5},
+            "personalized": {"tar@far=1e-3": [0.7, 0.9], "tpir": 0.5},
         },
     },
     "seconds": 131.6,

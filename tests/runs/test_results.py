@@ -2,18 +2,18 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from fedfr_jax.runs import results
+from fedfr_jax.runs import sweep
 
 
 def test_sweeps_that_write_at_the_same_time_lose_no_row(tmp_path):
     """Locks keep threads apart as they keep processes apart."""
     names = [f"run{i}" for i in range(40)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda name: results.add(tmp_path, {"run": name}), names))
-    assert sorted(results.read(tmp_path)) == sorted(names)
-    results.add(tmp_path, {"run": "run7", "seed": 1})
-    assert results.read(tmp_path)["run7"] == {"run": "run7", "seed": 1}
-    assert len(results.read(tmp_path)) == 40
+        list(pool.map(lambda name: sweep.add(tmp_path, {"run": name}), names))
+    assert sorted(sweep.read(tmp_path)) == sorted(names)
+    sweep.add(tmp_path, {"run": "run7", "seed": 1})
+    assert sweep.read(tmp_path)["run7"] == {"run": "run7", "seed": 1}
+    assert len(sweep.read(tmp_path)) == 40
 
 
 def test_a_sweeps_table_has_every_stage_of_every_setting_over_its_seeds():
@@ -26,14 +26,17 @@ def test_a_sweeps_table_has_every_stage_of_every_setting_over_its_seeds():
         for rate in (0.25, 0.5)
     ]
     of = lambda values: {"generic": {"accuracy": values}}
-    assert results.over_seeds(rows) == {
+    assert sweep.mean_over_seeds(rows) == {
         "a, learning_rate=0.25": of([0.25, 1.25]),
         "b, learning_rate=0.25": of([9, 9]),
         "a, learning_rate=0.5": of([0.5, 1.5]),
         "b, learning_rate=0.5": of([9, 9]),
     }
     alone = [(changes, {"a/generic/accuracy": 1}) for changes, _ in rows]
-    assert [*results.over_seeds(alone)] == ["learning_rate=0.25", "learning_rate=0.5"]
-    assert results.over_seeds([({"seed": 0}, {"a/generic/accuracy": 1})]) == {
+    assert [*sweep.mean_over_seeds(alone)] == [
+        "learning_rate=0.25",
+        "learning_rate=0.5",
+    ]
+    assert sweep.mean_over_seeds([({"seed": 0}, {"a/generic/accuracy": 1})]) == {
         "a": of([1])
     }

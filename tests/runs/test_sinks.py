@@ -128,8 +128,8 @@ def test_array_scalars_are_written_as_numbers(tmp_path, value):
 
 
 def test_a_number_per_client_is_written_as_one_array(tmp_path, monkeypatch):
-    seen, plain = [], sinks._plain
-    monkeypatch.setattr(sinks, "_plain", lambda *x: seen.append(x) or plain(*x))
+    seen, plain = [], sinks._to_json
+    monkeypatch.setattr(sinks, "_to_json", lambda *x: seen.append(x) or plain(*x))
     sink = sinks.JsonlSink(tmp_path / "clients.jsonl")
     columns = {"client": np.arange(1000), "loss": np.full(1000, 0.5, np.float32)}
     sink(0, columns)
@@ -142,17 +142,17 @@ def test_a_number_per_client_is_written_as_one_array(tmp_path, monkeypatch):
 def test_summary_is_valid_json_with_arrays_as_lists_and_notes_by_path(tmp_path):
     path = tmp_path / "runs" / "summary.json"
     fedfr = {"generic": {"tar": np.float32(0.25)}, "clients": jnp.arange(3)}
-    fedfr["personalised"] = {"tar": np.array([0.5, np.nan])}
+    fedfr["personalized"] = {"tar": np.array([0.5, np.nan])}
     summary = {"methods": {"fedfr": fedfr}, "plot": path, "seconds": 1.5, "x": None}
     sinks.write_summary(path, summary)
     read = strict_json(path.read_text())
     assert read["methods"]["fedfr"] == {
         "generic": {"tar": 0.25},
         "clients": [0, 1, 2],
-        "personalised": {"tar": [0.5, None]},
+        "personalized": {"tar": [0.5, None]},
     }
     assert read["plot"] == str(path) and read["x"] is None
-    assert read["not_finite"] == {"methods.fedfr.personalised.tar.1": "nan"}
+    assert read["not_finite"] == {"methods.fedfr.personalized.tar.1": "nan"}
 
 
 def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
@@ -174,20 +174,20 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypat
 def test_tensorboard_scalars_are_written_and_nan_is_left_out(tmp_path, capfd):
     pytest.importorskip("tensorboardX")
     sink = sinks.TensorBoardSink(tmp_path, resume_step=2)
-    name = "personalised/tar@far=1e-03"
+    name = "personalized/tar@far=1e-03"
     sink(2, {name: jnp.float32(0.5), "loss": float("nan")})
     sink.close()
     (file,) = tmp_path.iterdir()
     content = file.read_bytes()
     # The tag in letters that are allowed, the name as the title.
-    assert b"personalised/tar_at_far_1e-03" in content and name.encode() in content
+    assert b"personalized/tar_at_far_1e-03" in content and name.encode() in content
     assert b"loss" not in content
     assert capfd.readouterr().out == ""
 
 
 def test_tensorboardx_changes_no_tag_of_ours():
     summary = pytest.importorskip("tensorboardX.summary")
-    for name in ("personalised/tar@far=1e-03", "/a b[c]=d", "generic/mIoU", "loss"):
+    for name in ("personalized/tar@far=1e-03", "/a b[c]=d", "generic/mIoU", "loss"):
         assert summary._clean_tag(sinks.tag(name)) == sinks.tag(name)
 
 

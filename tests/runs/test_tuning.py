@@ -10,16 +10,21 @@ import numpy as np
 import pytest
 
 from fedfr_jax import trees
-from fedfr_jax.federated import memory
+from fedfr_jax.data.stream import stream
+from fedfr_jax.federated import programs
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import sgd, step_decay
-from fedfr_jax.federated.model_axis import onto
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.model_parallel import put_on_mesh
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import first_devices, make_mesh
-from fedfr_jax.runs import timing, tuning
-from fedfr_jax.runs.tuning import Setting
-from fedfr_jax.stream import stream
-from fedfr_jax.types import Cohort, Local
+from fedfr_jax.runs import autotune
+from fedfr_jax.runs.autotune import TuningChoice
+from fedfr_jax.types import Cohort, LocalTraining
 from tests.federated import toys
 from tests.federated.test_engine import build
 
@@ -37,15 +42,15 @@ class Toy:
         self.store, self.timed = open_store(self.sim, self.server), []
         self.settings = {}  # of what was made
         if took:
-            monkeypatch.setattr(tuning, "seconds", self.seconds)
-        self.took = took
+            monkeypatch.setattr(autotune, "seconds", self.seconds)
+        self.record = took
 
     def make(self, setting):
         sim = self.sim
-        made = simulation(
+        made = build_simulation(
             sim.algorithm,
-            sim.feed,
-            sim.table,
+            sim.batching,
+            sim.device_data,
             sim.population,
             mesh=first_devices(sim.mesh, setting.devices),
             cohort_size=sim.cohort_size,
@@ -61,11 +66,11 @@ class Toy:
         assert sim.mesh.size == (setting.devices or self.sim.mesh.size)
         assert {len(x.devices()) for x in jax.tree.leaves(server)} == {sim.mesh.size}
         self.timed.append(setting)
-        return self.took(setting) * len(cohort.ids)
+        return self.record(setting) * len(cohort.ids)
 
     def tune(self, **options):
         given = {**QUIET, **options}
-        setting, sim = tuning.tune(self.make, self.server, self.store, **given)
+        setting, sim = autotune.tune(self.make, self.server, self.store, **given)
         assert self.settings[sim.programs] == setting._replace(lanes=1)
         assert sim.lanes == setting.lanes
         return setting
@@ -81,9 +86,9 @@ def test_a_setting_is_measured_once_and_remembered(tmp_path, monkeypatch):
     toys_of = {"first": {}, "again": {}, "other": {"personal": "head"}}
     for name, options in toys_of.items():
         toy = Toy(monkeypatch, took, **options)
-        assert toy.tune(lanes=(1, 2, 4), say=said.append) == Setting(lanes=2)
+        assert toy.tune(lanes=(1, 2, 4), say=said.append) == TuningChoice(lanes=2)
         # No lane without a client, and of an equal program none again.
-        settings = [Setting(lanes=1), Setting(lanes=2)]
+        settings = [TuningChoice(lanes=1), TuningChoice(lanes=2)]
         assert toy.timed == ([] if name == "again" else settings)
     begin = "lanes: 2 (measured ms per client, lanes 1 "
     assert said[0] == said[1] and said[0].startswith(begin)
@@ -92,7 +97,7 @@ def test_a_setting_is_measured_once_and_remembered(tmp_path, monkeypatch):
 
 
 def lanes_of(name, *counts, devices=0):
-    return [Setting(name, devices, lanes=count) for count in counts]
+    return [TuningChoice(name, devices, lanes=count) for count in counts]
 
 
 def test_implementations_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_devices(
@@ -102,14 +107,16 @@ def test_implementations_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_d
     on = {0: 1.0, 2: 0.5, 1: 0.7}
     took = lambda s: each[s.implementation] * on[s.devices] * (1 + 0.1 * (s.lanes != 2))
     toy = Toy(monkeypatch, took, devices=4, cohort_size=5)
-    monkeypatch.setattr(tuning, "most_lanes", lambda sim, devices=0: 4)
-    assert toy.tune(implementations=each, lanes=(1, 2, 4)) == Setting("im2col", 2, 2)
+    monkeypatch.setattr(autotune, "max_clients_per_device", lambda sim, devices=0: 4)
+    assert toy.tune(implementations=each, lanes=(1, 2, 4)) == TuningChoice(
+        "im2col", 2, 2
+    )
     assert toy.timed == [
         *lanes_of("auto", 1, 2, 4),
         *lanes_of("im2col", 1, 2, 4),
         *lanes_of("slow", 1),  # hopeless: no more lanes of it
-        Setting("im2col", 2, 2),
-        Setting("im2col", 1, 2),  # not better: it would go no further
+        TuningChoice("im2col", 2, 2),
+        TuningChoice("im2col", 1, 2),  # not better: it would go no further
         *lanes_of("im2col", 4, devices=2),
     ]
 
@@ -118,27 +125,27 @@ def test_a_implementation_is_not_given_up_because_another_has_more_lanes(monkeyp
     took = lambda s: {"auto": 10.0, "im2col": 6.0}[s.implementation] / s.lanes
     toy = Toy(monkeypatch, took, cohort_size=5)
     best = toy.tune(implementations=("auto", "im2col"), lanes=(1, 2, 4))
-    assert best == Setting("im2col", lanes=4)
+    assert best == TuningChoice("im2col", lanes=4)
 
 
 def test_fewer_devices_are_tried_with_more_lanes_on_the_same_clients(monkeypatch):
     asked = []
-    monkeypatch.setattr(tuning, "CLIENTS", 1)
+    monkeypatch.setattr(autotune, "CLIENTS", 1)
     toy = Toy(monkeypatch, None, devices=4, cohort_size=5)
 
     def took(sim, server, store, cohort):
         asked.append((sim.mesh.size, sim.lanes, len(cohort.ids)))
         return 1.0 * sim.mesh.size / sim.lanes
 
-    monkeypatch.setattr(tuning, "seconds", took)
-    assert toy.tune(lanes=(1, 2, 4)) == Setting("auto", 1, 4)
+    monkeypatch.setattr(autotune, "seconds", took)
+    assert toy.tune(lanes=(1, 2, 4)) == TuningChoice("auto", 1, 4)
     assert asked == [(4, 1, 4), (2, 1, 4), (1, 1, 4), (1, 2, 5), (1, 4, 5)]
 
 
 def test_settings_that_do_not_fit_give_way_to_fewer_devices(tmp_path, monkeypatch):
     took, kept = (lambda s: 1.0 if s.devices == 1 else math.inf), tmp_path / "kept"
     toy = Toy(monkeypatch, took, devices=4)
-    assert toy.tune(lanes=(1,)) == Setting(devices=1)
+    assert toy.tune(lanes=(1,)) == TuningChoice(devices=1)
     nowhere = Toy(monkeypatch, lambda s: math.inf, devices=2, personal="head")
     nowhere.tune(lanes=(1,), kept=kept)
     known = json.loads((tmp_path / "fedfr_jax" / "tuned.json").read_text())
@@ -149,18 +156,18 @@ def test_nothing_is_measured_for_canonical_sums(monkeypatch):
     """Whose bits would depend on the lanes that won on this machine."""
     toy, said = Toy(monkeypatch), []
     toy.sim = toy.sim._replace(shards=1)  # `make` then asks for canonical sums
-    assert toy.tune(say=said.append) == Setting()
+    assert toy.tune(say=said.append) == TuningChoice()
     assert not toy.timed and "lanes: 1 (canonical sums" in said[0]
 
 
 def test_a_single_choice_is_taken_as_it_is(monkeypatch):
     toy = Toy(monkeypatch, lambda setting: 1 / 0, cohort_size=5)
-    assert toy.tune(lanes=(4,)) == Setting(lanes=4)
+    assert toy.tune(lanes=(4,)) == TuningChoice(lanes=4)
 
 
 def test_a_choice_is_of_as_many_clients_as_the_cohort_has(monkeypatch):
-    monkeypatch.setattr(tuning, "CLIENTS", 1)
-    monkeypatch.setattr(timing, "CLIENTS", 1)
+    monkeypatch.setattr(autotune, "CLIENTS", 1)
+    monkeypatch.setattr(autotune, "CLIENTS", 1)
     counts = []
     for cohort_size in (5, 2, 5, 2):
         toy = Toy(monkeypatch, lambda s: 1 / s.lanes, cohort_size=cohort_size)
@@ -171,23 +178,25 @@ def test_a_choice_is_of_as_many_clients_as_the_cohort_has(monkeypatch):
 
 def test_a_setting_changes_the_last_bits_at_most(monkeypatch):
     toy, ends = Toy(monkeypatch, devices=2), []
-    for setting in (Setting(), Setting(devices=1), Setting(lanes=3)):
+    for setting in (TuningChoice(), TuningChoice(devices=1), TuningChoice(lanes=3)):
         sim = toy.make(setting)
-        server = onto(sim.mesh, toy.server)
-        ends.append(jax.device_get(play(sim, server, open_store(sim, server), 0)[0]))
+        server = put_on_mesh(sim.mesh, toy.server)
+        ends.append(
+            jax.device_get(simulate_round(sim, server, open_store(sim, server), 0)[0])
+        )
     for end in ends[1:]:
         jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5), ends[0], end)
 
 
 def test_a_setting_is_timed_on_the_real_program(monkeypatch):
     toy, seen = Toy(monkeypatch, devices=2, cohort_size=5), {}
-    measure = tuning.measure
+    measure = autotune.measure
     keep = lambda *given: seen.update(measure(*given)) or seen
-    monkeypatch.setattr(tuning, "measure", keep)
+    monkeypatch.setattr(autotune, "measure", keep)
     best = toy.tune()
     assert best == min(seen, key=seen.get) and 0 < min(seen.values()) < 10
     assert {setting.devices for setting in seen} == {0, 1}
-    play(toy.sim, toy.server, toy.store, 0)  # the server is still there
+    simulate_round(toy.sim, toy.server, toy.store, 0)  # the server is still there
 
 
 def test_a_stream_is_measured_on_the_rows_of_the_clients_that_are_timed(monkeypatch):
@@ -195,7 +204,7 @@ def test_a_stream_is_measured_on_the_rows_of_the_clients_that_are_timed(monkeypa
     rows_read = []
     read = lambda rows: rows_read.append(np.asarray(rows)) or table.images[rows]
     algorithm, variables = toys.fedavg_toy()
-    make = lambda setting, waves=1: simulation(
+    make = lambda setting, waves=1: build_simulation(
         algorithm,
         toys.feed(),
         stream(read, table.labels, waves=waves),
@@ -204,23 +213,23 @@ def test_a_stream_is_measured_on_the_rows_of_the_clients_that_are_timed(monkeypa
         cohort_size=2,
         lanes=setting.lanes,
     )
-    sim, asked = make(Setting()), []
-    server = start(sim, variables)
+    sim, asked = make(TuningChoice()), []
+    server = start_simulation(sim, variables)
     store = open_store(sim, server)
-    seconds = timing.seconds_once
+    seconds = autotune.time_once
     monkeypatch.setattr(
-        timing, "seconds_once", lambda *x: asked.append(seconds(*x)) or asked[-1]
+        autotune, "time_once", lambda *x: asked.append(seconds(*x)) or asked[-1]
     )
     makes = lambda setting: (make(setting), rows_read.pop())[0]  # the shape's own row
     rows_read.clear()
-    chosen, _ = tuning.tune(makes, server, store, lanes=(1, 2, 4), **QUIET)
-    assert len(asked) == 2 * (timing.REPEATS + 1) and 0 < min(asked)
+    chosen, _ = autotune.tune(makes, server, store, lanes=(1, 2, 4), **QUIET)
+    assert len(asked) == 2 * (autotune.REPEATS + 1) and 0 < min(asked)
     own = np.arange(population.offsets[2])
     np.testing.assert_array_equal(np.unique(np.concatenate(rows_read)), own)
     spent = min(asked[1:4]), min(asked[5:])
-    assert chosen == Setting(lanes=1 + int(np.argmin(spent)))
-    sims = sim, make(Setting(), waves=2)  # another stream
-    assert len({timing.fingerprint([x], server, store) for x in sims}) == 2
+    assert chosen == TuningChoice(lanes=1 + int(np.argmin(spent)))
+    sims = sim, make(TuningChoice(), waves=2)  # another stream
+    assert len({autotune.fingerprint([x], server, store) for x in sims}) == 2
 
 
 @pytest.mark.parametrize(
@@ -235,23 +244,23 @@ def test_a_stream_is_measured_on_the_rows_of_the_clients_that_are_timed(monkeypa
 def test_more_lanes_are_tried_until_they_do_not_pay_or_fit(monkeypatch, times, asked):
     seconds = dict(zip((1, 2, 4, 8), times, strict=True))
     toy = Toy(monkeypatch, lambda setting: seconds[setting.lanes])
-    space = tuning.Space(("auto",), (), (1, 2, 4, 8))
-    monkeypatch.setattr(tuning, "most_lanes", lambda sim, devices=0: 8)
-    spent = tuning.measure(toy.make, toy.server, None, toy.sim, space)
-    assert spent == {Setting(lanes=x): np.float32(seconds[x]) for x in asked}
+    space = autotune.TuningSpace(("auto",), (), (1, 2, 4, 8))
+    monkeypatch.setattr(autotune, "max_clients_per_device", lambda sim, devices=0: 8)
+    spent = autotune.measure(toy.make, toy.server, None, toy.sim, space)
+    assert spent == {TuningChoice(lanes=x): np.float32(seconds[x]) for x in asked}
 
 
 @pytest.mark.parametrize("each, timed", [(1.0, {1}), (0.02, {3}), (1e-9, {4})])
 def test_a_round_that_is_over_at_once_is_timed_with_more_clients(
     monkeypatch, each, timed
 ):
-    monkeypatch.setattr(tuning, "CLIENTS", 1)
+    monkeypatch.setattr(autotune, "CLIENTS", 1)
     toy, counts = Toy(monkeypatch, lambda setting: each, cohort_size=4), []
-    seconds = tuning.seconds
+    seconds = autotune.seconds
     keep = lambda *given: counts.append(len(given[-1].ids)) or seconds(*given)
-    monkeypatch.setattr(tuning, "seconds", keep)
-    space = tuning.Space(("auto", "im2col"), (), (1,))
-    tuning.measure(toy.make, toy.server, None, toy.sim, space)
+    monkeypatch.setattr(autotune, "seconds", keep)
+    space = autotune.TuningSpace(("auto", "im2col"), (), (1,))
+    autotune.measure(toy.make, toy.server, None, toy.sim, space)
     assert set(counts[-2:]) == timed
 
 
@@ -262,7 +271,7 @@ def test_an_accelerator_is_tried_with_more_lanes_than_a_cpu_and_whole(monkeypatc
         mesh = types.SimpleNamespace(devices=np.array([[device(kind)]]))
         mesh.shape = {"clients": devices, "model": model}
         sim = types.SimpleNamespace(mesh=mesh)
-        return tuning.space_of(sim, ("auto",))
+        return autotune.build_space(sim, ("auto",))
 
     assert space("cpu").lanes == (1, 2, 4, 8, 16)
     assert space("gpu").lanes == (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -277,9 +286,9 @@ def test_a_run_keeps_its_setting_as_long_as_it_is_possible(tmp_path, monkeypatch
     kept, said = tmp_path / "run" / "lanes.json", []
     # Another machine has another cache and another opinion.
     for machine, devices, cohort_size, fastest, wanted in [
-        ("a", 2, 4, Setting("im2col", 1, 2), Setting("im2col", 1, 2)),
-        ("b", 2, 4, Setting(), Setting("im2col", 1, 2)),
-        ("b", 1, 1, Setting(), Setting()),  # two lanes are too many now
+        ("a", 2, 4, TuningChoice("im2col", 1, 2), TuningChoice("im2col", 1, 2)),
+        ("b", 2, 4, TuningChoice(), TuningChoice("im2col", 1, 2)),
+        ("b", 1, 1, TuningChoice(), TuningChoice()),  # two lanes are too many now
     ]:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
         took = lambda setting, best=fastest: 1.0 + np.sum(np.not_equal(setting, best))
@@ -293,17 +302,17 @@ def test_a_run_keeps_its_setting_as_long_as_it_is_possible(tmp_path, monkeypatch
         "lanes: 1 (the only",
     ]
     assert [x[: len(y)] for x, y in zip(said, begins, strict=True)] == begins
-    assert json.loads(kept.read_text()) == Setting()._asdict()
+    assert json.loads(kept.read_text()) == TuningChoice()._asdict()
 
 
 @pytest.mark.parametrize(
     "held, wanted",
     [
-        ('{"lanes": 2}', Setting(lanes=2)),  # of before there were implementations
-        ('{"devices": 1, "lanes": 3}', Setting(devices=1, lanes=3)),
+        ('{"lanes": 2}', TuningChoice(lanes=2)),  # of before there were implementations
+        ('{"devices": 1, "lanes": 3}', TuningChoice(devices=1, lanes=3)),
         ('{"lanes": 3}', None),  # too many for two devices
         ('{"implementation": "forgotten", "lanes": 2}', None),
-        ('{"devices": 2, "lanes": 2}', Setting(lanes=2)),  # all of them
+        ('{"devices": 2, "lanes": 2}', TuningChoice(lanes=2)),  # all of them
         ('{"devices": 3, "lanes": 1}', None),
         ('{"devices": -1, "lanes": 2}', None),
         ('{"lanes": null}', None),
@@ -319,9 +328,9 @@ def test_what_a_run_has_kept_is_taken_or_measured_anew(
     kept = tmp_path / "lanes.json"
     kept.write_text(held)
     toy = Toy(monkeypatch, lambda s: 1.0 + s.lanes, devices=2, cohort_size=4)
-    assert toy.tune(kept=kept) == (wanted or Setting())
+    assert toy.tune(kept=kept) == (wanted or TuningChoice())
     assert bool(toy.timed) == (wanted is None)
-    assert Setting(**json.loads(kept.read_text())) == (wanted or Setting())
+    assert TuningChoice(**json.loads(kept.read_text())) == (wanted or TuningChoice())
 
 
 def test_fewer_devices_are_not_kept_where_they_would_not_be_tried(
@@ -329,9 +338,9 @@ def test_fewer_devices_are_not_kept_where_they_would_not_be_tried(
 ):
     kept = tmp_path / "lanes.json"
     kept.write_text('{"devices": 1, "lanes": 1}')
-    monkeypatch.setattr(tuning, "_is_cpu", lambda mesh: False)
+    monkeypatch.setattr(autotune, "_is_cpu", lambda mesh: False)
     toy = Toy(monkeypatch, lambda s: 1.0 + s.lanes, devices=2, cohort_size=4)
-    assert toy.tune(kept=kept) == Setting() and toy.timed
+    assert toy.tune(kept=kept) == TuningChoice() and toy.timed
 
 
 def test_a_damaged_or_missing_cache_stops_no_run(tmp_path, monkeypatch):
@@ -340,16 +349,16 @@ def test_a_damaged_or_missing_cache_stops_no_run(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "tuned.json").write_text('{"half')
     toy = Toy(monkeypatch, took)
-    assert toy.tune() == Setting() and toy.timed
+    assert toy.tune() == TuningChoice() and toy.timed
     (name,) = known = json.loads((folder / "tuned.json").read_text())
     for damaged in (1, {"seconds": None}):
         (folder / "tuned.json").write_text(json.dumps({**known, name: damaged}))
         toy = Toy(monkeypatch, took)
-        assert toy.tune() == Setting() and toy.timed
+        assert toy.tune() == TuningChoice() and toy.timed
     said = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "tuned.json"))  # no folder
     toy = Toy(monkeypatch, took)
-    assert toy.tune(say=said.append) == Setting() and toy.timed
+    assert toy.tune(say=said.append) == TuningChoice() and toy.timed
     assert "cannot be written, the choice is not remembered" in said[0]
 
 
@@ -359,16 +368,20 @@ def test_the_fingerprint_knows_every_implementation_and_the_flags(monkeypatch):
 
     def like(algorithm, feed):
         options = {"mesh": sim.mesh, "cohort_size": sim.cohort_size}
-        return simulation(algorithm, feed, sim.table, sim.population, **options)
+        return build_simulation(
+            algorithm, feed, sim.device_data, sim.population, **options
+        )
 
     # As another implementation: the same shapes, another program.
-    other = like(sim.algorithm, sim.feed._replace(shuffle=False))
-    name = lambda *sims: timing.fingerprint(sims, toy.server, toy.store)
+    other = like(sim.algorithm, sim.batching._replace(shuffle=False))
+    name = lambda *sims: autotune.fingerprint(sims, toy.server, toy.store)
     names = {name(sim, sim), name(sim, other), name(sim, sim)}
     assert len(names) == 2
     optimizer = sgd(momentum=0.8, weight_decay=1e-2)
-    local = Local(toys.norm_loss, optimizer, step_decay(0.2, every=2))
-    faster = like(fedavg(local), sim.feed)  # other numbers: the program takes as long
+    local = LocalTraining(toys.norm_loss, optimizer, step_decay(0.2, every=2))
+    faster = like(
+        fedavg(local), sim.batching
+    )  # other numbers: the program takes as long
     assert name(faster, faster) == name(sim, sim)
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=1")
     assert name(sim, sim) not in names
@@ -379,7 +392,9 @@ def out_of_reach(**fields):
     side = 2**25
 
     def client_update(key, server, personal, client):
-        x = client.num_local.astype(jnp.float32) + jnp.arange(side, dtype=jnp.float32)
+        x = client.num_examples.astype(jnp.float32) + jnp.arange(
+            side, dtype=jnp.float32
+        )
         products = jnp.sort(x[:, None] * x[None, :], axis=1)
         return honest(key, server, personal, client)._replace(
             metrics={"middle": products[client.id, side // 2]}
@@ -390,19 +405,21 @@ def out_of_reach(**fields):
     algorithm = sim.algorithm._replace(client_update=client_update)
     table, population = toys.problem()
     options = {"mesh": sim.mesh, "cohort_size": 3, "lanes": sim.lanes}
-    return simulation(algorithm, sim.feed, table, population, **options), server
+    return build_simulation(
+        algorithm, sim.batching, table, population, **options
+    ), server
 
 
 def test_lanes_that_do_not_fit_say_what_is_needed():
     sim, server = out_of_reach(lanes=2)
     with pytest.raises(MemoryError, match="got 2: a round needs .* GiB to train"):
-        play(sim, server, open_store(sim, server), 0)
+        simulate_round(sim, server, open_store(sim, server), 0)
 
 
 def test_lanes_that_do_not_fit_are_not_chosen():
     sim, server = out_of_reach()
     store, cohort = open_store(sim, server), Cohort(np.arange(3), 0)
-    assert timing.seconds(sim, server, store, cohort) == math.inf
+    assert autotune.seconds(sim, server, store, cohort) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -417,7 +434,7 @@ def test_what_cannot_fit_is_refused_before_it_is_compiled(
 ):
     sim, server = build("fedavg", lanes=4, cohort_size=3, personal=personal)
     free = (most_lanes + 0.5) * trees.num_bytes(server)
-    monkeypatch.setattr(memory, "free_bytes", lambda mesh: free)
+    monkeypatch.setattr(programs, "free_bytes", lambda mesh: free)
     with pytest.raises(MemoryError, match=message):
-        play(sim, server, open_store(sim, server), 0)
-    assert sim.programs.whole.num_compiled() == 0
+        simulate_round(sim, server, open_store(sim, server), 0)
+    assert sim.programs.run_whole.num_compiled() == 0

@@ -12,9 +12,9 @@ from fedfr_jax import digest_json
 from fedfr_jax.central.settings import Training
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.runs import workdir
+from fedfr_jax.runs.stage_config import stage_config
 from fedfr_jax.runs.stage_folders import check_stages
-from fedfr_jax.runs.stage_settings import settings_of
-from fedfr_jax.types import Central, Federated, LastRound, Stage
+from fedfr_jax.types import CentralTrainer, FederatedTrainer, FinalAdaptation, Stage
 
 CONFIG = {
     "seed": 0,
@@ -24,8 +24,8 @@ CONFIG = {
     "evaluation": {"fars": [0.1]},
     "methods": {"fedavg": {}, "fedfr": {"scale": 30}, "central": {"kind": "central"}},
 }
-NONE = Central(*[None] * len(Central._fields))
-ROUNDS = Federated(None, None, None, None, None)
+NONE = CentralTrainer(*[None] * len(CentralTrainer._fields))
+ROUNDS = FederatedTrainer(None, None, None, None, None)
 STAGES = {
     "pretrained": Stage(NONE),
     "fedavg": Stage(ROUNDS, "pretrained"),
@@ -208,7 +208,7 @@ def test_more_rounds_go_on_where_nothing_else_has_changed(folder, capsys):
 
 
 def test_a_last_round_that_has_adapted_clients_ends_a_stage(folder, capsys):
-    adapted = ROUNDS._replace(last_round=LastRound(None, 1))
+    adapted = ROUNDS._replace(last_round=FinalAdaptation(None, 1))
     stages = {**STAGES, "fedfr": Stage(adapted, "pretrained")}
     workdir.claim(folder, changed(federation__rounds=5), stages).close()
     assert kept(folder) == ["pretrained", "fedavg", "central"]
@@ -280,7 +280,7 @@ LEFT_AS_THEY_ARE = {
 )
 def test_every_key_touches_the_stages_that_depend_on_it(section, keys, stages):
     old, new = {section: {}}, lambda key: {section: {key: "other"}}
-    of = lambda name, config: settings_of(name, STAGES, config)
+    of = lambda name, config: stage_config(name, STAGES, config)
     found = {
         key: {name for name in STAGES if of(name, old) != of(name, new(key))}
         for key in keys
@@ -311,7 +311,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused_at_once(tmp_path):
         workdir.claim(tmp_path, "{}").close()
     (tmp_path / "seconds.json").mkdir()
     with pytest.raises(ValueError, match="seconds.json must be a file, got a folder"):
-        workdir.Clock(tmp_path / "seconds.json")
+        workdir.ElapsedTime(tmp_path / "seconds.json")
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "\x00", "[" * 99999])
@@ -322,4 +322,4 @@ def test_a_damaged_config_is_named_and_damaged_seconds_are_forgotten(text, tmp_p
         workdir.claim(tmp_path, "{}").close()
     for damaged in (text, '{"seconds": NaN}'):
         (tmp_path / "seconds.json").write_text(damaged)
-        assert workdir.Clock(tmp_path / "seconds.json").note() < 60
+        assert workdir.ElapsedTime(tmp_path / "seconds.json").note() < 60

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from fedfr_jax.__main__ import main
+from fedfr_jax.cli.main import main
 from fedfr_jax.scaling import (
     JOINT,
     POWER,
     SATURATING,
-    best,
+    best_fit,
     fit,
     hold_out,
     interval,
@@ -20,8 +20,8 @@ from fedfr_jax.scaling import (
     replicates,
     study,
 )
-from fedfr_jax.scaling.budget import Cost, best_plan, cost_of, plan_at
 from fedfr_jax.scaling.laws import Coefficients, predict
+from fedfr_jax.scaling.study import Cost, best_plan, fit_cost, plan_for_size
 
 TRUTH = {
     POWER: Coefficients(np.array([0.2]), np.array([3.0]), np.array(0.0)),
@@ -62,7 +62,7 @@ def test_aicc_finds_whether_there_is_an_offset(true):
     for seed in range(5):
         inputs, errors = simulated(true, seed=seed)
         fits = [fit(law, inputs, errors) for law in (POWER, SATURATING)]
-        chosen.append(best(fits).law is true)
+        chosen.append(best_fit(fits).law is true)
     assert sum(chosen) >= 4
 
 
@@ -106,13 +106,13 @@ def test_intervals_are_those_of_their_seed():
 def test_the_largest_run_tells_when_the_law_ends():
     inputs, errors = simulated(POWER)
     held = hold_out(POWER, inputs, errors, draws=DRAWS)
-    assert held.is_inside and held.is_held.tolist() == [False] * 11 + [True]
+    assert held.is_inside and held.is_held_out.tolist() == [False] * 11 + [True]
     errors[-1] = errors[-2]  # the last doubling buys nothing
     held = hold_out(POWER, inputs, errors, draws=DRAWS)
     assert not held.is_inside and held.measured > held.high
 
 
-# Exponents by least squares, as the digitised points give them: backbone, with head.
+# Exponents by least squares, as the digitized points give them: backbone, with head.
 SQUARES = {
     ("masked_ijbc", "scratch"): (0.065, 0.268),
     ("ijbc", "scratch"): (0.044, 0.185),
@@ -124,7 +124,7 @@ SQUARES = {
 @pytest.mark.parametrize("metric, series", SQUARES)
 def test_bigfaces_points_have_these_exponents(metric, series):
     given = points(read_rows("bigface"), metric, is_score=metric != "challenge")
-    own = given.of(np.array(given.series) == series)
+    own = given.take(np.array(given.series) == series)
     for name, expected in zip(own.sizes, SQUARES[metric, series], strict=True):
         sizes = own.sizes[name][:, None]
         squares = fit(POWER, sizes, own.errors, delta=1e3).coefficients.exponents[0]
@@ -160,12 +160,14 @@ def test_a_term_that_runs_do_not_show_gives_no_budget_and_no_warning():
 def test_the_best_network_of_a_budget_is_best():
     law, cost = TRUTH[JOINT], Cost(2400.0, 0.9)
     plan = best_plan(law, cost, 1e16)
-    others = [plan_at(law, cost, 1e16, n).error for n in np.geomspace(1e4, 1e9, 4001)]
+    others = [
+        plan_for_size(law, cost, 1e16, n).error for n in np.geomspace(1e4, 1e9, 4001)
+    ]
     assert plan.error <= min(others) == pytest.approx(plan.error, rel=1e-6)
     assert cost.factor * plan.parameters**0.9 * plan.images == pytest.approx(1e16)
     inputs, _ = simulated(JOINT)
     n, d = inputs.T
-    assert cost_of(n, d, 2400 * n**0.9 * d) == pytest.approx(cost)
+    assert fit_cost(n, d, 2400 * n**0.9 * d) == pytest.approx(cost)
 
 
 def rows(count=6, **columns):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.testing import assert_allclose
 
-from fedfr_jax.tasks.contrast import contrasted
+from fedfr_jax.tasks.contrastive import with_contrastive_loss
 from fedfr_jax.types import Model
 
 RNG = np.random.default_rng(0)
@@ -31,7 +31,7 @@ def apply(*arguments, **named):
     return output, stats
 
 
-MODEL = Model(None, apply, (2, 2, 4), 1, features=features)
+MODEL = Model(None, apply, (2, 2, 4), 1, apply_with_features=features)
 
 
 def squares(model):
@@ -46,7 +46,9 @@ def squares(model):
 
 
 def value_of(params, weight=0.5):
-    loss = contrasted(squares, MODEL, contrastive_weight=weight, temperature=0.25)
+    loss = with_contrastive_loss(
+        squares, MODEL, contrastive_weight=weight, temperature=0.25
+    )
     own = {"params": params}
     return loss(own, BATCH, None, received=RECEIVED, previous=PREVIOUS)
 

@@ -4,8 +4,8 @@ import pytest
 
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.iresnet import DEPTHS
-from fedfr_jax.models.sizes import check_layers
-from fedfr_jax.tasks.network import check_dtype, network_of
+from fedfr_jax.models.model_limits import check_layers
+from fedfr_jax.tasks.model import build_network, check_dtype
 
 SHAPE = (4, 4, 1)
 ENCODER = {"name": "resnet"}
@@ -19,7 +19,7 @@ def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
     monkeypatch.setitem(MODELS, "broken", lambda image_shape: made)
     message = "config.model must be usable as .*'broken'.*got TypeError: no such axis"
     with pytest.raises(ValueError, match=message):
-        network_of({"name": "broken"}, SHAPE)
+        build_network({"name": "broken"}, SHAPE)
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,17 @@ def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
 )
 def test_a_size_that_no_network_has_is_refused_before_one_is_made(settings, message):
     with pytest.raises(ValueError, match=f"^config.model.{message}"):
-        network_of(settings, SHAPE)
+        build_network(settings, SHAPE)
 
 
 def test_sizes_at_their_bounds_and_multipliers_are_taken():
     check_layers("model", {"name": "iresnet", "depth": max(DEPTHS)})
     most = {"name": "mlp", "hidden": 2**16, "num_classes": 3}
-    assert network_of(most, SHAPE)[1].shape == (1, 3)
+    assert build_network(most, SHAPE)[1].shape == (1, 3)
     none = {"name": "sphereface", "blocks": (0,), "widths": (1,), "embedding_dim": 1}
-    assert network_of(none, SHAPE)[1].shape == (1, 1)
+    assert build_network(none, SHAPE)[1].shape == (1, 1)
     half = {"name": "mobilenet", "width": 0.5, "num_classes": 3}
-    assert network_of(half, SHAPE)[1].shape == (1, 3)
+    assert build_network(half, SHAPE)[1].shape == (1, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A row of any task computes in bfloat16, rematerialised and clipped, from a config.
+"""A row of any task computes in bfloat16, rematerialized and clipped, from a config.
 
 And its running statistics are averaged or not, as the config says.
 """
@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from fedfr_jax import trees
-from fedfr_jax.build import build
+from fedfr_jax.config.build import build
 from fedfr_jax.federated.algorithms.personal import Server
-from fedfr_jax.federated.simulation import play
+from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.plan.federated import client_program, round_shapes
-from fedfr_jax.plan.stages import examples_of, start_of
-from fedfr_jax.runs.begin import begin
+from fedfr_jax.plan.stages import count_examples, init_stage
+from fedfr_jax.runs.stage_setup import start_stage
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
 from tests.federated import toys
 
@@ -72,11 +72,13 @@ def first_round(task, clip_norm, folder):
     trainer, start = experiment.stages["row"].trainer, None
     if task == "faces":
         start = experiment.stages["pretrained"].trainer.init(jax.random.key(0))
-    begun = begin(experiment, trainer, start, folder)
+    begun = start_stage(experiment, trainer, start, folder)
     begun.checkpointer.close()
-    params = lambda server: jax.device_get(trainer.algorithm.network(server)["params"])
+    params = lambda server: jax.device_get(
+        trainer.algorithm.global_model(server)["params"]
+    )
     before = params(begun.server)
-    server, outcome = play(begun.sim, begun.server, begun.store, 0)
+    server, outcome = simulate_round(begun.sim, begun.server, begun.store, 0)
     return before, params(server), outcome.metrics
 
 
@@ -84,8 +86,8 @@ def first_round(task, clip_norm, folder):
 def test_a_client_computes_in_half_precision_and_blocks_again(task):
     """By its program. A segmenter's last layer has float32, three products of it."""
     experiment = build(config(task, clip_norm=1e-3))
-    trainer, examples = experiment.stages["row"].trainer, examples_of(experiment)
-    start, feed = start_of(experiment, "row"), experiment.feed
+    trainer, examples = experiment.stages["row"].trainer, count_examples(experiment)
+    start, feed = init_stage(experiment, "row"), experiment.batching
     with jax.numpy_dtype_promotion("standard"):
         shapes = round_shapes(experiment, trainer, feed, start, examples)
         program, _ = client_program(trainer.algorithm, feed, 16, shapes)
@@ -111,8 +113,8 @@ def averaged(task, batch_stats):
     """Names of the leaves of the server's state that a round averages."""
     experiment = build(config(task, batch_stats=batch_stats))
     trainer = experiment.stages["row"].trainer
-    begin = lambda variables: trainer.algorithm.init(trainer.start(variables))
-    server = jax.eval_shape(begin, start_of(experiment, "row"))
+    begin = lambda variables: trainer.algorithm.init(trainer.init_variables(variables))
+    server = jax.eval_shape(begin, init_stage(experiment, "row"))
     while isinstance(server, Server):  # beside what clients keep, or the first one has
         server = server.inner
     paths = jax.tree_util.tree_leaves_with_path(server)

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 import fedfr_jax as ff
-from fedfr_jax.data.sources.index_cache import ReadOnly
+from fedfr_jax.data.sources.npz import ReadOnly
 from fedfr_jax.tasks.places import paths_in, with_paths, without_places
 
 CONFIG = {

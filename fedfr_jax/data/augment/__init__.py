@@ -5,13 +5,11 @@ Every factory here returns an `Augment` of one example; `batched` maps it over a
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fedfr_jax.data.augment.camera_statistics import camera_statistics
-from fedfr_jax.data.augment.combine import batched, compose, identity
-from fedfr_jax.data.augment.erase import erase
+from fedfr_jax.data.augment.composition import batched, compose, identity
 from fedfr_jax.data.augment.face_mask import face_mask
-from fedfr_jax.data.augment.geometry import mirror, pad_and_crop
-from fedfr_jax.data.augment.pixels import color, normalize
-from fedfr_jax.data.augment.warp import affine
+from fedfr_jax.data.augment.geometry import affine, mirror, pad_and_crop
+from fedfr_jax.data.augment.photometric import camera_statistics, color, normalize
+from fedfr_jax.data.augment.random_erasing import erase
 from fedfr_jax.schema import choose, naming, register
 from fedfr_jax.types import Augment
 
@@ -61,9 +59,9 @@ def build_augment(
 ) -> Augment:
     """The augments that a configuration lists, one after the other.
 
-    >>> build_augment(["mirror"]).views
+    >>> build_augment(["mirror"]).num_views
     2
-    >>> build_augment(["mirror", {"name": "affine", "rotation": 10}]).views
+    >>> build_augment(["mirror", {"name": "affine", "rotation": 10}]).num_views
     0
 
     Args:
@@ -100,6 +98,6 @@ def build_augment(
 
 
 def _is_on_bytes(given: Mapping) -> bool:
-    """Whether an entry of a configuration needs pixels that are not normalised yet."""
+    """Whether an entry of a configuration needs pixels that are not normalized yet."""
     fills_noise = given["name"] == "erase" and given.get("fill", "random") == "random"
     return given["name"] in ON_BYTES or fills_noise

@@ -1,17 +1,183 @@
-"""Mirroring and cropping: image, landmarks and mask move together."""
+"""Augments of geometry: image, landmarks and mask move together.
+
+Rotation, scale, shear and shift as one resampling of image, landmarks and mask.
+
+64 images on 2 CPU cores, vmapped in a compiled loop, ms (median):
+
+                                                28 x 28 x 1    112 x 112 x 3
+    four gathers of pixels                          0.17            1.7
+    one gather of four neighbors side by side      0.50           31
+    jax.scipy.ndimage.map_coordinates               0.11            8.2
+    two passes of 1-d resampling as matmuls         1.2           425
+    dm_pix.affine_transform                         6.1           220
+
+The first is taken. dm_pix's also mixes dtypes, an error under strict promotion.
+
+Mirroring and cropping: image, landmarks and mask move together.
+"""
 
 import math
 import numbers
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from fedfr_jax.data.augment.checks import FINITE, check_numbers
-from fedfr_jax.data.augment.combine import identity
-from fedfr_jax.data.augment.contents import constant, move
+from fedfr_jax.data.augment.composition import (
+    FINITE,
+    check_numbers,
+    check_pair,
+    constant,
+    identity,
+    move,
+    store,
+)
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Augment
+
+BOUNDS = {"rotation": (0, 180), "shear": (0, 80), "shift": (0, 1), "fill": FINITE}
+SMALLEST = 2**-10  # scale
+
+
+class AffineMap(NamedTuple):
+    """A point at (x, y) from the image's center goes to (xx x + xy y + dx, ...)."""
+
+    xx: jax.Array  # []
+    xy: jax.Array  # []
+    yx: jax.Array  # []
+    yy: jax.Array  # []
+    dx: jax.Array  # [] pixels
+    dy: jax.Array  # [] pixels
+
+
+def affine(
+    *,
+    rotation: float = 0.0,
+    scale: float | tuple[float, float] = 0.0,
+    shift: float = 0.0,
+    shear: float = 0.0,
+    fill: float = 0.0,
+    ignore: int = 255,
+) -> Augment:
+    """Shear, scale and rotate about the center, then shift, each drawn uniformly.
+
+    Images are interpolated bilinearly and keep their dtype; masks take the nearest
+    pixel.
+
+    Args:
+      rotation: largest angle in degrees, either way, in [0, 180].
+      scale: (low, high), or a fraction below 1: 0.1 is (0.9, 1.1).
+      shift: largest shift as a fraction of width and height, in [0, 1].
+      shear: largest angle in degrees by which upright lines lean, in [0, 80].
+      fill: what comes into the image from outside.
+      ignore: what comes into the mask from outside.
+    """
+    given = {"rotation": rotation, "shear": shear, "shift": shift}
+    check_numbers("affine's ", {**given, "fill": fill}, BOUNDS)
+    scale = _scale_range(scale)
+
+    def draw(key, height, width):
+        low = [-rotation, -shear, scale[0], -shift * width, -shift * height]
+        high = [rotation, shear, scale[1], shift * width, shift * height]
+        low, high = np.array(low, np.float32), np.array(high, np.float32)
+        drawn = jax.random.uniform(key, (5,), jnp.float32, low, high)
+        angle, lean, size, dx, dy = drawn
+        return build_affine(jnp.deg2rad(angle), jnp.deg2rad(lean), size, dx, dy)
+
+    def apply(key, inputs, targets):
+        height, width, _ = inputs["image"].shape
+        forward = draw(key, height, width)
+        x, y = origins(forward, height, width)
+        return move(
+            inputs,
+            targets,
+            image=lambda image: interpolate(image, x, y, fill),
+            landmarks=lambda points: move_points(forward, points, height, width),
+            mask=lambda mask: nearest(mask, x, y, ignore),
+        )
+
+    has_effect = any(given.values()) or scale != (1, 1)
+    return Augment(apply) if has_effect else identity()
+
+
+def _scale_range(scale):
+    """(low, high) of a fraction or a pair."""
+    if isinstance(scale, tuple | list):
+        check_pair("affine's ", "scale", scale, (SMALLEST, 1 / SMALLEST))
+        return tuple(scale)
+    check_numbers("affine's ", {"scale": scale}, {"scale": (0, 1 - SMALLEST)})
+    return (1 - scale, 1 + scale)
+
+
+def build_affine(angle, lean, size, dx, dy) -> AffineMap:
+    """Shear along x by `lean`, then rotate by `angle`, both radians; then shift."""
+    cosine, sine, slope = jnp.cos(angle), jnp.sin(angle), jnp.tan(lean)
+    return AffineMap(
+        xx=size * cosine,
+        xy=size * (cosine * slope - sine),
+        yx=size * sine,
+        yy=size * (sine * slope + cosine),
+        dx=dx,
+        dy=dy,
+    )
+
+
+def move_points(m: AffineMap, points: jax.Array, height: int, width: int) -> jax.Array:
+    """Where landmarks [P, 2] of an image lie when it has moved."""
+    x, y = points[:, 0] - (width - 1) / 2, points[:, 1] - (height - 1) / 2
+    new_x = m.xx * x + m.xy * y + m.dx + (width - 1) / 2
+    new_y = m.yx * x + m.yy * y + m.dy + (height - 1) / 2
+    return jnp.stack([new_x, new_y], axis=1)
+
+
+def origins(m: AffineMap, height: int, width: int) -> tuple[jax.Array, jax.Array]:
+    """Where each pixel of the moved image comes from, x and y [H, W]."""
+    x = jnp.arange(width, dtype=jnp.float32)[None, :] - (width - 1) / 2 - m.dx
+    y = jnp.arange(height, dtype=jnp.float32)[:, None] - (height - 1) / 2 - m.dy
+    area = m.xx * m.yy - m.xy * m.yx
+    from_x = (m.yy * x - m.xy * y) / area + (width - 1) / 2
+    from_y = (m.xx * y - m.yx * x) / area + (height - 1) / 2
+    return from_x, from_y
+
+
+def interpolate(image: jax.Array, x: jax.Array, y: jax.Array, fill: float) -> jax.Array:
+    """The image [H, W, C] between its pixels, at x, y [H, W]; `fill` around it."""
+    framed = _frame(image, constant("affine's fill", fill, image.dtype))
+    left, top = jnp.floor(x), jnp.floor(y)
+    right_share, lower_share = (x - left)[..., None], (y - top)[..., None]
+    left, top = left.astype(jnp.int32), top.astype(jnp.int32)
+    pixels = lambda x, y: _pixels(framed, x, y).astype(jnp.float32)
+    upper = _between(pixels(left, top), pixels(left + 1, top), right_share)
+    lower = _between(pixels(left, top + 1), pixels(left + 1, top + 1), right_share)
+    return store(_between(upper, lower, lower_share), image.dtype)
+
+
+def _between(first, second, share):
+    return (1 - share) * first + share * second
+
+
+def nearest(mask: jax.Array, x: jax.Array, y: jax.Array, ignore: int) -> jax.Array:
+    """The mask's [H, W] pixels nearest to x, y [H, W]; `ignore` around it."""
+    framed = _frame(mask, constant("affine's ignore", ignore, mask.dtype))
+    column = jnp.floor(x + 0.5).astype(jnp.int32)
+    row = jnp.floor(y + 0.5).astype(jnp.int32)
+    return _pixels(framed, column, row)
+
+
+def _frame(values, outside):
+    """[H, W, ...] with one pixel of `outside` around it."""
+    widths = [(1, 1)] * 2 + [(0, 0)] * (values.ndim - 2)
+    return jnp.pad(values, widths, constant_values=outside)
+
+
+def _pixels(framed, x, y):
+    """Pixels at x, y [H, W] int32 of what is framed; the frame's from farther out."""
+    height, width = framed.shape[:2]
+    row, column = jnp.clip(y + 1, 0, height - 1), jnp.clip(x + 1, 0, width - 1)
+    return framed.at[row, column].get(mode="promise_in_bounds")
+
 
 FIVE_POINTS = (1, 0, 2, 4, 3)  # left eye, right eye, nose, left and right mouth corner
 MODES = ("constant", "reflect")
@@ -62,8 +228,8 @@ def mirror(
     if probability == 0:
         return identity()
     if probability == 1:
-        return Augment(apply, views=1, view=view)
-    return Augment(apply, views=2, view=view, draw=draw)
+        return Augment(apply, num_views=1, apply_view=view)
+    return Augment(apply, num_views=2, apply_view=view, sample_view=draw)
 
 
 def _check_swap(swap):

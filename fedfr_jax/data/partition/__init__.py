@@ -1,42 +1,46 @@
 """Who holds which rows: a partition turns labels into rows by client.
 
-Faces: clients hold identities that nobody else has (`Partition`). Classification: all
-clients share the classes, and hold them in different shares (`ClientSplit`).
+Faces: clients hold identities that nobody else has (`IdentityPartition`).
+Classification: all clients share the classes, and hold them in different shares
+(`ClientPartition`).
 """
 
 from collections.abc import Callable
 
-from fedfr_jax.data.partition.classes import by_class, dirichlet, iid, shards
-from fedfr_jax.data.partition.classes_report import class_report, format_class_report
-from fedfr_jax.data.partition.client_split import ClientSplit, leave_out
-from fedfr_jax.data.partition.faces import (
-    by_identity,
-    ms1m,
-    ms1m_order,
+from fedfr_jax.data.partition.client_partition import ClientPartition, drop_clients
+from fedfr_jax.data.partition.identities import by_identity, ms1m, ms1m_order
+from fedfr_jax.data.partition.label_skew import by_class, dirichlet, iid, shards
+from fedfr_jax.data.partition.natural import natural
+from fedfr_jax.data.partition.quantity_skew import (
+    lognormal_sizes,
+    power_law,
+    quantity_skew,
 )
-from fedfr_jax.data.partition.faces_report import format_report, report
-from fedfr_jax.data.partition.owners import by_owner
-from fedfr_jax.data.partition.power_law import lognormal_sizes, power_law
-from fedfr_jax.data.partition.quantity import quantity
+from fedfr_jax.data.partition.report import (
+    class_report,
+    format_class_report,
+    format_report,
+    report,
+)
 from fedfr_jax.schema import register
 
 __all__ = [
     "PARTITIONS",
-    "ClientSplit",
+    "ClientPartition",
     "by_class",
     "by_identity",
-    "by_owner",
+    "natural",
     "class_report",
     "dirichlet",
     "format_class_report",
     "format_report",
     "iid",
-    "leave_out",
+    "drop_clients",
     "lognormal_sizes",
     "ms1m",
     "ms1m_order",
     "power_law",
-    "quantity",
+    "quantity_skew",
     "register_partition",
     "report",
     "shards",
@@ -49,8 +53,8 @@ PARTITIONS: dict[str, Callable] = {
     "by_class": by_class,
     "dirichlet": dirichlet,
     "shards": shards,
-    "by_owner": by_owner,
-    "quantity": quantity,
+    "by_owner": natural,
+    "quantity": quantity_skew,
     "lognormal_sizes": lognormal_sizes,
     "power_law": power_law,
 }

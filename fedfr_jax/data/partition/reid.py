@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.partition.client_split import NOBODY
+from fedfr_jax.data.partition.client_partition import UNASSIGNED
 from fedfr_jax.schema import check_whole
 
 
-class Seen(NamedTuple):
+class TrainingLabels(NamedTuple):
     """What is known of n images to train on."""
 
     labels: np.ndarray  # [n] int identity
@@ -22,14 +22,16 @@ class Seen(NamedTuple):
     names: tuple[str, ...]  # of the data sets
 
 
-class Owners(NamedTuple):
+class ClientOfImage(NamedTuple):
     """Who trains on which image."""
 
     client: np.ndarray  # [n] int in [0, N), or NOBODY
     names: tuple[str, ...]  # N
 
 
-def by_camera(seen: Seen, *, groups: Sequence[Sequence[int]] | None = None) -> Owners:
+def by_camera(
+    seen: TrainingLabels, *, groups: Sequence[Sequence[int]] | None = None
+) -> ClientOfImage:
     """A client for each camera, or for each group of cameras of one data set.
 
     People whom several cameras saw are with several clients.
@@ -47,7 +49,7 @@ def by_camera(seen: Seen, *, groups: Sequence[Sequence[int]] | None = None) -> O
         found, client = np.unique(keys, axis=0, return_inverse=True)
         prefixes = [f"{name} " if len(seen.names) > 1 else "" for name in seen.names]
         names = [f"{prefixes[domain]}camera {camera}" for domain, camera in found]
-        return Owners(client, tuple(names))
+        return ClientOfImage(client, tuple(names))
     known = np.unique(seen.cameras).tolist()
     listed = [camera for group in groups for camera in group]
     is_fit = len(set(listed)) == len(listed) and set(listed) <= set(known)
@@ -56,14 +58,16 @@ def by_camera(seen: Seen, *, groups: Sequence[Sequence[int]] | None = None) -> O
             f"groups must hold cameras of one data set (of {known}), each once, got "
             f"{[list(group) for group in groups]} of {', '.join(seen.names)}."
         )
-    client = np.full(len(seen.cameras), NOBODY)
+    client = np.full(len(seen.cameras), UNASSIGNED)
     for number, group in enumerate(groups):
         client[np.isin(seen.cameras, list(group))] = number
     names = ["cameras " + " ".join(map(str, group)) for group in groups]
-    return Owners(client, tuple(names))
+    return ClientOfImage(client, tuple(names))
 
 
-def by_identity(seen: Seen, *, num_clients: int, seed: int = 0) -> Owners:
+def by_identity(
+    seen: TrainingLabels, *, num_clients: int, seed: int = 0
+) -> ClientOfImage:
     """Equal numbers of people, drawn at random, whom no other client has.
 
     People that an equal division leaves over are nobody's.
@@ -80,19 +84,19 @@ def by_identity(seen: Seen, *, num_clients: int, seed: int = 0) -> Owners:
             f"num_clients must be at most {len(people)} (the people to train on), got "
             f"{num_clients}."
         )
-    owner = np.full(len(people), NOBODY)
+    owner = np.full(len(people), UNASSIGNED)
     order = np.random.default_rng(seed).permutation(len(people))
     owner[order[: each * num_clients]] = np.repeat(np.arange(num_clients), each)
     names = [f"people {client}" for client in range(num_clients)]
-    return Owners(owner[number], tuple(names))
+    return ClientOfImage(owner[number], tuple(names))
 
 
-def by_dataset(seen: Seen) -> Owners:
+def by_dataset(seen: TrainingLabels) -> ClientOfImage:
     """A client for each data set."""
-    return Owners(seen.domains, seen.names)
+    return ClientOfImage(seen.domains, seen.names)
 
 
-def classes_of_clients(
+def client_classes(
     client: np.ndarray, labels: np.ndarray, num_clients: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Number everybody's people from 0, each client's in the order of their labels.

@@ -8,25 +8,22 @@ import os
 from collections.abc import Callable, Mapping
 from typing import get_args
 
-from fedfr_jax.data.faces_synthetic import faces_synthetic
-from fedfr_jax.data.sources.arrays import arrays, omniglot
-from fedfr_jax.data.sources.blank import blank
-from fedfr_jax.data.sources.class_sets import (
+from fedfr_jax.data.sources.classification_sets import (
+    arrays,
     cifar10,
     cifar100,
     fashion_mnist,
     image_classes,
     mnist,
+    omniglot,
 )
 from fedfr_jax.data.sources.flickr_aes import flickr_aes
 from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
 from fedfr_jax.data.sources.inspection import inspect
-from fedfr_jax.data.sources.join import join_sources, names_from
-from fedfr_jax.data.sources.listed_pairs import listed_pairs
-from fedfr_jax.data.sources.mask_folder import camvid, image_masks
 from fedfr_jax.data.sources.packed import pack, packed, verify
-from fedfr_jax.data.sources.pairs import bin_pairs
+from fedfr_jax.data.sources.pairs import bin_pairs, listed_pairs
 from fedfr_jax.data.sources.recordio import recordio
+from fedfr_jax.data.sources.reid import cuhk03_np, market1501, msmt17, reid_csv
 from fedfr_jax.data.sources.reid_archives import (
     cuhk01,
     ilids,
@@ -34,11 +31,16 @@ from fedfr_jax.data.sources.reid_archives import (
     three_dpes,
     viper,
 )
-from fedfr_jax.data.sources.reid_folders import cuhk03_np, market1501
-from fedfr_jax.data.sources.reid_lists import msmt17, reid_csv
-from fedfr_jax.data.sources.selection import keep_identities, keep_rows
-from fedfr_jax.data.sources.synthetic import synthetic
+from fedfr_jax.data.sources.segmentation import camvid, image_masks
+from fedfr_jax.data.sources.selection import (
+    concat_sources,
+    keep_identities,
+    keep_rows,
+    names_from,
+)
+from fedfr_jax.data.sources.synthetic import fake_data, synthetic
 from fedfr_jax.data.sources.tfds import femnist10, tfds
+from fedfr_jax.data.synthetic_faces import synthetic_faces
 from fedfr_jax.schema import check_choice, register
 from fedfr_jax.types import Source
 
@@ -57,15 +59,15 @@ __all__ = [
 
 
 def join(*, parts: Mapping[str, Mapping]) -> Source:
-    """Several sources as one, see `join_sources`.
+    """Several sources as one, see `concat_sources`.
 
     Args:
       parts: {part: {"name": a key of SOURCES, and that source's settings}}.
     """
-    return join_sources({part: open_source(**of) for part, of in parts.items()})
+    return concat_sources({part: open_source(**of) for part, of in parts.items()})
 
 
-def opened(*, source: Source) -> Source:
+def source_object(*, source: Source) -> Source:
     """A source that the caller has opened already, from Python only."""
     return source
 
@@ -74,13 +76,13 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "3dpes": three_dpes,
     "arrays": arrays,
     "bin_pairs": bin_pairs,
-    "blank": blank,
+    "blank": fake_data,
     "camvid": camvid,
     "cifar10": cifar10,
     "cifar100": cifar100,
     "cuhk01": cuhk01,
     "cuhk03_np": cuhk03_np,
-    "faces_synthetic": faces_synthetic,
+    "faces_synthetic": synthetic_faces,
     "fashion_mnist": fashion_mnist,
     "fei": fei,
     "femnist10": femnist10,
@@ -96,7 +98,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "mnist": mnist,
     "msmt17": msmt17,
     "omniglot": omniglot,
-    "opened": opened,
+    "opened": source_object,
     "orl": orl,
     "packed": packed,
     "prid2011": prid2011,

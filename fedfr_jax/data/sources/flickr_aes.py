@@ -2,7 +2,7 @@
 
 Ren, Shen, Lin, Mech, Foran, "Personalized Image Aesthetics", ICCV 2017,
 https://github.com/alanspike/personalizedImageAesthetics. A row is a rating, so an image
-comes once for everybody who rated it; the rater is the row's owner (see `by_owner`),
+comes once for everybody who rated it; the rater is the row's owner (see `natural`),
 the class its score. Raters are chosen as by the FedPer baseline of Flower, because the
 paper (arXiv:1912.00818, section 4.1) gives the numbers of ratings only.
 """
@@ -14,9 +14,9 @@ import pathlib
 
 import numpy as np
 
-from fedfr_jax.data.sources.images import parse_size
-from fedfr_jax.data.sources.loose import STRETCHED, loose_images
-from fedfr_jax.limits import read_list
+from fedfr_jax.data.sources.decoding import parse_size
+from fedfr_jax.data.sources.listed_images import RESIZED, listed_images
+from fedfr_jax.files import read_list
 from fedfr_jax.types import Source
 
 RATINGS = "FLICKR-AES_image_labeled_by_each_worker.csv"
@@ -64,15 +64,15 @@ def flickr_aes(
     rows = np.flatnonzero(is_kept[rater])
     shape = (*parse_size(image_size), 3)
     listed = [names[row] for row in rows]
-    loose = loose_images(pathlib.Path(data_dir, images), listed, shape)
+    loose = listed_images(pathlib.Path(data_dir, images), listed, shape)
     return Source(
         read=loose.read,
         labels=(scores[rows] - 1).astype(np.int32),
         names=tuple(str(score + 1) for score in range(SCORES)),
         image_shape=shape,
-        owners=workers[rows],
+        client_ids=workers[rows],
         passed_over=loose.passed_over,
-        preprocessing=STRETCHED,
+        preprocessing=RESIZED,
         # A row is a rating: what is held out is a share of each rater's, not of images.
         stored=loose.stored._replace(is_named=False),
     )

@@ -14,22 +14,21 @@ import re
 import numpy as np
 
 from fedfr_jax.data.align import rescale_points
-from fedfr_jax.data.sources.files import Files, any_image, natural_key, open_files
-from fedfr_jax.data.sources.images import (
+from fedfr_jax.data.sources.decoding import (
     check_channels,
     check_landmarks,
     decode,
     parse_size,
     plan_alignment,
-    prepared,
+    prepare_image,
     reader,
 )
-from fedfr_jax.data.sources.listed_pairs import read_lfw_pairs
-from fedfr_jax.data.sources.once import each_once
-from fedfr_jax.data.sources.selection import keep_identities
+from fedfr_jax.data.sources.image_files import Files, any_image, natural_key, open_files
+from fedfr_jax.data.sources.pairs import read_lfw_pairs
+from fedfr_jax.data.sources.selection import check_unique, keep_identities
 from fedfr_jax.data.sources.stored import stored_files
-from fedfr_jax.limits import read_list
-from fedfr_jax.text import composed
+from fedfr_jax.files import read_list
+from fedfr_jax.text import normalize_unicode
 from fedfr_jax.types import Preprocessing, Source
 
 NAMINGS = {
@@ -57,7 +56,7 @@ def folder(
       path: the directory or archive.
       image_size: side or (H, W) in pixels; images are stretched to it. None is the
         size of the first image.
-      channels: 1 for grey, 3 for colour.
+      channels: 1 for gray, 3 for color.
       naming: a key of NAMINGS, or a regular expression over the whole relative path
         with a group `identity` and perhaps groups `camera` and `test`.
       under: only files below this sub-folder, such as "train".
@@ -83,7 +82,7 @@ def orl(
     channels: int = 1,
     min_images: int = 1,
 ) -> Source:
-    """The AT&T (ORL) faces: 40 people x 10 grey images, s<id>/<number>.pgm."""
+    """The AT&T (ORL) faces: 40 people x 10 gray images, s<id>/<number>.pgm."""
     return folder(
         archive_in(data_dir),
         image_size=image_size,
@@ -124,7 +123,7 @@ def lfw(
       data_dir: folder with one .zip (or the folders of the people), `landmarks.csv`
         when `align`, and the pairs file.
       image_size: side or (H, W) of the result.
-      channels: 1 for grey, 3 for colour.
+      channels: 1 for gray, 3 for color.
       align: warp to the ArcFace template by `landmarks.csv`.
       min_images: people with fewer images are left out, and their pairs with them.
       pairs: name of the pairs file of either view in `data_dir`; None for no pairs.
@@ -162,7 +161,7 @@ def read_landmarks(path: str | os.PathLike, files: Files) -> tuple[Files, np.nda
             f"{path} must be a csv with the columns name, {', '.join(columns)}, "
             f"got {type(error).__name__}: {error}."
         ) from error
-    points = each_once(rows, "image", path)
+    points = check_unique(rows, "image", path)
     missing = [name for name in files.names if name not in points]
     if missing:
         raise ValueError(
@@ -211,7 +210,7 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
                 f"for its landmarks to hold, got {found}: set align=True."
             )
         matrix = None if matrices is None else matrices[row]
-        return prepared(image, size, how, matrix, canvas)
+        return prepare_image(image, size, how, matrix, canvas)
 
     shape = (*size, channels)
     read = reader(load, len(labels), shape)
@@ -262,7 +261,7 @@ def _index(files, naming, path, under):
 
 
 def _number(words: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    words = [composed(word) for word in words]
+    words = [normalize_unicode(word) for word in words]
     names = sorted(set(words), key=natural_key)
     number = {name: i for i, name in enumerate(names)}
     return np.array([number[word] for word in words], np.int32), tuple(names)

@@ -7,7 +7,7 @@ import numpy as np
 from fedfr_jax.types import Source
 
 QUANTILES = {"min": 0.0, "25%": 0.25, "median": 0.5, "75%": 0.75, "max": 1.0}
-BLOCK = 256
+CHUNK_SIZE = 256
 MAX_LISTED = 20
 
 
@@ -34,8 +34,8 @@ def inspect(source: Source, *, sample: int | None = None) -> dict:
     digest = hashlib.sha256(np.ascontiguousarray(source.labels, "<i4").tobytes())
     digest.update("\n".join(source.names).encode())
     errors, total, num_pixels = [], 0, 0
-    for start in range(0, len(rows), BLOCK):
-        for images in _read_what_can(source, rows[start : start + BLOCK], errors):
+    for start in range(0, len(rows), CHUNK_SIZE):
+        for images in _read_what_can(source, rows[start : start + CHUNK_SIZE], errors):
             digest.update(images.tobytes())
             total += int(images.sum(dtype=np.int64))
             num_pixels += images.size

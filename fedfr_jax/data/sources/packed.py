@@ -1,4 +1,10 @@
-"""Decoded images in memory-mapped shards, written once from any source.
+"""Packed sets: decoded images in memory-mapped files.
+
+What a packed set has beside its images, an array for each file.
+
+The index of a packed set: which files it has, of which sizes and shapes.
+
+Decoded images in memory-mapped shards, written once from any source.
 
 A packed folder holds `images-00000.npy`, ... ([R, H, W, C] uint8 each, the last one
 shorter), `labels.npy`, where the source has them `landmarks.npy`, `cameras.npy`,
@@ -12,39 +18,152 @@ line or another size. The lines end up in `index.json`.
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from fedfr_jax.data.preprocessing import preprocessing_from
-from fedfr_jax.data.sources import pages
-from fedfr_jax.data.sources.images import check_rows
+from fedfr_jax.data.sources.decoding import check_rows
 from fedfr_jax.data.sources.npz import DAMAGED
-from fedfr_jax.data.sources.packed_arrays import (
-    ARRAYS,
-    arrays_of,
-    check_labels,
-    masks_of,
-)
-from fedfr_jax.data.sources.packed_index import (
-    FORMAT,
-    INDEX,
-    LINES,
-    NAMES,
-    open_index,
-    shard_name,
-)
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.data.sources.stored import stored_rows
-from fedfr_jax.drafts import replacing
+from fedfr_jax.files import (
+    advise_random_access,
+    check_file,
+    replace_file,
+    will_need_rows,
+)
 from fedfr_jax.json_files import read_json, read_json_lines
-from fedfr_jax.limits import check_file
 from fedfr_jax.schema import naming
-from fedfr_jax.types import Pairs, Source
+from fedfr_jax.types import Masks, Pairs, Source
 
-SHARD_BYTES = 2**28
+# mask_classes: names and colors as JSON.
+ARRAYS = ("labels", "landmarks", "cameras", "is_test", "pairs", "is_same")
+ARRAYS += ("masks", "mask_classes", "roles")
+
+
+def load_arrays(source: Source) -> dict[str, np.ndarray]:
+    """What a source has beside images and names, in a fixed order; masks are read."""
+    arrays = {"labels": source.labels.astype(np.int32)}
+    if source.landmarks is not None:
+        arrays["landmarks"] = source.landmarks.astype(np.float32)
+    if source.cameras is not None:
+        arrays["cameras"] = source.cameras.astype(np.int32)
+    if source.is_test is not None:
+        arrays["is_test"] = source.is_test.astype(bool)
+    if source.pairs is not None:
+        arrays["pairs"], arrays["is_same"] = source.pairs
+    if source.masks is not None:
+        arrays["masks"] = source.masks.read(np.arange(len(source.labels)))
+        classes = json.dumps(
+            [source.masks.class_names, source.masks.class_colors]
+        ).encode()
+        arrays["mask_classes"] = np.frombuffer(classes, np.uint8)
+    if source.roles is not None:
+        arrays["roles"] = source.roles.astype(np.uint8)
+    return arrays
+
+
+def load_masks(arrays: Mapping[str, np.ndarray]) -> Masks | None:
+    """The way back: the masks of a packed set, if it has any, in memory as a whole."""
+    if "masks" not in arrays:
+        return None
+    masks = arrays["masks"]
+    names, colors = json.loads(arrays["mask_classes"].tobytes())
+    colors = colors and tuple(map(tuple, colors))
+    read = lambda rows: masks[check_rows(rows, len(masks))]
+    return Masks(read, tuple(names), colors)
+
+
+def check_labels(folder: pathlib.Path, labels: np.ndarray, names: list) -> None:
+    """Raise ValueError unless labels are whole numbers of the names, which are text."""
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"{folder / 'names.json'} must hold names, got {str(names)[:60]}: pack it "
+            "again."
+        )
+    is_whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
+    if not is_whole or not len(labels):
+        raise ValueError(
+            f"{folder / 'labels.npy'} must hold whole numbers, got {labels.dtype} "
+            f"{labels.shape}: pack it again."
+        )
+    low, high = labels.min(), labels.max()
+    if low < 0 or high >= len(names):
+        raise ValueError(
+            f"{folder / 'labels.npy'} must hold numbers of the {len(names)} names in "
+            f"names.json, got {low} to {high}: pack it again."
+        )
+
+
+FORMAT = 1
+INDEX, LINES, NAMES = "index.json", "shards.jsonl", "names.json"
+MAX_HEADER_BYTES = 2**12  # bytes of a .npy before its numbers
+
+
+def packed_file_name(number: int) -> str:
+    """File of the images of a shard."""
+    return f"images-{number:05d}.npy"
+
+
+def open_index(folder: pathlib.Path) -> dict:
+    """The index of a whole packed set.
+
+    Raises:
+      ValueError: naming the file, when there is none, or it contradicts itself.
+    """
+    if not (folder / INDEX).exists():
+        begun = "begun" if (folder / LINES).exists() else "not there"
+        raise ValueError(
+            f"{folder} must hold a whole packed set with its {INDEX}, but it is "
+            f"{begun}: run `fedfr prepare --pack` to its end."
+        )
+    index = read_json(folder / INDEX)
+    try:
+        why = _contradiction(index)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        why = f"{type(error).__name__}: {error}"
+    if why:
+        raise ValueError(
+            f"{folder / INDEX} must be as it was written, got {why}: copy or pack it "
+            "again, or read it with the version that wrote it."
+        )
+    return index
+
+
+def _contradiction(index):
+    """What is wrong in an index by itself, None when nothing is."""
+    if index["format"] != FORMAT:
+        return f"format {index['format']}, which is not {FORMAT}"
+    num_images, size = index["num_images"], index["rows_per_shard"]
+    numbers = [num_images, size, *index["image_shape"]]
+    if len(numbers) != 5 or not all(type(x) is int and x > 0 for x in numbers):
+        return f"sizes {numbers}"
+    files, image_bytes = index["files"], math.prod(index["image_shape"])
+    starts = range(0, num_images, size)
+    if sum(name.startswith("images-") for name in files) != len(starts):
+        return f"no {len(starts)} files of images"
+    for number, start in enumerate(starts):
+        header = files[packed_file_name(number)]["bytes"] - image_bytes * min(
+            size, num_images - start
+        )
+        if not 0 < header < MAX_HEADER_BYTES:
+            return f"another size of {packed_file_name(number)}"
+    known = {NAMES, *(f"{key}.npy" for key in ARRAYS)}
+    known |= {packed_file_name(number) for number in range(len(starts))}
+    if unknown := files.keys() - known:  # perhaps a path out of the folder
+        return f"a file {min(unknown)!r}"
+    is_told = all(
+        type(of["bytes"]) is int and type(of["sha256"]) is str for of in files.values()
+    )
+    needed = {"labels.npy", NAMES}  # and what belongs to them is told by `source`
+    return None if is_told and needed <= files.keys() else "other files"
+
+
+MAX_FILE_BYTES = 2**28
 READ_ROWS = 256  # decoded at once while packing
 
 
@@ -52,7 +171,7 @@ def pack(
     source: Source,
     folder: str | os.PathLike,
     *,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int = MAX_FILE_BYTES,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Write `source` into `folder`, or go on where an earlier call was killed.
@@ -68,7 +187,7 @@ def pack(
     folder.mkdir(parents=True, exist_ok=True)
     image_bytes = int(np.prod(source.image_shape))
     rows_per_shard = min(max(shard_bytes // image_bytes, 1), num_images)
-    arrays = arrays_of(source)
+    arrays = load_arrays(source)
     head = {
         "format": FORMAT,
         "num_images": num_images,
@@ -80,24 +199,24 @@ def pack(
         return _check_head(folder / INDEX, read_json(folder / INDEX), head)
     done = _begin(folder / LINES, head)
     for start in range(0, num_images, rows_per_shard):
-        name = shard_name(start // rows_per_shard)
+        name = packed_file_name(start // rows_per_shard)
         if not _is_whole(folder / name, done.get(name)):
             rows = np.arange(start, min(start + rows_per_shard, num_images))
             write = functools.partial(_write_images, source=source, rows=rows)
-            done[name] = _put(folder / name, write)
+            done[name] = _write_atomically(folder / name, write)
             _append(folder / LINES, {"file": name, **done[name]})
             say(f"{folder / name}: rows {start} to {rows[-1]}")
     for key, values in arrays.items():
         write = lambda file, values=values: np.save(file, values, allow_pickle=False)
-        done[f"{key}.npy"] = _put(folder / f"{key}.npy", write)
+        done[f"{key}.npy"] = _write_atomically(folder / f"{key}.npy", write)
     names = json.dumps(list(source.names)).encode()
-    done[NAMES] = _put(folder / NAMES, lambda file: file.write(names))
+    done[NAMES] = _write_atomically(folder / NAMES, lambda file: file.write(names))
     files = {name: done[name] for name in sorted(done)}
     index = {**head, "files": files}
     if source.preprocessing is not None:
         index["preprocessing"] = source.preprocessing._asdict()
     index = json.dumps(index, indent=1).encode()
-    _put(folder / INDEX, lambda file: file.write(index))
+    _write_atomically(folder / INDEX, lambda file: file.write(index))
     (folder / LINES).unlink(missing_ok=True)
 
 
@@ -147,7 +266,7 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
         cameras=arrays.get("cameras"),
         pairs=Pairs(arrays["pairs"], arrays["is_same"]) if has_pairs else None,
         is_test=arrays.get("is_test"),
-        masks=masks_of(arrays),
+        masks=load_masks(arrays),
         roles=arrays.get("roles"),
         preprocessing=_preprocessing(folder, index),
         stored=stored_rows(read, shape, len(arrays["labels"])),
@@ -188,7 +307,7 @@ def _reader(folder, index):
 
     @functools.cache
     def shard(number):
-        path = folder / shard_name(number)
+        path = folder / packed_file_name(number)
         try:
             images = np.load(path, mmap_mode="r")
         except FileNotFoundError:
@@ -201,7 +320,7 @@ def _reader(folder, index):
                 f"{path} must hold images {wanted}, got {images.dtype} {images.shape}: "
                 "copy or pack it again."
             )
-        return pages.at_random(images)
+        return advise_random_access(images)
 
     def read(indices):
         rows = check_rows(indices, num_images)
@@ -210,7 +329,7 @@ def _reader(folder, index):
         for number in np.unique(where).tolist():
             here = np.flatnonzero(where == number)
             own = rows[here] - number * size
-            pages.expect_rows(shard(number), own)
+            will_need_rows(shard(number), own)
             images[here] = shard(number)[own]
         return images
 
@@ -242,9 +361,9 @@ def _write_images(file, *, source, rows):
         file.write(source.read(rows[start : start + READ_ROWS]).tobytes())
 
 
-def _put(path, write):
+def _write_atomically(path, write):
     """Write a file; returns its bytes and SHA-256."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         write(file)
         file.flush()
         return {"bytes": file.tell(), "sha256": _sha256(file.name)}

@@ -1,40 +1,362 @@
-"""Face sets in MXNet RecordIO: InsightFace's classic layout, and im2rec's.
+"""Face sets in MXNet RecordIO: the format, its index and the source.
+
+The MXNet RecordIO format: chunks, headers and the text index, without mxnet.
+
+A record is one or more chunks: uint32 magic, uint32 (flag << 29 | length), payload
+padded to 4 bytes. Flag 0 is a whole record; 1, 2, 3 are the first, middle and last part
+of one whose payload had the magic word on a 4-byte boundary: there it is cut out, and
+put back on reading. The joined payload of an image record is a header <IfQQ> (number of
+labels, label, id, id2), the labels as float32 when that number is not 0, and the image.
+
+Which images a RecordIO set has: its .idx, its headers and its identity records.
+
+Face sets in MXNet RecordIO: InsightFace's classic layout, and im2rec's.
 
 Classic (faces_emore, glint360k, ...): record 0 has no image and the labels
 (N + 1, N + 1 + C); images are records 1 to N; record N + 1 + c has no image and the
 labels (first, end) of identity c's images. im2rec: every record is an image.
 """
 
+import bisect
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
+import struct
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.sources import pages
-from fedfr_jax.data.sources.images import (
+from fedfr_jax import files
+from fedfr_jax.data.sources.decoding import (
     check_channels,
+    check_classes,
     decode,
     parse_size,
-    prepared,
+    prepare_image,
     reader,
 )
-from fedfr_jax.data.sources.index_cache import cached
-from fedfr_jax.data.sources.record_index import fits, misplaced, scan_index
-from fedfr_jax.data.sources.records import (
-    Record,
-    read_record,
-    write_recordio,
-)
+from fedfr_jax.data.sources.npz import load_or_build
 from fedfr_jax.data.sources.selection import keep_identities
-from fedfr_jax.data.sources.sizes import check_classes
 from fedfr_jax.data.sources.stored import stored_images
-from fedfr_jax.limits import check_file
+from fedfr_jax.files import check_file, read_list
 from fedfr_jax.types import Preprocessing, Source
 
-MOST_SIDE = 2048  # pixels of an image, by a `property` file
-MOST_PROPERTY = 2**12  # bytes of that file
+MAGIC = 0xCED7230A
+MAGIC_BYTES = struct.pack("<I", MAGIC)
+HEADER = struct.Struct("<IfQQ")
+MAX_LENGTH = 2**29 - 1
+
+
+class Record(NamedTuple):
+    """One image record."""
+
+    label: float | np.ndarray  # [] or [L] float32
+    payload: bytes  # the encoded image, may be empty
+    id: int = 0
+    id2: int = 0
+
+
+class Index(NamedTuple):
+    """Where each record begins."""
+
+    keys: np.ndarray  # [R] int64, ascending
+    offsets: np.ndarray  # [R] int64 bytes into the .rec
+
+
+def read_record(data: np.ndarray, offset: int, origin: str) -> Record:
+    """Parse the record that begins at a byte offset.
+
+    Args:
+      data: the .rec file as [bytes] uint8 (a memory map).
+      offset: from the index.
+      origin: what to call the record in an error.
+
+    Raises:
+      ValueError: when no record begins there or it does not end within the file.
+    """
+    body = _read_body(data, offset, origin)
+    if len(body) < HEADER.size:
+        raise ValueError(f"{origin} must begin with a 24-byte header, got {len(body)}.")
+    num_labels, label, number, number2 = HEADER.unpack_from(body)
+    start = HEADER.size + 4 * num_labels
+    if start > len(body):
+        raise ValueError(
+            f"{origin} must hold its {num_labels} labels, got {len(body)} bytes."
+        )
+    if num_labels:
+        label = np.frombuffer(body, "<f4", num_labels, HEADER.size)
+    return Record(label, body[start:], number, number2)
+
+
+def _read_body(data, offset, origin):
+    parts = []
+    while True:
+        if not 0 <= offset <= len(data) - 8:
+            raise _truncated(origin, len(data))
+        magic, word = struct.unpack("<II", data[offset : offset + 8])
+        flag, length = word >> 29, word & MAX_LENGTH
+        if magic != MAGIC or flag not in ((2, 3) if parts else (0, 1)):
+            raise ValueError(
+                f"{origin} must begin on the magic word, but byte {offset} has "
+                f"{magic:#010x}, {word:#010x}: the .idx is not of this .rec, or the "
+                ".rec is damaged."
+            )
+        if offset + 8 + length > len(data):
+            raise _truncated(origin, len(data))
+        parts.append(data[offset + 8 : offset + 8 + length].tobytes())
+        if flag in (0, 3):
+            return MAGIC_BYTES.join(parts)
+        offset += 8 + length + -length % 4
+
+
+def _truncated(origin, num_bytes):
+    return ValueError(
+        f"{origin} must end within the file, which has only {num_bytes} bytes: the "
+        ".rec is truncated, copy it again."
+    )
+
+
+def read_headers(
+    data: np.ndarray, offsets: np.ndarray, origin: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of many records the (first) label [n] float32 and the id [n] uint64.
+
+    The images are not read.
+    """
+    labels, ids = np.empty(len(offsets), np.float32), np.empty(len(offsets), np.uint64)
+    for start in range(0, len(offsets), 65536):
+        part = offsets[start : start + 65536]
+        is_inside = (part >= 0) & (part <= len(data) - 36)
+        places = np.where(is_inside, part, 0)[:, None] + np.arange(36)
+        words = data[np.minimum(places, len(data) - 1)].view("<u4")
+        # Magic word, length, number of labels, label, id, id2, first of the labels.
+        is_vector = words[:, 2] > 0
+        place = np.where(is_vector, 8, 3)[:, None]
+        found = np.take_along_axis(words, place, axis=1)[:, 0].view("<f4")
+        number = np.ascontiguousarray(words[:, 4:6]).view("<u8")[:, 0]
+        # Whole records in the file are read at once, anything else by the full parser.
+        is_plain = is_inside & (words[:, 0] == MAGIC) & (words[:, 1] >> 29 == 0)
+        label_bytes = 4 * words[:, 2].astype(np.int64)
+        length = words[:, 1].astype(np.int64)
+        is_plain &= (length >= 24 + label_bytes) & (part + 8 + length <= len(data))
+        for row in np.flatnonzero(~is_plain):
+            record = read_record(data, int(part[row]), f"{origin} at byte {part[row]}")
+            found[row], number[row] = np.ravel(record.label)[0], record.id
+        labels[start : start + 65536] = found
+        ids[start : start + 65536] = number
+    return labels, ids
+
+
+def read_index(path: str | os.PathLike) -> Index:
+    """Parse a text index of `key<TAB>byte offset` lines, sorted by key.
+
+    Raises:
+      ValueError: naming the file, when it is missing, empty, no list of integer pairs,
+        or lists a key twice.
+    """
+    try:
+        text = read_list(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)  # numbers cut short
+            numbers = np.fromstring(text, dtype=np.int64, sep=" ")
+        keys, offsets = numbers.reshape(-1, 2).T
+    except (OSError, ValueError, DeprecationWarning) as error:
+        raise ValueError(
+            f"{path} must list `key<TAB>byte offset`, got {error}: copy the .idx that "
+            "belongs to the .rec."
+        ) from error
+    order = np.argsort(keys, kind="stable")
+    keys, offsets = keys[order], offsets[order]
+    if not len(keys) or (keys[1:] == keys[:-1]).any():
+        twice = keys[1:][keys[1:] == keys[:-1]]
+        got = f"{twice[0]} twice" if len(twice) else "none"
+        raise ValueError(
+            f"{path} must list at least one key and each key once, got {got}."
+        )
+    return Index(keys, offsets)
+
+
+def find_offsets(index: Index, keys: np.ndarray, origin: str) -> np.ndarray:
+    """Offsets [n] of keys [n]; a key that is not there is a ValueError."""
+    places = np.searchsorted(index.keys, keys)
+    places = np.minimum(places, len(index.keys) - 1)
+    is_found = index.keys[places] == keys
+    if not is_found.all():
+        raise ValueError(
+            f"{origin} must list every record, but {np.sum(~is_found)} keys are "
+            f"missing, the first is {keys[np.argmin(is_found)]}: copy the whole .idx."
+        )
+    return index.offsets[places]
+
+
+def write_recordio(
+    path: str | os.PathLike,
+    records: Iterable[Record],
+    *,
+    keys: Sequence[int | Sequence[int]] | None = None,
+) -> None:
+    """Write records as <path>.rec and <path>.idx, as mxnet's own writer does.
+
+    Args:
+      path: the .rec file; the .idx is put beside it.
+      records: in the order of the file.
+      keys: the key of each record, or all of its keys; None counts from 0.
+    """
+    path = pathlib.Path(path)
+    lines = []
+    with open(path, "wb") as file:
+        for number, record in enumerate(records):
+            own = np.atleast_1d(number if keys is None else keys[number])
+            place = file.tell()
+            lines.extend(f"{key}\t{place}\n" for key in own.tolist())
+            file.write(_chunks(_join(record)))
+    path.with_suffix(".idx").write_text("".join(lines), encoding="ascii")
+
+
+def _join(record: Record) -> bytes:
+    if np.ndim(record.label) == 0:
+        header = HEADER.pack(0, float(record.label), record.id, record.id2)
+        return header + record.payload
+    labels = np.asarray(record.label, "<f4")
+    header = HEADER.pack(len(labels), 0.0, record.id, record.id2)
+    return header + labels.tobytes() + record.payload
+
+
+def _chunks(body: bytes) -> bytes:
+    if len(body) > MAX_LENGTH:
+        raise ValueError(f"a record must be below 2^29 bytes, got {len(body)}.")
+    words = np.frombuffer(body, "<u4", len(body) // 4)
+    cuts = [-4, *(4 * np.flatnonzero(words == MAGIC)).tolist(), len(body)]
+    parts = [body[a + 4 : b] for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    flags = [1] + [2] * (len(parts) - 2) + [3] if len(parts) > 1 else [0]
+    return b"".join(
+        MAGIC_BYTES
+        + struct.pack("<I", flag << 29 | len(part))
+        + part
+        + bytes(-len(part) % 4)
+        for flag, part in zip(flags, parts, strict=True)
+    )
+
+
+def scan_index(path: pathlib.Path, data: np.ndarray) -> dict[str, np.ndarray]:
+    """Keys, offsets and labels of the image records, by ascending key.
+
+    Args:
+      data: the .rec `path` as [bytes] uint8.
+
+    Returns:
+      keys and offsets [T] int64, labels [T] float32, and is_numbered [] bool: whether
+      the records' own headers say their keys.
+
+    Raises:
+      ValueError: naming the file, when the .idx is not of the .rec, or either is cut.
+    """
+    index_path = path.with_suffix(".idx")
+    index = read_index(index_path)
+    # A truncated file lacks its end: the last record tells now, not hours later.
+    last = int(np.argmax(index.offsets))
+    read_record(data, int(index.offsets[last]), f"{path} record {index.keys[last]}")
+    first = read_record(data, int(index.offsets[0]), f"{path} record {index.keys[0]}")
+    if index.keys[0] != 0 or np.size(first.label) != 2 or first.payload:
+        return _by_headers(path, data, index.keys, index.offsets)
+    num_images = _count_images(path, data, first, index)
+    keys = np.arange(1, num_images + 1)
+    offsets = find_offsets(index, keys, str(index_path))
+    labels = _range_labels(path, data, index, num_images)
+    # A few headers tell whether these ranges number identities as the headers do.
+    probes = np.unique(np.linspace(0, num_images - 1, 256).astype(np.int64))
+    found, ids = read_headers(data, offsets[probes], str(path))
+    if labels is None or (labels[probes] != found).any():
+        return _by_headers(path, data, keys, offsets)
+    is_numbered = np.mean(ids == keys[probes]) > 0.5
+    return _rows(keys, offsets, labels, is_numbered)
+
+
+def _rows(keys, offsets, labels, is_numbered):
+    """What is known of T images; is_numbered: their own headers say their keys."""
+    return {
+        "keys": keys,
+        "offsets": offsets,
+        "labels": labels,
+        "is_numbered": np.array(is_numbered),
+    }
+
+
+def fits(data: np.ndarray, rows: dict[str, np.ndarray]) -> bool:
+    """Whether `rows` of a cache can be what `scan_index` returns of `data`."""
+    wanted = {"keys": "i8", "offsets": "i8", "labels": "f4", "is_numbered": "?"}
+    if {name: x.dtype for name, x in rows.items()} != wanted:
+        return False
+    shapes = {rows[name].shape for name in ("keys", "offsets", "labels")}
+    is_list = shapes == {(rows["keys"].size,)} and rows["is_numbered"].shape == ()
+    offsets = rows["offsets"]
+    return is_list and bool(((offsets >= 0) & (offsets < len(data))).all())
+
+
+def _by_headers(path, data, keys, offsets):
+    """Rows of images whose labels are those of their headers."""
+    labels, ids = read_headers(data, offsets, str(path))
+    is_own = ids == keys
+    is_numbered = len(keys) > 1 and np.mean(is_own) > 0.5
+    if is_numbered and not is_own.all():
+        row = int(is_own.argmin())
+        raise find_misplaced(f"{path} record {keys[row]}", ids[row], labels[row])
+    return _rows(keys, offsets, labels, is_numbered)
+
+
+def find_misplaced(origin: str, number: int, label: float) -> ValueError:
+    """The error for a record that is not the one that the .idx promised."""
+    return ValueError(
+        f"{origin} must begin where the .idx says, got the record that calls itself "
+        f"{number}, of label {label}: the .idx is not of this .rec, copy both again."
+    )
+
+
+def _count_images(path, data, header, index):
+    """N of a classic header; searched for where float32 no longer counts by ones."""
+
+    def is_identity(place):
+        origin = f"{path} record {index.keys[place]}"
+        return not read_record(data, int(index.offsets[place]), origin).payload
+
+    if not header.label[0] < 2**24:
+        places = range(1, len(index.keys))
+        return bisect.bisect_left(places, True, key=is_identity)
+    num_images = int(header.label[0]) - 1
+    last, after = np.searchsorted(index.keys, [num_images, num_images + 1])
+    if num_images < 1 or (after < len(index.keys) and not is_identity(after)):
+        raise ValueError(
+            f"{path} must count its images in record 0, got {num_images} and an image "
+            "after them: copy the file again."
+        )
+    if last < len(index.keys) and is_identity(last):
+        raise ValueError(
+            f"{path} must count its images in record 0, got {num_images}, of which "
+            f"record {index.keys[last]} is none: copy the file again."
+        )
+    return num_images
+
+
+def _range_labels(path, data, index, num_images):
+    """Labels from the identity records, or None when they do not cover the images."""
+    rest = slice(np.searchsorted(index.keys, num_images + 1), None)
+    labels, begin = np.empty(num_images, np.float32), 1
+    for c, (key, offset) in enumerate(
+        zip(index.keys[rest], index.offsets[rest], strict=True)
+    ):
+        record = read_record(data, int(offset), f"{path} record {key}")
+        if np.size(record.label) != 2 or int(record.label[0]) != begin:
+            return None
+        end = int(record.label[1])
+        labels[begin - 1 : end - 1] = c
+        begin = end
+    return labels if begin == num_images + 1 else None
+
+
+MAX_SIDE = 2048  # pixels of an image, by a `property` file
+MAX_PROPERTY_BYTES = 2**12  # bytes of that file
 
 
 def recordio(
@@ -70,8 +392,10 @@ def recordio(
     data = np.asarray(file)
     origins = [path, path.with_suffix(".idx")]
     scan = functools.partial(scan_index, path, data)
-    rows = cached(cache, origins, scan, functools.partial(fits, data))
-    pages.at_random(file)  # not before: the scan goes through the file in order
+    rows = load_or_build(cache, origins, scan, functools.partial(fits, data))
+    files.advise_random_access(
+        file
+    )  # not before: the scan goes through the file in order
     offsets, keys = rows["offsets"], rows["keys"]
     ends = np.append(np.unique(offsets), len(data))
     num_classes, size = _read_property(path.with_name("property"))
@@ -83,11 +407,11 @@ def recordio(
     def picture(row):
         origin = f"{path} record {keys[row]}"
         begin = int(offsets[row])
-        pages.expect(file, begin, end_of(begin))
+        files.will_need(file, begin, end_of(begin))
         record = read_record(data, begin, origin)
         has_id = record.id == keys[row] or not rows["is_numbered"]
         if not has_id or np.ravel(record.label)[0] != rows["labels"][row]:
-            raise misplaced(origin, record.id, np.ravel(record.label)[0])
+            raise find_misplaced(origin, record.id, np.ravel(record.label)[0])
         return decode(record.payload, origin, channels)
 
     if image_size is not None:
@@ -97,7 +421,9 @@ def recordio(
         size = (first.height, first.width)
     shape = (*size, channels)
     how = Preprocessing(resize="stretch")
-    read = reader(lambda row: prepared(picture(row), size, how), len(labels), shape)
+    read = reader(
+        lambda row: prepare_image(picture(row), size, how), len(labels), shape
+    )
     stored = stored_images(
         [f"record {key}" for key in keys],
         lambda row: end_of(int(offsets[row])) - int(offsets[row]),
@@ -201,23 +527,23 @@ def _read_property(path):
     """(classes, (H, W)) of a `property` file, or (None, None) where there is none."""
     if not path.exists():
         return None, None
-    check_file(path, MOST_PROPERTY)
+    check_file(path, MAX_PROPERTY_BYTES)
     words = path.read_text(encoding="utf-8-sig", errors="replace").strip().split(",")
     if len(words) != 3 or not all(word.strip().isdecimal() for word in words):
         raise ValueError(
             f"{path} must be `classes,height,width`, got {','.join(words)!r}."
         )
     num_classes, height, width = (int(word) for word in words)
-    if not (0 < height <= MOST_SIDE and 0 < width <= MOST_SIDE):
+    if not (0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE):
         raise ValueError(
-            f"{path} must have height and width in [1, {MOST_SIDE}], got {height} and "
+            f"{path} must have height and width in [1, {MAX_SIDE}], got {height} and "
             f"{width}."
         )
     return num_classes, (height, width)
 
 
 def _number(labels, num_classes, path):
-    most = 2**24  # beyond it float32 merges neighbours
+    most = 2**24  # beyond it float32 merges neighbors
     limit = most if num_classes is None else min(num_classes, most)
     is_wrong = ~((labels >= 0) & (labels < limit) & (labels == np.floor(labels)))
     if is_wrong.any():

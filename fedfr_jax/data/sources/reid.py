@@ -1,22 +1,38 @@
-"""Sets for re-identification: who is on an image, which camera saw it, what it is for.
+"""Re-identification sets: by file names, or with lists.
+
+Sets for re-identification: who is on an image, which camera saw it, what it is for.
 
 Every image has a role: TRAIN, QUERY or GALLERY. The identity named NOBODY is no person
 (a bad detection): it is never trained on and never a query, and what it shows is left
 out of galleries when they are judged. Cameras have the set's own numbers.
+
+Re-identification sets whose file names say who and which camera: 0002_c1s1_03.jpg.
+
+Market-1501 (Zheng et al., ICCV 2015), DukeMTMC-reID (Zheng et al., ICCV 2017), CUHK03
+in its new protocol (Zhong et al., arXiv:1701.08398), and MSMT17 where its files are
+renamed likewise. Part of a set without folders is tested by a protocol of our own.
+
+Re-identification sets that come with lists: a csv of our own, and MSMT17's files.
 """
 
+import csv
+import io
 import os
-from collections.abc import Collection, Sequence
+import pathlib
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.sources.files import Files, natural_key
-from fedfr_jax.data.sources.images import decode, parse_size, prepared, reader
+from fedfr_jax.data.sources.decoding import decode, parse_size, prepare_image, reader
+from fedfr_jax.data.sources.folder import archive_in
+from fedfr_jax.data.sources.image_files import Files, natural_key, open_files
 from fedfr_jax.data.sources.stored import stored_files
+from fedfr_jax.files import read_list
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Preprocessing, Source
 
-NOBODY = "-1"
+DISTRACTOR = "-1"
 IMAGE_SIZE = (256, 128)  # of FedReID and most others
 
 
@@ -35,7 +51,7 @@ def reid_source(
     image_size: int | tuple[int, int] | None,
     path: str | os.PathLike,
 ) -> Source:
-    """The source of a listing's images in colour.
+    """The source of a listing's images in color.
 
     Args:
       image_size: side or (H, W), to which images are resized (bicubic); None takes
@@ -52,20 +68,22 @@ def reid_source(
     number = {name: i for i, name in enumerate(names)}
     roles = np.array(listing.roles, np.uint8)
     labels = np.array([number[name] for name in listing.identities], np.int32)
-    is_nobody = labels == number.get(NOBODY, -1)
+    is_nobody = labels == number.get(DISTRACTOR, -1)
     first = listing.names[0]
     how = Preprocessing(resize="stretch", kernel="bicubic")
-    size = parse_size(image_size) if image_size else _size_of(_opened(files, first))
+    size = (
+        parse_size(image_size) if image_size else _size_of(_open_listing(files, first))
+    )
 
     def load(row):
         name = listing.names[row]
-        image = _opened(files, name)
+        image = _open_listing(files, name)
         if not image_size and _size_of(image) != size:
             raise ValueError(
                 f"{files.origin(name)} must have the first image's size {size}, got "
                 f"{_size_of(image)}: set image_size, to which images are resized."
             )
-        return prepared(image, size, how)
+        return prepare_image(image, size, how)
 
     return Source(
         read=reader(load, len(labels), (*size, 3)),
@@ -80,7 +98,7 @@ def reid_source(
     )
 
 
-def _opened(files, name):
+def _open_listing(files, name):
     return decode(files.read(name), files.origin(name), 3)
 
 
@@ -99,7 +117,7 @@ def check_disjoint(
         them.
     """
     roles, people = np.array(listing.roles), np.array(listing.identities)
-    is_nobody = np.isin(people, [NOBODY, *filter(None, strangers)])
+    is_nobody = np.isin(people, [DISTRACTOR, *filter(None, strangers)])
     tested = people[(roles != TRAIN) & ~is_nobody]
     is_both = (roles == TRAIN) & np.isin(people, tested)
     if is_both.any():
@@ -135,14 +153,14 @@ def held_out_roles(
     if num_test is None:
         return roles
     names, number = np.unique(np.array(identities), return_inverse=True)
-    tested = tested_people(set(names.tolist()) - set(strangers), num_test, seed)
+    tested = tested_identities(set(names.tolist()) - set(strangers), num_test, seed)
     is_tested = np.isin(names, tested)[number]
     seen = number * (max(cameras) + 1) + np.array(cameras)
     is_first = np.isin(np.arange(len(seen)), np.unique(seen, return_index=True)[1])
     return np.where(is_tested, np.where(is_first, QUERY, GALLERY), roles)
 
 
-def tested_people(
+def tested_identities(
     people: Collection[str], num_test: int | float, seed: int | None
 ) -> list[str]:
     """Who is tested, see `held_out_roles`."""
@@ -156,3 +174,263 @@ def tested_people(
     if seed is not None:
         known = np.random.default_rng(seed).permutation(known).tolist()
     return known[-count:]
+
+
+NAME = re.compile(r"(?P<identity>-?[0-9]+)_c(?P<camera>[0-9]{1,9})[^0-9].*")
+FOLDERS = {
+    "train": "bounding_box_train",
+    "query": "query",
+    "gallery": "bounding_box_test",
+}
+ROLES = {"train": TRAIN, "query": QUERY, "gallery": GALLERY}
+
+
+def market1501(
+    path: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    under: str = "",
+    folders: Mapping[str, str] | None = None,
+    test_identities: int | float | None = None,
+    seed: int | None = None,
+    distractor: str | None = "0000",
+    separate_ids: bool = False,
+) -> Source:
+    """Images named <person>_c<camera>..., in the set's three folders or in one.
+
+    Args:
+      path: a directory or .zip. Where one of `folders` is in it, other folders are
+        passed over; where none is, all images are one set.
+      image_size: side or (H, W), to which images are resized; None takes images of
+        one size as they are.
+      under: only files below this sub-folder.
+      folders: {"train", "query", "gallery": names of folders}, FOLDERS by default.
+      test_identities: of a set without those folders, how many people are tested (see
+        `reid.held_out_roles`), a number or a share in (0, 1); None trains on everybody.
+      seed: draws those people; None takes the last by name.
+      distractor: identity of strangers in the gallery, where it has no query; it is a
+        person among queries, in training and in a set of one folder. None where it is
+        a person in the gallery too, as in MSMT17.
+      separate_ids: True where training and tested people are both numbered from 0, as
+        in MSMT17: their names become train-0000 and test-0000.
+
+    Raises:
+      ValueError: naming the file, for a name without person or camera, a person to
+        train on and to be tested, or (when read) an unreadable image.
+    """
+    files = open_files(path, under=under)
+    names, roles = _by_folder(files.names, {**FOLDERS, **(folders or {})})
+    people, cameras = zip(*(_parse_name(name, path) for name in names), strict=True)
+    if roles is None:
+        roles = held_out_roles(people, cameras, test_identities, seed, {DISTRACTOR})
+    elif test_identities is not None:
+        raise ValueError(
+            f"test_identities must be None for {path}, which has folders of its own, "
+            f"got {test_identities}."
+        )
+    if separate_ids:
+        people = [_split_identities(*of) for of in zip(people, roles, strict=True)]
+    listing = Listing(names, people, cameras, roles)
+    asked = {who for who, role in zip(people, roles, strict=True) if role == QUERY}
+    check_disjoint(listing, files, strangers={distractor} - asked)
+    return reid_source(files, listing, image_size, path)
+
+
+def cuhk03_np(
+    data_dir: str | os.PathLike,
+    *,
+    boxes: str = "detected",
+    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+) -> Source:
+    """CUHK03 in the new protocol: cuhk03-np/<boxes>/{bounding_box_train, ...}.
+
+    Args:
+      data_dir: the directory or .zip with the folders of both kinds of boxes.
+      boxes: "detected", or "labeled" by hand.
+      image_size: side or (H, W), to which images are resized.
+    """
+    return market1501(data_dir, under=boxes, image_size=image_size, distractor=None)
+
+
+def _by_folder(names, folders):
+    """(names in one of `folders`, their roles), or (all names, None)."""
+    if sorted(folders) != sorted(FOLDERS):
+        raise ValueError(
+            f"folders must have keys of {sorted(FOLDERS)}, got {sorted(folders)}."
+        )
+    role_of = {word: ROLES[part] for part, word in folders.items()}
+    found = []
+    for name in names:
+        parts = [part for part in name.split("/")[:-1] if part in role_of]
+        found += [(name, role_of[part]) for part in parts[:1]]
+    return zip(*found, strict=True) if found else (names, None)
+
+
+def _parse_name(name, path):
+    """(person, camera) of a file's name."""
+    match = NAME.fullmatch(name.split("/")[-1])
+    if match is None:
+        raise ValueError(
+            f"{name} in {path} must be named <person>_c<camera>..., as 0002_c1s1_03.jpg"
+            ", got no person or no camera in the name."
+        )
+    return match["identity"], int(match["camera"])
+
+
+def _split_identities(person, role):
+    """A name that training and tested people do not share."""
+    if person == DISTRACTOR:
+        return person
+    return f"{'train' if role == TRAIN else 'test'}-{person}"
+
+
+COLUMNS = ("file", "identity", "camera", "split")
+SPLITS = {"train": TRAIN, "query": QUERY, "gallery": GALLERY}
+MSMT17_LISTS = {"train": TRAIN, "val": TRAIN, "query": QUERY, "gallery": GALLERY}
+
+
+class ListEntry(NamedTuple):
+    """An image of a list."""
+
+    location: str  # in which file and line
+    file: str
+    identity: str
+    camera: int
+    role: int
+
+
+def reid_csv(
+    path: str | os.PathLike,
+    *,
+    images: str | os.PathLike | None = None,
+    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+) -> Source:
+    """The images that a csv lists, in its order.
+
+    Args:
+      path: csv with the columns of COLUMNS: a file's path below `images`, a name, a
+        whole number of at least 0, and train, query or gallery. The identity -1 is
+        nobody.
+      images: directory or .zip; None is the csv's folder.
+      image_size: side or (H, W), to which images are resized; None takes images of
+        one size as they are.
+
+    Raises:
+      ValueError: naming the csv and its line, for other columns, another camera or
+        split, a file that comes twice or is not there, or a person to train on and to
+        be tested; (when read) naming an unreadable image.
+    """
+    rows = []
+    try:
+        table = csv.DictReader(io.StringIO(read_list(path)), skipinitialspace=True)
+        for row in table:
+            words = [row[column].strip() for column in COLUMNS]
+            rows.append((f"{path}, line {table.line_num}", *words))
+    except (OSError, KeyError, AttributeError, ValueError, csv.Error) as error:
+        raise ValueError(
+            f"{path} must be a csv with the columns {', '.join(COLUMNS)}, got "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    for where, _, person, camera, split in rows:
+        if not person:
+            raise ValueError(
+                f"{where}: identity must be a name, or -1 of nobody, got none."
+            )
+        if not camera.isdecimal() or split not in SPLITS:
+            raise ValueError(
+                f"{where}: camera must be a whole number and split one of "
+                f"{', '.join(SPLITS)}, got {camera!r} and {split!r}."
+            )
+    listed = [
+        ListEntry(where, file, person, int(camera), SPLITS[split])
+        for where, file, person, camera, split in rows
+    ]
+    folder = images or pathlib.Path(path).parent
+    return _as_listing(listed, open_files(folder), image_size, path)
+
+
+def msmt17(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    folders: tuple[str, str] = ("train", "test"),
+) -> Source:
+    """MSMT17 (Wei et al., CVPR 2018) by its own list_{train,val,query,gallery}.txt.
+
+    A line is "<path> <number>", where the path is 0000/0000_000_01_... and its third
+    word the camera; those of train and val are below folders[0], the others below
+    folders[1]. People of both are numbered from 0: their names are train-0 and test-0.
+
+    Args:
+      data_dir: folder of the lists and the folders (or one .zip of them).
+      image_size: side or (H, W), to which images are resized.
+      folders: of training and test images; ("mask_train_v2", "mask_test_v2") in the
+        second release.
+
+    Raises:
+      ValueError: naming the list and its line, for a line of another form or a file
+        that is not there.
+    """
+    listed = []
+    for part, role in MSMT17_LISTS.items():
+        path = pathlib.Path(data_dir, f"list_{part}.txt")
+        kind, folder = ("train", folders[0]) if role == TRAIN else ("test", folders[1])
+        for number, line in enumerate(_lines(path), 1):
+            where = f"{path}, line {number}"
+            name, camera, person = _parse(line, where)
+            file, person = f"{folder}/{name}", f"{kind}-{person}"
+            listed.append(ListEntry(where, file, person, camera, role))
+    return _as_listing(listed, open_files(archive_in(data_dir)), image_size, data_dir)
+
+
+def _lines(path):
+    try:
+        return read_list(path).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} must be a list of images, got {type(error).__name__}: {error}."
+        ) from error
+
+
+def _parse(line, where):
+    """(path, camera, person) of a line of MSMT17's."""
+    try:
+        name, person = line.split()
+        return name, int(name.split("/")[-1].split("_")[2]), int(person)
+    except (ValueError, IndexError) as error:
+        raise ValueError(
+            f"{where} must be <path> <number> with the camera as the third word of the "
+            f"file's name, as 0000/0000_000_01_a.jpg 0, got {line!r}."
+        ) from error
+
+
+def _as_listing(lines: list[ListEntry], files: Files, image_size, path) -> Source:
+    """The source of what is listed, after a look whether it is there."""
+    known, seen = set(files.names), {}
+    missing = [line for line in lines if line.file not in known]
+    if missing:
+        raise ValueError(
+            f"{path} must list images that are there, got {len(missing)} of "
+            f"{len(lines)} that are not, first {missing[0].file} "
+            f"({missing[0].location}): "
+            "copy them or take their lines out."
+        )
+    for line in lines:
+        if not 0 <= line.camera < 2**31:
+            raise ValueError(
+                f"{line.location}: camera must lie in [0, 2^31), got {line.camera}."
+            )
+        first = seen.setdefault(line.file, line.location)
+        if first != line.location:
+            raise ValueError(
+                f"{line.location}: an image must be listed once, got {line.file} of "
+                f"{first} again."
+            )
+    listing = Listing(
+        names=[line.file for line in lines],
+        identities=[line.identity for line in lines],
+        cameras=[line.camera for line in lines],
+        roles=[line.role for line in lines],
+    )
+    check_disjoint(listing, files)
+    return reid_source(files, listing, image_size, path)

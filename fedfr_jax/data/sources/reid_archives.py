@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.sources.files import Files, open_files
 from fedfr_jax.data.sources.folder import archive_in
+from fedfr_jax.data.sources.image_files import Files, open_files
 from fedfr_jax.data.sources.reid import (
     IMAGE_SIZE,
     Listing,
     reid_source,
-    tested_people,
+    tested_identities,
 )
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Source
@@ -35,10 +35,10 @@ class Names(NamedTuple):
 
     pattern: str  # of the whole path, with groups person and view
     example: str
-    view_of: Callable[[str], int] = int
+    camera_of: Callable[[str], int] = int
 
 
-class Found(NamedTuple):
+class ArchiveListing(NamedTuple):
     """T images of an archive."""
 
     path: os.PathLike
@@ -88,7 +88,7 @@ def viper(
     Raises:
       ValueError: for a folder without images of such names, or too few people.
     """
-    return _halves(_found(data_dir, VIPER), image_size, test_identities, seed)
+    return _halves(_list_archive(data_dir, VIPER), image_size, test_identities, seed)
 
 
 def cuhk01(
@@ -105,7 +105,7 @@ def cuhk01(
     Args:
       data_dir, image_size, test_identities, seed: see `viper`.
     """
-    return _halves(_found(data_dir, CUHK01), image_size, test_identities, seed)
+    return _halves(_list_archive(data_dir, CUHK01), image_size, test_identities, seed)
 
 
 def three_dpes(
@@ -120,7 +120,9 @@ def three_dpes(
     Args:
       data_dir, image_size, test_identities, seed: see `viper`; FedReID tests 100.
     """
-    return _halves(_found(data_dir, THREE_DPES), image_size, test_identities, seed)
+    return _halves(
+        _list_archive(data_dir, THREE_DPES), image_size, test_identities, seed
+    )
 
 
 def ilids(
@@ -138,7 +140,7 @@ def ilids(
     Args:
       data_dir, image_size, test_identities, seed: see `viper`.
     """
-    found = _found(data_dir, ILIDS, ILIDS_VID)
+    found = _list_archive(data_dir, ILIDS, ILIDS_VID)
     return _halves(found, image_size, test_identities, seed)
 
 
@@ -163,7 +165,7 @@ def prid2011(
     check_choice("shots", shots, SHOTS)
     pattern = rf"(?:.*/)?{shots}/cam_(?P<view>[ab])/person_(?P<person>\d+)[/.].+"
     example = f"prid_2011/{shots}/cam_a/person_0001.png"
-    found = _found(data_dir, Names(pattern, example, VIPER.view_of))
+    found = _list_archive(data_dir, Names(pattern, example, VIPER.camera_of))
     is_shared = np.array([int(person) <= SHARED for person in found.people])
     sides = np.where(found.views == 1, "a-", "b-")
     people = np.where(is_shared, found.people, np.char.add(sides, found.people))
@@ -173,16 +175,16 @@ def prid2011(
     return _source(found._replace(people=people), roles, image_size)
 
 
-def _found(data_dir, *known: Names) -> Found:
+def _list_archive(data_dir, *known: Names) -> ArchiveListing:
     """The images of the first of some namings that the archive has any of."""
     path = archive_in(data_dir)
     files = open_files(path)
     for naming in known:
         matches = filter(None, map(re.compile(naming.pattern).fullmatch, files.names))
-        rows = [(m.string, m["person"], naming.view_of(m["view"])) for m in matches]
+        rows = [(m.string, m["person"], naming.camera_of(m["view"])) for m in matches]
         if rows:
             names, people, views = zip(*rows, strict=True)
-            return Found(path, files, names, np.array(people), np.array(views))
+            return ArchiveListing(path, files, names, np.array(people), np.array(views))
     examples = " or ".join(naming.example for naming in known)
     raise ValueError(
         f"{path} must hold images named as {examples}, got {files.names[0]}: check the "
@@ -190,14 +192,14 @@ def _found(data_dir, *known: Names) -> Found:
     )
 
 
-def _halves(found: Found, image_size, test_identities, seed) -> Source:
+def _halves(found: ArchiveListing, image_size, test_identities, seed) -> Source:
     roles = _roles(found.people, found.views, test_identities, seed)
     return _source(found, roles, image_size)
 
 
 def _roles(people, views, test_identities, seed, others=()) -> np.ndarray:
     """[T]: images of a tested person's first half of views are queries."""
-    tested = tested_people(set(people.tolist()) - {*others}, test_identities, seed)
+    tested = tested_identities(set(people.tolist()) - {*others}, test_identities, seed)
     seen = sorted({*zip(people.tolist(), views.tolist(), strict=True)})
     views_of = {}
     for person, view in seen:
@@ -213,6 +215,6 @@ def _roles(people, views, test_identities, seed, others=()) -> np.ndarray:
     return np.where(is_tested, np.where(is_query, QUERY, GALLERY), TRAIN)
 
 
-def _source(found: Found, roles, image_size) -> Source:
+def _source(found: ArchiveListing, roles, image_size) -> Source:
     listing = Listing(found.names, found.people.tolist(), found.views.tolist(), roles)
     return reid_source(found.files, listing, image_size, found.path)

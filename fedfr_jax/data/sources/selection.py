@@ -1,11 +1,48 @@
-"""Parts of a source: chosen rows, and only the identities with enough images."""
+"""Parts of sources, concatenated sources, and duplicate checks of lists.
+
+Lists that may say a thing once: two rows of one name contradict each other.
+
+Parts of a source: chosen rows, and only the identities with enough images.
+
+Sources side by side: images of one after the other, identities never merged.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
-from fedfr_jax.data.sources.images import check_rows
-from fedfr_jax.data.sources.stored import chosen
+from fedfr_jax.data.sources import stored
+from fedfr_jax.data.sources.decoding import check_rows
+from fedfr_jax.data.sources.stored import select_rows
 from fedfr_jax.schema import check_whole
 from fedfr_jax.types import Pairs, Source
+
+Value = TypeVar("Value")
+
+
+def check_unique(
+    rows: Iterable[tuple[str, Value]], what: str, path: str | os.PathLike
+) -> dict[str, Value]:
+    """{name: value} of rows (name, value).
+
+    Args:
+      what: the name is of, in an error.
+      path: the list's file.
+
+    Raises:
+      ValueError: naming the file and the first name that comes twice.
+    """
+    found: dict[str, Value] = {}
+    for name, value in rows:
+        if name in found:
+            raise ValueError(
+                f"{path} must list each {what} once, got {name} twice: keep one of its "
+                "rows."
+            )
+        found[name] = value
+    return found
 
 
 def keep_rows(source: Source, rows: np.ndarray) -> Source:
@@ -30,14 +67,14 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
         read=lambda indices: source.read(rows[check_rows(indices, len(rows))]),
         labels=labels.astype(np.int32),
         names=tuple(source.names[label] for label in kept),
-        landmarks=_at(source.landmarks, rows),
-        cameras=_at(source.cameras, rows),
+        landmarks=_take(source.landmarks, rows),
+        cameras=_take(source.cameras, rows),
         pairs=pairs,
-        is_test=_at(source.is_test, rows),
-        owners=_at(source.owners, rows),
+        is_test=_take(source.is_test, rows),
+        client_ids=_take(source.client_ids, rows),
         masks=masks,
-        roles=_at(source.roles, rows),
-        stored=chosen(source.stored, rows),
+        roles=_take(source.roles, rows),
+        stored=select_rows(source.stored, rows),
     )
 
 
@@ -61,5 +98,72 @@ def keep_identities(source: Source, min_images: int, origin: str) -> Source:
     return keep_rows(source, np.flatnonzero(is_kept[source.labels]))
 
 
-def _at(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+def _take(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
     return None if values is None else values[rows]
+
+
+def concat_sources(parts: Mapping[str, Source]) -> Source:
+    """One source of several; names are <part>/<name>.
+
+    People in more than one part count as different ones: join sets that share nobody.
+    Pairs and masks are dropped; landmarks, test parts, cameras and roles stay when
+    every source has them. Cameras keep their numbers: the camera 1 of two parts is two
+    cameras. Preprocessing stays where it is the same for all.
+
+    Raises:
+      ValueError: without parts, or when their images differ in shape.
+    """
+    shapes = {name: part.image_shape for name, part in parts.items()}
+    if len(set(shapes.values())) != 1:
+        raise ValueError(f"parts must have images of one shape, got {shapes}.")
+    sources = list(parts.values())
+    starts = np.cumsum([0, *(len(s.labels) for s in sources)])
+    first = np.cumsum([0, *(len(s.names) for s in sources)])
+    shape = sources[0].image_shape
+
+    def read(indices):
+        rows = check_rows(indices, int(starts[-1]))
+        images = np.empty((len(rows), *shape), np.uint8)
+        owner = np.searchsorted(starts, rows, side="right") - 1
+        for i, source in enumerate(sources):
+            is_here = owner == i
+            if is_here.any():
+                images[is_here] = source.read(rows[is_here] - starts[i])
+        return images
+
+    labels = [s.labels + n for s, n in zip(sources, first[:-1], strict=True)]
+    names = [f"{part}/{name}" for part, s in parts.items() for name in s.names]
+
+    preparations = {s.preprocessing for s in sources}
+
+    def joined(arrays):
+        """One array of those of all parts, None where one has none."""
+        return None if any(x is None for x in arrays) else np.concatenate(arrays)
+
+    return Source(
+        read=read,
+        labels=np.concatenate(labels).astype(np.int32),
+        names=tuple(names),
+        image_shape=shape,
+        landmarks=joined([s.landmarks for s in sources]),
+        is_test=joined([s.is_test for s in sources]),
+        cameras=joined([s.cameras for s in sources]),
+        roles=joined([s.roles for s in sources]),
+        passed_over="\n".join(s.passed_over for s in sources if s.passed_over),
+        preprocessing=preparations.pop() if len(preparations) == 1 else None,
+        stored=stored.concat(parts),
+    )
+
+
+def names_from(names: tuple[str, ...], part: str, key: str) -> np.ndarray:
+    """Identities [M] bool whose name starts with `part`/.
+
+    Raises:
+      ValueError: naming `key` and the parts there are, when there is none.
+    """
+    parts = np.array([name.partition("/")[0] for name in names])
+    if part not in parts:
+        known = sorted(set(parts.tolist()))
+        shown = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
+        raise ValueError(f"{key} must be a part of the source ({shown}), got {part}.")
+    return parts == part

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedfr_jax.data.sources.files import Files
-from fedfr_jax.data.sources.images import in_threads
-from fedfr_jax.types import Source, Stored
+from fedfr_jax.data.sources.decoding import in_threads
+from fedfr_jax.data.sources.image_files import Files
+from fedfr_jax.types import Source, StoredImages
 
-MOST_READ = 2**28  # bytes of a set whose contents are read; of larger ones, sizes alone
+MAX_READ_BYTES = (
+    2**28
+)  # bytes of a set whose contents are read; of larger ones, sizes alone
 
 
 def stored_images(
@@ -20,7 +22,7 @@ def stored_images(
     *,
     beside: np.ndarray | None = None,
     is_named: bool = True,
-) -> Stored:
+) -> StoredImages:
     """The images `names` [T], whose contents are compared in sets of up to 256 MiB.
 
     Args:
@@ -35,7 +37,7 @@ def stored_images(
         return np.fromiter(map(size, range(len(names))), np.int64, len(names))
 
     def facts(rows):
-        is_read = sizes().sum() <= MOST_READ
+        is_read = sizes().sum() <= MAX_READ_BYTES
 
         def checksum(row):
             found = zlib.crc32(read(row)) if is_read else 0
@@ -44,12 +46,12 @@ def stored_images(
         checksums = in_threads(lambda part: [*map(checksum, part)], rows)
         return sizes()[rows], np.array(checksums, np.uint32)
 
-    return Stored(names, facts, is_named)
+    return StoredImages(names, facts, is_named)
 
 
 def stored_files(
     files: Files, names: Sequence[str], *, beside: np.ndarray | None = None
-) -> Stored:
+) -> StoredImages:
     """The images `names` [T] of a directory or .zip."""
     size, read = (
         (lambda row: files.size(names[row])),
@@ -58,19 +60,21 @@ def stored_files(
     return stored_images(names, size, read, beside=beside)
 
 
-def stored_rows(read: Callable[[np.ndarray], np.ndarray], shape, count: int) -> Stored:
+def stored_rows(
+    read: Callable[[np.ndarray], np.ndarray], shape, count: int
+) -> StoredImages:
     """Decoded images without names, of `Source.read`: called after their rows."""
     size = int(np.prod(shape))
     one = lambda row: read(np.array([row])).tobytes()
     return stored_images(row_names(count), lambda row: size, one, is_named=False)
 
 
-def stored_of(source: Source) -> Stored:
+def of_rows(source: Source) -> StoredImages:
     """What the source says, else the numbers of its rows and nothing of contents."""
     if source.stored is not None:
         return source.stored
     unknown = lambda rows: (np.zeros(len(rows), np.int64), np.zeros(len(rows), "u4"))
-    return Stored(row_names(len(source.labels)), unknown, is_named=False)
+    return StoredImages(row_names(len(source.labels)), unknown, is_named=False)
 
 
 def row_names(count: int) -> list[str]:
@@ -78,17 +82,17 @@ def row_names(count: int) -> list[str]:
     return [f"image {row}" for row in range(count)]
 
 
-def chosen(stored: Stored | None, rows: np.ndarray) -> Stored | None:
+def select_rows(stored: StoredImages | None, rows: np.ndarray) -> StoredImages | None:
     """Those of `rows` [n], which keep their names."""
     if stored is None:
         return None
-    names = [stored.names[row] for row in rows]
-    return stored._replace(names=names, facts=lambda own: stored.facts(rows[own]))
+    names = [stored.class_names[row] for row in rows]
+    return stored._replace(class_names=names, facts=lambda own: stored.facts(rows[own]))
 
 
-def joined(parts: dict[str, Source]) -> Stored:
+def concat(parts: dict[str, Source]) -> StoredImages:
     """Those of several sources, one after the other, as <part>/<name>."""
-    found = [stored_of(source) for source in parts.values()]
+    found = [of_rows(source) for source in parts.values()]
     counts = [len(one.names) for one in found]
     ends = np.cumsum(counts)
 
@@ -106,4 +110,4 @@ def joined(parts: dict[str, Source]) -> Stored:
         for part, one in zip(parts, found, strict=True)
         for name in one.names
     ]
-    return Stored(names, facts, all(one.is_named for one in found))
+    return StoredImages(names, facts, all(one.is_named for one in found))

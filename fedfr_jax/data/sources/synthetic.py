@@ -1,19 +1,26 @@
-"""FedProx's Synthetic(alpha, beta): vectors of clients that differ, with 10 classes.
+"""Sources without files: fake data, and FedProx's synthetic vectors.
+
+FedProx's Synthetic(alpha, beta): vectors of clients that differ, with 10 classes.
 
 Li et al. 2020, arXiv:1812.06127, section 5.1; the numbers are those of the released
 generate_synthetic.py, drawn in its order by NumPy's legacy generator. User k labels its
 x by argmax(x W_k + b_k): the entries of W_k [60, 10] and b_k [10] are N(u_k, 1) with
 u_k of deviation alpha; its x are N(v_k, S), the entries of v_k N(B_k, 1) with B_k of
 deviation beta, S diagonal with j^-1.2. alpha: how much models differ; beta: data.
+
+Black images in any number, of which only the counts matter.
+
+Sizes, memory and what compilers make of a run are functions of them: a set that is not
+here, or not yet anywhere, is stood in for by one of its counts.
 """
 
 import math
 
 import numpy as np
 
-from fedfr_jax.data.sources.images import check_rows
+from fedfr_jax.data.sources.decoding import check_rows, parse_size
 from fedfr_jax.schema import check_ranges
-from fedfr_jax.types import Source
+from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
 
 DIM, CLASSES = 60, 10
 
@@ -34,7 +41,7 @@ def synthetic(
     bounds = {"alpha": (0, math.inf), "beta": (0, math.inf)}
     bounds |= {"num_users": (1, 10_000), "seed": (0, math.inf)}
     check_ranges("", locals(), bounds)
-    users = list(draw_users(alpha, beta, num_users, np.random.RandomState(seed)))
+    users = list(draw_clients(alpha, beta, num_users, np.random.RandomState(seed)))
     inputs = np.concatenate([x for x, _ in users]).astype(np.float32)
     labels = np.concatenate([y for _, y in users]).astype(np.int32)
     return Source(
@@ -42,11 +49,11 @@ def synthetic(
         labels=labels,
         names=tuple(str(c) for c in range(CLASSES)),
         image_shape=(DIM,),
-        owners=np.repeat(np.arange(num_users), [len(y) for _, y in users]),
+        client_ids=np.repeat(np.arange(num_users), [len(y) for _, y in users]),
     )
 
 
-def draw_users(alpha, beta, num_users, random: np.random.RandomState):
+def draw_clients(alpha, beta, num_users, random: np.random.RandomState):
     """Each user's (x [n, 60] float64, y [n] int), in turn."""
     counts = random.lognormal(4, 2, num_users).astype(int) + 50
     model_mean = random.normal(0, alpha, num_users)
@@ -58,3 +65,52 @@ def draw_users(alpha, beta, num_users, random: np.random.RandomState):
         bias = random.normal(mean, 1, CLASSES)
         x = random.multivariate_normal(center, covariance, count)
         yield x, np.argmax(x @ weight + bias, axis=1)
+
+
+def fake_data(
+    *,
+    num_identities: int,
+    images_per_identity: int = 10,
+    image_size: int | tuple[int, int] = 112,
+    channels: int = 3,
+    cameras: int = 0,
+    test_identities: int = 1,
+    pixel_classes: int = 0,
+) -> Source:
+    """Black uint8 images [H, W, C], so many of each identity.
+
+    Args:
+      num_identities: M, people or classes, 1 or more.
+      images_per_identity: at least 1.
+      image_size: side, or (H, W).
+      channels: C.
+      cameras: take turns over an identity's images; at least 2 make a set for
+        re-identification, 0 none.
+      test_identities: of such a set, the last ones: a query each, and a gallery.
+      pixel_classes: of masks, all of class 0; 0 gives none.
+
+    Raises:
+      ValueError: when a number is out of its range.
+    """
+    bounds = dict.fromkeys(("num_identities", "images_per_identity"), (1, math.inf))
+    bounds |= {"channels": (1, 16), "cameras": (0, math.inf)}
+    bounds |= {"pixel_classes": (0, 255), "test_identities": (1, num_identities)}
+    check_ranges("", locals(), bounds)
+    shape = (*parse_size(image_size), channels)
+    labels = np.repeat(np.arange(num_identities, dtype=np.int32), images_per_identity)
+    place = np.tile(np.arange(images_per_identity, dtype=np.int32), num_identities)
+    is_test = labels >= num_identities - test_identities
+    masks = Masks(
+        read=lambda rows: np.zeros((len(rows), *shape[:2]), np.uint8),
+        class_names=tuple(f"class {i}" for i in range(pixel_classes)),
+    )
+    roles = np.where(is_test, np.where(place == 0, QUERY, GALLERY), TRAIN)
+    return Source(
+        read=lambda rows: np.zeros((len(rows), *shape), np.uint8),
+        labels=labels,
+        names=tuple(map(str, range(num_identities))),
+        image_shape=shape,
+        cameras=place % cameras if cameras else None,
+        masks=masks if pixel_classes else None,
+        roles=roles.astype(np.uint8) if cameras else None,
+    )

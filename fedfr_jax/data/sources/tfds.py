@@ -1,4 +1,10 @@
-"""TensorFlow Datasets by random access, without TensorFlow on the way.
+"""TensorFlow Datasets by random access, without TensorFlow.
+
+Where sets of TensorFlow Datasets keep what is needed, and their labels as arrays.
+
+Pictures of people labeled by an attribute, whose owners are the people.
+
+TensorFlow Datasets by random access, without TensorFlow on the way.
 
 Examples come from `builder.as_data_source` with the images left encoded, and are
 decoded here as those of every other source. That needs a set prepared as array_record
@@ -6,34 +12,157 @@ decoded here as those of every other source. That needs a set prepared as array_
 """
 
 import functools
+import itertools
 import os
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from fedfr_jax.data.align import rescale_points
-from fedfr_jax.data.sources.attributes import by_attribute
-from fedfr_jax.data.sources.images import (
+from fedfr_jax.data.sources.decoding import (
     check_channels,
     decode,
     parse_size,
     plan_alignment,
-    prepared,
+    prepare_image,
     reader,
     size_of,
 )
-from fedfr_jax.data.sources.index_cache import cached
-from fedfr_jax.data.sources.masks import read_mask
+from fedfr_jax.data.sources.npz import load_or_build
+from fedfr_jax.data.sources.segmentation import MaskEncoding, class_counts, read_mask
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
-from fedfr_jax.data.sources.tfds_index import (
-    LAYOUTS,
-    MASK,
-    fits,
-    scan,
-    stored_files,
-)
-from fedfr_jax.schema import check_choice
+from fedfr_jax.schema import check_choice, check_whole
 from fedfr_jax.types import Masks, Preprocessing, Source
+
+POINTS = ("lefteye", "righteye", "nose", "leftmouth", "rightmouth")
+
+
+class Layout(NamedTuple):
+    """Where a data set keeps what is needed."""
+
+    label: tuple[str, ...] = ("label",)  # path of the identity in an example
+    is_class: bool = True  # a ClassLabel, else any word or number
+    has_landmarks: bool = False
+    has_attributes: bool = False
+    is_ink: bool = False  # dark ink on paper, to be inverted
+    is_transposed: bool = False
+    masks: MaskEncoding | None = None  # of the feature MASK
+
+
+MASK = "segmentation_mask"
+LAYOUTS = {
+    "lfw": Layout(is_class=False),
+    "celeb_a": Layout(
+        ("identity", "Identity_No"),
+        is_class=False,
+        has_landmarks=True,
+        has_attributes=True,
+    ),
+    "omniglot": Layout(is_ink=True),
+    "cifar10": Layout(),
+    "cifar100": Layout(),
+    "mnist": Layout(),
+    "fashion_mnist": Layout(),
+    "emnist": Layout(is_transposed=True),  # as stored, letters lie on their side
+    "oxford_iiit_pet": Layout(
+        masks=MaskEncoding(("pet", "background", "border"), (1, 2, 3))
+    ),
+}
+
+
+def stored_files(data_dir: str | os.PathLike) -> list:
+    """A set's folder and its files, any of which may be written anew in place."""
+    return [data_dir, *sorted(pathlib.Path(data_dir).iterdir())]
+
+
+def scan(
+    parts: Sequence, layout: Layout, attribute: str | None, masks: Masks | None
+) -> dict[str, np.ndarray]:
+    """Labels and landmarks of all examples, whose masks must be whole and of classes.
+
+    Images are read but not decoded.
+
+    Returns:
+      "labels" [T]; where asked for or there: `attribute` [T] bool, "landmarks" [T, 5,
+      2] as (x, y) in pixels, and "masks", names of the classes that masks were checked
+      for.
+
+    Raises:
+      ValueError: for an unknown attribute, or a mask that does not fit.
+    """
+    labels, landmarks, has = [], [], []
+    for example in itertools.chain(*parts):
+        label = example
+        for key in layout.label:
+            label = label[key]
+        labels.append(label.decode() if isinstance(label, bytes) else label)
+        if layout.has_landmarks:
+            at = example["landmarks"]
+            landmarks.append([[at[f"{p}_x"], at[f"{p}_y"]] for p in POINTS])
+        if attribute:
+            has.append(_has(example["attributes"], attribute))
+    rows = {"labels": np.array(labels)}
+    if attribute:
+        rows[attribute] = np.array(has, bool)
+    if layout.has_landmarks:
+        rows["landmarks"] = np.array(landmarks, np.float32)
+    if masks is not None:
+        class_counts(
+            masks.read, len(labels), len(masks.class_names)
+        )  # each is read once
+        rows["masks"] = np.array(masks.class_names)
+    return rows
+
+
+def _has(attributes, attribute):
+    check_choice("attribute", attribute, sorted(attributes))
+    return bool(attributes[attribute])
+
+
+def fits(layout: Layout, attribute: str | None, rows: dict[str, np.ndarray]) -> bool:
+    """Whether a cache holds what `scan` returns."""
+    rows = dict(rows)
+    if attribute and len(rows.pop(attribute, ())) != len(rows["labels"]):
+        return False
+    classes = tuple(rows.pop("masks", ()))
+    if classes != (layout.masks.class_names if layout.masks else ()):
+        return False
+    labels, landmarks = rows.pop("labels"), rows.pop("landmarks", None)
+    if layout.has_landmarks != (landmarks is not None) or rows or labels.ndim != 1:
+        return False
+    return landmarks is None or landmarks.shape == (len(labels), 5, 2)
+
+
+def by_attribute(
+    source: Source, attribute: str, has: np.ndarray, min_images: int
+) -> Source:
+    """The source with classes "not <attribute>" and "<attribute>".
+
+    Args:
+      source: labeled by identity, who become the owners.
+      has: [T] bool.
+      min_images: people with fewer images are left out.
+
+    Raises:
+      ValueError: when a class has no image, or nobody is left.
+    """
+    check_whole("min_images", min_images, 0)
+    is_kept = np.bincount(source.labels)[source.labels] >= min_images
+    if len(np.unique(has[is_kept])) < 2:
+        raise ValueError(
+            f"attribute must tell the images of people with {min_images} or more "
+            f"apart, got {attribute}, which all of {is_kept.sum()} have or lack."
+        )
+    named = source._replace(
+        labels=has.astype(np.int32),
+        names=(f"not {attribute}", attribute),
+        client_ids=source.labels,
+    )
+    return keep_rows(named, np.flatnonzero(is_kept))
+
 
 LETTERS_A_TO_J = range(36, 46)  # of emnist/byclass: digits, then A to Z, then a to z
 
@@ -92,7 +221,7 @@ def tfds(
     masks = _masks(layout.masks, example, num_images, size)
     scanned = functools.partial(scan, parts, layout, attribute, masks)
     is_one = functools.partial(fits, layout, attribute)
-    rows = cached(cache, stored_files(info.data_dir), scanned, is_one)
+    rows = load_or_build(cache, stored_files(info.data_dir), scanned, is_one)
     labels, names = _number(rows["labels"], layout, info)
     if len(labels) != num_images:
         raise ValueError(
@@ -114,7 +243,7 @@ def tfds(
         if layout.is_transposed:
             image = image.transpose(Image.Transpose.TRANSPOSE)
         matrix = None if matrices is None else matrices[row]
-        return prepared(image, size, how, matrix, canvas)
+        return prepare_image(image, size, how, matrix, canvas)
 
     shape = (*size, channels)
     source = Source(
@@ -194,7 +323,7 @@ def _masks(stored, example, num_images, size):
         origin = f"the mask of {origin}"
         return read_mask(bytes(of[MASK]), origin, stored, size, wanted)
 
-    return Masks(reader(load, num_images, size), stored.names)
+    return Masks(reader(load, num_images, size), stored.class_names)
 
 
 def _open(dataset, splits, data_dir, layout):

@@ -6,9 +6,9 @@ import zipfile
 from collections.abc import Callable
 from typing import NamedTuple
 
+from fedfr_jax.data.sources.decoding import MAX_IMAGE_BYTES
 from fedfr_jax.data.sources.npz import DAMAGED
-from fedfr_jax.data.sources.sizes import MOST_IMAGE
-from fedfr_jax.limits import check_bytes
+from fedfr_jax.files import check_bytes
 
 
 class ZipFiles(NamedTuple):
@@ -29,7 +29,7 @@ def open_zip(path: pathlib.Path) -> ZipFiles:
     """
     try:
         archive = zipfile.ZipFile(path)
-        count = _count_of_end(path)
+        count = _end_count(path)
     except DAMAGED as error:
         raise ValueError(
             f"{path} must be a whole zip archive, got {error}: copy it again."
@@ -53,7 +53,7 @@ def open_zip(path: pathlib.Path) -> ZipFiles:
 
     def read(name):
         member = members[name]
-        check_bytes(member.file_size, f"{name} in {path}", MOST_IMAGE)
+        check_bytes(member.file_size, f"{name} in {path}", MAX_IMAGE_BYTES)
         try:
             return archive.read(member)
         except DAMAGED as error:
@@ -70,7 +70,7 @@ def _by_name(path, listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
     """{name: member}, by the names that an unpacked archive would have."""
     members = {}
     for member in listed:
-        name = _unpacked(path, _with_slashes(member))
+        name = _extracted_name(path, _with_slashes(member))
         if name in members:
             raise ValueError(
                 f"{path} must hold each file once, got {members[name].filename} and "
@@ -86,7 +86,7 @@ def _with_slashes(member: zipfile.ZipInfo) -> str:
     return member.filename.replace("\\", "/") if is_of_windows else member.filename
 
 
-def _unpacked(path, name: str) -> str:
+def _extracted_name(path, name: str) -> str:
     """The name of a member in one spelling: `a//b` and `./a/b` are `a/b`."""
     *folders, last = name.split("/")
     if name.startswith("/") or ".." in (*folders, last):
@@ -97,7 +97,7 @@ def _unpacked(path, name: str) -> str:
     return "/".join([*(part for part in folders if part not in ("", ".")), last])
 
 
-def _count_of_end(path):
+def _end_count(path):
     """How many files a zip has, by the record at its end, which zipfile passes over."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)

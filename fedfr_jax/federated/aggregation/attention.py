@@ -1,7 +1,7 @@
 """Means weighted by a softmax over the cohort, streamed: no client's model is held.
 
 Each attention is a softmax over clients of numbers that a client knows itself. What it
-sends is a `Scaled` summary; the weights come out of the sums alone.
+sends is a `LogScaled` summary; the weights come out of the sums alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.contract import no_state, split
 from fedfr_jax.federated.aggregation.mean import weighted
 from fedfr_jax.schema import check_choice, check_ranges
-from fedfr_jax.types import LAST, Aggregator, Scaled, Summary
+from fedfr_jax.types import LAST, Aggregator, LogScaled, Summary
 
 TINY = 1e-12  # of a client without margin, before it is normalized
 COMBINATIONS = ("mean", "product", "lpm", "apm")  # of two attentions, or one of them
@@ -53,7 +53,7 @@ def attention(*, epsilon: float = 1.2, distance_norm: str = "l2") -> Aggregator:
 
     def attend(change):
         length = NORMS[distance_norm](change)
-        return Scaled(length, (change, jnp.ones_like(length)))
+        return LogScaled(length, (change, jnp.ones_like(length)))
 
     def summarize(key, state, update, weight):
         del key, state
@@ -64,8 +64,8 @@ def attention(*, epsilon: float = 1.2, distance_norm: str = "l2") -> Aggregator:
     def finish(key, state, total):
         del key
         change, statistics, join = split(total.update)
-        moved = [epsilon * trees.divided(*scaled.tree) for scaled in change]
-        mean = trees.divided(statistics, total.weight)
+        moved = [epsilon * trees.divide(*scaled.tree) for scaled in change]
+        mean = trees.divide(statistics, total.weight)
         return join(moved, mean), state, {}
 
     return Aggregator(no_state, summarize, finish, role=LAST)
@@ -76,7 +76,7 @@ def softmax_mean() -> Aggregator:
 
     def summarize(key, state, update, weight):
         del key, state
-        each = [Scaled(one.log, weighted(update, one.tree[0])) for one in weight]
+        each = [LogScaled(one.log, weighted(update, one.tree[0])) for one in weight]
         return Summary(each, weight), {}
 
     def finish(key, state, total):
@@ -84,28 +84,28 @@ def softmax_mean() -> Aggregator:
         parts = []
         for change, one in zip(total.update, total.weight, strict=True):
             counts, ones = one.tree
-            parts.append(trees.divided((change.tree, counts), ones))
+            parts.append(trees.divide((change.tree, counts), ones))
         change, counts = jax.tree.map(lambda *x: sum(x), *parts)
-        return trees.divided(change, counts), state, {}
+        return trees.divide(change, counts), state, {}
 
     return Aggregator(no_state, summarize, finish, role=LAST)
 
 
-def counted_by(count: jax.Array, logs: Sequence) -> list[Scaled]:
+def counted_by(count: jax.Array, logs: Sequence) -> list[LogScaled]:
     """The weight of a client for `softmax_mean`.
 
     Args:
       count: [] by which its attention is multiplied.
       logs: [] each, one per attention, which is the softmax of it over clients.
     """
-    return [Scaled(x, (count, jnp.ones_like(count))) for x in logs]
+    return [LogScaled(x, (count, jnp.ones_like(count))) for x in logs]
 
 
-def cohort_attention(weights: Sequence[Scaled]) -> jax.Array:
+def cohort_attention(weights: Sequence[LogScaled]) -> jax.Array:
     """The attention a [K] itself, of weights of [K] each; its sum is 1."""
     attention = sum(jax.nn.softmax(x.log) for x in weights)
     attention = attention * weights[0].tree[0].astype(attention.dtype)
-    return trees.divided(attention, attention.sum())
+    return trees.divide(attention, attention.sum())
 
 
 def softmax(margin: jax.Array, temperature: float) -> jax.Array:

@@ -19,16 +19,16 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.types import (
     LAST,
     LINK,
     MEAN,
     Aggregator,
     Algorithm,
+    LogScaled,
     PerClient,
     PyTree,
-    Scaled,
     Summary,
 )
 
@@ -157,23 +157,23 @@ def _with_state(algorithm: Algorithm) -> Algorithm:
         ),
         server_update=server_update,
         personalize=lambda server, row: algorithm.personalize(server.inner, row),
-        network=lambda server: algorithm.network(server.inner),
+        global_model=lambda server: algorithm.global_model(server.inner),
         prepare=prepare if algorithm.prepare else None,
-        report=_inner_report(algorithm) if algorithm.report else None,
+        cohort_metrics=_inner_report(algorithm) if algorithm.cohort_metrics else None,
         update_like=lambda server: update_like(algorithm, server.inner),
         link_state=lambda server: server.links,
     )
 
 
 def _inner_report(algorithm: Algorithm) -> Callable:
-    return lambda server, result: algorithm.report(server.inner, result)
+    return lambda server, result: algorithm.cohort_metrics(server.inner, result)
 
 
 def update_like(algorithm: Algorithm, server: PyTree) -> PyTree:
     """A tree with the shapes of a client's update."""
     if algorithm.update_like:
         return algorithm.update_like(server)
-    return collections.shared(algorithm.network(server))
+    return variable_split.shared(algorithm.global_model(server))
 
 
 def no_state(like: PyTree) -> PyTree:
@@ -198,9 +198,9 @@ def split(tree: PyTree) -> tuple[list, list, Callable[[list, list], PyTree]]:
     """(leaves that links change, running statistics, what joins both to such a tree).
 
     Args:
-      tree: an update, or what became of it; `Scaled` and `PerClient` are leaves.
+      tree: an update, or what became of it; `LogScaled` and `PerClient` are leaves.
     """
-    is_leaf = lambda x: isinstance(x, Scaled | PerClient)
+    is_leaf = lambda x: isinstance(x, LogScaled | PerClient)
     found, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     names = [trees.path_name(path).split("/") for path, _ in found]
     is_change = ["batch_stats" not in name for name in names]

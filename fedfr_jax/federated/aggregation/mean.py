@@ -26,7 +26,7 @@ def weighted_mean() -> Aggregator:
 
     def finish(key, state, total):
         del key
-        return trees.divided(total.update, total.weight), state, {}
+        return trees.divide(total.update, total.weight), state, {}
 
     return Aggregator(no_state, summarize, finish, role=MEAN)
 
@@ -48,7 +48,7 @@ def cluster_mean() -> Aggregator:
         del key
 
         def mean(x):
-            # By the reciprocal, as `trees.divided`.
+            # By the reciprocal, as `trees.divide`.
             weights = total.weight.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
             return x * (1 / jnp.where(weights > 0, weights, 1))
 
@@ -68,7 +68,7 @@ def drop_non_finite() -> Aggregator:
         sent = Summary(update, weight)
         is_finite = trees.is_finite(sent)
         dropped = jnp.where(is_finite, 0.0, 1.0)
-        return trees.where(is_finite, sent, sums.zeros(sent)), {"dropped": dropped}
+        return trees.where(is_finite, sent, sums.zero_sums(sent)), {"dropped": dropped}
 
     return Aggregator(no_state, summarize, keep)
 
@@ -103,7 +103,7 @@ def equally(client: Client) -> jax.Array:
 
 def by_examples(client: Client) -> jax.Array:
     """Aggregation weight n_k: the client's own examples."""
-    return client.num_local.astype(jnp.float32)
+    return client.num_examples.astype(jnp.float32)
 
 
 WEIGHTS = {"examples": by_examples, "equally": equally}

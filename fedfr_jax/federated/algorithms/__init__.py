@@ -18,8 +18,7 @@ from fedfr_jax.federated.algorithms.fedrep import fedrep
 from fedfr_jax.federated.algorithms.finch import finch
 from fedfr_jax.federated.algorithms.ifca import fesem, hypcluster, ifca
 from fedfr_jax.federated.algorithms.kd import kd
-from fedfr_jax.federated.algorithms.mime import mime
-from fedfr_jax.federated.algorithms.mimelite import mimelite
+from fedfr_jax.federated.algorithms.mime import mime, mimelite
 from fedfr_jax.federated.algorithms.moon import moon
 from fedfr_jax.federated.algorithms.perfedavg import perfedavg
 from fedfr_jax.federated.algorithms.pfedme import pfedme

@@ -1,10 +1,14 @@
-"""Agnostic federated averaging: good on the worst mixture of domains of examples.
+"""AFL: agnostic federated averaging, good on the worst mixture of domains.
+
+Losses by domain, a part of all examples, for agnostic averaging (afl.py).
+
+Agnostic federated averaging: good on the worst mixture of domains of examples.
 
 Ro et al. 2021, arXiv:2104.02748, algorithm 1, after Mohri et al. 2019,
 arXiv:1902.00146. With a_i = l_i / N_i, N_i being the mean number of examples of domain
 i in a round's cohort over the last rounds, client k minimizes sum_j a_d(j) loss_j / b_k
 with b_k = sum_i a_i n_ki, counts b_k, and sends the mean loss of the received model in
-every domain, L_i; then l_i <- l_i exp(rate L_i), normalised. Before the first round
+every domain, L_i; then l_i <- l_i exp(rate L_i), normalized. Before the first round
 l_i = 1 / D and N_i = 1. Deviations: a batch's loss is scaled to the client's size, so
 that it is an estimate of the objective (fedjax adds up the batch); a domain counts as
 at least one example; running statistics are averaged plainly.
@@ -17,14 +21,53 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.domains import by_domain, weighted
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.local import local_training
-from fedfr_jax.federated.means import over_examples
-from fedfr_jax.objective import with_aux
+from fedfr_jax.federated.dataset_means import over_examples
+from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.schema import check_ranges
-from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
+from fedfr_jax.types import (
+    Algorithm,
+    ClientOutput,
+    LocalTraining,
+    PyTree,
+    as_aux_loss,
+    example_losses,
+)
+
+
+def weight_by_domain(loss_fn: Callable, domain_of: Callable) -> Callable:
+    """Mean loss of a batch whose examples count by the `weights` [D] of their domains.
+
+    Args:
+      loss_fn: (variables, batch, key) -> (mean over the valid examples, aux).
+      domain_of: batch -> [B] int32 in [0, D).
+    """
+
+    def loss(variables, batch, key, *, weights):
+        losses = example_losses(loss_fn, variables, batch, key)
+        values = jnp.where(batch.is_valid, losses * weights[domain_of(batch)], 0)
+        mean = values.sum() / jnp.maximum(batch.is_valid.sum(), 1).astype(values.dtype)
+        return mean, loss_fn(variables, batch, key)[1]
+
+    return loss
+
+
+def losses_by_domain(
+    loss_fn: Callable, domain_of: Callable, num_domains: int
+) -> Callable:
+    """Sum of losses [D] and number of examples [D], both over a batch's size."""
+
+    def sums(variables, batch, key):
+        domains = jnp.arange(num_domains, dtype=jnp.int32)
+        is_of = domain_of(batch)[:, None] == domains[None]
+        is_of &= batch.is_valid[:, None]
+        losses = example_losses(loss_fn, variables, batch, key)
+        of_batch = jnp.where(is_of, losses[:, None], 0).sum(0), is_of.sum(0)
+        size = jnp.maximum(batch.is_valid.sum(), 1).astype(losses.dtype)
+        return jax.tree.map(lambda x: x.astype(losses.dtype) / size, of_batch)
+
+    return sums
 
 
 class Server(NamedTuple):
@@ -36,7 +79,7 @@ class Server(NamedTuple):
 
 
 def afl(
-    local: Local,
+    local: LocalTraining,
     *,
     num_classes: int,
     domain_rate: float = 0.1,
@@ -58,31 +101,38 @@ def afl(
     bounds = {"num_classes": 1, "domain_rate": 0, "window": 1}  # at least
     check_ranges("", locals(), {name: (x, jnp.inf) for name, x in bounds.items()})
     domain_of = domain_of or (lambda batch: batch.labels)
-    loss_fn = with_aux(local.loss)
-    train = local_training(local._replace(loss=weighted(loss_fn, domain_of)))
-    of_domains = by_domain(loss_fn, domain_of, num_classes)
+    loss_fn = as_aux_loss(local.loss)
+    train = build_local_training(
+        local._replace(loss=weight_by_domain(loss_fn, domain_of))
+    )
+    of_domains = losses_by_domain(loss_fn, domain_of, num_classes)
 
     def client_update(key, server, personal, client):
-        received = collections.merged(server.variables)
+        received = variable_split.merge_personal_variables(server.variables)
         shares = over_examples(lambda b: of_domains(received, b, key), client)
-        number = client.num_local.astype(shares[1].dtype)
+        number = client.num_examples.astype(shares[1].dtype)
         loss, counts = jax.tree.map(lambda x: x * number, shares)
         alpha = server.share / jnp.maximum(server.counts.mean(0), 1)
         beta = jnp.sum(alpha * counts)
         weights = alpha * number / jnp.maximum(beta, 1e-30)  # 0: no domain has a share
         end, metrics = train(key, server.variables, client, weights=weights)
-        change = collections.change(end, server.variables)
+        change = variable_split.update_of(end, server.variables)
         sums = change["batch_stats"], jnp.float32(1), loss, counts
-        update, own = {"params": change["params"]}, collections.own(end)
-        return ClientOutput(update, beta, personal, metrics, local=own, sums=sums)
+        update, own = (
+            {"params": change["params"]},
+            variable_split.personal_variables(end),
+        )
+        return ClientOutput(
+            update, beta, personal, metrics, personal_variables=own, sums=sums
+        )
 
     def server_update(server, result):
         stats, clients, loss, counts = result.sums
-        mean = {**result.aggregate, "batch_stats": trees.divided(stats, clients)}
+        mean = {**result.aggregate, "batch_stats": trees.divide(stats, clients)}
         mean_loss = loss / jnp.maximum(counts, 1)
         share = jax.nn.softmax(jnp.log(server.share) + domain_rate * mean_loss)
         counts = jnp.concatenate([server.counts[1:], counts[None]])
-        return Server(trees.added(server.variables, mean), share, counts)
+        return Server(trees.add(server.variables, mean), share, counts)
 
     def init(variables):
         counts = jnp.ones((window, num_classes))

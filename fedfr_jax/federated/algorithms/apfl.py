@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.local import begin, local_step, over_steps
+from fedfr_jax.federated.local import init_state, local_step, run_steps
 from fedfr_jax.schema import check_ranges
-from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
 def mix(own: PyTree, other: PyTree) -> PyTree:
@@ -38,7 +38,7 @@ def mix(own: PyTree, other: PyTree) -> PyTree:
 
 
 def apfl(
-    local: Local,
+    local: LocalTraining,
     *,
     alpha: float = 0.5,
     server_optimizer: optax.GradientTransformation | None = None,
@@ -67,7 +67,7 @@ def apfl(
     def init_personal(key, server):
         del key
         share = jnp.full((), alpha, jnp.result_type(float))
-        start = collections.merged(server.variables)
+        start = variable_split.merge_personal_variables(server.variables)
         return {**start, "params": {"v": start["params"], "alpha": share}}
 
     def client_update(key, server, own, client):
@@ -75,7 +75,9 @@ def apfl(
             y, v = carry
             batch, step_key = client.batch(step), jax.random.fold_in(key, step)
             y, metrics = step_global(step_key, y, client, batch, step)
-            other = collections.like(server.variables["params"], y.variables["params"])
+            other = variable_split.select_like(
+                server.variables["params"], y.variables["params"]
+            )
             v, own_metrics = step_own(step_key, v, client, batch, step, other=other)
             share = jnp.clip(v.variables["params"]["alpha"], 0, 1)
             params = {**v.variables["params"], "alpha": share}
@@ -83,13 +85,15 @@ def apfl(
             metrics = {**metrics, "personal_loss": own_metrics["loss"]}
             return (y, v), {**metrics, "alpha": share}
 
-        received = collections.merged(server.variables)
-        start = begin(local, received, client), begin(mixed, own, client)
-        (y, v), metrics = over_steps(body, start, client)
-        end = collections.cut(y.variables, server.variables)
-        change = collections.change(end, server.variables)
-        leaves = collections.own(end)
-        return ClientOutput(change, weight(client), v.variables, metrics, local=leaves)
+        received = variable_split.merge_personal_variables(server.variables)
+        start = init_state(local, received, client), init_state(mixed, own, client)
+        (y, v), metrics = run_steps(body, start, client)
+        end = variable_split.split_paths(y.variables, server.variables)
+        change = variable_split.update_of(end, server.variables)
+        leaves = variable_split.personal_variables(end)
+        return ClientOutput(
+            change, weight(client), v.variables, metrics, personal_variables=leaves
+        )
 
     def personalize(server, own):
         return {**own, "params": mix(own["params"], server.variables["params"])}

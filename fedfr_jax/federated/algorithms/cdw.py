@@ -17,11 +17,18 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.local import local_training
-from fedfr_jax.types import Algorithm, Client, ClientOutput, Local, Model, PyTree
+from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.types import (
+    Algorithm,
+    Client,
+    ClientOutput,
+    LocalTraining,
+    Model,
+    PyTree,
+)
 
 DISTANCE = "distance"
 # An example's weight beside distances: nothing, unless they are all 0.
@@ -36,7 +43,7 @@ def cosine_distance(before: jax.Array, after: jax.Array) -> jax.Array:
     return jnp.square(unit(before) - unit(after)).sum(axis=1) / 2
 
 
-def distance_of(model: Model, *, train_mode: bool = False) -> Callable:
+def update_distance(model: Model, *, train_mode: bool = False) -> Callable:
     """How far a client's logits have turned in its training.
 
     Args:
@@ -50,7 +57,7 @@ def distance_of(model: Model, *, train_mode: bool = False) -> Callable:
         batch = client.batch(jnp.int32(0))
 
         def logits(variables, key):
-            network = collections.merged(variables)
+            network = variable_split.merge_personal_variables(variables)
             key = key if train_mode else None
             found, _ = model.apply(network, batch.inputs["image"], train_mode, key=key)
             number = jnp.arange(found.shape[1], dtype=jnp.int32)
@@ -69,31 +76,34 @@ def training_weight(weigh: str | Callable, model: Model, train_mode: bool) -> Ca
     if weigh != DISTANCE:
         weight = weight_of(weigh)
         return lambda key, start, end, client: weight(client)
-    distance = distance_of(model, train_mode=train_mode)
+    distance = update_distance(model, train_mode=train_mode)
 
     def weight(key, start, end, client):
         turned = distance(key, start, end, client)
-        return turned + FALLBACK * client.num_local.astype(turned.dtype)
+        return turned + FALLBACK * client.num_examples.astype(turned.dtype)
 
     return weight
 
 
-def cdw(local: Local, *, model: Model, train_mode: bool = False) -> Algorithm:
+def cdw(local: LocalTraining, *, model: Model, train_mode: bool = False) -> Algorithm:
     """FedAvg weighted by cosine distance.
 
     Args:
       model: its `apply` gives logits.
-      train_mode: see `distance_of`; the released code has it on.
+      train_mode: see `update_distance`; the released code has it on.
     """
-    base, train = fedavg(local), local_training(local)
+    base, train = fedavg(local), build_local_training(local)
     weight = training_weight(DISTANCE, model, train_mode)
 
     def client_update(key, server, personal, client):
         start = server.variables
         end, metrics = train(key, start, client)
         share = weight(jax.random.fold_in(key, 1), start, end, client)
-        change = collections.change(end, start)
-        metrics, own = {**metrics, "distance": share}, collections.own(end)
-        return ClientOutput(change, share, personal, metrics, local=own)
+        change = variable_split.update_of(end, start)
+        metrics, own = (
+            {**metrics, "distance": share},
+            variable_split.personal_variables(end),
+        )
+        return ClientOutput(change, share, personal, metrics, personal_variables=own)
 
     return base._replace(client_update=client_update)

@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 import optax
 
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
-from fedfr_jax.federated.local import local_training
-from fedfr_jax.types import Algorithm, Local
+from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.types import Algorithm, LocalTraining
 
 
 def ditto(
-    local: Local,
+    local: LocalTraining,
     *,
     strength: float = 1.0,
     server_optimizer: optax.GradientTransformation | None = None,
@@ -35,7 +35,7 @@ def ditto(
       ValueError: when `strength` is negative.
     """
     global_part = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
-    train_own = local_training(proximal(local, strength))
+    train_own = build_local_training(proximal(local, strength))
 
     def client_update(key, server, own, client):
         nothing = global_part.init_personal(key, server)
@@ -46,7 +46,9 @@ def ditto(
         return output._replace(personal=own, metrics=metrics)
 
     return global_part._replace(
-        init_personal=lambda key, server: collections.merged(server.variables),
+        init_personal=lambda key, server: variable_split.merge_personal_variables(
+            server.variables
+        ),
         client_update=client_update,
         personalize=lambda server, own: own,
     )

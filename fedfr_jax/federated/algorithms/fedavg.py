@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import weight_of, weighted_mean
-from fedfr_jax.federated.local import local_training
-from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
+from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
 class Server(NamedTuple):
@@ -28,7 +28,7 @@ class Server(NamedTuple):
 
 
 def fedavg(
-    local: Local,
+    local: LocalTraining,
     *,
     server_optimizer: optax.GradientTransformation | None = None,
     weigh: str | Callable = "examples",
@@ -36,14 +36,14 @@ def fedavg(
     """Federated averaging.
 
     Args:
-      local: a client's training, or a function like what `local_training` gives.
+      local: a client's training, or a function like what `build_local_training` gives.
       server_optimizer: acts on minus the mean change; None adds the change.
       weigh: examples, equally, or client -> weight [].
 
     Raises:
       ValueError: for an unknown weight.
     """
-    train, weight = local_training(local), weight_of(weigh)
+    train, weight = build_local_training(local), weight_of(weigh)
     optimizer = server_optimizer or optax.identity()
 
     def init(variables):
@@ -51,9 +51,11 @@ def fedavg(
 
     def client_update(key, server, personal, client):
         end, metrics = train(key, server.variables, client)
-        change = collections.change(end, server.variables)
-        own = collections.own(end)
-        return ClientOutput(change, weight(client), personal, metrics, local=own)
+        change = variable_split.update_of(end, server.variables)
+        own = variable_split.personal_variables(end)
+        return ClientOutput(
+            change, weight(client), personal, metrics, personal_variables=own
+        )
 
     def server_update(server, result):
         change, opt_state = result.aggregate, server.opt_state
@@ -62,7 +64,7 @@ def fedavg(
             params = server.variables["params"]
             step, opt_state = optimizer.update(descent, opt_state, params)
             change = {**change, "params": step}
-        return Server(trees.added(server.variables, change), opt_state)
+        return Server(trees.add(server.variables, change), opt_state)
 
     return Algorithm(
         init=init,
@@ -71,5 +73,5 @@ def fedavg(
         aggregator=weighted_mean(),
         server_update=server_update,
         personalize=lambda server, personal: server.variables,
-        network=lambda server: server.variables,
+        global_model=lambda server: server.variables,
     )

@@ -13,11 +13,11 @@ import jax
 from fedfr_jax import trees
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.schema import check_ranges
-from fedfr_jax.types import Algorithm, Local
+from fedfr_jax.types import Algorithm, LocalTraining
 
 
 def fedaws(
-    local: Local,
+    local: LocalTraining,
     *,
     spreadout: Callable,
     classes: str,
@@ -49,7 +49,7 @@ def fedaws(
         return kernel - strength * rate * gradient(kernel)
 
     def init(variables):
-        found = _chosen(select, variables)
+        found = _select_classes(select, variables)
         if len(found) != 1 or found[0].ndim != 2:
             shapes = [x.shape for x in found]
             raise ValueError(f"classes must match one leaf [D, M], got {shapes}.")
@@ -67,7 +67,7 @@ def fedaws(
     )
 
 
-def _chosen(select, variables):
+def _select_classes(select, variables):
     pairs = zip(
         jax.tree.leaves(select(variables)), jax.tree.leaves(variables), strict=True
     )

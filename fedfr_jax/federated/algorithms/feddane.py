@@ -13,15 +13,19 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.gradients import prepare_gradient, shared_gradient
-from fedfr_jax.federated.algorithms.penalties import corrected, proximal
-from fedfr_jax.federated.local import local_training
-from fedfr_jax.federated.means import over_examples
-from fedfr_jax.types import Algorithm, Local
+from fedfr_jax.federated.algorithms.penalties import (
+    cohort_gradient,
+    prepare_gradient,
+    proximal,
+    with_correction,
+)
+from fedfr_jax.federated.dataset_means import over_examples
+from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.types import Algorithm, LocalTraining
 
 
 def feddane(
-    local: Local, *, strength: float, weigh: str | Callable = "examples"
+    local: LocalTraining, *, strength: float, weigh: str | Callable = "examples"
 ) -> Algorithm:
     """Federated Newton-type averaging.
 
@@ -33,12 +37,12 @@ def feddane(
     Raises:
       ValueError: when `strength` is negative.
     """
-    fit = local_training(corrected(proximal(local, strength)))
-    gradient = shared_gradient(local)
+    fit = build_local_training(with_correction(proximal(local, strength)))
+    gradient = cohort_gradient(local)
 
     def train(key, variables, client):
         own = over_examples(lambda batch: gradient(variables, batch, key), client)
-        correction = jax.tree.map(jnp.subtract, client.tables.value, own)
+        correction = jax.tree.map(jnp.subtract, client.shared.value, own)
         anchor = variables["params"]
         return fit(key, variables, client, anchor=anchor, correction=correction)
 

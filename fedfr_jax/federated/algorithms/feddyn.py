@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import equally
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
-from fedfr_jax.federated.local import local_training
+from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.schema import POSITIVE, check_ranges
-from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
 class Server(NamedTuple):
@@ -32,7 +32,7 @@ class Server(NamedTuple):
 
 
 def feddyn(
-    local: Local,
+    local: LocalTraining,
     *,
     num_clients: int,
     strength: float = 0.1,
@@ -53,27 +53,31 @@ def feddyn(
     values = {"strength": strength, "mean_examples": given}
     check_ranges("", values, dict.fromkeys(values, POSITIVE))
     check_ranges("", {"num_clients": num_clients}, {"num_clients": (1, jnp.inf)})
-    train = local_training(proximal(local, strength))
+    train = build_local_training(proximal(local, strength))
 
     def pull_of(client):
         if mean_examples is None:
             return {}
-        return {"pull": mean_examples / client.num_local.astype(jnp.result_type(float))}
+        return {
+            "pull": mean_examples / client.num_examples.astype(jnp.result_type(float))
+        }
 
     def client_update(key, server, drift, client):
         start = server.variables
         anchor = jax.tree.map(jnp.subtract, start["params"], drift)
         end, metrics = train(key, start, client, anchor=anchor, **pull_of(client))
-        change = collections.change(end, start)
+        change = variable_split.update_of(end, start)
         drift = jax.tree.map(jnp.add, drift, change["params"])
-        own = collections.own(end)
-        return ClientOutput(change, equally(client), drift, metrics, local=own)
+        own = variable_split.personal_variables(end)
+        return ClientOutput(
+            change, equally(client), drift, metrics, personal_variables=own
+        )
 
     def server_update(server, result):
         change, share = result.aggregate, len(result.weights) / num_clients
         moved = lambda s, d: s + share * d.astype(s.dtype)
         drift = jax.tree.map(moved, server.drift, change["params"])
-        mean = trees.added(server.variables, change)
+        mean = trees.add(server.variables, change)
         params = jax.tree.map(jnp.add, mean["params"], drift)
         return Server({**mean, "params": params}, drift)
 

@@ -25,7 +25,7 @@ class SpreadServer(NamedTuple):
     is_known: jax.Array  # [N] bool, the client has uploaded
 
 
-class Upload(NamedTuple):
+class ClientHead(NamedTuple):
     """What a client adds to its update."""
 
     client: jax.Array  # [] int32
@@ -62,11 +62,13 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
         personal = personal._replace(leaves=leaves)
         output = algorithm.client_update(key, server.inner, personal, client)
         head = output.personal.leaves["params"]["head"]
-        return output._replace(upload=Upload(client.id, head, client.num_classes))
+        return output._replace(
+            per_client=ClientHead(client.id, head, client.num_classes)
+        )
 
     def server_update(server, result):
         new = algorithm.server_update(server.inner, result)
-        client, heads, num_classes = result.upload
+        client, heads, num_classes = result.per_client
         place = jnp.arange(heads.shape[1], dtype=jnp.int32)
         mask = place[None] < num_classes[:, None]
         moved = spread(heads.reshape(-1, heads.shape[2]), class_mask=mask.reshape(-1))
@@ -82,7 +84,7 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
         client_update=client_update,
         server_update=server_update,
         personalize=lambda server, row: algorithm.personalize(server.inner, row),
-        network=lambda server: algorithm.network(server.inner),
+        global_model=lambda server: algorithm.global_model(server.inner),
         update_like=lambda server: update_like(algorithm, server.inner),
         link_state=lambda server: algorithm.link_state(server.inner),
     )

@@ -1,4 +1,6 @@
-"""FedFR: federated face recognition, generic and personalised, each term an option.
+"""FedFR: federated face recognition, generic and personalized, each term an option.
+
+FedFR: federated face recognition, generic and personalized, each term an option.
 
 Liu et al. 2022, "FedFR: Joint optimization federated framework for generic and
 personalized face recognition", arXiv:2112.12496. Clients share the backbone and the
@@ -12,28 +14,35 @@ Deviations, all options: the official code throws the averaged Phi_g away
 (`first_previous`); here the default averages, and starts from the global network. The
 paper weighs clients by their local images (`weigh="local"`); the default counts the
 hard negatives too, as the official code does.
+
+Adapt every client's network once, alone, after the last federated round.
+
+Yu, Bagdasaryan, Shmatikov 2020, arXiv:2002.04758: each participant starts from the
+global network and trains on its own examples only; nothing is aggregated. Played as one
+more round of the engine, so that it resumes, schedules and logs like any other.
 """
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
-from fedfr_jax import stacks
-from fedfr_jax.federated import collections
+from fedfr_jax import scanned_blocks
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.local import local_training
+from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.schema import check_choice
-from fedfr_jax.types import Algorithm, Client, ClientOutput, Local, PyTree
+from fedfr_jax.types import Algorithm, Client, ClientOutput, LocalTraining, PyTree
 
-PHI_UPDATES = ("averaged", "frozen")
+PUBLIC_CLASS_UPDATES = ("averaged", "frozen")
 WEIGHTS = {
-    "local": lambda client: client.num_local,
-    "local+extra": lambda client: client.num_local + client.num_extra,
+    "local": lambda client: client.num_examples,
+    "local+extra": lambda client: client.num_examples + client.num_added,
 }
 
 
 def fedfr(
-    local: Local,
+    local: LocalTraining,
     *,
     frozen: Callable | None = None,
     prepare: Callable | None = None,
@@ -64,37 +73,39 @@ def fedfr(
     Raises:
       ValueError: for an unknown option.
     """
-    check_choice("phi_update", phi_update, PHI_UPDATES)
+    check_choice("phi_update", phi_update, PUBLIC_CLASS_UPDATES)
     check_choice("weigh", weigh, WEIGHTS)
-    base, train = fedavg(local), local_training(local)
+    base, train = fedavg(local), build_local_training(local)
 
     def init_personal(key, server):
-        shared = backbone_of(collections.merged(server.variables))
+        shared = backbone_of(variable_split.merge_personal_variables(server.variables))
         if first_previous:
-            return stacks.laid_out(first_previous(key), shared)
+            return scanned_blocks.unstack_like(first_previous(key), shared)
         return shared
 
     def start_of(variables: PyTree, previous: PyTree, client: Client) -> PyTree:
-        whole = collections.merged(variables)
+        whole = variable_split.merge_personal_variables(variables)
         whole = whole if share else with_backbone(whole, previous)
         if begin:
             params = begin(backbone_of(whole), whole["params"], client)
             whole = {**whole, "params": params}
-        return collections.cut(whole, variables)
+        return variable_split.split_paths(whole, variables)
 
     def client_update(key, server, previous, client):
         known = None
         if frozen:
-            shared = backbone_of(collections.merged(server.variables))
+            shared = backbone_of(
+                variable_split.merge_personal_variables(server.variables)
+            )
             known = frozen(shared, previous, client)
         start = start_of(server.variables, previous, client)
         end, metrics = train(key, start, client, frozen=known)
         return ClientOutput(
-            update=collections.change(end, server.variables),
+            update=variable_split.update_of(end, server.variables),
             weight=WEIGHTS[weigh](client).astype(jnp.float32),
-            personal=backbone_of(collections.merged(end)),
+            personal=backbone_of(variable_split.merge_personal_variables(end)),
             metrics=metrics,
-            local=collections.own(end),
+            personal_variables=variable_split.personal_variables(end),
         )
 
     def server_update(server, result):
@@ -107,7 +118,9 @@ def fedfr(
         return server._replace(variables=new)
 
     def personalize(server, previous):
-        return with_backbone(collections.merged(server.variables), previous)
+        return with_backbone(
+            variable_split.merge_personal_variables(server.variables), previous
+        )
 
     return base._replace(
         init_personal=init_personal,
@@ -128,3 +141,43 @@ def with_backbone(variables: PyTree, backbone: PyTree) -> PyTree:
     """A network's variables with another backbone."""
     params = {**variables["params"], "backbone": backbone["params"]}
     return {"params": params, "batch_stats": backbone["batch_stats"]}
+
+
+def build_adaptation(
+    algorithm: Algorithm, local: LocalTraining, *, frozen: Callable | None = None
+) -> Algorithm:
+    """The last round of `algorithm`, a `fedfr(...)`, but for a server that stays.
+
+    What is around the algorithm keeps the leaf params/head with clients.
+
+    Args:
+      local: its loss takes the keywords `frozen` and `teacher_head`.
+      frozen: (variables of the teacher, the global network, client) -> what the loss
+        gets as `frozen`; None has no teacher.
+    """
+    train = build_local_training(local)
+
+    def client_update(key, server, previous, client):
+        del previous
+        whole = variable_split.merge_personal_variables(server.variables)
+        shared = backbone_of(whole)
+        # Public classes have no part in it.
+        params = {k: x for k, x in whole["params"].items() if k != "phi"}
+        end, metrics = train(
+            key,
+            {**whole, "params": params},
+            client,
+            frozen=frozen(shared, client) if frozen else None,
+            teacher_head=params["head"],
+        )
+        end = {**end, "params": {**whole["params"], **end["params"]}}
+        own = variable_split.personal_variables(
+            variable_split.split_paths(end, server.variables)
+        )
+        nothing = jax.tree.map(jnp.zeros_like, variable_split.shared(server.variables))
+        one = jnp.float32(1)
+        return ClientOutput(
+            nothing, one, backbone_of(end), metrics, personal_variables=own
+        )
+
+    return algorithm._replace(client_update=client_update, prepare=None)

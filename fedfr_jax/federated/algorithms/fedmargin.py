@@ -13,8 +13,8 @@ one whose representation hardly moves. Its formulas could not be read; these are
 The measure "hypothesis", a margin (`margins.py`) in place of the distance, falls as
 prototypes move: it prefers clients that moved the least, against the article's words.
 
-Both softmaxes are streamed as `Scaled` sums, two models of memory whatever K. Two more
-forward passes make a round 1.1 to 1.8 x FedAvg's (`experiments/benchmarks`).
+Both softmaxes are streamed as `LogScaled` sums, two models of memory whatever K. Two
+more forward passes make a round 1.1 to 1.8 x FedAvg's (`experiments/benchmarks`).
 
 Deviation: in the first round, which no aggregate precedes, P is that of its clients
 before they train: the one of after is known only when their models are summed already.
@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.attention import (
     cohort_attention,
     counted_by,
@@ -38,13 +38,23 @@ from fedfr_jax.federated.aggregation.attention import (
 from fedfr_jax.federated.aggregation.mean import weight_of
 from fedfr_jax.federated.algorithms import prototypes
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.margins import aggregate_mean_margin, measure_of
-from fedfr_jax.federated.algorithms.prototypes import Prototypes
-from fedfr_jax.federated.engine import no_extra
-from fedfr_jax.federated.local import local_training
-from fedfr_jax.federated.means import build_mean
+from fedfr_jax.federated.algorithms.prototypes import (
+    Prototypes,
+    aggregate_mean_margin,
+    build_measure,
+)
+from fedfr_jax.federated.dataset_means import build_dataset_mean
+from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.schema import BELOW_ONE, check_ranges
-from fedfr_jax.types import Algorithm, Broadcast, ClientOutput, Local, Model, PyTree
+from fedfr_jax.types import (
+    Algorithm,
+    Broadcast,
+    ClientOutput,
+    LocalTraining,
+    Model,
+    PyTree,
+)
 
 
 class Server(NamedTuple):
@@ -55,7 +65,7 @@ class Server(NamedTuple):
 
 
 def fedmargin(
-    local: Local,
+    local: LocalTraining,
     *,
     model: Model,
     measure: str = "displacement",
@@ -74,56 +84,63 @@ def fedmargin(
       temperature: T > 0; a small one leaves one client.
       normalize: take features at unit length.
       norm: softmax, or relu_sum, max(x, 0) over its sum, without temperature.
-      combine: mean or product (normalised) of both attentions; lpm or apm for one.
+      combine: mean or product (normalized) of both attentions; lpm or apm for one.
       weigh: examples multiplies a client's attention by them, see `fedavg`.
       momentum: of the aggregate prototypes, in [0, 1); 0 takes the round's.
 
     Raises:
       ValueError: for an unknown word, or a number out of its range.
     """
-    base, train, weight = fedavg(local), local_training(local), weight_of(weigh)
+    base, train, weight = fedavg(local), build_local_training(local), weight_of(weigh)
     check_ranges("", {"momentum": momentum}, {"momentum": BELOW_ONE})
-    measured = measure_of(measure)
+    measured = build_measure(measure)
     logs_of = logarithms(temperature, norm, combine)
-    values = prototypes.class_values(model.features, model.embedding_dim, normalize)
+    values = prototypes.class_values(
+        model.apply_with_features, model.embedding_dim, normalize
+    )
     # Compiled once for each feed and mesh.
-    mean_values = functools.cache(functools.partial(build_mean, values))
+    mean_values = functools.cache(functools.partial(build_dataset_mean, values))
 
     def init(variables):
-        return Server(variables, prototypes.none(model))
+        return Server(variables, prototypes.empty_prototypes(model))
 
     def prepare(server, context):
         aggregate = server.prototypes
         if context.cohort.round == 0:
-            run = mean_values(context.feed, context.mesh)
+            run = mean_values(context.batching, context.mesh)
             where = context.dataset, context.population, context.cohort
-            first = prototypes.of_class(*run(server.variables, *where))
+            first = prototypes.prototype_of_class(*run(server.variables, *where))
             aggregate = _like(aggregate, first)
         sent = Broadcast(aggregate)
-        return no_extra(len(context.cohort.ids))._replace(tables=sent)
+        return empty_prepared(len(context.cohort.ids))._replace(shared=sent)
 
     def client_update(key, server, personal, client):
-        before = prototypes.of_client(values, server.variables, client)
+        before = prototypes.client_prototypes(values, server.variables, client)
         end, metrics = train(key, server.variables, client)
-        after = prototypes.of_client(values, end, client)
+        after = prototypes.client_prototypes(values, end, client)
         lpm = measured(after, before)
-        apm = measured(after, _like(after, client.tables.value))
+        apm = measured(after, _like(after, client.shared.value))
         counts = weight(client).astype(lpm.dtype)
-        change, own = collections.change(end, server.variables), collections.own(end)
+        change, own = (
+            variable_split.update_of(end, server.variables),
+            variable_split.personal_variables(end),
+        )
         weight_by = counted_by(counts, logs_of(lpm, apm))
         metrics = {**metrics, "lpm": lpm, "apm": apm}
         sums = after.mean * after.count[:, None], after.count
-        return ClientOutput(change, weight_by, personal, metrics, local=own, sums=sums)
+        return ClientOutput(
+            change, weight_by, personal, metrics, personal_variables=own, sums=sums
+        )
 
     def server_update(server, result):
-        variables = trees.added(server.variables, result.aggregate)
-        seen = _like(server.prototypes, prototypes.of_class(*result.sums))
-        moved = prototypes.moved(server.prototypes, seen, momentum)
+        variables = trees.add(server.variables, result.aggregate)
+        seen = _like(server.prototypes, prototypes.prototype_of_class(*result.sums))
+        moved = prototypes.update_prototypes(server.prototypes, seen, momentum)
         return Server(variables, moved)
 
     def report(server, result):
         share = cohort_attention(result.weights)
-        return {"attention": share, **_facts(share, server.prototypes)}
+        return {"attention": share, **_round_metrics(share, server.prototypes)}
 
     return base._replace(
         init=init,
@@ -131,7 +148,7 @@ def fedmargin(
         aggregator=softmax_mean(),
         server_update=server_update,
         prepare=prepare,
-        report=report,
+        cohort_metrics=report,
         # One client's prototypes compare with another's.
         needs=("num_classes", "features"),
     )
@@ -142,7 +159,7 @@ def _like(a: Prototypes, b: Prototypes) -> Prototypes:
     return jax.tree.map(lambda x, y: y.astype(x.dtype), a, b)
 
 
-def _facts(share: jax.Array, prototypes: Prototypes) -> dict[str, jax.Array]:
+def _round_metrics(share: jax.Array, prototypes: Prototypes) -> dict[str, jax.Array]:
     """Numbers of the round, a copy per client; without `classes`, `share` is even."""
     facts = {
         "attention_entropy": jax.scipy.special.entr(share).sum(),

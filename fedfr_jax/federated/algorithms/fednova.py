@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import weight_of, weighted_mean
 from fedfr_jax.federated.algorithms.fedprox import proximal_training
-from fedfr_jax.federated.local import local_training, rate_at
+from fedfr_jax.federated.local import build_local_training, learning_rate_at
 from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.schema import BELOW_ONE, check_ranges
-from fedfr_jax.types import Algorithm, ClientOutput, Local
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining
 
 
 def sgd_norm(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -44,7 +44,7 @@ def proximal_norm(shrink: float | jax.Array) -> Callable:
 
 
 def fednova(
-    local: Local,
+    local: LocalTraining,
     *,
     momentum: float = 0.0,
     strength: float = 0.0,
@@ -68,31 +68,37 @@ def fednova(
         raise ValueError(f"momentum must be 0 with strength, got {momentum}.")
     if strength:
         check_rate(local)
-    train = proximal_training(local, strength) if strength else local_training(local)
+    train = (
+        proximal_training(local, strength) if strength else build_local_training(local)
+    )
     weight = weight_of(weigh)
 
     def norm_of(client):
         steps = client.num_steps.astype(jnp.result_type(float))
         if strength:
-            return proximal_norm(strength * rate_at(local, client, jnp.int32(0)))(steps)
+            return proximal_norm(
+                strength * learning_rate_at(local, client, jnp.int32(0))
+            )(steps)
         return momentum_norm(momentum)(steps) if momentum else sgd_norm(steps)
 
     def client_update(key, server, personal, client):
         end, metrics = train(key, server, client)
-        change = collections.change(end, server)
+        change = variable_split.update_of(end, server)
         size, share = norm_of(client)
         size = jnp.maximum(size, 1)  # a_k >= 1 wherever there is a step
-        change["params"] = trees.divided(change["params"], size)
-        count, own = weight(client), collections.own(end)
+        change["params"] = trees.divide(change["params"], size)
+        count, own = weight(client), variable_split.personal_variables(end)
         sums = share * count.astype(share.dtype), count
-        return ClientOutput(change, count, personal, metrics, local=own, sums=sums)
+        return ClientOutput(
+            change, count, personal, metrics, personal_variables=own, sums=sums
+        )
 
     def server_update(server, result):
-        effective_steps = trees.divided(*result.sums)
+        effective_steps = trees.divide(*result.sums)
         params = jax.tree.map(
             lambda d: effective_steps.astype(d.dtype) * d, result.aggregate["params"]
         )
-        return trees.added(server, {**result.aggregate, "params": params})
+        return trees.add(server, {**result.aggregate, "params": params})
 
     return Algorithm(
         init=lambda variables: variables,

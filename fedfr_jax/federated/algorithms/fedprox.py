@@ -10,13 +10,13 @@ import optax
 
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
-from fedfr_jax.federated.local import local_training
-from fedfr_jax.types import Algorithm, Local
+from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.types import Algorithm, LocalTraining
 
 
-def proximal_training(local: Local, strength: float) -> Callable:
-    """`local_training` with a pull of `strength` (mu) to what it starts from."""
-    train = local_training(proximal(local, strength))
+def proximal_training(local: LocalTraining, strength: float) -> Callable:
+    """`build_local_training` with a pull of `strength` (mu) to what it starts from."""
+    train = build_local_training(proximal(local, strength))
 
     def train_near(key, variables, client, **round_args):
         return train(key, variables, client, anchor=variables["params"], **round_args)
@@ -25,7 +25,7 @@ def proximal_training(local: Local, strength: float) -> Callable:
 
 
 def fedprox(
-    local: Local,
+    local: LocalTraining,
     *,
     strength: float,
     server_optimizer: optax.GradientTransformation | None = None,

@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 import jax
 
-from fedfr_jax import stacks, trees
+from fedfr_jax import scanned_blocks, trees
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.personal import personal
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.phases import phased_training
 from fedfr_jax.schema import check_ranges
-from fedfr_jax.types import Algorithm, Local
+from fedfr_jax.types import Algorithm, LocalTraining
 
 
 def fedrep(
-    local: Local,
+    local: LocalTraining,
     *,
     head: str,
     head_epochs: int,
@@ -39,11 +39,11 @@ def fedrep(
     check_ranges("", {"head_epochs": head_epochs}, {"head_epochs": (1, math.inf)})
     body = f"^(?!.*(?:{head}))"
     train = phased_training(local, phases=((head, 0), (body, head_epochs)))
-    kept = personal(fedavg(train, weigh=weigh), head)
+    kept = with_personal_layers(fedavg(train, weigh=weigh), head)
 
     def init(variables):
         server = kept.init(variables)
-        _, is_head = stacks.refined(variables, trees.matching(head))
+        _, is_head = scanned_blocks.split_stacks(variables, trees.matching(head))
         if all(jax.tree.leaves(is_head["params"])):
             raise ValueError(
                 f"head must leave params to the body, got {head!r}, which matches all."

@@ -14,62 +14,62 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.cdw import training_weight
-from fedfr_jax.federated.algorithms.clusters import of_group
-from fedfr_jax.federated.algorithms.shared_images import (
-    Shared,
-    check_shared,
-    features_on,
+from fedfr_jax.federated.algorithms.ifca import cluster_model
+from fedfr_jax.federated.algorithms.public_data import (
+    PublicImages,
+    check_public_images,
+    features_of_images,
 )
-from fedfr_jax.federated.engine import no_extra
-from fedfr_jax.federated.local import local_training
+from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.schema import check_ranges
-from fedfr_jax.types import Algorithm, ClientOutput, Local, Model
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, Model
 
-HIGHEST = jax.lax.Precision.HIGHEST
+MAX_PRECISION = jax.lax.Precision.HIGHEST
 TINY = 1e-12
 
 
-def first_neighbours(x: jax.Array) -> jax.Array:
+def first_neighbors(x: jax.Array) -> jax.Array:
     """Row [n] int32 of the largest cosine with each of x [n, D], itself left out."""
     unit = x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), TINY)
-    cosines = jnp.matmul(unit, unit.T, precision=HIGHEST)
+    cosines = jnp.matmul(unit, unit.T, precision=MAX_PRECISION)
     others = jnp.where(jnp.eye(len(x), dtype=bool), -jnp.inf, cosines)
     return jnp.argmax(others, axis=1).astype(jnp.int32)
 
 
-def linked(neighbours: jax.Array) -> jax.Array:
-    """Whether rows [n, n] are each other's first neighbour, or share one."""
-    number = jnp.arange(len(neighbours), dtype=jnp.int32)
-    points = (neighbours[:, None] == number[None]) | (number[:, None] == number[None])
-    return together(points, points.T)
+def connected_components(neighbors: jax.Array) -> jax.Array:
+    """Whether rows [n, n] are each other's first neighbor, or share one."""
+    number = jnp.arange(len(neighbors), dtype=jnp.int32)
+    points = (neighbors[:, None] == number[None]) | (number[:, None] == number[None])
+    return same_cluster(points, points.T)
 
 
-def together(a: jax.Array, b: jax.Array) -> jax.Array:
+def same_cluster(a: jax.Array, b: jax.Array) -> jax.Array:
     """Whether a path goes first along `a`, then along `b`, both [n, n] bool."""
     product = jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32))
     return product > 0.5
 
 
 def clusters(x: jax.Array) -> jax.Array:
-    """Connected components of `linked` rows of x [n, D], [n] int32.
+    """Connected components of `connected_components` rows of x [n, D], [n] int32.
 
     The first partition of FINCH, numbered by first appearance.
     """
-    reach = linked(first_neighbours(x))
+    reach = connected_components(first_neighbors(x))
     for _ in range(math.ceil(math.log2(max(len(x), 2)))):
-        reach = together(reach, reach)
+        reach = same_cluster(reach, reach)
     first = jnp.argmax(reach, axis=1)
     is_first = first == jnp.arange(len(x), dtype=first.dtype)
     return (jnp.cumsum(is_first) - 1)[first].astype(jnp.int32)
 
 
 def finch(
-    local: Local,
+    local: LocalTraining,
     *,
     model: Model,
-    shared: Shared,
+    shared: PublicImages,
     num_clients: int,
     weigh: str | Callable = "examples",
     train_mode: bool = False,
@@ -86,9 +86,9 @@ def finch(
     Raises:
       ValueError: for images that do not fit, or without clients.
     """
-    check_shared(model, shared)
+    check_public_images(model, shared)
     check_ranges("", {"num_clients": num_clients}, {"num_clients": (1, jnp.inf)})
-    train, look = local_training(local), features_on(model, shared)
+    train, look = build_local_training(local), features_of_images(model, shared)
     weight = training_weight(weigh, model, train_mode)
 
     def init(variables):
@@ -97,40 +97,43 @@ def finch(
 
     def prepare(models, context):
         del models
-        return no_extra(len(context.cohort.ids))._replace(tables=shared.images)
+        return empty_prepared(len(context.cohort.ids))._replace(shared=shared.images)
 
     def client_update(key, models, known, client):
-        start = of_group(models, client.id)
+        start = cluster_model(models, client.id)
         end, metrics = train(key, start, client)
         share = weight(jax.random.fold_in(key, 1), start, end, client)
-        network, step = collections.merged(end), jnp.int32(0)
-        seen = look(network, client.tables, client.round, step, key).reshape(-1)
-        upload, own = (client.id, collections.shared(end), seen), collections.own(end)
+        network, step = variable_split.merge_personal_variables(end), jnp.int32(0)
+        seen = look(network, client.shared, client.round, step, key).reshape(-1)
+        upload, own = (
+            (client.id, variable_split.shared(end), seen),
+            variable_split.personal_variables(end),
+        )
         return ClientOutput((), share, client.id, metrics, upload, own)
 
     def server_update(models, result):
-        ids, ends, seen = result.upload
+        ids, ends, seen = result.per_client
         group = clusters(seen)
         share = jnp.where(group[:, None] == group[None], result.weights[None], 0)
         share = share / share.sum(axis=1, keepdims=True)
 
         def mean(x):
             shares = share.astype(x.dtype)
-            return jnp.tensordot(shares, x, axes=1, precision=HIGHEST)
+            return jnp.tensordot(shares, x, axes=1, precision=MAX_PRECISION)
 
         move = lambda x, end: x.at[ids].set(mean(end))
         return jax.tree.map(move, models, ends)
 
     def network(models):
-        mean = jax.tree.map(lambda x: x.mean(0), collections.shared(models))
+        mean = jax.tree.map(lambda x: x.mean(0), variable_split.shared(models))
         return {**models, **mean}
 
     def personalize(models, known):
-        own, everybody = of_group(models, jnp.maximum(known, 0)), network(models)
+        own, everybody = cluster_model(models, jnp.maximum(known, 0)), network(models)
         return jax.tree.map(lambda a, b: jnp.where(known >= 0, a, b), own, everybody)
 
     def report(models, result):
-        return {"cluster": clusters(result.upload[2]).astype(jnp.float32)}
+        return {"cluster": clusters(result.per_client[2]).astype(jnp.float32)}
 
     return Algorithm(
         init=init,
@@ -139,7 +142,7 @@ def finch(
         aggregator=None,
         server_update=server_update,
         personalize=personalize,
-        network=network,
+        global_model=network,
         prepare=prepare,
-        report=report,
+        cohort_metrics=report,
     )

@@ -1,4 +1,11 @@
-"""IFCA, HypCluster, FeSEM: several server models, trained by the clients that they fit.
+"""Several server models: IFCA, HypCluster and FeSEM.
+
+What algorithms with several server models share: IFCA, HypCluster and FeSEM.
+
+Each client remembers one of J models and trains it; a model becomes the mean of its
+clients' models, in one streamed sum over [J, ...], or stays.
+
+IFCA, HypCluster, FeSEM: several server models, trained by the clients that they fit.
 
 IFCA, Ghosh et al. 2020, arXiv:2006.04088, algorithm 1 (model averaging): a client takes
 the model of least loss over its examples and trains it. HypCluster, Mansour et al.
@@ -12,23 +19,95 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from fedfr_jax.federated import collections
-from fedfr_jax.federated.aggregation.mean import equally, weight_of
-from fedfr_jax.federated.algorithms.clusters import (
-    clustered,
-    num_groups,
-    of_group,
-    report,
-)
-from fedfr_jax.federated.local import local_training
-from fedfr_jax.federated.means import over_examples
-from fedfr_jax.objective import with_aux
-from fedfr_jax.types import Algorithm, Local, PyTree
+from fedfr_jax import trees
+from fedfr_jax.federated import variable_split
+from fedfr_jax.federated.aggregation.mean import cluster_mean, equally, weight_of
+from fedfr_jax.federated.dataset_means import over_examples
+from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.schema import check_ranges
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree, as_aux_loss
 
 
-def nearest(models: PyTree, variables: PyTree) -> jax.Array:
+def num_clusters(models: PyTree) -> int:
+    """J of `models` [J, ...]."""
+    return len(jax.tree.leaves(variable_split.shared(models))[0])
+
+
+def cluster_model(models: PyTree, group: jax.Array) -> PyTree:
+    """Model `group` [] of `models` [J, ...], with the client's own leaves if any."""
+    one = jax.tree.map(lambda x: x[group], variable_split.shared(models))
+    return {**models, **one}
+
+
+def perturbed_copies(variables: PyTree, groups: int, spread: float) -> PyTree:
+    """`groups` copies [J, ...] of variables, the params of each a little different.
+
+    Normal noise of `spread` times the standard deviation of each leaf is added.
+    """
+    random = np.random.default_rng(0)
+
+    def stack(x):
+        noise = random.standard_normal((groups, *x.shape)).astype(x.dtype)
+        return x[None] + spread * jnp.std(x) * noise
+
+    copy = lambda x: jnp.broadcast_to(x[None], (groups, *x.shape))
+    return {
+        "params": jax.tree.map(stack, variables["params"]),
+        "batch_stats": jax.tree.map(copy, variables["batch_stats"]),
+    }
+
+
+def build_clustered(client_update: Callable, groups: int, spread: float) -> Algorithm:
+    """J models, of which each client remembers one; the judged one is their mean.
+
+    Raises:
+      ValueError: when `groups` or `spread` is out of range.
+    """
+    check_ranges("", locals(), {"groups": (1, jnp.inf), "spread": (0, jnp.inf)})
+    draw = lambda key, models: jax.random.randint(
+        key, (), 0, num_clusters(models), jnp.int32
+    )
+
+    def network(models):
+        mean = jax.tree.map(lambda x: x.mean(0), variable_split.shared(models))
+        return {**models, **mean}
+
+    return Algorithm(
+        init=lambda variables: perturbed_copies(variables, groups, spread),
+        init_personal=draw,
+        client_update=client_update,
+        aggregator=cluster_mean(),
+        server_update=lambda models, result: trees.add(models, result.aggregate),
+        personalize=cluster_model,
+        global_model=network,
+        has_global_model=False,
+        update_like=only_one,
+    )
+
+
+def only_one(models: PyTree) -> PyTree:
+    """Raise ValueError for links with a state, which is of one server model."""
+    raise ValueError(
+        "aggregation must have no link that keeps a center, such as centered_clip or "
+        f"rfa, with several server models, got {num_clusters(models)} of them."
+    )
+
+
+def cluster_metrics(
+    models: PyTree, group: jax.Array, end: PyTree, metrics: PyTree, weight: jax.Array
+) -> ClientOutput:
+    """What a client of `group` [] sends: its distance from the group's model."""
+    metrics = {**metrics, "group": group.astype(jnp.float32)}
+    own = variable_split.personal_variables(end)
+    change = variable_split.update_of(end, cluster_model(models, group))
+    weights = jnp.zeros(num_clusters(models), weight.dtype).at[group].set(weight)
+    return ClientOutput(change, weights, group, metrics, personal_variables=own)
+
+
+def nearest_model(models: PyTree, variables: PyTree) -> jax.Array:
     """Group [] int32 whose params are nearest to those of `variables`."""
     apart = lambda params: jax.tree.map(jnp.subtract, params, variables["params"])
     distance = lambda params: optax.tree.norm(apart(params), squared=True)
@@ -36,7 +115,7 @@ def nearest(models: PyTree, variables: PyTree) -> jax.Array:
 
 
 def ifca(
-    local: Local,
+    local: LocalTraining,
     *,
     groups: int = 2,
     spread: float = 0.05,
@@ -49,38 +128,44 @@ def ifca(
       spread: see `several`.
       weigh: see `fedavg`.
     """
-    train, loss_fn = local_training(local), with_aux(local.loss)
+    train, loss_fn = build_local_training(local), as_aux_loss(local.loss)
     weight = weight_of(weigh)
 
     def client_update(key, models, group, client):
         del group
-        network = lambda j: collections.merged(of_group(models, j))
-        every = jnp.arange(num_groups(models), dtype=jnp.int32)
+        network = lambda j: variable_split.merge_personal_variables(
+            cluster_model(models, j)
+        )
+        every = jnp.arange(num_clusters(models), dtype=jnp.int32)
         losses_of = lambda batch: jax.lax.map(
             lambda j: loss_fn(network(j), batch, key)[0], every
         )
         group = jnp.argmin(over_examples(losses_of, client)).astype(jnp.int32)
-        end, metrics = train(key, of_group(models, group), client)
-        return report(models, group, end, metrics, weight(client))
+        end, metrics = train(key, cluster_model(models, group), client)
+        return cluster_metrics(models, group, end, metrics, weight(client))
 
-    return clustered(client_update, groups, spread)
+    return build_clustered(client_update, groups, spread)
 
 
-def hypcluster(local: Local, *, groups: int = 2, spread: float = 0.05) -> Algorithm:
+def hypcluster(
+    local: LocalTraining, *, groups: int = 2, spread: float = 0.05
+) -> Algorithm:
     """`ifca` of clients that count by examples."""
     return ifca(local, groups=groups, spread=spread, weigh="examples")
 
 
-def fesem(local: Local, *, groups: int = 2, spread: float = 0.05) -> Algorithm:
+def fesem(local: LocalTraining, *, groups: int = 2, spread: float = 0.05) -> Algorithm:
     """Multi-center federated learning: clustering by distance of params.
 
     Args:
       groups, spread: as for `ifca`.
     """
-    train = local_training(local)
+    train = build_local_training(local)
 
     def client_update(key, models, group, client):
-        end, metrics = train(key, of_group(models, group), client)
-        return report(models, nearest(models, end), end, metrics, equally(client))
+        end, metrics = train(key, cluster_model(models, group), client)
+        return cluster_metrics(
+            models, nearest_model(models, end), end, metrics, equally(client)
+        )
 
-    return clustered(client_update, groups, spread)
+    return build_clustered(client_update, groups, spread)

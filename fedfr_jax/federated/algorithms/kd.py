@@ -1,39 +1,101 @@
-"""Knowledge distillation on shared unlabelled images, after the average.
+"""Knowledge distillation on public images, after the average.
+
+A pass of SGD towards given features of shared images; see `kd` for its source.
+
+Knowledge distillation on shared unlabeled images, after the average.
 
 Zhuang et al. 2020, arXiv:2008.11560, and 2022, arXiv:2205.12144, algorithm 3. What is
-learnt from is not said there; this is the released code: the mean over clients of their
-networks' features, at unit length or as they are, by mean squared error, in one pass of
-SGD over the shared images. The features of a round's clients are summed as they end, so
-no two clients' networks are held at once. The pass refreshes running statistics, but
-where every client keeps its own. Deviation: teachers run in evaluation mode unless
-asked, where the released code leaves their dropout on.
+learned from is not said there; this is the released code: the mean over clients of
+their networks' features, at unit length or as they are, by mean squared error, in one
+pass of SGD over the shared images. The features of a round's clients are summed as they
+end, so no two clients' networks are held at once. The pass refreshes running
+statistics, but where every client keeps its own. Deviation: teachers run in evaluation
+mode unless asked, where the released code leaves their dropout on.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.cdw import training_weight
-from fedfr_jax.federated.algorithms.distilling import distilling
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.shared_images import (
-    Shared,
-    check_shared,
-    features_on,
+from fedfr_jax.federated.algorithms.public_data import (
+    PublicImages,
+    check_public_images,
+    features_of_images,
 )
-from fedfr_jax.federated.engine import no_extra
-from fedfr_jax.federated.local import local_training, sgd
+from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.federated.local import build_local_training, sgd
+from fedfr_jax.scanned_blocks import unstack_like
 from fedfr_jax.schema import check_ranges
-from fedfr_jax.types import Algorithm, ClientOutput, Local, Model
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, Model, PyTree
+
+
+def feature_distance(student: jax.Array, target: jax.Array, is_valid: jax.Array):
+    """Mean square [] of student - target [b, D] over the rows that count [b]."""
+    squares = jnp.square(student - target).mean(axis=1)
+    count = jnp.maximum(is_valid.sum(), 1).astype(squares.dtype)
+    return jnp.where(is_valid, squares, 0).sum() / count
+
+
+def build_distillation(
+    model: Model, shared: PublicImages, optimizer: optax.GradientTransformation
+) -> Callable:
+    """How a network learns the targets of a round's batches, in training mode.
+
+    Returns:
+      learn(variables, images [G, H, W, C], targets [S, b, D], round) -> variables, of
+      which leaves that stay with clients may be missing.
+    """
+
+    def loss_of(params, stats, images, target, round, step):
+        x, is_valid = shared.batch(images, round, step)
+        key = jax.random.fold_in(jax.random.key(shared.seed + 1), round)
+        network = fill_features(model, {"params": params, "batch_stats": stats})
+        step_key = jax.random.fold_in(key, step)
+        _, found, moved = model.apply_with_features(network, x, True, key=step_key)
+        value = feature_distance(found, target, is_valid)
+        return value, variable_split.select_like(stats, moved)
+
+    gradient = jax.grad(loss_of, has_aux=True)
+
+    def learn(variables: PyTree, images, targets, round) -> PyTree:
+        def body(step, carry):
+            params, stats, opt_state = carry
+            given = images, targets[step], round, step
+            grads, stats = gradient(params, stats, *given)
+            updates, opt_state = optimizer.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), stats, opt_state
+
+        whole = variable_split.merge_personal_variables(variables)
+        params = whole["params"]
+        first = params, whole["batch_stats"], optimizer.init(params)
+        params, stats, _ = jax.lax.fori_loop(0, shared.num_batches, body, first)
+        learned = {**whole, "params": params, "batch_stats": stats}
+        return variable_split.split_paths(learned, variables)
+
+    return learn
+
+
+def fill_features(model: Model, variables: PyTree) -> PyTree:
+    """Variables whose missing leaves are 0: those of the last layer, for features."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return {
+        name: variable_split.join(part, unstack_like(zeros[name], part))
+        for name, part in variables.items()
+    }
 
 
 def kd(
-    local: Local,
+    local: LocalTraining,
     *,
     model: Model,
-    shared: Shared,
+    shared: PublicImages,
     every: int = 10,
     normalize: bool = True,
     rate: float = 5e-4,
@@ -59,24 +121,27 @@ def kd(
     some = (0, math.inf)
     bounds = {"every": (1, math.inf), "rate": some, "weight_decay": some}
     check_ranges("", locals(), bounds)  # momentum's are of `sgd`
-    check_shared(model, shared)
-    base, train = fedavg(local), local_training(local)
+    check_public_images(model, shared)
+    base, train = fedavg(local), build_local_training(local)
     weight = training_weight(weigh, model, train_mode)
-    look = features_on(model, shared, train_mode=train_mode, normalize=normalize)
+    look = features_of_images(model, shared, train_mode=train_mode, normalize=normalize)
     is_due = lambda round: jax.lax.rem(round + 1, jnp.int32(every)) == 0
     optimizer = sgd(momentum=momentum, weight_decay=weight_decay, nesterov=True)(rate)
-    learn = distilling(model, shared, optimizer)
+    learn = build_distillation(model, shared, optimizer)
 
     def prepare(server, context):
         del server
-        return no_extra(len(context.cohort.ids))._replace(tables=shared.images)
+        return empty_prepared(len(context.cohort.ids))._replace(shared=shared.images)
 
     def taught(key, end, client):
         """Features [S, b, D] of the client's network; zeros in other rounds."""
 
         def all_steps():
             number = jnp.arange(shared.num_batches, dtype=jnp.int32)
-            network, given = collections.merged(end), (client.tables, client.round)
+            network, given = (
+                variable_split.merge_personal_variables(end),
+                (client.shared, client.round),
+            )
             return jax.lax.map(lambda i: look(network, *given, i, key), number)
 
         found = jax.eval_shape(all_steps)
@@ -90,11 +155,11 @@ def kd(
         share = weight(weight_key, start, end, client)
         features = taught(teach_key, end, client)
         return ClientOutput(
-            update=collections.change(end, start),
+            update=variable_split.update_of(end, start),
             weight=share,
             personal=personal,
             metrics=metrics,
-            local=collections.own(end),
+            personal_variables=variable_split.personal_variables(end),
             sums=(features, jnp.ones((), features.dtype)),
         )
 
@@ -102,10 +167,10 @@ def kd(
         features, number = result.sums
         target, server = features / number, base.server_update(server, result)
         start = server.variables
-        if result.own:
-            start = collections.with_own(start, result.own)
-        learnt = lambda: learn(start, result.tables, target, result.round)
-        variables = jax.lax.cond(is_due(result.round), learnt, lambda: start)
+        if result.personal_variables:
+            start = variable_split.merge_personal(start, result.personal_variables)
+        learned = lambda: learn(start, result.shared, target, result.round)
+        variables = jax.lax.cond(is_due(result.round), learned, lambda: start)
         return server._replace(variables=variables)
 
     return base._replace(

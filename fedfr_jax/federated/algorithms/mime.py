@@ -1,4 +1,14 @@
-"""Mime: MimeLite, whose clients' gradients are corrected to the cohort's.
+"""Mime and MimeLite: clients step with the server's momentum.
+
+MimeLite: clients step with the server's momentum, frozen for a round.
+
+Karimireddy et al. 2020, arXiv:2008.03606, algorithm 1 with heavy-ball momentum:
+y <- y - eta (g + b m), and after the round m <- G + b m with G = sum p_k grad F_k(w).
+MimeLite takes g = grad F(y; B); mime.py corrects it. The momentum is not normalized, as
+in fedjax; the paper's has (1 - b) g + b m. Deviation: running statistics are averaged
+plainly.
+
+Mime: MimeLite, whose clients' gradients are corrected to the cohort's.
 
 Karimireddy et al. 2020, arXiv:2008.03606, algorithm 1: a local step takes
 grad F(y; B) - grad F(w; B) + G, see mimelite.py. Deviation: G comes from a pass over
@@ -6,28 +16,111 @@ the cohort's examples before the round, whose sums depend on the number of devic
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import optax
 
-from fedfr_jax.federated.algorithms.gradients import prepare_gradient
-from fedfr_jax.federated.algorithms.mimelite import frozen_momentum
-from fedfr_jax.federated.algorithms.penalties import corrected, less_of_anchor
-from fedfr_jax.federated.local import local_training
-from fedfr_jax.types import Algorithm, Local
+from fedfr_jax import trees
+from fedfr_jax.federated import variable_split
+from fedfr_jax.federated.aggregation.mean import weight_of
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.penalties import (
+    cohort_gradient,
+    minus_anchor,
+    prepare_gradient,
+    with_correction,
+)
+from fedfr_jax.federated.dataset_means import over_examples
+from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.schema import BELOW_ONE, check_ranges
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
+
+
+class Server(NamedTuple):
+    """Global variables and the momentum m, which is like their params."""
+
+    variables: PyTree
+    momentum: PyTree
+
+
+def mimelite(
+    local: LocalTraining,
+    *,
+    server_momentum: float = 0.9,
+    server_rate: float = 1.0,
+    weigh: str | Callable = "examples",
+) -> Algorithm:
+    """MimeLite: local steps with the server's momentum.
+
+    Args:
+      local: plain SGD, with a loss that is a mean over the batch's valid examples.
+      server_momentum: b in [0, 1).
+      server_rate: eta_s >= 0, on params.
+      weigh: see `fedavg`.
+
+    Raises:
+      ValueError: when a number is out of its range.
+    """
+    train = build_local_training(with_correction(local))
+
+    def push(key, server, client):
+        correction = optax.tree.scale(server_momentum, server.momentum)
+        return train(key, server.variables, client, correction=correction)
+
+    return frozen_momentum(push, local, server_momentum, server_rate, weigh)
+
+
+def frozen_momentum(push, local, momentum, server_rate, weigh) -> Algorithm:
+    """Of Mime too: `push(key, server, client)` trains, the server moves m."""
+    values = {"server_momentum": momentum, "server_rate": server_rate}
+    bounds = {"server_momentum": BELOW_ONE, "server_rate": (0, jnp.inf)}
+    check_ranges("", values, bounds)
+    gradient, weight = cohort_gradient(local), weight_of(weigh)
+
+    def client_update(key, server, personal, client):
+        start = server.variables
+        end, metrics = push(key, server, client)
+        own = over_examples(lambda batch: gradient(start, batch, key), client)
+        update, leaves = (
+            (variable_split.update_of(end, start), own),
+            variable_split.personal_variables(end),
+        )
+        return ClientOutput(
+            update, weight(client), personal, metrics, personal_variables=leaves
+        )
+
+    def server_update(server, result):
+        change, mean = result.aggregate
+        change = {**change, "params": optax.tree.scale(server_rate, change["params"])}
+        move = lambda m, g: g.astype(m.dtype) + momentum * m
+        variables = trees.add(server.variables, change)
+        return Server(variables, jax.tree.map(move, server.momentum, mean))
+
+    return fedavg(local)._replace(
+        init=lambda x: Server(x, optax.tree.zeros_like(x["params"])),
+        client_update=client_update,
+        server_update=server_update,
+        update_like=lambda server: (
+            variable_split.shared(server.variables),
+            server.momentum,
+        ),
+    )
 
 
 def mime(
-    local: Local,
+    local: LocalTraining,
     *,
     server_momentum: float = 0.9,
     server_rate: float = 1.0,
     weigh: str | Callable = "examples",
 ) -> Algorithm:
     """Mime; arguments, ranges and errors are those of `mimelite`."""
-    train = local_training(corrected(less_of_anchor(local)))
+    train = build_local_training(with_correction(minus_anchor(local)))
 
     def push(key, server, client):
-        mean, start = client.tables.value, server.variables
+        mean, start = client.shared.value, server.variables
         add = lambda g, m: g + server_momentum * m.astype(g.dtype)
         correction = jax.tree.map(add, mean, server.momentum)
         fixed = {"correction": correction, "anchor": start["params"]}

@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 import optax
 
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.local import local_training
-from fedfr_jax.types import Algorithm, ClientOutput, Local
+from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining
 
 
 def moon(
-    local: Local,
+    local: LocalTraining,
     *,
     server_optimizer: optax.GradientTransformation | None = None,
     weigh: str | Callable = "examples",
@@ -30,22 +30,24 @@ def moon(
       server_optimizer, weigh: see `fedavg`.
     """
     base = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
-    train, weight = local_training(local), weight_of(weigh)
+    train, weight = build_local_training(local), weight_of(weigh)
 
     def client_update(key, server, previous, client):
-        received = collections.merged(server.variables)
+        received = variable_split.merge_personal_variables(server.variables)
         models = {"received": received, "previous": previous}
         end, metrics = train(key, server.variables, client, **models)
         return ClientOutput(
-            update=collections.change(end, server.variables),
+            update=variable_split.update_of(end, server.variables),
             weight=weight(client),
-            personal=collections.merged(end),
+            personal=variable_split.merge_personal_variables(end),
             metrics=metrics,
-            local=collections.own(end),
+            personal_variables=variable_split.personal_variables(end),
         )
 
     return base._replace(
-        init_personal=lambda key, server: collections.merged(server.variables),
+        init_personal=lambda key, server: variable_split.merge_personal_variables(
+            server.variables
+        ),
         client_update=client_update,
         needs=("contrastive_loss",),
     )

@@ -1,22 +1,75 @@
-"""Terms that methods add to a client's loss: a pull to an anchor, a push of the drift.
+"""Terms that methods add to a client's gradient: pulls to an anchor, corrections.
+
+Gradients that algorithms ask for beside those of local steps.
+
+Terms that methods add to a client's loss: a pull to an anchor, a push of the drift.
 
 All wrap a client's training and take their tree as a keyword of the loss. Leaves that
 stay with a client, which the tree lacks, are neither pulled nor pushed. A push is in
 the gradient alone: the loss that is told stays that of the examples.
 """
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax.federated import collections
-from fedfr_jax.federated.algorithms.gradients import shared_gradient
-from fedfr_jax.objective import with_aux
+from fedfr_jax.federated import variable_split
+from fedfr_jax.federated.dataset_means import build_dataset_mean
+from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.federated.model_parallel import unshard
 from fedfr_jax.schema import check_ranges
-from fedfr_jax.types import Local
+from fedfr_jax.types import (
+    Broadcast,
+    LocalTraining,
+    Prepared,
+    PyTree,
+    RoundContext,
+    as_aux_loss,
+)
 
 
-def proximal(local: Local, strength: float) -> Local:
+def cohort_gradient(local: LocalTraining) -> Callable:
+    """Gradient of a client's loss by what it shares, its own leaves held fixed.
+
+    Returns:
+      gradient(variables, batch, key) -> tree like the shared params.
+    """
+    loss_fn = as_aux_loss(local.loss)
+
+    def gradient(variables, batch, key):
+        def loss(params):
+            network = variable_split.merge_personal_variables(
+                {**variables, "params": params}
+            )
+            return loss_fn(unshard(network), batch, key)[0]
+
+        return jax.grad(loss)(variables["params"])
+
+    return gradient
+
+
+def prepare_gradient(local: LocalTraining) -> Callable:
+    """`Algorithm.prepare` that broadcasts the mean gradient of a cohort's examples.
+
+    Of a server with `variables`, whose shared leaves it is taken by.
+    """
+    # Compiled once for each feed and mesh.
+    build = functools.cache(
+        functools.partial(build_dataset_mean, cohort_gradient(local))
+    )
+
+    def prepare(server: PyTree, context: RoundContext) -> Prepared:
+        cohort, run = context.cohort, build(context.batching, context.mesh)
+        mean = run(server.variables, context.dataset, context.population, cohort)
+        return empty_prepared(len(cohort.ids))._replace(shared=Broadcast(mean))
+
+    return prepare
+
+
+def proximal(local: LocalTraining, strength: float) -> LocalTraining:
     """Loss + strength / 2 ||params - anchor||^2; `anchor` is like the shared params.
 
     `pull` [], another keyword of the loss, is a client's own factor of the strength.
@@ -28,11 +81,11 @@ def proximal(local: Local, strength: float) -> Local:
       ValueError: when `strength` is negative.
     """
     check_ranges("", {"strength": strength}, {"strength": (0, jnp.inf)})
-    loss_fn = with_aux(local.loss)
+    loss_fn = as_aux_loss(local.loss)
 
     def loss_near(variables, batch, key, *, anchor, pull=1.0, **round_args):
         loss, aux = loss_fn(variables, batch, key, **round_args)
-        params = collections.like(anchor, variables["params"])
+        params = variable_split.select_like(anchor, variables["params"])
         apart = jax.tree.map(jnp.subtract, params, anchor)
         distance = jnp.asarray(optax.tree.norm(apart, squared=True))
         penalty = 0.5 * strength * pull * distance.astype(loss.dtype)
@@ -41,42 +94,42 @@ def proximal(local: Local, strength: float) -> Local:
     return local._replace(loss=loss_near)
 
 
-def corrected(local: Local) -> Local:
+def with_correction(local: LocalTraining) -> LocalTraining:
     """Gradient + correction, that of <correction, params>, like the shared params.
 
     SCAFFOLD's `c - c_k`, FedDANE's `mean gradient - own gradient`.
     """
-    loss_fn = with_aux(local.loss)
+    loss_fn = as_aux_loss(local.loss)
 
     def loss_plus(variables, batch, key, *, correction, **round_args):
         loss, aux = loss_fn(variables, batch, key, **round_args)
-        params = collections.like(correction, variables["params"])
-        return loss + _pushed(correction, params).astype(loss.dtype), aux
+        params = variable_split.select_like(correction, variables["params"])
+        return loss + _with_drift(correction, params).astype(loss.dtype), aux
 
     return local._replace(loss=loss_plus)
 
 
-def less_of_anchor(local: Local) -> Local:
+def minus_anchor(local: LocalTraining) -> LocalTraining:
     """Gradient - that of the batch at `anchor`: Mime's variance reduction.
 
     `anchor` is like the shared params. The gradient is of the same batch under the same
     key, and held fixed.
     """
-    loss_fn, gradient = with_aux(local.loss), shared_gradient(local)
+    loss_fn, gradient = as_aux_loss(local.loss), cohort_gradient(local)
 
     def loss_less(variables, batch, key, *, anchor, **round_args):
         loss, aux = loss_fn(variables, batch, key, **round_args)
-        own = collections.without(anchor, variables["params"])
-        start = {**variables, "params": collections.join(anchor, own)}
+        own = variable_split.drop_like(anchor, variables["params"])
+        start = {**variables, "params": variable_split.join(anchor, own)}
         at_anchor = jax.lax.stop_gradient(gradient(start, batch, key))
-        at_anchor = collections.like(anchor, at_anchor)
-        params = collections.like(anchor, variables["params"])
-        return loss - _pushed(at_anchor, params).astype(loss.dtype), aux
+        at_anchor = variable_split.select_like(anchor, at_anchor)
+        params = variable_split.select_like(anchor, variables["params"])
+        return loss - _with_drift(at_anchor, params).astype(loss.dtype), aux
 
     return local._replace(loss=loss_less)
 
 
-def _pushed(direction, params) -> jax.Array:
+def _with_drift(direction, params) -> jax.Array:
     """0, whose gradient is the direction."""
     product = jnp.asarray(optax.tree.vdot(direction, params))
     return product - jax.lax.stop_gradient(product)

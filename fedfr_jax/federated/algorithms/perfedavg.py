@@ -15,16 +15,15 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.local import local_training
-from fedfr_jax.objective import with_aux
+from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.schema import POSITIVE, check_choice, check_ranges
-from fedfr_jax.types import Algorithm, Client, Local
+from fedfr_jax.types import Algorithm, Client, LocalTraining, as_aux_loss
 
 BATCHES = {"fo": 2, "hf": 3}  # of a step
 
 
 def perfedavg(
-    local: Local,
+    local: LocalTraining,
     *,
     inner_rate: float,
     order: str = "fo",
@@ -47,29 +46,31 @@ def perfedavg(
     check_choice("order", order, BATCHES)
     values = {"inner_rate": inner_rate, "difference": difference}
     check_ranges("", values, dict.fromkeys(values, POSITIVE))
-    fit = local_training(local._replace(loss=meta_loss(local, inner_rate, difference)))
+    fit = build_local_training(
+        local._replace(loss=meta_loss(local, inner_rate, difference))
+    )
 
     def train(key, variables, client):
-        return fit(key, variables, in_groups(client, BATCHES[order]))
+        return fit(key, variables, split_batches(client, BATCHES[order]))
 
     return fedavg(train, server_optimizer=server_optimizer, weigh=weigh)
 
 
-def in_groups(client: Client, size: int) -> Client:
+def split_batches(client: Client, size: int) -> Client:
     """The client whose steps are each given a list of `size` batches of `client`'s."""
     return client._replace(
         num_steps=-(-client.num_steps // size),
-        epoch=lambda step: client.epoch(size * step),
+        step_to_epoch=lambda step: client.step_to_epoch(size * step),
         batch=lambda step: [client.batch(size * step + i) for i in range(size)],
     )
 
 
-def meta_loss(local: Local, inner_rate: float, difference: float) -> Callable:
+def meta_loss(local: LocalTraining, inner_rate: float, difference: float) -> Callable:
     """loss(variables, [B0, B1] or [B0, B1, B2], key), whose gradient is the outer one.
 
     Its value is the loss of B1 after the inner step.
     """
-    loss_fn = with_aux(local.loss)
+    loss_fn = as_aux_loss(local.loss)
 
     def at(variables, params, batch, key):
         return loss_fn({**variables, "params": params}, batch, key)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import jax
 
-from fedfr_jax import stacks, trees
-from fedfr_jax.federated import collections
+from fedfr_jax import scanned_blocks, trees
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.contract import update_like
-from fedfr_jax.schema import is_of
+from fedfr_jax.schema import has_kind
 from fedfr_jax.types import Algorithm, PyTree
 
 
@@ -25,14 +25,14 @@ class Server(NamedTuple):
     first: PyTree  # the leaves that a new client starts from, when none are drawn
 
 
-class Row(NamedTuple):
+class PersonalState(NamedTuple):
     """What stays with a client."""
 
     inner: PyTree  # the algorithm's own row
     leaves: PyTree  # {"params", "batch_stats"}, None for what is shared
 
 
-def personal(
+def with_personal_layers(
     algorithm: Algorithm,
     where: str | Callable | None,
     *,
@@ -42,8 +42,8 @@ def personal(
 
     Args:
       where: regular expression over leaf paths such as `params/head` or that of
-        `blocks(model.blocks, 2)`, or variables -> tree of bool with a key for every
-        block; None or "" selects nothing.
+        `top_blocks(model.top_blocks, 2)`, or variables -> tree of bool with a key for
+        every block; None or "" selects nothing.
       draw: key -> variables, or those of the leaves that are personal: what a new
         client starts from; None starts everybody from the variables of `init`.
 
@@ -56,72 +56,84 @@ def personal(
     select = trees.matching(where) if isinstance(where, str) else where
 
     def init(variables):
-        if not collections.is_variables(variables):
+        if not variable_split.is_variables(variables):
             got = f"one of {sorted(variables)} that keeps leaves itself"
             raise ValueError(f"personal must go with one network, got {got}.")
-        variables, mask = stacks.refined(variables, select)
-        leaves, rest = collections.split(mask, variables)
+        variables, mask = scanned_blocks.split_stacks(variables, select)
+        leaves, rest = variable_split.split(mask, variables)
         return Server(algorithm.init(rest), leaves)
 
     def init_personal(key, server):
         draw_key, key = jax.random.split(key)
-        leaves = drawn(draw(draw_key), server.first) if draw else server.first
-        return Row(algorithm.init_personal(key, given(server, leaves)), leaves)
+        leaves = init_per_client(draw(draw_key), server.first) if draw else server.first
+        return PersonalState(
+            algorithm.init_personal(key, fill_personal(server, leaves)), leaves
+        )
 
     def client_update(key, server, row, client):
-        inner = given(server, row.leaves)
+        inner = fill_personal(server, row.leaves)
         output = algorithm.client_update(key, inner, row.inner, client)
-        mine = stacks.laid_out(row.leaves, output.local)
-        own = stacks.laid_out(collections.like(mine, output.local), row.leaves)
-        others = collections.without(mine, output.local)
-        return output._replace(personal=Row(output.personal, own), local=others)
+        mine = scanned_blocks.unstack_like(row.leaves, output.personal_variables)
+        own = scanned_blocks.unstack_like(
+            variable_split.select_like(mine, output.personal_variables), row.leaves
+        )
+        others = variable_split.drop_like(mine, output.personal_variables)
+        return output._replace(
+            personal=PersonalState(output.personal, own), personal_variables=others
+        )
 
     def server_update(server, result):
         return server._replace(inner=algorithm.server_update(server.inner, result))
 
     def personalize(server, row):
-        inner = given(server, row.leaves)
-        return collections.merged(algorithm.personalize(inner, row.inner))
+        inner = fill_personal(server, row.leaves)
+        return variable_split.merge_personal_variables(
+            algorithm.personalize(inner, row.inner)
+        )
 
     def network(server):
-        return collections.merged(algorithm.network(given(server, server.first)))
+        return variable_split.merge_personal_variables(
+            algorithm.global_model(fill_personal(server, server.first))
+        )
 
     def prepare(server, context):
         # For clients' leaves, which are not here, those of a new client stand in.
-        return algorithm.prepare(given(server, server.first), context)
+        return algorithm.prepare(fill_personal(server, server.first), context)
 
-    report = lambda server, result: algorithm.report(server.inner, result)
+    report = lambda server, result: algorithm.cohort_metrics(server.inner, result)
     return algorithm._replace(
         init=init,
         init_personal=init_personal,
         client_update=client_update,
         server_update=server_update,
         personalize=personalize,
-        network=network,
+        global_model=network,
         has_global_model=False,
         update_like=lambda server: update_like(algorithm, server.inner),
         link_state=lambda server: algorithm.link_state(server.inner),
         prepare=prepare if algorithm.prepare else None,
-        report=report if algorithm.report else None,
+        cohort_metrics=report if algorithm.cohort_metrics else None,
     )
 
 
-def given(server: Server, leaves: PyTree) -> PyTree:
+def fill_personal(server: Server, leaves: PyTree) -> PyTree:
     """The algorithm's server, each of its networks with a client's own leaves."""
     inner = server.inner
     if isinstance(inner, Server):  # another `personal`, with leaves of its own
-        return inner._replace(inner=given(inner, leaves))
-    add = lambda variables: collections.with_own(variables, leaves)
-    return collections.in_networks(inner, add)
+        return inner._replace(inner=fill_personal(inner, leaves))
+    add = lambda variables: variable_split.merge_personal(variables, leaves)
+    return variable_split.in_models(inner, add)
 
 
-def drawn(variables: PyTree, leaves: PyTree) -> PyTree:
+def init_per_client(variables: PyTree, leaves: PyTree) -> PyTree:
     """Those of `variables`, which may lack others, that are in the places of `leaves`.
 
     Raises:
       ValueError: when one is missing or of another shape.
     """
-    found = jax.tree_util.tree_leaves_with_path(stacks.laid_out(variables, leaves))
+    found = jax.tree_util.tree_leaves_with_path(
+        scanned_blocks.unstack_like(variables, leaves)
+    )
     named = {trees.path_name(path): x for path, x in found}
 
     def pick(path, leaf):
@@ -134,18 +146,18 @@ def drawn(variables: PyTree, leaves: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(pick, leaves)
 
 
-def blocks(names: tuple[str, ...], count: int, *, at: str = "") -> str:
+def top_blocks(names: tuple[str, ...], count: int, *, at: str = "") -> str:
     """Pattern of the top `count` blocks, params and statistics: FedPer's K_P.
 
     Args:
-      names: `Model.blocks`, path prefixes below params in the order of the data.
+      names: `Model.top_blocks`, path prefixes below params in the order of the data.
       count: K_P in [0, number of blocks]; 0 selects nothing.
       at: where the blocks lie below params, such as "backbone/".
 
     Raises:
       ValueError: when there are not so many blocks.
     """
-    if not is_of(int, count) or not 0 <= count <= len(names):
+    if not has_kind(int, count) or not 0 <= count <= len(names):
         raise ValueError(
             f"blocks must lie in [0, {len(names)}] ({', '.join(names)}), got {count!r}."
         )

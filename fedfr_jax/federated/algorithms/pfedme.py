@@ -14,18 +14,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
-from fedfr_jax.federated.local import begin, local_step, over_steps, rate_at
+from fedfr_jax.federated.local import (
+    init_state,
+    learning_rate_at,
+    local_step,
+    run_steps,
+)
 from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.schema import POSITIVE, check_ranges
-from fedfr_jax.types import Algorithm, ClientOutput, Local
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining
 
 
 def pfedme(
-    local: Local,
+    local: LocalTraining,
     *,
     personal_rate: float,
     strength: float = 15.0,
@@ -66,22 +71,26 @@ def pfedme(
                 return inner_step(inner_key, theta, client, batch, step, anchor=u)
 
             theta, metrics = jax.lax.scan(inner, theta, jnp.arange(inner_steps))
-            pull = strength * rate_at(local, client, step)
+            pull = strength * learning_rate_at(local, client, step)
             approach = lambda x, t: x - pull.astype(x.dtype) * (x - t)
-            near = collections.like(u, theta.variables["params"])
+            near = variable_split.select_like(u, theta.variables["params"])
             u = jax.tree.map(approach, u, near)
             return (theta, u), jax.tree.map(lambda x: x.mean(0), metrics)
 
-        received = collections.merged(server.variables)
-        start = begin(inner_local, received, client), server.variables["params"]
-        (theta, u), metrics = over_steps(body, start, client)
-        end = collections.cut(theta.variables, server.variables)
-        change = collections.change({**end, "params": u}, server.variables)
-        leaves, theta = collections.own(end), theta.variables
-        return ClientOutput(change, weight(client), theta, metrics, local=leaves)
+        received = variable_split.merge_personal_variables(server.variables)
+        start = init_state(inner_local, received, client), server.variables["params"]
+        (theta, u), metrics = run_steps(body, start, client)
+        end = variable_split.split_paths(theta.variables, server.variables)
+        change = variable_split.update_of({**end, "params": u}, server.variables)
+        leaves, theta = variable_split.personal_variables(end), theta.variables
+        return ClientOutput(
+            change, weight(client), theta, metrics, personal_variables=leaves
+        )
 
     return global_part._replace(
-        init_personal=lambda key, server: collections.merged(server.variables),
+        init_personal=lambda key, server: variable_split.merge_personal_variables(
+            server.variables
+        ),
         client_update=client_update,
         personalize=lambda server, theta: theta,
     )

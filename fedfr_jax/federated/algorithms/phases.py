@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated.local import local_training
-from fedfr_jax.types import Client, Local
+from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.types import Client, LocalTraining
 
 
-def phased_training(local: Local, *, phases: tuple[tuple[str, int], ...]) -> Callable:
+def phased_training(
+    local: LocalTraining, *, phases: tuple[tuple[str, int], ...]
+) -> Callable:
     """Local training in phases, each with fresh optimizer state.
 
     Args:
@@ -28,16 +30,16 @@ def phased_training(local: Local, *, phases: tuple[tuple[str, int], ...]) -> Cal
     first = [epoch for _, epoch in phases]
     if first != sorted(set(first)) or first[:1] != [0]:
         raise ValueError(f"phases must start at rising epochs from 0, got {first}.")
-    fits = [local_training(local, moves) for moves, _ in phases]
+    fits = [build_local_training(local, moves) for moves, _ in phases]
 
     def parts(client):
         bounds = [first_step(client, epoch) for epoch in first] + [client.num_steps]
-        return [between(client, *ends) for ends in itertools.pairwise(bounds)]
+        return [steps_between(client, *ends) for ends in itertools.pairwise(bounds)]
 
-    return in_turn(fits, parts)
+    return alternate(fits, parts)
 
 
-def head_first(local: Local, *, head: str, epochs: int) -> Callable:
+def head_first(local: LocalTraining, *, head: str, epochs: int) -> Callable:
     """Local training that begins with `epochs` of the head alone; then all the round's.
 
     FedPer's fine-tuning: a client's own layers meet the base that it was just sent.
@@ -52,7 +54,7 @@ def head_first(local: Local, *, head: str, epochs: int) -> Callable:
     """
     if epochs < 1:
         raise ValueError(f"epochs must be at least 1, got {epochs}.")
-    fits = [local_training(local, moves) for moves in (head, "")]
+    fits = [build_local_training(local, moves) for moves in (head, "")]
 
     def parts(client):
         endless = client._replace(num_steps=jnp.int32(2**31 - 1))
@@ -62,14 +64,14 @@ def head_first(local: Local, *, head: str, epochs: int) -> Callable:
         later = client._replace(batch=lambda step: client.batch(step + steps))
         return client._replace(num_steps=steps), later
 
-    return in_turn(fits, parts)
+    return alternate(fits, parts)
 
 
-def in_turn(fits: Sequence[Callable], parts: Callable) -> Callable:
+def alternate(fits: Sequence[Callable], parts: Callable) -> Callable:
     """Local training that is some, one after the other.
 
     Args:
-      fits: as `local_training` gives them.
+      fits: as `build_local_training` gives them.
       parts: client -> the client that each of them trains.
     """
 
@@ -82,7 +84,7 @@ def in_turn(fits: Sequence[Callable], parts: Callable) -> Callable:
             weighted = jax.tree.map(lambda x, n=steps: x * n.astype(x.dtype), means)
             sums.append({**weighted, "steps": steps})
         total = jax.tree.map(lambda *x: sum(x), *sums)
-        means = trees.divided(total, jnp.maximum(total["steps"], 1))
+        means = trees.divide(total, jnp.maximum(total["steps"], 1))
         return variables, {**means, "steps": total["steps"]}
 
     return train
@@ -90,14 +92,16 @@ def in_turn(fits: Sequence[Callable], parts: Callable) -> Callable:
 
 def first_step(client: Client, epoch: int) -> jax.Array:
     """First step of `epoch`, at most the number of steps, [] int32."""
-    early = lambda step: (step < client.num_steps) & (client.epoch(step) < epoch)
+    early = lambda step: (
+        (step < client.num_steps) & (client.step_to_epoch(step) < epoch)
+    )
     return jax.lax.while_loop(early, lambda step: step + 1, jnp.int32(0))
 
 
-def between(client: Client, start: jax.Array, end: jax.Array) -> Client:
+def steps_between(client: Client, start: jax.Array, end: jax.Array) -> Client:
     """The client whose steps are [start, end) of `client`'s."""
     return client._replace(
         num_steps=end - start,
-        epoch=lambda step: client.epoch(step + start),
+        step_to_epoch=lambda step: client.step_to_epoch(step + start),
         batch=lambda step: client.batch(step + start),
     )

@@ -1,13 +1,25 @@
-"""Prototypes: the mean of an encoder's features of every class."""
+"""Class prototypes and their margins.
 
+Prototypes: the mean of an encoder's features of every class.
+
+Margins and displacements of prototypes.
+
+The displacement of a set P from a set Q is, per class c, the distance of P_c to Q_c.
+The margin of a set P against a set Q is, per class c, the distance of P_c to the
+nearest other class of Q minus its distance to Q_c: the hypothesis margin of Crammer et
+al. 2002, "Margin analysis of the LVQ algorithm", without its factor 1/2.
+"""
+
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.federated import collections
-from fedfr_jax.federated.means import over_examples
+from fedfr_jax.federated import variable_split
+from fedfr_jax.federated.dataset_means import over_examples
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Batch, Client, Model, PyTree
 
 TINY = 1e-12
@@ -20,22 +32,22 @@ class Prototypes(NamedTuple):
     count: jax.Array  # [M] examples or pixels, perhaps a multiple of their number
 
 
-def none(model: Model) -> Prototypes:
+def empty_prototypes(model: Model) -> Prototypes:
     """The prototypes of no example, of a model with features."""
-    features = features_of(model)
+    features = class_features(model)
     num_classes = model.embedding_dim
     mean = jnp.zeros((num_classes, features.shape[-1]), jnp.float32)
     return Prototypes(mean, jnp.zeros(num_classes, jnp.float32))
 
 
-def features_of(model: Model) -> jax.ShapeDtypeStruct:
+def class_features(model: Model) -> jax.ShapeDtypeStruct:
     """The shape of a model's features of one image, [1, D] or [1, h, w, D]."""
     image = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
-    of = lambda key, x: model.features(model.init(key), x, False)[1]
+    of = lambda key, x: model.apply_with_features(model.init(key), x, False)[1]
     return jax.eval_shape(of, jax.random.key(0), image)
 
 
-def moved(old: Prototypes, new: Prototypes, momentum: float) -> Prototypes:
+def update_prototypes(old: Prototypes, new: Prototypes, momentum: float) -> Prototypes:
     """momentum old + (1 - momentum) new, or the one that has the class at all."""
     kept = jnp.where(old.count > 0, momentum, 0).astype(old.mean.dtype)[:, None]
     is_new = new.count > 0
@@ -43,7 +55,7 @@ def moved(old: Prototypes, new: Prototypes, momentum: float) -> Prototypes:
     return Prototypes(mean, jnp.where(is_new, new.count, old.count))
 
 
-def nearest(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def nearest_prototype(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Values [B, h, w, ...] for a map of features, picked from values of every pixel.
 
     The pixel at i H // h stands for row i, as in PyTorch's nearest interpolation.
@@ -72,7 +84,7 @@ def class_means(
     Returns:
       (sum of features [M, D], number [M]), both divided by the valid examples.
     """
-    labels = nearest(labels.astype(jnp.int32), features.shape)
+    labels = nearest_prototype(labels.astype(jnp.int32), features.shape)
     is_valid = is_valid.reshape(-1, *[1] * (labels.ndim - 1))
     counts = ((labels >= 0) & (labels < num_classes) & is_valid).reshape(-1)
     rows = features.reshape(-1, features.shape[-1])
@@ -85,7 +97,7 @@ def class_means(
     return sums / examples, member.sum(1) / examples
 
 
-def of_class(sums: jax.Array, number: jax.Array) -> Prototypes:
+def prototype_of_class(sums: jax.Array, number: jax.Array) -> Prototypes:
     """Prototypes of sums [M, D] over so many [M] features; zeros for no feature."""
     is_there = number[:, None] > 0
     mean = sums / jnp.where(is_there, number[:, None], 1)
@@ -102,7 +114,7 @@ def class_values(features: Callable, num_classes: int, normalize: bool) -> Calla
 
     def values(variables: PyTree, batch: Batch, key: jax.Array):
         del key
-        network = collections.merged(variables)
+        network = variable_split.merge_personal_variables(variables)
         _, found, _ = features(network, batch.inputs["image"], False)
         if normalize:
             length = jnp.linalg.norm(found, axis=-1, keepdims=True)
@@ -113,9 +125,74 @@ def class_values(features: Callable, num_classes: int, normalize: bool) -> Calla
     return values
 
 
-def of_client(values: Callable, variables: PyTree, client: Client) -> Prototypes:
+def client_prototypes(
+    values: Callable, variables: PyTree, client: Client
+) -> Prototypes:
     """A client's prototypes over all of its examples, in plain view."""
     of_batch = lambda batch: values(variables, batch, None)
-    found = of_class(*over_examples(of_batch, client))
-    examples = (client.num_local + client.num_extra).astype(found.count.dtype)
+    found = prototype_of_class(*over_examples(of_batch, client))
+    examples = (client.num_examples + client.num_added).astype(found.count.dtype)
     return found._replace(count=found.count * examples)
+
+
+def distances(p: jax.Array, q: jax.Array) -> jax.Array:
+    """Euclidean distances of p [M, D] and q [M, D], [M, M]."""
+    return jnp.linalg.norm(p[:, None] - q[None], axis=-1)
+
+
+def margins(
+    p: Prototypes, q: Prototypes, *, relative: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Margin of each class of p against q, and where it is defined, both [M].
+
+    It is where both have the class, and q another one; 0 elsewhere.
+
+    Args:
+      relative: divide by the sum of the two distances, for values in [-1, 1] as in
+        generalized LVQ (Sato & Yamada 1995).
+    """
+    apart = distances(p.mean, q.mean)
+    is_other = (q.count > 0)[None] & ~jnp.eye(len(apart), dtype=bool)
+    is_defined = (p.count > 0) & (q.count > 0) & is_other.any(1)
+    other = jnp.where(is_other, apart, jnp.inf).min(1)
+    other = jnp.where(is_defined, other, 0)
+    own = jnp.where(is_defined, jnp.diag(apart), 0)
+    margin = other - own
+    if relative:
+        margin = margin / jnp.maximum(other + own, TINY)
+    return margin, is_defined
+
+
+def mean_margin(p: Prototypes, q: Prototypes, *, relative: bool = False) -> jax.Array:
+    """Mean of the margins that are defined, []; 0 where none is."""
+    margin, is_defined = margins(p, q, relative=relative)
+    return margin.sum() / jnp.maximum(is_defined.sum(), 1).astype(margin.dtype)
+
+
+def mean_displacement(p: Prototypes, q: Prototypes) -> jax.Array:
+    """Mean distance of p_c to q_c over the classes that both have, []; 0 for none."""
+    is_there = (p.count > 0) & (q.count > 0)
+    apart = jnp.where(is_there, jnp.linalg.norm(p.mean - q.mean, axis=-1), 0)
+    return apart.sum() / jnp.maximum(is_there.sum(), 1).astype(apart.dtype)
+
+
+def aggregate_mean_margin(p: Prototypes) -> jax.Array:
+    """Mean distance of a prototype to the nearest other one, [] (AMM)."""
+    return mean_margin(p, p)
+
+
+MEASURES = {  # of a client's prototypes against others
+    "displacement": mean_displacement,
+    "hypothesis": mean_margin,
+    "relative": functools.partial(mean_margin, relative=True),
+}
+
+
+def build_measure(name: str) -> Callable:
+    """(prototypes, reference) -> [].
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    check_choice("measure", name, MEASURES)
+    return MEASURES[name]

@@ -13,19 +13,18 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import weighted_mean
-from fedfr_jax.federated.local import local_training, rate_at
-from fedfr_jax.federated.means import over_examples
+from fedfr_jax.federated.dataset_means import over_examples
+from fedfr_jax.federated.local import build_local_training, learning_rate_at
 from fedfr_jax.federated.rates import check_rate
-from fedfr_jax.objective import with_aux
 from fedfr_jax.schema import check_ranges, is_traced
-from fedfr_jax.types import Algorithm, ClientOutput, Local
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, as_aux_loss
 
 TINY = 1e-10
 
 
-def qfedavg(local: Local, *, q: float) -> Algorithm:
+def qfedavg(local: LocalTraining, *, q: float) -> Algorithm:
     """Fair federated averaging, numerator and denominator streamed.
 
     Args:
@@ -39,29 +38,34 @@ def qfedavg(local: Local, *, q: float) -> Algorithm:
     check_ranges("", {"q": q}, {"q": (0, jnp.inf)})
     check_rate(local)
     _check_first(local.learning_rate)
-    train, loss_fn = local_training(local), with_aux(local.loss)
+    train, loss_fn = build_local_training(local), as_aux_loss(local.loss)
 
     def client_update(key, server, personal, client):
-        received = collections.merged(server)
+        received = variable_split.merge_personal_variables(server)
         loss_of = lambda batch: loss_fn(received, batch, key)[0]
         loss = over_examples(loss_of, client) + TINY
         end, metrics = train(key, server, client)
-        change = collections.change(end, server)
-        smoothness = 1 / rate_at(local, client, jnp.int32(0))
+        change = variable_split.update_of(end, server)
+        smoothness = 1 / learning_rate_at(local, client, jnp.int32(0))
         weight = loss**q
         gradient = optax.tree.scale(smoothness, change["params"])
         length = jnp.asarray(optax.tree.norm(gradient, squared=True)).astype(loss.dtype)
         bound = q * loss ** (q - 1) * length + smoothness * weight
         sums = smoothness * weight, bound, change["batch_stats"], jnp.float32(1)
-        metrics, own = {**metrics, "start_loss": loss}, collections.own(end)
+        metrics, own = (
+            {**metrics, "start_loss": loss},
+            variable_split.personal_variables(end),
+        )
         update = {"params": change["params"]}
-        return ClientOutput(update, weight, personal, metrics, local=own, sums=sums)
+        return ClientOutput(
+            update, weight, personal, metrics, personal_variables=own, sums=sums
+        )
 
     def server_update(server, result):
         weights, bound, stats, count = result.sums
         params = optax.tree.scale(weights / bound, result.aggregate["params"])
-        mean = {"params": params, "batch_stats": trees.divided(stats, count)}
-        return trees.added(server, mean)
+        mean = {"params": params, "batch_stats": trees.divide(stats, count)}
+        return trees.add(server, mean)
 
     return Algorithm(
         init=lambda variables: variables,

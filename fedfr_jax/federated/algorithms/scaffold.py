@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
-from fedfr_jax.federated import collections
+from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import equally, weighted_mean
-from fedfr_jax.federated.algorithms.penalties import corrected
-from fedfr_jax.federated.local import local_training, total_rate
+from fedfr_jax.federated.algorithms.penalties import with_correction
+from fedfr_jax.federated.local import build_local_training, total_rate
 from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.schema import check_ranges
-from fedfr_jax.types import Algorithm, ClientOutput, Local, PyTree
+from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
 class Server(NamedTuple):
@@ -29,7 +29,9 @@ class Server(NamedTuple):
     control: PyTree
 
 
-def scaffold(local: Local, *, num_clients: int, server_rate: float = 1.0) -> Algorithm:
+def scaffold(
+    local: LocalTraining, *, num_clients: int, server_rate: float = 1.0
+) -> Algorithm:
     """Stochastic controlled averaging; clients count equally.
 
     Args:
@@ -45,7 +47,7 @@ def scaffold(local: Local, *, num_clients: int, server_rate: float = 1.0) -> Alg
     bounds = {"num_clients": (1, jnp.inf), "server_rate": (0, jnp.inf)}
     check_ranges("", locals(), bounds)
     check_rate(local)
-    train = local_training(corrected(local))
+    train = build_local_training(with_correction(local))
     subtract = lambda x, y: jax.tree.map(jnp.subtract, x, y)
 
     def init(variables):
@@ -58,7 +60,7 @@ def scaffold(local: Local, *, num_clients: int, server_rate: float = 1.0) -> Alg
     def client_update(key, server, control, client):
         correction = subtract(server.control, control)
         end, metrics = train(key, server.variables, client, correction=correction)
-        change = collections.change(end, server.variables)
+        change = variable_split.update_of(end, server.variables)
         travel = total_rate(local, client)
 
         def gain_of(moved, mean_control):  # c_k+ - c_k; none for who took no step
@@ -67,13 +69,15 @@ def scaffold(local: Local, *, num_clients: int, server_rate: float = 1.0) -> Alg
 
         gain = jax.tree.map(gain_of, change["params"], server.control)
         own = jax.tree.map(jnp.add, control, gain)
-        update, leaves = (change, gain), collections.own(end)
-        return ClientOutput(update, equally(client), own, metrics, local=leaves)
+        update, leaves = (change, gain), variable_split.personal_variables(end)
+        return ClientOutput(
+            update, equally(client), own, metrics, personal_variables=leaves
+        )
 
     def server_update(server, result):
         change, gain = result.aggregate
         params = optax.tree.scale(server_rate, change["params"])
-        variables = trees.added(server.variables, {**change, "params": params})
+        variables = trees.add(server.variables, {**change, "params": params})
         share = len(result.weights) / num_clients
         move = lambda c, g: c + share * g.astype(c.dtype)
         return Server(variables, jax.tree.map(move, server.control, gain))
@@ -85,9 +89,9 @@ def scaffold(local: Local, *, num_clients: int, server_rate: float = 1.0) -> Alg
         aggregator=weighted_mean(),
         server_update=server_update,
         personalize=lambda server, control: server.variables,
-        network=lambda server: server.variables,
+        global_model=lambda server: server.variables,
         update_like=lambda server: (
-            collections.shared(server.variables),
+            variable_split.shared(server.variables),
             server.control,
         ),
     )

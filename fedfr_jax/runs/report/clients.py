@@ -1,22 +1,28 @@
-"""How a metric is spread over the clients, a column per stage."""
+"""Plots over clients: metrics, and who holds which classes.
+
+How a metric is spread over the clients, a column per stage.
+
+Who holds how much of which class, as a picture.
+"""
 
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from fedfr_jax.runs.report import figures
 
-MOST_METRICS = 4
-FEWEST_OF_A_BOX = 5  # clients from which quartiles are drawn
+MAX_METRICS = 4
+MIN_BOX_SIZE = 5  # clients from which quartiles are drawn
 
 
 def plot_clients(
     path: str | os.PathLike,
     values: Mapping[str, Mapping[str, Sequence]],
     *,
-    evaluator: str = "personalised",
+    evaluator: str = "personalized",
     styles: figures.Styles | None = None,
 ) -> list[pathlib.Path]:
     """Box, points and mean of each metric, a panel per metric.
@@ -37,16 +43,16 @@ def plot_clients(
     metrics = list(dict.fromkeys(m for of in values.values() for m in of))
     if not metrics:
         raise ValueError("values must hold at least one stage and metric, got none.")
-    shown, styles = metrics[:MOST_METRICS], styles or figures.styles(values)
+    shown, styles = metrics[:MAX_METRICS], styles or figures.styles(values)
     width = max(3.6, 0.8 + 0.6 * len(values))
     figure, panels = figures.panels(len(shown), width, 4.2)
     for axes, metric in zip(panels, shown, strict=True):
         columns = {s: _finite(values[s].get(metric, ())) for s in values}
         _draw_metric(axes, metric, columns, styles)
-        figures.set_title(axes, figures.title_of(evaluator, metric), width - 0.6)
+        figures.set_title(axes, figures.panel_title(evaluator, metric), width - 0.6)
     note = "A point per client; dashed: mean"
     columns = [of.get(metric, ()) for of in values.values() for metric in shown]
-    if max(len(_finite(column)) for column in columns) >= FEWEST_OF_A_BOX:
+    if max(len(_finite(column)) for column in columns) >= MIN_BOX_SIZE:
         note += "; box: median and quartiles; whiskers: 5th and 95th percentile"
     note += "."
     if len(metrics) > len(shown):
@@ -74,32 +80,115 @@ def _draw_metric(axes, metric: str, columns: Mapping[str, np.ndarray], styles) -
     axes.set_ylabel(metric)
 
 
-def _draw_clients(axes, i: int, numbers: np.ndarray, colour: str) -> None:
+def _draw_clients(axes, i: int, numbers: np.ndarray, color: str) -> None:
     """One stage's column: a box when there is a distribution, points, the mean."""
-    if numbers.size >= FEWEST_OF_A_BOX:
-        _draw_box(axes, i, numbers, colour)
+    if numbers.size >= MIN_BOX_SIZE:
+        _draw_box(axes, i, numbers, color)
     # Spread by the golden ratio: even, and the same every time.
     offset = (np.arange(numbers.size) * 0.618034 % 1.0 - 0.5) * 0.36
     axes.plot(
         i + offset,
         numbers,
         "o",
-        color=colour,
+        color=color,
         markersize=3 if numbers.size > 20 else 5,
         markeredgewidth=0,
         alpha=min(0.5, max(0.05, 25 / numbers.size)),  # a crowd shows its density
         rasterized=numbers.size > 500,  # or the PDF would open slowly
     )
     mean = numbers.mean()
-    axes.hlines(mean, i - 0.4, i + 0.4, color=colour, linestyle="--", zorder=3)
+    axes.hlines(mean, i - 0.4, i + 0.4, color=color, linestyle="--", zorder=3)
 
 
-def _draw_box(axes, i: int, numbers: np.ndarray, colour: str) -> None:
+def _draw_box(axes, i: int, numbers: np.ndarray, color: str) -> None:
     """Box and whiskers; matplotlib's own would load pyplot and choose a backend."""
     low, first, median, third, high = np.percentile(numbers, [5, 25, 50, 75, 95])
-    line = {"color": colour, "zorder": 3}
+    line = {"color": color, "zorder": 3}
     axes.hlines([first, third], i - 0.3, i + 0.3, **line)
     axes.hlines(median, i - 0.3, i + 0.3, linewidth=2.5, **line)
     axes.vlines([i - 0.3, i + 0.3], first, third, **line)
     axes.vlines([i, i], [low, third], [first, high], **line)
     axes.hlines([low, high], i - 0.15, i + 0.15, **line)
+
+
+MAX_NAMES = 30  # classes that are written out beside their row
+MAX_NUMBERS = 150  # cells with their count in them
+CROWD = 50  # clients from which they are sorted, as nobody looks for one by its number
+
+
+def plot_partition(
+    path: str | os.PathLike, facts: Mapping[str, Any]
+) -> list[pathlib.Path]:
+    """Training images of every client and class, above every client's total.
+
+    Args:
+      path: the file; it is written as .png and as .pdf.
+      facts: of `class_report`; its table may be of the first clients only. "kind"
+        says what its classes are, one and many, where that is another word.
+
+    Returns:
+      The paths of the files.
+
+    Raises:
+      ValueError: when the facts have no table of a client.
+    """
+    counts = np.array(facts.get("table", {}).get("train", ()))  # [n, M]
+    if counts.ndim != 2 or not counts.size:
+        raise ValueError(f"facts must have a table of clients, got {counts.shape}.")
+    num_clients, num_classes = counts.shape
+    is_crowd = num_clients > CROWD
+    if is_crowd:
+        counts = counts[np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))]
+    width = min(max(5.0, 0.3 * num_clients), 11.0)
+    height = min(max(2.5, 0.24 * num_classes), 7.0)
+    figure = figures.figure(width, height + 1.6)
+    shares = {"height_ratios": [height, 1.1]}
+    above, below = figure.subplots(2, 1, sharex=True, gridspec_kw=shares)
+    one, many = facts.get("kind", ("class", "classes"))
+    image = _draw_classes(above, counts, facts["classes"], 0.5 if is_crowd else 1.0)
+    above.set_ylabel(one)
+    figure.colorbar(image, ax=above, label="training images", pad=0.01)
+    _draw_totals(below, counts.sum(axis=1))
+    order = f", sorted by their largest {one}" if is_crowd else ""
+    below.set_xlabel(f"clients{order}")
+    title = f"{facts['clients']} clients, {num_classes} {many}"
+    if num_clients < facts["clients"]:
+        title += f": the first {num_clients} clients"
+    figures.set_title(above, title, width)
+    return figures.save(figure, path)
+
+
+def _draw_classes(axes, counts, names, power):
+    """A row per class, a column per client; white for none, else color by power."""
+    from matplotlib.colors import PowerNorm
+
+    image = axes.imshow(
+        np.ma.masked_equal(counts.T, 0),
+        aspect="auto",
+        interpolation="nearest",
+        cmap="viridis_r",
+        norm=PowerNorm(power, vmin=0, vmax=counts.max()),
+    )
+    if (num_classes := counts.shape[1]) <= MAX_NAMES:
+        axes.set_yticks(range(num_classes), names)
+    if counts.size <= MAX_NUMBERS:
+        half = counts.max() / 2
+        for (client, label), count in np.ndenumerate(counts):
+            color = "white" if count > half else "black"
+            given = {"ha": "center", "va": "center", "fontsize": 7}
+            if count:
+                axes.text(client, label, str(count), color=color, **given)
+    return image
+
+
+def _draw_totals(axes, totals):
+    """A bar per client."""
+    places = np.arange(len(totals))
+    axes.fill_between(
+        np.append(places, len(totals)) - 0.5,
+        np.append(totals, totals[-1]),
+        step="post",
+        linewidth=0,
+    )
+    axes.set(ylabel="images", ylim=(0, 1.05 * totals.max()))
+    axes.xaxis.get_major_locator().set_params(integer=True)

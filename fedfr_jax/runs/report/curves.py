@@ -13,7 +13,7 @@ import numpy as np
 
 from fedfr_jax.runs.report import figures
 
-ENOUGH = 10  # counted pairs from which a rate is drawn solid
+MIN_POINTS = 10  # counted pairs from which a rate is drawn solid
 
 
 class _Rates(NamedTuple):
@@ -52,10 +52,12 @@ def plot_roc(
     figure = figures.figure(6.4, 4.8, list(rates))
     axes = figure.subplots()
     for stage, of in rates.items():
-        is_solid = of.far * of.num_negatives >= ENOUGH
+        is_solid = of.far * of.num_negatives >= MIN_POINTS
         _draw(axes, of.far, of.tar, is_solid, stage, styles[stage])
     axes.set(ylim=(0.0, 1.02), ylabel="true accept rate")
-    title = figures.title_of(evaluator, "true accept rate over false accept rate (ROC)")
+    title = figures.panel_title(
+        evaluator, "true accept rate over false accept rate (ROC)"
+    )
     return _save(figure, path, rates, title)
 
 
@@ -78,13 +80,13 @@ def plot_det(
     lowest = 0.1
     for stage, of in rates.items():
         rejected = np.where(of.tar < 1, 1 - of.tar, np.nan)
-        is_solid = of.far * of.num_negatives >= ENOUGH
-        is_solid &= rejected * of.num_positives >= ENOUGH
+        is_solid = of.far * of.num_negatives >= MIN_POINTS
+        is_solid &= rejected * of.num_positives >= MIN_POINTS
         _draw(axes, of.far, rejected, is_solid, names[stage], styles[stage])
         lowest = min(lowest, float(np.nanmin(rejected, initial=1.0)))
     axes.plot([1e-12, 1], [1e-12, 1], color="0.6", linestyle=":", linewidth=1)
     axes.set(yscale="log", ylim=(0.8 * lowest, 1.0), ylabel="false reject rate")
-    title = figures.title_of(
+    title = figures.panel_title(
         evaluator, "false reject rate over false accept rate (DET)"
     )
     return _save(figure, path, rates, title, "Dotted: both rates are equal. ")
@@ -112,7 +114,7 @@ def plot_curve(
         if hasattr(curve, "_fields"):
             x, y = curve._fields[:2]
             axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
-    figures.set_title(axes, figures.title_of(evaluator, kind), 6.4)
+    figures.set_title(axes, figures.panel_title(evaluator, kind), 6.4)
     figure.legend(loc="outside right upper")
     return figures.save(figure, path)
 
@@ -159,7 +161,8 @@ def _save(figure, path, rates: dict[str, _Rates], title: str, note: str = ""):
         positives = min(of.num_positives for of in rates.values())
         note += (
             f"{positives:,} positive and {negatives:,} negative pairs. Faint: fewer "
-            f"than {ENOUGH} wrong pairs counted, mostly chance. Nothing is measured "
+            f"than {MIN_POINTS} wrong pairs counted, mostly chance. Nothing is "
+            f"measured "
             f"below one false accept, a rate of {1 / negatives:.1e}."
         )
     if note:

@@ -8,10 +8,9 @@ from typing import Any
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.runs.report import figures
-from fedfr_jax.runs.report.clients import plot_clients
+from fedfr_jax.runs.report.clients import plot_clients, plot_partition
 from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
-from fedfr_jax.runs.report.grids import limits_of, plot_grid
-from fedfr_jax.runs.report.partition import plot_partition
+from fedfr_jax.runs.report.grids import color_limits, plot_grid
 from fedfr_jax.runs.report.rounds import Rows, plot_rounds
 
 NO_PLOTS = "No plots: pip install 'fedfr_jax[plots]' to have them."
@@ -43,7 +42,7 @@ def draw(
     Returns:
       The paths of the files; none without matplotlib, which is said in one line.
     """
-    if not meshes.is_first():
+    if not meshes.is_first_process():
         return []
     try:
         figures.load_figure_class()  # asked for before anything is written
@@ -62,10 +61,10 @@ def draw(
             folder / "rounds",
             rows,
             evaluators=evaluators,
-            finals={stage: _finals(of) for stage, of in evaluations.items()},
+            finals={stage: _final_evaluations(of) for stage, of in evaluations.items()},
             styles=styles,
         ),
-        *_save_pictures(evaluations, folder / "pictures"),
+        *_save_images(evaluations, folder / "pictures"),
         *_draw_grids(evaluations, folder / "pictures"),
     ]
 
@@ -107,7 +106,7 @@ def _draw_clients(evaluations, evaluators, folder, styles) -> list[pathlib.Path]
     return paths
 
 
-def _finals(of_stage: Mapping[str, Any]) -> dict[str, float]:
+def _final_evaluations(of_stage: Mapping[str, Any]) -> dict[str, float]:
     return {
         f"{evaluator}/{name}": value
         for evaluator, evaluation in of_stage.items()
@@ -115,13 +114,13 @@ def _finals(of_stage: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _save_pictures(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
+def _save_images(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
     from PIL import Image
 
     paths = []
     for stage, of in evaluations.items():
         for evaluator, evaluation in of.items():
-            for name, pixels in evaluation.pictures.items():
+            for name, pixels in evaluation.images.items():
                 folder.mkdir(parents=True, exist_ok=True)
                 file = _file_name(f"{stage}_{evaluator}_{name}") + ".png"
                 Image.fromarray(pixels).save(folder / file)
@@ -134,11 +133,11 @@ def _draw_grids(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
     found = {}
     for stage, of in evaluations.items():
         for evaluator, evaluation in of.items():
-            for name, grid in evaluation.grids.items():
+            for name, grid in evaluation.image_grids.items():
                 found.setdefault((evaluator, name), {})[stage] = grid
     paths = []
     for (evaluator, name), grids in found.items():
-        limits = limits_of(grids.values())
+        limits = color_limits(grids.values())
         for stage, grid in grids.items():
             path = folder / _file_name(f"{stage}_{evaluator}_{name}")
             paths += plot_grid(path, grid, title=f"{stage}: {name}", limits=limits)

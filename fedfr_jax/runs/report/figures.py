@@ -1,4 +1,4 @@
-"""What every plot shares: figures, colours, words, limits and how they are saved.
+"""What every plot shares: figures, colors, words, limits and how they are saved.
 
 Figures are drawn on their own canvas, never through pyplot: no window, no state between
 plots, safe in a thread. matplotlib is loaded when the first figure is opened.
@@ -11,8 +11,8 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-# Okabe and Ito's colours, told apart by colour-blind readers; dashes beyond eight.
-_COLOURS = (
+# Okabe and Ito's colors, told apart by color-blind readers; dashes beyond eight.
+_COLORS = (
     "#0072B2",
     "#D55E00",
     "#009E73",
@@ -42,20 +42,20 @@ Styles = Mapping[str, Mapping[str, str]]  # stage -> keywords of a matplotlib li
 
 
 def styles(stages: Iterable[str]) -> dict[str, dict[str, str]]:
-    """A colour and dashes for each stage, the same in every plot of a run."""
+    """A color and dashes for each stage, the same in every plot of a run."""
     return {
         stage: {
-            "color": _COLOURS[i % len(_COLOURS)],
-            "linestyle": _DASHES[i // len(_COLOURS) % len(_DASHES)],
+            "color": _COLORS[i % len(_COLORS)],
+            "linestyle": _DASHES[i // len(_COLORS) % len(_DASHES)],
         }
         for i, stage in enumerate(dict.fromkeys(stages))
     }
 
 
-def in_words(name: str) -> str:
+def metric_label(name: str) -> str:
     """A metric's or evaluator's name in plain words, its first letter large.
 
-    >>> in_words("tar@far=1e-03"), in_words("mIoU")
+    >>> metric_label("tar@far=1e-03"), metric_label("mIoU")
     ('True accept rate at false accept rate 0.001', 'Mean intersection over union')
     """
     text = re.sub("[A-Za-z]+", lambda found: _WORDS.get(found[0], found[0]), name)
@@ -64,13 +64,13 @@ def in_words(name: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def title_of(evaluator: str, name: str) -> str:
+def panel_title(evaluator: str, name: str) -> str:
     """Title of a panel: who measured what.
 
-    >>> title_of("generic", "accuracy"), title_of("accuracy", "accuracy")
+    >>> panel_title("generic", "accuracy"), panel_title("accuracy", "accuracy")
     ('Generic: accuracy', 'Accuracy')
     """
-    return in_words(name if name == evaluator else f"{evaluator}: {name}")
+    return metric_label(name if name == evaluator else f"{evaluator}: {name}")
 
 
 def _number(found: re.Match) -> str:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 
 from fedfr_jax.runs.report import figures
-from fedfr_jax.types import Grid
+from fedfr_jax.types import ImageGrid
 
 SIDE = 2.6  # inches of a picture's width
 LEGEND = 0.25  # inches of a line of the legend
@@ -14,17 +14,21 @@ Limits = Mapping[str, tuple[float, float]]  # map -> least, largest number
 
 
 def plot_grid(
-    path: str | os.PathLike, grid: Grid, *, title: str, limits: Limits | None = None
+    path: str | os.PathLike,
+    grid: ImageGrid,
+    *,
+    title: str,
+    limits: Limits | None = None,
 ) -> list[pathlib.Path]:
-    """Draw a grid as .png and .pdf; each map of numbers has a bar of its colours below.
+    """Draw a grid as .png and .pdf; each map of numbers has a bar of its colors below.
 
     Args:
-      limits: as of `limits_of`, for several grids in the same colours.
+      limits: as of `color_limits`, for several grids in the same colors.
 
     Raises:
       ValueError: without a picture, or for columns of different numbers of rows.
     """
-    columns, limits = {**grid.pictures, **grid.maps}, limits or limits_of([grid])
+    columns, limits = {**grid.images, **grid.maps}, limits or color_limits([grid])
     sizes = {name: len(images) for name, images in columns.items()}
     if len(set(sizes.values())) != 1 or not min(sizes.values()):
         raise ValueError(
@@ -45,7 +49,7 @@ def plot_grid(
     return figures.write(figure, path)
 
 
-def limits_of(grids: Iterable[Grid]) -> Limits:
+def color_limits(grids: Iterable[ImageGrid]) -> Limits:
     """The least and the largest number of each map, over all grids."""
     found = {}
     for grid in grids:
@@ -67,12 +71,12 @@ def _open(columns, num_lines: int):
 
 
 def _add_legend(figure, legend, num_columns: int) -> None:
-    """A patch of its colour for every name."""
+    """A patch of its color for every name."""
     from matplotlib.patches import Patch
 
     handles = [
-        Patch(facecolor=[x / 255 for x in colour], edgecolor="0.3", label=name)
-        for name, colour in legend.items()
+        Patch(facecolor=[x / 255 for x in color], edgecolor="0.3", label=name)
+        for name, color in legend.items()
     ]
     if handles:
         place = {"loc": "outside lower center", "frameon": False, "fontsize": 9}

@@ -18,9 +18,9 @@ _NO_TERMS = ("round", "loss", "steps", "not_finite", "padded_over_useful")
 _NO_TERMS += ("accuracy", "alpha", "group", "learning_rate")
 _NO_TERM_STARTS = ("seconds", "added_examples", "clients_", "num_")
 # What the loop over rounds writes and central training does not.
-_OF_CLIENTS = {"steps", "clients_without_step", "padded_over_useful"}
+_PER_CLIENT = {"steps", "clients_without_step", "padded_over_useful"}
 _MARKERS = "os^Dv<>p"
-_MOST_MARKERS = 12  # of a line
+_MAX_MARKERS = 12  # of a line
 
 Rows = Sequence[Mapping[str, Any]]  # of a metrics.jsonl
 Points = Sequence[tuple[int, float]]  # (round, value)
@@ -110,7 +110,7 @@ def _metric_panels(rows: Mapping[str, Rows], evaluators, finals) -> list[_Panel]
             continue  # one evaluation is a line of the result table, no curve
         if any((lines, levels) == (panel.lines, panel.levels) for panel in panels):
             continue  # of ten clients the worst is the worst decile
-        title = figures.title_of(evaluator, metric)
+        title = figures.panel_title(evaluator, metric)
         panels.append(_Panel(title, name, unit, lines, levels))
     return panels
 
@@ -124,7 +124,7 @@ def _is_known(value: float | None) -> bool:
 
 
 def _is_federated(rows: Rows) -> bool:
-    return any(not _OF_CLIENTS.isdisjoint(row) for row in rows)
+    return any(not _PER_CLIENT.isdisjoint(row) for row in rows)
 
 
 def _terms(rows: Rows, evaluators: Collection[str]) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ def _draw(axes, panel: _Panel, styles: figures.Styles) -> None:
         line = axes.plot(x, y, **styles[stage])[0]
         if len(points) == 1:
             line.set(markersize=8 + i % 4, markeredgewidth=2)
-        every = -(-len(points) // _MOST_MARKERS)
+        every = -(-len(points) // _MAX_MARKERS)
         line.set_markevery((i * every // len(panel.lines), every))
         values += y
         rounds.update(x)

@@ -9,8 +9,8 @@ import numpy as np
 from fedfr_jax.runs.report import figures
 from fedfr_jax.scaling import Points, Study, predict
 from fedfr_jax.scaling.intervals import LEVEL, band
-from fedfr_jax.scaling.study import Finding
-from fedfr_jax.scaling.tell import short
+from fedfr_jax.scaling.report import short
+from fedfr_jax.scaling.study import SeriesFit
 
 TITLES = {
     "backbone": "parameters of the backbone",
@@ -26,7 +26,7 @@ CLOSE, FAR = (
     (1, 1.2, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8),
     (1, 2, 5),
 )  # ticks of a power of ten
-LEAST_SPAN = 1.1  # largest over least size: points closer together show no law
+MIN_SPAN = 1.1  # largest over least size: points closer together show no law
 WIDTH, HEIGHT = 5.6, 4.4  # inches of a panel
 
 
@@ -85,7 +85,7 @@ def plot_laws(path: str | os.PathLike, study: Study) -> list[pathlib.Path]:
       are nearly the same.
     """
     found = [x for x in study.findings if len(x.axes) == 1 and x.best]
-    found = [x for x in found if x.inputs.max() >= LEAST_SPAN * x.inputs.min()]
+    found = [x for x in found if x.inputs.max() >= MIN_SPAN * x.inputs.min()]
     if not found:
         return []
     panels = list(dict.fromkeys(x.axes[0] for x in found))
@@ -96,20 +96,20 @@ def plot_laws(path: str | os.PathLike, study: Study) -> list[pathlib.Path]:
         seen = [y for one in mine for y in _draw_law(panel, one, styles[one.series])]
         panel.set(xscale="log", yscale="log", xlabel=TITLES[name])
         panel.set_ylim(min(seen) / ROOM, max(seen) * ROOM)  # a band may be endless
-        panel.set_ylabel(_error_of(study.points))
-        title = f"Scaling law: {_error_of(study.points)} over {TITLES[name]}"
+        panel.set_ylabel(_error_label(study.points))
+        title = f"Scaling law: {_error_label(study.points)} over {TITLES[name]}"
         figures.set_title(panel, title, WIDTH)
         _plain_ticks(panel)
         panel.legend(fontsize=8, loc="lower left")
     words = f"Band: {LEVEL:.0%} interval of the law."
-    if any(x.held for x in found):
+    if any(x.hold_out for x in found):
         words += " Hollow: the largest runs; the bar is the interval of as many % that "
         words += "the others predict for their mean."
     figures.set_caption(figure, words)
     return figures.save(figure, path)
 
 
-def _draw_law(panel, found: Finding, style) -> tuple[float, ...]:
+def _draw_law(panel, found: SeriesFit, style) -> tuple[float, ...]:
     """Runs, law and band; returns the errors that a reader must see."""
     sizes, errors = found.inputs[:, 0], found.points.errors
     line = np.geomspace(sizes.min() / MARGIN, sizes.max() * MARGIN, 80)
@@ -119,13 +119,15 @@ def _draw_law(panel, found: Finding, style) -> tuple[float, ...]:
     label = f"{found.series + ': ' if found.series else ''}{found.best.law.name}, "
     panel.fill_between(line, low, high, color=style["color"], alpha=0.15, linewidth=0)
     panel.plot(line, law, label=f"{label}exponent {exponent:.3f}", **style)
-    largest = found.held.is_held if found.held else np.zeros(len(sizes), bool)
+    largest = (
+        found.hold_out.is_held_out if found.hold_out else np.zeros(len(sizes), bool)
+    )
     marks = {"color": style["color"], "marker": "o", "linestyle": ""}
     panel.plot(sizes[~largest], errors[~largest], **marks)
-    if found.held:
+    if found.hold_out:
         panel.plot(sizes[largest], errors[largest], markerfacecolor="none", **marks)
         beside = sizes[largest][:1] * 1.06
-        ends = [found.held.low], [found.held.high]
+        ends = [found.hold_out.low], [found.hold_out.high]
         panel.vlines(beside, *ends, color=style["color"], linewidth=3, alpha=0.6)
     return *errors, *law
 
@@ -151,7 +153,7 @@ def _lines(points: Points) -> dict[str, np.ndarray]:
     return {name: np.array(names) == name for name in dict.fromkeys(names)}
 
 
-def _error_of(points: Points) -> str:
+def _error_label(points: Points) -> str:
     return f"1 - {points.metric}" if points.is_score else points.metric
 
 

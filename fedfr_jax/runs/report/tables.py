@@ -17,7 +17,7 @@ import numpy as np
 SMALLER_IS_BETTER = {"eer", "error", "errors", "frr", "loss", "seconds"}
 SMALLER_IS_BETTER |= {"mb", "rounds"}
 NEITHER = {"far", "measured", "std", "threshold"}
-MOST_COLUMNS = 8  # methods side by side; more are below each other
+MAX_COLUMNS = 8  # methods side by side; more are below each other
 
 
 class _Row(NamedTuple):
@@ -38,13 +38,13 @@ def result_table(summary: Mapping[str, Any]) -> Any:
     from rich.table import Table
 
     table = Table(caption=_caption(summary) or None, caption_justify="left")
-    is_long = len(_methods(summary)) > MOST_COLUMNS
+    is_long = len(_methods(summary)) > MAX_COLUMNS
     fill = _fill_with_methods if is_long else _fill_with_metrics
     fill(table, summary)
     return table
 
 
-def best_of(methods: Mapping[str, Any]) -> str:
+def best_value(methods: Mapping[str, Any]) -> str:
     """Which method leads the first metric that is good or bad, in a line."""
     for row in _rows({"methods": methods}):
         if any(row.is_best):
@@ -126,7 +126,7 @@ def _cell(value: Any) -> str:
     numbers = _numbers(value)
     if not numbers.size:
         return "-"
-    shown = _shown(value)
+    shown = _displayed(value)
     return f"{shown}±{numbers.std():.3f}" if _is_list(value) else shown
 
 
@@ -134,7 +134,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence | np.ndarray)
 
 
-def _shown(value: Any) -> str:
+def _displayed(value: Any) -> str:
     """The mean as it is printed."""
     if isinstance(value, int):
         return str(value)
@@ -161,7 +161,7 @@ def _best(metric: str, values: Sequence[Any]) -> tuple[bool, ...]:
 
 def _differ(value: Any, other: Any) -> bool:
     """Whether two means differ as printed, and by more than rounding moves them."""
-    texts = [_shown(value), _shown(other)]
+    texts = [_displayed(value), _displayed(other)]
     unit = max(10.0 ** -len(text.partition(".")[2]) for text in texts)
     difference = abs(_numbers(value).mean() - _numbers(other).mean())
     return texts[0] != texts[1] and difference > unit / 2

@@ -1,26 +1,166 @@
-"""How classification judges networks: in the federation, outside it, fine-tuned."""
+"""Evaluation of classification: global, personalized, unseen clients, fine-tuned.
+
+Whose images are whose: clients of the federation, and clients it never sees.
+
+Accuracy of one network, and of every client's own on its own test images.
+
+Generic: one network on all test images. Personalized: each client's network on the
+client's test images; the mean is over clients, whatever their sizes, as FedPer plots it
+(Arivazhagan et al. 2019, arXiv:1912.00818, section 4), beside its spread.
+
+How classification judges networks: in the federation, outside it, fine-tuned.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
-from fedfr_jax.federated.local import moving
-from fedfr_jax.federated.simulation import simulation
-from fedfr_jax.feed import Feed
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.partition import ClientPartition
+from fedfr_jax.data.stream import Stream, place_examples
+from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.federated.local import trainable
+from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.schema import AT_ONCE, call, check_ranges, check_whole, naming
-from fedfr_jax.tasks.classification.accuracy import Accuracy
-from fedfr_jax.tasks.classification.data import Clients
-from fedfr_jax.tasks.classification.finetuning import finetuned, finetuning
 from fedfr_jax.tasks.classification.loss import cross_entropy
+from fedfr_jax.tasks.data import build_dataset, build_population, split_classes
+from fedfr_jax.tasks.evaluators import check_settings, representation, with_target
+from fedfr_jax.tasks.finetuning import build_finetuning, finetune_clients
 from fedfr_jax.tasks.options import local_of
-from fedfr_jax.tasks.representation import representation, told
-from fedfr_jax.tasks.targets import with_target
-from fedfr_jax.types import Augment, Evaluation, Evaluator, Model, Networks, PyTree
+from fedfr_jax.types import (
+    Augment,
+    Dataset,
+    Evaluation,
+    Evaluator,
+    Model,
+    PyTree,
+    Source,
+    TrainedModels,
+)
 
 
-class Evaluating(NamedTuple):
+class Clients(NamedTuple):
+    """Some clients' images, and where each client's are."""
+
+    train: Dataset | Stream
+    population: Population  # of the training images
+    test: Dataset | Stream
+    test_offsets: np.ndarray  # [N + 1]
+
+
+def split_clients(
+    settings: Mapping, source: Source
+) -> tuple[ClientPartition, ClientPartition]:
+    """(clients of the federation, clients left out of it) by the config's partition.
+
+    Args:
+      settings: config.partition, see `split_classes`; `unseen_clients` of the clients
+        that it makes are left out.
+    """
+    settings = dict(settings)
+    num_unseen = settings.pop("unseen_clients", 0)
+    return split_classes(settings, source, num_unseen)
+
+
+def build_clients(
+    source: Source, parts: ClientPartition, stream_bytes: int | None
+) -> Clients:
+    """The images of a split's clients, on the host or streamed from the source."""
+    return Clients(
+        train=build_dataset(source, parts.train, stream_bytes),
+        population=build_population(parts, parts.num_classes),
+        test=build_dataset(source, parts.test, stream_bytes),
+        test_offsets=parts.test_offsets,
+    )
+
+
+class Accuracy:
+    """Compiled once per network function.
+
+    Args:
+      table: the clients' test images, grouped, with their labels.
+      offsets: [N + 1] of each client's among them.
+      feed: how images are decoded; its batch size is per device.
+    """
+
+    def __init__(
+        self, table: Dataset | Stream, offsets: np.ndarray, mesh: Mesh, feed: Batching
+    ):
+        self._table, self._offsets = place_examples(table, mesh), offsets
+        self._labels = np.asarray(table.labels)
+        self._mesh, self._feed, self._compiled = mesh, feed, {}
+
+    @property
+    def evaluators(self) -> dict[str, Evaluator]:
+        """Generic and personalized."""
+        return {
+            "generic": Evaluator(self.generic),
+            "personalized": Evaluator(self.personalized),
+        }
+
+    def generic(self, networks: TrainedModels) -> Evaluation:
+        """The one network on all test images; nothing where there is none."""
+        if networks.variables is None:
+            return Evaluation()
+        is_right = self._is_right(networks.apply, networks.variables, self._all())
+        return Evaluation({"accuracy": float(is_right.mean())})
+
+    def personalized(self, networks: TrainedModels) -> Evaluation:
+        """Every client's network on its own test images; who has none is left out."""
+        bounds = list(zip(self._offsets[:-1], self._offsets[1:], strict=True))
+        if networks.client_variables is None:
+            right = self._is_right(networks.apply, networks.variables, self._all())
+            parts = [right[low:high] for low, high in bounds]
+        else:
+            parts = [
+                self._is_right(
+                    networks.client_apply,
+                    networks.client_variables(client),
+                    np.arange(low, high),
+                )
+                if high > low
+                else np.zeros(0)
+                for client, (low, high) in enumerate(bounds)
+            ]
+        per_client = np.array([x.mean() if len(x) else np.nan for x in parts])
+        return Evaluation(accuracy_summary(per_client), {"accuracy": per_client})
+
+    def _all(self):
+        return np.arange(len(self._labels))
+
+    def _is_right(self, apply: Callable, variables: PyTree, rows: np.ndarray):
+        """Whether each of table rows [n] is told right, [n] bool."""
+        if apply not in self._compiled:
+            best = jax.jit(lambda v, x: apply(v, x).argmax(1, keepdims=True))
+            self._compiled[apply] = build_embed(best, self._feed, self._mesh)
+        found = self._compiled[apply](variables, self._table, rows.astype(np.int32))
+        return meshes.fetch(found)[: len(rows), 0, 0] == self._labels[rows]
+
+
+def accuracy_summary(values: np.ndarray) -> dict[str, float]:
+    """Mean, deviation, extremes and worst decile of values [N], nan being left out.
+
+    Nothing, where none is left: no client has a test image.
+    """
+    known = np.sort(values[~np.isnan(values)])
+    if not len(known):
+        return {}
+    tenth = known[: max(len(known) // 10, 1)]
+    return {
+        "accuracy": float(known.mean()),
+        "accuracy_std": float(known.std()),
+        "accuracy_min": float(known[0]),
+        "accuracy_max": float(known[-1]),
+        "accuracy_worst_decile": float(tenth.mean()),
+    }
+
+
+class EvaluationConfig(NamedTuple):
     """Keys of config.evaluation."""
 
     batch_size: int = 64  # test images at once on a device
@@ -36,13 +176,13 @@ class Evaluating(NamedTuple):
 FINETUNE = {"epochs": 1, "moves": ""}  # with the keys of `local_of`
 
 
-def judge_of(
+def build_evaluators(
     settings: Mapping, model: Model, first: PyTree, plain: Augment | None
 ) -> Callable:
     """What config.evaluation asks for, checked, but for the images.
 
     Args:
-      settings: keys of `Evaluating`.
+      settings: keys of `EvaluationConfig`.
       first: variables of the model, arrays or shapes.
       plain: what happens to an image before the network sees it.
 
@@ -53,15 +193,15 @@ def judge_of(
     Raises:
       ValueError: for an unknown key, or a value out of its range.
     """
-    asked = call("evaluation", Evaluating, settings)
+    asked = call("evaluation", EvaluationConfig, settings)
     bounds = {"batch_size": AT_ONCE}
     if asked.target_accuracy is not None:
         bounds["target_accuracy"] = (0, 1)
     check_ranges("config.evaluation.", asked._asdict(), bounds)
     given = asked.finetune
     prepared = None if given is None else _finetuning(given, model, first)
-    of_features = told(asked.representation, model, first)
-    judged = Feed(asked.batch_size, plain)
+    of_features = check_settings(asked.representation, model, first)
+    judged = Batching(asked.batch_size, plain)
 
     def judge(clients, unseen, mesh, feed, **options):
         groups = {"": clients} if unseen is None else {"": clients, "unseen": unseen}
@@ -71,8 +211,8 @@ def judge_of(
             found |= accuracy.evaluators if not group else _unseen(accuracy)
             if prepared:
                 name = f"{group}_finetuned".strip("_")
-                tune = _after(prepared, of, mesh, feed, **options)
-                found[name] = _tuned(accuracy, tune, is_unseen=bool(group))
+                tune = _evaluate_after(prepared, of, mesh, feed, **options)
+                found[name] = _finetuned(accuracy, tune, is_unseen=bool(group))
         if of_features is not None:
             given = model, clients.test, mesh, judged
             found["representation"] = representation(*given, **of_features)
@@ -94,42 +234,46 @@ def _finetuning(settings, model, first) -> tuple:
     epochs, moves = settings.pop("epochs"), settings.pop("moves")
     local = call(section, local_of, settings, cross_entropy(model))
     with naming(f"config.{section}.moves"):
-        jax.eval_shape(lambda params: moving(moves, params)[0], first["params"])
-    return finetuning(local, moves), epochs
+        jax.eval_shape(lambda params: trainable(moves, params)[0], first["params"])
+    return build_finetuning(local, moves), epochs
 
 
-def _after(prepared, clients: Clients, mesh: Mesh, feed: Feed, **options) -> Callable:
+def _evaluate_after(
+    prepared, clients: Clients, mesh: Mesh, feed: Batching, **options
+) -> Callable:
     """networks -> networks after fine-tuning; made ready when it is first called."""
     algorithm, epochs = prepared
     kept = []
 
-    def tune(networks: Networks) -> Networks:
+    def tune(networks: TrainedModels) -> TrainedModels:
         if not kept:
             data = clients.train, clients.population
             given = {"mesh": mesh, "local_epochs": epochs, **options}
-            kept.append(simulation(algorithm, feed, *data, **given))
-        return finetuned(kept[0], networks)
+            kept.append(build_simulation(algorithm, feed, *data, **given))
+        return finetune_clients(kept[0], networks)
 
     return tune
 
 
-def _of_new(networks: Networks) -> Networks:
+def _evaluate_new(networks: TrainedModels) -> TrainedModels:
     """The networks of clients that never took part."""
-    if networks.of_client is None:
+    if networks.client_variables is None:
         return networks
-    return networks._replace(variables=None, of_client=networks.of_new)
+    return networks._replace(
+        variables=None, client_variables=networks.new_client_variables
+    )
 
 
 def _unseen(accuracy: Accuracy) -> dict[str, Evaluator]:
-    def evaluate(networks: Networks) -> Evaluation:
-        return accuracy.personalised(_of_new(networks))
+    def evaluate(networks: TrainedModels) -> Evaluation:
+        return accuracy.personalized(_evaluate_new(networks))
 
     return {"unseen": Evaluator(evaluate)}
 
 
-def _tuned(accuracy: Accuracy, tune: Callable, *, is_unseen: bool) -> Evaluator:
-    def evaluate(networks: Networks) -> Evaluation:
-        networks = _of_new(networks) if is_unseen else networks
-        return accuracy.personalised(tune(networks))
+def _finetuned(accuracy: Accuracy, tune: Callable, *, is_unseen: bool) -> Evaluator:
+    def evaluate(networks: TrainedModels) -> Evaluation:
+        networks = _evaluate_new(networks) if is_unseen else networks
+        return accuracy.personalized(tune(networks))
 
-    return Evaluator(evaluate, in_rounds=False)
+    return Evaluator(evaluate, during_training=False)

@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax.losses import loss_of_outputs
-from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.losses import build_output_loss
+from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.spreadout import class_hinge
 from fedfr_jax.schema import check_ranges
-from fedfr_jax.tasks.contrast import check_features
+from fedfr_jax.tasks.contrastive import check_features
 from fedfr_jax.types import Batch, Model
 
 
 def cross_entropy(
     model: Model, *, label_smoothing: float = 0.0, loss: str | Mapping = ""
 ) -> Callable:
-    """Loss of `Local`: softmax cross-entropy over the batch's valid examples.
+    """Loss of `LocalTraining`: softmax cross-entropy over the batch's valid examples.
 
     Args:
       model: gives logits [B, M].
@@ -32,17 +32,17 @@ def cross_entropy(
     Raises:
       ValueError: when label_smoothing is out of range, or for an unfit loss.
     """
-    values_of = losses_of(model, label_smoothing, loss)
+    values_of = build_losses(model, label_smoothing, loss)
 
     def loss_fn(variables, batch, key):
         logits, stats = model.apply(variables, batch.images, True, key=key)
-        value, accuracy = judged(logits, batch, values_of)
+        value, accuracy = with_metrics(logits, batch, values_of)
         return value, (stats, {"accuracy": accuracy})
 
     return loss_fn
 
 
-def losses_of(model: Model, label_smoothing: float, loss: str | Mapping) -> Callable:
+def build_losses(model: Model, label_smoothing: float, loss: str | Mapping) -> Callable:
     """(logits [B, M], labels [B]) -> [B] of these settings, see `cross_entropy`.
 
     Raises:
@@ -51,15 +51,15 @@ def losses_of(model: Model, label_smoothing: float, loss: str | Mapping) -> Call
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must lie in [0, 1), got {label_smoothing}.")
     if not loss:
-        return partial(smoothed, label_smoothing=label_smoothing)
+        return partial(with_smoothing, label_smoothing=label_smoothing)
     if label_smoothing:
         raise ValueError(
             f"label_smoothing must be 0 beside a loss, got {label_smoothing}."
         )
-    return loss_of_outputs(loss, model.embedding_dim)
+    return build_output_loss(loss, model.embedding_dim)
 
 
-def smoothed(
+def with_smoothing(
     logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0
 ) -> jax.Array:
     """Cross-entropy [B] of logits [B, M]."""
@@ -68,8 +68,8 @@ def smoothed(
     return optax.softmax_cross_entropy(logits, target)
 
 
-def judged(
-    logits: jax.Array, batch: Batch, values_of: Callable = smoothed
+def with_metrics(
+    logits: jax.Array, batch: Batch, values_of: Callable = with_smoothing
 ) -> tuple[jax.Array, jax.Array]:
     """(mean loss [], accuracy []) of logits [B, M], in at least float32."""
     if jnp.finfo(logits.dtype).bits < 32:
@@ -97,10 +97,12 @@ def class_pull(model: Model, *, target: float = 0.9) -> Callable:
     check_features(model, "fedaws")
 
     def loss_fn(variables, batch, key):
-        logits, seen, stats = model.features(variables, batch.images, True, key=key)
+        logits, seen, stats = model.apply_with_features(
+            variables, batch.images, True, key=key
+        )
         rows = variables["params"][model.blocks[-1]]["kernel"].T
         values = class_hinge(seen, rows[batch.labels], target=target)
-        accuracy = judged(logits, batch)[1]
+        accuracy = with_metrics(logits, batch)[1]
         value = masked_mean(values, batch.is_valid)
         return value, (stats, {"accuracy": accuracy})
 

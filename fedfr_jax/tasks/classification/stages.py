@@ -5,25 +5,28 @@ from collections.abc import Mapping
 
 from jax.sharding import Mesh
 
-from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
+from fedfr_jax.data.partition import ClientPartition, class_report, format_class_report
 from fedfr_jax.data.preprocessing import normalization
-from fedfr_jax.federated.model_axis import gathered
-from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
+from fedfr_jax.federated.model_parallel import gather
+from fedfr_jax.federated.settings import Federation, build_mesh, check_federation
 from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.models import MODELS, build_model
 from fedfr_jax.schema import call
-from fedfr_jax.tasks.classification.data import clients_of, parts_of
-from fedfr_jax.tasks.classification.evaluators import judge_of
+from fedfr_jax.tasks.classification.evaluators import (
+    build_clients,
+    build_evaluators,
+    split_clients,
+)
 from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
 from fedfr_jax.tasks.data import (
-    feed_of,
+    build_batching,
+    build_preprocessing,
+    data_usage,
     open_data,
-    preprocessing_of,
-    reported,
-    streams,
-    used_of,
+    should_stream,
+    with_report,
 )
-from fedfr_jax.tasks.network import network_of
+from fedfr_jax.tasks.model import build_network
 from fedfr_jax.tasks.start_weights import check_pretrain
 from fedfr_jax.tasks.trainers import (
     MethodContext,
@@ -32,7 +35,14 @@ from fedfr_jax.tasks.trainers import (
     stage_of,
     trainers_and_context,
 )
-from fedfr_jax.types import Central, Experiment, Federated, Model, Source, Task
+from fedfr_jax.types import (
+    CentralTrainer,
+    Experiment,
+    FederatedTrainer,
+    Model,
+    Source,
+    Task,
+)
 
 
 def classification(settings: Mapping) -> Experiment:
@@ -49,21 +59,21 @@ def classification(settings: Mapping) -> Experiment:
     federation = call("federation", Federation, settings["federation"])
     check_pretrain(settings)
     source = open_data(settings["data"])
-    parts, unseen = parts_of(settings["partition"], source)
+    parts, unseen = split_clients(settings["partition"], source)
     num_clients = len(parts.train_offsets) - 1
     check_federation(federation, num_clients)
-    mesh = mesh_of(federation)
-    trainers, of = trainers_of(settings, source, parts, mesh)
-    how, is_images = preprocessing_of(settings, source), len(source.image_shape) == 3
+    mesh = build_mesh(federation)
+    trainers, of = build_trainers(settings, source, parts, mesh)
+    how, is_images = build_preprocessing(settings, source), len(source.image_shape) == 3
     plain = normalization(how) if is_images else None
-    judge = judge_of(settings["evaluation"], of.model, of.shapes, plain)
+    judge = build_evaluators(settings["evaluation"], of.model, of.shapes, plain)
     needed = parts.train, parts.test, unseen.train, unseen.test
-    most = streams(federation, source, needed, mesh)
+    most = should_stream(federation, source, needed, mesh)
     drop_last = federation.drop_last
-    feed = feed_of(federation, drop_last=drop_last, is_images=is_images)
-    clients = clients_of(source, parts, most)
-    others = clients_of(source, unseen, most) if len(unseen.train) else None
-    lanes, seed = federation.first_lanes, settings["seed"]
+    feed = build_batching(federation, drop_last=drop_last, is_images=is_images)
+    clients = build_clients(source, parts, most)
+    others = build_clients(source, unseen, most) if len(unseen.train) else None
+    lanes, seed = federation.initial_clients_per_device, settings["seed"]
     facts = class_report(parts, source.labels, source.names)
     if others:
         facts["unseen clients"] = len(unseen.train_offsets) - 1
@@ -72,25 +82,25 @@ def classification(settings: Mapping) -> Experiment:
             dataset=clients.train,
             population=clients.population,
             evaluators=judge(clients, others, mesh, feed, lanes=lanes, seed=seed),
-            **reported(facts, format_class_report(facts), source.passed_over),
+            **with_report(facts, format_class_report(facts), source.passed_over),
             preprocessing=how,
             classes=source.names,
-            used=used_of(source, parts, unseen),
+            used=data_usage(source, parts, unseen),
         ),
         stages={
             name: stage_of(trainer, clients.train) for name, trainer in trainers.items()
         },
         mesh=mesh,
-        feed=feed,
+        batching=feed,
         federation=federation,
         seed=seed,
-        remake=remake_of(settings["methods"], of),
+        with_hyperparameters=remake_of(settings["methods"], of),
     )
 
 
-def trainers_of(
-    settings: Mapping, source: Source, parts: ClientSplit, mesh: Mesh
-) -> tuple[dict[str, Federated | Central], MethodContext]:
+def build_trainers(
+    settings: Mapping, source: Source, parts: ClientPartition, mesh: Mesh
+) -> tuple[dict[str, FederatedTrainer | CentralTrainer], MethodContext]:
     """({row: trainer} of config.methods, what they are made of)."""
 
     def context_of(network):
@@ -130,10 +140,10 @@ def classifier(settings: Mapping, source: Source) -> Model:
     key = "num_classes" if "num_classes" in known else "embedding_dim"
     if key in known:
         settings.setdefault(key, num_classes)
-    model, _, _ = network_of(settings, source.image_shape)
+    model, _, _ = build_network(settings, source.image_shape)
     if model.embedding_dim != num_classes:
         raise ValueError(
             f"config.model.{key} must be the {num_classes} classes of the data, got "
             f"{model.embedding_dim}."
         )
-    return gathered(build_model({**settings, **added}, source.image_shape))
+    return gather(build_model({**settings, **added}, source.image_shape))

@@ -4,24 +4,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedfr_jax.central.settings import Training
-from fedfr_jax.models.foreign import variables_of
+from fedfr_jax.models.external_checkpoints import convert_variables
 from fedfr_jax.models.saved_model import load_weights
 from fedfr_jax.schema import naming
 from fedfr_jax.types import PyTree
 
 
-def weights_of(
+def load_start_weights(
     central: Mapping[str, Training], model: Mapping, image_shape: Sequence[int]
 ) -> dict[str, PyTree]:
     """Section -> the backbone that its training starts from, where `init` names one."""
     found = {}
     for section, training in central.items():
         with naming(f"config.{section}.init"):
-            found[section] = given_backbone(training.init, model, image_shape)
+            found[section] = load_backbone(training.init, model, image_shape)
     return found
 
 
-def given_backbone(
+def load_backbone(
     init: Any, model: Mapping, image_shape: Sequence[int]
 ) -> PyTree | None:
     """The variables that `Training.init` names, None where it names none.
@@ -35,4 +35,4 @@ def given_backbone(
     """
     if init is None:
         return None
-    return variables_of(load_weights(init), model, image_shape)
+    return convert_variables(load_weights(init), model, image_shape)

@@ -1,4 +1,20 @@
-"""The local objective of FedFR, each term an option.
+"""A face client's loss, each term an option; margin state; the branch.
+
+Where what a margin loss keeps lives, in central and in federated training.
+
+Its running numbers (AdaFace's lengths, CurricularFace's t) lie among the running
+statistics, `batch_stats`, under the name NUMBERS. So what happens to statistics happens
+to them: central training averages them over devices, algorithms over clients, or every
+client keeps its own (`batch_stats: local`). Every stage starts them anew. What it
+learns (UniFace's threshold) lies beside the class embeddings, as params/margin, and
+stays with a client.
+
+FedFR's branch of decoupled feature customization, which stays with its client.
+
+A converter, and class weights that start from the client's embeddings, under a loss of
+their own (Liu et al. 2022, arXiv:2112.12496, section 3.3).
+
+The local objective of FedFR, each term an option.
 
 total = L_cos + contrastive_weight * L_con + branch_weight * L_branch (Liu et al. 2022,
 arXiv:2112.12496, section 3): a margin softmax over the client's own classes followed by
@@ -8,32 +24,154 @@ negatives (bce, uniface) or left out (cosface), or the public classes too (cosfa
 which of the latter two is the paper's CosFace branch is not published.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.losses import CONVERTERS, LOSSES, margin_of
-from fedfr_jax.losses.contract import Margin, logits, moved, see, softmax
+from fedfr_jax.federated.parameter_packing import PackedVariables, pack, unpack
+from fedfr_jax.losses import CONVERTERS, LOSSES, build_margin
+from fedfr_jax.losses.binary import binary_branch
+from fedfr_jax.losses.contract import (
+    Margin,
+    logits,
+    margin_inputs,
+    softmax,
+    updated_state,
+)
 from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.margin import cosine, interclass_filter, repeat_others
-from fedfr_jax.losses.masks import masked_mean, part_mean, valid_classes
+from fedfr_jax.losses.margin_losses import uniface
+from fedfr_jax.losses.masked_means import masked_mean, masked_part_mean, valid_classes
 from fedfr_jax.losses.spreadout import class_hinge
-from fedfr_jax.losses.uniface import uniface
 from fedfr_jax.schema import check_choice, check_keys
-from fedfr_jax.tasks.faces.branch import (
-    BRANCHES,
-    LIKE_FIRST,
-    branch_loss_of,
-    branch_values_of,
-)
-from fedfr_jax.tasks.faces.margin_state import (
-    numbers_of,
-    with_numbers,
-    without_numbers,
-)
+from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.types import Model, PyTree
+
+NUMBERS = "margin_loss"  # no block of a network has this name
+
+
+def with_margin_state(model: Model) -> Model:
+    """`model` whose statistics may hold a margin's numbers, which it hands on."""
+
+    def wrapped(function):
+        def call(variables, x, *mode, **key):
+            stats = variables["batch_stats"]
+            *outputs, new = function(without_numbers(variables), x, *mode, **key)
+            kept = {NUMBERS: stats[NUMBERS]} if NUMBERS in stats else {}
+            return *outputs, {**new, **kept}
+
+        return call
+
+    features = model.apply_with_features and wrapped(model.apply_with_features)
+    return model._replace(apply=wrapped(model.apply), apply_with_features=features)
+
+
+def without_numbers(variables: PyTree) -> PyTree:
+    """Variables of the network alone."""
+    stats = variables["batch_stats"]
+    own = {name: x for name, x in stats.items() if name != NUMBERS}
+    return {**variables, "batch_stats": own}
+
+
+def with_start(variables: PyTree, margin: Margin | None) -> PyTree:
+    """Variables of a network with the numbers that the margin starts from."""
+    own = without_numbers(variables)
+    if margin is None or not margin.state:
+        return own
+    stats = {**own["batch_stats"], NUMBERS: margin.start()}
+    return {**own, "batch_stats": stats}
+
+
+def numbers_of(stats: PyTree) -> PyTree:
+    """The running numbers {name: []} among statistics, packed or not."""
+    return unpack(stats).get(NUMBERS, {})
+
+
+def with_numbers(stats: PyTree, numbers: PyTree) -> PyTree:
+    """Statistics with other running numbers, packed if they were."""
+    if not numbers:
+        return stats
+    named = {**unpack(stats), NUMBERS: numbers}
+    return pack(named) if isinstance(stats, PackedVariables) else named
+
+
+def learned(margin: Margin | None, num_classes: int) -> PyTree:
+    """{"margin": what it learns, as it starts}, or {} where it learns nothing."""
+    start = margin.params(num_classes) if margin else {}
+    return {"margin": start} if start else {}
+
+
+LIKE_FIRST = ("cosface", "cosface_all")  # which have the first term's margin
+BRANCHES = ("bce", *LIKE_FIRST, "uniface")
+
+
+def compute_branch_values(
+    branch: str | None, options: Mapping | None, margin_loss: str, first: Mapping
+) -> Callable | None:
+    """(customized [B, D], weights [C, D], bias, labels, mask, batch, key) -> [B].
+
+    Args:
+      branch: one of BRANCHES, or None, which has no values.
+      options: keywords of the branch's loss.
+      margin_loss, first: the name of the first term's margin, and its keywords.
+
+    Raises:
+      ValueError: for an unknown option, or one out of range.
+    """
+    options = {} if options is None else options
+    loss = {"bce": binary_branch, "uniface": uniface}.get(branch)
+    loss = LOSSES.get(margin_loss) if branch in LIKE_FIRST else loss
+    parameters = inspect.signature(loss).parameters.values() if loss else ()
+    known = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
+    check_keys("branch_options", options, known)
+    check_numbers("branch_options.", options)
+    if branch is None:
+        return None
+    if branch == "bce":
+
+        def binary(customized, weights, bias, labels, mask, batch, key):
+            del batch, key
+            return binary_branch(customized, weights, bias, labels, mask, **options)
+
+        return binary
+    rule = loss(**options) if branch == "uniface" else loss(**{**first, **options})
+
+    def by_margin(customized, weights, bias, labels, mask, batch, key):
+        cosines = cosine(customized, weights)
+        seen = margin_inputs(customized, cosines, labels, batch.is_valid, key)
+        found = logits(rule, cosines, labels, seen, {})
+        return rule.loss(found, labels, mask, {"bias": bias})
+
+    return by_margin
+
+
+def build_branch_loss(
+    branch: str | None, values_of: Callable | None, converter: str, detach: bool
+) -> Callable:
+    """(params, features [B, D], phi, batch, labels, key) -> the branch's loss [].
+
+    Args:
+      values_of: of `compute_branch_values`.
+      converter, detach: see `face_loss`.
+    """
+
+    def branch_loss(params, features, phi, batch, labels, key):
+        shared = jax.lax.stop_gradient if detach else lambda x: x
+        customized = CONVERTERS[converter].apply(params["converter"], shared(features))
+        weights, bias = params["weights"], params["bias"]
+        num_own = len(weights)
+        if branch == "cosface_all" and phi is not None:
+            weights = jnp.concatenate([weights, shared(phi)])
+        mask = valid_classes(num_own, batch.num_classes, len(weights) - num_own)
+        values = values_of(customized, weights, bias, labels, mask, batch, key)
+        is_other = batch.is_added & (branch == "cosface")
+        return masked_mean(values, batch.is_valid & ~is_other)
+
+    return branch_loss
+
 
 HINGE = "class_hinge"  # beside the names of LOSSES
 REWEIGHTS = ("mended", "official")
@@ -100,7 +238,7 @@ def on_variables(model: Model) -> Model:
         embedding, stats = apply(variables, x, train, **key)
         return embedding, embedding, stats
 
-    return model._replace(apply=apply, features=features)
+    return model._replace(apply=apply, apply_with_features=features)
 
 
 def of_backbone(model: Model) -> Model:
@@ -147,7 +285,8 @@ def face_loss(
     num_clients: int = 0,
     interclass_threshold: float | None = None,
 ) -> Callable:
-    """Loss of `Local` over params {"backbone", "phi", "head", "branch", "margin"}.
+    """Loss of `LocalTraining` over params {"backbone", "phi", "head", "branch",
+    "margin"}.
 
     Args:
       margin_loss: a name of LOSSES, with its `scale`, `margin` and further keywords in
@@ -177,14 +316,14 @@ def face_loss(
         the branch, an option out of range, or a reweight without clients.
     """
     _check_choices(margin_loss, branch, converter, reweight, num_clients)
-    rule = rule_of(margin_loss, scale, margin, margin_options)
+    rule = build_rule(margin_loss, scale, margin, margin_options)
     _check_rule(rule, margin_loss, branch, reweight)
     first = {"scale": scale, "margin": margin, **(margin_options or {})}
-    branch_values = branch_values_of(branch, branch_options, margin_loss, first)
-    branch_loss = branch_loss_of(branch, branch_values, converter, detach_branch)
+    branch_values = compute_branch_values(branch, branch_options, margin_loss, first)
+    branch_loss = build_branch_loss(branch, branch_values, converter, detach_branch)
     repeats = num_clients - 1 if reweight else 0
     is_cut = reweight == "official"
-    first_term = first_term_of(rule, margin, interclass_threshold, repeats, is_cut)
+    first_term = get_first_term(rule, margin, interclass_threshold, repeats, is_cut)
 
     def loss_fn(variables, batch, key, *, frozen=None):
         params, stats = variables["params"], variables["batch_stats"]
@@ -194,7 +333,7 @@ def face_loss(
         weights = jnp.concatenate([x for x in (head, phi) if x is not None])
         num_own = 0 if head is None else len(head)  # padded to the largest client's
         mask = valid_classes(num_own, batch.num_classes, len(weights) - num_own)
-        labels = jnp.where(batch.is_extra, num_own + batch.labels, batch.labels)
+        labels = jnp.where(batch.is_added, num_own + batch.labels, batch.labels)
         per_example, numbers = first_term(
             features,
             weights,
@@ -203,10 +342,10 @@ def face_loss(
             batch,
             learned=params.get("margin", {}),
             numbers=numbers_of(stats) if rule and rule.state else {},
-            key=draw_key(key, 1),
+            key=sampling_key(key, 1),
         )
         stats = with_numbers(stats, numbers)
-        metrics = {"classification": part_mean(per_example, batch)}
+        metrics = {"classification": masked_part_mean(per_example, batch)}
         total = metrics["classification"]
         if contrastive_weight:
             per_example = model_contrastive(
@@ -219,7 +358,7 @@ def face_loss(
             total += contrastive_weight * metrics["contrastive"]
         if branch:
             metrics["branch"] = branch_loss(
-                params["branch"], features, phi, batch, labels, draw_key(key, 2)
+                params["branch"], features, phi, batch, labels, sampling_key(key, 2)
             )
             total += branch_weight * metrics["branch"]
         return total, (stats, metrics)
@@ -227,7 +366,7 @@ def face_loss(
     return loss_fn
 
 
-def first_term_of(
+def get_first_term(
     rule: Margin | None,
     margin: float,
     interclass_threshold: float | None,
@@ -250,14 +389,14 @@ def first_term_of(
         cosines = cosine(features, weights)
         if interclass_threshold is not None:
             cosines = interclass_filter(cosines, labels, threshold=interclass_threshold)
-        seen = see(features, cosines, labels, batch.is_valid, key)
-        numbers = moved(rule, numbers, seen)
+        seen = margin_inputs(features, cosines, labels, batch.is_valid, key)
+        numbers = updated_state(rule, numbers, seen)
         found = logits(rule, cosines, labels, seen, numbers)
         if repeats:
             found = repeat_others(found, labels, batch.num_classes, repeats, mask)
         if is_cut:
             found = jax.lax.stop_gradient(found)
-        losses = rule.classify(found, labels, mask, learned)
+        losses = rule.loss(found, labels, mask, learned)
         if rule.penalty:
             losses += rule.penalty(seen.norm)
         return losses, numbers
@@ -265,7 +404,7 @@ def first_term_of(
     return first_term
 
 
-def rule_of(
+def build_rule(
     name: str, scale: float, margin: float, options: Mapping | None
 ) -> Margin | None:
     """The margin that a config names, None for class_hinge.
@@ -276,10 +415,10 @@ def rule_of(
     if name == HINGE:
         check_keys("margin_options", options or {}, ())
         return None
-    return margin_of(name, scale=scale, margin=margin, options=options)
+    return build_margin(name, scale=scale, margin=margin, options=options)
 
 
-def draw_key(key: jax.Array | None, use: int) -> jax.Array | None:
+def sampling_key(key: jax.Array | None, use: int) -> jax.Array | None:
     """A key for one use in a step; dropout has the step's own."""
     return None if key is None else jax.random.fold_in(key, use)
 
@@ -297,7 +436,7 @@ def _check_choices(margin_loss, branch, converter, reweight, num_clients):
 
 def _check_rule(rule, margin_loss, branch, reweight):
     """Some branches and the reweighting are made for a plain softmax."""
-    is_softmax = rule is not None and rule.classify is softmax
+    is_softmax = rule is not None and rule.loss is softmax
     is_unfit = branch in LIKE_FIRST and not (rule and rule.is_plain)
     if (reweight and not is_softmax) or is_unfit:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 Clients train a backbone on a margin softmax over their own classes; class embeddings
 and the branch stay with them (`personal`). The server's backbone is the generic
-network, what the algorithm deploys at a client the personalised one. FedFR's terms are
+network, what the algorithm deploys at a client the personalized one. FedFR's terms are
 for an algorithm that asks for frozen features, as FedFR does: `public` adds the global
 data, `contrastive_weight` the contrastive term, `branch` the decoupled feature
 customization; all of them are FedFR. FedFace is FedAvg with `spreadout`, local training
@@ -18,36 +18,42 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.central.settings import Training
-from fedfr_jax.data.identities import Partition
+from fedfr_jax.data.partition.identity_assignment import IdentityPartition
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedface import fedface
-from fedfr_jax.federated.packing import on_packed, pack_networks, packed, unpack
+from fedfr_jax.federated.parameter_packing import (
+    on_unpacked,
+    pack_networks,
+    pack_variables,
+    unpack,
+)
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.schema import call, check_choice, check_keys, naming
-from fedfr_jax.tasks.faces.adaptation import adapted
-from fedfr_jax.tasks.faces.distilled import Distill, distilled, open_distill
-from fedfr_jax.tasks.faces.features import class_mean_start, frozen_features
-from fedfr_jax.tasks.faces.hard_negatives import prepare_features
+from fedfr_jax.tasks.faces.distillation import Distill, open_distill, with_distillation
+from fedfr_jax.tasks.faces.final_adaptation import build_face_adaptation
+from fedfr_jax.tasks.faces.frozen_features import (
+    class_mean_start,
+    frozen_features,
+    prepare_features,
+)
 from fedfr_jax.tasks.faces.loss import (
     backbone_of,
+    build_rule,
     classifier,
     client_features,
     face_loss,
     init_local,
+    learned,
     of_backbone,
     on_variables,
-    rule_of,
-)
-from fedfr_jax.tasks.faces.margin_state import (
-    beside,
-    learned,
+    with_margin_state,
     with_start,
 )
 from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.tasks.options import algorithm_of, keywords
 from fedfr_jax.tasks.trainers import MethodContext, federated_trainer
-from fedfr_jax.types import Federated, LastRound, Model, PyTree
+from fedfr_jax.types import FederatedTrainer, FinalAdaptation, Model, PyTree
 
 OWN_CLASSES = "^params/(head$|branch/|margin/)"
 BACKBONE = "backbone"  # where it lies among an algorithm's params, packed or not
@@ -94,7 +100,8 @@ class FaceTerms(NamedTuple):
     # `weight_decay` of `spread`.
     spreadout: float | None = None
     spreadout_options: Mapping | None = None
-    # `epochs` of a last round, and the keywords of `adapted`; None for none.
+    # `epochs` of a last round, and the keywords of `build_face_adaptation`; None for
+    # none.
     adapt: Mapping | None = None
 
 
@@ -105,12 +112,12 @@ PLAIN = FaceTerms(public=False, contrastive_weight=0.0, branch=None)
 class FaceMethod(NamedTuple):
     """A federated method, before there are images."""
 
-    trainer: Federated
+    trainer: FederatedTrainer
     init_fc: bool = False  # start it from the public classes' mean features
     distill: Distill | None = None  # its teacher
 
 
-def methods_of(settings: Mapping, model: Model, partition: Partition) -> dict:
+def methods_of(settings: Mapping, model: Model, partition: IdentityPartition) -> dict:
     """{name: method} of config.methods."""
     return {
         name: build_method(name, options, settings["pretrain"], model, partition)
@@ -123,7 +130,7 @@ def build_method(
     options: Mapping,
     pretraining: Mapping,
     model: Model,
-    partition: Partition,
+    partition: IdentityPartition,
 ) -> FaceMethod | Training:
     """A method: `kind` federated (the default), or central on all images.
 
@@ -136,7 +143,7 @@ def build_method(
         counts = {
             "num_classes": int(partition.num_classes.max()),
             "num_clients": len(partition.num_classes),
-            "num_public": len(partition.global_identities),
+            "num_public": len(partition.public_identities),
         }
         return face_method(section, options, model, **counts)
     inherited = dict(pretraining)
@@ -178,10 +185,10 @@ def face_method(
         terms = call(section, FaceTerms, {**unset, **given})
         check_numbers("", terms._asdict())
         _check_exclusions(terms, options)
-        rule = rule_of(
+        rule = build_rule(
             terms.margin_loss, terms.scale, terms.margin, terms.margin_options
         )
-        model = on_packed(beside(model) if rule and rule.state else model)
+        model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
         of = _context(terms, rule, model, told, num_classes, num_clients, num_public)
         of = of._replace(keys=known, defaults=_defaults(options))
         if takes_terms:
@@ -194,12 +201,14 @@ def face_method(
         if apart := spread_apart(terms.spreadout, terms.spreadout_options):
             algorithm = fedface(algorithm, apart, num_clients=num_clients)
     if is_packed:
-        algorithm = packed(algorithm, at=BACKBONE)
-        last = last and last._replace(algorithm=packed(last.algorithm, at=BACKBONE))
+        algorithm = pack_variables(algorithm, at=BACKBONE)
+        last = last and last._replace(
+            algorithm=pack_variables(last.algorithm, at=BACKBONE)
+        )
     trainer = trainer._replace(
         algorithm=algorithm,
-        network=lambda server: of.network(algorithm.network(server)),
-        last_round=last,
+        global_model=lambda server: of.network(algorithm.global_model(server)),
+        final_adaptation=last,
     )
     return FaceMethod(trainer, terms.init_fc and terms.public, told)
 
@@ -284,7 +293,7 @@ def _loss_of(terms: FaceTerms, told: Distill | None, num_clients: int) -> Callab
         reweight=terms.reweight,
         num_clients=num_clients,
     )
-    return partial(distilled, loss_of, told=told) if told else loss_of
+    return partial(with_distillation, loss_of, told=told) if told else loss_of
 
 
 def _offers(
@@ -355,21 +364,23 @@ def spread_apart(margin: float | None, options: Mapping | None) -> Callable | No
 
 def last_round(
     settings: Mapping, section: str, options: Mapping, of: MethodContext, model: Model
-) -> LastRound:
-    """`epochs` (5 unless given) of `adapted`, after which the server is as before.
+) -> FinalAdaptation:
+    """`epochs` (5 unless given) of `build_face_adaptation`, after which the server is
+    as before.
 
     Raises:
-      ValueError: for a setting that `adapted` does not have, or one out of range.
+      ValueError: for a setting that `build_face_adaptation` does not have, or one out
+      of range.
     """
-    known = {"epochs", *inspect.signature(adapted).parameters}
+    known = {"epochs", *inspect.signature(build_face_adaptation).parameters}
     check_keys("adapt", settings, known - {"algorithm", "model"})
     settings = {"epochs": 5, **settings}
     check_numbers("adapt.", settings)
     epochs = settings.pop("epochs")
-    around = lambda algorithm: adapted(algorithm, model, **settings)
+    around = lambda algorithm: build_face_adaptation(algorithm, model, **settings)
     algorithm = federated_trainer(section, options, of, around).algorithm
     still = algorithm._replace(server_update=lambda server, result: server)
-    return LastRound(still, epochs)
+    return FinalAdaptation(still, epochs)
 
 
 def previous_features(embed: Callable) -> Callable:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedfr_jax.schema import BELOW_ONE, POSITIVE, check_ranges, is_of
+from fedfr_jax.schema import BELOW_ONE, POSITIVE, check_ranges, has_kind
 
 NOT_NEGATIVE, FRACTION, COSINE = (0, math.inf), (0, 1), (-1, 1)
 BOUNDS = {
@@ -48,7 +48,7 @@ def check_numbers(prefix: str, options: Mapping[str, Any]) -> None:
     names = [name for name in options if name in BOUNDS and not is_none(name)]
     check_ranges(prefix, options, {name: BOUNDS[name] for name in names})
     for name in [name for name in names if name in WHOLE]:
-        if not is_of(int | tuple[int, ...], options[name]):
+        if not has_kind(int | tuple[int, ...], options[name]):
             raise ValueError(
                 f"{prefix}{name} must be a whole number, got {options[name]!r}."
             )

@@ -8,28 +8,29 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_training
-from fedfr_jax.data.identities import Partition
 from fedfr_jax.data.partition import format_report, report
-from fedfr_jax.federated.model_axis import gathered
+from fedfr_jax.data.partition.identity_assignment import IdentityPartition
+from fedfr_jax.federated.model_parallel import gather
 from fedfr_jax.federated.settings import (
     AUTO,
     Federation,
+    build_mesh,
     check_federation,
-    mesh_of,
 )
 from fedfr_jax.schema import call, naming
 from fedfr_jax.tasks.data import (
-    feed_of,
+    build_batching,
+    build_preprocessing,
+    by_conv_implementation,
     open_data,
-    other_implementations,
-    preprocessing_of,
-    reported,
+    should_stream,
     split,
-    streams,
+    with_report,
 )
-from fedfr_jax.tasks.faces.distilled import Distill
-from fedfr_jax.tasks.faces.face_images import Recognition, recognition
-from fedfr_jax.tasks.faces.given_weights import weights_of
+from fedfr_jax.tasks.faces.data import FaceData, build_face_data
+from fedfr_jax.tasks.faces.distillation import Distill, cache_embeddings
+from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
+from fedfr_jax.tasks.faces.given_weights import load_start_weights
 from fedfr_jax.tasks.faces.loss import backbone_of
 from fedfr_jax.tasks.faces.methods import (
     FaceMethod,
@@ -37,32 +38,34 @@ from fedfr_jax.tasks.faces.methods import (
     build_method,
     methods_of,
 )
-from fedfr_jax.tasks.faces.public import everyone, public_means
-from fedfr_jax.tasks.faces.public_training import margin_rule, public_training
-from fedfr_jax.tasks.faces.recognition import Judge
-from fedfr_jax.tasks.faces.teacher_cache import with_teacher
-from fedfr_jax.tasks.network import network_of
+from fedfr_jax.tasks.faces.public_classes import (
+    margin_rule,
+    public_means,
+    public_population,
+    public_training,
+)
+from fedfr_jax.tasks.model import build_network
 from fedfr_jax.types import (
+    DataUsage,
     Experiment,
-    Federated,
+    FederatedTrainer,
     Model,
-    Part,
     PyTree,
     Source,
     Stage,
     Task,
-    Used,
+    UsedRows,
 )
 
 PRETRAINED = "pretrained"
 
 
-class Plan(NamedTuple):
+class FaceConfig(NamedTuple):
     """A config as objects, before any image is read."""
 
     settings: Mapping[str, Any]
     source: Source
-    partition: Partition
+    partition: IdentityPartition
     model: Model
     mesh: Mesh
     pretraining: Training
@@ -72,10 +75,10 @@ class Plan(NamedTuple):
 
     @property
     def stream_bytes(self) -> int | None:
-        """See `streams`."""
+        """See `should_stream`."""
         p = self.partition
-        parts = p.train, p.global_examples, p.test, p.unseen_examples
-        return streams(self.federation, self.source, parts, self.mesh)
+        parts = p.train, p.public_examples, p.test, p.unseen_examples
+        return should_stream(self.federation, self.source, parts, self.mesh)
 
 
 def faces(settings: Mapping) -> Experiment:
@@ -85,23 +88,23 @@ def faces(settings: Mapping) -> Experiment:
     sections`.
     """
     parts = plan(settings)
-    return assemble(parts, images_of(parts))
+    return build_stages(parts, build_images(parts))
 
 
-def images_of(parts: Plan) -> Recognition:
+def build_images(parts: FaceConfig) -> FaceData:
     """A plan's images, with their landmarks where masks are drawn on them."""
     pretrains = parts.pretraining.epochs > 0
-    return recognition(
+    return build_face_data(
         parts.source,
         parts.partition,
         parts.stream_bytes,
-        with_landmarks=draws_masks(parts),
+        with_landmarks=has_masks(parts),
         judged_landmarks=parts.settings["evaluation"].get("masked") is not None,
-        how=preprocessing_of(parts.settings, parts.source, pretrains=pretrains),
+        how=build_preprocessing(parts.settings, parts.source, pretrains=pretrains),
     )
 
 
-def draws_masks(parts: Plan) -> bool:
+def has_masks(parts: FaceConfig) -> bool:
     """Whether a training's augment draws on faces, and so asks where they are."""
     central = [m for m in parts.methods.values() if isinstance(m, Training)]
     listed = [x.augment for x in (parts.federation, parts.pretraining, *central)]
@@ -109,7 +112,7 @@ def draws_masks(parts: Plan) -> bool:
     return any(name_of(entry) == "face_mask" for one in listed for entry in one)
 
 
-def plan(settings: Mapping) -> Plan:
+def plan(settings: Mapping) -> FaceConfig:
     """Open the data, split it and build the methods; no image is read.
 
     Raises:
@@ -121,14 +124,14 @@ def plan(settings: Mapping) -> Plan:
     pretraining = call("pretrain", Training, settings["pretrain"])
     source = open_data(settings["data"])
     partition = split(settings["partition"], source)
-    model = model_of(settings["model"], source)
+    model = build_model(settings["model"], source)
     methods = methods_of(settings, model, partition)
     if federation.lanes == AUTO:
-        names = other_implementations(settings["model"])
+        names = by_conv_implementation(settings["model"])
         implementations = {
             name: methods_of(
                 settings,
-                model_of({**settings["model"], "implementation": name}, source),
+                build_model({**settings["model"], "implementation": name}, source),
                 partition,
             )
             for name in names
@@ -139,14 +142,14 @@ def plan(settings: Mapping) -> Plan:
             )
             for name, method in methods.items()
         }
-    num_public = len(partition.global_examples)
+    num_public = len(partition.public_examples)
     check_federation(federation, len(partition.num_classes))
-    mesh = mesh_of(federation)
+    mesh = build_mesh(federation)
     check_training(pretraining, "pretrain", num_public, mesh)
     with naming("config.pretrain"):
         margin_rule(pretraining)
     told = [pretraining, *(m for m in methods.values() if isinstance(m, FaceMethod))]
-    check_unlabelled([one.distill for one in told])
+    check_unlabeled([one.distill for one in told])
     for name, method in methods.items():
         if isinstance(method, Training):
             num_rows = num_public + len(partition.train)
@@ -158,8 +161,8 @@ def plan(settings: Mapping) -> Plan:
         for name, of in methods.items()
         if isinstance(of, Training)
     }
-    return Plan(
-        weights=weights_of(central, settings["model"], source.image_shape),
+    return FaceConfig(
+        weights=load_start_weights(central, settings["model"], source.image_shape),
         settings=settings,
         source=source,
         partition=partition,
@@ -176,10 +179,12 @@ def with_others(method: FaceMethod | Training, others: Mapping) -> FaceMethod:
     if isinstance(method, Training):
         return method
     trainers = {name: other.trainer for name, other in others.items()}
-    return method._replace(trainer=method.trainer._replace(implementations=trainers))
+    return method._replace(
+        trainer=method.trainer._replace(by_conv_implementation=trainers)
+    )
 
 
-def check_unlabelled(told: Sequence) -> None:
+def check_unlabeled(told: Sequence) -> None:
     """Raise ValueError when clients are to go on after training on images without
     labels, whose people would be classes to them.
 
@@ -187,24 +192,24 @@ def check_unlabelled(told: Sequence) -> None:
       told: `distill` of pretraining and of all rows of clients.
     """
     told = [one._asdict() if isinstance(one, Distill) else one or {} for one in told]
-    if len(told) > 1 and any(one.get("unlabelled_from") for one in told):
+    if len(told) > 1 and any(one.get("unlabeled_from") for one in told):
         raise ValueError(
-            "distill.unlabelled_from must come with central rows alone, got rows of "
+            "distill.unlabeled_from must come with central rows alone, got rows of "
             "clients."
         )
 
 
-def model_of(settings: Mapping, source: Source) -> Model:
+def build_model(settings: Mapping, source: Source) -> Model:
     """The config's network."""
-    return gathered(network_of(settings, source.image_shape)[0])
+    return gather(build_network(settings, source.image_shape)[0])
 
 
-def assemble(parts: Plan, task: Recognition) -> Experiment:
+def build_stages(parts: FaceConfig, task: FaceData) -> Experiment:
     """The experiment on a plan's images."""
     seed, evaluation = parts.settings["seed"], parts.settings["evaluation"]
-    judge = call("evaluation", Judge, evaluation, task, parts.mesh, seed=seed)
+    judge = call("evaluation", FaceEvaluator, evaluation, task, parts.mesh, seed=seed)
     model = parts.model
-    task = with_teacher(task, told_of(parts), parts.source, model, parts.mesh)
+    task = cache_embeddings(task, method_facts(parts), parts.source, model, parts.mesh)
     embed = backbone_features(model)  # one object: it names what evaluators compile
     names, mesh = parts.source.names, parts.mesh
 
@@ -216,10 +221,10 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
     stages = {PRETRAINED: Stage(pretraining)}
     for name, method in parts.methods.items():
         if isinstance(method, Training):
-            everybody = central(f"methods.{name}", everyone(task), method)
+            everybody = central(f"methods.{name}", public_population(task), method)
             stages[name] = Stage(everybody)
         else:
-            trainer = trainer_of(method, model, embed, task, mesh)
+            trainer = build_trainer(method, model, embed, task, mesh)
             stages[name] = Stage(trainer, PRETRAINED)
     facts = report(parts.partition)
 
@@ -227,44 +232,44 @@ def assemble(parts: Plan, task: Recognition) -> Experiment:
         options = {**parts.settings["methods"][row], **numbers}
         pretrain = parts.settings["pretrain"]
         method = build_method(row, options, pretrain, model, parts.partition)
-        return trainer_of(method, model, embed, task, parts.mesh)
+        return build_trainer(method, model, embed, task, parts.mesh)
 
     return Experiment(
         task=Task(
             dataset=task.table,
             population=task.population,
             evaluators=judge.evaluators,
-            **reported(
+            **with_report(
                 facts,
                 format_report(facts),
                 parts.source.passed_over,
                 judge.passed_over,
             ),
-            preprocessing=task.how,
-            used=used_of(parts.source, parts.partition),
+            preprocessing=task.alignment,
+            used=data_usage(parts.source, parts.partition),
         ),
         stages=stages,
         mesh=parts.mesh,
-        feed=feed_of(parts.federation, drop_last=parts.federation.drop_last),
+        batching=build_batching(parts.federation, drop_last=parts.federation.drop_last),
         federation=parts.federation,
         seed=seed,
-        remake=remake,
+        with_hyperparameters=remake,
     )
 
 
-def used_of(source: Source, p: Partition) -> Used:
+def data_usage(source: Source, p: IdentityPartition) -> DataUsage:
     """The images of clients, the public ones and those of unseen identities."""
     client = lambda offsets: np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     parts = {
-        "train": Part(p.train, client(p.train_offsets), p.train_labels),
-        "test": Part(p.test, client(p.test_offsets), p.test_labels),
-        "public": Part(p.global_examples, None, p.global_labels),
-        "unseen": Part(p.unseen_examples, None, p.unseen_labels),
+        "train": UsedRows(p.train, client(p.train_offsets), p.train_labels),
+        "test": UsedRows(p.test, client(p.test_offsets), p.test_labels),
+        "public": UsedRows(p.public_examples, None, p.public_labels),
+        "unseen": UsedRows(p.unseen_examples, None, p.unseen_labels),
     }
-    return Used(source, parts)
+    return DataUsage(source, parts)
 
 
-def told_of(parts: Plan) -> dict:
+def method_facts(parts: FaceConfig) -> dict:
     """{section: (what it is told of a teacher, its training's settings)}."""
     told = {}
     for name, method in parts.methods.items():
@@ -275,15 +280,15 @@ def told_of(parts: Plan) -> dict:
     return {"pretrain": (parts.pretraining.distill, parts.pretraining), **told}
 
 
-def trainer_of(
-    method: FaceMethod, model: Model, embed: Callable, task: Recognition, mesh: Mesh
-) -> Federated:
+def build_trainer(
+    method: FaceMethod, model: Model, embed: Callable, task: FaceData, mesh: Mesh
+) -> FederatedTrainer:
     """A method's trainer, which starts from what pretraining left."""
 
     def start(variables: PyTree) -> PyTree:
         phi = public_means(model, task, mesh, backbone_of(variables))
         params = {**variables["params"], "phi": phi}
-        return method.trainer.start({**variables, "params": params})
+        return method.trainer.init_variables({**variables, "params": params})
 
-    trainer = method.trainer._replace(network_apply=embed)
-    return trainer._replace(start=start) if method.init_fc else trainer
+    trainer = method.trainer._replace(apply_global=embed)
+    return trainer._replace(init_variables=start) if method.init_fc else trainer

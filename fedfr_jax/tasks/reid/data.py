@@ -1,29 +1,36 @@
-"""Who trains on what, and what networks are tested on: a scenario of re-identification.
+"""Re-identification scenarios: training and test data, report, camera colors.
+
+Who trains on what, and what networks are tested on: a scenario of re-identification.
 
 A domain is a data set: a part of a `join` source, whose names begin with it, or the one
 set, which is called "test".
+
+The statistics of clients' cameras, which the augment `camera_statistics` is told.
+
+What every client of a scenario holds, and what it is tested on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.partition import PARTITIONS, ClientSplit
-from fedfr_jax.data.partition.client_split import NOBODY as UNHELD
+from fedfr_jax.data.augment.photometric import compute_statistics
+from fedfr_jax.data.partition import PARTITIONS, ClientPartition
+from fedfr_jax.data.partition.client_partition import UNASSIGNED as UNHELD
 from fedfr_jax.data.partition.reid import (
-    Owners,
-    Seen,
+    ClientOfImage,
+    TrainingLabels,
     by_camera,
     by_dataset,
     by_identity,
-    classes_of_clients,
+    client_classes,
 )
-from fedfr_jax.data.sources.join import join_sources
-from fedfr_jax.data.sources.reid import NOBODY
-from fedfr_jax.evaluation.matches import People, count_matches
-from fedfr_jax.schema import choose, is_of
-from fedfr_jax.types import GALLERY, QUERY, TRAIN, Part, Source, Used
+from fedfr_jax.data.sources.reid import DISTRACTOR
+from fedfr_jax.data.sources.selection import concat_sources
+from fedfr_jax.evaluation.retrieval import IdentityLabels, count_matches
+from fedfr_jax.schema import check_keys, choose, has_kind
+from fedfr_jax.types import GALLERY, QUERY, TRAIN, DataUsage, Source, UsedRows
 
 SCENARIOS = {
     "by_camera": by_camera,
@@ -33,7 +40,7 @@ SCENARIOS = {
 ONE_DOMAIN = "test"
 
 
-class Domain(NamedTuple):
+class TestDomain(NamedTuple):
     """Test images of one data set, as rows of the source."""
 
     queries: np.ndarray  # [Q] int64
@@ -48,8 +55,10 @@ class ReidSplit(NamedTuple):
     offsets: np.ndarray  # [N + 1] int64 of each client's among them
     num_classes: np.ndarray  # [N] int32 people of each client
     client_names: tuple[str, ...]  # N
-    tests: dict[str, Domain]  # by the domain's name
-    own_tests: tuple[tuple[str, ...], ...]  # N x the tested domains that it trains on
+    tests: dict[str, TestDomain]  # by the domain's name
+    client_tests: tuple[
+        tuple[str, ...], ...
+    ]  # N x the tested domains that it trains on
     unseen: tuple[str, ...]  # tested domains that no client trains on
 
     @property
@@ -58,7 +67,7 @@ class ReidSplit(NamedTuple):
         return len(self.client_names)
 
 
-def split_of(settings: Mapping, source: Source) -> ReidSplit:
+def build_split(settings: Mapping, source: Source) -> ReidSplit:
     """The scenario of config.partition.
 
     Args:
@@ -70,21 +79,21 @@ def split_of(settings: Mapping, source: Source) -> ReidSplit:
         without an image (with their names), or no test in which a query has a match.
     """
     check_source(source)
-    names, domain = domains_of(source)
+    names, domain = test_domains(source)
     left_out = _left_out(settings.get("leave_out", ()), names)
     is_person = np.array([not is_nobody(name) for name in source.names])[source.labels]
     is_held = np.array([name not in left_out for name in names])
     rows = np.flatnonzero((source.roles == TRAIN) & is_person & is_held[domain])
     kept = tuple(name for name in names if name not in left_out)
     number = np.cumsum(is_held) - 1
-    seen = Seen(source.labels[rows], source.cameras[rows], number[domain[rows]], kept)
-    scenario = {k: v for k, v in settings.items() if k != "leave_out"}
-    owners = owners_of(scenario, seen)
-    rows, client = _grouped(rows, owners)
-    labels, num_classes = classes_of_clients(
-        client, source.labels[rows], len(owners.names)
+    seen = TrainingLabels(
+        source.labels[rows], source.cameras[rows], number[domain[rows]], kept
     )
-    tests = tests_of(source, names, domain, is_person)
+    scenario = {k: v for k, v in settings.items() if k != "leave_out"}
+    owners = client_assignment(scenario, seen)
+    rows, client = _grouped(rows, owners)
+    labels, num_classes = client_classes(client, source.labels[rows], len(owners.names))
+    tests = build_tests(source, names, domain, is_person)
     return ReidSplit(
         train=rows,
         labels=labels,
@@ -92,7 +101,7 @@ def split_of(settings: Mapping, source: Source) -> ReidSplit:
         num_classes=num_classes,
         client_names=owners.names,
         tests=tests,
-        own_tests=tuple(
+        client_tests=tuple(
             tuple(names[i] for i in np.unique(domain[own]) if names[i] in tests)
             for own in np.split(rows, np.flatnonzero(np.diff(client)) + 1)
         ),
@@ -100,25 +109,27 @@ def split_of(settings: Mapping, source: Source) -> ReidSplit:
     )
 
 
-def used_of(split: ReidSplit, source: Source, public: Source | None = None) -> Used:
+def data_usage(
+    split: ReidSplit, source: Source, public: Source | None = None
+) -> DataUsage:
     """The images of clients, queries and galleries, and those that all share.
 
     Args:
       public: they are part of the source that is returned, as "public/<name>".
     """
     client = np.repeat(np.arange(split.num_clients), np.diff(split.offsets))
-    parts = {"train": Part(split.train, client, split.labels)}
+    parts = {"train": UsedRows(split.train, client, split.labels)}
     for name, test in split.tests.items():
         for use, rows in test._asdict().items():
-            parts[f"{use} of {name}"] = Part(rows, None, source.cameras[rows])
+            parts[f"{use} of {name}"] = UsedRows(rows, None, source.cameras[rows])
     if public is not None:
         first = len(source.labels)
-        parts["public"] = Part(first + np.arange(len(public.labels)))
-        source = join_sources({"data": source, "public": public})
-    return Used(source, parts)
+        parts["public"] = UsedRows(first + np.arange(len(public.labels)))
+        source = concat_sources({"data": source, "public": public})
+    return DataUsage(source, parts)
 
 
-def owners_of(settings: Mapping, seen: Seen) -> Owners:
+def client_assignment(settings: Mapping, seen: TrainingLabels) -> ClientOfImage:
     """Who trains on which image: a scenario, or a partition of examples.
 
     A set of re-identification has tests of its own: what a partition holds out of a
@@ -132,13 +143,13 @@ def owners_of(settings: Mapping, seen: Seen) -> Owners:
         return choose("partition", {**PARTITIONS, **SCENARIOS}, settings, seen)
     labels = np.unique(seen.labels, return_inverse=True)[1].astype(np.int32)
     parts = choose("partition", PARTITIONS, settings, labels)
-    if not isinstance(parts, ClientSplit):
+    if not isinstance(parts, ClientPartition):
         raise ValueError(f"config.partition.name must split classes, got {name!r}.")
     client = np.full(len(labels), UNHELD)
     numbers = np.arange(len(parts.train_offsets) - 1)
     client[parts.train] = np.repeat(numbers, np.diff(parts.train_offsets))
     client[parts.test] = np.repeat(numbers, np.diff(parts.test_offsets))
-    return Owners(client, tuple(f"client {number}" for number in numbers))
+    return ClientOfImage(client, tuple(f"client {number}" for number in numbers))
 
 
 def check_source(source: Source) -> None:
@@ -155,10 +166,10 @@ def check_source(source: Source) -> None:
 
 def is_nobody(name: str) -> bool:
     """Whether an identity, perhaps of a part of a join, is no person."""
-    return name.rpartition("/")[2] == NOBODY
+    return name.rpartition("/")[2] == DISTRACTOR
 
 
-def domains_of(source: Source) -> tuple[tuple[str, ...], np.ndarray]:
+def test_domains(source: Source) -> tuple[tuple[str, ...], np.ndarray]:
     """(names of the data sets, the number of each image's [T])."""
     parts = [name.partition("/") for name in source.names]
     if not all(slash for _, slash, _ in parts):
@@ -170,7 +181,7 @@ def domains_of(source: Source) -> tuple[tuple[str, ...], np.ndarray]:
 
 def _left_out(given: str | Sequence[str], names: tuple[str, ...]) -> set[str]:
     """The domains of config.partition.leave_out."""
-    is_text = is_of(str | tuple[str, ...], given)
+    is_text = has_kind(str | tuple[str, ...], given)
     left_out = {given} if isinstance(given, str) else set(given if is_text else ())
     if not is_text or not left_out < set(names):
         raise ValueError(
@@ -196,11 +207,11 @@ def _grouped(rows, owners):
     return rows[order], client[order]
 
 
-def tests_of(source, names, domain, is_person) -> dict[str, Domain]:
+def build_tests(source, names, domain, is_person) -> dict[str, TestDomain]:
     """The queries and the gallery of every domain that has both.
 
     Args:
-      names, domain: of `domains_of`; is_person: [T] bool.
+      names, domain: of `test_domains`; is_person: [T] bool.
 
     Raises:
       ValueError: when there is none, or a domain's queries have no match at all.
@@ -211,14 +222,14 @@ def tests_of(source, names, domain, is_person) -> dict[str, Domain]:
         queries = np.flatnonzero(is_here & (source.roles == QUERY))
         gallery = np.flatnonzero(is_here & (source.roles == GALLERY))
         if len(queries) and len(gallery):
-            tests[name] = Domain(queries, gallery)
+            tests[name] = TestDomain(queries, gallery)
     if not tests:
         raise ValueError(
             "config.data must have queries and a gallery (in one folder of images: set "
             "test_identities), got none."
         )
     for name, test in tests.items():
-        if not matched(source, test).any():
+        if not with_matches(source, test).any():
             raise ValueError(
                 f"the queries of {name} must include one whose person another camera "
                 f"saw in the gallery, got none of {len(test.queries)}."
@@ -226,12 +237,135 @@ def tests_of(source, names, domain, is_person) -> dict[str, Domain]:
     return tests
 
 
-def people_of(source: Source, rows: np.ndarray) -> People:
+def identity_labels(source: Source, rows: np.ndarray) -> IdentityLabels:
     """Who is on rows [n] of the source."""
-    return People(source.labels[rows], source.cameras[rows])
+    return IdentityLabels(source.labels[rows], source.cameras[rows])
 
 
-def matched(source: Source, test: Domain) -> np.ndarray:
+def with_matches(source: Source, test: TestDomain) -> np.ndarray:
     """Which queries another camera's image in the gallery answers, [Q] bool."""
-    people = [people_of(source, rows) for rows in test]
+    people = [identity_labels(source, rows) for rows in test]
     return count_matches(*people)[0] > 0
+
+
+NAME = "camera_statistics"
+
+
+def client_cameras(source: Source, split: ReidSplit) -> np.ndarray:
+    """Number [n] int32 of each training image's camera, two clients' being two."""
+    client = np.repeat(np.arange(split.num_clients), np.diff(split.offsets))
+    keys = np.stack([client, source.cameras[split.train]], axis=1)
+    return np.unique(keys, axis=0, return_inverse=True)[1].astype(np.int32)
+
+
+def exchanges_colors(augment: Sequence) -> bool:
+    """Whether a list of augments has the one that needs statistics."""
+    return any(_name(entry) == NAME for entry in augment)
+
+
+def fill_statistics(augment: Sequence, statistics: Callable[[], tuple]) -> tuple:
+    """A list of augments in which that one has its statistics.
+
+    Args:
+      statistics: () -> (means, standard deviations) [cameras, C].
+    """
+    if not exchanges_colors(augment):
+        return tuple(augment)
+    means, stds = (x.tolist() for x in statistics())
+
+    def told(entry):
+        if _name(entry) != NAME:
+            return entry
+        given = {"name": NAME} if isinstance(entry, str) else dict(entry)
+        check_keys(f"config.federation.augment {NAME}", given, ("name", "probability"))
+        return {**given, "means": means, "stds": stds}
+
+    return tuple(map(told, augment))
+
+
+def without_statistics(augment: Sequence) -> tuple:
+    """A list of augments for images of no known camera."""
+    return tuple(entry for entry in augment if _name(entry) != NAME)
+
+
+def kept_statistics(read: Callable, cameras: np.ndarray) -> Callable[[], tuple]:
+    """() -> `compute_statistics` the two, computed when they are first asked for."""
+    kept = []
+
+    def statistics():
+        if not kept:
+            kept.append(compute_statistics(read, cameras))
+        return kept[0]
+
+    return statistics
+
+
+def _name(entry):
+    return entry.get("name") if isinstance(entry, Mapping) else entry
+
+
+MAX_LINES = 30  # clients of the table as text
+
+
+def report(split: ReidSplit, source: Source) -> dict:
+    """Numbers of images, people and cameras.
+
+    Returns:
+      {"clients": N, "client_names", "images", "people" [N], "classes": the cameras by
+      name, "kind": what those are, one and many, "table": {"train": [N][cameras]
+      images}, "tests": {domain: {"queries", "gallery", "people", "without_match"
+      (queries)}}, "unseen": domains, "unheld": images to train on that no client has}.
+    """
+    names, domain = test_domains(source)
+    keys = np.stack([domain, source.cameras], axis=1)[split.train]
+    cameras, column = np.unique(keys, axis=0, return_inverse=True)
+    sizes = np.diff(split.offsets)
+    client = np.repeat(np.arange(split.num_clients), sizes)
+    table = np.zeros((split.num_clients, len(cameras)), int)
+    np.add.at(table, (client, column), 1)
+    prefixes = [f"{name} " if len(names) > 1 else "" for name in names]
+    return {
+        "clients": split.num_clients,
+        "client_names": list(split.client_names),
+        "images": sizes.tolist(),
+        "people": split.num_classes.tolist(),
+        "classes": [f"{prefixes[of]}camera {camera}" for of, camera in cameras],
+        "kind": ("camera", "cameras"),
+        "table": {"train": table.tolist()},
+        "tests": {
+            name: _test_lines(source, test) for name, test in split.tests.items()
+        },
+        "unseen": list(split.unseen),
+        "unheld": int((source.roles == TRAIN).sum()) - len(split.train),
+    }
+
+
+def _test_lines(source, test):
+    """Numbers of one domain's test."""
+    return {
+        "queries": len(test.queries),
+        "gallery": len(test.gallery),
+        "people": len(np.unique(source.labels[test.queries])),
+        "without_match": int((~with_matches(source, test)).sum()),
+    }
+
+
+def format_report(facts: Mapping) -> str:
+    """The report as lines of text."""
+    cameras = np.count_nonzero(facts["table"]["train"], axis=1)
+    columns = facts["client_names"], facts["people"], facts["images"], cameras
+    lines = [f"{'client':<24}{'people':>8}{'images':>8}{'cameras':>8}"]
+    for name, *numbers in list(zip(*columns, strict=True))[:MAX_LINES]:
+        lines.append(f"{name:<24}" + "".join(f"{number:>8}" for number in numbers))
+    if facts["clients"] > MAX_LINES:
+        lines.append(f"... and {facts['clients'] - MAX_LINES} more clients")
+    if facts["unheld"]:
+        lines.append(f"{facts['unheld']} images to train on are with no client")
+    for name, test in facts["tests"].items():
+        where = " (no client trains on it)" if name in facts["unseen"] else ""
+        lines.append(
+            f"{name}{where}: {test['queries']} queries of {test['people']} people in a "
+            f"gallery of {test['gallery']}; {test['without_match']} queries have no "
+            "match and are left out of the means"
+        )
+    return "\n".join(lines)

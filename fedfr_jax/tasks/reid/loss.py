@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from fedfr_jax.losses.identity import SPREADS, smoothed_cross_entropy
-from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.losses.label_smoothing import SMOOTHING_OVER, smoothed_cross_entropy
+from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.triplet import METRICS, MININGS, triplet
 from fedfr_jax.schema import check_choice, check_ranges
 from fedfr_jax.types import Model
@@ -22,7 +22,8 @@ def reid_loss(
     triplet_metric: str = "euclid",
     triplet_margin: float | None = 0.3,
 ) -> Callable:
-    """Loss of `Local`: cross entropy over a client's own identities, and triplets.
+    """Loss of `LocalTraining`: cross entropy over a client's own identities, and
+    triplets.
 
     Rows that pad a batch and classes that pad the classifier count for nothing; a batch
     of central training, whose `num_classes` is 0, has all classes.
@@ -52,7 +53,7 @@ def reid_loss(
             "identity_weight or triplet_weight must be above 0, got 0 for both."
         )
     for name, value, known in (
-        ("smoothing_over", smoothing_over, SPREADS),
+        ("smoothing_over", smoothing_over, SMOOTHING_OVER),
         ("triplet_mining", triplet_mining, MININGS),
         ("triplet_metric", triplet_metric, METRICS),
     ):
@@ -69,7 +70,7 @@ def reid_loss(
         return masked_mean(values, is_valid), masked_mean(is_right, is_valid)
 
     def loss_fn(variables, batch, key):
-        found = model.features(variables, batch.images, True, key=key)
+        found = model.apply_with_features(variables, batch.images, True, key=key)
         logits, features, stats = found
         value, accuracy = identity(logits, batch)
         metrics = {"identity": value, "accuracy": accuracy}

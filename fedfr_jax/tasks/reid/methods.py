@@ -13,17 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedfr_jax.federated.model_axis import gathered
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.model_parallel import gather
 from fedfr_jax.federated.settings import AUTO, Federation
-from fedfr_jax.feed import Feed
-from fedfr_jax.models.convert import with_resnet
+from fedfr_jax.models.external_checkpoints import fill_resnet
 from fedfr_jax.models.weights import read_weights
 from fedfr_jax.schema import call, naming
-from fedfr_jax.tasks.data import other_implementations
-from fedfr_jax.tasks.network import network_of, with_name
-from fedfr_jax.tasks.reid.batches import balanced, central_order
-from fedfr_jax.tasks.reid.colours import filled
-from fedfr_jax.tasks.reid.data import ReidSplit
+from fedfr_jax.tasks.data import by_conv_implementation
+from fedfr_jax.tasks.model import build_network, with_name
+from fedfr_jax.tasks.reid.data import ReidSplit, fill_statistics
+from fedfr_jax.tasks.reid.identity_batches import identity_order, with_identity_batches
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.trainers import (
     MethodContext,
@@ -32,7 +31,7 @@ from fedfr_jax.tasks.trainers import (
     with_implementations,
     with_initial_weights,
 )
-from fedfr_jax.types import Algorithm, Central, Federated, Model, PyTree
+from fedfr_jax.types import Algorithm, CentralTrainer, FederatedTrainer, Model, PyTree
 
 
 class Batches(NamedTuple):
@@ -48,7 +47,7 @@ class Parts(NamedTuple):
     split: ReidSplit
     people: np.ndarray  # [n] int32 number of each training image's person, of all
     image_shape: tuple[int, ...]
-    feed: Feed  # of the clients
+    feed: Batching  # of the clients
     statistics: Callable[[], tuple]  # of their cameras
     facts: Mapping  # {"shared": Shared} where there are public images
     mesh: Mesh
@@ -57,7 +56,7 @@ class Parts(NamedTuple):
     def balanced(self, algorithm: Algorithm, identities: int, epochs: int) -> Algorithm:
         """`algorithm` on balanced batches, for rounds of at most so many epochs."""
         given = {"identities": identities, "epochs": epochs, "seed": self.seed}
-        return balanced(algorithm, self.split, self.feed, **given)
+        return with_identity_batches(algorithm, self.split, self.feed, **given)
 
 
 def model_of(settings: Mapping, image_shape, num_classes: int) -> Model:
@@ -67,13 +66,13 @@ def model_of(settings: Mapping, image_shape, num_classes: int) -> Model:
       ValueError: for an unknown network, or one without features or of another output.
     """
     given = {**settings, "num_classes": num_classes}
-    model, logits, features = network_of(given, image_shape)
+    model, logits, features = build_network(given, image_shape)
     if logits.shape != (1, num_classes) or features is None or features.ndim != 2:
         raise ValueError(
             "config.model must give a feature and a logit for every identity, got "
             f"{settings['name']!r}."
         )
-    return gathered(model)
+    return gather(model)
 
 
 def clients_model(settings: Mapping, parts: Parts) -> Model:
@@ -83,7 +82,9 @@ def clients_model(settings: Mapping, parts: Parts) -> Model:
     return model_of(with_name("reid", own), parts.image_shape, num_classes)
 
 
-def trainers_of(settings: Mapping, parts: Parts) -> dict[str, Federated | Central]:
+def trainers_of(
+    settings: Mapping, parts: Parts
+) -> dict[str, FederatedTrainer | CentralTrainer]:
     """{row: trainer} of config.methods; a central one has no data set yet.
 
     Raises:
@@ -105,7 +106,7 @@ def trainers_of(settings: Mapping, parts: Parts) -> dict[str, Federated | Centra
 
     trainers = made(network)
     if parts.federation.lanes == AUTO:
-        names = other_implementations(network)
+        names = by_conv_implementation(network)
         implementations = {
             name: made({**network, "implementation": name}) for name in names
         }
@@ -132,7 +133,9 @@ def context_of(settings: Mapping, parts: Parts, num_classes: int) -> MethodConte
     if neck and "fc" not in neck:  # a bnneck
         others = {k: v for k, v in of.facts.items() if k != "equal_features"}
         of = of._replace(facts=others)
-    apply = jax.jit(lambda variables, x: model.features(variables, x, False)[1])
+    apply = jax.jit(
+        lambda variables, x: model.apply_with_features(variables, x, False)[1]
+    )
     if weights:
         given = pretrained(of.initial(), weights)
         of = of._replace(initial=lambda: given)
@@ -150,13 +153,13 @@ def pretrained(variables: PyTree, path: str) -> PyTree:
       ValueError: naming the file, when its tensors do not fit.
     """
     with naming(path):
-        loaded = with_resnet(variables, read_weights(path).arrays)
+        loaded = fill_resnet(variables, read_weights(path).arrays)
     return jax.tree.map(jnp.asarray, loaded)
 
 
 def trainer_of(
     name: str, options: Mapping, clients: MethodContext, everybody: MethodContext, parts
-) -> Federated | Central:
+) -> FederatedTrainer | CentralTrainer:
     """The trainer of a row; its key `kind` says which.
 
     Args:
@@ -168,12 +171,12 @@ def trainer_of(
     identities = call(f"methods.{name}", Batches, own).identities
     if options.get("kind") == "central":
         if "augment" in options:
-            options["augment"] = filled(options["augment"], parts.statistics)
+            options["augment"] = fill_statistics(options["augment"], parts.statistics)
         trainer = build_trainer(name, options, everybody)
         if identities:
             with naming(section):
-                batch = trainer.feed.batch_size
-                order = central_order(parts.people, batch, identities)
+                batch = trainer.batching.batch_size
+                order = identity_order(parts.people, batch, identities)
             trainer = trainer._replace(order=order)
         return trainer
     classifier = f"params/{clients.model.blocks[-1]}/"
@@ -181,7 +184,7 @@ def trainer_of(
     trainer = build_trainer(name, options, clients)
     if where == classifier and options.get("batch_stats") != "local":
         # People are found without it, so the server's network is one for everybody.
-        trainer = trainer._replace(network=trainer.algorithm.network)
+        trainer = trainer._replace(global_model=trainer.algorithm.global_model)
     if identities:
         with naming(section):
             epochs = int(np.max(parts.federation.epochs_of(trainer)))

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax.losses import loss_of_outputs
-from fedfr_jax.losses.masks import masked_mean
+from fedfr_jax.losses import build_output_loss
+from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Model
 
@@ -18,7 +18,8 @@ def pixel_cross_entropy(
     class_weights: tuple[float, ...] = (),
     loss: str | Mapping = "",
 ) -> Callable:
-    """Loss of `Local`: the mean over all pixels of a class of the valid examples.
+    """Loss of `LocalTraining`: the mean over all pixels of a class of the valid
+    examples.
 
     Pixels whose number in targets["mask"] [B, H, W] is no class of the model, such as
     `types.VOID` or -1, count for nothing; a batch without a pixel that counts has the
@@ -47,7 +48,9 @@ def pixel_cross_entropy(
             f"got {class_weights}."
         )
 
-    values_of = of_pixels(loss_of_outputs(loss, num_classes)) if loss else entropies
+    values_of = (
+        pixel_losses(build_output_loss(loss, num_classes)) if loss else entropies
+    )
 
     def loss_fn(variables, batch, key):
         logits, stats = model.apply(variables, batch.images, True, key=key)
@@ -68,7 +71,7 @@ def pixel_cross_entropy(
     return loss_fn
 
 
-def of_pixels(loss: Callable) -> Callable:
+def pixel_losses(loss: Callable) -> Callable:
     """A loss of outputs [N, M] and targets [N] for those of pixels, [B, H, W, M]."""
 
     def values_of(logits, target):

@@ -6,31 +6,34 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from fedfr_jax.data.partition import ClientSplit, class_report, format_class_report
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.partition import ClientPartition, class_report, format_class_report
 from fedfr_jax.data.preprocessing import normalization
-from fedfr_jax.federated.model_axis import gathered
-from fedfr_jax.federated.settings import Federation, check_federation, mesh_of
-from fedfr_jax.feed import Feed
+from fedfr_jax.data.stream import Stream
+from fedfr_jax.federated.model_parallel import gather
+from fedfr_jax.federated.settings import Federation, build_mesh, check_federation
 from fedfr_jax.schema import AT_ONCE, call, check_ranges
-from fedfr_jax.stream import Stream
 from fedfr_jax.tasks.data import (
-    feed_of,
+    build_batching,
+    build_dataset,
+    build_population,
+    build_preprocessing,
+    data_usage,
     open_data,
-    population_of,
-    preprocessing_of,
-    reported,
+    should_stream,
     split_classes,
-    streams,
-    table_of,
-    used_of,
+    with_report,
 )
-from fedfr_jax.tasks.network import network_of, with_name
-from fedfr_jax.tasks.representation import representation, told
-from fedfr_jax.tasks.segmentation.judge import Judge, Judged
+from fedfr_jax.tasks.evaluators import check_settings, representation, with_target
+from fedfr_jax.tasks.model import build_network, with_name
+from fedfr_jax.tasks.segmentation.evaluator import (
+    EvaluationSet,
+    SegmentationEvaluator,
+    palette,
+    prediction_images,
+)
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
-from fedfr_jax.tasks.segmentation.pictures import palette, pictures
 from fedfr_jax.tasks.start_weights import check_pretrain
-from fedfr_jax.tasks.targets import with_target
 from fedfr_jax.tasks.trainers import (
     MethodContext,
     method_context,
@@ -39,18 +42,18 @@ from fedfr_jax.tasks.trainers import (
     trainers_and_context,
 )
 from fedfr_jax.types import (
-    Central,
+    CentralTrainer,
     Dataset,
     Evaluator,
     Experiment,
-    Federated,
+    FederatedTrainer,
     Model,
     Source,
     Task,
 )
 
 
-class Evaluating(NamedTuple):
+class EvaluationConfig(NamedTuple):
     """Keys of config.evaluation."""
 
     batch_size: int = 16  # test images at once on a device
@@ -72,44 +75,44 @@ def segmentation(settings: Mapping) -> Experiment:
     """
     federation = call("federation", Federation, settings["federation"])
     check_pretrain(settings)
-    evaluating = evaluation_of(settings["evaluation"])
-    source = masked(open_data(settings["data"]), settings["data"])
+    evaluating = build_evaluation(settings["evaluation"])
+    source = check_masks(open_data(settings["data"]), settings["data"])
     parts, _ = split_classes(settings["partition"], source)
     check_federation(federation, len(parts.train_offsets) - 1)
-    mesh = mesh_of(federation)
-    trainers, of = trainers_of(settings, source, parts, mesh)
-    most = streams(federation, source, (parts.train, parts.test), mesh)
+    mesh = build_mesh(federation)
+    trainers, of = build_trainers(settings, source, parts, mesh)
+    most = should_stream(federation, source, (parts.train, parts.test), mesh)
     train, test = (with_masks(source, x, most) for x in (parts.train, parts.test))
-    how = preprocessing_of(settings, source)
-    feed = Feed(evaluating.batch_size, normalization(how))
-    judged = Judged(test, parts.test_offsets, source.masks.names)
+    how = build_preprocessing(settings, source)
+    feed = Batching(evaluating.batch_size, normalization(how))
+    judged = EvaluationSet(test, parts.test_offsets, source.masks.class_names)
     facts = class_report(parts, source.labels, source.names)
     return Experiment(
         task=Task(
             dataset=train,
-            population=population_of(parts, len(source.masks.names)),
-            evaluators=evaluators_of(evaluating, judged, of, source, feed, mesh),
-            **reported(
-                {**facts, "pixel_classes": list(source.masks.names)},
+            population=build_population(parts, len(source.masks.class_names)),
+            evaluators=build_evaluators(evaluating, judged, of, source, feed, mesh),
+            **with_report(
+                {**facts, "pixel_classes": list(source.masks.class_names)},
                 f"Images by the label of the whole:\n{format_class_report(facts)}",
                 source.passed_over,
             ),
             preprocessing=how,
-            classes=source.masks.names,
-            used=used_of(source, parts),
+            classes=source.masks.class_names,
+            used=data_usage(source, parts),
         ),
         stages={k: stage_of(trainer, train) for k, trainer in trainers.items()},
         mesh=mesh,
-        feed=feed_of(federation, drop_last=federation.drop_last),
+        batching=build_batching(federation, drop_last=federation.drop_last),
         federation=federation,
         seed=settings["seed"],
-        remake=remake_of(settings["methods"], of),
+        with_hyperparameters=remake_of(settings["methods"], of),
     )
 
 
-def evaluation_of(settings: Mapping) -> Evaluating:
+def build_evaluation(settings: Mapping) -> EvaluationConfig:
     """config.evaluation, checked."""
-    evaluating = call("evaluation", Evaluating, settings)
+    evaluating = call("evaluation", EvaluationConfig, settings)
     bounds = {"batch_size": AT_ONCE, "pictures": (0, 100)}
     if evaluating.target_miou is not None:
         bounds["target_miou"] = (0, 1)
@@ -117,7 +120,7 @@ def evaluation_of(settings: Mapping) -> Evaluating:
     return evaluating
 
 
-def masked(source: Source, settings: Mapping) -> Source:
+def check_masks(source: Source, settings: Mapping) -> Source:
     """The source, which must have masks."""
     if source.masks is None:
         raise ValueError(
@@ -129,22 +132,22 @@ def masked(source: Source, settings: Mapping) -> Source:
 def with_masks(
     source: Source, chosen: np.ndarray, stream_bytes: int | None
 ) -> Dataset | Stream:
-    """Images, labels and masks of source rows [n], as `table_of`.
+    """Images, labels and masks of source rows [n], as `build_dataset`.
 
     Masks are read in any case, so that one that does not fit is found before anything
     is trained.
     """
-    return table_of(source, chosen, stream_bytes, mask=source.masks.read(chosen))
+    return build_dataset(source, chosen, stream_bytes, mask=source.masks.read(chosen))
 
 
-def trainers_of(
-    settings: Mapping, source: Source, parts: ClientSplit, mesh: Mesh
-) -> tuple[dict[str, Federated | Central], MethodContext]:
+def build_trainers(
+    settings: Mapping, source: Source, parts: ClientPartition, mesh: Mesh
+) -> tuple[dict[str, FederatedTrainer | CentralTrainer], MethodContext]:
     """({row: trainer} of config.methods, what they are made of)."""
 
     def context_of(network):
         return method_context(
-            segmenter_of(network, source),
+            build_segmenter(network, source),
             pixel_cross_entropy,
             num_clients=len(parts.train_offsets) - 1,
             num_rows=len(parts.train),
@@ -158,41 +161,45 @@ def trainers_of(
     return trainers_and_context(settings, network, context_of)
 
 
-def segmenter_of(settings: Mapping, source: Source) -> Model:
+def build_segmenter(settings: Mapping, source: Source) -> Model:
     """The config's network with logits of every class for every pixel.
 
     Raises:
       ValueError: for an unknown network, or one whose output is of another shape.
     """
-    num_classes = len(source.masks.names)
+    num_classes = len(source.masks.class_names)
     given = {"num_classes": num_classes, **settings}
-    model, output, features = network_of(given, source.image_shape)
+    model, output, features = build_network(given, source.image_shape)
     wanted = (*source.image_shape[:2], num_classes)
     if output.shape[1:] != wanted or features is None:
         raise ValueError(
             "config.model must give features, and logits of the masks' classes for "
             f"every pixel {wanted}, got {output.shape[1:]} of {settings['name']!r}."
         )
-    return gathered(model)
+    return gather(model)
 
 
-def evaluators_of(
-    evaluating: Evaluating,
-    judged: Judged,
+def build_evaluators(
+    evaluating: EvaluationConfig,
+    judged: EvaluationSet,
     of: MethodContext,
     source: Source,
-    feed: Feed,
+    feed: Batching,
     mesh: Mesh,
 ) -> dict[str, Evaluator]:
-    """Overlap by the evaluators of `Judge`, features, and pictures in the end."""
-    evaluators = Judge(judged, mesh, feed).evaluators
-    of_features = told(evaluating.representation, of.model, of.shapes)
+    """Overlap by the evaluators of `SegmentationEvaluator`, features, and pictures in
+    the end.
+    """
+    evaluators = SegmentationEvaluator(judged, mesh, feed).evaluators
+    of_features = check_settings(evaluating.representation, of.model, of.shapes)
     if of_features is not None:
         given = of.model, judged.table, mesh, feed
         evaluators["representation"] = representation(*given, **of_features)
     if evaluating.pictures:
-        colours = source.masks.colours
-        colours = palette(len(judged.classes)) if colours is None else colours
-        colours, count = np.array(colours, np.uint8), evaluating.pictures
-        evaluators["pictures"] = pictures(of.model, judged, feed, colours, count)
+        colors = source.masks.class_colors
+        colors = palette(len(judged.classes)) if colors is None else colors
+        colors, count = np.array(colors, np.uint8), evaluating.pictures
+        evaluators["pictures"] = prediction_images(
+            of.model, judged, feed, colors, count
+        )
     return with_target(evaluators, "mIoU", evaluating.target_miou)

@@ -10,7 +10,7 @@ import pytest
 
 from fedfr_jax.losses import LOSSES
 from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
-from fedfr_jax.tasks.contrast import contrasted
+from fedfr_jax.tasks.contrastive import with_contrastive_loss
 from fedfr_jax.types import Model
 
 CLASSES = 4
@@ -89,7 +89,7 @@ def test_a_registered_loss_takes_the_place_of_cross_entropy(monkeypatch):
         loss = cross_entropy(model_of(), loss=given)
         value, (_, metrics) = loss(variables(), batch, None)
         own_loss = partial(cross_entropy, loss=given)
-        moon = contrasted(own_loss, with_features(), contrastive_weight=0.0)
+        moon = with_contrastive_loss(own_loss, with_features(), contrastive_weight=0.0)
         same, _ = moon(
             variables(), batch, None, received=variables(), previous=variables()
         )

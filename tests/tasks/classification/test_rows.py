@@ -5,22 +5,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.build import build
+from fedfr_jax.config.build import build
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.statistics import batch_norms
+from fedfr_jax.federated.algorithms.batch_stats import batch_norms
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.frozen import frozen
-from fedfr_jax.federated.local import sgd
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.feed import Feed
+from fedfr_jax.federated.local import freeze_leaves, sgd
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.projection import with_projection
+from fedfr_jax.models.heads import with_projection
 from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
-from fedfr_jax.tasks.contrast import contrasted
+from fedfr_jax.tasks.contrastive import with_contrastive_loss
 from fedfr_jax.tasks.leaves import leaves_of
 from fedfr_jax.trees import matching, path_name
-from fedfr_jax.types import Dataset, Local, Model
+from fedfr_jax.types import Dataset, LocalTraining, Model
 from tests.tasks.classification import test_stages
 from tests.tasks.classification.test_stages import build_one, config
 
@@ -59,9 +63,9 @@ def test_lg_fedavg_keeps_what_fedper_sends():
 
 
 def test_frozen_params_stay_under_decay_and_momentum():
-    local = Local(cross_entropy(MLP), sgd(momentum=0.9, weight_decay=0.1), 0.1)
+    local = LocalTraining(cross_entropy(MLP), sgd(momentum=0.9, weight_decay=0.1), 0.1)
     before = MLP.init(jax.random.key(0))
-    after = steps_of(frozen(local, "params/classifier"), before)
+    after = steps_of(freeze_leaves(local, "params/classifier"), before)
     free = steps_of(local, before)
     still, moved = after["params"]["classifier"], after["params"]["fc"]["kernel"]
     jax.tree.map(np.testing.assert_array_equal, still, before["params"]["classifier"])
@@ -72,21 +76,21 @@ def test_frozen_params_stay_under_decay_and_momentum():
 def examples(number=12, shape=(4, 4, 1)):
     rng = np.random.default_rng(0)
     images = rng.normal(size=(number, *shape)).astype(np.float32)
-    return Dataset.labelled(images, (np.arange(number) % 3).astype(np.int32))
+    return Dataset.from_arrays(images, (np.arange(number) % 3).astype(np.int32))
 
 
 def simulated(algorithm, table, offsets):
     classes = np.full(len(offsets) - 1, 3, np.int32)
     population = Population(np.array(offsets), classes)
-    feed = Feed(8, shuffle=False)
-    return simulation(algorithm, feed, table, population, mesh=make_mesh(1))
+    feed = Batching(8, shuffle=False)
+    return build_simulation(algorithm, feed, table, population, mesh=make_mesh(1))
 
 
 def steps_of(local, variables):
     """The network after an epoch of one client."""
     sim = simulated(ALGORITHMS["fedavg"](local), examples(), [0, 12])
-    server = start(sim, variables)
-    server, _ = play(sim, server, open_store(sim, server), 0)
+    server = start_simulation(sim, variables)
+    server, _ = simulate_round(sim, server, open_store(sim, server), 0)
     return jax.device_get(server.variables)
 
 
@@ -107,27 +111,27 @@ def told_apart():
         logits, _, stats = features(variables, x, train, key)
         return logits, stats
 
-    return Model(None, apply, (3, 4, 1), 2, features=features)
+    return Model(None, apply, (3, 4, 1), 2, apply_with_features=features)
 
 
 def test_a_round_of_moon_has_the_official_term(golden):
     want = golden("moon_loss")
     images = np.stack([want["z"], want["z_global"], want["z_prev"][0]], axis=1)
     labels = np.arange(len(images), dtype=np.int32) % 2
-    table = Dataset.labelled(images[..., None].astype(np.float32), labels)
-    loss = contrasted(cross_entropy, told_apart(), contrastive_weight=5.0)
+    table = Dataset.from_arrays(images[..., None].astype(np.float32), labels)
+    loss = with_contrastive_loss(cross_entropy, told_apart(), contrastive_weight=5.0)
     sim = simulated(
-        ALGORITHMS["moon"](Local(loss, sgd(), 0.01)), table, [0, len(images)]
+        ALGORITHMS["moon"](LocalTraining(loss, sgd(), 0.01)), table, [0, len(images)]
     )
     network = lambda *which: {
         "params": {"which": jnp.array(which)},
         "batch_stats": {},
     }
-    server = start(sim, network(1.0, 0.0))
+    server = start_simulation(sim, network(1.0, 0.0))
     store = open_store(sim, server)
     previous = jax.tree.map(lambda x: x[None], jax.device_get(network(0.0, 1.0)))
     store.scatter(np.array([0]), previous, 0)
-    _, outcome = play(sim, server, store, 1)
+    _, outcome = simulate_round(sim, server, store, 1)
     found = {name: values[0] for name, values in outcome.metrics.items()}
     np.testing.assert_allclose(found["contrastive"], want["loss_one_prev"], rtol=1e-6)
     log_p = jax.nn.log_softmax(want["z"][:, :2].astype(np.float32))
@@ -138,14 +142,16 @@ def test_a_round_of_moon_has_the_official_term(golden):
 
 def test_moon_without_weight_is_fedavg_and_clients_keep_what_they_trained():
     variables, table, ends = MLP.init(jax.random.key(0)), examples(), {}
-    plain = Local(cross_entropy(MLP), sgd(), 0.1)
-    near = plain._replace(loss=contrasted(cross_entropy, MLP, contrastive_weight=0.0))
+    plain = LocalTraining(cross_entropy(MLP), sgd(), 0.1)
+    near = plain._replace(
+        loss=with_contrastive_loss(cross_entropy, MLP, contrastive_weight=0.0)
+    )
     for name, local in (("fedavg", plain), ("moon", near)):
         sim = simulated(ALGORITHMS[name](local), table, [0, 5, 12])
-        server = start(sim, variables)
+        server = start_simulation(sim, variables)
         store = open_store(sim, server)
         for r in range(2):
-            server, _ = play(sim, server, store, r)
+            server, _ = simulate_round(sim, server, store, r)
         ends[name] = server.variables, store.gather(np.arange(2))[0]
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
     jax.tree.map(close, ends["moon"][0], ends["fedavg"][0])
@@ -159,11 +165,11 @@ def test_a_projection_is_between_the_features_and_the_classifier():
     assert model.blocks == ("fc", "projection", "classifier")
     variables = model.init(jax.random.key(1))
     params, images = variables["params"], examples().images
-    logits, projected, _ = model.features(variables, images)
+    logits, projected, _ = model.apply_with_features(variables, images)
     np.testing.assert_array_equal(model.apply(variables, images)[0], logits)
     inner = {"fc": params["fc"], "classifier": MLP.init(jax.random.key(0))["params"]}
     inner["classifier"] = inner["classifier"]["classifier"]
-    _, hidden, _ = MLP.features({**variables, "params": inner}, images)
+    _, hidden, _ = MLP.apply_with_features({**variables, "params": inner}, images)
     layer = lambda p, x: x @ np.asarray(p["kernel"]) + np.asarray(p["bias"])[None]
     middle = np.maximum(layer(params["projection"]["hidden"], hidden), 0)
     want = layer(params["projection"]["out"], middle)
@@ -178,11 +184,11 @@ def test_a_projection_is_between_the_features_and_the_classifier():
 
 def test_fedaws_pulls_features_to_the_column_of_their_class():
     variables, table = MLP.init(jax.random.key(0)), examples()
-    local = Local(class_pull(MLP), sgd(), 0.0)
+    local = LocalTraining(class_pull(MLP), sgd(), 0.0)
     sim = simulated(ALGORITHMS["fedavg"](local), table, [0, 12])
-    server = start(sim, variables)
-    _, outcome = play(sim, server, open_store(sim, server), 0)
-    _, seen, _ = MLP.features(variables, table.images)
+    server = start_simulation(sim, variables)
+    _, outcome = simulate_round(sim, server, open_store(sim, server), 0)
+    _, seen, _ = MLP.apply_with_features(variables, table.images)
     rows = np.asarray(variables["params"]["classifier"]["kernel"]).T[table.labels]
     unit = lambda x: np.asarray(x) / np.linalg.norm(x, axis=1, keepdims=True)
     cosine = (unit(seen) * unit(rows)).sum(axis=1)
@@ -296,14 +302,14 @@ def test_rows_whose_clients_keep_a_part_have_no_network_for_everybody(quarters):
     }
     rows = {name: {**RATE, **row} for name, row in rows.items()}
     stages = build(config(quarters, methods=rows)).stages
-    judged = [name for name in rows if stages[name].trainer.network]
+    judged = [name for name in rows if stages[name].trainer.global_model]
     assert judged == ["fedavg"]
 
 
 def test_a_model_of_the_config_may_have_a_projection(quarters):
     model = {"name": "mlp", "hidden": 8, "projection": 3}
     trainer = build(config(quarters, model=model)).stages["fedavg"].trainer
-    kernel = trainer.start(None)["params"]["classifier"]["kernel"]
+    kernel = trainer.init_variables(None)["params"]["classifier"]["kernel"]
     assert kernel.shape == (3, 4)
     model["projection"] = 0
     with pytest.raises(ValueError, match="^config.model: projection must be at least"):

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.build import build, plain
+from fedfr_jax.config.build import build, plain
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.runs.ended import evaluate_experiment, networks
 from fedfr_jax.runs.experiment import run_experiment
+from fedfr_jax.runs.restore import evaluate_experiment, load_models
 from fedfr_jax.tasks.data import open_data
-from fedfr_jax.types import Experiment, Networks
+from fedfr_jax.types import Experiment, TrainedModels
 from tests.contracts.rows import rows_of
 
 CLASSES, NUM_CLIENTS = 4, 4
@@ -85,14 +85,14 @@ def test_features_are_judged_beside_those_of_another_run(path, tmp_path):
     experiments = [
         build(config(path, evaluation={"representation": told})) for told in ({}, given)
     ]
-    trained = networks(build(first), "central", tmp_path)
+    trained = load_models(build(first), "central", tmp_path)
     alone, beside = (
         e.task.evaluators["representation"].evaluate(trained).metrics
         for e in experiments
     )
     assert alone["amm"] > 0 and "mmd" not in alone
     assert abs(beside["mmd"]) < 1e-6
-    start = experiments[0].stages["fedavg"].trainer.start(None)
+    start = experiments[0].stages["fedavg"].trainer.init_variables(None)
     others = experiments[1].task.evaluators["representation"]
     assert others.evaluate(trained._replace(variables=start)).metrics["mmd"] > 1e-3
     other = {"name": "mlp", "hidden": 9}
@@ -133,14 +133,14 @@ def test_every_row_is_judged_where_it_has_a_network(finished):
     spread = {f"accuracy{x}" for x in ("", "_std", "_min", "_max", "_worst_decile")}
     for name, of in found.items():
         rounds = set() if name == "central" else {f"rounds_to_{TARGET}"}
-        assert of["personalised"].keys() == {*spread, *rounds}, name
+        assert of["personalized"].keys() == {*spread, *rounds}, name
     rows = [
         json.loads(line)
         for line in (folder / "fedper" / "metrics.jsonl").read_text().splitlines()
     ]
-    accuracies = [row["personalised/accuracy"] for row in rows]
+    accuracies = [row["personalized/accuracy"] for row in rows]
     assert len(accuracies) == 3
-    assert accuracies[-1] == found["fedper"]["personalised"]["accuracy"]
+    assert accuracies[-1] == found["fedper"]["personalized"]["accuracy"]
 
 
 def test_a_row_says_what_was_sent_and_when_the_target_was_reached(finished):
@@ -158,16 +158,16 @@ def test_a_row_says_what_was_sent_and_when_the_target_was_reached(finished):
         total = 2 * size * NUM_CLIENTS * 3 / 1e6  # of three rounds
         assert communication["total_mb"] == pytest.approx(total)
         rows = (folder / name / "metrics.jsonl").read_text().splitlines()
-        seen = [json.loads(row)["personalised/accuracy"] for row in rows]
+        seen = [json.loads(row)["personalized/accuracy"] for row in rows]
         reached = [i for i, x in enumerate(seen, 1) if x >= TARGET]
-        first = found[name]["personalised"][f"rounds_to_{TARGET}"]
+        first = found[name]["personalized"][f"rounds_to_{TARGET}"]
         assert first == (reached[0] if reached else None)
     assert "rounds_to_0.85" not in found["fedper"]["generic"]
 
 
 def test_training_is_better_than_chance_and_heads_know_their_two_classes(finished):
     _, _, found = finished
-    mean = {name: of["personalised"]["accuracy"] for name, of in found.items()}
+    mean = {name: of["personalized"]["accuracy"] for name, of in found.items()}
     assert found["fedavg"]["generic"]["accuracy"] > 0.5
     assert min(mean["fedper"], mean["local"]) > max(0.85, mean["fedavg"])
 
@@ -182,7 +182,7 @@ def test_central_training_sees_the_training_images_of_all_clients(finished):
 
 def server_of(experiment, name):
     trainer = experiment.stages[name].trainer
-    return jax.eval_shape(lambda: trainer.algorithm.init(trainer.start(None)))
+    return jax.eval_shape(lambda: trainer.algorithm.init(trainer.init_variables(None)))
 
 
 def names_of(tree):
@@ -205,7 +205,7 @@ def test_all_rows_start_from_the_same_network(finished):
     experiment, _, _ = finished
     trainers = [stage.trainer for stage in experiment.stages.values()]
     central = trainers.pop()
-    starts = [trainer.start(None) for trainer in trainers]
+    starts = [trainer.init_variables(None) for trainer in trainers]
     starts.append(central.init(jax.random.key(7)))
     for start in starts[1:]:
         jax.tree.map(np.testing.assert_array_equal, start, starts[0])
@@ -229,7 +229,7 @@ def test_test_images_of_the_set_itself_are_those_that_are_judged(path):
         "labels": ["train_labels", "test_labels"],
     }
     task = build(config(path, data=data)).task
-    assert task.facts["images"] == {"train": 120, "test": 40}
+    assert task.data_report["images"] == {"train": 120, "test": 40}
     with np.load(path) as file:
         images = file["train_images"]
     flat = lambda x: sorted(x.reshape(len(x), -1).tolist())
@@ -264,9 +264,11 @@ def outside(path, tmp_path_factory):
 def test_clients_outside_are_in_no_round_and_in_no_central_epoch(path, outside):
     experiment, _ = outside
     task = experiment.task
-    assert task.facts["clients"] == len(task.population.num_classes) == NUM_CLIENTS
+    assert (
+        task.data_report["clients"] == len(task.population.num_classes) == NUM_CLIENTS
+    )
     assert experiment.stages["central"].trainer.num_rows == task.dataset.num_examples
-    assert "and 2 clients that never take part" in task.text
+    assert "and 2 clients that never take part" in task.data_report_text
     partition = config(path)["partition"] | {"num_clients": NUM_CLIENTS + 2}
     whole = build(config(path, partition=partition)).task
     flat = lambda x: {image.tobytes() for image in np.asarray(x)}
@@ -277,7 +279,7 @@ def test_clients_outside_are_in_no_round_and_in_no_central_epoch(path, outside):
 
 def test_clients_outside_are_judged_as_they_come_and_after_fine_tuning(outside):
     _, found = outside
-    evaluators = {"generic", "personalised", "finetuned", "unseen", "unseen_finetuned"}
+    evaluators = {"generic", "personalized", "finetuned", "unseen", "unseen_finetuned"}
     mean = {}
     for name, of in found.items():
         assert of.keys() - {"communication"} == evaluators
@@ -293,14 +295,16 @@ def test_clients_outside_are_judged_as_they_come_and_after_fine_tuning(outside):
 def test_clients_outside_are_judged_by_what_a_new_one_would_be_handed(path, outside):
     experiment, _ = outside
     first = build(config(path)).stages["fedavg"].trainer
-    whole = first.start(None)
+    whole = first.init_variables(None)
     nothing = jax.tree.map(np.zeros_like, whole)
     unseen = experiment.task.evaluators["unseen"]
     judged = lambda networks: unseen.evaluate(networks).metrics
-    one = Networks(whole, first.apply, None, first.apply)
-    own = one._replace(of_client=lambda c: nothing, of_new=lambda c: whole)
+    one = TrainedModels(whole, first.apply, None, first.apply)
+    own = one._replace(
+        client_variables=lambda c: nothing, new_client_variables=lambda c: whole
+    )
     assert judged(own) == judged(one)
-    assert judged(own._replace(of_new=lambda c: nothing)) != judged(one)
+    assert judged(own._replace(new_client_variables=lambda c: nothing)) != judged(one)
 
 
 def test_fine_tuning_one_layer_leaves_the_others(path):
@@ -316,11 +320,11 @@ def test_fine_tuning_one_layer_leaves_the_others(path):
         )
         return first.apply(variables, images)
 
-    start = first.start(None)
-    networks = Networks(start, apply, None, apply)
+    start = first.init_variables(None)
+    networks = TrainedModels(start, apply, None, apply)
     tuned = task.evaluators["finetuned"].evaluate(networks).metrics["accuracy"]
     jax.effects_barrier()
-    plain = task.evaluators["personalised"].evaluate(networks).metrics["accuracy"]
+    plain = task.evaluators["personalized"].evaluate(networks).metrics["accuracy"]
     assert tuned > plain
     for bias in seen:
         np.testing.assert_array_equal(bias, start["params"]["fc"]["bias"])
@@ -330,21 +334,21 @@ def test_fine_tuning_starts_from_every_clients_own_network(path):
     still = {"epochs": 1, "learning_rate": 0.0}
     task = build(config(path, evaluation={"finetune": still})).task
     first = build(config(path)).stages["fedavg"].trainer
-    start = first.start(None)
+    start = first.init_variables(None)
 
     def of_client(client):
         sign = (-1) ** client
         return {**start, "params": jax.tree.map(lambda x: sign * x, start["params"])}
 
-    networks = Networks(None, first.apply, of_client, first.apply)
+    networks = TrainedModels(None, first.apply, of_client, first.apply)
     judged = {
         name: task.evaluators[name].evaluate(networks).per_client["accuracy"]
-        for name in ("personalised", "finetuned")
+        for name in ("personalized", "finetuned")
     }
-    np.testing.assert_array_equal(judged["finetuned"], judged["personalised"])
-    alike = networks._replace(of_client=lambda client: of_client(0))
-    other = task.evaluators["personalised"].evaluate(alike).per_client["accuracy"]
-    assert (other != judged["personalised"]).any()
+    np.testing.assert_array_equal(judged["finetuned"], judged["personalized"])
+    alike = networks._replace(client_variables=lambda client: of_client(0))
+    other = task.evaluators["personalized"].evaluate(alike).per_client["accuracy"]
+    assert (other != judged["personalized"]).any()
 
 
 # --- Running statistics
@@ -357,8 +361,8 @@ STATISTICS = {
 }
 
 
-def normalised(path):
-    """Three clients of different classes, and a ResNet with batch normalisation."""
+def normalized(path):
+    """Three clients of different classes, and a ResNet with batch normalization."""
     given = config(
         path,
         partition={"name": "dirichlet", "num_clients": 3, "alpha": 1.0},
@@ -370,10 +374,10 @@ def normalised(path):
 
 
 def test_running_statistics_are_averaged_kept_or_of_the_first(path, tmp_path):
-    experiment = normalised(path)
+    experiment = normalized(path)
     found = run(experiment, tmp_path)
     assert not found["fedbn"]["generic"]
-    own = {name: of["personalised"]["accuracy"] for name, of in found.items()}
+    own = {name: of["personalized"]["accuracy"] for name, of in found.items()}
     assert len(set(own.values())) == len(STATISTICS)
     for name in ("local", "first", "fedbn"):
         inner = names_of(server_of(experiment, name).inner)
@@ -384,9 +388,11 @@ def test_running_statistics_are_averaged_kept_or_of_the_first(path, tmp_path):
 
 
 def test_there_is_no_one_network_where_clients_keep_the_statistics(path):
-    stages = normalised(path).stages
-    assert stages["average"].trainer.network and stages["first"].trainer.network
-    assert stages["local"].trainer.network is None
+    stages = normalized(path).stages
+    assert (
+        stages["average"].trainer.global_model and stages["first"].trainer.global_model
+    )
+    assert stages["local"].trainer.global_model is None
 
 
 # --- What a row may be
@@ -401,7 +407,7 @@ def test_every_algorithm_but_those_of_faces_and_public_images_is_a_row(path):
     assert experiment.stages.keys() == rows.keys()
     kept = {name: {**row, "personal": "classifier/bias"} for name, row in rows.items()}
     for name, stage in build(config(path, methods=kept)).stages.items():
-        assert stage.trainer.network is None
+        assert stage.trainer.global_model is None
         inner = names_of(server_of(build_one(path, kept[name]), "row").inner)
         assert not any(leaf.endswith("classifier/bias") for leaf in inner), name
 
@@ -410,7 +416,7 @@ def test_a_source_that_is_open_already_is_taken_as_it_is(path):
     source = open_data({"name": "arrays", "path": str(path)})
     opened = config(path, data={"name": "opened", "source": source})
     assert plain({"a": [source]})["a"][0] is source
-    facts = [build(given).task.facts for given in (opened, config(path))]
+    facts = [build(given).task.data_report for given in (opened, config(path))]
     assert facts[0] == facts[1]
 
 
@@ -421,7 +427,7 @@ def build_one(path, row):
 def test_a_drawn_head_is_another_one_for_every_new_client(path):
     row = {**RATE, "personal": "classifier", "draw": True}
     trainer = build_one(path, row).stages["row"].trainer
-    first = trainer.start(None)
+    first = trainer.init_variables(None)
     server = trainer.algorithm.init(first)
     heads = [
         trainer.algorithm.init_personal(jax.random.key(i), server).leaves["params"]
@@ -458,7 +464,7 @@ ROWS = [
     ({**RATE, "optimizer": "adamm"}, "optimizer must be a name of optax's"),
     ({**RATE, "batch_stats": "frozen"}, "batch_stats must be one of .*'frozen'"),
     ({**RATE, "label_smoothing": 1.0}, r"label_smoothing must lie in \[0, 1\)"),
-    ({**RATE, "kind": "centre"}, "kind must be one of .*, got 'centre'"),
+    ({**RATE, "kind": "center"}, "kind must be one of .*, got 'center'"),
     ({"kind": "central", "margin": 0.1}, "must have keys of .*got 'margin'"),
     ({"kind": "central", "epochs": 0}, "epochs must be at least 1, got 0"),
     (

@@ -4,18 +4,18 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.build import build, plain
-from fedfr_jax.commands.config_files import find, load
+from fedfr_jax.config.build import build, plain
+from fedfr_jax.config.files import find, load
 from fedfr_jax.configs import base
-from fedfr_jax.evaluation.entropy import feature_entropy
-from fedfr_jax.evaluation.representation import mmd_squared
-from fedfr_jax.feed import Feed
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.evaluation.mmd import mmd_squared
+from fedfr_jax.evaluation.segmentation import feature_entropy
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.sinks import read_jsonl
-from fedfr_jax.tasks.representation import representation
-from fedfr_jax.types import Dataset, Networks
+from fedfr_jax.tasks.evaluators import representation
+from fedfr_jax.types import Dataset, TrainedModels
 
 DECAY = {"name": "sgd", "weight_decay": 1e-3, "decays": "kernel$"}
 SHAPES = {"kernel": (60, 10), "bias": (10,)}
@@ -97,7 +97,7 @@ def test_fedmargins_own_sizes_are_a_logistic_regression_in_all_rows_but_two(name
     rows = base.fedmargin_rows(1).keys() - {"fedper", "fedrep"}
     assert built.stages.keys() == rows | {"central"}
     for name in rows:
-        network = built.stages[name].trainer.start(None)["params"]
+        network = built.stages[name].trainer.init_variables(None)["params"]
         assert jax.tree.map(np.shape, network) == {"classifier": SHAPES}
 
 
@@ -106,12 +106,14 @@ def test_features_are_judged_beside_those_of_a_reference():
     rng = np.random.default_rng(0)
     images = rng.normal(size=(50, 4, 4, 1)).astype(np.float32)
     labels = rng.integers(0, 3, 50).astype(np.int32)
-    table = Dataset.labelled(images, labels)
+    table = Dataset.from_arrays(images, labels)
     mine, other = (model.init(jax.random.key(seed)) for seed in (0, 1))
-    evaluator = representation(model, table, make_mesh(2), Feed(8), reference=other)
+    evaluator = representation(model, table, make_mesh(2), Batching(8), reference=other)
     apply = lambda variables, x: model.apply(variables, x)[0]
-    found = evaluator.evaluate(Networks(mine, apply, None, apply)).metrics
-    features = [np.asarray(model.features(v, images)[1]) for v in (mine, other)]
+    found = evaluator.evaluate(TrainedModels(mine, apply, None, apply)).metrics
+    features = [
+        np.asarray(model.apply_with_features(v, images)[1]) for v in (mine, other)
+    ]
     forms = {"mmd": {}, "mmd_unbiased": {"unbiased": True}}
     forms["mmd_linear"] = {"kernel": "linear"}
     for name, options in forms.items():
@@ -125,7 +127,7 @@ def test_features_are_judged_beside_those_of_a_reference():
     means = np.stack([features[0][labels == c].mean(0) for c in range(3)])
     apart = np.linalg.norm(means[:, None] - means, axis=-1) + np.eye(3) * 1e9
     assert found["amm"] == pytest.approx(apart.min(1).mean(), rel=1e-4)
-    same = evaluator.evaluate(Networks(other, apply, None, apply)).metrics
+    same = evaluator.evaluate(TrainedModels(other, apply, None, apply)).metrics
     assert abs(same["mmd"]) < 1e-6 < found["mmd"]
-    nobody = Networks(None, apply, None, apply)
+    nobody = TrainedModels(None, apply, None, apply)
     assert not evaluator.evaluate(nobody).metrics

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.partition import by_identity
-from fedfr_jax.tasks.faces.face_images import recognition
+from fedfr_jax.tasks.faces.data import build_face_data
 from fedfr_jax.types import Source
 
 SIDE, SIZES = 4, (2, 3, 2)
@@ -14,8 +14,8 @@ SIDE, SIZES = 4, (2, 3, 2)
 def task():
     """Three clients of 2, 3 and 2 identities, 4 public and 3 unseen ones."""
     rng = np.random.default_rng(0)
-    centres = rng.uniform(60, 190, size=(14, 1, SIDE, SIDE, 1))
-    images = centres + rng.normal(scale=25, size=(14, 6, SIDE, SIDE, 1))
+    centers = rng.uniform(60, 190, size=(14, 1, SIDE, SIDE, 1))
+    images = centers + rng.normal(scale=25, size=(14, 6, SIDE, SIDE, 1))
     images = images.clip(0, 255).astype(np.uint8).reshape(-1, SIDE, SIDE, 1)
     labels = np.repeat(np.arange(14, dtype=np.int32), 6)
     names = tuple(map(str, range(14)))
@@ -27,4 +27,4 @@ def task():
         num_global_ids=4,
         num_unseen_ids=3,
     )
-    return recognition(source, partition)
+    return build_face_data(source, partition)

@@ -6,7 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from fedfr_jax.central.settings import Training
-from fedfr_jax.data.identities import Cut, Partition, assemble, group
+from fedfr_jax.data.partition.identity_assignment import (
+    IdentityPartition,
+    IdentitySplit,
+    assemble,
+    group,
+)
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces import stages
@@ -22,7 +27,7 @@ def source_of(images: np.ndarray, labels: np.ndarray) -> Source:
 
 def partition_of(
     labels: np.ndarray, is_test: np.ndarray, clients: Sequence[Sequence[int]], **others
-) -> Partition:
+) -> IdentityPartition:
     """Who has whom, people by their labels, and which rows [T] are judged on.
 
     Args:
@@ -38,7 +43,7 @@ def partition_of(
         mine,
         people(others["public"]),
         people(others["unseen"]),
-        Cut(np.zeros_like(num_test), num_train, num_train, num_test),
+        IdentitySplit(np.zeros_like(num_test), num_train, num_train, num_test),
         fewest=1,
     )
 
@@ -47,7 +52,7 @@ def experiment_of(
     settings: Mapping,
     model: Model,
     source: Source,
-    partition: Partition,
+    partition: IdentityPartition,
     grid: tuple[int, int] = (1, 1),
 ) -> Experiment:
     """What a config of `settings` runs, had it opened `source` and split it so."""
@@ -58,7 +63,7 @@ def experiment_of(
         "pretrain": {},
         **settings,
     }
-    plan = stages.Plan(
+    plan = stages.FaceConfig(
         settings=settings,
         source=source,
         partition=partition,
@@ -68,7 +73,7 @@ def experiment_of(
         federation=Federation(**settings["federation"]),
         methods=methods_of(settings, model, partition),
     )
-    return stages.assemble(plan, stages.images_of(plan))
+    return stages.build_stages(plan, stages.build_images(plan))
 
 
 # --- A method alone, and what its states hold
@@ -84,14 +89,14 @@ def method_of(
 
     def start(backbone, phi):
         params = {"backbone": backbone["params"], "phi": phi}
-        return trainer.start({**backbone, "params": params})
+        return trainer.init_variables({**backbone, "params": params})
 
     return SimpleNamespace(
         algorithm=trainer.algorithm,
         start=start,
         embed=trainer.apply,
-        generic=trainer.network,
-        last_round=trainer.last_round,
+        generic=trainer.global_model,
+        last_round=trainer.final_adaptation,
         init_fc=method.init_fc,
         trainer=trainer,
     )

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fedfr_jax.models import iresnet
-from fedfr_jax.runs.accelerators.programs import programs_of
+from fedfr_jax.plan.aot import stage_programs
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
 DEVICES, BATCH, CLASSES, DIM = 4, 16, 40, 6  # ten classes a device
-NORMS = 7  # layers of batch normalisation
+NORMS = 7  # layers of batch normalization
 CUT = {"class_parallel": True}
 
 
@@ -36,7 +36,7 @@ def lowered(dtype, **pretrain):
     given = network, source_of(images, labels), partition
     experiment = experiment_of(settings, *given, grid=(DEVICES, 1))
     with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
-        return programs_of(experiment, "pretrained")["step"]
+        return stage_programs(experiment, "pretrained")["step"]
 
 
 @pytest.mark.parametrize(

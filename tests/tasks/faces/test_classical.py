@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.augment import normalize
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.packing import unpack
-from fedfr_jax.federated.sampling import first_of
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.feed import Feed
+from fedfr_jax.federated.parameter_packing import unpack
+from fedfr_jax.federated.schedule import random_client
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.methods import build_method
 from fedfr_jax.types import Model
@@ -92,19 +97,19 @@ def run(task, options, *, rounds=1, lanes=1):
 
 def _run(task, options, rounds, lanes):
     method = build_method("row", {**COMMON, **options}, {}, MODEL, task.partition)
-    sim = simulation(
+    sim = build_simulation(
         method.trainer.algorithm,
-        Feed(8, normalize(), shuffle=False),  # shuffling would double compile time
+        Batching(8, normalize(), shuffle=False),  # shuffling would double compile time
         task.table,
         task.population,
         mesh=make_mesh(1),
         local_epochs=2,
         lanes=lanes,
     )
-    server = start(sim, method.trainer.start(START))
+    server = start_simulation(sim, method.trainer.init_variables(START))
     store = open_store(sim, server)
     for r in range(rounds):
-        server, outcome = play(sim, server, store, r)
+        server, outcome = simulate_round(sim, server, store, r)
     return method, server, store.gather(np.arange(3))[0], outcome
 
 
@@ -124,7 +129,7 @@ some = pytest.mark.parametrize(
 def test_an_algorithm_trains_faces_and_deploys_networks(task, name):
     method, server, rows, outcome = run(task, row_of(name))
     assert (outcome.metrics["steps"] > 0).all()
-    generic = method.trainer.network(server)
+    generic = method.trainer.global_model(server)
     same_shape = lambda x, y: x.shape == y.shape
     assert all(jax.tree.leaves(jax.tree.map(same_shape, generic, BACKBONE)))
     moved = lambda x, y: float(np.abs(np.asarray(x) - y).max()) > 1e-6
@@ -170,7 +175,7 @@ def test_groups_of_one_are_fedavg_of_equal_clients(task):
     method, models, _, _ = run(task, one)
     _, plain, _, _ = run(task, {"algorithm": "fedavg", "weigh": "equally"})
     backbone = plain.inner.variables["params"]["backbone"]
-    assert_close(method.trainer.network(models)["params"], backbone)
+    assert_close(method.trainer.global_model(models)["params"], backbone)
 
 
 def test_moon_without_weight_is_fedavg(task):
@@ -185,7 +190,7 @@ def test_moon_without_weight_is_fedavg(task):
 def test_statistics_of_fedfr_are_averaged_kept_or_of_the_first(task):
     still = {**PLAIN, "learning_rate": 0.0}
     stats = lambda rows: unpack(given.previous(rows)["batch_stats"])["mean"]
-    generic = lambda run: run[0].trainer.network(run[1])
+    generic = lambda run: run[0].trainer.global_model(run[1])
     _, _, alone, _ = run(task, {**still, "share": False}, rounds=2)
     own = run(task, {**still, "batch_stats": "local"}, rounds=2)
     assert_close(stats(own[2]), stats(alone))  # as if there were nobody else
@@ -193,7 +198,7 @@ def test_statistics_of_fedfr_are_averaged_kept_or_of_the_first(task):
     averaged = run(task, PLAIN)
     first = run(task, {**PLAIN, "batch_stats": "first"})
     assert_close(generic(first)["params"], generic(averaged)["params"])
-    chosen = first_of(np.arange(3), 0, 0)
+    chosen = random_client(np.arange(3), 0, 0)
     assert_close(generic(first)["batch_stats"]["mean"], stats(first[2])[chosen])
     mean = generic(averaged)["batch_stats"]["mean"]
     assert not np.allclose(mean, stats(averaged[2])[0])
@@ -242,7 +247,7 @@ def test_blocks_of_the_backbone_stay_with_clients_beside_their_classes(
     drawn = model.init(jax.random.key(0))
     start = {**drawn, "params": {"backbone": drawn["params"], "phi": PHI}}
     algorithm = method.trainer.algorithm
-    server = algorithm.init(method.trainer.start(start))
+    server = algorithm.init(method.trainer.init_variables(start))
     own = algorithm.init_personal(jax.random.key(1), server)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(own)]
     found = {jax.tree_util.keystr(p, simple=True, separator="/") for p in paths}

@@ -8,10 +8,10 @@ import pytest
 from fedfr_jax.configs import base
 from fedfr_jax.federated.local import step_decay
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.federated.simulation import play
-from fedfr_jax.runs.begin import begin
+from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.costs import communication
+from fedfr_jax.runs.experiment import communication
+from fedfr_jax.runs.stage_setup import start_stage
 from fedfr_jax.tasks.faces import methods
 from fedfr_jax.types import Model
 from tests.tasks.faces import given
@@ -55,9 +55,9 @@ def built(seen, **settings):
 def played(experiment, folder):
     """(server, store) after a round from START."""
     trainer = experiment.stages["fedavg"].trainer
-    begun = begin(experiment, trainer, START, folder)
+    begun = start_stage(experiment, trainer, START, folder)
     begun.checkpointer.close()
-    server, _ = play(begun.sim, begun.server, begun.store, 0)
+    server, _ = simulate_round(begun.sim, begun.server, begun.store, 0)
     jax.effects_barrier()
     return server, begun.store
 
@@ -102,7 +102,7 @@ def test_a_round_sends_the_backbone_and_with_public_images_their_classes(tmp_pat
     backbone, classes, sent = 2 * 3 * 4, 2 * 3 * 4, {}
     for name in methods:
         trainer = experiment.stages[name].trainer
-        begun = begin(experiment, trainer, START, tmp_path / name)
+        begun = start_stage(experiment, trainer, START, tmp_path / name)
         begun.checkpointer.close()
         found = communication(begun, 1)
         sent[name] = [1e6 * found[way] for way in ("up_mb", "down_mb")]

@@ -6,19 +6,18 @@ from fedfr_jax.configs.fedfr import demo, ms1m_40x100
 
 from fedfr_jax.central.settings import Training
 from fedfr_jax.configs import base
-from fedfr_jax.data.partition.faces import ms1m
+from fedfr_jax.data.partition.identities import ms1m
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.losses.arcface import arcface
 from fedfr_jax.losses.binary import binary_branch
 from fedfr_jax.losses.contrastive import model_contrastive
-from fedfr_jax.losses.cosface import cosface
+from fedfr_jax.losses.margin_losses import arcface, cosface
 from fedfr_jax.losses.spreadout import spread, spreadout_sum
-from fedfr_jax.tasks.faces import recognition
-from fedfr_jax.tasks.faces.adaptation import adapted
+from fedfr_jax.tasks.faces import evaluator
+from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
+from fedfr_jax.tasks.faces.final_adaptation import build_face_adaptation
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.methods import DEFAULTS, FaceTerms
 from fedfr_jax.tasks.faces.methods import SGD as STEPS
-from fedfr_jax.tasks.faces.recognition import Judge
 
 SGD = {"momentum": 0.9, "weight_decay": 5e-4}
 COSFACE = {"margin_loss": "cosface", "scale": 30.0, "margin": 0.4}
@@ -74,7 +73,7 @@ EXPECTED = {
         "margin": 0.4,
         "class_mask": None,
     },
-    adapted: {
+    build_face_adaptation: {
         **SGD,
         **COSFACE,
         "kind": "finetune",
@@ -194,7 +193,7 @@ def test_every_default_has_the_value_of_the_paper_or_of_the_released_code():
         "decay_epochs": (8, 6, 4, 3),  # 0.75 of the epochs of each round
         "contrastive_weight": 5.0,
     }
-    assert recognition.MAX_PAIRS == 6000  # of LFW's protocol
+    assert evaluator.MAX_PAIRS == 6000  # of LFW's protocol
 
 
 def test_every_row_of_the_tables_switches_what_its_name_says():
@@ -204,9 +203,9 @@ def test_every_row_of_the_tables_switches_what_its_name_says():
 
 
 def test_the_rates_that_are_judged_suit_sets_of_some_thousand_images():
-    judged = defaults(Judge)
+    judged = defaults(FaceEvaluator)
     assert (judged["fars"], judged["fpirs"]) == ((1e-3, 1e-2), (1e-2, 1e-1))
-    assert judged["personalised"] == "exact"
+    assert judged["personalized"] == "exact"
 
 
 PAPER = {

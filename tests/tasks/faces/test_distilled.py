@@ -9,26 +9,26 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.central.batches import CUT
+from fedfr_jax.central.batches import TO_SHARD
 from fedfr_jax.central.class_parallel import all_rows
 from fedfr_jax.central.settings import Training
 from fedfr_jax.configs import base
 from fedfr_jax.data.align import arcface_template
-from fedfr_jax.federated.simulation import play
-from fedfr_jax.losses.cosface import cosface
+from fedfr_jax.federated.simulation import simulate_round
+from fedfr_jax.losses.margin_losses import cosface
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.weights import write_weights
-from fedfr_jax.runs.begin import begin
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.stacks import named
-from fedfr_jax.tasks.data import feed_of
-from fedfr_jax.tasks.faces import distilled as d
-from fedfr_jax.tasks.faces import teacher_cache as kept
-from fedfr_jax.tasks.faces.class_softmax import class_parallel_loss
-from fedfr_jax.tasks.faces.face_images import inputs_of
+from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.scanned_blocks import by_block_name
+from fedfr_jax.tasks.data import build_batching
+from fedfr_jax.tasks.faces import distillation as d
+from fedfr_jax.tasks.faces import distillation as kept
+from fedfr_jax.tasks.faces.data import build_inputs
 from fedfr_jax.tasks.faces.loss import face_loss
-from fedfr_jax.tasks.faces.stages import check_unlabelled
+from fedfr_jax.tasks.faces.public_classes import class_parallel_loss
+from fedfr_jax.tasks.faces.stages import check_unlabeled
 from fedfr_jax.types import Batch, Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
@@ -57,7 +57,7 @@ def linear():
 
 def told(**others):
     teacher = d.Teacher(linear(), linear().init(jax.random.key(7)))
-    known = {"weight": 9.0, "cache": None, "sees": "same", "unlabelled": 0.0}
+    known = {"weight": 9.0, "cache": None, "sees": "same", "unlabeled": 0.0}
     return d.Distill(**{**known, "teacher": teacher, **others})
 
 
@@ -71,10 +71,10 @@ def batch_of(count=6, labels=None):
         targets={"label": labels},
         num_classes=jnp.int32(3),
         is_valid=number < count - 1,  # the last is padding
-        is_extra=jnp.zeros(count, bool),
-        example=number,
+        is_added=jnp.zeros(count, bool),
+        row=number,
         position=number,
-        view=jnp.zeros(count, jnp.int32),
+        view_index=jnp.zeros(count, jnp.int32),
     )
 
 
@@ -89,7 +89,7 @@ def unit(x):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-def by_hand(variables, batch, weight, is_labelled, scale=64.0, margin=0.4):
+def by_hand(variables, batch, weight, is_labeled, scale=64.0, margin=0.4):
     """BigFace-Distill in NumPy."""
     flat = np.float64(batch.images).reshape(len(batch.images), -1)
     teacher = np.float64(told().teacher.variables["params"]["kernel"])
@@ -99,7 +99,7 @@ def by_hand(variables, batch, weight, is_labelled, scale=64.0, margin=0.4):
     logits = scale * (cosines - margin * hit)
     losses = np.log(np.exp(logits).sum(1)) - (logits * hit).sum(1)
     valid = np.asarray(batch.is_valid)
-    used = valid & is_labelled
+    used = valid & is_labeled
     distance = 2 - 2 * (x * unit(flat @ teacher)).sum(1)
     classified = losses[used].sum() / max(1, used.sum())
     return classified + weight * distance[valid].mean()
@@ -107,7 +107,7 @@ def by_hand(variables, batch, weight, is_labelled, scale=64.0, margin=0.4):
 
 def loss_of(one, **others):
     make = lambda model: face_loss(model, scale=64.0, margin=0.4, **others)
-    return d.distilled(make, linear(), one)
+    return d.with_distillation(make, linear(), one)
 
 
 def test_the_loss_is_cosface_and_nine_times_the_angular_distance():
@@ -133,7 +133,7 @@ def test_images_without_labels_are_taught_in_the_same_step():
     assert_allclose(total, by_hand(variables, batch, 9.0, has_label), rtol=1e-5)
     grads = jax.jit(jax.grad(lambda v: loss(v, batch, None)[0]))(variables)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
-    nobody = loss_of(told(unlabelled=1.0))
+    nobody = loss_of(told(unlabeled=1.0))
     grads = jax.jit(jax.grad(lambda v: nobody(v, batch, None)[0]))(variables)["params"]
     assert_array_equal(grads["head"], 0)
     assert np.abs(grads["backbone"]["kernel"]).max() > 0
@@ -143,17 +143,17 @@ def test_the_share_without_labels_is_drawn_by_rows_and_never_changes():
     batch = batch_of(1)
     rows = jnp.arange(20000, dtype=jnp.int32)
     many = batch._replace(
-        example=rows,
+        row=rows,
         targets={"label": jnp.zeros_like(rows)},
         is_valid=jnp.ones(20000, bool),
     )
     for share in (0.0, 0.3, 1.0):
-        used = np.asarray(d.only_labelled(many, share).is_valid)
+        used = np.asarray(d.labeled_only(many, share).is_valid)
         assert abs(used.mean() - (1 - share)) < 0.015 * (0 < share < 1) + 1e-12
     shuffled = many._replace(example=rows[::-1])
     assert_array_equal(
-        d.only_labelled(shuffled, 0.3).is_valid[::-1],
-        d.only_labelled(many, 0.3).is_valid,
+        d.labeled_only(shuffled, 0.3).is_valid[::-1],
+        d.labeled_only(many, 0.3).is_valid,
     )
 
 
@@ -178,7 +178,7 @@ def views(sees="same", **mask):
     """Those of the cache, unless the mask's settings are others."""
     mask = {"name": "face_mask", "fixed": True, **mask}
     settings = Training(batch_size=8, flip=0.5, augment=(mask,))
-    return kept.views_of(settings, sees)
+    return kept.cached_views(settings, sees)
 
 
 def augmented(source, settings):
@@ -186,11 +186,11 @@ def augmented(source, settings):
     rows beside it."""
     count = len(source.labels)
     rows = np.arange(count, dtype=np.int32)
-    feed = feed_of(settings)
-    run = jax.jit(lambda *a: feed.augmented(jax.random.key(3), 0, *a))
-    given = inputs_of(source, True)(rows)
+    feed = build_batching(settings)
+    run = jax.jit(lambda *a: feed.augment_batch(jax.random.key(3), 0, *a))
+    given = build_inputs(source, True)(rows)
     inputs, targets, view = run(rows, given, {"label": rows})
-    return batch_of(count)._replace(inputs=inputs, targets=targets, view=view)
+    return batch_of(count)._replace(inputs=inputs, targets=targets, view_index=view)
 
 
 def test_kept_embeddings_are_the_teachers_in_every_view(cache):
@@ -198,10 +198,10 @@ def test_kept_embeddings_are_the_teachers_in_every_view(cache):
     table = kept.read_cache(cache, source, linear(), views(), told().teacher)
     assert table.shape == (28, 6, DIM) and table.dtype == np.float16
     batch = augmented(source, Training(**VIEWS))
-    assert len(np.unique(batch.view)) > 3
-    teach = d.online(told())(batch)
+    assert len(np.unique(batch.view_index)) > 3
+    teach = d.with_live_teacher(told())(batch)
     batch = batch._replace(targets={**batch.targets, d.KNOWN: jnp.asarray(table)})
-    assert_allclose(d.from_cache(batch), unit(np.asarray(teach)), atol=2e-3)
+    assert_allclose(d.with_cached_targets(batch), unit(np.asarray(teach)), atol=2e-3)
     loss, cached = loss_of(told()), loss_of(told(cache=str(cache)))
     ours, theirs = (f(variables_of(), batch, None)[0] for f in (loss, cached))
     assert_allclose(ours, theirs, rtol=2e-3)
@@ -212,18 +212,18 @@ def test_a_teacher_of_clean_images_sees_what_is_under_the_mask(tmp_path):
     mask = {"name": "face_mask", "fixed": True, "keep_clean": True, "probability": 1}
     settings = Training(batch_size=8, flip=0.5, augment=(mask,))
     batch = augmented(source, settings)
-    teach = d.online(told(sees="clean"))(batch)
+    teach = d.with_live_teacher(told(sees="clean"))(batch)
     bare = batch._replace(inputs={"image": batch.inputs["clean"]})
-    assert_array_equal(teach, d.online(told())(bare))
-    clean = kept.views_of(settings, "clean")
+    assert_array_equal(teach, d.with_live_teacher(told())(bare))
+    clean = kept.cached_views(settings, "clean")
     assert clean[0].num_views == 2
     path = tmp_path / "clean.npy"
     kept.write_cache(path, source, told().teacher, clean, make_mesh(1))
     table = jnp.asarray(kept.read_cache(path, source, linear(), clean))
     batch = batch._replace(targets={**batch.targets, d.KNOWN: table})
-    assert_allclose(d.from_cache(batch), unit(np.asarray(teach)), atol=2e-3)
+    assert_allclose(d.with_cached_targets(batch), unit(np.asarray(teach)), atol=2e-3)
     with pytest.raises(ValueError, match="must be same without face_mask's keep_clean"):
-        d.online(told(sees="clean"))(batch_of())
+        d.with_live_teacher(told(sees="clean"))(batch_of())
 
 
 def test_a_cache_of_other_images_or_sizes_is_refused(cache, tmp_path):
@@ -241,7 +241,7 @@ def test_a_cache_of_other_images_or_sizes_is_refused(cache, tmp_path):
     with pytest.raises(ValueError, match="must be a file of embeddings"):
         kept.read_cache(tmp_path / "none.npy", faces(), linear(), views())
     with pytest.raises(ValueError, match="whose views are counted"):
-        kept.views_of(Training(augment=("face_mask",)), "same")
+        kept.cached_views(Training(augment=("face_mask",)), "same")
 
 
 def test_a_file_beside_a_new_cache_stays_as_it_is(tmp_path):
@@ -269,11 +269,11 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
     path = tmp_path / "teacher.npz"
     model = MODELS["sphereface"](SHAPE, blocks=(1,), widths=(4,), embedding_dim=DIM)
     variables = model.init(jax.random.key(1))
-    leaves = jax.tree_util.tree_leaves_with_path(named(variables))
+    leaves = jax.tree_util.tree_leaves_with_path(by_block_name(variables))
     write_weights(path, {trees.path_name(p): np.asarray(x) for p, x in leaves})
     opened = d.distill(student, teacher={"weights": str(path), "model": TINY})
     jax.tree.map(assert_array_equal, opened.teacher.variables, variables)
-    assert (opened.weight, opened.unlabelled) == (9.0, 0.0)
+    assert (opened.weight, opened.unlabeled) == (9.0, 0.0)
     other = {**TINY, "embedding_dim": 8}
     with pytest.raises(ValueError, match="must be the student's 5, got 8"):
         d.distill(student, teacher={"weights": str(path), "model": other})
@@ -296,7 +296,7 @@ MIRRORED = {"flip": 0.5}  # two views, which compile in no time
 def mirrored(tmp_path_factory):
     """A file with embeddings of both views of MIRRORED."""
     path = tmp_path_factory.mktemp("mirrored") / "teacher.npy"
-    both = kept.views_of(Training(batch_size=8, **MIRRORED), "same")
+    both = kept.cached_views(Training(batch_size=8, **MIRRORED), "same")
     kept.write_cache(path, faces(), told().teacher, both, make_mesh(1))
     return path
 
@@ -309,7 +309,7 @@ def semi_supervised(cache, grid=(1, 1), more=None, **settings):
     is_test = np.arange(28) % 4 == 3
     who = {"public": (4, 2, 3), "unseen": (5, 6)}
     partition = partition_of(source.labels, is_test, [[0], [1]], **who)
-    told = {"cache": str(cache), "unlabelled_from": "nobody", **settings}
+    told = {"cache": str(cache), "unlabeled_from": "nobody", **settings}
     pretrain = {"epochs": 2, "batch_size": 4, "distill": told, **MIRRORED}
     pretrain |= {"class_parallel": grid != (1, 1), **(more or {})}
     given = {"pretrain": pretrain, "methods": {}}
@@ -331,20 +331,20 @@ def test_a_part_of_the_source_without_labels_has_no_classes(mirrored, tmp_path):
         trainer = built.stages["pretrained"].trainer
         assert_array_equal(trainer.dataset.labels[trainer.first_row :], labels)
         trained.append(pretrained(built, tmp_path / str(grid[0]))["params"]["phi"])
-    assert trainer.table.names == ("known/2", "known/3")
+    assert trainer.sharded_classes.names == ("known/2", "known/3")
     assert [x.shape for x in trained] == [(2, DIM)] * 2
     assert np.isfinite(trained).all()
-    with pytest.raises(ValueError, match="unlabelled_from must be a part of"):
-        semi_supervised(mirrored, unlabelled_from="others")
-    check_unlabelled([{"unlabelled_from": "nobody"}])
+    with pytest.raises(ValueError, match="unlabeled_from must be a part of"):
+        semi_supervised(mirrored, unlabeled_from="others")
+    check_unlabeled([{"unlabeled_from": "nobody"}])
     with pytest.raises(ValueError, match="must come with central rows alone"):
-        check_unlabelled([{"unlabelled_from": "nobody"}, None])
+        check_unlabeled([{"unlabeled_from": "nobody"}, None])
 
 
 def magface(cache, folder, grid=(1, 1), **keys):
     """Variables after a training of which a third of the labels are not used."""
     more = {"margin_loss": "magface", **keys}
-    return pretrained(semi_supervised(cache, grid, more, unlabelled=0.3), folder)
+    return pretrained(semi_supervised(cache, grid, more, unlabeled=0.3), folder)
 
 
 @pytest.fixture(scope="module")
@@ -379,7 +379,7 @@ def test_classes_cut_over_devices_leave_out_who_has_no_label():
     batch = batch._replace(is_valid=jnp.ones(8, bool))
     rule = cosface(scale=64.0, margin=0.4)
     make = lambda model: class_parallel_loss(model, rule)
-    cut = d.distilled(make, linear(), told())
+    cut = d.with_distillation(make, linear(), told())
 
     def of_part(variables, batch):
         held = all_rows(3, len(variables["params"]["phi"]))
@@ -388,7 +388,7 @@ def test_classes_cut_over_devices_leave_out_who_has_no_label():
     phi = jnp.concatenate([variables["params"]["head"], jnp.ones((1, DIM))])
     given = {**variables, "params": {**variables["params"], "phi": phi, "head": None}}
     rows = {"backbone": P(), "phi": P(meshes.CLIENTS), "head": P()}
-    specs = {"params": rows, "batch_stats": P()}, CUT
+    specs = {"params": rows, "batch_stats": P()}, TO_SHARD
     run = meshes.over_client_devices(make_mesh(2), of_part, specs, P())
     has_label = np.asarray(batch.labels) >= 0
     expected = by_hand(variables, batch, 9.0, has_label)
@@ -405,7 +405,7 @@ def test_clients_learn_from_the_servers_teacher_without_labels(
     partition = partition_of(source.labels, is_test, [[0], [1, 2]], **who)
     row = base.FEDAVG if algorithm == "fedfr" else {"algorithm": algorithm}
     row = {**row, "learning_rate": 0.5, "weight_decay": 0.0, "momentum": 0.0}
-    row["distill"] = {"cache": str(mirrored), "weight": 1.0, "unlabelled": 1.0}
+    row["distill"] = {"cache": str(mirrored), "weight": 1.0, "unlabeled": 1.0}
     settings = {
         "methods": {"taught": row},
         "federation": {"batch_size": 4, "local_epochs": 8, **MIRRORED},
@@ -416,15 +416,15 @@ def test_clients_learn_from_the_servers_teacher_without_labels(
     backbone = linear().init(jax.random.key(0))
     phi = jnp.ones((2, DIM))
     start = {"params": {"backbone": backbone["params"], "phi": phi}, "batch_stats": {}}
-    begun = begin(built, trainer, start, tmp_path)
+    begun = start_stage(built, trainer, start, tmp_path)
     begun.checkpointer.close()
     before = begun.server
-    server, _ = play(begun.sim, begun.server, begun.store, 0)
+    server, _ = simulate_round(begun.sim, begun.server, begun.store, 0)
     images = np.asarray(built.task.dataset.images[:9], np.float32) / 127.5 - 1
     teacher = unit(np.asarray(linear().apply(told().teacher.variables, images)[0]))
 
     def away(at):
-        found = trainer.network_apply(trainer.network(at), images)
+        found = trainer.apply_global(trainer.global_model(at), images)
         return np.square(unit(np.asarray(found)) - teacher).sum(1).mean()
 
     assert away(server) < 0.8 * away(before)

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.augment import mirror
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.features import own_class_means
+from fedfr_jax.tasks.faces.frozen_features import own_class_means
 from fedfr_jax.types import Augment, Batch
 from tests.federated import toys
 
@@ -22,11 +27,11 @@ def two_rounds(augment, **options):
     algorithm, variables = toys.fedfr_toy()
     feed, (table, population) = toys.feed(augment=augment), toys.problem()
     options = {"mesh": make_mesh(2), "cohort_size": 3, "local_epochs": 2, **options}
-    sim = simulation(algorithm, feed, table, population, **options)
-    server = start(sim, variables)
+    sim = build_simulation(algorithm, feed, table, population, **options)
+    server = start_simulation(sim, variables)
     store, outcomes = open_store(sim, server), []
     for r in range(2):
-        server, outcome = play(sim, server, store, r)
+        server, outcome = simulate_round(sim, server, store, r)
         outcomes.append(outcome)
     return jax.device_get(server), store.gather(np.arange(5))[0], outcomes
 
@@ -37,8 +42,8 @@ def test_known_and_computed_features_train_alike(lanes):
     computed = two_rounds(UNCOUNTED, lanes=lanes)
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
     for a, b in zip(known[2], computed[2], strict=True):
-        assert a.num_extra.any()  # selected by their plain views in both
-        np.testing.assert_array_equal(a.num_extra, b.num_extra)
+        assert a.num_added.any()  # selected by their plain views in both
+        np.testing.assert_array_equal(a.num_added, b.num_added)
         jax.tree.map(close, a.metrics, b.metrics)
     jax.tree.map(close, known[:2], computed[:2])
 
@@ -57,6 +62,6 @@ def test_class_means_leave_out_what_is_no_example_of_the_clients_own():
         }
         return Batch(**told)
 
-    client = SimpleNamespace(span=span, num_local=jnp.int32(3))
+    client = SimpleNamespace(batch_from=span, num_examples=jnp.int32(3))
     found = own_class_means(lambda _, images: images, None, client, num_classes=3)
     np.testing.assert_array_equal(found, [[0, 0], [2, 1], [0, 0]])

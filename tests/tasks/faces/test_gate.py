@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from fedfr_jax.central.settings import Training, check_training
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.tasks.faces.public_training import loss_of
+from fedfr_jax.tasks.faces.public_classes import build_public_loss
 from fedfr_jax.types import Batch
 
 SHAPE, DIM, CLASSES = (16, 16, 1), 8, 4
@@ -31,35 +31,35 @@ def start():
     return {"params": params, "batch_stats": backbone["batch_stats"]}
 
 
-def batch_of(seed, count=32, *, is_labelled=True):
+def batch_of(seed, count=32, *, is_labeled=True):
     """Noise, every second image with an even lower half: its mask."""
     rng = np.random.default_rng(seed)
     images = rng.uniform(-1, 1, (count, *SHAPE)).astype(np.float32)
     images[::2, 8:] = rng.uniform(-1, 1, (count // 2, 1, 1, 1))
     number = jnp.arange(count, dtype=jnp.int32)
     targets = {"label": number % CLASSES}
-    if is_labelled:
+    if is_labeled:
         targets["masked"] = 1 - number % 2
     return Batch(
         inputs={"image": jnp.asarray(images)},
         targets=targets,
         num_classes=jnp.int32(0),
         is_valid=number < count - 1,  # the last is padding
-        is_extra=jnp.ones(count, bool),
-        example=number,
+        is_added=jnp.ones(count, bool),
+        row=number,
         position=number,
-        view=jnp.zeros(count, jnp.int32),
+        view_index=jnp.zeros(count, jnp.int32),
     )
 
 
 def loss_with(weight):
     settings = Training(gate_weight=weight, scale=8.0)
-    return loss_of(network(), None, settings, make_mesh(1))
+    return build_public_loss(network(), None, settings, make_mesh(1))
 
 
 def gate_logit(variables, batch):
     own = {**variables, "params": variables["params"]["backbone"]}
-    logits = network().features(own, batch.images, False)[1]
+    logits = network().apply_with_features(own, batch.images, False)[1]
     return np.asarray(logits[:, 1] - logits[:, 0])
 
 
@@ -93,18 +93,18 @@ def test_the_term_is_the_cross_entropy_of_valid_faces_times_its_weight():
     run = lambda weight: loss_with(weight)(variables, batch, None)
     (without, _), (total, (_, metrics)) = run(0.0), run(3.0)
     own = {**variables, "params": variables["params"]["backbone"]}
-    _, logits, _ = network().features(own, batch.images, True)
+    _, logits, _ = network().apply_with_features(own, batch.images, True)
     log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)
     by_hand = -log_p[np.arange(32), np.asarray(batch.targets["masked"])][:-1].mean()
     assert_allclose(metrics["gate"], by_hand, rtol=1e-5)
     assert_allclose(total, without + 3 * by_hand, rtol=1e-5)
 
 
-@pytest.mark.parametrize("weight, is_labelled", [(0.0, True), (1.0, False)])
+@pytest.mark.parametrize("weight, is_labeled", [(0.0, True), (1.0, False)])
 def test_without_a_weight_or_labels_the_gate_has_the_mixtures_gradient_alone(
-    weight, is_labelled
+    weight, is_labeled
 ):
-    batch, variables = batch_of(0, is_labelled=is_labelled), start()
+    batch, variables = batch_of(0, is_labeled=is_labeled), start()
 
     @functools.partial(jax.jit, static_argnums=0)
     def gradient(weight, batch):
@@ -112,7 +112,7 @@ def test_without_a_weight_or_labels_the_gate_has_the_mixtures_gradient_alone(
         take = lambda params: loss({**variables, "params": params}, batch, None)[0]
         return jax.jit(jax.grad(take))(variables["params"])["backbone"]["gate"]
 
-    mixture = gradient(0.0, batch_of(0, is_labelled=False))
+    mixture = gradient(0.0, batch_of(0, is_labeled=False))
     found = gradient(weight, batch)
     jax.tree.map(functools.partial(assert_allclose, rtol=1e-5), found, mixture)
     taught = gradient(1.0, batch_of(0))

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.tasks.faces import hard_negatives
+from fedfr_jax.tasks.faces import frozen_features
 
 
 @pytest.mark.parametrize("rows_at_once", [8, 16, 1000])
@@ -15,8 +15,8 @@ def test_blocks_of_any_size_find_the_largest_cosine(rows_at_once, monkeypatch):
     features = random.normal(size=(61, 5)).astype(np.float32)
     public = random.normal(size=(11, 5)).astype(np.float32)
     start, count = 7, 43  # neither a multiple of a block
-    monkeypatch.setattr(hard_negatives, "BLOCK_SCORES", rows_at_once * len(public))
-    found = jax.jit(hard_negatives.max_similarity)(
+    monkeypatch.setattr(frozen_features, "BLOCK_SCORES", rows_at_once * len(public))
+    found = jax.jit(frozen_features.max_similarity)(
         features, np.int32(start), np.int32(count), public
     )
     unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -44,7 +44,7 @@ def test_the_hardest_stay_when_equals_exceed_the_capacity(
 
     public = np.array([at(0.5), at(0.5), at(-0.5), at(1.0), at(0.5)], np.float32)
     settings = {"threshold": threshold, "capacity": capacity}
-    find = jax.jit(partial(hard_negatives.hard_negatives, **settings))
+    find = jax.jit(partial(frozen_features.hard_negatives, **settings))
     own = np.array([[1, 0]], np.float32)
     indices, number = find(own, np.int32(0), np.int32(1), public)
     padded = expected + [0] * ((capacity or len(public)) - len(expected))
@@ -55,5 +55,5 @@ def test_the_hardest_stay_when_equals_exceed_the_capacity(
 def test_cosines_are_as_exact_as_the_device_can():
     """TF32 of a GPU would move images over the threshold."""
     features = np.zeros((4, 8), np.float32)
-    text = str(jax.make_jaxpr(hard_negatives.max_similarity)(features, 0, 2, features))
+    text = str(jax.make_jaxpr(frozen_features.max_similarity)(features, 0, 2, features))
     assert text.count("dot_general") == text.count("Precision.HIGHEST, ") == 1

@@ -122,7 +122,7 @@ def test_a_class_that_an_example_resembles_too_much_is_left_out():
 def test_without_public_classes_both_cosface_branches_are_one():
     params, batch = problem()
     params = {**params, "phi": None}
-    batch = batch._replace(is_extra=np.zeros(len(LABELS), bool))
+    batch = batch._replace(is_added=np.zeros(len(LABELS), bool))
     batch = batch._replace(targets={"label": LABELS % OWN})
     terms = [branch_term(params, batch, branch=b) for b in ("cosface", "cosface_all")]
     np.testing.assert_array_equal(*terms)

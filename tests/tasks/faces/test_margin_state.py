@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from fedfr_jax.configs import base
-from fedfr_jax.federated.packing import on_packed, pack_networks, unpack
-from fedfr_jax.federated.simulation import play
+from fedfr_jax.federated.parameter_packing import on_unpacked, pack_networks, unpack
+from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.losses import LOSSES
-from fedfr_jax.runs.begin import begin
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.tasks.faces.loss import face_loss
-from fedfr_jax.tasks.faces.margin_state import NUMBERS, beside, with_start
+from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.tasks.faces.loss import NUMBERS, face_loss, with_margin_state, with_start
 from fedfr_jax.tasks.faces.methods import build_method
 from fedfr_jax.types import Batch, Model
 from tests.tasks.faces import given
@@ -69,9 +68,9 @@ def pretrained(experiment, folder):
 def played(experiment, variables, folder, row):
     """(trainer, server, rows) after a round."""
     trainer = experiment.stages[row].trainer
-    begun = begin(experiment, trainer, variables, folder)
+    begun = start_stage(experiment, trainer, variables, folder)
     begun.checkpointer.close()
-    server, _ = play(begun.sim, begun.server, begun.store, 0)
+    server, _ = simulate_round(begun.sim, begun.server, begun.store, 0)
     rows, _ = begun.store.gather(np.arange(2))
     return trainer, jax.device_get(server), jax.device_get(rows)
 
@@ -93,7 +92,7 @@ def test_numbers_are_averaged_over_clients_and_left_out_of_what_is_judged(tmp_pa
     start = LOSSES["adaface"]().state
     assert kept.keys() == start.keys()
     assert all(kept[name] != start[name] for name in start)
-    assert central.network(variables)["batch_stats"].keys() == {"seen"}
+    assert central.global_model(variables)["batch_stats"].keys() == {"seen"}
 
     trainer, server, rows = played(experiment, variables, tmp_path / "b", "fedavg")
     # One with as many steps as 8 images have, one as 24; each ends with a batch's mean.
@@ -101,7 +100,7 @@ def test_numbers_are_averaged_over_clients_and_left_out_of_what_is_judged(tmp_pa
     assert 0 < abs(small) <= 1 and 0 < abs(large) <= 1 and small != large
     found = given.backbone(server)["batch_stats"][NUMBERS]
     np.testing.assert_allclose(found["t"], (8 * small + 24 * large) / 32, rtol=1e-5)
-    judged = trainer.network(server)
+    judged = trainer.global_model(server)
     assert judged["batch_stats"].keys() == {"seen"}
     assert judged["batch_stats"]["seen"] > 1
 
@@ -151,7 +150,7 @@ def test_packed_networks_keep_the_same_numbers_and_draw_with_the_steps_key():
         noise = jax.random.normal(key, x.shape)
         return x * sum(params.values())[None] + noise, stats
 
-    model = beside(Model(None, apply, (5,), 5))
+    model = with_margin_state(Model(None, apply, (5,), 5))
     backbone = {"params": many(5), "batch_stats": many()}
     backbone = with_start(backbone, LOSSES["adaface"]())
     converter = {"kernel": draw(5, 5), "bias": draw(5)}
@@ -167,7 +166,7 @@ def test_packed_networks_keep_the_same_numbers_and_draw_with_the_steps_key():
             "is_valid": jnp.arange(6) < 5,
         }
     )
-    loss = face_loss(on_packed(model), margin_loss="adaface", branch="uniface")
+    loss = face_loss(on_unpacked(model), margin_loss="adaface", branch="uniface")
 
     @jax.jit
     def of(backbone, key):

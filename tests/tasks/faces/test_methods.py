@@ -9,20 +9,25 @@ import pytest
 
 from fedfr_jax.central.settings import Training
 from fedfr_jax.data.augment import compose, mirror, normalize
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.feed import Feed
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.losses.distillation import knowledge_distillation
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs.begin import last_simulation
-from fedfr_jax.tasks.faces.adaptation import distillation_loss
-from fedfr_jax.tasks.faces.hard_negatives import (
+from fedfr_jax.runs.stage_setup import final_simulation
+from fedfr_jax.tasks.faces.final_adaptation import distillation_loss
+from fedfr_jax.tasks.faces.frozen_features import (
     class_features,
     class_of_row,
     client_of_row,
 )
 from fedfr_jax.tasks.faces.methods import backbone_features, build_method
-from fedfr_jax.tasks.faces.public import everyone, public_means
+from fedfr_jax.tasks.faces.public_classes import public_means, public_population
 from fedfr_jax.types import Batch, Cohort, Model
 from tests.tasks.faces import given
 
@@ -94,22 +99,24 @@ def run(task, options, *, rounds=2, local_epochs=(2, 1), lanes=1):
     name = repr((sorted(options.items(), key=str), lanes))
     if name not in BUILT:
         method = method_of(options)
-        feed, mesh = Feed(8, MIRRORED), make_mesh(1)
-        sim = simulation(
+        feed, mesh = Batching(8, MIRRORED), make_mesh(1)
+        sim = build_simulation(
             method.algorithm, feed, task.table, task.population, mesh=mesh, lanes=lanes
         )
-        last = method.last_round and last_simulation(sim, method.last_round)
+        last = method.final_adaptation and final_simulation(
+            sim, method.final_adaptation
+        )
         BUILT[name] = method, sim, last
     method, sim, last = BUILT[name]
     sim = sim._replace(local_epochs=lambda r: local_epochs[min(r, 1)])
     phi = jax.random.normal(jax.random.key(6), (4, DIM))
-    server = start(sim, method.start(BACKBONE, phi))
+    server = start_simulation(sim, method.init_variables(BACKBONE, phi))
     store, outcomes = open_store(sim, server), []
     for r in range(rounds):
-        server, outcome = play(sim, server, store, r)
+        server, outcome = simulate_round(sim, server, store, r)
         outcomes.append(outcome)
     if last:
-        server, outcome = play(last, server, store, rounds)
+        server, outcome = simulate_round(last, server, store, rounds)
         outcomes.append(outcome)
     rows, _ = store.gather(np.arange(3))
     return sim, jax.device_get(server), rows, outcomes
@@ -143,7 +150,7 @@ def test_a_row_trains_through_the_engine(task, name):
 def test_fedavg_is_the_row_without_public_data(task):
     _, server, _, outcomes = run(task, PLAIN)
     assert given.phi(server) is None
-    assert not any(o.num_extra.any() for o in outcomes)
+    assert not any(o.num_added.any() for o in outcomes)
     assert set(outcomes[0].metrics) == {"loss", "classification", "steps"}
 
 
@@ -159,16 +166,16 @@ def test_a_contrastive_weight_of_zero_is_no_contrastive_term(task):
 def test_a_threshold_of_one_or_none_selects_nothing(task):
     _, none, _, first = run(task, {**ADDED, "threshold": None})
     _, one, _, second = run(task, {**ADDED, "threshold": 1.0})
-    assert not any(o.num_extra.any() for o in [*first, *second])
+    assert not any(o.num_added.any() for o in [*first, *second])
     assert_same(none, one)
     _, _, _, some = run(task, ADDED)
-    assert all(o.num_extra.any() for o in some)
+    assert all(o.num_added.any() for o in some)
 
 
 def test_moon_has_the_term_and_no_public_data(task):
     _, server, _, outcomes = run(task, ROWS["moon"])
     assert given.phi(server) is None
-    assert not outcomes[0].num_extra.any()
+    assert not outcomes[0].num_added.any()
     assert (outcomes[0].metrics["contrastive"] > 0).all()
 
 
@@ -204,15 +211,17 @@ def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(
 
     counted = MODEL._replace(apply=apply)
     method = given.method_of(counted, num_classes=3, threshold=0.0)
-    feed, tables = Feed(8, MIRRORED), (task.table, task.population)
-    sim = simulation(method.algorithm, feed, *tables, mesh=make_mesh(1), local_epochs=5)
-    server = start(sim, method.start(BACKBONE, jnp.ones((4, DIM))))
-    _, outcome = play(sim, server, open_store(sim, server), 0)
+    feed, tables = Batching(8, MIRRORED), (task.table, task.population)
+    sim = build_simulation(
+        method.algorithm, feed, *tables, mesh=make_mesh(1), local_epochs=5
+    )
+    server = start_simulation(sim, method.init_variables(BACKBONE, jnp.ones((4, DIM))))
+    _, outcome = simulate_round(sim, server, open_store(sim, server), 0)
     jax.effects_barrier()
     whole = lambda number: int((8 * -(-np.asarray(number) // 8)).sum())  # in batches
-    by_clients = whole(task.population.sizes(outcome.ids) + outcome.num_extra)
+    by_clients = whole(task.population.sizes(outcome.ids) + outcome.num_added)
     by_the_server = whole(len(task.table.labels))
-    assert outcome.num_extra.any()
+    assert outcome.num_added.any()
     assert sum(seen) == 2 * (by_clients + by_the_server)
 
 
@@ -228,7 +237,7 @@ def test_weights_count_hard_negatives_or_not(task):
     _, extra, _, outcomes = run(task, {**ADDED, "weigh": "local+extra"}, rounds=1)
     _, local, _, _ = run(task, {**ADDED, "weigh": "local"}, rounds=1)
     assert len(set(np.diff(task.population.offsets).tolist())) > 1
-    assert outcomes[0].num_extra.any()
+    assert outcomes[0].num_added.any()
     assert differs(extra, local)
 
 
@@ -267,10 +276,12 @@ def test_class_level_takes_whole_classes_by_phi(task):
     features = np.asarray(MODEL.apply(BACKBONE, images, False)[0])
     unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     cohort = Cohort(np.arange(3, dtype=np.int32), 0)
-    server = start(sim, method_of(ROWS["class level"]).start(BACKBONE, phi))
-    chosen = np.asarray(sim.algorithm.prepare(server, sim.context(cohort)).examples)
+    server = start_simulation(
+        sim, method_of(ROWS["class level"]).init_variables(BACKBONE, phi)
+    )
+    chosen = np.asarray(sim.algorithm.prepare(server, sim.context(cohort)).added_rows)
     some = False
-    for c, number in enumerate(outcomes[0].num_extra):
+    for c, number in enumerate(outcomes[0].num_added):
         own = slice(offsets[c], offsets[c + 1])
         means = [features[own][labels[own] == k].mean(axis=0) for k in range(SIZES[c])]
         is_hard = (unit(np.stack(means)) @ unit(phi).T > 0).any(axis=0)
@@ -299,12 +310,12 @@ def test_init_fc_starts_from_the_pretrained_class_means(task):
     assert method.init_fc
     mesh = make_mesh(2)
     phi = public_means(MODEL, task, mesh, BACKBONE, 8)
-    sim = simulation(
-        method.algorithm, Feed(8, SCALED), task.table, task.population, mesh=mesh
+    sim = build_simulation(
+        method.algorithm, Batching(8, SCALED), task.table, task.population, mesh=mesh
     )
-    server = start(sim, method.start(BACKBONE, phi))
+    server = start_simulation(sim, method.init_variables(BACKBONE, phi))
     store = open_store(sim, server)
-    server, _ = play(sim, server, store, 0)
+    server, _ = simulate_round(sim, server, store, 0)
     rows, _ = store.gather(np.arange(3))
     labels, offsets = task.table.labels, task.population.offsets
     images = decode(task.table.images)
@@ -358,7 +369,7 @@ def test_adaptation_moves_the_clients_and_not_the_server(task, kind):
     _, after, adapted, outcomes = run(task, ROWS[kind])
     assert_same(before, after)
     assert differs(given.previous(adapted), given.previous(rows))
-    assert not outcomes[-1].num_extra.any()
+    assert not outcomes[-1].num_added.any()
     # From the global network: a rate of zero leaves every client with exactly that.
     still = {"kind": kind, "learning_rate": 0.0, "epochs": 1}
     _, server, same, _ = run(task, {**ADDED, "adapt": still})
@@ -409,13 +420,13 @@ def test_distilling_compares_own_classes_with_the_embeddings_of_the_teacher():
 
 
 def test_central_training_on_everybody_has_every_class_once(task):
-    everything = everyone(task)
-    names = everything.partition.global_identities
+    everything = public_population(task)
+    names = everything.partition.public_identities
     p, labels = task.partition, everything.table.labels
     assert len(names) == 4 + sum(SIZES) == len(set(names.tolist()))
     np.testing.assert_array_equal(np.bincount(labels) > 0, True)
     np.testing.assert_array_equal(names[labels[: len(p.train)]], task.train_identities)
-    public = p.global_identities[p.global_labels]
+    public = p.public_identities[p.public_labels]
     np.testing.assert_array_equal(names[labels[len(p.train) :]], public)
     row = build_method("all", {"kind": "central"}, {"epochs": 7}, MODEL, p)
     assert row == Training(epochs=7)
@@ -557,4 +568,4 @@ def test_the_options_of_the_spread_out_reach_the_server(task):
 
 def test_an_adaptation_without_settings_is_five_epochs_of_fine_tuning():
     method = given.method_of(MODEL, num_classes=3, branch=None, adapt={})
-    assert method.last_round.epochs == 5
+    assert method.final_adaptation.epochs == 5

@@ -3,9 +3,14 @@
 import jax.numpy as jnp
 import numpy as np
 
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
-from fedfr_jax.feed import Feed
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Dataset, Model
 from tests.tasks.faces import given
@@ -46,16 +51,18 @@ def test_a_client_of_the_row_moon_has_the_official_loss(golden):
         contrastive_weight=5.0,
         first_previous="random",
     )
-    sim = simulation(
+    sim = build_simulation(
         method.algorithm,
-        Feed(8),
-        Dataset.labelled(images, np.arange(3 + count, dtype=np.int32) % 2),
+        Batching(8),
+        Dataset.from_arrays(images, np.arange(3 + count, dtype=np.int32) % 2),
         Population(np.array([0, 3, 3 + count]), np.full(2, 2, np.int32)),
         mesh=make_mesh(1),
     )
     variables = {"params": {"which": jnp.asarray(GLOBAL)}, "batch_stats": {}}
-    server = start(sim, method.start(variables, jnp.zeros((1, dim))))
-    _, outcome = play(sim, server, open_store(sim, server), 0)
+    server = start_simulation(
+        sim, method.init_variables(variables, jnp.zeros((1, dim)))
+    )
+    _, outcome = simulate_round(sim, server, open_store(sim, server), 0)
     metrics = outcome.metrics
     assert metrics["steps"].tolist() == [1, 1]
     found = metrics["contrastive"]

@@ -1,13 +1,13 @@
-"""The released personalised evaluation, asked as a run asks when it has trained."""
+"""The released personalized evaluation, asked as a run asks when it has trained."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.evaluation.scores import UNSUPPORTED
-from fedfr_jax.runs.begin import begin
-from fedfr_jax.runs.experiment import networks_of
+from fedfr_jax.evaluation.error_rates import UNSUPPORTED
+from fedfr_jax.runs.experiment import trained_models
+from fedfr_jax.runs.stage_setup import start_stage
 from fedfr_jax.types import Model
 from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
@@ -69,7 +69,7 @@ def judged(released, folder, how):
         "evaluation": {
             "fars": FARS,
             "fpirs": tuple(released["tpir_fpir"].tolist()),
-            "personalised": how,
+            "personalized": how,
         },
     }
     images, labels, is_test = images_of(released)
@@ -81,13 +81,15 @@ def judged(released, folder, how):
         "backbone": network(np.zeros((DIM, DIM)))["params"],
         "phi": np.ones((2, DIM), np.float32),
     }
-    begun = begin(experiment, trainer, {"params": spoilt, "batch_stats": {}}, folder)
+    begun = start_stage(
+        experiment, trainer, {"params": spoilt, "batch_stats": {}}, folder
+    )
     begun.checkpointer.close()
     rows = rows_of(trainer.algorithm, begun.server)
     rows = jax.tree.map(lambda *x: np.stack(x), *rows)
     begun.store.scatter(np.arange(3), rows, 0)
-    networks = networks_of(experiment, trainer, begun.sim, begun.server, begun.store)
-    return experiment.task.evaluators["personalised"].evaluate(networks)
+    networks = trained_models(experiment, trainer, begun.sim, begun.server, begun.store)
+    return experiment.task.evaluators["personalized"].evaluate(networks)
 
 
 @pytest.mark.parametrize("how", ["exact", "binned"])

@@ -6,8 +6,8 @@ import pytest
 
 from fedfr_jax.central.settings import Training, check_training
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs.begin import begin
 from fedfr_jax.runs.central_stage import train_central
+from fedfr_jax.runs.stage_setup import start_stage
 from fedfr_jax.types import Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
@@ -72,7 +72,7 @@ def test_the_whole_mesh_trains_what_one_device_trains(tmp_path):
 def test_a_federated_stage_starts_from_classes_that_were_cut(tmp_path):
     whole = experiment((2, 1), **CUT)
     cut = pretrained(tmp_path, (2, 1), epochs=1, **CUT)
-    begun = begin(whole, whole.stages["fedfr"].trainer, cut, tmp_path / "fedfr")
+    begun = start_stage(whole, whole.stages["fedfr"].trainer, cut, tmp_path / "fedfr")
     begun.checkpointer.close()
     tables = [x for x in jax.tree.leaves(begun.server) if x.shape == (len(PUBLIC), 6)]
     np.testing.assert_array_equal(tables[0], cut["params"]["phi"])

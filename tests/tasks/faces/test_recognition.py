@@ -11,10 +11,9 @@ from fedfr_jax.data.partition import by_identity
 from fedfr_jax.evaluation.personalized import client_verification
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.tasks.faces.drawn_pairs import fewest_negatives
-from fedfr_jax.tasks.faces.face_images import recognition
-from fedfr_jax.tasks.faces.recognition import Judge, balanced_pairs
-from fedfr_jax.types import Networks, Source
+from fedfr_jax.tasks.faces.data import build_face_data
+from fedfr_jax.tasks.faces.evaluator import FaceEvaluator, balanced_pairs, min_negatives
+from fedfr_jax.types import Source, TrainedModels
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
 SHAPE = (6, 6, 1)
@@ -23,8 +22,8 @@ SHAPE = (6, 6, 1)
 def source():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(14), 10).astype(np.int32)
-    centres = rng.uniform(80, 170, size=(14, *SHAPE))
-    images = centres[labels] + rng.normal(scale=40, size=(140, *SHAPE))
+    centers = rng.uniform(80, 170, size=(14, *SHAPE))
+    images = centers[labels] + rng.normal(scale=40, size=(140, *SHAPE))
     images = images.clip(0, 255).astype(np.uint8)
     names = tuple(f"id{i}" for i in range(14))
     return Source(lambda rows: images[rows], labels, names, SHAPE), images
@@ -36,7 +35,7 @@ def task():
     partition = by_identity(
         made.labels, num_clients=3, ids_per_client=2, num_global_ids=4, num_unseen_ids=4
     )
-    return recognition(made, partition), images
+    return build_face_data(made, partition), images
 
 
 def embed(variables, x):
@@ -48,7 +47,7 @@ def test_rows_of_the_table_are_the_partitions_images(task):
     p = task.partition
     np.testing.assert_array_equal(task.table.images[: len(p.train)], images[p.train])
     np.testing.assert_array_equal(
-        task.table.images[len(p.train) :], images[p.global_examples]
+        task.table.images[len(p.train) :], images[p.public_examples]
     )
     labels = np.repeat(np.arange(14), 10)
     np.testing.assert_array_equal(task.train_identities, labels[p.train])
@@ -56,36 +55,36 @@ def test_rows_of_the_table_are_the_partitions_images(task):
     told = task.table.targets["label"]
     client = np.repeat(np.arange(3), np.diff(p.train_offsets))
     own = np.stack(p.identities)[client, told[: len(p.train)]]
-    public = p.global_identities[told[len(p.train) :]]
+    public = p.public_identities[told[len(p.train) :]]
     np.testing.assert_array_equal(own, labels[p.train])
-    np.testing.assert_array_equal(public, labels[p.global_examples])
+    np.testing.assert_array_equal(public, labels[p.public_examples])
 
 
 def test_training_images_bring_the_landmarks_that_their_source_has(task):
     task, _ = task
     p = task.partition
-    rows = np.concatenate([p.train, p.global_examples])
+    rows = np.concatenate([p.train, p.public_examples])
     made, _ = source()
     points = np.random.default_rng(0).uniform(0, 6, (140, 5, 2)).astype(np.float32)
     made = made._replace(landmarks=points)
     for memory in (None, 2 * 40 * 8):
-        table = recognition(made, p, memory, with_landmarks=True).table
+        table = build_face_data(made, p, memory, with_landmarks=True).table
         found = table.inputs if memory is None else table.read(np.arange(len(rows)))
         np.testing.assert_array_equal(found["landmarks"], points[rows])
         np.testing.assert_array_equal(found["image"], task.table.images)
-    assert set(recognition(made, p).table.inputs) == {"image"}
+    assert set(build_face_data(made, p).table.inputs) == {"image"}
 
 
 def test_streamed_images_are_judged_alike(task):
     task, _ = task
     made, _ = source()
-    streamed = recognition(made, task.partition, stream_bytes=2 * 40 * 8)
+    streamed = build_face_data(made, task.partition, stream_bytes=2 * 40 * 8)
     network = np.random.default_rng(1).normal(size=(36, 5)).astype(np.float32)
     options = {"batch_size": 8, "fars": (0.1,), "fpirs": (0.5,)}
-    judges = [Judge(t, make_mesh(2), **options) for t in (task, streamed)]
+    judges = [FaceEvaluator(t, make_mesh(2), **options) for t in (task, streamed)]
     expected, actual = (judge.generic(embed, network) for judge in judges)
     assert actual.metrics == expected.metrics
-    expected, actual = (judge.personalised(embed, None, network) for judge in judges)
+    expected, actual = (judge.personalized(embed, None, network) for judge in judges)
     assert actual.metrics == expected.metrics
 
 
@@ -93,8 +92,8 @@ def test_the_judge_scores_each_clients_own_network(task):
     task, images = task
     rng = np.random.default_rng(1)
     networks = [jnp.asarray(rng.normal(size=(36, 5)), jnp.float32) for _ in range(3)]
-    judge = Judge(task, make_mesh(4), batch_size=8, fars=(0.1,), fpirs=(0.5,))
-    judged = judge.personalised(embed, lambda client: networks[client])
+    judge = FaceEvaluator(task, make_mesh(4), batch_size=8, fars=(0.1,), fpirs=(0.5,))
+    judged = judge.personalized(embed, lambda client: networks[client])
     p = task.partition
     for client, network in enumerate(networks):
         pixels = jnp.float32(images[p.test]) / 127.5 - 1
@@ -107,13 +106,13 @@ def test_the_judge_scores_each_clients_own_network(task):
         got = judged.per_client["tar@far=1e-01"][client]
         np.testing.assert_allclose(got, expected["tar@far=1e-01"], atol=1e-6)
     assert "tpir@fpir=5e-01" in judged.metrics
-    strict = Judge(
+    strict = FaceEvaluator(
         task, make_mesh(4), batch_size=8, fars=(0.1,), fpirs=(0.02,)
     )  # of 36 images
-    told = strict.personalised(embed, None, networks[0])
+    told = strict.personalized(embed, None, networks[0])
     for found in (told.metrics, told.per_client):
         assert "tpir@fpir=2e-02~" in found and "tpir@fpir=2e-02" not in found
-    single = judge.personalised(embed, None, networks[0])
+    single = judge.personalized(embed, None, networks[0])
     assert single.per_client["tar@far=1e-01"][0] == pytest.approx(
         judged.per_client["tar@far=1e-01"][0], abs=1e-6
     )
@@ -132,23 +131,23 @@ def test_the_generic_protocol_is_one_network_on_unseen_people():
     partition = partition_of(people, is_test, [[0, 1], [2]], public=[3], unseen=[4, 5])
     source = source_of(images[:, :, None, None], people)
     options = {"fars": (0.4,), "fpirs": (0.5,)}
-    judge = Judge(recognition(source, partition), make_mesh(1), **options)
+    judge = FaceEvaluator(build_face_data(source, partition), make_mesh(1), **options)
     own = lambda client: jnp.zeros((4, 4))
-    networks = Networks(jnp.eye(4), embed, own, embed)
+    networks = TrainedModels(jnp.eye(4), embed, own, embed)
     generic = judge.evaluators["generic"].evaluate(networks)
     assert generic.metrics["tar@far=4e-01"] == pytest.approx(20 / 30)
     # Three images of each are sought, of which one is found as the other stranger.
     assert generic.metrics["tpir@fpir=5e-01"] == pytest.approx(4 / 6)
-    clients = judge.evaluators["personalised"].evaluate
+    clients = judge.evaluators["personalized"].evaluate
     assert clients(networks).metrics["tar@far=4e-01"] == 0  # of zeros
-    alone = clients(networks._replace(of_client=None))
+    alone = clients(networks._replace(client_variables=None))
     assert alone.metrics["tar@far=4e-01"] == 1  # whose clients are all alike
 
 
 def test_unseen_people_are_judged_with_masks_too(task):
     """A network that sees foreheads only loses nothing; one that sees chins does."""
     task, _ = task
-    judge = Judge(task, make_mesh(1), masked=(0.1, 1e-5), fars=(0.1,))
+    judge = FaceEvaluator(task, make_mesh(1), masked=(0.1, 1e-5), fars=(0.1,))
     rows = np.arange(36) // 6
     networks = [np.eye(36, dtype=np.float32)[where] for where in (rows < 2, rows > 3)]
     upper, lower = (
@@ -164,7 +163,7 @@ def test_unseen_people_are_judged_with_masks_too(task):
         assert standard == pytest.approx(1 - found["tar@far=1e-01"])
     assert lower["mfr_masked_fnmr@fpr=1e-01"] > upper["mfr_masked_fnmr@fpr=1e-01"] + 0.1
     with pytest.raises(ValueError, match="config.evaluation.masked must lie in"):
-        Judge(task, make_mesh(1), masked=1.5)
+        FaceEvaluator(task, make_mesh(1), masked=1.5)
 
 
 def test_judged_masks_lie_where_the_landmarks_are():
@@ -185,7 +184,7 @@ def test_judged_masks_lie_where_the_landmarks_are():
         given = source._replace(landmarks=points)
         built = experiment_of(settings, model, given, split)
         judge = built.task.evaluators["generic"].evaluate
-        metrics = judge(Networks(chin, embed, None, embed)).metrics
+        metrics = judge(TrainedModels(chin, embed, None, embed)).metrics
         masked, standard = (
             metrics[f"mfr_{kind}_fnmr@fpr=1e-01"] for kind in ("masked", "standard")
         )
@@ -195,7 +194,7 @@ def test_judged_masks_lie_where_the_landmarks_are():
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(2, 12), st.integers(5, 20), st.integers(0, 1000))
-def test_pairs_are_balanced_distinct_and_labelled_right(people, images, seed):
+def test_pairs_are_balanced_distinct_and_labeled_right(people, images, seed):
     labels = np.random.default_rng(seed).permutation(np.repeat(range(people), images))
     indices, is_same = balanced_pairs(labels, 400, seed)
     np.testing.assert_array_equal(
@@ -218,8 +217,8 @@ def test_the_pairs_of_a_client_are_counted_as_they_are_compared(negatives):
             either = is_own[:, None] ^ is_own[None]
         counts.append(np.triu(either & (labels[:, None] != labels[None])).sum())
     for own, count in zip(own_of, counts, strict=True):
-        assert fewest_negatives(labels, [own], negatives) == count
-    assert fewest_negatives(labels, own_of, negatives) == min(counts)
+        assert min_negatives(labels, [own], negatives) == count
+    assert min_negatives(labels, own_of, negatives) == min(counts)
 
 
 def test_too_few_unseen_people_are_refused():

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from fedfr_jax.commands.preparation import described
-from fedfr_jax.data.partition import PARTITIONS, ClientSplit
-from fedfr_jax.data.sources.join import join_sources
-from fedfr_jax.tasks.reid.data import split_of
-from fedfr_jax.tasks.reid.report import format_report, report
+from fedfr_jax.cli.prepare import describe_source
+from fedfr_jax.data.partition import PARTITIONS, ClientPartition
+from fedfr_jax.data.sources.selection import concat_sources
+from fedfr_jax.tasks.reid.data import build_split, format_report, report
 from fedfr_jax.types import GALLERY, QUERY, TRAIN
 from tests.tasks.reid.given import crossed, source_of
 
@@ -37,7 +36,7 @@ def check(split, source):
 
 def test_a_client_for_each_camera_shares_people_with_the_others():
     source = crossed()
-    split = split_of(BY_CAMERA, source)
+    split = build_split(BY_CAMERA, source)
     check(split, source)
     everybody = set(range(6))
     assert held(split, source) == [(everybody, {camera}) for camera in (1, 2, 3)]
@@ -45,12 +44,12 @@ def test_a_client_for_each_camera_shares_people_with_the_others():
     queries, gallery = split.tests["test"]
     assert (source.roles[queries] == QUERY).all() and len(queries) == 9
     assert (source.roles[gallery] == GALLERY).all() and len(gallery) == 9
-    assert split.own_tests == (("test",),) * 3 and split.unseen == ()
+    assert split.client_tests == (("test",),) * 3 and split.unseen == ()
 
 
 def test_groups_of_cameras_may_be_of_unequal_size_and_leave_one_out():
     source = crossed(num_cameras=4)
-    split = split_of({**BY_CAMERA, "groups": [[4], [1, 3]]}, source)
+    split = build_split({**BY_CAMERA, "groups": [[4], [1, 3]]}, source)
     check(split, source)
     assert [cameras for _, cameras in held(split, source)] == [{4}, {1, 3}]
     assert report(split, source)["unheld"] == 12  # of camera 2
@@ -59,7 +58,7 @@ def test_groups_of_cameras_may_be_of_unequal_size_and_leave_one_out():
 def test_clients_by_identity_have_equal_numbers_of_people_and_share_none():
     source = crossed(num_train=8)
     splits = [
-        split_of({"name": "by_identity", "num_clients": 3, "seed": seed}, source)
+        build_split({"name": "by_identity", "num_clients": 3, "seed": seed}, source)
         for seed in (0, 0, 1)
     ]
     check(splits[0], source)
@@ -72,7 +71,7 @@ def test_clients_by_identity_have_equal_numbers_of_people_and_share_none():
 
 def test_a_partition_of_examples_deals_a_re_identification_set_too(monkeypatch):
     source = crossed(num_train=8)
-    split = split_of({"name": "iid", "num_clients": 3}, source)
+    split = build_split({"name": "iid", "num_clients": 3}, source)
     check(split, source)
     assert split.offsets[-1] == (source.roles == TRAIN).sum()  # tests are others
     assert split.client_names == ("client 0", "client 1", "client 2")
@@ -82,29 +81,29 @@ def test_a_partition_of_examples_deals_a_re_identification_set_too(monkeypatch):
         first, rest = np.flatnonzero(labels < most), np.flatnonzero(labels >= most)
         offsets = np.array([0, len(first), len(labels)])
         none = np.zeros(0, np.int32)
-        return ClientSplit(np.append(first, rest), offsets, none, offsets * 0, 8)
+        return ClientPartition(np.append(first, rest), offsets, none, offsets * 0, 8)
 
     monkeypatch.setitem(PARTITIONS, "mine", mine)
-    split = split_of({"name": "mine", "most": 3}, source)
+    split = build_split({"name": "mine", "most": 3}, source)
     check(split, source)
     assert [len(people) for people, _ in held(split, source)] == [3, 5]
     monkeypatch.setitem(PARTITIONS, "of faces", lambda labels: None)
     with pytest.raises(ValueError, match="must split classes, got 'of faces'"):
-        split_of({"name": "of faces"}, source)
+        build_split({"name": "of faces"}, source)
 
 
 def three_sets():
     sets = {name: crossed(num_train=n) for name, n in (("a", 2), ("b", 5), ("c", 3))}
-    return join_sources(sets)
+    return concat_sources(sets)
 
 
 def test_a_client_for_each_data_set_is_tested_on_its_own():
     source = three_sets()
-    split = split_of({"name": "by_dataset"}, source)
+    split = build_split({"name": "by_dataset"}, source)
     check(split, source)
     assert split.client_names == ("a", "b", "c") == tuple(split.tests)
     assert split.num_classes.tolist() == [2, 5, 3]
-    assert split.own_tests == (("a",), ("b",), ("c",))
+    assert split.client_tests == (("a",), ("b",), ("c",))
     for name, test in split.tests.items():
         labels = source.labels[np.concatenate(test)]
         assert {source.names[label][0] for label in labels} == {name}
@@ -113,7 +112,7 @@ def test_a_client_for_each_data_set_is_tested_on_its_own():
 @pytest.mark.parametrize("left_out", ["b", ["b"]])
 def test_a_data_set_that_is_left_out_is_only_tested(left_out):
     source = three_sets()
-    split = split_of({"name": "by_dataset", "leave_out": left_out}, source)
+    split = build_split({"name": "by_dataset", "leave_out": left_out}, source)
     check(split, source)
     assert split.client_names == ("a", "c") and split.unseen == ("b",)
     assert tuple(split.tests) == ("a", "b", "c")
@@ -125,15 +124,15 @@ def test_a_data_set_that_is_left_out_is_only_tested(left_out):
 
 
 def test_cameras_of_two_data_sets_are_different_clients():
-    split = split_of(BY_CAMERA, three_sets())
+    split = build_split(BY_CAMERA, three_sets())
     assert len(split.client_names) == 9 and split.client_names[3] == "b camera 1"
 
 
 def test_people_of_several_data_sets_are_tested_on_all_of_them():
     source = three_sets()
-    split = split_of({"name": "by_identity", "num_clients": 2}, source)
+    split = build_split({"name": "by_identity", "num_clients": 2}, source)
     check(split, source)
-    for own, (people, _) in zip(split.own_tests, held(split, source), strict=True):
+    for own, (people, _) in zip(split.client_tests, held(split, source), strict=True):
         assert set(own) == {source.names[person][0] for person in people}
 
 
@@ -141,7 +140,7 @@ def test_nobody_is_never_trained_on_asked_for_or_found():
     people, cameras = [0, 0, 1, 1, 2, 2, 2], [1, 2, 1, 2, 1, 2, 3]
     roles = [TRAIN, TRAIN, QUERY, GALLERY, TRAIN, GALLERY, QUERY]
     source = source_of(people, cameras, roles, names=("0002", "0007", "-1"))
-    split = split_of(BY_CAMERA, source)
+    split = build_split(BY_CAMERA, source)
     assert split.train.tolist() == [0, 1]
     assert [rows.tolist() for rows in split.tests["test"]] == [[2], [3]]
 
@@ -151,7 +150,7 @@ def test_the_report_counts_what_clients_hold_and_lost_queries():
     cameras = [1, 1, 2, 1, 2, 1, 2, 3]
     roles = [TRAIN] * 3 + [QUERY, GALLERY, QUERY, TRAIN, QUERY]
     source = source_of(people, cameras, roles)
-    facts = report(split_of(BY_CAMERA, source), source)
+    facts = report(build_split(BY_CAMERA, source), source)
     assert facts["table"] == {"train": [[2, 0], [0, 2]]}
     assert facts["people"] == [1, 2] and facts["images"] == [2, 2]
     wanted = {"queries": 3, "gallery": 1, "people": 2, "without_match": 2}
@@ -190,15 +189,15 @@ def only_tested(source):
 def test_what_is_no_scenario_is_refused(settings, change, message):
     source = three_sets()
     with pytest.raises(ValueError, match=message):
-        split_of(settings, change(source) if change else source)
+        build_split(settings, change(source) if change else source)
 
 
 @pytest.mark.parametrize("groups", [[[1], [1, 2]], [[1], [7]], [[1], []]])
 def test_groups_of_unknown_shared_or_no_cameras_are_refused(groups):
     with pytest.raises(ValueError, match="groups must hold|none for cameras "):
-        split_of({**BY_CAMERA, "groups": groups}, crossed())
+        build_split({**BY_CAMERA, "groups": groups}, crossed())
 
 
 def test_prepare_tells_what_a_scenario_holds():
-    facts, text = described(BY_CAMERA, crossed())
+    facts, text = describe_source(BY_CAMERA, crossed())
     assert facts["clients"] == 3 and text.startswith("client ")

@@ -6,23 +6,30 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.augment import identity
-from fedfr_jax.data.sources.join import join_sources
-from fedfr_jax.evaluation.matches import People
-from fedfr_jax.evaluation.retrieval import cosines, find, summary
+from fedfr_jax.data.sources.selection import concat_sources
+from fedfr_jax.evaluation.retrieval import (
+    IdentityLabels,
+    cosines,
+    rank_gallery,
+    summary,
+)
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.reid.data import split_of
-from fedfr_jax.tasks.reid.judge import Judge
-from fedfr_jax.tasks.reid.judged import evaluation_of, judged_of
-from fedfr_jax.types import GALLERY, QUERY, TRAIN, Networks
+from fedfr_jax.tasks.reid.data import build_split
+from fedfr_jax.tasks.reid.evaluator import (
+    ReidEvaluator,
+    build_evaluation,
+    build_evaluation_set,
+)
+from fedfr_jax.types import GALLERY, QUERY, TRAIN, TrainedModels
 from tests.tasks.reid.given import crossed, source_of
 
 BY_CAMERA, BY_DATASET = {"name": "by_camera"}, {"name": "by_dataset"}
 
 
 def judge_of(source, settings=BY_CAMERA, *, devices=1, memory=None, **options):
-    evaluating = evaluation_of({"batch_size": 4, **options})
-    images = judged_of(source, split_of(settings, source), memory)
-    return Judge(images, make_mesh(devices), evaluating, plain=identity())
+    evaluating = build_evaluation({"batch_size": 4, **options})
+    images = build_evaluation_set(source, build_split(settings, source), memory)
+    return ReidEvaluator(images, make_mesh(devices), evaluating, plain=identity())
 
 
 def sees(what, x):
@@ -38,7 +45,7 @@ def sees(what, x):
 def networks(of_client, generic=0):
     own = None if of_client is None else lambda client: jnp.int32(of_client[client])
     one = None if generic is None else jnp.int32(generic)
-    return Networks(one, sees, own, sees)
+    return TrainedModels(one, sees, own, sees)
 
 
 ALL = {name: 1.0 for name in ("rank1", "rank5", "rank10", "map", "minp")}
@@ -54,14 +61,14 @@ def test_who_sees_people_finds_all_and_who_sees_cameras_does_not():
 
 def test_clients_are_judged_by_their_own_networks():
     judge = judge_of(crossed())
-    found = judge.personalised(networks([0, 1, 0]))
+    found = judge.personalized(networks([0, 1, 0]))
     lost = judge.generic(networks(None, generic=1)).metrics
     wanted = [1, lost["map"], 1]
     np.testing.assert_allclose(found.per_client["map"], wanted, atol=1e-6)
     assert found.metrics["map"] == pytest.approx(np.mean(wanted))
     assert found.metrics["map_min"] == pytest.approx(lost["map"])
     assert found.metrics["map_max"] == found.metrics["rank1_max"] == 1
-    shared = judge.personalised(networks(None, generic=1))
+    shared = judge.personalized(networks(None, generic=1))
     np.testing.assert_allclose(shared.per_client["map"], [lost["map"]] * 3)
     assert not {"map_min", "map_max"} & shared.metrics.keys()  # all have one number
 
@@ -71,12 +78,12 @@ def three_sets():
     sets = {"a": crossed(2), "b": crossed(5, num_cameras=4), "c": crossed(3)}
     roles = np.where(sets["c"].roles == QUERY, GALLERY, sets["c"].roles)
     sets["c"] = sets["c"]._replace(roles=roles)
-    return join_sources(sets)
+    return concat_sources(sets)
 
 
 def test_a_clients_test_is_that_of_its_data_set_and_there_may_be_none():
     judge = judge_of(three_sets(), BY_DATASET)
-    found = judge.personalised(networks([1, 0, None]))
+    found = judge.personalized(networks([1, 0, None]))
     each = judge.generic(networks(None, generic=1)).metrics
     wanted = [each["a_map"], 1, np.nan]
     np.testing.assert_allclose(found.per_client["map"], wanted, atol=1e-6)
@@ -102,13 +109,19 @@ def test_features_of_images_and_mirror_images_are_added(layout):
     images = rng.integers(0, 256, (len(source.labels), 4, 2, 3)).astype(np.uint8)
     source = source._replace(read=lambda rows: images[rows])
     embed = lambda w, x: jnp.tanh(x.reshape(len(x), -1).astype(jnp.float32) / 256 @ w)
-    found = judge_of(source, **layout).generic(Networks(weights, embed, None, embed))
+    found = judge_of(source, **layout).generic(
+        TrainedModels(weights, embed, None, embed)
+    )
     plain = lambda x: np.tanh(x.reshape(len(x), -1).astype(np.float32) / 256 @ weights)
     features = plain(images) + plain(images[:, :, ::-1])
     parts = [np.flatnonzero(source.roles == role) for role in (QUERY, GALLERY)]
-    people = [People(source.labels[rows], source.cameras[rows]) for rows in parts]
+    people = [
+        IdentityLabels(source.labels[rows], source.cameras[rows]) for rows in parts
+    ]
     scores = cosines(*(features[rows] for rows in parts))
-    assert found.metrics == pytest.approx(summary(find(scores, *people)), abs=1e-5)
+    assert found.metrics == pytest.approx(
+        summary(rank_gallery(scores, *people)), abs=1e-5
+    )
 
 
 def test_settings_reach_the_protocol():

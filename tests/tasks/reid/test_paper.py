@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.build import plain
-from fedfr_jax.commands.config_files import find, load
+from fedfr_jax.config.build import plain
+from fedfr_jax.config.files import find, load
 from fedfr_jax.federated.algorithms.kd import kd
 from fedfr_jax.models import MODELS
 from fedfr_jax.tasks.options import keywords, local_of
-from fedfr_jax.tasks.reid.judged import evaluation_of
+from fedfr_jax.tasks.reid.evaluator import build_evaluation
 
 SETS = "msmt17 duke market cuhk03 prid2011 cuhk01 viper 3dpes ilids"
 TRAINING = "learning_rate layer_rates optimizer weight_decay".split()
@@ -90,6 +90,6 @@ def test_what_the_released_code_does_otherwise_than_the_text_is_set(config):
     assert rows["kd_cdw"]["weigh"] == "distance"
     after = evaluation.pop("local")
     assert dict(after).items() <= dict(rows["fedpav"]).items()
-    judged = evaluation_of(evaluation)
+    judged = build_evaluation(evaluation)
     assert judged.flip and judged.ranks == (1, 5, 10)
     assert (judged.average_precision, judged.divide_by) == ("official", "all")

@@ -5,19 +5,28 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.augment import identity
-from fedfr_jax.evaluation.matches import People
+from fedfr_jax.evaluation.retrieval import IdentityLabels
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.reid.data import split_of
-from fedfr_jax.tasks.reid.judge import Judge
-from fedfr_jax.tasks.reid.judged import evaluation_of, judged_of
-from fedfr_jax.tasks.reid.pictures import PLAIN, RIGHT, WRONG, pictures, results
-from fedfr_jax.types import Networks
+from fedfr_jax.tasks.reid.data import build_split
+from fedfr_jax.tasks.reid.evaluator import (
+    ReidEvaluator,
+    build_evaluation,
+    build_evaluation_set,
+)
+from fedfr_jax.tasks.reid.retrieval_page import (
+    PLAIN,
+    RIGHT,
+    WRONG,
+    results,
+    retrieval_sheets,
+)
+from fedfr_jax.types import TrainedModels
 from tests.tasks.reid.given import crossed
 
 
 def test_junk_is_left_out_and_the_first_match_is_told():
-    people = People(np.array([4, 9]), np.array([1, 1]))
-    gallery = People(np.array([4, -1, 5, 4, 6]), np.array([1, 2, 1, 2, 2]))
+    people = IdentityLabels(np.array([4, 9]), np.array([1, 1]))
+    gallery = IdentityLabels(np.array([4, -1, 5, 4, 6]), np.array([1, 2, 1, 2, 2]))
     features = np.array([[1, 0.1 * i] for i in range(5)], np.float32)
     queries = np.array([[1, 0], [1, 0]], np.float32)
     (found,) = results(queries, features, people, gallery, count=5)  # 9 is not there
@@ -30,17 +39,19 @@ def test_junk_is_left_out_and_the_first_match_is_told():
 @pytest.mark.parametrize("has_one", [True, False])
 def test_a_page_frames_right_and_wrong(has_one, memory):
     source = crossed()
-    judged = judged_of(source, split_of({"name": "by_camera"}, source), memory)
-    judge = Judge(judged, make_mesh(1), evaluation_of({}), plain=identity())
+    judged = build_evaluation_set(
+        source, build_split({"name": "by_camera"}, source), memory
+    )
+    judge = ReidEvaluator(judged, make_mesh(1), build_evaluation({}), plain=identity())
     person = lambda x: (x[:, 0, 0, :1] + x[:, 0, -1, :1]).astype(jnp.float32) / 20
     embed = lambda _, x: jnp.concatenate([jnp.cos(person(x)), jnp.sin(person(x))], 1)
     one = jnp.int32(0) if has_one else None
-    networks = Networks(one, embed, lambda client: jnp.int32(client), embed)
-    evaluator = pictures(judge, judged, source.names, 2)
-    (drawn,) = evaluator.evaluate(networks).pictures.values()
-    assert drawn.dtype == np.uint8 and not evaluator.in_rounds
+    networks = TrainedModels(one, embed, lambda client: jnp.int32(client), embed)
+    evaluator = retrieval_sheets(judge, judged, source.names, 2)
+    (drawn,) = evaluator.evaluate(networks).images.values()
+    assert drawn.dtype == np.uint8 and not evaluator.during_training
     # A gallery of 9: 2 right and 6 wrong images remain beside each of the 2 queries.
     frame = 2 * 4 * (64 + 128 + 8) - 4 * 4 * 4  # pixels of a frame of 4 around 64 x 128
-    for colour, number in ((PLAIN, 2), (RIGHT, 4), (WRONG, 12)):
-        count = (drawn == np.array(colour, np.uint8)).all(axis=-1).sum()
-        assert abs(count - number * frame) < 40 + frame / 2  # ink is grey too
+    for color, number in ((PLAIN, 2), (RIGHT, 4), (WRONG, 12)):
+        count = (drawn == np.array(color, np.uint8)).all(axis=-1).sum()
+        assert abs(count - number * frame) < 40 + frame / 2  # ink is gray too

@@ -7,16 +7,16 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.build import build
+from fedfr_jax.config.build import build
 from fedfr_jax.data.sources import SOURCES
-from fedfr_jax.deploy.convert import convert
+from fedfr_jax.deploy.export import convert
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.cdw import cosine_distance
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.convert import to_torch
+from fedfr_jax.models.external_checkpoints import to_torch
 from fedfr_jax.models.weights import write_weights
 from fedfr_jax.runs.experiment import run_experiment
-from fedfr_jax.types import Central, Cohort
+from fedfr_jax.types import CentralTrainer, Cohort
 from tests.contracts.rows import rows_of
 from tests.tasks.reid.given import crossed
 
@@ -80,9 +80,9 @@ def test_rows_are_trained_and_judged(chosen, tmp_path):
         summary = run_experiment(experiment, tmp_path)["methods"]
     for name, found in summary.items():
         assert ("rank1" in found["generic"]) == (name != "alone"), name
-        assert "rank1" in found["personalised"], name
+        assert "rank1" in found["personalized"], name
         assert ("rank1" in found["local"]) == (name != "merged"), name
-        for evaluator in ("generic", "personalised", "local"):
+        for evaluator in ("generic", "personalized", "local"):
             assert all(0 <= x <= 1 for x in found[evaluator].values())
 
 
@@ -92,12 +92,14 @@ def test_clients_keep_their_classifier_and_merged_training_has_everybodys():
     experiment = build(config(methods=rows))
     stages = experiment.stages
     trainer = stages["fedpav"].trainer
-    server = jax.eval_shape(lambda: trainer.algorithm.init(trainer.start(None)))
+    server = jax.eval_shape(
+        lambda: trainer.algorithm.init(trainer.init_variables(None))
+    )
     inner = jax.tree_util.tree_leaves_with_path(server.inner)
     paths = [jax.tree_util.keystr(path) for path, _ in inner]
     assert paths and not [path for path in paths if "classifier" in path]
     merged = stages["merged"].trainer
-    assert isinstance(merged, Central)
+    assert isinstance(merged, CentralTrainer)
     own, everybody = experiment.task.dataset, merged.dataset
     # Six people, of whom each camera saw each: a person is one class for all cameras.
     sizes = np.diff(experiment.task.population.offsets)
@@ -107,7 +109,7 @@ def test_clients_keep_their_classifier_and_merged_training_has_everybodys():
     assert pairs.shape[1] == 6 == len(np.unique(everybody.labels))
     assert own.labels.max() == 5
     first = merged.init(jax.random.key(0))["params"]
-    of_clients = trainer.start(None)["params"]
+    of_clients = trainer.init_variables(None)["params"]
     same = lambda a, b: np.testing.assert_array_equal(a, b)
     jax.tree.map(same, first["stem"], of_clients["stem"])  # all start alike
 
@@ -125,7 +127,10 @@ def test_a_resnet_of_torchvision_is_where_every_row_starts(tmp_path):
     methods["fedpav"] = {**RATE, **methods["fedpav"]}
     model = {**MODEL, "weights": str(path)}
     stages = build(config(model=model, methods=methods)).stages
-    starts = stages["fedpav"].trainer.start(None), stages["merged"].trainer.init(None)
+    starts = (
+        stages["fedpav"].trainer.init_variables(None),
+        stages["merged"].trainer.init(None),
+    )
     same = lambda a, b: np.testing.assert_array_equal(a, b)
     for start in starts:
         for part in ("stem", "stage1"):
@@ -150,7 +155,7 @@ def test_every_row_starts_from_weights_that_convert_wrote(tmp_path):
     for init in (path, tmp_path / "ours.safetensors"):
         built = build(config(pretrain={"init": str(init)}, methods=methods)).stages
         trainers = built["fedpav"].trainer, built["merged"].trainer
-        for start in (trainers[0].start(None), trainers[1].init(None)):
+        for start in (trainers[0].init_variables(None), trainers[1].init(None)):
             for part in ("stem", "stage1"):
                 jax.tree.map(same, start["params"][part], variables["params"][part])
                 found = start["batch_stats"][part]
@@ -168,7 +173,7 @@ def test_balanced_batches_are_listed_for_every_epoch_of_a_row():
 
     def listed(name):
         prepared = stages[name].trainer.algorithm.prepare(None, context)
-        return prepared.tables.positions
+        return prepared.shared.positions
 
     assert listed("one").shape == (3, 3, 4)
     steps = listed("own")

@@ -17,7 +17,7 @@ def png(pixels):
 
 
 def picture(rng):
-    """Stripes of three classes, each of a colour of its own under noise, and void."""
+    """Stripes of three classes, each of a color of its own under noise, and void."""
     mask = np.full(SIZE, rng.integers(3), np.uint8)
     mask[:, rng.integers(4, 12) :] = rng.integers(3)
     image = rng.integers(0, 80, (*SIZE, 3))

@@ -3,10 +3,15 @@
 import jax
 import numpy as np
 
-from fedfr_jax.build import build
-from fedfr_jax.federated.simulation import open_store, play, simulation, start
+from fedfr_jax.config.build import build
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
 from fedfr_jax.models import MODELS
-from fedfr_jax.types import VOID
+from fedfr_jax.types import IGNORE_INDEX
 
 # The encoder stays, so that prototypes of every round are those of the first network.
 ROW = {
@@ -21,17 +26,17 @@ ROW = {
 def plain_prototypes(model, variables, dataset):
     """(means [M, D], numbers [M]) of features, pixel after pixel."""
     images = np.asarray(dataset.images).astype(np.float32) / 127.5 - 1
-    _, features, _ = model.features(variables, images, False)
+    _, features, _ = model.apply_with_features(variables, images, False)
     length = np.linalg.norm(features, axis=-1, keepdims=True)
     features = features / np.maximum(length, 1e-12)  # a pixel may have none
     height, width = features.shape[1:3]
-    seen = {number: [] for number in (0, 1, 2, VOID)}
+    seen = {number: [] for number in (0, 1, 2, IGNORE_INDEX)}
     for mask, found in zip(dataset.targets["mask"], np.asarray(features), strict=True):
         for i in range(height):
             for j in range(width):
                 row, column = i * mask.shape[0] // height, j * mask.shape[1] // width
                 seen[int(mask[row, column])].append(found[i, j])
-    assert seen.pop(VOID)
+    assert seen.pop(IGNORE_INDEX)
     return np.array([np.mean(x, 0) for x in seen.values()]), list(
         map(len, seen.values())
     )
@@ -42,23 +47,23 @@ def test_prototypes_are_means_over_the_pixels_of_all_clients_but_void(config):
     given["model"] |= {"norm": "group", "groups": 2}
     experiment = build(given)
     trainer, task = experiment.stages["row"].trainer, experiment.task
-    sim = simulation(
+    sim = build_simulation(
         trainer.algorithm,
-        experiment.feed,
+        experiment.batching,
         task.dataset,
         task.population,
         mesh=experiment.mesh,
         local_epochs=trainer.local_epochs,
     )
-    first = trainer.start(None)
+    first = trainer.init_variables(None)
     network = {"num_classes": 3, **given["model"]}
     model = MODELS["segmenter"]((12, 16, 3), **network)
     means, numbers = plain_prototypes(model, first, task.dataset)
-    server = start(sim, first)
+    server = start_simulation(sim, first)
     store = open_store(sim, server)
     sizes = np.diff(task.population.offsets)
     for r in range(2):
-        server, outcome = play(sim, server, store, r)
+        server, outcome = simulate_round(sim, server, store, r)
         np.testing.assert_allclose(server.prototypes.mean, means, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(server.prototypes.count, numbers, rtol=1e-4)
         steps = trainer.local_epochs * -(-sizes // 4)

@@ -9,7 +9,7 @@ import pytest
 
 from fedfr_jax.losses import LOSSES
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
-from fedfr_jax.types import VOID, Model
+from fedfr_jax.types import IGNORE_INDEX, Model
 
 CLASSES, SHAPE = 3, (4, 5, 2)
 
@@ -28,7 +28,7 @@ VARIABLES = {"params": {"W": WEIGHTS}, "batch_stats": {}}
 
 def batch_of(num_valid=3, size=3):
     rng = np.random.default_rng(0)
-    mask = rng.choice([0, 1, 2, VOID, -1], (size, *SHAPE[:2])).astype(np.int32)
+    mask = rng.choice([0, 1, 2, IGNORE_INDEX, -1], (size, *SHAPE[:2])).astype(np.int32)
     return types.SimpleNamespace(
         images=rng.normal(size=(size, *SHAPE)).astype(np.float32),
         targets={"mask": jnp.asarray(mask)},
@@ -86,7 +86,7 @@ def test_what_is_void_moves_nothing_and_a_batch_of_it_has_no_loss():
     before = grad(VARIABLES)["params"]["W"]
     batch.images = np.where(is_void[..., None], 1000, images).astype(np.float32)
     np.testing.assert_allclose(grad(VARIABLES)["params"]["W"], before, rtol=1e-5)
-    batch.targets = {"mask": jnp.full_like(batch.targets["mask"], VOID)}
+    batch.targets = {"mask": jnp.full_like(batch.targets["mask"], IGNORE_INDEX)}
     assert loss(VARIABLES, batch, None)[0] == 0
     np.testing.assert_array_equal(grad(VARIABLES)["params"]["W"], 0 * before)
 

@@ -11,21 +11,21 @@ import optax
 import pytest
 from PIL import Image
 
-from fedfr_jax.build import build
+from fedfr_jax.config.build import build
 from fedfr_jax.data.augment import normalize
-from fedfr_jax.evaluation.entropy import feature_entropy
-from fedfr_jax.evaluation.representation import mmd_squared
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.evaluation.mmd import mmd_squared
+from fedfr_jax.evaluation.segmentation import feature_entropy
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.feed import Feed
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import write_weights
-from fedfr_jax.runs.ended import evaluate_experiment, networks
 from fedfr_jax.runs.experiment import run_experiment
+from fedfr_jax.runs.restore import evaluate_experiment, load_models
 from fedfr_jax.tasks.data import open_data, split_classes
-from fedfr_jax.tasks.representation import looker
-from fedfr_jax.tasks.segmentation.stages import segmenter_of, with_masks
-from fedfr_jax.types import VOID, Evaluation, Evaluator, Networks
+from fedfr_jax.tasks.evaluators import build_feature_fn
+from fedfr_jax.tasks.segmentation.stages import build_segmenter, with_masks
+from fedfr_jax.types import IGNORE_INDEX, Evaluation, Evaluator, TrainedModels
 from tests.contracts.rows import rows_of
 
 RATE = {"learning_rate": 0.3}
@@ -56,7 +56,7 @@ def test_every_row_learns_and_is_judged_where_it_has_a_network(finished):
     experiment, folder, found = finished
     assert found["fedavg"]["generic"]["mIoU"] > 0.8
     assert found["central"]["generic"]["mIoU"] > 0.4  # one class everywhere: < 0.3
-    assert not found["head"]["generic"] and found["head"]["personalised"]["mIoU"] > 0.8
+    assert not found["head"]["generic"] and found["head"]["personalized"]["mIoU"] > 0.8
     assert found["head"]["iou"].keys() == {"red", "green", "blue"}
     again = evaluate_experiment(experiment, folder)["methods"]
     assert again == found
@@ -74,8 +74,10 @@ def test_a_run_says_which_files_of_its_data_it_does_not_read(config, tmp_path):
     task = build(given).task
     said = f"passed over in {path}: 1 of the images (first "
     said += "other/x.png), 1 without a suffix (first images/notes)"
-    assert task.text.endswith(f"\n{said}") and task.facts["passed_over"] == [said]
-    assert "passed_over" not in build(config()).task.facts
+    assert task.data_report_text.endswith(f"\n{said}") and task.data_report[
+        "passed_over"
+    ] == [said]
+    assert "passed_over" not in build(config()).task.data_report
 
 
 def test_pictures_of_every_row_are_drawn(finished):
@@ -97,7 +99,7 @@ def test_features_of_pixels_are_judged_beside_those_of_another_network(
     given = config()
     source = open_data(given["data"])
     test = with_masks(source, split_classes(given["partition"], source)[0].test, None)
-    model = segmenter_of({"name": "segmenter", **given["model"]}, source)
+    model = build_segmenter({"name": "segmenter", **given["model"]}, source)
     mine, other = (model.init(jax.random.key(seed)) for seed in (0, 1))
     path = str(tmp_path / "other.safetensors")
     write_weights(path, named_arrays(other))
@@ -106,26 +108,28 @@ def test_features_of_pixels_are_judged_beside_those_of_another_network(
     evaluators = build(config(evaluation=evaluation)).task.evaluators
     assert all(of.targets == {"mIoU": 0.5} for of in evaluators.values())
     judge = lambda x: evaluators["representation"].evaluate(
-        Networks(x, None, None, None)
+        TrainedModels(x, None, None, None)
     )
     found = judge(mine).metrics
     images = jnp.asarray(test.images, jnp.float32) / 127.5 - 1
     truth = test.targets["mask"][:, ::2, ::2]  # the map is half as large
-    outputs = [model.features(x, images, False) for x in (mine, other)]
-    features, others = (np.asarray(x)[truth != VOID] for _, x, _ in outputs)
-    labels = truth[truth != VOID]
+    outputs = [model.apply_with_features(x, images, False) for x in (mine, other)]
+    features, others = (np.asarray(x)[truth != IGNORE_INDEX] for _, x, _ in outputs)
+    labels = truth[truth != IGNORE_INDEX]
     means = np.stack([features[labels == c].mean(0) for c in range(3)])
     apart = np.linalg.norm(means[:, None] - means, axis=-1) + np.eye(3) * 1e9
     assert found["amm"] == pytest.approx(apart.min(1).mean(), rel=1e-4)
-    share = np.asarray(jax.nn.softmax(outputs[0][0]))[:, ::2, ::2][truth != VOID]
+    share = np.asarray(jax.nn.softmax(outputs[0][0]))[:, ::2, ::2][
+        truth != IGNORE_INDEX
+    ]
     entropy = -(share * np.log(share)).sum(axis=1).mean()
     assert found["softmax_entropy"] == pytest.approx(entropy, rel=1e-4)
     spread = float(feature_entropy(features).mean())
     assert found["feature_entropy"] == pytest.approx(spread, rel=1e-4)
     assert found["mmd"] == pytest.approx(mmd_squared(features, others), rel=1e-3)
     assert abs(judge(other).metrics["mmd"]) < 1e-6
-    look = lambda table, most: looker(
-        model, table, make_mesh(1), Feed(4, normalize()), most
+    look = lambda table, most: build_feature_fn(
+        model, table, make_mesh(1), Batching(4, normalize()), most
     )
     labels, some, _ = look(test, 60)(mine)  # 20 pixels of each of three images
     assert 30 < len(labels) == len(some) <= 60
@@ -134,7 +138,7 @@ def test_features_of_pixels_are_judged_beside_those_of_another_network(
     columns = np.broadcast_to(np.arange(shape[2], dtype=np.uint8) % 3, shape)
     assert set(look(of(columns), 60)(mine)[0]) == {0, 1, 2}  # not of one column alone
     with pytest.raises(ValueError, match="must find two images or pixels .* got 0"):
-        look(of(np.full(shape, VOID, np.uint8)), 60)
+        look(of(np.full(shape, IGNORE_INDEX, np.uint8)), 60)
 
 
 def test_another_run_is_a_reference_by_its_folder(config, finished):
@@ -143,7 +147,7 @@ def test_another_run_is_a_reference_by_its_folder(config, finished):
     (folder / "config.json").write_text(json.dumps(config(methods=METHODS)))
     told = {"reference": str(folder)}
     beside = build(config(evaluation={"pictures": 0, "representation": told}))
-    central = networks(experiment, "central", folder)  # the last row
+    central = load_models(experiment, "central", folder)  # the last row
     found = beside.task.evaluators["representation"].evaluate(central).metrics
     assert abs(found["mmd"]) < 1e-6 < found["amm"]
 
@@ -158,7 +162,7 @@ def test_a_stream_reads_the_same_examples(config):
     np.testing.assert_array_equal(read.images, resident.images[rows])
     for name, values in resident.targets.items():
         np.testing.assert_array_equal(read.targets[name], values[rows])
-    assert streamed.row_bytes == resident.row_bytes
+    assert streamed.example_bytes == resident.example_bytes
 
 
 def test_a_round_is_a_plain_loop_over_clients(config, tmp_path):
@@ -177,7 +181,7 @@ def test_a_round_is_a_plain_loop_over_clients(config, tmp_path):
     keep = Evaluator(lambda networks: kept.append(networks.variables) or Evaluation())
     task = experiment.task._replace(evaluators={"keep": keep})
     run_experiment(experiment._replace(task=task), tmp_path)
-    start = experiment.stages["fedavg"].trainer.start(None)
+    start = experiment.stages["fedavg"].trainer.init_variables(None)
     apply = experiment.stages["fedavg"].trainer.apply
     expected = plain_round(apply, start, task.dataset, task.population.offsets)
     jax.tree.map(
@@ -198,7 +202,7 @@ def plain_round(apply, start, dataset, offsets):
         logits = apply({"params": params, "batch_stats": {}}, images)
         log_p = jax.nn.log_softmax(logits)
         parts = [jnp.where(mask == c, log_p[..., c], 0).sum() for c in range(3)]
-        return -sum(parts) / (mask != VOID).sum().astype(jnp.float32)
+        return -sum(parts) / (mask != IGNORE_INDEX).sum().astype(jnp.float32)
 
     for low, high in zip(offsets[:-1], offsets[1:], strict=True):
         images = dataset.images[low:high].astype(np.float32) / 127.5 - 1
@@ -218,17 +222,19 @@ def test_augmentations_of_the_config_move_the_mask_with_the_image(config):
     crop = {"name": "pad_and_crop", "padding": 3, "fill": 0}
     given = config()
     given["federation"] |= {"flip": 1.0, "augment": (crop,)}
-    feed = build(given).feed
+    feed = build(given).batching
     mask = np.random.default_rng(0).integers(0, 3, (2, 12, 16), np.uint8)
     images = np.repeat(20 * mask[..., None] + 10, 3, axis=-1).astype(np.uint8)
     number = jnp.arange(2, dtype=jnp.int32)
-    inputs, targets, _ = feed.augmented(
+    inputs, targets, _ = feed.augment_batch(
         jax.random.key(1), 0, number, {"image": images}, {"mask": mask}
     )
     values = np.rint((np.asarray(inputs["image"]) + 1) * 127.5)[..., 1]
     moved = np.asarray(targets["mask"])
-    assert (moved == VOID).any() and moved.dtype == np.uint8
-    np.testing.assert_array_equal(values, np.where(moved == VOID, 0, 20 * moved + 10))
+    assert (moved == IGNORE_INDEX).any() and moved.dtype == np.uint8
+    np.testing.assert_array_equal(
+        values, np.where(moved == IGNORE_INDEX, 0, 20 * moved + 10)
+    )
     assert (moved[:, 3:-3, 3:-3] != mask[:, 3:-3, 3:-3]).any()
 
 
@@ -236,11 +242,11 @@ def test_a_known_affine_takes_the_nearest_pixels_of_the_mask(config):
     given = config()
     twice = {"name": "affine", "scale": (2.0, 2.0)}
     given["federation"] |= {"flip": 1.0, "augment": (twice,)}
-    feed = build(given).feed
+    feed = build(given).batching
     mask = np.random.default_rng(0).integers(0, 3, (1, 12, 16), np.uint8)
     images = np.zeros((1, 12, 16, 3), np.uint8)
     number = jnp.zeros(1, jnp.int32)
-    _, targets, _ = feed.augmented(
+    _, targets, _ = feed.augment_batch(
         jax.random.key(1), 0, number, {"image": images}, {"mask": mask}
     )
     source = lambda n: np.rint((np.arange(n) - (n - 1) / 2) / 2 + (n - 1) / 2)
@@ -262,17 +268,17 @@ def test_every_algorithm_but_those_of_faces_and_public_images_is_a_row(config):
 
 def test_facts_and_targets_are_of_images_and_of_pixels(config):
     task = build(config()).task
-    assert task.facts["images"] == {"train": 22, "test": 10}
-    assert task.facts["pixel_classes"] == ["red", "green", "blue"]
+    assert task.data_report["images"] == {"train": 22, "test": 10}
+    assert task.data_report["pixel_classes"] == ["red", "green", "blue"]
     assert task.dataset.targets["mask"].shape == (22, 12, 16)
-    counts = np.array(task.facts["table"]["train"])
+    counts = np.array(task.data_report["table"]["train"])
     labels = task.dataset.labels
     assert counts.sum(0).tolist() == np.bincount(labels).tolist()
     np.testing.assert_array_equal(counts.sum(1), np.diff(task.population.offsets))
 
 
 ROWS = [
-    ({**RATE, "kind": "centralised"}, "kind must be one of .'federated', 'central'."),
+    ({**RATE, "kind": "centralized"}, "kind must be one of .'federated', 'central'."),
     ({"kind": "central", "margin": 0.4}, "must have keys of .*got 'margin'"),
     ({"kind": "central", "batch_size": 23}, r"batch_size must lie in \[1, 22\]"),
     ({**RATE, "personal": {"blocks": 9}}, r"blocks must lie in \[0, 5\] .*got 9"),

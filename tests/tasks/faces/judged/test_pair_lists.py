@@ -7,9 +7,9 @@ import pytest
 from fedfr_jax.evaluation import verification
 from fedfr_jax.federated.client import Population
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.face_images import Recognition
-from fedfr_jax.tasks.faces.pair_list import pair_list
-from fedfr_jax.tasks.faces.recognition import Judge
+from fedfr_jax.tasks.faces.data import FaceData
+from fedfr_jax.tasks.faces.evaluation_sets import pair_list
+from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
 from fedfr_jax.types import Dataset
 from tests.tasks.faces.judged.given import (
     SHAPE,
@@ -29,8 +29,8 @@ def test_pairs_by_config_give_the_released_accuracy(task, golden, tmp_path):
     arrays = golden("fedfr_pair_verification")
     features, is_same = arrays["embeddings"].astype(np.float32), arrays["issame"]
     path = write_bin(tmp_path / "lfw.bin", is_same)
-    judge = Judge(task, make_mesh(2), pairs=str(path), **SMALL)
-    plain = Judge(task, make_mesh(2), **SMALL)
+    judge = FaceEvaluator(task, make_mesh(2), pairs=str(path), **SMALL)
+    plain = FaceEvaluator(task, make_mesh(2), **SMALL)
     judged = judge.generic(looked_up, jnp.asarray(features[None])).metrics
     mean = float(arrays["accuracy_mean"])
     assert judged["pairs_accuracy"] == pytest.approx(mean, abs=1e-6)
@@ -130,7 +130,7 @@ def test_any_source_with_pairs_is_a_pair_list(tmp_path):
 
 
 @pytest.mark.parametrize("word", ["binned", "exact"])
-def test_personalised_thresholds_are_the_released_ones(golden, word):
+def test_personalized_thresholds_are_the_released_ones(golden, word):
     released = golden("fedfr_personalized_eval")
     features = [released["features"], released["gallery_image_features"]]
     classes = np.arange(60).reshape(3, 20)
@@ -145,20 +145,20 @@ def test_personalised_thresholds_are_the_released_ones(golden, word):
         identities, unseen_labels = classes, unseen
 
     tested = np.concatenate([np.arange(len(labels)), np.zeros(len(unseen), int)])
-    task = Recognition(
+    task = FaceData(
         FakePartition,
-        Dataset.labelled(numbered(gallery), own),
+        Dataset.from_arrays(numbered(gallery), own),
         Population(ends, np.full(3, 20, np.int32)),
-        Dataset.labelled(numbered(tested), np.concatenate([labels, unseen])),
+        Dataset.from_arrays(numbered(tested), np.concatenate([labels, unseen])),
         labels,
         own,
     )
     fars, fpirs = (1e-1, 1e-2, 1e-3, 1e-4), tuple(released["tpir_fpir"])
-    judge = Judge(
-        task, make_mesh(2), fars=fars, fpirs=fpirs, batch_size=64, personalised=word
+    judge = FaceEvaluator(
+        task, make_mesh(2), fars=fars, fpirs=fpirs, batch_size=64, personalized=word
     )
     network = jnp.asarray(np.concatenate(features)[None])
-    judged = judge.personalised(looked_up, None, network)
+    judged = judge.personalized(looked_up, None, network)
     columns = list(judged.per_client.values())
     exact = np.stack([released[f"exact_tar_client{c}"] for c in range(3)])
     binned = released["tpr_percent_far_1e-1_to_1e-6"][:, :4]

@@ -5,9 +5,8 @@ import shutil
 import pytest
 
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.pair_list import pair_list
-from fedfr_jax.tasks.faces.recognition import Judge
-from fedfr_jax.tasks.faces.template_set import template_set
+from fedfr_jax.tasks.faces.evaluation_sets import pair_list, template_set
+from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
 from tests.tasks.faces.judged.given import META, SHAPE, SMALL, write_bin
 
 META_G2 = "meta/ijbc_1N_gallery_G2.csv"
@@ -25,8 +24,8 @@ def broken(release, tmp_path_factory):
     "options, message",
     [
         (
-            {"personalised": "bins"},
-            r"evaluation.personalised must be one of \['binned', 'exact'\], got 'bins'",
+            {"personalized": "bins"},
+            r"evaluation.personalized must be one of \['binned', 'exact'\], got 'bins'",
         ),
         ({"pairs": 3}, "config.evaluation.pairs must be a path or a mapping, got 3"),
         ({"pairs": "none.bin"}, "config.evaluation.pairs.*none.bin"),
@@ -64,7 +63,7 @@ def broken(release, tmp_path_factory):
 )
 def test_wrong_settings_are_refused_by_their_key(task, options, message):
     with pytest.raises(ValueError, match=message):
-        Judge(task, make_mesh(1), **options, **SMALL)
+        FaceEvaluator(task, make_mesh(1), **options, **SMALL)
 
 
 def test_pairs_without_both_kinds_in_each_fold_are_refused(tmp_path):

@@ -9,11 +9,11 @@ from sklearn.metrics import roc_auc_score
 
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.data.sources.folder import folder
+from fedfr_jax.data.stream import stream
 from fedfr_jax.evaluation import templates
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.stream import stream
-from fedfr_jax.tasks.faces.recognition import Judge
-from fedfr_jax.tasks.faces.template_set import template_set
+from fedfr_jax.tasks.faces.evaluation_sets import template_set
+from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
 from tests.tasks.faces.judged.given import SHAPE, SMALL, looked_up, write_release
 
 
@@ -21,7 +21,7 @@ from tests.tasks.faces.judged.given import SHAPE, SMALL, looked_up, write_releas
 def test_templates_by_config_give_the_released_numbers(
     task, released, release, num_devices
 ):
-    judge = Judge(
+    judge = FaceEvaluator(
         task,
         make_mesh(num_devices),
         templates={"path": str(release), "align": False},
@@ -47,7 +47,9 @@ def test_strangers_among_the_probes_set_the_threshold_of_the_open_set(
     """Galleries apart, as open-set protocols have them: best scores by hand."""
     listed = {"path": str(release), "align": False, "pairs": None}
     gallery = "meta/ijbc_1N_gallery_G1.csv"
-    judge = Judge(task, make_mesh(1), templates={**listed, "gallery": gallery}, **SMALL)
+    judge = FaceEvaluator(
+        task, make_mesh(1), templates={**listed, "gallery": gallery}, **SMALL
+    )
     judged = judge.generic(looked_up, jnp.asarray(released["image_features"][None]))
     scores = released["probe_features"] @ released["gallery_features"][:9].T
     is_mate = released["probe_ids"][:, None] == released["gallery_ids"][None, :9]
@@ -88,19 +90,19 @@ def test_faceness_norms_and_mirror_images_count_as_told(released, release):
 def test_judged_features_are_of_the_image_and_its_mirror_image(task, release):
     features = np.random.default_rng(0).normal(size=(2, 260, 5)).astype(np.float32)
     options = {"path": release, "align": False, "flip": True}
-    judge = Judge(task, make_mesh(2), templates=options, **SMALL)
+    judge = FaceEvaluator(task, make_mesh(2), templates=options, **SMALL)
     judged = judge.generic(looked_up, jnp.asarray(features)).metrics
     expected = template_set(SHAPE, **options).metrics(features.transpose(1, 0, 2))
     assert {k: judged[f"ijb_{k}"] for k in expected} == expected
 
 
 def test_templates_are_streamed_as_the_partition_is(task, released, release):
-    read, labels = lambda i: task.judged.images[i], task.judged.labels
-    streamed = task._replace(judged=stream(read, labels, memory=2 * 20 * 16))
+    read, labels = lambda i: task.evaluation_set.images[i], task.evaluation_set.labels
+    streamed = task._replace(evaluation_set=stream(read, labels, memory=2 * 20 * 16))
     network = jnp.asarray(released["image_features"][None])
     options = {"templates": {"path": release, "align": False}, **SMALL}
     judged = [
-        Judge(t, make_mesh(2), **options).generic(looked_up, network).metrics
+        FaceEvaluator(t, make_mesh(2), **options).generic(looked_up, network).metrics
         for t in (task, streamed)
     ]
     assert judged[0] == judged[1]

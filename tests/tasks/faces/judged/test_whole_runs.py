@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.__main__ import main
+from fedfr_jax.cli.main import main
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.evaluation import templates
 from fedfr_jax.evaluation.identification import open_set_tpir, pair_tpir, rank_k
-from fedfr_jax.runs import ended, experiment
-from fedfr_jax.tasks.faces.template_set import template_set
-from fedfr_jax.types import Networks
+from fedfr_jax.runs import experiment, restore
+from fedfr_jax.tasks.faces.evaluation_sets import template_set
+from fedfr_jax.types import TrainedModels
 from tests.tasks.faces.judged.given import META, write_bin, write_release
 
 ROOT = pathlib.Path(__file__).parents[4]
@@ -45,8 +45,8 @@ def tiny(tmp_path):
     """Flags of a run on 12 people x 8 images, and a template set of the same kind."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(12), 8)
-    centres = rng.uniform(60, 190, size=(12, 1, 12, 12, 1))
-    draw = lambda: centres + rng.normal(scale=30, size=(12, 8, 12, 12, 1))
+    centers = rng.uniform(60, 190, size=(12, 1, 12, 12, 1))
+    draw = lambda: centers + rng.normal(scale=30, size=(12, 8, 12, 12, 1))
     clip = lambda x: x.clip(0, 255).astype(np.uint8).reshape(-1, 12, 12, 1)
     np.savez(tmp_path / "faces.npz", images=clip(draw()), labels=labels)
     images = clip(draw())
@@ -104,7 +104,7 @@ def test_train_and_evaluate_judge_by_the_direct_calls(tiny, monkeypatch, capsys)
     built = []
     keep = lambda made, folder, changed=None: built.append(made)
     monkeypatch.setattr(experiment, "run_experiment", keep)
-    monkeypatch.setattr(ended, "evaluate_experiment", keep)
+    monkeypatch.setattr(restore, "evaluate_experiment", keep)
     words = [f"--config={config}", f"--workdir={path / 'run'}"]
     rates = {"fars": (1e-2, 1e-1), "fpirs": (1e-1,)}
     options = {"path": str(path / "IJBC"), "ranks": (1, 2), **rates}
@@ -115,17 +115,17 @@ def test_train_and_evaluate_judge_by_the_direct_calls(tiny, monkeypatch, capsys)
         assert main([command, *words, given, *extra]) == 0, capsys.readouterr().err
     trainers = [made.stages["pretrained"].trainer for made in built]
     start = trainers[0].init(jax.random.key(3))
-    variables, apply = trainers[0].network(start), trainers[0].network_apply
+    variables, apply = trainers[0].global_model(start), trainers[0].apply_global
     expected = direct_numbers(apply, variables, path / "IJBC", *lists, **rates)
     for made, trainer in zip(built, trainers, strict=True):
-        networks = Networks(variables, trainer.network_apply, None, None)
+        networks = TrainedModels(variables, trainer.apply_global, None, None)
         judged = made.task.evaluators["generic"].evaluate(networks).metrics
         actual = {k: v for k, v in judged.items() if k.startswith("ijb_")}
         assert actual == {f"ijb_{k}": pytest.approx(v) for k, v in expected.items()}
         assert 0 < actual["ijb_tar@far=1e-01"] < 1 and actual["ijb_rank@2"] > 0
         assert ("pairs_accuracy" in judged) == (made is built[1])
-    assert main(["evaluate", *words, "--config.evaluation.personalised=linear"]) == 2
-    message = "personalised must be one of ['binned', 'exact'], got 'linear'"
+    assert main(["evaluate", *words, "--config.evaluation.personalized=linear"]) == 2
+    message = "personalized must be one of ['binned', 'exact'], got 'linear'"
     assert message in capsys.readouterr().err
 
 
@@ -137,7 +137,7 @@ def test_a_run_is_judged_by_files_in_every_row(tiny):
     config.write_text(text.replace("methods = {}", "methods = {'fedavg': base.FEDAVG}"))
     words = [f"--config={config}", f"--workdir={path / 'run'}"]
     files = f"--config.evaluation.templates={path / 'IJBC'}"
-    binned = "--config.evaluation.personalised=binned"
+    binned = "--config.evaluation.personalized=binned"
     results = lambda name: json.loads((path / "run" / name).read_text())["methods"]
     assert main(["train", *words, files, binned]) == 0
     trained = results("summary.json")

@@ -1,0 +1,521 @@
+"""The Python API: a federated data set, rounds one by one, and their evaluation.
+
+Examples by client, as a notebook has them.
+
+Checks of a run's options and data, before anything is compiled.
+
+What a notebook does: examples by client, rounds one by one, and what came out.
+
+A thin way to `federated.build_simulation`, which has every setting; `fedfr train` is
+the way for long runs, with checkpoints, logs and pages.
+"""
+
+import inspect
+import os
+import pathlib
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.partition import ClientPartition
+from fedfr_jax.data.stream import Stream, example_shape, stream
+from fedfr_jax.federated.client import EqualRows, Population, client_key
+from fedfr_jax.federated.client import first_personal_key as first_key
+from fedfr_jax.federated.model_parallel import put_on_mesh
+from fedfr_jax.federated.simulation import (
+    Simulation,
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
+from fedfr_jax.federated.store import Store
+from fedfr_jax.files import replace_file
+from fedfr_jax.schema import check_keys, check_kinds, check_seed, check_whole
+from fedfr_jax.tasks.classification.evaluators import Accuracy
+from fedfr_jax.types import Algorithm, Dataset, PyTree, TrainedModels
+
+AT_ONCE = 2**24  # bytes of examples that are looked at together
+
+
+class FederatedDataset(NamedTuple):
+    """Examples grouped by client, in host memory or read when they are needed."""
+
+    dataset: Dataset | Stream  # [T, ...] and labels [T]
+    population: Population
+    clients: np.ndarray | range  # [N] what the clients are called
+
+    @classmethod
+    def from_client_ids(cls, x, y, owner) -> "FederatedDataset":
+        """Examples and whose they are.
+
+        Args:
+          x: [T, ...] what networks see: finite floats, or uint8 that a feed decodes.
+          y: [T] whole numbers from 0, the classes.
+          owner: [T] client of each example, numbers or names.
+
+        Raises:
+          ValueError: when the three differ in length, or a number of x or y is none
+            that a network can be trained on.
+        """
+        x, y, owner = examples(x), class_labels("y", y), np.asarray(owner)
+        if owner.ndim != 1 or (owner.dtype.kind == "f" and np.isnan(owner).any()):
+            raise ValueError(
+                "owner must be one number or name per example, shape [T], without nan, "
+                f"got {owner.dtype} of shape {owner.shape}."
+            )
+        if not len(x) == len(y) == len(owner) > 0:
+            raise ValueError(
+                "x, y and owner must have one entry per example, got "
+                f"{len(x)}, {len(y)} and {len(owner)}."
+            )
+        clients, place = np.unique(owner, return_inverse=True)
+        order = np.argsort(place, kind="stable")
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(place))])
+        num_classes = np.broadcast_to(np.int32(y.max() + 1), len(clients))
+        table = Dataset.from_arrays(x[order], y[order])
+        return cls(table, Population(offsets, num_classes), clients)
+
+    @classmethod
+    def from_partition(
+        cls, x, y, split: ClientPartition
+    ) -> tuple["FederatedDataset", "FederatedDataset"]:
+        """The training and the test part of a partition such as `dirichlet(y, ...)`.
+
+        Raises:
+          ValueError: as `from_client_ids`, or for labels that are not of the split's
+            classes.
+        """
+        parts = (split.train, split.train_offsets), (split.test, split.test_offsets)
+        num_clients = len(split.train_offsets) - 1
+        num_classes = np.broadcast_to(np.int32(split.num_classes), num_clients)
+        x, y = examples(x), class_labels("y", y, split.num_classes)
+        made = [
+            cls(
+                Dataset.from_arrays(x[rows], y[rows]),
+                Population(offsets.astype(np.int64), num_classes),
+                np.arange(num_clients),
+            )
+            for rows, offsets in parts
+        ]
+        return made[0], made[1]
+
+    @classmethod
+    def from_reader(
+        cls, read: Callable, labels, *, num_clients: int, num_classes: int
+    ) -> "FederatedDataset":
+        """Examples that are read when a round needs them, as many of every client.
+
+        Client i owns the i-th of `num_clients` equal parts of the examples. No array
+        has an entry per client, so that memory is that of a cohort.
+
+        Args:
+          read: rows [n] int64 -> [n, ...] what networks see, from another thread.
+          labels: [T] int. Those that do not fit memory may be int32 of a memory map, or
+            one for all: `np.broadcast_to(np.int32(0), T)`.
+
+        Raises:
+          ValueError: unless all clients have as many examples, and labels are whole
+            numbers in [0, num_classes).
+        """
+        labels = class_labels("labels", labels, num_classes)
+        each, left = divmod(len(labels), max(num_clients, 1))
+        if num_clients < 1 or each < 1 or left:
+            raise ValueError(
+                "labels must be as many for each of num_clients, got "
+                f"{len(labels)} for {num_clients}."
+            )
+        classes = np.broadcast_to(np.int32(num_classes), num_clients)
+        population = Population(EqualRows(num_clients, each), classes)
+        return cls(stream(read, labels), population, range(num_clients))
+
+    def __repr__(self) -> str:
+        return (
+            f"FederatedDataset({len(self.clients)} clients, "
+            f"{self.dataset.num_examples} "
+            f"examples of {self.dataset.image_shape})"
+        )
+
+
+def examples(x) -> np.ndarray:
+    """`x` [T, ...] as an array of numbers.
+
+    Raises:
+      ValueError: for anything else, and for nan or infinity, with the first example.
+    """
+    x = np.asarray(x)
+    if x.ndim < 1 or x.dtype.kind not in "fiub":
+        raise ValueError(f"x must be numbers of shape [T, ...], got {target_kind(x)}.")
+    if x.dtype.kind != "f":
+        return x
+    step = max(AT_ONCE // max(x[:1].nbytes, 1), 1)
+    for start in range(0, len(x), step):
+        part = x[start : start + step]
+        is_fine = np.isfinite(part).reshape(len(part), -1).all(axis=1)
+        if not is_fine.all():
+            raise ValueError(
+                "x must be finite, got nan or infinity in example "
+                f"{start + int(is_fine.argmin())}. Remove or repair it."
+            )
+    return x
+
+
+def class_labels(name: str, y, num_classes: int | None = None) -> np.ndarray:
+    """Labels [T] as int32, each in [0, num_classes).
+
+    Raises:
+      ValueError: for anything else: one-hot rows, text, fractions, other classes.
+    """
+    y = np.asarray(y)
+    if y.ndim != 1:
+        raise ValueError(
+            f"{name} must be one label per example, shape [T], got shape {y.shape}. "
+            f"Give {name}.argmax(1) for one-hot rows, {name}[:, 0] for a column."
+        )
+    if y.dtype.kind not in "fiub":
+        raise ValueError(
+            f"{name} must be whole numbers, got {target_kind(y)}. Give "
+            f"np.unique({name}, return_inverse=True)[1] for names of classes."
+        )
+    if y.dtype.kind == "f":
+        is_whole = np.isfinite(y) & (y == np.floor(y))
+        if not is_whole.all():
+            got = y[is_whole.argmin()]
+            raise ValueError(f"{name} must be whole numbers, got {got}.")
+    least, most = (y.min(), y.max()) if len(y) else (0, 0)
+    limit = 2**31 - 1 if num_classes is None else num_classes
+    if least < 0 or most >= limit:
+        got = least if least < 0 else most
+        raise ValueError(f"{name} must lie in [0, {limit}), got {got}.")
+    return y if y.dtype == np.int32 else y.astype(np.int32)
+
+
+def target_kind(x: np.ndarray) -> str:
+    """An array's first entry, or its kind, for an error."""
+    first = x.reshape(-1)[:1].tolist()
+    return f"{first[0]!r}" if first else f"an array of {x.dtype}"
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option that `build_simulation` has not, or of another
+    kind.
+    """
+    known = inspect.signature(build_simulation).parameters
+    names = [name for name, x in known.items() if x.kind is x.KEYWORD_ONLY]
+    check_keys("options of init", options, [name for name in names if name != "mesh"])
+    check_kinds("", options, known)
+    check_seed("seed", options.get("seed", 0))
+
+
+def check_input(feed: Batching, table: Dataset | Stream) -> None:
+    """Raise ValueError for uint8 images that would be trained on as 0 to 255."""
+    inputs = as_trained(feed, table)
+    if any(x.dtype == jnp.uint8 for x in jax.tree.leaves(inputs)):
+        raise ValueError(
+            "x must be floats, or uint8 with a feed that normalizes, got uint8 as it "
+            "is. Give x.astype(np.float32) / 127.5 - 1, or "
+            "feed=ff.Batching(batch_size, ff.build_augment([], flip=0.5))."
+        )
+
+
+def as_trained(feed: Batching, table: Dataset | Stream):
+    """Inputs of one example as a network gets them, as shapes."""
+    one = example_shape(table)
+    if feed.augment is None:
+        return one.inputs
+    key = jax.random.key(0)
+    return jax.eval_shape(feed.augment.apply, key, one.inputs, one.targets)[0]
+
+
+def check_steps(sim: Simulation, local_epochs: int | tuple | Callable) -> None:
+    """Raise ValueError when no client would ever take a step.
+
+    What a function of the round says, or an algorithm adds to a client's examples, is
+    not known here.
+    """
+    if callable(local_epochs) or sim.algorithm.prepare:
+        return
+    if not np.max(local_epochs):
+        raise ValueError(f"local_epochs must be at least 1, got {local_epochs}.")
+    largest = int(sim.population.largest(1)[0])
+    if not sim.batching.steps_per_epoch(largest):
+        raise ValueError(
+            "batch_size with drop_last=True must be at most the largest client's "
+            f"{largest} examples, got {sim.batching.batch_size}. Lower batch_size "
+            f"or set "
+            "drop_last=False."
+        )
+
+
+def check_fits(run, apply: Callable, data) -> None:
+    """Raise ValueError for data unlike the run's, or of more classes than `apply`'s."""
+    of_run, of_data = describe_data(run.sim.data.dataset), describe_data(data.dataset)
+    if of_run != of_data:
+        raise ValueError(
+            f"examples of data must be {of_run} as the run's, got {of_data}."
+        )
+    seen = as_trained(run.sim.batching, run.sim.data.dataset)["image"]
+    batch = jax.ShapeDtypeStruct((1, *seen.shape), seen.dtype)
+    logits = jax.eval_shape(apply, run.variables, batch)
+    if logits.ndim != 2:
+        raise ValueError(f"apply must give logits [B, M], got shape {logits.shape}.")
+    if (most := int(data.dataset.labels.max())) >= logits.shape[1]:
+        raise ValueError(
+            f"labels of data must be below the {logits.shape[1]} classes of apply's "
+            f"logits, got {most}."
+        )
+
+
+def describe_data(table: Dataset | Stream) -> str:
+    """Shape and dtype of an example on a device: "float32 (28, 28, 1)"."""
+    image = example_shape(table).inputs["image"]
+    return f"{jax.dtypes.canonicalize_dtype(image.dtype)} {image.shape}"
+
+
+ADVICE = (
+    "The run stays as it was before the round. Lower the learning rate, and see that "
+    "labels are below the number of the network's outputs."
+)
+
+
+class RunState(NamedTuple):
+    """A federated run between two rounds."""
+
+    sim: Simulation
+    server: PyTree
+    store: Store  # the clients' personal rows
+    round_number: int  # of the last round that was trained, from 1; 0 before it
+
+    @property
+    def variables(self) -> PyTree:
+        """{"params", "batch_stats"} of the network that the server hands out."""
+        return self.sim.algorithm.global_model(self.server)
+
+    def __repr__(self) -> str:
+        num_clients = self.sim.population.num_clients
+        return (
+            f"Run(round {self.round_number}, {self.sim.cohort_size} of {num_clients} "
+            "clients a round)"
+        )
+
+
+def init(
+    algorithm: Algorithm,
+    data: FederatedDataset,
+    variables: PyTree,
+    *,
+    batch_size: int,
+    feed: Batching | None = None,
+    mesh=None,
+    folder: str | os.PathLike | None = None,
+    **options,
+) -> RunState:
+    """A run before its first round.
+
+    Args:
+      variables: {"params": ..., "batch_stats": ...}, or the parameters alone.
+      batch_size: B of local steps.
+      feed: how batches are made; None shuffles and takes examples as they are, which
+        uint8 must not be.
+      mesh: None takes every device.
+      folder: where personal rows are kept; None takes a temporary folder.
+      options: cohort_size, local_epochs, lanes, seed, reduction of `build_simulation`.
+
+    Raises:
+      ValueError: for unknown options, sizes out of range, images that nothing
+        normalizes and clients that take no step, before anything is compiled.
+    """
+    check_options(options)
+    check_whole("batch_size", batch_size, 1)
+    feed = (feed or Batching(batch_size))._replace(batch_size=batch_size)
+    check_input(feed, data.dataset)
+    if not (isinstance(variables, dict) and "params" in variables):
+        variables = {"params": variables}
+    sim = build_simulation(
+        algorithm,
+        feed,
+        data.dataset,
+        data.population,
+        mesh=mesh or meshes.make_mesh(),
+        **options,
+    )
+    check_steps(sim, options.get("local_epochs", 1))
+    server = start_simulation(sim, {"batch_stats": {}, **variables})
+    return RunState(sim, server, open_store(sim, server, folder), 0)
+
+
+def run_round(run: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
+    """Train one round: (the run after it, {metric: [K] of the cohort's clients}).
+
+    Raises:
+      ValueError: when a round was trained from this run before.
+      FloatingPointError: when a loss, an update or the server is not finite; names the
+        client. The run stays as it was before the round.
+    """
+    _check_newest(run)
+    try:
+        server, outcome = simulate_round(
+            run.sim, run.server, run.store, run.round_number
+        )
+    except FloatingPointError as error:
+        raise FloatingPointError(f"{error}. {ADVICE}") from error
+    metrics = {"client": outcome.ids, **outcome.metrics}
+    return run._replace(server=server, round_number=run.round_number + 1), metrics
+
+
+def evaluate(
+    run: RunState, apply: Callable, data: FederatedDataset, *, batch_size: int = 256
+) -> dict[str, float | np.ndarray]:
+    """Accuracy of the server's network, and of each client's own on its examples.
+
+    Args:
+      apply: (variables, x [B, ...]) -> logits [B, M].
+      data: examples of the clients that the run has, in the same order.
+
+    Returns:
+      {"accuracy": of the server's network on all examples, "accuracy_of_clients": mean
+      over clients of their own networks', "per_client": [N]}. There is no "accuracy"
+      where clients keep leaves, as under `personal`: nobody deploys that network.
+
+    Raises:
+      ValueError: when the data is of another number of clients, shape, dtype or of more
+        classes than `apply` gives, or a round was trained from this run.
+    """
+    _check_newest(run)
+    num_clients = run.sim.population.num_clients
+    if len(data.clients) != num_clients:
+        raise ValueError(
+            f"data must be of the run's {num_clients} clients, got {len(data.clients)}."
+        )
+    feed, mesh = run.sim.batching._replace(batch_size=batch_size), run.sim.mesh
+    check_fits(run, apply, data)
+    judge = Accuracy(data.dataset, data.population.offsets, mesh, feed)
+    has_rows = bool(jax.tree.leaves(run.store.template))
+    of_client = client_models(run) if has_rows else None
+    networks = TrainedModels(run.variables, apply, of_client, apply)
+    own = judge.personalized(networks)
+    generic = {}
+    if run.sim.algorithm.has_global_model:
+        generic = judge.generic(networks).metrics
+    return {
+        **generic,
+        "accuracy_of_clients": own.metrics["accuracy"],
+        "per_client": own.per_client["accuracy"],
+    }
+
+
+def client_models(run: RunState) -> Callable[[int], PyTree]:
+    """client -> variables of its own network."""
+    algorithm, server = run.sim.algorithm, run.server
+
+    def of_client(client):
+        rows, is_new = run.store.gather(np.array([client]))
+        row = jax.tree.map(lambda x: x[0], rows)
+        if is_new[0]:  # never drawn: what it would start from
+            own = first_key(client_key(run.sim.key, client))
+            row = algorithm.init_personal(own, server)
+        return algorithm.personalize(server, row)
+
+    return of_client
+
+
+def _check_newest(run: RunState) -> None:
+    """Raise ValueError when the store has rows of rounds that `run` has not played.
+
+    Rows are kept in one place, which a round changes: the run before it is history.
+    """
+    if (newest := run.store.newest()) > run.round_number:
+        raise ValueError(
+            f"run must be the newest one, of round {newest}, got round "
+            f"{run.round_number}: its clients' rows have moved on."
+        )
+
+
+def _npz(path: str | os.PathLike) -> pathlib.Path:
+    """`path` with .npz behind it, as numpy.savez has it."""
+    path = pathlib.Path(path).expanduser()
+    return path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
+
+
+def save(run: RunState, path: str | os.PathLike) -> pathlib.Path:
+    """Write the run's state to one .npz file, for `resume`: server, rows, round number.
+
+    Raises:
+      ValueError: when a round was played from this run.
+    """
+    _check_newest(run)
+    path = _npz(path)
+    ids = run.store.touched()
+    rows, _ = run.store.gather(ids)
+    arrays = {"round_number": run.round_number, "ids": ids}
+    arrays["num_clients"] = run.store.population
+    for part, tree in (("server", meshes.fetch(run.server)), ("rows", rows)):
+        for place, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            arrays[f"{part}/{trees.path_name(place)}"] = np.asarray(leaf)
+    with replace_file(path) as file:
+        np.savez(file, **arrays)
+    return path
+
+
+def is_saved(path: str | os.PathLike) -> bool:
+    """Whether a path, with or without its .npz, is what `save` wrote."""
+    if pathlib.Path(path).is_dir():  # a work folder may lie beside such a file
+        return False
+    for file in (path, f"{path}.npz"):
+        if zipfile.is_zipfile(file):  # which a path without a file is not
+            with zipfile.ZipFile(file) as archive:
+                return {"round_number.npy", "num_clients.npy"} <= {*archive.namelist()}
+    return False
+
+
+def resume(run: RunState, path: str | os.PathLike) -> RunState:
+    """The state that `save` wrote, for a run that `init` made alike.
+
+    A run that has played rounds stays as it is: the loaded one has rows of its own, in
+    a temporary folder.
+
+    Raises:
+      ValueError: when the file is of another algorithm, network or population.
+    """
+    path = _npz(path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    ids, round_number = arrays.pop("ids"), int(arrays.pop("round_number"))
+    if (num_clients := int(arrays.pop("num_clients"))) != run.store.population:
+        raise ValueError(
+            f"{path} must be of {run.store.population} clients, got {num_clients}."
+        )
+    server = _named(path, arrays, "server", run.server, ())
+    rows = _named(path, arrays, "rows", run.store.template, (len(ids),))
+    if arrays:
+        raise ValueError(f"{path} must hold no more than the run, got {min(arrays)}.")
+    store = run.store
+    if store.newest():
+        store = open_store(run.sim, run.server)
+    if len(ids):
+        store.scatter(ids, rows, max(round_number - 1, 0))
+    server = put_on_mesh(run.sim.mesh, server)
+    return run._replace(server=server, store=store, round_number=round_number)
+
+
+def _named(path, arrays, part: str, template: PyTree, leading: tuple) -> PyTree:
+    """Take a part out of `arrays`, like `template` with `leading` axes before."""
+
+    def pick(place, leaf):
+        name = f"{part}/{trees.path_name(place)}"
+        found = arrays[name].shape if name in arrays else "none"
+        if found != (*leading, *leaf.shape):
+            raise ValueError(
+                f"{path} must hold {name} of shape {(*leading, *leaf.shape)}, "
+                f"got {found}."
+            )
+        return arrays.pop(name)
+
+    return jax.tree_util.tree_map_with_path(pick, template)

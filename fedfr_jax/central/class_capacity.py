@@ -1,0 +1,101 @@
+"""Class capacity: how many classes fit the devices.
+
+when a device runs out of memory.
+
+A class takes a row, what the optimizer has gathered for it, its gradient, and its logit
+for every image of a batch, counted once. The network's own needs are known to the
+compiler only; see `fedfr plan`.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+from jax.sharding import Mesh
+
+from fedfr_jax import trees
+from fedfr_jax.central.class_parallel import CLASS_TABLE
+from fedfr_jax.central.settings import build_optimizer
+from fedfr_jax.mesh import free_bytes, is_out_of_memory
+from fedfr_jax.types import CentralTrainer
+
+
+@contextlib.contextmanager
+def explain_memory(trainer: CentralTrainer, mesh: Mesh) -> Iterator[None]:
+    """Around all that a training puts on the devices of its mesh.
+
+    Raises:
+      ValueError: when classes alone are more than a device has free, and when one runs
+        out of memory: says which settings help, and how many classes fit.
+    """
+    found = _classes(trainer, mesh)
+    if trainer.sharded_classes and found and found[0] > found[1]:
+        raise ValueError(
+            f"the number of classes must be at most {found[1]}, whose rows, momentum, "
+            f"gradients and logits fit what {mesh.size} devices have free, got "
+            f"{found[0]}: {_advice(trainer)}."
+        )
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        number, most = found or (0, 0)
+        fitting = (
+            f", and {number} classes, of which {most} fit without the network's own "
+            "activations"
+        )
+        raise ValueError(
+            "central training must fit the devices' memory, got "
+            f"batch_size {trainer.settings.batch_size} in "
+            f"{trainer.settings.micro_batches} micro_batches"
+            f"{fitting if found else ''}: {_advice(trainer)}."
+        ) from error
+
+
+def _classes(trainer: CentralTrainer, mesh: Mesh) -> tuple[int, int] | None:
+    """(number of classes, how many fit), None without classes or where nobody knows."""
+    shapes = jax.eval_shape(trainer.init, jax.random.key(0))["params"]
+    path, free = (
+        trainer.sharded_classes.path if trainer.sharded_classes else CLASS_TABLE,
+        free_bytes(mesh),
+    )
+    if free is None or path not in shapes or not jax.tree.leaves(shapes[path]):
+        return None
+    names = trainer.sharded_classes and trainer.sharded_classes.names
+    number = len(names) if names else shapes[path].shape[0]
+    return number, int(free // bytes_per_class(trainer, shapes, path, mesh))
+
+
+def bytes_per_class(trainer: CentralTrainer, shapes, path: str, mesh: Mesh) -> float:
+    """On each device, the least.
+
+    Args:
+      shapes: of the parameters.
+      path: of the parameter of classes.
+    """
+    settings = trainer.settings
+    optimizer = build_optimizer(settings, trainer.num_rows)
+    rate = max(settings.class_rates) if trainer.sharded_classes else 1.0
+    kept = _row((shapes, jax.eval_shape(optimizer.init, shapes)), path)
+    rows = kept + rate * _row(shapes, path)
+    logits = 0 if settings.class_chunk else 4 * rate
+    images = settings.batch_size / settings.micro_batches / mesh.size
+    return rows / (mesh.size if trainer.sharded_classes else 1) + logits * images
+
+
+def _row(tree, path) -> int:
+    """Bytes of a class in all leaves whose path ends in `path`."""
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    is_row = lambda name: f"/{name}".endswith(f"/{path}")
+    rows = [x for where, x in found if is_row(trees.path_name(where))]
+    return sum(x.size // x.shape[0] * x.dtype.itemsize for x in rows)
+
+
+def _advice(trainer: CentralTrainer) -> str:
+    settings, words = trainer.settings, []
+    if not settings.class_parallel:
+        words = ["class_parallel=True"]
+    elif not settings.class_chunk:
+        words = ["a class_chunk"]
+    return "set " + ", ".join([*words, "a smaller batch_size or more micro_batches"])

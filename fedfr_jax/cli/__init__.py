@@ -1,0 +1,1 @@
+"""Commands of the launcher: thin, flags -> build -> call."""

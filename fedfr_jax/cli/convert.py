@@ -1,0 +1,42 @@
+"""Convert external checkpoints to a file of weights."""
+
+from fedfr_jax.cli.flags import new_parser, parse_flags
+from fedfr_jax.cli.weight_flags import name_images
+
+ABOUT = """\
+Read weights of InsightFace's IResNets, TreB1eN-style IR networks (face.evoLVe, TFace,
+AdaFace), FedFR's SphereFace or torchvision's ResNets and write them with our names.
+
+--from=FILE is a .safetensors, a .npz or, where PyTorch is installed, a .pt, .pth,
+.pth.tar, .ckpt or .bin of torch.save, of which nothing is run. Of a file with several
+networks --key names one, such as --key=state_dict_ema, or --key=state_dict/model for
+the names that begin with "model.". The network is found from names and shapes; --model
+and --image_shape name another one, such as --model='{"name": "iresnet", "depth": 50}'
+--image_shape=112,112,3."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr convert", ABOUT, epilog="")
+    parser.add_argument("--from", dest="source", metavar="FILE", help="what to read")
+    parser.add_argument("--to", metavar="FILE", help="a .safetensors, .npz or .pt")
+    parser.add_argument("--key", default="", help="which weights of several")
+    parser.add_argument("--model", type=_parse_model, metavar="JSON")
+    parser.add_argument("--image_shape", type=_parse_shape, metavar="H,W,C")
+    values = parse_flags(parser, argv)
+    source = name_images(values.source, "from", parser.prog)
+    target = name_images(values.to, "to", parser.prog)
+    from fedfr_jax.deploy.export import convert
+
+    model, shape = values.model, values.image_shape
+    print(convert(source, target, model=model, image_shape=shape, key=values.key))
+
+
+def _parse_model(text: str) -> dict:
+    from fedfr_jax.json_files import parse_json
+
+    return parse_json(text, "--model")
+
+
+def _parse_shape(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))

@@ -1,0 +1,269 @@
+"""Describe what a config can name: models, sources, partitions, algorithms, losses."""
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+
+from fedfr_jax.cli.flags import new_parser, parse_flags
+from fedfr_jax.schema import check_choice, hint
+
+ABOUT = """\
+List the members of a family, each with its settings (the keys of a config and their
+defaults) and one line; with a member's name print its whole documentation, without a
+family all names. The library itself passes image_shape, labels, cosine, local, loss,
+model, task, mesh, seen and num_classes. "sections" are the config's own: what may stand
+in federation, pretrain, evaluation and a row of methods. "scenarios" are the partitions
+of reid, "encoders" of the segmenter; "aggregation" has the links of the key of that
+name in a row of methods, "server_optimizers" go with every algorithm that has such a
+key. "variants" are methods of the literature that are settings of another: a row of
+methods for each.
+
+families: {}"""
+WIDTH = 88
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    about = ABOUT.format(" ".join(FAMILIES))
+    parser = new_parser("fedfr describe", about, epilog="")
+    parser.add_argument("family", nargs="?")
+    parser.add_argument("member", nargs="?")
+    values = parse_flags(parser, argv)
+    if values.family is None:
+        for family, members in FAMILIES.items():
+            words = f"{family}: {', '.join(sorted(members()))}"
+            print(textwrap.fill(words, WIDTH, subsequent_indent=" " * 4))
+        return
+    if values.family not in FAMILIES and values.member is None:
+        for family in _families(values.family):
+            main([family, values.family])
+        return
+    check_choice("describe: family", values.family, FAMILIES)
+    if values.family == "variants":
+        _print_variants(values.member)
+        return
+    members = FAMILIES[values.family]()
+    if values.member is None:
+        for name in sorted(members):
+            print(
+                f"{signature_text(name, members[name])}\n    {summary(members[name])}"
+            )
+        return
+    check_choice("describe: member", values.member, sorted(members))
+    member = members[values.member]
+    print(f"{signature_text(values.member, member)}\n\n{documentation(member)}")
+
+
+def _families(name: str) -> list[str]:
+    """The families that have a member `name`, so that it can be asked for alone.
+
+    Raises:
+      ValueError: for a name that no family has, with a near one.
+    """
+    members = {family: list(of()) for family, of in FAMILIES.items()}
+    if found := [family for family, names in members.items() if name in names]:
+        return found
+    every = [*FAMILIES, *(name for names in members.values() for name in names)]
+    raise ValueError(
+        f"describe: family must be one of {list(FAMILIES)} or a member of one, got "
+        f"{name!r}{hint(name, every)}."
+    )
+
+
+def _print_variants(name: str | None) -> None:
+    """Rows of methods as a config has them."""
+    if name is not None:
+        check_choice("describe: member", name, sorted(VARIANTS))
+    for known, (row, text) in VARIANTS.items():
+        if name in (None, known):
+            print(f'"{known}": {row}\n    {text}')
+
+
+def signature_text(name: str, function: Callable) -> str:
+    """`name(key, key=default, ...)` in lines of at most WIDTH letters."""
+    given = [
+        key if parameter.default is parameter.empty else f"{key}={_text(parameter)}"
+        for key, parameter in inspect.signature(function).parameters.items()
+    ]
+    return textwrap.fill(
+        f"{name}({', '.join(given)})",
+        WIDTH,
+        subsequent_indent=" " * 8,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def summary(function: Callable) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def documentation(function: Callable) -> str:
+    """A docstring; of a NamedTuple its fields, with the comments beside them."""
+    if not hasattr(function, "_fields"):
+        return inspect.getdoc(function) or ""
+    source = inspect.getsource(function).partition("    @property")[0]
+    return textwrap.dedent(source.partition('"""\n\n')[2]).rstrip()
+
+
+def _text(parameter: inspect.Parameter) -> str:
+    """The default of a parameter, a function by its name."""
+    default = parameter.default
+    return default.__name__ if inspect.isroutine(default) else repr(default)
+
+
+def _models() -> Mapping[str, Callable]:
+    from fedfr_jax.models import MODELS
+
+    return MODELS
+
+
+def _sources() -> Mapping[str, Callable]:
+    from fedfr_jax.data.sources import SOURCES
+
+    return SOURCES
+
+
+def _partitions() -> Mapping[str, Callable]:
+    from fedfr_jax.data.partition import PARTITIONS
+
+    return PARTITIONS
+
+
+def _algorithms() -> Mapping[str, Callable]:
+    from fedfr_jax.federated.algorithms import ALGORITHMS
+
+    return ALGORITHMS
+
+
+def _losses() -> Mapping[str, Callable]:
+    from fedfr_jax.losses import LOSSES
+
+    return LOSSES
+
+
+def _tasks() -> Mapping[str, Callable]:
+    from fedfr_jax.tasks import TASKS
+
+    return TASKS
+
+
+def _sections() -> Mapping[str, Callable]:
+    from fedfr_jax.central.settings import Training
+    from fedfr_jax.federated.settings import Federation
+    from fedfr_jax.tasks.classification import evaluators
+    from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
+    from fedfr_jax.tasks.contrastive import with_contrastive_loss
+    from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
+    from fedfr_jax.tasks.faces.methods import FaceTerms
+    from fedfr_jax.tasks.options import local_of
+    from fedfr_jax.tasks.reid import evaluator
+    from fedfr_jax.tasks.reid.loss import reid_loss
+    from fedfr_jax.tasks.reid.methods import Batches
+    from fedfr_jax.tasks.reid.public_data import PublicDataConfig
+    from fedfr_jax.tasks.row_keys import Own
+    from fedfr_jax.tasks.segmentation import stages
+    from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
+
+    return {
+        "federation": Federation,
+        "partition.public": PublicDataConfig,  # of reid
+        "pretrain": Training,  # and rows of kind central
+        "methods": Own,
+        "methods.local": local_of,
+        "methods.faces": FaceTerms,
+        "methods.classification": cross_entropy,
+        "methods.classification.fedaws": class_pull,
+        "methods.segmentation": pixel_cross_entropy,
+        "methods.reid": reid_loss,
+        "methods.reid.batches": Batches,
+        "methods.moon": with_contrastive_loss,
+        "evaluation.faces": FaceEvaluator,
+        "evaluation.classification": evaluators.EvaluationConfig,
+        "evaluation.segmentation": stages.EvaluationConfig,
+        "evaluation.reid": evaluator.EvaluationConfig,
+    }
+
+
+def _augments() -> Mapping[str, Callable]:
+    from fedfr_jax.data.augment import AUGMENTS
+
+    return AUGMENTS
+
+
+def _scenarios() -> Mapping[str, Callable]:
+    from fedfr_jax.tasks.reid.data import SCENARIOS
+
+    return SCENARIOS
+
+
+def _encoders() -> Mapping[str, Callable]:
+    from fedfr_jax.models.segmenter import ENCODERS
+
+    return ENCODERS
+
+
+def _aggregators() -> Mapping[str, Callable]:
+    from fedfr_jax.federated.aggregation import AGGREGATORS
+
+    return AGGREGATORS
+
+
+def _servers() -> Mapping[str, Callable]:
+    from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
+
+    return SERVER_OPTIMIZERS
+
+
+# Methods that are settings of another: a row, beside learning_rate, and what it is.
+VARIANTS = {
+    "fairavg": ({"weigh": "equally"}, "FedAvg whose clients count alike."),
+    "fedper": (
+        {"personal": {"blocks": 1}, "draw": True},
+        "The last K_P blocks stay with clients (arXiv:1912.00818).",
+    ),
+    "lg_fedavg": (
+        {"personal": {"all_but_blocks": 2}, "weigh": "equally"},
+        "All but the last blocks stay with clients (arXiv:2001.01523).",
+    ),
+    "fedbn": (
+        {"personal": {"batch_norms": True}},
+        "Batch norms stay with clients (arXiv:2102.07623).",
+    ),
+    "fedbabu": (
+        {"personal": {"blocks": 1}, "frozen": {"blocks": 1}},
+        "The head stays as it was drawn; fine-tuned afterwards (arXiv:2106.06042).",
+    ),
+    **{
+        name: (
+            {"server_optimizer": {"name": name, "learning_rate": 0.1}},
+            "The server steps along the mean change (arXiv:2003.00295).",
+        )
+        for name in ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
+    },
+    "fedatt": (
+        {"aggregation": "attention", "weigh": "equally"},
+        "Per tensor, clients that moved farther count more (arXiv:1812.07108).",
+    ),
+    "local": (
+        {"personal": "."},
+        "Clients share nothing: everything is personal.",
+    ),
+}
+# Imported when it is asked for, as most of them import JAX.
+FAMILIES = {
+    "models": _models,
+    "encoders": _encoders,
+    "sources": _sources,
+    "partitions": _partitions,
+    "scenarios": _scenarios,
+    "algorithms": _algorithms,
+    "aggregation": _aggregators,
+    "server_optimizers": _servers,
+    "losses": _losses,
+    "tasks": _tasks,
+    "augments": _augments,
+    "sections": _sections,
+    "variants": lambda: VARIANTS,
+}

@@ -1,0 +1,34 @@
+"""Write the embeddings of a folder of images."""
+
+from fedfr_jax.cli.flags import new_parser, parse_flags
+from fedfr_jax.cli.weight_flags import (
+    define_images,
+    define_weights,
+    load_images,
+    load_weights,
+    name_images,
+)
+
+ABOUT = """\
+Write the embeddings of a folder, a .zip or single pictures to a .npz with names [n],
+features [n, D] (as the network gives them, not of unit length) and the network's
+fingerprint."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr embed", ABOUT, epilog="")
+    define_weights(parser)
+    define_images(parser, "a folder, a .zip, or files")
+    parser.add_argument("--to", metavar="NPZ", help="what to write")
+    values = parse_flags(parser, argv)
+    path = name_images(values.to, "to", parser.prog)
+    network = load_weights(values, parser.prog)
+    import numpy as np
+
+    found = load_images(values, network)
+    features = found.embedded(network)
+    with open(path, "wb") as file:
+        fingerprint = network.fingerprint
+        np.savez(file, names=found.names, features=features, fingerprint=fingerprint)
+    print(f"{path}: {len(features)} embeddings of {features.shape[1]} numbers")

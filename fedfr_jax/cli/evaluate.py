@@ -1,0 +1,44 @@
+"""Evaluate the checkpoints of a run again, with its evaluators or changed ones."""
+
+import json
+
+from fedfr_jax.cli.flags import (
+    KEPT,
+    define,
+    define_data_changed,
+    define_processes,
+    join_processes,
+    kept_text,
+    new_parser,
+    parse,
+    workdir,
+)
+
+ABOUT = """\
+Judge the checkpoints of the run in --workdir again, by the config that the run keeps
+unless --config is given; --config.evaluation.key=value changes how they are judged."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr evaluate", ABOUT)
+    define(parser)
+    define_data_changed(parser)
+    define_processes(parser)
+    values = parse(parser, argv)
+    folder = workdir(values, parser.prog)
+    if not (folder / KEPT).exists():
+        raise ValueError(f"{folder} must hold a trained run, got no {KEPT}.")
+    join_processes(values)
+    from fedfr_jax.config.build import build
+    from fedfr_jax.runs.locks import lock_to_read
+    from fedfr_jax.runs.restore import evaluate_experiment
+    from fedfr_jax.runs.stage_folders import check_stages
+    from fedfr_jax.runs.workdir import check_config
+
+    config = json.loads(kept_text(values.config))
+    with lock_to_read(folder):
+        check_config(folder, config, but_for="evaluation")
+        experiment = build(values.config)
+        check_stages(folder, experiment.stages, config)
+        evaluate_experiment(experiment, folder, changed=values.data_changed)

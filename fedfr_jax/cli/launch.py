@@ -1,0 +1,193 @@
+"""Launch the processes of one run on this machine, and stop them together."""
+
+import argparse
+import collections
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from fedfr_jax.cli.flags import count, new_parser, parse_flags
+from fedfr_jax.cli.signals import FRESH, exiting_on_signals, find_run, newest_checkpoint
+from fedfr_jax.distributed import HEARTBEAT, TERMINAL, WATCHED, use_every_core
+
+ABOUT = """\
+Start a command as several processes of one run: fedfr launch --processes=4 train ...
+
+Everything from the command on is handed to the processes on this machine. With several
+hosts the same line is started on each of them, with its number --host (from 0), and
+--coordinator names the first. The first process prints; of the others only a failure
+is shown. When one fails, the others on its host are stopped."""
+KEPT = 40  # last lines of a process that are shown when it fails
+NOISE = ("[Gloo] Rank",)
+CONSEQUENCES = (1, -signal.SIGABRT)  # an exception, and JAX's end without process 0
+ELSEWHERE = f"those on other hosts stop by themselves within about {HEARTBEAT} seconds"
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr launch", ABOUT, epilog="")
+    parser.add_argument("--processes", type=count, default=2, help="on this machine")
+    parser.add_argument("--hosts", type=count, default=1, help="machines")
+    parser.add_argument("--host", type=count, default=0, help="number of this machine")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of the first host")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="and its flags")
+    values = parse_flags(parser, argv)
+    words = values.command[1:] if values.command[:1] == ["--"] else values.command
+    if not words:
+        raise ValueError("launch must be given a command to start, got none.")
+    if values.processes < 1 or not values.host < values.hosts:
+        raise ValueError(
+            "launch: processes must be at least 1 and host less than hosts, "
+            f"got {values.processes}, {values.host} and {values.hosts}."
+        )
+    if values.hosts > 1 and not values.coordinator:
+        raise ValueError(
+            "launch: coordinator must be HOST:PORT with several hosts, got none."
+        )
+    first = values.host * values.processes
+    launch(
+        [sys.executable, "-m", "fedfr_jax", *words],
+        range(first, first + values.processes),
+        total=values.hosts * values.processes,
+        coordinator=values.coordinator or f"127.0.0.1:{free_port()}",
+        typed=["launch", *argv],
+    )
+
+
+def launch(
+    command: list[str],
+    ids: range,
+    *,
+    total: int,
+    coordinator: str,
+    typed: Sequence[str] = (),
+) -> None:
+    """Run `command` as processes `ids` of `total`, to the end of all.
+
+    Each is told --coordinator, --num_processes and --process_id, as `join` needs them,
+    and ends with this process, however it ends: a pipe is its input.
+
+    Args:
+      typed: the command line, for the line that a signal leaves.
+
+    Raises:
+      ChildProcessError: when one of them failed; the others on this host are
+        stopped by then.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", WATCHED: "1"}
+    use_every_core(environment, num_processes=len(ids))
+    place = [f"--coordinator={coordinator}", f"--num_processes={total}"]
+    children = {}
+    # A terminal sends its signals to the children too, which inherit what is blocked
+    # until they ignore them; here another thread hears them.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL)
+    try:
+        for i in ids:
+            children[i] = subprocess.Popen(
+                [*command, *place, f"--process_id={i}"],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    looking = threading.Lock()
+    kept = {i: collections.deque(maxlen=KEPT) for i in ids}
+    readers = [
+        threading.Thread(target=_read, args=(child, i == 0, kept[i]), daemon=True)
+        for i, child in children.items()
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        with exiting_on_signals(typed, lambda: _stop(children, looking)):
+            failed = _wait(children, looking)
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+            child.stdin.close()
+        for reader in readers:
+            reader.join()
+    if failed is None:
+        return
+    for line in kept[failed] if failed else ():
+        print(f"[{failed}] {line}", end="")
+    code, is_alone = children[failed].returncode, len(ids) == total
+    raise ChildProcessError(_exit_text(failed, code, total, command, is_alone=is_alone))
+
+
+def _stop(children, looking: threading.Lock) -> None:
+    """Kill all children, which are not looked at any more: none is to blame."""
+    looking.acquire()
+    for child in children.values():
+        child.kill()
+    for child in children.values():
+        child.wait()
+
+
+def _read(child, is_first: bool, kept: collections.deque) -> None:
+    """Print what the first process prints; keep the end of what the others do."""
+    with child.stdout as lines:
+        for line in lines:
+            if line.startswith(NOISE):
+                continue
+            if is_first:
+                print(line, end="", flush=True)
+            else:
+                kept.append(line)
+
+
+def _wait(children, looking: threading.Lock) -> int | None:
+    """The process to blame once one is seen to have failed, None when all are done."""
+    while True:
+        with looking:
+            codes = {i: child.poll() for i, child in children.items()}
+        if any(codes.values()):
+            return _first_failure(codes)
+        if all(code == 0 for code in codes.values()):
+            return None
+        time.sleep(0.1)
+
+
+def _first_failure(codes: dict[int, int | None]) -> int:
+    """Of the processes that ended badly the first that did not fail with another.
+
+    Most signals come from outside; 2 is a mistake that its process explains.
+    """
+    bad = [i for i, code in codes.items() if code]
+    return min(bad, key=lambda i: (codes[i] in CONSEQUENCES, codes[i] == 2))
+
+
+def _exit_text(
+    failed: int, code: int, total: int, command: list[str], *, is_alone: bool
+) -> str:
+    """What happened and how to go on; `is_alone` when this host has all processes."""
+    code = 128 - code if 128 < code < 160 else code  # it has said that it was stopped
+    how = f"code {code}" if code > 0 else f"signal {-code}"
+    says = f"process {failed} of {total} ended with {how}; the others "
+    says += "were stopped." if is_alone else f"on this host were stopped, {ELSEWHERE}."
+    if code == 2:  # a mistake, which the process has explained
+        return says
+    values = find_run(command)
+    again = "the same command again"
+    for flag in FRESH:
+        if vars(values)[flag]:
+            again = f"it again without --{flag}"
+    again += "" if is_alone else " on every host"
+    return f"{says} Start {again} to go on from {newest_checkpoint(values.workdir)}."
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,166 @@
+"""The launcher: fedfr <command> --config=... --workdir=..."""
+
+import errno
+import importlib
+import inspect
+import logging
+import os
+import sys
+import threading
+import traceback
+import warnings
+
+import fedfr_jax
+from fedfr_jax import distributed
+from fedfr_jax.cli import signals
+from fedfr_jax.schema import hint
+from fedfr_jax.text import printable
+
+USAGE = """\
+usage: fedfr <command> --config=NAME [--config.section.key=value ...] [--workdir=DIR]
+"""
+EXPLAINED = (ValueError, ImportError, OSError, FloatingPointError, MemoryError)
+HELP = """
+fedfr <command> --help lists a command's flags and the sections of a config.
+
+  --config=NAME    a Python file with get_config(), or a shipped config by its name
+                   (fedfr configs), such as demo; evaluate, plan and prepare need none
+                   in the work folder of a run, which keeps its config
+  --config.section.key=value
+                   changes a key, e.g. --config.federation.rounds=8; the keys of a
+                   section are the arguments of the function that it configures
+                   (fedfr describe models, sources, algorithms, ...); what may stand in
+                   a section or a row of methods: fedfr describe sections
+  --workdir=DIR    folder of a run: checkpoints, results, plots
+  --version        print the version"""
+
+
+COMMANDS = {  # modules of this room, imported when they run
+    "train": "train every method of a config, or resume where a run stopped",
+    "evaluate": "evaluate the checkpoints of a run again, with its evaluators or "
+    "others",
+    "prepare": "inspect a config's data set: contents, unreadable images, the "
+    "partition",
+    "plan": "what a config needs before it runs: memory, operations, images/s, hours",
+    "launch": "start the processes of one run on this machine, and stop them together",
+    "sweep": "train a grid of configs, KEY=[VALUES] for every axis; a table of all "
+    "runs",
+    "scaling": "fit scaling laws to a table of runs, or to the results of a sweep",
+    "configs": "list the configs that come with the library",
+    "describe": "list what a config can name: models, sources, algorithms, losses, ...",
+    "convert": "convert external checkpoints to a file of weights",
+    "export": "export trained weights as ONNX, StableHLO, safetensors or PyTorch's",
+    "embed": "write the embeddings of a folder of images",
+    "verify": "verify whether two face images show the same person",
+    "enroll": "enroll identities in a gallery",
+    "identify": "identify the people on images by a gallery",
+}
+
+
+def help_text() -> str:
+    """The commands with one line each, and where flags and keys come from."""
+    lines = [f"  {name:9} {about}" for name, about in COMMANDS.items()]
+    return "\n".join([USAGE, *lines, HELP])
+
+
+def main(argv: list[str]) -> int:
+    """Run one command; a user's mistake is one line and exit code 2."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0
+    if argv[0] == "--version":
+        print(f"fedfr_jax {fedfr_jax.__version__}")
+        return 0
+    if argv[0] != "launch":  # which deals the cores to the processes that it starts
+        distributed.use_every_core()
+    if argv[0] not in COMMANDS:
+        near = hint(argv[0], COMMANDS)
+        print(f"command must be one of {sorted(COMMANDS)}, got {argv[0]!r}{near}.")
+        return 2
+    command = importlib.import_module(f"fedfr_jax.cli.{argv[0]}")
+    return run_command(command, argv[1:])
+
+
+def run_command(command, argv: list[str]) -> int:
+    """The exit code of a command with the words after it."""
+    try:
+        command.main(argv)
+    except SystemExit as end:  # after --help
+        return int(end.code or 0)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        error = full_disk(error) or full_memory(error) or error
+        if os.environ.get("FEDFR_DEBUG") or not isinstance(error, EXPLAINED):
+            raise
+        text = printable(str(error), keep="\n")  # it may quote a stranger's file
+        print(text or type(error).__name__, file=sys.stderr)
+        print("(FEDFR_DEBUG=1 shows where.)", file=sys.stderr)
+        return 2
+    return 0
+
+
+def full_disk(error: BaseException | None) -> OSError | None:
+    """What says that a disk is full, where `error` came of that; a plot hides it."""
+    if isinstance(error, OSError) and error.errno is None:
+        return None  # it explains itself
+    while error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return OSError(f"{error}: make room and start the same command again.")
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def full_memory(error: Exception) -> MemoryError | None:
+    """What says that a device is full, where `error` does in many lines."""
+    if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error):
+        return MemoryError(f"a device has no memory left: {str(error).splitlines()[0]}")
+    return None
+
+
+def print_no_error_twice() -> list:
+    """Hold back what threads and libraries print of errors that are raised as well.
+
+    Returns a list that the errors of threads go to.
+    """
+    for name in ("absl", "asyncio"):  # Orbax writes to both
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # Pillow's
+    # Callbacks of TensorStore fail by the hundred after a save that could not be
+    # written; `run` prints the rest.
+    sys.excepthook = lambda *_: None
+    sys.unraisablehook = print_of_an_object
+    of_threads = []
+    threading.excepthook = of_threads.append
+    return of_threads
+
+
+def print_of_an_object(failed) -> None:
+    """Print an error that nobody catches, unless it is of a library's callback.
+
+    Orbax's reads are coroutines; those that are dropped when one of them fails each
+    raise as they are collected, by the hundred, after the error that counts.
+    """
+    is_dropped = failed.object is None or inspect.iscoroutine(failed.object)
+    if not is_dropped:
+        sys.__unraisablehook__(failed)
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    distributed.exit_with_parent()
+    signals.exit_on_signals(sys.argv[1:])
+    of_threads = []
+    try:
+        import ml_collections  # noqa: F401  and absl, which makes its own logger
+
+        if not os.environ.get("FEDFR_DEBUG"):
+            of_threads = print_no_error_twice()
+        code = main(sys.argv[1:])
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    for failed in of_threads if code == 0 else ():
+        traceback.print_exception(failed.exc_value)
+    distributed.exit_process(code)

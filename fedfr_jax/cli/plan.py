@@ -1,0 +1,154 @@
+"""Plan: what a config needs before it runs (memory, operations, images/s, hours).
+
+Say what a config needs before it runs: memory, operations, images/s, hours.
+
+What `fedfr plan` does with a config.
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import jax
+import ml_collections
+
+from fedfr_jax.cli.flags import add_switch, count, define, names, new_parser, parse
+from fedfr_jax.config.build import sections
+from fedfr_jax.plan.devices import get_device
+from fedfr_jax.plan.dummy_inputs import without_files
+from fedfr_jax.plan.report import ABOUT as ASSUMED
+from fedfr_jax.plan.report import format_stage
+from fedfr_jax.plan.stages import as_numbers, plan_stage
+from fedfr_jax.tasks import TASKS
+from fedfr_jax.text import printable
+from fedfr_jax.types import Experiment
+
+ABOUT = """\
+Say, without training or compiling anything, what every stage of a config needs of each
+device: memory and what it is for, operations for an image, expected images/s, MFU and
+hours, and the largest batch, number of classes and lanes that fit. No image is read; a
+known data set that is not there is made up in its size."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr plan", ABOUT)
+    define(parser, needs_workdir=False)
+    parser.add_argument(
+        "--device",
+        default="h200",
+        metavar="NAME",
+        help="h200 (the default), h100, a100, v100, v5e, v5p or v6e; a grid such as "
+        "v5p:4x4x8 or h200:1x1x8 says how many; cpu: this machine",
+    )
+    add_switch(
+        parser,
+        "compile",
+        "compile the steps for a grid of devices with XLA's own compiler, which is "
+        "installed for it (docs/accelerators.md)",
+    )
+    parser.add_argument("--devices", type=count, metavar="N", help="of them; default 1")
+    parser.add_argument("--rows", type=names, metavar="A,B", help="these; default all")
+    parser.add_argument(
+        "--hard_negatives",
+        type=count,
+        metavar="N",
+        help="that a client is assumed to select; default as many as it can, but no "
+        "more than the largest client has images of its own",
+    )
+    parser.add_argument("--json", metavar="FILE", help="keep the numbers")
+    values = parse(parser, argv)
+    from fedfr_jax.cli.aot_compile import compile_for, config_words
+
+    pass
+    from fedfr_jax.plan.report import format_programs
+    from fedfr_jax.plan.topologies import device_kind, num_devices
+
+    kind, is_grid, _ = values.device.partition(":")
+    if is_grid or values.compile:
+        device_kind(values.device)
+    if is_grid and values.devices:
+        raise ValueError(
+            f"--devices must not be given beside a grid, got {values.devices} and "
+            f"{values.device}."
+        )
+    if values.json and not pathlib.Path(values.json).parent.is_dir():
+        raise ValueError(f"--json must lie in a folder that exists, got {values.json}.")
+    found = plan(
+        values.config,
+        device=kind,
+        devices=num_devices(values.device) if is_grid else values.devices or 1,
+        rows=values.rows or (),
+        hard_negatives=values.hard_negatives,
+    )
+    if values.compile:
+        found["compiled"] = compile_for(values.device, config_words(argv))
+        for name, programs in found["compiled"].items():
+            print(f"\n{format_programs(name, programs)}")
+    if values.json:
+        pathlib.Path(values.json).write_text(json.dumps(found, indent=1))
+
+
+def plan(
+    config: ml_collections.ConfigDict | Mapping,
+    *,
+    device: str = "h200",
+    devices: int = 1,
+    rows: Sequence[str] = (),
+    hard_negatives: int | None = None,
+) -> dict:
+    """Print and return {"device", "devices", "stages": {name: numbers}}.
+
+    Args:
+      rows: stages; none: all.
+
+    Raises:
+      ValueError: as `build`, and for an unknown device or row.
+    """
+    sheet = get_device(device)
+    experiment, table = blind_experiment(config, devices)
+    for name in rows:
+        if name not in experiment.stages:
+            known = sorted(experiment.stages)
+            raise ValueError(f"--rows must be of {known}, got {name!r}.")
+    print(printable(experiment.task.data_report_text, keep="\n"))
+    print(f"\n{devices} x {sheet.name}\n")
+    stages = {}
+    for name in rows or experiment.stages:
+        planned = plan_stage(
+            experiment, name, sheet, table=table, hard_negatives=hard_negatives
+        )
+        stages[name] = as_numbers(planned)
+        print(format_stage(name, stages[name], sheet, devices), end="\n\n", flush=True)
+    print(ASSUMED)
+    return {"device": device, "devices": devices, "stages": stages}
+
+
+def blind_experiment(config, devices: int) -> tuple[Experiment, str]:
+    """(the experiment on so many virtual devices, its images black; where its table
+    was to lie)."""
+    use_virtual(devices)  # before a source draws something on them
+    settings = sections(config)
+    table = settings["federation"].get("table", "auto")
+    settings = without_files(settings)
+    return TASKS[settings["task"]](settings), table
+
+
+def use_virtual(devices: int) -> None:
+    """Have JAX make so many devices of this machine's CPU.
+
+    Raises:
+      ValueError: when JAX has other devices already.
+    """
+    if devices < 1:
+        raise ValueError(f"--devices must be at least 1, got {devices}.")
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError:  # it has begun
+        pass
+    if (found := len(jax.devices())) != devices:
+        raise ValueError(
+            f"--devices must be the {found} of this process, where JAX has begun, got "
+            f"{devices}."
+        )

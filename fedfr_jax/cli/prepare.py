@@ -1,0 +1,136 @@
+"""Prepare: inspect a config's data set, find unreadable images, pack it.
+
+Inspect a config's data set: what it holds, what is unreadable, how it is split.
+
+What `fedfr prepare` does with a config's data set.
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping
+
+import ml_collections
+
+from fedfr_jax.cli.flags import add_switch, define, new_parser, parse
+from fedfr_jax.config.build import sections
+from fedfr_jax.data import partition as partitions
+from fedfr_jax.data.sources import inspect, pack, verify
+from fedfr_jax.data.sources.image_files import open_files
+from fedfr_jax.deploy.detector import write_landmarks, yunet
+from fedfr_jax.runs.sinks import write_summary
+from fedfr_jax.tasks.data import open_data, split
+from fedfr_jax.tasks.reid import data as reid
+from fedfr_jax.tasks.reid.data import build_split
+from fedfr_jax.text import printable
+from fedfr_jax.types import Source
+
+ABOUT = """\
+Print what the config's data set holds, what is unreadable and how it is split.
+
+--pack decodes the images once into a folder; config.data = {"name": "packed", "path":
+FOLDER} reads them from there. Stopped, it goes on with the same command. --verify
+reads the folder (or the config's packed data) again and compares checksums.
+
+--detector and --landmarks find the faces of raw photographs: --landmarks=FACES.csv is
+written, and training aligns faces by it with --config.data.landmarks=FACES.csv
+--config.data.align=True. Images without a face, or with several, are counted and
+named."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr prepare", ABOUT)
+    define(parser, needs_workdir=False)
+    parser.add_argument("--pack", metavar="FOLDER", help="write decoded images there")
+    add_switch(parser, "verify", "compare the packed set's checksums")
+    parser.add_argument(
+        "--detector",
+        metavar="ONNX",
+        help="file of OpenCV's YuNet, which finds faces (opencv-python)",
+    )
+    parser.add_argument("--landmarks", metavar="CSV", help="write landmarks there")
+    values = parse(parser, argv)
+    pass
+
+    prepare(
+        values.config,
+        values.workdir,
+        folder=values.pack,
+        check=bool(values.verify),
+        detector=values.detector,
+        landmarks=values.landmarks,
+    )
+
+
+def prepare(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    *,
+    folder: str | None = None,
+    check: bool = False,
+    detector: str | None = None,
+    landmarks: str | None = None,
+) -> dict:
+    """Open, inspect and split the config's data; print and (with a workdir) save it.
+
+    Args:
+      folder: where to pack the images first, None for nowhere.
+      check: compare the checksums of the packed set: `folder`, or the config's data.
+      detector: file of a face detector, which writes the csv `landmarks` first.
+    """
+    settings = sections(config)
+    data = settings["data"]
+    if detector or landmarks:
+        data = with_landmarks(data, detector, landmarks)
+    if folder:
+        pack(open_data(data), folder, say=print)
+        data = {"name": "packed", "path": folder}
+    if check:
+        if data.get("name") != "packed":
+            raise ValueError("--verify must be given --pack or packed data, got none.")
+        print(f"{verify(data['path'])} files of {data['path']} are as written")
+    source = open_data(data)
+    facts, text = describe_source(settings["partition"], source)
+    found = inspect(source)
+    print(json.dumps(found, indent=1))
+    print(printable(text, keep="\n"))
+    if workdir:
+        pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
+        write_summary(
+            pathlib.Path(workdir) / "data.json", {"data": found, "partition": facts}
+        )
+    return found
+
+
+def with_landmarks(data: Mapping, detector: str | None, path: str | None) -> dict:
+    """The settings of config.data whose faces are aligned by what a detector finds.
+
+    Writes the csv `path`, and prints what was found.
+    """
+    if not detector or not path:
+        raise ValueError(
+            "--detector and --landmarks must be given together, got only one: the "
+            "file of a detector, and the csv that it is to write."
+        )
+    if data.get("name") != "folder" or "path" not in data:
+        raise ValueError(
+            "--landmarks must go with config.data.name=folder, whose faces it aligns, "
+            f"got {data.get('name')!r}."
+        )
+    detect = yunet(detector)
+    files = open_files(data["path"], under=data.get("under", ""))
+    print(write_landmarks(files, detect, path))
+    return {"align": True, **data, "landmarks": path}
+
+
+def describe_source(settings: Mapping, source: Source) -> tuple[dict, str]:
+    """What config.partition makes of a source: facts, and the same in words."""
+    if source.roles is not None:
+        facts = reid.report(build_split(settings, source), source)
+        return facts, reid.format_report(facts)
+    parts = split(settings, source)
+    if isinstance(parts, partitions.ClientPartition):
+        facts = partitions.class_report(parts, source.labels, source.names)
+        return facts, partitions.format_class_report(facts)
+    facts = partitions.report(parts)
+    return facts, partitions.format_report(facts)

@@ -1,0 +1,106 @@
+"""Fit scaling laws to a table of runs, or to the results of a sweep."""
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+
+from fedfr_jax.cli.flags import count, names, new_parser, parse_flags
+
+ABOUT = """\
+Fit scaling laws to TABLE: the folder of a sweep, a .csv, .json or .jsonl file of rows,
+or bigface, the points that BigFace published. A row has the parameters of a run
+(backbone, with_head, active_head), perhaps images, identities, images_seen and flops, a
+column that is judged, and perhaps a name and a series.
+
+A pure power law, a saturating and a joint one are fitted; AICc chooses. Printed, and
+written to --workdir, are the laws with 90 % intervals, what the other runs say of the
+largest, and the best network for a budget of operations; with --workdir also plots.
+
+  fedfr scaling runs/sweep --score=fedavg/generic/accuracy
+  fedfr scaling bigface --error=challenge --arrows=scratch,distilled --workdir=out"""
+H200_DAY = "h200-day"
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr scaling", ABOUT, epilog="")
+    parser.add_argument("table", metavar="TABLE", nargs="?")
+    judged = parser.add_mutually_exclusive_group()
+    judged.add_argument("--error", metavar="COLUMN", help="smaller is better")
+    judged.add_argument("--score", metavar="COLUMN", help="in [0, 1), larger is better")
+    parser.add_argument("--series", default="series", metavar="COLUMN")
+    parser.add_argument(
+        "--data", default="images", metavar="COLUMN", help="the amount of data, D"
+    )
+    parser.add_argument(
+        "--arrows", type=names, default=(), metavar="A,B", help="from series A to B"
+    )
+    parser.add_argument(
+        "--budgets",
+        type=budgets,
+        default=(),
+        metavar="F,G",
+        help=f"operations, or {H200_DAY}: beside the powers of ten around the runs'",
+    )
+    parser.add_argument("--draws", type=count, default=200, help="of the intervals")
+    parser.add_argument("--seed", type=count, default=0, help="of the intervals")
+    parser.add_argument("--workdir", metavar="DIR", help="folder for tables and plots")
+    values = parse_flags(parser, argv)
+    if values.table is None or not (values.error or values.score):
+        raise ValueError(
+            "fedfr scaling must be given a TABLE and --error or --score, got neither "
+            f"or one: {argv}."
+        )
+    run(values)
+
+
+def budgets(text: str) -> list[float]:
+    """Numbers of operations as the value of a flag."""
+    from fedfr_jax.scaling.study import H200_DAY as OPERATIONS
+
+    found = []
+    for word in names(text):
+        try:
+            found.append(OPERATIONS if word == H200_DAY else float(word))
+        except ValueError:
+            found.append(float("nan"))
+        if not 0 < found[-1] < float("inf"):
+            says = f"must be positive numbers or {H200_DAY}, got {word!r}"
+            raise argparse.ArgumentTypeError(says)
+    return found
+
+
+def run(values: argparse.Namespace) -> None:
+    """Read, fit, print; write where there is a folder."""
+    from fedfr_jax import scaling
+    from fedfr_jax.runs.sinks import write_summary, write_text
+
+    points = scaling.points(
+        scaling.read_rows(values.table),
+        values.score or values.error,
+        is_score=bool(values.score),
+        series=values.series,
+    )
+    study = scaling.study(
+        points,
+        data=values.data,
+        seed=values.seed,
+        draws=values.draws,
+        more_budgets=values.budgets,
+    )
+    text = scaling.markdown(study)
+    print(text)
+    if values.workdir:
+        folder = pathlib.Path(values.workdir)
+        write_summary(folder / "scaling.json", scaling.as_json(study))
+        write_text(folder / "scaling.md", text)
+        for path in [folder / "scaling.json", *draw(study, folder, values.arrows)]:
+            print(path)
+
+
+def draw(study, folder: pathlib.Path, arrows: Sequence[str]) -> list[pathlib.Path]:
+    """The plots of a study, as .png and .pdf."""
+    from fedfr_jax.runs.report.scaling import plot_laws, plot_scores
+
+    scores = plot_scores(folder / "scores", study.points, arrows=arrows)
+    return scores + plot_laws(folder / "laws", study)

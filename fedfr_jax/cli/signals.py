@@ -1,0 +1,139 @@
+"""Signals: one line on how to resume when a command is interrupted.
+
+A run loses nothing by ending between two instructions, since checkpoints and files are
+put in place by renaming: a signal ends the process whatever it is doing, and a thread
+sees to it, as Python's own handlers wait for the end of a compile. It needs nothing of
+the package, so that a command hears a signal before its libraries are loaded.
+"""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FRESH = ("overwrite", "restart")  # flags that begin again instead of going on
+
+
+def exit_on_signals(
+    words: Sequence[str], before_end: Callable[[], None] = lambda: None
+) -> tuple[int, int]:
+    """End this process with a line of text at the first of SIGNALS.
+
+    One that is ignored, as `nohup` has it, stays so.
+
+    Args:
+      words: the command line.
+      before_end: called by a thread of its own between the signal and the end.
+
+    Returns:
+      Descriptors that Python writes the numbers of signals to: the one until now, -1
+      where there is none, and the new one.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in SIGNALS:  # each of them writes its number to the pipe
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    arguments = (reading, words, before_end)
+    threading.Thread(target=_exit_now, args=arguments, daemon=True).start()
+    return before, writing
+
+
+@contextlib.contextmanager
+def exiting_on_signals(
+    words: Sequence[str], before_end: Callable[[], None]
+) -> Iterator[None]:
+    """`exit_on_signals` within the block; afterwards signals are answered as before.
+
+    Of an earlier `exit_on_signals` this takes over at once: no signal is lost between.
+    """
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    before, writing = exit_on_signals(words, before_end)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+        os.close(writing)
+
+
+def _exit_now(
+    reading: int, words: Sequence[str], before_end: Callable[[], None]
+) -> None:
+    number = None
+    while number not in SIGNALS:
+        byte = os.read(reading, 1)
+        if not byte:  # nobody writes any more
+            return os.close(reading)
+        number = byte[0]
+    try:
+        before_end()
+        cursor = "\033[?25h\n" if sys.stderr.isatty() else ""  # which a bar has hidden
+        os.write(
+            2, f"{cursor}{describe_interrupt(number, words)}\n".encode(errors="replace")
+        )
+    finally:  # also where nobody listens any more
+        os._exit(128 + number)
+
+
+def describe_interrupt(number: int, words: Sequence[str]) -> str:
+    """The line of a command that a signal has ended."""
+    name = signal.Signals(number).name
+    if "train" not in words:
+        return f"Stopped by {name}: start the same command again."
+    again = shlex.join(["fedfr", *describe_resume(words)])
+    checkpoint = newest_checkpoint(find_run(words).workdir)
+    return f"Stopped by {name}: `{again}` goes on from {checkpoint}."
+
+
+def describe_resume(words: Sequence[str]) -> list[str]:
+    """The command line without the flags that would begin again."""
+    kept, is_value = [], False
+    for word in words:
+        flag, equals, _ = word.removeprefix("--").partition("=")
+        is_fresh = word.startswith("--") and flag in FRESH
+        if not is_fresh and not (is_value and not word.startswith("-")):
+            kept.append(word)
+        is_value = is_fresh and not equals
+    return kept
+
+
+def find_run(words: Sequence[str]) -> argparse.Namespace:
+    """--workdir, --overwrite and --restart of a command, read as it reads them.
+
+    Its own parser is not asked, as a signal may come before commands are loaded.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("workdir", "restart"):
+        parser.add_argument(f"--{name}", nargs="?", default="")
+    is_true = lambda text: text.lower() in ("true", "1")
+    parser.add_argument("--overwrite", nargs="?", const=True, type=is_true)
+    parser.add_argument("--nooverwrite", dest="overwrite", action="store_false")
+    return parser.parse_known_args(words)[0]
+
+
+def newest_checkpoint(workdir: str) -> str:
+    """Name the newest whole checkpoint of the run in `workdir`; "" is none."""
+    found = pathlib.Path(workdir).glob("*/checkpoints/*") if workdir else ()
+    is_new = lambda path: "." not in path.parent.parent.name  # <stage>.old
+    found = [p for p in found if p.name.isdigit() and is_new(p)]
+    if not found:
+        return "the beginning"
+    last = max(found, key=_time_of)
+    return f"checkpoint {last.name} of {last.parent.parent.name}"
+
+
+def _time_of(path: pathlib.Path) -> float:
+    """When it was changed; of a checkpoint that is being removed, long ago."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,227 @@
+"""Train a grid of configs, KEY=[VALUES] for every axis; a results table with a line per
+run.
+"""
+
+import contextlib
+import json
+import pathlib
+import traceback
+from collections.abc import Mapping, Sequence
+
+from fedfr_jax.cli.flags import (
+    add_switch,
+    define,
+    define_data_changed,
+    kept_text,
+    new_parser,
+    parse,
+    workdir,
+)
+
+ABOUT = """\
+Train a config once for every combination of the values given as KEY=[VALUE, ...], any
+dotted key of the config in Python's words; KEY,KEY=[(V, V), (W, W)] changes keys
+together. The folder has results.jsonl and results.csv, a row per run: its values, its
+metrics as stage/evaluator/metric, parameters (backbone, with_head, active_head),
+images, identities, images_seen, flops and seconds. fedfr scaling reads it.
+
+  fedfr sweep --config=demo --workdir=runs/sweep 'seed=[0, 1]' \\
+      'model.blocks=[(0, 0, 0), (1, 1, 1), (2, 2, 2)]'
+
+The same command again resumes, and repeats no finished run; with more values it adds
+runs. Several sweeps may share a folder. A stage that an earlier run has trained with
+the same settings, such as pretraining, is copied. A run that fails is a row with its
+error, and the others go on; --retry trains failed ones again. With --together, runs
+that differ only in seed and in numbers of their methods, such as learning rates, train
+side by side in one compiled round, where their clients are the same, with the results
+of single runs up to rounding; central stages, and runs that no other shares its clients
+with, train one by one."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr sweep", ABOUT)
+    define(parser)
+    add_switch(parser, "retry", "train failed runs again")
+    add_switch(parser, "together", "train what differs in seeds and rates in one round")
+    axes = [word for word in argv if not word.startswith("-") and "=[" in word]
+    define_data_changed(parser)
+    values = parse(parser, [word for word in argv if word not in axes])
+    if not axes:
+        raise ValueError(
+            f"{parser.prog}: an axis must be given as KEY=[...], got none."
+        )
+    folder = workdir(values, parser.prog)
+    from fedfr_jax.cli.sweep_grid import build_runs
+    from fedfr_jax.runs import sweep
+
+    runs = [with_older_name(run, folder) for run in build_runs(values.config, axes)]
+    check_same_base(folder, values.config)
+    rows = sweep.read(folder)
+    again = {name for name, row in rows.items() if "error" in row and values.retry}
+    missing = [run for run in runs if run.name not in rows or run.name in again]
+    print(f"{len(runs)} runs, {len(missing)} to train, in {folder}", flush=True)
+    if values.together:
+        train_together(missing, folder, values.data_changed)
+    for run in missing:
+        if run.name in sweep.read(folder) and run.name not in again:
+            continue  # of another sweep in this folder
+        if row := results_row(run, folder, values.data_changed):
+            sweep.add(folder, row)
+    show_results(runs, sweep.read(folder))
+    print(folder / "results.csv")
+
+
+def with_older_name(run, folder: pathlib.Path):
+    """The run under the digest alone, if a sweep of before has such a folder."""
+    older = run.name.rpartition("-")[2]
+    return run._replace(name=older) if (folder / older).is_dir() else run
+
+
+def show_results(runs: Sequence, rows: Mapping[str, dict]) -> None:
+    """Print a table of the runs, seeds as mean and deviation, and the best setting."""
+    from fedfr_jax.runs import report
+    from fedfr_jax.runs.experiment import show
+    from fedfr_jax.runs.sweep import mean_over_seeds
+
+    trained = [(run.changes, rows[run.name]) for run in runs if run.name in rows]
+    if found := mean_over_seeds(trained):
+        show(report.result_table({"methods": found}))
+        show(report.best_value(found))
+
+
+def check_same_base(folder: pathlib.Path, config) -> None:
+    """Keep the config that all runs share, which must be that of the runs before.
+
+    Raises:
+      ValueError: naming the first key that differs; for a folder of other things.
+    """
+    from fedfr_jax import digest_json
+    from fedfr_jax.cli.flags import KEPT
+    from fedfr_jax.runs import sweep
+    from fedfr_jax.runs.locks import lock_to_write
+    from fedfr_jax.runs.stage_config import first_difference
+    from fedfr_jax.runs.workdir import check_contents
+    from fedfr_jax.tasks.places import without_places
+
+    check_contents(folder, sweep.MARK, sweep.FILE)
+    folder.mkdir(parents=True, exist_ok=True)
+    path, base = folder / KEPT, json.loads(kept_text(config))
+    with lock_to_write(folder, sweep.MARK, waits=True):
+        if not path.exists():
+            digest_json.write(path, base)
+        kept = digest_json.read(path)
+    if found := first_difference(without_places(kept), without_places(base)):
+        key, before, now = found
+        raise ValueError(
+            f"config.{key} must be that of the sweep in {folder}, {before!r}, got "
+            f"{now!r}: take another folder, or make it an axis."
+        )
+
+
+def results_row(run, folder: pathlib.Path, changed: str | None = None) -> dict | None:
+    """Train a run, or go on with it: its row, with "error" where it fails.
+
+    None where another sweep is training it, which will write the row.
+
+    Args:
+      changed: as of `data_digest.check`.
+    """
+    from fedfr_jax.runs import sweep
+    from fedfr_jax.runs.data_digest import agreement
+    from fedfr_jax.runs.experiment import run_experiment
+    from fedfr_jax.runs.locks import RunInUse
+    from fedfr_jax.runs.sweep import reuse_stages, size_columns
+
+    place = folder / run.name
+    row = {"run": run.name, **run.changes}
+    print(f"{run.name}: {describe_member(run.changes)}", flush=True)
+    try:
+        with contextlib.ExitStack() as stack:
+            experiment = claim_run(run, place, stack, changed)
+            reuse_stages(experiment, place, changed)
+            agreement(experiment.task, changed)([place / x for x in experiment.stages])
+            summary = run_experiment(experiment, place)
+            row |= size_columns(experiment, place)
+        return row | {"seconds": summary["seconds"], **sweep.metric_names(summary)}
+    except RunInUse as error:
+        print(f"{run.name} is left to another sweep: {error}", flush=True)
+        return None
+    except Exception as error:
+        text = traceback.format_exc()
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "error.txt").write_text(text)
+        print(f"{run.name} failed: {error}", flush=True)
+        return row | {"error": f"{type(error).__name__}: {error}"}
+
+
+def train_together(
+    runs: Sequence, folder: pathlib.Path, changed: str | None = None
+) -> None:
+    """Train groups of runs side by side, as far as they can be.
+
+    What goes wrong is said in a line and parts a group: its runs then go on alone from
+    their checkpoints, and the one at fault fails there.
+    """
+    from fedfr_jax.cli.sweep_grid import group_runs
+    from fedfr_jax.runs.vmapped_sweep import SweepMember, shared_program, train_members
+
+    for group in group_runs(runs):
+        with contextlib.ExitStack() as stack:
+            members = []
+            for run, numbers in group:
+                place = folder / run.name
+                with contextlib.suppress(Exception):  # its row will say why
+                    experiment = claim_run(run, place, stack, changed)
+                    members.append(SweepMember(experiment, place, numbers, changed))
+            for shared in shared_program(members):
+                names = ", ".join(member.folder.name for member in shared)
+                if len(shared) < 2:
+                    print(f"alone, with clients of its own: {names}", flush=True)
+                    continue
+                print(f"together: {names}", flush=True)
+                try:
+                    train_members(shared)
+                except Exception as error:
+                    print(f"one by one: {type(error).__name__}: {error}", flush=True)
+
+
+def claim_run(
+    run, place: pathlib.Path, stack: contextlib.ExitStack, changed: str | None = None
+):
+    """The experiment of a run, whose folder is held until the stack ends."""
+    from fedfr_jax.config.build import build
+    from fedfr_jax.runs.data_digest import agreement
+    from fedfr_jax.runs.workdir import claim_on_all_processes
+
+    experiment = build(run.config)
+    text, stages = kept_text(run.config), experiment.stages
+    agree = agreement(experiment.task, changed)
+    stack.enter_context(claim_on_all_processes(place, text, stages, agree=agree))
+    check_same_images(experiment.task.used, run, place.parent, changed)
+    return experiment
+
+
+def check_same_images(used, run, folder: pathlib.Path, changed: str | None) -> None:
+    """Keep the images that the sweep's runs share, which must be those of the others.
+
+    Runs whose values are of keys of config.data have images of their own.
+
+    Raises:
+      ValueError: when images have changed since an earlier run of the sweep.
+    """
+    from fedfr_jax.cli.sweep_grid import digest
+    from fedfr_jax.runs import data_digest
+
+    own = {key: v for key, v in run.changes.items() if key.startswith("data.")}
+    path = folder / (f"data-{digest(own)}.npz" if own else data_digest.FILE)
+    if used is None:
+        return
+    now = data_digest.digest_source(used.source)
+    if not path.exists() or data_digest.compare(path, now, changed):
+        data_digest.write(now, path)
+
+
+def describe_member(changes) -> str:
+    """A run's values in a line."""
+    return ", ".join(f"{key}={value}" for key, value in changes.items())

@@ -1,0 +1,122 @@
+"""Grids of configs: axes KEY=[VALUES] and a config for each run."""
+
+import ast
+import copy
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from fedfr_jax.cli.flags import set_key
+from fedfr_jax.config.build import plain
+from fedfr_jax.tasks.places import without_places
+
+MAX_NAME_LENGTH = 60  # of a run's values in the name of its folder
+
+
+class Run(NamedTuple):
+    """One point of a grid."""
+
+    name: str  # its folder: its values, and a digest of the whole config
+    changes: Mapping[str, Any]  # {key: value}
+    config: ConfigDict
+
+
+def parse_axis(word: str) -> tuple[tuple[str, ...], list]:
+    """The keys of `KEY=[V, W]`, or of `KEY,KEY=[(V, V), (W, W)]`, and their values.
+
+    >>> parse_axis("seed=[1, 2]"), parse_axis("model.a,model.b=[(1, 'x'), (2, 'y')]")
+    ((('seed',), [1, 2]), (('model.a', 'model.b'), [(1, 'x'), (2, 'y')]))
+
+    Raises:
+      ValueError: for anything else, or values that are not one per key.
+    """
+    name, equals, text = word.partition("=")
+    keys = tuple(key.strip().removeprefix("config.") for key in name.split(","))
+    try:
+        values = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        values = None
+    if not equals or not all(keys) or not isinstance(values, list) or not values:
+        raise ValueError(
+            f"an axis must be KEY=[VALUE, ...] in Python's words, got {word!r}."
+        )
+    for value in values if len(keys) > 1 else ():
+        if not isinstance(value, tuple) or len(value) != len(keys):
+            raise ValueError(
+                f"values of {name} must be tuples of {len(keys)}, got {value!r}."
+            )
+    return keys, values
+
+
+def build_runs(config: ConfigDict, words: Sequence[str]) -> list[Run]:
+    """A run for every combination of the axes' values, the last one fastest.
+
+    Raises:
+      ValueError: for a section that the config does not have, or a key given twice.
+    """
+    axes = [parse_axis(word) for word in words]
+    keys = [key for names, _ in axes for key in names]
+    if len({*keys}) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"an axis must be given once, got {twice} twice.")
+    found = {}
+    for chosen in itertools.product(*(values for _, values in axes)):
+        changes = {}
+        for (names, _), value in zip(axes, chosen, strict=True):
+            changes |= zip(names, value if len(names) > 1 else [value], strict=True)
+        own = copy.deepcopy(config)
+        for key, value in changes.items():
+            set_key(own, key, value)
+        places = {key: v for key, v in changes.items() if key.startswith("data.")}
+        mark = digest({**without_places(plain(own)), **places})
+        found.setdefault(mark, Run(folder_name(changes, mark), changes, own))
+    return list(found.values())
+
+
+def folder_name(changes: Mapping[str, Any], mark: str) -> str:
+    """A run's folder: what is changed, so that people find it, and its digest.
+
+    >>> folder_name({"seed": 1, "methods.fedavg.learning_rate": 0.05}, "0a1b2c3d")
+    'seed=1,learning_rate=0.05-0a1b2c3d'
+    """
+    words = (f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())
+    text = re.sub(r"[^\w.=,+-]+", "", ",".join(words))
+    return f"{text[:MAX_NAME_LENGTH]}-{mark}"
+
+
+def digest(config: ConfigDict | Mapping) -> str:
+    """Eight letters that tell configs apart."""
+    text = json.dumps(plain(config), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def group_runs(runs: Sequence[Run]) -> list[list[tuple[Run, dict]]]:
+    """Runs, two or more, that differ in seed and in rows' numbers alone.
+
+    Returns:
+      Groups of (run, {row: {key: its number}}): what each has for itself.
+    """
+    found = {}
+    for run in runs:
+        own, numbers = copy.deepcopy(run.config), {}
+        for key, value in run.changes.items():
+            section, _, rest = key.partition(".")
+            row, _, name = rest.rpartition(".")
+            if key == "seed":
+                set_key(own, key, 0)
+            elif section == "methods" and row in own.methods and is_rate(value):
+                set_key(own, key, 0.0)
+                numbers.setdefault(row, {})[name] = float(value)
+        keys = sorted((row, *sorted(of)) for row, of in numbers.items())
+        found.setdefault(digest(own) + str(keys), []).append((run, numbers))
+    return [group for group in found.values() if len(group) > 1]
+
+
+def is_rate(value: Any) -> bool:
+    """Whether a value is a number that may be traced: a float, as rates are."""
+    return isinstance(value, float)

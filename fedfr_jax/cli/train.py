@@ -1,0 +1,75 @@
+"""Train every method of a config, or resume where a run stopped."""
+
+import argparse
+
+from fedfr_jax.cli.flags import (
+    add_switch,
+    define,
+    define_data_changed,
+    define_processes,
+    join_processes,
+    kept_text,
+    names,
+    new_parser,
+    parse,
+    workdir,
+)
+
+ABOUT = """\
+Pretrain, then train every method of a config. A run that was stopped resumes with the
+same command, and with a changed config where that leaves a trained stage as it is: a
+line says which stages are kept, taken back or trained anew; more rounds go on from the
+last one. --restart=fedfr trains a method alone again, --overwrite starts all from the
+beginning. What a config needs is said before by fedfr plan.
+
+As one of several processes: --distributed under Slurm, Open MPI, Kubernetes and on TPU
+pods; elsewhere --coordinator, --num_processes and --process_id, which fedfr launch
+passes. See docs/clusters.md."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr train", ABOUT)
+    define(parser)
+    add_switch(parser, "overwrite", "empty the work folder first")
+    parser.add_argument(
+        "--restart",
+        type=names,
+        metavar="A,B",
+        help="train these stages (rows of methods, or pretrained) from their beginning "
+        "again, with those that start from them; the others stay",
+    )
+    define_data_changed(parser)
+    parser.add_argument(
+        "--rows",
+        type=names,
+        metavar="A,B",
+        help="train these rows of methods alone, with the stages that they start from; "
+        "the result table has no others",
+    )
+    define_processes(parser)
+    values = parse(parser, argv)
+    train(values, workdir(values, parser.prog))
+
+
+def train(values: argparse.Namespace, folder) -> None:
+    """Build the experiment and run it in `folder`."""
+    join_processes(values)
+    from fedfr_jax.config.build import build
+    from fedfr_jax.runs.data_digest import agreement
+    from fedfr_jax.runs.experiment import run_experiment
+    from fedfr_jax.runs.stage_config import earlier_stages_of
+    from fedfr_jax.runs.workdir import claim_on_all_processes
+
+    experiment = build(values.config)
+    chosen = earlier_stages_of(experiment.stages, values.rows or experiment.stages)
+    text = kept_text(values.config)
+    with claim_on_all_processes(
+        folder,
+        text,
+        experiment.stages,
+        is_fresh=bool(values.overwrite),
+        restart=values.restart or (),
+        agree=agreement(experiment.task, values.data_changed),
+    ):
+        run_experiment(experiment._replace(stages=chosen), folder)

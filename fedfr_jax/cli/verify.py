@@ -1,0 +1,41 @@
+"""Verify whether two face images show the same person."""
+
+from fedfr_jax.cli.flags import new_parser, parse_flags
+from fedfr_jax.cli.weight_flags import (
+    define_images,
+    define_threshold,
+    define_weights,
+    get_threshold,
+    load_images,
+    load_weights,
+)
+
+ABOUT = """\
+Print the cosine of two pictures' embeddings, the threshold and what follows. The
+threshold is that of --far on the pairs of people that the network's run was judged on
+and did not train on."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr verify", ABOUT, epilog="")
+    define_weights(parser)
+    define_images(parser, "two files")
+    define_threshold(parser)
+    values = parse_flags(parser, argv)
+    if len(values.pictures) != 2:
+        raise ValueError(
+            f"{parser.prog}: pictures must be two files, got {values.pictures}."
+        )
+    network = load_weights(values, parser.prog)
+    from fedfr_jax.deploy.calibration import curve_text
+    from fedfr_jax.deploy.gallery import unit_length
+
+    found = load_images(values, network)
+    first, second = unit_length(found.embedded(network))
+    cosine = float(first @ second)
+    is_given = values.threshold is not None
+    least = get_threshold(values, "" if is_given else curve_text(network.roc))
+    says = "one person" if cosine >= least else "two people"
+    why = "given" if is_given else f"false accept rate {values.far:g}"
+    print(f"{says}: cosine {cosine:.4f}, threshold {least:.4f} ({why})")

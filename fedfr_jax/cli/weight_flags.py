@@ -1,0 +1,116 @@
+"""Flags of commands that use trained weights: which weights, which images."""
+
+import argparse
+import math
+import os
+
+from fedfr_jax.cli.flags import Parser, count, define_data_changed
+from fedfr_jax.text import printable
+
+
+def define_weights(parser: Parser) -> None:
+    """Add --network, --method and --client."""
+    parser.add_argument(
+        "--network",
+        metavar="PATH",
+        help="folder of a run or of its stage, or a file of weights (fedfr export)",
+    )
+    parser.add_argument("--method", metavar="ROW", help="of the run; default the last")
+    parser.add_argument(
+        "--client", type=count, metavar="I", help="its own network, not the server's"
+    )
+    define_data_changed(parser)
+
+
+def define_images(parser: Parser, what: str) -> None:
+    """Add pictures, --landmarks and --detector."""
+    parser.add_argument("pictures", nargs="*", metavar="PICTURE", help=what)
+    parser.add_argument(
+        "--landmarks",
+        metavar="CSV",
+        help="columns name, x1, y1 ... x5, y5: eyes, nose, corners of the mouth; faces "
+        "are aligned by them",
+    )
+    parser.add_argument(
+        "--detector",
+        metavar="ONNX",
+        help="file of OpenCV's YuNet, which finds the landmarks (opencv-python)",
+    )
+
+
+def define_threshold(parser: Parser) -> None:
+    """Add --far and --threshold."""
+    parser.add_argument(
+        "--far",
+        type=float,
+        default=1e-3,
+        help="false accept rate, by the evaluation of the network's run; default 1e-3",
+    )
+    parser.add_argument(
+        "--threshold", type=float, help="cosine of one person, instead of --far"
+    )
+
+
+def load_weights(values: argparse.Namespace, command: str):
+    """The network that the flags name.
+
+    Raises:
+      ValueError: when they name none, or a picture or list that does not exist, before
+        the network is loaded.
+    """
+    if not values.network:
+        raise ValueError(
+            f"{command}: --network must name a work folder or a file, got none."
+        )
+    check_files(values)
+    from fedfr_jax.loading import load
+
+    return load(
+        values.network,
+        method=values.method,
+        client=values.client,
+        data_changed=values.data_changed,
+    )
+
+
+def check_files(values: argparse.Namespace) -> None:
+    """Raise ValueError for a picture or a list of landmarks that does not exist."""
+    known = vars(values)
+    named = {f"--{flag}": known.get(flag) for flag in ("landmarks", "detector")}
+    paths = [("pictures", path) for path in known.get("pictures", ())]
+    for what, path in [*paths, *named.items()]:
+        if path is not None and not os.path.exists(path):
+            raise ValueError(f"{what} must exist, got {path}, which does not.")
+
+
+def load_images(values: argparse.Namespace, network):
+    """The pictures that the flags name; prints how they are prepared."""
+    from fedfr_jax.deploy.face_images import read_images
+
+    found = read_images(
+        values.pictures,
+        network.image_shape,
+        network.recorded,
+        landmarks=values.landmarks,
+        detector=values.detector,
+    )
+    print(printable(found.alignment, keep="\n"))
+    return found
+
+
+def get_threshold(values: argparse.Namespace, calibration: str) -> float:
+    """--threshold, else that of --far."""
+    if values.threshold is not None:
+        if not math.isfinite(values.threshold):
+            raise ValueError(f"--threshold must be a number, got {values.threshold}.")
+        return values.threshold
+    from fedfr_jax.deploy.calibration import threshold
+
+    return threshold(calibration, values.far)
+
+
+def name_images(value: str | None, flag: str, command: str) -> str:
+    """The value of a flag that must be given."""
+    if not value:
+        raise ValueError(f"{command}: --{flag} must name a file, got none.")
+    return value

@@ -1,0 +1,169 @@
+"""From a config to an experiment, with its data or (for a plan) without."""
+
+import math
+import re
+import types
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from fedfr_jax.data.stream import example_shape
+from fedfr_jax.federated.systems.stragglers import check_stragglers, num_trained
+from fedfr_jax.schema import check_choice, check_ranges, check_seed, naming
+from fedfr_jax.tasks import TASKS
+from fedfr_jax.tasks.places import with_paths
+from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer
+
+# Python's literals that have no place in the JSON that a run keeps of its config.
+UNKEPT = (bytes, bytearray, complex, set, frozenset, types.EllipsisType)
+ROW = r"\w[\w@=+ -]*"
+ROW_NAMES = "names of letters, digits and _ @ = + -, which are folders"
+SECTIONS = (
+    "task",
+    "seed",
+    "data",
+    "partition",
+    "model",
+    "pretrain",
+    "federation",
+    "evaluation",
+    "methods",
+)
+
+
+def plain(value: Any) -> Any:
+    """Config sections as dicts in the order of the config, in tuples and lists too."""
+    if isinstance(value, ml_collections.ConfigDict):
+        # A ConfigDict sorts its keys; the fields that it holds keep the order.
+        return {k: plain(value[k]) for k in vars(value)["_fields"]}
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if hasattr(value, "_fields"):  # a NamedTuple, such as an open source
+        return value
+    if isinstance(value, tuple | list):
+        return type(value)(plain(v) for v in value)
+    return value
+
+
+def check_literals(what: str, value: Any) -> None:
+    """Raise ValueError for what a run's kept config could not hold, at any depth.
+
+    A text with a null character is refused too: no file has such a name.
+    """
+    if isinstance(value, UNKEPT) or (isinstance(value, str) and "\0" in value):
+        raise ValueError(
+            f"{what} must be a text without null characters, a number, true, false, "
+            f"none, a list or a mapping, got {value!r}."
+        )
+    inside = {}
+    if isinstance(value, Mapping):
+        inside = {f".{key}": entry for key, entry in value.items()}
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{what} must have keys that are text, got {key!r}.")
+    elif isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        inside = {f"[{i}]": entry for i, entry in enumerate(value)}
+    for place, entry in inside.items():
+        check_literals(what + place, entry)
+
+
+def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
+    """The config's sections, which must be known.
+
+    Raises:
+      ValueError: for an unknown section or task.
+    """
+    with naming("config"):
+        settings = {"task": "faces", "seed": 0, **plain(config)}
+    for name in settings:
+        if name not in SECTIONS:
+            raise ValueError(f"config must have keys of {SECTIONS}, got {name!r}.")
+    check_choice("config.task", settings["task"], sorted(TASKS))
+    check_seed("config.seed", settings["seed"])
+    check_literals("config", settings)
+    rows = settings.setdefault("methods", {})
+    for name in SECTIONS[2:]:
+        _check_section(name, settings.setdefault(name, {}))
+    for name, options in rows.items():
+        _check_section(f"methods.{name}", options)
+        if not re.fullmatch(ROW, str(name)):  # the folder of its stage
+            raise ValueError(f"config.methods must have {ROW_NAMES}, got {name!r}.")
+    return with_paths(settings)
+
+
+def _check_section(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"config.{name} must be a mapping, got {value!r}.")
+
+
+def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
+    """Everything that `run_experiment` needs; images are read, nothing is trained.
+
+    Raises:
+      ValueError: for anything wrong in the config or the data, before any compile.
+    """
+    settings = sections(config)
+    experiment = TASKS[settings["task"]](settings)
+    task = experiment.task._replace(name=settings["task"])
+    experiment = experiment._replace(task=task)
+    for name, stage in experiment.stages.items():
+        with naming(f"config.methods.{name}"):
+            _check_rounds(stage.trainer, experiment)
+    _check_augments(experiment, settings["methods"])
+    return experiment
+
+
+def _check_rounds(
+    trainer: FederatedTrainer | CentralTrainer, experiment: Experiment
+) -> None:
+    """Raise ValueError for rounds too short or small for their algorithm."""
+    if not isinstance(trainer, FederatedTrainer):
+        return
+    federation = experiment.federation
+    least = int(np.min(federation.epochs_of(trainer)))
+    cohort_size = federation.cohort_size or experiment.task.population.num_clients
+    check_stragglers(federation.straggling, least, cohort_size)
+    _check_steps(trainer, experiment)
+    trainer.algorithm.check_epochs(least)
+    trainer.algorithm.check_cohort(num_trained(federation.straggling, cohort_size))
+
+
+def _check_steps(trainer: FederatedTrainer, experiment: Experiment) -> None:
+    """Raise ValueError for clients who take no step, or more than int32 counts.
+
+    Images that a round adds to a client's own, which its algorithm prepares, are not
+    known here.
+    """
+    largest = int(experiment.task.population.largest(1)[0])
+    steps = experiment.batching.steps_per_epoch(largest)
+    if not steps and trainer.algorithm.prepare is None:
+        raise ValueError(
+            "config.federation.drop_last must leave a client a batch of "
+            f"{experiment.batching.batch_size}, got {largest} images of the largest "
+            f"one."
+        )
+    steps *= int(np.max(experiment.federation.epochs_of(trainer)))
+    name = "local steps of the largest client"
+    check_ranges("", {name: steps}, {name: (0, math.inf)})
+
+
+def _check_augments(experiment: Experiment, rows: Collection[str]) -> None:
+    """Raise ValueError for an augmentation that does not fit the examples.
+
+    Args:
+      rows: of config.methods; the other stage is pretraining.
+    """
+    feeds = {"federation": (experiment.batching, experiment.task.dataset)}
+    for name, stage in experiment.stages.items():
+        if isinstance(stage.trainer, CentralTrainer):
+            section = f"methods.{name}" if name in rows else "pretrain"
+            feeds[section] = stage.trainer.batching, stage.trainer.dataset
+    for section, (feed, data) in feeds.items():
+        if feed.augment:
+            one = example_shape(data)
+            with naming(f"config.{section}.augment"):
+                key = jax.random.key(0)
+                jax.eval_shape(feed.augment.apply, key, one.inputs, one.targets)

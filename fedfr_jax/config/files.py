@@ -1,0 +1,147 @@
+"""Config files: shipped ones, a user's own, and the copy that a run keeps."""
+
+import pathlib
+import runpy
+import sys
+import traceback
+import types
+from collections.abc import Collection
+
+from ml_collections import ConfigDict
+
+from fedfr_jax import digest_json
+from fedfr_jax.configs import FOLDER
+from fedfr_jax.schema import hint, naming, with_tuples
+
+MAX_CONFIG_BYTES = 30  # names that an error lists
+
+
+def shipped() -> dict[str, pathlib.Path]:
+    """{name: file} of the configs that come with the library; "fedfr/demo" is one."""
+    files = [path for path in sorted(FOLDER.rglob("*.py")) if path.stem != "base"]
+    return {
+        path.relative_to(FOLDER).with_suffix("").as_posix(): path
+        for path in files
+        if "def get_config(" in path.read_text()
+    }
+
+
+def find(name: str) -> pathlib.Path:
+    """The file that --config names: by its path, or a shipped one by its name.
+
+    Raises:
+      ValueError: when there is no such file, listing the names of the shipped ones, or
+        several of that name.
+    """
+    if pathlib.Path(name).is_file():
+        return pathlib.Path(name)
+    files = shipped()
+    wanted = name.removeprefix("configs/").removesuffix(".py")
+    if wanted in files:
+        return files[wanted]
+    found = [known for known in files if known.rpartition("/")[2] == wanted]
+    if len(found) == 1:
+        return files[found[0]]
+    if found:
+        raise ValueError(f"--config must name one of {found}, got {name!r}.")
+    more = (
+        f" and {len(files) - MAX_CONFIG_BYTES} more (fedfr configs)"
+        if len(files) > MAX_CONFIG_BYTES
+        else ""
+    )
+    raise ValueError(
+        f"--config must be one of {list(files)[:MAX_CONFIG_BYTES]}{more} or a "
+        f"Python file, "
+        f"got {name!r}{_hint(wanted, files)}."
+    )
+
+
+def _hint(wanted: str, files: Collection[str]) -> str:
+    """Which shipped config was meant, by its whole name or the last part of it."""
+    last = {name.rpartition("/")[2]: name for name in files}
+    return hint(wanted, files) or hint(wanted.rpartition("/")[2], last)
+
+
+def with_argument(name: str) -> tuple[str, str | None]:
+    """--config=NAME:WORD as the name and the word that get_config is given, if any.
+
+    >>> with_argument("classification/comparison:mnist"), with_argument("fedfr/demo")
+    (('classification/comparison', 'mnist'), ('fedfr/demo', None))
+    """
+    head, colon, word = name.rpartition(":")
+    is_part_of_path = pathlib.Path(name).is_file() or {"/", "\\"} & set(word)
+    return (name, None) if not colon or is_part_of_path else (head, word)
+
+
+def load(path: pathlib.Path, argument: str | None = None) -> ConfigDict:
+    """What get_config(), or get_config(argument), of the Python file `path` returns.
+
+    Raises:
+      ValueError: one line that names file and line, whatever is wrong there.
+    """
+    _make_importable(path)
+    try:
+        names = runpy.run_path(str(path))
+        given = () if argument is None else (argument,)
+        config = names["get_config"](*given) if "get_config" in names else None
+    except (Exception, SystemExit) as error:
+        where = _place(error, path)
+        raise ValueError(f"{where} must run, got {_syntax_error(error)}.") from error
+    if "get_config" not in names:
+        raise ValueError(f"{path} must define get_config(), got no such function.")
+    if not isinstance(config, ConfigDict):
+        function = names["get_config"]  # or anything else that can be called
+        is_written = isinstance(function, types.FunctionType)
+        line = function.__code__.co_firstlineno if is_written else None
+        raise ValueError(
+            f"{_with_line(path, line)} must return an ml_collections ConfigDict from "
+            f"get_config(), got {type(config).__name__}."
+        )
+    return config
+
+
+def restore(path: pathlib.Path) -> ConfigDict:
+    """The config that a run has kept as JSON in `path`; its lists become tuples.
+
+    Raises:
+      ValueError: naming the file when it is damaged.
+    """
+    with naming(path):
+        return ConfigDict(with_tuples(digest_json.read(path)))
+
+
+def _make_importable(path: pathlib.Path) -> None:
+    """Let a config import what lies beside it, and `configs.base` in any folder.
+
+    `configs` is the folder of that name above the file, then the shipped one.
+    """
+    path = path.resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    own = [str(folder) for folder in path.parents if folder.name == "configs"]
+    for name in [n for n in sys.modules if n.partition(".")[0] == "configs"]:
+        del sys.modules[name]  # of a config that was loaded before
+    package = types.ModuleType("configs")
+    package.__path__ = [*own[:1], str(FOLDER)]
+    sys.modules["configs"] = package
+
+
+def _place(error: BaseException, path: pathlib.Path) -> str:
+    """File and line of the mistake that `error` reports about the config `path`."""
+    if isinstance(error, SyntaxError) and error.filename:  # not of a NUL byte
+        return _with_line(error.filename, error.lineno)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return _with_line(path, lines[-1] if lines else None)
+
+
+def _with_line(path: str | pathlib.Path, line: int | None) -> str:
+    """A file and the line in it, where one is known."""
+    return f"{path}, line {line}," if line else str(path)
+
+
+def _syntax_error(error: BaseException) -> str:
+    """The kind and the text of an error, where it has one, in one line."""
+    text = error.msg if isinstance(error, SyntaxError) else error
+    words = [] if text is None else str(text).split()
+    return ": ".join(filter(None, (type(error).__name__, " ".join(words))))

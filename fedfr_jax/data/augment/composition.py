@@ -1,0 +1,177 @@
+"""Composition of augments, and what an augment may change of an example.
+
+Settings of an augment: one number, or a range (low, high).
+
+What an example holds, and how its parts are changed.
+
+inputs:  {"image": [H, W, C] uint8 or float, perhaps "landmarks": [P, 2] x, y pixels,
+          perhaps "clean": the image without what `face_mask` has put on it}
+targets: {"label": [] int32, perhaps "mask": [H, W] int}
+
+Augments one after the other, and over a batch.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedfr_jax.schema import check_ranges
+from fedfr_jax.types import Augment, PyTree
+
+FINITE = (-1e30, 1e30)
+
+
+def check_numbers(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> None:
+    """Raise ValueError for the first value that is no number within its bounds.
+
+    Args:
+      prefix: goes before the names in the message, as in "affine's ".
+      bounds: {name: (low, high)}, both included.
+    """
+    for name, value in values.items():
+        if isinstance(value, tuple | list):
+            raise ValueError(f"{prefix}{name} must be a number, got {value}.")
+    check_ranges(prefix, values, bounds)
+
+
+def check_pair(prefix: str, name: str, value: Any, bounds: tuple) -> None:
+    """Raise ValueError unless `value` is (low, high), rising and within `bounds`."""
+    check_ranges(prefix, {name: value}, {name: bounds})
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    if not is_pair or value[0] > value[1]:
+        raise ValueError(f"{prefix}{name} must be (low, high), got {value}.")
+
+
+def change_image(inputs: PyTree, image: Callable) -> PyTree:
+    """`inputs` with the image [H, W, C] changed by image(image), and "clean" too."""
+    chex.assert_rank(inputs["image"], 3)
+    names = [name for name in ("image", "clean") if name in inputs]
+    return {**inputs, **{name: image(inputs[name]) for name in names}}
+
+
+def move(
+    inputs: PyTree,
+    targets: PyTree,
+    *,
+    image: Callable,
+    landmarks: Callable,
+    mask: Callable,
+) -> tuple[PyTree, PyTree]:
+    """Move image [H, W, C], landmarks [P, 2] and mask [H, W], those that there are.
+
+    Args:
+      image, landmarks, mask: each takes the old value and returns the new one.
+    """
+    inputs = change_image(inputs, image)
+    if "landmarks" in inputs:
+        chex.assert_shape(inputs["landmarks"], (None, 2))
+        inputs["landmarks"] = landmarks(inputs["landmarks"])
+    if "mask" in targets:
+        chex.assert_shape(targets["mask"], inputs["image"].shape[:2])
+        targets = {**targets, "mask": mask(targets["mask"])}
+    return inputs, targets
+
+
+def store(values: jax.Array, dtype: Any) -> jax.Array:
+    """Float values [...] as `dtype`: rounded and clipped where it holds integers."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        bounds = jnp.iinfo(dtype)
+        values = jnp.clip(jnp.round(values), bounds.min, bounds.max)
+    return values.astype(dtype)
+
+
+def constant(what: str, value: float, dtype: Any) -> np.ndarray:
+    """A setting as a scalar of `dtype`, or ValueError when it does not fit."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        bounds = jnp.iinfo(dtype)
+        if not bounds.min <= value <= bounds.max:
+            raise ValueError(
+                f"{what} must lie in [{bounds.min}, {bounds.max}] for {dtype}, "
+                f"got {value}."
+            )
+    return np.asarray(value, dtype)
+
+
+def identity() -> Augment:
+    """Leave the example as it is."""
+
+    def apply(key, inputs, targets):
+        del key
+        return inputs, targets
+
+    def view(i, inputs):
+        del i
+        return inputs
+
+    return Augment(apply, num_views=1, apply_view=view)
+
+
+def compose(*augments: Augment) -> Augment:
+    """One augment after the other, each with a key of its own.
+
+    When the outcomes of all can be counted, so can those of the whole: `view` counts
+    in mixed radix, the first augment's outcomes fastest.
+    """
+    counts = [part.num_views for part in augments]
+    has_draw = all(part.sample_view or part.num_views == 1 for part in augments)
+
+    def apply(key, inputs, targets):
+        for place, part in enumerate(augments):
+            own_key = None if part.num_views == 1 else jax.random.fold_in(key, place)
+            inputs, targets = part.apply(own_key, inputs, targets)
+        return inputs, targets
+
+    def draw(key):
+        number, radix = jnp.int32(0), 1
+        for place, part in enumerate(augments):
+            if part.num_views > 1:
+                number += radix * part.sample_view(jax.random.fold_in(key, place))
+                radix *= part.num_views
+        return number
+
+    def plain(inputs):
+        for part in augments:
+            inputs = part.apply_deterministic(inputs)
+        return inputs
+
+    def view(i, inputs):
+        i = jnp.asarray(i, jnp.int32)
+        for part in augments:
+            count = jnp.int32(part.num_views)
+            inputs = part.apply_view(lax.rem(i, count), inputs)
+            i = lax.div(i, count)
+        return inputs
+
+    if not all(counts):
+        return Augment(apply, deterministic=plain)
+    return Augment(apply, math.prod(counts), view, draw if has_draw else None)
+
+
+def batched(
+    augment: Augment, keys: jax.Array | None, inputs: PyTree, targets: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Augment every example of a batch.
+
+    Args:
+      keys: [B], may be None when augment.views is 1.
+      inputs, targets: what `Augment` takes, with [B] in front of every shape.
+
+    Returns:
+      (inputs, targets), the same.
+
+    Raises:
+      ValueError: when there is chance and no keys to draw it with.
+    """
+    if augment.num_views == 1:
+        return jax.vmap(lambda *example: augment.apply(None, *example))(inputs, targets)
+    if keys is None:
+        raise ValueError(
+            "keys must be given for an augment with more than one outcome, got None."
+        )
+    return jax.vmap(augment.apply)(keys, inputs, targets)

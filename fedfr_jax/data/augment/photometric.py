@@ -1,0 +1,244 @@
+"""Augments of values: normalization, color jitter, camera statistics.
+
+What changes an image's values and moves nothing: normalization and color.
+
+Images in the colors of other cameras, of which only means and deviations are known.
+
+What clients share of each of their cameras is the mean and the standard deviation of
+every channel, 2 C numbers; an image is normalized by those of its own camera and takes
+on another's. A plain form of cross-client style transfer (Chen et al. 2023,
+arXiv:2210.00912), which exchanges statistics of a network's maps instead.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedfr_jax.data.augment.composition import (
+    FINITE,
+    change_image,
+    check_numbers,
+    identity,
+    store,
+)
+from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.types import Augment
+
+NOT_NEGATIVE = (0, math.inf)
+GRAY = (0.299, 0.587, 0.114)  # ITU-R BT.601, what JPEG and torchvision take
+
+
+def normalize(
+    *,
+    mean: float | tuple[float, ...] = 127.5,
+    std: float | tuple[float, ...] = 127.5,
+) -> Augment:
+    """(image - mean) / std, float32 whatever the image is made of.
+
+    Args:
+      mean, std: in the image's own units (bytes: [0, 255]), one number or one for
+        each channel; the defaults give [-1, 1].
+    """
+    bounds = {"mean": FINITE, "std": POSITIVE}
+    check_ranges("normalize's ", {"mean": mean, "std": std}, bounds)
+
+    def scaled(image):
+        spread = _per_channel("std", std, image.shape[-1])
+        # Exactly pixel / 127.5 - 1 for the defaults.
+        offset = _per_channel("mean", mean, image.shape[-1]) / spread
+        return image.astype(jnp.float32) / spread - offset
+
+    return certain(scaled)
+
+
+def certain(change) -> Augment:
+    """The augment that always changes the image [H, W, C] by change(image)."""
+
+    def apply(key, inputs, targets):
+        del key
+        return change_image(inputs, change), targets
+
+    def view(i, inputs):
+        del i
+        return change_image(inputs, change)
+
+    return Augment(apply, num_views=1, apply_view=view)
+
+
+def _per_channel(what, value, num_channels):
+    """A number as a scalar, several as [1, 1, C]."""
+    value = np.asarray(value, np.float32)
+    if value.ndim == 0:
+        return value
+    if value.shape != (num_channels,):
+        raise ValueError(
+            f"normalize's {what} must have a number for each of the {num_channels} "
+            f"channels, got {tuple(value.tolist())}."
+        )
+    return value[None, None]
+
+
+def color(
+    *,
+    brightness: float = 0.0,
+    contrast: float = 0.0,
+    saturation: float = 0.0,
+    hue: float = 0.0,
+) -> Augment:
+    """Jitter the colors of an image in [0, 255], so before `normalize`.
+
+    The four are torchvision's ColorJitter, in this order rather than a random one.
+    Images keep their dtype; values stay in [0, 255].
+
+    Args:
+      brightness, contrast, saturation: x draws a factor from [max(0, 1 - x), 1 + x]
+        by which the image is scaled, or stretched away from its mean luminance, or
+        each pixel away from its own luminance.
+      hue: x in [0, 0.5] turns the hue by as much of a full circle, either way.
+    """
+    factors = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
+    check_numbers("color's ", factors, dict.fromkeys(factors, NOT_NEGATIVE))
+    check_numbers("color's ", {"hue": hue}, {"hue": (0, 0.5)})
+    high = np.array([1 + x for x in factors.values()] + [hue], np.float32)
+    low = np.array([max(0, 1 - x) for x in factors.values()] + [-hue], np.float32)
+
+    def apply(key, inputs, targets):
+        drawn = jax.random.uniform(key, (4,), jnp.float32, low, high)
+
+        def change(image):
+            if image.shape[-1] != 3 and (saturation or hue):
+                raise ValueError(
+                    "color's saturation and hue must be given images with 3 channels, "
+                    f"got {image.shape[-1]}."
+                )
+            values = image.astype(jnp.float32)
+            if brightness:
+                values = _clip(drawn[0] * values)
+            if contrast:
+                values = _blend(values, gray(values).mean(), drawn[1])
+            if saturation:
+                values = _blend(values, gray(values), drawn[2])
+            if hue:
+                values = rotate_hue(values, drawn[3])
+            return store(values, image.dtype)
+
+        return change_image(inputs, change), targets
+
+    return Augment(apply) if any(factors.values()) or hue else identity()
+
+
+def gray(image: jax.Array) -> jax.Array:
+    """The luminance [H, W, 1] of an image with 3 channels, or the only channel."""
+    if image.shape[-1] == 1:
+        return image
+    # Twice as fast on CPUs as the sum of three slices.
+    weights = np.array(GRAY, np.float32)[:, None]
+    return jnp.dot(image, weights, precision=lax.Precision.HIGHEST)
+
+
+def _clip(values):
+    return jnp.clip(values, 0.0, 255.0)
+
+
+def _blend(values, base, factor):
+    """`factor` times the way from `base` to `values`, in [0, 255]."""
+    return _clip(base + factor * (values - base))
+
+
+def rotate_hue(image: jax.Array, turn: jax.Array) -> jax.Array:
+    """Turn the hue of RGB [H, W, 3] by `turn` [] of a full circle.
+
+    Largest and smallest channel stay as they are: value and saturation of HSV.
+    """
+    red, green, blue = (image[..., i] for i in range(3))
+    largest, smallest = image.max(axis=-1), image.min(axis=-1)
+    chroma = largest - smallest
+    safe = jnp.where(chroma > 0, chroma, 1.0)
+    # In sixths of a circle from red. By order, for which a channel that a compiler
+    # computes twice need not have the same bits: `largest == red` would.
+    hue = jnp.where(
+        (red >= green) & (red >= blue),
+        (green - blue) / safe,
+        jnp.where(green >= blue, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    channels = []
+    for center in (0, 2, 4):  # where a channel is largest: red, green, blue
+        away = jnp.abs(jnp.mod(hue + 6 * turn - center + 3, 6) - 3)  # [0, 3] sixths
+        channels.append(smallest + chroma * jnp.clip(2 - away, 0, 1))
+    return jnp.stack(channels, axis=-1)
+
+
+CHUNK_SIZE = 256  # images that are read together
+MIN_DEVIATION = 1.0  # of 255: less is taken for a camera that shows one color
+
+
+def camera_statistics(
+    *,
+    means: Sequence[Sequence[float]] = (),
+    stds: Sequence[Sequence[float]] = (),
+    probability: float = 0.5,
+) -> Augment:
+    """Take on another camera's statistics, before `normalize`.
+
+    The camera of an example is targets["camera"] [] int32, its row of the statistics.
+
+    Args:
+      means, stds: [cameras, C] in [0, 255], see `compute_statistics`; a task for
+        re-identification fills them in.
+      probability: of a change, in [0, 1].
+
+    Raises:
+      ValueError: for statistics of fewer than two cameras, or a number out of range.
+    """
+    prefix = "camera_statistics' "
+    check_numbers(prefix, {"probability": probability}, {"probability": (0, 1)})
+    mean, std = np.array(means, np.float32), np.array(stds, np.float32)
+    if mean.ndim != 2 or mean.shape != std.shape or len(mean) < 2:
+        raise ValueError(
+            f"{prefix}means and stds must be [cameras, C] of at least 2 cameras, got "
+            f"{mean.shape} and {std.shape}."
+        )
+    std = np.maximum(std, MIN_DEVIATION)
+
+    def apply(key, inputs, targets):
+        coin_key, camera_key = jax.random.split(key)
+        is_changed = jax.random.uniform(coin_key) < probability
+        own = targets["camera"]
+        further = jax.random.randint(camera_key, (), 1, len(mean), jnp.int32)
+        other = jax.lax.rem(own + further, jnp.int32(len(mean)))
+        of = lambda table, row: jnp.asarray(table)[row][None, None]
+
+        def change(image):
+            unit = (image.astype(jnp.float32) - of(mean, own)) / of(std, own)
+            values = jnp.clip(unit * of(std, other) + of(mean, other), 0, 255)
+            return jnp.where(is_changed, store(values, image.dtype), image)
+
+        return change_image(inputs, change), targets
+
+    return Augment(apply)
+
+
+def compute_statistics(
+    read: Callable[[np.ndarray], np.ndarray], cameras: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(means, standard deviations) of each channel of each camera, [cameras, C].
+
+    Args:
+      read: rows [n] -> images [n, H, W, C].
+      cameras: [T] int in [0, cameras), each of at least one image.
+    """
+    found = []
+    for camera in range(int(cameras.max()) + 1):
+        rows, moments = np.flatnonzero(cameras == camera), []
+        for start in range(0, len(rows), CHUNK_SIZE):
+            images = read(rows[start : start + CHUNK_SIZE]).astype(np.float64)
+            moments.append([(images**power).sum(axis=(0, 1, 2)) for power in (1, 2)])
+            size = images[0, ..., 0].size
+        first, second = np.sum(moments, axis=0) / (len(rows) * size)
+        found.append((first, np.sqrt(np.maximum(second - first**2, 0))))
+    means, stds = zip(*found, strict=True)
+    return np.stack(means), np.stack(stds)

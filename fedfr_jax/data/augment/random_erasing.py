@@ -1,0 +1,140 @@
+"""Random erasing: one rectangle of the image is painted over.
+
+Zhong, Zheng, Kang, Li, Yang, "Random Erasing Data Augmentation", AAAI 2020,
+arXiv:1708.04896, algorithm 1. The law "paper" is theirs: an aspect uniform in its
+range, drawn again until the rectangle fits. "log" has two deviations: the aspect is
+uniform in its logarithm, so that tall and wide are as frequent, and brought to the
+nearest one that fits.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.data.augment.composition import (
+    FINITE,
+    change_image,
+    check_numbers,
+    check_pair,
+    constant,
+    identity,
+    store,
+)
+from fedfr_jax.schema import check_choice
+from fedfr_jax.types import Augment
+
+FILLS = ("mean", "random")
+TRIES = 16  # of "paper", all at once; on 256 x 128 one in eighteen does not fit
+
+
+def erase(
+    *,
+    probability: float = 0.5,
+    area: tuple[float, float] = (0.02, 0.4),
+    aspect: tuple[float, float] = (0.3, 1 / 0.3),
+    fill: float | str = "random",
+    law: str = "log",
+) -> Augment:
+    """Paint over one rectangle; landmarks and mask stay. Ranges are the paper's.
+
+    Args:
+      probability: of erasing, in [0, 1].
+      area: (low, high) fraction of the image that is erased, drawn uniformly.
+      aspect: (low, high) height over width, in [0.01, 100].
+      fill: a number, "mean" for the image's own mean of each channel, or "random" for
+        noise in [0, 255], so before `normalize`.
+      law: of the aspect, a name of RECTANGLES.
+    """
+    check_numbers("erase's ", {"probability": probability}, {"probability": (0, 1)})
+    check_pair("erase's ", "area", area, (0, 1))
+    check_pair("erase's ", "aspect", aspect, (0.01, 100))
+    check_choice("erase's law", law, RECTANGLES)
+    if isinstance(fill, str) and fill not in FILLS:
+        raise ValueError(f"erase's fill must be a number or in {FILLS}, got {fill!r}.")
+    if not isinstance(fill, str):
+        check_numbers("erase's ", {"fill": fill}, {"fill": FINITE})
+
+    def apply(key, inputs, targets):
+        rectangle_key, noise_key = jax.random.split(key)
+
+        def change(image):
+            ranges = probability, area, aspect
+            inside = RECTANGLES[law](rectangle_key, image.shape, *ranges)
+            return jnp.where(inside[..., None], paint(noise_key, image, fill), image)
+
+        return change_image(inputs, change), targets
+
+    return Augment(apply) if probability else identity()
+
+
+def rectangle(key, shape, probability, area, aspect) -> jax.Array:
+    """Which pixels [H, W] of an image of `shape` are erased, by chance none."""
+    height, width, _ = shape
+    coin, size, slant, top, left = jax.random.uniform(key, (5,), jnp.float32)
+    fraction = area[0] + size * (area[1] - area[0])
+    flat, tall = math.log(aspect[0]), math.log(aspect[1])
+    ratio = jnp.exp(flat + slant * (tall - flat))
+    # The flattest and tallest that fit.
+    ratio = jnp.clip(ratio, fraction * height / width, height / (fraction * width))
+    rows = jnp.clip(jnp.round(jnp.sqrt(fraction * ratio * height * width)), 1, height)
+    columns = jnp.clip(jnp.round(fraction * height * width / rows), 1, width)
+    return _place(shape, (rows, columns), (top, left)) & (coin < probability)
+
+
+def paper_rectangle(key, shape, probability, area, aspect) -> jax.Array:
+    """The same by the law "paper"."""
+    height, width, _ = shape
+    size_key, place_key = jax.random.split(key)
+    size, slant = jax.random.uniform(size_key, (2, TRIES), jnp.float32)
+    coin, top, left = jax.random.uniform(place_key, (3,), jnp.float32)
+    pixels = (area[0] + size * (area[1] - area[0])) * height * width
+    ratio = aspect[0] + slant * (aspect[1] - aspect[0])
+    rows, columns = jnp.round(jnp.sqrt(pixels * ratio)), jnp.sqrt(pixels / ratio)
+    columns = jnp.round(columns)
+    fits = (rows < height) & (columns < width)
+    first = jnp.argmax(fits)
+    inside = _place(shape, (rows[first], columns[first]), (top, left))
+    return inside & (coin < probability) & fits.any()
+
+
+RECTANGLES = {"log": rectangle, "paper": paper_rectangle}
+
+
+def _place(shape, size, place):
+    """Pixels [H, W] of a rectangle of `size`, `place` in [0, 1) of where it can lie."""
+    is_row = _stretch(shape[0], size[0], place[0])
+    is_column = _stretch(shape[1], size[1], place[1])
+    return is_row[:, None] & is_column[None, :]
+
+
+def _stretch(length, count, place):
+    """[length] bool: `count` of them in a row, `place` in [0, 1) of what is left."""
+    start = jnp.floor(place * (length - count + 1))
+    i = jnp.arange(length, dtype=jnp.float32)
+    return (i >= start) & (i < start + count)
+
+
+def paint(key: jax.Array, image: jax.Array, fill: float | str) -> jax.Array:
+    """What the erased part of an image shows, [H, W, C] of the image's dtype."""
+    if fill == "random":
+        return store(noise(key, image.shape), image.dtype)
+    if fill == "mean":
+        mean = image.astype(jnp.float32).mean(axis=(0, 1), keepdims=True)
+        return jnp.broadcast_to(store(mean, image.dtype), image.shape)
+    return jnp.full(image.shape, constant("erase's fill", fill, image.dtype))
+
+
+def noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Whole numbers in [0, 255] of `shape`, float32, from one drawn number.
+
+    A counter stirred by the last step of MurmurHash3. JAX's own generator takes 16 ms
+    for 64 images of 112 x 112 x 3 on 2 CPU cores, this less than 1 ms.
+    """
+    word = jax.random.bits(key, dtype=jnp.uint32)
+    count = jnp.arange(math.prod(shape), dtype=jnp.uint32)
+    bits = count * jnp.uint32(0x9E3779B9) + word
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    bits = bits ^ (bits >> 16)
+    return (bits >> 24).astype(jnp.float32).reshape(shape)

@@ -1,0 +1,63 @@
+"""Batching: how batches are made, for clients and for central training alike."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.types import Augment
+
+
+class Batching(NamedTuple):
+    """How batches are made of rows."""
+
+    batch_size: int  # B
+    augment: Augment | None = None  # of one example; None leaves inputs as they are
+    shuffle: bool = True
+    drop_last: bool = False  # drop an epoch's last, partial batch
+
+    @property
+    def num_views(self) -> int:
+        """Views of an example that can be looked up; 0 when they cannot be counted, or
+        nobody tells which of them a batch holds."""
+        if self.augment is None or self.augment.num_views == 1:
+            return 1
+        return self.augment.num_views if self.augment.sample_view else 0
+
+    def steps_per_epoch(self, num_examples):
+        """Steps in one pass over `num_examples` (int or array)."""
+        if self.drop_last:
+            return num_examples // self.batch_size
+        return -(-num_examples // self.batch_size)
+
+    def augment_batch(self, key, step, number, inputs, targets):
+        """A batch as it is trained on.
+
+        Args:
+          key, step: of a client in a round, and its step.
+          number: [B] int32 place of each example in the step's batch.
+          inputs, targets: of [B, ...], as stored.
+
+        Returns:
+          (inputs, targets, view [B] int32), see `Batch`.
+        """
+        view, augment = jnp.zeros_like(number), self.augment
+        if augment is None:
+            return inputs, targets, view
+        if augment.num_views == 1:
+            always = partial(augment.apply, None)
+            return *jax.vmap(always)(inputs, targets), view
+        step_key = jax.random.fold_in(key, step)
+        keys = jax.vmap(partial(jax.random.fold_in, step_key))(number)
+        if self.num_views:
+            view = jax.vmap(augment.sample_view)(keys)
+        return *jax.vmap(augment.apply)(keys, inputs, targets), view
+
+    def with_deterministic(self, view, inputs):
+        """Inputs [B, ...] in view `view` [], 0 the plain one, which there always is."""
+        if self.augment is None:
+            return inputs
+        if not self.num_views:
+            return jax.vmap(self.augment.apply_deterministic)(inputs)
+        return jax.vmap(partial(self.augment.apply_view, view))(inputs)

@@ -1,0 +1,340 @@
+"""Examples by client: the contract, held-out examples, assignment.
+
+Rows by client for closed-set classification, and how test rows are chosen.
+
+Two cases. A set with its own test part (`is_test`): clients train on the other rows
+only, and are tested on official test images of the classes that they train on. A set
+without: a `test_fraction` of each client's rows is held out.
+
+What every partition asks of its numbers.
+
+Deal rows to clients: every function fills in owners, and loops over classes only.
+"""
+
+import numbers
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.data.partition.identity_assignment import check_labels, name_keys
+
+UNASSIGNED = -1  # owner of a row that no client holds
+
+
+class ClientPartition(NamedTuple):
+    """Rows of a source by client, for closed-set classification.
+
+    Rows of client c are `train[train_offsets[c]:train_offsets[c + 1]]`, in the order
+    of the source, and the same for test. No row is in both or with two clients.
+    """
+
+    train: np.ndarray  # [C] int32 rows, grouped by client
+    train_offsets: np.ndarray  # [N + 1] int64
+    test: np.ndarray  # [E] int32 rows, grouped by client
+    test_offsets: np.ndarray  # [N + 1] int64
+    num_classes: int  # M
+
+
+def hold_out_by_name(
+    split: ClientPartition,
+    labels: np.ndarray,
+    names: Sequence[str],
+    test_fraction: float,
+    seed: int,
+) -> ClientPartition:
+    """The same clients, whose test rows their images' names and the seed decide.
+
+    So one more image makes none a test image that was trained on, whoever holds it.
+    Where chance leaves a client of several rows without a row of both kinds, or a class
+    without a training row, one row changes sides.
+
+    Args:
+      labels: [T] class of each row.
+      names: [T] of the images.
+      test_fraction: probability of each image to be for the test, in (0, 1).
+    """
+    num_clients = len(split.train_offsets) - 1
+    owner = np.full(len(labels), UNASSIGNED)
+    for rows, offsets in split[0:2], split[2:4]:
+        owner[rows] = np.repeat(np.arange(num_clients), np.diff(offsets))
+    keys = name_keys(names, seed, "test")
+    is_test = keys < test_fraction
+    classes = np.where(owner == UNASSIGNED, UNASSIGNED, labels)
+    is_test[_last_of_client(owner, -keys, ~is_test, least=2)] = True
+    is_test[_last_of_client(owner, keys, is_test)] = False
+    is_test[_last_of_client(classes, keys, is_test)] = False
+    train, train_offsets = _group(owner, ~is_test, num_clients)
+    test, test_offsets = _group(owner, is_test, num_clients)
+    return ClientPartition(train, train_offsets, test, test_offsets, split.num_classes)
+
+
+def _last_of_client(groups, keys, is_in, least=1):
+    """Row of the largest key of each group whose rows, at least so many, are all in."""
+    order = np.lexsort((keys, groups))
+    order = order[groups[order] != UNASSIGNED]
+    starts = np.flatnonzero(np.diff(groups[order], prepend=UNASSIGNED))
+    ends = np.append(starts[1:], len(order))
+    is_whole = np.logical_and.reduceat(is_in[order], starts)
+    return order[ends - 1][is_whole & (ends - starts >= least)]
+
+
+def drop_clients(
+    split: ClientPartition, count: int, *, seed: int = 0
+) -> tuple[ClientPartition, ClientPartition]:
+    """(the split without `count` clients drawn at random, those clients alone).
+
+    Clients of both are numbered from 0 in the order that they had.
+
+    Raises:
+      ValueError: when no client would be left.
+    """
+    num_clients = len(split.train_offsets) - 1
+    is_whole = isinstance(count, numbers.Integral) and not isinstance(count, bool)
+    if not is_whole or not 0 <= count < num_clients:
+        raise ValueError(
+            f"unseen_clients must be a whole number in [0, {num_clients}), or no "
+            f"client is left, got {count!r}."
+        )
+    order = np.random.default_rng(seed).permutation(num_clients)
+    return _keep_rows(split, np.sort(order[count:])), _keep_rows(
+        split, np.sort(order[:count])
+    )
+
+
+def _keep_rows(split, clients):
+    """The split of `clients` [n] alone."""
+
+    def taken(rows, offsets):
+        sizes = np.diff(offsets)[clients]
+        ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        start = np.repeat(offsets[clients] - ends[:-1], sizes)
+        return rows[np.arange(ends[-1]) + start], ends
+
+    train, train_offsets = taken(split.train, split.train_offsets)
+    test, test_offsets = taken(split.test, split.test_offsets)
+    return ClientPartition(train, train_offsets, test, test_offsets, split.num_classes)
+
+
+class Rows(NamedTuple):
+    """The rows that are to be dealt to clients."""
+
+    labels: np.ndarray  # [T] int32 in [0, M)
+    num_classes: int  # M
+    assigned: np.ndarray  # [A] rows to deal: training rows, or all without a test part
+    official_test: np.ndarray  # [E] rows of the set's own test part, perhaps none
+    test_fraction: float  # held out of each client's rows without a test part
+
+    def by_class(self, rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        """M x [n] `rows` of each class, shuffled."""
+        rows = rng.permutation(rows)
+        rows = rows[np.argsort(self.labels[rows], kind="stable")]
+        counts = np.bincount(self.labels[rows], minlength=self.num_classes)
+        return np.split(rows, np.cumsum(counts)[:-1])
+
+
+def rows_to_assign(
+    labels: np.ndarray, is_test: np.ndarray | None, test_fraction: float
+) -> Rows:
+    """The rows of a set, checked.
+
+    Args:
+      labels: [T] int class of each row; every class in [0, M) has a training row.
+      is_test: [T] bool, the set's own test part, or None.
+      test_fraction: in (0, 1).
+
+    Raises:
+      ValueError: for labels, `is_test` or a fraction that are out of range, or a class
+        without a training row (with its number).
+    """
+    labels = check_labels(labels)
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"test_fraction must lie in (0, 1), got {test_fraction}.")
+    held_back = np.zeros(len(labels), bool) if is_test is None else np.asarray(is_test)
+    if held_back.dtype != bool or held_back.shape != labels.shape:
+        raise ValueError(
+            f"is_test must be one bool for each of {len(labels)} labels, got shape "
+            f"{held_back.shape} of {held_back.dtype}."
+        )
+    if is_test is not None and not held_back.any():
+        raise ValueError("is_test must be true for a row, or None, got none.")
+    num_classes = int(labels.max()) + 1
+    counts = np.bincount(labels[~held_back], minlength=num_classes)
+    if not counts.all():
+        raise ValueError(
+            f"labels must give every class in [0, {num_classes}) a training row, got "
+            f"none of class {int(np.argmin(counts))} ({np.sum(counts == 0)} such)."
+        )
+    return Rows(
+        labels=labels,
+        num_classes=num_classes,
+        assigned=np.flatnonzero(~held_back),
+        official_test=np.flatnonzero(held_back),
+        test_fraction=test_fraction,
+    )
+
+
+def build_partition(
+    rows: Rows, owner: np.ndarray, num_clients: int, rng: np.random.Generator
+) -> ClientPartition:
+    """Lay out rows by owner, after holding out test rows where the set has none.
+
+    A client with one row trains on it and is not tested; every other client has rows
+    of both kinds when rows are held out.
+
+    Args:
+      owner: [T] int client in [0, N), or NOBODY.
+
+    Raises:
+      ValueError: naming the first client without a training row.
+    """
+    is_test = np.zeros(len(owner), bool)
+    is_test[rows.official_test] = True
+    if not len(rows.official_test):
+        is_test[_held_out(rows, owner, num_clients, rng)] = True
+    train, train_offsets = _group(owner, ~is_test, num_clients)
+    test, test_offsets = _group(owner, is_test, num_clients)
+    is_empty = np.diff(train_offsets) == 0
+    if is_empty.any():
+        raise ValueError(
+            "every client must have a training row, got none for client "
+            f"{int(np.argmax(is_empty))} ({is_empty.sum()} such of {num_clients})."
+        )
+    return ClientPartition(train, train_offsets, test, test_offsets, rows.num_classes)
+
+
+def _held_out(rows, owner, num_clients, rng):
+    """Test rows: of each client the fraction, spread evenly over its classes."""
+    shuffled = rng.permutation(np.flatnonzero(owner != UNASSIGNED))
+    order = np.lexsort((rows.labels[shuffled], owner[shuffled]))
+    shuffled = shuffled[order]
+    client = owner[shuffled]
+    sizes = np.bincount(client, minlength=num_clients)
+    num_test = np.maximum(np.rint(rows.test_fraction * sizes).astype(np.int64), 1)
+    num_test = np.minimum(num_test, sizes - 1)
+    phase = rng.integers(np.maximum(sizes, 1))
+    place = np.arange(len(shuffled)) - (np.cumsum(sizes) - sizes)[client]
+    # Every (n / num_test)-th of n rows, from a random start, in whole numbers.
+    before = (place * num_test[client] + phase[client]) // sizes[client]
+    after = ((place + 1) * num_test[client] + phase[client]) // sizes[client]
+    return shuffled[after > before]
+
+
+def _group(owner, is_part, num_clients):
+    """Rows [.] int32 by client and offsets [N + 1] int64 of the owned rows."""
+    rows = np.flatnonzero(is_part & (owner != UNASSIGNED))
+    client = owner[rows]
+    counts = np.bincount(client, minlength=num_clients)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return rows[np.argsort(client, kind="stable")].astype(np.int32), offsets
+
+
+def check_enough(name: str, num_clients: int, each: int, rows: Rows) -> None:
+    """Raise ValueError unless there are `each` rows to deal for every client."""
+    there, asked = len(rows.assigned), num_clients * each
+    if asked > there:
+        raise ValueError(
+            f"{name} must be at most {there} (the training rows), or too few are left "
+            f"for client {there // each} and those after it, got {asked}."
+        )
+
+
+def assign_classes(
+    num_clients: int, num_classes: int, per_client: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Draw k classes for each client so that all classes have as many owners.
+
+    In a block of M clients the i-th has the classes i, i + 1, ..., i + k - 1 modulo M,
+    renamed by a permutation of the block's own, so that every class has k owners. The
+    last block of r < M clients starts at i * M // r instead, which spreads its starts
+    evenly: any k classes in a row hold r * k / M of them, rounded up or down.
+
+    Args:
+      num_clients: N.
+      num_classes: M.
+      per_client: k <= M.
+
+    Returns:
+      [N, k] int, no class twice with a client; the numbers of owners of two classes
+      differ by one at most.
+    """
+    place = np.arange(num_clients) % num_classes
+    num_last = num_clients % num_classes
+    if num_last:
+        place[-num_last:] = np.arange(num_last) * num_classes // num_last
+    num_blocks = -(-num_clients // num_classes)
+    names = np.tile(np.arange(num_classes), (num_blocks, 1))
+    names = rng.permuted(names, axis=1)
+    block = np.arange(num_clients) // num_classes
+    column = (place[:, None] + np.arange(per_client)) % num_classes
+    return rng.permutation(names[block[:, None], column])
+
+
+def divide_proportionally(
+    rows_by_class: list[np.ndarray],
+    owned: np.ndarray,
+    owner: np.ndarray,
+    rng: np.random.Generator,
+) -> None:
+    """Divide every class's rows equally over its owners, and keep the clients equal.
+
+    Rows that an equal division leaves over go to those owners that are the furthest
+    below their share of the classes before.
+
+    Args:
+      rows_by_class: M x [n] rows.
+      owned: [N, k] int classes of each client.
+      owner: [T] int client of each row; the entries of the rows are written.
+    """
+    counts = np.bincount(owned.reshape(-1), minlength=len(rows_by_class))
+    places = np.argsort(owned, axis=None, kind="stable") // owned.shape[1]
+    owners = np.split(places, np.cumsum(counts)[:-1])
+    surplus = np.zeros(len(owned))  # rows above an exactly equal share
+    for rows, who in zip(rows_by_class, owners, strict=True):
+        who = who[np.lexsort((rng.random(len(who)), surplus[who]))]
+        owner[rows] = who[np.arange(len(rows)) % len(who)]
+        num_left_over = len(rows) % len(who)
+        surplus[who[:num_left_over]] += 1
+        surplus[who] -= num_left_over / len(who)
+
+
+def top_up(
+    owner: np.ndarray,
+    dealt: np.ndarray,
+    num_clients: int,
+    least: int,
+    rng: np.random.Generator,
+) -> None:
+    """Move rows from the largest clients to those with fewer than `least`.
+
+    Args:
+      owner: [T] int client of each row; the entries of rows that move are written.
+      dealt: [A] rows that may move, A >= N * least.
+    """
+    counts = np.bincount(owner[dealt], minlength=num_clients)
+    needy = np.repeat(np.arange(num_clients), np.maximum(least - counts, 0))
+    rows = rng.permutation(dealt)
+    rows = rows[np.argsort(owner[rows], kind="stable")]
+    rank = np.arange(len(rows)) - (np.cumsum(counts) - counts)[owner[rows]]
+    # A client of n rows has ranks 0 to n - 1: the highest belong to the largest.
+    spare = rows[np.argsort(-rank, kind="stable")[: len(needy)]]
+    owner[spare] = needy
+
+
+def follow_training(rows: Rows, owner: np.ndarray, rng: np.random.Generator) -> None:
+    """Deal official test rows as training rows of their class are dealt, in `owner`.
+
+    A client that trains on a share q of the n training rows of a class gets q times
+    its test rows, rounded up or down at random.
+
+    Args:
+      owner: [T] int client of each row; the test rows' entries are written.
+    """
+    train = rows.by_class(rows.assigned, rng)
+    test = rows.by_class(rows.official_test, rng)
+    for train_rows, test_rows in zip(train, test, strict=True):
+        held = np.sort(owner[train_rows])
+        phase = rng.integers(len(held))
+        # Evenly spaced places in the list of owners, sorted: systematic sampling.
+        places = np.arange(len(test_rows)) * len(held) + phase
+        owner[test_rows] = held[places // max(len(test_rows), 1)]

@@ -1,0 +1,299 @@
+"""Face partitions: identities of clients, public identities and unseen ones.
+
+`ms1m` is the split of FedFR (Liu et al., "FedFR: Joint Optimization Federated
+Framework for Generic and Personalized Face Recognition", AAAI 2022,
+https://arxiv.org/abs/2112.12496); `by_identity` makes the same kind of split from a
+set of any size. Both return rows of the source and decode nothing.
+
+Deviations: `by_identity` picks each identity's test images with the seed, the paper
+takes the first ones of the file; and it sets aside identities that no training sees,
+for which the paper has a second data set.
+
+Where images have names, `by_identity` decides by the name and the seed whether an image
+is for training or for a test: one more picture moves no other. Identities are taken in
+an order that their names decide; a new one may still move those behind it. Tables that
+were recorded before (`names` None in their configs) keep the draw by rows, which every
+image redraws; so do sets whose images have no names.
+"""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedfr_jax.data.partition.identity_assignment import (
+    IdentityNames,
+    IdentityPartition,
+    IdentityRequest,
+    IdentitySplit,
+    assemble,
+    check_labels,
+    client_sizes,
+    draw_identities,
+    group,
+    name_keys,
+)
+
+
+def by_identity(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    ids_per_client: int | Sequence[int],
+    num_global_ids: int,
+    num_unseen_ids: int = 0,
+    num_kept_ids: int = 0,
+    min_images: int = 4,
+    global_min_images: int = 0,
+    max_images: int = 0,
+    train_fraction: float = 0.6,
+    client_ids_from: np.ndarray | None = None,
+    global_ids_from: np.ndarray | None = None,
+    unseen_ids_from: np.ndarray | None = None,
+    is_validation: bool = False,
+    names: IdentityNames | None = None,
+    seed: int = 0,
+) -> IdentityPartition:
+    """Disjoint identities for every client, the global set and the unseen set.
+
+    An identity's train and test images depend on the seed only, not on how many
+    clients there are.
+
+    Args:
+      labels: [T] int identity of each row, >= 0; gaps are allowed.
+      num_clients: N, >= 1.
+      ids_per_client: identities of each client, one number or N of them, each >= 1.
+      num_global_ids: K_g, identities of the public set; 0 makes it empty.
+      num_unseen_ids: K_u, identities of the set that no training sees.
+      num_kept_ids: the first identities of the public set that are trained on, the
+        others are left out: laws in people keep their unseen ones; 0 keeps all.
+      min_images: a client's identity has at least this many images, >= 2.
+      global_min_images: the same for the global and unseen sets; 0 takes min_images.
+      max_images: images kept per identity, drawn with the seed; 0 keeps all.
+      train_fraction: share of an identity's images that is trained on, in (0, 1);
+        both sides get at least one image. With names it is each image's probability.
+      client_ids_from: [M] bool identities that clients may hold; None for all.
+      global_ids_from: [M] bool, the same for the global set.
+      unseen_ids_from: [M] bool, the same for the unseen set.
+      is_validation: True leaves the test images and the unseen identities alone, to
+        choose settings without them: clients are tested on a part of their training
+        images, cut as the whole was, and the last global identities are the unseen.
+      names: of images and identities, which a source that has names gives; None draws
+        by the number of rows and identities.
+      seed: any int >= 0.
+
+    Raises:
+      ValueError: too few identities (with the keys to lower), labels or settings out
+        of range.
+    """
+    labels = check_labels(labels)
+    sizes = client_sizes(num_clients, ids_per_client, len(labels))
+    public_min = global_min_images or min_images
+    _check_images(min_images, global_min_images, max_images, train_fraction)
+    num_validation = num_unseen_ids if is_validation else 0
+    _check_public(num_global_ids, num_kept_ids, num_validation)
+    keys, order = _keys_and_order(labels, names, max_images, seed)
+    grouped = group(labels, keys, max_images)
+    counts = grouped.counts
+    mine, public, unseen = draw_identities(
+        order,
+        IdentityRequest(
+            "num_clients, ids_per_client or min_images",
+            int(sizes.sum()),
+            _pool(counts >= min_images, client_ids_from, "client_ids_from"),
+        ),
+        IdentityRequest(
+            "num_global_ids or global_min_images",
+            num_global_ids,
+            _pool(counts >= public_min, global_ids_from, "global_ids_from"),
+        ),
+        IdentityRequest(
+            "num_unseen_ids or global_min_images",
+            num_unseen_ids,
+            _pool(counts >= public_min, unseen_ids_from, "unseen_ids_from"),
+        ),
+    )
+
+    def train_part(used, share):
+        if names is None:
+            return _train_part(used, train_fraction)
+        number = np.bincount(labels[keys < share], minlength=len(counts))[mine]
+        return np.clip(number, 1, used - 1)
+
+    used = grouped.used(mine)
+    num_train = train_part(used, train_fraction)
+    if is_validation:
+        if num_train.min() < 2:
+            raise ValueError(
+                "min_images must leave every identity two training images with "
+                f"is_validation, got {min_images}."
+            )
+        used, num_train = num_train, train_part(num_train, train_fraction**2)
+        public, unseen = np.split(public, [len(public) - num_unseen_ids])
+    public = public[: num_kept_ids or len(public)]
+    cut = IdentitySplit(np.zeros_like(used), num_train, num_train, used - num_train)
+    fewest = min(min_images, public_min)
+    return assemble(grouped, sizes, mine, public, unseen, cut, fewest)
+
+
+def _keys_and_order(labels, names, max_images, seed):
+    """(number of each row [T], by which those of an identity are sorted, and an order
+    of the identities [M])."""
+    num_identities = int(labels.max()) + 1
+    if names is None:
+        rng = np.random.default_rng(seed)
+        # One number per row, drawn before anything else: see the docstring.
+        return rng.random(len(labels)), rng.permutation(num_identities)
+    order = np.argsort(name_keys(names.identities[:num_identities], seed, "identity"))
+    keys = name_keys(names.images, seed, "train")
+    if max_images:  # those that are kept come first
+        kept = group(labels, name_keys(names.images, seed, "kept"))
+        rank = np.arange(len(labels)) - np.repeat(kept.starts[:-1], kept.counts)
+        keys[kept.order] += rank >= max_images
+    return keys, order
+
+
+def _train_part(used: np.ndarray, fraction: float) -> np.ndarray:
+    """Images of each identity that are trained on, one at least on both sides."""
+    return np.clip(np.rint(fraction * used).astype(np.int64), 1, used - 1)
+
+
+def ms1m(
+    labels: np.ndarray,
+    *,
+    num_clients: int = 40,
+    ids_per_client: int = 100,
+    num_global_ids: int = 6000,
+    num_unseen_ids: int = 0,
+    num_test_images: int = 40,
+    client_images: tuple[int, int] = (100, 110),
+    global_images: tuple[int, int] = (60, 80),
+    seed: int = 100,
+) -> IdentityPartition:
+    """The split of FedFR's experiments on MS1M-ArcFace (85,742 identities).
+
+    The identities are shuffled. The first half gives the clients: those whose number
+    of images is strictly inside `client_images`, the first N * ids_per_client of
+    them; their first `num_test_images` images in file order are tested, the rest
+    trained. The last half gives the global set: those strictly inside
+    `global_images`, with all their images. The paper's generic set is IJB-C; here
+    `num_unseen_ids` more identities of the global kind may stand in for it.
+
+    Args:
+      labels: [T] int identity of each row in file order, >= 0.
+      num_clients: N, >= 1.
+      ids_per_client: identities of each client, >= 1.
+      num_global_ids: K_g.
+      num_unseen_ids: K_u, taken after the global ones.
+      num_test_images: test images per client identity, in [1, client_images[0]].
+      client_images: open interval of the images of a client's identity.
+      global_images: open interval of the images of a global identity.
+      seed: of Python's own generator; 100 in the paper.
+
+    Raises:
+      ValueError: too few identities (with the keys to lower), labels or settings out
+        of range.
+    """
+    labels = check_labels(labels)
+    sizes = client_sizes(num_clients, ids_per_client, len(labels))
+    if not 1 <= num_test_images <= client_images[0]:
+        raise ValueError(
+            f"num_test_images must lie in [1, {client_images[0]}] (client_images), "
+            f"got {num_test_images}."
+        )
+    if min(num_global_ids, num_unseen_ids) < 0:
+        raise ValueError(
+            "num_global_ids and num_unseen_ids must not be negative, "
+            f"got {num_global_ids} and {num_unseen_ids}."
+        )
+    # Equal keys: a stable sort keeps the file order.
+    grouped = group(labels, np.zeros(len(labels)))
+    counts = grouped.counts
+    shuffled = ms1m_order(labels, seed=seed)
+    half = len(shuffled) // 2
+    mine, public = draw_identities(
+        shuffled,
+        IdentityRequest(
+            "num_clients or ids_per_client (or widen client_images)",
+            int(sizes.sum()),
+            _ids_within(counts, client_images)
+            & _choose_among(shuffled[:half], len(counts)),
+        ),
+        IdentityRequest(
+            "num_global_ids or num_unseen_ids (or widen global_images)",
+            num_global_ids + num_unseen_ids,
+            _ids_within(counts, global_images)
+            & _choose_among(shuffled[half:], len(counts)),
+        ),
+    )
+    used = grouped.used(mine)
+    held = np.full_like(used, num_test_images)
+    cut = IdentitySplit(held, used - held, np.zeros_like(used), held)
+    public, unseen = np.split(public, [num_global_ids])
+    return assemble(grouped, sizes, mine, public, unseen, cut, 0)
+
+
+def ms1m_order(labels: np.ndarray, *, seed: int = 100) -> np.ndarray:
+    """[M'] int32 identities by first appearance, then shuffled as Python shuffles.
+
+    >>> ms1m_order(np.arange(85742))[:8].tolist()
+    [74649, 1046, 49222, 35204, 14994, 60259, 22627, 30820]
+    """
+    identities, first = np.unique(labels, return_index=True)
+    order = identities[np.argsort(first)].tolist()
+    random.Random(seed).shuffle(order)
+    return np.array(order, np.int32)
+
+
+def _check_images(min_images, public_min, max_images, train_fraction):
+    rules = {
+        "min_images": (min_images, min_images >= 2, "be at least 2"),
+        "global_min_images": (public_min, public_min >= 0, "be at least 0"),
+        "max_images": (
+            max_images,
+            max_images == 0 or 2 <= max_images < 2**31,
+            "be 0 or lie in [2, 2**31)",
+        ),
+        "train_fraction": (train_fraction, 0 < train_fraction < 1, "lie in (0, 1)"),
+    }
+    for key, (value, is_right, rule) in rules.items():
+        if not is_right:
+            raise ValueError(f"{key} must {rule}, got {value}.")
+
+
+def _check_public(num_global_ids, num_kept_ids, num_validation):
+    num_trained = num_global_ids - num_validation
+    if num_kept_ids and not 0 < num_kept_ids <= num_trained:
+        raise ValueError(
+            f"num_kept_ids must lie in [0, {num_trained}], as many public people as "
+            f"are trained on, got {num_kept_ids}."
+        )
+    if num_validation > num_global_ids:
+        raise ValueError(
+            "num_unseen_ids must not exceed num_global_ids with is_validation, got "
+            f"{num_validation} and {num_global_ids}."
+        )
+
+
+def _pool(has_enough: np.ndarray, allowed: np.ndarray | None, key: str) -> np.ndarray:
+    """[M] bool identities with enough images that the mask `key` allows."""
+    if allowed is None:
+        return has_enough
+    allowed = np.asarray(allowed)
+    if allowed.dtype != bool or allowed.ndim != 1 or len(allowed) < len(has_enough):
+        raise ValueError(
+            f"{key} must be a mask over all {len(has_enough)} identities, got "
+            f"shape {allowed.shape} of {allowed.dtype}."
+        )
+    # Identities at the end of the source may have no image at all.
+    return has_enough & allowed[: len(has_enough)]
+
+
+def _ids_within(counts: np.ndarray, interval: tuple[int, int]) -> np.ndarray:
+    return (counts > interval[0]) & (counts < interval[1])
+
+
+def _choose_among(identities: np.ndarray, num_identities: int) -> np.ndarray:
+    mask = np.zeros(num_identities, bool)
+    mask[identities] = True
+    return mask

@@ -1,0 +1,248 @@
+"""Identities by client: the contract of face partitions."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class IdentityPartition(NamedTuple):
+    """Rows of a source for every part of a federated run.
+
+    Rows of client c are `train[train_offsets[c]:train_offsets[c + 1]]`, and the same
+    for test. A device table of `train ++ public_examples` therefore has client c at
+    positions `train_offsets[c]:train_offsets[c + 1]` and public image g at position
+    `len(train) + g`. "Identity" is always the source's own label.
+    """
+
+    train: np.ndarray  # [C] int32 rows, grouped by client, then by class
+    train_offsets: np.ndarray  # [N + 1] int32
+    train_labels: np.ndarray  # [C] int32 the client's own class
+    num_classes: np.ndarray  # [N] int32
+    test: np.ndarray  # [E] int32 rows, grouped like train
+    test_offsets: np.ndarray  # [N + 1] int32
+    test_labels: np.ndarray  # [E] int32 the client's own class
+    test_identities: np.ndarray  # [E] int32
+    client_identities: np.ndarray  # [I] int32, client by client, in class order
+    public_examples: np.ndarray  # [G] int32 rows
+    public_labels: np.ndarray  # [G] int32 in [0, K_g)
+    public_identities: np.ndarray  # [K_g] int32
+    unseen_examples: np.ndarray  # [U] int32 rows that no training sees
+    unseen_labels: np.ndarray  # [U] int32 in [0, K_u)
+    unseen_identities: np.ndarray  # [K_u] int32
+    left_out: dict[str, int]  # identities and images that no part uses, by reason
+
+    @property
+    def identities(self) -> list[np.ndarray]:
+        """N x [num_classes[c]] int32 identities of each client, in class order."""
+        return np.split(self.client_identities, np.cumsum(self.num_classes)[:-1])
+
+    @property
+    def train_identities(self) -> np.ndarray:
+        """[C] int32 identity of each training row."""
+        first = np.cumsum(self.num_classes) - self.num_classes
+        first = np.repeat(first, np.diff(self.train_offsets))
+        return self.client_identities[first + self.train_labels]
+
+
+class IdentityNames(NamedTuple):
+    """What the images [T] and the identities [M] of a source are called."""
+
+    images: Sequence[str]
+    identities: Sequence[str]
+
+
+def name_keys(names: Sequence[str], seed: int, use: str) -> np.ndarray:
+    """A number in [0, 1) of each name [n], whatever other names there are.
+
+    Args:
+      use: other uses have other numbers.
+    """
+    key = f"{seed} {use}".encode()
+    digest = lambda name: hashlib.blake2b(name.encode(), digest_size=8, key=key)
+    numbers = [int.from_bytes(digest(name).digest()) >> 11 for name in names]
+    return np.array(numbers, np.float64) / 2**53
+
+
+def check_labels(labels: np.ndarray, num_identities: int = 0) -> np.ndarray:
+    """Return labels [T] as int32, or raise.
+
+    Args:
+      labels: [T] int.
+      num_identities: M; 0 leaves the upper end open.
+
+    Raises:
+      ValueError: not one axis, not integers, empty, negative, or not below M.
+    """
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(
+            "labels must be one axis of integers, got "
+            f"shape {labels.shape} of {labels.dtype}."
+        )
+    if labels.size == 0:
+        raise ValueError("labels must name at least one image, got none.")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high > np.iinfo(np.int32).max or 0 < num_identities <= high:
+        end = num_identities or "2**31"
+        raise ValueError(f"labels must lie in [0, {end}), got {low} to {high}.")
+    return labels.astype(np.int32)
+
+
+def client_sizes(
+    num_clients: int, ids_per_client: int | Sequence[int], num_images: int
+) -> np.ndarray:
+    """[N] identities of each client; every client has one of `num_images` images."""
+    if not 1 <= num_clients <= num_images:
+        raise ValueError(
+            f"num_clients must lie in [1, {num_images}], the images, got {num_clients}."
+        )
+    sizes = np.asarray(ids_per_client)
+    is_right_shape = sizes.shape in ((), (num_clients,))
+    if not is_right_shape or not np.issubdtype(sizes.dtype, np.integer):
+        raise ValueError(
+            f"ids_per_client must be one whole number or {num_clients} of them "
+            f"(num_clients), got {ids_per_client}."
+        )
+    if sizes.min() < 1:
+        raise ValueError(
+            f"ids_per_client must be at least 1, or a client has no image, "
+            f"got {int(sizes.min())}."
+        )
+    return np.broadcast_to(sizes, (num_clients,))
+
+
+class IdentityRequest(NamedTuple):
+    """One part's demand for identities."""
+
+    keys: str  # to lower when it cannot be met
+    number: int
+    pool: np.ndarray  # [M] bool
+
+
+def draw_identities(order: np.ndarray, *needs: IdentityRequest) -> list[np.ndarray]:
+    """Give every need its first identities in `order`, none twice."""
+    free = np.ones(len(needs[0].pool), bool)
+    drawn = {}
+    # The choosiest first: otherwise the others may take what only it can use.
+    for i in sorted(range(len(needs)), key=lambda i: (int(needs[i].pool.sum()), i)):
+        keys, number, pool = needs[i]
+        usable = order[(pool & free)[order]]
+        if not 0 <= number <= len(usable):
+            raise ValueError(
+                f"identities must suffice for {keys}: {number} are needed, got "
+                f"{len(usable)} free ones of {int(pool.sum())} that qualify, among "
+                f"{len(order)}; lower {keys}."
+            )
+        drawn[i] = usable[:number].astype(np.int32)
+        free[drawn[i]] = False
+    return [drawn[i] for i in range(len(needs))]
+
+
+class IdentitySplit(NamedTuple):
+    """Which of an identity's rows are trained on and tested, for I identities."""
+
+    train: np.ndarray  # [I] place of the first training row among its rows
+    num_train: np.ndarray  # [I]
+    test: np.ndarray  # [I] place of the first test row
+    num_test: np.ndarray  # [I]
+
+
+class RowsByIdentity(NamedTuple):
+    """Rows of a source by identity."""
+
+    order: np.ndarray  # [T] int32 rows, those of an identity side by side
+    starts: np.ndarray  # [M + 1] of each identity in `order`
+    max_rows: int = 0  # rows of an identity that are used, its first ones; 0: all
+
+    @property
+    def counts(self) -> np.ndarray:
+        """[M] rows of each identity, used or not."""
+        return np.diff(self.starts)
+
+    def used(self, identities: np.ndarray) -> np.ndarray:
+        """Rows that are used of `identities` [I]."""
+        counts = self.counts[identities]
+        return np.minimum(counts, self.max_rows) if self.max_rows else counts
+
+    def rows(self, identities, first, count) -> tuple[np.ndarray, np.ndarray]:
+        """Rows first, ..., first + count - 1 of each identity, all [I].
+
+        Returns:
+          (rows [.] in the order of `identities`, in file order within one, and the
+          place [.] of each row's identity), both int32.
+        """
+        place = np.repeat(np.arange(len(identities), dtype=np.int32), count)
+        within = np.arange(len(place)) - (np.cumsum(count) - count)[place]
+        rows = self.order[(self.starts[identities] + first)[place] + within]
+        return rows[np.lexsort((rows, place))], place
+
+
+def group(labels: np.ndarray, keys: np.ndarray, most: int = 0) -> RowsByIdentity:
+    """Rows [T] sorted by label, then key."""
+    order = np.lexsort((keys, labels)).astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(labels))])
+    return RowsByIdentity(order, starts, most)
+
+
+def assemble(
+    grouped: RowsByIdentity,
+    sizes: np.ndarray,
+    client_ids: np.ndarray,
+    global_ids: np.ndarray,
+    unseen_ids: np.ndarray,
+    cut: IdentitySplit,
+    fewest: int,
+) -> IdentityPartition:
+    """Lay out the rows of the identities that were drawn.
+
+    Args:
+      sizes: [N] identities of each client.
+      client_ids: [I] theirs, client by client; `cut` [I] is of their rows.
+      fewest: images that an identity must have to be of any use.
+    """
+    class_offsets = np.concatenate([[0], np.cumsum(sizes)])
+    client = np.repeat(np.arange(len(sizes)), sizes)
+
+    def of_clients(first, count):
+        rows, place = grouped.rows(client_ids, first, count)
+        own = np.bincount(client, weights=count, minlength=len(sizes))
+        offsets = np.concatenate([[0], np.cumsum(own)]).astype(np.int32)
+        labels = place - class_offsets[client[place]]
+        return rows, offsets, labels.astype(np.int32)
+
+    def of_public(ids):
+        return grouped.rows(ids, np.zeros_like(ids), grouped.used(ids))
+
+    train, train_offsets, train_labels = of_clients(cut.train, cut.num_train)
+    test, test_offsets, test_labels = of_clients(cut.test, cut.num_test)
+    public, public_labels = of_public(global_ids)
+    unseen, unseen_labels = of_public(unseen_ids)
+    counts = grouped.counts
+    num_rows = len(train) + len(test) + len(public) + len(unseen)
+    num_ids = len(client_ids) + len(global_ids) + len(unseen_ids)
+    num_poor = int(np.sum((counts > 0) & (counts < fewest)))
+    left_out = {
+        "identities with too few images": num_poor,
+        "identities not needed": int(np.sum(counts > 0)) - num_poor - num_ids,
+        "images": int(counts.sum()) - num_rows,
+    }
+    return IdentityPartition(
+        train=train,
+        train_offsets=train_offsets,
+        train_labels=train_labels,
+        num_classes=sizes.astype(np.int32),
+        test=test,
+        test_offsets=test_offsets,
+        test_labels=test_labels,
+        test_identities=np.repeat(client_ids, cut.num_test),
+        client_identities=client_ids,
+        public_examples=public,
+        public_labels=public_labels,
+        public_identities=global_ids,
+        unseen_examples=unseen,
+        unseen_labels=unseen_labels,
+        unseen_identities=unseen_ids,
+        left_out=left_out,
+    )

@@ -1,0 +1,220 @@
+"""Quantity skew: clients with different numbers of examples.
+
+Clients that differ in how many rows they have, not in which classes.
+
+power      sizes fall with the rank as rank^-skew (Zipf's law).
+lognormal  sizes are e^(skew z), z a standard normal; LEAF's synthetic set has skew 2
+           (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018,
+           https://arxiv.org/abs/1812.01097, and FedProx after it).
+
+FedProx's MNIST and FEMNIST clients: a few neighboring classes, uneven sizes.
+
+Li et al. 2020, arXiv:1812.06127, section 5.1; the numbers are those of the released
+generate_niid.py of MNIST and my_sample.py of FEMNIST, drawn by NumPy's legacy
+generator. Client u has the classes u, u + 1, ... modulo M. Which rows of a class it
+gets is ours: they are shuffled.
+"""
+
+import math
+
+import numpy as np
+
+from fedfr_jax.data.partition.client_partition import (
+    UNASSIGNED,
+    ClientPartition,
+    Rows,
+    build_partition,
+    check_enough,
+    follow_training,
+    rows_to_assign,
+)
+from fedfr_jax.schema import check_choice, check_ranges, check_whole
+
+
+def _power(rng, count, skew):
+    return rng.permutation(np.arange(1.0, count + 1)) ** -skew
+
+
+def _lognormal(rng, count, skew):
+    draw = skew * rng.standard_normal(count)
+    return np.exp(draw - draw.max())  # sizes count in proportion only
+
+
+DISTRIBUTIONS = {"power": _power, "lognormal": _lognormal}
+
+
+def quantity_skew(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    law: str = "power",
+    skew: float = 1.0,
+    min_examples: int = 1,
+    is_test: np.ndarray | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> ClientPartition:
+    """Rows at random; beyond a least number, sizes are as a law draws them.
+
+    Args:
+      labels: [T] int class in [0, M); every class has a training row.
+      num_clients: N.
+      law: power or lognormal.
+      skew: >= 0, of the law; 0 makes all clients equal.
+      min_examples: rows that every client has at least, >= 1: training rows, or with
+        `is_test` None training and held-out rows together (2 for one of each kind).
+      is_test: [T] bool, the set's own test part: clients get the share of a class's
+        test rows that they have of its training rows, rounded up or down at random.
+        None holds rows out.
+      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
+      seed: any int >= 0.
+
+    Raises:
+      ValueError: settings out of range, or a class without a training row.
+    """
+    check_whole("num_clients", num_clients, 1)
+    check_whole("min_examples", min_examples, 1)
+    check_choice("law", law, DISTRIBUTIONS)
+    if not 0 <= skew < math.inf:
+        raise ValueError(f"skew must be finite and not negative, got {skew}.")
+    rows = rows_to_assign(labels, is_test, test_fraction)
+    check_enough("num_clients * min_examples", num_clients, min_examples, rows)
+    rng = np.random.default_rng(seed)
+    sizes = DISTRIBUTIONS[law](rng, num_clients, float(skew))
+    free = len(rows.assigned) - num_clients * min_examples
+    # Evenly spaced points on [0, 1) from a random start: sizes rounded fairly.
+    ends = np.floor(free * np.cumsum(sizes) / sizes.sum() + rng.random())
+    ends = np.minimum(ends, free).astype(np.int64)
+    ends[-1] = free
+    counts = min_examples + np.diff(ends, prepend=0)
+    owner = np.full(len(labels), UNASSIGNED)
+    owner[rng.permutation(rows.assigned)] = np.repeat(np.arange(num_clients), counts)
+    follow_training(rows, owner, rng)
+    return build_partition(rows, owner, num_clients, rng)
+
+
+MAX_CLIENTS = 2**24  # whose classes fit the memory, before anything is dealt
+
+
+def power_law(
+    labels: np.ndarray,
+    *,
+    num_clients: int = 1000,
+    classes_per_client: int = 2,
+    least: int = 5,
+    sigma: float = 2.0,
+    is_test: np.ndarray | None = None,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+) -> ClientPartition:
+    """`least` rows of each class of a client, the others in lognormal shares.
+
+    A share that a class has not left is not dealt, so that a few rows are nobody's.
+
+    Args:
+      labels: [T] int class in [0, M).
+      num_clients: N, a multiple of M.
+      classes_per_client: k in [1, M].
+      sigma: of the logarithm of a share, at least 0.
+      is_test: [T] bool, the set's own test part, dealt to those who train on its
+        classes. None holds rows out; the released code deals both parts as one.
+      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
+      seed: of the legacy generator.
+
+    Raises:
+      ValueError: settings out of range, or a class with too few rows.
+    """
+    check_ranges("", locals(), {"sigma": (0, math.inf), "least": (1, math.inf)})
+    rows = rows_to_assign(labels, is_test, test_fraction)
+    classes = _classes(rows, num_clients, classes_per_client)
+    sizes = np.bincount(rows.labels[rows.assigned], minlength=rows.num_classes)
+    owned = num_clients * classes_per_client // rows.num_classes
+    if sizes.min() < owned * least:
+        raise ValueError(
+            f"least must be at most {sizes.min() // owned} for the {owned} clients of "
+            f"class {sizes.argmin()}, which has the fewest rows, got {least}."
+        )
+    counts = power_law_counts(sizes, classes, least, sigma, seed)
+    return _assign(rows, classes, counts, seed)
+
+
+def power_law_counts(
+    sizes: np.ndarray, classes: np.ndarray, least: int, sigma: float, seed: int
+) -> np.ndarray:
+    """Rows [N, k] of each class [N, k] of a client, of classes of `sizes` [M]."""
+    (num_clients, k), num_classes = classes.shape, len(sizes)
+    shape = num_classes, num_clients // num_classes, k
+    share = np.random.RandomState(seed).lognormal(0, sigma, shape)
+    reserved = num_clients * k // num_classes * least
+    share = (sizes - reserved)[:, None, None] * share / share.sum((1, 2), keepdims=True)
+    counts = np.full(classes.shape, least)
+    for c in range(num_classes):
+        client, j = np.nonzero(classes == c)
+        more = share[c, client // num_classes, j].astype(int)
+        counts[client, j] += alternate_classes(more, sizes[c] - reserved)
+    return counts
+
+
+def alternate_classes(shares: np.ndarray, left: int) -> np.ndarray:
+    """`shares` [n] in turn, 0 for each that is not below what is `left` by then."""
+    shares = shares.copy()
+    while (over := (np.cumsum(shares) >= left) & (shares > 0)).any():
+        shares[np.argmax(over)] = 0  # hardly ever: shares are rounded down
+    return shares
+
+
+def lognormal_sizes(
+    labels: np.ndarray,
+    *,
+    num_clients: int = 200,
+    classes_per_client: int = 3,
+    mean: float = 4.0,
+    sigma: float = 1.0,
+    is_test: np.ndarray | None = None,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+) -> ClientPartition:
+    """lognormal(mean, sigma) + 5 rows of a client, as many of each of its classes.
+
+    At least two of a class; a class that is dealt out gives no more.
+
+    Args:
+      mean, sigma: of the logarithm of a client's size, sigma at least 0.
+      labels, num_clients, classes_per_client, is_test, test_fraction, seed: as for
+        `power_law`.
+
+    Raises:
+      ValueError: settings out of range, or a client that is left empty.
+    """
+    check_ranges("", locals(), {"sigma": (0, math.inf), "mean": (0, 20)})
+    rows = rows_to_assign(labels, is_test, test_fraction)
+    classes = _classes(rows, num_clients, classes_per_client)
+    draw = np.random.RandomState(seed).lognormal(mean, sigma, num_clients) + 5
+    each = np.maximum((draw / classes_per_client).astype(int), 2)
+    counts = np.repeat(each[:, None], classes_per_client, axis=1)
+    return _assign(rows, classes, counts, seed)
+
+
+def _classes(rows: Rows, num_clients: int, classes_per_client: int) -> np.ndarray:
+    """Classes [N, k] of the clients."""
+    check_ranges("", locals(), {"classes_per_client": (1, rows.num_classes)})
+    if num_clients < 1 or num_clients % rows.num_classes:
+        raise ValueError(
+            f"num_clients must be a multiple of the {rows.num_classes} classes, got "
+            f"{num_clients}."
+        )
+    check_ranges("", locals(), {"num_clients": (1, MAX_CLIENTS)})
+    first = np.arange(num_clients)[:, None]
+    return (first + np.arange(classes_per_client)) % rows.num_classes
+
+
+def _assign(rows: Rows, classes: np.ndarray, counts: np.ndarray, seed: int):
+    """Rows dealt to clients in turn, `counts` [N, k] of their `classes` [N, k]."""
+    rng = np.random.default_rng(seed)
+    owner = np.full(len(rows.labels), UNASSIGNED)
+    for c, found in enumerate(rows.by_class(rows.assigned, rng)):
+        client, place = np.nonzero(classes == c)
+        given = np.repeat(client, counts[client, place])[: len(found)]
+        owner[found[: len(given)]] = given
+    follow_training(rows, owner, rng)
+    return build_partition(rows, owner, len(classes), rng)

@@ -1,0 +1,173 @@
+"""Partition reports: classes or identities per client, in numbers and text.
+
+Who holds how much of which class, as numbers and as text.
+
+What a partition of faces gives everybody, in numbers and as text.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedfr_jax.data.partition.client_partition import ClientPartition
+from fedfr_jax.data.partition.identity_assignment import IdentityPartition
+
+# In the table of the report: this many clients, fewer when its cells become too many.
+MAX_CLIENTS, MIN_CLIENTS, MAX_CELLS = 1000, 100, 100_000
+MAX_LINES, MAX_COLUMNS = 20, 10  # of the table as text
+SUMMARY = {"min": np.min, "median": np.median, "max": np.max}
+
+
+def class_report(
+    split: ClientPartition, labels: np.ndarray, names: Sequence[str]
+) -> dict:
+    """What every client holds, as plain numbers that JSON can keep.
+
+    Args:
+      labels: [T] int class of each row of the source.
+      names: M names of the classes.
+
+    Returns:
+      {"clients": N, "classes": the M names, "images": {"train", "test"},
+      "per_client": {what: {"min", "median", "max"}} of train images, test images and
+      classes (those that the client trains on), "clients without test images": count,
+      "table": {"train", "test"} of [n][M] images per class of the first n clients: at
+      most 1000, and 100 or as many as fill 100,000 cells}.
+    """
+    labels = np.asarray(labels)
+    train = np.diff(split.train_offsets)
+    test = np.diff(split.test_offsets)
+    per_client = {
+        "train images": train,
+        "test images": test,
+        "classes": _num_classes(split, labels),
+    }
+    return {
+        "clients": len(train),
+        "classes": list(names),
+        "images": {"train": len(split.train), "test": len(split.test)},
+        "per_client": {
+            what: {name: float(of(numbers)) for name, of in SUMMARY.items()}
+            for what, numbers in per_client.items()
+        },
+        "clients without test images": int(np.sum(test == 0)),
+        "table": {
+            "train": _table(split.train, split.train_offsets, labels, len(names)),
+            "test": _table(split.test, split.test_offsets, labels, len(names)),
+        },
+    }
+
+
+def format_class_report(facts: dict) -> str:
+    """The report as lines of text, for people.
+
+    The table of training images is printed for at most 10 classes and 20 clients.
+    """
+    images = facts["images"]
+    lines = [
+        f"{facts['clients']} clients, {len(facts['classes'])} classes, "
+        f"{images['train']} train and {images['test']} test images",
+        "",
+        f"{'per client':<14}" + "".join(f"{name:>10}" for name in SUMMARY),
+    ]
+    lines += [
+        f"{what:<14}" + "".join(f"{row[name]:>10g}" for name in SUMMARY)
+        for what, row in facts["per_client"].items()
+    ]
+    if "unseen clients" in facts:
+        lines += [f"and {facts['unseen clients']} clients that never take part"]
+    untested = facts["clients without test images"]
+    if untested:
+        lines += [f"{untested} of {facts['clients']} clients have no test image"]
+    if len(facts["classes"]) <= MAX_COLUMNS:
+        lines += ["", *_table_lines(facts)]
+    return "\n".join(lines)
+
+
+def _table_lines(facts):
+    yield f"{'train images':<14}" + "".join(f" {n[:6]:>6}" for n in facts["classes"])
+    for client, counts in enumerate(facts["table"]["train"][:MAX_LINES]):
+        yield f"client {client:<7}" + "".join(f" {count:>6}" for count in counts)
+    if facts["clients"] > MAX_LINES:
+        yield f"... and {facts['clients'] - MAX_LINES} more clients"
+
+
+def _num_classes(split, labels):
+    """[N] classes that each client trains on."""
+    num_clients = len(split.train_offsets) - 1
+    client = np.repeat(np.arange(num_clients), np.diff(split.train_offsets))
+    held = np.unique(client * split.num_classes + labels[split.train])
+    return np.bincount(held // split.num_classes, minlength=num_clients)
+
+
+def _table(rows, offsets, labels, num_classes):
+    """Nested list [n][M] of images per class of the first n clients."""
+    most = min(max(MAX_CELLS // num_classes, MIN_CLIENTS), MAX_CLIENTS)
+    offsets = offsets[: most + 1]
+    num_clients = len(offsets) - 1
+    client = np.repeat(np.arange(num_clients), np.diff(offsets))
+    cell = client * num_classes + labels[rows[: offsets[-1]]]
+    counts = np.bincount(cell, minlength=num_clients * num_classes)
+    return counts.reshape(num_clients, num_classes).tolist()
+
+
+_QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
+
+
+def report(partition: IdentityPartition) -> dict:
+    """What everybody holds, as plain numbers that JSON can keep.
+
+    Returns:
+      {"clients": N, "identities": {part: count}, "images": {part: count},
+      "per_client": {what: {"min", "q25", "median", "q75", "max"}},
+      "left_out": {reason: count}}; the parts are clients (train, test), global and
+      unseen.
+    """
+    p = partition
+    per_client = {
+        "identities": p.num_classes,
+        "train images": np.diff(p.train_offsets),
+        "test images": np.diff(p.test_offsets),
+    }
+    return {
+        "clients": len(p.num_classes),
+        "identities": {
+            "clients": int(p.num_classes.sum()),
+            "global": len(p.public_identities),
+            "unseen": len(p.unseen_identities),
+        },
+        "images": {
+            "train": len(p.train),
+            "test": len(p.test),
+            "global": len(p.public_examples),
+            "unseen": len(p.unseen_examples),
+        },
+        "per_client": {what: _quantiles(n) for what, n in per_client.items()},
+        "left_out": dict(p.left_out),
+    }
+
+
+def format_report(numbers: dict) -> str:
+    """The report as lines of text, for people."""
+    identities, images = numbers["identities"], numbers["images"]
+    who = f"{numbers['clients']} clients"
+    rows = [
+        ("part", "identities", "images"),
+        (f"{who}, train", identities["clients"], images["train"]),
+        (f"{who}, test", identities["clients"], images["test"]),
+        ("global", identities["global"], images["global"]),
+        ("unseen", identities["unseen"], images["unseen"]),
+    ]
+    lines = [f"{part:<22}{ids:>12}{number:>12}" for part, ids, number in rows]
+    lines += [""] + [f"{'per client':<22}" + "".join(f"{q:>9}" for q in _QUANTILES)]
+    lines += [
+        f"{what:<22}" + "".join(f"{row[q]:>9g}" for q in _QUANTILES)
+        for what, row in numbers["per_client"].items()
+    ]
+    lines += ["", "left out"]
+    lines += [f"  {why:<32}{number:>12}" for why, number in numbers["left_out"].items()]
+    return "\n".join(lines)
+
+
+def _quantiles(numbers: np.ndarray) -> dict[str, float]:
+    return {q: float(np.quantile(numbers, at)) for q, at in _QUANTILES.items()}

@@ -1,0 +1,293 @@
+"""Labeled images in arrays: npz, CIFAR, MNIST, Omniglot.
+
+Images that lie decoded in one .npz, resized once when the first is read.
+
+Sets of labeled images for classification, with their own test parts.
+
+Each entry only knows how its set is laid out; `folder` and `arrays` read it.
+"""
+
+import csv
+import functools
+import io
+import math
+import os
+import pathlib
+import re
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedfr_jax.data.sources.decoding import check_channels, check_rows, parse_size
+from fedfr_jax.data.sources.folder import archive_in, folder
+from fedfr_jax.data.sources.npz import (
+    open_images,
+    read_bools,
+    read_images,
+    read_integers,
+)
+from fedfr_jax.data.sources.selection import check_unique, keep_identities
+from fedfr_jax.data.sources.stored import stored_rows
+from fedfr_jax.files import check_bytes, check_members, read_list
+from fedfr_jax.types import Preprocessing, Source
+
+
+def arrays(
+    path: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    images: str | Sequence[str] = "images",
+    labels: str | Sequence[str] = "labels",
+    cameras: str | None = None,
+    is_test: str | None = None,
+    invert: bool = False,
+    min_images: int = 1,
+) -> Source:
+    """Images and labels of a .npz, such as MNIST, CIFAR or Omniglot.
+
+    Opening reads the labels only. The first `read` streams all images once, so the
+    memory needed is that of the resized set.
+
+    Args:
+      path: the .npz file.
+      image_size: side or (H, W); None keeps the stored size.
+      channels: 1 or 3; None keeps the stored number.
+      images: key of [..., H, W] or [..., H, W, C] uint8 or bool (True is 255), where
+        [...] is the shape of the labels. Two keys are those of the training part and
+        of the set's own test part, whose rows follow each other.
+      labels: key of the labels, [...] int, or two keys.
+      cameras: key of the cameras, [...] int, or None.
+      is_test: key of the set's own test part, [...] bool, or None; not with two keys.
+      invert: turn black into white, for ink on paper.
+      min_images: identities with fewer images are left out.
+
+    Raises:
+      ValueError: naming the file and key, for a missing, wrong or damaged array.
+    """
+    parts = _pairs_of_keys(images, labels, is_test)
+    check_members(path, [*np.ravel([*parts]), *filter(None, (cameras, is_test))])
+    stored = [read_integers(path, key) for _, key in parts]
+    kept, label = np.unique(np.concatenate(stored), return_inverse=True)
+    members = [
+        open_images(path, key, len(found))
+        for (key, _), found in zip(parts, stored, strict=True)
+    ]
+    height, width, stored_channels = _one_shape(members)
+    size = parse_size((height, width) if image_size is None else image_size)
+    shape = (*size, check_channels(channels or stored_channels))
+    check_bytes(math.prod(shape) * len(label), f"{path} at image_size {size}")
+    camera = None if cameras is None else read_integers(path, cameras)
+    test = None if is_test is None else read_bools(path, is_test)
+    if len(parts) == 2:
+        test = np.repeat([False, True], [len(found) for found in stored])
+    for key, found in ((cameras, camera), (is_test, test)):
+        if found is not None and len(found) != len(label):
+            raise ValueError(
+                f"{path}: {key} must go with {len(label)} labels, got {len(found)}."
+            )
+    read = _reader(members, shape, invert)
+    source = Source(
+        read=read,
+        labels=label.astype(np.int32),
+        names=tuple(str(number) for number in kept),
+        image_shape=shape,
+        cameras=camera,
+        is_test=test,
+        preprocessing=Preprocessing(resize="stretch", inverted=invert),
+        stored=stored_rows(read, shape, len(label)),
+    )
+    return keep_identities(source, min_images, str(path))
+
+
+def omniglot(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] = 28,
+    channels: int = 1,
+) -> Source:
+    """Omniglot's background set: white ink on black, one identity per character.
+
+    Needs images_background.npz (images [M, 20, 105, 105] bool, True for paper; labels
+    [M, 20]) and classes.csv (label, alphabet, character). Names are
+    <alphabet>/<character>; camera = drawer 0..19 (the same 20 people within one
+    alphabet, others in the next).
+    """
+    source = arrays(
+        pathlib.Path(data_dir, "images_background.npz"),
+        image_size=image_size,
+        channels=channels,
+        invert=True,
+    )
+    names = _character_names(pathlib.Path(data_dir, "classes.csv"), source.names)
+    # A character's images are in the order of the drawers, characters in any.
+    order = np.argsort(source.labels, kind="stable")
+    grouped = source.labels[order]
+    drawers = np.empty(len(order), np.int32)
+    drawers[order] = np.arange(len(order)) - np.searchsorted(grouped, grouped)
+    return source._replace(names=names, cameras=drawers)
+
+
+def _character_names(table, labels):
+    """<alphabet>/<character> of each label, no two of which may have the same."""
+    try:
+        rows = [
+            (row["label"], f"{row['alphabet']}/{row['character']}")
+            for row in csv.DictReader(io.StringIO(read_list(table)))
+        ]
+        found = dict(rows)
+        names = tuple(found[label] for label in labels)
+    except (OSError, KeyError, ValueError, csv.Error) as error:
+        raise ValueError(
+            f"{table} must be a csv of label, alphabet and character for every label, "
+            f"got {type(error).__name__}: {error}."
+        ) from error
+    check_unique(rows, "label", table)
+    check_unique(((name, label) for label, name in rows), "character", table)
+    return names
+
+
+def _pairs_of_keys(images, labels, is_test):
+    """One or two (key of images, key of labels)."""
+    keys = [(k,) if isinstance(k, str) else tuple(k) for k in (images, labels)]
+    if len(keys[0]) != len(keys[1]) or len(keys[0]) not in (1, 2):
+        raise ValueError(
+            "images and labels must be one key each, or two each (of the training and "
+            f"the test part), got {images} and {labels}."
+        )
+    if is_test is not None and len(keys[0]) == 2:
+        raise ValueError(
+            f"is_test must be None where images are two keys, got {is_test}."
+        )
+    return list(zip(*keys, strict=True))
+
+
+def _one_shape(members):
+    """(H, W, C) that all image arrays are stored in."""
+    shapes = {member.key: member.image_shape for member in members}
+    if len(set(shapes.values())) != 1:
+        raise ValueError(
+            f"{members[0].path} must hold images of one shape, got {shapes}."
+        )
+    return members[0].image_shape
+
+
+def _reader(members, shape, invert):
+    """`Source.read` of image arrays that follow each other, held once read."""
+    starts = np.cumsum([0, *(member.num_images for member in members)])
+    lock = threading.Lock()
+
+    @functools.cache
+    def table():
+        images = np.empty((starts[-1], *shape), np.uint8)
+        for member, start in zip(members, starts, strict=False):
+            rows = images[start : start + member.num_images]
+            read_images(member, rows, invert=invert)
+        return images
+
+    def read(indices):
+        rows = check_rows(indices, int(starts[-1]))
+        with lock:  # two first readers must not both stream the file
+            stored = table()
+        return stored[rows]
+
+    return read
+
+
+FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag".split()
+FASHION += ["Ankle boot"]
+# Two arrays each, of the training and of the test part.
+TWO_PARTS = {
+    "images": ("train_images", "test_images"),
+    "labels": ("train_labels", "test_labels"),
+}
+
+
+def image_classes(
+    path: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    channels: int = 3,
+    train: str = "train",
+    test: str = "test",
+    min_images: int = 1,
+) -> Source:
+    """A folder or .zip of images, <part>/<class>/<image>, with a test part.
+
+    Args:
+      path: the directory or archive; folders above the parts are passed over.
+      image_size: side or (H, W) in pixels; None is the size of the first image.
+      channels: 1 for gray, 3 for color.
+      train: name of the folder of the training part.
+      test: name of the folder of the test part, such as "val".
+      min_images: classes with fewer images are left out.
+
+    Raises:
+      ValueError: naming the file, for one outside the two parts, a part without an
+        image, or (when read) an unreadable image.
+    """
+    parts = f"(?:{re.escape(train)}|(?P<test>{re.escape(test)}))"
+    source = folder(
+        path,
+        image_size=image_size,
+        channels=channels,
+        naming=rf"(?:.*/)?{parts}/(?P<identity>[^/]+)/[^/]+",
+        min_images=min_images,
+    )
+    for name, is_there in (
+        (train, not source.is_test.all()),
+        (test, source.is_test.any()),
+    ):
+        if not is_there:
+            raise ValueError(f"{path} must hold images below {name}/, got none.")
+    return source
+
+
+def cifar10(
+    data_dir: str | os.PathLike, *, image_size: int | tuple[int, int] | None = None
+) -> Source:
+    """CIFAR-10 as images: {train,test}/<class>/<number>.jpg in a .zip or a folder."""
+    return image_classes(archive_in(data_dir), image_size=image_size)
+
+
+def cifar100(
+    data_dir: str | os.PathLike, *, image_size: int | tuple[int, int] | None = None
+) -> Source:
+    """CIFAR-100 with fine labels: a .npz of {train,test}_images and _labels."""
+    return arrays(_npz_in(data_dir), image_size=image_size, **TWO_PARTS)
+
+
+def fashion_mnist(
+    data_dir: str | os.PathLike, *, image_size: int | tuple[int, int] | None = None
+) -> Source:
+    """Fashion-MNIST, gray: a .npz of {train,test}_images and _labels."""
+    source = arrays(_npz_in(data_dir), image_size=image_size, **TWO_PARTS)
+    return source._replace(names=tuple(FASHION))
+
+
+def mnist(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    is_test: str | None = "official_test",
+) -> Source:
+    """MNIST, gray: a .npz of images, labels and the mask of its test part.
+
+    Args:
+      data_dir: folder with one .npz.
+      image_size: side or (H, W); None keeps 28.
+      is_test: key of the mask [T] bool; None for one set without a test part.
+    """
+    return arrays(_npz_in(data_dir), image_size=image_size, is_test=is_test)
+
+
+def _npz_in(data_dir: str | os.PathLike) -> pathlib.Path:
+    """The one .npz in a data set's folder."""
+    found = sorted(pathlib.Path(data_dir).glob("*.npz"))
+    if len(found) != 1:
+        raise ValueError(
+            f"{data_dir} must hold one .npz, got {[file.name for file in found]}: "
+            "name the file with the `arrays` source."
+        )
+    return found[0]

@@ -1,0 +1,303 @@
+"""Image decoding: encoded images to uint8 arrays, within limits.
+
+What pictures and classes a set may have; `limits` has what any file may ask for.
+
+From image files to uint8 arrays: decoding, alignment, resizing, many at a time.
+
+Every picture is opened here, whichever command, data set or list it belongs to, and
+every one is upright: turned as the EXIF orientation of its file says. Sizes and
+landmarks are those of the turned picture.
+"""
+
+import contextlib
+import functools
+import io
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from fedfr_jax.data.align import (
+    arcface_template,
+    rescale_points,
+    similarity,
+    transform,
+    warp_picture,
+)
+from fedfr_jax.data.preprocessing import KERNELS
+from fedfr_jax.distributed import num_cores
+from fedfr_jax.types import Preprocessing
+
+MAX_IMAGE_BYTES = 2**28  # bytes of an image file; photographs have less than 2^25
+MAX_PIXELS = 2**26  # of a picture: 8192 x 8192
+MAX_CLASSES = 10**7  # the largest face sets have 4 million
+
+
+def check_pixels(width: int, height: int, origin: str) -> None:
+    """Raise ValueError for a picture that is too large to be one of a face."""
+    if width * height > MAX_PIXELS:
+        raise ValueError(
+            f"{origin} must have at most {MAX_PIXELS} pixels, got {width} x {height}: "
+            "make it smaller or take it out of the set."
+        )
+
+
+def check_classes(number: int, origin: str | os.PathLike) -> None:
+    """Raise ValueError for more classes than any set has."""
+    if number > MAX_CLASSES:
+        raise ValueError(
+            f"{origin} must have at most {MAX_CLASSES} classes, got {number}."
+        )
+
+
+# Pillow opens other formats by starting programs (Ghostscript for EPS) or by asking
+# the system's libraries.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+ORIENTATIONS = {  # from the EXIF orientation to what makes a picture upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+MODES = {1: "L", 3: "RGB"}
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError)
+UNREADABLE += (Image.DecompressionBombError, Image.DecompressionBombWarning)
+
+
+def parse_size(image_size: int | tuple[int, int]) -> tuple[int, int]:
+    """(H, W) of an `image_size` given as one side or as (H, W)."""
+    height, width = (
+        (image_size, image_size) if isinstance(image_size, int) else image_size
+    )
+    if height < 1 or width < 1:
+        raise ValueError(f"image_size must be positive, got {image_size}.")
+    return int(height), int(width)
+
+
+def check_channels(channels: int) -> int:
+    """`channels`, when it is 1 (gray) or 3 (color)."""
+    if channels not in MODES:
+        raise ValueError(f"channels must be 1 (gray) or 3 (color), got {channels}.")
+    return channels
+
+
+def decode(data: bytes, origin: str, channels: int) -> Image.Image:
+    """Decode an image file's bytes as gray or color.
+
+    Args:
+      data: the file's bytes.
+      origin: what to call the image in an error.
+      channels: 1 or 3.
+
+    Raises:
+      ValueError: naming `origin` when the bytes are no whole 8-bit image.
+    """
+    with error_context(origin, "a whole 8-bit image"):
+        image = apply_orientation(data, origin)
+        if image.mode[0] in "IF":  # Pillow would clip 16 and 32 bits to white
+            raise ValueError(f"mode {image.mode} has more than 8 bits per pixel")
+        return image.convert(MODES[channels])
+
+
+def apply_orientation(data: bytes, origin: str) -> Image.Image:
+    """The picture of a file's bytes in the file's own mode, turned as EXIF says."""
+    with _open_image(data) as image:
+        check_pixels(*image.size, origin)
+        image.load()  # Pillow itself turns a TIFF here
+        turn = ORIENTATIONS.get(_orientation(image))
+        return image if turn is None else image.transpose(turn)
+
+
+def size_of(data: bytes, origin: str) -> tuple[int, int]:
+    """(H, W) of an upright image file, without decoding it where its header has both.
+
+    Raises:
+      ValueError: naming `origin`, when it is no image.
+    """
+    with error_context(origin, "an image"), _open_image(data) as image:
+        is_on_its_side = image.format != "TIFF" and _orientation(image) in (5, 6, 7, 8)
+        return image.size if is_on_its_side else image.size[::-1]
+
+
+@contextlib.contextmanager
+def error_context(origin: str, wanted: str):
+    """Raise whatever is wrong with a picture as one ValueError that names `origin`."""
+    try:
+        yield
+    except UnidentifiedImageError as error:
+        raise ValueError(
+            f"{origin} must be {wanted}, got a file of no known format "
+            f"({', '.join(FORMATS)}): replace the file or take it out of the set."
+        ) from error
+    except UNREADABLE as error:
+        raise ValueError(
+            f"{origin} must be {wanted}, got {error}: "
+            "replace the file or take it out of the set."
+        ) from error
+
+
+def _open_image(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 (upright) where it is missing or unreadable."""
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # Pillow raises anything there, and no pixel depends on it
+        return 1
+
+
+def prepare_image(
+    image: Image.Image,
+    size: tuple[int, int],
+    how: Preprocessing,
+    matrix: np.ndarray | None = None,
+    canvas: tuple[int, int] | None = None,
+) -> np.ndarray:
+    """A decoded picture as a network's input, before normalization.
+
+    Data sets and trained networks in use share this function, so that a picture is the
+    same array to both.
+
+    Args:
+      size: (H, W) of the result.
+      how: of its fields, those that are about the file.
+      matrix: [2, 3] from the picture to the canvas, see `plan_alignment`; such a face
+        is warped there instead of being cropped.
+      canvas: (H, W).
+
+    Returns:
+      uint8 [H, W, C].
+    """
+    if how.inverted:
+        image = ImageOps.invert(image)
+    if matrix is not None:
+        image = warp_picture(image, matrix, canvas)
+    elif how.resize == "crop":
+        image = _center_crop(image, size)
+    return resize(image, size, KERNELS[how.kernel])
+
+
+def _center_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """The largest part around the center with the shape of (H, W)."""
+    height, width = size
+    scale = min(image.height / height, image.width / width)
+    inside = round(scale * width), round(scale * height)
+    left, top = (image.width - inside[0]) // 2, (image.height - inside[1]) // 2
+    return image.crop((left, top, left + inside[0], top + inside[1]))
+
+
+def resize(
+    image: Image.Image,
+    size: tuple[int, int],
+    kernel: Image.Resampling = Image.Resampling.BILINEAR,
+) -> np.ndarray:
+    """The image at (H, W) with antialiasing, as uint8 [H, W, C]."""
+    height, width = size
+    if image.size != (width, height):
+        image = image.resize((width, height), kernel)
+    return np.asarray(image).reshape(height, width, -1)
+
+
+def check_landmarks(
+    landmarks: np.ndarray, names: Sequence[str], path: str | os.PathLike
+) -> np.ndarray:
+    """`landmarks` [T, 5, 2] of the images `names` [T], if they can align the faces.
+
+    Raises:
+      ValueError: naming `path`, where they are from, and the first image whose
+        landmarks are not finite or coincide.
+    """
+    is_usable = np.isfinite(landmarks).all((1, 2)) & (landmarks.std(1).max(1) > 0)
+    if not is_usable.all():
+        bad = names[int(np.argmin(is_usable))]
+        raise ValueError(
+            f"{path} must have five finite landmarks that do not coincide, "
+            f"got others for {bad}: correct the row."
+        )
+    return landmarks
+
+
+def plan_alignment(
+    landmarks: np.ndarray, size: tuple[int, int]
+) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
+    """How to bring faces to the ArcFace template at `size`.
+
+    The warp itself is not antialiased, so faces are warped to a canvas that is a
+    multiple of 112 pixels high and never smaller than the result, then reduced.
+
+    Args:
+      landmarks: [T, 5, 2] x, y in the stored images.
+      size: (H, W), square or 112:96 as the template's two crops are.
+
+    Returns:
+      matrices [T, 2, 3] to the canvas, the canvas (H, W), and the landmarks
+      [T, 5, 2] float32 in the result.
+    """
+    height, width = size
+    if height != width and height * 96 != width * 112:
+        raise ValueError(
+            f"image_size must be square or 112:96 when faces are aligned, got {size}."
+        )
+    times = -(-height // 112)
+    canvas = (112 * times, 112 * times if height == width else 96 * times)
+    matrices = similarity(landmarks.astype(np.float64), arcface_template(canvas))
+    moved = rescale_points(transform(matrices, landmarks), canvas, size)
+    return matrices, canvas, moved.astype(np.float32)
+
+
+def reader(
+    load: Callable[[int], np.ndarray],
+    num_images: int,
+    image_shape: tuple[int, int, int],
+) -> Callable[[np.ndarray], np.ndarray]:
+    """`Source.read` from a function that loads one row, run on a thread per core.
+
+    Pillow releases the interpreter's lock while it decodes.
+
+    Raises (when read): ValueError for rows outside [0, num_images).
+    """
+
+    def read(indices):
+        rows = check_rows(indices, num_images)
+        images = np.empty((len(rows), *image_shape), np.uint8)
+
+        def fill(part):
+            for place in part:
+                images[place] = load(int(rows[place]))
+
+        number = min(4 * num_cores(), len(rows) or 1)
+        parts = np.array_split(np.arange(len(rows)), number)
+        for _ in _pool().map(fill, parts):  # the loop raises what a thread raised
+            pass
+        return images
+
+    return read
+
+
+def in_threads(work: Callable[[list[int]], list], rows: Sequence[int]) -> list:
+    """`work` of parts of `rows` on a thread per core: its results in their order."""
+    parts = np.array_split(np.asarray(rows, np.int64), 4 * num_cores())
+    found = _pool().map(lambda part: work(part.tolist()), parts)
+    return [one for part in found for one in part]
+
+
+def check_rows(indices: np.ndarray, num_images: int) -> np.ndarray:
+    """Indices as int64 [n], all in [0, num_images)."""
+    rows = np.asarray(indices, np.int64).reshape(-1)
+    if rows.size and (rows.min() < 0 or rows.max() >= num_images):
+        raise ValueError(
+            f"indices must lie in [0, {num_images}), got {rows.min()} to {rows.max()}."
+        )
+    return rows
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(num_cores(), thread_name_prefix="decode")

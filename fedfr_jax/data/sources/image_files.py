@@ -1,0 +1,262 @@
+"""Image files of a folder or zip archive."""
+
+import array
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.data.sources.decoding import MAX_IMAGE_BYTES
+from fedfr_jax.data.sources.zip_files import open_zip
+from fedfr_jax.files import check_file
+from fedfr_jax.text import normalize_unicode, printable
+
+IMAGE_SUFFIXES = ".bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif".split()
+IMAGE_SUFFIXES += [".tiff", ".webp"]
+# Folders that systems put beside people's: thumbnails of a network storage, resource
+# forks of a Mac's archive, bins.
+SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "$RECYCLE.BIN")
+NOT_READ = "of the images"
+
+
+class Files(NamedTuple):
+    """Image files and how to read them."""
+
+    # Relative, with forward slashes, composed (Unicode's NFC), in natural order
+    names: list[str]
+    read: Callable[[str], bytes]
+    origin: Callable[[str], str]  # what to call a file in an error
+    confirm: Callable[[str], None] = lambda name: None  # a name that is passed over
+    others: Collection[str] = ()  # files that are no images
+    path: str = ""  # of the directory or archive
+    size: Callable[[str], int] = lambda name: 0  # bytes of a file
+
+    def passed_over(self, used: Collection[str] | None = None) -> str:
+        """How many files are not read, and the first of each kind; "" for none.
+
+        Args:
+          used: the images that are read; None for all. The others' names are
+            confirmed: a damaged archive must not lose one.
+        """
+        unused = [] if used is None else sorted({*self.names} - {*used})
+        for name in unused:
+            self.confirm(name)
+        kinds = {NOT_READ: unused} if unused else {}
+        for name in self.others:
+            kinds.setdefault(_kind(name), []).append(name)
+        if not kinds:
+            return ""
+        shown = ", ".join(
+            f"{len(names)} {kind} (first {printable(names[0])})"
+            for kind, names in kinds.items()
+        )
+        return f"passed over in {self.path}: {shown}"
+
+
+def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
+    """List the images below `under` in a directory or in a .zip.
+
+    Hidden files, those of SYSTEM_FOLDERS and files that are no images by their suffix
+    are passed over, see `Files.passed_over`.
+
+    Raises:
+      ValueError: when the path does not exist, is no archive, or holds no image.
+    """
+    path = pathlib.Path(path)
+    prefix = under.strip("/") + "/" if under else ""
+    is_wanted = lambda name: name.startswith(prefix) and _is_image(name)
+    if path.is_dir():
+        (listed, read), confirm = _open_directory(path, is_wanted), lambda name: None
+        size = lambda name: _size(path / name)
+    elif path.is_file():
+        listed, read, confirm, size = open_zip(path)
+    else:
+        raise ValueError(
+            f"{path} must be a directory or a .zip of images, got nothing there."
+        )
+    wanted, others = [], []
+    for name in listed:
+        if is_wanted(name):
+            wanted.append(name)
+            continue
+        confirm(name)
+        if name.startswith(prefix) and not name.endswith("/"):
+            others.append(name)
+    _check_names(path, wanted)
+    stored = _decomposed(wanted)
+    names = set(wanted).difference(stored.values()).union(stored)
+    files = Files(
+        names=sorted(names, key=natural_key),
+        read=lambda name: read(stored.get(name, name)),
+        origin=lambda name: f"{name} in {path}",
+        confirm=lambda name: confirm(stored.get(name, name)),
+        others=sorted(others),
+        path=str(path),
+        size=lambda name: size(stored.get(name, name)),
+    )
+    if not names:
+        raise ValueError(
+            f"{path} must hold images{f' below {prefix}' if prefix else ''} "
+            f"({' '.join(IMAGE_SUFFIXES)}), got none: check the path."
+            + (f" ({files.passed_over()})" if others else "")
+        )
+    return files
+
+
+def _decomposed(names: Iterable[str]) -> dict[str, str]:
+    """{composed name: as it is stored} of names that are stored otherwise.
+
+    A name whose composed form is a file too stays as it is.
+    """
+    known, changed = set(names), {}
+    for name in known:
+        if normalize_unicode(name) not in known:
+            changed[normalize_unicode(name)] = name
+    return changed
+
+
+def any_image(path: str | os.PathLike) -> str | None:
+    """Name of an image below a directory; None without one."""
+    for folder, _, files in os.walk(path):
+        for file in files:
+            name = pathlib.Path(folder, file).relative_to(path).as_posix()
+            if _is_image(name):
+                return name
+    return None
+
+
+def natural_key(text: str) -> list:
+    """Sort key under which s2 comes before s10.
+
+    >>> sorted(["s10", "s2", "t"], key=natural_key)
+    ['s2', 's10', 't']
+    """
+    return [
+        (0, int(part), part) if part.isdecimal() else (1, 0, part)
+        for part in re.split(r"([0-9]+)", text)
+    ]
+
+
+def _check_names(path, names):
+    """Raise ValueError for a name that is not UTF-8: no file of a run can hold it."""
+    try:
+        "\n".join(names).encode()
+    except UnicodeEncodeError as error:
+        name = "\n".join(names)[: error.start].count("\n")
+        raise ValueError(
+            f"{path} must have names in UTF-8, got {os.fsencode(names[name])}: rename "
+            "the file or its folder."
+        ) from error
+
+
+def _is_image(name: str) -> bool:
+    parts = name.split("/")
+    is_hidden = any(x.startswith(".") or x in SYSTEM_FOLDERS for x in parts)
+    return not is_hidden and parts[-1].lower().endswith(tuple(IMAGE_SUFFIXES))
+
+
+def _kind(name: str) -> str:
+    """Why a file is passed over, as words behind a number."""
+    *folders, last = name.split("/")
+    for folder in folders:
+        if folder in SYSTEM_FOLDERS:
+            return f"in {folder}"
+    if any(part.startswith(".") for part in (*folders, last)):
+        return "hidden"
+    return os.path.splitext(last)[1].lower() or "without a suffix"
+
+
+def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
+    names, places, seen, folders = [], array.array("Q"), {}, [(str(path), "")]
+    others = []
+    while folders:
+        folder, under = folders.pop()
+        device, number = _place(os.stat(folder))
+        other = seen.setdefault((device, number), folder)
+        if other != folder:  # its images would count once more, as other people's
+            raise _duplicates(folder, other)
+        for entry in _list_members(folder):
+            name = under + entry.name
+            if _is_folder(entry):
+                folders.append((entry.path, f"{name}/"))
+            elif is_wanted(name):
+                places.extend(_place_of_file(entry, device, len(names)))
+                names.append(name)
+            else:
+                others.append(name)
+    _check_each_once(path, names, np.frombuffer(places, np.uint64).reshape(-1, 2))
+
+    def read(name):
+        check_file(path / name, MAX_IMAGE_BYTES)
+        try:
+            return (path / name).read_bytes()
+        except OSError as error:
+            raise ValueError(
+                f"{path / name} must be readable, got {error.strerror}: "
+                "restore the file or open the folder again."
+            ) from error
+
+    return names + others, read
+
+
+def _size(path: pathlib.Path) -> int:
+    """Bytes of a file; 0 of a link to nothing, which is told when it is read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _list_members(folder: str) -> list[os.DirEntry]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise ValueError(
+            f"{folder} must be a folder that can be listed, got {error.strerror}."
+        ) from error
+
+
+def _place(state: os.stat_result) -> tuple[int, int]:
+    """(device, inode): two names with one place are of one file."""
+    return state.st_dev, state.st_ino
+
+
+def _place_of_file(entry: os.DirEntry, device: int, number: int) -> tuple[int, int]:
+    """`_place` of a file, asking the disk about links alone."""
+    if not entry.is_symlink():
+        return device, entry.inode()
+    try:
+        return _place(entry.stat())
+    except OSError:  # of a link to nothing, which is told when it is read
+        return 2**64 - 1, number
+
+
+def _check_each_once(path: pathlib.Path, names: list[str], places: np.ndarray) -> None:
+    """Raise ValueError when two of `names` are links to one image.
+
+    Args:
+      places: [T, 2] of each name; on some file systems two files have one.
+    """
+    order = np.lexsort(places.T)
+    is_next = (places[order[1:]] == places[order[:-1]]).all(axis=1)
+    for i in np.flatnonzero(is_next):
+        first, second = sorted(path / names[place] for place in order[i : i + 2])
+        with contextlib.suppress(OSError):
+            if os.path.samefile(first, second):
+                raise _duplicates(second, first)
+
+
+def _duplicates(name: str | pathlib.Path, other: str | pathlib.Path) -> ValueError:
+    return ValueError(f"{name} must be in the set once, got a link: it is {other} too.")

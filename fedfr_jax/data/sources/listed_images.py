@@ -1,0 +1,88 @@
+"""Images by name, in the order of a list, aligned by its landmarks."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.data.sources.decoding import (
+    check_channels,
+    decode,
+    plan_alignment,
+    prepare_image,
+    reader,
+)
+from fedfr_jax.data.sources.image_files import Files, open_files
+from fedfr_jax.data.sources.stored import stored_files
+from fedfr_jax.text import normalize_unicode
+from fedfr_jax.types import Preprocessing, StoredImages
+
+RESIZED = Preprocessing(resize="stretch")  # `listed_images` without landmarks
+
+
+class ListedImages(NamedTuple):
+    """Images of a list."""
+
+    read: Callable[[np.ndarray], np.ndarray]  # rows [n] -> uint8 [n, H, W, C]
+    passed_over: str  # see `Files`
+    stored: StoredImages
+
+
+def listed_images(
+    path: str | os.PathLike,
+    names: Sequence[str],
+    image_shape: tuple[int, int, int],
+    *,
+    landmarks: np.ndarray | None = None,
+) -> ListedImages:
+    """`Source.read` of the named images of a directory or .zip.
+
+    Args:
+      path: the directory or archive; its other images are passed over, and counted.
+      names: T paths relative to `path`, with forward slashes; a name may come twice.
+      image_shape: (H, W, C) of the result.
+      landmarks: [T, 5, 2] x, y in the stored images, checked by `check_landmarks`:
+        faces are warped to the ArcFace template. None stretches the images.
+
+    Raises:
+      ValueError: naming the path, when a named image is missing, when H and W are
+        neither square nor 112:96 and faces are aligned, or (when read) for an
+        unreadable image.
+    """
+    check_channels(image_shape[2])
+    files = open_files(path)
+    names, known = [normalize_unicode(name) for name in names], set(files.names)
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise ValueError(
+            f"{path} must hold every listed image, got none for {len(missing)} of "
+            f"{len(names)}, first {missing[0]} (it holds {files.names[0]})."
+        )
+    read = listed_reader(files, names, image_shape, RESIZED, landmarks)
+    return ListedImages(read, files.passed_over(names), stored_files(files, names))
+
+
+def listed_reader(
+    files: Files,
+    names: Sequence[str],
+    image_shape: tuple[int, int, int],
+    how: Preprocessing,
+    landmarks: np.ndarray | None = None,
+) -> Callable[[np.ndarray], np.ndarray]:
+    """`Source.read` of T named files, prepared as `how` says.
+
+    Args:
+      image_shape: (H, W, C) of the result.
+      landmarks: [T, 5, 2], by which faces are warped to the template; None for none.
+    """
+    (*size, channels), matrices, canvas = image_shape, None, None
+    if landmarks is not None:
+        matrices, canvas, _ = plan_alignment(landmarks, tuple(size))
+
+    def load(row):
+        image = decode(files.read(names[row]), files.origin(names[row]), channels)
+        matrix = None if matrices is None else matrices[row]
+        return prepare_image(image, size, how, matrix, canvas)
+
+    return reader(load, len(names), image_shape)

@@ -1,0 +1,410 @@
+"""Segmentation masks, and folders of images with masks.
+
+Masks: images whose pixels say what they show, and what an image shows most of.
+
+Folders and zips of images with masks, for segmentation.
+
+An image and its mask are told by two regular expressions over the relative path, each
+with a group `pair` that is the same in both. That of the images may have a group
+`identity` (of the image as a whole) and a group `test`, which takes part in the match
+for images of the set's own test part only. Other files are passed over.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from fedfr_jax.data.sources.decoding import (
+    apply_orientation,
+    check_channels,
+    error_context,
+    parse_size,
+    reader,
+    size_of,
+)
+from fedfr_jax.data.sources.folder import archive_in
+from fedfr_jax.data.sources.image_files import Files, open_files
+from fedfr_jax.data.sources.listed_images import listed_reader
+from fedfr_jax.data.sources.stored import stored_images
+from fedfr_jax.schema import check_choice
+from fedfr_jax.types import IGNORE_INDEX, Masks, Preprocessing, Source
+
+MODES = ("1", "L", "P")  # of Pillow: a byte per pixel at most
+BLOCK = 64  # masks that are counted at once
+
+
+class MaskEncoding(NamedTuple):
+    """What the numbers in mask files stand for."""
+
+    class_names: tuple[str, ...]  # M classes
+    numbers: tuple[int, ...]  # M, in the files
+    ignored: tuple[int, ...] = (
+        IGNORE_INDEX,
+    )  # numbers of pixels that belong to no class
+
+    @property
+    def table(self) -> np.ndarray:
+        """[256] int16: the class, VOID, or -1 of a number that stands for nothing."""
+        table = np.full(256, -1, np.int16)
+        table[list(self.ignored)] = IGNORE_INDEX
+        table[list(self.numbers)] = np.arange(len(self.class_names))
+        return table
+
+
+def detect_encoding(
+    classes: Sequence[str] | Mapping[str, int], first: int, void: Sequence[int]
+) -> MaskEncoding:
+    """The classes' numbers: first, first + 1, ... or those of a mapping.
+
+    Raises:
+      ValueError: for no class, one name twice, or numbers that clash or are no byte.
+    """
+    names = list(classes)
+    numbers = list(range(first, first + len(names)))
+    if isinstance(classes, Mapping):
+        if first:
+            raise ValueError(
+                f"first must be 0 where classes have numbers ({classes}), got {first}."
+            )
+        numbers = [classes[name] for name in names]
+        order = sorted(range(len(names)), key=lambda i: numbers[i])
+        names, numbers = ([x[i] for i in order] for x in (names, numbers))
+    if not 0 < len(set(names)) == len(names) <= IGNORE_INDEX:
+        raise ValueError(
+            f"classes must be 1 to {IGNORE_INDEX} different names, got {names}."
+        )
+    for number in numbers:
+        if not 0 <= number <= 255 or numbers.count(number) > 1:
+            raise ValueError(
+                "classes must have different numbers in [0, 255], got "
+                f"{_preview(numbers)}."
+            )
+    for number in void:
+        if not 0 <= number <= 255 or number in numbers:
+            raise ValueError(
+                "void must be numbers in [0, 255] other than the classes' "
+                f"{_preview(numbers)}, got {number}."
+            )
+    return MaskEncoding(tuple(names), tuple(numbers), tuple(void))
+
+
+def _preview(numbers: Sequence[int]) -> str:
+    """Numbers for an error: those that follow each other by the ends."""
+    low, high = numbers[0], numbers[-1]
+    is_range = list(numbers) == list(range(low, high + 1))
+    return f"{low} to {high}" if is_range else str(list(numbers))
+
+
+def read_mask(
+    data: bytes, origin: str, stored: MaskEncoding, size: tuple[int, int], wanted: tuple
+) -> np.ndarray:
+    """The classes of a mask file's pixels at (H, W), uint8; the nearest pixel's each.
+
+    Args:
+      data: the file's bytes.
+      origin: what to call the mask in an error.
+      size: (H, W) of the result.
+      wanted: (H, W) of the image that the mask belongs to.
+
+    Raises:
+      ValueError: naming `origin`, when it is no whole image of a byte per pixel, has
+        another size than its image, or holds a number that stands for nothing.
+    """
+    numbers = _numbers(data, origin)
+    if numbers.shape != wanted:
+        raise ValueError(
+            f"{origin} must have its image's size {wanted}, got {numbers.shape}."
+        )
+    classes = stored.table[numbers]
+    if classes.min() < 0:
+        raise ValueError(
+            f"{origin} must hold classes {_preview(stored.numbers)} or void "
+            f"{list(stored.ignored)}, got {numbers[classes < 0][0]}: name the classes "
+            '(classes={"background": 0, "object": 255} gives them numbers), or count '
+            "it as void."
+        )
+    picture = Image.fromarray(classes.astype(np.uint8))
+    return np.asarray(picture.resize(size[::-1], Image.Resampling.NEAREST))
+
+
+def _numbers(data, origin):
+    """What is stored, uint8 [h, w]."""
+    with error_context(origin, "a whole mask"):
+        image = apply_orientation(data, origin)
+        stored = np.asarray(image)
+    if image.mode not in MODES:
+        raise ValueError(
+            f"{origin} must have one byte per pixel (modes {MODES}), got mode "
+            f"{image.mode}."
+        )
+    return stored.astype(np.uint8)
+
+
+def check_classes_occur(
+    counts: np.ndarray, pixels: int, stored: MaskEncoding, path
+) -> None:
+    """Raise ValueError for a class without a pixel: whatever a network says, its share
+    is right, so that one that says nothing else has a mean IoU of 1.
+
+    Args:
+      counts: [T, M] of `class_counts`.
+      pixels: of all masks.
+      path: what to call the set.
+    """
+    missing = np.flatnonzero(counts.sum(axis=0) == 0)
+    if not len(missing):
+        return
+    found = [(stored.class_names[i], stored.numbers[i]) for i in missing]
+    share = 1 - counts.sum() / pixels
+    raise ValueError(
+        f"classes must each have a pixel in the masks of {path}, got none of "
+        f"{', '.join(f'{name} (number {number})' for name, number in found)}, while "
+        f"{share:.1%} of all pixels are void ({list(stored.ignored)}). Take it out of "
+        "classes; or, where masks hold it under a void number, say so: "
+        'classes={"background": 0, "object": 255}, void=[].'
+    )
+
+
+def largest_classes(
+    counts: np.ndarray,
+    names: Sequence[str],
+    is_test: np.ndarray,
+    background: Sequence[str] = (),
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The class that most of an image's pixels are of, void and background aside.
+
+    A partition by label needs training images of every label: test images get the
+    largest of the classes that are the largest of a training image. One that is all
+    void counts as the first class.
+
+    Args:
+      counts: [T, M] of `class_counts`.
+      names: M names of the pixels' classes.
+      is_test: [T] bool.
+      background: names of classes that are the largest only where there is no other.
+
+    Returns:
+      labels [T] int32 in [0, L), and the names of the L classes that there are.
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    counts = counts.astype(np.float64)
+    for name in background:
+        if name not in names:
+            raise ValueError(
+                f"background must be names of classes ({', '.join(names)}), got {name}."
+            )
+        counts[:, names.index(name)] *= 1e-9  # less than one pixel of another
+    kept = np.unique(counts[~is_test].argmax(axis=1))
+    labels = counts[:, kept].argmax(axis=1)
+    return labels.astype(np.int32), tuple(names[i] for i in kept)
+
+
+def class_counts(
+    read: Callable[[np.ndarray], np.ndarray], num_images: int, num_classes: int
+) -> np.ndarray:
+    """Pixels of every class in each image, [T, M] int64; void is left out."""
+    count = functools.partial(np.bincount, minlength=IGNORE_INDEX + 1)
+    counts = [
+        count(mask.ravel())[:num_classes]
+        for start in range(0, num_images, BLOCK)
+        for mask in read(np.arange(start, min(start + BLOCK, num_images)))
+    ]
+    return np.array(counts)
+
+
+# images/[test/]<anything>.jpg and masks/[test/]<the same>.png
+IMAGES = r"(?:.*/)?images/(?P<pair>(?P<test>test/)?.+)\.[^./]+"
+MASKS = r"(?:.*/)?masks/(?P<pair>.+)\.[^./]+"
+LABELS = ("largest", "identity")
+CAMVID = {  # name: color, as the authors of SegNet draw them; 11 is void
+    "Sky": (128, 128, 128),
+    "Building": (128, 0, 0),
+    "Pole": (192, 192, 128),
+    "Road": (128, 64, 128),
+    "Pavement": (60, 40, 222),
+    "Tree": (128, 128, 0),
+    "SignSymbol": (192, 128, 128),
+    "Fence": (64, 64, 128),
+    "Car": (64, 0, 128),
+    "Pedestrian": (64, 64, 0),
+    "Bicyclist": (0, 128, 192),
+}
+
+
+def image_masks(
+    path: str | os.PathLike,
+    *,
+    classes: Sequence[str] | Mapping[str, int],
+    image_size: int | tuple[int, int] | None = None,
+    channels: int = 3,
+    images: str = IMAGES,
+    masks: str = MASKS,
+    first: int = 0,
+    void: Sequence[int] = (IGNORE_INDEX,),
+    labels: str = "largest",
+    background: Sequence[str] = (),
+) -> Source:
+    """A directory or .zip of images, each with a mask of one byte per pixel.
+
+    Masks are read as it is opened, once, so that one that does not fit is found then.
+
+    Args:
+      path: the directory or archive.
+      classes: M names of what the numbers first, first + 1, ... in a mask stand for, or
+        names with their numbers, such as {"background": 0, "object": 255} with void=().
+      image_size: side or (H, W) in pixels; images are stretched to it, masks take the
+        nearest pixel. None is the size of the first image.
+      channels: 1 for gray, 3 for color.
+      images, masks: see above; the default is images/<name> and masks/<name>, the test
+        part below images/test/ and masks/test/.
+      first: number of the first class.
+      void: numbers of pixels that belong to no class.
+      labels: what an image as a whole is labeled with, for partitions: "largest", the
+        class of most of its pixels (see `largest_classes`), or "identity", the group.
+      background: classes that are the largest only where there is no other.
+
+    Raises:
+      ValueError: naming the file, for an image without a mask, a mask of another size
+        or with a number that stands for nothing, or one name twice; for a class that
+        no mask has.
+    """
+    check_choice("labels", labels, LABELS)
+    stored, channels = detect_encoding(classes, first, void), check_channels(channels)
+    files = open_files(path)
+    matches = _match_masks(files, images, "images", path)
+    pairs = _match_masks(files, masks, "masks", path)
+    used = {match.string for match in (*matches.values(), *pairs.values())}
+    for pair, match in matches.items():
+        if pair not in pairs:
+            raise ValueError(
+                f"{files.origin(match.string)} must have a mask, got none: add one or "
+                "take the image out of the set."
+            )
+    names = [match.string for match in matches.values()]
+    mask_names = [pairs[pair].string for pair in matches]
+    size = _first_size(files, names) if image_size is None else parse_size(image_size)
+    shape, how = (*size, channels), Preprocessing(resize="stretch")
+    read_masks = _mask_reader(files, names, mask_names, stored, size)
+    found = list(matches.values())
+    is_test = np.array([match.groupdict().get("test") is not None for match in found])
+    counts = class_counts(read_masks, len(names), len(stored.class_names))
+    check_classes_occur(counts, len(names) * size[0] * size[1], stored, path)
+    if labels == "largest":
+        number, words = largest_classes(counts, stored.class_names, is_test, background)
+    else:
+        number, words = _identities(found, images)
+    return Source(
+        read=listed_reader(files, names, shape, how),
+        labels=number,
+        names=words,
+        image_shape=shape,
+        is_test=is_test if is_test.any() else None,
+        masks=Masks(read_masks, stored.class_names),
+        passed_over=files.passed_over(used),
+        preprocessing=how,
+        stored=_with_masks(files, names, mask_names),
+    )
+
+
+def camvid(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    train: Sequence[str] = ("train",),
+    test: Sequence[str] = ("test",),
+    labels: str = "largest",
+    background: Sequence[str] = (),
+) -> Source:
+    """CamVid in SegNet's split: {train,val,test}/X and {train,val,test}annot/X.
+
+    Brostow, Fauqueur, Cipolla, "Semantic object classes in video", PRL 2009;
+    Badrinarayanan, Kendall, Cipolla, "SegNet", arXiv:1511.00561. Identities are the
+    video sequences, the names before "_".
+
+    Args:
+      data_dir: folder with one .zip, or the folders themselves.
+      image_size: side or (H, W); None keeps the stored size.
+      train, test: folders of the training and of the test part.
+      labels, background: see `image_masks`.
+    """
+    one_of = lambda parts: "|".join(map(re.escape, parts))
+    source = image_masks(
+        archive_in(data_dir),
+        classes=tuple(CAMVID),
+        image_size=image_size,
+        images=rf"(?:.*/)?(?:{one_of(train)}|(?P<test>{one_of(test)}))"
+        r"/(?P<pair>(?P<identity>[^/_]+)[^/]*)\.[^./]+",
+        masks=rf"(?:.*/)?(?:{one_of([*train, *test])})annot/(?P<pair>[^/]+)\.[^./]+",
+        void=(len(CAMVID),),
+        labels=labels,
+        background=background,
+    )
+    colored = source.masks._replace(class_colors=tuple(CAMVID.values()))
+    return source._replace(masks=colored)
+
+
+def _match_masks(files: Files, pattern: str, key: str, path) -> dict[str, re.Match]:
+    """{pair: match} of the files that match."""
+    compiled = re.compile(pattern)
+    if "pair" not in compiled.groupindex:
+        raise ValueError(
+            f"{key} must be a regular expression with a group `pair`, got {pattern}."
+        )
+    found = {}
+    for match in filter(None, map(compiled.fullmatch, files.names)):
+        other = found.setdefault(match["pair"], match)
+        if other is not match:
+            raise ValueError(
+                f"{path} must hold one file of the {key} for {match['pair']}, got "
+                f"{other.string} and {match.string}."
+            )
+    if not found:
+        raise ValueError(
+            f"{path} must hold files named as {key} = {pattern}, got none (it holds "
+            f"{files.names[0]})."
+        )
+    return found
+
+
+def _first_size(files, names):
+    return size_of(files.read(names[0]), files.origin(names[0]))
+
+
+def _mask_reader(files, names, mask_names, stored: MaskEncoding, size):
+    """`Masks.read` of the masks of the named images."""
+
+    def load(row):
+        image, mask = names[row], mask_names[row]
+        wanted = size_of(files.read(image), files.origin(image))
+        origin = files.origin(mask)
+        return read_mask(files.read(mask), origin, stored, size, wanted)
+
+    return reader(load, len(names), size)
+
+
+def _with_masks(files, names, mask_names):
+    """The images as they are stored, whose contents include their masks."""
+
+    def both(of):
+        return lambda row: of(names[row]) + of(mask_names[row])
+
+    return stored_images(names, both(files.size), both(files.read))
+
+
+def _identities(matches, pattern):
+    """Numbers [T] int32 and names of the group `identity`."""
+    if "identity" not in re.compile(pattern).groupindex:
+        raise ValueError(
+            "labels must be largest where images have no group `identity`, got "
+            "'identity'."
+        )
+    words = [match["identity"] for match in matches]
+    names, number = np.unique(words, return_inverse=True)
+    return number.astype(np.int32), tuple(names.tolist())

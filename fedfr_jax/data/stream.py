@@ -1,0 +1,212 @@
+"""Streams: examples read from the host while the devices work.
+
+A `Stream` stands wherever a `Dataset` does. Each device is handed only the rows that it
+needs next: one thread reads them and copies them over while the piece before is being
+worked on, so that a device holds two pieces at a time, however large the data. In a run
+of several processes each reads for its own devices only.
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.mesh import available_devices
+from fedfr_jax.types import Dataset, PyTree
+
+MEMORY = 2**30
+
+
+@dataclasses.dataclass(eq=False)
+class Stream:
+    """All examples, on the host, in a `Dataset`'s order: make it with `stream`."""
+
+    read: Callable[[np.ndarray], PyTree]  # [n] int64 -> inputs of [n, ...]
+    targets: PyTree  # of [T, ...]
+    example: Dataset  # shape structs of one example
+    memory: int
+    waves: int
+    # Seconds that the devices' work stood still for each piece.
+    has_waited: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def num_examples(self) -> int:
+        """T."""
+        return len(jax.tree.leaves(self.targets)[0])
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(H, W, C)."""
+        return self.example.images.shape
+
+    @property
+    def labels(self) -> np.ndarray:
+        """targets["label"], [T] int32."""
+        return self.targets["label"]
+
+    def with_labels(self, labels: np.ndarray) -> "Stream":
+        """The same examples under other labels [T]."""
+        targets = {**self.targets, "label": labels}
+        return dataclasses.replace(self, targets=targets)
+
+    @property
+    def example_bytes(self) -> int:
+        """Bytes of an example on a device."""
+        leaves = jax.tree.leaves(self.example)
+        return sum(x.size * x.dtype.itemsize for x in leaves)
+
+    def take(self, rows: np.ndarray) -> Dataset:
+        """Examples of `rows` [n], read into the memory of the host."""
+        return Dataset(self.read(rows), jax.tree.map(lambda x: x[rows], self.targets))
+
+    def chunks(
+        self, rows_of: Callable[[int], jax.Array], count: int
+    ) -> Iterator[tuple[jax.Array, Dataset]]:
+        """As of a `Dataset`; the next piece is read while the one before is used.
+
+        This process reads for its own devices only.
+
+        Args:
+          rows_of: i -> [A * r] rows of the i-th piece, cut over the `clients` devices.
+        """
+
+        def load(i):
+            rows = rows_of(i)
+            size = len(rows) // rows.sharding.mesh.shape[meshes.CLIENTS]
+            parts = {x.index[0].start or 0: x.data for x in rows.addressable_shards}
+            own = lambda a: self.take(np.asarray(parts[a * size], np.int64))
+            return rows, is_on_local_devices(rows.sharding.mesh, own)
+
+        return prefetch(load, count, [])
+
+
+def stream(
+    read: Callable[[np.ndarray], PyTree],
+    targets: PyTree,
+    *,
+    memory: int = MEMORY,
+    waves: int = 0,
+) -> Stream:
+    """A data set that is never on a device as a whole.
+
+    Args:
+      read: rows [n] int64 -> inputs of [n, ...], or images [n, H, W, C] alone, uint8 as
+        a rule; called from another thread.
+      targets: of [T, ...], or labels [T] int alone.
+      memory: bytes that the examples may take on a device.
+      waves: waves of clients per segment of a round; 0 takes as many as fit `memory`.
+
+    Raises:
+      ValueError: when `memory` or `waves` is out of range.
+    """
+    if memory < 1 or waves < 0:
+        raise ValueError(
+            "a stream's memory must be at least 1 and its waves at least 0, "
+            f"got {memory} and {waves}."
+        )
+    if not isinstance(targets, Mapping):
+        targets = {"label": np.asarray(targets, np.int32)}
+    targets = jax.tree.map(np.asarray, targets)
+    first = read(np.zeros(1, np.int64))
+    read_inputs = read
+    if not isinstance(first, Mapping):
+        first = {"image": first}
+        read_inputs = lambda rows: {"image": read(rows)}
+    example = example_shape(Dataset(first, targets))
+    return Stream(read_inputs, targets, example, int(memory), waves)
+
+
+def example_shape(data: Dataset | Stream) -> Dataset:
+    """Shape structs of one of the examples."""
+    if isinstance(data, Stream):
+        return data.example
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data)
+
+
+def fits_devices(num_bytes: int, mesh: Mesh) -> bool:
+    """Whether arrays of `num_bytes` can be on every device, twice, with room to train.
+
+    Asks the devices, and the host, which holds the arrays too; the devices of a CPU
+    share its memory, with a copy each.
+    """
+    if given := available_devices():
+        return 3 * num_bytes <= given.memory
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    own = mesh.local_mesh.devices
+    stats = own.flat[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return 3 * num_bytes <= min(stats["bytes_limit"], host)
+    return 3 * num_bytes * own.size <= host
+
+
+def place_examples(table: Dataset | Stream, mesh: Mesh) -> Dataset | Stream:
+    """A data set on every device of the mesh; a stream stays where it is."""
+    if isinstance(table, Stream):
+        return table
+    return meshes.put_global(table, meshes.replicated(mesh))
+
+
+def prefetch(
+    load: Callable[[int], PyTree], count: int, waits: list[float]
+) -> Iterator[PyTree]:
+    """load(0), ..., load(count - 1), each begun when the one before is handed out.
+
+    Seconds of waiting for each are added to `waits`.
+    """
+    with ThreadPoolExecutor(1, "stream") as reader:
+        later = reader.submit(load, 0)
+        for i in range(1, count + 1):
+            begin = time.perf_counter()
+            value = later.result()
+            waits.append(time.perf_counter() - begin)
+            later = reader.submit(load, i) if i < count else None
+            yield value
+
+
+def is_on_local_devices(mesh: Mesh, make: Callable[[int], PyTree]) -> PyTree:
+    """Arrays [A * r, ...] cut over the `clients` devices, from each device's [r, ...].
+
+    Args:
+      make: a -> host arrays of the a-th place along `clients`; called once for each
+        place in which this process has a device. The arrays must not change afterwards.
+
+    Returns:
+      the arrays, when they have arrived.
+    """
+    made = {a: jax.tree.flatten(make(a)) for a in meshes.local_shards(mesh).tolist()}
+    parts = {a: leaves for a, (leaves, _) in made.items()}
+    like, treedef = next(iter(made.values()))
+    sharding = meshes.over_clients(mesh)
+
+    def join(i, leaf):
+        count = len(leaf)
+        shape = (len(mesh.devices) * count, *leaf.shape[1:])
+        own = lambda index: parts[(index[0].start or 0) // count][i]
+        return jax.make_array_from_callback(shape, sharding, own)
+
+    arrays = [join(i, leaf) for i, leaf in enumerate(like)]
+    return jax.block_until_ready(jax.tree.unflatten(treedef, arrays))
+
+
+def cut_blocks(
+    table: Stream, rows: np.ndarray, mesh: Mesh, batch_size: int
+) -> Iterator:
+    """`rows` [R], in order, as `Dataset`s of A * b of them, cut over the devices.
+
+    All have one shape: b is a multiple of `batch_size`, and row 0 fills up the last.
+    """
+    num_devices = mesh.shape[meshes.CLIENTS]
+    most = table.memory // (2 * table.example_bytes * batch_size)
+    needed = -(-len(rows) // (num_devices * batch_size))
+    size = batch_size * max(min(most, needed), 1)
+    count = max(-(-len(rows) // (num_devices * size)), 1)
+    rows = np.pad(rows, (0, count * num_devices * size - len(rows))).astype(np.int64)
+    rows = rows.reshape(count, num_devices, size)
+    load = lambda i: is_on_local_devices(mesh, lambda a: table.take(rows[i, a]))
+    return prefetch(load, count, table.has_waited)

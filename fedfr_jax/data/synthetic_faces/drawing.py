@@ -1,0 +1,440 @@
+"""Drawing of a synthetic face: colors, features and scene.
+
+Colors of skin and hair, the brush, and the camera that ends a synthetic photograph.
+
+Images are [3, H, W] while they are painted, so that a mask [H, W] is computed once for
+the three colors. Every layer is a soft mask of analytic shapes; nothing is looked up.
+
+The synthetic face itself: relief and light, skin, beard, nose, mouth, eyes, brows.
+
+Everything is drawn in the head's own coordinates (X across, Y down), before the head is
+laid over the background. Images are [3, H, W].
+
+What surrounds a synthetic face: background, body, ears, hair, glasses, a hider.
+
+Drawn in the image plane or, where it grows on the head or is worn, in the head's own
+coordinates. Images are [3, H, W].
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+
+from fedfr_jax.data.synthetic_faces.parameters import PyTree
+from fedfr_jax.data.synthetic_faces.shapes import (
+    Surface,
+    bell,
+    cover,
+    ellipse,
+    hump,
+    ramp,
+    squircle,
+    unit,
+    wave,
+)
+
+
+def rgb(*values) -> jax.Array:
+    """A color [3, 1, 1] from three numbers."""
+    return jnp.stack([jnp.asarray(v, jnp.float32) for v in values])[:, None, None]
+
+
+def over(image: jax.Array, color: jax.Array, alpha: jax.Array) -> jax.Array:
+    """Lay a color [3, 1, 1] or picture [3, H, W] over an image by alpha [H, W]."""
+    return image + alpha[None] * (color - image)
+
+
+def skin_color(face: PyTree) -> jax.Array:
+    """Skin from light to dark along a curve, with an undertone; [3, 1, 1]."""
+    m = jnp.clip(face["melanin"], 0.0, 0.95)
+    light, middle, dark = (
+        rgb(0.96, 0.80, 0.70),
+        rgb(0.80, 0.58, 0.44),
+        rgb(0.30, 0.19, 0.14),
+    )
+    tone = (1 - m) ** 2 * light + 2 * m * (1 - m) * middle + m**2 * dark
+    under = face["undertone"]
+    return tone + rgb(under, 0.2 * under, -under)
+
+
+def hair_color(face: PyTree) -> jax.Array:
+    """Blond to black, redder or not, gray with age; [3, 1, 1]."""
+    d = jnp.clip(face["hair_dark"], 0.0, 1.0)
+    light, middle, dark = (
+        rgb(0.86, 0.70, 0.45),
+        rgb(0.40, 0.25, 0.15),
+        rgb(0.06, 0.05, 0.05),
+    )
+    tone = (1 - d) ** 2 * light + 2 * d * (1 - d) * middle + d**2 * dark
+    red = face["hair_red"] * (1.0 - d)
+    gray = jnp.clip(2.0 * face["age"] - 1.0, 0.0, 0.85)
+    tone = tone + rgb(2.0 * red, 0.0 * red, -red)
+    return tone + gray * (rgb(0.66, 0.65, 0.64) - tone)
+
+
+def develop(image, shot: PyTree) -> jax.Array:
+    """Camera: saturation, color cast, exposure, blur, contrast, noise; [3, H, W]."""
+    gray = jnp.mean(image, axis=0, keepdims=True)
+    image = gray + shot["saturation"] * (image - gray)
+    cast = rgb(shot["cast_red"], shot["cast_green"], shot["cast_blue"])
+    image = image * cast * shot["exposure"]
+    size = image.shape[-1]
+    rows, columns = blur(shot["blur_y"], size), blur(shot["blur_x"], size)
+    matmul = lambda a, b: jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+    image = matmul(matmul(rows[None], image), columns.T[None])
+    image = jnp.clip(image, 0.0, 1.0)
+    image = image + shot["bend"] * image * (1.0 - image)
+    bits = random.bits(shot["noise_key"], (size, size), jnp.uint32)
+    grain = jnp.stack([(bits >> shift) & 1023 for shift in (0, 10, 20)])
+    grain = (grain.astype(jnp.float32) / 1023.0 - 0.5) * 12.0**0.5  # variance 1
+    return jnp.clip(image + shot["noise"] * grain, 0.0, 1.0)
+
+
+def blur(width: jax.Array, size: int) -> jax.Array:
+    """Gaussian blur of a line of pixels as a matrix [size, size].
+
+    `width` [] is the standard deviation, 1 being the side of the image. Rows sum to 1,
+    so that edges do not darken.
+    """
+    index = jnp.arange(size, dtype=jnp.float32)
+    gap = (index[:, None] - index[None, :]) / (width * size)
+    weights = jnp.exp(-0.5 * gap * gap)
+    return weights / jnp.sum(weights, axis=1, keepdims=True)
+
+
+def relief(face: PyTree, shot: PyTree, seen: Surface) -> tuple[jax.Array, jax.Array]:
+    """Slopes of nose, sockets, brows, cheeks, chin and smile folds; 2 x [H, W]."""
+    x, y = seen.across, seen.down
+    side, sign = jnp.abs(x), jnp.sign(x)
+    # The nose stands out, so it is displaced against the face behind it.
+    lean = jnp.tan(shot["yaw"]) * face["nose_out"]
+    rise = ramp(y, -0.15, 0.42)
+    nose_x = x - lean * rise - face["asymmetry"]
+    nose_y = face["nose_y"]
+    slope_x, slope_y = jnp.zeros_like(x), jnp.zeros_like(x)
+    bumps = (  # offset x, center x, center y, size x, size y, height, is it mirrored
+        (nose_x, 0.0, 0.5 * nose_y, face["nose_bridge"], 0.3, face["nose_height"], 0),
+        (nose_x, 0.0, nose_y - 0.03, 0.1, 0.1, face["nose_tip"], 0),
+        (side, face["eye_x"], face["eye_y"], 0.2, 0.12, -face["eye_depth"], 1),
+        (side, 0.28, face["eye_y"] - 0.25, 0.25, 0.09, face["brow_relief"], 1),
+        (side, 0.42, 0.40, 0.2, 0.2, face["cheek_relief"], 1),
+        (x, 0.0, face["chin_length"] - 0.12, 0.2, 0.1, face["chin_relief"], 0),
+    )
+    for offset, center_x, center_y, size_x, size_y, height, mirrored in bumps:
+        bump = height * bell(offset, y, center_x, center_y, size_x, size_y)
+        across = bump * (2.0 / size_x**2) * (center_x - offset)
+        slope_x += across * sign if mirrored else across
+        slope_y += bump * (2.0 / size_y**2) * (center_y - y)
+    return slope_x, slope_y
+
+
+def lighting(face: PyTree, shot: PyTree, seen: Surface) -> tuple[jax.Array, jax.Array]:
+    """Brightness and gloss of the head's surface under one lamp; 2 x [H, W]."""
+    slope_x, slope_y = relief(face, shot, seen)
+    nx, ny, nz = seen.normal
+    nx, ny, nz = unit(nx - slope_x, ny - slope_y, nz)
+    # The lamp stands still while the head turns: bring it into the head's frame.
+    lx, ly, lz = unit(shot["light_x"], shot["light_y"], jnp.ones_like(shot["yaw"]))
+    cos, sin = jnp.cos(shot["pitch"]), jnp.sin(shot["pitch"])
+    ly, lz = cos * ly - sin * lz, cos * lz + sin * ly
+    cos, sin = jnp.cos(shot["yaw"]), jnp.sin(shot["yaw"])
+    lx, lz = cos * lx - sin * lz, cos * lz + sin * lx
+    facing = jnp.maximum(nx * lx + ny * ly + nz * lz, 0.0)
+    ambient = shot["ambient"] * (0.85 - 0.15 * ny)
+    return ambient + shot["diffuse"] * facing, shot["shine"] * facing**16
+
+
+def skin(face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+    """Skin with its texture, blush, folds, freckles, mole and beard; [3, H, W]."""
+    x, y = seen.across, seen.down
+    side = jnp.abs(x)
+    angle, rate = face["texture_angle"], face["texture_frequency"]
+    along = rate * (jnp.cos(angle) * x + jnp.sin(angle) * y) + face["texture_phase"]
+    cross = rate * (jnp.cos(angle) * y - jnp.sin(angle) * x) * 1.3
+    tone = 1.0 + face["texture"] * (wave(along) + wave(cross))
+    tone -= jnp.clip(face["eye_bags"], 0.0, 1.0) * bell(
+        side, y, face["eye_x"] - 0.02, face["eye_y"] + 0.14, 0.14, 0.045
+    )
+    fold = side - 0.17 - 0.55 * (y - face["nose_y"])
+    depth = jnp.clip(face["folds"] + 0.25 * shot["smile"], 0.0, 0.8)
+    middle = 0.5 * (face["nose_y"] + face["mouth_y"])
+    tone -= depth * 0.5 * bell(fold, y, 0.0, middle, 0.035, 0.13)
+    wrinkles = wave(38.0 * y + 2.0 * side) * bell(x, y, 0.0, -0.42, 0.4, 0.13)
+    tone -= 0.16 * jnp.clip(face["age"], 0.0, 1.0) * wrinkles
+    image = skin_color(face) * tone[None]
+    blush = (
+        0.35 * jnp.clip(face["blush"], 0.0, 1.0) * bell(side, y, 0.4, 0.38, 0.2, 0.17)
+    )
+    image = over(image, rgb(0.80, 0.30, 0.28), blush)
+    phase = face["freckle_phase"]
+    dots = wave(31.0 * x + phase + 3.0 * y) * wave(29.0 * y - phase - 4.0 * x)
+    dots = ramp(dots, 0.35, 0.8) * bell(x, y, 0.0, 0.28, 0.5, 0.2)
+    image = over(
+        image, rgb(0.42, 0.24, 0.15), 0.6 * jnp.clip(face["freckles"], 0.0, 0.8) * dots
+    )
+    mole = ellipse(x - face["mole_x"], y - face["mole_y"], 0.02, 0.02)
+    mole = cover(mole - face["mole_size"], seen.pixel + 0.01)
+    mole = mole * ramp(face["mole_size"], 0.0, 0.01)
+    return over(image, rgb(0.22, 0.12, 0.09), 0.85 * mole)
+
+
+def beard(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+    """Beard and moustache; their amount varies a little from day to day."""
+    x, y = seen.across, seen.down
+    side = jnp.abs(x)
+    grain = 0.85 + 0.15 * wave(41.0 * x) * wave(37.0 * y)
+    mouth = face["mouth_y"]
+    lower = ramp(y - face["beard_line"] - 0.35 * (0.6 - side), 0.0, 0.12)
+    lower *= 1.0 - bell(x, y, 0.0, mouth + 0.01, face["mouth_width"] * 1.1, 0.1)
+    lower *= jnp.clip(1.4 * (face["beard"] + shot["stubble"]), 0.0, 0.92)
+    lip = 0.5 * (mouth + face["nose_y"]) + 0.025
+    upper = bell(x, y, 0.0, lip + 0.25 * side, 0.26, 0.065)
+    upper *= jnp.clip(1.6 * (face["moustache"] + shot["stubble"]), 0.0, 0.95)
+    return over(image, hair_color(face) * 0.85, jnp.maximum(lower, upper) * grain)
+
+
+def nose(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+    """Nostrils, wings and the shadow under the tip."""
+    y = seen.down
+    lean = jnp.tan(shot["yaw"]) * face["nose_out"]
+    x = seen.across - lean * ramp(y, -0.15, 0.42) - face["asymmetry"]
+    side = jnp.abs(x)
+    width, low = face["nose_width"], face["nose_y"]
+    dark = skin_color(face) * 0.35
+    image = over(image, dark, 0.35 * bell(x, y, 0.0, low + 0.075, width * 1.1, 0.035))
+    wing = jnp.abs(jnp.sqrt((side - width) ** 2 + (y - low + 0.02) ** 2) - 0.05)
+    wing = bell(wing, side, 0.0, width + 0.06, 0.018, 0.05)
+    image = over(image, dark, 0.45 * wing)
+    hole = bell(side, y, 0.58 * width, low + 0.035, 0.42 * width, 0.028)
+    return over(image, dark * 0.6, jnp.clip(face["nostrils"], 0.2, 1.0) * hole)
+
+
+def mouth_shape(face: PyTree, shot: PyTree) -> tuple[jax.Array, ...]:
+    """Half width, height of the corners above the middle, and half opening; 3 x []."""
+    smile, opening = shot["smile"], jnp.clip(shot["mouth_open"], 0.0, 1.0)
+    width = face["mouth_width"] * (1.0 + 0.22 * smile - 0.12 * opening)
+    return width, 0.07 * smile + face["mouth_bend"], 0.10 * opening
+
+
+def mouth(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+    """Lips, the line between them, and teeth when they part."""
+    width, lift, opening = mouth_shape(face, shot)
+    u = (seen.across - 0.5 * face["asymmetry"]) / width
+    u2 = jnp.clip(u * u, 0.0, 1.5)
+    y = seen.down - face["mouth_y"] + lift * (u2 - 0.35)
+    arc = 1.0 - u2
+    gap = opening * arc
+    bow = 1.0 - face["cupid_bow"] * hump((u / 0.18) ** 2)
+    top = -gap * 0.6 - face["upper_lip"] * arc * bow * (1.0 + 0.35 * u2)
+    low = gap * 1.4 + face["lower_lip"] * arc
+    lips = cover(jnp.maximum(top - y, y - low), seen.pixel + 0.01)
+    tone = skin_color(face)
+    red = jnp.clip(face["lip_red"], 0.0, 1.0)
+    lip = tone * rgb(0.86, 0.62, 0.60) * (1.0 - 0.12 * red)
+    lip = lip + 0.4 * red * (rgb(0.70, 0.20, 0.24) - lip)
+    image = over(image, lip, 0.92 * lips)
+    image = over(image, tone * 0.4, 0.35 * bell(u, y, 0.0, low + 0.05, 0.6, 0.03))
+    inside = cover(jnp.maximum(-0.6 * gap - y, y - 1.4 * gap), seen.pixel + 0.01)
+    inside = inside * ramp(opening, 0.005, 0.02)
+    image = over(image, rgb(0.20, 0.06, 0.06), inside)
+    teeth = inside * cover(y - 0.25 * gap, seen.pixel + 0.01)
+    image = over(image, rgb(0.90, 0.88, 0.82), 0.9 * teeth)
+    line = bell(u, y, 0.0, 0.0, 0.95, 0.014) * (1.0 - inside)
+    return over(image, tone * rgb(0.30, 0.18, 0.18), 0.8 * line)
+
+
+def eyes(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+    """Almond eyes with iris, pupil, lashes, lid crease and a glint."""
+    x, y = seen.across, seen.down - face["eye_y"]
+    sign = jnp.sign(x)
+    u = jnp.abs(x) - face["eye_x"]
+    y = y + face["eye_tilt"] * u + face["asymmetry"] * sign
+    a = u / face["eye_width"]
+    arc = jnp.maximum(1.0 - a * a, -1.0)
+    height = face["eye_height"] * shot["eyes_open"]
+    height = height - 0.02 * jnp.clip(shot["smile"], 0.0, 1.0)
+    top = -height * arc * (1.0 - face["eye_skew"] * a)
+    low = height * face["eye_lower"] * arc
+    pixel = seen.pixel + 0.005
+    is_eye = cover(jnp.maximum(top - y, y - low), pixel)
+    gaze = u - sign * shot["gaze_x"]
+    rise = y - shot["gaze_y"] + 0.012
+    radius = jnp.sqrt(gaze * gaze + rise * rise)
+    image = over(image, rgb(0.93, 0.91, 0.89), is_eye)
+    t = jnp.clip(face["iris_tone"], 0.0, 1.0)
+    pale, brown = rgb(0.42, 0.58, 0.66), rgb(0.22, 0.12, 0.06)
+    iris = pale + t * (brown - pale) + t * (1 - t) * rgb(0.05, 0.20, -0.25)
+    image = over(image, iris, is_eye * cover(radius - face["iris_size"], pixel))
+    pupil = cover(radius - 0.45 * face["iris_size"], pixel)
+    image = over(image, rgb(0.02, 0.02, 0.02), is_eye * pupil)
+    glint = is_eye * bell(
+        gaze - sign * 0.03 * shot["light_x"], rise, 0.0, -0.025, 0.02, 0.02
+    )
+    image = over(image, rgb(1.0, 1.0, 1.0), 0.9 * glint)
+    inside = ramp(arc, -0.15, 0.1)
+    dark = rgb(0.10, 0.06, 0.05)
+    lash = hump(((y - top) / 0.022) ** 2) * inside
+    image = over(image, dark, 0.85 * lash)
+    rim = hump(((y - low) / 0.014) ** 2) * inside
+    image = over(image, skin_color(face) * 0.4, 0.45 * rim)
+    crease = hump(((y - top + face["lid_crease"]) / 0.016) ** 2) * inside
+    return over(image, skin_color(face) * 0.4, 0.5 * crease)
+
+
+def brows(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+    """Arched brows that rise and frown."""
+    u = jnp.abs(seen.across) - face["brow_x"]
+    a = u / face["brow_length"]
+    line = face["eye_y"] - face["brow_y"] - shot["brows_up"]
+    line += face["brow_arch"] * (a * a - 0.4) + face["brow_slope"] * a
+    line += shot["frown"] * jnp.minimum(a, 0.0)
+    line += face["asymmetry"] * jnp.sign(seen.across)
+    thick = jnp.maximum(face["brow_thickness"] * (1.0 - 0.35 * a), 0.006)
+    off = jnp.abs(seen.down - line) - thick
+    mask = cover(jnp.maximum(off, jnp.abs(u) - face["brow_length"]), seen.pixel + 0.03)
+    color = hair_color(face) * 0.7
+    return over(image, color, jnp.clip(face["brow_density"], 0.3, 0.95) * mask)
+
+
+def background(shot: PyTree, size: int) -> jax.Array:
+    """A wall with a gradient, a wave, a round and a square thing; [3, H, W]."""
+    line = (jnp.arange(size, dtype=jnp.float32) + 0.5) * (2.0 / size) - 1.0
+    x, y = jnp.meshgrid(line, line)
+    tone = shot["slope_x"] * x + shot["slope_y"] * y
+    tone += shot["wave"] * wave(shot["wave_x"] * x + shot["wave_y"] * y)
+    spot = ellipse(
+        x - shot["blob_x"], y - shot["blob_y"], shot["blob_size"], shot["blob_size"]
+    )
+    tone += shot["blob_tone"] * cover(spot, 0.15)
+    box = squircle(
+        x - shot["box_x"], y - shot["box_y"], shot["box_size"], shot["box_size"], 0.95
+    )
+    tone += shot["box_tone"] * cover(box, 0.03)
+    color = rgb(shot["back_red"], shot["back_green"], shot["back_blue"])
+    return jnp.clip(color + tone[None], 0.0, 1.0)
+
+
+def body(image, face: PyTree, shot: PyTree, seen: Surface, shade) -> jax.Array:
+    """Neck in the shade of the chin, shoulders, collar."""
+    x, y = seen.x - 0.1 * jnp.sin(shot["yaw"]), seen.y
+    neck = jnp.maximum(jnp.abs(x) - face["neck_width"] - 0.1 * (y - 1.0) ** 2, 0.3 - y)
+    tone = skin_color(face) * shade * (0.55 + 0.4 * ramp(y, 0.95, 1.6))[None]
+    image = over(image, tone, cover(neck, seen.pixel + 0.01))
+    torso = squircle(x, y - 2.5, 1.6, 1.15, 0.6)
+    torso = jnp.maximum(torso, 1.25 + shot["collar"] - jnp.abs(x) * 1.6 - y + 0.1)
+    cloth = rgb(shot["cloth_red"], shot["cloth_green"], shot["cloth_blue"])
+    stripes = 1.0 + shot["cloth_stripes"] * jnp.sign(wave(22.0 * (y + 0.2 * x)))
+    fall = 0.75 + 0.25 * hump((x - 0.3 * shot["light_x"]) ** 2)
+    return over(
+        image, cloth * shade * (stripes * fall)[None], cover(torso, seen.pixel + 0.02)
+    )
+
+
+def ears(image, face: PyTree, shot: PyTree, seen: Surface, shade) -> jax.Array:
+    """The two ears, turned with the head; long hair hides them."""
+    cos, sin = jnp.cos(shot["yaw"]), jnp.sin(shot["yaw"])
+    hidden = ramp(face["hair_length"] + shot["hair_length"], 0.55, 0.75)
+    hidden = hidden * (1.0 - ramp(face["baldness"], 0.0, 0.1))
+    size = face["ear_size"]
+    tone = skin_color(face) * shade
+    for sign in (-1.0, 1.0):
+        out = face["head_width"] + face["ear_out"]
+        x = seen.x - sign * out * cos + 0.1 * sin
+        y = seen.y - face["ear_y"] + 0.1 * jnp.sin(shot["pitch"]) - sign * 0.1 * x
+        wide = size * (0.45 + 0.5 * jnp.clip(-sign * sin, 0.0, 1.0))
+        mask = cover(ellipse(x, y, wide, size), seen.pixel + 0.01) * (1.0 - hidden)
+        image = over(image, tone, mask)
+        hollow = bell(x, y, 0.0, 0.0, 0.5 * wide, 0.6 * size)
+        image = over(image, tone * 0.6, 0.7 * hollow * mask)
+    return image
+
+
+def hair_shade(face: PyTree, x, y) -> jax.Array:
+    """Strands of hair; [H, W] factor around 1."""
+    curl = jnp.clip(face["hair_curl"], 0.0, 1.0)
+    bend = 3.0 * curl * wave(9.0 * y + 2.0 * x)
+    strands = wave(face["hair_strands"] * x * (1.1 + 0.3 * y) + bend)
+    return 1.0 + 0.12 * strands + 0.10 * wave(5.0 * x - 3.0 * y + strands)
+
+
+def hair_behind(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+    """The hair's outline behind the face: crown, sides and, when long, the back."""
+    bald = ramp(face["baldness"], 0.0, 0.1)
+    volume = jnp.clip(face["hair_volume"] + shot["hair_volume"], 0.01, 0.4)
+    length = jnp.clip(face["hair_length"] + shot["hair_length"], 0.25, 1.9)
+    x = seen.x + 0.10 * jnp.sin(shot["yaw"])
+    y = seen.y + 0.2 * jnp.sin(shot["pitch"])
+    curl = 0.02 * jnp.clip(face["hair_curl"], 0.0, 1.0) * wave(14.0 * y + 3.0 * x)
+    width = jnp.hypot(
+        face["head_width"] * jnp.cos(shot["yaw"]),
+        face["head_depth"] * jnp.sin(shot["yaw"]),
+    )
+    width = (width + volume) * (1.0 - 0.6 * bald * volume)
+    top = face["skull_height"] + jnp.clip(face["hair_top"], 0.02, 0.3) * (1.0 - bald)
+    t = y / jnp.where(y < 0.0, top, length)
+    t2 = jnp.clip(t * t, 0.0, 4.0)
+    gone = jnp.where(y < 0.0, 0.75 * t2 + 0.25 * t2 * t2, t2 * t2 * t2)
+    outline = (x / width) ** 2 + gone - 1.0
+    steep = jnp.abs(x) * 2.0 / width**2 + 0.6
+    mask = cover(outline / steep + curl, seen.pixel + 0.02)
+    color = hair_color(face) * (0.62 * hair_shade(face, x, y))[None]
+    return over(image, color, mask * (1.0 - bald))
+
+
+def hair_front(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+    """Hair that grows on the head: hairline, temples, sideburns and fringe."""
+    x, y = seen.across, seen.down
+    side = jnp.abs(x)
+    sideburn = 0.12 + face["hair_side"]
+    line = (
+        face["hair_line"]
+        + shot["hair_line"]
+        - face["hair_temples"] * ramp(side, 0.1, 0.4)
+    )
+    line += face["hair_peak"] * hump((x / 0.12) ** 2)
+    line -= 1.2 * ramp(face["baldness"], 0.0, 0.1)
+    fall = ramp(seen.lateral, 0.28, 0.62)
+    line += (sideburn - line) * fall * fall * (3.0 - 2.0 * fall)
+    fringe = face["fringe_y"] + face["fringe_sweep"] * (x - face["hair_part"])
+    fringe += 0.025 * wave(face["hair_strands"] * x)
+    amount = ramp(face["fringe"] + shot["fringe"], -0.05, 0.1)
+    line = line + amount * jnp.maximum(fringe - line, 0.0)
+    edge = 0.02 * wave(1.7 * face["hair_strands"] * x)
+    mask = cover(y - line + edge, seen.pixel + 0.04)
+    gloss = 1.0 + 0.35 * bell(x, y, face["hair_part"], -0.8, 0.5, 0.12)
+    part = 1.0 - 0.3 * bell(x, y, face["hair_part"], -0.9, 0.03, 0.35)
+    tone = hair_shade(face, x, y) * gloss * part
+    return over(image, hair_color(face) * tone[None], mask)
+
+
+def glasses(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+    """Frames, tinted lenses and the bridge, standing off the face."""
+    worn = (shot["wears"] < 1.5 * face["glasses"]).astype(jnp.float32)
+    x = seen.across - 0.10 * jnp.tan(shot["yaw"])
+    y = seen.down - face["eye_y"] - 0.03
+    u = jnp.abs(x) - face["eye_x"] - 0.01
+    square = jnp.clip(face["glasses_square"], 0.0, 0.95)
+    width = jnp.minimum(face["glasses_width"], face["eye_x"] - 0.04)
+    lens = squircle(u, y, width, face["glasses_height"], square)
+    thick = jnp.maximum(face["glasses_thickness"], 0.008)
+    bridge = jnp.maximum(jnp.abs(y + 0.04) - thick, jnp.abs(x) - face["eye_x"] + width)
+    temple = jnp.maximum(jnp.abs(y + 0.05) - thick, face["eye_x"] + width - jnp.abs(x))
+    temple = jnp.maximum(temple, seen.distance)
+    frame = jnp.minimum(jnp.abs(lens) - thick, jnp.minimum(bridge, temple))
+    t = jnp.clip(face["glasses_tone"], 0.02, 0.8)
+    tint = 0.12 * worn * cover(lens, seen.pixel)
+    image = over(image, rgb(0.75, 0.80, 0.85), tint)
+    return over(image, rgb(t, 0.8 * t, 0.7 * t), 0.9 * worn * cover(frame, seen.pixel))
+
+
+def hider(image, shot: PyTree, seen: Surface) -> jax.Array:
+    """Something held in front of the face, in the images where there is something."""
+    x, y = seen.x - shot["hider_x"], seen.y - shot["hider_y"]
+    cos, sin = jnp.cos(shot["hider_turn"]), jnp.sin(shot["hider_turn"])
+    u, v = cos * x + sin * y, cos * y - sin * x
+    thing = squircle(
+        u, v, shot["hider_width"] * 1.4, shot["hider_height"] * 1.4, shot["hider_round"]
+    )
+    color = rgb(shot["hider_red"], shot["hider_green"], shot["hider_blue"])
+    color = color * (1.0 + 0.25 * v + 0.1 * wave(14.0 * u))[None]
+    return over(image, color, shot["is_hidden"] * cover(thing, seen.pixel + 0.01))

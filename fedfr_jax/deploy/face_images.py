@@ -1,0 +1,119 @@
+"""Face image loading: landmark alignment or center crop."""
+
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.data.sources.folder import read_landmarks
+from fedfr_jax.data.sources.image_files import Files, open_files
+from fedfr_jax.data.sources.listed_images import listed_reader
+from fedfr_jax.deploy.detector import most_certain_faces, yunet
+from fedfr_jax.deploy.trained_model import TrainedModel
+from fedfr_jax.types import Preprocessing
+
+CHUNK_SIZE = 1024  # pictures in memory at once
+CENTER = "the center of every picture is taken"
+
+
+class FaceImages(NamedTuple):
+    """Images of n files."""
+
+    names: list[str]
+    read: Callable[[np.ndarray], np.ndarray]  # rows [m] -> [m, H, W, C] uint8
+    alignment: str  # they are prepared, and what was passed over, in words
+
+    def embedded(self, network: TrainedModel) -> np.ndarray:
+        """Their embeddings [n, D], of a block of pictures after the other.
+
+        Raises:
+          ValueError: naming the first file that is no image.
+        """
+        rows, block = np.arange(len(self.names)), CHUNK_SIZE
+        starts = range(0, len(rows), block)
+        found = [network.embed(self.read(rows[i : i + block])) for i in starts]
+        return np.concatenate(found)
+
+
+def read_images(
+    paths: Sequence[str | os.PathLike],
+    image_shape: Sequence[int],
+    recorded: Preprocessing | None = None,
+    *,
+    landmarks: str | os.PathLike | None = None,
+    detector: str | os.PathLike | None = None,
+) -> FaceImages:
+    """Some pictures for a network, which are read when they are asked for.
+
+    Args:
+      paths: a folder or a .zip, or files.
+      image_shape: (H, W, C) of the network.
+      recorded: how its training had its images, `TrainedModel.recorded`.
+      landmarks: csv file of `read_landmarks`, by which faces are aligned.
+      detector: file of OpenCV's YuNet, which finds the landmarks; needs opencv-python.
+
+    Raises:
+      ValueError: naming the first file that has no row of landmarks, or not one face
+        for the detector.
+      ImportError: for a detector without OpenCV.
+    """
+    if landmarks is not None and detector is not None:
+        raise ValueError("landmarks must come without a detector, got both.")
+    files, how = files_of(paths), recorded or Preprocessing()
+    points, said = None, _skip_text(recorded, image_shape)
+    if landmarks is not None or detector is not None:
+        said = f"aligned by {landmarks or detector}"
+        if recorded and not recorded.alignment:
+            said += "; training took its images as they were stored, without aligning"
+        if landmarks is not None:
+            points = _listed(files, landmarks)
+        else:
+            points = most_certain_faces(files, yunet(detector), str(detector))
+    elif how.alignment:
+        how = how._replace(resize="crop")
+    read = listed_reader(files, files.names, tuple(image_shape), how, points)
+    said = "\n".join(filter(None, (said, files.passed_over())))
+    return FaceImages(files.names, read, said)
+
+
+def _skip_text(recorded: Preprocessing | None, image_shape: Sequence[int]) -> str:
+    """How pictures without landmarks are prepared, in words."""
+    if recorded is None:
+        return f"the network comes without a record of its training images: {CENTER}"
+    if recorded.alignment:
+        return f"no landmarks, and training images were aligned by theirs: {CENTER}"
+    if recorded.resize == "crop":
+        return f"training images were no files, or prepared in several ways: {CENTER}"
+    height, width = image_shape[:2]
+    return f"as in training, pictures are stretched to {height} x {width} pixels"
+
+
+def _listed(files: Files, landmarks) -> np.ndarray:
+    """Landmarks [n, 5, 2] of every file, by a csv."""
+    shown, points = read_landmarks(landmarks, files)
+    if len(shown.names) < len(files.names):
+        name = next(iter(set(files.names) - set(shown.names)))
+        raise ValueError(
+            f"{landmarks} must have landmarks of every picture, got empty cells for "
+            f"{name}: leave the picture out."
+        )
+    return points
+
+
+def files_of(paths: Sequence[str | os.PathLike]) -> Files:
+    """The images of a folder or a .zip, or single files by the paths that name them.
+
+    Raises:
+      ValueError: for no path, a path without a file, or several with a folder.
+    """
+    if not paths:
+        raise ValueError("pictures must be files or a folder, got none.")
+    is_set = [pathlib.Path(x).is_dir() or str(x).endswith(".zip") for x in paths]
+    if len(paths) == 1 and is_set[0]:
+        return open_files(paths[0])
+    for path, is_folder in zip(paths, is_set, strict=True):
+        if is_folder or not pathlib.Path(path).is_file():
+            raise ValueError(f"pictures must be files, or one folder, got {path}.")
+    return Files([str(x) for x in paths], lambda x: pathlib.Path(x).read_bytes(), str)

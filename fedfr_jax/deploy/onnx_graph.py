@@ -1,0 +1,230 @@
+"""ONNX graphs and their file.
+
+A traced network as a graph of ONNX's operations, which needs no onnx to be made.
+
+The trace (a jaxpr) is walked once. What does not depend on the images is computed here
+and becomes a constant. A number per channel that is multiplied or added behind a
+convolution or a linear layer goes into its weights, so batch normalization in
+evaluation vanishes there whatever the network. Maps are [B, C, H, W] in the graph where
+a convolution has been, [B, H, W, C] in the trace.
+
+A `Graph` as a file of ONNX, by the package onnx.
+"""
+
+import hashlib
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+# Images in the trace, a prime that is no other size of a network: in a shape it is the
+# dimension that stays open. A symbolic one makes JAX gather where it could slice.
+BATCH = 7919
+TO_FIRST, TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)  # transpositions of a map
+
+
+class Node(NamedTuple):
+    """An operation of ONNX with one output."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    output: str
+    settings: dict[str, Any]
+
+
+class Tensor(NamedTuple):
+    """What a node makes of the images."""
+
+    name: str
+    shape: tuple  # as in the trace; 1 where it is still to be broadcast
+    is_first: bool = False  # a map whose channels come first in the graph
+
+
+class LazyAffine(NamedTuple):
+    """scale [C] times something plus shift [C], which is made once it is needed."""
+
+    make: Callable[[np.ndarray, np.ndarray], Tensor]
+    scale: np.ndarray
+    shift: np.ndarray
+    shape: tuple
+
+
+Value = np.ndarray | Tensor | LazyAffine
+
+
+class Graph:
+    """Nodes and constants so far, and the values of the trace's variables."""
+
+    def __init__(self):
+        self.nodes: list[Node] = []
+        self.constants: dict[str, np.ndarray] = {}
+        self._names: dict[tuple, str] = {}
+
+    def add(self, kind: str, inputs: Sequence, shape, is_first=False, **settings):
+        """A node; inputs are tensors, or arrays as they are to be in the graph."""
+        names = tuple(
+            x.name if isinstance(x, Tensor) else self.constant(x) for x in inputs
+        )
+        output = f"{kind.lower()}_{len(self.nodes)}"
+        self.nodes.append(Node(kind, names, output, settings))
+        return Tensor(output, tuple(shape), is_first)
+
+    def constant(self, array) -> str:
+        """Name of an array in the graph, which has equal arrays once: a network that
+        runs on images and on their mirror images has one copy of its weights."""
+        array = np.asarray(array)
+        digest = hashlib.sha256(array.tobytes()).digest()
+        key = array.dtype.str, array.shape, digest
+        name = self._names.setdefault(key, f"constant_{len(self.constants)}")
+        self.constants[name] = array
+        return name
+
+    def first(self, x: Tensor) -> Tensor:
+        """A map [B, H, W, C] of the trace with its channels first."""
+        if x.is_first:
+            return x
+        return self.add("Transpose", [x], x.shape, True, perm=TO_FIRST)
+
+    def last(self, x: Tensor) -> Tensor:
+        """A tensor as the trace has it."""
+        if not x.is_first:
+            return x
+        return self.add("Transpose", [x], x.shape, perm=TO_LAST)
+
+
+def graph_of(function: Callable, image_shape: Sequence[int]) -> tuple[Graph, Tensor]:
+    """The graph of function(images [B, H, W, C]) -> [B, D], and its output.
+
+    The input is called "images", [B, C, H, W].
+
+    Raises:
+      ValueError: for a network that mixes images of a batch (one in training), or one
+        with an operation that is not known here.
+    """
+    images = jax.ShapeDtypeStruct((BATCH, *image_shape), np.float32)
+    traced = jax.jit(function).trace(images).jaxpr
+    graph = Graph()
+    inputs = [Tensor("images", images.shape, len(image_shape) == 3)]
+    (output,) = walk(graph, traced.jaxpr, list(map(np.asarray, traced.consts)), inputs)
+    return graph, graph.last(materialize(graph, output))
+
+
+def walk(graph: Graph, jaxpr, consts: Sequence, inputs: Sequence[Value]) -> list[Value]:
+    """Values of a jaxpr's outputs."""
+    from fedfr_jax.deploy.onnx_ops import translate  # which walks inner jaxprs
+
+    values = dict(
+        zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True)
+    )
+    uses = _count_uses(jaxpr)
+    read = lambda x: np.asarray(x.val) if isinstance(x, Literal) else values[x]
+    for eqn in jaxpr.eqns:
+        for x in eqn.invars:  # what two want is made once
+            if not isinstance(x, Literal) and uses[x] > 1:
+                values[x] = materialize(graph, values[x])
+        found = translate(graph, eqn, [read(x) for x in eqn.invars])
+        values.update(zip(eqn.outvars, found, strict=True))
+    return [read(x) for x in jaxpr.outvars]
+
+
+def _count_uses(jaxpr) -> dict:
+    """How often each variable is read."""
+    uses = {}
+    for x in [x for eqn in jaxpr.eqns for x in eqn.invars] + list(jaxpr.outvars):
+        if not isinstance(x, Literal):
+            uses[x] = uses.get(x, 0) + 1
+    return uses
+
+
+def materialize(graph: Graph, value: Value) -> np.ndarray | Tensor:
+    """A value that is not pending."""
+    if isinstance(value, LazyAffine):
+        return value.make(value.scale, value.shift)
+    return value
+
+
+def affine(graph: Graph, x: Tensor) -> LazyAffine:
+    """1 times x plus 0, for what is to be multiplied and added per channel."""
+    channels = x.shape[-1]
+
+    def make(scale, shift):
+        wide = (-1, 1, 1) if x.is_first else (-1,)
+        y = x
+        if np.any(scale != 1):
+            y = graph.add("Mul", [y, scale.reshape(wide)], x.shape, x.is_first)
+        if np.any(shift != 0):
+            y = graph.add("Add", [y, shift.reshape(wide)], x.shape, x.is_first)
+        return y
+
+    return LazyAffine(
+        make, np.ones(channels, np.float32), np.zeros(channels, np.float32), x.shape
+    )
+
+
+def per_channel(x: np.ndarray, shape: Sequence) -> np.ndarray | None:
+    """[C] where x, broadcast to `shape` [..., C], is the same for all but the last."""
+    channels = shape[-1]
+    if channels == BATCH or x.ndim > len(shape):
+        return None
+    if x.size == 1:
+        return np.full(channels, x.reshape(()), x.dtype)
+    if x.shape[-1] != channels:
+        return None
+    rows = x.reshape(-1, channels)
+    return rows[0] if np.all(rows == rows[:1]) else None
+
+
+OPSET = 17  # of 2022: what runs today knows it
+FORMAT = 8  # of the file, of the same year
+MAX_BYTES = 2**31 - 2**24  # bytes of a file; above, constants lie beside it
+
+
+def write_onnx(
+    graph: Graph,
+    output: Tensor,
+    image_shape: Sequence[int],
+    about: Mapping[str, str],
+    path: pathlib.Path,
+) -> None:
+    """Write images [N, C, H, W] -> embedding [N, D] for any N.
+
+    Raises:
+      ImportError: without the package onnx.
+    """
+    import onnx
+    from onnx import helper, numpy_helper
+
+    height, width, channels = image_shape
+    number = onnx.TensorProto.FLOAT
+    value = lambda name, shape: helper.make_tensor_value_info(name, number, shape)
+    last = helper.make_node("Identity", [output.name], ["embedding"])
+    model = helper.make_model(
+        helper.make_graph(
+            [*(_node(helper, node) for node in graph.nodes), last],
+            "fedfr_jax",
+            [value("images", ["N", channels, height, width])],
+            [value("embedding", ["N", output.shape[-1]])],
+            [
+                numpy_helper.from_array(np.ascontiguousarray(array), name)
+                for name, array in graph.constants.items()
+            ],
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=FORMAT,
+        producer_name="fedfr_jax",
+    )
+    helper.set_model_props(model, dict(about))
+    size = sum(array.nbytes for array in graph.constants.values())
+    beside = {"location": f"{path.name}.data"} if size > MAX_BYTES else {}
+    onnx.save_model(model, path, save_as_external_data=bool(beside), **beside)
+    onnx.checker.check_model(path)
+
+
+def _node(helper, node):
+    settings = node.settings
+    if node.kind == "Cast":
+        settings = {"to": helper.np_dtype_to_tensor_dtype(settings["to"])}
+    return helper.make_node(node.kind, node.inputs, [node.output], **settings)

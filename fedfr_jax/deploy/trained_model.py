@@ -1,0 +1,173 @@
+"""A trained model, out of its file of weights."""
+
+import functools
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedfr_jax.deploy.calibration import CURVE, measure_curve
+from fedfr_jax.deploy.inputs import (
+    from_pixels,
+    metadata,
+    preprocessing_from_metadata,
+    sum_views,
+)
+from fedfr_jax.evaluation.verification import Roc
+from fedfr_jax.models import MODELS, build_model
+from fedfr_jax.models.external_checkpoints import convert_variables, detect_model
+from fedfr_jax.models.saved_model import load_weights, named_arrays
+from fedfr_jax.models.weights import Weights
+from fedfr_jax.schema import naming
+from fedfr_jax.types import Model, Preprocessing, PyTree
+
+FEATURES = {"output": "features"}  # metadata: they are compared, not logits
+ORIGIN = ("method", "client")  # metadata that exported files keep
+
+
+class TrainedModel(NamedTuple):
+    """A network that embeds images."""
+
+    # (variables, images [B, H, W, C] as in training) -> [B, D], compiled when called
+    apply: Callable
+    variables: PyTree  # in host memory
+    image_shape: tuple[int, ...]  # (H, W, C)
+    # The config's section, where the variables are those of one of MODELS; None with
+    # layers of a client's own behind it.
+    model: Mapping[str, Any] | None = None
+    # The curve of the run's own evaluation, None without one
+    roc: Callable[[], Roc | None] | None = None
+    metadata: Mapping[str, str] = MappingProxyType({})  # where it is from
+    recorded: Preprocessing | None = None  # how training had its images; None: unknown
+    is_of_features: bool = False  # `apply` gives `Model.features`, not its output
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How pictures are prepared: as recorded, else by the defaults."""
+        return self.recorded or Preprocessing()
+
+    def embed(self, images: np.ndarray, *, batch_size: int = 64) -> np.ndarray:
+        """Embeddings [n, D] float32, as the run's evaluation compares them.
+
+        Args:
+          images: uint8 [n, H, W, C], resized and aligned as the training images were,
+            see `deploy.pictures`; or float32 [n, D] where those were vectors.
+
+        Raises:
+          ValueError: for images of another shape or dtype.
+        """
+        dtype = np.dtype(np.uint8 if len(self.image_shape) == 3 else np.float32)
+        if images.dtype != dtype or images.shape[1:] != self.image_shape:
+            raise ValueError(
+                f"images must be {dtype} [n, {', '.join(map(str, self.image_shape))}], "
+                f"got {images.dtype} {images.shape}."
+            )
+        how, found = self.preprocessing, []
+        embed = sum_views(functools.partial(self.apply, self.variables), how)
+        for start in range(0, len(images), batch_size):
+            part = images[start : start + batch_size]
+            missing = min(batch_size, len(images)) - len(part)  # one shape: one compile
+            filled = np.pad(part, [(0, missing)] + [(0, 0)] * (part.ndim - 1))
+            found.append(np.asarray(embed(from_pixels(filled, how)))[: len(part)])
+        return np.concatenate(found)
+
+    @property
+    def weights(self) -> Weights:
+        """Its leaves by name, with what opens them again.
+
+        Raises:
+          ValueError: when it has layers of a client's own behind one of MODELS.
+        """
+        if self.model is None:
+            raise ValueError(
+                "network must be one of MODELS to be written as weights, got one with "
+                "a client's own layers behind it: take .onnx or .stablehlo."
+            )
+        shown = {"model": self.model, "image_shape": self.image_shape}
+        shown = {k: json.dumps(v) for k, v in shown.items()}
+        about = {**self.metadata, **shown, **metadata(self.recorded)}
+        about |= FEATURES if self.is_of_features else {}
+        return Weights(named_arrays(self.variables), about)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that tell it from other networks."""
+        kind = (self.image_shape, self.recorded) if self.recorded else self.image_shape
+        digest = hashlib.sha256(repr(kind).encode())
+        for name, leaf in named_arrays(self.variables).items():
+            digest.update(name.encode() + leaf.tobytes())
+        return digest.hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        name = self.model["name"] if self.model else "with layers of a client's own"
+        return f"Network({name}, images {self.image_shape}, {dict(self.metadata)})"
+
+
+def open_network(path: str | os.PathLike, method: str | None = None) -> TrainedModel:
+    """The trained network of a file of weights, or of a stage's or a run's folder.
+
+    Args:
+      method: as of `load_weights`.
+
+    Raises:
+      ValueError: as `load_weights`, and for weights that are of no known network.
+    """
+    return network_from(load_weights(path, method), path)
+
+
+def network_from(
+    weights: Weights,
+    path: str | os.PathLike,
+    model: Mapping | None = None,
+    image_shape: Sequence[int] | None = None,
+) -> TrainedModel:
+    """The network of weights, which are from `path`.
+
+    Args:
+      model: {"name": of MODELS, settings}; None finds it from names and shapes.
+      image_shape: (H, W, C), likewise.
+    """
+    with naming(path):
+        if model is None or image_shape is None:
+            found, found_shape = detect_model(weights)
+            model, image_shape = model or found, image_shape or found_shape
+        shape = tuple(image_shape)
+        variables = convert_variables(weights, model, shape)
+        is_of_features = FEATURES.items() <= weights.about.items()
+        apply = evaluation_of(build_model(as_run(model), shape), is_of_features)
+        recorded = preprocessing_from_metadata(weights.about, shape[-1])
+    about = {k: weights.about[k] for k in ORIGIN if k in weights.about}
+    return TrainedModel(
+        apply=apply,
+        variables=variables,
+        image_shape=shape,
+        model=model,
+        roc=functools.partial(measure_curve, weights.about.get(CURVE, "")),
+        metadata={"from": str(path), **about},
+        recorded=recorded,
+        is_of_features=is_of_features,
+    )
+
+
+def evaluation_of(model: Model, is_of_features: bool) -> Callable:
+    """(variables, images) -> what the task compares of a network, compiled."""
+    if is_of_features:
+        return jax.jit(
+            lambda variables, x: model.apply_with_features(variables, x, False)[1]
+        )
+    return jax.jit(lambda variables, images: model.apply(variables, images)[0])
+
+
+def as_run(model: Mapping) -> dict:
+    """A config's model as it is deployed: in the parameters' float32, whatever training
+    computes in, and its convolutions are convolutions to the compiler."""
+    factory = MODELS.get(model["name"], lambda: None)
+    takes = "implementation" in inspect.signature(factory).parameters
+    model = {key: value for key, value in model.items() if key != "dtype"}
+    return {**model, "implementation": "xla"} if takes else model

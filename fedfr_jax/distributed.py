@@ -1,0 +1,137 @@
+"""Multi-process runs: joining, cores, and a common end.
+
+JAX finds the others by itself under Slurm, Open MPI, Kubernetes and on TPU pods; plain
+hosts say where the first process listens. All have to come within STARTUP seconds.
+Nobody waits for a process that has ended: JAX's coordinator stops all of them when one
+has been silent for HEARTBEAT seconds, and `launch` and schedulers sooner.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import MutableMapping
+
+HEARTBEAT, STARTUP = 60, 900  # seconds
+TERMINAL = (signal.SIGINT, signal.SIGHUP)  # what it sends to a launcher's children too
+WATCHED = "FEDFR_ENDS_WITH_INPUT"  # set for the processes of `launch`
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+DEVICES_FLAG = "--xla_force_host_platform_device_count"
+CLUSTER = (
+    "in a cluster that JAX knows, set up as docs/clusters.md says (on plain hosts give "
+    "--coordinator, --num_processes and --process_id)"
+)
+# XLA's CPU devices give up on one that trains a minute longer than the others.
+EXIT_TIMEOUT = {
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 3600,
+    "--xla_cpu_collective_call_terminate_timeout_seconds": 7 * 86400,
+    "--xla_cpu_collective_timeout_seconds": 7 * 86400,
+}
+
+
+def join(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Become one process of a run; before anything is computed.
+
+    Args:
+      coordinator: host:port where process 0 listens; None, like the numbers, leaves
+        it to JAX to find out from the cluster.
+
+    Raises:
+      ValueError: when only some are given, there is no cluster that JAX knows, or the
+        others are not found.
+    """
+    import jax
+
+    given = (coordinator, num_processes, process_id)
+    if None in given and given != (None, None, None):
+        raise ValueError(
+            "coordinator, num_processes and process_id must be given together, "
+            f"got {given}."
+        )
+    if num_processes is not None and not 0 <= process_id < num_processes:
+        raise ValueError(
+            f"process_id must lie in [0, {num_processes - 1}], got {process_id}."
+        )
+    # Two programs on their way to a CPU device at once could meet the other processes'
+    # programs in another order, and all would wait for ever.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    # It would take SIGTERM for a notice to save, and the process would not end.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            *given,
+            coordinator_bind_address=_bind_address(coordinator),
+            cluster_detection_method="deactivate" if coordinator else None,
+            initialization_timeout=STARTUP,
+            heartbeat_timeout_seconds=HEARTBEAT,
+        )
+    except Exception as error:  # whatever a cluster's variables and servers lead to
+        where = f"at {coordinator}" if coordinator else CLUSTER
+        raise ValueError(
+            f"the processes must meet {where}, got {type(error).__name__}: {error}"
+        ) from error
+
+
+def _bind_address(coordinator: str | None) -> str | None:
+    """Where process 0 listens: on this machine alone for a loopback address, which is
+    all that processes of one machine need; None for JAX's default, every interface."""
+    host = (coordinator or "").rpartition(":")[0]
+    return coordinator if host in LOOPBACK else None
+
+
+def num_cores() -> int:
+    """Cores that this process may use; macOS and Windows say only those of all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def use_every_core(
+    environment: MutableMapping[str, str] = os.environ, *, num_processes: int = 1
+) -> None:
+    """One JAX device per core where the CPU computes, unless XLA_FLAGS says other.
+
+    The cores of the machine are cut between `num_processes` processes, and a device
+    waits for the others for as long as their clients take.
+    """
+    words = environment.get("XLA_FLAGS", "").split()
+    given = {word.partition("=")[0] for word in words}
+    cores = max(num_cores() // num_processes, 1)
+    for flag, value in {DEVICES_FLAG: cores, **EXIT_TIMEOUT}.items():
+        if flag not in given:
+            words.append(f"{flag}={value}")
+    environment["XLA_FLAGS"] = " ".join(words)
+
+
+def exit_with_parent() -> None:
+    """In a process that `launch` has started, end when that has gone.
+
+    The launcher holds the other end of this process's input, and answers the signals
+    that a terminal sends to both.
+    """
+    if not os.environ.pop(WATCHED, None):
+        return
+
+    def watch():
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    for number in TERMINAL:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL)  # ignored ones are gone
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def exit_process(code: int) -> None:
+    """Exit; a process that fails among several does not wait for the others."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    jax = sys.modules.get("jax")
+    if code and jax and jax.distributed.is_initialized():
+        os._exit(code)  # a polite exit would wait for processes that wait for this one
+    sys.exit(code)

@@ -1,0 +1,248 @@
+"""Error rates of score matrices that are too large to keep: streamed and exact.
+
+Scores come block by block from the device, twice. The first pass counts the upper 16
+bits of every score's ordered float32 pattern, the second the lower 16 bits inside the
+few bins that hold a wanted order statistic. Thresholds and rates are therefore exact
+for every rank with constant memory, whatever the number of pairs.
+
+Scores are compared as float32, the precision that the features have.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.evaluation.score_tiles import IGNORED, NEGATIVE, POSITIVE, ScoreTiles
+
+UNSUPPORTED = "~"  # ends the name of a rate that so few pairs cannot tell
+_HALF = 1 << 16
+_MAX_COUNT = 2**31 - 1  # device counters are int32; the host adds them as int64
+
+
+class OperatingPoints(NamedTuple):
+    """Operating points of a verification system."""
+
+    thresholds: np.ndarray  # [T] float32; a pair is accepted when score > threshold
+    tar: np.ndarray  # [T] accepted share of the positives
+    far: np.ndarray  # [T] accepted share of the negatives
+    num_positives: int
+    num_negatives: int
+
+
+def metric_name(name: str, rate: float) -> str:
+    """Name of a metric at a rate.
+
+    >>> metric_name("tar@far", 1e-3), metric_name("tar@far", 0.025)
+    ('tar@far=1e-03', 'tar@far=0.025')
+    """
+    short = f"{rate:.0e}"
+    return f"{name}={short if float(short) == rate else repr(float(rate))}"
+
+
+def flagged_name(name: str, rate: float, count: int) -> str:
+    """`metric_name`, marked by a "~" when `count` trials do not support the rate.
+
+    Less than one false accept would be allowed: the value is that without any.
+
+    >>> flagged_name("tar@far", 1e-3, 1000), flagged_name("tar@far", 1e-3, 999)
+    ('tar@far=1e-03', 'tar@far=1e-03~')
+    """
+    is_supported = round(rate * count, 6) >= 1
+    return metric_name(name, rate) + ("" if is_supported else UNSUPPORTED)
+
+
+def flag_unsupported(
+    found: Mapping[str, float], name: str, rates: Sequence[float], count: int
+) -> dict[str, float]:
+    """Metrics whose names, `metric_name` of `name` and a rate, are `flagged_name`s.
+
+    >>> flag_unsupported({"tpir@fpir=1e-02": 0.5, "auc": 0.9}, "tpir@fpir", (1e-2,), 99)
+    {'tpir@fpir=1e-02~': 0.5, 'auc': 0.9}
+    """
+    known = {metric_name(name, r): flagged_name(name, r, count) for r in rates}
+    return {known.get(metric, metric): value for metric, value in found.items()}
+
+
+def check_rates(name: str, rates: Sequence[float]) -> None:
+    """Raise ValueError unless every rate lies in (0, 1)."""
+    for rate in rates:
+        if not 0 < rate < 1:
+            raise ValueError(f"{name} must lie in (0, 1), got {rate}.")
+
+
+def _ordered_bits(scores):
+    """Uint32 that sorts as the float32 score does; both zeros are one value."""
+    x = scores.astype(jnp.float32)
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0, x), jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _score_from_bits(bits: np.ndarray) -> np.ndarray:
+    """Inverse of `_ordered_bits`, on the host."""
+    bits = np.asarray(bits, np.uint32)
+    high = np.uint32(1 << 31)
+    return np.where(bits & high, bits ^ high, ~bits).astype(np.uint32).view(np.float32)
+
+
+def _upper_bin(scores, _):
+    return (_ordered_bits(scores) >> 16).astype(jnp.int32)
+
+
+def _lower_bin(scores, targets):
+    """Lower half in the section of the upper half's target; -1 for no target."""
+    bits = _ordered_bits(scores)
+    upper, lower = (bits >> 16).astype(jnp.int32), (bits & 0xFFFF).astype(jnp.int32)
+    place = jnp.full(upper.shape, -1, jnp.int32)
+    for section in range(targets.shape[0]):
+        inside = section * _HALF + lower
+        place = jnp.where(upper == targets[section], inside, place)
+    return place
+
+
+def _linear_bin(scores, scale):
+    place = jnp.trunc((scores + 1) * scale.astype(scores.dtype)).astype(jnp.int32)
+    return jnp.clip(place, 0, 2 * scale.astype(jnp.int32))
+
+
+@functools.partial(jax.jit, static_argnames="bin_fn", donate_argnums=0)
+def _add_block(counts, block, argument, *, bin_fn):
+    """Counts [2 * bins] int32 (negatives, then positives) with one block more."""
+    place = bin_fn(block.scores, argument)
+    kinds = block.kinds.astype(jnp.int32)
+    is_counted = (kinds != IGNORED) & (place >= 0)
+    index = jnp.where(is_counted, kinds * (counts.shape[0] // 2) + place, counts.size)
+    return counts.at[index.ravel()].add(1, mode="drop")
+
+
+def _histogram(blocks: ScoreTiles, bin_fn, argument, num_bins: int) -> np.ndarray:
+    """Counts [2, num_bins] int64 of the negatives and of the positives."""
+    total = np.zeros(2 * num_bins, np.int64)
+    counts, num_pending = jnp.zeros(2 * num_bins, jnp.int32), 0
+    for block in blocks():
+        if num_pending + block.scores.size > _MAX_COUNT:
+            total += np.asarray(counts)
+            counts, num_pending = jnp.zeros(2 * num_bins, jnp.int32), 0
+        counts = _add_block(counts, block, argument, bin_fn=bin_fn)
+        num_pending += block.scores.size
+    return (total + np.asarray(counts)).reshape(2, num_bins)
+
+
+def _check_counts(counts: np.ndarray) -> tuple[int, int]:
+    num_negatives, num_positives = (int(n) for n in counts.sum(axis=1))
+    if not num_negatives or not num_positives:
+        raise ValueError(
+            "scores must hold at least one positive and one negative pair, "
+            f"got {num_positives} and {num_negatives}."
+        )
+    return num_negatives, num_positives
+
+
+def _locate(counts: np.ndarray, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bin [T] of the ranks-th largest entries, and the ranks left inside the bins."""
+    up_to = counts[::-1].cumsum()
+    place = np.searchsorted(up_to, ranks, side="right")
+    bins = len(counts) - 1 - place
+    return bins, ranks - (up_to[place] - counts[bins])
+
+
+def _check_same(second: np.ndarray, first: np.ndarray) -> None:
+    if (second != first).any():
+        raise RuntimeError(
+            "scores must have the same bits in both passes, "
+            f"got {first} and then {second} of them in one bin."
+        )
+
+
+def exact_points(
+    blocks: ScoreTiles, ranks_fn: Callable[[int], Sequence[int]]
+) -> OperatingPoints:
+    """Operating points at exact order statistics of the negative scores.
+
+    Args:
+      blocks: the score stream; it is read twice.
+      ranks_fn: number of negatives -> [T] ranks from 0, the largest negative first.
+
+    Raises:
+      ValueError: without positives or negatives, or for a rank past the negatives.
+    """
+    # The scores are made by one program and counted by another, so both passes see the
+    # same bits, whatever the compiler fuses.
+    upper = _histogram(blocks, _upper_bin, jnp.zeros(()), _HALF)
+    num_negatives, num_positives = _check_counts(upper)
+    ranks = np.asarray(ranks_fn(num_negatives), np.int64)
+    if ranks.max(initial=0) >= num_negatives:
+        raise ValueError(
+            f"rank must be below the {num_negatives} negatives, got {ranks.max()}."
+        )
+    bins, rest = _locate(upper[NEGATIVE], ranks)
+    # Ranks that share a bin share the last of their sections.
+    sections = jnp.asarray(bins, jnp.int32)
+    lower = _histogram(blocks, _lower_bin, sections, len(bins) * _HALF)
+    lower = lower.reshape(2, len(bins), _HALF)
+    section_of = {int(b): section for section, b in enumerate(bins)}
+    bits, accepted = [], []
+    for upper_bin, rank in zip(bins, rest, strict=True):
+        fine = lower[:, section_of[int(upper_bin)]]
+        _check_same(fine.sum(axis=1), upper[:, upper_bin])
+        (lower_bin,), _ = _locate(fine[NEGATIVE], np.asarray([rank]))
+        bits.append((int(upper_bin) << 16) | int(lower_bin))
+        above = upper[:, upper_bin + 1 :].sum(1) + fine[:, lower_bin + 1 :].sum(1)
+        accepted.append(above)
+    accepted = np.asarray(accepted, np.int64).reshape(-1, 2)
+    return OperatingPoints(
+        thresholds=_score_from_bits(np.asarray(bits, np.uint32)),
+        tar=accepted[:, POSITIVE] / num_positives,
+        far=accepted[:, NEGATIVE] / num_negatives,
+        num_positives=num_positives,
+        num_negatives=num_negatives,
+    )
+
+
+def far_ranks(fars: Sequence[float]) -> Callable[[int], list[int]]:
+    """Ranks floor(FAR * negatives): accepting score > threshold never exceeds FAR.
+
+    A FAR below 1 / negatives cannot be resolved: it takes rank 0, the largest negative,
+    hence the TAR at no false accept at all, a lower bound of the wanted one.
+    """
+    check_rates("FAR", fars)
+    # Rounding undoes the error of the product: 0.29 * 100 is 28.999999999999996.
+    return lambda n: [min(math.floor(round(far * n, 6)), n - 1) for far in fars]
+
+
+def exact_tar(blocks: ScoreTiles, fars: Sequence[float]) -> dict[str, float]:
+    """{"tar@far=1e-03": ...}: exact TAR in [0, 1] at each FAR (rule of `far_ranks`)."""
+    points = exact_points(blocks, far_ranks(fars))
+    names = [metric_name("tar@far", far) for far in fars]
+    return dict(zip(names, points.tar.tolist(), strict=True))
+
+
+def cosine_histogram(blocks: ScoreTiles, *, bins_per_unit: int = 1000) -> np.ndarray:
+    """Counts [2, 2 * bins_per_unit + 1] int64 of cosines.
+
+    The bin is trunc((cosine + 1) * bins_per_unit). The first row counts negatives, the
+    second positives.
+    """
+    scale = jnp.asarray(bins_per_unit, jnp.float32)
+    return _histogram(blocks, _linear_bin, scale, 2 * bins_per_unit + 1)
+
+
+def binned_tar(histogram: np.ndarray, fars: Sequence[float]) -> dict[str, float]:
+    """TAR in [0, 1] at each FAR, interpolated on the ROC of a histogram [2, bins].
+
+    The official personalized protocol: one ROC point per bin (scores in later bins are
+    accepted) and (1, 1), linear interpolation of TAR over FAR. Equal FARs are ordered
+    by TAR here, where the official sort is unstable.
+    """
+    check_rates("FAR", fars)
+    _check_counts(histogram)
+    total = histogram.sum(axis=1, keepdims=True)
+    far, tar = np.append((total - histogram.cumsum(axis=1)) / total, [[1], [1]], axis=1)
+    order = np.lexsort((tar, far))
+    tars = np.interp(fars, far[order], tar[order])
+    names = [metric_name("tar@far", rate) for rate in fars]
+    return dict(zip(names, tars.tolist(), strict=True))

@@ -1,0 +1,164 @@
+"""Inference: a network's outputs for rows of a data set, sharded over the devices.
+
+What is counted as different views of an example (its mirror image) is computed for
+each, so that frozen networks see an example once and not at every step.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.lowering import compiler_options
+from fedfr_jax.federated.streaming import DATA_KINDS, SegmentData, place_data
+from fedfr_jax.types import PyTree
+
+
+def build_embed(embed: Callable, feed: Batching, mesh: Mesh) -> Callable:
+    """Features of a data set's rows, block by block, cut over the client devices.
+
+    Args:
+      embed: (variables, images [B, H, W, C]) -> [B, D].
+      feed: its batch size, and its augment, in whose views examples are seen: in all
+        of them where they are counted, else in the plain one.
+
+    Returns:
+      run(variables, table, rows [R] int32) -> [R', F, D] of F views, with R' >= R: the
+      tail is padding that keeps blocks whole. `table` is a `Dataset` or a `Stream`.
+    """
+    cut = P(meshes.CLIENTS)
+
+    def embed_batch(variables, inputs):
+        view = lambda i: feed.with_deterministic(i, inputs)["image"]
+        return embed_views(embed, variables, view, max(feed.num_views, 1))
+
+    def device(variables, block):
+        def one(rows):
+            inputs = jax.tree.map(lambda x: x[rows], block.dataset.inputs)
+            return embed_batch(variables, inputs)
+
+        values = jax.lax.map(one, block.rows.reshape(-1, feed.batch_size))
+        return values.reshape(-1, *values.shape[2:])
+
+    def over_devices(kind):
+        specs = P(), SegmentData(kind.spec, cut)
+        sharded = meshes.over_client_devices(mesh, device, specs, cut)
+        options = compiler_options(mesh, None)
+        return outside_trace(
+            jax.jit(sharded, compiler_options=options), jax.jit(sharded)
+        )
+
+    compiled = {kind: over_devices(kind) for kind in DATA_KINDS}
+
+    def run(variables, table, rows):
+        table, values = place_data(mesh, table), []
+        for block in table.blocks(rows, feed.batch_size):
+            values.append(compiled[type(table)](variables, block))
+            if table.is_streamed:  # two blocks exist, not more
+                jax.block_until_ready(values[-1])
+        return jnp.concatenate(values) if len(values) > 1 else values[0]
+
+    return run
+
+
+def build_sums(one: Callable, feed: Batching, mesh: Mesh) -> Callable:
+    """Whole numbers that are counted over a data set's rows, a batch at a time.
+
+    Args:
+      one: (variables, inputs, targets, is_valid [B] bool) -> tree of integer arrays,
+        counts of a batch of a device, of [B, ...] and without the invalid examples.
+      feed: its batch size, per device, and its augment, whose plain view is taken.
+
+    Returns:
+      run(variables, table, rows [R] int32) -> tree of int64 numpy arrays. Of any R it
+      runs the same compiled step. `table` is a `Dataset` or a `Stream`.
+    """
+    cut, whole = P(meshes.CLIENTS), mesh.shape[meshes.CLIENTS] * feed.batch_size
+
+    def device(variables, block, is_valid):
+        inputs, targets = jax.tree.map(lambda x: x[block.rows], tuple(block.dataset))
+        seen = feed.with_deterministic(jnp.int32(0), inputs)
+        counts = one(variables, seen, targets, is_valid)
+        return meshes.sum_over_clients(mesh, counts)
+
+    def over_devices(kind):
+        specs = P(), SegmentData(kind.spec, cut), cut
+        return jax.jit(meshes.over_client_devices(mesh, device, specs, P()))
+
+    compiled = {kind: over_devices(kind) for kind in DATA_KINDS}
+    add = lambda total, x: total + np.asarray(x, np.int64)
+
+    def run(variables, table, rows):
+        table, total = place_data(mesh, table), None
+        for start in range(0, len(rows), whole):
+            here = rows[start : start + whole]
+            is_valid = np.arange(whole) < len(here)
+            is_valid = meshes.put_global(is_valid, meshes.over_clients(mesh))
+            (block,) = table.blocks(here, feed.batch_size)
+            counts = compiled[type(table)](variables, block, is_valid)
+            counts = meshes.fetch(counts)
+            total = jax.tree.map(add, total, counts) if total is not None else counts
+        return jax.tree.map(lambda x: np.asarray(x, np.int64), total)
+
+    return run
+
+
+def outside_trace(compiled: Callable, plain: Callable) -> Callable:
+    """`compiled`, but `plain` within another trace, where JAX takes no options."""
+
+    def call(*arguments):
+        leaves = jax.tree.leaves(arguments)
+        is_traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+        return (plain if is_traced else compiled)(*arguments)
+
+    return call
+
+
+def embed_views(
+    embed: Callable, variables: PyTree, view: Callable, num_views: int
+) -> jax.Array:
+    """Features [B, F, D] of `view: i [] int32 -> images [B, H, W, C]`.
+
+    A loop over the views has the network once, and batches as large as a step's, which
+    have kernels in common with it: less to compile than one batch of all views.
+    """
+    one = lambda i: embed(variables, view(i))
+    views = jnp.arange(num_views, dtype=jnp.int32)
+    return jnp.moveaxis(jax.lax.map(one, views), 0, 1)
+
+
+def build_over_cohort(one: Callable, mesh: Mesh) -> Callable:
+    """One client's function over a cohort, which is cut over the client devices.
+
+    Args:
+      one: (shared, start [] int32, count [] int32, static) -> tree of [...].
+
+    Returns:
+      run(shared, starts [K], counts [K], static) -> tree of [K, ...]; `shared` is whole
+      on every device, `static` is a number that shapes depend on.
+    """
+    cut, num_devices = P(meshes.CLIENTS), mesh.shape[meshes.CLIENTS]
+
+    @partial(jax.jit, static_argnames="static")
+    def sharded(shared, starts, counts, static):
+        def device(shared, starts, counts):
+            of_span = lambda span: one(shared, *span, static)
+            return jax.lax.map(of_span, (starts, counts))
+
+        split = meshes.over_client_devices(mesh, device, (P(), cut, cut), cut)
+        return split(shared, starts, counts)
+
+    def run(shared, starts, counts, static):
+        padding = (0, -len(starts) % num_devices)
+        spans = [np.pad(x, padding).astype(np.int32) for x in (starts, counts)]
+        spans = meshes.put_global(spans, meshes.over_clients(mesh))
+        found = sharded(shared, *spans, static=static)
+        return jax.tree.map(lambda x: x[: len(starts)], found)
+
+    return run

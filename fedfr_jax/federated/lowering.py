@@ -1,0 +1,71 @@
+"""Lowering: what a round asks of the compiler."""
+
+import gc
+import os
+import re
+import threading
+from collections.abc import Callable
+
+import jax
+from jax.sharding import Mesh
+
+# XLA merges common subexpressions once more when it partitions for several devices, and
+# what is merged decides what is fused and so how it is rounded.
+SAME_BITS = "cse"
+# LLVM's highest level takes 15 % longer over a round, which then is no faster.
+ENOUGH = 2
+
+
+def compiler_options(mesh: Mesh, shards: int | None) -> dict[str, int | str]:
+    """What a round on the mesh, reduced over `shards`, asks of the compiler.
+
+    What XLA_FLAGS sets stays, but the canonical bits are always asked for.
+    """
+    level, disabled = "xla_backend_optimization_level", "xla_disable_hlo_passes"
+    told = os.environ.get("XLA_FLAGS", "")
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    options = {level: ENOUGH} if is_cpu and level not in told else {}
+    if shards is not None:
+        others = re.findall(rf"--{disabled}=(\S+)", told)[-1:]
+        options[disabled] = ",".join([*others, SAME_BITS])
+    return options
+
+
+class Program:
+    """A jitted function that plays rounds, and what has been found out about it.
+
+    Args:
+      function: what `jax.jit` gives, or anything with its `lower`.
+    """
+
+    def __init__(self, function: Callable):
+        self._function = function
+        self.needs = {}  # {shapes of its arguments: what it needs}, let through
+        self.fitting = set()  # {lanes and shapes of personal rows}, let through
+        self.is_begun = False  # compiled beside a preparation, or that cannot be
+
+    def __call__(self, *arguments):
+        return self._function(*arguments)
+
+    def lower(self, *arguments) -> jax.stages.Lowered:
+        """As of the jitted function."""
+        return self._function.lower(*arguments)
+
+    def num_compiled(self) -> int:
+        """How many times calls have been compiled."""
+        return self._function._cache_size()
+
+
+_COLLECTOR = threading.Lock()  # held by the thread that has put it to rest
+
+
+def lowered(run, *arguments) -> jax.stages.Lowered:
+    """`run.lower(*arguments)` while the garbage collector rests, which saves time."""
+    if not (gc.isenabled() and _COLLECTOR.acquire(blocking=False)):
+        return run.lower(*arguments)
+    gc.disable()
+    try:
+        return run.lower(*arguments)
+    finally:
+        gc.enable()
+        _COLLECTOR.release()

@@ -1,0 +1,143 @@
+"""Model parallelism: one network over several devices, along the mesh's `model` axis.
+
+What lasts (server, personal rows, momentum, updates, sums over clients) is cut along
+one axis of each leaf; a step gathers the parameters, takes a part of the batch on each
+device and adds up the gradients (ZeRO-3, Rajbhandari et al. 2020, arXiv:1910.02054,
+equal to FSDP). `clients` is cut by hand (shard_map), `model` by XLA from the few
+constraints below (GSPMD, Xu et al. 2021, arXiv:2105.04663), so batch statistics are
+those of the whole batch.
+
+Clients on other devices take other numbers of steps, so a loop must hold no operation
+that waits for all devices. Gathers and sums wait for the client's own devices only; a
+collective-permute of XLA:CPU waits for all. It comes with arithmetic on cut channels
+or classes, hence everything but the batch is whole where a loss or network is computed.
+"""
+
+from collections.abc import Callable
+
+import jax
+from jax.lax import with_sharding_constraint
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.types import Model, PyTree
+
+SMALLEST = 2**12  # elements; cutting a smaller leaf costs more than it frees
+
+
+def placement(mesh: Mesh, tree: PyTree, *leading: str | None) -> PyTree:
+    """Shardings that cut each large leaf of `tree` (arrays or shape structs).
+
+    Args:
+      leading: what cuts the axes before a leaf's own, each None or the mesh's axis.
+    """
+
+    def one(x):
+        own = _spec(mesh, x.shape[len(leading) :])
+        # Not P(None) for P(): a call compiles once for each way to say whole.
+        spec = P(*leading, *own) if own or any(leading) else P()
+        return NamedSharding(mesh, spec)
+
+    return jax.tree.map(one, tree)
+
+
+def put_on_mesh(mesh: Mesh, server: PyTree) -> PyTree:
+    """`server` on every client device of the mesh, cut over `model`."""
+    return meshes.put_global(server, placement(mesh, server))
+
+
+def row_placement(mesh: Mesh, rows: PyTree, *, is_stacked: bool = False) -> PyTree:
+    """Shardings of a segment's personal rows [A, w, L, ...], A over `clients`; of a
+    sweep's members [A, S, w, L, ...] where they are stacked."""
+    members = [None] if is_stacked else []
+    return placement(mesh, rows, meshes.CLIENTS, *members, None, None)
+
+
+def unshard(tree: PyTree) -> PyTree:
+    """`tree` gathered on every device of its client; itself outside a round's cut."""
+    if not _is_sharded():
+        return tree
+    return jax.tree.map(lambda x: with_sharding_constraint(x, P()), tree)
+
+
+def gather(model: Model) -> Model:
+    """The model, whose variables are whole and whose images are cut where it runs."""
+
+    def wrapped(function):
+        def call(variables, x, *mode, **key):
+            if not _is_sharded():
+                return function(variables, x, *mode, **key)
+            cut = lambda x: with_sharding_constraint(x, P(meshes.MODEL))
+            *outputs, stats = function(unshard(variables), cut(x), *mode, **key)
+            return *map(cut, outputs), unshard(stats)
+
+        return call
+
+    features = model.apply_with_features and wrapped(model.apply_with_features)
+    return model._replace(apply=wrapped(model.apply), apply_with_features=features)
+
+
+def shard_leaves(mesh: Mesh, make: Callable, batch_size: int) -> Callable:
+    """`make`: hyper -> Algorithm, its state and its batches cut over `model`.
+
+    The server of the next round lies as that of this one, or the round would be
+    compiled again.
+
+    Raises:
+      ValueError: when the axis does not divide the batch.
+    """
+    shards = mesh.shape[meshes.MODEL]
+    if shards == 1:
+        return make
+    if batch_size % shards:
+        raise ValueError(
+            f"batch_size must be a multiple of the {shards} devices along "
+            f"{meshes.MODEL}, got {batch_size}."
+        )
+    return lambda hyper: _shard_leaf(mesh, make(hyper))
+
+
+def _shard_leaf(mesh, algorithm):
+    # Inside the engine's shard_map only `model` is left to cut; where shapes alone are
+    # asked for there is no mesh.
+    def hold(tree):
+        cut = lambda x, spec: with_sharding_constraint(x, spec) if spec else x
+        of = lambda x: cut(x, _spec(mesh, x.shape))
+        return jax.tree.map(of, tree) if _is_sharded() else tree
+
+    def cut_batch(batch):
+        cut = lambda x: with_sharding_constraint(x, P(meshes.MODEL)) if x.ndim else x
+        return jax.tree.map(cut, batch) if _is_sharded() else batch
+
+    def client_update(key, server, personal, client):
+        batch, span = client.batch, client.batch_from
+        client = client._replace(
+            batch=lambda step: cut_batch(batch(step)),
+            batch_from=lambda *where: cut_batch(span(*where)),
+        )
+        output = algorithm.client_update(key, hold(server), hold(personal), client)
+        return output._replace(
+            update=hold(output.update),
+            sums=hold(output.sums),
+            personal=hold(output.personal),
+            personal_variables=hold(output.personal_variables),
+        )
+
+    def server_update(server, result):
+        server = algorithm.server_update(server, result)
+        return with_sharding_constraint(server, placement(mesh, server))
+
+    return algorithm._replace(client_update=client_update, server_update=server_update)
+
+
+def _is_sharded() -> bool:
+    """Whether this is traced in a round on a mesh whose `model` axis has devices."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and mesh.shape.get(meshes.MODEL, 1) > 1
+
+
+def _spec(mesh, shape) -> P:
+    """`model` on one axis of a large leaf."""
+    shards = mesh.shape[meshes.MODEL]
+    return meshes.longest_sharded_axis(shape, meshes.MODEL, shards, SMALLEST)

@@ -1,0 +1,278 @@
+"""Programs of a round: from shapes, refused when they do not fit the memory.
+
+Whether a round fits a device: asked before it compiles and before it first runs.
+
+Before the first compile only the least that a round can need is known: its personal
+rows, and a network of its own for each lane. The compiler then tells what else a round
+takes; what lies on the device already (server, table, arguments) is in use and not
+asked for again. The devices of a CPU share what the machine has available, and so do
+the processes of a run that are on one machine. All processes ask together, and what one
+of them lacks all are refused: else the others would wait for it for ever.
+
+A round's arguments as shapes: what it is lowered from before there are any.
+
+What clients are handed depends on what the server selects for them; the shapes do not.
+So the first round is compiled on a thread of its own while the server prepares the
+first cohort.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
+from fedfr_jax.federated import model_parallel
+from fedfr_jax.federated.client import SlotInputs
+from fedfr_jax.federated.lowering import Program, lowered
+from fedfr_jax.federated.schedule import build_schedule
+from fedfr_jax.federated.state import Simulation
+from fedfr_jax.federated.store import Store
+from fedfr_jax.mesh import free_bytes, is_out_of_memory
+from fedfr_jax.mesh import shapes_at as placed
+from fedfr_jax.types import Cohort, Prepared, PyTree, RoundContext
+
+MIB, GIB = 2**20, 2**30
+
+
+def check_memory(sim: Simulation, server: PyTree, rows: PyTree) -> None:
+    """Raise MemoryError when a round cannot fit.
+
+    What was let through before, lanes and shapes of rows, is not asked for again.
+
+    Args:
+      sim: its table and `server` are on the devices already.
+      rows: personal rows of this process' shards, three axes in front of their own.
+    """
+    known = sim.programs.run_whole.fitting
+    asked = sim.lanes, *(x.shape for x in jax.tree.leaves(rows))
+    if asked not in known:
+        _check_least(sim, server, rows)
+        known.add(asked)
+
+
+def _check_least(sim, server, rows):
+    free = free_bytes(sim.mesh)
+    if free is None:
+        return
+    # A stream's rows come and go with its segments.
+    fixed = trees.num_bytes(rows) / len(sim.mesh.local_devices)
+    fixed = 0 if sim.data.is_streamed else fixed
+    if fixed > free:
+        raise MemoryError(
+            f"cohort_size must fit the devices' memory, got {sim.cohort_size}: the "
+            f"personal rows need {_gib(fixed)} on each, {_gib(free)} are free."
+        )
+    num_shards = sim.mesh.shape[meshes.MODEL]
+    if fixed + sim.lanes * trees.num_bytes(server) / num_shards <= free:
+        return
+    # A server may hold more than a lane trains: several networks, or momentum.
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype), rows)
+    network = jax.eval_shape(sim.algorithm.personalize, server, row)
+    per_lane = trees.num_bytes(network) / num_shards
+    needed = fixed + sim.lanes * per_lane
+    if needed > free:
+        fits = int((free - fixed) / per_lane)
+        raise MemoryError(
+            f"{_advice(sim)}: a round needs at least {_gib(needed)}, {_gib(free)} are "
+            f"free: {_max_fitting('at most', fits, fixed + per_lane)}"
+        )
+
+
+@contextlib.contextmanager
+def check_memory_on_call(sim: Simulation, run: Program) -> Iterator[Callable]:
+    """Yield `run`, refused on its first call if it needs more than is free.
+
+    Raises:
+      MemoryError: then, and when a device runs out of memory within the block: says
+        what `run` needs and how many lanes would fit.
+    """
+    needed = None
+
+    def call(*arguments):
+        nonlocal needed
+        shapes = tuple(x.shape for x in jax.tree.leaves(arguments))
+        needed = run.needs.get(shapes)
+        if needed is None:  # compiled here, for the call below too
+            needed = lowered(run, *arguments).compile().memory_analysis()
+            free = free_bytes(sim.mesh)
+            if None not in (needed, free) and sum(_after_collection(needed)) > free:
+                raise MemoryError(_memory_message(sim, needed, free))
+            run.needs[shapes] = needed
+        return run(*arguments)
+
+    try:
+        yield call
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        # The others of a run may be elsewhere, and cannot be asked what they have.
+        free = free_bytes(sim.mesh) if jax.process_count() == 1 else None
+        raise MemoryError(_memory_message(sim, needed, free)) from error
+
+
+def _after_collection(needed) -> tuple[int, int]:
+    """Bytes that a run takes beside its arguments: for its results, and to train."""
+    results = needed.output_size_in_bytes - needed.alias_size_in_bytes
+    return max(results, 0), needed.temp_size_in_bytes
+
+
+def _memory_message(sim, needed, free) -> str:
+    """What a round needs on a device, and how many lanes would fit."""
+    if needed is None:
+        return f"{_advice(sim)}."
+    results, working = _after_collection(needed)
+    says = (
+        f"{_advice(sim)}: a round needs {_gib(needed.argument_size_in_bytes)} for its "
+        f"arguments, {_gib(results)} for its results and {_gib(working)} to train"
+    )
+    if free is None:
+        return f"{says}."
+    # What lanes share counts for each of them here, so that one lane needs no less.
+    fits = int(sim.lanes * max(free - results, 0) / max(working, 1))
+    fitting = _max_fitting(
+        "about", min(fits, sim.lanes - 1), results + working / sim.lanes
+    )
+    return f"{says}, {_gib(free)} are free beside the arguments: {fitting}"
+
+
+def _advice(sim) -> str:
+    if sim.data.is_streamed:
+        return (
+            "lanes and the stream's memory must fit the device, "
+            f"got {sim.lanes} and {sim.device_data.memory} bytes"
+        )
+    return f"lanes must fit the device's memory, got {sim.lanes}"
+
+
+def _max_fitting(how: str, lanes: int, one: float) -> str:
+    if lanes < 1:
+        return f"not even one lane fits, which needs at least {_gib(one)}."
+    return f"{how} {lanes} {'lane fits' if lanes == 1 else 'lanes fit'}."
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+@contextlib.contextmanager
+def compiled_beside(
+    sim: Simulation, server: PyTree, store: Store, cohort: Cohort
+) -> Iterator[None]:
+    """Compile the round of `sim` while the block prepares `cohort`.
+
+    Only for the first block, which ends when both are done, even if it fails. Nothing
+    is compiled where the server prepares nothing or what JAX cannot trace, for a
+    stream, whose shapes are known as it is read, and in a run of several processes.
+    What the compiler refuses fails again, and is told, when the round is called.
+
+    Raises:
+      MemoryError: when a round cannot fit, see `check_memory`.
+    """
+    arguments = _arguments(sim, server, store, cohort)
+    if arguments is None:
+        yield
+        return
+    check_memory(sim, server, arguments[1])
+    sim.programs.run_whole.is_begun = True
+    # Before the preparation, for this takes longest and XLA's passes a single core.
+    program = lowered(sim.programs.run_whole, *arguments)
+    with ThreadPoolExecutor(1, "compile") as thread:
+        thread.submit(program.compile)
+        yield
+
+
+def _arguments(sim, server, store, cohort):
+    """`round_arguments` of a round that is to be compiled here, else None."""
+    is_known = sim.programs.run_whole.is_begun or sim.data.is_streamed
+    if is_known or not sim.algorithm.prepare or jax.process_count() > 1:
+        return None
+    try:
+        extra = extra_shapes(sim.algorithm.prepare, server, sim.context(cohort))
+    except jax.errors.JAXTypeError:  # it asks for values
+        sim.programs.run_whole.is_begun = True
+        return None
+    return round_arguments(
+        sim.mesh,
+        cohort_size=len(cohort.ids),
+        lanes=sim.lanes,
+        shards=sim.shards,
+        server=server,
+        row=store.template,
+        extra=extra,
+        table=sim.device_data,
+        key=sim.key,
+        hyper=sim.hyper,
+    )
+
+
+def extra_shapes(prepare: Callable, server: PyTree, context: RoundContext) -> Prepared:
+    """What `prepare` hands to a cohort's clients, as shapes on the mesh.
+
+    Args:
+      prepare: of an `Algorithm`.
+      server: arrays or shapes, like the resident data set of `context`.
+    """
+
+    def of_arrays(server, dataset):
+        return prepare(server, context._replace(dataset=dataset))
+
+    extra = jax.eval_shape(of_arrays, server, context.dataset)
+    return on_mesh(context.mesh, extra)
+
+
+def on_mesh(mesh: Mesh, tree: PyTree) -> PyTree:
+    """Shape structs of `tree`, whole on every device."""
+    whole = meshes.replicated(mesh)
+    struct = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
+    return jax.tree.map(struct, tree)
+
+
+def round_arguments(
+    mesh: Mesh,
+    *,
+    cohort_size: int,
+    lanes: int,
+    shards: int | None,
+    server: PyTree,
+    row: PyTree,
+    extra: Prepared,
+    table: PyTree,
+    key: jax.Array,
+    hyper: PyTree = (),
+) -> tuple:
+    """What `engine.Round.run_whole` is called with, for `lower`.
+
+    Args:
+      cohort_size, lanes, shards: K, L and V (None: a shard per device).
+      row: one client's personal state, arrays or shapes.
+      server, extra, table, key, hyper: as the round gets them, arrays or placed shapes.
+
+    Returns:
+      (server, rows, slots, order, table, shared), shapes of rows and slots
+      [A, w, L, ...], of order [K] and of the round.
+    """
+    devices = mesh.shape[meshes.CLIENTS]
+    plan = build_schedule(
+        np.ones(cohort_size, np.int64), num_devices=devices, lanes=lanes, shards=shards
+    )
+    waves = plan.slots.size // (devices * lanes)
+    laid = lambda x: jax.ShapeDtypeStruct((devices, waves, lanes, *x.shape), x.dtype)
+    rows = jax.tree.map(laid, row)
+    slots = laid(jax.ShapeDtypeStruct((len(SlotInputs._fields),), jnp.int32))
+    order = jax.ShapeDtypeStruct((cohort_size,), jnp.int32)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    extra = extra._replace(num_added=())  # the slots say it
+    return (
+        server,
+        placed(rows, model_parallel.row_placement(mesh, rows)),
+        placed(slots, meshes.over_clients(mesh)),
+        on_mesh(mesh, order),
+        table,
+        (extra, on_mesh(mesh, number), key, hyper),
+    )

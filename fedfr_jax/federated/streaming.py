@@ -1,0 +1,312 @@
+"""Examples of a round: on every device, or read segment by segment.
+
+What a segment of a round holds: which waves, and where their rows lie.
+
+Shapes come from the largest clients there are, not from those of a round, so nothing
+compiles anew. The exception are added examples whose limit is above the size of the
+largest client: a room for them is kept over the rounds, and a larger one is made, a
+power of two with a quarter to spare, when a round has more.
+
+Where the examples of a round lie: two kinds of table, one contract.
+
+`DeviceData`: a `Dataset` on every device; a round is one segment, whose clients find
+their examples at the data set's own rows. `StreamedData`: a `Stream` on the host; a
+segment's table holds on each device the rows of that device's clients, each client's
+own examples followed by those that the server adds, and is read while the segment
+before trains.
+
+A kind has, beside its methods, `spec` (how a segment's table is cut over the devices)
+and `held(dataset, start) -> DeviceExamples` (how a client finds its examples in it).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.stream import (
+    Stream,
+    cut_blocks,
+    is_on_local_devices,
+    place_examples,
+    prefetch,
+)
+from fedfr_jax.federated.client import (
+    IDLE,
+    DeviceExamples,
+    all_rows,
+    column,
+    listed_rows,
+    unpack,
+)
+from fedfr_jax.federated.schedule import Schedule
+from fedfr_jax.types import Dataset, Prepared, PyTree
+
+
+class RoundInputs(NamedTuple):
+    """A round's arguments in host memory, and what they mean."""
+
+    rows: PyTree  # [V', W, L, ...] personal rows of this process' shards
+    slots: np.ndarray  # [V, W, L, 11] int32, see `client.unpack`
+    order: np.ndarray  # [K] int32 flat slot of each cohort member
+    added: Prepared
+    clients: np.ndarray  # [V, W, L] ids, -1 where idle
+    personal: np.ndarray  # [V'] this process' shards, all of them in a single process
+    plan: Schedule
+
+
+class StreamShape(NamedTuple):
+    """Static shape of a round's segments."""
+
+    segments: int
+    waves: int  # of a segment, on each device
+    rows: int  # of a segment's table on each device, where it has one of its own
+
+
+class Layout(NamedTuple):
+    """Who trains where, in host memory; n waves on a device in all, S segments of w."""
+
+    rows: PyTree  # [A', S * w, L, ...] of this process' devices
+    slots: np.ndarray  # [A, S * w, L, 11] packed, the segments one after the other
+    order: np.ndarray  # [K] int32 place of each cohort member in `slots`
+    num_waves: int  # n
+
+
+def num_waves(work: RoundInputs, mesh: Mesh) -> int:
+    """Waves that a `RoundInputs` has on each device."""
+    shards, waves = work.slots.shape[:2]
+    return shards // mesh.shape[meshes.CLIENTS] * waves
+
+
+def fit_waves(
+    table: Stream,
+    most_rows: np.ndarray,
+    *,
+    memory: int,
+    lanes: int,
+    waves: int,
+    room: int,
+) -> StreamShape:
+    """Cut `waves` into segments whose two tables fit `memory`, or single waves.
+
+    Args:
+      most_rows: [n] rows of the 1, 2, ... largest clients together.
+      memory: bytes on a device.
+      room: added examples per client.
+    """
+    count = np.arange(1, waves + 1) * lanes  # clients of a segment
+    rows = most_rows[np.minimum(count, len(most_rows)) - 1] + count * room
+    fits = int((2 * rows * table.example_bytes <= memory).sum())
+    segments = -(-waves // max(min(table.waves or fits, waves), 1))
+    size = -(-waves // segments)
+    return StreamShape(segments, size, int(rows[size - 1]))
+
+
+def capacity_for(capacity: int, most: int, max_local: int, known: set[int]) -> int:
+    """Added examples per client that a segment has room for, see the module.
+
+    Args:
+      known: the rooms so far, to which a new one is added.
+    """
+    if capacity <= max_local:
+        return capacity
+    if not any(room >= most for room in known):
+        known.add(min(capacity, 1 << max(most + most // 4 - 1, 0).bit_length()))
+    return min(room for room in known if room >= most)
+
+
+def build_layout(
+    work: RoundInputs, mesh: Mesh, size: StreamShape, first_row: int = 0
+) -> Layout:
+    """Cut a round's `RoundInputs` [V, W, L] into segments; idle waves fill up the last.
+
+    Args:
+      first_row: where its part of a segment's table begins.
+    """
+    num_devices, used = mesh.shape[meshes.CLIENTS], num_waves(work, mesh)
+    waves, lanes = work.slots.shape[1:3]
+    padding = size.segments * size.waves - used
+
+    def flat(x, fill=0):
+        x = x.reshape(-1, used, *x.shape[2:])
+        tail = np.broadcast_to(fill, (len(x), padding, *x.shape[2:])).astype(x.dtype)
+        return np.concatenate([x, tail], axis=1) if padding else x
+
+    slots = flat(work.slots, IDLE)
+    count = column(slots, "num_examples") + column(slots, "num_added")  # 0 where idle
+    part = count.reshape(num_devices, size.segments, -1)
+    starts = first_row + np.cumsum(part, axis=2) - part
+    column(slots, "start")[:] = starts.reshape(count.shape)
+    shard = np.minimum(np.arange(used + padding), used - 1) // waves
+    column(slots, "partial_sum")[:] = shard[:, None]
+    device = work.order // (used * lanes)
+    order = (work.order + device * padding * lanes).astype(np.int32)
+    return Layout(jax.tree.map(flat, work.rows), slots, order, used)
+
+
+def read_rows(
+    table: Stream, parts: list[tuple[np.ndarray, np.ndarray]], rows: int
+) -> Dataset:
+    """The data set [rows, ...] of one device's slots in host memory.
+
+    Args:
+      parts: packed slots [w, L, 11], and the rows [K, X] int32 that the server adds.
+    """
+    zeros = lambda x: np.zeros((rows, *x.shape), x.dtype)
+    found = jax.tree.map(zeros, table.example)
+    for packed, examples in parts:
+        for numbers in packed[column(packed, "client") >= 0]:
+            slot = jax.tree.map(int, unpack(numbers))
+            own = np.arange(slot.offset, slot.offset + slot.num_examples)
+            wanted = np.concatenate(
+                [own, examples[slot.cohort_index, : slot.num_added]]
+            )
+
+            def put(whole, own, first=slot.start):
+                whole[first : first + len(own)] = own
+
+            jax.tree.map(put, found, table.take(wanted))
+    return found
+
+
+class SegmentData(NamedTuple):
+    """Rows of a table that are worked on together, cut over the client devices."""
+
+    dataset: Dataset
+    rows: jax.Array  # [A * b] int32 where they lie in a device's own data set
+
+
+class DeviceData:
+    """A data set on every device of the mesh."""
+
+    spec, is_streamed = P(), False
+
+    def __init__(self, dataset: Dataset, mesh: Mesh):
+        self.dataset, self.mesh = dataset, mesh
+
+    @staticmethod
+    def device_examples(dataset: Dataset, start: jax.Array) -> DeviceExamples:
+        """Each example lies at its own row."""
+        del start
+        return all_rows(dataset)
+
+    def size_of(
+        self, works: list[RoundInputs], largest: np.ndarray, num_tables: int = 1
+    ) -> StreamShape:
+        """One segment of all waves."""
+        del largest, num_tables
+        return StreamShape(1, num_waves(works[0], self.mesh), 0)
+
+    def segments(
+        self, size: StreamShape, load: Callable, lists: list
+    ) -> Iterator[tuple]:
+        """What `load(0)` gives, and the data set."""
+        del size, lists
+        yield *load(0), self.dataset
+
+    def shapes(self, size: StreamShape) -> Dataset:
+        """The table of a segment: the data set itself."""
+        del size
+        return self.dataset
+
+    def blocks(self, rows: np.ndarray, batch_size: int) -> Iterator[SegmentData]:
+        """`rows` [R] as one block, filled up with row 0 to whole batches per device."""
+        whole = self.mesh.shape[meshes.CLIENTS] * batch_size
+        rows = np.pad(rows, (0, -len(rows) % whole)).astype(np.int32)
+        yield SegmentData(
+            self.dataset, meshes.put_global(rows, meshes.over_clients(self.mesh))
+        )
+
+    def input_wait(self) -> float:
+        """Seconds: nothing is waited for."""
+        return 0.0
+
+
+class StreamedData:
+    """A stream, of which each segment of a round has a table of its own."""
+
+    spec, is_streamed = P(meshes.CLIENTS), True
+    device_examples = staticmethod(listed_rows)
+
+    def __init__(self, stream: Stream, mesh: Mesh):
+        self.dataset, self.mesh = stream, mesh
+        self.rooms = set()  # for added examples, see `layout.capacity_for`
+
+    def size_of(
+        self, works: list[RoundInputs], largest: np.ndarray, num_tables: int = 1
+    ) -> StreamShape:
+        """Size of a round's segments that fits each of `works`.
+
+        Args:
+          largest: examples of the cohort's largest clients, falling.
+          num_tables: tables of that many rows which share the stream's memory.
+        """
+        most = max(int(column(work.slots, "num_added").max()) for work in works)
+        capacity = works[0].added.added_rows.shape[1]
+        return fit_waves(
+            self.dataset,
+            np.cumsum(largest),
+            memory=self.dataset.memory // num_tables,
+            lanes=works[0].slots.shape[2],
+            waves=num_waves(works[0], self.mesh),
+            room=capacity_for(capacity, most, int(largest[0]), self.rooms),
+        )
+
+    def segments(
+        self, size: StreamShape, load: Callable, lists: list[tuple[Layout, np.ndarray]]
+    ) -> Iterator[tuple]:
+        """What `load(i)` gives and the i-th table, each made while the one before is
+        trained.
+
+        Args:
+          lists: what a table holds, one part after the other: the rows of a layout's
+            clients, and the examples [K, X] that the server adds.
+        """
+        lists = [(layout.slots, meshes.fetch(examples)) for layout, examples in lists]
+
+        def make(i):
+            here = slice(i * size.waves, (i + 1) * size.waves)
+
+            def table(a):
+                parts = [(slots[a, here], examples) for slots, examples in lists]
+                return read_rows(self.dataset, parts, len(lists) * size.rows)
+
+            return *load(i), is_on_local_devices(self.mesh, table)
+
+        return prefetch(make, size.segments, self.dataset.has_waited)
+
+    def shapes(self, size: StreamShape) -> Dataset:
+        """The table of a segment, as shapes."""
+        count = size.rows * self.mesh.shape[meshes.CLIENTS]
+        place = meshes.over_clients(self.mesh)
+        shape = lambda x: jax.ShapeDtypeStruct(
+            (count, *x.shape), x.dtype, sharding=place
+        )
+        return jax.tree.map(shape, self.dataset.example)
+
+    def blocks(self, rows: np.ndarray, batch_size: int) -> Iterator[SegmentData]:
+        """`rows` [R] in order, filled up with row 0, in blocks that fit its memory."""
+        count, place = self.mesh.shape[meshes.CLIENTS], meshes.over_clients(self.mesh)
+        for read in cut_blocks(self.dataset, rows, self.mesh, batch_size):
+            own = np.arange(read.num_examples // count, dtype=np.int32)
+            yield SegmentData(read, meshes.put_global(np.tile(own, count), place))
+
+    def input_wait(self) -> float:
+        """Seconds of waiting for pieces since this was last asked."""
+        waits = self.dataset.has_waited[:]
+        self.dataset.has_waited.clear()
+        return sum(waits)
+
+
+DATA_KINDS = DeviceData, StreamedData
+
+
+def place_data(mesh: Mesh, table: Dataset | Stream) -> DeviceData | StreamedData:
+    """The table for rounds on the mesh; a `Dataset` is copied to every device."""
+    if isinstance(table, Stream):
+        return StreamedData(table, mesh)
+    return DeviceData(place_examples(table, mesh), mesh)

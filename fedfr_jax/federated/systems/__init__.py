@@ -1,0 +1,1 @@
+"""Clients as systems: stragglers."""

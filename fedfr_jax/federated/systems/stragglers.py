@@ -1,0 +1,87 @@
+"""Stragglers: clients of a cohort that train for fewer epochs than the others.
+
+The protocol of Li et al. 2020 (FedProx, arXiv:1812.06127, section 5.2): of K clients,
+round((1 - ratio) K) train all E epochs, each other one a number of epochs drawn from
+1 to E - 1. Whoever has trained is averaged, or stragglers are dropped, as original
+FedAvg does.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Stragglers(NamedTuple):
+    """How many there are, and what becomes of them."""
+
+    ratio: float = 0.0  # of a round's cohort, in [0, 1)
+    are_dropped: bool = False
+
+
+def check_stragglers(
+    stragglers: Stragglers, least_epochs: int, cohort_size: int
+) -> None:
+    """Check that a round of such a cohort can be played.
+
+    Args:
+      least_epochs: E of the round that has the fewest.
+
+    Raises:
+      ValueError: when the ratio is out of range, there is no epoch to lose, or nobody
+        is left.
+    """
+    ratio = stragglers.ratio
+    if not 0 <= ratio < 1:
+        raise ValueError(f"stragglers must lie in [0, 1), got {ratio}.")
+    if ratio and least_epochs < 2 and not stragglers.are_dropped:
+        raise ValueError(
+            f"local_epochs must be at least 2 with stragglers, got {least_epochs}."
+        )
+    if stragglers.are_dropped and not num_active(ratio, cohort_size):
+        raise ValueError(
+            f"dropped stragglers must leave a client of {cohort_size}, got a ratio of "
+            f"{ratio}."
+        )
+
+
+def num_active(ratio: float, cohort_size: int) -> int:
+    """Clients of a cohort that train all epochs."""
+    return round(cohort_size * (1 - ratio))
+
+
+def num_trained(stragglers: Stragglers, cohort_size: int) -> int:
+    """Clients of a cohort that train at all."""
+    dropped = stragglers.are_dropped
+    return num_active(stragglers.ratio, cohort_size) if dropped else cohort_size
+
+
+def active_clients(stragglers: Stragglers, ids: np.ndarray, seed: int, round: int):
+    """Who of a cohort `ids` [K], in any order, trains all epochs, [K] bool."""
+    count, is_active = len(ids), np.zeros(len(ids), bool)
+    chosen = _random(seed, round, 0).permutation(count)
+    is_active[chosen[: num_active(stragglers.ratio, count)]] = True
+    return _straggler_mask(ids, is_active)
+
+
+def client_epochs(
+    stragglers: Stragglers, epochs: np.ndarray, ids: np.ndarray, seed: int, round: int
+) -> np.ndarray:
+    """Epochs [K] of a cohort `ids` [K] of which `epochs` [] or [K] are asked.
+
+    A function of (seed, round, cohort), whatever its order.
+    """
+    epochs = np.broadcast_to(epochs, ids.shape)
+    if not stragglers.ratio or stragglers.are_dropped:
+        return epochs
+    share = _straggler_mask(ids, _random(seed, round, 1).random(len(ids)))
+    fewer = 1 + (share * (epochs - 1)).astype(epochs.dtype)
+    return np.where(active_clients(stragglers, ids, seed, round), epochs, fewer)
+
+
+def _straggler_mask(ids: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """`values` [K] of the ascending ids, in the order of `ids`."""
+    return values[np.argsort(np.argsort(ids))]
+
+
+def _random(seed: int, round: int, purpose: int) -> np.random.Generator:
+    return np.random.default_rng((seed, round, purpose))

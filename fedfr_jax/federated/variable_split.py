@@ -1,0 +1,105 @@
+"""Shared and personal variables: split and merge.
+
+Variables are {"params", "batch_stats"}. Under `personal` they have a third collection
+"local", with the client's own leaves of both. Leaves that belong elsewhere are None in
+either part, so that all parts keep the names of the whole.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax import scanned_blocks
+from fedfr_jax.types import PyTree
+
+PERSONAL = "local"
+
+
+def split(mask: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
+    """Leaves of `tree` where the static `mask` is True, and the others."""
+    chosen = jax.tree.map(lambda m, x: x if m else None, mask, tree)
+    others = jax.tree.map(lambda m, x: None if m else x, mask, tree)
+    return chosen, others
+
+
+def join(first: PyTree, second: PyTree) -> PyTree:
+    """The inverse of `split`: each leaf from the part that has it."""
+    pick = lambda x, y: y if x is None else x
+    return jax.tree.map(pick, first, second, is_leaf=_is_none)
+
+
+def select_like(part: PyTree, whole: PyTree) -> PyTree:
+    """Those leaves of `whole` that `part` has."""
+    pick = lambda x, y: None if x is None else y
+    return jax.tree.map(pick, part, whole, is_leaf=_is_none)
+
+
+def drop_like(part: PyTree, whole: PyTree) -> PyTree:
+    """Those leaves of `whole` that `part` lacks."""
+    pick = lambda x, y: y if x is None else None
+    return jax.tree.map(pick, part, whole, is_leaf=_is_none)
+
+
+def shared(variables: PyTree) -> PyTree:
+    """What is sent: `variables` without a client's own leaves."""
+    return {name: x for name, x in variables.items() if name != PERSONAL}
+
+
+def personal_variables(variables: PyTree) -> PyTree:
+    """A client's own leaves, () where it keeps none."""
+    return variables.get(PERSONAL, ())
+
+
+def merge_personal(variables: PyTree, leaves: PyTree) -> PyTree:
+    """`variables` with a client's own `leaves`, beside those that they have already.
+
+    The leaves may be in longer stacks of blocks than those of `variables`.
+    """
+    leaves = scanned_blocks.unstack_like(leaves, shared(variables))
+    if PERSONAL in variables:
+        leaves = join(variables[PERSONAL], leaves)
+    return {**variables, PERSONAL: leaves}
+
+
+def update_of(end: PyTree, start: PyTree) -> PyTree:
+    """`end` minus `start`, both variables, of what is sent."""
+    return jax.tree.map(jnp.subtract, shared(end), shared(start))
+
+
+def merge_personal_variables(variables: PyTree) -> PyTree:
+    """The network that a loss sees: shared leaves and own ones in their places."""
+    if PERSONAL not in variables:
+        return variables
+    return join(shared(variables), variables[PERSONAL])
+
+
+def split_paths(whole: PyTree, variables: PyTree) -> PyTree:
+    """Inverse of `merge_personal_variables`: `whole` with its leaves where `variables`
+    have them.
+    """
+    parts = select_like(shared(variables), whole)
+    if PERSONAL not in variables:
+        return parts
+    return {**parts, PERSONAL: select_like(variables[PERSONAL], whole)}
+
+
+def is_variables(tree: PyTree) -> bool:
+    """Whether `tree` is a network's variables."""
+    return isinstance(tree, dict) and {"params", "batch_stats"} <= tree.keys()
+
+
+def in_models(tree: PyTree, function: Callable[[PyTree], PyTree]) -> PyTree:
+    """`tree`, a server's state, with `function` applied to each network in it."""
+    apply = lambda x: function(x) if is_variables(x) else x
+    return jax.tree.map(apply, tree, is_leaf=is_variables)
+
+
+def personal_in_models(tree: PyTree) -> PyTree:
+    """Own leaves of the first network in `tree`, a server's state, that has some."""
+    networks = filter(is_variables, jax.tree.leaves(tree, is_leaf=is_variables))
+    return next(filter(None, map(personal_variables, networks)), ())
+
+
+def _is_none(x) -> bool:
+    return x is None

@@ -1,0 +1,186 @@
+"""Files: written whole, checked before reading, memory-mapped.
+
+Files that are put in place whole: written aside, then renamed.
+
+What a file may ask for before it is read: a kind of file, and bytes of memory.
+
+Files that are mapped into memory, of which the system reads what is asked for.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import pathlib
+import pickle
+import pickletools
+import stat
+import unicodedata
+import zipfile
+from collections.abc import Iterable, Iterator
+from typing import IO
+
+import numpy as np
+
+
+@contextlib.contextmanager
+def replace_file(path: str | os.PathLike, *, by: str = "") -> Iterator[IO[bytes]]:
+    """Open a file for bytes that takes the place of `path` when the block has ended.
+
+    Whoever looks at `path` sees what was there before or all of the new file, also
+    after a kill or a loss of power. A block that raises leaves `path` as it was. Makes
+    the folder.
+
+    Args:
+      by: who writes, when others may write the same path at the same time.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(".".join(filter(None, (path.name, by, "tmp"))))
+    try:
+        with draft.open("w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: str | os.PathLike, text: str, *, by: str = "") -> None:
+    """Write a file of UTF-8 as `replace_file` does."""
+    with replace_file(path, by=by) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def file_lock(path: str | os.PathLike) -> Iterator[None]:
+    """Let one process at a time change the file `path`: the others wait. Makes the
+    folder, and beside the file a hidden one that stays."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+MAX_LIST_BYTES = 2**30  # bytes; IJB-C's list of 15 million pairs has less than 2^28
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+MEMO = ("PUT", "BINPUT", "LONG_BINPUT")  # operations of a pickle that number objects
+
+
+def check_file(path: str | os.PathLike, most: int | None = None) -> None:
+    """Raise ValueError for a pipe, where a reader waits, or more than `most` bytes.
+
+    What cannot be found is left to its reader.
+    """
+    try:
+        state = os.stat(path)
+    except OSError:
+        return
+    if not stat.S_ISREG(state.st_mode):
+        kind = stat.filemode(state.st_mode)
+        raise ValueError(f"{path} must be a file, got {kind}: check the path.")
+    if most is not None:
+        check_bytes(state.st_size, str(path), most)
+
+
+def check_list(path: str | os.PathLike) -> None:
+    """`check_file` of a list beside images, which is read as a whole."""
+    check_file(path, MAX_LIST_BYTES)
+
+
+def read_list(path: str | os.PathLike) -> str:
+    """Text of a list beside images, whose names are spelled as those of files are.
+
+    A byte order mark, which some editors put first, is no part of it.
+
+    Raises:
+      ValueError: of `check_list`, or for text that is not UTF-8.
+      OSError: when it cannot be read.
+    """
+    check_list(path)
+    with open(path, encoding="utf-8-sig") as file:
+        return unicodedata.normalize("NFC", file.read())
+
+
+def check_bytes(num_bytes: int, origin: str, most: int = MEMORY) -> None:
+    """Raise ValueError when `origin` asks for more bytes than `most`, all memory."""
+    if num_bytes > most:
+        raise ValueError(
+            f"{origin} must take at most {most / 2**30:.2f} GiB, got "
+            f"{num_bytes / 2**30:.2f} GiB."
+        )
+
+
+def check_members(path: str | os.PathLike, keys: Iterable[str]) -> None:
+    """Raise ValueError for arrays of a .npz that unpack to more than all memory.
+
+    A file that is no .npz is left to its reader.
+    """
+    sizes = _unpacked_sizes(path)
+    for key in keys:
+        check_bytes(sizes.get(f"{key}.npy", 0), f"{path}: {key}")
+
+
+def check_archive(path: str | os.PathLike) -> None:
+    """Raise ValueError for a zip that unpacks, as a whole, to more than all memory.
+
+    A file that is no zip is left to its reader.
+    """
+    check_bytes(sum(_unpacked_sizes(path).values()), str(path))
+
+
+def _unpacked_sizes(path: str | os.PathLike) -> dict[str, int]:
+    """{member: bytes} by the directory of a zip; nothing for another file."""
+    check_file(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {member.filename: member.file_size for member in archive.infolist()}
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        return {}
+
+
+def check_pickle(data) -> None:
+    """Raise UnpicklingError for a pickle that asks for more memory than it has bytes.
+
+    The unpickler makes room for a memo of as many objects as a memo index says, and for
+    as many bytes as a length says, before it looks.
+
+    Args:
+      data: bytes, or a file that is read to its end.
+    """
+    try:
+        for number, (code, argument, _) in enumerate(pickletools.genops(data)):
+            if code.name in MEMO and argument > number:
+                raise ValueError(
+                    "memo indices must count objects, got memo index "
+                    f"{argument} in operation {number}"
+                )
+    except ValueError as error:  # genops has others, of a damaged pickle
+        raise pickle.UnpicklingError(str(error)) from error
+
+
+CHUNK_BYTES = 2**17  # bytes; of a longer request Linux reads what it would read ahead
+
+
+def advise_random_access(array: np.memmap) -> np.memmap:
+    """The array, around whose pages nothing is read ahead: as much as several MiB."""
+    array.base.madvise(mmap.MADV_RANDOM)
+    return array
+
+
+def will_need(array: np.memmap, begin: int, end: int) -> None:
+    """Start to read the array's bytes [begin, end) at once, and not page by page."""
+    header = array.offset % mmap.ALLOCATIONGRANULARITY
+    first, end = header + begin, header + end
+    for start in range(first - first % mmap.PAGESIZE, end, CHUNK_BYTES):
+        array.base.madvise(mmap.MADV_WILLNEED, start, min(CHUNK_BYTES, end - start))
+
+
+def will_need_rows(array: np.memmap, rows: np.ndarray) -> None:
+    """`will_need` of `rows` [n], neighbors in one request."""
+    rows = np.unique(rows)
+    for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
+        will_need(array, *(array.strides[0] * np.array([run[0], run[-1] + 1])).tolist())

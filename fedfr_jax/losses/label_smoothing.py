@@ -1,0 +1,54 @@
+"""Cross-entropy with label smoothing, in both forms that are in use.
+
+Szegedy et al. 2016, arXiv:1512.00567, section 7, spreads eps over all K classes, the
+label's among them (as the code of "Bag of Tricks", arXiv:1903.07071); FastReID,
+arXiv:2006.02631, over the K - 1 others.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.losses.margin import is_label, mask_classes
+from fedfr_jax.schema import check_choice
+
+SMOOTHING_OVER = ("all", "others")
+
+
+def smoothed_cross_entropy(
+    logits: jax.Array,
+    labels: jax.Array,
+    class_mask: jax.Array | None = None,
+    *,
+    smoothing: float = 0.1,
+    spread: str = "all",
+) -> jax.Array:
+    """Cross entropy with a target of 1 - smoothing on the label, per example.
+
+    Args:
+      logits: [B, M].
+      labels: int [B].
+      class_mask: bool [M], False for a class that only pads the axis; K are not.
+      smoothing: eps in [0, 1); 0 is `softmax_cross_entropy`.
+      spread: "all" gives each of the K classes eps / K more, "others" each but the
+        label eps / (K - 1).
+
+    Returns:
+      [B], non-negative. For a label that is masked or outside [0, M) the value is
+      finite and meaningless; select it away.
+
+    Raises:
+      ValueError: for an unknown spread.
+    """
+    chex.assert_rank(logits, 2)
+    check_choice("spread", spread, SMOOTHING_OVER)
+    is_own = is_label(labels, logits.shape[1])
+    is_class = jnp.ones_like(is_own)
+    if class_mask is not None:
+        is_class = jnp.broadcast_to(class_mask[None], is_own.shape)
+    cost = -jax.nn.log_softmax(mask_classes(logits, class_mask))
+    rest = is_class if spread == "all" else is_class & ~is_own
+    number = jnp.maximum(rest.sum(axis=1), 1).astype(cost.dtype)
+    others = jnp.where(rest, cost, 0).sum(axis=1) / number
+    own = jnp.where(is_own, cost, 0).sum(axis=1)
+    return (1 - smoothing) * own + smoothing * others

@@ -1,0 +1,435 @@
+"""Margin losses of the literature, by the contract of `losses/contract.py`.
+
+ArcFace: a margin on the angle to the true class.
+
+Deng et al. 2019, https://arxiv.org/abs/1801.07698, equation 3. Deviation: their first
+code falls back to another margin when angle + margin passes pi. Like the later released
+code, this one does not: the logit is cos(angle + margin) everywhere, hence not monotone
+there.
+
+CosFace: a margin on the cosine of the true class.
+
+Wang et al. 2018, https://arxiv.org/abs/1801.09414, equation 4.
+
+CurricularFace: other classes that are hard count more and more as training goes on.
+
+Huang et al. 2020, https://arxiv.org/abs/2004.00288, equations 8 to 11, and the released
+code. The state is t, the running mean of the cosine with the true class.
+
+UniFace: one learned threshold between every true cosine and every other one.
+
+Zhou et al. 2023, "UniFace: Unified Cross-Entropy Loss for Deep Face Recognition",
+ICCV 2023, equation 9, and the released code. Deviation: softplus in place of
+log(1 + e^x).
+
+ElasticFace: margins drawn anew for every example.
+
+Boutros et al. 2022, https://arxiv.org/abs/2109.09416, equations 4 to 7. The "plus"
+variants hand out a batch's margins in the order of its cosines. Deviation: the released
+code sorts the margins and then indexes them with the order of the cosines, where it
+means to give the k-th smallest margin to the example with the k-th largest cosine, as
+happens here.
+
+AdaFace: a margin by the quality of an image, for which its feature's length stands.
+
+Kim, Jain, Liu 2022, https://arxiv.org/abs/2204.00964, equations 10 to 15, and the
+released code. A feature that is long for its batch, of a good image, gets a margin that
+stresses hard examples, a short one a margin that stresses easy ones. The length is a
+constant for the gradient. The running mean and deviation of lengths are the state.
+
+MagFace: longer features get a larger margin, and are pulled to be long.
+
+Meng et al. 2021, https://arxiv.org/abs/2103.06627, equations 4 to 6, and the released
+code. The gradient flows through the length, in the margin and in the penalty, and is 0
+along the feature where its length is outside the bounds.
+
+SphereFace2: a binary classifier for every class, with one learned bias for all.
+
+Wen et al. 2022, https://arxiv.org/abs/2108.01513, equations 5 to 8, type C: the margin
+is on the cosine. Deviation: the gradient flows through the adjustment of the cosine;
+the released code stops it there and takes a slope of 1. `binary.binary_branch` is
+FedFR's form of it.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.losses.binary import binary_cross_entropy, spread_out
+from fedfr_jax.losses.contract import Margin
+from fedfr_jax.losses.margin import add_angle
+from fedfr_jax.losses.masked_means import masked_mean
+from fedfr_jax.schema import POSITIVE, check_choice, check_ranges
+
+
+def arcface(*, scale: float = 64.0, margin: float = 0.5) -> Margin:
+    """Logits scale * cos(angle + margin at the label), exact gradient.
+
+    d logit / d cosine of the label is scale * sin(angle + margin) / sin(angle), which
+    is unbounded near cosine = +-1. At +-1 itself, where the direction of the gradient
+    is undefined, scale * cos(margin) is used.
+
+    Args:
+      scale: inverse temperature, positive.
+      margin: added to the angle of the true class, radians.
+    """
+
+    def target(seen, state):
+        del state
+        return add_angle(seen.cosine, margin)
+
+    return Margin(scale, target)
+
+
+def arcface_straight_through(*, scale: float = 64.0, margin: float = 0.5) -> Margin:
+    """ArcFace logits whose gradient ignores the margin.
+
+    The widely used released code computes the margin in place outside automatic
+    differentiation, so d logit / d cosine = scale for every entry, the label included.
+    The values equal those of `arcface`, the training trajectory does not.
+
+    Args:
+      scale: inverse temperature, positive.
+      margin: added to the angle of the true class, radians.
+    """
+
+    def target(seen, state):
+        del state
+        step = add_angle(seen.cosine, margin) - seen.cosine
+        return seen.cosine + jax.lax.stop_gradient(step)
+
+    return Margin(scale, target)
+
+
+def cosface(*, scale: float = 64.0, margin: float = 0.4) -> Margin:
+    """Logits scale * (cosine - margin at the label).
+
+    Args:
+      scale: inverse temperature, positive.
+      margin: subtracted from the cosine of the true class.
+    """
+
+    def target(seen, state):
+        del state
+        return seen.cosine - margin
+
+    return Margin(scale, target)
+
+
+def curricularface(
+    *, scale: float = 64.0, margin: float = 0.5, rate: float = 0.01
+) -> Margin:
+    """ArcFace logits; other classes that look more alike than allowed count for more.
+
+    Another class whose cosine c is above cos(angle + margin) of the true class has
+    scale * c (t + c).
+    Where angle + margin passes pi the true class has scale * (cosine - margin
+    sin(margin)), while others are still compared with cos(angle + margin).
+
+    Args:
+      scale: inverse temperature, positive.
+      margin: added to the angle of the true class, radians.
+      rate: weight of a batch's mean cosine in t, in [0, 1].
+
+    Raises:
+      ValueError: for a rate out of range.
+    """
+    check_ranges("margin_options.", {"rate": rate}, {"rate": (0, 1)})
+
+    def move(state, seen):
+        mean = masked_mean(jnp.clip(seen.cosine, -1, 1), seen.is_valid)
+        return {"t": rate * mean + (1 - rate) * state["t"]}
+
+    def target(seen, state):
+        del state
+        below = seen.cosine - margin * math.sin(margin)
+        is_inside = seen.cosine > -math.cos(margin)
+        return jnp.where(is_inside, add_angle(seen.cosine, margin), below)
+
+    def others(cosine, seen, state):
+        is_hard = cosine > add_angle(seen.cosine, margin)[:, None]
+        return jnp.where(is_hard, cosine * (state["t"] + cosine), cosine)
+
+    return Margin(scale, target, others, state={"t": 0.0}, update_state=move)
+
+
+def uniface(
+    *, scale: float = 64.0, margin: float = 0.4, negative_weight: float = 1.0
+) -> Margin:
+    """A binary cross entropy of every class, of scale * cosine - bias.
+
+    The bias is the threshold, the same for all classes; it is learned and starts at
+    log(10 M). What is above `scale` counts as `scale`, without gradient.
+
+    Args:
+      scale: positive.
+      margin: subtracted from the cosine of the true class.
+      negative_weight: of the other classes' sum, at least 0; the paper's l.
+
+    Raises:
+      ValueError: for a negative weight below 0.
+    """
+    given = {"negative_weight": negative_weight}
+    check_ranges("margin_options.", given, {"negative_weight": (0, math.inf)})
+
+    def target(seen, state):
+        del state
+        return seen.cosine - margin
+
+    def classify(logits, labels, class_mask, params):
+        above = logits - jnp.reshape(params["bias"], (1, -1)).astype(logits.dtype)
+        return binary_cross_entropy(
+            jnp.clip(above, -scale, scale),
+            labels,
+            class_mask,
+            weights=(1.0, negative_weight),
+        )
+
+    start = lambda num_classes: {"bias": jnp.float32(math.log(10 * num_classes))}
+    return Margin(scale, target, params=start, loss=classify)
+
+
+MARGIN_ON = ("angle", "cosine")
+
+
+def elasticface(
+    *,
+    scale: float = 64.0,
+    margin: float = 0.5,
+    std: float = 0.05,
+    on: str = "angle",
+    plus: bool = False,
+) -> Margin:
+    """ArcFace or CosFace logits with margins of N(margin, std^2), one per example.
+
+    Args:
+      scale: inverse temperature, positive.
+      margin: mean of the margins; the paper has 0.5 on the angle, 0.35 on the cosine.
+      std: their deviation, at least 0; the paper has 0.05, with `plus` 0.0175 on the
+        angle and 0.025 on the cosine.
+      on: angle (ElasticFace-Arc) or cosine (ElasticFace-Cos).
+      plus: the larger an example's cosine, the smaller its margin.
+
+    Raises:
+      ValueError: for an unknown `on` or a negative deviation.
+    """
+    check_choice("margin_options.on", on, MARGIN_ON)
+    check_ranges("margin_options.", {"std": std}, {"std": (0, math.inf)})
+
+    def target(seen, state):
+        del state
+        margins = margin + std * draw(seen)
+        if plus:
+            margins = in_order(margins, seen)
+        if on == "angle":
+            return add_angle(seen.cosine, margins)
+        return seen.cosine - margins
+
+    return Margin(scale, target)
+
+
+def draw(seen):
+    """Normal numbers [B] of the step's key.
+
+    Raises:
+      ValueError: without a key.
+    """
+    if seen.key is None:
+        raise ValueError("key must be given to a loss that draws margins, got None.")
+    return jax.random.normal(seen.key, seen.cosine.shape, seen.cosine.dtype)
+
+
+def in_order(margins, seen):
+    """Margins [B], the smallest for the largest cosine; padding gets what is left."""
+    cosine = jnp.where(seen.is_valid, seen.cosine, -jnp.inf)
+    rank = jnp.argsort(jnp.argsort(-jax.lax.stop_gradient(cosine)))
+    return jnp.sort(margins)[rank]
+
+
+NORMS = (1e-3, 100.0)  # of lengths that count
+MAX_COSINE = 0.999
+MIN_ANGLE = 1e-3
+
+
+def adaface(
+    *, scale: float = 64.0, margin: float = 0.4, h: float = 0.333, rate: float = 0.01
+) -> Margin:
+    """Logits scale * (cos(angle - margin v) - margin - margin v) at the label.
+
+    v = clip(h (length - mean) / deviation, -1, 1). Cosines are clipped to +-0.999 and
+    the moved angle to [0.001, pi - 0.001], which stops the gradient there.
+
+    Args:
+      scale: inverse temperature, positive.
+      margin: m, at least 0.
+      h: deviations of length that make the margin's full change are 1 / h; positive.
+      rate: weight of a batch's mean and deviation in the running ones, in (0, 1]; the
+        released code's `t_alpha`.
+
+    Raises:
+      ValueError: for an h or a rate out of range.
+    """
+    bounds = {"h": POSITIVE, "rate": (POSITIVE[0], 1)}
+    check_ranges("margin_options.", {"h": h, "rate": rate}, bounds)
+
+    def move(state, seen):
+        mean, deviation = _moments(jnp.clip(seen.norm, *NORMS), seen.is_valid)
+        deviation = jnp.where(seen.is_valid.sum() > 1, deviation, state["deviation"])
+        new = {"mean": mean, "deviation": deviation}
+        return {name: rate * new[name] + (1 - rate) * state[name] for name in state}
+
+    def target(seen, state):
+        length = jnp.clip(jax.lax.stop_gradient(seen.norm), *NORMS)
+        v = h * (length - state["mean"]) / (state["deviation"] + 1e-3)
+        v = jnp.clip(v, -1, 1)
+        angle = jnp.arccos(_inside(seen.cosine)) - margin * v
+        angle = jnp.clip(angle, MIN_ANGLE, jnp.pi - MIN_ANGLE)
+        return jnp.cos(angle) - margin - margin * v
+
+    def others(cosine, seen, state):
+        del seen, state
+        return _inside(cosine)
+
+    start = {"mean": 20.0, "deviation": 100.0}
+    return Margin(scale, target, others, state=start, update_state=move)
+
+
+def _inside(cosine):
+    return jnp.clip(cosine, -MAX_COSINE, MAX_COSINE)
+
+
+def _moments(values, is_valid):
+    """Mean and unbiased deviation [] of the valid ones of values [B]."""
+    count = is_valid.sum().astype(values.dtype)
+    mean = jnp.where(is_valid, values, 0).sum() / jnp.maximum(count, 1)
+    square = jnp.where(is_valid, jnp.square(values - mean), 0).sum()
+    return mean, jnp.sqrt(square / jnp.maximum(count - 1, 1))
+
+
+def magface(
+    *,
+    scale: float = 64.0,
+    margin: float = 0.45,
+    most_margin: float = 0.8,
+    least_norm: float = 10.0,
+    most_norm: float = 110.0,
+    penalty: float = 35.0,
+    easy: bool = True,
+) -> Margin:
+    """Logits scale * cos(angle + m(length) at the label), m linear in the length.
+
+    The loss has penalty * (length / most_norm^2 + 1 / length) added, which falls up to
+    most_norm.
+
+    Args:
+      scale: inverse temperature, positive.
+      margin: radians, at a length of `least_norm`.
+      most_margin: radians, at a length of `most_norm`; at least `margin`.
+      least_norm: shorter features count as this long; positive.
+      most_norm: longer features count as this long.
+      penalty: weight of the pull, at least 0.
+      easy: no margin where the cosine is not positive; otherwise cosine - m sin(m)
+        where angle + m passes pi.
+
+    Raises:
+      ValueError: when margins or lengths are out of order, or the penalty is negative.
+    """
+    given = {"most_margin": most_margin, "most_norm": most_norm, "penalty": penalty}
+    bounds = {
+        "most_margin": (margin, math.inf),
+        "most_norm": (least_norm, math.inf),
+        "penalty": (0, math.inf),
+        "least_norm": POSITIVE,
+    }
+    check_ranges("margin_options.", {**given, "least_norm": least_norm}, bounds)
+    if most_norm == least_norm:
+        raise ValueError(
+            f"margin_options.most_norm must be above least_norm, got {most_norm} twice."
+        )
+    slope = (most_margin - margin) / (most_norm - least_norm)
+
+    def target(seen, state):
+        del state
+        length = jnp.clip(seen.norm, least_norm, most_norm)
+        m = margin + slope * (length - least_norm)
+        added = add_angle(seen.cosine, m)
+        if easy:
+            return jnp.where(seen.cosine > 0, added, seen.cosine)
+        below = seen.cosine - m * jnp.sin(m)
+        return jnp.where(seen.cosine > -jnp.cos(m), added, below)
+
+    def pull(norm):
+        length = jnp.clip(norm, least_norm, most_norm)
+        return penalty * (length / most_norm**2 + 1 / length)
+
+    return Margin(scale, target, penalty=pull)
+
+
+def sphereface2(
+    *,
+    scale: float = 40.0,
+    margin: float = 0.4,
+    t: float = 3.0,
+    positive_weight: float = 0.7,
+    weight: float = 50.0,
+) -> Margin:
+    """weight / scale times the binary cross entropies of scale * (g(c) -+ margin) + b.
+
+    g(c) = 2 ((c + 1) / 2)^t - 1 for every cosine c; the margin is subtracted for the
+    true class and added for the others. The bias b starts where the two weighted sums
+    are balanced at c = 0.
+
+    Args:
+      scale: r, positive.
+      margin: m, of the adjusted cosine.
+      t: at least 1; spreads the similarities of wrong classes.
+      positive_weight: lambda, of the positive against the negatives, in (0, 1).
+      weight: of the whole loss; the released code's `lw`.
+
+    Raises:
+      ValueError: for a number out of range.
+    """
+    given = {"t": t, "positive_weight": positive_weight, "weight": weight}
+    bounds = {
+        "t": (1, math.inf),
+        "positive_weight": (1e-6, 1 - 1e-6),
+        "weight": (0, math.inf),
+    }
+    check_ranges("margin_options.", given, bounds)
+    shares = (positive_weight, 1 - positive_weight)
+
+    def target(seen, state):
+        del state
+        return spread_out(seen.cosine, t) - margin
+
+    def others(cosine, seen, state):
+        del seen, state
+        return spread_out(cosine, t) + margin
+
+    def classify(logits, labels, class_mask, params):
+        logits = logits + jnp.reshape(params["bias"], (1, 1)).astype(logits.dtype)
+        losses = binary_cross_entropy(logits, labels, class_mask, weights=shares)
+        return weight / scale * losses
+
+    def start(num_classes):
+        middle = 2 * 0.5**t - 1
+        own, other = scale * (middle - margin), scale * (middle + margin)
+        return {
+            "bias": jnp.float32(balance_positives(own, other, num_classes, *shares))
+        }
+
+    return Margin(scale, target, others, params=start, loss=classify)
+
+
+def balance_positives(
+    own: float, other: float, num_classes: int, positive: float, negative: float
+) -> float:
+    """The bias at which weighted positive and negative slopes are equal.
+
+    Args:
+      own, other: logits without a bias, of the true and of other classes.
+    """
+    k = positive / (negative * max(num_classes - 1, 1))
+    root = math.sqrt((1 - k) ** 2 + 4 * k * math.exp(own - other))
+    return math.log(2 * k) - other - math.log(1 - k + root)

@@ -1,0 +1,42 @@
+"""Means over the examples that count."""
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.types import Batch
+
+# Key of the targets of a batch that is trained on in parts, on several devices or one
+# after another: [B], valid examples of the whole batch over all of its examples.
+COUNTED = "counted"
+
+
+def masked_mean(values: jax.Array, is_valid: jax.Array) -> jax.Array:
+    """Mean [] of values [...] over the valid ones, of any shape; 0 when none is."""
+    count = jnp.maximum(is_valid.sum(), 1).astype(values.dtype)
+    return jnp.where(is_valid, values, 0).sum() / count
+
+
+def valid_classes(
+    num_own: int, num_classes: jax.Array, num_public: int = 0
+) -> jax.Array:
+    """Bool [M + M_g]: the client's `num_classes` of M = `num_own`, all public ones."""
+    own = jnp.arange(num_own, dtype=jnp.int32) < num_classes
+    return jnp.concatenate([own, jnp.ones(num_public, bool)])
+
+
+def masked_part_mean(values: jax.Array, batch: Batch) -> jax.Array:
+    """`masked_mean` [] of a batch's values [B].
+
+    Of a part that knows COUNTED it is what makes the mean over all parts, of one size,
+    the mean over the valid examples of the whole batch.
+    """
+    return masked_mean(values, batch.is_valid) * masked_fraction(batch, batch.is_valid)
+
+
+def masked_fraction(batch: Batch, is_valid: jax.Array) -> jax.Array | float:
+    """What the mean over `is_valid` [...] counts among the means of all parts: 1 where
+    a batch is trained on as a whole, or nobody knows of the others."""
+    if COUNTED not in batch.targets:
+        return 1.0
+    share = batch.targets[COUNTED][0]
+    return is_valid.sum().astype(share.dtype) / (share * is_valid.size)

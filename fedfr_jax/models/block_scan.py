@@ -1,0 +1,135 @@
+"""Stacks of equal residual blocks, run by a scan, which compiles one for all.
+
+In a linen module a stage has a block "first" and a stack "blocks", since first values
+are drawn by these names; outside they are block1 and block[2:n + 1].
+
+A block's vectors of one shape (of its normalizations and activations) go through the
+scan as one array: XLA:CPU compiles a kernel for every array that goes in or comes out.
+"""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from fedfr_jax.scanned_blocks import gather_stacks, stack_blocks, stack_key
+from fedfr_jax.types import PyTree
+
+# Up to here an unrolled stack compiles as fast as a scan and runs faster.
+MAX_UNROLLED = 2
+
+
+def run_stack(
+    block: nn.Module,
+    x: jax.Array,
+    train: bool,
+    *,
+    length: int,
+    scan: bool,
+    again: Callable | None = None,
+) -> jax.Array:
+    """Apply `length` blocks (x, train) -> x with their own parameters, one by one.
+
+    The block's variables get a leading axis [length], whether the stack is scanned
+    (more than MAX_UNROLLED blocks and `scan`) or unrolled.
+
+    Args:
+      again: see `recomputed`; leaves of which a device has a `Part` are then
+        gathered for a block at a time, and again for its gradients.
+    """
+    if block.is_initializing():
+        return _initial(block, x, train, length)
+    module = block.clone(parent=None, name=None)
+    # The statistics of a batch come out of training; none go in.
+    given = {"params": block.variables["params"]} if train else block.variables
+    given = given if again else gather_stacks(given, is_stack=True)
+    rows, unpack = _packed(given, ndim=2)
+    unpack_stats = None
+
+    def one(x, row):
+        nonlocal unpack_stats
+        variables = gather_stacks(unpack(row))
+        if not train:
+            return module.apply(variables, x, train), None
+        x, new = module.apply(variables, x, train, mutable=["batch_stats"])
+        stats, unpack_stats = _packed(new, ndim=1)
+        return x, stats
+
+    unroll = 1 if scan and length > MAX_UNROLLED else length
+    x, stats = lax.scan(again(one) if again else one, x, rows, unroll=unroll)
+    if train:
+        for name, value in unpack_stats(stats).get("batch_stats", {}).items():
+            block.put_variable("batch_stats", name, value)
+    return x
+
+
+def _initial(block, x, train, length):
+    """Draw what the blocks start from."""
+    run = nn.scan(
+        lambda block, x, _: (block(x, train), None),
+        variable_axes={"params": 0, "batch_stats": 0},
+        split_rngs={"params": True},
+        length=length,
+    )
+    return run(block, x, None)[0]
+
+
+def _packed(tree: PyTree, ndim: int) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+    """Leaves of `ndim` axes, those of a shape and dtype in one array [..., G, C].
+
+    They are joined end to end before an axis moves: XLA makes neighboring slices of a
+    bundle one slice.
+
+    Returns:
+      (the arrays, the way back, from arrays with any other leading axes).
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    groups, others = {}, {}
+    for i, x in enumerate(leaves):
+        if x.ndim == ndim:
+            groups.setdefault(f"{x.dtype}{x.shape}", []).append(i)
+        else:
+            others[i] = x
+
+    def join(ids):
+        joined = jnp.concatenate([leaves[i].ravel() for i in ids])
+        return jnp.moveaxis(joined.reshape(len(ids), *leaves[ids[0]].shape), 0, -2)
+
+    def unpack(packed):
+        joined, others = packed
+        parts = dict(others)
+        for key, ids in groups.items():
+            whole = jnp.moveaxis(joined[key], -2, 0)
+            pieces = lax.split(whole.ravel(), [whole[0].size] * len(ids))
+            pieces = [x.reshape(whole.shape[1:]) for x in pieces]
+            parts.update(zip(ids, pieces, strict=True))
+        return structure.unflatten(parts[i] for i in range(structure.num_leaves))
+
+    return ({key: join(ids) for key, ids in groups.items()}, others), unpack
+
+
+def named_stages(tree: PyTree, stages: Mapping[str, int]) -> PyTree:
+    """A collection of a module, its stages of so many blocks with keys of `stacks`."""
+
+    def named(stage, count):
+        blocks = {stack_key(1, 2): stage["first"]}
+        if count > 1:
+            one = lambda x: x[0] if count == 2 else x
+            blocks[stack_key(2, count + 1)] = jax.tree.map(one, stage["blocks"])
+        return blocks
+
+    return {k: named(x, stages[k]) if k in stages else x for k, x in tree.items()}
+
+
+def stacked_stages(tree: PyTree, stages: Mapping[str, int]) -> PyTree:
+    """The inverse, of blocks that are stacked in any way."""
+
+    def linen(stage, count):
+        blocks = {"first": stage[stack_key(1, 2)]}
+        if count > 1:
+            blocks["blocks"] = stack_blocks(stage, 2, count + 1)
+        return blocks
+
+    return {k: linen(x, stages[k]) if k in stages else x for k, x in tree.items()}

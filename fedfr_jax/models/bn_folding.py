@@ -1,0 +1,206 @@
+"""Batch normalizations folded into convolutions, for evaluation and export.
+
+In evaluation BN(z) = a z + c with a = scale / sqrt(var + eps), c = bias - a mean. One
+that follows a convolution or a linear layer goes into its kernel and bias; that of the
+head goes into the linear layer behind it. The first one of a residual block follows a
+sum that its shortcut needs too:
+  previous  it stays, as bn1/{scale, shift} [C];
+  full      it goes into the convolution behind it. Zeros of the padding are not
+            shifted, so what its shift adds depends on the pixel near the border: in
+            place of conv1's bias there is border/map [h, w, C], added to its output.
+Both are exact.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedfr_jax.models.block_scan import named_stages, stacked_stages
+from fedfr_jax.models.conv import convolve
+from fedfr_jax.models.norm import EPSILON, per_channel
+from fedfr_jax.schema import check_choice
+from fedfr_jax.types import Model, PyTree
+
+PREVIOUS, FULL = "previous", "full"
+LEVELS = (PREVIOUS, FULL)
+
+
+def fold(model: Model, variables: PyTree, *, level: str = FULL) -> tuple:
+    """The network of a model in evaluation, its batch normalizations folded away.
+
+    Args:
+      variables: {"params", "batch_stats"}, blocks stacked in any way.
+      level: previous or full, see above.
+
+    Returns:
+      (apply, folded): `folded` is {"params": ...} with the names of the network, every
+      convolution as kernel and bias; apply(folded, x [B, H, W, C]) is the output
+      [B, D] of `model.apply` in evaluation.
+
+    Raises:
+      ValueError: for an unknown level, or a network that cannot be folded.
+    """
+    check_choice("level", level, LEVELS)
+    if model.fold_batch_norm is None:
+        raise ValueError("model must be an iresnet to be folded, got another network.")
+    return model.fold_batch_norm(variables, level)
+
+
+class AffineNorm(NamedTuple):
+    """What a batch normalization does in evaluation: a z + c, of [..., C]."""
+
+    a: jax.Array
+    c: jax.Array
+
+
+def affine_of_norm(params: Mapping, stats: Mapping) -> AffineNorm:
+    """Of {scale (unless frozen at 1), bias} and {mean, var}, perhaps stacked."""
+    a = params.get("scale", 1.0) * jax.lax.rsqrt(stats["var"] + EPSILON)
+    return AffineNorm(a, params["bias"] - a * stats["mean"])
+
+
+def fold_after(layer: Mapping, norm: AffineNorm) -> dict:
+    """A layer {kernel [..., O], perhaps bias [..., O]} and the norm that follows."""
+    kernel = layer["kernel"]
+    lead = norm.a.ndim - 1  # of a stack
+    between = (1,) * (kernel.ndim - 1 - lead)
+    wide = norm.a.reshape(*norm.a.shape[:lead], *between, -1)
+    return {"kernel": kernel * wide, "bias": norm.a * layer.get("bias", 0.0) + norm.c}
+
+
+def fold_before(norm: AffineNorm, layer: Mapping) -> dict:
+    """A linear layer {kernel [P C, O], bias} of P pixels, and what precedes it."""
+    kernel = layer["kernel"]
+    by_pixel = kernel.reshape(-1, len(norm.a), kernel.shape[1])
+    bias = layer["bias"] + jnp.einsum("c,pco->o", norm.c, by_pixel)
+    wide = norm.a[None, :, None]
+    return {"kernel": (by_pixel * wide).reshape(kernel.shape), "bias": bias}
+
+
+def fold_iresnet(
+    module: nn.Module,
+    image_shape: Sequence[int],
+    stages: Mapping[str, int],
+    variables: PyTree,
+    level: str,
+) -> tuple[Callable, PyTree]:
+    """`fold` of `iresnet`, whose module can run without batch normalizations.
+
+    Args:
+      stages: name -> number of blocks.
+    """
+    params, stats = (
+        stacked_stages(variables[name], stages) for name in ("params", "batch_stats")
+    )
+    folded = {"stem": _stem(params["stem"], stats["stem"])}
+    size = tuple(image_shape[:2])
+    for stage in stages:
+        first, *others = ("first", "blocks")[: min(stages[stage], 2)]
+        strides = (2, 1) if module.stride_on == "first" else (1, 2)
+        block = lambda name, size, stride, stage=stage: fold_block(
+            params[stage][name], stats[stage][name], level, size, stride
+        )
+        folded[stage] = {first: block(first, size, strides[0])}
+        size = tuple(-(-n // 2) for n in size)
+        folded[stage] |= {name: block(name, size, 1) for name in others}
+    folded |= _head(module.head, params, stats)
+    own = module.clone(fold=level)
+
+    def apply(folded: PyTree, x: jax.Array) -> jax.Array:
+        chex.assert_shape(x, (None, *image_shape))
+        given = {"params": stacked_stages(folded["params"], stages)}
+        x = x.astype(jax.tree.leaves(given)[0].dtype)
+        return own.apply(given, x, train=False)
+
+    return apply, {"params": named_stages(folded, stages)}
+
+
+def _stem(params, stats):
+    conv = fold_after(params["conv"], affine_of_norm(params["bn"], stats["bn"]))
+    return {"conv": conv, "prelu": params["prelu"]}
+
+
+def fold_block(
+    params: Mapping, stats: Mapping, level: str, size: tuple[int, int], stride: int
+) -> dict:
+    """A residual block of IResNet, or a stack of them, without batch normalizations.
+
+    Args:
+      size: (H, W) of its input.
+      stride: of its first convolution.
+    """
+    first, second, third = (
+        affine_of_norm(params[name], stats[name]) for name in ("bn1", "bn2", "bn3")
+    )
+    conv1, folded = params["conv1"], {"prelu": params["prelu"]}
+    if level == PREVIOUS:
+        folded["bn1"] = {"scale": first.a, "shift": first.c}
+        folded["conv1"] = fold_after(conv1, second)
+    else:
+        seen = lambda kernel, c: _constant_output(kernel, c, size, stride)
+        for _ in range(conv1["kernel"].ndim - 4):  # a stack
+            seen = jax.vmap(seen)
+        added = seen(conv1["kernel"], first.c)
+        kernel = conv1["kernel"] * first.a[..., None, None, :, None]
+        folded["conv1"] = {"kernel": fold_after({"kernel": kernel}, second)["kernel"]}
+        wide = lambda x: x[..., None, None, :]
+        folded["border"] = {"map": wide(second.a) * added + wide(second.c)}
+    folded["conv2"] = fold_after(params["conv2"], third)
+    if "shortcut" in params:
+        own, seen = params["shortcut"], stats["shortcut"]
+        folded["shortcut"] = {
+            "conv": fold_after(own["conv"], affine_of_norm(own["bn"], seen["bn"]))
+        }
+    return folded
+
+
+def _constant_output(kernel, c, size, stride):
+    """What a 3x3 convolution makes of an image that is c [I] everywhere, [h, w, O]."""
+    image = jnp.broadcast_to(c, (1, *size, len(c)))
+    with jax.default_matmul_precision("highest"):
+        return convolve(image, kernel, stride=stride, padding=1, implementation="xla")[
+            0
+        ]
+
+
+def _head(head, params, stats):
+    """The units of a head of `face_head`, folded."""
+    shift = lambda name: affine_of_norm(params[name], stats[name])
+    if head == "moe":
+        each = ("masked", "plain", "gate")
+        inner = lambda name: affine_of_norm(params[name]["bn"], stats[name]["bn"])
+        return {
+            name: {"fc": fold_before(inner(name), params[name]["fc"])} for name in each
+        }
+    if head == "GDC":
+        bn, pixels = shift("bn"), params["pixels"]["kernel"]
+        folded = {"pixels": {"kernel": pixels * bn.a[None, None], "bias": bn.c}}
+        return folded | {"fc": fold_after(params["fc"], shift("bn_out"))}
+    fc = fold_before(shift("bn"), params["fc"])
+    return {"fc": fc if head == "F" else fold_after(fc, shift("bn_out"))}
+
+
+class Affine(nn.Module):
+    """scale [C] times x plus shift [C]."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., C] -> [..., C]."""
+        shape = (x.shape[-1],)
+        scale = self.param("scale", nn.initializers.ones, shape).astype(x.dtype)
+        shift = self.param("shift", nn.initializers.zeros, shape).astype(x.dtype)
+        return x * per_channel(scale, x) + per_channel(shift, x)
+
+
+class Border(nn.Module):
+    """x plus a number for every pixel and channel."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, h, w, C] -> [B, h, w, C]."""
+        added = self.param("map", nn.initializers.zeros, x.shape[1:])
+        return x + added.astype(x.dtype)[None]

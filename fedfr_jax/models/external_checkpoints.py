@@ -1,0 +1,483 @@
+"""External checkpoints: parameter names of other libraries to ours and back.
+
+Weights of the PyTorch networks, to ours and back.
+
+Convolutions OIHW <-> HWIO, linear [out, in] <-> [in, out], the flattening before the
+linear layer C, H, W <-> H, W, C, and blocks <-> stacks of equal ones. Names on the
+PyTorch side are those of FedFR's and InsightFace's backbones and of torchvision's
+ResNets; batch counters go. `foreign` knows further names.
+
+Which network a file of weights is of, and its variables: other people's names.
+
+Known are `convert`'s (InsightFace, FedFR's SphereFace, torchvision), those of the "IR"
+networks of TreB1eN, face.evoLVe, TFace and AdaFace, and our own leaves such as
+`params/stem/conv/kernel`.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedfr_jax import trees
+from fedfr_jax.json_files import parse_json
+from fedfr_jax.models import build_model
+from fedfr_jax.models.iresnet import iresnet
+from fedfr_jax.models.model_limits import check_layers
+from fedfr_jax.models.norm import EPSILON
+from fedfr_jax.models.resnet import resnet
+from fedfr_jax.models.sphereface import sphereface
+from fedfr_jax.models.weights import Weights
+from fedfr_jax.scanned_blocks import by_block_name, unstack_like
+from fedfr_jax.schema import MOST, check_choice, check_ranges, has_kind, with_tuples
+from fedfr_jax.types import PyTree
+
+_FACTORIES = {"sphereface": sphereface, "iresnet": iresnet, "resnet": resnet}
+
+_LEAVES = {
+    "kernel": "weight",
+    "bias": "bias",
+    "slope": "weight",
+    "scale": "weight",
+    "mean": "running_mean",
+    "var": "running_var",
+}
+_SPHEREFACE_FIRST = {"conv": "0", "prelu": "1"}
+_TOPS = {
+    "sphereface": {"fc": "fc"},
+    "iresnet": {
+        "stem/conv": "conv1",
+        "stem/bn": "bn1",
+        "stem/prelu": "prelu",
+        "bn": "bn2",
+        "fc": "fc",
+        "bn_out": "features",
+    },
+    "resnet": {"stem/conv": "conv1", "stem/bn": "bn1", "fc": "fc"},
+}
+_FROZEN = {"sphereface": (), "iresnet": ("features.weight",), "resnet": ()}
+
+
+def from_torch(
+    model_name: str,
+    state_dict: Mapping[str, np.ndarray],
+    image_shape: Sequence[int],
+    **settings,
+) -> PyTree:
+    """Variables of a model from a PyTorch state dict.
+
+    Args:
+      model_name: "sphereface", "iresnet" with head E, or "resnet" (stem "imagenet").
+      state_dict: tensor name -> array, every tensor of the backbone.
+      image_shape: (H, W, C) of the model.
+      **settings: of the model's factory, such as depth or widths.
+
+    Returns:
+      {"params": ..., "batch_stats": ...} as numpy arrays of the tensors' dtype.
+
+    Raises:
+      ValueError: naming the tensors that are missing, unknown or of another shape.
+    """
+    template, head = _template(model_name, image_shape, settings)
+    given = {k: np.asarray(v) for k, v in state_dict.items() if not _is_counter(k)}
+    blocks = jax.eval_shape(by_block_name, template)
+    names = [_torch_name(model_name, path) for path, _ in _leaves(blocks)]
+    _check_names(given, names, _FROZEN[model_name])
+    problems, arrays = [], []
+    for (path, leaf), name in zip(_leaves(blocks), names, strict=True):
+        expected = _torch_shape(leaf.shape)
+        if given[name].shape != expected:
+            problems.append(f"{name} {given[name].shape} instead of {expected}")
+        if not problems:
+            arrays.append(_to_jax(given[name], path, head))
+    if problems:
+        raise ValueError(
+            f"Tensor shapes must fit the model, got {', '.join(problems)}."
+        )
+    return unstack_like(
+        jax.tree.unflatten(jax.tree.structure(blocks), arrays), template
+    )
+
+
+def fill_resnet(variables: PyTree, state_dict: Mapping[str, np.ndarray]) -> PyTree:
+    """A network on a ResNet, such as `reid`, whose ResNet is torchvision's.
+
+    Args:
+      variables: {"params", "batch_stats"}, where what is neither "stem" nor a "stage"
+        stays as it is.
+      state_dict: tensor name -> array; its own last layer, "fc", is left out.
+
+    Raises:
+      ValueError: naming the tensors that are missing, unknown or of another shape.
+    """
+    is_trunk = lambda path: path[0].startswith(("stem", "stage"))
+    given = {k: np.asarray(v) for k, v in state_dict.items() if not _is_counter(k)}
+    given = {k: v for k, v in given.items() if not k.startswith("fc.")}
+    paths = [path for path, _ in _leaves(variables)]
+    names = [_torch_name("resnet", path) for path in paths if is_trunk(path)]
+    _check_names(given, names, ())
+    found = []
+    for path, leaf in _leaves(variables):
+        if is_trunk(path):
+            array = given[name := _torch_name("resnet", path)]
+            if array.shape != _torch_shape(leaf.shape):
+                raise ValueError(
+                    f"Tensor shapes must fit the model, got {name} {array.shape} "
+                    f"instead of {_torch_shape(leaf.shape)}."
+                )
+            leaf = _to_jax(array, path, None).astype(leaf.dtype)
+        found.append(leaf)
+    return jax.tree.unflatten(jax.tree.structure(variables), found)
+
+
+def to_torch(
+    model_name: str, variables: PyTree, image_shape: Sequence[int], **settings
+) -> dict[str, np.ndarray]:
+    """PyTorch state dict of a model's variables; the inverse of `from_torch`.
+
+    Raises:
+      ValueError: when the variables are not those of the model.
+    """
+    template, head = _template(model_name, image_shape, settings)
+    blocks = by_block_name(jax.tree.map(np.asarray, variables))
+    shapes = jax.eval_shape(by_block_name, template)
+    of = lambda tree: jax.tree.map(np.shape, tree)
+    if of(blocks) != of(shapes):
+        found = trees.difference(shapes, blocks)
+        raise ValueError(f"variables must be those of this {model_name}, got {found}.")
+    state_dict = {}
+    for path, leaf in _leaves(blocks):
+        state_dict[_torch_name(model_name, path)] = _to_numpy(leaf, path, head)
+    for name in _FROZEN[model_name]:
+        bias = state_dict[name.replace("weight", "bias")]
+        state_dict[name] = np.ones_like(bias)
+    return state_dict
+
+
+def _template(model_name, image_shape, settings):
+    """Shapes of the variables, and (h, w, C) of the map before the linear layer."""
+    check_choice("model_name", model_name, _FACTORIES)
+    model = _FACTORIES[model_name](image_shape, **settings)
+    template = jax.eval_shape(model.init, jax.random.key(0))
+    params = template["params"]
+    if tops := {*params} - {*_stages(params), "stem", *_TOPS[model_name]}:
+        raise ValueError(f"{model_name} must have a head of PyTorch's, got {tops}.")
+    num_features = params["fc"]["kernel"].shape[0]
+    if model_name == "resnet":  # the mean over pixels
+        return template, (1, 1, num_features)
+    num_stages = len(_stages(params))
+    height, width = (-(-size // 2**num_stages) for size in model.image_shape[:2])
+    return template, (height, width, num_features // (height * width))
+
+
+def _stages(params):
+    return [name for name in params if name.startswith("stage")]
+
+
+def _leaves(tree):
+    """(path below the collection, leaf) in the order of jax.tree.leaves."""
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        yield tuple(key.key for key in keys[1:]), leaf
+
+
+def _torch_name(model_name, path):
+    """Name of the tensor that is a leaf of a block."""
+    *module, kind = path
+    if module[0].startswith("stage"):
+        name = _stage_name(model_name, module)
+    else:
+        name = _TOPS[model_name]["/".join(module)]
+    return f"{name}.{_LEAVES[kind]}"
+
+
+def _stage_name(model_name, module):
+    stage, block, *rest = module
+    layer, rest = stage.replace("stage", "layer"), ".".join(rest)
+    number = int(block.removeprefix("block"))
+    if model_name == "sphereface":
+        if number == 1:
+            return f"{layer}.{_SPHEREFACE_FIRST[rest]}"
+        # The first block is layers 0 and 1, a convolution and its PReLU.
+        return f"{layer}.{number}.{rest}"
+    rest = re.sub("^shortcut.conv$", "downsample.0", rest)
+    rest = re.sub("^shortcut.bn$", "downsample.1", rest)
+    return f"{layer}.{number - 1}.{rest}"
+
+
+def _torch_shape(shape):
+    if len(shape) == 4:
+        return (shape[3], shape[2], shape[0], shape[1])
+    return tuple(reversed(shape))
+
+
+def _to_jax(array, path, head):
+    if array.ndim == 4:
+        return array.transpose(2, 3, 1, 0)
+    if path != ("fc", "kernel"):
+        return array
+    height, width, channels = head
+    array = array.reshape(-1, channels, height, width).transpose(2, 3, 1, 0)
+    return array.reshape(height * width * channels, -1)
+
+
+def _to_numpy(array, path, head):
+    if array.ndim == 4:
+        return array.transpose(3, 2, 0, 1)
+    if path != ("fc", "kernel"):
+        return array
+    array = array.reshape(*head, -1).transpose(3, 2, 0, 1)
+    return array.reshape(array.shape[0], -1)
+
+
+def _is_counter(name):
+    return name.endswith("num_batches_tracked")
+
+
+def _check_names(given: Mapping, wanted: Iterable[str], frozen: Iterable[str]):
+    wanted = {*wanted, *frozen}
+    missing = sorted(wanted - given.keys())
+    unknown = sorted(given.keys() - wanted)
+    if missing or unknown:
+        raise ValueError(
+            "Tensors must be those of the model, got missing: "
+            f"{', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
+        )
+    for name in frozen:
+        if not np.all(given[name] == 1):
+            other = given[name][given[name] != 1][0]
+            raise ValueError(
+                f"{name} must be all ones (that scale is frozen), got {other}."
+            )
+
+
+Arrays = Mapping[str, np.ndarray]
+SIDES = (1, 2**13)  # of images
+DEPTHS = ("depth", "num_blocks")  # where a network's section has no `blocks`
+IR = "body.0.res_layer.0.weight"
+IR_LAYERS = {  # of a block, with and without a normalization after conv1
+    6: {"0": "bn1", "1": "conv1", "2": "bn2", "3": "prelu", "4": "conv2", "5": "bn3"},
+    5: {"0": "bn1", "1": "conv1", "2": "prelu", "3": "conv2", "4": "bn3"},
+}
+IR_TOPS = {
+    "input_layer.0": "conv1",
+    "input_layer.1": "bn1",
+    "input_layer.2": "prelu",
+    "output_layer.0": "bn2",
+    "output_layer.3": "fc",
+    "output_layer.4": "features",
+}
+
+
+def convert_variables(weights: Weights, model: Mapping, image_shape: Sequence[int]):
+    """The weights as the variables of the network that a config's `model` names.
+
+    Args:
+      model: {"name": of MODELS, settings of its factory}.
+      image_shape: (H, W, C).
+
+    Returns:
+      {"params", "batch_stats"} of numpy arrays, float32.
+
+    Raises:
+      ValueError: naming the leaves that are missing, unknown or of another shape.
+    """
+    _check_model(weights, model, image_shape)
+    arrays = {k: _float32(v) for k, v in weights.arrays.items()}
+    if any(name.startswith("params/") for name in arrays):
+        built = build_model(model, image_shape)
+        return fitted(arrays, jax.eval_shape(built.init, jax.random.key(0)))
+    arrays = from_ir(arrays) if IR in arrays else arrays
+    settings = {k: v for k, v in model.items() if k != "name"}
+    return from_torch(model["name"], arrays, image_shape, **settings)
+
+
+def detect_model(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """(`model` of a config, image_shape) of the network that weights are of.
+
+    Raises:
+      ValueError: when neither the file nor the names of its arrays tell it.
+    """
+    if {"model", "image_shape"} <= weights.about.keys():
+        model = with_tuples(parse_json(weights.about["model"], "model"))
+        shape = tuple(parse_json(weights.about["image_shape"], "image_shape", list))
+        _check_model(weights, model, shape)
+        return model, shape
+    arrays = from_ir(weights.arrays) if IR in weights.arrays else weights.arrays
+    blocks = _blocks(arrays)
+    _check_model(weights, {"blocks": [*blocks.values()]}, (1, 1, 1))
+    if not blocks or "fc.weight" not in arrays:
+        raise ValueError(
+            "weights must have the names of InsightFace, TreB1eN, FedFR's SphereFace "
+            f"or torchvision, got {sorted(arrays)[:4]}: name the network."
+        )
+    if "layer1.0.weight" in arrays:
+        return _sphereface(arrays, blocks)
+    if "features.bias" in arrays:
+        pooled = {"shortcut": "pool"} if IR in weights.arrays else {}
+        return _iresnet(arrays, blocks, pooled)
+    return _resnet(arrays, blocks)
+
+
+def _check_model(weights: Weights, model: Mapping, image_shape: Sequence[int]) -> None:
+    """Raise ValueError for sizes that no file of this many arrays has, before a network
+    of them is made."""
+    check_layers("model", model)
+    count = len(weights.arrays)
+    for name in ("blocks",) if "blocks" in model else DEPTHS:
+        if has_kind(int | Sequence[int], of := model.get(name, 0)):
+            if (blocks := int(np.sum(of))) > count:
+                raise ValueError(
+                    f"model.{name} must be of the file's {count} arrays, got {blocks} "
+                    "blocks."
+                )
+    if len(image_shape) not in (1, 3) or not has_kind(tuple[int, ...], image_shape):
+        raise ValueError(f"image_shape must be H, W, C, got {image_shape}.")
+    sides = SIDES if len(image_shape) == 3 else (1, MOST)
+    check_ranges("", {"image_shape": tuple(image_shape)}, {"image_shape": sides})
+
+
+def from_ir(arrays: Arrays) -> dict[str, np.ndarray]:
+    """IR's arrays under InsightFace's names.
+
+    Blocks without a normalization between the first convolution and PReLU get one that
+    changes nothing. The last one's scale, frozen at 1 here, goes into the linear layer.
+    """
+    arrays = {k: v for k, v in arrays.items() if not k.endswith("num_batches_tracked")}
+    blocks, renamed = _places(arrays), {}
+    for name, array in arrays.items():
+        *module, leaf = name.split(".")
+        if module[0] != "body":
+            renamed[f"{IR_TOPS.get('.'.join(module), '.'.join(module))}.{leaf}"] = array
+            continue
+        number, kind, layer = int(module[1]), module[2], module[3]
+        length = 1 + max(_numbers(arrays, rf"body\.{number}\.res_layer\.(\d+)\."))
+        if length not in IR_LAYERS or len(module) > 4:
+            raise ValueError(
+                f"IR blocks must have two convolutions, got {name} of {length} layers."
+            )
+        is_short = kind == "shortcut_layer"
+        inner = f"downsample.{layer}" if is_short else IR_LAYERS[length][layer]
+        renamed[f"{blocks[number]}.{inner}.{leaf}"] = array
+    for place in blocks.values():
+        if f"{place}.bn2.weight" not in renamed:
+            renamed |= _identity(f"{place}.bn2", len(renamed[f"{place}.prelu.weight"]))
+    return _with_unit_scale(renamed)
+
+
+def _places(arrays) -> dict[int, str]:
+    """Number of a block in `body` -> its stage and place, a stage per width."""
+    numbers = sorted({*_numbers(arrays, r"body\.(\d+)\.")})
+    width = lambda i: arrays[f"body.{i}.res_layer.1.weight"].shape[0]
+    stages = [list(run) for _, run in itertools.groupby(numbers, key=width)]
+    return {
+        number: f"layer{stage}.{place}"
+        for stage, run in enumerate(stages, 1)
+        for place, number in enumerate(run)
+    }
+
+
+def _identity(name, width) -> dict[str, np.ndarray]:
+    one, zero = np.ones(width, np.float32), np.zeros(width, np.float32)
+    statistics = {f"{name}.running_mean": zero, f"{name}.running_var": one - EPSILON}
+    return {f"{name}.weight": one, f"{name}.bias": zero, **statistics}
+
+
+def _with_unit_scale(arrays):
+    """g (y - m) / s + b as (g y - g m) / s + b: g goes into the linear layer."""
+    scale = arrays.get("features.weight", np.ones(1, np.float32))
+    zero = np.zeros_like(arrays["features.running_mean"])
+    return arrays | {
+        "fc.weight": arrays["fc.weight"] * scale[:, None],
+        "fc.bias": arrays["fc.bias"] * scale,
+        "features.running_mean": arrays["features.running_mean"] * scale,
+        "features.weight": np.ones_like(zero),
+        "features.bias": arrays.get("features.bias", zero),
+    }
+
+
+def fitted(arrays: Arrays, template: PyTree) -> PyTree:
+    """Arrays by our names as variables like `template`, of arrays or shapes.
+
+    Raises:
+      ValueError: naming the first leaf that is missing, unknown or of another shape.
+    """
+    shapes = jax.eval_shape(by_block_name, template)
+    wanted = {
+        trees.path_name(path): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
+    }
+    found = {name: x.shape for name, x in arrays.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise ValueError(
+                f"weights must fit the network: {name} must be "
+                f"{wanted.get(name, 'absent')}, got {found.get(name, 'none')}."
+            )
+    leaf = lambda path, _: arrays[trees.path_name(path)]
+    return unstack_like(jax.tree_util.tree_map_with_path(leaf, shapes), template)
+
+
+def _blocks(arrays) -> dict[int, int]:
+    """Stage -> its number of blocks."""
+    stages = sorted({*_numbers(arrays, r"layer(\d+)\.")})
+    count = lambda i: 1 + max(_numbers(arrays, rf"layer{i}\.(\d+)\."), default=0)
+    return {i: count(i) for i in stages}
+
+
+def _numbers(arrays, pattern) -> list[int]:
+    found = [re.match(pattern, name) for name in arrays]
+    return [int(match[1]) for match in found if match]
+
+
+def _iresnet(arrays, blocks, more):
+    widths = [len(arrays[f"layer{i}.0.conv1.weight"]) for i in blocks]
+    dim, features = arrays["fc.weight"].shape
+    settings = {"blocks": [*blocks.values()], "widths": widths, "embedding_dim": dim}
+    channels = arrays["conv1.weight"].shape[1]
+    shape = _image_shape(features // widths[-1], len(blocks), channels)
+    return {"name": "iresnet", **settings, **more}, shape
+
+
+def _sphereface(arrays, blocks):
+    widths = [len(arrays[f"layer{i}.0.weight"]) for i in blocks]
+    dim, features = arrays["fc.weight"].shape
+    counts = [num - 2 for num in blocks.values()]  # after a convolution and its PReLU
+    settings = {"blocks": counts, "widths": widths, "embedding_dim": dim}
+    channels = arrays["layer1.0.weight"].shape[1]
+    shape = _image_shape(features // widths[-1], len(blocks), channels)
+    return {"name": "sphereface", **settings}, shape
+
+
+def _resnet(arrays, blocks):
+    widths = [len(arrays[f"layer{i}.0.conv1.weight"]) for i in blocks]
+    is_large = arrays["conv1.weight"].shape[-1] == 7
+    settings = {
+        "num_classes": len(arrays["fc.weight"]),
+        "depth": 50 if "layer1.0.conv3.weight" in arrays else 18,
+        "blocks": [*blocks.values()],
+        "widths": widths,
+        "stem": "imagenet" if is_large else "cifar",
+    }
+    size = 224 if is_large else 32  # of the usual training; the network takes any
+    return {"name": "resnet", **settings}, (size, size, arrays["conv1.weight"].shape[1])
+
+
+def _image_shape(pixels, num_stages, channels):
+    """Of square images, or of the narrower 112 x 96 crops of faces."""
+    side = math.isqrt(pixels)
+    height, width = (side, side) if side * side == pixels else (7, 6)
+    if height * width != pixels:
+        raise ValueError(
+            f"fc.weight must have columns of a square map, got {pixels} pixels: name "
+            "the network."
+        )
+    return height << num_stages, width << num_stages, channels
+
+
+def _float32(array):
+    is_float = np.issubdtype(array.dtype, np.floating) or array.dtype.kind == "V"
+    return array.astype(np.float32) if is_float else array

@@ -1,0 +1,196 @@
+"""Heads: from the last map to an embedding, and MOON's projection.
+
+A projection between a network's features and its classifier, as MOON has it.
+
+Li, He, Song 2021, arXiv:2103.16257, section 3.2: two linear layers with a ReLU between
+them; their output is what the contrastive term compares and what the classifier sees.
+Linear layers start as PyTorch's do.
+
+Parameters, beside those of the network, whose last block is the classifier:
+projection/hidden/kernel [D, D], bias [D], projection/out/kernel [D, P], bias [P]; the
+classifier's kernel is [P, M].
+
+From the last map of a face network to its embedding.
+
+The names are those of ArcFace's released code; E is the paper's choice, section 3.1 of
+arXiv:1801.07698. Linear layers start as PyTorch's. Parameters, C = channels of the map,
+D = embedding; bn is {scale, bias} [C], bn_out {bias} [D] with its scale frozen at 1:
+  E    bn, dropout, fc/kernel [h w C, D], fc/bias, bn_out
+  F    bn, dropout, fc
+  GAP  bn, the mean over pixels, fc/kernel [C, D], fc/bias, bn_out
+  GDC  pixels/kernel [h, w, C], one number for every pixel and channel, whose sum over
+       pixels goes on (MobileFaceNets, arXiv:1804.07573, section 3.1); bn, fc, bn_out
+  moe  masked/{bn, fc}, plain/{bn, fc} and gate/{bn, fc [h w C, 2]}
+
+moe is the first round's network of BigFace (the challenge's report, section 2): p of
+the expert for masked faces and 1 - p of the one for plain faces, p the second number of
+the gate's softmax. That p weighs the masked expert is our reading. How the gate is
+taught is not published: its logits are the model's `features`, and ours is a loss that
+compares them with whether a mask was put on (`gate_weight` of central training).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedfr_jax.models.linen import normal, sow_features, uniform
+from fedfr_jax.models.norm import BatchNorm
+from fedfr_jax.schema import check_choice
+from fedfr_jax.types import Model
+
+NAME = "projection"
+
+
+def with_projection(model: Model, *, projection: int) -> Model:
+    """`model`, a classifier with features, behind a projection to so many numbers, P.
+
+    Raises:
+      ValueError: for a projection below 1, or a network without features of its own.
+    """
+    top = model.blocks[-1] if model.blocks else ""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))["params"]
+    if projection < 1:
+        raise ValueError(f"projection must be at least 1, got {projection}.")
+    if model.apply_with_features is None or "kernel" not in shapes.get(top, {}):
+        raise ValueError(
+            "projection must go with a classifier with features, got none."
+        )
+    dim, num_classes = shapes[top]["kernel"].shape
+
+    def init(key):
+        first, *keys = jax.random.split(key, 4)
+        variables = model.init(first)
+        sizes = ((dim, dim), (dim, projection), (projection, num_classes))
+        hidden, out, head = map(projection_layer, keys, sizes)
+        added = {NAME: {"hidden": hidden, "out": out}, top: head}
+        return {**variables, "params": {**variables["params"], **added}}
+
+    def features(variables, x, train=False, key=None):
+        params = dict(variables["params"])
+        added, head = params.pop(NAME), params.pop(top)
+        # The network's own classifier is not looked at, and so not computed.
+        unused = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes[top])
+        inner = {**variables, "params": {**params, top: unused}}
+        _, seen, stats = model.apply_with_features(inner, x, train, key=key)
+        hidden = jax.nn.relu(through(added["hidden"], seen))
+        projected = through(added["out"], hidden)
+        return through(head, projected), projected, stats
+
+    def apply(variables, x, train=False, key=None):
+        logits, _, stats = features(variables, x, train, key)
+        return logits, stats
+
+    blocks = (*model.blocks[:-1], NAME, top)
+    return model._replace(
+        init=init,
+        apply=apply,
+        apply_with_features=features,
+        blocks=blocks,
+        fold_batch_norm=None,
+    )
+
+
+def projection_layer(key: jax.Array, size: tuple[int, int]) -> dict[str, jax.Array]:
+    """Kernel [I, O] and bias [O], uniform within 1 / sqrt(I)."""
+    draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1.0, maxval=1.0)
+    kernel_key, bias_key = jax.random.split(key)
+    bound = 1 / math.sqrt(size[0])
+    kernel, bias = draw(kernel_key, size), draw(bias_key, size[1:])
+    return {"kernel": bound * kernel, "bias": bound * bias}
+
+
+def through(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """A linear layer of x [B, I], [B, O]."""
+    return x @ layer["kernel"] + layer["bias"][None]
+
+
+HEADS = {  # name: its units, in the order of the data
+    "E": ("bn", "fc", "bn_out"),
+    "F": ("bn", "fc"),
+    "GAP": ("bn", "fc", "bn_out"),
+    "GDC": ("pixels", "bn", "fc", "bn_out"),
+    "moe": ("masked", "plain", "gate"),
+}
+WITH_DROPOUT = ("E", "F")
+
+
+def check_head(head: str, dropout: float) -> None:
+    """Raise ValueError for an unknown head, or a dropout that is not in [0, 1) or that
+    the head does not have."""
+    check_choice("head", head, HEADS)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}.")
+    if dropout and head not in WITH_DROPOUT:
+        raise ValueError(f"dropout must be 0 with head {head}, got {dropout}.")
+
+
+def embed(
+    module: nn.Module, x: jax.Array, train: bool, *, is_folded: bool = False
+) -> jax.Array:
+    """The embedding [B, D] of a map [B, h, w, C], within the call of `module`.
+
+    Args:
+      module: has the attributes `head`, `embedding_dim` and `dropout`.
+      is_folded: the head is without batch normalizations, see `folding`.
+    """
+    head = module.head
+    norm = lambda x, name, **settings: (
+        x if is_folded else BatchNorm(name=name, **settings)(x, train)
+    )
+    if head == "moe":
+        return _experts(module, x, train, is_folded)
+    if head == "GDC":
+        x = Pixels(name="pixels")(x)
+    x = norm(x, "bn")
+    if head == "GAP":
+        x = jnp.mean(x, (1, 2))
+    elif head in WITH_DROPOUT:
+        x = nn.Dropout(module.dropout, deterministic=not train)(x)
+    x = x.reshape(x.shape[0], -1)
+    x = linear(module.embedding_dim, x.shape[1], "fc")(x)
+    return x if head == "F" else norm(x, "bn_out", use_scale=False)
+
+
+def _experts(module, x, train, is_folded):
+    sizes = {"masked": module.embedding_dim, "plain": module.embedding_dim, "gate": 2}
+    outputs = [Expert(n, is_folded, name=name)(x, train) for name, n in sizes.items()]
+    masked, plain, gate = outputs
+    share = nn.softmax(sow_features(module, gate))[:, 1:]
+    return share * masked + (1 - share) * plain
+
+
+class Expert(nn.Module):
+    """Batch normalization, then a linear layer of all pixels."""
+
+    num_outputs: int
+    is_folded: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, h, w, C] -> [B, num_outputs]."""
+        if not self.is_folded:
+            x = BatchNorm(name="bn")(x, train)
+        x = x.reshape(x.shape[0], -1)
+        return linear(self.num_outputs, x.shape[1], "fc")(x)
+
+
+class Pixels(nn.Module):
+    """The sum over pixels of each channel times numbers of its own, one per pixel."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, h, w, C] -> [B, C]."""
+        init = normal(math.sqrt(2 / (x.shape[1] * x.shape[2])))  # He normal
+        kernel = self.param("kernel", init, x.shape[1:])
+        y = jnp.einsum("bhwc,hwc->bc", x, kernel.astype(x.dtype))
+        if self.has_variable("params", "bias"):  # of a folded network
+            y += self.get_variable("params", "bias").astype(x.dtype)[None]
+        return y
+
+
+def linear(num_outputs: int, num_inputs: int, name: str) -> nn.Module:
+    """A linear layer that starts as PyTorch's, uniform within 1 / sqrt(inputs)."""
+    init = uniform(1 / math.sqrt(num_inputs))
+    return nn.Dense(num_outputs, kernel_init=init, bias_init=init, name=name)

@@ -1,0 +1,313 @@
+"""Small networks of federated papers: CNN, MLP, LEAF, logistic regression.
+
+Two small networks for small images: the ones federated learning papers share.
+
+`cnn`: two 3x3 convolutions, 2x2 max pooling, one hidden layer (the EMNIST network of
+Reddi et al., arXiv:2003.00295, table 4, without dropout). `mlp`: one hidden layer.
+The output is the hidden layer, an embedding, or with `num_classes` a classifier's
+logits, linear in it.
+
+Parameters: cnn: conv<1|2>/kernel [3, 3, I, O], bias [O]; both: fc/kernel [I, D], bias,
+and with `num_classes` classifier/kernel [D, M], bias.
+
+The two convolutional networks of LEAF (Caldas et al. 2018, arXiv:1812.01097).
+
+`leaf_celeba`: four times a 3x3 convolution of 32 channels, batch normalization, 2x2 max
+pooling, ReLU, then a linear layer. `leaf_femnist`: two 5x5 convolutions of 32 and 64
+channels, each with ReLU and 2x2 max pooling, a layer of 2048, a linear layer. Both pad
+so that only pooling makes an image smaller.
+
+Parameters: conv<i>/kernel [k, k, I, O], bias [O]; bn<i>/{scale, bias} [O] with
+batch_stats {mean, var}; fc/kernel [I, 2048], bias; classifier/kernel [I, M], bias [M].
+
+Multinomial logistic regression, on vectors or flattened images.
+
+`mclr` of the FedProx code (Li et al. 2020, arXiv:1812.06127), whose 1e-3 on kernels is
+`optimizer = {"name": "sgd", "weight_decay": 1e-3, "decays": "kernel$"}` of a method.
+Its features are the logits: the layer before them would be the data, which no training
+moves.
+
+Parameters: classifier/kernel [D, M], bias [M].
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedfr_jax.models.conv import Conv
+from fedfr_jax.models.linen import (
+    check_widths,
+    from_linen,
+    sow_features,
+    xavier_uniform,
+)
+from fedfr_jax.models.norm import BatchNorm
+from fedfr_jax.types import Model
+
+
+def cnn(
+    image_shape: Sequence[int],
+    *,
+    widths: Sequence[int] = (32, 64),
+    embedding_dim: int = 128,
+    num_classes: int | None = None,
+    implementation: str = "auto",
+    dtype: Any = None,
+) -> Model:
+    """3x3 convolutions without padding, 2x2 max pooling, linear, each with ReLU.
+
+    Args:
+      image_shape: (H, W, C), H and W large enough to leave 2 pixels before pooling.
+      widths: channels of every convolution.
+      embedding_dim: of the hidden layer, D.
+      num_classes: M, for logits [B, M] instead of embeddings.
+      implementation: how convolutions are computed, see `conv.convolve`.
+      dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
+
+    Raises:
+      ValueError: for widths that are none, or an image that is too small.
+    """
+    check_widths(widths)
+    smallest = 2 * len(widths) + 2
+    if min(image_shape[:2]) < smallest:
+        raise ValueError(
+            f"image_shape must be at least {smallest} pixels high and wide for "
+            f"{len(widths)} convolutions, got {tuple(image_shape)}."
+        )
+    module = SmallCNN(tuple(widths), embedding_dim, num_classes, implementation, dtype)
+    convolutions = [f"conv{i + 1}" for i in range(len(widths))]
+    return _cnn_model(module, image_shape, convolutions, embedding_dim, num_classes)
+
+
+def mlp(
+    image_shape: Sequence[int],
+    *,
+    hidden: int = 64,
+    num_classes: int | None = None,
+    dtype: Any = None,
+) -> Model:
+    """One linear layer with ReLU on the flattened image, D = hidden.
+
+    With `num_classes`, M, another one makes logits [B, M] of it. `dtype` is that of the
+    hidden layer, such as "bfloat16"; None for that of the parameters.
+    """
+    module = SmallMLP(hidden, num_classes, dtype)
+    return _cnn_model(module, image_shape, [], hidden, num_classes)
+
+
+def _cnn_model(module, image_shape, blocks, hidden, num_classes):
+    if num_classes is None:
+        return from_linen(module, image_shape, hidden, blocks=[*blocks, "fc"])
+    blocks = [*blocks, "fc", "classifier"]
+    return from_linen(module, image_shape, num_classes, blocks=blocks)
+
+
+class SmallCNN(nn.Module):
+    """The network; `cnn` documents its attributes."""
+
+    widths: tuple[int, ...]
+    embedding_dim: int
+    num_classes: int | None = None
+    implementation: str = "auto"
+    dtype: Any = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C] -> [B, D] or [B, M]."""
+        del train
+        param_dtype = x.dtype
+        for i, width in enumerate(self.widths):
+            conv = Conv(
+                width,
+                use_bias=True,
+                implementation=self.implementation,
+                dtype=self.dtype,
+                name=f"conv{i + 1}",
+            )
+            x = nn.relu(conv(x))
+        x = max_pool(x).astype(param_dtype)
+        return _top(self, self.embedding_dim, x)
+
+
+class SmallMLP(nn.Module):
+    """Flatten, linear, ReLU; `mlp` documents its attributes."""
+
+    hidden: int
+    num_classes: int | None = None
+    dtype: Any = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, ...] -> [B, hidden] or [B, M]."""
+        del train
+        return _top(self, self.hidden, x, self.dtype)
+
+
+def max_pool(x: jax.Array) -> jax.Array:
+    """2x2 max pooling, [B, H, W, C] -> [B, H // 2, W // 2, C].
+
+    A reshape, because reduce_window is slow in XLA:CPU's backward pass.
+    """
+    num, height, width, channels = x.shape
+    x = x[:, : height // 2 * 2, : width // 2 * 2]
+    x = x.reshape(num, height // 2, 2, width // 2, 2, channels)
+    return jnp.max(x, axis=(2, 4))
+
+
+def _top(module, hidden, x, dtype=None):
+    """Linear layer with ReLU, then the classifier, if any: [B, ...] -> [B, D or M]."""
+    init = xavier_uniform()
+    dense = nn.Dense(hidden, dtype=dtype, kernel_init=init, name="fc")
+    x = nn.relu(dense(x.reshape(x.shape[0], -1))).astype(x.dtype)
+    if module.num_classes is None:
+        return x
+    init = xavier_uniform()
+    top = nn.Dense(module.num_classes, kernel_init=init, name="classifier")
+    return top(sow_features(module, x))
+
+
+def leaf_celeba(
+    image_shape: Sequence[int],
+    *,
+    num_classes: int = 2,
+    widths: Sequence[int] = (32, 32, 32, 32),
+    implementation: str = "auto",
+    dtype: Any = None,
+) -> Model:
+    """The network for CelebA, images of 84 pixels in LEAF; features behind pooling.
+
+    Args:
+      image_shape: (H, W, C), halved once per width.
+      num_classes: M.
+      widths: channels of every convolution.
+      implementation: how convolutions are computed, see `conv.convolve`.
+      dtype: of all but the last layer, such as "bfloat16"; None for that of the
+        parameters.
+
+    Raises:
+      ValueError: when the image is too small.
+    """
+    module = LeafCNN(num_classes, tuple(widths), 3, True, 0, implementation, dtype)
+    return _leaf_model(image_shape, module)
+
+
+def leaf_femnist(
+    image_shape: Sequence[int],
+    *,
+    num_classes: int = 62,
+    widths: Sequence[int] = (32, 64),
+    hidden: int = 2048,
+    implementation: str = "auto",
+    dtype: Any = None,
+) -> Model:
+    """The network for FEMNIST, images of 28 pixels; features of the hidden layer.
+
+    Args:
+      hidden: its units; the others as for `leaf_celeba`.
+
+    Raises:
+      ValueError: when the image is too small.
+    """
+    settings = 5, False, hidden, implementation, dtype
+    module = LeafCNN(num_classes, tuple(widths), *settings)
+    return _leaf_model(image_shape, module)
+
+
+def _leaf_model(image_shape, module):
+    check_widths(module.widths)
+    smallest = 2 ** len(module.widths)
+    if min(image_shape[:2]) < smallest:
+        raise ValueError(
+            f"image_shape must be at least {smallest} pixels high and wide for "
+            f"{len(module.widths)} poolings, got {tuple(image_shape)}."
+        )
+    numbers = range(1, len(module.widths) + 1)
+    kinds = ("conv", "bn") if module.has_norm else ("conv",)
+    blocks = [f"{kind}{i}" for i in numbers for kind in kinds]
+    blocks += ["fc"] * bool(module.hidden) + ["classifier"]
+    return from_linen(module, image_shape, module.num_classes, blocks=blocks)
+
+
+class LeafCNN(nn.Module):
+    """Both networks; `leaf_celeba` and `leaf_femnist` document the attributes."""
+
+    num_classes: int
+    widths: tuple[int, ...]
+    kernel_size: int
+    has_norm: bool
+    hidden: int  # 0 for none
+    implementation: str = "auto"
+    dtype: Any = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C] -> [B, M]."""
+        param_dtype = x.dtype
+        for i, width in enumerate(self.widths, 1):
+            x = self._conv(width, i)(x)
+            if self.has_norm:
+                x = BatchNorm(name=f"bn{i}")(x, train)
+            x = nn.relu(_max_pool(x))
+        x = x.reshape(x.shape[0], -1)
+        if self.hidden:
+            init = xavier_uniform()
+            settings = {"dtype": self.dtype, "kernel_init": init, "name": "fc"}
+            x = nn.relu(nn.Dense(self.hidden, **settings)(x))
+        init = xavier_uniform()
+        top = nn.Dense(self.num_classes, kernel_init=init, name="classifier")
+        return top(sow_features(self, x.astype(param_dtype)))
+
+    def _conv(self, width, number):
+        return Conv(
+            width,
+            kernel_size=self.kernel_size,
+            padding=self.kernel_size // 2,
+            use_bias=True,
+            implementation=self.implementation,
+            dtype=self.dtype,
+            name=f"conv{number}",
+        )
+
+
+def _max_pool(x):
+    """2x2 max pooling, [B, H, W, C] -> [B, H // 2, W // 2, C].
+
+    By pairs: the derivative of a maximum over an axis divides by the number of equals,
+    which is 0 where the compiler computes x twice and rounds otherwise.
+    """
+    height, width = (size // 2 * 2 for size in x.shape[1:3])
+    rows = jnp.maximum(x[:, 0:height:2], x[:, 1:height:2])
+    return jnp.maximum(rows[:, :, 0:width:2], rows[:, :, 1:width:2])
+
+
+def logistic(
+    image_shape: Sequence[int], *, num_classes: int, dtype: Any = None
+) -> Model:
+    """One linear layer to `num_classes` logits.
+
+    Args:
+      image_shape: (H, W, C) or (D,).
+      num_classes: M.
+      dtype: of the product, such as "bfloat16"; None for that of the parameters.
+    """
+    module = Logistic(num_classes, dtype)
+    return from_linen(module, image_shape, num_classes, blocks=["classifier"])
+
+
+class Logistic(nn.Module):
+    """The network; `logistic` documents its attribute."""
+
+    num_classes: int
+    dtype: Any = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, ...] -> [B, M]."""
+        del train
+        init = xavier_uniform()
+        settings = {"dtype": self.dtype, "kernel_init": init, "name": "classifier"}
+        layer = nn.Dense(self.num_classes, **settings)
+        return layer(x.reshape(x.shape[0], -1)).astype(x.dtype)

@@ -1,0 +1,220 @@
+"""Programs of a run's stages, compiled for devices that are absent.
+
+What a run's stages hand to the compiler, from shapes alone.
+
+Nothing is put on a device, so the devices need not be there, see `devices.described`.
+
+A run's programs compiled for devices that are not there, and what comes of them.
+"""
+
+import functools
+import time
+from collections.abc import Iterable
+
+import jax
+
+from fedfr_jax import mesh
+from fedfr_jax import mesh as meshes
+from fedfr_jax.central.settings import build_mesh
+from fedfr_jax.data.stream import Stream, place_examples
+from fedfr_jax.federated import model_parallel
+from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.federated.lowering import lowered
+from fedfr_jax.federated.programs import extra_shapes, on_mesh, round_arguments
+from fedfr_jax.federated.simulation import cohort_of_round
+from fedfr_jax.federated.state import Simulation
+from fedfr_jax.federated.streaming import fit_waves
+from fedfr_jax.plan import hlo
+from fedfr_jax.runs.autotune import TuningChoice
+from fedfr_jax.runs.central_stage import build_epochs_of_stage
+from fedfr_jax.runs.stage_setup import build_stage_simulation
+from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer, PyTree
+
+Programs = dict[str, jax.stages.Lowered]
+
+
+def stage_programs(experiment: Experiment, name: str) -> Programs:
+    """A stage's programs by what they do: `step` of a central stage, `round` of a
+    federated one, or its `segment` and `finish` where examples are streamed."""
+    trainer = experiment.stages[name].trainer
+    if isinstance(trainer, CentralTrainer):
+        mesh = build_mesh(trainer.settings, experiment.mesh)
+        epochs = build_epochs_of_stage(trainer, mesh, experiment.seed)
+        first = functools.partial(trainer.init, jax.random.key(experiment.seed))
+        return {"step": epochs.lower(first, trainer.dataset)}
+    sim = _simulation(experiment, trainer)
+    return round_programs(sim, server_shapes(experiment, name, sim))
+
+
+def _simulation(experiment: Experiment, trainer: FederatedTrainer) -> Simulation:
+    table = place_examples(experiment.task.dataset, experiment.mesh)
+    lanes = experiment.federation.initial_clients_per_device
+    return build_stage_simulation(experiment, trainer, table, TuningChoice(lanes=lanes))
+
+
+def server_shapes(experiment: Experiment, name: str, sim: Simulation) -> PyTree:
+    """A federated stage's server as shapes, each with its place."""
+    stage = experiment.stages[name]
+    before = stage.init_from_stage and end_shapes(experiment, stage.init_from_stage)
+    begin = lambda variables: sim.algorithm.init(
+        stage.trainer.init_variables(variables)
+    )
+    server = jax.eval_shape(begin, before)
+    return meshes.shapes_at(server, model_parallel.placement(sim.mesh, server))
+
+
+def end_shapes(experiment: Experiment, name: str) -> PyTree:
+    """Variables at the end of a stage, as shapes."""
+    trainer = experiment.stages[name].trainer
+    if isinstance(trainer, FederatedTrainer):
+        sim = _simulation(experiment, trainer)
+        return jax.eval_shape(
+            trainer.global_model, server_shapes(experiment, name, sim)
+        )
+    variables = jax.eval_shape(trainer.init, jax.random.key(0))
+    if table := trainer.sharded_classes:  # without its padding
+        rows = variables["params"][table.path]
+        rows = jax.ShapeDtypeStruct((len(table.names), *rows.shape[1:]), rows.dtype)
+        variables["params"] = {**variables["params"], table.path: rows}
+    return variables
+
+
+def round_programs(sim: Simulation, server: PyTree) -> Programs:
+    """The programs of a round of `sim`, which `server` (shapes) begins.
+
+    Raises:
+      jax.errors.JAXTypeError: where the algorithm's `prepare` asks for values.
+    """
+    extra = on_mesh(sim.mesh, empty_prepared(sim.cohort_size))
+    if sim.algorithm.prepare:
+        context = sim.context(cohort_of_round(sim, 0))._replace(dataset=_resident(sim))
+        extra = extra_shapes(sim.algorithm.prepare, server, context)
+    key = jax.random.key(sim.seed)
+    row = jax.eval_shape(sim.algorithm.init_personal, key, server)
+    arguments = round_arguments(
+        sim.mesh,
+        cohort_size=sim.cohort_size,
+        lanes=sim.lanes,
+        shards=sim.shards,
+        server=server,
+        row=row,
+        extra=extra,
+        table=sim.device_data,
+        key=sim.key,
+        hyper=sim.hyper,
+    )
+    if not sim.data.is_streamed:
+        return {"round": lowered(sim.programs.run_whole, *arguments)}
+    return _segment_programs(sim, *arguments)
+
+
+def _resident(sim):
+    """All examples as shapes on the devices, also those of a stream."""
+    table = sim.device_data
+    if not isinstance(table, Stream):
+        return table
+    count = table.num_examples
+    of = lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
+    return on_mesh(sim.mesh, jax.tree.map(of, table.example))
+
+
+def _segment_programs(sim, server, rows, slots, order, table, shared) -> Programs:
+    """A segment of as many waves as the stream's memory has room for, and the end."""
+    del table
+    waves, lanes = slots.shape[1:3]
+    room = shared[0].examples.shape[1]
+    size = fit_waves(
+        sim.device_data,
+        sim.largest.cumsum(),
+        memory=sim.device_data.memory,
+        lanes=lanes,
+        waves=waves,
+        room=room,
+    )
+    of = lambda x: jax.ShapeDtypeStruct(
+        (x.shape[0], size.waves, *x.shape[2:]), x.dtype, sharding=x.sharding
+    )
+    segment = *jax.tree.map(of, (rows, slots)), sim.data.shapes(size), shared
+    cut = meshes.over_clients(sim.mesh)
+    at = lambda tree: meshes.shapes_at(tree, jax.tree.map(lambda _: cut, tree))
+    run, finish = sim.programs.run, sim.programs.finish
+    total = at(jax.eval_shape(sim.programs.start, server, *segment))
+    _, output = jax.eval_shape(run, total, server, *segment)
+    outputs = [at(output._replace(personal=()))] * size.segments
+    return {
+        "segment": lowered(run, total, server, *segment),
+        "finish": lowered(finish, server, total, outputs, order, shared),
+    }
+
+
+GIB = 2**30
+
+
+def compile_stages(experiment: Experiment, names: Iterable[str] = ()) -> dict:
+    """{stage: {program: what `compile_programs` says}}, one after the other.
+
+    Args:
+      names: of stages; none: all.
+
+    Raises:
+      ValueError: for a stage that the experiment does not have.
+    """
+    for name in (names := list(names) or list(experiment.stages)):
+        if name not in experiment.stages:
+            known = list(experiment.stages)
+            raise ValueError(f"--rows must be of {known}, got {name!r}.")
+    return {
+        name: {
+            what: compile_programs(program, experiment.mesh.size)
+            for what, program in stage_programs(experiment, name).items()
+        }
+        for name in names
+    }
+
+
+def compile_programs(program: jax.stages.Lowered, num_devices: int) -> dict:
+    """What the compiler says of a program for so many devices, as plain numbers.
+
+    Returns:
+      compile_seconds; fits; gib: of a device, by what it is for, `needed` in all;
+      whole and step: see `hlo.Counts`, step None where there is none;
+      optimal_seconds: a TPU's estimate, each loop turned once, None where there is
+      none or one below zero. Where the compiler finds no room, only fits (false) and
+      what it says.
+    """
+    start = time.perf_counter()
+    try:
+        found = program.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return {"fits": False, "says": _used(str(error))}
+    seconds = time.perf_counter() - start
+    memory, text = memory_gib(found.memory_analysis()), hlo.parse(found.as_text())
+    step = hlo.count_step(text, num_devices)
+    estimate = (found.cost_analysis() or {}).get("optimal_seconds", 0)
+    return {
+        "compile_seconds": round(seconds, 1),
+        "fits": memory["needed"] * GIB <= mesh.memory(),
+        "gib": {name: round(size, 6) for name, size in memory.items()},
+        "whole": hlo.count_program(text, num_devices)._asdict(),
+        "step": step and step._asdict(),
+        "optimal_seconds": estimate if estimate > 0 else None,
+    }
+
+
+def memory_gib(memory) -> dict[str, float]:
+    """GiB of a device, by what it is for."""
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    number = {
+        "arguments": memory.argument_size_in_bytes / GIB,
+        "results": max(results, 0) / GIB,  # beside those in place of arguments
+        "temporaries": memory.temp_size_in_bytes / GIB,
+    }
+    return {**number, "needed": sum(number.values())}
+
+
+def _used(text: str) -> str:
+    """The sentence of a TPU's compiler that says how much would be used."""
+    lines = [line for line in text.splitlines() if "Used" in line]
+    return (lines or text.splitlines())[0].strip()

@@ -1,0 +1,276 @@
+"""Dummy inputs for planning.
+
+Sources are opened as ever but their images are black, and one that is not there is made
+up in the size that the set is known to have. Weights and files that networks are judged
+on are left out: shapes do not depend on them. A teacher's are blank.
+"""
+
+import inspect
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.data.partition import ms1m_order
+from fedfr_jax.data.sources import open_source
+from fedfr_jax.data.sources.decoding import parse_size
+from fedfr_jax.data.sources.selection import concat_sources
+from fedfr_jax.federated.settings import AUTO, TABLES
+from fedfr_jax.models import MODELS, conv
+from fedfr_jax.tasks.faces.distillation import DummyTeacher
+from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
+
+
+class KnownSize(NamedTuple):
+    """Of a data set, as its authors give it."""
+
+    images: int
+    classes: int
+    shape: tuple[int, int, int]
+    num_test: int = 0  # images of its own test part, the last ones
+    num_clients: int = 0  # whom its images come from
+    cameras: int = 0  # of re-identification: half of the people are trained on
+    masks: int = 0  # classes of pixels
+
+
+PERSON, FACE = (256, 128, 3), (112, 112, 3)
+SIZES = {  # by the name of a source, of a TensorFlow data set or of a folder
+    "camvid": KnownSize(701, 3, (180, 240, 3), num_test=233, masks=11),
+    "celeb_a": KnownSize(202_599, 10_177, (218, 178, 3)),
+    "cifar10": KnownSize(60_000, 10, (32, 32, 3), num_test=10_000),
+    "cifar100": KnownSize(60_000, 100, (32, 32, 3), num_test=10_000),
+    "emnist/byclass": KnownSize(814_255, 62, (28, 28, 1), num_test=116_323),
+    "fashion_mnist": KnownSize(70_000, 10, (28, 28, 1), num_test=10_000),
+    "fei": KnownSize(2_800, 200, (28, 28, 3)),
+    "femnist10": KnownSize(131_310, 10, (28, 28, 1)),
+    "flickr_aes": KnownSize(6_000, 5, (224, 224, 3), num_clients=37),
+    "lfw": KnownSize(13_233, 5_749, FACE),
+    "mnist": KnownSize(70_000, 10, (28, 28, 1), num_test=10_000),
+    "omniglot": KnownSize(19_280, 964, (28, 28, 1)),
+    "orl": KnownSize(400, 40, (112, 92, 1)),
+    "oxford_iiit_pet": KnownSize(7_349, 37, (96, 96, 3), num_test=3_669, masks=3),
+    # Of people: faces, and re-identification.
+    "faces_emore": KnownSize(5_822_653, 85_742, FACE),
+    "glint360k": KnownSize(17_091_657, 360_232, FACE),
+    "ms1m-retinaface-t1": KnownSize(5_179_510, 93_431, FACE),
+    "webface42m": KnownSize(42_474_557, 2_059_906, FACE),
+    "3dpes": KnownSize(1_011, 192, PERSON, cameras=8),
+    "cuhk01": KnownSize(3_884, 971, PERSON, cameras=2),
+    "cuhk02": KnownSize(7_264, 1_816, PERSON, cameras=10),
+    "cuhk03_np": KnownSize(14_096, 1_467, PERSON, cameras=2),
+    "dukemtmc_reid": KnownSize(36_411, 1_404, PERSON, cameras=8),
+    "ilids": KnownSize(476, 119, PERSON, cameras=2),
+    "market1501": KnownSize(32_668, 1_501, PERSON, cameras=6),
+    "market1501_dev": KnownSize(12_936, 751, PERSON, cameras=6),
+    "msmt17": KnownSize(126_441, 4_101, PERSON, cameras=15),
+    "prid2011": KnownSize(1_134, 385, PERSON, cameras=2),
+    "viper": KnownSize(1_264, 632, PERSON, cameras=2),
+}
+FILES = ("pairs", "search", "templates", "representation")  # keys of config.evaluation
+WEIGHTS = ("init", "weights", "init_fc")
+
+
+def without_files(settings: Mapping, say=print) -> dict:
+    """The sections of a config (see `build.sections`), ready for its task to build.
+
+    Args:
+      say: is told what stands in for what.
+
+    Raises:
+      ValueError: for a set that is not there and whose size is not known; else as the
+        source.
+    """
+    partition = dict(settings["partition"])
+    partition.pop("max_examples", None)  # what stands in may have more images
+    if public := partition.get("public"):
+        partition["public"] = {**public}
+        if "source" in public:
+            source = dummy_images(public["source"], {}, say)
+            partition["public"]["source"] = {"name": "opened", "source": source}
+    source = dummy_images(settings["data"], partition, say)
+    federation = settings["federation"]
+    # A stream reads nothing before it is asked; lanes that are measured are built.
+    if federation.get("table", AUTO) in TABLES:
+        federation = {**federation, "table": "stream"}
+    if federation.get("lanes") == AUTO:
+        federation = {**federation, "lanes": 1}
+    without = lambda of, keys: {k: v for k, v in of.items() if k not in keys}
+    own = lambda of: with_dummy_teachers(without(of, WEIGHTS), settings["model"], say)
+    methods = {k: own(of) for k, of in settings["methods"].items()}
+    return {
+        **settings,
+        "data": {"name": "opened", "source": source},
+        "partition": partition,
+        "model": plain(without(settings["model"], WEIGHTS)),
+        "pretrain": own(settings["pretrain"]),
+        "federation": federation,
+        "evaluation": without(settings["evaluation"], FILES),
+        "methods": methods,
+    }
+
+
+def with_dummy_teachers(row: Mapping, student: Mapping, say) -> Mapping:
+    """A row, or `pretrain`, whose teacher is one without numbers, of no file."""
+    told = row.get("distill")
+    if not isinstance(told, Mapping):
+        return row
+    told = dict(told)
+    if told.get("cache") is not None:
+        told = {**told, "cache": DummyTeacher(), "teacher": None}
+    elif isinstance(teacher := told.get("teacher"), Mapping):
+        if not teacher.get("model"):
+            say("distill.teacher.model is not told: the student stands in for it.")
+        network = {k: v for k, v in student.items() if k not in WEIGHTS}
+        network = plain(teacher.get("model") or network)
+        told["teacher"] = {**teacher, "weights": DummyTeacher(), "model": network}
+    return {**row, "distill": told}
+
+
+def plain(model: Mapping) -> dict:
+    """A network's section with XLA's own convolutions, as on anything but a CPU."""
+    known = inspect.signature(MODELS.get(model.get("name"), lambda: None)).parameters
+    if (
+        "implementation" not in known
+        or model.get("implementation", conv.AUTO) != conv.AUTO
+    ):
+        return dict(model)
+    return {**model, "implementation": "xla"}
+
+
+def dummy_images(data: Mapping, partition: Mapping, say) -> Source:
+    """The source of a section, its images and masks all 0."""
+    if data.get("name") == "join" and not is_there(data):
+        parts = {k: dummy_images(of, partition, say) for k, of in data["parts"].items()}
+        return _replace_images(concat_sources(parts))
+    if is_there(data):
+        return _replace_images(open_source(**data))
+    source = made_up_labels(data, partition)
+    say(
+        f"{_place(data)} is not there: {len(source.labels):,} made-up images of "
+        f"{len(source.names):,} classes stand in for it."
+    )
+    return source
+
+
+def _replace_images(source: Source) -> Source:
+    shape, dtype = source.image_shape, source.read(np.arange(0)).dtype
+    none = lambda *of: lambda rows: np.broadcast_to(dtype.type(0), (len(rows), *of))
+    masks = source.masks
+    if masks is not None:
+        gray = lambda rows: np.broadcast_to(np.uint8(0), (len(rows), *shape[:2]))
+        masks = masks._replace(read=gray)
+    return source._replace(read=none(*shape), masks=masks)
+
+
+def _place(data: Mapping) -> str:
+    """What a set that may be missing is called."""
+    keys = "path", "data_dir", "dataset", "name"
+    return str(next(data[key] for key in keys if data.get(key)))
+
+
+def is_there(data: Mapping) -> bool:
+    """Whether a source's files are; a TensorFlow data set must have been prepared."""
+    name = data.get("name")
+    if name == "join":
+        return all(map(is_there, data["parts"].values()))
+    if name in ("tfds", "femnist10"):
+        folder = data.get("data_dir") or os.environ.get(
+            "TFDS_DATA_DIR", "~/tensorflow_datasets"
+        )
+        dataset = data.get("dataset", "emnist/byclass")
+        return pathlib.Path(folder, dataset).expanduser().is_dir()
+    place = data.get("path", data.get("data_dir"))
+    return place is None or pathlib.Path(place).exists()
+
+
+def made_up_labels(data: Mapping, partition: Mapping) -> Source:
+    """A source of the size that the section's set is known to have."""
+    size = known_size(data)
+    labels = _labels(size, partition)
+    number, count = np.arange(len(labels)), int(labels.max()) + 1
+    height, width = parse_size(data.get("image_size") or size.shape[:2])
+    shape = (height, width, data.get("channels") or size.shape[2])
+    source = Source(
+        read=lambda rows: np.broadcast_to(np.uint8(0), (len(rows), *shape)),
+        labels=labels,
+        names=tuple(map(str, range(count))),
+        image_shape=shape,
+        client_ids=number % size.num_clients if size.num_clients else None,
+    )
+    if data.get("attribute"):  # two classes, and the people own their images
+        source = source._replace(labels=labels % 2, names=("0", "1"), client_ids=labels)
+    if size.cameras:
+        source = source._replace(
+            cameras=1 + number % size.cameras, roles=_roles(labels)
+        )
+    if size.num_test and data.get("test_split", data["name"]):
+        source = source._replace(is_test=number >= len(labels) - size.num_test)
+    if size.masks:
+        names = tuple(map(str, range(size.masks)))
+        gray = lambda rows: np.broadcast_to(np.uint8(0), (len(rows), height, width))
+        source = source._replace(masks=Masks(gray, names))
+    return source
+
+
+def known_size(data: Mapping) -> KnownSize:
+    """The known size of a section's set.
+
+    Raises:
+      ValueError: where it is not known.
+    """
+    place = pathlib.Path(str(data.get("path", data.get("data_dir", ""))))
+    words = data.get("dataset"), place.stem, place.name, place.parent.name, data["name"]
+    for word in words:
+        if word in SIZES:
+            return SIZES[word]
+    raise ValueError(
+        f"config.data must be there or one of {sorted(SIZES)}, got {_place(data)!r}."
+    )
+
+
+def _labels(size: KnownSize, partition: Mapping) -> np.ndarray:
+    """[T] int32, as many of each class; of faces as many people as a split asks for."""
+    if partition.get("name") == "ms1m":
+        return ms1m_labels(**partition)
+    keys = "num_global_ids", "num_unseen_ids"
+    asked = sum(partition.get(key) or 0 for key in keys)
+    asked += partition.get("num_clients", 0) * partition.get("ids_per_client", 0)
+    if not partition.get("ids_per_client") and not size.cameras:
+        return (np.arange(size.images) % size.classes).astype(np.int32)
+    count = max(asked, size.classes)
+    least = max(partition.get("min_images", 0), partition.get("global_min_images", 0))
+    each = max(least, size.images // count, 4)  # some to train on, some to test
+    return np.repeat(np.arange(count, dtype=np.int32), each)
+
+
+def _roles(labels: np.ndarray) -> np.ndarray:
+    """The first half of the people train; of each other one image is a query."""
+    is_first = np.diff(labels, prepend=-1) > 0
+    tested = np.where(is_first, QUERY, GALLERY)
+    return np.where(labels < (labels.max() + 1) // 2, TRAIN, tested).astype(np.uint8)
+
+
+def ms1m_labels(
+    *,
+    num_clients: int = 40,
+    ids_per_client: int = 100,
+    num_global_ids: int = 6000,
+    num_unseen_ids: int = 0,
+    client_images: tuple[int, int] = (100, 110),
+    global_images: tuple[int, int] = (60, 80),
+    seed: int = 100,
+    **others,
+) -> np.ndarray:
+    """Labels [T] int32 of a set that `ms1m` with these settings can split.
+
+    Every identity has the number of images in the middle of its interval.
+    """
+    del others
+    half = max(num_clients * ids_per_client, num_global_ids + num_unseen_ids)
+    order = ms1m_order(np.arange(2 * half), seed=seed)
+    counts = np.empty(2 * half, np.int64)
+    counts[order[:half]] = sum(client_images) // 2
+    counts[order[half:]] = sum(global_images) // 2
+    return np.repeat(np.arange(2 * half, dtype=np.int32), counts)

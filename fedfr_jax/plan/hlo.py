@@ -1,0 +1,152 @@
+"""Compiled programs read from their text: collectives, kernels, steps.
+
+A fusion is one kernel. A loop's body counts as often as the compiler knows that it
+turns, and once where only the run knows. A step, local or of central training, is such
+a turn: of the loop with the most convolutions among those whose number of turns is the
+run's.
+"""
+
+import re
+from collections import Counter
+from typing import NamedTuple
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+)
+# What a device is told to start; other instructions are part of these, or free.
+KERNELS = ("fusion", "custom-call", "convolution", "dot", "reduce", "sort", "copy")
+KERNELS += ("scatter", "gather", "dynamic-slice", "dynamic-update-slice", "transpose")
+
+HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$", re.MULTILINE)
+LINE = re.compile(r"^ +(?:ROOT )?%?[\w.-]+ = (.+?) ([a-z][\w-]*)\((.*)$", re.MULTILINE)
+SHAPE = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
+CALLS = re.compile(r"\b(?:body|calls|to_apply|branch_computations)=(\{[^}]*\}|[^ ,]+)")
+CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
+BODY = re.compile(r"\bbody=%?([\w.-]+)")
+TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+CONSTANT = re.compile(r"= [su]32\[\][^ ]* constant\((\d+)\)")
+
+
+class Instruction(NamedTuple):
+    """One line of a computation."""
+
+    shape: str  # of its result, as text
+    name: str  # such as fusion
+    rest: str  # operands and attributes
+
+
+class Program(NamedTuple):
+    """The computations of a compiled program."""
+
+    lines: dict[str, list[Instruction]]
+    text: dict[str, str]
+    entry: str
+
+
+class Counts(NamedTuple):
+    """How often something happens in a part of a program."""
+
+    kernels: int
+    convolutions: int  # a TPU makes convolutions of matrix products too
+    collectives: dict[str, int]
+    megabytes: dict[str, float]  # of the whole arrays that these make, on a device
+
+
+def parse(text: str) -> Program:
+    """The computations of `Compiled.as_text()`."""
+    heads = list(HEAD.finditer(text))
+    ends = [head.start() for head in heads[1:]] + [len(text)]
+    bodies = {h[2]: text[h.end() : end] for h, end in zip(heads, ends, strict=True)}
+    lines = {
+        name: [Instruction(*found) for found in LINE.findall(body)]
+        for name, body in bodies.items()
+    }
+    (entry,) = [head[2] for head in heads if head[1]]
+    return Program(lines, bodies, entry)
+
+
+def count_program(program: Program, num_devices: int) -> Counts:
+    """Of everything."""
+    return _counts(program, program.entry, num_devices)
+
+
+def count_step(program: Program, num_devices: int) -> Counts | None:
+    """Of one step; None where the run decides of no loop with a convolution."""
+    loops = [
+        BODY.search(line.rest)[1]
+        for lines in program.lines.values()
+        for line in lines
+        if line.name == "while" and _turns(program, line) is None
+    ]
+    found = [_counts(program, body, num_devices) for body in loops]
+    found = [counts for counts in found if counts.convolutions]
+    # Of loops within loops the inner one, of as many, is the step.
+    return min(found, key=lambda x: (-x.convolutions, x.kernels), default=None)
+
+
+def _turns(program, line) -> int | None:
+    """How often a `while` turns, None where the compiler does not know."""
+    if known := TURNS.search(line.rest):
+        return int(known[1])
+    condition = program.text.get(CONDITION.search(line.rest)[1], "")
+    limits = CONSTANT.findall(condition)
+    is_count = len(limits) == 1 and "direction=LT" in condition
+    return int(limits[0]) if is_count else None
+
+
+def _counts(program, name, num_devices) -> Counts:
+    kinds, sizes = Counter(), Counter()
+    for line, times, is_fused in _run(program, name):
+        kind = line.name.removesuffix("-start")
+        if kind in COLLECTIVES:
+            kinds[kind] += times
+            sizes[kind] += times * _bytes(line, kind, num_devices) / 1e6
+        elif _is_convolution(line):
+            kinds["convolutions"] += times
+        if kind in KERNELS and not is_fused:
+            kinds["kernels"] += times
+    return Counts(
+        kernels=kinds.pop("kernels", 0),
+        convolutions=kinds.pop("convolutions", 0),
+        collectives=dict(kinds),
+        megabytes={kind: round(size, 6) for kind, size in sizes.items()},
+    )
+
+
+def _run(program, name, times=1, is_fused=False):
+    """(instruction, how often, whether it is part of a kernel) of a computation and
+    all that it calls."""
+    for line in program.lines.get(name, ()):
+        yield line, times, is_fused
+        turns = _turns(program, line) or 1 if line.name == "while" else 1
+        within = is_fused or line.name == "fusion"
+        if line.name in ("reduce", "sort", "scatter", "all-reduce", "reduce-scatter"):
+            continue  # what they apply to each number
+        for called in CALLS.findall(line.rest):
+            for inner in called.split(", "):
+                yield from _run(program, inner.strip("{% }"), times * turns, within)
+
+
+def _is_convolution(line) -> bool:
+    is_call = line.name == "custom-call" and "conv" in line.rest.partition("target=")[2]
+    return line.name == "convolution" or is_call
+
+
+def _bytes(line, kind, num_devices) -> int:
+    """Bytes of the whole arrays that a collective makes, or of what it adds up."""
+    shapes = [x for x in SHAPE.findall(line.shape) if x[2]]
+    if line.name.endswith("-start"):  # operands first, then results
+        shapes = shapes[len(shapes) // 2 :]
+    size = sum(_size(*shape) for shape in shapes)
+    return size * num_devices if kind == "reduce-scatter" else size
+
+
+def _size(kind: str, bits: str, shape: str) -> int:
+    count = 1
+    for length in shape.split(","):
+        count *= int(length)
+    return count if kind == "pred" else count * max(int(bits) // 8, 1)

@@ -1,0 +1,114 @@
+"""Plans and compiled programs in words.
+
+A plan in words: a table for each stage.
+
+What a compiler has said, as lines for a terminal.
+"""
+
+from collections.abc import Mapping
+
+from fedfr_jax.plan.devices import GIB, REACHED, STREAMED, Device
+
+ABOUT = (
+    f"Expected, not measured: products at {REACHED:.0%} of their peak, the rest at "
+    f"{STREAMED:.0%} of the memory's bandwidth, one kernel after the other. Left out: "
+    "evaluation, checkpoints, images that come too slowly, and that links "
+    "between hosts are slower than those within one."
+)
+
+
+def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> str:
+    """Lines about one stage, of `stages.as_numbers`."""
+    size = lambda x: f"{x / GIB:10.3f} GiB"
+    lines = [f"{name}: {_what(numbers)}"]
+    lines += [f"  {part:46}{size(x)}" for part, x in numbers["bytes"].items() if x > 0]
+    verdict = "" if numbers["fits"] else "   DOES NOT FIT"
+    usable = f" of {numbers['bytes_usable'] / GIB:.1f}"
+    in_all = size(numbers["bytes_in_all"])
+    lines.append(f"  {'each device':46}{in_all}{usable}{verdict}")
+    rate = numbers["images_per_second"]
+    lines += [
+        f"  {'FLOP for an image: forward, trained':46}"
+        f"{_short(numbers['forward_flops_per_image'])},"
+        f" {_short(numbers['flops_per_image'])}",
+        f"  {'images/s: all devices, each':46}{rate:,.0f}, {rate / devices:,.0f}",
+        f"  {f'MFU (of {device.bfloat16 / 1e12:,.3g} TFLOP/s)':46}"
+        f"{numbers['utilization']:.1%}",
+        f"  {'time':46}{duration(3600 * numbers['hours'])}",
+        f"  {'largest that fit, one at a time':46}{_fits(numbers['largest_that_fit'])}",
+    ]
+    noted = [*_notes(numbers), device.note] if device.note else _notes(numbers)
+    lines += [f"  ({note})" for note in noted]
+    return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that people would say it in.
+
+    >>> duration(0.144), duration(750), duration(20_000), duration(1e6)
+    ('0.14 s', '12 min', '5.6 hours', '12 days')
+    """
+    for unit, size in (("days", 86400), ("hours", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.0f} s"
+
+
+def _what(numbers):
+    parameters = f"{numbers['parameters']:,} parameters"
+    if numbers["kind"] == "central":
+        classes = numbers["classes"]
+        more = f", {classes:,} classes" if classes else ""
+        return f"central, {numbers['batch_size']:,} images a step{more}, {parameters}"
+    return (
+        f"federated, batches of {numbers['batch_size']:,}, lanes {numbers['lanes']}, "
+        f"{parameters}"
+    )
+
+
+def _notes(numbers):
+    where = "streamed from the host" if numbers["is_streamed"] else "on every device"
+    return [f"examples {where}", *numbers["notes"]]
+
+
+def _fits(fits):
+    words = {"batch_size": "batch", "classes": "classes", "lanes": "lanes"}
+    return ", ".join(f"{words[k]} {v:,}" for k, v in fits.items())
+
+
+def _short(number: float) -> str:
+    """1.23e+10 as 12.3 G."""
+    units = ["", "k", "M", "G", "T"]
+    while number >= 1000 and len(units) > 1:
+        number, units = number / 1000, units[1:]
+    return f"{number:.3g} {units[0]}"
+
+
+def format_programs(name: str, programs: Mapping[str, Mapping]) -> str:
+    """A stage's programs, see `compiled.compiled`."""
+    return "\n".join(_line(f"{name}, {what}", of) for what, of in programs.items())
+
+
+def _line(name, of):
+    if "gib" not in of:
+        return f"{name}: does not fit. {of['says']}"
+    size, step = of["gib"], of["step"] or {}
+    parts = [
+        f"{size['needed']:.2f} GiB a device ({size['arguments']:.2f} arguments, "
+        f"{size['temporaries']:.2f} temporary)" + ("" if of["fits"] else ", TOO LARGE"),
+        "collectives: " + _collectives(of["whole"]),
+    ]
+    if step:
+        parts.append(
+            f"a step: {step['kernels']} kernels, {step['convolutions']} of convolutions"
+            f", collectives: {_collectives(step)}"
+        )
+    if seconds := of["optimal_seconds"]:
+        parts.append(f"{1e3 * seconds:.2f} ms with each loop turned once (estimate)")
+    return "\n  ".join([f"{name}:", *parts])
+
+
+def _collectives(counts):
+    found = counts["collectives"].items()
+    said = [f"{n} {kind} ({counts['megabytes'][kind]:,.1f} MB)" for kind, n in found]
+    return ", ".join(said) or "none"

@@ -1,0 +1,82 @@
+"""Requirements of a stage on every device."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+
+from fedfr_jax import trees
+from fedfr_jax.models.flops import PASSES
+from fedfr_jax.plan.devices import Device, seconds
+from fedfr_jax.plan.program_cost import Kernel, count_bytes
+from fedfr_jax.types import PyTree
+
+
+class DeviceWork(NamedTuple):
+    """Kernels of a device, and how often it runs them."""
+
+    kernels: list[Kernel]
+    times: float
+    lanes: int = 1  # side by side
+    busy: float = 1.0  # share of all devices' lanes that have a client
+
+
+class Requirements(NamedTuple):
+    """Of a stage, on each of `devices` devices."""
+
+    devices: int
+    parts: Mapping[str, float]  # bytes by what they are for, but for the examples
+    largest_arrays: list[
+        tuple[str, float]
+    ]  # arrays that exist when most do, and their bytes
+    work: list[DeviceWork]  # of the whole stage
+    images: float  # trained in the whole stage, by all devices
+    forward: float  # operations of the network and its classes on an image
+    parameters: int
+    batch_size: int  # of a step: of all devices in a central stage, else of a client
+    classes: int = 0  # with rows on the devices, in a central stage
+    clients: int = 0  # of a round on a device
+    added: int = 0  # examples that the server adds to a client's
+    lanes: int = 0  # clients side by side on a device, in a federated stage
+    notes: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> float:
+        """Bytes on a device, but for the examples."""
+        return sum(self.parts.values())
+
+    @property
+    def flops(self) -> float:
+        """Operations for an image of all that the stage computes."""
+        total = 0.0
+        for work in self.work:
+            flops = sum(x.times * x.flops for x in work.kernels)
+            total += work.times * work.lanes * work.busy * flops
+        return total * self.devices / max(self.images, 1)
+
+    def seconds(self, device: Device) -> float:
+        """Expected of the whole stage."""
+        return sum(w.times * seconds(w.kernels, device, w.lanes) for w in self.work)
+
+    def utilization(self, device: Device) -> float:
+        """Share of the devices' bfloat16 peak that is the network's own operations."""
+        own = PASSES * self.forward * self.images
+        return own / (self.seconds(device) * self.devices * device.bfloat16)
+
+
+def count_params(variables: PyTree) -> int:
+    """Numbers of a network but its running statistics, wherever they are."""
+    found = jax.tree_util.tree_leaves_with_path(variables)
+    is_own = lambda path: "batch_stats" not in trees.path_name(path).split("/")
+    return trees.count([x for path, x in found if is_own(path)])
+
+
+def on_device(x) -> float:
+    """Bytes of an array or a shape on each device that it is cut over."""
+    shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+    return count_bytes(jax.ShapeDtypeStruct(shape, x.dtype))
+
+
+def bytes_on_device(tree: PyTree) -> float:
+    """The same of all leaves."""
+    return sum(map(on_device, jax.tree.leaves(tree)))

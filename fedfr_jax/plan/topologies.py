@@ -1,0 +1,121 @@
+"""Absent devices by name, for XLA's compilers: "v5p:4x4x8", "h200:1x1x8".
+
+A TPU's name is libtpu's (v5p, v5e, v6e) with the chips along each axis; of GPUs the
+numbers are slices, hosts of a slice and GPUs of a host. The compilers come with
+`jax[tpu]` and `jax[cuda12]` and run where there is no such device.
+"""
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from jax.experimental import topologies
+
+from fedfr_jax.mesh import USABLE, use_described
+
+# What XLA must know of a GPU to compile for it: its data sheet, as a text proto.
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: 150000000000
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 12 minor: 9 }
+device_description_str: "NVIDIA H200"
+"""
+COMMON = {"JAX_PLATFORMS": "cpu"}
+
+
+class Kind(NamedTuple):
+    """A kind of device."""
+
+    platform: str  # as XLA calls it
+    memory: int  # bytes of one, as its maker says
+    extra: str  # of the package jax, which brings the compiler
+    environment: Mapping[str, str]  # before JAX is imported
+    target: str = ""  # text proto of a GPU
+
+    @property
+    def usable(self) -> int:
+        """Bytes that programs can have, as `fedfr plan` counts them."""
+        return int(USABLE["tpu" if self.platform == "tpu" else "gpu"] * self.memory)
+
+
+# Or libtpu looks for a TPU.
+NO_TPU = {
+    **COMMON,
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several may compile at a time
+}
+# Timing kernels needs a GPU.
+NO_GPU = {**COMMON, "XLA_FLAGS": "--xla_gpu_autotune_level=0"}
+KINDS = {
+    "v5e": Kind("tpu", 16 * 10**9, "tpu", NO_TPU),
+    "v5p": Kind("tpu", 95 * 10**9, "tpu", NO_TPU),
+    "v6e": Kind("tpu", 32 * 10**9, "tpu", NO_TPU),
+    "h200": Kind("cuda", 141 * 10**9, "cuda12", NO_GPU, H200),
+}
+
+
+def device_kind(name: str) -> Kind:
+    """The kind of devices of a name such as v5p:4x4x8.
+
+    Raises:
+      ValueError: for another kind, or numbers that are no grid.
+    """
+    kind, _, grid = name.partition(":")
+    if kind not in KINDS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", grid):
+        known = ", ".join(KINDS)
+        raise ValueError(
+            f"--device must be one of {known} and its grid, such as v5p:4x4x8 or "
+            f"h200:1x1x8, got {name!r}."
+        )
+    return KINDS[kind]
+
+
+def num_devices(name: str) -> int:
+    """Of a name such as v5p:4x4x8, which has 128."""
+    return math.prod(map(int, name.partition(":")[2].split("x")))
+
+
+@contextlib.contextmanager
+def topology(name: str) -> Iterator[None]:
+    """`devices.use_described` of the devices of a name; needs their compiler.
+
+    Raises:
+      ValueError: for an unknown name, or a grid that there is not.
+    """
+    kind = device_kind(name)
+    options = {"topology_name": name}
+    if kind.target:
+        grid = name.partition(":")[2]
+        options = {"topology": grid, "target_config": kind.target}
+    try:
+        found = topologies.get_topology_desc(platform=kind.platform, **options)
+    except Exception as error:
+        text = str(error).partition("\n")[0]
+        raise ValueError(f"--device must be known, got {name!r}: {text}") from error
+    with use_described(found.devices, memory=kind.usable):
+        yield

@@ -1,0 +1,389 @@
+"""Autotuning of clients per device, convolutions and devices, measured.
+
+Seconds of a few steps of real clients: what `tuning` compares.
+
+All processes of a run take part in the timed rounds. Of a streamed table the rows of
+the clients that are timed are read, and the waiting for them does not count.
+
+What `lanes = "auto"` decides: how convolutions are computed, on how many devices
+of a CPU, and how many clients train side by side on each.
+
+`tune` times a few steps of real clients with every implementation and 1, 2, 4, ...
+lanes, then the fastest of them on fewer devices, and there with more lanes if fewer
+win. It remembers the answer in a JSON file under the user's cache folder, keyed by a
+hash of the lowered rounds (model, algorithm, batch, mesh), the machine and JAX's
+version: whatever changes the programs is measured anew. What the server prepares does
+not count. A run keeps its own choice, because the last bits depend on it; with
+canonical sums, which are to be the same everywhere, nothing is measured and one lane
+taken. Of several processes the first one's clock and files decide.
+"""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import math
+import os
+import pathlib
+import platform
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.distributed import num_cores
+from fedfr_jax.federated.client import column
+from fedfr_jax.federated.lowering import compiler_options, lowered
+from fedfr_jax.federated.model_parallel import put_on_mesh
+from fedfr_jax.federated.programs import round_arguments
+from fedfr_jax.federated.simulation import (
+    Simulation,
+    assign,
+    load_round,
+    train_segments,
+)
+from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.streaming import RoundInputs
+from fedfr_jax.files import write_text
+from fedfr_jax.json_files import read_json
+from fedfr_jax.types import Cohort, PyTree
+
+STEPS, REPEATS = 4, 3
+CLIENTS = 16  # of a shard in a timed round, or one wave
+CPUINFO = pathlib.Path("/proc/cpuinfo")
+
+
+def timed_clients(sim: Simulation, count: int) -> Cohort:
+    """A cohort of `count` clients per shard, as far as there are so many."""
+    shards = sim.shards or meshes.device_grid(sim.mesh)[0]
+    return Cohort(np.arange(min(count * shards, sim.cohort_size)), 0)
+
+
+def seconds(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> float:
+    """Fastest of a few short rounds; infinite when the lanes do not fit."""
+    work, spent = short_round(sim, server, store, cohort), []
+    for _ in range(REPEATS + 1):
+        try:
+            spent.append(time_once(sim, server, work, cohort.round))
+        except MemoryError:
+            return math.inf
+    return min(spent[1:])  # the first one compiles
+
+
+def time_once(sim: Simulation, server: PyTree, work: RoundInputs, round: int) -> float:
+    """Seconds that the devices are busy with a round."""
+    begun = load_round(sim, [work], round, key=sim.key, hyper=sim.hyper)
+    first = jax.block_until_ready(next(begun.segments))
+    begun = begun._replace(segments=itertools.chain([first], begun.segments))
+    sim.data.input_wait()  # for the first segment, and for what was prepared
+    started = time.perf_counter()
+    jax.block_until_ready(train_segments(sim, sim.programs, server, begun))
+    return time.perf_counter() - started - sim.data.input_wait()
+
+
+def short_round(
+    sim: Simulation, server: PyTree, store: Store, cohort: Cohort
+) -> RoundInputs:
+    """A round in which nobody takes more than a few steps."""
+    work = assign(sim, server, store, cohort)
+    steps = column(work.slots, "num_steps")
+    np.minimum(steps, STEPS, out=steps)
+    return work
+
+
+def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -> str:
+    """Hash of all that the times depend on: the rounds of `sims`, of one lane each, the
+    machine, the compiler, and `others` as text."""
+    mesh, cohort = sims[0].mesh, timed_clients(sims[0], CLIENTS)
+    work = short_round(sims[0], server, store, cohort)
+    facts = (
+        *(lowered_text(sim, server, work) for sim in sims),
+        str(compiler_options(mesh, sims[0].shards)),
+        os.environ.get("XLA_FLAGS", ""),
+        mesh.devices.flat[0].device_kind,
+        processor(),
+        str(mesh.shape),
+        str(num_cores()),
+        str(jax.process_count()),
+        jax.__version__,
+        *map(str, others),
+    )
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+
+def lowered_text(sim: Simulation, server: PyTree, work: RoundInputs) -> str:
+    """The round of its first segment as StableHLO, and how it is cut."""
+    size = sim.data.size_of([work], sim.largest)
+    one = lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype)
+    arguments = round_arguments(
+        sim.mesh,
+        cohort_size=len(work.order),
+        lanes=sim.lanes,
+        shards=sim.shards,
+        server=server,
+        row=jax.tree.map(one, work.rows),
+        extra=work.added,
+        table=sim.data.shapes(size),
+        key=sim.key,
+        hyper=sim.hyper,
+    )
+    text = lowered(sim.programs.run_whole, *arguments).as_text()
+    # Rates and weights change no time; whole numbers may be lengths of loops.
+    return re.sub("dense<[^>]*>(?= : tensor<[0-9x]*[bf])", "", text) + str(size)
+
+
+def processor() -> str:
+    """Name of the CPU's kind, as far as the system tells."""
+    if not CPUINFO.exists():
+        return platform.processor()
+    found = re.search(r"^model name\s*: (.*)$", CPUINFO.read_text(), re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
+MOST, MOST_ON_CPU = 256, 16
+LEAST, MOST_CLIENTS = 0.05, 16  # seconds of a timed round, for so many times CLIENTS
+TOO_SLOW = 2.0  # times the fastest with as many lanes: no more lanes are tried
+
+
+class TuningChoice(NamedTuple):
+    """What the speed of a round depends on, and of its result the last bits alone."""
+
+    implementation: str = "auto"  # of convolutions, see `conv.convolve`
+    devices: int = 0  # along `clients`; 0: all
+    lanes: int = 1
+
+    def __str__(self) -> str:
+        where = f" on {self.devices} device{'s' * (self.devices > 1)}"
+        return f"{self.lanes} {self.implementation}{where if self.devices else ''}"
+
+
+class TuningSpace(NamedTuple):
+    """The settings to choose from."""
+
+    implementations: tuple[str, ...]
+    devices: tuple[int, ...]  # falling, beside 0
+    lanes: tuple[int, ...]  # rising
+
+    def choices_for(self, sim: Simulation, devices: int = 0) -> tuple[int, ...]:
+        """Those for which a shard on so many devices has clients, or a single one."""
+        most = max_clients_per_device(sim, devices)
+        return tuple(x for x in self.lanes if x <= most) or (1,)
+
+
+def tune(
+    make: Callable[[TuningChoice], Simulation],
+    server: PyTree,
+    store: Store,
+    *,
+    implementations: Iterable[str] = ("auto",),
+    lanes: tuple[int, ...] = (),
+    kept: pathlib.Path | None = None,
+    say: Callable = print,
+) -> tuple[TuningChoice, Simulation]:
+    """The fastest setting on this machine, the same one in every process, and its
+    simulation, compiled where it has been timed.
+
+    Args:
+      make: the simulation of a setting; called with one lane.
+      server: `start(make(TuningChoice()), variables)`; it is not changed.
+      store: `open_store` of it, whose rows are read and not changed.
+      implementations: those that `make` knows, first the one of `TuningChoice()`.
+      lanes: L to try, ascending; none: powers of two up to 16 on a CPU, else 256.
+        Those with more lanes than a shard has clients of the cohort are left out; one
+        lane is tried when none is left.
+      kept: the run's own file: the choice in it is taken again, on any machine where
+        it is possible; otherwise it is written.
+      say: prints the choice in one line, in the first process.
+    """
+    base = functools.cache(make)
+    make = lambda setting: base(setting._replace(lanes=1))._replace(lanes=setting.lanes)
+    first = make(TuningChoice())
+    space = build_space(first, tuple(implementations), lanes)
+    best = _from_first_process(_read(kept), first, space) if kept else None
+    why = f"as this run began, {kept}"
+    few, fits = space.choices_for(first), True
+    if not best and len(space.implementations) == len(few) == 1 and not space.devices:
+        best, why = TuningChoice(lanes=few[0]), "the only choice"
+    if not best and first.shards is not None:
+        best = TuningChoice(lanes=few[0])
+        why = "canonical sums: measured ones would change the last bits"
+    if not best:
+        best, why, fits = _measure_all(make, server, store, first, space, say)
+    if kept and fits:
+        _write(kept, best._asdict())
+    _note(best, why, space, say)
+    return best, make(best)
+
+
+def _measure_all(make, server, store, first, space, say):
+    """(the fastest setting, what was measured, whether it fits): remembered, or
+    measured now."""
+    sims = [make(TuningChoice(name)) for name in space.implementations]
+    lanes = [space.choices_for(first, devices) for devices in (0, *space.devices)]
+    name, path = fingerprint(sims, server, store, space, lanes), cache_path()
+    known, fits = _read(path).get(name), True
+    is_whole = isinstance(known, dict) and isinstance(known.get("seconds"), dict)
+    known = known if is_whole else {}
+    best = _from_first_process(known, first, space)
+    if not best:
+        spent = measure(make, server, store, first, space)
+        best = min(spent, key=spent.get)
+        known = {**best._asdict(), "seconds": {str(k): v for k, v in spent.items()}}
+        fits = math.isfinite(spent[best])  # if not, the next run may find more memory
+        if fits:
+            _store(path, {**_read(path), name: known}, say)
+    times = known.get("seconds", {}).items()  # the first process has them
+    times = ", ".join(f"{k}: {1e3 * v:.3g}" for k, v in times)
+    return best, f"measured ms per client, lanes {times}; {path}", fits
+
+
+def _note(setting, why, space, say):
+    if not meshes.is_first_process():
+        return
+    words = [f"lanes: {setting.lanes}"]
+    if len(space.implementations) > 1:
+        words.append(f"implementation: {setting.implementation}")
+    if space.devices or setting.devices:
+        words.append(f"devices: {setting.devices or 'all'}")
+    say(f"{', '.join(words)} ({why})")
+
+
+def build_space(
+    sim: Simulation, implementations: tuple[str, ...], lanes: tuple[int, ...] = ()
+) -> TuningSpace:
+    """What to try on the mesh of `sim`: fewer devices only of one process' CPU, whose
+    cores work for the devices that are left."""
+    count, num_model_shards = meshes.device_grid(sim.mesh)
+    is_whole = not _is_cpu(sim.mesh) or num_model_shards > 1
+    halves = tuple(count >> i for i in range(1, count.bit_length()))
+    devices = () if is_whole or jax.process_count() > 1 else halves
+    return TuningSpace(implementations, devices, lanes or powers_of_two(sim.mesh))
+
+
+def powers_of_two(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
+    """1, 2, 4, ... as far as lanes can pay off on the mesh's kind of device."""
+    most = MOST_ON_CPU if _is_cpu(mesh) else MOST
+    return tuple(2**i for i in range(most.bit_length()))
+
+
+def _is_cpu(mesh):
+    return mesh.devices.flat[0].platform == "cpu"
+
+
+def max_clients_per_device(sim: Simulation, devices: int = 0) -> int:
+    """Lanes for which a shard on so many devices (0: those of `sim`) has clients."""
+    shards = sim.shards or devices or meshes.device_grid(sim.mesh)[0]
+    return max(sim.cohort_size // shards, 1)
+
+
+def measure(
+    make: Callable, server: PyTree, store: Store, first: Simulation, space: TuningSpace
+) -> dict[TuningChoice, float]:
+    """{setting: seconds per client} of what was worth trying.
+
+    A round that is over in less than LEAST seconds is timed with more clients: what it
+    costs to begin, and devices that wait for each other, would decide otherwise.
+    """
+    spent, clients = {}, CLIENTS
+
+    def time(setting):
+        if setting not in spent:
+            cohort = timed_clients(first, max(setting.lanes, clients))
+            sim = make(setting)
+            took = seconds(sim, put_on_mesh(sim.mesh, server), store, cohort)
+            spent[setting] = _agree(took / len(cohort.ids)).item()
+        return spent[setting]
+
+    def more_lanes(setting):
+        """Until they do not fit, are hopeless, or two in a row are not better."""
+        own = []
+        for count in space.choices_for(first, setting.devices):
+            if count < setting.lanes:
+                continue
+            own.append(time(setting._replace(lanes=count)))
+            alike = [v for k, v in spent.items() if k.lanes == count]
+            is_hopeless = own[-1] > TOO_SLOW * min(alike) or math.isinf(own[-1])
+            if is_hopeless or len(own) - 1 - int(np.argmin(own)) >= 2:
+                return
+
+    begin = TuningChoice(space.implementations[0], lanes=space.choices_for(first)[0])
+    in_all = len(timed_clients(first, clients).ids)
+    short = time(begin) * in_all
+    if short < LEAST and in_all < first.cohort_size:
+        clients *= min(math.ceil(LEAST / short), MOST_CLIENTS)
+        spent.clear()
+    for name in space.implementations:
+        more_lanes(TuningChoice(name))
+    best = min(spent, key=spent.get)
+    for count in space.devices:  # fewer hold more memory each
+        if time(best._replace(devices=count)) > min(spent.values()):
+            break
+    best = min(spent, key=spent.get)
+    if best.devices:  # and have more clients for lanes
+        more_lanes(best)
+    return spent
+
+
+def _agree(numbers):
+    """The first process' numbers in every process; all must ask."""
+    return multihost_utils.broadcast_one_to_all(np.asarray(numbers, np.float32))
+
+
+def _from_first_process(
+    choice: dict, sim: Simulation, space: TuningSpace
+) -> TuningChoice | None:
+    """The setting in the first process' file, None where there is none that is
+    possible here."""
+    numbers = _checked(choice, sim, space) if meshes.is_first_process() else (-1, 0, 0)
+    place, devices, lanes = _agree(numbers).astype(int).tolist()
+    return (
+        None
+        if place < 0
+        else TuningChoice(space.implementations[place], devices, lanes)
+    )
+
+
+def _checked(choice, sim, space):
+    """A file's setting as (implementation's place, devices, lanes), -1 first if bad."""
+    known = {**TuningChoice()._asdict(), "lanes": 0, **choice}
+    implementation, devices, lanes = (known[name] for name in TuningChoice._fields)
+    if devices == meshes.device_grid(sim.mesh)[0]:
+        devices = 0
+    is_fine = implementation in space.implementations and devices in (0, *space.devices)
+    if not is_fine or lanes not in range(1, max_clients_per_device(sim, devices) + 1):
+        return -1, 0, 0
+    return space.implementations.index(implementation), devices, lanes
+
+
+def cache_path() -> pathlib.Path:
+    """Where choices are remembered: $XDG_CACHE_HOME or ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(root) / "fedfr_jax" / "tuned.json"
+
+
+def _read(path: pathlib.Path) -> dict:
+    """What the file holds for the first process; nothing for the others, and of a file
+    that is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_json(path) if meshes.is_first_process() else {}
+    return {}
+
+
+def _store(path, known, say):
+    """Measured is measured: a cache that cannot be written is no reason to stop."""
+    try:
+        _write(path, known)
+    except OSError as error:
+        say(f"{path} cannot be written, the choice is not remembered: {error}")
+
+
+def _write(path: pathlib.Path, known: dict) -> None:
+    """Replace the file in one step, in the first process."""
+    if meshes.is_first_process():
+        write_text(path, json.dumps(known, indent=1), by=str(os.getpid()))

@@ -1,0 +1,82 @@
+"""Compile-time estimate from earlier runs.
+
+It is told from others by its stage, the shapes of what it reads and writes and where it
+runs. Seconds are kept in a JSON file of the user's cache folder.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from fedfr_jax.files import write_text
+from fedfr_jax.json_files import read_json
+
+MAX_ENTRIES = 300  # programs that are remembered, the newest
+
+
+class CompileTimer:
+    """The first of many calls that somebody watches.
+
+    Args:
+      sinks: those with a `note` take a line of text; without any nothing is read or
+        written.
+      mesh: where it runs.
+      facts: what else the program depends on, as far as it shows outside; of a tree
+        the shapes.
+    """
+
+    def __init__(self, sinks: Sequence[Callable], mesh: Mesh, *facts: Any):
+        self._notes = [sink.note for sink in sinks if hasattr(sink, "note")]
+        where = dict(mesh.shape), mesh.devices.flat[0].device_kind
+        self._key, self._seconds = _key((*facts, *where)), []
+
+    def begin(self) -> None:
+        """Say that it compiles, and for about how long where that is known."""
+        if self._notes:
+            seconds = _read().get(self._key)
+            about = f", about {max(seconds, 1):.0f} s" if seconds is not None else ""
+            for note in self._notes:
+                note(f"compiling{about}")
+
+    def record(self, seconds: float) -> None:
+        """Remember what the first call took beyond the second, once both are done."""
+        if not self._notes or len(self._seconds) == 2:
+            return
+        self._seconds.append(seconds)
+        _write(self._key, max(2 * self._seconds[0] - sum(self._seconds), 0.0))
+
+
+def _key(facts) -> str:
+    """Hash of the facts, arrays as shapes, and of this JAX."""
+    shape = lambda x: (x.shape, str(x.dtype)) if hasattr(x, "dtype") else x
+    plain = jax.tree.map(shape, facts)
+    return hashlib.sha256(f"{plain} {jax.__version__}".encode()).hexdigest()[:16]
+
+
+def path() -> pathlib.Path:
+    """Where seconds are remembered: $XDG_CACHE_HOME or ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(root) / "fedfr_jax" / "first_calls.json"
+
+
+def _read() -> dict[str, float]:
+    """{key: seconds}, oldest first; nothing of a file that is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        known = read_json(path())
+        return {k: float(v) for k, v in known.items() if isinstance(v, int | float)}
+    return {}
+
+
+def _write(key: str, seconds: float) -> None:
+    known = _read()
+    known.pop(key, None)
+    known = dict([*known.items(), (key, round(seconds, 2))][-MAX_ENTRIES:])
+    with contextlib.suppress(OSError):  # a home that cannot be written
+        write_text(path(), json.dumps(known, indent=1), by=str(os.getpid()))

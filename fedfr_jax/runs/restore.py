@@ -1,0 +1,164 @@
+"""Finished stages: read and evaluated, without writing to them."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fedfr_jax.models.saved_model import RECORD
+from fedfr_jax.runs import data_digest, report
+from fedfr_jax.runs.central_stage import read_central
+from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.experiment import (
+    evaluate,
+    finite_numbers,
+    methods_of_run,
+    show,
+    trained_models,
+    with_costs,
+)
+from fedfr_jax.runs.sinks import write_summary
+from fedfr_jax.runs.stage_model import add_calibration, write_model
+from fedfr_jax.runs.stage_setup import StageState, read_end, start_stage
+from fedfr_jax.runs.workdir import named_config
+from fedfr_jax.schema import check_choice
+from fedfr_jax.types import CentralTrainer, Experiment, PyTree, TrainedModels
+
+
+class FinishedStage(NamedTuple):
+    """A stage at its end."""
+
+    networks: TrainedModels
+    handed_on: PyTree | None  # what stages that start from this one are given
+    begun: StageState | None  # of a federated stage
+
+
+def load_models(
+    experiment: Experiment,
+    name: str,
+    workdir: pathlib.Path,
+    *,
+    changed: str | None = None,
+) -> TrainedModels:
+    """The networks of a stage at its end.
+
+    Args:
+      changed: as of `data_digest.check`.
+
+    Raises:
+      ValueError: for an unknown stage, one that is not trained to its end, or one whose
+        data have changed.
+    """
+    check_choice("method", name, experiment.stages)
+    data_digest.check(experiment.task, [workdir / name], changed=changed)
+    return _read(
+        experiment, name, workdir, _earlier_stage(experiment, name, workdir)
+    ).networks
+
+
+def evaluate_experiment(
+    experiment: Experiment, workdir, *, changed: str | None = None
+) -> dict:
+    """Judge a run's last checkpoints again; returns and writes evaluation.json.
+
+    Args:
+      changed: as of `data_digest.check`.
+
+    Raises:
+      ValueError: when a stage has not been trained to its end, its last checkpoint
+        cannot be read, or its data have changed; nothing is trained, and of a stage's
+        files only those of its model are written, where they are missing.
+    """
+    workdir = pathlib.Path(workdir)
+    rounds, evaluators = experiment.federation.rounds, experiment.task.evaluators
+    for name, stage in experiment.stages.items():
+        check_end(workdir / name / "checkpoints", read_end(stage.trainer, rounds))
+    folders = [workdir / name for name in experiment.stages]
+    data_digest.check(experiment.task, folders, changed=changed)
+    found = {}
+    for name, end in _finished_stages(experiment, workdir):
+        trainer, folder = experiment.stages[name].trainer, workdir / name
+        with _if_writable(folder / RECORD):  # which runs of earlier versions lack
+            write_model(folder, experiment.task, trainer, end.networks.variables)
+        found[name] = evaluate(evaluators, end.networks)
+        with _if_writable(folder / RECORD):
+            add_calibration(folder, found[name])
+        if end.begun:
+            rows = methods_of_run(workdir / name)
+            found[name] = with_costs(found[name], evaluators, rows, end.begun, rounds)
+    result = {"methods": finite_numbers(found), **named_config(workdir)}
+    with _if_writable(workdir / "evaluation.json"):
+        write_summary(workdir / "evaluation.json", result)
+    show(report.result_table(result))
+    return result
+
+
+@contextlib.contextmanager
+def _if_writable(path: pathlib.Path) -> Iterator[None]:
+    """Say so where a file of a run cannot be written: its folder may be read only."""
+    try:
+        yield
+    except OSError as error:
+        show(f"{path} could not be written: {error}.")
+
+
+def check_end(folder: pathlib.Path, end: int) -> None:
+    """Raise ValueError unless checkpoint `end` is the newest in `folder` and whole."""
+    done = None
+    if folder.exists():
+        with contextlib.closing(
+            Checkpointer(folder, is_read_only=True)
+        ) as checkpointer:
+            done = checkpointer.latest()
+            why = checkpointer.why_unreadable(end) if done == end else None
+    if done != end:
+        raise ValueError(
+            f"{folder} must hold checkpoint {end}, got {done}: train it first."
+        )
+    if why:
+        raise ValueError(
+            f"checkpoint {end} in {folder} must be readable to be evaluated, got "
+            f"{why!r}: `fedfr train` goes on from the one before, where personal rows "
+            "of then are kept."
+        )
+
+
+def _finished_stages(
+    experiment: Experiment, workdir
+) -> Iterator[tuple[str, FinishedStage]]:
+    """The ends of all stages, in order, each read once."""
+    handed_on = {None: None}
+    wanted = {stage.init_from_stage for stage in experiment.stages.values()}
+    for name, stage in experiment.stages.items():
+        end = _read(experiment, name, workdir, handed_on[stage.init_from_stage])
+        if name in wanted:
+            handed_on[name] = end.handed_on
+        yield name, end
+
+
+def _earlier_stage(experiment, name, workdir) -> PyTree | None:
+    """What the stage `name` starts from."""
+    start = experiment.stages[name].init_from_stage
+    if start is None:
+        return None
+    before = _earlier_stage(experiment, start, workdir)
+    return _read(experiment, start, workdir, before).handed_on
+
+
+def _read(
+    experiment: Experiment, name: str, workdir, before: PyTree | None
+) -> FinishedStage:
+    """The end of the stage `name`, which started from `before`."""
+    trainer, folder = experiment.stages[name].trainer, workdir / name
+    check_end(folder / "checkpoints", read_end(trainer, experiment.federation.rounds))
+    if isinstance(trainer, CentralTrainer):
+        state = read_central(trainer, experiment.mesh, folder, seed=experiment.seed)
+        network, apply = trainer.global_model(state), trainer.apply_global
+        return FinishedStage(TrainedModels(network, apply, None, apply), state, None)
+    begun = start_stage(experiment, trainer, before, folder, is_read_only=True)
+    begun.checkpointer.close()
+    server, sim = begun.server, begun.sim
+    found = trained_models(experiment, trainer, sim, server, begun.store)
+    return FinishedStage(
+        found, trainer.global_model(server) if trainer.global_model else None, begun
+    )

@@ -1,0 +1,87 @@
+"""Settings that a stage's training depends on."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fedfr_jax.schema import check_choice
+from fedfr_jax.tasks.places import without_places
+from fedfr_jax.types import CentralTrainer, Stage
+
+# Keys that move the work between devices or say how often things are looked at.
+FREE = {
+    "federation": (
+        "checkpoint_every",
+        "evaluate_every",
+        "lanes",
+        "table",
+        "table_gib",
+    ),
+    "pretrain": ("checkpoint_every",),
+}
+
+
+def stage_config(name: str, stages: Mapping[str, Stage], config: Mapping) -> dict:
+    """The part of a config that the stage `name` depends on.
+
+    That is its own row, what all stages share, and the same of the stage that it starts
+    from; not the other rows, nor how networks are judged, nor where data lie.
+    """
+    stage, config = stages[name], without_places(config)
+    own = {k: v for k, v in config.items() if k not in ("methods", "evaluation")}
+    for section, keys in FREE.items():
+        kept = own.get(section) or {}
+        own[section] = {k: v for k, v in kept.items() if k not in keys}
+    if isinstance(stage.trainer, CentralTrainer):
+        del own["federation"]
+    own["row"] = (config.get("methods") or {}).get(name)
+    if stage.init_from_stage:
+        own["start_from"] = stage_config(stage.init_from_stage, stages, config)
+    return own
+
+
+def with_followers(stages: Mapping[str, Stage], names: Collection[str]) -> set[str]:
+    """`names` and all stages that start from one of them, however far.
+
+    Raises:
+      ValueError: for a name that is no stage.
+    """
+    for name in names:
+        if name not in stages:
+            raise ValueError(f"--restart must be of {list(stages)}, got {name!r}.")
+    found = set(names)
+    for name, stage in stages.items():  # a stage comes after the one it starts from
+        if stage.init_from_stage in found:
+            found.add(name)
+    return found
+
+
+def earlier_stages_of(
+    stages: Mapping[str, Stage], names: Collection[str]
+) -> dict[str, Stage]:
+    """The stages `names` and those that they start from, in the order of `stages`.
+
+    Raises:
+      ValueError: for a name that is no stage.
+    """
+    needed = set()
+    for name in names:
+        check_choice("--rows", name, stages)
+        while name:
+            needed.add(name)
+            name = stages[name].init_from_stage
+    return {name: stage for name, stage in stages.items() if name in needed}
+
+
+def first_difference(
+    old: Mapping, new: Mapping, but_for: str = ""
+) -> tuple[str, Any, Any] | None:
+    """(key, before, now) of the first key that differs, None for equal configs."""
+    for section in sorted(old.keys() | new.keys()):
+        before, now = old.get(section), new.get(section)
+        if section == but_for or before == now:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            found = first_difference(before, now)
+            return (f"{section}.{found[0]}", *found[1:])
+        return section, before, now
+    return None

@@ -1,0 +1,116 @@
+"""Federated stage setup: new or resumed, autotuned.
+
+this machine.
+"""
+
+from typing import NamedTuple
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.stream import place_examples
+from fedfr_jax.federated.model_parallel import put_on_mesh
+from fedfr_jax.federated.settings import AUTO
+from fedfr_jax.federated.simulation import (
+    Simulation,
+    build_simulation,
+    start_simulation,
+)
+from fedfr_jax.federated.store import Store
+from fedfr_jax.runs import loop
+from fedfr_jax.runs.autotune import TuningChoice, tune
+from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.types import (
+    CentralTrainer,
+    Experiment,
+    FederatedTrainer,
+    FinalAdaptation,
+    PyTree,
+)
+
+
+class StageState(NamedTuple):
+    """A stage ready to be trained, or at its end."""
+
+    sim: Simulation
+    last_round: FinalAdaptation | None
+    server: PyTree
+    store: Store
+    checkpointer: Checkpointer
+    first: int  # the round to play next
+
+
+def start_stage(
+    experiment: Experiment,
+    trainer: FederatedTrainer,
+    variables: PyTree,
+    folder,
+    *,
+    is_read_only: bool = False,
+) -> StageState:
+    """Start from `variables` or go on where the folder stopped, as fast as measured.
+
+    Args:
+      is_read_only: the stage has ended; its folder stays as it is.
+    """
+    federation, mesh = experiment.federation, experiment.mesh
+    table = place_examples(experiment.task.dataset, mesh)
+    setting = TuningChoice(lanes=federation.initial_clients_per_device)
+    trainers = {setting.implementation: trainer, **trainer.by_conv_implementation}
+    make = lambda setting: build_stage_simulation(
+        experiment, trainers[setting.implementation], table, setting
+    )
+    sim = make(setting)
+    server = start_simulation(sim, trainer.init_variables(variables))
+    server, store, checkpointer, first = loop.resume(
+        sim, server, folder, is_read_only=is_read_only
+    )
+    if federation.lanes == AUTO and first < read_end(trainer, federation.rounds):
+        kept = folder / "lanes.json"
+        setting, sim = tune(make, server, store, implementations=trainers, kept=kept)
+        server = put_on_mesh(sim.mesh, server)
+    return StageState(
+        sim=sim,
+        last_round=trainers[setting.implementation].final_adaptation,
+        server=server,
+        store=store,
+        checkpointer=checkpointer,
+        first=first,
+    )
+
+
+def build_stage_simulation(
+    experiment: Experiment, trainer: FederatedTrainer, table, setting: TuningChoice
+) -> Simulation:
+    """The simulation of a trainer on the experiment's clients."""
+    return build_simulation(
+        trainer.algorithm,
+        experiment.batching,
+        table,
+        experiment.task.population,
+        mesh=meshes.first_devices(experiment.mesh, setting.devices),
+        lanes=setting.lanes,
+        seed=experiment.seed,
+        **experiment.federation.options_of(trainer),
+    )
+
+
+def final_simulation(sim: Simulation, last: FinalAdaptation) -> Simulation:
+    """The simulation of the last round: all clients, another algorithm."""
+    canonical = {"reduction": "canonical", "shards": sim.shards}
+    return build_simulation(
+        last.algorithm,
+        sim.batching,
+        sim.device_data,
+        sim.population,
+        mesh=sim.mesh,
+        local_epochs=last.epochs,
+        lanes=sim.lanes,
+        seed=sim.seed,
+        **(canonical if sim.shards else {}),
+    )
+
+
+def read_end(trainer: FederatedTrainer | CentralTrainer, rounds: int) -> int:
+    """Number of a stage's last checkpoint."""
+    if isinstance(trainer, CentralTrainer):
+        return trainer.settings.epochs
+    return rounds + (trainer.final_adaptation is not None)

@@ -1,0 +1,211 @@
+"""Vmapped sweeps: runs that differ in seed and numbers, in one program.
+
+Each leaves in its own folder what it would have left alone, up to the rounding of a
+program that is compiled for several (the sixth digit of a loss), so that the ordinary
+`run_experiment` reads the end of its stages, judges it and writes the summary, or goes
+on from the last checkpoint where the runs had to part.
+"""
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.data.stream import place_examples
+from fedfr_jax.federated.model_parallel import placement
+from fedfr_jax.federated.simulation import start_simulation
+from fedfr_jax.federated.sweep import sweep
+from fedfr_jax.runs import data_digest, loop
+from fedfr_jax.runs.central_stage import train_central
+from fedfr_jax.runs.experiment import evaluators_during_training, open_client_log
+from fedfr_jax.runs.sinks import ConsoleSink, JsonlSink, TensorBoardSink, write_summary
+from fedfr_jax.runs.stage_model import forget_model
+from fedfr_jax.runs.sweep import reuse_stages
+from fedfr_jax.runs.workdir import read_seconds
+from fedfr_jax.types import CentralTrainer, Dataset, Experiment, PyTree
+
+
+class SweepMember(NamedTuple):
+    """One of the runs."""
+
+    experiment: Experiment
+    folder: pathlib.Path
+    numbers: Mapping[str, Mapping[str, float]]  # {row: {key: its number}}
+    changed: str | None = None  # as of `data_digest.check`
+
+
+def train_members(members: Sequence[SweepMember]) -> None:
+    """Train all stages of S runs that are `shared_program`, those with clients in one
+    program.
+
+    Raises:
+      ValueError: when the runs cannot share a program: a task that cannot build its
+        rows of traced numbers, checkpoints of several rounds.
+    """
+    check_program(members[0].experiment)
+    started = time.perf_counter()
+    ends = [{} for _ in members]
+    for name, stage in members[0].experiment.stages.items():
+        if isinstance(stage.trainer, CentralTrainer):
+            for member, of in zip(members, ends, strict=True):
+                reuse_stages(member.experiment, member.folder, member.changed)
+                _keep_data(member, name)
+                of[name] = _central(member, name)
+        else:
+            before = [of.get(stage.init_from_stage) for of in ends]
+            for member in members:
+                _keep_data(member, name)
+            train_stage(members, name, before)
+    share = (time.perf_counter() - started) / len(members)
+    for member in members:
+        _add_seconds(member.folder / "seconds.json", share)
+
+
+def shared_program(members: Sequence[SweepMember]) -> list[list[SweepMember]]:
+    """The members in groups that have the same clients and examples, in their order.
+
+    A split that follows the seed is another one for every seed.
+    """
+    groups = []
+    for member in members:
+        same = [
+            group for group in groups if _is_equal(_split(group[0]), _split(member))
+        ]
+        if same:
+            same[0].append(member)
+        else:
+            groups.append([member])
+    return groups
+
+
+def _split(member: SweepMember) -> PyTree:
+    """Clients and examples, of which a stream's cannot be compared."""
+    task = member.experiment.task
+    return (task.population, task.dataset) if isinstance(task.dataset, Dataset) else ()
+
+
+def _is_equal(a: PyTree, b: PyTree) -> bool:
+    """Whether two trees have the same structure and the same numbers."""
+    x, of_x = jax.tree.flatten(a)
+    y, of_y = jax.tree.flatten(b)
+    return of_x == of_y and all(map(np.array_equal, x, y))
+
+
+def check_program(first: Experiment) -> None:
+    """Raise ValueError unless runs of this kind can be in one program."""
+    if first.with_hyperparameters is None:
+        raise ValueError("the task must build rows of traced numbers, got none such.")
+    if any(
+        stage.init_from_stage not in (None, *_centrals(first))
+        for stage in _stages(first)
+    ):
+        raise ValueError("stages must start from central ones, got others.")
+    if not isinstance(first.task.dataset, Dataset):
+        raise ValueError("examples must lie on the device, got a stream.")
+
+
+def _stages(experiment):
+    return experiment.stages.values()
+
+
+def _centrals(experiment):
+    stages = experiment.stages.items()
+    return [name for name, stage in stages if isinstance(stage.trainer, CentralTrainer)]
+
+
+def _keep_data(member: SweepMember, name: str) -> None:
+    data_digest.keep(member.experiment.task, [member.folder / name])
+
+
+def _central(member: SweepMember, name: str) -> PyTree:
+    """The variables at the end of a central stage, which every run trains alone."""
+    experiment = member.experiment
+    trainer = experiment.stages[name].trainer
+    folder = member.folder / name
+    return train_central(trainer, experiment.mesh, folder, seed=experiment.seed)
+
+
+def train_stage(
+    members: Sequence[SweepMember], name: str, before: Sequence[PyTree | None]
+) -> None:
+    """Train a federated stage of all members up to its last common round."""
+    experiments = [member.experiment for member in members]
+    first, trainers = experiments[0], [e.stages[name].trainer for e in experiments]
+    federation, mesh = first.federation, first.mesh
+    runs = sweep(
+        lambda numbers: first.with_hyperparameters(name, numbers).algorithm,
+        first.batching,
+        place_examples(first.task.dataset, mesh),
+        first.task.population,
+        hypers=[dict(member.numbers.get(name, {})) for member in members],
+        seeds=[e.seed for e in experiments],
+        mesh=mesh,
+        lanes=federation.initial_clients_per_device,
+        **federation.options_of(trainers[0]),
+    )
+    with contextlib.ExitStack() as stack:
+        begun = [
+            loop.resume(
+                sim,
+                start_simulation(sim, trainer.init_variables(variables)),
+                member.folder / name,
+            )
+            for sim, trainer, variables, member in zip(
+                runs.sims, trainers, before, members, strict=True
+            )
+        ]
+        for one in begun:
+            stack.callback(one.checkpointer.close)
+        rounds = {one.next_round for one in begun}
+        if len(rounds) > 1:
+            raise ValueError(f"members must be at one round, got {sorted(rounds)}.")
+        (at,) = rounds
+        if at >= federation.rounds:
+            return
+        for member in members:
+            forget_model(member.folder / name)
+        servers = jax.tree.map(lambda *x: jnp.stack(x), *[one.server for one in begun])
+        keepers = [
+            stack.enter_context(_keeper(member, name, sim, one, one is begun[0]))
+            for member, sim, one in zip(members, runs.sims, begun, strict=True)
+        ]
+        servers = jax.device_put(servers, placement(mesh, servers, None))
+        loop.train_sweep(runs, servers, keepers, at, federation.rounds)
+
+
+@contextlib.contextmanager
+def _keeper(member, name, sim, begun: loop.RestoredRun, is_shown: bool):
+    """Where a member's rounds go; one of them shows how far they all are."""
+    experiment, folder = member.experiment, member.folder / name
+    federation = experiment.federation
+    with contextlib.ExitStack() as stack:
+        sinks = [
+            JsonlSink(folder / "metrics.jsonl", resume_step=begun.next_round),
+            TensorBoardSink(folder / "tensorboard", resume_step=begun.next_round),
+        ]
+        if is_shown:
+            shown = {"name": f"{name}, together", "metrics": ("loss", "seconds")}
+            sinks.append(ConsoleSink(federation.rounds, **shown))
+        for sink in sinks:
+            stack.callback(sink.close)
+        yield loop.RunOutputs(
+            begun.store,
+            begun.checkpointer,
+            evaluators_during_training(
+                experiment, experiment.stages[name].trainer, sim
+            ),
+            sinks,
+            stack.enter_context(open_client_log(folder, begun.next_round)),
+            loop.Intervals(federation.evaluate_every, federation.checkpoint_every),
+        )
+
+
+def _add_seconds(path: pathlib.Path, seconds: float) -> None:
+    """Count a member's share of the time as its own."""
+    before = read_seconds(path)
+    write_summary(path, {"seconds": before + seconds})

@@ -1,0 +1,211 @@
+"""Scanned blocks: stacked parameters, addressed by block name.
+
+A network may keep the parameters of equal blocks as one stack, because a scan then
+compiles one block for all. In a tree of dicts the key "block[2:5]" holds leaves with a
+leading axis [3] and stands for block2, block3 and block4. Whoever asks for leaves by
+name sees those: `by_block_name`. A stack may be cut where the blocks are treated
+differently: `split_stacks`. `unstack_like` is the way back.
+
+A leaf of a stack may be a `StackedPath` on each of several devices, which a network
+gathers block by block.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedfr_jax.types import PyTree
+
+_KEY = re.compile(r"block(?:(\d+)|\[(\d+):(\d+)\])")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["name"], meta_fields=["select"]
+)
+@dataclass(frozen=True)  # JAX has no other tree with a static part
+class StackedPath:
+    """What a device has of a leaf of blocks, and own part of a block -> whole."""
+
+    name: jax.Array  # [n, ...] of a stack, [...] of one of its blocks
+    select: Callable
+
+
+def gather_stacks(tree: PyTree, *, is_stack: bool = False) -> PyTree:
+    """`tree` with whole leaves for parts, of a block or of all blocks of a stack."""
+
+    def one(x):
+        if not isinstance(x, StackedPath):
+            return x
+        return (jax.vmap(x.select) if is_stack else x.select)(x.name)
+
+    return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, StackedPath))
+
+
+def are_stacked(tree: PyTree) -> PyTree:
+    """Of bool: which leaves of a tree of dicts have an axis of blocks in front."""
+
+    def one(path, _):
+        steps = (x for x in path if isinstance(x, jax.tree_util.DictKey))
+        spans = filter(None, (stack_span(step.key) for step in steps))
+        return any(stop > start + 1 for start, stop in spans)
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def stack_key(start: int, stop: int) -> str:
+    """Key of blocks [start, stop): "block2" for one, whose leaves have no axis more."""
+    return f"block{start}" if stop == start + 1 else f"block[{start}:{stop}]"
+
+
+def stack_span(key: str) -> tuple[int, int] | None:
+    """(start, stop) of a key of blocks, None for another key."""
+    found = _KEY.fullmatch(key) if isinstance(key, str) else None
+    if found is None:
+        return None
+    one, start, stop = found.groups()
+    return (int(one), int(one) + 1) if one else (int(start), int(stop))
+
+
+def block_paths(path: str) -> list[str]:
+    """A leaf's path such as `stage3/block[2:5]/conv1/kernel`, once for each block."""
+    paths = [""]
+    for key in path.split("/"):
+        start, stop = stack_span(key) or (0, 1)
+        keys = (
+            [stack_key(i, i + 1) for i in range(start, stop)]
+            if stack_span(key)
+            else [key]
+        )
+        paths = [f"{path}/{key}" for path in paths for key in keys]
+    return [path[1:] for path in paths]
+
+
+def by_block_name(tree: PyTree) -> PyTree:
+    """`tree` with a key for every block; arrays or tracers, of numpy arrays views."""
+    if not isinstance(tree, dict):
+        return tree
+    blocks = {}
+    for key, part in tree.items():
+        start, stop = stack_span(key) or (0, 1)
+        if stop == start + 1:
+            blocks[key] = by_block_name(part)
+            continue
+        for i in range(start, stop):
+            blocks[stack_key(i, i + 1)] = _block_range(part, i - start)
+    return blocks
+
+
+def unstack_like(tree: PyTree, like: PyTree) -> PyTree:
+    """`tree` with its blocks in the stacks of `like`, whose keys alone matter.
+
+    Stacks that the two share cost nothing. Keys that one of the two lacks are left out.
+
+    Raises:
+      ValueError: when `tree` has some blocks of a stack only.
+    """
+    if not isinstance(tree, dict) or not isinstance(like, dict):
+        return tree
+    out = {}
+    for key, own in like.items():
+        span = stack_span(key)
+        if key in tree:
+            out[key] = unstack_like(tree[key], own)
+        elif span and any(_overlap(other, *span) for other in tree):
+            stack = stack_blocks(tree, *span)
+            out[key] = stack if span[1] > span[0] + 1 else _block_range(stack, 0)
+    return out
+
+
+def stack_blocks(tree: PyTree, start: int, stop: int) -> PyTree:
+    """Blocks [start, stop) of a dict that has them in any stacks, leaves [n, ...].
+
+    Leaves that are None in one block are None in the stack.
+
+    Raises:
+      ValueError: when some are missing.
+    """
+    parts = []
+    for low, high, key in sorted(
+        (*overlap, key) for key in tree if (overlap := _overlap(key, start, stop))
+    ):
+        first, last = stack_span(key)
+        part = tree[key]
+        if last == first + 1:
+            part = jax.tree.map(lambda x: x[None], part)
+        elif (low, high) != (first, last):
+            part = _block_range(part, slice(low - first, high - first))
+        parts.append((high - low, part))
+    if sum(count for count, _ in parts) != stop - start:
+        raise ValueError(
+            f"variables must have all of {stack_key(start, stop)}, got {sorted(tree)}."
+        )
+    if len(parts) == 1:
+        return parts[0][1]
+    return jax.tree.map(_merge, *[part for _, part in parts], is_leaf=_is_none)
+
+
+def split_stacks(
+    tree: PyTree, where: Callable[[PyTree], PyTree]
+) -> tuple[PyTree, PyTree]:
+    """(`tree`, its stacks cut so that `where` says one thing of each, what it says).
+
+    Args:
+      where: shapes of a tree with a key for every block -> tree of bool.
+    """
+    mask = _runs(tree, where(jax.eval_shape(by_block_name, tree)))
+    return unstack_like(tree, mask), mask
+
+
+def _runs(tree, mask):
+    """`mask`, of every block, in those of the stacks of `tree` that are of one mind."""
+    if not isinstance(tree, dict):
+        return mask
+    runs = {}
+    for key, part in tree.items():
+        start, stop = stack_span(key) or (0, 1)
+        if stop == start + 1:
+            runs[key] = _runs(part, mask[key])
+            continue
+        each = [(i, mask[stack_key(i, i + 1)]) for i in range(start, stop)]
+        for says, run in groupby(each, key=lambda pair: pair[1]):
+            ids = [i for i, _ in run]
+            runs[stack_key(ids[0], ids[-1] + 1)] = says
+    return runs
+
+
+def _overlap(key, start, stop):
+    """The blocks of [start, stop) that a key stands for, as (low, high), or None."""
+    low, high = stack_span(key) or (0, 0)
+    low, high = max(low, start), min(high, stop)
+    return (low, high) if low < high else None
+
+
+def _block_range(tree, place):
+    """Blocks of a stack: one (int), or those of a slice."""
+
+    def rows(x):
+        if isinstance(x, np.ndarray):
+            return x[place]
+        if isinstance(place, int):
+            return lax.index_in_dim(x, place, keepdims=False)
+        return lax.slice_in_dim(x, place.start, place.stop)
+
+    return jax.tree.map(rows, tree)
+
+
+def _merge(*parts):
+    if any(part is None for part in parts):
+        return None
+    are_numpy = all(isinstance(part, np.ndarray) for part in parts)
+    return (np if are_numpy else jnp).concatenate(parts)
+
+
+def _is_none(x) -> bool:
+    return x is None

@@ -1,0 +1,79 @@
+"""MOON's contrastive term beside the loss of any task."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.losses.contrastive import model_contrastive
+from fedfr_jax.losses.masked_means import masked_mean
+from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.types import Model
+
+
+def with_contrastive_loss(
+    loss_of: Callable,
+    model: Model,
+    *,
+    contrastive_weight: float = 1.0,
+    temperature: float = 0.5,
+) -> Callable:
+    """A row's loss + weight * `model_contrastive` of the network's features.
+
+    Features of pixels are averaged over an image; they are those of the network's
+    projection where it has one. The network runs once: the loss is handed what it gave.
+    The two models that are held fixed run as in evaluation, as in the authors' code.
+
+    Args:
+      loss_of: (model) -> loss of a row, which runs the model on the batch's images in
+        training and no other way.
+      contrastive_weight: mu >= 0, 5 for CIFAR-10 in the paper and 1 for CIFAR-100.
+      temperature: > 0.
+
+    Returns:
+      loss(variables, batch, key, *, received, previous), whose last two are variables.
+
+    Raises:
+      ValueError: when a number is out of range, or the network has no features.
+    """
+    check_features(model, "moon")
+    values = {"contrastive_weight": contrastive_weight, "temperature": temperature}
+    bounds = {"contrastive_weight": (0, jnp.inf), "temperature": POSITIVE}
+    check_ranges("", values, bounds)
+    loss_of(model)  # what is wrong with its settings is told before training
+
+    def loss_fn(variables, batch, key, *, received, previous):
+        output, seen, stats = model.apply_with_features(
+            variables, batch.images, True, key=key
+        )
+        known = model._replace(
+            apply=lambda *_, **__: (output, stats),
+            apply_with_features=lambda *_, **__: (output, seen, stats),
+        )
+        value, (stats, metrics) = loss_of(known)(variables, batch, key)
+        fixed = [
+            model.apply_with_features(other, batch.images, False)[1]
+            for other in (received, previous)
+        ]
+        terms = model_contrastive(
+            *map(_embed_images, (seen, *fixed)), temperature=temperature
+        )
+        term = masked_mean(terms, batch.is_valid)
+        total = value + contrastive_weight * term
+        return total, (stats, {**metrics, "contrastive": term})
+
+    return loss_fn
+
+
+def check_features(model: Model, algorithm: str) -> None:
+    """Raise ValueError for a network that does not give its features."""
+    if model.apply_with_features is None:
+        raise ValueError(
+            f"config.model.name must be a network with features for {algorithm}, got "
+            "one without."
+        )
+
+
+def _embed_images(features: jax.Array) -> jax.Array:
+    """[B, D] of [B, ..., D], the mean over pixels where there are any."""
+    return features.reshape(len(features), -1, features.shape[-1]).mean(axis=1)

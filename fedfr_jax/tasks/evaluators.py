@@ -1,0 +1,187 @@
+"""Evaluators of any task: representation, rounds to target.
+
+What the one network's features of the test images are like, beside another's.
+
+The figures of FedMargin (Michieli, Toldo, Ozay 2022, IEEE Internet of Things Journal),
+for features of images or of pixels: AMM, the mean distance of a class's prototype to
+the nearest other one; MMD to the features of a reference, the centrally trained
+network; mean entropies.
+
+The value of a metric whose first round a table tells.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import Stream, place_examples
+from fedfr_jax.evaluation.mmd import mmd_squared
+from fedfr_jax.evaluation.segmentation import feature_entropy, softmax_entropy
+from fedfr_jax.federated.algorithms.prototypes import (
+    aggregate_mean_margin,
+    class_features,
+    class_means,
+    nearest_prototype,
+    prototype_of_class,
+)
+from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.models.external_checkpoints import fitted
+from fedfr_jax.models.saved_model import load_weights
+from fedfr_jax.schema import check_keys, check_whole, naming
+from fedfr_jax.types import Dataset, Evaluation, Evaluator, Model, PyTree, TrainedModels
+
+MAX_IMAGES = 1000  # features that are looked at
+OF_IMAGE = 20  # pixels of an image, where there are enough images
+SECTION = "config.evaluation.representation"
+
+
+def check_settings(
+    settings: Mapping | None, model: Model, first: PyTree
+) -> dict | None:
+    """What `representation` is told by config.evaluation.representation, checked.
+
+    Args:
+      settings: `most`, features that are looked at, and `reference`, the work folder of
+        a run such as a central one, to whose last row's network MMD is taken; None asks
+        for nothing.
+      first: variables of the model, arrays or shapes.
+
+    Raises:
+      ValueError: for an unknown key, a wrong value, a model without features, or a
+        reference of another network.
+    """
+    if settings is None:
+        return None
+    check_keys(SECTION, settings, ("reference", "most"))
+    settings = {"most": MAX_IMAGES, "reference": None, **settings}
+    check_whole(f"{SECTION}.most", settings["most"], 2)
+    if model.apply_with_features is None:
+        raise ValueError(f"{SECTION} must go with a model of features, got another.")
+    reference = settings["reference"]
+    if reference is None:
+        return settings
+    with naming(f"{SECTION}.reference"):
+        return {**settings, "reference": fitted(load_weights(reference).arrays, first)}
+
+
+def representation(
+    model: Model,
+    table: Dataset | Stream,
+    mesh: Mesh,
+    feed: Batching,
+    *,
+    reference: PyTree | None = None,
+    most: int = MAX_IMAGES,
+) -> Evaluator:
+    """Evaluator of the one network, nothing where there is none.
+
+    Args:
+      model: with features, of every network that is judged.
+      table: the test images and their labels or masks.
+      feed: how images are decoded; its batch size is per device.
+      reference: variables of the network that MMD is taken to; None leaves it out.
+      most: features that are looked at, which MMD takes the square of.
+
+    Raises:
+      ValueError: when the model has no features, or the images are void.
+    """
+    if model.apply_with_features is None:
+        raise ValueError("model must have features, got one without.")
+    look = build_feature_fn(model, table, mesh, feed, most)
+    wanted = functools.cache(lambda: look(reference)[1])  # not before it is needed
+
+    def evaluate(networks: TrainedModels) -> Evaluation:
+        if networks.variables is None:
+            return Evaluation()
+        labels, features, logits = look(networks.variables)
+        everything = np.ones(len(labels), bool)
+        means = class_means(features, labels, everything, model.embedding_dim)
+        metrics = {
+            "amm": float(aggregate_mean_margin(prototype_of_class(*means))),
+            "softmax_entropy": float(softmax_entropy(logits).mean()),
+            "feature_entropy": float(feature_entropy(features).mean()),
+        }
+        if reference is not None:
+            metrics |= discrepancies(features, wanted())
+        return Evaluation(metrics)
+
+    return Evaluator(evaluate)
+
+
+def discrepancies(features: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
+    """MMD^2 of features [n, D] to those of a reference, in three forms.
+
+    Nothing where features are all alike or no numbers: the radial kernel has no width.
+    """
+    spread = np.ptp(np.concatenate([features, wanted]), axis=0).max()
+    if not 0 < spread < math.inf:
+        return {}
+    return {
+        "mmd": mmd_squared(features, wanted),
+        "mmd_unbiased": mmd_squared(features, wanted, unbiased=True),
+        "mmd_linear": mmd_squared(features, wanted, kernel="linear"),
+    }
+
+
+def build_feature_fn(
+    model: Model, table, mesh: Mesh, feed: Batching, most: int
+) -> Callable:
+    """variables -> (labels [n], features [n, D], logits [n, M]) of test images.
+
+    Of features of images there is one for each of `most` images, evenly spaced. Of
+    features of pixels there are OF_IMAGE of an image or more, the same places in each
+    image, drawn once; those that are void are left out.
+
+    Raises:
+      ValueError: when fewer than two are not void.
+    """
+    shape = class_features(model).shape  # [1, D], or [1, h, w, D]
+    pixels, count = math.prod(shape[1:-1]), table.num_examples
+    num_images = min(max(most // min(pixels, OF_IMAGE), 1), count)
+    rows = np.linspace(0, count - 1, num_images).astype(np.int32)
+    each = min(most // num_images, pixels)
+    places = np.sort(np.random.default_rng(0).permutation(pixels)[:each])
+
+    def chosen(x):
+        """[B * each, ...] of values [B, ...] of every image, or of every pixel."""
+        x = nearest_prototype(x, shape)
+        channels = x.shape[len(shape) - 1 :]
+        return x.reshape(len(x), pixels, *channels)[:, places].reshape(-1, *channels)
+
+    truth = np.asarray(table.targets.get("mask", table.targets["label"]))[rows]
+    labels = np.asarray(chosen(jnp.asarray(truth, jnp.int32)))
+    is_known = (labels >= 0) & (labels < model.embedding_dim)
+    if is_known.sum() < 2:
+        raise ValueError(
+            f"{SECTION} must find two images or pixels that are not void among "
+            f"{len(labels)}, got {is_known.sum()}."
+        )
+
+    def both(variables, images):
+        logits, features, _ = model.apply_with_features(variables, images, False)
+        found = jnp.concatenate([chosen(features), chosen(logits)], axis=1)
+        return found.reshape(len(images), -1)
+
+    run, held = build_embed(jax.jit(both), feed, mesh), place_examples(table, mesh)
+
+    def look(variables):
+        found = meshes.fetch(run(variables, held, rows))[: len(rows), 0]
+        found = found.reshape(len(labels), -1)[is_known]
+        return labels[is_known], found[:, : shape[-1]], found[:, shape[-1] :]
+
+    return look
+
+
+def with_target(
+    evaluators: Mapping[str, Evaluator], metric: str, target: float | None
+) -> dict[str, Evaluator]:
+    """The evaluators, told the target of a metric; None is none."""
+    targets = {} if target is None else {metric: target}
+    return {name: of._replace(targets=targets) for name, of in evaluators.items()}

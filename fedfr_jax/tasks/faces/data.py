@@ -1,0 +1,82 @@
+"""Images of a face partition, on the devices or streamed."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.data.partition.identity_assignment import IdentityPartition
+from fedfr_jax.data.stream import Stream, stream
+from fedfr_jax.federated.client import Population
+from fedfr_jax.types import Dataset, Preprocessing, Source
+
+
+class FaceData(NamedTuple):
+    """A partition's images: what is trained on, and what is judged on."""
+
+    partition: IdentityPartition
+    table: Dataset | Stream  # clients' training rows ++ public rows
+    population: Population
+    evaluation_set: Dataset | Stream  # clients' test rows ++ unseen rows
+    test_identities: np.ndarray  # [E] source labels
+    train_identities: np.ndarray  # [C] source labels
+    alignment: Preprocessing = (
+        Preprocessing()
+    )  # of the images, before a network sees them
+
+
+def build_face_data(
+    source: Source,
+    partition: IdentityPartition,
+    stream_bytes: int | None = None,
+    *,
+    with_landmarks: bool = False,
+    judged_landmarks: bool = False,
+    how: Preprocessing | None = None,
+) -> FaceData:
+    """Read every image of the partition once, or as often as it is needed.
+
+    Args:
+      stream_bytes: bytes that the images may take on a device; None takes them all.
+      with_landmarks: whether training images come with those that the source has.
+      judged_landmarks: whether judged ones do.
+      how: how networks have the images, None for the defaults.
+    """
+    p = partition
+
+    def table(rows, labels, read):
+        inputs = lambda i: read(rows[i])
+        labels = labels.astype(np.int32)
+        if stream_bytes is None:
+            return Dataset(inputs(np.arange(len(rows))), {"label": labels})
+        return stream(inputs, labels, memory=stream_bytes)
+
+    return FaceData(
+        partition=p,
+        table=table(
+            np.concatenate([p.train, p.public_examples]),
+            np.concatenate([p.train_labels, p.public_labels]),
+            build_inputs(source, with_landmarks),
+        ),
+        population=Population(p.train_offsets.astype(np.int64), p.num_classes),
+        evaluation_set=table(
+            np.concatenate([p.test, p.unseen_examples]),
+            np.concatenate([p.test_identities, p.unseen_labels]),
+            build_inputs(source, judged_landmarks),
+        ),
+        test_identities=p.test_identities,
+        train_identities=p.train_identities,
+        alignment=how or Preprocessing(),
+    )
+
+
+def build_inputs(source: Source, with_landmarks: bool) -> Callable:
+    """rows [n] -> {"image": [n, H, W, C]}, and "landmarks" [n, 5, 2] if the source has
+    them and they are wanted: `face_mask` draws where they are."""
+    points = source.landmarks if with_landmarks else None
+
+    def inputs(rows):
+        found = {"image": source.read(rows)}
+        return found if points is None else {**found, "landmarks": points[rows]}
+
+    return inputs

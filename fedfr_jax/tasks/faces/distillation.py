@@ -1,0 +1,490 @@
+"""Distillation from a teacher's embeddings, live or cached.
+
+A big teacher's embeddings as a further target: BigFace-Distill.
+
+L = L_cos + 9 L_d with L_d the squared distance of unit embeddings, so 2 (1 - cosine):
+angular distillation (VarGFaceNet, arXiv:1910.04985) as BigFace's authors weigh it. An
+image without a label has L_d alone, so that labeled and unlabeled ones share a step:
+
+  L = sum a_i L_cos_i / max(1, sum a_i) + weight * mean L_d_i,  a_i = 1 where labeled,
+
+over the whole batch of central training, however many devices and micro-batches it has.
+
+The same term teaches a client's network, whose own faces may have no labels.
+
+A teacher's embeddings of all images of a source, kept in a file.
+
+`name.npy` holds float16 [T, V, D] in V views: plain, mirrored, and under either mask,
+as the row's augment counts them. `name.npy.json` says what they depend on: digests of
+the images (with their landmarks, where a mask is drawn) and of the teacher, and the
+views' settings.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import Stream, stream
+from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.files import replace_file, write_text
+from fedfr_jax.json_files import read_json
+from fedfr_jax.losses.distillation import angular_distillation
+from fedfr_jax.losses.masked_means import COUNTED, masked_mean
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.external_checkpoints import convert_variables, detect_model
+from fedfr_jax.models.model_limits import check_layers
+from fedfr_jax.models.saved_model import load_weights
+from fedfr_jax.models.weights import Weights
+from fedfr_jax.schema import (
+    call,
+    check_choice,
+    check_keys,
+    check_ranges,
+    choose,
+    naming,
+)
+from fedfr_jax.tasks.data import build_data_augment
+from fedfr_jax.tasks.faces.data import FaceData, build_inputs
+from fedfr_jax.trees import path_name
+from fedfr_jax.types import Batch, Model, PyTree, Source, as_aux_loss
+
+TEACHER_INPUTS = ("same", "clean")
+KNOWN = "teacher"  # key of the targets with kept embeddings, [V, D] of an example
+
+
+class DummyTeacher(NamedTuple):
+    """Stands for a file of a teacher that a plan does not read: its numbers are 0."""
+
+
+class Teacher(NamedTuple):
+    """A trained network."""
+
+    model: Model
+    variables: PyTree  # in host memory
+
+
+class Distill(NamedTuple):
+    """What a row is told of its teacher, once opened."""
+
+    weight: float
+    teacher: Teacher | None
+    cache: str | DummyTeacher | None  # file of embeddings, made if missing
+    sees: str  # the student's image, or the one without its mask
+    unlabeled: float  # share of the images whose labels are not used
+    unlabeled_from: str | None = None  # part of the source that has no labels
+
+
+def distill(
+    model: Model,
+    *,
+    weight: float = 9.0,
+    teacher: Mapping | None = None,
+    cache: str | os.PathLike | DummyTeacher | None = None,
+    sees: str = "same",
+    unlabeled: float = 0.0,
+    unlabeled_from: str | None = None,
+) -> Distill:
+    """The key `distill` of a row or of `pretrain`.
+
+    Args:
+      model: the student.
+      weight: lambda, of the distance to the teacher's embeddings.
+      teacher: {"weights": a file or the work folder of a run, see `load_weights`,
+        "model": section of its network, which a work folder or a file that tells it
+        needs not}; it runs beside the student in every step, and is a constant of the
+        compiled step: of a teacher with GB of weights keep a `cache` instead, which is
+        as exact, once for every image and view.
+      cache: instead of that, or made of it when the file is missing: embeddings of all
+        images in all views, see `teacher_cache`.
+      sees: "same" as the student, or "clean": without the mask that it sees.
+      unlabeled: share of the images, drawn by their rows, that count as unlabeled.
+      unlabeled_from: part of a joined source whose images have no labels, in central
+        training: its public people (whoever each folder is called after) are no
+        classes. Keep it from clients and judging by client_ids_from, unseen_ids_from.
+
+    Raises:
+      ValueError: for an option out of range, neither teacher nor cache, or a teacher
+        that does not fit its file or the student.
+    """
+    bounds = {"weight": (0, math.inf), "unlabeled": (0, 1)}
+    check_ranges("", {"weight": weight, "unlabeled": unlabeled}, bounds)
+    check_choice("sees", sees, TEACHER_INPUTS)
+    if teacher is None and cache is None:
+        raise ValueError("teacher or cache must be given, got neither.")
+    opened = None if teacher is None else open_teacher(teacher, model)
+    if cache is not None and not isinstance(cache, DummyTeacher):
+        cache = str(cache)
+    return Distill(weight, opened, cache, sees, unlabeled, unlabeled_from)
+
+
+def open_distill(section: str, settings: Mapping | None, model: Model):
+    """`distill` of the config's section, or None without it."""
+    if settings is None:
+        return None
+    return call(f"{section}.distill", distill, settings, model)
+
+
+def open_teacher(settings: Mapping, student: Model) -> Teacher:
+    """The network of {"weights", "model"}, for images of the student's shape."""
+    check_keys("teacher", settings, ("weights", "model"))
+    if "weights" not in settings:
+        raise ValueError("teacher must have the key weights, got none.")
+    given, shape = settings["weights"], student.image_shape
+    check_layers("distill.teacher.model", settings.get("model"))
+    if isinstance(given, DummyTeacher):
+        model = choose("distill.teacher.model", MODELS, settings["model"], shape)
+        return Teacher(_like(student, model), _dummy_teacher(model))
+    weights = load_weights(given)
+    with naming(given):
+        section = settings.get("model") or network_for(weights, shape)
+        model = choose("distill.teacher.model", MODELS, section, shape)
+        return Teacher(
+            _like(student, model), convert_variables(weights, section, shape)
+        )
+
+
+def _like(student: Model, model: Model) -> Model:
+    """`model`, whose embeddings must be as long as the student's."""
+    if model.embedding_dim != student.embedding_dim:
+        raise ValueError(
+            "teacher's embedding_dim must be the student's "
+            f"{student.embedding_dim}, got {model.embedding_dim}."
+        )
+    return model
+
+
+def _dummy_teacher(model: Model) -> PyTree:
+    """Variables that are all 0 and take no memory."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return jax.tree.map(lambda x: np.broadcast_to(x.dtype.type(0), x.shape), shapes)
+
+
+def network_for(weights: Weights, image_shape: tuple[int, ...]) -> Mapping:
+    """Section of the network that weights tell, for images of a shape.
+
+    Raises:
+      ValueError: when they do not tell it, or it is for other images.
+    """
+    try:
+        section, shape = detect_model(weights)
+    except ValueError as error:
+        raise ValueError(
+            f"teacher must have the key model with these weights, got none: {error}"
+        ) from error
+    if tuple(shape) != tuple(image_shape):
+        raise ValueError(
+            f"teacher's images must be the student's {tuple(image_shape)}, got {shape}."
+        )
+    return section
+
+
+def with_distillation(loss_of: Callable, model: Model, told: Distill) -> Callable:
+    """A loss of `LocalTraining` and the distance to the teacher; the student runs once.
+
+    Args:
+      loss_of: model -> loss over params with a "backbone"; a mean over valid examples.
+      model: the student.
+    """
+    teach = with_live_teacher(told) if told.cache is None else with_cached_targets
+
+    def loss(variables, batch, key, **round_args):
+        backbone = {**variables, "params": variables["params"]["backbone"]}
+        features, stats = model.apply(backbone, batch.images, True, key=key)
+        known = model._replace(apply=lambda *_, **__: (features, stats))
+        seen = labeled_only(batch, told.unlabeled)
+        total, (stats, metrics) = as_aux_loss(loss_of(known))(
+            variables, seen, key, **round_args
+        )
+        distance = angular_distillation(features, teach(batch))
+        value = masked_mean(distance, batch.is_valid)
+        return total + told.weight * value, (stats, {**metrics, "distillation": value})
+
+    return loss
+
+
+def labeled_only(batch: Batch, unlabeled: float) -> Batch:
+    """`batch` in which only examples with a label that is used are valid."""
+    share = jnp.uint32(round(unlabeled * 2**16))
+    is_used = (shuffle_rows(batch.row) >> 16) >= share
+    is_used &= batch.labels >= 0
+    targets = {**batch.targets, "label": jnp.maximum(batch.labels, 0)}
+    return batch._replace(targets=targets, is_valid=batch.is_valid & is_used)
+
+
+def count_distilled(told: Distill | None) -> Callable[[Batch], Batch] | None:
+    """A whole batch -> the same, which knows how many labels it uses; None where all
+    images have one. Else each part of the batch would divide by its own number."""
+    if told is None or not (told.unlabeled or told.unlabeled_from):
+        return None
+
+    def counted(batch: Batch) -> Batch:
+        is_used = labeled_only(batch, told.unlabeled).is_valid
+        share = jnp.maximum(is_used.sum(), 1).astype(jnp.float32) / len(is_used)
+        share = jnp.broadcast_to(share, is_used.shape)
+        return batch._replace(targets={**batch.targets, COUNTED: share})
+
+    return counted
+
+
+def shuffle_rows(rows: jax.Array) -> jax.Array:
+    """Uint32 [B] that look random, a function of rows [B]: MurmurHash3's last step."""
+    bits = rows.astype(jnp.uint32) * jnp.uint32(0x9E3779B9) + jnp.uint32(1)
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)
+
+
+def with_live_teacher(told: Distill) -> Callable:
+    """batch -> the teacher's embeddings [B, D], computed in the step."""
+
+    def teach(batch: Batch) -> jax.Array:
+        if told.sees == "clean" and "clean" not in batch.inputs:
+            raise ValueError(
+                "distill.sees must be same without face_mask's keep_clean, got clean."
+            )
+        images = batch.inputs["clean"] if told.sees == "clean" else batch.images
+        return told.teacher.model.apply(told.teacher.variables, images, False)[0]
+
+    return teach
+
+
+def with_cached_targets(batch: Batch) -> jax.Array:
+    """The kept embeddings [B, D] of a batch's images in the views that it has.
+
+    What is kept are the fastest views: of 2 the mirror's, whatever mask is on them.
+    """
+    kept = batch.targets[KNOWN].astype(jnp.float32)  # [B, V, D]
+    view = jax.lax.rem(batch.view_index, jnp.int32(kept.shape[1]))
+    return jnp.take_along_axis(kept, view[:, None, None], axis=1)[:, 0]
+
+
+LOOKED_AT = 1024  # images whose pixels are in a digest
+CHUNK = 1 << 14  # images between writes
+NUM_CHECKED = ("probability", "surface", "keep_clean")  # say nothing of a view's pixels
+BELONGS_TO = {
+    "images": "this source's images",
+    "views": "this row's views",
+    "teacher": "this teacher",
+}
+
+
+def digest_of(source: Source) -> str:
+    """Tells a source from others: its size, and up to 1024 evenly spread images with
+    their landmarks."""
+    count = len(source.labels)
+    rows = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
+    found = hashlib.sha256(repr((count, tuple(source.image_shape))).encode())
+    for start in range(0, len(rows), 64):
+        found.update(np.ascontiguousarray(source.read(rows[start : start + 64])))
+    if source.landmarks is not None:
+        found.update(np.ascontiguousarray(source.landmarks[rows], np.float32))
+    return found.hexdigest()
+
+
+def digest_of_teacher(teacher: Teacher) -> str:
+    """Tells a network's variables from others."""
+    found = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(teacher.variables):
+        leaf = np.asarray(leaf)
+        found.update(f"{path_name(path)} {leaf.dtype} {leaf.shape}".encode())
+        found.update(np.ascontiguousarray(leaf))
+    return found.hexdigest()
+
+
+def cached_views(settings, sees: str) -> tuple[Batching, str]:
+    """The views that are kept: all of a row's, or those without masks.
+
+    Args:
+      settings: with batch_size, flip and augment.
+
+    Returns:
+      Them as a feed, and as JSON the settings that an image's views depend on.
+
+    Raises:
+      ValueError: when the row's views are not counted, or a mirror follows the masks.
+    """
+    listed = json.loads(json.dumps(settings.augment))
+    names = [entry if isinstance(entry, str) else entry["name"] for entry in listed]
+    augment = build_data_augment(settings.flip, json.dumps(settings.augment))
+    if not Batching(1, augment).num_views:
+        raise ValueError(
+            "distill.cache must come with an augment whose views are counted, such as "
+            f"face_mask with fixed=True, got {names}."
+        )
+    if sees == "same":
+        return _views(settings, listed)
+    if "face_mask" in names and "mirror" in names[names.index("face_mask") :]:
+        raise ValueError(f"augment must have mirror before face_mask, got {names}.")
+    others = [x for x, n in zip(listed, names, strict=True) if n != "face_mask"]
+    return _views(settings, others)
+
+
+def _views(settings, listed):
+    feed = Batching(
+        settings.batch_size, build_data_augment(settings.flip, json.dumps(listed))
+    )
+    entries = [{"name": x} if isinstance(x, str) else x for x in listed]
+    kept = [{k: v for k, v in x.items() if k not in NUM_CHECKED} for x in entries]
+    return feed, json.dumps(kept, sort_keys=True)
+
+
+def write_cache(
+    path, source: Source, teacher: Teacher, views: tuple[Batching, str], mesh: Mesh
+) -> None:
+    """Embed all images of a source in the views; whole or not at all."""
+    path, model = pathlib.Path(path), teacher.model
+    _check_sidecar(path)
+    feed, listed = views
+    embed = lambda variables, images: model.apply(variables, images, False)[0]
+    run = build_embed(embed, feed, mesh)
+    table = stream(build_inputs(source, True), source.labels)
+    count = len(source.labels)
+    shape = (count, max(feed.num_views, 1), model.embedding_dim)
+    with replace_file(path, by=str(os.getpid())) as file:
+        header = {"descr": "<f2", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, count, CHUNK):
+            rows = np.arange(start, min(start + CHUNK, count), dtype=np.int32)
+            found = meshes.fetch(run(teacher.variables, table, rows))[: len(rows)]
+            norms = np.maximum(np.linalg.norm(found, axis=2), 1e-12)
+            file.write((found / norms[..., None]).astype("<f2").tobytes())
+        about = {"views": listed, "teacher": digest_of_teacher(teacher)}
+        write_text(sidecar(path), json.dumps({"images": digest_of(source), **about}))
+
+
+def _check_sidecar(path: pathlib.Path) -> None:
+    """Raise ValueError for a sidecar of another cache's, which would be replaced."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        if read_json(sidecar(path)).keys() == BELONGS_TO.keys():
+            return
+    if sidecar(path).exists():
+        raise ValueError(
+            f"distill.cache must be a new file, but {sidecar(path)} exists and is no "
+            "cache's. Name another file."
+        )
+
+
+def sidecar(path: pathlib.Path) -> pathlib.Path:
+    """The file that says what a cache belongs to."""
+    return path.with_name(f"{path.name}.json")
+
+
+def read_cache(
+    path,
+    source: Source,
+    model: Model,
+    views: tuple[Batching, str],
+    teacher: Teacher | None = None,
+) -> np.ndarray:
+    """Unit embeddings float16 [T, V, D], mapped from their file.
+
+    Args:
+      model: the student.
+      teacher: whose embeddings they must be; None asks for nobody's.
+
+    Raises:
+      ValueError: for a cache of other images, of another embedding size, whose views
+        are not those of the row, or of another teacher.
+    """
+    feed, listed = views
+    path = pathlib.Path(path)
+    try:
+        kept = np.load(path, mmap_mode="r", allow_pickle=False)
+        about = read_json(sidecar(path))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"distill.cache must be a file of embeddings with its {sidecar(path).name},"
+            f" got {type(error).__name__}: {error}."
+        ) from error
+    wanted = len(source.labels), max(feed.num_views, 1), model.embedding_dim
+    if kept.shape != wanted or kept.dtype != np.float16:
+        raise ValueError(
+            f"{path} must hold float16 (images, views, embedding) {wanted}, got "
+            f"{kept.dtype} {kept.shape}."
+        )
+    known = {"images": digest_of(source), "views": listed}
+    if teacher is not None:
+        known["teacher"] = digest_of_teacher(teacher)
+    for what, own in known.items():
+        if about.get(what, "nothing known") != own:
+            raise ValueError(
+                f"{path} must belong to {BELONGS_TO[what]}, {own}, got "
+                f"{about.get(what, 'nothing known')}: make it anew."
+            )
+    return kept
+
+
+def cache_embeddings(
+    task: FaceData, told: Mapping, source: Source, model: Model, mesh: Mesh
+) -> FaceData:
+    """A task whose table has the kept embeddings too, made first where there are none.
+
+    Args:
+      told: {section: (its `Distill`, or the settings of one, or None; settings of its
+        training)} of pretraining and of all rows.
+      model: the student.
+
+    Raises:
+      ValueError: as `read_cache`, for two caches, or a missing file without a teacher.
+    """
+    kept, file = None, None
+    p, table = task.partition, task.table
+    rows = np.concatenate([p.train, p.public_examples])
+    for section, (given, settings) in told.items():
+        one = given
+        if not isinstance(given, Distill):
+            one = open_distill(section, given, model)
+        if one is None or one.cache is None:
+            continue
+        if file not in (None, one.cache):
+            raise ValueError(
+                f"config.{section}.distill.cache must be the one file of all rows, "
+                f"{file}, got {one.cache}."
+            )
+        with naming(f"config.{section}"):
+            kept = _is_valid(
+                one, cached_views(settings, one.sees), source, rows, model, mesh
+            )
+        file = one.cache
+    if kept is None:
+        return task
+    targets = {**table.targets, KNOWN: kept}
+    if isinstance(table, Stream):
+        table = stream(table.read, targets, memory=table.memory, waves=table.waves)
+    else:
+        table = table._replace(targets=targets)
+    return task._replace(table=table)
+
+
+def _is_valid(
+    one: Distill,
+    views: tuple[Batching, str],
+    source: Source,
+    rows,
+    model: Model,
+    mesh: Mesh,
+) -> np.ndarray:
+    """The embeddings of `rows` in a row's file, which is made when it is missing."""
+    if isinstance(one.cache, DummyTeacher):
+        shape = len(rows), max(views[0].num_views, 1), model.embedding_dim
+        return np.broadcast_to(np.float16(0), shape)
+    if not pathlib.Path(one.cache).is_file():
+        if one.teacher is None:
+            raise ValueError(
+                f"distill.cache must exist or have a teacher, got {one.cache}: there "
+                "is no such file."
+            )
+        write_cache(one.cache, source, one.teacher, views, mesh)
+    return read_cache(one.cache, source, model, views, one.teacher)[rows]

@@ -1,0 +1,626 @@
+"""Evaluation sets in files: pair lists, 1:N search, IJB templates.
+
+Variables of MATLAB's files of version 5 to 7, but for structs and sparse matrices.
+
+"MAT-File Format", The MathWorks, chapter 1. SciPy reads more, and ends the process
+where it is given a damaged file.
+
+Sets of files that networks are judged on, beside the unseen people of the partition.
+
+All that can be wrong in the files and the settings is found when a set is opened,
+before anything is trained; errors name the key of the config and the file.
+
+Judging on a list of pairs: in ten folds, as LFW, CFP and AgeDB come, or at the
+thresholds of another list, as LFW's View 1 does.
+
+By default on the sum of the features of an image and of its mirror image, as FedFR
+(AAAI 2022) watches AgeDB-30 while it trains.
+
+Judging on 1:N search of single images: folders of probes, mates and distractors.
+
+TinyFace (Cheng, Zhu, Gong, "Low-Resolution Face Recognition", ACCV 2018) in its own
+layout: Probe, Gallery_Match and Gallery_Distractor, with lists of the first two whose
+identities nobody can read from the names.
+
+Judging on IJB-C style templates: 1:1 of listed pairs, 1:N of probes in a gallery.
+
+The defaults are FedFR's released evaluation (AAAI 2022): faces aligned by the five
+points of the metadata, features neither mirrored nor normalized but weighed by the
+detector's score ("faceness"), TAR where the FAR of the ROC is nearest to the wanted
+one, TPIR over pairs of scores without a rank condition.
+"""
+
+import inspect
+import math
+import os
+import pathlib
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.data.sources.decoding import check_landmarks
+from fedfr_jax.data.sources.image_files import open_files
+from fedfr_jax.data.sources.listed_images import listed_images
+from fedfr_jax.data.sources.selection import check_unique
+from fedfr_jax.data.stream import Stream, fits_devices, place_examples, stream
+from fedfr_jax.evaluation.error_rates import check_rates, flag_unsupported, flagged_name
+from fedfr_jax.evaluation.identification import (
+    num_accepted,
+    open_set_tpir,
+    pair_tpir,
+    rank_k,
+)
+from fedfr_jax.evaluation.score_tiles import unit_length
+from fedfr_jax.evaluation.templates import (
+    FARS,
+    Subjects,
+    Templates,
+    aggregate_templates,
+    area_under_curve,
+    merge,
+    pair_scores,
+    read_landmarks,
+    read_pairs,
+    read_subjects,
+    read_template_media,
+    tar_nearest_far,
+    weigh_images,
+)
+from fedfr_jax.evaluation.verification import (
+    count_accepted,
+    count_parts,
+    flip_sum,
+    fold_accuracies,
+    fold_tar,
+    pair_distances,
+)
+from fedfr_jax.files import check_list
+from fedfr_jax.schema import choose, naming
+from fedfr_jax.types import Dataset, Source
+
+DTYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4"}
+DTYPES |= {9: "<f8", 12: "<i8", 13: "<u8", 16: "u1", 17: "<u2"}
+MATRIX, COMPRESSED = 14, 15  # elements that hold elements
+CELL, CHAR = 1, 4  # classes of matrices
+HEADER = 128
+MOST = 2**28  # bytes of a variable
+
+
+def read_mat(path: str | os.PathLike) -> dict[str, np.ndarray | str | list]:
+    """Numbers [n], texts, or lists of those (cells) by name; shapes are not kept.
+
+    Raises:
+      ValueError, KeyError, IndexError, zlib.error: for a damaged or another file.
+    """
+    check_list(path)
+    data = pathlib.Path(path).read_bytes()
+    if data[124:HEADER] != b"\0\1IM":
+        raise ValueError(
+            f"{path} must be of MATLAB 5 to 7, little-endian, got {data[:20]}: save it "
+            "with -v7."
+        )
+    found = {}
+    for kind, part in _elements(data[HEADER:]):
+        if kind == COMPRESSED:
+            unpack = zlib.decompressobj()
+            part = unpack.decompress(part, MOST)
+            if not unpack.eof:
+                raise ValueError(f"{path} must hold whole variables, got a cut one.")
+            ((kind, part),) = _elements(part)
+        if kind == MATRIX:
+            name, values = _matrix(part)
+            found[name] = values
+    return found
+
+
+def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """(type, content) one after the other, each padded to 8 bytes unless compressed."""
+    place = 0
+    while place < len(data):
+        kind, size = np.frombuffer(data[place : place + 8], "<u4").tolist()
+        begin, place = place + 8, place + 8 + size + -size % 8
+        if kind >> 16:  # at most 4 bytes, in place of the size
+            kind, size, begin = kind & 0xFFFF, kind >> 16, begin - 4
+            place = begin + 4
+        elif kind == COMPRESSED:
+            place = begin + size
+        if begin + size > len(data):
+            raise ValueError(f"elements must end in the file, got {size} bytes.")
+        yield kind, data[begin : begin + size]
+
+
+def _matrix(data: bytes) -> tuple[str, np.ndarray | str | list]:
+    """(name, values) of a matrix."""
+    (_, flags), _, (_, name), *rest = _elements(data)
+    name = name.decode("ascii")
+    if flags[0] == CELL:
+        return name, [_matrix(part)[1] for _, part in rest]
+    kind, content = rest[0]
+    values = np.frombuffer(content, DTYPES[kind])
+    if flags[0] != CHAR:
+        return name, values
+    return name, content.decode("utf-16-le" if values.itemsize == 2 else "utf-8")
+
+
+class EvaluationFiles(NamedTuple):
+    """Images, and what their features say."""
+
+    read: Callable[[np.ndarray], np.ndarray]  # rows [n] -> uint8 [n, H, W, C]
+    num_images: int  # T
+    is_mirrored: (
+        bool  # features are [T, 2, D], those of mirror images too, or [T, 1, D]
+    )
+    metrics: Callable[[np.ndarray], dict[str, float]]  # features -> numbers in [0, 1]
+    passed_over: str = ""  # see `Source`
+
+
+def open_evaluation_files(
+    files: EvaluationFiles,
+    image_shape: tuple[int, int, int],
+    tables: tuple[Dataset | Stream, Dataset | Stream],
+    mesh: Mesh,
+) -> Dataset | Stream:
+    """The images beside a partition's tables: on the devices, or a stream to them.
+
+    They are streamed when the partition's are, with as much memory, and when they do
+    not fit beside them.
+    """
+    labels = np.zeros(files.num_images, np.int32)
+    for table in tables:
+        if isinstance(table, Stream):
+            return stream(files.read, labels, memory=table.memory)
+    num_bytes = files.num_images * math.prod(image_shape)
+    if fits_devices(num_bytes + sum(table.images.nbytes for table in tables), mesh):
+        images = files.read(np.arange(files.num_images))
+        return place_examples(Dataset.from_arrays(images, labels), mesh)
+    return stream(files.read, labels)
+
+
+def file_settings(section: str, given: Any) -> Mapping:
+    """The settings of a set of files, whose path alone stands for them."""
+    if isinstance(given, str | os.PathLike):
+        return {"path": given}
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"config.{section} must be a path or a mapping, got {given!r}."
+        )
+    return given
+
+
+def existing_files(key: str, folder: str | os.PathLike, name: Any) -> pathlib.Path:
+    """Path of a file in `folder`; ValueError naming the config key without one.
+
+    Whether it is a file is left to its reader.
+    """
+    path = pathlib.Path(str(folder), str(name))
+    if not path.exists():
+        raise ValueError(f"config.{key} must name a file, got {path}: there is none.")
+    return path
+
+
+def build_rates(key: str, values: Any) -> tuple[float, ...]:
+    """Rates in (0, 1) as a tuple; one number is a rate too."""
+    try:
+        rates = tuple(float(value) for value in np.ravel(values))
+    except (TypeError, ValueError):
+        rates = ()
+    if not rates:
+        raise ValueError(f"config.{key} must be one or more rates, got {values!r}.")
+    check_rates(f"config.{key}", rates)
+    return rates
+
+
+def build_ranks(key: str, values: Any) -> list[int]:
+    """Whole numbers as a list; one number is a rank too."""
+    ranks = np.ravel(np.array(values, dtype=object)).tolist()
+    if not all(isinstance(k, int | np.integer) for k in ranks):
+        raise ValueError(f"config.{key} must be whole numbers, got {values!r}.")
+    return ranks
+
+
+PAIRS_SECTION = "evaluation.pairs"
+
+
+def pair_list(
+    image_shape: tuple[int, int, int],
+    *,
+    path: str | os.PathLike | None = None,
+    source: Mapping | None = None,
+    development: Mapping | None = None,
+    fars: float | Sequence[float] = (1e-3, 1e-2),
+    folds: int = 10,
+    flip: bool = True,
+) -> EvaluationFiles:
+    """Images of pairs; "accuracy", "tar@far=..." at thresholds of the other folds.
+
+    A rate that the pairs which set its threshold do not support is marked by "~".
+
+    Args:
+      image_shape: of the network.
+      path: an InsightFace .bin set (lfw.bin, cfp_fp.bin, agedb_30.bin, ...).
+      source: instead, a source that has pairs, such as
+        {"name": "lfw", "data_dir": ..., "pairs": "pairs.txt"}, or own images and a list
+        of theirs, {"name": "listed_pairs", "path": ..., "pairs": ...}.
+      development: a source of other pairs, which set the thresholds: then the list is
+        one fold, such as LFW's pairsDevTest.txt after pairsDevTrain.txt.
+      fars: rates in (0, 1).
+      folds: contiguous parts of the list, at least 2, each with pairs of both kinds;
+        not looked at with `development`.
+      flip: whether the features of mirror images are added.
+
+    Raises:
+      ValueError: for a file that cannot be read or folds without one kind of pair.
+    """
+    if (path is None) == (source is None):
+        raise ValueError(
+            f"config.{PAIRS_SECTION} must have one of the keys path and source, "
+            f"got {'neither' if path is None else 'both'}."
+        )
+    given = {"name": "bin_pairs", "path": str(path)} if source is None else source
+    fars = build_rates(f"{PAIRS_SECTION}.fars", fars)
+    lists = [_open(given, image_shape, "source")]
+    if development is not None:
+        lists.insert(0, _open(development, image_shape, "development"))
+    count_of = _counter(lists, folds)
+    with naming(f"config.{PAIRS_SECTION}"):  # once, with all pairs equally far
+        fold_tar(count_of([np.zeros(len(one.pairs.is_same)) for one in lists]), 0.5)
+    found = [np.unique(one.pairs.indices, return_inverse=True) for one in lists]
+    starts = np.cumsum([0, *(len(rows) for rows, _ in found)])
+
+    def read(i):
+        images = np.empty((len(i), *image_shape), np.uint8)
+        for one, (rows, _), start in zip(lists, found, starts, strict=False):
+            here = (i >= start) & (i < start + len(rows))
+            if here.any():
+                images[here] = one.read(rows[i[here] - start])
+        return images
+
+    def metrics(features):
+        summed = flip_sum(features[:, 0], features[:, 1]) if flip else features[:, 0]
+        summed, distances = np.asarray(summed), []
+        for (_, place), start in zip(found, starts, strict=False):
+            distances.append(pair_distances(summed[start + place.reshape(-1)]))
+        # Of two lists, the second is judged at thresholds of the first.
+        judged = slice(None) if development is None else slice(1, None)
+        return _rates(count_of(distances), fars, judged)
+
+    passed_over = "\n".join(one.passed_over for one in lists if one.passed_over)
+    return EvaluationFiles(read, int(starts[-1]), flip, metrics, passed_over)
+
+
+def _counter(lists: Sequence[Source], folds: int):
+    """Distances [P] of each list -> accepted pairs of the folds, or of both lists."""
+    kinds = [one.pairs.is_same for one in lists]
+    if len(lists) == 1:
+        return lambda distances: count_accepted(distances[0], kinds[0], folds=folds)
+    return lambda distances: count_parts(list(zip(distances, kinds, strict=True)))
+
+
+def _rates(counts, fars, judged: slice) -> dict[str, float]:
+    """Accuracy and TAR, means over the `judged` folds."""
+    accuracy, _ = fold_accuracies(counts)
+    rates = {"accuracy": float(accuracy[judged].mean())}
+    others = counts.num_different.sum() - counts.num_different
+    fewest = int(others[judged].min())
+    for far in fars:
+        tar, _, _ = fold_tar(counts, far)
+        rates[flagged_name("tar@far", far, fewest)] = float(tar[judged].mean())
+    return rates
+
+
+def _open(settings: Mapping, image_shape, key: str) -> Source:
+    """The source of a key of the section, with the network's size of images."""
+    if not isinstance(settings, Mapping):
+        raise ValueError(
+            f"config.{PAIRS_SECTION}.{key} must be the settings of a source with "
+            f"its name, "
+            f"got {settings!r}."
+        )
+    size = {"image_size": tuple(image_shape[:2]), "channels": image_shape[2]}
+    if settings.get("name") in SOURCES:
+        known = inspect.signature(SOURCES[settings["name"]]).parameters
+        settings = {**{k: v for k, v in size.items() if k in known}, **settings}
+    with naming(f"config.{PAIRS_SECTION}"):
+        source = choose(f"{PAIRS_SECTION}.{key}", SOURCES, settings)
+    if source.pairs is None or not len(source.pairs.is_same):
+        raise ValueError(
+            f"config.{PAIRS_SECTION}.{key} must have pairs, got none in "
+            f"{settings['name']}."
+        )
+    if tuple(source.image_shape) != tuple(image_shape):
+        raise ValueError(
+            f"config.{PAIRS_SECTION}.{key} must have the network's images of "
+            f"{tuple(image_shape)}, got {tuple(source.image_shape)}."
+        )
+    return source
+
+
+IDENTIFICATION_SECTION = "evaluation.search"
+LISTS = ("probe_img_ID_pairs.mat", "gallery_match_img_ID_pairs.mat")  # TinyFace's
+
+
+def identification_set(
+    image_shape: tuple[int, int, int],
+    *,
+    path: str | os.PathLike,
+    probes: str = "Probe",
+    gallery: str = "Gallery_Match",
+    distractors: str | None = "Gallery_Distractor",
+    ranks: int | Sequence[int] = (1, 5, 10, 20),
+    flip: bool = True,
+) -> EvaluationFiles:
+    """Images of probes and of a gallery; "rank@1", ..., shares of the probes.
+
+    Identities are those of TinyFace's two .mat lists where `path` has them; else what
+    stands before the first "_" of a file's name, or the folder that it lies in.
+
+    Args:
+      image_shape: of the network; images are stretched.
+      path: the folder that holds the others.
+      probes, gallery: folders or .zip files below it.
+      distractors: of people whom nobody seeks; None for none.
+      ranks: k of the top k.
+      flip: whether the features of mirror images are added.
+
+    Raises:
+      ValueError: for a folder that is missing or empty, a listed image that it does not
+        have, or a probe without a mate.
+    """
+    ranks = build_ranks(f"{IDENTIFICATION_SECTION}.ranks", ranks)
+    with naming(f"config.{IDENTIFICATION_SECTION}"):
+        people = [
+            _read_list(path, folder, listed)
+            for folder, listed in zip((probes, gallery), LISTS, strict=True)
+        ]
+        folders = [probes, gallery]
+        names = [list(one) for one in people]
+        if distractors is not None:
+            folders.append(distractors)
+            names.append(list(open_files(pathlib.Path(path, distractors)).names))
+        loose = [
+            listed_images(pathlib.Path(path, folder), here, image_shape)
+            for folder, here in zip(folders, names, strict=True)
+        ]
+        labels = [np.array(list(one.values())) for one in people]
+        if not (is_mated := np.isin(*labels)).all():
+            lonely = names[0][int(np.argmin(is_mated))]
+            raise ValueError(
+                f"{pathlib.Path(path, gallery)} must have a mate of every probe, got "
+                f"none of {lonely}."
+            )
+    ends = np.cumsum([0, *map(len, names)])
+
+    def read(rows):
+        images = np.empty((len(rows), *image_shape), np.uint8)
+        for one, low, high in zip(loose, ends, ends[1:], strict=False):
+            here = (rows >= low) & (rows < high)
+            if here.any():
+                images[here] = one.read(rows[here] - low)
+        return images
+
+    def metrics(features):
+        summed = np.asarray(unit_length(features.sum(axis=1)))
+        parts = [summed[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        return rank_k(
+            parts[0], labels[0], parts[1], labels[1], ranks=ranks, distractors=parts[2:]
+        )
+
+    passed_over = "\n".join(one.passed_over for one in loose if one.passed_over)
+    return EvaluationFiles(read, int(ends[-1]), flip, metrics, passed_over)
+
+
+def _read_list(path, folder: str, listed: str) -> dict[str, str]:
+    """{image: identity} of a folder."""
+    file = pathlib.Path(path, listed)
+    if not file.exists():
+        names = open_files(pathlib.Path(path, folder)).names
+        return {name: _identity(name) for name in names}
+    try:
+        found, kind = read_mat(file), listed.partition("_")[0]
+        names = [str(name) for name in found[f"{kind}_set"]]
+        people = [str(int(one)) for one in found[f"{kind}_ids"]]
+        if not names:
+            raise ValueError(f"{kind}_set must hold names of images, got none.")
+        return check_unique(zip(names, people, strict=True), "image", file)
+    except Exception as error:  # whatever a damaged file leads to
+        raise ValueError(
+            f"{file} must be TinyFace's list, got {type(error).__name__}: {error}."
+        ) from error
+
+
+def _identity(name: str) -> str:
+    path = pathlib.PurePosixPath(name)
+    if len(path.parts) > 1:
+        return path.parts[-2]
+    return path.stem.partition("_")[0]
+
+
+TEMPLATES_SECTION = "evaluation.templates"
+GALLERY = ("meta/ijbc_1N_gallery_G1.csv", "meta/ijbc_1N_gallery_G2.csv")
+
+
+def template_set(
+    image_shape: tuple[int, int, int],
+    *,
+    path: str | os.PathLike,
+    images: str = "loose_crop",
+    media: str = "meta/ijbc_face_tid_mid.txt",
+    landmarks: str | None = "meta/ijbc_name_5pts_score.txt",
+    pairs: str | None = "meta/ijbc_template_pair_label.txt",
+    gallery: str | Sequence[str] = GALLERY,
+    probes: str | None = "meta/ijbc_1N_probe_mixed.csv",
+    align: bool = True,
+    faceness: bool = True,
+    flip: bool = False,
+    keep_norm: bool = True,
+    fars: float | Sequence[float] = FARS,
+    fpirs: float | Sequence[float] = (1e-2, 1e-1),
+    ranks: int | Sequence[int] = (1, 5, 10),
+) -> EvaluationFiles:
+    """Images of templates; "tar@far=..." and "auc" of 1:1, "tpir@fpir=...", "rank@..."
+    and, with strangers among the probes, "open_tpir@fpir=..." of 1:N.
+
+    The name of a rate ends in "~" where the files hold too few trials for it: pairs of
+    two people, probes, or probes without a mate.
+
+    Names of files are relative to `path`, an absolute one stands for itself; by default
+    they are those of the release. `evaluation.templates` knows the formats.
+
+    Args:
+      image_shape: of the network.
+      path: the folder of the release.
+      images: directory or .zip of loose face crops.
+      media: image, template and medium per line.
+      landmarks: image, five points in the crop and detector score per line; None when
+        neither `align` nor `faceness` needs them.
+      pairs: two templates and 1 or 0 per line; None leaves 1:1 out.
+      gallery: csv files of templates and subjects, searched as one.
+      probes: csv file of templates and subjects; None leaves 1:N out.
+      align: whether faces are warped to the ArcFace template, otherwise stretched.
+      faceness: whether images are weighed by their detector scores.
+      flip: whether the features of mirror images are added.
+      keep_norm: False normalizes the feature of each image.
+      fars: rates in (0, 1) of 1:1.
+      fpirs: rates in (0, 1) of 1:N, false positives per probe.
+      ranks: k of the top k of 1:N.
+
+    Raises:
+      ValueError: for a file that is missing, cannot be read or names what the others
+        do not have, and for protocols that the files are too small for.
+    """
+    with naming(f"config.{TEMPLATES_SECTION}"):
+        file = existing_files(f"{TEMPLATES_SECTION}.media", path, media)
+        with naming(file):
+            listed = read_template_media(file)
+        points, weights = None, None
+        if align or faceness:
+            file = existing_files(f"{TEMPLATES_SECTION}.landmarks", path, landmarks)
+            points, weights = _landmarks_of(file, listed.names)
+        folder = pathlib.Path(str(path), str(images))
+        points = points if align else None
+        loose = listed_images(folder, listed.names, image_shape, landmarks=points)
+        ids = Templates(None, np.unique(listed.template_ids))
+        scores = []
+        if pairs is not None:
+            file = existing_files(f"{TEMPLATES_SECTION}.pairs", path, pairs)
+            scores.append(
+                _one_to_one(file, ids, build_rates(f"{TEMPLATES_SECTION}.fars", fars))
+            )
+        if probes is not None:
+            lists = [gallery] if isinstance(gallery, str) else gallery or ()
+            lists = [
+                existing_files(f"{TEMPLATES_SECTION}.gallery", path, name)
+                for name in lists
+            ]
+            file = existing_files(f"{TEMPLATES_SECTION}.probes", path, probes)
+            fpirs = build_rates(f"{TEMPLATES_SECTION}.fpirs", fpirs)
+            ranks = build_ranks(f"{TEMPLATES_SECTION}.ranks", ranks)
+            scores.append(_one_to_many(lists, file, ids, fpirs, ranks))
+        if not scores:
+            raise ValueError("pairs or probes must name a file, got None for both.")
+
+    def metrics(features):
+        weighed = weigh_images(
+            features[:, 0],
+            flipped=features[:, 1] if flip else None,
+            detector_scores=weights if faceness else None,
+            keep_norm=keep_norm,
+        )
+        found = aggregate_templates(weighed, listed.template_ids, listed.media_ids)
+        return {name: value for score in scores for name, value in score(found).items()}
+
+    return EvaluationFiles(
+        loose.read, len(listed.names), flip, metrics, loose.passed_over
+    )
+
+
+def _landmarks_of(file: pathlib.Path, names: tuple[str, ...]):
+    """Landmarks [T, 5, 2] and detector scores [T] of the images `names` [T]."""
+    with naming(file):
+        found, points, weights = read_landmarks(file)
+    if found != names:
+        place = {name: row for row, name in enumerate(found)}
+        missing = [name for name in names if name not in place]
+        if missing or len(place) < len(found):
+            raise ValueError(
+                f"{file} must have one row per image, got none for {len(missing)} "
+                f"images {missing[:1]} and {len(found) - len(place)} rows too many."
+            )
+        rows = np.array([place[name] for name in names])
+        points, weights = points[rows], weights[rows]
+    if not np.isfinite(weights).all():
+        bad = names[int(np.argmin(np.isfinite(weights)))]
+        raise ValueError(f"{file} must have finite scores, got another for {bad}.")
+    return check_landmarks(points, names, file), weights
+
+
+def _one_to_one(file: pathlib.Path, ids: Templates, fars):
+    """templates -> TAR of the listed pairs, and the area under their ROC."""
+    with naming(file):
+        pairs, is_same = read_pairs(file)
+        ids.rows(pairs.reshape(-1))
+    if not is_same.any() or is_same.all():
+        raise ValueError(
+            f"{file} must have pairs of both labels, got {int(is_same.sum())} of label "
+            f"1 among {len(is_same)}."
+        )
+
+    def score(found):
+        scores = pair_scores(found, pairs)
+        tar = tar_nearest_far(is_same, scores, fars=fars)
+        auc = area_under_curve(is_same, scores)
+        return {
+            **flag_unsupported(tar, "tar@far", fars, int((~is_same).sum())),
+            "auc": auc,
+        }
+
+    return score
+
+
+def _one_to_many(gallery_files, probe_file: pathlib.Path, ids: Templates, fpirs, ranks):
+    """templates -> TPIR and top k of the probes in the galleries as one.
+
+    Where some probes have no mate, "open_tpir@..." too, whose threshold they set.
+    """
+    if not gallery_files or min(ranks, default=1) < 1:
+        raise ValueError(
+            "gallery must name a file and ranks must be at least 1, "
+            f"got {len(gallery_files)} files and {ranks}."
+        )
+    gallery = merge(*(_subjects(file, ids) for file in gallery_files))
+    probes = _subjects(probe_file, ids)
+    known, counts = np.unique(gallery.subject_ids, return_counts=True)
+    place = np.searchsorted(known, probes.subject_ids).clip(0, len(known) - 1)
+    mates = np.where(known[place] == probes.subject_ids, counts[place], 0)
+    num_others = mates.size * len(gallery.subject_ids) - int(mates.sum())
+    num_needed = max(num_accepted(mates.size, rate) for rate in fpirs)
+    if not mates.any() or num_others < num_needed:
+        raise ValueError(
+            f"{probe_file} must have a subject of the gallery and give {num_needed} "
+            f"scores of two subjects, got {mates.sum()} of one and {num_others} of two."
+        )
+
+    def score(found):
+        of = lambda subjects: found.features[found.rows(subjects.template_ids)]
+        search = of(probes), probes.subject_ids, of(gallery), gallery.subject_ids
+        tpir = pair_tpir(*search, fpirs=fpirs)
+        tpir = flag_unsupported(tpir, "tpir@fpir", fpirs, mates.size)
+        closed = {**tpir, **rank_k(*search, ranks=ranks)}
+        if mates.all():
+            return closed
+        opened = open_set_tpir(*search, fpirs=fpirs)
+        opened = flag_unsupported(opened, "tpir@fpir", fpirs, int((mates == 0).sum()))
+        return {**closed, **{f"open_{name}": rate for name, rate in opened.items()}}
+
+    return score
+
+
+def _subjects(file: pathlib.Path, ids: Templates) -> Subjects:
+    with naming(file):
+        subjects = read_subjects(file)
+        ids.rows(subjects.template_ids)
+    return subjects

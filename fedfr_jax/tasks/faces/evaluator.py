@@ -1,0 +1,332 @@
+"""Evaluation of face models.
+
+Pairs of a labeled set: drawn as LFW lists its own, and counted.
+
+Face recognition: how networks are judged.
+
+Generic: one network on identities that no training saw. Personalized: every client's
+own network on the test images of all clients (FedFR, section 4; protocol of its code).
+"""
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.augment import compose, face_mask, mirror
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.preprocessing import normalization
+from fedfr_jax.data.stream import place_examples
+from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
+from fedfr_jax.evaluation.error_rates import flag_unsupported
+from fedfr_jax.evaluation.identification import generic_identification
+from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
+from fedfr_jax.evaluation.score_tiles import ALL, NEGATIVES
+from fedfr_jax.evaluation.verification import (
+    generic_verification,
+    masked_scores,
+    roc_curve,
+    ten_fold,
+)
+from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.schema import AT_ONCE, call, check_choice, check_ranges
+from fedfr_jax.tasks.faces.data import FaceData
+from fedfr_jax.tasks.faces.evaluation_sets import (
+    build_rates,
+    file_settings,
+    identification_set,
+    open_evaluation_files,
+    pair_list,
+    template_set,
+)
+from fedfr_jax.types import Evaluation, Evaluator, PyTree, TrainedModels
+
+
+def balanced_pairs(labels: np.ndarray, most: int, seed: int):
+    """Half same, half different pairs in ten alternating blocks, as LFW lists them.
+
+    Args:
+      labels: [U] int identities.
+      most: upper bound on the number of pairs P.
+
+    Returns:
+      (indices [P, 2] int, is_same [P] bool), drawn with the seed; P is a multiple
+      of 20.
+
+    Raises:
+      ValueError: when the labels give fewer than ten pairs of either kind.
+    """
+    if not len(labels):
+        raise ValueError("partition.num_unseen_ids must be at least 2, got 0.")
+    rng = np.random.default_rng(seed)
+    first = rng.integers(len(labels), size=8 * most)
+    order = np.argsort(labels, kind="stable")
+    start = np.searchsorted(labels, labels[first], sorter=order)
+    count = np.bincount(labels)[labels[first]]
+    same = order[start + rng.integers(count)]
+    different = rng.integers(len(labels), size=8 * most)
+    draws = [
+        _distinct(first, same, same != first),
+        _distinct(first, different, labels[first] != labels[different]),
+    ]
+    half = min(*(len(d) for d in draws), most // 2) // 10 * 10
+    if half < 10:
+        raise ValueError(
+            "partition.num_unseen_ids must give at least 10 pairs of one identity and "
+            f"10 of two, got {len(draws[0])} and {len(draws[1])}."
+        )
+    blocks = [d[:half].reshape(10, -1, 2) for d in draws]
+    indices = np.concatenate(blocks, axis=1).reshape(-1, 2)
+    is_same = np.tile(np.repeat([True, False], half // 10), 10)
+    return indices, is_same
+
+
+def _distinct(first, second, is_wanted):
+    pairs = np.sort(np.stack([first, second], axis=1)[is_wanted], axis=1)
+    _, places = np.unique(pairs, axis=0, return_index=True)
+    return pairs[np.sort(places)]
+
+
+def min_negatives(
+    labels: np.ndarray, own_of: Sequence[np.ndarray], negatives: str = ALL
+) -> int:
+    """Pairs of two people with an own image in them, of the client with fewest.
+
+    Args:
+      labels: [E] identities of all clients' images.
+      own_of: a client's own identities, for each client.
+      negatives: of `pair_tiles`.
+    """
+    counts = []
+    for own in own_of:
+        sizes = np.bincount(labels[np.isin(labels, own)]).astype(np.int64)
+        mine, same = sizes.sum(), (sizes * (sizes - 1) // 2).sum()
+        others = len(labels) - mine
+        within = mine * (mine - 1) // 2 - same
+        counts.append(mine * others + (within if negatives == ALL else 0))
+    return int(min(counts))
+
+
+MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
+# Key of config.evaluation -> how its metrics begin, and the files that it opens.
+FILES = {
+    "pairs": ("pairs_", pair_list),
+    "search": ("search_", identification_set),
+    "templates": ("ijb_", template_set),
+}
+
+
+class FaceEvaluator:
+    """Embeds and scores; compiled once per embedding function.
+
+    Args:
+      task: the images.
+      mesh: images are spread over its client devices.
+      batch_size: images per device and call.
+      fars: false accept rates of 1:1, generic and personalized.
+      fpirs: false positive identification rates of 1:N, generic and personalized.
+      pairs: settings of `pair_list`, or its path alone, whose metrics "pairs_..." join
+        the generic ones; None leaves it out.
+      templates: settings of `template_set`, or its path alone, likewise "ijb_...".
+      search: settings of `identification_set`, or its path alone, likewise
+      "search_...".
+      masked: rates in (0, 1) of "mfr_..." on the unseen identities with masks, see
+        `masked_scores`; None leaves it out.
+      personalized: thresholds of personalized 1:1, a key of CLIENT_VERIFICATIONS: exact
+        order statistics, or the released evaluation's bins.
+      negatives: of personalized 1:1, "all": pairs of an image of the client with any
+        other identity, as the released code; "other_clients": of other clients only.
+      seed: of the generic pairs.
+
+    Raises:
+      ValueError: for files and settings that do not fit, before anything is compiled.
+    """
+
+    def __init__(
+        self,
+        task: FaceData,
+        mesh: Mesh,
+        *,
+        batch_size: int = 64,
+        fars: float | Sequence[float] = (1e-3, 1e-2),
+        fpirs: float | Sequence[float] = (1e-2, 1e-1),
+        pairs: str | os.PathLike | Mapping | None = None,
+        templates: str | os.PathLike | Mapping | None = None,
+        search: str | os.PathLike | Mapping | None = None,
+        masked: float | Sequence[float] | None = None,
+        personalized: str = "exact",
+        negatives: str = ALL,
+        seed: int = 0,
+    ):
+        check_choice(
+            "config.evaluation.personalized", personalized, CLIENT_VERIFICATIONS
+        )
+        check_choice("config.evaluation.negatives", negatives, NEGATIVES)
+        check_ranges(
+            "config.evaluation.", {"batch_size": batch_size}, {"batch_size": AT_ONCE}
+        )
+        verify = CLIENT_VERIFICATIONS[personalized]
+        self._verify = functools.partial(verify, negatives=negatives)
+        self._negatives = negatives
+        self._task, self._mesh = task, mesh
+        self._batch_size, self._compiled = batch_size, {}
+        self._plain = normalization(task.alignment)
+        self._mirrored = compose(mirror(), self._plain)
+        self._covered = compose(face_mask(fixed=True), self._plain)
+        self._fars = build_rates("evaluation.fars", fars)
+        self._fpirs = build_rates("evaluation.fpirs", fpirs)
+        self._masked = None
+        if masked is not None:
+            self._masked = build_rates("evaluation.masked", masked)
+        self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
+        self._files = _open_files(
+            task, mesh, pairs=pairs, search=search, templates=templates
+        )
+        self._tables = (
+            place_examples(task.table, mesh),
+            place_examples(task.evaluation_set, mesh),
+        )
+
+    @property
+    def passed_over(self) -> str:
+        """What the sets of files passed over, a line each."""
+        found = (files.passed_over for files, _ in self._files.values())
+        return "\n".join(filter(None, found))
+
+    @property
+    def evaluators(self) -> dict[str, Evaluator]:
+        """Generic and personalized, which embeds for every client."""
+
+        def generic(networks: TrainedModels) -> Evaluation:
+            return self.generic(networks.apply, networks.variables)
+
+        def personalized(networks: TrainedModels) -> Evaluation:
+            of_client = networks.client_variables
+            embed = networks.client_apply if of_client else networks.apply
+            return self.personalized(embed, of_client, networks.variables)
+
+        return {
+            "generic": Evaluator(generic),
+            "personalized": Evaluator(personalized, during_training=False),
+        }
+
+    def generic(self, embed: Callable, variables: PyTree) -> Evaluation:
+        """Judge one network on the unseen identities.
+
+        Args:
+          embed: (variables, images [B, H, W, C]) -> [B, D]; keep one object per
+            network, it names the compiled function.
+        """
+        num_test = len(self._task.test_identities)
+        labels = self._task.partition.unseen_labels
+        rows = num_test + np.arange(len(labels))
+        features = self._embed(embed, variables, 1, rows)
+        metrics = generic_verification(features, labels, fars=self._fars)
+        metrics |= generic_identification(features, labels, fpirs=self._fpirs)
+        indices, is_same = self._pairs
+        folds = ten_fold(features[indices.reshape(-1)], is_same)
+        metrics["accuracy"] = folds["accuracy"]
+        for prefix, (files, table) in self._files.items():
+            rows = np.arange(files.num_images)
+            seen = self._mirrored if files.is_mirrored else self._plain
+            found = files.metrics(self._views(embed, variables, table, rows, seen))
+            metrics |= {f"{prefix}{name}": value for name, value in found.items()}
+        if self._masked is not None:
+            metrics |= self._of_masked(embed, variables)
+        return Evaluation(metrics, curves={"roc": roc_curve(features, labels)})
+
+    def _of_masked(self, embed, variables) -> dict[str, float]:
+        """Scores of the unseen identities, every second image with either mask."""
+        labels = self._task.partition.unseen_labels
+        rows = len(self._task.test_identities) + np.arange(len(labels))
+        views = self._views(embed, variables, self._tables[1], rows, self._covered)
+        kind = 1 + np.arange(len(labels)) % 2
+        masked = views[np.arange(len(labels)), kind]
+        found = masked_scores(views[:, 0], masked, labels, fprs=self._masked)
+        return {f"mfr_{name}": value for name, value in found.items()}
+
+    def personalized(
+        self, embed: Callable, variables_of: Callable | None, variables: PyTree = None
+    ) -> Evaluation:
+        """Judge every client's own network, or one network for all.
+
+        Args:
+          variables_of: client -> variables; None judges `variables` for everybody.
+        """
+        task = self._task
+        test = np.arange(len(task.test_identities))
+        train = np.arange(len(task.train_identities))
+        shared = None
+        if variables_of is None:
+            shared = (
+                self._embed(embed, variables, 1, test),
+                self._embed(embed, variables, 0, train),
+            )
+        results = []
+        for client, own in enumerate(task.partition.identities):
+            low, high = task.population.offsets[client : client + 2]
+            if shared is None:
+                network = variables_of(client)
+                queries = self._embed(embed, network, 1, test)
+                gallery = self._embed(embed, network, 0, train[low:high])
+            else:
+                queries, gallery = shared[0], shared[1][low:high]
+            results.append(self._judge_client(own, queries, gallery, low, high))
+        over = mean_over_clients(results)
+        own = task.partition.identities
+        fewest = min_negatives(task.test_identities, own, self._negatives)
+
+        def named(found):
+            found = flag_unsupported(found, "tar@far", self._fars, fewest)
+            return flag_unsupported(
+                found, "tpir@fpir", self._fpirs, len(test)
+            )  # as `pair_tpir`
+
+        return Evaluation(named(over.mean), named(over.per_client))
+
+    def _judge_client(self, own, queries, gallery, low, high):
+        labels = self._task.test_identities
+        is_own = np.isin(labels, own)
+        verified = self._verify(queries, labels, is_own, fars=self._fars)
+        identified = client_identification(
+            queries,
+            labels,
+            gallery,
+            self._task.train_identities[low:high],
+            own,
+            fpirs=self._fpirs,
+        )
+        return {**verified, **identified}
+
+    def _embed(self, embed, variables, table, rows):
+        table = self._tables[table]
+        return self._views(embed, variables, table, rows, self._plain)[:, 0]
+
+    def _views(self, embed, variables, table, rows, augment):
+        """Features [n, F, D] of table rows in the F views of an augment."""
+        if (embed, augment) not in self._compiled:
+            feed = Batching(self._batch_size, augment)
+            self._compiled[embed, augment] = build_embed(embed, feed, self._mesh)
+        run = self._compiled[embed, augment]
+        values = run(variables, table, rows.astype(np.int32))
+        return meshes.fetch(values)[: len(rows)]
+
+
+def _open_files(task: FaceData, mesh: Mesh, **given):
+    """{prefix: (files, their images)} of the wanted keys of FILES."""
+    judged = task.evaluation_set
+    shape = judged.image_shape
+    opened = {}
+    for key, settings in given.items():
+        prefix, open_set = FILES[key]
+        if settings is not None:
+            section = f"evaluation.{key}"
+            settings = file_settings(section, settings)
+            opened[prefix] = call(section, open_set, settings, shape)
+    tables = task.table, judged
+    return {
+        p: (f, open_evaluation_files(f, shape, tables, mesh)) for p, f in opened.items()
+    }

@@ -1,0 +1,140 @@
+"""Final adaptation of face clients: fine-tuning or distillation.
+
+Yu, Bagdasaryan, Shmatikov 2020, arXiv:2002.04758, for images of many classes; the face
+version of FedFR's table 2 is not published, so these choices are ours: both start from
+the global network and the client's own class embeddings and see its own images only.
+Fine-tuning minimizes the margin softmax over the own classes. Distillation compares
+the scaled cosines to the own classes, without a margin: the teacher is the frozen
+global network with the embeddings that the client had after the last round.
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from fedfr_jax.federated.algorithms.fedfr import build_adaptation
+from fedfr_jax.federated.local import sgd
+from fedfr_jax.losses.distillation import (
+    angular_distillation,
+    knowledge_distillation,
+    knowledge_distillation_over_elements,
+)
+from fedfr_jax.losses.margin import cosine
+from fedfr_jax.losses.masked_means import masked_mean
+from fedfr_jax.schema import check_choice
+from fedfr_jax.tasks.faces.frozen_features import frozen_features
+from fedfr_jax.tasks.faces.loss import build_rule, face_loss
+from fedfr_jax.types import Algorithm, LocalTraining, Model
+
+DISTILLATIONS = {
+    "distill": knowledge_distillation_over_elements,
+    "distill_classes": knowledge_distillation,
+}
+KINDS = ("finetune", "angular", *DISTILLATIONS)
+
+
+def build_face_adaptation(
+    algorithm: Algorithm,
+    model: Model,
+    *,
+    kind: str = "finetune",
+    learning_rate: float = 1e-3,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-4,
+    margin_loss: str = "cosface",
+    scale: float = 30.0,
+    margin: float = 0.4,
+    alpha: float = 0.95,
+    temperature: float = 6.0,
+    weight: float = 9.0,
+) -> Algorithm:
+    """The round that follows the last of `algorithm`, a `fedfr(...)` without branch.
+
+    Args:
+      kind: finetune; distill with `alpha` and `temperature` as Yu et al. released it;
+        distill_classes, the same with the divergence summed over the classes; or
+        angular, fine-tuning plus `weight` times `angular_distillation`.
+      learning_rate, momentum, weight_decay: local SGD at a constant rate.
+      margin_loss, scale, margin: of fine-tuning; distilling uses the scale.
+      weight: of the angular term; 9 is BigFace's.
+
+    Raises:
+      ValueError: for an unknown kind, or a margin loss that keeps or learns numbers.
+    """
+    check_choice("adapt.kind", kind, KINDS)
+    embed = lambda variables, images: model.apply(variables, images, False)[0]
+    frozen = lambda teacher, client: frozen_features(embed, None, teacher, client)
+    rule = build_rule(margin_loss, scale, margin, None)
+    if rule and not rule.is_plain:
+        raise ValueError(
+            "adapt.margin_loss must be a softmax without numbers of its own, got "
+            f"{margin_loss!r}."
+        )
+    finetuning = face_loss(model, margin_loss=margin_loss, scale=scale, margin=margin)
+    if kind in DISTILLATIONS:
+        loss = distillation_loss(
+            model,
+            DISTILLATIONS[kind],
+            scale=scale,
+            alpha=alpha,
+            temperature=temperature,
+        )
+    elif kind == "angular":
+        loss = angular_loss(model, finetuning, weight)
+    else:
+        frozen, loss = None, _without_teacher(finetuning)
+    optimizer = sgd(momentum=momentum, weight_decay=weight_decay)
+    local = LocalTraining(loss, optimizer, learning_rate)
+    return build_adaptation(algorithm, local, frozen=frozen)
+
+
+def distillation_loss(
+    model: Model,
+    distillation: Callable,
+    *,
+    scale: float,
+    alpha: float,
+    temperature: float,
+) -> Callable:
+    """Loss of `LocalTraining` over params {"backbone", "head", "phi" (not used)}."""
+
+    def loss_fn(variables, batch, key, *, frozen, teacher_head):
+        params = variables["params"]
+        backbone = {**variables, "params": params["backbone"]}
+        features, stats = model.apply(backbone, batch.images, True, key=key)
+        taught = frozen.previous_features(batch)
+        values = distillation(
+            scale * cosine(features, params["head"]),
+            scale * cosine(taught, teacher_head),
+            batch.labels,
+            jnp.arange(len(teacher_head), dtype=jnp.int32) < batch.num_classes,
+            alpha=alpha,
+            temperature=temperature,
+        )
+        return masked_mean(values, batch.is_valid), (stats, {})
+
+    return loss_fn
+
+
+def angular_loss(model: Model, finetuning: Callable, weight: float) -> Callable:
+    """`finetuning` plus `weight` times the distance to the teacher's features."""
+
+    def loss_fn(variables, batch, key, *, frozen, teacher_head):
+        del teacher_head
+        loss, (stats, metrics) = finetuning(variables, batch, key, frozen=None)
+        backbone = {**variables, "params": variables["params"]["backbone"]}
+        features, _ = model.apply(backbone, batch.images, True, key=key)
+        taught = frozen.previous_features(batch)
+        distance = masked_mean(angular_distillation(features, taught), batch.is_valid)
+        metrics = {**metrics, "angular": distance}
+        return loss + weight * distance, (stats, metrics)
+
+    return loss_fn
+
+
+def _without_teacher(loss: Callable) -> Callable:
+    def loss_fn(variables, batch, key, *, frozen, teacher_head):
+        del teacher_head
+        return loss(variables, batch, key, frozen=frozen)
+
+    return loss_fn

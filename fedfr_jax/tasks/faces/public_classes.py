@@ -1,0 +1,391 @@
+"""Public identities: examples, initial class vectors, central training.
+
+What teaches the gate of the head moe: whether a mask was drawn on the image.
+
+L = L_cos + gate_weight * mean BCE(p_i, m_i), p the gate's share of the expert for
+masked faces, m_i = 1 where `face_mask` has covered a pixel. BigFace's authors print no
+loss of their gate: this one, and its weight of 1, are ours. With a weight of 0 the
+gate learns from what its mixture does to the embedding alone.
+
+A margin softmax whose public classes are cut over all devices of the mesh.
+
+The public identities: everybody's training set, and where class embeddings start.
+
+Central training on the public identities: pretraining, and the central rows.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from fedfr_jax.central.class_parallel import (
+    CLASS_TABLE,
+    ClassSoftmax,
+    SampledClasses,
+    class_losses,
+    gather_losses,
+    rows_per_device,
+)
+from fedfr_jax.central.settings import Training, check_patterns, num_devices
+from fedfr_jax.central.sharding import group_mean, group_size
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.preprocessing import normalization
+from fedfr_jax.data.sources.selection import names_from
+from fedfr_jax.data.stream import place_examples
+from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.losses.contract import Margin, MarginInputs, softmax, updated_state
+from fedfr_jax.losses.margin import interclass_filter, normalize
+from fedfr_jax.losses.masked_means import masked_fraction, masked_mean
+from fedfr_jax.models.norm import StatsGroup, stats_over_group
+from fedfr_jax.tasks.data import build_batching
+from fedfr_jax.tasks.faces.data import FaceData
+from fedfr_jax.tasks.faces.distillation import (
+    Distill,
+    count_distilled,
+    open_distill,
+    with_distillation,
+)
+from fedfr_jax.tasks.faces.loss import (
+    backbone_of,
+    build_rule,
+    face_loss,
+    learned,
+    numbers_of,
+    sampling_key,
+    with_margin_state,
+    with_numbers,
+    with_start,
+)
+from fedfr_jax.types import CentralTrainer, Model, PyTree, ShardedClasses, as_aux_loss
+
+GATE = "gate"  # among the blocks of a network that has one
+LABEL = "masked"  # key of the targets that `face_mask` leaves
+
+
+def has_gate(model: Model) -> bool:
+    """Whether a network's `features` are a gate's logits."""
+    return GATE in model.blocks
+
+
+def with_gate_loss(loss_of: Callable, model: Model, weight: float) -> Callable:
+    """A loss of `LocalTraining` and the gate's cross-entropy; the network runs once.
+
+    Without masks in the batches there is no label, and no such term.
+
+    Args:
+      loss_of: model -> loss over params with a "backbone".
+      model: its `features` are logits [B, 2], plain and masked.
+      weight: of the cross-entropy, at least 0.
+    """
+
+    def loss(variables, batch, key, **round_args):
+        if LABEL not in batch.targets:
+            return loss_of(model)(variables, batch, key, **round_args)
+        backbone = {**variables, "params": variables["params"]["backbone"]}
+        run = model.apply_with_features(backbone, batch.images, True, key=key)
+        embedding, logits, stats = run
+        known = model._replace(apply=lambda *_, **__: (embedding, stats))
+        total, (stats, metrics) = as_aux_loss(loss_of(known))(
+            variables, batch, key, **round_args
+        )
+        label = batch.targets[LABEL].astype(logits.dtype)
+        losses = optax.sigmoid_binary_cross_entropy(logits[:, 1] - logits[:, 0], label)
+        value = masked_mean(losses, batch.is_valid)
+        return total + weight * value, (stats, {**metrics, GATE: value})
+
+    return loss
+
+
+def class_parallel_loss(
+    model: Model,
+    rule: Margin,
+    *,
+    interclass_threshold: float | None = None,
+    chunk: int = 0,
+    dtype: Any = None,
+) -> Callable:
+    """Loss of `LocalTraining` over params {"backbone", "phi"}, the classes of a device
+    given.
+
+    Equal to `face_loss` without local classes, where a device has all of them: the mean
+    over the valid examples.
+
+    Args:
+      rule: a softmax; its numbers move by the whole batch.
+      interclass_threshold: see `interclass_filter`.
+      chunk, dtype: see `ClassSoftmax`.
+    """
+
+    def loss_fn(variables, batch, key, *, held: SampledClasses):
+        params, stats = variables["params"], variables["batch_stats"]
+        backbone = {"params": params["backbone"], "batch_stats": stats}
+        features, stats = model.apply(backbone, batch.images, True, key=key)
+        numbers = numbers_of(stats) if rule.state else {}
+        valid = gather_losses(batch.is_valid)
+        asked = build_class_softmax(
+            rule, numbers, sampling_key(key, 1), interclass_threshold, valid
+        )
+        asked = asked._replace(chunk=chunk, dtype=dtype)
+        losses, (numbers, penalty) = class_losses(
+            features, params["phi"], batch.labels, held, asked
+        )
+        # The mean over devices of this is the mean over all valid examples.
+        count = jnp.maximum(valid.sum(), 1).astype(losses.dtype)
+        loss = jnp.where(batch.is_valid, losses, 0).sum() / count
+        loss *= len(valid) // len(losses)
+        value = (loss + penalty) * masked_fraction(batch, valid)
+        metrics = {"classification": value}
+        return value, (with_numbers(stats, numbers), metrics)
+
+    return loss_fn
+
+
+def build_class_softmax(
+    rule: Margin,
+    numbers: PyTree,
+    key: jax.Array | None = None,
+    interclass_threshold: float | None = None,
+    is_valid: jax.Array | None = None,
+) -> ClassSoftmax:
+    """What the rule tells the softmax; beside logits the numbers after the batch and
+    the mean penalty [].
+
+    Args:
+      is_valid: [B] of the whole batch; None: all are.
+    """
+
+    def margin(cosine, norm):
+        valid = jnp.ones(len(cosine), bool) if is_valid is None else is_valid
+        seen = MarginInputs(cosine, norm, valid, key)
+        state = updated_state(rule, numbers, seen)
+
+        def others(cosines):
+            if interclass_threshold is not None:
+                nobody = jnp.full(len(cosines), -1, jnp.int32)
+                threshold = {"threshold": interclass_threshold}
+                cosines = interclass_filter(cosines, nobody, **threshold)
+            if rule.others is not None:
+                cosines = rule.others(cosines, seen, state)
+            return rule.scale * cosines
+
+        penalty = jnp.zeros(())
+        if rule.penalty:
+            penalty = masked_mean(rule.penalty(norm), valid)
+        return rule.scale * rule.target(seen, state), others, (state, penalty)
+
+    return ClassSoftmax(margin, normalize)
+
+
+def public_population(task: FaceData) -> FaceData:
+    """The task whose public set holds the clients' training images too.
+
+    The clients' classes follow the public ones; training on it is the central upper
+    bound of federated training. What is judged stays.
+    """
+    p = task.partition
+    own = p.client_identities
+    order = np.argsort(own)
+    place = order[np.searchsorted(own, task.train_identities, sorter=order)]
+    labels = np.array(task.table.labels)
+    labels[: len(place)] = len(p.public_identities) + place
+    identities = np.concatenate([p.public_identities, own])
+    return task._replace(
+        partition=p._replace(public_identities=identities),
+        table=task.table.with_labels(labels),
+        train_identities=task.train_identities[:0],
+    )
+
+
+def without_labels(task: FaceData, names: Sequence[str], part: str) -> FaceData:
+    """The task whose public people of a part of the source are no classes: the labels
+    of their images are -1.
+
+    Args:
+      names: of all identities of the source.
+
+    Raises:
+      ValueError: when no public identity is of that part, or all are.
+    """
+    p, key = task.partition, "config.pretrain.distill.unlabeled_from"
+    is_none = names_from(tuple(names[i] for i in p.public_identities), part, key)
+    if is_none.all():
+        raise ValueError(f"{key} must leave public people with labels, got {part!r}.")
+    first, labels = len(task.train_identities), np.array(task.table.labels)
+    place = np.where(is_none, -1, np.cumsum(~is_none) - 1).astype(labels.dtype)
+    labels[first:] = place[labels[first:]]
+    return task._replace(
+        partition=p._replace(public_identities=p.public_identities[~is_none]),
+        table=task.table.with_labels(labels),
+    )
+
+
+def public_means(
+    model: Model, task: FaceData, mesh: Mesh, backbone: PyTree, batch_size: int = 64
+) -> jax.Array:
+    """Mean feature of every public class, unflipped, as they come, [M_g, D]."""
+    embed = lambda variables, images: model.apply(variables, images, False)[0]
+    first, labels = len(task.train_identities), task.partition.public_labels
+    rows = np.arange(first, first + len(labels), dtype=np.int32)
+    table = place_examples(task.table, mesh)
+    embedded = build_embed(
+        embed, Batching(batch_size, normalization(task.alignment)), mesh
+    )
+    features = embedded(backbone, table, rows)
+    sums = jax.ops.segment_sum(
+        features[: len(rows), 0], labels, len(task.partition.public_identities)
+    )
+    return sums / np.bincount(labels)[:, None].astype(sums.dtype)
+
+
+def first_variables(
+    model: Model,
+    num_public: int,
+    key: jax.Array,
+    margin: Margin | None = None,
+    given: PyTree | None = None,
+) -> PyTree:
+    """Fresh backbone, public class embeddings N(0, 0.01^2), and no local class.
+
+    Also what the margin keeps and learns, see `margin_state`. A `given` backbone takes
+    the place of the fresh one.
+    """
+    backbone_key, phi_key = jax.random.split(key)
+    fresh = (
+        model.init(backbone_key) if given is None else jax.tree.map(jnp.array, given)
+    )
+    backbone = with_start(fresh, margin)
+    dim = model.embedding_dim
+    params = {
+        "backbone": backbone["params"],
+        "phi": 0.01 * jax.random.normal(phi_key, (num_public, dim)),
+        "head": None,  # no local classes
+        **learned(margin, num_public),
+    }
+    return {"params": params, "batch_stats": backbone["batch_stats"]}
+
+
+def public_training(
+    model: Model,
+    embed: Callable,
+    task: FaceData,
+    names: Sequence[str],
+    settings: Training,
+    mesh: Mesh,
+    given: PyTree | None = None,
+) -> CentralTrainer:
+    """A margin softmax over the task's public rows.
+
+    Args:
+      names: of all identities of the source.
+      given: variables of the backbone that it starts from; None draws them.
+
+    Raises:
+      ValueError: for a pattern that finds no parameter, or a margin loss that cannot be
+        cut over devices.
+    """
+    first_row = len(task.train_identities)
+    if part := (settings.distill or {}).get("unlabeled_from"):
+        task = without_labels(task, names, part)
+    identities = task.partition.public_identities
+    rule = margin_rule(settings)
+    num_rows, table = len(identities), None
+    if settings.class_parallel:
+        num_rows = padded_rows(settings, len(identities), mesh)
+        table = ShardedClasses(CLASS_TABLE, tuple(names[i] for i in identities))
+    init = lambda key: first_variables(model, num_rows, key, rule, given)
+    params_of = lambda: jax.eval_shape(init, jax.random.key(0))["params"]
+    check_patterns(settings, "pretrain", params_of, mesh, f"^{CLASS_TABLE}$")
+    told = open_distill("pretrain", settings.distill, model)
+    return CentralTrainer(
+        settings=settings,
+        dataset=task.table,
+        first_row=first_row,
+        num_rows=task.table.num_examples - first_row,
+        batching=build_batching(settings),
+        loss=build_public_loss(model, rule, settings, mesh, told),
+        init=init,
+        global_model=backbone_of,
+        apply_global=embed,
+        sharded_classes=table,
+        annotate_batch=count_distilled(told),
+        count_flops=model.count_flops,
+        model_config=model.config,
+    )
+
+
+def build_public_loss(
+    model: Model,
+    rule: Margin | None,
+    settings: Training,
+    mesh: Mesh,
+    told: Distill | None = None,
+) -> Callable:
+    """The loss, with all public classes on every device or cut over them.
+
+    Args:
+      told: of a teacher, see `open_distill`.
+
+    Raises:
+      ValueError: for a margin loss that cannot be cut.
+    """
+    count = num_devices(settings, mesh)
+    size = group_size(settings.batch_norm, count)
+    if size > 1:
+        model = stats_over_group(model, StatsGroup(size, group_mean(size, count)))
+    if rule and rule.state:
+        model = with_margin_state(model)
+    if settings.class_parallel:
+        make = class_parallel_public_loss(rule, settings)
+    else:
+        make = partial(
+            face_loss,
+            margin_loss=settings.margin_loss,
+            scale=settings.scale,
+            margin=settings.margin,
+            margin_options=settings.margin_options,
+            interclass_threshold=settings.interclass_threshold,
+        )
+    if told:
+        make = partial(with_distillation, make, told=told)
+    if settings.gate_weight and has_gate(model):
+        make = partial(with_gate_loss, make, weight=settings.gate_weight)
+    return make(model)
+
+
+def class_parallel_public_loss(rule: Margin | None, settings: Training) -> Callable:
+    """model -> the loss with classes cut over devices.
+
+    Raises:
+      ValueError: for a margin loss that cannot be cut.
+    """
+    if rule is None or rule.loss is not softmax:
+        raise ValueError(
+            "margin_loss must be a softmax with class_parallel, got "
+            f"{settings.margin_loss!r}."
+        )
+    return partial(
+        class_parallel_loss,
+        rule=rule,
+        interclass_threshold=settings.interclass_threshold,
+        chunk=settings.class_chunk,
+        dtype=settings.class_dtype,
+    )
+
+
+def padded_rows(settings: Training, num_classes: int, mesh: Mesh) -> int:
+    """Rows of the table of classes on all devices together."""
+    count = num_devices(settings, mesh)
+    return count * rows_per_device(num_classes, count, settings.class_chunk)
+
+
+def margin_rule(settings: Training) -> Margin | None:
+    """The margin of a central training, None for class_hinge."""
+    return build_rule(
+        settings.margin_loss, settings.scale, settings.margin, settings.margin_options
+    )

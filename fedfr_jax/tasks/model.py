@@ -1,0 +1,74 @@
+"""The config's model, tried on an input's shape."""
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.models import MODELS
+from fedfr_jax.models.model_limits import check_layers
+from fedfr_jax.schema import MOST, choose, naming
+from fedfr_jax.types import Model, PyTree
+
+NAMES = {"reid": "reid", "segmentation": "segmenter"}  # of tasks with a usual network
+
+
+def with_name(task: str, settings: Mapping) -> Mapping:
+    """config.model with the name of the task's usual network, where it has none."""
+    return {"name": NAMES[task], **settings} if task in NAMES else settings
+
+
+def build_network(
+    settings: Mapping, image_shape: Sequence[int]
+) -> tuple[Model, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct | None]:
+    """(The network of config.model, its output for one image, its features or None).
+
+    Args:
+      image_shape: (H, W, C).
+
+    Returns:
+      Output and features are shapes with an axis of 1 in front.
+
+    Raises:
+      ValueError: for settings that make no network, or one that cannot run.
+    """
+    check_dtype(settings.get("dtype"))
+    check_layers("model", settings)
+    model = choose("model", MODELS, settings, image_shape)._replace(config=settings)
+    if (size := model.embedding_dim) < 1:
+        raise ValueError(f"config.model must give at least a number, got {size}.")
+    run = model.apply_with_features or model.apply
+    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    with naming("config.model", settings):
+        variables = jax.eval_shape(model.init, jax.random.key(0))
+        check_sizes(variables)
+        output, *features, _ = jax.eval_shape(
+            lambda v, x: run(v, x, False), variables, image
+        )
+    return model, output, features[0] if features else None
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raise ValueError unless it is None or the name of a floating dtype."""
+    if dtype is None:
+        return
+    if isinstance(dtype, str | type | jnp.dtype):
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # NumPy's
+            if jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+                return
+    raise ValueError(
+        f"config.model.dtype must be none or a floating dtype's name, got {dtype!r}."
+    )
+
+
+def check_sizes(variables: PyTree) -> None:
+    """Raise ValueError for an array of more numbers than int32 counts."""
+    largest = max(jax.tree.leaves(variables), key=lambda leaf: math.prod(leaf.shape))
+    if math.prod(largest.shape) > MOST:
+        raise ValueError(
+            f"config.model must give arrays of fewer than 2**31 numbers, got one of "
+            f"shape {largest.shape}."
+        )

@@ -1,0 +1,379 @@
+"""Evaluation of re-identification, global and per client.
+
+What networks are judged on, and how: a scenario's tests and config.evaluation.
+
+How well people are found again, by one network and by every client's own.
+
+Generic: one network on the test images of every domain. Personalized: every client's
+network on the tests of the domains that it trains on; where clients are the cameras or
+the people of one data set, that is the same test for all.
+
+Every client's local model: what its own training makes of what it was handed.
+
+FedPav judges the models (w_k, v_k) right after local training beside the aggregate.
+Nobody keeps them for that: they are what a round of local training after the last one
+leaves. That training is of its own settings, those of config.evaluation.local, and the
+same for every row: what an algorithm adds to a client's training is left out, such as
+FedProx's proximal term, so that rows differ in what they hand to the clients alone.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.augment import compose, mirror, normalize
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import Stream, place_examples, stream
+from fedfr_jax.evaluation.rerank import check_reranking, k_reciprocal_rerank
+from fedfr_jax.evaluation.retrieval import (
+    AVERAGE_PRECISIONS,
+    DIVISORS,
+    IdentityLabels,
+    cosines,
+    count_matches,
+    first_hits,
+    rank_gallery,
+    single_digit,
+    summary,
+)
+from fedfr_jax.evaluation.score_tiles import unit_length
+from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.federated.simulation import build_simulation
+from fedfr_jax.schema import AT_ONCE, call, check_choice, check_ranges
+from fedfr_jax.tasks.finetuning import build_finetuning, finetune_clients
+from fedfr_jax.tasks.options import keywords, local_of
+from fedfr_jax.tasks.reid.data import ReidSplit, TestDomain, identity_labels
+from fedfr_jax.tasks.reid.loss import reid_loss
+from fedfr_jax.types import (
+    Algorithm,
+    Augment,
+    Dataset,
+    Evaluation,
+    Evaluator,
+    Model,
+    PyTree,
+    Source,
+    TrainedModels,
+)
+
+
+class EvaluationConfig(NamedTuple):
+    """Keys of config.evaluation; the defaults are what most papers report."""
+
+    batch_size: int = 64  # test images at once on a device
+    flip: bool = True  # features are sums with those of mirror images
+    ranks: tuple[int, ...] = (1, 5, 10)
+    average_precision: str = "standard"  # or "official", see retrieval.py
+    divide_by: str = "valid"  # means over queries with a match; "all": FedReID's code
+    single_digit_camera: bool = False  # FedReID's bug: camera 15 is taken for camera 1
+    single_shot: int = 0  # galleries of one image of each person for CMC; 0: the whole
+    rerank: bool | Mapping = False  # or settings of rerank.py: {"k1", "k2", "weight"}
+    pictures: int = 8  # queries on the page that is drawn in the end; 0 draws none
+    personalized_in_rounds: bool = False  # a test per client, or only in the end
+    local: Mapping | None = None  # clients train before a test, see local_models.py
+
+
+def build_evaluation(settings: Mapping) -> EvaluationConfig:
+    """config.evaluation, checked."""
+    evaluating = call("evaluation", EvaluationConfig, settings)
+    bounds = {"batch_size": AT_ONCE, "ranks": (1, math.inf)}
+    bounds |= {"single_shot": (0, 10**4), "pictures": (0, 100)}
+    check_ranges("config.evaluation.", evaluating._asdict(), bounds)
+    if not evaluating.ranks:
+        raise ValueError("config.evaluation.ranks must have a rank, got ().")
+    for key, known in (
+        ("average_precision", AVERAGE_PRECISIONS),
+        ("divide_by", DIVISORS),
+    ):
+        check_choice(f"config.evaluation.{key}", evaluating._asdict()[key], known)
+    return evaluating
+
+
+class EvaluationSet(NamedTuple):
+    """What networks are judged on."""
+
+    table: Dataset | Stream  # test images, of one domain after the other
+    people: IdentityLabels  # [R], on the table's images
+    tests: dict[str, TestDomain]  # rows of the table
+    client_tests: tuple[tuple[str, ...], ...]  # N x the domains of a client
+    unseen: tuple[str, ...]  # domains that no client trains on
+
+
+def build_evaluation_set(
+    source: Source, split: ReidSplit, stream_bytes: int | None = None
+) -> EvaluationSet:
+    """Read a scenario's test images once, or as often as they are needed.
+
+    Args:
+      stream_bytes: bytes that the images may take on a device; None takes them all.
+    """
+    parts = [part for test in split.tests.values() for part in test]
+    rows = np.concatenate(parts)
+    ends = np.cumsum([len(part) for part in parts])
+    places = iter(np.split(np.arange(len(rows)), ends[:-1]))
+    tests = {name: TestDomain(next(places), next(places)) for name in split.tests}
+    labels = source.labels[rows].astype(np.int32)
+    if stream_bytes is None:
+        table = Dataset.from_arrays(source.read(rows), labels)
+    else:
+        table = stream(lambda i: source.read(rows[i]), labels, memory=stream_bytes)
+    people = identity_labels(source, rows)
+    return EvaluationSet(table, people, tests, split.client_tests, split.unseen)
+
+
+class ReidEvaluator:
+    """Compiled once per network function.
+
+    Args:
+      images: what is judged on.
+      evaluating: how.
+      plain: what happens to an image before the network sees it; None scales its bytes
+        to [-1, 1].
+      seed: of the galleries that are drawn.
+
+    Raises:
+      ValueError: when no query of a domain has a match under these settings, or for
+        settings of re-ranking that do not fit its images.
+    """
+
+    def __init__(
+        self,
+        images: EvaluationSet,
+        mesh: Mesh,
+        evaluating: EvaluationConfig,
+        *,
+        plain: Augment | None = None,
+        seed: int = 0,
+    ):
+        if evaluating.single_digit_camera:
+            cameras = single_digit(images.people.cameras)
+            images = images._replace(people=images.people._replace(cameras=cameras))
+        self._images = images._replace(table=place_examples(images.table, mesh))
+        self._mesh, self._evaluating, self._compiled = mesh, evaluating, {}
+        plain = plain or normalize()
+        augment = compose(mirror(), plain) if evaluating.flip else plain
+        self._feed = Batching(evaluating.batch_size, augment)
+        self._key = jax.random.key(seed)
+        self._rerank = evaluating.rerank
+        if isinstance(self._rerank, bool):
+            self._rerank = {} if self._rerank else None
+        for name, test in images.tests.items():
+            self._check(name, test)
+
+    def _check(self, name, test):
+        if not count_matches(*self.people(name))[0].any():
+            raise ValueError(
+                f"the queries of {name} must include one with a match under "
+                f"config.evaluation, got none of {len(test.queries)}."
+            )
+        if self._rerank is not None:
+            number = len(test.queries) + len(test.gallery)
+            call("evaluation.rerank", check_reranking, self._rerank, number)
+
+    @property
+    def evaluators(self) -> dict[str, Evaluator]:
+        """Generic and personalized."""
+        in_rounds = self._evaluating.personalized_in_rounds
+        return {
+            "generic": Evaluator(self.generic),
+            "personalized": Evaluator(self.personalized, during_training=in_rounds),
+        }
+
+    def generic(self, networks: TrainedModels) -> Evaluation:
+        """The one network on every domain; nothing where there is none."""
+        if networks.variables is None:
+            return Evaluation()
+        found = self._on(networks.apply, networks.variables, self._images.tests)
+        return Evaluation(mean_over_domains(found, self._images.unseen))
+
+    def personalized(self, networks: TrainedModels) -> Evaluation:
+        """Every client's network on its own domains; nan for a client without one."""
+        scores, shared = [], None
+        if networks.client_variables is None:
+            shared = self._on(networks.apply, networks.variables, self._images.tests)
+        for client, own in enumerate(self._images.client_tests):
+            found = shared
+            if found is None and own:
+                variables = networks.client_variables(client)
+                found = self._on(networks.client_apply, variables, own)
+            scores.append(mean_result([found[name] for name in own]))
+        return retrieval_summary(scores)
+
+    def _on(
+        self, apply: Callable, variables: PyTree, names: Iterable[str]
+    ) -> dict[str, dict[str, float]]:
+        """Metrics of a network on each of some domains."""
+        return {name: self.test(apply, variables, name) for name in names}
+
+    def test(self, apply: Callable, variables: PyTree, name: str) -> dict[str, float]:
+        """Metrics of a network on one domain's test."""
+        evaluating, people = self._evaluating, self.people(name)
+        queries, gallery = self.features(apply, variables, name)
+        if self._rerank is None:
+            scores = cosines(queries, gallery)
+        else:
+            scores = k_reciprocal_rerank(
+                unit_length(queries), unit_length(gallery), **self._rerank
+            )
+        found = rank_gallery(
+            scores, *people, average_precision=evaluating.average_precision
+        )
+        if draws := evaluating.single_shot:
+            hits = first_hits(scores, *people, self._key, draws=draws)
+            found = found._replace(first_hit=hits)
+        return summary(found, ranks=evaluating.ranks, divide_by=evaluating.divide_by)
+
+    def people(self, name: str) -> tuple[IdentityLabels, IdentityLabels]:
+        """Who is on a domain's queries and in its gallery."""
+        identities, cameras = self._images.people
+        queries, gallery = self._images.tests[name]
+        of = lambda rows: IdentityLabels(identities[rows], cameras[rows])
+        return of(queries), of(gallery)
+
+    def features(
+        self, apply: Callable, variables: PyTree, name: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Features [Q, D] and [G, D] of a domain, with those of mirror images added."""
+        if apply not in self._compiled:
+            self._compiled[apply] = build_embed(apply, self._feed, self._mesh)
+        queries, gallery = self._images.tests[name]
+        rows = np.concatenate([queries, gallery]).astype(np.int32)
+        views = self._compiled[apply](variables, self._images.table, rows)
+        features = meshes.fetch(views)[: len(rows)].sum(axis=1)
+        return features[: len(queries)], features[len(queries) :]
+
+
+def mean_over_domains(
+    found: Mapping[str, Mapping[str, float]], unseen: tuple[str, ...]
+) -> dict[str, float]:
+    """Metrics of all domains as one mapping.
+
+    Of one domain they are its own. Of several there are means over those that clients
+    train on, "unseen_..." over the others, and "<domain>_..." of each.
+    """
+    if len(found) == 1:
+        return dict(next(iter(found.values())))
+    seen = [metrics for name, metrics in found.items() if name not in unseen]
+    others = [metrics for name, metrics in found.items() if name in unseen]
+    named = {f"unseen_{key}": value for key, value in mean_result(others).items()}
+    for name, metrics in found.items():
+        named |= {f"{name}_{key}": value for key, value in metrics.items()}
+    return {**mean_result(seen), **named}
+
+
+def mean_result(found: list[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric, empty for none."""
+    keys = found[0] if found else ()
+    return {key: float(np.mean([one[key] for one in found])) for key in keys}
+
+
+def retrieval_summary(scores: list[Mapping[str, float]]) -> Evaluation:
+    """Mean of each metric over clients, all of them, and the ends where they differ."""
+    keys = next((list(one) for one in scores if one), [])
+    per_client = {
+        key: np.array([one.get(key, np.nan) for one in scores]) for key in keys
+    }
+    metrics = {}
+    for key, values in per_client.items():
+        metrics[key] = float(np.nanmean(values))
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        if low < high:  # clients with one network and one test have one number
+            metrics |= {f"{key}_min": low, f"{key}_max": high}
+    return Evaluation(metrics, per_client)
+
+
+PERSONAL = ("epochs", "identities")
+
+
+def build_client_training(
+    settings: Mapping, model: Model
+) -> tuple[Algorithm, int, int]:
+    """(algorithm, epochs, identities of a batch or 0) of config.evaluation.local.
+
+    Args:
+      settings: those two, and keys of `local_of` and of `reid_loss`.
+
+    Raises:
+      ValueError: for an unknown key, a number out of its range, or several processes.
+    """
+    section = "evaluation.local"
+    if jax.process_count() > 1:  # each would have the rows of some clients only
+        raise ValueError(
+            f"config.{section} must be left out in a run of several processes, got "
+            f"{dict(settings)}."
+        )
+    settings = {"epochs": 1, "identities": 0, **settings}
+    epochs, identities = (settings.pop(key) for key in PERSONAL)
+    numbers = {"epochs": epochs, "identities": identities}
+    check_ranges(
+        f"config.{section}.", numbers, {"epochs": (1, 1e6), "identities": (0, math.inf)}
+    )
+    of_loss = {k: settings.pop(k) for k in keywords(reid_loss) if k in settings}
+    loss = call(section, reid_loss, of_loss, model)
+    local = call(section, local_of, settings, loss)
+    return build_finetuning(local), epochs, identities
+
+
+def cache_first_call(
+    personalized: Evaluator, num_clients: int, classifier: str
+) -> Evaluator:
+    """An evaluator of clients' networks that looks at one where all find alike.
+
+    Args:
+      classifier: the leaves that features do not depend on, a key of the params.
+    """
+
+    def body(variables):
+        params = {k: x for k, x in variables["params"].items() if k != classifier}
+        return jax.tree.leaves((params, variables["batch_stats"]))
+
+    def are_equal(networks: TrainedModels) -> bool:
+        shared = body(networks.variables)
+        return all(
+            np.array_equal(x, y)
+            for client in range(num_clients)
+            for x, y in zip(
+                shared, body(networks.client_variables(client)), strict=True
+            )
+        )
+
+    def evaluate(networks: TrainedModels) -> Evaluation:
+        is_known = (
+            networks.variables is not None and networks.client_variables is not None
+        )
+        if is_known and are_equal(networks):
+            networks = networks._replace(client_variables=None)
+        return personalized.evaluate(networks)
+
+    return personalized._replace(evaluate=evaluate)
+
+
+def local_models(
+    judge: ReidEvaluator, algorithm: Algorithm, *data, **options
+) -> Evaluator:
+    """The evaluator that judges clients' networks after training, in the end.
+
+    Args:
+      algorithm: of `build_finetuning`.
+      data, options: of the `build_simulation` that trains: feed, examples, population;
+      mesh,
+        local_epochs, lanes, seed.
+    """
+    kept = []
+
+    def after(networks: TrainedModels) -> TrainedModels:
+        if not kept:
+            kept.append(build_simulation(algorithm, *data, **options))
+        return finetune_clients(kept[0], networks)
+
+    def evaluate(networks: TrainedModels) -> Evaluation:
+        if networks.client_variables is None:  # central: no client's classifier
+            return Evaluation()
+        return judge.personalized(after(networks))
+
+    return Evaluator(evaluate, during_training=False)

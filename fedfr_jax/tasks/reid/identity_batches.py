@@ -1,0 +1,152 @@
+"""Batches of P identities with Q images each.
+
+Batches of P identities with Q images each, as batch-hard triplets need them.
+
+Hermans, Beyer, Leibe 2017, arXiv:1703.07737, section 2; the rule is that of torchreid's
+RandomIdentitySampler (Zhou and Xiang 2019, arXiv:1910.10093), that of Bag of Tricks
+too. Made on the host: which identities are left depends on all batches before.
+
+Batches of P identities with as many images each: the key `identities` of rows.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.algorithms.host_batches import with_host_batches
+from fedfr_jax.schema import check_ranges
+from fedfr_jax.tasks.reid.data import ReidSplit
+from fedfr_jax.types import Algorithm
+
+
+def one_pass(
+    labels: np.ndarray, rng: np.random.Generator, *, identities: int, images: int
+) -> Iterator[np.ndarray]:
+    """Batches [P * Q] of one pass, rows of `labels` [n]; how many there are is chance.
+
+    The images of an identity are shuffled and cut into groups of Q, whose rest is left
+    out; one that has fewer than Q gives a group drawn with replacement. While P
+    identities have groups left, P of them are drawn uniformly and give a group each.
+    """
+    groups = {}
+    for label in np.unique(labels):
+        own = np.flatnonzero(labels == label)
+        if len(own) < images:
+            groups[label] = [rng.choice(own, images)]
+        else:
+            own = rng.permutation(own)[: len(own) // images * images]
+            groups[label] = list(own.reshape(-1, images))
+    left = np.array([*groups])
+    while len(left) >= identities:
+        chosen = rng.choice(left, identities, replace=False)
+        yield np.concatenate([groups[label].pop() for label in chosen])
+        left = np.array([label for label in left if groups[label]])
+
+
+def identity_batches(
+    labels: np.ndarray,
+    rng: np.random.Generator,
+    *,
+    identities: int,
+    images: int,
+    count: int,
+) -> np.ndarray:
+    """The first `count` batches of pass after pass, [count, P * Q] int32 rows.
+
+    Args:
+      labels: [n] of at least P identities, see `check_identities`.
+      identities, images: P and Q.
+    """
+    batches = []
+    while len(batches) < count:
+        batches += one_pass(labels, rng, identities=identities, images=images)
+    rows = np.array(batches[:count], np.int32)
+    return rows.reshape(count, identities * images)
+
+
+def check_identities(
+    what: str, labels: np.ndarray, *, identities: int, images: int
+) -> None:
+    """Raise ValueError unless batches of P identities and Q images can be made.
+
+    Args:
+      what: whose `labels` [n] they are, such as "client 3".
+    """
+    numbers = {"identities": identities, "images": images}
+    check_ranges("", numbers, {"identities": (2, np.inf), "images": (1, np.inf)})
+    number = len(np.unique(labels))
+    if number < identities:
+        raise ValueError(
+            f"{what} must have at least the {identities} identities of a batch, got "
+            f"{number}."
+        )
+
+
+def images_per_identity(batch_size: int, identities: int) -> int:
+    """Q of a batch of so many identities.
+
+    Raises:
+      ValueError: when the identities do not divide the batch.
+    """
+    is_number = isinstance(identities, int) and identities > 0
+    if not is_number or batch_size % identities:
+        raise ValueError(
+            f"identities must be a number that divides the batch of {batch_size}, got "
+            f"{identities!r}."
+        )
+    return batch_size // identities
+
+
+def with_identity_batches(
+    algorithm: Algorithm,
+    split: ReidSplit,
+    feed: Batching,
+    *,
+    identities: int,
+    epochs: int,
+    seed: int,
+) -> Algorithm:
+    """`algorithm` whose clients' batches are balanced over identities.
+
+    An epoch has as many batches as any epoch of the feed, of pass after pass.
+
+    Args:
+      epochs: most local epochs of a round.
+
+    Raises:
+      ValueError: naming the client, for one with fewer identities than a batch.
+    """
+    images = images_per_identity(feed.batch_size, identities)
+    of_client = np.split(split.labels, split.offsets[1:-1])
+    for name, labels in zip(split.client_names, of_client, strict=True):
+        check_identities(name, labels, identities=identities, images=images)
+    most = int(np.diff(split.offsets).max())
+    count = max(int(feed.steps_per_epoch(most)) * epochs, 1)
+
+    def order(client, round):
+        rng = np.random.default_rng((seed, client, round))
+        given = {"identities": identities, "images": images, "count": count}
+        return identity_batches(of_client[client], rng, **given)
+
+    return with_host_batches(algorithm, order)
+
+
+def identity_order(labels: np.ndarray, batch_size: int, identities: int) -> Callable:
+    """`CentralTrainer.order` of balanced batches.
+
+    On several devices a triplet is of the rows of one device, whose part of the batch
+    is of whole groups where it is a multiple of Q.
+
+    Args:
+      labels: [n] of all training images.
+    """
+    images = images_per_identity(batch_size, identities)
+    check_identities("the data", labels, identities=identities, images=images)
+    given = {"identities": identities, "images": images}
+
+    def order(word, steps):
+        rng = np.random.default_rng(word)
+        return identity_batches(labels, rng, count=steps, **given)
+
+    return order

@@ -1,0 +1,107 @@
+"""Public images of re-identification, for distillation and clustering.
+
+They show people whom no client trains on: a share of the training identities that is
+kept back, or a source of its own. Their labels are never looked at.
+"""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.sources import keep_rows, stored
+from fedfr_jax.federated.algorithms.public_data import PublicImages
+from fedfr_jax.schema import AT_ONCE, call, check_ranges
+from fedfr_jax.tasks.data import open_data
+from fedfr_jax.tasks.reid.data import check_source
+from fedfr_jax.types import TRAIN, Source
+
+
+class PublicDataConfig(NamedTuple):
+    """Keys of config.partition.public, of which `share` or `source` is given."""
+
+    share: float = 0.0  # of the people to train on, who are taken from the clients
+    source: Mapping = MappingProxyType({})  # as config.data: all of its images
+    most: int = 0  # images at most, drawn at random; 0 takes all
+    batch_size: int = 32
+    seed: int = 0
+
+
+def build_public_data(
+    settings: Mapping, source: Source
+) -> tuple[Source, Source | None]:
+    """(the source whose other images clients hold, that of the public images).
+
+    None without `settings`.
+
+    Raises:
+      ValueError: for both a share and a source, or neither; images of another shape; or
+        no image.
+    """
+    check_source(source)
+    if not settings:
+        return source, None
+    public = call("partition.public", PublicDataConfig, settings)
+    bounds = {"share": (0, 0.9), "most": (0, math.inf), "batch_size": (2, AT_ONCE[1])}
+    check_ranges("config.partition.public.", public._asdict(), bounds)
+    if bool(public.share) == bool(public.source):
+        raise ValueError(
+            "config.partition.public must have a share or a source, got "
+            f"{'both' if public.share else 'neither'}."
+        )
+    rng, given = np.random.default_rng(public.seed), source
+    if public.share:
+        source, rows = held_back(source, public.share, rng)
+    else:
+        given = open_data(public.source)
+        both = filter(None, (source.passed_over, given.passed_over))
+        source = source._replace(passed_over="\n".join(both))
+        rows = np.arange(len(given.labels))
+    if given.image_shape != source.image_shape or not len(rows):
+        raise ValueError(
+            f"config.partition.public must give images {source.image_shape}, got "
+            f"{len(rows)} of {given.image_shape}."
+        )
+    if 0 < public.most < len(rows):
+        rows = np.sort(rng.choice(rows, public.most, replace=False))
+    return source, keep_rows(given, rows)
+
+
+def held_back(
+    source: Source, share: float, rng: np.random.Generator
+) -> tuple[Source, np.ndarray]:
+    """(source without some people to train on, rows of theirs)."""
+    people = np.unique(source.labels[source.roles == TRAIN])
+    chosen = rng.choice(people, math.ceil(share * len(people)), replace=False)
+    is_public = (source.roles == TRAIN) & np.isin(source.labels, chosen)
+    is_kept = ~is_public
+    rows = np.flatnonzero(is_kept)
+    kept = source._replace(
+        read=lambda of: source.read(rows[of]),
+        labels=source.labels[rows],
+        cameras=source.cameras[rows],
+        roles=source.roles[rows],
+        preprocessing=source.preprocessing,
+        stored=stored.select_rows(source.stored, rows),
+    )
+    return kept, np.flatnonzero(is_public)
+
+
+def build_public_images(
+    settings: Mapping, source: Source | None, feed: Batching
+) -> dict:
+    """{"shared": Shared} for the factories of algorithms, {} without a source.
+
+    Args:
+      feed: of the clients, whose augmentation is the shared images' too.
+    """
+    if source is None:
+        return {}
+    public, images = (
+        PublicDataConfig(**settings),
+        source.read(np.arange(len(source.labels))),
+    )
+    return {"shared": PublicImages(images, feed._replace(batch_size=public.batch_size))}

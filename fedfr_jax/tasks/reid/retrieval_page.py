@@ -1,0 +1,151 @@
+"""Retrieval pages: queries and their nearest images."""
+
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from fedfr_jax.evaluation.retrieval import (
+    IdentityLabels,
+    best_rank,
+    cosines,
+    count_matches,
+    rank_gallery,
+)
+from fedfr_jax.tasks.reid.evaluator import EvaluationSet, ReidEvaluator
+from fedfr_jax.types import Evaluation, Evaluator, TrainedModels
+
+NUM_SHOWN = 10  # gallery images beside a query
+RIGHT, WRONG, PLAIN = (0, 140, 60), (205, 30, 30), (120, 120, 120)  # of frames
+PAPER, INK = (255, 255, 255), (30, 30, 30)
+FRAME, GAP, LINE = 4, 10, 15  # pixels: of a frame, between cells, of a line of text
+LEAST_HEIGHT, LEAST_WIDTH = 128, 64  # to which smaller pictures are enlarged; a column
+
+
+class Cell(NamedTuple):
+    """A picture of the page."""
+
+    image: np.ndarray  # uint8 [H, W, 3]
+    color: tuple[int, int, int]  # of its frame
+    lines: tuple[str, ...]  # below it
+
+
+def retrieval_sheets(
+    judge: ReidEvaluator, images: EvaluationSet, names: tuple[str, ...], count: int
+):
+    """The evaluator that draws a page of `count` queries of every domain in the end.
+
+    The queries are spread evenly over those with a match. They are looked for by the
+    one network, or where there is none by that of the first client who trains on the
+    domain.
+
+    Args:
+      images: what `judge` was made of.
+      names: of the identities.
+    """
+
+    def evaluate(networks: TrainedModels) -> Evaluation:
+        pages = {}
+        for domain in images.tests:
+            apply, variables = networks.apply, networks.variables
+            if variables is None:
+                apply = networks.client_apply
+                variables = networks.client_variables(_client_of(images, domain))
+            features = judge.features(apply, variables, domain)
+            people = judge.people(domain)
+            rows = results(*features, *people, count=count)
+            pages[domain] = draw_page(
+                [result_cells(row, images, domain, names) for row in rows]
+            )
+        return Evaluation(images=pages)
+
+    return Evaluator(evaluate, during_training=False)
+
+
+def _client_of(images, domain):
+    """The first client who trains on a domain; the first of all where nobody does."""
+    return next((k for k, own in enumerate(images.client_tests) if domain in own), 0)
+
+
+class Result(NamedTuple):
+    """What was found for one query."""
+
+    query: int  # row of the queries
+    nearest: np.ndarray  # [n] rows of the gallery, best first, without junk
+    is_right: np.ndarray  # [n] bool
+    first_hit: int  # images ahead of the first match
+
+
+def results(
+    queries: np.ndarray,
+    gallery: np.ndarray,
+    people: IdentityLabels,
+    gallery_people: IdentityLabels,
+    *,
+    count: int,
+) -> list[Result]:
+    """The nearest of `count` queries, by features [Q, D] and [G, D]."""
+    valid = np.flatnonzero(count_matches(people, gallery_people)[0])
+    chosen = valid[np.unique(np.linspace(0, len(valid) - 1, count).astype(int))]
+    of_chosen = IdentityLabels(people.identities[chosen], people.cameras[chosen])
+    scores = cosines(queries[chosen], gallery)
+    hits = rank_gallery(scores, of_chosen, gallery_people).first_hit
+    found = []
+    for place, query in enumerate(chosen):
+        one = IdentityLabels(*(values[place : place + 1] for values in of_chosen))
+        score = np.asarray(scores(np.array([place])))[0]
+        nearest = best_rank(score, one, gallery_people, NUM_SHOWN)
+        is_right = gallery_people.identities[nearest] == one.identities
+        found.append(Result(int(query), nearest, is_right, int(hits[place])))
+    return found
+
+
+def result_cells(
+    result: Result, images: EvaluationSet, domain: str, names: tuple[str, ...]
+) -> list[Cell]:
+    """A row of the page: the query and what was found for it."""
+    queries, gallery = images.tests[domain]
+    rows = np.array([queries[result.query], *gallery[result.nearest]])
+    pixels = images.table.take(rows).images
+    who = [names[label].rpartition("/")[2] for label in images.people.identities[rows]]
+    lines = [
+        (name, f"camera {camera}")
+        for name, camera in zip(who, images.people.cameras[rows], strict=True)
+    ]
+    lines[0] += (f"first match: {result.first_hit + 1}",)
+    colors = [PLAIN, *(RIGHT if is_right else WRONG for is_right in result.is_right)]
+    return [Cell(*of) for of in zip(pixels, colors, lines, strict=True)]
+
+
+def draw_page(rows: list[list[Cell]]) -> np.ndarray:
+    """Rows of cells on white paper, uint8 [height, width, 3]; the first cell apart."""
+    sides = rows[0][0].image.shape[:2]
+    scale = max(1, -(-LEAST_HEIGHT // sides[0]))
+    height, width = (scale * side for side in sides)
+    across = max(width, LEAST_WIDTH) + 2 * FRAME + GAP
+    down = height + 2 * FRAME + 3 * LINE + GAP
+    top, left = LINE + 2 * GAP, across + 3 * GAP
+    num_columns = max(len(row) for row in rows) - 1
+    size = (left + num_columns * across, top + len(rows) * down)
+    paper = Image.new("RGB", size, PAPER)
+    _write(paper, GAP, GAP, "query")
+    _write(paper, left, GAP, "most alike, junk left out: green = right, red = wrong")
+    for i, (query, *found) in enumerate(rows):
+        _draw(paper, query, GAP, top + i * down, (width, height))
+        for j, cell in enumerate(found):
+            _draw(paper, cell, left + j * across, top + i * down, (width, height))
+    return np.asarray(paper)
+
+
+def _draw(paper: Image.Image, cell: Cell, x: int, y: int, size: tuple[int, int]):
+    """A picture of `size` (width, height) in its frame, and its lines below."""
+    width, height = (side + 2 * FRAME for side in size)
+    paper.paste(cell.color, (x, y, x + width, y + height))
+    picture = Image.fromarray(np.ascontiguousarray(cell.image)).resize(size)
+    paper.paste(picture, (x + FRAME, y + FRAME))
+    for number, line in enumerate(cell.lines):
+        _write(paper, x, y + height + 2 + number * LINE, line)
+
+
+def _write(paper: Image.Image, x: int, y: int, text: str):
+    ImageDraw.Draw(paper).text((x, y), text, INK, ImageFont.load_default(12))
