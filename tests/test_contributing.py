@@ -58,7 +58,7 @@ def test_an_algorithm_of_the_library_costs_the_lines_that_the_table_names(
     bounded = importlib.import_module("my_algorithm").bounded
     monkeypatch.setitem(ALGORITHMS, "bounded", bounded)
     monkeypatch.setitem(ff._PLACES, "bounded", "my_algorithm")
-    name, line = re.search(r'`"(\w+)": (SweepMember\(.*\)),`', TEXT).groups()
+    name, line = re.search(r'`"(\w+)": (Member\(.*\)),`', TEXT).groups()
     monkeypatch.setitem(contract.MEMBERS, name, eval(line, vars(contract)))
     contract.test_every_algorithm_is_under_contract()
     by_value.test_every_default_has_the_value_of_its_paper_or_of_the_released_code()

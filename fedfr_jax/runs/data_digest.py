@@ -51,7 +51,7 @@ def digest_of(used: DataUsage) -> Digest:
     use, client, number = place[:, rows]
     sizes, checksums = stored.facts(rows)
     return Digest(
-        names=_each_once([stored.class_names[row] for row in rows]),
+        names=_each_once([stored.names[row] for row in rows]),
         identities=np.array(source.names, str)[source.labels[rows]],
         sizes=sizes,
         checksums=checksums,

@@ -86,8 +86,8 @@ def select_rows(stored: StoredImages | None, rows: np.ndarray) -> StoredImages |
     """Those of `rows` [n], which keep their names."""
     if stored is None:
         return None
-    names = [stored.class_names[row] for row in rows]
-    return stored._replace(class_names=names, facts=lambda own: stored.facts(rows[own]))
+    names = [stored.names[row] for row in rows]
+    return stored._replace(names=names, facts=lambda own: stored.facts(rows[own]))
 
 
 def concat(parts: dict[str, Source]) -> StoredImages:
