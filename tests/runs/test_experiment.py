@@ -106,7 +106,7 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
     tried = [(name, 2, lanes) for name in ("auto", "im2col") for lanes in (1, 2)]
     fewer = [("im2col", 1, lanes) for lanes in (2, 4)]
     assert asked == [*tried, *fewer]
-    assert adapting == [other.last_round] * 2 + [plain.last_round]
+    assert adapting == [other.final_adaptation] * 2 + [plain.final_adaptation]
     line = "lanes: 4, implementation: im2col, devices: 1 "
     assert capsys.readouterr().out.count(f"{line}(measured") == 2
     kept = json.loads((tmp_path / "a" / "lanes.json").read_text())

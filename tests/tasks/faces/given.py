@@ -82,7 +82,7 @@ def experiment_of(
 def method_of(
     model: Model, *, num_classes: int, num_clients: int = 0, **options
 ) -> SimpleNamespace:
-    """The parts of a method of faces: algorithm, start(backbone, phi), ..."""
+    """The parts of a method of faces: algorithm, init_variables(backbone, phi), ..."""
     counts = {"num_classes": num_classes, "num_clients": num_clients}
     method = face_method("methods.row", options, model, **counts)
     trainer = method.trainer
@@ -93,10 +93,10 @@ def method_of(
 
     return SimpleNamespace(
         algorithm=trainer.algorithm,
-        start=start,
+        init_variables=start,
         embed=trainer.apply,
         generic=trainer.global_model,
-        last_round=trainer.final_adaptation,
+        final_adaptation=trainer.final_adaptation,
         init_fc=method.init_fc,
         trainer=trainer,
     )
