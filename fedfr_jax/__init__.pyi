@@ -59,7 +59,7 @@ from fedfr_jax.federated.algorithms.scaffold import scaffold as scaffold
 from fedfr_jax.federated.local import build_local_training as build_local_training
 from fedfr_jax.federated.local import sgd as sgd
 from fedfr_jax.federated.local import step_decay as step_decay
-from fedfr_jax.loading import load as load
+from fedfr_jax.loading import load_model as load_model
 from fedfr_jax.losses import LOSSES as LOSSES
 from fedfr_jax.losses import masked_mean as masked_mean
 from fedfr_jax.losses import register_loss as register_loss

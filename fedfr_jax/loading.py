@@ -64,7 +64,7 @@ SOURCES = ("data", "partition")
 REFERENCE = "representation"  # of config.evaluation, which may name another run
 
 
-def load(
+def load_model(
     path: str | os.PathLike,
     *,
     method: str | None = None,

@@ -63,9 +63,9 @@ def load_weights(values: argparse.Namespace, command: str):
             f"{command}: --network must name a work folder or a file, got none."
         )
     check_files(values)
-    from fedfr_jax.loading import load
+    from fedfr_jax.loading import load_model
 
-    return load(
+    return load_model(
         values.network,
         method=values.method,
         client=values.client,
