@@ -112,7 +112,7 @@ def load_model(
 def client_network(
     workdir: pathlib.Path, method: str | None, client: int, changed: str | None
 ) -> TrainedModel:
-    """A client's network at the end of a stage, see `load`."""
+    """A client's network at the end of a stage, see `load_model`."""
     if not (workdir / CONFIG).is_file():
         raise ValueError(f"{workdir} must hold a trained run, got no {CONFIG}.")
     with lock_to_read(workdir):
