@@ -84,7 +84,8 @@ def scaling(factors: Mapping[str, float]) -> optax.GradientTransformation:
     """
 
     def init(params):
-        for pattern in factors:
+        # Without leaves in `optax.tree_utils.tree_map_params`, which asks for a layout.
+        for pattern in factors if jax.tree.leaves(params) else ():
             matching(pattern)(params)
         return optax.EmptyState()
 
